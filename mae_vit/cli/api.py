@@ -47,6 +47,10 @@ class Run:
         """Takes a path given as text, too."""
         object.__setattr__(self, "path", expand_path(self.path))
 
+    def __fspath__(self) -> str:
+        """Its folder, so that it stands wherever a path does."""
+        return str(self.path)
+
     @property
     def summary(self) -> dict[str, Any]:
         """What came of it: status, steps, loss, accuracies (`summary.json`); empty for a comparison."""
@@ -76,7 +80,7 @@ class Run:
             InputError: if the folder is not there.
         """
         if not self.path.is_dir():
-            hint = closest_path(self.path)
+            hint = f"give {self.path.parent}" if self.path.is_file() else closest_path(self.path)
             raise InputError(f"no run folder {self.path}{f': {hint}' if hint else ''}")
         return self.path / name
 
@@ -137,7 +141,7 @@ def pretrain(
 
 @_named
 def finetune(
-    ckpt: str | os.PathLike[str] | Run | None = None,
+    ckpt: str | os.PathLike[str] | None = None,
     config: Config | None = None,
     changes: Changes | None = None,
     *,
@@ -161,7 +165,9 @@ def finetune(
     """
     from mae_vit.finetuning import job
 
-    weights = None if ckpt is None else expand_text(os.fspath(ckpt.path if isinstance(ckpt, Run) else ckpt))
+    if not isinstance(ckpt, str | os.PathLike | None):
+        raise InputError(f"ckpt: give a run, its folder, a file or a name, not {type(ckpt).__name__}")
+    weights = None if ckpt is None else expand_text(os.fspath(ckpt))
     return _train(job.finetune, config, changes, ckpt=weights, resume=resume, extend=extend)
 
 
@@ -242,6 +248,8 @@ def _source(config: Config) -> ConfigSource:
 
 
 def _overrides(changes: Changes | None) -> list[str]:
+    if not isinstance(changes, Mapping | None):
+        raise InputError(f'changes: give a mapping, as {{"train.steps": 30}}, not {type(changes).__name__}')
     return [f"{key}={_plain(value, key)}" for key, value in (changes or {}).items()]
 
 
@@ -257,6 +265,8 @@ def _plain(value: Any, key: str) -> str:
             return os.fspath(other)
         if isinstance(other, Mapping):
             return dict(other)
+        if getattr(other, "ndim", None) == 0:  # a number of NumPy or torch
+            return other.item()
         raise TypeError(
             f"a value of type {type(other).__name__} is none of text, numbers, lists and mappings"
         )

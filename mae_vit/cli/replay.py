@@ -6,7 +6,7 @@ import argparse
 
 from mae_vit.config.command_line import OneLineParser, as_path
 from mae_vit.core.errors import InputError
-from mae_vit.core.messages import count_of
+from mae_vit.core.messages import count_of, error_reason
 
 
 def add_replay(commands: argparse._SubParsersAction[OneLineParser]) -> None:
@@ -38,7 +38,10 @@ def _replay(arguments: argparse.Namespace) -> int:
     record = replay(arguments.path, step=arguments.step, of_data=arguments.data_step, rank=arguments.rank)
     name = f"step-{arguments.step:08d}" if arguments.step else f"data-step-{arguments.data_step:08d}"
     path = arguments.out or arguments.path / "replay" / f"{name}-rank-{arguments.rank}.png"
-    picture, names = write_replay(record, path, images=arguments.images)
+    try:
+        picture, names = write_replay(record, path, images=arguments.images)
+    except OSError as error:
+        raise InputError(f"{path} cannot be written: {error_reason(error)}; give --out FILE.png") from None
     drawn = min(arguments.images, len(record.samples))
     weights = "fresh weights" if record.weights_step is None else f"the weights of step {record.weights_step}"
     print(f"{arguments.path}: epoch {record.epoch}, step {record.data_step} of the data order")

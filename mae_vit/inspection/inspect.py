@@ -93,7 +93,7 @@ def inspect(
         (partial / _CONTENTS).write_text(json.dumps({"inspection": contents}), encoding="utf-8")
         replace_folder(partial, out)
     except OSError as error:
-        raise InputError(f"{out} cannot be written: {error_reason(error)}") from None
+        raise InputError(f"{out} cannot be written: {error_reason(error)}; give --out DIR") from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return out / INDEX

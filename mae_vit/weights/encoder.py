@@ -5,10 +5,10 @@ Shapes: B batch, C channels, H W pixels, D width.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -131,7 +131,7 @@ class PretrainedEncoder(ViTFeatures):
 
 
 def load_encoder(
-    start: str | Path, *, img_size: int | Sequence[int] | None = None, pool: Pool | None = None
+    start: str | os.PathLike[str], *, img_size: int | Sequence[int] | None = None, pool: Pool | None = None
 ) -> FeatureEncoder:
     """Loads an encoder, ours or one of others; what is assumed of it goes to stderr.
 
@@ -145,21 +145,22 @@ def load_encoder(
         InputError: if there are no weights, or they do not fit.
         FetchUnavailable: if the Hub cannot be reached.
     """
-    if not is_frozen(str(start)):
+    start = os.fspath(start)
+    if not is_frozen(start):
         encoder = load_vit(start, img_size=img_size, pool=pool)
-        for note in encoder.notes(str(start)):
+        for note in encoder.notes(start):
             print(note, file=sys.stderr)
         return encoder
     if pool is not None:
         raise InputError(f'pool="{pool}" has no effect on {start}: it pools as timm says that it was trained')
-    foreign = read_foreign(str(start))
+    foreign = read_foreign(start)
     return open_foreign(
         foreign, foreign.images if img_size is None else replace(foreign.images, img_size=_sides(img_size))
     )
 
 
 def load_vit(
-    start: str | Path, *, img_size: int | Sequence[int] | None = None, pool: Pool | None = None
+    start: str | os.PathLike[str], *, img_size: int | Sequence[int] | None = None, pool: Pool | None = None
 ) -> PretrainedEncoder:
     """Loads a Vision Transformer of ours.
 
@@ -175,7 +176,7 @@ def load_vit(
         InputError: if there are no weights, or they are of no Vision Transformer that we support.
         FetchUnavailable: if the Hub cannot be reached.
     """
-    return encoder_from_weights(read_weights(expand_text(str(start))), img_size=img_size, pool=pool)
+    return encoder_from_weights(read_weights(expand_text(os.fspath(start))), img_size=img_size, pool=pool)
 
 
 def encoder_from_weights(
@@ -244,7 +245,8 @@ def info_from_weights(start: Weights) -> EncoderInfo:
     if (path / STATE).is_file():  # one of our checkpoints; a finished run leaves its encoder two folders up
         info = replace(info, step=step_of(path))
         beside = read_info(path.parents[1] / "encoder.safetensors")
-        known = beside if beside is not None and beside.step == info.step else None
+        same = beside is not None and (beside.step, beside.objective) == (info.step, info.objective)
+        known = beside if same else None
     return info if known is None else replace(info, **{name: getattr(known, name) for name in history})
 
 

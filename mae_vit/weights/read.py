@@ -5,7 +5,7 @@ No file can execute code (`mae_vit.weights.containers`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -26,6 +26,7 @@ from mae_vit.models.geometry import Geometry, geometry_from, geometry_of
 from mae_vit.models.sizes import SIZES, TIMM_PREFIX, Pool
 from mae_vit.training.checkpoints.format import (
     LABELS_SEEN,
+    STATE,
     BrokenCheckpoint,
     as_broken,
     read_description,
@@ -51,6 +52,8 @@ from mae_vit.weights.unwrap import find_network, named_tensors
 
 # What a repository of the Hub may hold: what `mae-vit export` writes. Others' files by timm's names fit too.
 _HUB_FILES = ("encoder.safetensors", "model.safetensors")
+# The parts of a checkpoint of ours that are weights; others are of the optimizer.
+_WEIGHTS = ("parameters", "average", "best")
 _TIMM_FILES = ("model.safetensors", "pytorch_model.bin")
 
 
@@ -98,9 +101,7 @@ def _read_run(folder: Path) -> Weights:
         raise InputError(f"start {folder} cannot be used: {error}{instead}") from None
     if found is not None:
         if step_of(Path(found.source)) == 0:
-            raise InputError(
-                f"start {folder} has not been trained yet: its only checkpoint is that of step 0"
-            )
+            raise InputError(f"start {folder} {_why_untrained(folder, broken)}")
         so_far = describe_unfinished(folder, step_of(Path(found.source)))
         return replace(found, passed_over=tuple(map(str, broken)), unfinished=so_far)
     for name in ("encoder.safetensors", "pytorch_model.bin"):
@@ -108,9 +109,28 @@ def _read_run(folder: Path) -> Weights:
             return _read_file(folder / name)
     if (file := file_in(folder)) is not None:
         return _read_file(file)
+    around = f": give {run}" if (run := _run_around(folder)) else ""
     raise InputError(
-        f"start {folder} is no run folder: it has neither checkpoints nor an encoder.safetensors"
+        f"start {folder} is no run folder, it has neither checkpoints nor an encoder.safetensors{around}"
     )
+
+
+def _run_around(path: Path) -> Path | None:
+    """The run that a part of its checkpoints is of; None if there is none."""
+    return next((run for run in path.absolute().parents if (run / "checkpoints").is_dir()), None)
+
+
+def _why_untrained(folder: Path, broken: Sequence[BrokenCheckpoint]) -> str:
+    """Says why the newest whole checkpoint of a run is that of step 0."""
+    exported = folder / "encoder.safetensors"
+    instead = f"; {exported} is there as well" if exported.exists() else ""
+    if broken:
+        return f"has one whole checkpoint alone, of step 0: {broken[0]}{instead}"
+    with suppress(OSError, UnicodeDecodeError):
+        newest = (folder / "checkpoints" / "latest").read_text(encoding="utf-8").strip()
+        if not (folder / "checkpoints" / newest).exists():
+            return f"lacks its checkpoint {newest}: copy the folder again{instead}"
+    return "has not been trained yet: its only checkpoint is that of step 0"
 
 
 def _measured_part(described: Mapping[str, Any]) -> str:
@@ -178,6 +198,8 @@ def _geometry_of(identity: dict[str, Any], source: str) -> Geometry:
 
 def _read_file(path: Path, network: str | None = None) -> Weights:
     """The encoder in a file of ours or of others, in whatever container and under whatever names."""
+    if (path.parent / STATE).is_file() and path.stem not in _WEIGHTS:
+        raise InputError(f"{path} is a part of a checkpoint, and holds no weights: give {_run_around(path)}")
     metadata, content = read_content(path)
     if metadata.get("network"):
         raise InputError(f"start {path} is {metadata['network']}: it has no Vision Transformer to begin from")

@@ -5,7 +5,7 @@ Shapes: B batch, C channels, H W pixels, K classes.
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
 from typing import Any
 
 import torch
@@ -79,7 +79,7 @@ class ImageClassifier(FeatureEncoder):
         super().place(device)
 
 
-def load_classifier(run: str | Path) -> ImageClassifier:
+def load_classifier(run: str | os.PathLike[str]) -> ImageClassifier:
     """Loads the classifier of a fine-tuning run.
 
     Args:
@@ -88,4 +88,5 @@ def load_classifier(run: str | Path) -> ImageClassifier:
     Raises:
         InputError: if there is none.
     """
-    return ImageClassifier(read_classifier(expand_path(run), str(run)), str(run))
+    name = os.fspath(run)
+    return ImageClassifier(read_classifier(expand_path(name), name), name)

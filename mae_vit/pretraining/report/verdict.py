@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from shlex import quote
 from statistics import fmean
 from typing import Any
 
@@ -140,12 +141,12 @@ def _next(record: RunRecord, learned: bool | None, falling: bool | None) -> list
         value = numbers([train.get(key)])
         longer = f"train.{key}={2 * value[0]:.15g}" if value else "a larger train.epochs"
         return [f"Next: train longer, in a folder of its own ({longer} run.name=longer)."]
+    run = quote(str(record.path))
     if learned is None:
         return [
-            f"Next: compare it with random weights on labeled images (`mae-vit finetune --ckpt {record.path} "
+            f"Next: compare it with random weights on labeled images (`mae-vit finetune --ckpt {run} "
             "finetune.mode=knn`)."
         ]
-    run = record.path
     return [f"Next: use it (`mae-vit finetune --ckpt {run}`), look into it (`mae-vit inspect --ckpt {run}`)."]
 
 

@@ -120,7 +120,7 @@ def write_export(
                 fsync_path(path)
         replace_folder(partial, out)
     except OSError as error:
-        raise InputError(f"cannot write {out}: {error_reason(error)}") from None
+        raise InputError(f"cannot write {out}: {error_reason(error)}; give --out DIR") from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     files = sorted(

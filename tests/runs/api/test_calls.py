@@ -17,6 +17,7 @@ from helpers.commands import ROOT, SMALL_PRETRAIN, lines_of
 from safetensors.torch import load_file
 
 import mae_vit
+from mae_vit.cli.api import _overrides
 from mae_vit.pretraining.command import main
 
 CHANGES = dict(word.split("=") for word in SMALL_PRETRAIN)
@@ -207,6 +208,23 @@ def test_a_run_is_named_by_text_too_and_a_misspelled_one_is_no_empty_run(command
     for name in ("summary", "metrics", "rows"):
         with pytest.raises(mae_vit.InputError, match=f"no run folder {commanded}s: did you mean"):
             getattr(misspelled, name)
+    with pytest.raises(mae_vit.InputError, match=f"config.yaml: give {commanded}$"):
+        mae_vit.Run(commanded / "config.yaml").summary  # noqa: B018
+
+
+def test_a_run_and_numbers_of_numpy_stand_where_paths_and_numbers_do(commanded, changes):
+    run = mae_vit.Run(commanded)
+    assert mae_vit.load_encoder(run).info.step == run.summary["steps"]
+    with pytest.raises(mae_vit.InputError, match="a run of pretraining has no classes"):
+        mae_vit.load_classifier(run)
+    with pytest.raises(
+        mae_vit.InputError, match="ckpt: give a run, its folder, a file or a name, not Pretrained"
+    ):
+        mae_vit.finetune(mae_vit.load_encoder(run))
+    with pytest.raises(mae_vit.InputError, match=r"changes: give a mapping, as .*, not list"):
+        mae_vit.pretrain("mae_digits", ["train.steps=2"])
+    for number in (np.int64(2), torch.tensor(2)):
+        assert _overrides({"train.steps": number}) == ["train.steps=2"]
 
 
 def test_fine_tuning_takes_a_run_and_few_shots_too(commanded, tmp_path):
