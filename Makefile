@@ -38,7 +38,7 @@ demo: setup data/digits/dataset.json
 
 # Of whole runs one: the losses of 20 steps are those recorded.
 test: setup
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m $(FAST) tests/unit tests/repo tests/golden
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m $(FAST) tests/unit tests/repo tests/golden tests/slurm
 
 test-runs: setup
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m $(FAST) tests/runs tests/distributed

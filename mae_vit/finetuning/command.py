@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from mae_vit.config.command_line import parse_arguments
 from mae_vit.config.keys import describe_keys
 from mae_vit.config.load import ConfigSource, load_config
 from mae_vit.config.presets import as_installed
+from mae_vit.core.errors import InputError
 from mae_vit.finetuning.config.schema import HIDDEN_KEYS, FinetuneConfig
 from mae_vit.runtime.failures import run_to_exit_code
 
@@ -36,7 +38,7 @@ def main(argv: Sequence[str] | None = None, *, prog: str | None = None) -> int:
             examples=as_installed(EXAMPLES) if prog else EXAMPLES,
             takes_ckpt=True,
         )
-        if arguments.ckpt is None and arguments.config is not None:
+        if arguments.ckpt is None and isinstance(arguments.config, Path) and arguments.config.is_file():
             # A mistake in it is known at once; what follows takes seconds to import.
             check_without_weights(arguments.config, arguments.overrides, arguments.overrides_from)
         from mae_vit.finetuning.job import finetune
@@ -48,15 +50,23 @@ def main(argv: Sequence[str] | None = None, *, prog: str | None = None) -> int:
 
 
 def check_without_weights(source: ConfigSource, overrides: Sequence[str], overrides_from: str) -> None:
-    """Checks a config that begins from scratch, as far as it does not depend on data.
+    """Checks a config that begins from scratch, as far as it does not depend on data. Others are left alone.
 
     Raises:
         InputError: for whatever does not fit.
     """
+    begins_from_weights = False
 
     def amend(raw: dict[str, Any]) -> None:
+        nonlocal begins_from_weights
+        section = raw.get("finetune")
+        begins_from_weights = isinstance(section, dict) and section.get("start") is not None
         raw.pop("with_start", None)
         if isinstance(run := raw.setdefault("run", {}), dict):
             run.setdefault("name", "finetune")
 
-    load_config(FinetuneConfig, source, overrides, amend=amend, overrides_from=overrides_from)
+    try:
+        load_config(FinetuneConfig, source, overrides, amend=amend, overrides_from=overrides_from)
+    except InputError:
+        if not begins_from_weights:
+            raise

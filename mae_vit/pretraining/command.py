@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from mae_vit.config.command_line import parse_arguments
 from mae_vit.config.keys import describe_keys
@@ -36,14 +37,9 @@ def main(argv: Sequence[str] | None = None, *, prog: str | None = None) -> int:
             keys=describe_keys(PretrainConfig),
             examples=as_installed(EXAMPLES) if prog else EXAMPLES,
         )
-        assert arguments.config is not None
-        # A mistake in it is known at once; what follows takes seconds to import.
-        load_config(
-            PretrainConfig,
-            arguments.config,
-            arguments.overrides,
-            overrides_from=arguments.overrides_from,
-        )
+        # A mistake in it is known at once; what follows takes seconds to import. A pipe is read once alone.
+        if isinstance(arguments.config, Path) and arguments.config.is_file():
+            load_config(PretrainConfig, arguments.config, arguments.overrides)
         from mae_vit.pretraining.job import check, pretrain
 
         if arguments.dry_run:

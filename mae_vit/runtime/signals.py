@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from multiprocessing import resource_tracker
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -66,7 +67,9 @@ def handling(numbers: Iterable[int], handler: Handler) -> Iterator[None]:
 
 @contextmanager
 def blocked(numbers: Iterable[int]) -> Iterator[None]:
-    """Holds signals back within the context; processes that start in it have them blocked, too."""
+    """Holds signals back within the context; processes of multiprocessing's that start in it have them blocked, too."""
+    # Its first start lets them through, whatever is blocked.
+    resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         yield

@@ -52,7 +52,8 @@ def start(engine: str, script: str, arguments: list[str]) -> None:
             free_port(),
             *words[1:],
         ]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=500)
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=500, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

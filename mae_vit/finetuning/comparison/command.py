@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 
 from mae_vit.config.command_line import OneLineParser, add_config, add_local_rank, take_config
 from mae_vit.config.keys import describe_keys
@@ -34,10 +35,9 @@ def main(argv: Sequence[str] | None = None, *, prog: str | None = None) -> int:
 
     def job() -> int:
         arguments = _parse(argv, prog)
-        # A mistake in it is known at once; what follows takes seconds to import.
-        load_config(
-            CompareConfig, arguments.config, arguments.overrides, overrides_from=arguments.overrides_from
-        )
+        # A mistake in it is known at once; what follows takes seconds to import. A pipe is read once alone.
+        if isinstance(arguments.config, Path) and arguments.config.is_file():
+            load_config(CompareConfig, arguments.config, arguments.overrides)
         from mae_vit.finetuning.comparison.main import compare
 
         compare(arguments)

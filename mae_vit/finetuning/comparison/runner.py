@@ -9,8 +9,10 @@ import runpy
 import signal
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -36,7 +38,10 @@ PRELOADED = [
     *("mae_vit.pretraining.job", "mae_vit.finetuning.job", "torch._dynamo"),
 ]
 # How jobs end that a signal stops.
-_STOPPED = (EXIT_REQUEUE, EXIT_INTERRUPTED, -signal.SIGTERM, -signal.SIGINT)
+_STOPPED = (EXIT_REQUEUE, EXIT_INTERRUPTED, *(-number for number in STOP_SIGNALS))
+# What multiprocessing says of a process whose server has ended.
+_SERVER_GONE = 255
+_LIBRARY = Path(__file__).resolve().parents[3]
 
 
 @dataclass
@@ -130,18 +135,22 @@ class Runner:
         if gpus := own_gpus():
             environment["CUDA_VISIBLE_DEVICES"] = gpus[slot % len(gpus)]
         ignored = [number for number in STOP_SIGNALS if signal.getsignal(number) == signal.SIG_IGN]
+        cores = _cores_of_slot(slot, self.slots)
         process = _context().Process(
-            target=_run_job,
-            args=(job.command()[1:], job.log, environment, _cores_of_slot(slot, self.slots), ignored),
+            target=_run_job, args=(job.command()[1:], job.log, environment, cores, ignored)
         )
-        # Ctrl-C and a scheduler's signals are for the jobs, not for the server that forks them.
-        with without_main(), blocked(STOP_SIGNALS):
+        job.log.touch()
+        with without_main(), blocked(STOP_SIGNALS), _as_in_slot(environment, cores):
             process.start()
         return _Running(job, process, slot, claim)
 
     def _finish_job(self, one: _Running) -> None:
-        one.claim.release()
         code = one.process.exitcode
+        if code == _SERVER_GONE:
+            # The job itself goes on, and nobody would wait for it.
+            with suppress(ProcessLookupError):
+                os.kill(one.process.pid or 0, signal.SIGKILL)
+        one.claim.release()
         # A job that gets the signal before it handles signals ends by it, and Ctrl-C reaches jobs by themselves.
         if code == 0 or (code in _STOPPED and self.stopped):
             return
@@ -171,12 +180,40 @@ def own_gpus() -> list[str]:
 
 
 def _context() -> SpawnContext | ForkServerContext:
-    """How jobs are started. A process that was forked cannot use a GPU that the server has looked at."""
-    if "forkserver" not in multiprocessing.get_all_start_methods() or own_gpus():
+    """How jobs are started. A process that was forked cannot use a GPU that the server has looked at.
+
+    Data workers of a job have a server of their own.
+    """
+    if not sys.platform.startswith("linux") or own_gpus():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
+    here = os.getcwd()
+    # The server imports what lies in its folder: this library, and no other checkout that is installed.
+    os.chdir(_LIBRARY)
+    try:
+        # Ctrl-C and a scheduler's signals are for the jobs, not for the server that forks them.
+        with blocked(STOP_SIGNALS):
+            forkserver.ensure_running()
+    finally:
+        os.chdir(here)
     return context
+
+
+@contextmanager
+def _as_in_slot(environment: Mapping[str, str], cores: Sequence[int]) -> Iterator[None]:
+    """Gives this process a job's environment and cores, which a process that is spawned has from its start."""
+    before, own = dict(os.environ), os.sched_getaffinity(0) if cores else set()
+    os.environ.update(environment)
+    if cores:
+        os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+        if cores:
+            os.sched_setaffinity(0, own)
 
 
 def _cores_of_slot(slot: int, slots: int) -> list[int]:
@@ -199,6 +236,7 @@ def _run_job(
     The process has its own share of the cores, and then one thread for each: more threads than cores would slow all
     jobs. It dies with the comparison. So one that is killed and started again never meets a run of the earlier one.
     """
+    atexit._clear()  # of what the server has imported
     # The server may be that of data workers, which ignore signals.
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)

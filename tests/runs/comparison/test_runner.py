@@ -2,6 +2,10 @@
 
 import importlib.util
 import json
+import os
+import signal
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -258,3 +262,44 @@ time.sleep(500)
     runner.run([job], bar)
     bar.close()
     assert bool(runner.failed) == failed
+
+
+_GROUP = """
+import pathlib, sys
+from mae_vit.finetuning.comparison.jobs import Job
+from mae_vit.finetuning.comparison.main import _stopping
+from mae_vit.finetuning.comparison.progress_bar import Bar
+from mae_vit.finetuning.comparison.runner import Runner
+folder = pathlib.Path(sys.argv[1])
+script, config, runner = folder / "script.py", folder / "config.yaml", Runner(1)
+job = Job("long", folder / "long", (str(script),), config, (), str(folder))
+with _stopping(runner):
+    runner.run([job], Bar([job]))
+print(runner.stopped, runner.failed)
+"""
+
+
+def test_a_signal_to_all_processes_lets_the_run_save(tmp_path):
+    """As a scheduler sends it: the server that has forked the run must not end before the run has."""
+    (tmp_path / "config.yaml").touch()
+    (tmp_path / "script.py").write_text(
+        """
+import pathlib, signal, sys, time
+folder = pathlib.Path(__file__).parent
+def save(*_):
+    time.sleep(3)
+    (folder / "saved").touch()
+    sys.exit(75)
+signal.signal(signal.SIGTERM, save)
+(folder / "ready").touch()
+time.sleep(500)
+"""
+    )
+    words = [sys.executable, "-c", _GROUP, str(tmp_path)]
+    process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    while not (tmp_path / "ready").exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGTERM)
+    assert process.communicate(timeout=500)[0] == "SIGTERM {}\n"
+    assert (tmp_path / "saved").exists()

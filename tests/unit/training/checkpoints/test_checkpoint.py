@@ -52,14 +52,6 @@ def rewrite(path, **changes) -> None:
     (path / "state.json").write_text(json.dumps(described))
 
 
-def test_checkpoints_from_before_there_were_other_optimizers(tmp_path):
-    path = save_checkpoint(tmp_path, step=9, state=state_of("exp_avg", "exp_avg_sq"), identity={})
-    rewrite(path, slots="absent", loss_scale="absent")
-    state = load_checkpoint(path).state
-    assert list(state.optimizer_states) == ["exp_avg", "exp_avg_sq"]
-    assert state.loss_scale is None
-
-
 def test_slots_are_names_and_no_paths(tmp_path):
     path = save_checkpoint(tmp_path, step=9, state=state_of("exp_avg"), identity={})
     rewrite(path, slots=["../../exp_avg"])
