@@ -133,7 +133,9 @@ def read_table(table: Path, options: ParquetOptions | None = None, *, labels: bo
     if without := sum(not row[path] for row in rows):
         notes.append(f"left out {count_of(without, 'row')} of {table.name} that name no file")
     rows = [row for row in rows if row[path]]
-    files.elsewhere = _shared_folders(row[path] for row in rows)
+    # Where some are found as they are named, others are missing.
+    if not any(files.find(row[path]) for row in rows):
+        files.elsewhere = _shared_folders(row[path] for row in rows)
     others = [name for name in columns if name not in (path, label, split)]
     hot, remarks = _one_hot(others, path, columns, rows) if labels and not label else ([], [])
     notes += remarks

@@ -118,7 +118,7 @@ def test_bands_in_files_of_their_own_are_named(prepared, bands):
 
 
 def test_wells_are_no_bands(prepared):
-    assert "bands of one" not in prepared({f"plate_C{n:02}_s1.tif": TIFF for n in range(4)})[1]
+    assert "bands of one" not in prepared({f"plate_C{n:02}.tif": TIFF for n in range(4)})[1]
 
 
 @pytest.mark.parametrize(

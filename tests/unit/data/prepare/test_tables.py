@@ -204,6 +204,11 @@ def test_a_split_folder_is_no_prefix_of_another_machine(prepared):
     assert "2 files of labels.csv not found beside it: val/1.jpg, val/2.jpg; there are train/1.jpg, " in said
 
 
+def test_a_missing_file_is_not_taken_from_another_folder(prepared):
+    said = prepared(["path,label", "cat/1.jpg,x", "cat/7.jpg,x"], images=("cat/1.jpg", "dog/7.jpg"))[1]
+    assert "1 file of labels.csv not found beside it: cat/7.jpg\n" in said
+
+
 def test_files_that_may_lie_in_an_archive_are_named(prepared):
     said = prepared(["path,label", "1.jpg,x"], images=("images.zip",))[1]
     assert "not found beside it: 1.jpg: unpack images.zip first, which may hold them" in said
