@@ -16,8 +16,9 @@ IMAGE_EXTENSIONS = (
     *("jpg", "jpeg", "jpe", "jfif", "png", "webp", "bmp", "gif", "tif", "tiff", "avif"),
     *("ppm", "pgm", "pbm", "pnm"),
 )
+DICOM_EXTENSIONS = ("dcm", "dicom")
 # Images only where no other kind is beside them: of photographs these are features, masks or metadata.
-ARRAY_EXTENSIONS = ("npy", "npz", "dcm", "dicom")
+ARRAY_EXTENSIONS = ("npy", "npz", *DICOM_EXTENSIONS)
 # What phones and cameras write, and Pillow does not read.
 _UNREAD_EXTENSIONS = ("heic", "heif", "jxl", "cr2", "cr3", "nef", "arw", "dng", "orf", "raf", "rw2",
     "pef", "srw", "nrw", "3fr", "iiq", "kdc", "mrw", "sr2", "erf", "rwl", "x3f")  # fmt: skip
@@ -51,7 +52,7 @@ ARCHIVE_EXTENSIONS = (
     *("zip", "tar", "tgz", "tbz", "tbz2", "txz", "tzst"),
     *("gz", "bz2", "xz", "zst", "rar", "7z"),
 )
-_HIDDEN = re.compile(r"(^|/)(\.|__MACOSX/|@eaDir/|#recycle/|\$RECYCLE\.BIN/)")
+_HIDDEN = re.compile(r"(^|/)(\.|__MACOSX/|@eaDir/|#recycle/|\$RECYCLE\.BIN/|DICOMDIR$)")
 _ALL = frozenset((*IMAGE_EXTENSIONS, *ARRAY_EXTENSIONS))
 
 _SPLITS = {
@@ -139,7 +140,7 @@ def split_told(name: str) -> str:
 
 
 def split_in(name: str) -> str | None:
-    """Returns the split that a name holds as a word at its head or end: train_images, imagenet-val, test2017.
+    """Returns the split that a name holds as a word: train_images, imagenet-val, test2017, stage_2_test_images.
 
     Such a name may be a class, too (train_station): ask only where its neighbors are splits.
     """
@@ -149,9 +150,9 @@ def split_in(name: str) -> str | None:
 def split_and_rest(name: str) -> tuple[str | None, list[str]]:
     """Returns the split that a name holds as in `split_in`, and its other words without numbers and "set"."""
     words = [_NUMBER.sub("", word) for word in _BREAK.sub(" ", name).lower().split(" ")]
-    for at in (0, -1):
+    for at in (0, len(words) - 1, *range(1, len(words) - 1)):
         if split := split_named(words[at]):
-            return split, [word for word in (words[1:] if at == 0 else words[:-1]) if word]
+            return split, [word for word in words[:at] + words[at + 1 :] if word]
     return None, words
 
 

@@ -24,7 +24,7 @@ from mae_vit.core.preprocessing import UNCHANGED, Preprocessing
 from mae_vit.core.urls import is_url, redact_url
 from mae_vit.core.user_files import expand_path
 from mae_vit.data.images.augment import Interpolation, center_crop
-from mae_vit.data.images.decode import DecodeError, read_header
+from mae_vit.data.images.decode import DecodeError, jpeg_size, read_header
 from mae_vit.data.images.preprocess import preprocess, preprocess_opened, shape_bands
 from mae_vit.weights.other_bands import fit_bands
 
@@ -70,7 +70,7 @@ class FeatureEncoder(nn.Module):
     num_features: int
     num_prefix_tokens: int
     origin: str | None = None
-    _warned = False
+    _warned: frozenset[str] = frozenset()
 
     def __init__(self, images: ImageInput) -> None:
         """Holds what the encoder takes."""
@@ -158,21 +158,23 @@ class FeatureEncoder(nn.Module):
         pixels = preprocess(data, wanted.in_chans, wanted.preprocessing, wanted.bands)
         if (
             wanted.bands is None
-            and pixels.max(initial=0) < _DARK
+            and jpeg_size(data) is None
             and any("16 bits" in note for note in _notes(data))
         ):
-            self._warn_dark()
+            self._warn_deep(pixels)
         return pixels
 
-    def _warn_dark(self) -> None:
-        """Says once that the scale of deep images is not known."""
-        if not self._warned:
-            self._warned = True
-            print(
-                "warning: images of 16 bits hold small values alone, as of 12 bits, and come near black: the weights "
-                "know no scale of theirs; stretch the values to 0..65535 first",
-                file=sys.stderr,
+    def _warn_deep(self, pixels: np.ndarray) -> None:
+        """Says once how images of 16 bits are read, and once that the scale of dark ones is not known."""
+        warning = "images of 16 bits are read by their upper 8"
+        if pixels.max(initial=0) < _DARK:
+            warning = (
+                "images of 16 bits hold small values alone, as of 12 bits, and come near black: the weights know no "
+                "scale of theirs; stretch the values to 0..65535 first"
             )
+        if warning not in self._warned:
+            self._warned |= {warning}
+            print(f"warning: {warning}", file=sys.stderr)
 
     def _opened(self, image: Image.Image | np.ndarray | Tensor) -> np.ndarray:
         """Does the same to pixels in memory."""
@@ -186,8 +188,8 @@ class FeatureEncoder(nn.Module):
                 'pixels of mode "I" have no known range if they come from no file: convert them'
             )
         pixels = preprocess_opened(photograph, wanted.in_chans, wanted.preprocessing)
-        if photograph.mode.startswith("I") and pixels.max(initial=0) < _DARK:
-            self._warn_dark()
+        if photograph.mode.startswith("I"):
+            self._warn_deep(pixels)
         return np.ascontiguousarray(pixels)
 
     def crop_pixels(self, pixels: np.ndarray) -> np.ndarray:

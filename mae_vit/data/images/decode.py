@@ -13,7 +13,7 @@ import simplejpeg
 from PIL import ExifTags, Image
 
 from mae_vit.core.bands import Bands
-from mae_vit.core.user_files import HEAD_BYTES, what_is
+from mae_vit.core.user_files import ARRAY_EXTENSIONS, HEAD_BYTES, image_kind, what_is
 from mae_vit.data.images.bands.dicom import is_dicom
 from mae_vit.data.images.bands.numpy_files import ARRAY_MAGIC
 from mae_vit.data.images.bands.png import PNG_MAGIC, check_png
@@ -264,4 +264,8 @@ def _pillow_errors(data: bytes) -> Iterator[None]:
     except Exception as error:
         lines = str(error).splitlines() or [type(error).__name__]
         unknown = "cannot identify" in lines[0]
-        raise DecodeError(what_is(data[:HEAD_BYTES]) or "not an image" if unknown else lines[0]) from None
+        if image_kind(data[:HEAD_BYTES]) in ARRAY_EXTENSIONS:
+            lines = ["DICOM or an array, whose raw values are no 8-bit image: convert it to PNG first"]
+        elif unknown:
+            lines = [what_is(data[:HEAD_BYTES]) or "not an image"]
+        raise DecodeError(lines[0]) from None

@@ -121,7 +121,15 @@ def entries_from_paths(
     leave_out(files, PurePosixPath(name).name.partition(".")[0], companions=class_folder is None)
     paths = [tuple(path.split("/")) for path, _ in files.images]
     level = class_folder if labels else "first"
-    placed = place(paths, split, where=where, class_folder=level)
+    try:
+        placed = place(paths, split, where=where, class_folder=level)
+    except InputError as error:
+        tables = files.tables() if labels else []
+        raise InputError(
+            f"{error}; {shown(tables)} may hold labels: give a table in place of the folder"
+            if tables
+            else str(error)
+        ) from None
     folders = {parts[0] if len(parts) > 1 else None for _, parts in placed}
     if wrapped and len(folders) == 1 and {own for own, _ in placed} == {split}:
         below = [parts[1:] for _, parts in placed]

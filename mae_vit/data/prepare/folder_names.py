@@ -14,23 +14,27 @@ from mae_vit.core.user_files import split_and_rest, split_named
 
 # A folder that is alone at its place and called so wraps images, and is no class.
 _WRAPPERS = frozenset(
-    ("images", "image", "imgs", "img", "data", "dataset", "photos", "pictures", "jpegimages")
+    ("images", "image", "imgs", "img", "data", "dataset", "photos", "pictures", "jpegimages", "originals")
 )
-# What belongs to images, of all or of a split, and is no class of them: masks, train_masks, valannot, gtFine.
+# What belongs to images, of all or of a split, and is no class of them: masks, train_masks, valannot, gtFine, and
+# resources, where a photo library of macOS keeps thumbnails of its originals.
 _SPLIT = "(train(ing)?|val(id(ation)?)?|dev|test(ing)?)?"
 _COMPANION = re.compile(
-    rf"{_SPLIT}[\W_]*(masks?|labels?|annot(ation)?s?|ground[\W_]?truths?|gt|segmentation\w*|depths?)[\W_]*{_SPLIT}",
+    rf"{_SPLIT}[\W_]*(masks?|labels?|annot(ation)?s?|ground[\W_]?truths?|gt|segmentation\w*|depths?|resources|thumbnails?)[\W_]*{_SPLIT}",
     re.IGNORECASE,
 )
 _TRUTH = re.compile(r"gt([A-Z_-]|$)")
 # Parts of a benchmark, such as of re-identification, that are no class beside its training images.
 _PARTS = frozenset(("query", "gallery", "probe", "eval", "evaluation"))
-# How parts of one set are numbered: by a program, a camera (100APPLE), a day; first letters of classes below.
+# How parts of one set are numbered: by a program, a camera (100APPLE), a day, a patient.
 _NUMBERED = re.compile(
     r"(.*[\W_])?(part|images?|imgs?|photos|batch|chunk|shard|subset|folder|fold)[\W_]?\d+|[1-9]\d\d[A-Z0-9_]{5}|"
-    r"(19|20)\d\d-\d\d(-\d\d)?",
+    r"(19|20)\d\d-\d\d(-\d\d)?|(patients?|pat|subjects?|subj?|case|study|series|ser)[\W_]?\d+",
     re.IGNORECASE,
 )
+_HEX = frozenset("0123456789abcdefABCDEF")
+# Albums of one year each: Photos from 2019.
+_YEAR = re.compile(r"(\D+)(?:19|20)\d\d")
 _NAMED = 3
 _BY_ITSELF = "prepare each folder by itself (--split NAME)"
 # For messages about names that are no UTF-8.
@@ -210,7 +214,7 @@ def _unwrapped(placed: list[tuple[str, Parts]]) -> list[tuple[str, Parts]]:
         for own, names in first.items()
         if len(names) == 1
         and (name := next(iter(names)))
-        and (name.lower() in _WRAPPERS or surely_split(name) == own)
+        and (name.lower() in _WRAPPERS or split_and_rest(name)[0] == own)
     }
     if not wrapped:
         return placed
@@ -243,14 +247,26 @@ def _ask_of_companions(placed: Iterable[tuple[str, Parts]], where: str) -> None:
 
 
 def _ask_of_parts(placed: Iterable[tuple[str, Parts]], where: str) -> None:
-    """Asks if all folders are called as the parts of one set are, or as the first letters of the classes in them."""
+    """Asks if folders are called as the parts of one set are, by letters of a hash, or by numbers of tiles."""
+    placed = list(placed)
     names = {parts[0] if len(parts) > 1 else "" for _, parts in placed}
     below = {parts[1] if len(parts) > 2 else "" for _, parts in placed}
     letters = "" not in below and all(len(name) == 1 and name.isalpha() for name in names)
-    if len(names) > 1 and (letters or all(map(_NUMBERED.fullmatch, names))):
-        lower = "--class-folder last (classes are the folders in them)" if len(below) > 1 else "--no-labels"
+    hashed = len(below) > 1 and all(len(name) == 1 for name in below)
+    tiles = all(map(str.isdigit, names | below | {parts[-1].partition(".")[0] for _, parts in placed}))
+    if len(names) > 1 and (letters or hashed or tiles or _are_parts(names)):
+        last = len(below) > 1 and not (hashed or tiles or _are_parts(below))
+        lower = "--class-folder last (classes are the folders in them)" if last else "--no-labels"
         question = f"are {_listed(names)} classes, or parts of one set?"
-        _ask(where, question, f"if parts, {lower}", alone=len(below) > 1)
+        _ask(where, question, f"if parts, {lower}", alone=last)
+
+
+def _are_parts(names: set[str]) -> bool:
+    """Whether folders are called as the parts of one set are."""
+    years = [found[1] for name in names if (found := _YEAR.fullmatch(name))]
+    # Digits alone are classes, and so are letters alone.
+    hashed = names <= _HEX and 0 < sum(map(str.isdigit, names)) < len(names)
+    return hashed or (len(years) > 1 and len(set(years)) == 1) or all(map(_NUMBERED.fullmatch, names))
 
 
 def _ask_which_level(placed: Iterable[tuple[str, Parts]], where: str) -> None:

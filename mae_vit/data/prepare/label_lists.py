@@ -9,9 +9,11 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of, plain_text
-from mae_vit.core.user_files import IMAGE_EXTENSIONS, decode_text, extension_of
+from mae_vit.core.user_files import ARRAY_EXTENSIONS, IMAGE_EXTENSIONS, decode_text, extension_of
 from mae_vit.data.images.decode import DecodeError
+from mae_vit.data.prepare.listing import is_sample, shown
 
+_ALL = frozenset((*IMAGE_EXTENSIONS, *ARRAY_EXTENSIONS))
 # More are no columns: words of a caption.
 _COLUMNS = 16
 
@@ -24,25 +26,36 @@ class Names:
         self._paths = set(paths)
         self._by_stem: dict[str, list[str]] = defaultdict(list)
         for path in self._paths:
-            self._by_stem[stem_of(path.rpartition("/")[2])].append(path)
+            self._by_stem[stem_of(path.rpartition("/")[2]).casefold()].append(path)
 
     def find(self, name: str) -> str | None:
-        """Returns the path of the one image that is meant; None of none or several."""
+        """Returns the path of the one image that is meant, in any case; None of none or several."""
         name = name.replace("\\", "/").removeprefix("./")
         if name in self._paths:
             return name
         wanted = f"/{name}"
-        found = [
-            path
-            for path in self._by_stem.get(stem_of(wanted.rpartition("/")[2]), ())
-            if f"/{path}".endswith(wanted) or stem_of(f"/{path}").endswith(wanted)
-        ]
-        return found[0] if len(found) == 1 else None
+        alike = self._by_stem.get(stem_of(wanted.rpartition("/")[2]).casefold(), ())
+        for cased in (str, str.casefold):
+            found = [
+                path
+                for path in alike
+                if cased(f"/{path}").endswith(cased(wanted))
+                or stem_of(cased(f"/{path}")).endswith(cased(wanted))
+            ]
+            # Beside photographs arrays are features, masks or metadata.
+            found = [path for path in found if extension_of(path) in IMAGE_EXTENSIONS] or found
+            if found:
+                return found[0] if len(found) == 1 else None
+        return None
+
+    def shown(self) -> str:
+        """Lists the first few, for messages."""
+        return shown(sorted(self._paths))
 
 
 def stem_of(name: str) -> str:
     """Returns a name without the extension of an image; what else follows a dot is of the name."""
-    return name.rpartition(".")[0] if extension_of(name) in IMAGE_EXTENSIONS else name
+    return name.rpartition(".")[0] if extension_of(name) in _ALL else name
 
 
 def labels_beside(
@@ -63,8 +76,7 @@ def labels_beside(
     above = {folder for path in {path.rpartition("/")[0] for path in paths} for folder in _and_above(path)}
     for text, read in texts:
         folder, _, own = text.rpartition("/")
-        # Kaggle's sample of a submission names images with made-up classes.
-        if folder not in above or "submission" in own.lower():
+        if folder not in above or is_sample(own):
             continue
         prefix = f"{folder}/" if folder else ""
         if folder not in names:

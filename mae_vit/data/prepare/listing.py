@@ -13,6 +13,7 @@ from mae_vit.core.user_files import (
     ARCHIVE_EXTENSIONS,
     ARRAY_EXTENSIONS,
     CONVERTIBLE_EXTENSIONS,
+    DICOM_EXTENSIONS,
     IMAGE_EXTENSIONS,
     LIST_EXTENSIONS,
     OTHER_EXTENSIONS,
@@ -27,8 +28,14 @@ from mae_vit.core.user_files import (
 )
 from mae_vit.data.prepare.folder_names import Parts, companions_among
 
-# S2A_..._B8A.tif of Sentinel-2, LC08_..._B4.TIF of Landsat.
-_BAND = re.compile(r"(.*[-_.])(?:B|band_?)\d{1,2}A?\.(?:tiff?|jp2|png)$", re.IGNORECASE)
+# S2A_..._B8A.tif of Sentinel-2, LC08_..._B4.TIF of Landsat; of microscopes _w1.png, _c1.tif (and no well C01),
+# img_channel000_..., -ch1sk1fk1fl1.tiff, where more may follow.
+_BAND = re.compile(
+    r"(.*[-_.])(?:(?:B|band_?|(?-i:w|c))\d{1,2}A?|ch(?:annel)?_?\d{1,3}(?!\d)(.*))\.(?:tiff?|jp2|png)$",
+    re.IGNORECASE,
+)
+# cat.0.jpg, dog_12.jpg, and not IMG_0001.jpg.
+_CLASS_IN_NAME = re.compile(r"(\D*[a-z]{2}\D*?)[-_. ]*\d+\.\w+")
 _NAMED = 3
 # Of one folder so many texts may be lists of labels; more are captions, one of each image.
 _FEW_TEXTS = 8
@@ -147,12 +154,15 @@ class Listing:
             notes.append(_not_read(self.unknown))
         if archives := [path for path in self.beside if extension_of(path) in ARCHIVE_EXTENSIONS]:
             notes.append(f"left out {count_of(len(archives), 'archive')} ({shown(archives)}): unpack first")
-        if (
-            tables := [path for path in self.beside if extension_of(path) in TABLE_EXTENSIONS]
-        ) and not labeled:
+        if not labeled and (tables := self.tables()):
             notes.append(
                 f"{shown(tables)} may hold labels, but the labels of a folder are its folders (CLASS/*.jpg); a CSV or "
                 "TSV of paths and labels is a source itself: give it in place of the folder"
+            )
+        if not labeled and (classes := self._classes_in_names()):
+            notes.append(
+                f"names of images may hold their classes ({shown(classes)}), which are not read: for labels, move the "
+                "images into folders of these names"
             )
         if self.unread:
             counts = ", ".join(f"{count:,} .{extension}" for extension, count in sorted(self.unread.items()))
@@ -161,6 +171,27 @@ class Listing:
                 f"left out {photos} in a format that cannot be read ({counts}): convert to JPEG first"
             )
         return tuple(notes)
+
+    def tables(self) -> list[str]:
+        """Returns the tables that may hold labels: no sample of a submission to Kaggle, whose classes are made up."""
+        return [
+            path for path in self.beside if extension_of(path) in TABLE_EXTENSIONS and not is_sample(path)
+        ]
+
+    def _classes_in_names(self) -> list[str]:
+        """The first words of all names of a folder, if these are few and numbers follow."""
+        folders: dict[str, list[str]] = defaultdict(list)
+        for path, _ in self.images:
+            folder, _, name = path.rpartition("/")
+            found = _CLASS_IN_NAME.fullmatch(name)
+            folders[folder].append(found[1] if found else "")
+        counts = [Counter(names) for names in folders.values() if "" not in names]
+        return sorted({name for count in counts if len(count) > 1 < min(count.values()) for name in count})
+
+
+def is_sample(path: str) -> bool:
+    """Whether a table is by its name a sample of a submission."""
+    return "submission" in path.rpartition("/")[2].lower()
 
 
 def _not_read(unknown: Counter[str]) -> str:
@@ -195,20 +226,25 @@ def leave_out(files: Listing, top: str, *, companions: bool) -> None:
     if companions:
         _leave_out_companions(files)
     _note_bands(files)
+    _note_pairs(files)
 
 
 def _leave_out_arrays(files: Listing) -> None:
-    """Takes arrays beside photographs for what belongs to them, as webdataset does: features, masks, depth."""
+    """Takes arrays beside photographs for what belongs to them, as webdataset does: features, masks, depth.
 
-    def is_array(path: str) -> bool:
-        return files.extension(path) in ARRAY_EXTENSIONS
-
-    arrays = sum(is_array(path) for path, _ in files.images)
-    if not 0 < arrays < len(files.images):
+    Photographs beside more DICOM belong to these: the logo of a viewer.
+    """
+    dicom = sum(files.extension(path) in DICOM_EXTENSIONS for path, _ in files.images)
+    main = DICOM_EXTENSIONS if 2 * dicom > len(files.images) else IMAGE_EXTENSIONS
+    others = [path for path, _ in files.images if files.extension(path) not in main]
+    if not 0 < len(others) < len(files.images):
         return
-    files.images = [(path, read) for path, read in files.images if not is_array(path)]
-    files.ignored += arrays
-    files.notes.append(f"left out {arrays} .npy, .npz or .dcm files beside images of other formats")
+    files.images = [(path, read) for path, read in files.images if files.extension(path) in main]
+    files.ignored += len(others)
+    what = f"{len(others)} .npy, .npz or .dcm files beside images of other formats"
+    if main is DICOM_EXTENSIONS:
+        what = f"{count_of(len(others), 'file')} beside {count_of(dicom, 'image')} of DICOM: {shown(others)}"
+    files.notes.append(f"left out {what}")
 
 
 def _leave_out_doubled(files: Listing, top: str) -> None:
@@ -256,7 +292,8 @@ def _leave_out_companions(files: Listing) -> None:
         ]
         files.notes.append(
             f"left out {count_of(count - len(files.images), 'image')} of {shown(sorted(map('/'.join, found)))}: by the "
-            "folder's name, masks or labels of the others (--masks DIR reads masks; as images, a source of its own)"
+            "folder's name, masks, labels or thumbnails of the others (--masks DIR reads masks; as images, a source of "
+            "its own)"
         )
 
 
@@ -265,10 +302,22 @@ def _note_bands(files: Listing) -> None:
     bands: dict[str, list[str]] = {}
     for path, _ in files.images:
         if found := _BAND.match(path):
-            bands.setdefault(found[1], []).append(path)
+            bands.setdefault(f"{found[1]} {found[2]}", []).append(path)
     several = [paths for paths in bands.values() if len(paths) > 1]
     if several and 2 * sum(map(len, several)) > len(files.images):
         files.notes.append(
             f"warning: {shown(several[0])} are by their names bands of one image, and each was taken for an image of "
             "its own: stack the bands of each image in one .tif first"
+        )
+
+
+def _note_pairs(files: Listing) -> None:
+    """Says if images of one folder have one name in two formats, as 1.jpg and its depth map 1.png."""
+    named: dict[str, list[str]] = defaultdict(list)
+    for path, _ in files.images:
+        named[path.removesuffix(f".{path.rpartition('.')[2]}")].append(path)
+    if pairs := [paths for paths in named.values() if len(paths) > 1]:
+        files.notes.append(
+            f"warning: {count_of(len(pairs), 'name')} in several formats ({shown(pairs[0])}), and each was taken for "
+            "an image of its own: if one is a copy, a mask or a depth map of the other, move it elsewhere first"
         )

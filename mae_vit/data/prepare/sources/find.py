@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -41,6 +42,7 @@ from mae_vit.data.prepare.sources.tars import open_tars
 _ARCHIVES = (".tar", ".tar.gz", ".tar.bz2", ".tar.xz", ".zip")
 _PART = re.compile(r"\.(z\d\d|(zip|7z|rar|tar|tgz|gz)[-_.]?(\d{2,3}|part\w*|[a-z]{2}))$", re.IGNORECASE)
 _ARRAYS = re.compile(r"-ubyte(\.gz)?$")  # MNIST's
+_CIFAR = re.compile(r"cifar-(100?)-")
 # So many pictures may lie beside shards without being the data.
 _FEW_IMAGES = 16
 DOWNLOADS: dict[str, Callable[[Path], ImageSource]] = {"cifar10": cifar10, "cifar100": cifar100}
@@ -170,6 +172,9 @@ def _not_empty(source: ImageSource, spec: str) -> ImageSource:
     if not source.entries:
         source.discard()
         notes = "".join(f"; {note}" for note in source.notes)
+        if cifar := _CIFAR.match(Path(spec).name):
+            root = shlex.quote(str(Path(spec).parent))
+            notes += f"; mae-vit prepare cifar{cifar[1]} OUT --root {root} reads it"
         raise InputError(
             f"source {spec} holds no images ({', '.join((*IMAGE_EXTENSIONS, *ARRAY_EXTENSIONS))}){notes}"
         )

@@ -6,14 +6,23 @@ import csv
 import io
 import shlex
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import closest, count_of, plain_text
-from mae_vit.core.user_files import extension_of, is_image, read_text, split_told
+from mae_vit.core.user_files import (
+    ARCHIVE_EXTENSIONS,
+    decode_text,
+    extension_of,
+    is_image,
+    read_text,
+    split_named,
+    split_told,
+)
 from mae_vit.data.prepare.entries import Entry, ImageSource, unique_key
 from mae_vit.data.prepare.label_lists import Names, stem_of
 from mae_vit.data.prepare.listing import shown
@@ -24,6 +33,9 @@ from mae_vit.data.shards.samples import label_number, no_single_label
 _PATHS = ("path", "file", "filename", "file_name", "filepath", "image", "image_path", "img")
 # So many rows tell a column of files by the files that are there.
 _LOOKED_AT = 8
+_FIRST_LINE = 4096
+# The latter is fastai's.
+_SPLITS = ("split", "is_valid")
 _BITS = {"0": 0, "0.0": 0, "false": 0, "1": 1, "1.0": 1, "true": 1}
 
 
@@ -44,10 +56,15 @@ class Table(NamedTuple):
 
 
 class _Files:
-    """The images of a folder, found by their paths, or by names that tell neither folder nor extension."""
+    """The images of a folder, found by their paths, or by names that tell neither folder nor extension.
+
+    Attributes:
+        elsewhere: folders at the beginning of all paths, which may be those of another machine.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self.elsewhere: tuple[str, ...] = ()
 
     @cached_property
     def _below(self) -> Names:
@@ -59,13 +76,41 @@ class _Files:
         path = path.replace("\\", "/")
         if is_regular(self._folder / path):
             return self._folder / path
-        found = self._below.find(path)
-        return None if found is None else self._folder / found
+        for cut in ("/".join(self.elsewhere[:count]) for count in range(len(self.elsewhere) + 1)):
+            if found := self._below.find(path.removeprefix(cut).lstrip("/") if cut else path):
+                return self._folder / found
+        return None
+
+    def hint(self, missing: Sequence[str], all_missing: bool) -> str:
+        """Says where files may be that are not found."""
+        names = sorted(file.name for file in self._folder.iterdir() if file.is_file())
+        if any("://" in path for path in missing):
+            return ": download them first"
+        if archives := [name for name in names if extension_of(name) in ARCHIVE_EXTENSIONS]:
+            return f": unpack {shown(archives)} first, which may hold them"
+        there = self._below.shown() if all_missing else ""
+        return f"; there are {there}" if there else ""
+
+
+def _shared_folders(paths: Iterable[str]) -> tuple[str, ...]:
+    """The folders at the beginning of all paths, up to one that is called like a split; none of addresses."""
+    parts = [tuple(path.replace("\\", "/").split("/")[:-1]) for path in paths]
+    if not parts or any("//" in path for path in paths):
+        return ()
+    shared = takewhile(
+        lambda names: len(set(names)) == 1 and not split_named(names[0]), zip(*parts, strict=False)
+    )
+    return tuple(names[0] for names in shared)
 
 
 def is_table(path: Path) -> bool:
-    """Whether a file is called as tables are that are read here."""
-    return extension_of(path.name) in ("csv", "tsv") and path.is_file()
+    """Whether a file is called as tables are that are read here, or is a text whose first line has columns by tabs."""
+    extension = extension_of(path.name)
+    if extension != "txt" or not path.is_file():
+        return extension in ("csv", "tsv") and path.is_file()
+    # What Excel calls Unicode text.
+    with path.open("rb") as file:
+        return "\t" in decode_text(file.read(_FIRST_LINE), "", errors="replace").partition("\n")[0]
 
 
 def read_table(table: Path, options: ParquetOptions | None = None, *, labels: bool = True) -> Table:
@@ -82,11 +127,15 @@ def read_table(table: Path, options: ParquetOptions | None = None, *, labels: bo
     columns, rows = _read(table)
     files = _Files(table.parent)
     path, label = _chosen_columns(table, columns, rows, files, options or ParquetOptions(), labels)
-    split = "split" if "split" in columns else None
-    notes = []
+    split, notes = next((name for name in _SPLITS if name in columns), None), []
+    if split == "is_valid":
+        notes.append(f"took the rows of {table.name} whose is_valid is true for val, the others for train")
     if without := sum(not row[path] for row in rows):
         notes.append(f"left out {count_of(without, 'row')} of {table.name} that name no file")
     rows = [row for row in rows if row[path]]
+    # Where some are found as they are named, others are missing.
+    if not any(files.find(row[path]) for row in rows):
+        files.elsewhere = _shared_folders(row[path] for row in rows)
     others = [name for name in columns if name not in (path, label, split)]
     hot, remarks = _one_hot(others, path, columns, rows) if labels and not label else ([], [])
     notes += remarks
@@ -100,9 +149,12 @@ def read_table(table: Path, options: ParquetOptions | None = None, *, labels: bo
     def label_of(row: Mapping[str, str]) -> str | None:
         return columns[_ones(row, hot)[0]] if hot else (row[label] or None) if label else None
 
+    def split_of(cell: str) -> str | None:
+        return ("val" if _BITS.get(cell.lower()) else "train") if split == "is_valid" else cell or None
+
     return Table(
         [
-            Row(row[path], files.find(row[path]), label_of(row), row[split] or None if split else None)
+            Row(row[path], files.find(row[path]), label_of(row), split_of(row[split]) if split else None)
             for row in rows
         ],
         notes,
@@ -222,11 +274,15 @@ def open_table(
     entries, missing = [], [row.path for row in found.rows if row.file is None]
     label_of: dict[tuple[str, Path], str | None] = {}
     keys: dict[str, dict[str, int]] = {}
-    repeated = below = 0
-    for path, file, label, told in found.rows:
+    repeated, below, example = 0, 0, ""
+    folders, notes = _splits_of_folders(found.rows, table, split)
+    signed = {label_number((row.label or "x").encode()) for row in found.rows} == {-1, 1}
+    if signed:
+        notes.append(f"took the labels 1 and -1 of {table.name} for two classes, since there are no others")
+    for (path, file, label, told), of_folder in zip(found.rows, folders, strict=True):
         if file is None:
             continue
-        name, own = _class_name(label), split_told(told) if told else split
+        name, own = _class_name(label, signed=signed), split_told(told) if told else of_folder
         twice = (own, file) in label_of
         other = label_of.setdefault((own, file), name)
         if other != name or (name and no_single_label(name.encode())):
@@ -238,21 +294,24 @@ def open_table(
         repeated += twice
         if twice:
             continue
-        where = file.relative_to(table.parent).as_posix() if file.is_relative_to(table.parent) else path
-        below += where != path.replace("\\", "/").removeprefix("./")
+        where = _where(path, file, table)
+        if where != path.replace("\\", "/").removeprefix("./"):
+            below, example = below + 1, example or f"{plain_text(path)} is {plain_text(where)}"
         key = unique_key(
             stem_of(where).replace(".", "_").strip("/") or where,
             keys.setdefault(own, {}),
         )
         entries.append(Entry(own, name, key, where, extension_of(where) or "jpg", reader(file)))
-    notes = []
     if missing:
+        hint = _Files(table.parent).hint(missing, not entries)
         notes.append(
-            f"{count_of(len(missing), 'file')} of {table.name} not found beside it: {shown(missing)}"
-            + (": download them first" if any("://" in path for path in missing) else "")
+            f"{count_of(len(missing), 'file')} of {table.name} not found beside it: {shown(missing)}{hint}"
         )
     if below:
-        notes.append(f"found {count_of(below, 'file')} of {table.name} by names without folder or extension")
+        notes.append(
+            f"found {count_of(below, 'file')} of {table.name} by the ends of their paths (folder, case or extension "
+            f"differ): {example}"
+        )
     if repeated:
         notes.append(f"{table.name} names images again in {count_of(repeated, 'row')}: each is taken once")
     if shared := len(label_of) - len({file for _, file in label_of}):
@@ -269,9 +328,42 @@ def open_table(
     return ImageSource(table.name, entries, classes=tuple(classes) or None, notes=(*notes, *found.notes))
 
 
-def _class_name(label: str | None) -> str | None:
-    """The class that a cell names: whole numbers without decimals, as pandas writes those with gaps; not negative."""
+def _where(path: str, file: Path, table: Path) -> str:
+    """The path of a row's file beside its table."""
+    return file.relative_to(table.parent).as_posix() if file.is_relative_to(table.parent) else path
+
+
+def _splits_of_folders(rows: Sequence[Row], table: Path, split: str) -> tuple[list[str], list[str]]:
+    """The split of each row that tells none: of the folder that it lies in where there are several; and remarks."""
+    found = [
+        next(filter(None, map(split_named, _where(row.path, row.file, table).split("/")[:-1])), None)
+        if row.file and not row.split
+        else None
+        for row in rows
+    ]
+    there = sorted({name for name in found if name})
+    if len(there) > 1:
+        remark = f"took the splits of {table.name} from the folders of its images: {', '.join(there)}"
+        return [name or split for name in found], [f"{remark} (a column split tells others)"]
+    remarks = (
+        [
+            f"all images of {table.name} lie in the folder of split {there[0]}, but were taken for {split} (--split "
+            f"{there[0]} takes them for it)"
+        ]
+        if there and there[0] != split and None not in found
+        else []
+    )
+    return [split] * len(rows), remarks
+
+
+def _class_name(label: str | None, *, signed: bool) -> str | None:
+    """The class that a cell names: whole numbers without decimals, as pandas writes those with gaps; not negative.
+
+    Args:
+        label: of the cell.
+        signed: negative numbers are classes, too.
+    """
     name = plain_text(unicodedata.normalize("NFC", label or ""))
     if (number := label_number(name.encode())) is not None:
-        return name.partition(".")[0] if number >= 0 else None
+        return name.partition(".")[0] if number >= 0 or signed else None
     return name or None

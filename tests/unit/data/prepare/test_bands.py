@@ -212,6 +212,18 @@ def test_a_window_clips_and_is_the_scale(tmp_path):
     np.testing.assert_array_equal(stored, np.clip(scan.astype(np.int64) - 1024, -160, 240))
 
 
+def test_dicom_with_a_viewer_and_in_a_table_are_the_images(tmp_path, capsys):
+    scans = {f"CT/IMG{n}": dicom(values(1, "uint16", 0, 3000)) for n in range(3)}
+    logo = png(values(3, "uint8"))
+    source = write(tmp_path / "cd", scans | {"VIEWER/LOGO.PNG": logo, "DICOMDIR": scans["CT/IMG0"]})
+    assert prepared(source, tmp_path / "out") == 0
+    assert "left out 1 file beside 3 images of DICOM: VIEWER/LOGO.PNG" in capsys.readouterr().out
+    rows = b"id,label\nIMG0,x\nIMG1,y\nIMG2,y"
+    table = write(tmp_path / "b", {f"{name}.dcm": scan for name, scan in scans.items()} | {"t.csv": rows})
+    assert prepared(f"{table}/t.csv", tmp_path / "out", "--overwrite") == 0
+    assert read_dataset(tmp_path / "out").splits["train"].class_counts == [1, 2]
+
+
 @pytest.mark.parametrize(
     ("other", "kind"),
     [

@@ -222,7 +222,9 @@ def test_masks_beside_images_are_left_out_and_said(name, labels):
     paths, folders, expected = MASKS[name]
     files = Listing(images=[(path, bytes) for path in paths.split()])
     source = entries_from_paths(files, "train", where="x", name="x", labels=labels)
-    assert f" of {folders}: by the folder's name, masks or labels of the others" in "".join(source.notes)
+    assert f" of {folders}: by the folder's name, masks, labels or thumbnails of the others" in "".join(
+        source.notes
+    )
     assert placed(paths, labels=labels) == (expected if labels else {split: ["-"] for split in expected})
     # An answer that says what the folders are is taken.
     source = entries_from_paths(

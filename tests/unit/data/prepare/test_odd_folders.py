@@ -102,13 +102,90 @@ def test_pyramids_beside_rasters_are_no_images(tmp_path, prepared):
     assert "ignored 2 files (no images)" in said
 
 
-def test_bands_in_files_of_their_own_are_named(prepared):
-    bands = {f"{p}/{p}_{band}.tif": TIFF for p in ("S2A_1", "S2A_2") for band in ("B02", "B03", "B8A")}
-    code, said = prepared(bands)
+@pytest.mark.parametrize(
+    "bands",
+    [
+        ("S2A_1_B02", "S2A_1_B03", "S2A_1_B8A"),
+        ("img_channel000_time0_z0", "img_channel001_time0_z0"),
+        ("r01c01-ch1sk1fk1fl1", "r01c01-ch2sk1fk1fl1"),
+        ("AA02_s1_w1", "AA02_s1_w2"),
+    ],
+)
+def test_bands_in_files_of_their_own_are_named(prepared, bands):
+    code, said = prepared({f"{folder}/{band}.tif": TIFF for folder in "pq" for band in bands})
     assert code == 0
+    assert f"warning: {', '.join(f'p/{band}.tif' for band in bands)} are by their names bands of one " in said
+
+
+def test_wells_are_no_bands(prepared):
+    assert "bands of one" not in prepared({f"plate_C{n:02}.tif": TIFF for n in range(4)})[1]
+
+
+@pytest.mark.parametrize(
+    "paths",
+    [
+        ("Photos from 2019/1.jpg", "Photos from 2020/2.jpg", "Rome/3.jpg", "Trash/4.jpg"),
+        ("p/originals/0/1.jpg", "p/originals/A/2.jpg", "p/resources/derivatives/0/1_1.jpg"),
+        ("patient00001/study1/a.jpg", "patient00002/study1/a.jpg", "patient00002/study2/a.jpg"),
+        ("2/0/2/202cd.jpg", "6/e/1/6e158.jpg"),
+        ("imagesc/c/e/1.jpg", "imagesr/r/g/2.jpg"),
+        ("14/8801/5373.png", "15/17602/10746.png"),
+    ],
+)
+def test_folders_that_are_no_classes_are_a_question(tmp_path, prepared, paths):
+    files = dict.fromkeys(paths, JPEG) | {"labels.csv": b"path,label"}
+    code, said = prepared(files)
+    assert code == 2
     assert (
-        "warning: S2A_1/S2A_1_B02.tif, S2A_1/S2A_1_B03.tif, S2A_1/S2A_1_B8A.tif are by their names bands of one "
-    ) in said
+        " classes, or parts of one set? If classes, mae-vit prepare --class-folder first; if parts, --no-labels"
+        in said
+    )
+    assert "; labels.csv may hold labels: give a table in place of the folder" in said
+    assert prepared(files, "--no-labels")[0] == 0
+
+
+@pytest.mark.parametrize("names", ["0123456789", "0123456789ABCDEFGHIJ", "ABCD"])
+def test_digits_and_letters_are_classes(prepared, names):
+    assert prepared({f"{name}/{at}.jpg": JPEG for at, name in enumerate(names)})[0] == 0
+
+
+@pytest.mark.parametrize(
+    "folders",
+    [
+        ("stage_2_train_images", "stage_2_test_images"),
+        ("images_training_rev1", "images_test_rev1"),
+        ("cars_train/cars_train", "cars_test/cars_test"),
+    ],
+)
+def test_split_words_amid_names_of_brothers_are_splits(tmp_path, prepared, folders):
+    assert prepared({f"{folder}/{at}.jpg": JPEG for at, folder in enumerate(folders)})[0] == 0
+    dataset = read_dataset(tmp_path / "out")
+    assert (set(dataset.splits), dataset.classes) == ({"train", "test"}, [])
+
+
+def test_names_in_two_formats_are_said(prepared):
+    files = {f"{room}/{n}.{kind}": JPEG for room in "ab" for n in "12" for kind in ("jpg", "png")}
+    assert (
+        "warning: 4 names in several formats (a/1.jpg, a/1.png), and each was taken for "
+        in prepared(files)[1]
+    )
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [(("cat.0", "cat.1", "dog.0", "dog.1"), True), (("IMG_0", "IMG_1", "DSC_0", "DSC_1"), False)],
+)
+def test_names_that_hold_classes_are_said(prepared, names, said):
+    files = {f"train/{name}.jpg": JPEG for name in names} | {"sample_submission.csv": b"id,label"}
+    lines = prepared(files)[1]
+    assert ("names of images may hold their classes (cat, dog), which are not read" in lines) == said
+    assert "may hold labels" not in lines
+
+
+def test_an_archive_of_cifar_names_its_command(tmp_path, prepared):
+    code, said = prepared(write_tar(tmp_path / "cifar-10-python.tar.gz", {"data_batch_1": b"x"}))
+    assert code == 2
+    assert f"; mae-vit prepare cifar10 OUT --root {tmp_path} reads it" in said
 
 
 @pytest.mark.parametrize("pack", [write_files, write_tar, write_zip])

@@ -31,7 +31,10 @@ def test_names_without_folder_and_extension_are_found(tmp_path, prepared, column
     code, said = prepared(rows(f"{column},label", "x", "y", "x", "y"))
     assert code == 0
     assert read_dataset(tmp_path / "out").splits["train"].class_counts == [2, 2]
-    assert "found 4 files of labels.csv by names without folder or extension\n" in said
+    assert (
+        "found 4 files of labels.csv by the ends of their paths (folder, case or extension differ): 1 is a/1.jpg\n"
+        in said
+    )
 
 
 def test_a_name_of_two_files_is_none(prepared):
@@ -175,3 +178,75 @@ def test_paths_below_another_folder_are_found(tmp_path, prepared):
         == 0
     )
     assert read_dataset(tmp_path / "out").splits["train"].class_counts == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("path", "image"),
+    [
+        ("../input/set/images/{}.jpg", "images/{}.jpg"),
+        ("/home/ann/upload/{}.jpg", "images/{}.jpg"),
+        ("C:\\set\\{}.jpg", "{}.jpg"),
+        ("set/train/p{}/a.jpg", "train/p{}/a.jpg"),
+        ("img_{}.jpg", "IMG_{}.JPG"),
+    ],
+)
+def test_paths_of_another_machine_are_found_by_their_ends(tmp_path, prepared, path, image):
+    table = ["path,label", *(f"{path.format(n)},{'xy'[n % 2]}" for n in range(4))]
+    code, said = prepared(table, images=[image.format(n) for n in range(4)])
+    assert code == 0
+    assert "found 4 files of labels.csv by the ends of their paths" in said
+    assert read_dataset(tmp_path / "out").splits["train"].class_counts == [2, 2]
+
+
+def test_a_split_folder_is_no_prefix_of_another_machine(prepared):
+    code, said = prepared(["path,label", "val/1.jpg,x", "val/2.jpg,y"], images=("train/1.jpg", "train/2.jpg"))
+    assert code == 2
+    assert "2 files of labels.csv not found beside it: val/1.jpg, val/2.jpg; there are train/1.jpg, " in said
+
+
+def test_a_missing_file_is_not_taken_from_another_folder(prepared):
+    said = prepared(["path,label", "cat/1.jpg,x", "cat/7.jpg,x"], images=("cat/1.jpg", "dog/7.jpg"))[1]
+    assert "1 file of labels.csv not found beside it: cat/7.jpg\n" in said
+
+
+def test_files_that_may_lie_in_an_archive_are_named(prepared):
+    said = prepared(["path,label", "1.jpg,x"], images=("images.zip",))[1]
+    assert "not found beside it: 1.jpg: unpack images.zip first, which may hold them" in said
+
+
+@pytest.mark.parametrize(
+    ("table", "line"),
+    [
+        (["path,label", "train/1.jpg,x", "val/2.jpg,x"], "from the folders of its images: train, val "),
+        (
+            ["path,is_valid", "train/1.jpg,False", "val/2.jpg,True"],
+            "whose is_valid is true for val, the others",
+        ),
+    ],
+)
+def test_splits_come_from_is_valid_or_folders(tmp_path, prepared, table, line):
+    assert line in prepared(table, images=("train/1.jpg", "val/2.jpg"))[1]
+    splits = read_dataset(tmp_path / "out").splits
+    assert {name: info.samples for name, info in splits.items()} == {"train": 1, "val": 1}
+
+
+def test_images_of_one_split_folder_are_said_to_be_taken_for_another(prepared):
+    table, images = ["path,label", "val/1.jpg,x"], ("val/1.jpg",)
+    line = (
+        "all images of labels.csv lie in the folder of split val, but were taken for train (--split val takes"
+    )
+    assert line in prepared(table, images=images)[1]
+    assert "lie in the folder" not in prepared(table, "--split", "val", "--overwrite", images=images)[1]
+
+
+@pytest.mark.parametrize("column", [("1", "-1", "1", "-1"), ("1.0", "-1.0", "1.0", "-1.0")])
+def test_a_column_of_1_and_minus_1_is_two_classes(tmp_path, prepared, column):
+    assert "took the labels 1 and -1 of labels.csv for two classes" in prepared(rows("id,label", *column))[1]
+    assert read_dataset(tmp_path / "out").classes == ["-1", "1"]
+
+
+def test_a_text_of_columns_by_tabs_is_a_table(tmp_path, capsys):
+    text = "Datei\tKlasse\r\n1.jpg\tKäfer\r\n".encode("utf-16")
+    source = write_files(tmp_path / "src", {"1.jpg": JPEG, "Liste.txt": text}) / "Liste.txt"
+    assert main(["prepare", str(source), str(tmp_path / "out"), "--label-column", "Klasse"]) == 0
+    assert read_dataset(tmp_path / "out").classes == ["Käfer"]
