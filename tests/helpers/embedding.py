@@ -71,7 +71,7 @@ def stop_by(
     )
     try:
         before = done_of(out)
-        deadline = time.monotonic() + 100
+        deadline = time.monotonic() + 500
         while done_of(out) <= before and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.002)
         time.sleep(after_s)

@@ -252,7 +252,10 @@ def _ask_of_parts(placed: Iterable[tuple[str, Parts]], where: str) -> None:
     names = {parts[0] if len(parts) > 1 else "" for _, parts in placed}
     below = {parts[1] if len(parts) > 2 else "" for _, parts in placed}
     letters = "" not in below and all(len(name) == 1 and name.isalpha() for name in names)
-    hashed = len(below) > 1 and all(len(name) == 1 for name in below)
+    # Two levels of single letters: one may be of classes.
+    deeper = {parts[2] if len(parts) > 3 else "" for _, parts in placed}
+    single = [all(len(name) == 1 for name in level) for level in (names, below, deeper)]
+    hashed = len(below) > 1 and single[1] and (single[0] or single[2])
     tiles = all(map(str.isdigit, names | below | {parts[-1].partition(".")[0] for _, parts in placed}))
     if len(names) > 1 and (letters or hashed or tiles or _are_parts(names)):
         last = len(below) > 1 and not (hashed or tiles or _are_parts(below))

@@ -142,7 +142,7 @@ def signal_at_step(folder, step, number):
     """Sends this process a signal once a step is logged."""
 
     def wait():
-        deadline = time.monotonic() + 100
+        deadline = time.monotonic() + 500
         while time.monotonic() < deadline:
             if (folder / "metrics.jsonl").exists() and any(
                 line["step"] >= step for line in whole_lines(folder)

@@ -72,7 +72,9 @@ class _Files:
         return Names(path for path in paths if is_image(path))
 
     def find(self, path: str) -> Path | None:
-        """Returns the one file that is meant; None of none or several."""
+        """Returns the one file that is meant; None of none or several, and of an address."""
+        if "://" in path:
+            return None
         path = path.replace("\\", "/")
         if is_regular(self._folder / path):
             return self._folder / path

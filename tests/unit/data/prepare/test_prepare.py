@@ -298,7 +298,7 @@ def test_a_kill_leaves_what_dataset_json_says(tmp_path):
     command = [sys.executable, "-m", "mae_vit.cli.main", "prepare", str(tmp_path / "src"), str(out)]
     for killed in range(3):
         process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-        deadline = time.monotonic() + 100
+        deadline = time.monotonic() + 500
         while not (out / ".val.partial").exists() and time.monotonic() < deadline:
             time.sleep(0.005)
         time.sleep(0.05 * killed)

@@ -64,7 +64,7 @@ def test_a_killed_fetch_goes_on(source, server, tmp_path):
     )
     process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
     part = tmp_path / "cache" / f".{shard.sha256}-{shard.bytes}.part"
-    until = time.monotonic() + 100
+    until = time.monotonic() + 500
     while not (part.exists() and part.stat().st_size) and time.monotonic() < until:
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
@@ -208,7 +208,7 @@ def test_shards_come_before_they_are_read(source, server, tmp_path):
     index = open_located(folder)
     batches = fetched_batches(index)
     next(batches)
-    until = time.monotonic() + 100
+    until = time.monotonic() + 500
     while (
         len({name for name, _ in server.requests if name.endswith(".tar")}) < 64 and time.monotonic() < until
     ):
@@ -218,7 +218,7 @@ def test_shards_come_before_they_are_read(source, server, tmp_path):
     names = [name for name, _ in server.requests if name.endswith(".tar")]
     assert len(names) == 64
     batches.close()
-    until = time.monotonic() + 100
+    until = time.monotonic() + 500
     while (
         any(thread.name == "shard-prefetch" for thread in threading.enumerate()) and time.monotonic() < until
     ):
