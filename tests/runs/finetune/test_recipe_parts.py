@@ -198,7 +198,7 @@ def test_a_distilled_run_neither_teaches_nor_begins_another(call, teacher, tmp_p
     assert call(CLS, f"finetune.teacher={student}") == 2
     assert "was distilled itself" in capsys.readouterr().err
     assert call(ckpt=student) == 2
-    assert "was distilled: its blocks expect a second token" in capsys.readouterr().err
+    assert "it was distilled, and its blocks expect a second token" in capsys.readouterr().err
 
 
 def test_teachers_that_do_not_fit_are_refused_in_a_line(call, teacher, tmp_path, capsys):
