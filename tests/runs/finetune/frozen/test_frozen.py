@@ -229,7 +229,10 @@ def test_a_norm_that_does_not_fit_is_one_line(call, pretrained, tmp_path, capsys
         "model.depth=2",
     ]
     capsys.readouterr()
-    for file, width, said in (("whole", 32, "does not fit the model"), ("half", 16, "it has no fc_norm.bias")):
+    for file, width, said in (
+        ("whole", 32, "does not fit the model"),
+        ("half", 16, "it has no fc_norm.bias"),
+    ):
         sizes = [f"model.embed_dim={width}", "model.num_heads=2"]
         assert call(*knn, *sizes, ckpt=tmp_path / f"{file}.pth", name=file) == 2
         assert said in one_line(capsys)
