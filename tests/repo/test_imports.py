@@ -23,7 +23,7 @@ ORDERS = {
         ),
     ),
     "mae_vit/data/prepare": (
-        *("bands folder_names label_lists", "convert listing shard_writer", "convert_pool entries"),
+        *("bands folder_names", "listing", "label_lists", "convert shard_writer", "convert_pool entries"),
         *("masks selection statistics", "near_duplicates publish sources", "prepare", "in_place"),
     ),
     "mae_vit/training": (
