@@ -15,7 +15,6 @@ import torch
 
 from benchmarks.harness.command import ROOT
 from benchmarks.harness.turns import Stopwatch, serve
-from mae_vit.config.geometry import resolve_encoder
 from mae_vit.config.load import load_config
 from mae_vit.config.plan import Plan
 from mae_vit.core.batch import Batch
@@ -66,9 +65,7 @@ class Workload:
     def info(self) -> EncoderInfo:
         """The encoder; any normalization costs the same."""
         channels, objective = self.config.model.channels, self.config.objective.name
-        return resolve_encoder(
-            self.config.model, mean=(0.5,) * channels, std=(0.25,) * channels, objective=objective
-        )
+        return EncoderInfo(self.config.model.geometry(), (0.5,) * channels, (0.25,) * channels, objective)
 
     @property
     def num_classes(self) -> int:

@@ -6,7 +6,6 @@ learning rate and steps.
 
 from __future__ import annotations
 
-import math
 import re
 from typing import Any, Literal
 
@@ -14,9 +13,9 @@ from pydantic import Field, field_validator, model_validator
 
 from mae_vit.config.data import DATA_CHOICES, DataSection, fitting_lanes
 from mae_vit.config.optim import OPTIMIZER_OPTIONS, SCHEDULE_OPTIONS, OptimSection
-from mae_vit.config.section import MAX_CHANNELS, PHOTOGRAPH_CHANNELS, Section, exactly_one, height_width
+from mae_vit.config.section import Section, exactly_one
 from mae_vit.config.typed_yaml import PathText
-from mae_vit.models.sizes import PatchInit
+from mae_vit.models.encoders import EncoderConfig
 
 
 class RunSection(Section):
@@ -54,76 +53,6 @@ class RunSection(Section):
         if name is None or (isinstance(name, str) and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name)):
             raise ValueError("letters, digits, . _ - (a letter or digit first); a folder goes in run.dir")
         return name
-
-
-class ModelSection(Section):
-    """The encoder. `name` sets width, depth and heads; `embed_dim`, `depth` and `num_heads` change them.
-
-    Attributes:
-        name: size: width, depth and heads (`Ti`, `S`, `B`, `L`, `H` as in the ViT and DeiT papers).
-        img_size: side of the images in pixels, or `[height, width]`.
-        patch_size: side of a patch in pixels.
-        in_chans: number of bands of the images; null takes the data's.
-        embed_dim: width of the encoder.
-        depth: number of blocks.
-        num_heads: attention heads of a block.
-        mlp_ratio: width of the MLP over `embed_dim`.
-        pos_embed: learnable positions, or fixed sin-cos ones.
-        class_tokens: number of class tokens. The read-out `pool="cls"` is the mean of several (Pixio, arXiv
-            2512.15715, has 8).
-        drop_rate: dropout.
-        drop_path_rate: stochastic depth of the last block; it grows linearly from 0.
-        init: pretrained weights to begin from.
-        patch_init: adapts the patch projection of `init` to another number of bands. "repeat" (null) takes its
-            channels in turn, "average" their mean, both times old / new channels; "fresh" begins at random.
-    """
-
-    name: Literal["tiny-cifar", "Ti", "S", "B", "L", "H"]
-    img_size: int | list[int]
-    patch_size: int = Field(gt=0)
-    in_chans: int | None = Field(default=None, gt=0, le=MAX_CHANNELS)
-    embed_dim: int | None = Field(default=None, gt=0)
-    depth: int | None = Field(default=None, gt=0)
-    num_heads: int | None = Field(default=None, gt=0)
-    mlp_ratio: float = Field(default=4.0, gt=0)
-    pos_embed: Literal["learnable", "sincos"] = "learnable"
-    class_tokens: int = Field(default=1, gt=0)
-    drop_rate: float = Field(default=0.0, ge=0, lt=1)
-    drop_path_rate: float = Field(default=0.0, ge=0, lt=1)
-    init: PathText | None = None
-    patch_init: PatchInit | None = None
-
-    def _nearest_patch_size(self) -> str:
-        """Returns a hint with the nearest patch size that fits each side at least twice; empty if there is none."""
-        common = math.gcd(*self.image_hw)
-        fitting = [size for size in range(2, common) if common % size == 0]
-        if not fitting:
-            return ""
-        return f", nearest patch_size: {min(fitting, key=lambda size: abs(size - self.patch_size))}"
-
-    @model_validator(mode="after")
-    def _check(self) -> ModelSection:
-        for side in self.image_hw:
-            if side <= 0 or side % self.patch_size:
-                near = max(1, round(side / self.patch_size)) * self.patch_size
-                raise ValueError(
-                    f"patch_size={self.patch_size} does not divide img_size={self.img_size} "
-                    f"(nearest side that fits: {near}{self._nearest_patch_size()})"
-                )
-        num_patches = (self.image_hw[0] // self.patch_size) * (self.image_hw[1] // self.patch_size)
-        if num_patches > 2**16:  # masking stores a patch's number in 16 bits
-            raise ValueError(f"patch_size={self.patch_size} makes {num_patches} patches: at most {2**16}")
-        return self
-
-    @property
-    def image_hw(self) -> tuple[int, int]:
-        """Height and width in pixels."""
-        return height_width(self.img_size)
-
-    @property
-    def channels(self) -> int:
-        """Bands of the images. Until the data are known they are taken for photographs."""
-        return self.in_chans or PHOTOGRAPH_CHANNELS
 
 
 # Keys whose value decides which options are valid, and these options. If an override changes the
@@ -324,7 +253,7 @@ class Config(Section):
     """The sections that every training run has."""
 
     run: RunSection
-    model: ModelSection
+    model: EncoderConfig
     data: DataSection
     optim: OptimSection
     train: TrainSection

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from mae_vit.config.plan import Plan
-from mae_vit.config.schema import ModelSection
 from mae_vit.core.files import write_json
 from mae_vit.core.messages import count_of
 from mae_vit.data.data_path import describe_place
@@ -20,7 +19,7 @@ from mae_vit.training.optim.param_groups import LayerRate, layer_rates
 from mae_vit.training.outputs.plan_text import describe_augment, times
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.startup import describe_start
-from mae_vit.weights.load_report import LoadReport
+from mae_vit.models.load_report import LoadReport
 
 
 def describe_plan(
@@ -114,7 +113,7 @@ def describe_recipe(config: FinetuneConfig) -> str:
         texts.append(
             "linear head on the frozen encoder" if finetune.mode == "segment_probe" else "light head"
         )
-    elif isinstance(model, ModelSection):
+    elif not isinstance(model, NetworkSection):
         texts.append(
             f"{'[CLS]' if finetune.pool == 'cls' else 'mean of the patches'}, head {finetune.head_init}"
         )

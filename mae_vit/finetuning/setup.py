@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from mae_vit.config.plan import Plan
-from mae_vit.config.schema import ModelSection
 from mae_vit.core.bands import dtype_of_raw
 from mae_vit.core.errors import InputError
 from mae_vit.finetuning.config.read import Starts
@@ -19,11 +18,12 @@ from mae_vit.finetuning.results.write import Outputs
 from mae_vit.finetuning.segmentation.build import build_segmenter, load_weights_into_segmenter
 from mae_vit.finetuning.segmentation.results import SegmentationOutputs
 from mae_vit.models.encoder_file import EncoderInfo
+from mae_vit.models.encoders.config import NetworkSection
 from mae_vit.objectives.objective import Task
 from mae_vit.training.checkpoints.format import LABELS_SEEN
 from mae_vit.training.checkpoints.resume import Identity, run_identity
 from mae_vit.training.engines.cost import Estimate, estimate
-from mae_vit.weights.load_report import LoadReport
+from mae_vit.models.load_report import LoadReport
 from mae_vit.weights.seen_labels import SeenLabels
 from mae_vit.weights.start import Weights
 
@@ -82,7 +82,7 @@ def estimate_costs(
         )
     except (RuntimeError, AssertionError, ValueError) as error:
         # Our own encoders take what their config allows.
-        if isinstance(config.model, ModelSection):
+        if not isinstance(config.model, NetworkSection):
             raise
         size = " x ".join(map(str, shape))
         raise InputError(f'model.name="{config.model.name}" does not take {size} images: {error}') from None

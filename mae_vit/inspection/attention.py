@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from mae_vit.models.masking import squared_distances
-from mae_vit.models.vit import ViTEncoder
+from mae_vit.models.encoders.vit import ViTEncoder
 
 
 @torch.no_grad()

@@ -26,7 +26,7 @@ from mae_vit.inspection.parameters import center_patch, filter_components, posit
 from mae_vit.inspection.reconstructions import reconstruct
 from mae_vit.inspection.subject import InspectedEncoder
 from mae_vit.models.sizes import Pool
-from mae_vit.models.vit import ViTEncoder
+from mae_vit.models.encoders.vit import ViTEncoder
 from mae_vit.weights.encoder import PretrainedEncoder
 
 

@@ -13,19 +13,20 @@ from safetensors.torch import save as save_tensors
 
 from mae_vit.core.bands import DTYPES, Bands
 from mae_vit.core.preprocessing import UNCHANGED, Preprocessing
-from mae_vit.models.geometry import Geometry
+from mae_vit.models.encoders.base import Encoder
+from mae_vit.models.geometry import Geometry, geometry_from
 from mae_vit.models.sizes import Pool
-from mae_vit.models.vit import ViTEncoder
 
 # Key of our entry in a safetensors file's metadata; its value is JSON.
 _KEY = "mae_vit"
 
 
 @dataclass(frozen=True)
-class EncoderInfo(Geometry):
+class EncoderInfo:
     """The metadata of an encoder file. It holds no time, path or run name, so equal runs give equal bytes.
 
     Attributes:
+        geometry: architecture of the encoder.
         mean: per-channel mean of the pixels (in 0..1) that the network was trained on.
         std: per-channel standard deviation of these pixels.
         objective: name of the pretraining objective.
@@ -41,10 +42,11 @@ class EncoderInfo(Geometry):
         pool: what reads a feature from the tokens. A file states it only where it is not the mean.
     """
 
+    geometry: Geometry
     mean: Sequence[float]
     std: Sequence[float]
     objective: str
-    step: int
+    step: int = 0
     labels: dict[str, Any] | None = None
     images_seen: int | None = None
     flops: float | None = None
@@ -53,9 +55,20 @@ class EncoderInfo(Geometry):
     preprocessing: Preprocessing = UNCHANGED
     pool: Pool = "mean"
 
+    @property
+    def img_size(self) -> tuple[int, int]:
+        """(H, W) of its images in pixels."""
+        return self.geometry.img_size
+
+    @property
+    def in_chans(self) -> int:
+        """C of its images."""
+        return self.geometry.in_chans
+
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields as plain data; those that say nothing new are left out."""
-        values = asdict(self)
+        own = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "geometry"}
+        values = {**self.geometry.to_dict(), **own}
         del values["bands"], values["before"], values["preprocessing"]
         if self.pool == "mean":
             del values["pool"]
@@ -102,10 +115,11 @@ def bands_from(values: Mapping[str, Any] | None) -> Bands | None:
     return bands
 
 
-def encoder_bytes(encoder: ViTEncoder, info: EncoderInfo) -> bytes:
+def encoder_bytes(encoder: Encoder, info: EncoderInfo) -> bytes:
     """Returns the content of an `encoder.safetensors`: timm's keys, float32, metadata."""
     tensors = {
-        name: value.detach().float().cpu().contiguous() for name, value in encoder.state_dict().items()
+        name: (value.float() if value.is_floating_point() else value).detach().cpu().contiguous()
+        for name, value in encoder.weights().items()
     }
     return save_tensors(tensors, metadata=to_metadata(info.to_dict()))
 
@@ -138,8 +152,11 @@ def read_info(path: Path) -> EncoderInfo | None:
         metadata = read_metadata(path)
         # Classifiers and exports tell more, such as their classes.
         known = {field.name: metadata[field.name] for field in fields(EncoderInfo) if field.name in metadata}
+        geometry = geometry_from(metadata)
+        if geometry is None:
+            return None
         changed = {
-            "img_size": tuple(metadata["img_size"]),
+            "geometry": geometry,
             "bands": bands_from(metadata.get("bands")),
             "preprocessing": Preprocessing.of_entry(metadata),
         }

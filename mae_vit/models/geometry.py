@@ -1,40 +1,76 @@
-"""The numbers that define the architecture of an encoder."""
+"""What defines the architecture of an encoder: one class a family. Importing it imports no torch."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from mae_vit.models.sizes import SIZES, PositionKind
 
 if TYPE_CHECKING:
     from timm.models.vision_transformer import VisionTransformer
 
-    from mae_vit.models.vit import ViTEncoder
+    from mae_vit.models.encoders.base import Encoder
 
 
 @dataclass(frozen=True)
-class Geometry:
-    """The geometry of an encoder.
+class Geometry(ABC):
+    """What every family states.
 
     Attributes:
-        size: name in `mae_vit.models.vit.SIZES` that it derives from, or that is nearest.
         img_size: (H, W) in pixels, both divisible by `patch_size`.
-        patch_size: P, in pixels.
+        patch_size: P, the side in pixels of what objectives mask.
         in_chans: C.
+    """
+
+    family: ClassVar[str]
+
+    img_size: tuple[int, int]
+    patch_size: int
+    in_chans: int
+
+    @property
+    def grid_size(self) -> tuple[int, int]:
+        """Rows and columns of patches."""
+        return self.img_size[0] // self.patch_size, self.img_size[1] // self.patch_size
+
+    @abstractmethod
+    def build(self, *, drop_rate: float = 0.0, drop_path_rate: float = 0.0) -> Encoder:
+        """Builds an encoder of this geometry, with fresh weights."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """Says in words what it is."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the facts as plain data; `geometry_from` reads them. Files of a `vit` do not state their family."""
+        return asdict(self) | ({} if self.family == "vit" else {"family": self.family})
+
+    def to_config(self) -> dict[str, Any]:
+        """Returns the geometry as a config's `model` section."""
+        values = self.to_dict()
+        return {"name": values.pop("size"), **values, "img_size": list(self.img_size)}
+
+
+@dataclass(frozen=True)
+class ViTGeometry(Geometry):
+    """A Vision Transformer.
+
+    Attributes:
+        size: name in `mae_vit.models.sizes.SIZES` that it derives from, or that is nearest.
         embed_dim: D.
         depth: number of blocks.
         num_heads: attention heads; divides D.
         mlp_ratio: hidden width of the MLP over D.
         pos_embed: "learnable" or "sincos".
-        class_tokens: class tokens; older files do not state it and have one.
+        class_tokens: class tokens; files do not state it where there is one.
     """
 
+    family = "vit"
+
     size: str
-    img_size: tuple[int, int]
-    patch_size: int
-    in_chans: int
     embed_dim: int
     depth: int
     num_heads: int
@@ -42,40 +78,100 @@ class Geometry:
     pos_embed: PositionKind
     class_tokens: int = field(default=1, kw_only=True)
 
-    @property
-    def grid_size(self) -> tuple[int, int]:
-        """Rows and columns of patches."""
-        return self.img_size[0] // self.patch_size, self.img_size[1] // self.patch_size
-
-    def build(self, *, drop_rate: float = 0.0, drop_path_rate: float = 0.0) -> ViTEncoder:
+    def build(self, *, drop_rate: float = 0.0, drop_path_rate: float = 0.0) -> Encoder:
         """Builds an encoder of this geometry, with fresh weights."""
         # Imports torch and timm, which a config is checked without.
-        from mae_vit.models.vit import ViTEncoder
+        from mae_vit.models.encoders.vit import ViTEncoder
 
-        options = {one.name: getattr(self, one.name) for one in fields(Geometry)}
-        del options["size"]
+        options = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "size"}
         return ViTEncoder(**options, drop_rate=drop_rate, drop_path_rate=drop_path_rate)
 
-    def to_config(self) -> dict[str, Any]:
-        """Returns the geometry as a config's `model` section."""
-        values = asdict(self)
-        return {"name": values.pop("size"), **values, "img_size": list(self.img_size)}
+    def describe(self) -> str:
+        """Says in words what it is."""
+        return f"{self.depth} blocks of {self.num_heads} heads, width {self.embed_dim}"
 
 
-# The keys of a config's `model` section that define the geometry, besides `name`.
-GEOMETRY_KEYS = tuple(one.name for one in fields(Geometry) if one.name != "size")
+@dataclass(frozen=True)
+class ViTRopeGeometry(Geometry):
+    """A Vision Transformer with rotary positions and register tokens.
+
+    Attributes:
+        size: name in `mae_vit.models.sizes.SIZES` that it derives from.
+        embed_dim: D.
+        depth: number of blocks.
+        num_heads: attention heads; D / heads is divisible by 4.
+        mlp_ratio: hidden width of the MLP over D.
+        register_tokens: tokens beside [CLS] that nothing reads.
+    """
+
+    family = "vit_rope"
+
+    size: str
+    embed_dim: int
+    depth: int
+    num_heads: int
+    mlp_ratio: float
+    register_tokens: int
+
+    def build(self, *, drop_rate: float = 0.0, drop_path_rate: float = 0.0) -> Encoder:
+        """Builds an encoder of this geometry, with fresh weights."""
+        from mae_vit.models.encoders.vit_rope import ViTRopeEncoder
+
+        options = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "size"}
+        return ViTRopeEncoder(**options, drop_rate=drop_rate, drop_path_rate=drop_path_rate)
+
+    def describe(self) -> str:
+        """Says in words what it is."""
+        return f"{self.depth} blocks of {self.num_heads} heads, width {self.embed_dim}, rotary positions"
+
+
+@dataclass(frozen=True)
+class NetworkGeometry(Geometry):
+    """A baseline, or a network of timm's, that gives a map of features.
+
+    Attributes:
+        size: its name, as `model.name` has it.
+    """
+
+    family = "network"
+
+    size: str
+
+    def build(self, *, drop_rate: float = 0.0, drop_path_rate: float = 0.0) -> Encoder:
+        """Builds an encoder of this geometry, with fresh weights.
+
+        Raises:
+            ValueError: if it has no map of features, or does not take such images.
+        """
+        from mae_vit.models.encoders.network import NetworkEncoder
+
+        assert not drop_rate, "a network has no such option"
+        options = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "size"}
+        return NetworkEncoder(self.size, **options, drop_path_rate=drop_path_rate)
+
+    def describe(self) -> str:
+        """Says in words what it is."""
+        return self.size
+
+
+GEOMETRIES: dict[str, type[Geometry]] = {
+    one.family: one for one in (ViTGeometry, ViTRopeGeometry, NetworkGeometry)
+}
 
 
 def geometry_from(values: Mapping[str, Any]) -> Geometry | None:
     """Returns the geometry from a mapping by field names; None if a field without a default is missing."""
+    kind = GEOMETRIES.get(values.get("family") or "vit")
+    if kind is None:
+        return None
     geometry: dict[str, Any] = {
         one.name: values.get(one.name, None if one.default is MISSING else one.default)
-        for one in fields(Geometry)
+        for one in fields(kind)
     }
     if any(value is None for value in geometry.values()):
         return None
     height, width = geometry["img_size"]
-    return Geometry(**{**geometry, "img_size": (int(height), int(width))})
+    return kind(**{**geometry, "img_size": (int(height), int(width))})
 
 
 def nearest_size(embed_dim: int, depth: int, num_heads: int | None = None) -> str:
@@ -88,18 +184,19 @@ def nearest_size(embed_dim: int, depth: int, num_heads: int | None = None) -> st
     return names[0] if names else "S"
 
 
-def geometry_of(model: VisionTransformer) -> Geometry:
+def vit_geometry_of(model: VisionTransformer) -> ViTGeometry:
     """Returns the geometry of a model that timm has built."""
     block, embed = model.blocks[0], model.patch_embed
-    shape = (model.embed_dim, len(model.blocks), block.attn.num_heads)
-    mlp_ratio = block.mlp.fc1.out_features / model.embed_dim
-    height, width = embed.img_size
-    return Geometry(
-        nearest_size(*shape),
-        (height, width),
-        embed.patch_size[0],
-        embed.proj.in_channels,
-        *shape,
-        mlp_ratio,
-        "learnable",
+    width, depth, heads = model.embed_dim, len(model.blocks), block.attn.num_heads
+    height, width_px = embed.img_size
+    return ViTGeometry(
+        img_size=(height, width_px),
+        patch_size=embed.patch_size[0],
+        in_chans=embed.proj.in_channels,
+        size=nearest_size(width, depth, heads),
+        embed_dim=width,
+        depth=depth,
+        num_heads=heads,
+        mlp_ratio=block.mlp.fc1.out_features / width,
+        pos_embed="learnable",
     )

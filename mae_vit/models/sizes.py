@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-# Networks beside our Vision Transformer: of this package (`mae_vit.models.baselines`), and of timm.
+# Networks beside our Vision Transformer: of this package (`mae_vit.models.encoders.baselines`), and of timm.
 BASELINE_NAMES = ("SimpleCNN", "SmallResNet", "SmallBiT", "SmallHybrid")
 WITHOUT_DROP_PATH = ("SimpleCNN", "SmallResNet")
 # Prefix of timm's names: architectures and pretrained weights.
 TIMM_PREFIX = "timm:"
 PositionKind = Literal["learnable", "sincos"]
 Pool = Literal["cls", "mean"]
-# How weights of another number of channels are adapted (`mae_vit.weights.other_bands`).
+# How weights of another number of channels are adapted (`mae_vit.models.encoders.base.adapt_patch_projection`).
 PatchInit = Literal["repeat", "average", "fresh"]
 
 

@@ -15,7 +15,8 @@ from mae_vit.models.sizes import Pool
 
 if TYPE_CHECKING:
     from mae_vit.core.bands import Bands
-    from mae_vit.models.vit import ViTEncoder
+    from mae_vit.models.encoders.base import Encoder
+    from mae_vit.models.encoders.config import EncoderSection
     from mae_vit.objectives.objective import Objective
 
 
@@ -40,6 +41,18 @@ PAIRS = Grouping(unit=2, views=1, why="mixup and cutmix pair neighbors")
 COLOR_CELLS = {"mean_color": 1, "downsized_4x4": 4}
 
 
+_NEEDED = {
+    "skips_patches": "encodes the visible patches alone",
+    "replaces_patches": "replaces embeddings of patches",
+}
+
+
+def _transformers(ability: str) -> list[str]:
+    from mae_vit.models.encoders import ENCODERS  # not at the top: its sections are checked with objectives
+
+    return [f"model.family={family}" for family, section in ENCODERS.items() if getattr(section, ability)]
+
+
 class ObjectiveSection(Section, ABC):
     """The `objective` section of a config: an objective's options, and a method that builds it.
 
@@ -47,11 +60,25 @@ class ObjectiveSection(Section, ABC):
         name: the objective's name, a key of `OBJECTIVES`.
         built_by: its module and class, "package.module:Class", imported when it is built.
         uses_labels: training and held-out evaluation use labels.
+        needs: what it asks of an encoder, an attribute of `EncoderSection`; None if it takes every one.
     """
 
     name: str
     built_by: ClassVar[str]
     uses_labels: ClassVar[bool] = False
+    needs: ClassVar[Literal["skips_patches", "replaces_patches"] | None] = None
+
+    def check_encoder(self, model: EncoderSection) -> None:
+        """Checks that the encoder offers what the objective needs.
+
+        Raises:
+            ValueError: if not; the message names what would fit.
+        """
+        if self.needs is not None and not getattr(model, self.needs):
+            raise ValueError(
+                f'objective.name="{self.name}" {_NEEDED[self.needs]}, which model.name="{model.name}" cannot: it takes '
+                f"{' and '.join(_transformers(self.needs))}; simmim and supervised take every encoder"
+            )
 
     @property
     def grouping(self) -> Grouping | None:
@@ -64,7 +91,7 @@ class ObjectiveSection(Section, ABC):
 
     def build(
         self,
-        encoder: ViTEncoder,
+        encoder: Encoder,
         *,
         mean: Sequence[float],
         std: Sequence[float],
@@ -112,6 +139,7 @@ class MAEConfig(ObjectiveSection):
     """
 
     built_by: ClassVar[str] = "mae_vit.objectives.mae:MAE"
+    needs = "skips_patches"
     name: Literal["mae"]
     mask_ratio: float = Field(default=0.75, gt=0, lt=1)
     mask_unit: int = Field(default=1, gt=0)
@@ -197,6 +225,7 @@ class MaskedPatchConfig(ObjectiveSection):
     """
 
     built_by: ClassVar[str] = "mae_vit.objectives.masked_patch:MaskedPatch"
+    needs = "replaces_patches"
     name: Literal["masked_patch"]
     target: Literal["mean_color", "downsized_4x4", "pixels_l2"] = "mean_color"
     corrupt_ratio: float = Field(default=0.5, gt=0, lt=1)
@@ -236,6 +265,7 @@ class JointConfig(ObjectiveSection):
     """Options of the `joint` objective: those of its two parts, and the weights of their losses."""
 
     built_by: ClassVar[str] = "mae_vit.objectives.joint:Joint"
+    needs = "skips_patches"  # all that do let embeddings be replaced, too
     name: Literal["joint"]
     weights: LossWeights = LossWeights()
     mae: MAEConfig = MAEConfig(name="mae")
@@ -303,6 +333,15 @@ class SupervisedConfig(ObjectiveSection):
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
     mixup: float = Field(default=0.0, ge=0)
     cutmix: float = Field(default=0.0, ge=0)
+
+    def check_encoder(self, model: EncoderSection) -> None:
+        """Checks that there is a class token to read.
+
+        Raises:
+            ValueError: if not.
+        """
+        if self.pool == "cls" and not model.has_class_token:
+            raise ValueError(f'model.name="{model.name}" has no class token: give objective.pool=mean')
 
     @property
     def grouping(self) -> Grouping | None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from mae_vit.core.bands import Bands
 from mae_vit.core.batch import Batch
 from mae_vit.models.attention import without_autocast
-from mae_vit.models.vit import ViTEncoder, init_transformer
+from mae_vit.models.encoders.base import Encoder, init_transformer
 from mae_vit.objectives.config import ContrastiveMAEConfig
 from mae_vit.objectives.mae import MAE
 from mae_vit.objectives.objective import ObjectiveOutput
@@ -69,7 +69,7 @@ class ContrastiveMAE(MAE):
 
     def __init__(
         self,
-        encoder: ViTEncoder,
+        encoder: Encoder,
         config: ContrastiveMAEConfig,
         *,
         mean: Sequence[float],

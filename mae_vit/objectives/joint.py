@@ -10,7 +10,7 @@ from torch import Tensor
 from mae_vit.core.bands import Bands
 from mae_vit.core.batch import Batch
 from mae_vit.core.image_rows import Picture
-from mae_vit.models.vit import ViTEncoder
+from mae_vit.models.encoders.base import Encoder
 from mae_vit.objectives.config import JointConfig
 from mae_vit.objectives.objective import Objective, ObjectiveOutput
 
@@ -23,7 +23,7 @@ class Joint(Objective):
 
     def __init__(
         self,
-        encoder: ViTEncoder,
+        encoder: Encoder,
         config: JointConfig,
         *,
         mean: Sequence[float],

@@ -14,7 +14,7 @@ from mae_vit.core.bands import Bands
 from mae_vit.core.batch import Batch
 from mae_vit.core.image_rows import Picture
 from mae_vit.models.patches import patchify
-from mae_vit.models.vit import ViTEncoder
+from mae_vit.models.encoders.base import Encoder
 
 
 class ObjectiveOutput(NamedTuple):
@@ -99,6 +99,17 @@ class Task(nn.Module, ABC):
         """Maps normalized (B, C, H, W) back to 0..1, clipped."""
         return (images * self.std + self.mean).clamp(0, 1)
 
+    def layer_of(self, name: str) -> int | None:
+        """Returns the number of a parameter's layer for layer-wise rate decay; None for the last, with the head.
+
+        Raises:
+            ValueError: for a parameter of an encoder that belongs to no layer.
+        """
+        held, _, rest = name.partition(".")
+        encoder = getattr(self, "encoder", None) if held == "encoder" else None
+        layer: int | None = None if encoder is None else encoder.layer_of(rest)
+        return layer
+
     @abstractmethod
     def forward(self, batch: Batch) -> ObjectiveOutput:
         """Computes the training loss of a micro-batch."""
@@ -121,7 +132,7 @@ class Objective(Task):
 
     def __init__(
         self,
-        encoder: ViTEncoder,
+        encoder: Encoder,
         *,
         mean: Sequence[float],
         std: Sequence[float],

@@ -22,6 +22,15 @@ class PretrainConfig(Config):
         return self
 
     @model_validator(mode="after")
+    def _check_encoder(self) -> PretrainConfig:
+        self.objective.check_encoder(self.model)
+        try:
+            self.model.geometry()
+        except ValueError as error:
+            raise ValueError(f"model.{error}") from None
+        return self
+
+    @model_validator(mode="after")
     def _check_patch_init(self) -> PretrainConfig:
         if self.model.patch_init is not None and self.model.init is None:
             raise ValueError(f'model.patch_init="{self.model.patch_init}" has no effect without model.init')

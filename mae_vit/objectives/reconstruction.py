@@ -15,12 +15,12 @@ from torch import Tensor
 from mae_vit.core.image_rows import Picture
 from mae_vit.models.masking import squared_distances
 from mae_vit.models.patches import patchify, unpatchify
-from mae_vit.models.vit import ViTEncoder
+from mae_vit.models.encoders.base import Encoder
 from mae_vit.objectives.missing import patch_colors, spread_known, valid_share
 from mae_vit.objectives.objective import Objective
 
 
-def local_average(images: Tensor, mask: Tensor, encoder: ViTEncoder, valid: Tensor | None = None) -> Tensor:
+def local_average(images: Tensor, mask: Tensor, encoder: Encoder, valid: Tensor | None = None) -> Tensor:
     """Predicts each patch as one color, the mean of visible patches with weights exp(-d^2 / 2).
 
     Args:

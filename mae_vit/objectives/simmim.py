@@ -1,6 +1,8 @@
 """SimMIM: predicts masked pixels from the encoder's own tokens by L1 regression (arXiv 2111.09886).
 
-Shapes: B images, C channels, H W pixels, N patches, P patch size, D width, u mask unit.
+An encoder whose patch embeddings cannot be replaced sees images in which the pixels of masked patches are replaced
+by a learned color, and its cells predict the pixels that they cover.
+Shapes: B images, C channels, H W pixels, N patches, n cells of the encoder's map, P patch size, D width, u mask unit.
 """
 
 from __future__ import annotations
@@ -15,8 +17,8 @@ from mae_vit.core.batch import Batch
 from mae_vit.core.image_rows import Picture
 from mae_vit.models.counts import count_units
 from mae_vit.models.masking import patch_noise, random_masking, spread_over_units
-from mae_vit.models.patches import patchify
-from mae_vit.models.vit import ViTEncoder, init_transformer
+from mae_vit.models.patches import patchify, unpatchify
+from mae_vit.models.encoders.base import Encoder, init_transformer
 from mae_vit.objectives.config import SimMIMConfig
 from mae_vit.objectives.missing import weigh
 from mae_vit.objectives.objective import Objective, ObjectiveOutput
@@ -28,7 +30,7 @@ class SimMIM(Objective):
 
     def __init__(
         self,
-        encoder: ViTEncoder,
+        encoder: Encoder,
         config: SimMIMConfig,
         *,
         mean: Sequence[float],
@@ -38,9 +40,14 @@ class SimMIM(Objective):
         """Adds the mask token and the linear head to `encoder`."""
         super().__init__(encoder, mean=mean, std=std, bands=bands)
         self.config = config
-        self.mask_token = nn.Parameter(torch.zeros(1, 1, encoder.embed_dim))
+        self._replaces = type(encoder).embed_patches is not Encoder.embed_patches
+        width = encoder.embed_dim if self._replaces else encoder.in_chans
+        self.mask_token = nn.Parameter(torch.zeros(1, 1, width))
         nn.init.normal_(self.mask_token, std=0.02)
-        self.head = nn.Linear(encoder.embed_dim, encoder.patch_size**2 * encoder.in_chans)
+        # Height and width in pixels of what a token predicts.
+        rows, columns = encoder.feature_grid
+        self._cell = (encoder.img_size[0] // rows, encoder.img_size[1] // columns)
+        self.head = nn.Linear(encoder.embed_dim, self._cell[0] * self._cell[1] * encoder.in_chans)
         self.head.apply(init_transformer)
 
     def draw_mask(self, batch: Batch) -> Tensor:
@@ -51,11 +58,24 @@ class SimMIM(Objective):
 
     def reconstruct(self, images: Tensor, mask: Tensor) -> Tensor:
         """Predicts all patches, float32: (B, C, H, W) normalized, (B, N) -> (B, N, P*P*C)."""
+        if not self._replaces:
+            return self._reconstruct_from_pixels(images, mask)
         tokens = self.encoder.embed_patches(images)  # (B, N, D)
         tokens = torch.where(mask[..., None] > 0, self.mask_token.to(tokens.dtype), tokens)
         return self.head(
             self.encoder.forward_replaced(tokens)[:, self.encoder.num_prefix_tokens :]
         ).float()  # (B, N, P*P*C)
+
+    def _reconstruct_from_pixels(self, images: Tensor, mask: Tensor) -> Tensor:
+        encoder, p = self.encoder, self.encoder.patch_size
+        masked = unpatchify(mask[..., None].expand(-1, -1, p * p), p, encoder.img_size)  # (B, 1, H, W)
+        color = self.mask_token.to(images.dtype).view(1, -1, 1, 1)
+        cells = self.head(encoder.forward_features(torch.where(masked > 0, color, images))).float()
+        rows, columns = encoder.feature_grid
+        height, width = self._cell
+        grid = cells.view(-1, rows, columns, height, width, encoder.in_chans)
+        pixels = grid.permute(0, 5, 1, 3, 2, 4).flatten(4, 5).flatten(2, 3)  # (B, C, H, W)
+        return patchify(pixels, p)
 
     @property
     def hidden_ratio(self) -> float:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from mae_vit.core.bands import Bands
 from mae_vit.core.batch import Batch
 from mae_vit.core.image_rows import Picture
-from mae_vit.models.vit import ViTEncoder, init_transformer, pooled
+from mae_vit.models.encoders.base import Encoder, init_transformer, pool_tokens
 from mae_vit.objectives.config import SupervisedConfig
 from mae_vit.objectives.label_loss import LabelLoss
 from mae_vit.objectives.objective import Objective, ObjectiveOutput
@@ -25,7 +25,7 @@ class Supervised(Objective):
 
     def __init__(
         self,
-        encoder: ViTEncoder,
+        encoder: Encoder,
         config: SupervisedConfig,
         *,
         mean: Sequence[float],
@@ -55,9 +55,7 @@ class Supervised(Objective):
 
     def logits(self, images: Tensor) -> Tensor:
         """Classifies normalized images: (B, C, H, W) -> (B, K)."""
-        return self.head(
-            pooled(self.encoder.forward_features(images), self.pool, self.encoder.num_prefix_tokens)
-        )
+        return self.head(pool_tokens(self.encoder, self.encoder.forward_features(images), self.pool))
 
     def classify(self, batch: Batch) -> Tensor:
         """Returns float32 logits (B, K) of raw images."""

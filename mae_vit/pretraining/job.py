@@ -127,7 +127,7 @@ def _train(setup: Setup, arguments: Arguments, folder: RunFolder) -> None:
         info = replace(setup.info, labels=known.get(LABELS_SEEN, setup.info.labels), before=before)
     history = {LABELS_SEEN: info.labels} | ({COST_BEFORE: info.before} if info.before else {})
     engine = build_engine(config, setup.plan, objective, ranks, setup.device)
-    noisy = bool(config.model.drop_rate or config.model.drop_path_rate)
+    noisy = any(config.model.drops.values())
     run_setup = RunSetup(
         config,
         setup.plan,

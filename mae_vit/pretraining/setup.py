@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from mae_vit.config.geometry import resolve_encoder
 from mae_vit.config.plan import Plan, check_grouping, make_plan
 from mae_vit.core.bands import dtype_of_raw
 from mae_vit.core.errors import InputError
@@ -128,22 +127,19 @@ def least_kept(setup: Setup) -> int:
 
 
 def describe_encoder(config: PretrainConfig, data: Data) -> EncoderInfo:
-    """Resolves the geometry of the encoder.
-
-    Raises:
-        InputError: if width and heads do not fit.
-    """
-    info = resolve_encoder(
-        config.model,
-        mean=data.mean,
-        std=data.std,
-        objective=config.objective.name,
-        bands=data.bands,
-        preprocessing=data.preprocessing,
-    )
+    """Describes the encoder, before any step."""
     labels = seen_labels(config, data, None)
     pool: Pool = getattr(config.objective, "pool", "mean")
-    return replace(info, labels=labels.model_dump() if labels else None, pool=pool)
+    return EncoderInfo(
+        config.model.geometry(),
+        data.mean,
+        data.std,
+        config.objective.name,
+        labels=labels.model_dump() if labels else None,
+        bands=data.bands,
+        preprocessing=data.preprocessing,
+        pool=pool,
+    )
 
 
 def seen_labels(config: PretrainConfig, data: Data, before: SeenLabels | None) -> SeenLabels | None:
@@ -165,19 +161,21 @@ def build_objective(config: PretrainConfig, info: EncoderInfo, *, num_classes: i
     Raises:
         InputError: if objective and model do not fit.
     """
-    grid_size = (info.img_size[0] // info.patch_size, info.img_size[1] // info.patch_size)
+    geometry = info.geometry
     try:
         config.objective.check(
-            grid_size=grid_size,
-            patch_size=info.patch_size,
-            in_chans=info.in_chans,
+            grid_size=geometry.grid_size,
+            patch_size=geometry.patch_size,
+            in_chans=geometry.in_chans,
             num_classes=num_classes,
         )
     except ValueError as error:
         raise InputError(f"objective.{error}") from None
     torch.manual_seed(config.run.seed)
-    model = config.model
-    encoder = info.build(drop_rate=model.drop_rate, drop_path_rate=model.drop_path_rate)
+    try:
+        encoder = geometry.build(**config.model.drops)
+    except ValueError as error:
+        raise InputError(f"model.name: {error}") from None
     return config.objective.build(
         encoder, mean=info.mean, std=info.std, num_classes=num_classes, bands=info.bands
     )

@@ -17,7 +17,7 @@ from mae_vit.core.image_rows import Picture
 from mae_vit.evaluation.feature_rank import feature_metrics, feature_sums
 from mae_vit.evaluation.few_shot import least_squares_scores
 from mae_vit.evaluation.knn import knn_scores
-from mae_vit.models.vit import pooled
+from mae_vit.models.encoders.base import pool_tokens
 from mae_vit.objectives.objective import Objective, Task
 from mae_vit.runtime.watchdog import Watchdog
 from mae_vit.training.engines.base import Engine
@@ -93,9 +93,8 @@ class HeldOut:
 
 def mean_features(objective: Objective, images: Tensor) -> Tensor:
     """Encodes whole images: uint8 (B, C, H, W) -> float32 (B, D), the mean of the patch tokens after the final norm."""
-    encoder = objective.encoder
-    tokens = encoder.forward_features(objective.normalize(images))
-    return pooled(tokens.float(), "mean", encoder.num_prefix_tokens)
+    tokens = objective.encoder.forward_features(objective.normalize(images))
+    return pool_tokens(objective.encoder, tokens.float(), "mean")
 
 
 @dataclass(frozen=True)

@@ -54,13 +54,12 @@ def choose_device(config: Config, ranks: Ranks) -> torch.device:
         InputError: if the node has fewer GPUs than ranks, or if a Slurm job without a GPU would train a large model.
     """
     device = find_device(ranks, config.run.device)
-    size, model = SIZES.get(config.model.name), config.model
+    size = getattr(config.model, "size", None)
     # sbatch without options gives one CPU core.
     if size and device.type == "cpu" and config.run.device == "auto" and "SLURM_JOB_ID" in os.environ:
-        size = size.with_changes(model.embed_dim, model.depth, model.num_heads)
         if size.embed_dim >= _LARGE.embed_dim and size.depth >= _LARGE.depth:
             raise InputError(
-                f"this Slurm job has no GPU for model.name={model.name}: sbatch --gpus-per-node=1 --cpus-per-task=12 "
+                f"this Slurm job has no GPU for model.name={config.model.name}: sbatch --gpus-per-node=1 --cpus-per-task=12 "
                 "... asks for one; run.device=cpu trains on CPUs"
             )
     return device

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,16 +20,17 @@ from mae_vit.data.normalization import IMAGENET_MEAN, IMAGENET_STD
 from mae_vit.models.attention import choose_attention
 from mae_vit.models.encoder_cost import UNKNOWN, Cost, cost_of_info, cost_of_weights
 from mae_vit.models.encoder_file import EncoderInfo, read_info
-from mae_vit.models.geometry import Geometry, nearest_size
+from mae_vit.models.encoders.base import Encoder, as_map, pool_tokens
+from mae_vit.models.encoders.vit import with_class_position
+from mae_vit.models.geometry import Geometry, ViTGeometry, nearest_size
 from mae_vit.models.pos_embed import sincos_position_table
 from mae_vit.models.sizes import SIZES, PatchInit, Pool
-from mae_vit.models.vit import ViTEncoder, pooled
 from mae_vit.training.checkpoints.format import STATE, step_of
 from mae_vit.weights.feature_encoder import FeatureEncoder, ImageInput
 from mae_vit.weights.foreign import read_foreign
 from mae_vit.weights.foreign_encoder import open_foreign
-from mae_vit.weights.load import check_complete, check_kind, load_weights, with_class_position
-from mae_vit.weights.load_report import LoadReport
+from mae_vit.weights.load import check_complete, check_kind, load_weights
+from mae_vit.models.load_report import LoadReport
 from mae_vit.weights.names import is_frozen
 from mae_vit.weights.read import read_weights
 from mae_vit.weights.start import Weights, another_kind
@@ -44,7 +45,7 @@ class ViTFeatures(FeatureEncoder):
         fc_norm: behind the pooling, for weights that were trained with it.
     """
 
-    def __init__(self, encoder: ViTEncoder, images: ImageInput, *, pool: Pool, fc_norm: nn.Module) -> None:
+    def __init__(self, encoder: Encoder, images: ImageInput, *, pool: Pool, fc_norm: nn.Module) -> None:
         """Wraps an encoder whose weights are already loaded."""
         super().__init__(images)
         self.encoder, self.pool, self.fc_norm = encoder, pool, fc_norm
@@ -52,15 +53,14 @@ class ViTFeatures(FeatureEncoder):
 
     def features(self, images: Tensor) -> Tensor:
         """Encodes and pools normalized images: (B, C, H, W) -> (B, D)."""
-        return self.fc_norm(pooled(self.encoder.forward_features(images), self.pool, self.num_prefix_tokens))
+        return self.fc_norm(pool_tokens(self.encoder, self.encoder.forward_features(images), self.pool))
 
     def patch_map(self, images: Tensor) -> Tensor:
         """Returns the patch tokens as a map: (B, C, H, W) -> (B, D, rows, columns).
 
         A norm that was trained behind the mean is applied to each token.
         """
-        tokens = self.fc_norm(self.encoder.forward_features(images)[:, self.num_prefix_tokens :])
-        return tokens.transpose(1, 2).unflatten(2, self.encoder.grid_size)
+        return as_map(self.encoder, self.fc_norm(self.encoder.forward_features(images)))
 
     def description(self) -> dict[str, Any]:
         """Returns JSON facts that determine the features, without those of the weights."""
@@ -85,7 +85,7 @@ class PretrainedEncoder(ViTFeatures):
     """
 
     def __init__(
-        self, encoder: ViTEncoder, *, fc_norm: nn.Module, pool: Pool, info: EncoderInfo, start: Weights
+        self, encoder: Encoder, *, fc_norm: nn.Module, pool: Pool, info: EncoderInfo, start: Weights
     ) -> None:
         """Wraps an encoder whose weights are already loaded. Use `load_encoder` to load them."""
         images = ImageInput(
@@ -110,7 +110,7 @@ class PretrainedEncoder(ViTFeatures):
         unsaid = (
             "" if self.start.mean else "ImageNet's normalization: the file does not say that of its training"
         )
-        assumed = filter(None, (self.start.assumes(self.info.num_heads), unsaid))
+        assumed = filter(None, (self.start.assumes(getattr(self.info.geometry, "num_heads", None)), unsaid))
         return [*self.start.notes(asked), *(f"note: {asked} is taken to have {one}" for one in assumed)]
 
     def description(self) -> dict[str, Any]:
@@ -123,7 +123,7 @@ class PretrainedEncoder(ViTFeatures):
             "step": info.step,
             "pool": self.pool,
             "img_size": list(info.img_size),
-            "patch_size": info.patch_size,
+            "patch_size": info.geometry.patch_size,
             "embed_dim": self.embed_dim,
             "mean": list(info.mean),
             "std": list(info.std),
@@ -191,14 +191,15 @@ def encoder_from_weights(
         raise InputError(f'pool="{pool}": give "cls" or "mean"')
     info = info_from_weights(start)
     if img_size is not None:
-        info = replace(info, img_size=_size(img_size, info.patch_size))
-    encoder = info.build()
+        geometry = replace(info.geometry, img_size=_size(img_size, info.geometry.patch_size))
+        info = replace(info, geometry=geometry)
+    encoder = info.geometry.build()
     fc_norm = load_features(start, encoder)[1]
     return PretrainedEncoder(encoder, fc_norm=fc_norm, pool=pool or start.pool, info=info, start=start)
 
 
 def load_features(
-    start: Weights, encoder: ViTEncoder, patch_init: PatchInit | None = None
+    start: Weights, encoder: Encoder, patch_init: PatchInit | None = None
 ) -> tuple[LoadReport, nn.Module]:
     """Loads an encoder whose features are read, with the norm that it was trained with.
 
@@ -211,6 +212,10 @@ def load_features(
     Raises:
         InputError: if the weights do not fit, or lack a tensor.
     """
+    if not encoder.has_final_norm:
+        report = load_weights(start, encoder, patch_init=patch_init)
+        check_complete(start, report.random)
+        return report, nn.Identity()
     behind = any(name.startswith("fc_norm.") for name in start.tensors)
     norm = nn.LayerNorm(encoder.embed_dim, eps=1e-6)
     encoder.norm, fc_norm = (nn.Identity(), norm) if behind else (norm, nn.Identity())
@@ -231,11 +236,10 @@ def info_from_weights(start: Weights) -> EncoderInfo:
     """
     geometry = start.geometry or _geometry_of_shapes(start)
     info = EncoderInfo(
-        **asdict(geometry),
+        geometry,
         mean=start.mean or _imagenet(IMAGENET_MEAN, geometry.in_chans, start.source),
         std=start.std or _imagenet(IMAGENET_STD, geometry.in_chans, start.source),
         objective=start.objective or "unknown",
-        step=0,
         bands=start.bands,
         preprocessing=start.preprocessing,
         pool=start.pool,
@@ -290,7 +294,7 @@ def _geometry_of_shapes(start: Weights) -> Geometry:
         )
     table = sincos_position_table((side, side), embed_dim) if embed_dim % 4 == 0 else None
     fixed = table is not None and torch.allclose(positions.float(), table, atol=1e-4)
-    return Geometry(
+    return ViTGeometry(
         size=known,
         img_size=(side * patch_size, side * patch_size),
         patch_size=patch_size,

@@ -10,7 +10,7 @@ import timm
 import torch
 from timm.models.vision_transformer import VisionTransformer
 
-from mae_vit.models.vit import ViTEncoder
+from mae_vit.models.encoders.vit import ViTEncoder
 from mae_vit.weights.start import another_kind
 
 # Of timm and of transformers; the second has the normalization of the latter.

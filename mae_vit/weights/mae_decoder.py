@@ -10,7 +10,7 @@ from torch import Tensor
 from mae_vit.core.errors import InputError
 from mae_vit.models.encoder_file import EncoderInfo
 from mae_vit.models.pos_embed import sincos_position_table
-from mae_vit.models.vit import ViTEncoder
+from mae_vit.models.encoders.base import Encoder
 from mae_vit.objectives.config import MAEConfig
 from mae_vit.objectives.mae import MAE
 from mae_vit.training.checkpoints.format import STATE, read_description
@@ -39,7 +39,7 @@ class Decoder:
 
 
 def read_decoder(
-    start: Weights, encoder: ViTEncoder, info: EncoderInfo, *, norm_pix_loss: bool = False
+    start: Weights, encoder: Encoder, info: EncoderInfo, *, norm_pix_loss: bool = False
 ) -> Decoder | None:
     """Reads the decoder of an MAE, also of one inside a joint objective; None if there is none.
 
@@ -95,7 +95,7 @@ def read_decoder(
 
 
 def _build(
-    config: MAEConfig, encoder: ViTEncoder, info: EncoderInfo, tensors: dict[str, Tensor], source: str
+    config: MAEConfig, encoder: Encoder, info: EncoderInfo, tensors: dict[str, Tensor], source: str
 ) -> MAE:
     """Builds the objective with these weights, in evaluation mode.
 
@@ -105,7 +105,7 @@ def _build(
     state = {f"encoder.{name}": value for name, value in encoder.state_dict().items()}
     try:
         config.check(
-            grid_size=encoder.grid_size, patch_size=info.patch_size, in_chans=info.in_chans, num_classes=0
+            grid_size=encoder.grid_size, patch_size=encoder.patch_size, in_chans=encoder.in_chans, num_classes=0
         )
         mae = MAE(encoder, config, mean=info.mean, std=info.std, bands=info.bands)
         mae.load_state_dict({**state, **tensors}, strict=True)

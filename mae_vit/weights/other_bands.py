@@ -1,45 +1,12 @@
-"""Adapts pretrained weights to images of other bands: their patch projection, and their normalization."""
+"""Adapts the normalization of pretrained weights to images of other bands."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from torch import Tensor
-
 from mae_vit.core.bands import Bands
 from mae_vit.core.errors import InputError
-from mae_vit.models.sizes import PatchInit
 from mae_vit.weights.start import Normalized
-
-NAME = "patch_embed.proj.weight"
-
-
-def adapt_patch_projection(weight: Tensor, channels: int, how: PatchInit) -> tuple[Tensor, str]:
-    """Makes a projection of images with `channels` channels from one with another number.
-
-    Weights are scaled by old / new channels. So an image with equal channels gives the embedding that an image
-    with equal channels gave before (timm's `adapt_input_conv`, which does the same from 3 channels).
-
-    Args:
-        weight: (D, C, P, P).
-        channels: the new number, other than C.
-        how: "repeat" takes the channels in turn: 0, 1, 2, 0, 1, ...; for fewer channels it averages, because it
-            would drop some. "average" gives each new channel the mean of all.
-
-    Returns:
-        The weights (D, channels, P, P), and a phrase that says what was done.
-    """
-    old = weight.shape[1]
-    scale = old / channels
-    if how == "repeat" and channels > old:
-        turns = -(-channels // old)
-        adapted = weight.repeat(1, turns, 1, 1)[:, :channels] * scale
-        done = f"repeated in turn, times {old}/{channels}"
-    else:
-        adapted = weight.mean(dim=1, keepdim=True).expand(-1, channels, -1, -1) * scale
-        done = f"each the mean of {old}, times {old}/{channels}"
-    return adapted.contiguous(), f"{old} -> {channels} channels, {done}"
-
 
 def fit_normalization(
     start: Normalized, bands: Bands | None, channels: int

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +15,15 @@ import timm
 from timm.models import PretrainedCfg
 from timm.models.vision_transformer import VisionTransformer
 
-from mae_vit.config.section import height_width
 from mae_vit.core.errors import FetchUnavailable, InputError
 from mae_vit.core.hub import check_reachable, download, is_hub_name, parse_hub_name
 from mae_vit.core.messages import closest, error_reason, nearest
 from mae_vit.core.preprocessing import Preprocessing
 from mae_vit.data.normalization import IMAGENET_MEAN
 from mae_vit.models.encoder_file import bands_from, read_metadata
-from mae_vit.models.geometry import Geometry, geometry_from, geometry_of
-from mae_vit.models.sizes import SIZES, TIMM_PREFIX, Pool
+from mae_vit.models.encoders import ENCODERS, family_of
+from mae_vit.models.geometry import Geometry, geometry_from, vit_geometry_of
+from mae_vit.models.sizes import TIMM_PREFIX, Pool
 from mae_vit.training.checkpoints.format import (
     LABELS_SEEN,
     STATE,
@@ -145,12 +145,12 @@ def _read_checkpoint(path: Path) -> Weights:
         tensors = read_part(path, _measured_part(described), described)
         identity: dict[str, Any] = described["identity"]
     mean, std = identity.get("data.mean"), identity.get("data.std")
-    geometry = _geometry_of(identity, str(path.parents[1]))
+    geometry = _geometry_of(identity)
     return Weights(
         source=str(path),
         tensors={name.removeprefix(ENCODER_PREFIX): value for name, value in tensors.items()},
         objective=identity.get("objective.name"),
-        num_heads=geometry.num_heads,
+        num_heads=getattr(geometry, "num_heads", None),
         mean=tuple(mean) if mean else None,
         std=tuple(std) if std else None,
         geometry=geometry,
@@ -176,24 +176,12 @@ def _labels_seen(identity: dict[str, Any]) -> SeenLabels | None:
     )
 
 
-def _geometry_of(identity: dict[str, Any], source: str) -> Geometry:
+def _geometry_of(identity: dict[str, Any]) -> Geometry:
     """The encoder of a run, by what its checkpoints say of its config."""
-    name = identity["model.name"]
-    if name not in SIZES:
-        raise InputError(f"start {source} is a run of {name}: it has no Vision Transformer to begin from")
-    size = SIZES[name].with_changes(
-        identity.get("model.embed_dim"), identity.get("model.depth"), identity.get("model.num_heads")
-    )
-    return Geometry(
-        size=name,
-        img_size=height_width(identity["model.img_size"]),
-        patch_size=identity["model.patch_size"],
-        in_chans=identity["model.in_chans"],
-        **asdict(size),
-        mlp_ratio=identity["model.mlp_ratio"],
-        pos_embed=identity["model.pos_embed"],
-        class_tokens=identity.get("model.class_tokens", 1),
-    )
+    values = {
+        key.removeprefix("model."): value for key, value in identity.items() if key.startswith("model.")
+    }
+    return ENCODERS[family_of(values)].model_validate({**values, "init": None, "patch_init": None}).geometry()
 
 
 def _read_file(path: Path, network: str | None = None) -> Weights:
@@ -202,11 +190,13 @@ def _read_file(path: Path, network: str | None = None) -> Weights:
         raise InputError(f"{path} is a part of a checkpoint, and holds no weights: give {_run_around(path)}")
     metadata, content = read_content(path)
     if metadata.get("network"):
-        raise InputError(f"start {path} is {metadata['network']}: it has no Vision Transformer to begin from")
+        raise InputError(f"start {path} is {metadata['network']}, fine-tuned: it has no encoder to begin from")
     names = [*named_tensors(content)]
     if not metadata:
         check_whole(path, names)
-    found = find_network(content, str(path), network)
+    geometry = geometry_from(metadata)
+    of_vit = geometry is None or geometry.family == "vit"
+    found = find_network(content, str(path), network) if of_vit else None
     if found is None and not metadata:
         if not names:
             raise InputError(f"{path} holds no tensors by name: give {STARTS}")
@@ -227,7 +217,7 @@ def _read_file(path: Path, network: str | None = None) -> Weights:
         num_heads=facts.get("num_heads"),
         mean=tuple(mean) if mean else None,
         std=tuple(std) if std else None,
-        geometry=geometry_from(metadata),
+        geometry=geometry,
         labels=SeenLabels.model_validate(metadata["labels"]) if metadata.get("labels") else None,
         downloaded=None if network is None else path,
         bands=bands_from(metadata.get("bands")),
@@ -280,7 +270,7 @@ def _read_timm(start: str) -> Weights:
         num_heads=model.blocks[0].attn.num_heads if isinstance(model, VisionTransformer) else None,
         mean=tuple(config["mean"]),
         std=tuple(config["std"]),
-        geometry=geometry_of(model) if isinstance(model, VisionTransformer) else None,
+        geometry=vit_geometry_of(model) if isinstance(model, VisionTransformer) else None,
         pool="mean" if getattr(model, "global_pool", None) == "avg" else "cls",
     )
 

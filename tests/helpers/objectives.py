@@ -5,7 +5,8 @@ import torch
 from mae_vit.core.bands import Bands
 from mae_vit.core.batch import Batch
 from mae_vit.core.keyed_rng import SampleKeys
-from mae_vit.models.vit import ViTEncoder
+from mae_vit.models.encoders import ENCODERS as SECTIONS
+from mae_vit.models.encoders import EncoderSection
 from mae_vit.objectives import OBJECTIVES
 from mae_vit.objectives.contrastive_mae import ContrastiveMAE
 from mae_vit.objectives.objective import Objective
@@ -36,16 +37,41 @@ ENCODERS = {
     "one channel": {"img_size": (16, 16), "in_chans": 1, "pos_embed": "learnable"},
     "sincos": {"img_size": (16, 16), "in_chans": 3, "pos_embed": "sincos"},
     "class tokens": {"img_size": (16, 16), "in_chans": 3, "pos_embed": "learnable", "class_tokens": 3},
+    "rotary": {"family": "vit_rope", "img_size": (8, 16), "in_chans": 3, "register_tokens": 2},
+    "convolutions": {"family": "network", "name": "SmallResNet", "img_size": (16, 16), "in_chans": 3},
+    "bands of a timm network": {
+        **{"family": "network", "name": "timm:convnext_atto", "img_size": (32, 64), "in_chans": 4},
+        "patch_size": 8,
+    },
 }
+_SIZE = {"name": "tiny-cifar", "patch_size": 4, "embed_dim": 32, "depth": 2, "num_heads": 2}
+
+
+def section_of(encoder_name: str) -> EncoderSection:
+    options = dict(ENCODERS[encoder_name])
+    family = options.get("family", "vit")
+    options["img_size"] = list(options["img_size"])
+    return SECTIONS[family].model_validate(options if family == "network" else {**_SIZE, **options})
+
+
+def takes(name: str, encoder_name: str) -> bool:
+    """Whether an objective, with its options here, takes an encoder."""
+    name, variant = VARIANTS.get(name, (name, {}))
+    section = OBJECTIVES[name].model_validate({"name": name, **OPTIONS.get(name, {}), **variant})
+    try:
+        section.check_encoder(section_of(encoder_name))
+    except ValueError:
+        return False
+    return True
 
 
 def build(name: str, encoder_name: str, bands: Bands | None = None, **changes) -> Objective:
     torch.manual_seed(0)
     name, variant = VARIANTS.get(name, (name, {}))
-    options = ENCODERS[encoder_name]
-    encoder = ViTEncoder(patch_size=4, embed_dim=32, depth=2, num_heads=2, **options)
+    model = section_of(encoder_name)
+    encoder = model.geometry().build()
     section = OBJECTIVES[name].model_validate({"name": name, **OPTIONS.get(name, {}), **variant, **changes})
-    channels = options["in_chans"]
+    channels = model.in_chans
     return section.build(encoder, mean=[0.4] * channels, std=[0.2] * channels, num_classes=5, bands=bands)
 
 

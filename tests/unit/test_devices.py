@@ -34,8 +34,8 @@ from mae_vit.inspection.features import layer_features
 from mae_vit.inspection.in_training import draw_views
 from mae_vit.inspection.reconstructions import reconstruct
 from mae_vit.models.attention import choose_attention
-from mae_vit.models.baselines import BASELINES, build_network
-from mae_vit.models.vit import ViTEncoder
+from mae_vit.models.encoders.baselines import BASELINES, build_network
+from mae_vit.models.encoders.vit import ViTEncoder
 from mae_vit.objectives import OBJECTIVES
 from mae_vit.objectives.label_loss import LabelLoss
 from mae_vit.runtime.ranks import Ranks

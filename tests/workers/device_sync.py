@@ -20,7 +20,7 @@ from mae_vit.config.plan import Plan
 from mae_vit.config.schema import GuardSection
 from mae_vit.core.batch import Batch
 from mae_vit.core.keyed_rng import SampleKeys
-from mae_vit.models.vit import ViTEncoder
+from mae_vit.models.encoders.vit import ViTEncoder
 from mae_vit.objectives import OBJECTIVES
 from mae_vit.runtime.process_group import give_up_after, join
 from mae_vit.runtime.ranks import Ranks, find_ranks

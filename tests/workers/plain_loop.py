@@ -15,7 +15,7 @@ from torch import nn
 
 from mae_vit.core.batch import Batch
 from mae_vit.core.keyed_rng import SampleKeys
-from mae_vit.models.vit import ViTEncoder
+from mae_vit.models.encoders.vit import ViTEncoder
 from mae_vit.objectives import OBJECTIVES
 from mae_vit.objectives.objective import ObjectiveOutput, Task
 from mae_vit.runtime.collectives import gather_objects

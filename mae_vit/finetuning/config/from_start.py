@@ -11,7 +11,8 @@ from mae_vit.config.overrides import drop_alternatives
 from mae_vit.core.errors import InputError
 from mae_vit.core.hub import is_hub_name
 from mae_vit.finetuning.config.schema import SEGMENTATION, TRAINS_ENCODER
-from mae_vit.models.sizes import SIZES
+from mae_vit.models.encoders import family_of
+from mae_vit.models.geometry import ViTGeometry
 from mae_vit.weights.foreign import ForeignWeights, read_foreign
 from mae_vit.weights.names import FOREIGN_ORIGIN, is_frozen
 from mae_vit.weights.read import read_weights
@@ -80,13 +81,16 @@ class WeightsOverrides:
         pinned = self.start.source if is_hub_name(str(named)) else str(named)
         facts: dict[str, Any] = {"finetune": {"start": pinned}}
         model = raw.get("model")
-        name = model.get("name") if isinstance(model, dict) else None
-        if self.start.geometry is not None and (name is None or name in SIZES):
-            # As in the official MAE code: a fixed table is where learned positions begin.
-            facts["model"] = {**self.start.geometry.to_config(), "pos_embed": "learnable"}
+        if (geometry := self.start.geometry) is not None:
+            facts["model"] = geometry.to_config()
+            if isinstance(geometry, ViTGeometry):
+                # As in the official MAE code: a fixed table is where learned positions begin.
+                facts["model"]["pos_embed"] = "learnable"
             if isinstance(model, dict) and "img_size" in model:
                 # Positions are interpolated to the size that the recipe asks for.
                 del facts["model"]["img_size"]
+            if isinstance(model, dict) and family_of(model) != geometry.family:
+                _keep_shared(model)
         if self.start.mean is not None and self.start.std is not None:
             facts["data"] = {"normalize": [list(self.start.mean), list(self.start.std)]}
         section = raw.get("finetune")
@@ -135,6 +139,12 @@ class WeightsOverrides:
             and raw[section].get(key, value) != value
             and f"{section}.{key}" not in self._overridden
         }
+
+
+def _keep_shared(model: dict[str, Any]) -> None:
+    """Leaves of a file's encoder of another family what every family has."""
+    for key in set(model) - {"img_size", "in_chans", "drop_path_rate", "patch_init"}:
+        del model[key]
 
 
 def _sections(extra: Any) -> dict[str, dict[str, Any]]:

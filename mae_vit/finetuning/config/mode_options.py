@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 from pydantic import BaseModel
 
-from mae_vit.models.geometry import GEOMETRY_KEYS
+from mae_vit.models.geometry import GEOMETRIES
 
 # Lists options with an effect, so that a new option counts as one without.
 _IMAGES = {"path", "cache_dir", "cache_gib", "split", "source", "memory_limit_gib", "workers", "normalize"}
 _OBEYED_BY_ALL: dict[str, set[str]] = {
-    "model": {"name", *GEOMETRY_KEYS},
+    "model": {"name", "family"} | {key.name for one in GEOMETRIES.values() for key in fields(one)},
     "data": _IMAGES | {"labels_per_class", "label_draw", "augment"},
     # Features are of images as they are; `flip` is the one option that is on by default.
     "data.augment": set(),

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Field, model_validator
 
 from mae_vit.config.data import DataSection
 from mae_vit.config.optim import OptimSection
-from mae_vit.config.schema import Config, ModelSection, MonitorSection
+from mae_vit.config.schema import Config, MonitorSection
 from mae_vit.config.section import Section
 from mae_vit.config.typed_yaml import PathText
 from mae_vit.finetuning.config.mode_options import MODE_OPTIONS, unused_options
-from mae_vit.finetuning.config.network import NetworkSection
-from mae_vit.models.sizes import SIZES, Pool
+from mae_vit.models.encoders.config import NetworkSection
+from mae_vit.models.sizes import Pool
 from mae_vit.weights.names import is_frozen
 
 HeadInit = Literal["zero", "small"]
@@ -46,11 +46,6 @@ HIDDEN_KEYS = (
     *("model.init", "finetune.start", "data.leave_out_per_class", "data.leave_out_draws"),
     *(f"monitor.{name}" for name in _UNUSED_MONITOR),
 )
-
-
-def _kind_of(raw: Any) -> str:
-    name = raw.get("name") if isinstance(raw, dict) else getattr(raw, "name", None)
-    return "vit" if name is None or str(name) in SIZES else "network"
 
 
 class LabeledDataSection(DataSection):
@@ -188,22 +183,19 @@ class FinetuneSection(Section):
 class FinetuneConfig(Config):
     """A fine-tuning run: the common sections, some of them with more in them."""
 
-    model: Annotated[  # type: ignore[assignment]
-        Annotated[ModelSection, Tag("vit")] | Annotated[NetworkSection, Tag("network")],
-        Discriminator(_kind_of),
-    ]
     data: LabeledDataSection
     optim: FinetuneOptimSection
     finetune: FinetuneSection = FinetuneSection()
 
     @model_validator(mode="after")
     def _check_finetune(self) -> FinetuneConfig:
-        if isinstance(self.model, ModelSection):
-            if self.model.init is not None:
-                raise ValueError("model.init is pretraining's: give weights to begin from by --ckpt")
-            if self.model.patch_init is not None and self.finetune.start is None:
-                raise ValueError(f'model.patch_init="{self.model.patch_init}" has no effect without --ckpt')
-        else:
+        if self.model.init is not None:
+            raise ValueError("model.init is pretraining's: give weights to begin from by --ckpt")
+        if self.model.patch_init is not None and self.finetune.start is None:
+            raise ValueError(f'model.patch_init="{self.model.patch_init}" has no effect without --ckpt')
+        if self.finetune.teacher is not None and self.model.family != "vit":
+            raise ValueError(f'finetune.teacher needs model.family="vit", not "{self.model.family}"')
+        if isinstance(self.model, NetworkSection):
             self._check_network()
         unused = MonitorSection()
         for name in _UNUSED_MONITOR:
@@ -247,22 +239,21 @@ class FinetuneConfig(Config):
                 raise ValueError(f'{key}={value} changes images without their masks: not with mode="{mode}"')
 
     def _check_network(self) -> None:
-        """A network begins from scratch, and has its own read-out and head."""
+        """A network has its own read-out and head."""
         name, defaults = self.model.name, FinetuneSection()
         if is_frozen(self.finetune.start):
             self._check_frozen()
             return
-        if self.finetune.start is not None:
-            raise ValueError(
-                f'model.name="{name}" begins from scratch, --ckpt {self.finetune.start} does not fit it'
-            )
-        if self.finetune.mode not in TRAINS_ENCODER:
-            raise ValueError(f'finetune.mode="{self.finetune.mode}" needs a Vision Transformer, not "{name}"')
-        for key in ("teacher", "pool", "head_init", "freeze_patch_embed"):
+        mode, begun = self.finetune.mode, self.finetune.start is not None
+        if begun and mode == "segment":
+            raise ValueError(f'finetune.mode="segment" trains model.name="{name}" from scratch: leave --ckpt out')
+        if mode == "segment_probe" or (mode not in TRAINS_ENCODER and not begun):
+            raise ValueError(f'finetune.mode="{mode}" needs a Vision Transformer, not "{name}"')
+        for key in ("teacher", "head_init", "freeze_patch_embed"):
             if getattr(self.finetune, key) != getattr(defaults, key):
                 raise ValueError(f'finetune.{key} has no effect with model.name="{name}"')
-        if self.optim.layer_decay is not None:
-            raise ValueError(f'optim.layer_decay has no effect with model.name="{name}"')
+        if self.finetune.pool != "mean":
+            raise ValueError(f'finetune.pool="cls": model.name="{name}" has no class token')
 
     def _check_frozen(self) -> None:
         """An encoder of others is measured as it is, with its own pooling."""

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from mae_vit.config.schema import ModelSection
 from mae_vit.finetuning.config.read import Starts
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.finetuning.data import FinetuneData
@@ -20,7 +19,7 @@ from mae_vit.weights.feature_encoder import FeatureEncoder, ImageInput
 from mae_vit.weights.foreign import ForeignWeights
 from mae_vit.weights.foreign_encoder import open_foreign, open_untrained
 from mae_vit.weights.load import warn_normalization_differs
-from mae_vit.weights.load_report import LoadReport
+from mae_vit.models.load_report import LoadReport
 from mae_vit.weights.names import FOREIGN_ORIGIN
 from mae_vit.weights.seen_labels import Overlap
 from mae_vit.weights.start import Weights
@@ -111,7 +110,6 @@ def _open_own(
     """Builds the classifier around the pretrained encoder, and takes it apart."""
     model = build()
     assert isinstance(model, ViTClassifier)
-    assert isinstance(config.model, ModelSection)
     loaded = load_frozen(model, start, config.model.patch_init)
     labels_seen = start_label_overlap(start, None, config, data)
     images = ImageInput(config.model.image_hw, config.model.channels, data.mean, data.std, bands=data.bands)

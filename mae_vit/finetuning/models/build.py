@@ -8,42 +8,40 @@ from typing import Any
 import torch
 from torch import nn
 
-from mae_vit.config.geometry import resolve_encoder
-from mae_vit.config.schema import ModelSection
 from mae_vit.core.errors import InputError
-from mae_vit.finetuning.config.schema import FinetuneConfig, FinetuneSection
+from mae_vit.finetuning.config.schema import TRAINS_ENCODER, FinetuneConfig, FinetuneSection
 from mae_vit.finetuning.data import FinetuneData
 from mae_vit.finetuning.models.classifiers import Classifier, NetworkClassifier, ViTClassifier
 from mae_vit.finetuning.models.distillation import Distillation, DistilledViTClassifier
 from mae_vit.finetuning.models.teacher import Teacher, read_teacher
-from mae_vit.models.baselines import build_network
+from mae_vit.models.encoders.baselines import build_network
 from mae_vit.models.encoder_file import EncoderInfo
+from mae_vit.models.encoders.config import NetworkSection
 from mae_vit.models.sizes import PatchInit
 from mae_vit.objectives.label_loss import LabelLoss
 from mae_vit.training.optim.optimizers import OptimizerOptions
 from mae_vit.training.optim.param_groups import EMBEDDINGS
 from mae_vit.weights.load import load_weights
-from mae_vit.weights.load_report import LoadReport
+from mae_vit.models.load_report import LoadReport
 from mae_vit.weights.start import Weights
 
 _FINAL_NORM = ("norm.weight", "norm.bias")
 
 
 def describe_encoder(config: FinetuneConfig, data: FinetuneData) -> EncoderInfo | None:
-    """Resolves the encoder's geometry; None if the network is not one of our Vision Transformers.
+    """Describes the encoder; None for a network that is trained with its own head.
 
     Raises:
-        InputError: if the number of heads does not divide the width.
+        InputError: if the options do not fit each other.
     """
-    if not isinstance(config.model, ModelSection):
+    if isinstance(config.model, NetworkSection) and config.finetune.mode in TRAINS_ENCODER:
         return None
-    return resolve_encoder(
-        config.model,
-        mean=data.mean,
-        std=data.std,
-        objective="finetune",
-        bands=data.bands,
-        preprocessing=data.preprocessing,
+    try:
+        geometry = config.model.geometry()
+    except ValueError as error:
+        raise InputError(f"model.{error}") from None
+    return EncoderInfo(
+        geometry, data.mean, data.std, "finetune", bands=data.bands, preprocessing=data.preprocessing
     )
 
 
@@ -87,11 +85,10 @@ def build_classifier(
         classes, label_smoothing=finetune.label_smoothing, mixup=finetune.mixup, cutmix=finetune.cutmix
     )
     common: dict[str, Any] = {"mean": data.mean, "std": data.std, "labels": labels, "bands": data.bands}
-    if isinstance(model, ModelSection):
-        assert info is not None
-        encoder = info.build(drop_rate=model.drop_rate, drop_path_rate=model.drop_path_rate)
+    if info is not None:
+        encoder = info.geometry.build(**model.drops)
         if finetune.freeze_patch_embed:
-            encoder.patch_embed.requires_grad_(False)
+            encoder.patch_embed.requires_grad_(False)  # type: ignore[union-attr,operator]
         if teacher is None:
             return ViTClassifier(encoder, pool=finetune.pool, head_init=finetune.head_init, **common)
         return DistilledViTClassifier(
@@ -128,6 +125,8 @@ def load_weights_into(model: Classifier, start: Weights, patch_init: PatchInit |
     Raises:
         InputError: if the weights do not fit; names the difference.
     """
+    if isinstance(model, NetworkClassifier):
+        return _load_network(model, start)
     assert isinstance(model, ViTClassifier)
     coverage = load_weights(start, model.encoder, patch_init=patch_init)
     if model.pool == "mean":
@@ -140,6 +139,16 @@ def load_weights_into(model: Classifier, start: Weights, patch_init: PatchInit |
     coverage.by_design["head"] = "new: for these classes"
     if isinstance(model, DistilledViTClassifier):
         coverage.by_design["dist_token + head_dist"] = "new: for the teacher"
+    return coverage
+
+
+def _load_network(model: NetworkClassifier, start: Weights) -> LoadReport:
+    """Loads a pretrained network, all of it but the head, into a classifier of the same network."""
+    assert start.geometry is not None, "`WeightsOverrides` has refused it"
+    encoder = start.geometry.build()
+    coverage = load_weights(start, encoder)
+    model.network.load_state_dict({**model.network.state_dict(), **encoder.weights()})
+    coverage.by_design["head"] = "new: for these classes"
     return coverage
 
 

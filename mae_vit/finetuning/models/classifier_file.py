@@ -18,9 +18,9 @@ from mae_vit.core.messages import closest_path, error_reason, plain_text
 from mae_vit.core.preprocessing import Preprocessing
 from mae_vit.finetuning.models.classifiers import Classifier, NetworkClassifier, ViTClassifier
 from mae_vit.finetuning.models.distillation import Distillation, DistilledViTClassifier
-from mae_vit.models.baselines import build_network
+from mae_vit.models.encoders.baselines import build_network
 from mae_vit.models.encoder_file import bands_from
-from mae_vit.models.geometry import geometry_from
+from mae_vit.models.geometry import ViTGeometry, geometry_from
 from mae_vit.models.sizes import Pool
 from mae_vit.objectives.label_loss import LabelLoss
 from mae_vit.weights.containers import read_content
@@ -141,6 +141,8 @@ def _check(description: Description, tensors: dict[str, Tensor]) -> None:
         raise ValueError("its geometry is not known")
     if any(side % geometry.patch_size for side in geometry.img_size):
         raise ValueError(f"img_size={description.img_size} is not made of patches of {geometry.patch_size}")
+    if not isinstance(geometry, ViTGeometry):
+        return
     rows, columns = geometry.grid_size
     positions, expected = tensors["pos_embed"].shape[1], rows * columns + geometry.class_tokens
     blocks = {name.split(".")[1] for name in tensors if name.startswith("blocks.")}

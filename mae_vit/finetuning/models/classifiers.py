@@ -14,7 +14,8 @@ from mae_vit.core.batch import Batch
 from mae_vit.core.image_rows import Picture
 from mae_vit.finetuning.config.schema import HeadInit
 from mae_vit.models.sizes import Pool
-from mae_vit.models.vit import ViTEncoder, pooled
+from mae_vit.models.encoders.base import Encoder, pool_tokens
+from mae_vit.models.encoders.network import network_layers
 from mae_vit.objectives.label_loss import LabelLoss
 from mae_vit.objectives.objective import ObjectiveOutput, Task
 
@@ -84,7 +85,7 @@ class ViTClassifier(Classifier):
 
     def __init__(
         self,
-        encoder: ViTEncoder,
+        encoder: Encoder,
         *,
         pool: Pool,
         head_init: HeadInit,
@@ -97,7 +98,7 @@ class ViTClassifier(Classifier):
         super().__init__(mean=mean, std=std, labels=labels, bands=bands)
         self.encoder = encoder
         self.pool = pool
-        if pool == "mean":
+        if pool == "mean" and encoder.has_final_norm:
             encoder.norm = nn.Identity()
         # LayerNorm epsilon of timm and MAE.
         self.fc_norm: nn.Module = (
@@ -108,7 +109,7 @@ class ViTClassifier(Classifier):
     def logits(self, images: Tensor) -> Tensor:
         """Classifies normalized images: (B, C, H, W) -> (B, K)."""
         tokens = self.encoder.forward_features(images)
-        return self.head(self.fc_norm(pooled(tokens, self.pool, self.encoder.num_prefix_tokens)))
+        return self.head(self.fc_norm(pool_tokens(self.encoder, tokens, self.pool)))
 
 
 def make_head(embed_dim: int, num_classes: int, init: HeadInit) -> nn.Linear:
@@ -137,6 +138,10 @@ class NetworkClassifier(Classifier):
         """Holds the network, (B, C, H, W) -> (B, K)."""
         super().__init__(mean=mean, std=std, labels=labels, bands=bands)
         self.network = network
+
+    def layer_of(self, name: str) -> int | None:
+        """Returns the number of a parameter's layer; None for the head."""
+        return network_layers(self.network)[name.removeprefix("network.")]
 
     def logits(self, images: Tensor) -> Tensor:
         """Classifies normalized images: (B, C, H, W) -> (B, K)."""

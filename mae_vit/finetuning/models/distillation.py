@@ -13,7 +13,8 @@ from mae_vit.core.bands import Bands
 from mae_vit.core.batch import Batch
 from mae_vit.finetuning.config.schema import DistillationKind, HeadInit
 from mae_vit.finetuning.models.classifiers import ViTClassifier, make_head
-from mae_vit.models.vit import ViTEncoder, pooled
+from mae_vit.models.encoders.base import pooled
+from mae_vit.models.encoders.vit import ViTEncoder
 from mae_vit.objectives.label_loss import LabelLoss
 from mae_vit.objectives.objective import ObjectiveOutput
 
@@ -78,6 +79,12 @@ class DistilledViTClassifier(ViTClassifier):
         self.dist_token = nn.Parameter(torch.zeros(1, 1, encoder.embed_dim))
         nn.init.normal_(self.dist_token, std=0.02)
         self.head_dist = make_head(encoder.embed_dim, labels.num_classes, head_init)
+
+    encoder: ViTEncoder
+
+    def layer_of(self, name: str) -> int | None:
+        """Returns the number of a parameter's layer; the distillation token is beside [CLS]."""
+        return 0 if name == "dist_token" else super().layer_of(name)
 
     def both(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Returns both heads' float32 logits (B, K) of normalized images."""

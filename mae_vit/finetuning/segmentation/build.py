@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from mae_vit.config.schema import ModelSection
 from mae_vit.core.errors import InputError
 from mae_vit.finetuning.config.schema import SEGMENTATION, FinetuneConfig
 from mae_vit.finetuning.data import FinetuneData
@@ -19,11 +18,12 @@ from mae_vit.finetuning.segmentation.segmenter import (
     ViTSegmenter,
 )
 from mae_vit.models.encoder_file import EncoderInfo
+from mae_vit.models.encoders.config import NetworkSection
 from mae_vit.models.sizes import PatchInit
 from mae_vit.weights.foreign import ForeignWeights
 from mae_vit.weights.foreign_encoder import open_foreign
 from mae_vit.weights.load import check_complete, load_weights
-from mae_vit.weights.load_report import LoadReport
+from mae_vit.models.load_report import LoadReport
 from mae_vit.weights.names import FOREIGN_ORIGIN
 from mae_vit.weights.start import Weights
 
@@ -61,9 +61,9 @@ def build_segmenter(
         # Costs are estimated on the meta device, where loading warns of each tensor.
         with torch.device("cpu"):
             return ForeignSegmenter(open_foreign(foreign, images), **common)
-    if isinstance(model, ModelSection):
+    if not isinstance(model, NetworkSection):
         assert info is not None
-        encoder = info.build(drop_rate=model.drop_rate, drop_path_rate=model.drop_path_rate)
+        encoder = info.geometry.build(**model.drops)
         return ViTSegmenter(
             encoder,
             probe=finetune.mode == "segment_probe",

@@ -12,20 +12,19 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from mae_vit.core.messages import error_reason
-from mae_vit.finetuning.config.network import NetworkSection
-from mae_vit.models.baselines import build_network
+from mae_vit.models.encoders.base import Encoder, as_map
+from mae_vit.models.encoders.baselines import build_network
+from mae_vit.models.encoders.config import NetworkSection
 from mae_vit.models.sizes import TIMM_PREFIX
-from mae_vit.models.vit import ViTEncoder
 
 # Width of the light head, as a share of the map's, and its smallest.
 _HEAD_SHARE, _HEAD_LEAST = 4, 64
 _GROUPS = 8
 
 
-def patch_map(encoder: ViTEncoder, images: Tensor) -> Tensor:
+def patch_map(encoder: Encoder, images: Tensor) -> Tensor:
     """Arranges the patch tokens behind the final norm as a map: (B, C, H, W) -> (B, D, h, w)."""
-    tokens = encoder.forward_features(images)[:, encoder.num_prefix_tokens :]
-    return tokens.transpose(1, 2).unflatten(2, encoder.grid_size)
+    return as_map(encoder, encoder.forward_features(images))
 
 
 class TokenMap(nn.Module):

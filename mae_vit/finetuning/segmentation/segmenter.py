@@ -15,7 +15,7 @@ from mae_vit.core.image_rows import Picture
 from mae_vit.evaluation.segmentation import count_overlaps, mean_iou
 from mae_vit.finetuning.segmentation.networks import LightHead, LinearHead, patch_map
 from mae_vit.inspection.class_maps import class_colors
-from mae_vit.models.vit import ViTEncoder
+from mae_vit.models.encoders.base import Encoder
 from mae_vit.objectives.objective import ObjectiveOutput, Task
 from mae_vit.weights.foreign_encoder import ForeignEncoder
 
@@ -133,7 +133,7 @@ class ViTSegmenter(Segmenter):
 
     def __init__(
         self,
-        encoder: ViTEncoder,
+        encoder: Encoder,
         *,
         num_classes: int,
         probe: bool,
@@ -152,16 +152,17 @@ class ViTSegmenter(Segmenter):
             std=std,
         )
         self.encoder = encoder
-        self._learned_positions = encoder.pos_embed.requires_grad
-        self._freeze_patch_embed = freeze_patch_embed
+        # A fixed table of positions, and what is asked for.
+        self._fixed = {name for name, value in encoder.named_parameters() if not value.requires_grad}
+        if freeze_patch_embed:
+            self._fixed |= {f"patch_embed.{name}" for name, _ in encoder.patch_embed.named_parameters()}  # type: ignore[union-attr]
         self.freeze(probe)
         self.train()
 
     def freeze(self, frozen: bool) -> None:
         """Freezes the encoder, or trains it; a fixed table of positions and a frozen projection stay as they are."""
-        self.encoder.requires_grad_(not frozen)
-        self.encoder.patch_embed.requires_grad_(not (frozen or self._freeze_patch_embed))
-        self.encoder.pos_embed.requires_grad_(self._learned_positions and not frozen)
+        for name, value in self.encoder.named_parameters():
+            value.requires_grad_(not frozen and name not in self._fixed)
 
     def feature_map(self, images: Tensor) -> Tensor:
         """Encodes normalized images: (B, C, H, W) -> (B, D, h, w)."""

@@ -15,7 +15,7 @@ def recompute_blocks(model: nn.Module) -> None:
     """Makes every transformer block keep only its input and recompute the rest in the backward pass.
 
     It changes encoder and decoder in place. Parameter names and results stay the same. A block that
-    `mae_vit.models.vit.block_for_queries` runs in parts keeps its activations.
+    `mae_vit.models.encoders.vit.block_for_queries` runs in parts keeps its activations.
 
     Raises:
         InputError: if the model has no such blocks.

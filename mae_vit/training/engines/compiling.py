@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from mae_vit.config.plan import Plan
-from mae_vit.config.schema import Config, ModelSection
+from mae_vit.config.schema import Config
 from mae_vit.core.errors import InputError
 
 # `auto` compiles from this number of micro-batches on. Compiling takes one or two minutes, and saves 20 ms of a
@@ -70,7 +70,7 @@ def _why_not(config: Config, plan: Plan, device: torch.device) -> str | None:
         return "off with run.deterministic=true: kernels are chosen by timing them"
     if config.train.zero_stage == 3:
         return "off at ZeRO 3, which gathers weights in between"
-    if not isinstance(config.model, ModelSection):
+    if not config.model.one_graph:
         return (
             f'off for model.name="{config.model.name}": Vision Transformers of ours are known to be one graph'
         )

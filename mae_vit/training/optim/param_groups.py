@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
+from mae_vit.objectives.objective import Task
+
 # MAE's fine-tuning exempts these from weight decay, besides biases and 1-D parameters
 # (official code, models_vit.no_weight_decay). MAE's pretraining does not.
 EMBEDDINGS = ("cls_token", "reg_token", "pos_embed", "dist_token")
-
-_BLOCK = re.compile(r"encoder\.blocks\.(\d+)\.")
-_FIRST = (
-    *("encoder.cls_token", "encoder.reg_token", "encoder.pos_embed"),
-    *("encoder.patch_embed.", "dist_token"),
-)
-_LAST = ("encoder.norm.", "fc_norm.", "head.", "head_dist.", "decode_head.")
-
 
 def decay_groups(
     model: nn.Module,
@@ -63,29 +56,18 @@ def decay_groups(
     return groups
 
 
-def layer_scales(model: nn.Module, layer_decay: float) -> dict[str, float]:
+def layer_scales(model: Task, layer_decay: float) -> dict[str, float]:
     """Returns each parameter's scale under layer-wise rate decay (ELECTRA, arXiv 2003.10555; BEiT; MAE Sec. A.1).
 
-    Layer 0 holds patch projection, [CLS] and positions. Layer i holds the i-th block. The last layer
-    L holds the final norm and the head. Layer l has the scale `layer_decay ** (L - l)`.
+    Layer 0 holds what embeds images. Layer i holds the i-th block. The last layer L holds the final norm and the
+    head. Layer l has the scale `layer_decay ** (L - l)`.
 
     Raises:
         ValueError: for a parameter that belongs to no layer.
     """
-    layers = {name: _layer_of(name) for name, _ in model.named_parameters()}
+    layers = {name: model.layer_of(name) for name, _ in model.named_parameters()}
     top = 1 + max((layer for layer in layers.values() if layer is not None), default=0)
     return {name: 1.0 if layer is None else layer_decay ** (top - layer) for name, layer in layers.items()}
-
-
-def _layer_of(name: str) -> int | None:
-    """Returns the number of a parameter's layer; None for the last layer."""
-    if block := _BLOCK.match(name):
-        return int(block.group(1)) + 1
-    if name.startswith(_FIRST):
-        return 0
-    if name.startswith(_LAST):
-        return None
-    raise ValueError(f"parameter {name} belongs to no layer of a Vision Transformer")
 
 
 @dataclass(frozen=True)
@@ -105,13 +87,13 @@ class LayerRate:
     parameters: int
 
 
-def layer_rates(model: nn.Module, layer_decay: float, lr: float) -> list[LayerRate]:
+def layer_rates(model: Task, layer_decay: float, lr: float) -> list[LayerRate]:
     """Lists the learning rate of each layer, first layer first."""
     scales = layer_scales(model, layer_decay)
     rows: dict[str, tuple[float, int]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            layer = _layer_of(name)
+            layer = model.layer_of(name)
             title = "norm and head" if layer is None else f"block {layer}" if layer else "embeddings"
             rows[title] = scales[name], rows.get(title, (0.0, 0))[1] + parameter.numel()
     return [LayerRate(title, scale, scale * lr, count) for title, (scale, count) in rows.items()]

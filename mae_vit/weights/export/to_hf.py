@@ -20,7 +20,7 @@ from torch import Tensor
 
 from mae_vit.core.errors import InputError
 from mae_vit.models.encoder_file import raw_normalization
-from mae_vit.models.vit import pooled
+from mae_vit.models.encoders.base import pooled
 from mae_vit.objectives.mae import LAYER_NORM_EPS, MAE
 from mae_vit.weights.export.network import ExportSource
 from mae_vit.weights.export.verify import Verification, expected, largest_difference, library, random_images

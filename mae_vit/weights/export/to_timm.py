@@ -21,7 +21,7 @@ from mae_vit.weights.read import read_weights
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 # The same for `load_encoder`, beside files of other names: what it looks for first in a repository of the Hub.
 NATIVE = "encoder.safetensors"
-# timm's model nearest to each of `mae_vit.models.vit.SIZES`; all are one class, and the geometry is given in full.
+# timm's model nearest to each of `mae_vit.models.encoders.vit.SIZES`; all are one class, and the geometry is given in full.
 _NAMES = {
     "S": "vit_small_patch16_224",
     "B": "vit_base_patch16_224",

@@ -10,7 +10,7 @@ import pytest
 from helpers.commands import ROOT
 from ruamel.yaml import YAML
 
-from mae_vit.config.geometry import resolve_encoder
+from mae_vit.models.encoder_file import EncoderInfo
 from mae_vit.config.load import dump_config, load_config
 from mae_vit.config.plan import make_plan
 from mae_vit.core.errors import InputError
@@ -152,14 +152,9 @@ def take(path, schema, folder) -> bool:
     assert 0 <= plan.warmup_steps <= plan.total_steps
     assert plan.lr > 0
     if schema is PretrainConfig:
-        info = resolve_encoder(
-            config.model,
-            mean=(0.5,) * config.model.channels,
-            std=(0.5,) * config.model.channels,
-            objective="x",
-        )
-        if config.model.name == "tiny-cifar" and info.depth <= 12 and info.embed_dim <= 512:
-            build_objective(config, info, num_classes=10)
+        geometry, half = config.model.geometry(), (0.5,) * config.model.channels
+        if config.model.name == "tiny-cifar" and geometry.depth <= 12 and geometry.embed_dim <= 512:
+            build_objective(config, EncoderInfo(geometry, half, half, "x"), num_classes=10)
     return True
 
 

@@ -5,7 +5,7 @@ import torch
 
 from mae_vit.inspection.attention import attention_maps, attention_weights
 from mae_vit.models.attention import set_fused_attention
-from mae_vit.models.vit import ViTEncoder
+from mae_vit.models.encoders.vit import ViTEncoder
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from mae_vit.models.patches import (
     split_bins,
     unpatchify,
 )
-from mae_vit.models.vit import ViTEncoder
+from mae_vit.models.encoders.vit import ViTEncoder
 
 
 @pytest.mark.parametrize(("shape", "patch"), [((2, 3, 8, 12), 4), ((1, 1, 6, 6), 2), ((2, 3, 14, 7), 7)])

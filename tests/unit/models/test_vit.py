@@ -8,7 +8,7 @@ from mae_vit.models.attention import PlainOrFusedAttention, set_fused_attention
 from mae_vit.models.encoder_file import EncoderInfo, encoder_bytes
 from mae_vit.models.masking import random_masking
 from mae_vit.models.sizes import SIZES
-from mae_vit.models.vit import ViTEncoder
+from mae_vit.models.encoders.vit import ViTEncoder
 from mae_vit.weights.encoder import load_encoder
 
 # Parameters at 224 px with num_classes=0.

@@ -12,7 +12,7 @@ import torch
 from deepspeed.accelerator import get_accelerator
 from helpers.commands import ROOT
 
-from mae_vit.config.geometry import resolve_encoder
+from mae_vit.models.encoder_file import EncoderInfo
 from mae_vit.config.load import load_config
 from mae_vit.config.plan import make_plan
 from mae_vit.core.errors import InputError
@@ -128,7 +128,7 @@ def test_what_deepspeed_exchanges_by_waits_as_long():
         config = config_of(
             "train.engine=deepspeed", "model.embed_dim=16", "model.depth=1", "model.num_heads=2"
         )
-        info = resolve_encoder(config.model, mean=(0.5,), std=(0.25,), objective="mae")
+        info = EncoderInfo(config.model.geometry(), (0.5,), (0.25,), "mae")
         plan = make_plan(config, num_samples=1000, world_size=1)
         engine = build_engine(config, plan, build_objective(config, info, num_classes=0), Ranks(), cpu)
         clone = groups._get_data_parallel_group()

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mae_vit.core.batch import Batch
 from mae_vit.core.keyed_rng import SampleKeys
 from mae_vit.models.attention import set_fused_attention
-from mae_vit.models.vit import ViTEncoder
+from mae_vit.models.encoders.vit import ViTEncoder
 from mae_vit.objectives import OBJECTIVES
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.engines.base import StepOptions

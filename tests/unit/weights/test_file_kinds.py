@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from mae_vit.core.errors import InputError
 from mae_vit.models.encoder_file import EncoderInfo, encoder_bytes, to_metadata
-from mae_vit.models.vit import ViTEncoder
+from mae_vit.models.encoders.vit import ViTEncoder
 from mae_vit.weights.encoder import load_vit
 from mae_vit.weights.load import load_weights
 from mae_vit.weights.read import read_weights

@@ -12,10 +12,11 @@ import mae_vit
 from mae_vit.core.bands import Bands
 from mae_vit.core.errors import InputError
 from mae_vit.models.encoder_file import EncoderInfo, bands_from, encoder_bytes, read_info
-from mae_vit.models.vit import ViTEncoder
+from mae_vit.models.encoders.base import adapt_patch_projection
+from mae_vit.models.encoders.vit import ViTEncoder
 from mae_vit.objectives.config import MAEConfig
 from mae_vit.weights.load import load_weights
-from mae_vit.weights.other_bands import adapt_patch_projection, fit_bands, fit_normalization
+from mae_vit.weights.other_bands import fit_bands, fit_normalization
 from mae_vit.weights.read import read_weights
 from mae_vit.weights.start import Weights
 

@@ -14,7 +14,7 @@ from helpers.weights.official_weights import RunsCode, official
 from mae_vit.core.errors import InputError
 from mae_vit.models.encoder_cost import cost_of_weights
 from mae_vit.models.encoder_file import EncoderInfo, encoder_bytes
-from mae_vit.models.vit import ViTEncoder
+from mae_vit.models.encoders.vit import ViTEncoder
 from mae_vit.objectives.config import MAEConfig
 from mae_vit.pretraining.command import main
 from mae_vit.weights import read

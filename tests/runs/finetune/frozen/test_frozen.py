@@ -19,7 +19,8 @@ from mae_vit.finetuning.command import main
 from mae_vit.finetuning.frozen import score as frozen
 from mae_vit.finetuning.frozen.initial_model import load_frozen
 from mae_vit.finetuning.models.classifiers import ViTClassifier
-from mae_vit.models.vit import ViTEncoder, pooled
+from mae_vit.models.encoders.base import pooled
+from mae_vit.models.encoders.vit import ViTEncoder
 from mae_vit.objectives.label_loss import LabelLoss
 from mae_vit.weights.encoder import load_encoder
 from mae_vit.weights.read import read_weights

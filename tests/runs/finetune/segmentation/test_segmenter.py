@@ -13,7 +13,7 @@ from mae_vit.finetuning.config.network import NetworkSection
 from mae_vit.finetuning.segmentation.build import load_weights_into_segmenter
 from mae_vit.finetuning.segmentation.networks import build_map_network, map_width
 from mae_vit.finetuning.segmentation.segmenter import ViTSegmenter
-from mae_vit.models.vit import ViTEncoder
+from mae_vit.models.encoders.vit import ViTEncoder
 from mae_vit.weights.start import Weights
 
 

@@ -11,8 +11,8 @@ from mae_vit.finetuning.models.classifier_file import Description
 from mae_vit.finetuning.models.classifiers import NetworkClassifier
 from mae_vit.finetuning.models.distillation import Distillation, DistilledViTClassifier
 from mae_vit.finetuning.models.teacher import Teacher
-from mae_vit.models.baselines import build_network
-from mae_vit.models.vit import ViTEncoder
+from mae_vit.models.encoders.baselines import build_network
+from mae_vit.models.encoders.vit import ViTEncoder
 from mae_vit.objectives import OBJECTIVES
 from mae_vit.objectives.label_loss import LabelLoss
 from mae_vit.objectives.objective import Task

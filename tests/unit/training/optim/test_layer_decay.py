@@ -6,7 +6,7 @@ import torch
 from mae_vit.core.batch import Batch
 from mae_vit.core.keyed_rng import SampleKeys
 from mae_vit.finetuning.models.classifiers import NetworkClassifier, ViTClassifier
-from mae_vit.models.vit import ViTEncoder
+from mae_vit.models.encoders.vit import ViTEncoder
 from mae_vit.objectives.label_loss import LabelLoss
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.engines.base import StepOptions

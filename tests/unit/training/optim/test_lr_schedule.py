@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from mae_vit.models.vit import ViTEncoder
+from mae_vit.models.encoders.vit import ViTEncoder
 from mae_vit.training.optim.lr_schedule import lr_at
 from mae_vit.training.optim.param_groups import decay_groups
 

@@ -1,0 +1,281 @@
+"""What an encoder offers to objectives, weights, fine-tuning and inspection.
+
+Shapes: B batch, C channels, H W pixels, P patch size, N patches, N_keep visible patches, k prefix tokens, n tokens of
+places in the image (N, or the cells of a network's map), D width.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from mae_vit.models.geometry import Geometry
+from mae_vit.models.load_report import LoadReport
+from mae_vit.models.sizes import PatchInit, Pool
+
+
+class DoesNotFit(ValueError):
+    """Weights do not fit an encoder; the message names the difference.
+
+    Attributes:
+        other_kind: whether they are of a network that computes something else.
+    """
+
+    def __init__(self, difference: str, *, other_kind: bool = False) -> None:
+        """Holds the difference."""
+        super().__init__(difference)
+        self.other_kind = other_kind
+
+
+class Encoder(nn.Module):
+    """An encoder of images.
+
+    A family that can leave masked patches out overrides `forward_visible` (MAE and contrastive MAE); one whose patch
+    embeddings can be replaced overrides `embed_patches` and `forward_replaced` (masked patch prediction). Its config
+    section says which it does. All take `forward_features`, of which SimMIM needs no more: it masks pixels.
+
+    Attributes:
+        family: its key in `ENCODERS`.
+        img_size: (H, W).
+        patch_size: P.
+        in_chans: C.
+        grid_size: rows and columns of patches.
+        feature_grid: rows and columns of the n tokens of `forward_features`; those of the patches, but for networks.
+        embed_dim: D.
+        num_prefix_tokens: k, tokens in front of those of the image.
+        num_class_tokens: how many of these, from the first on, `pool="cls"` reads.
+        has_final_norm: whether its `norm` is the last layer, which a read-out of the mean puts behind the mean.
+    """
+
+    family: str
+    img_size: tuple[int, int]
+    patch_size: int
+    in_chans: int
+    grid_size: tuple[int, int]
+    feature_grid: tuple[int, int]
+    embed_dim: int
+    num_prefix_tokens: int
+    num_class_tokens: int
+    has_final_norm: bool = False
+
+    @property
+    def num_patches(self) -> int:
+        """N."""
+        return self.grid_size[0] * self.grid_size[1]
+
+    def forward_features(self, images: Tensor) -> Tensor:
+        """Encodes whole images: normalized (B, C, H, W) -> (B, k + n, D)."""
+        raise NotImplementedError
+
+    def forward_visible(self, images: Tensor, ids_keep: Tensor) -> Tensor:
+        """Encodes the visible patches only (MAE Sec. 3, "MAE encoder").
+
+        Args:
+            images: (B, C, H, W), normalized.
+            ids_keep: int64 (B, N_keep), patch numbers; the output keeps their order.
+
+        Returns:
+            (B, k + N_keep, D).
+        """
+        raise NotImplementedError
+
+    def embed_patches(self, images: Tensor) -> Tensor:
+        """Projects patches, without positions: (B, C, H, W) -> (B, N, D)."""
+        raise NotImplementedError
+
+    def forward_replaced(self, patch_tokens: Tensor) -> Tensor:
+        """Encodes patch embeddings after some were replaced (ViT App. B.1.2).
+
+        Args:
+            patch_tokens: (B, N, D), from `embed_patches`, some replaced; this method gives them their positions.
+
+        Returns:
+            (B, k + N, D).
+        """
+        raise NotImplementedError
+
+    def layer_of(self, name: str) -> int | None:
+        """Returns the number of a parameter's layer for layer-wise rate decay.
+
+        0 holds what embeds images, 1 the first block, and so on; None is the last layer, with the final norm.
+
+        Raises:
+            ValueError: for a name that is none of its parameters'.
+        """
+        raise NotImplementedError
+
+    def weights(self) -> dict[str, Tensor]:
+        """Returns all tensors by the names of an encoder file."""
+        return self.state_dict()
+
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        """Takes all tensors by the names of an encoder file."""
+        self.load_state_dict(tensors)
+
+    def check(self, tensors: dict[str, Tensor], geometry: Geometry | None, num_heads: int | None) -> None:
+        """Checks what the shapes of tensors do not tell.
+
+        Args:
+            tensors: by the names of an encoder file.
+            geometry: of the network that they are from; None if it is not known.
+            num_heads: of its blocks; None if it is not known.
+
+        Raises:
+            DoesNotFit: if they are of another network.
+        """
+
+    def adapt(
+        self,
+        name: str,
+        loaded: Tensor,
+        report: LoadReport,
+        *,
+        geometry: Geometry | None,
+        patch_init: PatchInit | None,
+    ) -> Tensor | None:
+        """Returns a tensor as this encoder takes it; None to keep its own. The report says what was done.
+
+        Raises:
+            DoesNotFit: if it cannot be adapted.
+        """
+        expected = self.weights()[name]
+        if loaded.shape != expected.shape:
+            raise DoesNotFit(f"{name} is {list(loaded.shape)} there, {list(expected.shape)} here")
+        report.loaded.append(name)
+        return loaded
+
+
+def pooled(tokens: Tensor, pool: Pool, prefix_tokens: int = 1, class_tokens: int | None = None) -> Tensor:
+    """Pools the mean of the class tokens ([CLS] itself if there is one), or that of the tokens of the image.
+
+    Args:
+        tokens: (B, k + n, D), prefix tokens first.
+        pool: "cls" or "mean".
+        prefix_tokens: k.
+        class_tokens: how many of them are class tokens; all if not given. Pixio (arXiv 2512.15715) reads the mean
+            of several.
+
+    Returns:
+        (B, D).
+    """
+    if pool == "mean":
+        return tokens[:, prefix_tokens:].mean(dim=1)
+    count = prefix_tokens if class_tokens is None else class_tokens
+    return tokens[:, 0] if count == 1 else tokens[:, :count].mean(dim=1)
+
+
+def pool_tokens(encoder: Encoder, tokens: Tensor, pool: Pool) -> Tensor:
+    """Pools the tokens of an encoder: (B, k + n, D) -> (B, D)."""
+    return pooled(tokens, pool, encoder.num_prefix_tokens, encoder.num_class_tokens)
+
+
+def init_transformer(module: nn.Module) -> None:
+    """Initializes one layer as the official MAE code does. Use it with `Module.apply`."""
+    if isinstance(module, nn.Linear):
+        nn.init.xavier_uniform_(module.weight)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+    elif isinstance(module, nn.LayerNorm):
+        nn.init.ones_(module.weight)
+        nn.init.zeros_(module.bias)
+
+
+def init_projection(projection: nn.Module) -> None:
+    """Initializes a patch projection as the linear layer that it is (official MAE code)."""
+    assert isinstance(projection, nn.Conv2d)
+    nn.init.xavier_uniform_(projection.weight.view(projection.weight.shape[0], -1))
+    if projection.bias is not None:
+        nn.init.zeros_(projection.bias)
+
+
+def adapt_patch_projection(weight: Tensor, channels: int, how: PatchInit) -> tuple[Tensor, str]:
+    """Makes a projection of images with `channels` channels from one with another number.
+
+    Weights are scaled by old / new channels. So an image with equal channels gives the embedding that an image
+    with equal channels gave before (timm's `adapt_input_conv`, which does the same from 3 channels).
+
+    Args:
+        weight: (D, C, P, P).
+        channels: the new number, other than C.
+        how: "repeat" takes the channels in turn: 0, 1, 2, 0, 1, ...; for fewer channels it averages, because it
+            would drop some. "average" gives each new channel the mean of all.
+
+    Returns:
+        The weights (D, channels, P, P), and a phrase that says what was done.
+    """
+    old = weight.shape[1]
+    scale = old / channels
+    if how == "repeat" and channels > old:
+        turns = -(-channels // old)
+        adapted = weight.repeat(1, turns, 1, 1)[:, :channels] * scale
+        done = f"repeated in turn, times {old}/{channels}"
+    else:
+        adapted = weight.mean(dim=1, keepdim=True).expand(-1, channels, -1, -1) * scale
+        done = f"each the mean of {old}, times {old}/{channels}"
+    return adapted.contiguous(), f"{old} -> {channels} channels, {done}"
+
+
+def fit_patch_projection(
+    name: str, loaded: Tensor, expected: Tensor, how: PatchInit | None, report: LoadReport
+) -> Tensor | None:
+    """Adapts a patch projection that differs in its channels alone; None to keep the fresh one.
+
+    Raises:
+        DoesNotFit: if it differs in more, or if an option changes nothing.
+    """
+    theirs, ours = loaded.shape, expected.shape
+    if theirs == ours:
+        if how is not None:
+            raise DoesNotFit(f'model.patch_init="{how}" changes nothing: it takes {ours[1]} channels, too')
+        report.loaded.append(name)
+        return loaded
+    for axis, what in ((2, "patch_size"), (0, "embed_dim")):
+        if loaded.ndim == 4 and theirs[axis] != ours[axis]:
+            raise DoesNotFit(f"{what} is {theirs[axis]} there, model.{what}={ours[axis]} here")
+    if loaded.ndim != 4 or theirs[3] != ours[3]:
+        raise DoesNotFit(f"{name} is {list(theirs)} there, {list(ours)} here")
+    if how == "fresh":
+        report.by_design[name] = f"fresh: {theirs[1]} -> {ours[1]} channels"
+        return None
+    adapted, report.adapted[name] = adapt_patch_projection(loaded.float(), ours[1], how or "repeat")
+    return adapted
+
+
+def count_blocks(tensors: dict[str, Tensor]) -> int:
+    """Returns how many blocks of a Vision Transformer tensors are of."""
+    return len({name.split(".")[1] for name in tensors if name.startswith("blocks.")})
+
+
+def transformer_layer(name: str, first: tuple[str, ...]) -> int | None:
+    """Numbers the layers of a Vision Transformer: ELECTRA (arXiv 2003.10555), BEiT, MAE Sec. A.1.
+
+    Args:
+        name: of a parameter.
+        first: beginnings of the names of layer 0.
+
+    Raises:
+        ValueError: for a parameter that belongs to no layer.
+    """
+    if name.startswith("blocks."):
+        return int(name.split(".")[1]) + 1
+    if name.startswith(first):
+        return 0
+    if name.startswith("norm."):
+        return None
+    raise ValueError(f"parameter {name} belongs to no layer of a Vision Transformer")
+
+
+def as_map(encoder: Encoder, tokens: Tensor) -> Tensor:
+    """Arranges the tokens of the image as a map: (B, k + n, D) -> (B, D, rows, columns)."""
+    return tokens[:, encoder.num_prefix_tokens :].transpose(1, 2).unflatten(2, encoder.feature_grid)
+
+
+def check_finite(tensors: dict[str, Tensor]) -> None:
+    """Refuses weights that no training can go on from.
+
+    Raises:
+        DoesNotFit: that names the first such tensor.
+    """
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not tensor.is_meta and not bool(torch.isfinite(tensor).all()):
+            raise DoesNotFit(f"{name} has values that are not finite; these weights are of no use")

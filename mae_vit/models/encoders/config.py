@@ -1,0 +1,248 @@
+"""Options of the encoders. A config is checked by them alone, without importing torch."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from mae_vit.config.section import MAX_CHANNELS, PHOTOGRAPH_CHANNELS, Section, height_width
+from mae_vit.config.typed_yaml import PathText
+from mae_vit.models.geometry import Geometry, NetworkGeometry, ViTGeometry, ViTRopeGeometry
+from mae_vit.models.sizes import BASELINE_NAMES, SIZES, TIMM_PREFIX, WITHOUT_DROP_PATH, PatchInit, Size
+
+# Masking stores a patch's number in 16 bits.
+_MOST_PATCHES = 2**16
+# Patches of a network where the config does not say it, for images smaller than the bound and for others.
+_SMALL_IMAGES, _SMALL_PATCH, _LARGE_PATCH = 128, 4, 16
+
+
+class EncoderSection(Section, ABC):
+    """The `model` section of a config.
+
+    Attributes:
+        family: kind of the encoder; by default that of `name`.
+        name: size or name of the network.
+        img_size: side of the images in pixels, or `[height, width]`.
+        in_chans: number of bands of the images; null takes the data's.
+        drop_path_rate: stochastic depth of the last block; it grows linearly from 0.
+        init: pretrained weights to begin from.
+        patch_init: adapts the patch projection of `init` to another number of bands. "repeat" (null) takes its
+            channels in turn, "average" their mean, both times old / new channels; "fresh" begins at random.
+    """
+
+    # Whether it can encode visible patches alone, as MAE wants it; whether patch embeddings can be replaced.
+    skips_patches: ClassVar[bool] = False
+    replaces_patches: ClassVar[bool] = False
+    has_class_token: ClassVar[bool] = False
+    # Whether torch.compile is known to make one graph of it.
+    one_graph: ClassVar[bool] = False
+
+    family: str
+    name: str
+    img_size: int | list[int]
+    in_chans: int | None = Field(default=None, gt=0, le=MAX_CHANNELS)
+    drop_path_rate: float = Field(default=0.0, ge=0, lt=1)
+    init: PathText | None = None
+    patch_init: PatchInit | None = None
+
+    @abstractmethod
+    def geometry(self) -> Geometry:
+        """Returns the architecture that the options define.
+
+        Raises:
+            ValueError: if they do not fit each other; the message names the keys.
+        """
+
+    @property
+    def image_hw(self) -> tuple[int, int]:
+        """Height and width in pixels."""
+        return height_width(self.img_size)
+
+    @property
+    def channels(self) -> int:
+        """Bands of the images. Until the data are known they are taken for photographs."""
+        return self.in_chans or PHOTOGRAPH_CHANNELS
+
+    @property
+    def drops(self) -> dict[str, float]:
+        """The rates of its layers that draw random numbers, as `Geometry.build` takes them."""
+        return {"drop_path_rate": self.drop_path_rate}
+
+    def check_patches(self, patch_size: int) -> None:
+        """Checks that patches fill the images.
+
+        Raises:
+            ValueError: if not; the message names the nearest sizes that do.
+        """
+        for side in self.image_hw:
+            if side <= 0 or side % patch_size:
+                near = max(1, round(side / patch_size)) * patch_size
+                raise ValueError(
+                    f"patch_size={patch_size} does not divide img_size={self.img_size} "
+                    f"(nearest side that fits: {near}{self._nearest_patch_size(patch_size)})"
+                )
+        num_patches = (self.image_hw[0] // patch_size) * (self.image_hw[1] // patch_size)
+        if num_patches > _MOST_PATCHES:
+            raise ValueError(f"patch_size={patch_size} makes {num_patches} patches: at most {_MOST_PATCHES}")
+
+    def _nearest_patch_size(self, patch_size: int) -> str:
+        """Returns a hint with the nearest patch size that fits each side at least twice; empty if there is none."""
+        common = math.gcd(*self.image_hw)
+        fitting = [size for size in range(2, common) if common % size == 0]
+        if not fitting:
+            return ""
+        return f", nearest patch_size: {min(fitting, key=lambda size: abs(size - patch_size))}"
+
+
+class _TransformerSection(EncoderSection):
+    """What both Vision Transformers have: `name` sets width, depth and heads, which further keys change.
+
+    Attributes:
+        name: size: width, depth and heads (`Ti`, `S`, `B`, `L`, `H` as in the ViT and DeiT papers).
+        patch_size: side of a patch in pixels.
+        embed_dim: width of the encoder.
+        depth: number of blocks.
+        num_heads: attention heads of a block.
+        mlp_ratio: width of the MLP over `embed_dim`.
+        drop_rate: dropout.
+    """
+
+    skips_patches: ClassVar[bool] = True
+    replaces_patches: ClassVar[bool] = True
+    has_class_token: ClassVar[bool] = True
+
+    name: Literal["tiny-cifar", "Ti", "S", "B", "L", "H"]  # type: ignore[assignment]
+    patch_size: int = Field(gt=0)
+    embed_dim: int | None = Field(default=None, gt=0)
+    depth: int | None = Field(default=None, gt=0)
+    num_heads: int | None = Field(default=None, gt=0)
+    mlp_ratio: float = Field(default=4.0, gt=0)
+    drop_rate: float = Field(default=0.0, ge=0, lt=1)
+
+    @model_validator(mode="after")
+    def _check(self) -> _TransformerSection:
+        self.check_patches(self.patch_size)
+        return self
+
+    @property
+    def size(self) -> Size:
+        """Width, depth and heads, after the keys that change them."""
+        return SIZES[self.name].with_changes(self.embed_dim, self.depth, self.num_heads)
+
+    @property
+    def drops(self) -> dict[str, float]:
+        """The rates of its layers that draw random numbers, as `Geometry.build` takes them."""
+        return {"drop_rate": self.drop_rate, "drop_path_rate": self.drop_path_rate}
+
+    def _shared(self) -> dict[str, Any]:
+        size = self.size
+        if size.embed_dim % size.num_heads:
+            raise ValueError(f"embed_dim={size.embed_dim} is not divisible by model.num_heads={size.num_heads}")
+        return {
+            **{"img_size": self.image_hw, "patch_size": self.patch_size, "in_chans": self.channels},
+            **{"size": self.name, "embed_dim": size.embed_dim, "depth": size.depth},
+            **{"num_heads": size.num_heads, "mlp_ratio": self.mlp_ratio},
+        }
+
+
+class ViTSection(_TransformerSection):
+    """The Vision Transformer of the papers.
+
+    Attributes:
+        pos_embed: learnable positions, or fixed sin-cos ones.
+        class_tokens: number of class tokens. The read-out `pool="cls"` is the mean of several (Pixio, arXiv
+            2512.15715, has 8).
+    """
+
+    one_graph: ClassVar[bool] = True
+
+    family: Literal["vit"] = "vit"  # type: ignore[assignment]
+    pos_embed: Literal["learnable", "sincos"] = "learnable"
+    class_tokens: int = Field(default=1, gt=0)
+
+    def geometry(self) -> ViTGeometry:
+        """Returns the architecture that the options define.
+
+        Raises:
+            ValueError: if the number of heads does not divide the width, or the width does not fit the positions.
+        """
+        shared = self._shared()
+        if self.pos_embed == "sincos" and shared["embed_dim"] % 4:
+            raise ValueError(f'embed_dim={shared["embed_dim"]} must be divisible by 4 for pos_embed="sincos"')
+        return ViTGeometry(**shared, pos_embed=self.pos_embed, class_tokens=self.class_tokens)
+
+
+class ViTRopeSection(_TransformerSection):
+    """A Vision Transformer with rotary positions and register tokens, as DINOv3 has them (arXiv 2508.10104).
+
+    Attributes:
+        register_tokens: tokens beside [CLS] that nothing reads (arXiv 2309.16588).
+    """
+
+    family: Literal["vit_rope"]  # type: ignore[assignment]
+    register_tokens: int = Field(default=4, ge=0)
+
+    def geometry(self) -> ViTRopeGeometry:
+        """Returns the architecture that the options define.
+
+        Raises:
+            ValueError: if the number of heads does not divide the width, or a head's width is not divisible by 4.
+        """
+        shared = self._shared()
+        if shared["embed_dim"] // shared["num_heads"] % 4:
+            raise ValueError(
+                f"embed_dim={shared['embed_dim']} over num_heads={shared['num_heads']} must be divisible by 4: "
+                "rotary positions turn pairs of values by rows and by columns"
+            )
+        return ViTRopeGeometry(**shared, register_tokens=self.register_tokens)
+
+
+class NetworkSection(EncoderSection):
+    """Another network: a baseline, or `timm:NAME`.
+
+    Attributes:
+        name: `SimpleCNN`, `SmallResNet`, `SmallBiT`, `SmallHybrid` or `timm:NAME`.
+        patch_size: side in pixels of the squares that `simmim` masks; null is 4, or 16 for images of 128 px or more.
+    """
+
+    family: Literal["network"] = "network"  # type: ignore[assignment]
+    patch_size: int | None = Field(default=None, gt=0)
+
+    @field_validator("name")
+    @classmethod
+    def _check_name(cls, name: str) -> str:
+        if name in BASELINE_NAMES:
+            return name
+        if not name.startswith(TIMM_PREFIX):
+            known = ", ".join((*SIZES, *BASELINE_NAMES))
+            raise ValueError(f'"{name}" is none of {known} and "{TIMM_PREFIX}NAME"')
+        # Imports timm: only for its networks.
+        from mae_vit.models.encoders.baselines import check_network
+
+        check_network(name)
+        return name
+
+    @model_validator(mode="after")
+    def _check(self) -> NetworkSection:
+        if min(self.image_hw) <= 0:
+            raise ValueError(f"img_size={self.img_size}: needs to be above 0")
+        if self.drop_path_rate and self.name in WITHOUT_DROP_PATH:
+            raise ValueError(f'drop_path_rate has no effect with name="{self.name}"')
+        if self.patch_init is not None:
+            raise ValueError(f'patch_init has no effect with name="{self.name}", which has no patch projection')
+        return self
+
+    def geometry(self) -> NetworkGeometry:
+        """Returns the architecture that the options define.
+
+        Raises:
+            ValueError: if patches do not fill the images.
+        """
+        patch_size = self.patch_size
+        if patch_size is None:
+            patch_size = _SMALL_PATCH if min(self.image_hw) < _SMALL_IMAGES else _LARGE_PATCH
+        self.check_patches(patch_size)
+        return NetworkGeometry(self.image_hw, patch_size, self.channels, self.name)

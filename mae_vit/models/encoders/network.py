@@ -1,0 +1,128 @@
+"""Baselines and networks of timm's as encoders: by their last map of features.
+
+Shapes: B batch, C channels, H W pixels, n cells of the map, D its width.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import torch
+from timm.models import group_parameters
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+from mae_vit.core.messages import error_reason
+from mae_vit.models.encoders.base import Encoder
+from mae_vit.models.encoders.baselines import SmallBiT, build_network
+
+_HELD = "network."
+# What stands behind the map of a baseline of layers in a row: global average, flattening, one layer.
+_BEHIND_MAP = 3
+
+
+class NetworkEncoder(Encoder):
+    """A network without its head. It masks nothing itself: SimMIM masks the pixels.
+
+    Its weights have the names that they have in a classifier of the same network.
+    """
+
+    family = "network"
+    num_prefix_tokens = num_class_tokens = 0
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        img_size: tuple[int, int],
+        patch_size: int,
+        in_chans: int,
+        drop_path_rate: float = 0.0,
+    ) -> None:
+        """Builds the network with fresh weights.
+
+        Raises:
+            ValueError: if it has no map of features, or does not take such images.
+        """
+        super().__init__()
+        self.img_size, self.patch_size, self.in_chans = img_size, patch_size, in_chans
+        self.grid_size = (img_size[0] // patch_size, img_size[1] // patch_size)
+        self.network = without_head(
+            build_network(
+                name, num_classes=2, in_chans=in_chans, img_size=img_size, drop_path_rate=drop_path_rate
+            )
+        )
+        if not isinstance(self.network, nn.Sequential) and not hasattr(self.network, "forward_intermediates"):
+            raise ValueError(f"{name} gives no map of features")
+        self.embed_dim, *grid = self._map_shape(name)
+        self.feature_grid = (grid[0], grid[1])
+
+    @torch.no_grad()
+    def _map_shape(self, name: str) -> tuple[int, ...]:
+        training = self.training
+        self.eval()
+        device = next(self.parameters()).device
+        try:
+            shape = self.feature_map(torch.zeros(1, self.in_chans, *self.img_size, device=device)).shape[1:]
+        except (RuntimeError, AssertionError, ValueError) as error:
+            size = f"{self.in_chans} x {self.img_size[0]} x {self.img_size[1]}"
+            raise ValueError(f"{name} does not take {size} images: {error_reason(error)}") from None
+        self.train(training)
+        return tuple(shape)
+
+    def feature_map(self, images: Tensor) -> Tensor:
+        """Encodes normalized images: (B, C, H, W) -> (B, D, rows, columns)."""
+        if images.is_cuda:  # see `NetworkClassifier.logits`
+            images = images.contiguous(memory_format=torch.channels_last)
+        if isinstance(self.network, nn.Sequential):
+            return self.network(images)
+        if isinstance(self.network, SmallBiT):  # its stem is none of timm's
+            return self.network.forward_features(images)
+        maps: list[Tensor] = self.network.forward_intermediates(  # type: ignore[operator]
+            images, indices=1, norm=True, output_fmt="NCHW", intermediates_only=True
+        )
+        return maps[-1]
+
+    def forward_features(self, images: Tensor) -> Tensor:
+        """Encodes whole images: (B, C, H, W) -> (B, n, D), the cells of the last map in raster order."""
+        return self.feature_map(images).flatten(2).transpose(1, 2)
+
+    def layer_of(self, name: str) -> int | None:
+        """Returns the number of a parameter's layer."""
+        return network_layers(self.network)[name.removeprefix(_HELD)]
+
+    def weights(self) -> dict[str, Tensor]:
+        """Returns all tensors by the network's own names, which for timm's are timm's."""
+        return {name.removeprefix(_HELD): value for name, value in self.state_dict().items()}
+
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        """Takes all tensors by the network's own names."""
+        self.network.load_state_dict(tensors)
+
+
+def without_head(network: nn.Module) -> nn.Module:
+    """Takes the head off a network; other names stay."""
+    if isinstance(network, nn.Sequential):
+        return nn.Sequential(OrderedDict([*network.named_children()][:-_BEHIND_MAP]))
+    network.reset_classifier(0)  # type: ignore[operator]
+    if isinstance(network, VisionTransformer):
+        network.fc_norm = nn.Identity()
+    return network
+
+
+def network_layers(network: nn.Module) -> dict[str, int | None]:
+    """Numbers the layers of a network with a head for layer-wise rate decay, by its parameters' names; None is the head.
+
+    Those of timm's networks are timm's. Of layers in a row each convolution, with the norm behind it, is one.
+    """
+    if isinstance(network, nn.Sequential):
+        layers: dict[str, int | None] = {}
+        number = -1
+        for place, layer in network.named_children():
+            number += any(True for _ in layer.parameters()) and not isinstance(layer, nn.BatchNorm2d)
+            head = isinstance(layer, nn.Linear)
+            layers |= {f"{place}.{name}": None if head else number for name, _ in layer.named_parameters()}
+        return layers
+    matcher = network.group_matcher(coarse=False)  # type: ignore[operator]
+    numbers: dict[str, int] = group_parameters(network, matcher, reverse=True)
+    return {name: None if number == max(numbers.values()) else number for name, number in numbers.items()}

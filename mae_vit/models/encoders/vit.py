@@ -1,0 +1,262 @@
+"""The Vision Transformer of the papers: timm's, with two entry points for masked images.
+
+Shapes: B batch, C channels, H W pixels, P patch size, N patches, N_keep visible
+patches, k class tokens, D width.
+"""
+
+from __future__ import annotations
+
+from math import isqrt
+
+import torch
+import torch.nn.functional as F
+from timm.layers import resample_abs_pos_embed
+from timm.models.vision_transformer import Block, VisionTransformer
+from torch import Tensor, nn
+
+from mae_vit.models.attention import PlainOrFusedAttention
+from mae_vit.models.encoders.base import (
+    DoesNotFit,
+    Encoder,
+    count_blocks,
+    fit_patch_projection,
+    init_projection,
+    init_transformer,
+    transformer_layer,
+)
+from mae_vit.models.geometry import Geometry, ViTGeometry
+from mae_vit.models.load_report import LoadReport
+from mae_vit.models.patches import gather_patches, take_tokens
+from mae_vit.models.pos_embed import sincos_position_table
+from mae_vit.models.sizes import PatchInit, PositionKind
+
+_FIRST_LAYER = ("cls_token", "reg_token", "pos_embed", "patch_embed.")
+
+
+def block_for_queries(block: Block, tokens: Tensor, ids: Tensor) -> Tensor:
+    """Runs a block for the tokens `ids` (B, m), which attend to all n: (B, n, D) -> (B, m, D).
+
+    The result equals that of the whole block at `ids`, but no queries and no MLP are computed for other
+    tokens. The block must have no drop-path and no layer scale.
+    """
+    mixed = take_tokens(tokens, ids) + block.attn.forward_queries(block.norm1(tokens), ids)  # (B, m, D)
+    return mixed + block.mlp(block.norm2(mixed))
+
+
+class ViTEncoder(VisionTransformer, Encoder):
+    """timm's VisionTransformer without a head, with entries for masked images.
+
+    Its state dict is timm's, so it loads strictly into `timm.create_model` of the
+    same geometry. Initialization follows the official MAE code: xavier-uniform
+    linear layers (the patch projection as a linear layer), class tokens and learnable
+    positions normal with std 0.02. Class tokens beyond the first are timm's register tokens.
+    """
+
+    family = "vit"
+    has_final_norm = True
+
+    def __init__(
+        self,
+        *,
+        img_size: tuple[int, int],
+        patch_size: int,
+        in_chans: int = 3,
+        embed_dim: int,
+        depth: int,
+        num_heads: int,
+        mlp_ratio: float = 4.0,
+        pos_embed: PositionKind = "learnable",
+        class_tokens: int = 1,
+        drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+    ) -> None:
+        """Builds the encoder.
+
+        Args:
+            img_size: (H, W) in pixels, both divisible by `patch_size`.
+            patch_size: P.
+            in_chans: C.
+            embed_dim: D.
+            depth: number of blocks.
+            num_heads: attention heads; divides D.
+            mlp_ratio: hidden width of the MLP over D.
+            pos_embed: "learnable" 1-D (ViT Sec. 3.1) or fixed 2-D "sincos" (MAE Sec. 3).
+            class_tokens: k, at least 1; each has a position of its own (Pixio, arXiv 2512.15715, has 8).
+            drop_rate: dropout after positions are added and after every dense layer except
+                the q, k, v projection (ViT App. B.1).
+            drop_path_rate: rate of stochastic depth at the last block; it grows linearly from 0 at the first.
+        """
+        super().__init__(
+            img_size=img_size,
+            patch_size=patch_size,
+            in_chans=in_chans,
+            num_classes=0,
+            embed_dim=embed_dim,
+            depth=depth,
+            num_heads=num_heads,
+            mlp_ratio=mlp_ratio,
+            reg_tokens=class_tokens - 1,
+            pos_drop_rate=drop_rate,
+            proj_drop_rate=drop_rate,
+            drop_path_rate=drop_path_rate,
+            attn_layer=PlainOrFusedAttention,
+            weight_init="skip",
+        )
+        self.img_size = img_size
+        self.patch_size = patch_size
+        self.grid_size = self.feature_grid = (img_size[0] // patch_size, img_size[1] // patch_size)
+        self.num_heads = num_heads
+        self.num_class_tokens = class_tokens
+        self._init_weights(pos_embed)
+
+    def _init_weights(self, pos_embed: PositionKind) -> None:
+        self.apply(init_transformer)
+        init_projection(self.patch_embed.proj)
+        nn.init.normal_(self.cls_token, std=0.02)
+        if self.reg_token is not None:
+            nn.init.normal_(self.reg_token, std=0.02)
+        if pos_embed == "sincos":
+            self.pos_embed.data.copy_(
+                sincos_position_table(self.grid_size, self.embed_dim, self.num_prefix_tokens)
+            )
+            self.pos_embed.requires_grad_(False)
+        else:
+            nn.init.normal_(self.pos_embed, std=0.02)
+
+    def embed_patches(self, images: Tensor) -> Tensor:
+        """Projects patches, without positions: (B, C, H, W) -> (B, N, D)."""
+        return self.patch_embed(images)
+
+    def encode(self, patch_tokens: Tensor) -> Tensor:
+        """Runs the class tokens and the given patch tokens through all blocks and the final norm.
+
+        Args:
+            patch_tokens: (B, n, D), positions added.
+
+        Returns:
+            (B, k + n, D), class tokens first.
+        """
+        cls_tokens = (
+            self.cls_token if self.reg_token is None else torch.cat([self.cls_token, self.reg_token], 1)
+        )
+        cls_tokens = cls_tokens + self.pos_embed[:, : self.num_prefix_tokens]  # (1, k, D)
+        tokens = torch.cat([cls_tokens.expand(len(patch_tokens), -1, -1), patch_tokens], dim=1)
+        return self.norm(self.blocks(self.pos_drop(tokens)))
+
+    def forward_visible(self, images: Tensor, ids_keep: Tensor) -> Tensor:
+        """Encodes the visible patches only: (B, C, H, W), int64 (B, N_keep) -> (B, k + N_keep, D)."""
+        # Gather pixels before projecting them. The tokens are the same, and masked patches are not
+        # projected.
+        weight, bias = self.patch_embed.proj.weight, self.patch_embed.proj.bias
+        # (B, N_keep, C*P*P) -> (B, N_keep, D)
+        tokens = F.linear(gather_patches(images, self.patch_size, ids_keep), weight.flatten(1), bias)
+        return self.encode(tokens + F.embedding(ids_keep, self.pos_embed[0, self.num_prefix_tokens :]))
+
+    def forward_replaced(self, patch_tokens: Tensor) -> Tensor:
+        """Encodes patch embeddings after some were replaced: (B, N, D) -> (B, k + N, D)."""
+        return self.encode(patch_tokens + self.pos_embed[:, self.num_prefix_tokens :])
+
+    def layer_of(self, name: str) -> int | None:
+        """Returns the number of a parameter's layer; None for the final norm."""
+        return transformer_layer(name, _FIRST_LAYER)
+
+    def check(self, tensors: dict[str, Tensor], geometry: Geometry | None, num_heads: int | None) -> None:
+        """Checks the numbers of class tokens, blocks and heads, which tensor shapes do not reveal.
+
+        Raises:
+            DoesNotFit: if one differs.
+        """
+        stated = geometry.class_tokens if isinstance(geometry, ViTGeometry) else 1
+        depth = count_blocks(tensors)
+        for key, theirs, ours in (
+            ("class_tokens", stated, self.num_prefix_tokens),
+            ("depth", depth or None, len(self.blocks)),
+            ("num_heads", num_heads, self.num_heads),
+        ):
+            if theirs not in (None, ours):
+                raise DoesNotFit(f"{key} is {theirs} there, model.{key}={ours} here")
+
+    def adapt(
+        self,
+        name: str,
+        loaded: Tensor,
+        report: LoadReport,
+        *,
+        geometry: Geometry | None,
+        patch_init: PatchInit | None,
+    ) -> Tensor | None:
+        """Adapts the patch projection to other channels, and learned positions to another grid.
+
+        Raises:
+            DoesNotFit: if a tensor cannot be adapted.
+        """
+        expected = self.state_dict()[name]
+        if name == "patch_embed.proj.weight":
+            return fit_patch_projection(name, loaded, expected, patch_init, report)
+        if name == "pos_embed":
+            return self._adapt_positions(loaded, geometry, report)
+        if loaded.shape != expected.shape:
+            if name in ("cls_token", "norm.weight") or name.endswith("norm1.weight"):
+                raise DoesNotFit(_other_width(loaded, expected))
+            raise DoesNotFit(f"{name} is {list(loaded.shape)} there, {list(expected.shape)} here")
+        report.loaded.append(name)
+        return loaded
+
+    def _adapt_positions(self, loaded: Tensor, geometry: Geometry | None, report: LoadReport) -> Tensor | None:
+        """Resamples learnable positions in 2-D for another grid and keeps the rows of class tokens.
+
+        Fixed positions are only checked: the encoder computes its own table.
+        """
+        expected, count = self.pos_embed, self.num_prefix_tokens
+        if geometry is None and loaded.ndim == 3 and loaded.shape[1] != expected.shape[1]:
+            loaded, added = with_class_position(loaded)
+            if added:
+                report.adapted["pos_embed"] = (
+                    "has no row for the class token, so it is 0 there: the same function"
+                )
+        if loaded.ndim != 3 or loaded.shape[-1] != expected.shape[-1]:
+            raise DoesNotFit(_other_width(loaded, expected))
+        known, num_loaded = geometry.grid_size if geometry else None, loaded.shape[1] - count
+        if known is not None and known[0] * known[1] != num_loaded:
+            raise DoesNotFit(
+                f"its pos_embed has {loaded.shape[1]} rows for {known[0]} x {known[1]} patches, ours one for each and "
+                f"{count} for class tokens",
+                other_kind=True,
+            )
+        side = round(num_loaded**0.5)
+        if not expected.requires_grad:
+            grid = known or (self.grid_size if num_loaded == self.num_patches else (side, side))
+            if grid[0] * grid[1] != num_loaded or not torch.allclose(
+                loaded.float(), sincos_position_table(grid, loaded.shape[-1], count), atol=1e-4
+            ):
+                raise DoesNotFit(
+                    'it has learned positions, which model.pos_embed="sincos" would throw away: use "learnable"'
+                )
+            report.kept["pos_embed"] = "fixed sin-cos table, the same function"
+            return None
+        if known == self.grid_size or (known is None and num_loaded == self.num_patches):
+            report.loaded.append("pos_embed")
+            return loaded
+        old_rows, old_columns = known or (side, side)
+        if old_rows * old_columns != num_loaded:
+            raise DoesNotFit(f"pos_embed of {num_loaded} patches is of no square image")
+        rows, columns = self.grid_size
+        report.interpolated["pos_embed"] = f"{old_rows} x {old_columns} -> {rows} x {columns} patches"
+        return resample_abs_pos_embed(
+            loaded.float(), [rows, columns], [old_rows, old_columns], num_prefix_tokens=count
+        )
+
+
+def _other_width(loaded: Tensor, expected: Tensor) -> str:
+    return f"embed_dim is {loaded.shape[-1]} there, model.embed_dim={expected.shape[-1]} here"
+
+
+def with_class_position(table: Tensor) -> tuple[Tensor, bool]:
+    """Gives a table of positions (1, N, D) of a square image a row of zeros for the class token, if it has none.
+
+    Returns:
+        The table, and whether it had none: as many rows as a square has are one more than no other square's.
+    """
+    if table.ndim != 3 or isqrt(table.shape[1]) ** 2 != table.shape[1]:
+        return table, False
+    return torch.cat([table.new_zeros(1, 1, table.shape[2]), table], dim=1), True

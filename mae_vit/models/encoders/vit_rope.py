@@ -1,0 +1,168 @@
+"""A Vision Transformer with 2-D rotary positions and register tokens: timm's Eva, as it builds DINOv3.
+
+Positions turn queries and keys by their places in the image, from -1 to 1 along both sides (RoPE, arXiv 2104.09864;
+DINOv3, arXiv 2508.10104, Sec. 3.2), so images of another size need no table. Unlike DINOv3 it has no layer scale.
+Shapes: B batch, C channels, H W pixels, P patch size, N patches, N_keep visible patches, k prefix tokens, D width,
+d width of a head.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from timm.models.eva import Eva
+from torch import Tensor, nn
+
+from mae_vit.models.encoders.base import (
+    DoesNotFit,
+    Encoder,
+    count_blocks,
+    fit_patch_projection,
+    init_projection,
+    init_transformer,
+    transformer_layer,
+)
+from mae_vit.models.geometry import Geometry
+from mae_vit.models.load_report import LoadReport
+from mae_vit.models.patches import gather_patches
+from mae_vit.models.sizes import PatchInit
+
+_FIRST_LAYER = ("cls_token", "reg_token", "patch_embed.")
+
+
+class ViTRopeEncoder(Eva, Encoder):
+    """timm's Eva without a head, with entries for masked images. Its state dict is timm's.
+
+    Initialization follows the official MAE code, as that of `ViTEncoder`.
+    """
+
+    family = "vit_rope"
+    has_final_norm = True
+
+    def __init__(
+        self,
+        *,
+        img_size: tuple[int, int],
+        patch_size: int,
+        in_chans: int = 3,
+        embed_dim: int,
+        depth: int,
+        num_heads: int,
+        mlp_ratio: float = 4.0,
+        register_tokens: int = 4,
+        drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+    ) -> None:
+        """Builds the encoder.
+
+        Args:
+            img_size: (H, W) in pixels, both divisible by `patch_size`.
+            patch_size: P.
+            in_chans: C.
+            embed_dim: D.
+            depth: number of blocks.
+            num_heads: attention heads; D over heads is divisible by 4.
+            mlp_ratio: hidden width of the MLP over D.
+            register_tokens: k - 1, tokens behind [CLS] that nothing reads.
+            drop_rate: dropout, as `ViTEncoder` has it.
+            drop_path_rate: rate of stochastic depth at the last block; it grows linearly from 0 at the first.
+        """
+        super().__init__(
+            img_size=img_size,
+            patch_size=patch_size,
+            in_chans=in_chans,
+            num_classes=0,
+            global_pool="",
+            embed_dim=embed_dim,
+            depth=depth,
+            num_heads=num_heads,
+            mlp_ratio=mlp_ratio,
+            num_reg_tokens=register_tokens,
+            pos_drop_rate=drop_rate,
+            proj_drop_rate=drop_rate,
+            drop_path_rate=drop_path_rate,
+            norm_layer=partial(nn.LayerNorm, eps=1e-6),
+            use_abs_pos_emb=False,
+            use_rot_pos_emb=True,
+            rope_type="dinov3",
+            rope_temperature=100.0,
+            rope_rotate_half=True,
+        )
+        self.img_size, self.patch_size = img_size, patch_size
+        self.grid_size = self.feature_grid = (img_size[0] // patch_size, img_size[1] // patch_size)
+        self.num_heads = num_heads
+        self.num_class_tokens = 1
+        self.apply(init_transformer)
+        init_projection(self.patch_embed.proj)
+        nn.init.normal_(self.cls_token, std=0.02)
+        if self.reg_token is not None:
+            nn.init.normal_(self.reg_token, std=0.02)
+
+    def embed_patches(self, images: Tensor) -> Tensor:
+        """Projects patches: (B, C, H, W) -> (B, N, D)."""
+        return self.patch_embed(images)
+
+    def encode(self, patch_tokens: Tensor, rope: Tensor) -> Tensor:
+        """Runs the prefix tokens and the given patch tokens through all blocks and the final norm.
+
+        Args:
+            patch_tokens: (B, n, D).
+            rope: sines and cosines of their places, (n, 2d), or (B, 1, n, 2d) if images differ.
+
+        Returns:
+            (B, k + n, D), [CLS] first.
+        """
+        prefix = self.cls_token if self.reg_token is None else torch.cat([self.cls_token, self.reg_token], 1)
+        tokens = self.pos_drop(torch.cat([prefix.expand(len(patch_tokens), -1, -1), patch_tokens], dim=1))
+        for block in self.blocks:
+            tokens = block(tokens, rope=rope)
+        return self.norm(tokens)
+
+    def forward_features(self, images: Tensor) -> Tensor:
+        """Encodes whole images: (B, C, H, W) -> (B, k + N, D)."""
+        return self.forward_replaced(self.embed_patches(images))
+
+    def forward_visible(self, images: Tensor, ids_keep: Tensor) -> Tensor:
+        """Encodes the visible patches only: (B, C, H, W), int64 (B, N_keep) -> (B, k + N_keep, D)."""
+        weight, bias = self.patch_embed.proj.weight, self.patch_embed.proj.bias
+        tokens = F.linear(gather_patches(images, self.patch_size, ids_keep), weight.flatten(1), bias)
+        return self.encode(tokens, F.embedding(ids_keep, self.rope.get_embed())[:, None])
+
+    def forward_replaced(self, patch_tokens: Tensor) -> Tensor:
+        """Encodes patch embeddings after some were replaced: (B, N, D) -> (B, k + N, D)."""
+        return self.encode(patch_tokens, self.rope.get_embed())
+
+    def layer_of(self, name: str) -> int | None:
+        """Returns the number of a parameter's layer; None for the final norm."""
+        return transformer_layer(name, _FIRST_LAYER)
+
+    def check(self, tensors: dict[str, Tensor], geometry: Geometry | None, num_heads: int | None) -> None:
+        """Checks the numbers of blocks and heads, which tensor shapes do not reveal.
+
+        Raises:
+            DoesNotFit: if one differs.
+        """
+        depth = count_blocks(tensors)
+        for key, theirs, ours in (("depth", depth, len(self.blocks)), ("num_heads", num_heads, self.num_heads)):
+            if theirs not in (None, ours):
+                raise DoesNotFit(f"{key} is {theirs} there, model.{key}={ours} here")
+
+    def adapt(
+        self,
+        name: str,
+        loaded: Tensor,
+        report: LoadReport,
+        *,
+        geometry: Geometry | None,
+        patch_init: PatchInit | None,
+    ) -> Tensor | None:
+        """Adapts the patch projection to other channels.
+
+        Raises:
+            DoesNotFit: if a tensor cannot be adapted.
+        """
+        if name == "patch_embed.proj.weight":
+            return fit_patch_projection(name, loaded, self.state_dict()[name], patch_init, report)
+        return super().adapt(name, loaded, report, geometry=geometry, patch_init=patch_init)
