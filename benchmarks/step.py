@@ -94,16 +94,16 @@ def transformers_model(workload: Workload, attention: str) -> torch.nn.Module:
 
     info, ours = workload.info, _objective(workload)
     config = ViTMAEConfig(
-        hidden_size=info.embed_dim,
-        num_hidden_layers=info.depth,
-        num_attention_heads=info.num_heads,
-        intermediate_size=int(info.mlp_ratio * info.embed_dim),
+        hidden_size=info.vit.embed_dim,
+        num_hidden_layers=info.vit.depth,
+        num_attention_heads=info.vit.num_heads,
+        intermediate_size=int(info.vit.mlp_ratio * info.vit.embed_dim),
         decoder_hidden_size=ours.decoder_embed_dim,
         decoder_num_hidden_layers=ours.decoder_depth,
         decoder_num_attention_heads=ours.decoder_num_heads,
         decoder_intermediate_size=4 * ours.decoder_embed_dim,
         image_size=info.img_size[0],
-        patch_size=info.patch_size,
+        patch_size=info.vit.patch_size,
         num_channels=info.in_chans,
         mask_ratio=ours.mask_ratio,
         norm_pix_loss=ours.norm_pix_loss,
@@ -131,15 +131,15 @@ def official_model(workload: Workload, attention: str, clone: Path) -> torch.nn.
     info, ours = workload.info, _objective(workload)
     model: torch.nn.Module = models_mae.MaskedAutoencoderViT(
         img_size=info.img_size[0],
-        patch_size=info.patch_size,
+        patch_size=info.vit.patch_size,
         in_chans=info.in_chans,
-        embed_dim=info.embed_dim,
-        depth=info.depth,
-        num_heads=info.num_heads,
+        embed_dim=info.vit.embed_dim,
+        depth=info.vit.depth,
+        num_heads=info.vit.num_heads,
         decoder_embed_dim=ours.decoder_embed_dim,
         decoder_depth=ours.decoder_depth,
         decoder_num_heads=ours.decoder_num_heads,
-        mlp_ratio=info.mlp_ratio,
+        mlp_ratio=info.vit.mlp_ratio,
         norm_layer=partial(torch.nn.LayerNorm, eps=LAYER_NORM_EPS),
         norm_pix_loss=ours.norm_pix_loss,
     )

@@ -65,7 +65,11 @@ def read_encoders(words: Sequence[str]) -> dict[str, PretrainedEncoder]:
         torch.manual_seed(0)
         initial = replace(first.start, tensors={})
         encoders[name] = PretrainedEncoder(
-            first.info.build(), fc_norm=torch.nn.Identity(), pool="mean", info=first.info, start=initial
+            first.info.geometry.build(),
+            fc_norm=torch.nn.Identity(),
+            pool="mean",
+            info=first.info,
+            start=initial,
         )
     if len(encoders) < 3:
         raise InputError("a rank correlation takes three encoders or more")

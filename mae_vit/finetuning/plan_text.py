@@ -11,6 +11,8 @@ from mae_vit.core.messages import count_of
 from mae_vit.data.data_path import describe_place
 from mae_vit.finetuning.config.schema import SEGMENTATION, FinetuneConfig
 from mae_vit.finetuning.data import FinetuneData
+from mae_vit.models.encoders.config import NetworkSection
+from mae_vit.models.load_report import LoadReport
 from mae_vit.objectives.objective import Task
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.checkpoints.checkpoint import CheckpointInfo
@@ -19,7 +21,6 @@ from mae_vit.training.optim.param_groups import LayerRate, layer_rates
 from mae_vit.training.outputs.plan_text import describe_augment, times
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.startup import describe_start
-from mae_vit.models.load_report import LoadReport
 
 
 def describe_plan(

@@ -19,11 +19,11 @@ from mae_vit.finetuning.segmentation.build import build_segmenter, load_weights_
 from mae_vit.finetuning.segmentation.results import SegmentationOutputs
 from mae_vit.models.encoder_file import EncoderInfo
 from mae_vit.models.encoders.config import NetworkSection
+from mae_vit.models.load_report import LoadReport
 from mae_vit.objectives.objective import Task
 from mae_vit.training.checkpoints.format import LABELS_SEEN
 from mae_vit.training.checkpoints.resume import Identity, run_identity
 from mae_vit.training.engines.cost import Estimate, estimate
-from mae_vit.models.load_report import LoadReport
 from mae_vit.weights.seen_labels import SeenLabels
 from mae_vit.weights.start import Weights
 

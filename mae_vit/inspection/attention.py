@@ -9,8 +9,8 @@ from timm.layers import Attention
 from torch import Tensor
 from torch.nn import Module
 
-from mae_vit.models.masking import squared_distances
 from mae_vit.models.encoders.vit import ViTEncoder
+from mae_vit.models.masking import squared_distances
 
 
 @torch.no_grad()

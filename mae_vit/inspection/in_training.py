@@ -14,8 +14,8 @@ from mae_vit.inspection.attention import attention_weights
 from mae_vit.inspection.drawing import to_png
 from mae_vit.inspection.images import as_drawn
 from mae_vit.inspection.views import View, distance_view, head_statistics, parameter_views, rollout_view
-from mae_vit.models.sizes import Pool
 from mae_vit.models.encoders.vit import ViTEncoder
+from mae_vit.models.sizes import Pool
 from mae_vit.objectives.objective import Objective, Task
 
 

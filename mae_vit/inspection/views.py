@@ -25,8 +25,8 @@ from mae_vit.inspection.images import Samples
 from mae_vit.inspection.parameters import center_patch, filter_components, position_similarity
 from mae_vit.inspection.reconstructions import reconstruct
 from mae_vit.inspection.subject import InspectedEncoder
-from mae_vit.models.sizes import Pool
 from mae_vit.models.encoders.vit import ViTEncoder
+from mae_vit.models.sizes import Pool
 from mae_vit.weights.encoder import PretrainedEncoder
 
 

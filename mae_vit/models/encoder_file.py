@@ -12,9 +12,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as save_tensors
 
 from mae_vit.core.bands import DTYPES, Bands
+from mae_vit.core.errors import InputError
 from mae_vit.core.preprocessing import UNCHANGED, Preprocessing
 from mae_vit.models.encoders.base import Encoder
-from mae_vit.models.geometry import Geometry, geometry_from
+from mae_vit.models.geometry import Geometry, ViTGeometry, geometry_from
 from mae_vit.models.sizes import Pool
 
 # Key of our entry in a safetensors file's metadata; its value is JSON.
@@ -64,6 +65,20 @@ class EncoderInfo:
     def in_chans(self) -> int:
         """C of its images."""
         return self.geometry.in_chans
+
+    @property
+    def vit(self) -> ViTGeometry:
+        """The geometry, for what knows Vision Transformers of the papers alone.
+
+        Raises:
+            InputError: if it is of another family.
+        """
+        if not isinstance(self.geometry, ViTGeometry):
+            raise InputError(
+                f"the encoder is {self.geometry.describe()} (model.family={self.geometry.family}): this takes "
+                "model.family=vit alone; its encoder.safetensors has timm's names"
+            )
+        return self.geometry
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields as plain data; those that say nothing new are left out."""

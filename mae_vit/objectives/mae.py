@@ -18,11 +18,11 @@ from mae_vit.core.batch import Batch
 from mae_vit.core.image_rows import Picture
 from mae_vit.core.keyed_rng import SampleKeys
 from mae_vit.models.attention import PlainOrFusedAttention
+from mae_vit.models.encoders.base import Encoder, init_transformer
+from mae_vit.models.encoders.vit import block_for_queries
 from mae_vit.models.masking import Masking, random_masking, unit_masking
 from mae_vit.models.patches import patchify, take_tokens
 from mae_vit.models.pos_embed import sincos_position_table
-from mae_vit.models.encoders.base import Encoder, init_transformer
-from mae_vit.models.encoders.vit import block_for_queries
 from mae_vit.objectives.config import MAEConfig, num_decoded_patches
 from mae_vit.objectives.missing import standardize_patches, weigh
 from mae_vit.objectives.objective import Objective, ObjectiveOutput

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from mae_vit.core.bands import Bands
 from mae_vit.core.batch import Batch
 from mae_vit.core.image_rows import Picture
+from mae_vit.models.encoders.base import Encoder, init_transformer
 from mae_vit.models.masking import KIND_MASK, KIND_RANDOM, Corruption, corrupt
 from mae_vit.models.patches import take_tokens
-from mae_vit.models.encoders.base import Encoder, init_transformer
 from mae_vit.objectives.config import MaskedPatchConfig
 from mae_vit.objectives.masked_patch_targets import make_target
 from mae_vit.objectives.objective import Objective, ObjectiveOutput

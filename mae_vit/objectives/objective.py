@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from mae_vit.core.bands import Bands
 from mae_vit.core.batch import Batch
 from mae_vit.core.image_rows import Picture
-from mae_vit.models.patches import patchify
 from mae_vit.models.encoders.base import Encoder
+from mae_vit.models.patches import patchify
 
 
 class ObjectiveOutput(NamedTuple):

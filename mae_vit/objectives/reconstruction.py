@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from mae_vit.core.image_rows import Picture
+from mae_vit.models.encoders.base import Encoder
 from mae_vit.models.masking import squared_distances
 from mae_vit.models.patches import patchify, unpatchify
-from mae_vit.models.encoders.base import Encoder
 from mae_vit.objectives.missing import patch_colors, spread_known, valid_share
 from mae_vit.objectives.objective import Objective
 

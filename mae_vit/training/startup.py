@@ -55,13 +55,13 @@ def choose_device(config: Config, ranks: Ranks) -> torch.device:
     """
     device = find_device(ranks, config.run.device)
     size = getattr(config.model, "size", None)
+    large = size is not None and size.embed_dim >= _LARGE.embed_dim and size.depth >= _LARGE.depth
     # sbatch without options gives one CPU core.
-    if size and device.type == "cpu" and config.run.device == "auto" and "SLURM_JOB_ID" in os.environ:
-        if size.embed_dim >= _LARGE.embed_dim and size.depth >= _LARGE.depth:
-            raise InputError(
-                f"this Slurm job has no GPU for model.name={config.model.name}: sbatch --gpus-per-node=1 --cpus-per-task=12 "
-                "... asks for one; run.device=cpu trains on CPUs"
-            )
+    if large and device.type == "cpu" and config.run.device == "auto" and "SLURM_JOB_ID" in os.environ:
+        raise InputError(
+            f"this Slurm job has no GPU for model.name={config.model.name}: sbatch --gpus-per-node=1 "
+            "--cpus-per-task=12 ... asks for one; run.device=cpu trains on CPUs"
+        )
     return device
 
 

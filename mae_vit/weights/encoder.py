@@ -23,6 +23,7 @@ from mae_vit.models.encoder_file import EncoderInfo, read_info
 from mae_vit.models.encoders.base import Encoder, as_map, pool_tokens
 from mae_vit.models.encoders.vit import with_class_position
 from mae_vit.models.geometry import Geometry, ViTGeometry, nearest_size
+from mae_vit.models.load_report import LoadReport
 from mae_vit.models.pos_embed import sincos_position_table
 from mae_vit.models.sizes import SIZES, PatchInit, Pool
 from mae_vit.training.checkpoints.format import STATE, step_of
@@ -30,7 +31,6 @@ from mae_vit.weights.feature_encoder import FeatureEncoder, ImageInput
 from mae_vit.weights.foreign import read_foreign
 from mae_vit.weights.foreign_encoder import open_foreign
 from mae_vit.weights.load import check_complete, check_kind, load_weights
-from mae_vit.models.load_report import LoadReport
 from mae_vit.weights.names import is_frozen
 from mae_vit.weights.read import read_weights
 from mae_vit.weights.start import Weights, another_kind

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from mae_vit.core.bands import Bands
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of
-from mae_vit.models.sizes import PatchInit
 from mae_vit.models.encoders.base import DoesNotFit, Encoder, check_finite
 from mae_vit.models.geometry import ViTGeometry
-from mae_vit.weights import other_bands
 from mae_vit.models.load_report import LoadReport, shorten
+from mae_vit.models.sizes import PatchInit
+from mae_vit.weights import other_bands
 from mae_vit.weights.start import ENCODER_PREFIX, Normalized, Weights, another_kind
 
 # A file with a smaller share of the encoder's parameters belongs to another model.
@@ -200,4 +200,3 @@ def _load_parts(start: Weights, parts: nn.Module, objective: str | None, report:
             value.copy_(start.tensors[name])
     report.loaded += list(state)
     return set(state)
-

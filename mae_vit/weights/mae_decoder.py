@@ -9,8 +9,8 @@ from torch import Tensor
 
 from mae_vit.core.errors import InputError
 from mae_vit.models.encoder_file import EncoderInfo
-from mae_vit.models.pos_embed import sincos_position_table
 from mae_vit.models.encoders.base import Encoder
+from mae_vit.models.pos_embed import sincos_position_table
 from mae_vit.objectives.config import MAEConfig
 from mae_vit.objectives.mae import MAE
 from mae_vit.training.checkpoints.format import STATE, read_description
@@ -105,7 +105,10 @@ def _build(
     state = {f"encoder.{name}": value for name, value in encoder.state_dict().items()}
     try:
         config.check(
-            grid_size=encoder.grid_size, patch_size=encoder.patch_size, in_chans=encoder.in_chans, num_classes=0
+            grid_size=encoder.grid_size,
+            patch_size=encoder.patch_size,
+            in_chans=encoder.in_chans,
+            num_classes=0,
         )
         mae = MAE(encoder, config, mean=info.mean, std=info.std, bands=info.bands)
         mae.load_state_dict({**state, **tensors}, strict=True)

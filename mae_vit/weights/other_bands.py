@@ -8,6 +8,7 @@ from mae_vit.core.bands import Bands
 from mae_vit.core.errors import InputError
 from mae_vit.weights.start import Normalized
 
+
 def fit_normalization(
     start: Normalized, bands: Bands | None, channels: int
 ) -> tuple[tuple[float, ...], tuple[float, ...]] | None:

@@ -190,7 +190,9 @@ def _read_file(path: Path, network: str | None = None) -> Weights:
         raise InputError(f"{path} is a part of a checkpoint, and holds no weights: give {_run_around(path)}")
     metadata, content = read_content(path)
     if metadata.get("network"):
-        raise InputError(f"start {path} is {metadata['network']}, fine-tuned: it has no encoder to begin from")
+        raise InputError(
+            f"start {path} is {metadata['network']}, fine-tuned: it has no encoder to begin from"
+        )
     names = [*named_tensors(content)]
     if not metadata:
         check_whole(path, names)

@@ -19,7 +19,7 @@ from mae_vit.core.messages import closest_path
 from mae_vit.core.preprocessing import UNCHANGED, Preprocessing
 from mae_vit.core.urls import is_url, redact_url
 from mae_vit.core.user_files import expand_path
-from mae_vit.models.geometry import Geometry, ViTGeometry
+from mae_vit.models.geometry import Geometry
 from mae_vit.models.sizes import TIMM_PREFIX, Pool
 from mae_vit.weights.names import FOREIGN_ORIGIN, FROZEN_PREFIX, is_frozen
 from mae_vit.weights.seen_labels import SeenLabels

@@ -11,19 +11,20 @@ import numpy as np
 import pyarrow.parquet as pq
 import torch
 from helpers.commands import ROOT
+from helpers.encoders import vit_info
 from PIL import Image
 
 from mae_vit.cli.main import main
-from mae_vit.models.encoder_file import EncoderInfo, encoder_bytes
+from mae_vit.models.encoder_file import encoder_bytes
 
-INFO = EncoderInfo(
+INFO = vit_info(
     "small", (16, 16), 4, 3, 24, 2, 3, 2.0, "learnable", (0.4, 0.5, 0.6), (0.2, 0.3, 0.4), "mae", 7
 )
 
 
 def write_encoder(path: Path, *, seed: int = 0, scale: float = 1.0) -> Path:
     torch.manual_seed(seed)
-    encoder = INFO.build()
+    encoder = INFO.geometry.build()
     with torch.no_grad():
         encoder.norm.weight.mul_(scale)
     path.write_bytes(encoder_bytes(encoder, INFO))

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import torch
+from helpers.encoders import vit_info
 from safetensors.torch import save_file
 
 from mae_vit.cli.main import main
@@ -32,7 +33,7 @@ def info_of(**changes) -> EncoderInfo:
         "images_seen": 700,
         "flops": 1.5e12,
     }
-    return EncoderInfo(**{**options, **changes})
+    return vit_info(**{**options, **changes})
 
 
 def shaken(module: torch.nn.Module) -> torch.nn.Module:
@@ -47,7 +48,7 @@ def shaken(module: torch.nn.Module) -> torch.nn.Module:
 def encoder_file(path: Path, **changes) -> Path:
     info = info_of(**changes)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(encoder_bytes(shaken(info.build()), info))
+    path.write_bytes(encoder_bytes(shaken(info.geometry.build()), info))
     return path
 
 
@@ -56,10 +57,10 @@ def mae_run(folder: Path, *, mask_ratio=0.75, norm_pix_loss=True, joint=False, *
     info = info_of(**changes)
     objective = {"name": "mae", "mask_ratio": mask_ratio, "decoder_embed_dim": 24, "decoder_depth": 2}
     objective |= {"decoder_num_heads": 3, "norm_pix_loss": norm_pix_loss}
-    mae = MAEConfig(**objective).build(info.build(), mean=info.mean, std=info.std)
+    mae = MAEConfig(**objective).build(info.geometry.build(), mean=info.mean, std=info.std)
     shaken(mae)
     identity = {
-        "model.name": info.size,
+        "model.name": info.vit.size,
         "model.img_size": list(info.img_size),
         **{
             f"model.{key}": getattr(info, key)
@@ -83,10 +84,10 @@ def mae_run(folder: Path, *, mask_ratio=0.75, norm_pix_loss=True, joint=False, *
 def classifier_file(path: Path, *, pool: str, classes=("cat", "dog"), **changes) -> torch.nn.Module:
     """A `model.safetensors` as fine-tuning leaves it; returns the network."""
     info = info_of(pos_embed="learnable", objective="finetune", **changes)
-    encoder = shaken(info.build())
+    encoder = shaken(info.geometry.build())
     torch.manual_seed(1)
-    head = torch.nn.Linear(info.embed_dim, len(classes))
-    fc_norm = shaken(torch.nn.LayerNorm(info.embed_dim, eps=1e-6))
+    head = torch.nn.Linear(info.vit.embed_dim, len(classes))
+    fc_norm = shaken(torch.nn.LayerNorm(info.vit.embed_dim, eps=1e-6))
     tensors = {**encoder.state_dict(), "head.weight": head.weight.data, "head.bias": head.bias.data}
     if pool == "mean":
         tensors = {name: value for name, value in tensors.items() if not name.startswith("norm.")}
@@ -95,7 +96,7 @@ def classifier_file(path: Path, *, pool: str, classes=("cat", "dog"), **changes)
 
     def logits(images):
         tokens = encoder.forward_features(images)
-        count = info.class_tokens
+        count = info.vit.class_tokens
         return head(tokens[:, :count].mean(1) if pool == "cls" else fc_norm(tokens[:, count:].mean(dim=1)))
 
     metadata = {**info.to_dict(), "classes": list(classes), "pool": pool}

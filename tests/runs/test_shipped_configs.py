@@ -6,10 +6,11 @@ import pytest
 import torch
 from helpers.ample_machine import ample_machine  # noqa: F401 (a fixture)
 from helpers.commands import ROOT
+from helpers.encoders import vit_info
 from helpers.images import prepare_pairs, write_pairs
 
 from mae_vit.finetuning.command import main as finetune
-from mae_vit.models.encoder_file import EncoderInfo, encoder_bytes
+from mae_vit.models.encoder_file import encoder_bytes
 from mae_vit.models.sizes import SIZES
 from mae_vit.pretraining.command import main as pretrain
 
@@ -20,7 +21,7 @@ CONFIGS = sorted(
     path for path in (ROOT / "configs").glob("*.yaml") if not path.stem.startswith(("compare_", "study_"))
 )
 SIZE = SIZES["tiny-cifar"]
-INFO = EncoderInfo(
+INFO = vit_info(
     "tiny-cifar", (32, 32), 4, 3, 128, SIZE.depth, 4, 4.0, "sincos", [0.5] * 3, [0.2] * 3, "mae", 9
 )
 
@@ -60,7 +61,7 @@ def test_dry_run(path, colored, digits, masked, tmp_path, capsys):
 def test_dry_run_from_a_start(name, colored, tmp_path, capsys):
     """The parts of a config that hold with a start alone are valid too."""
     torch.manual_seed(0)
-    (tmp_path / "encoder.safetensors").write_bytes(encoder_bytes(INFO.build(), INFO))
+    (tmp_path / "encoder.safetensors").write_bytes(encoder_bytes(INFO.geometry.build(), INFO))
     arguments = ["--config", str(ROOT / f"configs/{name}.yaml"), "--dry-run", "--ckpt", str(tmp_path)]
     assert finetune([*arguments, f"data.path={colored}", f"run.dir={tmp_path / 'run'}"]) == 0
     plan = capsys.readouterr().out
@@ -68,13 +69,13 @@ def test_dry_run_from_a_start(name, colored, tmp_path, capsys):
     assert f"tiny-cifar, {32 if name == 'finetune_cifar_tiny' else 224}x" in plan
     assert "100.0% of the encoder's parameters" in plan
     share = {"finetune_cifar_tiny": 0.8, "finetune_base": 0.65}[name]
-    assert f"embeddings      {share ** (INFO.depth + 1):.4f}" in plan
+    assert f"embeddings      {share ** (INFO.vit.depth + 1):.4f}" in plan
 
 
 @pytest.mark.parametrize("name", ["linear_probe_cifar_tiny", "linear_probe_base"])
 def test_dry_run_of_a_probe_from_a_start(name, colored, tmp_path, capsys):
     torch.manual_seed(0)
-    (tmp_path / "encoder.safetensors").write_bytes(encoder_bytes(INFO.build(), INFO))
+    (tmp_path / "encoder.safetensors").write_bytes(encoder_bytes(INFO.geometry.build(), INFO))
     arguments = ["--config", str(ROOT / f"configs/{name}.yaml"), "--dry-run", "--ckpt", str(tmp_path)]
     options = [f"data.path={colored}", f"run.dir={tmp_path / 'run'}", *SMALLER.get(name, [])]
     assert finetune([*arguments, *options]) == 0

@@ -246,7 +246,9 @@ class FinetuneConfig(Config):
             return
         mode, begun = self.finetune.mode, self.finetune.start is not None
         if begun and mode == "segment":
-            raise ValueError(f'finetune.mode="segment" trains model.name="{name}" from scratch: leave --ckpt out')
+            raise ValueError(
+                f'finetune.mode="segment" trains model.name="{name}" from scratch: leave --ckpt out'
+            )
         if mode == "segment_probe" or (mode not in TRAINS_ENCODER and not begun):
             raise ValueError(f'finetune.mode="{mode}" needs a Vision Transformer, not "{name}"')
         for key in ("teacher", "head_init", "freeze_patch_embed"):

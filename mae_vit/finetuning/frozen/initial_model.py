@@ -13,13 +13,13 @@ from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.finetuning.data import FinetuneData
 from mae_vit.finetuning.label_overlap import start_label_overlap, warn_of_seen_labels
 from mae_vit.finetuning.models.classifiers import Classifier, ViTClassifier, make_head
+from mae_vit.models.load_report import LoadReport
 from mae_vit.models.sizes import PatchInit
 from mae_vit.weights.encoder import ViTFeatures, load_features
 from mae_vit.weights.feature_encoder import FeatureEncoder, ImageInput
 from mae_vit.weights.foreign import ForeignWeights
 from mae_vit.weights.foreign_encoder import open_foreign, open_untrained
 from mae_vit.weights.load import warn_normalization_differs
-from mae_vit.models.load_report import LoadReport
 from mae_vit.weights.names import FOREIGN_ORIGIN
 from mae_vit.weights.seen_labels import Overlap
 from mae_vit.weights.start import Weights

@@ -14,15 +14,15 @@ from mae_vit.finetuning.data import FinetuneData
 from mae_vit.finetuning.models.classifiers import Classifier, NetworkClassifier, ViTClassifier
 from mae_vit.finetuning.models.distillation import Distillation, DistilledViTClassifier
 from mae_vit.finetuning.models.teacher import Teacher, read_teacher
-from mae_vit.models.encoders.baselines import build_network
 from mae_vit.models.encoder_file import EncoderInfo
+from mae_vit.models.encoders.baselines import build_network
 from mae_vit.models.encoders.config import NetworkSection
+from mae_vit.models.load_report import LoadReport
 from mae_vit.models.sizes import PatchInit
 from mae_vit.objectives.label_loss import LabelLoss
 from mae_vit.training.optim.optimizers import OptimizerOptions
 from mae_vit.training.optim.param_groups import EMBEDDINGS
 from mae_vit.weights.load import load_weights
-from mae_vit.models.load_report import LoadReport
 from mae_vit.weights.start import Weights
 
 _FINAL_NORM = ("norm.weight", "norm.bias")

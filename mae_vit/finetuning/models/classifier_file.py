@@ -18,8 +18,8 @@ from mae_vit.core.messages import closest_path, error_reason, plain_text
 from mae_vit.core.preprocessing import Preprocessing
 from mae_vit.finetuning.models.classifiers import Classifier, NetworkClassifier, ViTClassifier
 from mae_vit.finetuning.models.distillation import Distillation, DistilledViTClassifier
-from mae_vit.models.encoders.baselines import build_network
 from mae_vit.models.encoder_file import bands_from
+from mae_vit.models.encoders.baselines import build_network
 from mae_vit.models.geometry import ViTGeometry, geometry_from
 from mae_vit.models.sizes import Pool
 from mae_vit.objectives.label_loss import LabelLoss

@@ -13,9 +13,9 @@ from mae_vit.core.bands import Bands
 from mae_vit.core.batch import Batch
 from mae_vit.core.image_rows import Picture
 from mae_vit.finetuning.config.schema import HeadInit
-from mae_vit.models.sizes import Pool
 from mae_vit.models.encoders.base import Encoder, pool_tokens
 from mae_vit.models.encoders.network import network_layers
+from mae_vit.models.sizes import Pool
 from mae_vit.objectives.label_loss import LabelLoss
 from mae_vit.objectives.objective import ObjectiveOutput, Task
 

@@ -19,11 +19,11 @@ from mae_vit.finetuning.segmentation.segmenter import (
 )
 from mae_vit.models.encoder_file import EncoderInfo
 from mae_vit.models.encoders.config import NetworkSection
+from mae_vit.models.load_report import LoadReport
 from mae_vit.models.sizes import PatchInit
 from mae_vit.weights.foreign import ForeignWeights
 from mae_vit.weights.foreign_encoder import open_foreign
 from mae_vit.weights.load import check_complete, load_weights
-from mae_vit.models.load_report import LoadReport
 from mae_vit.weights.names import FOREIGN_ORIGIN
 from mae_vit.weights.start import Weights
 

@@ -140,7 +140,9 @@ class _TransformerSection(EncoderSection):
     def _shared(self) -> dict[str, Any]:
         size = self.size
         if size.embed_dim % size.num_heads:
-            raise ValueError(f"embed_dim={size.embed_dim} is not divisible by model.num_heads={size.num_heads}")
+            raise ValueError(
+                f"embed_dim={size.embed_dim} is not divisible by model.num_heads={size.num_heads}"
+            )
         return {
             **{"img_size": self.image_hw, "patch_size": self.patch_size, "in_chans": self.channels},
             **{"size": self.name, "embed_dim": size.embed_dim, "depth": size.depth},
@@ -232,7 +234,9 @@ class NetworkSection(EncoderSection):
         if self.drop_path_rate and self.name in WITHOUT_DROP_PATH:
             raise ValueError(f'drop_path_rate has no effect with name="{self.name}"')
         if self.patch_init is not None:
-            raise ValueError(f'patch_init has no effect with name="{self.name}", which has no patch projection')
+            raise ValueError(
+                f'patch_init has no effect with name="{self.name}", which has no patch projection'
+            )
         return self
 
     def geometry(self) -> NetworkGeometry:

@@ -111,9 +111,9 @@ def without_head(network: nn.Module) -> nn.Module:
 
 
 def network_layers(network: nn.Module) -> dict[str, int | None]:
-    """Numbers the layers of a network with a head for layer-wise rate decay, by its parameters' names; None is the head.
+    """Numbers the layers of a network with a head for layer-wise rate decay; None is the head.
 
-    Those of timm's networks are timm's. Of layers in a row each convolution, with the norm behind it, is one.
+    Keys are its parameters' names. Layers of timm's networks are timm's. Of layers in a row each convolution, with the norm behind it, is one.
     """
     if isinstance(network, nn.Sequential):
         layers: dict[str, int | None] = {}

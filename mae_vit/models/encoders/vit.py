@@ -202,7 +202,9 @@ class ViTEncoder(VisionTransformer, Encoder):
         report.loaded.append(name)
         return loaded
 
-    def _adapt_positions(self, loaded: Tensor, geometry: Geometry | None, report: LoadReport) -> Tensor | None:
+    def _adapt_positions(
+        self, loaded: Tensor, geometry: Geometry | None, report: LoadReport
+    ) -> Tensor | None:
         """Resamples learnable positions in 2-D for another grid and keeps the rows of class tokens.
 
         Fixed positions are only checked: the encoder computes its own table.

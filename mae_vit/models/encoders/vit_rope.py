@@ -145,7 +145,10 @@ class ViTRopeEncoder(Eva, Encoder):
             DoesNotFit: if one differs.
         """
         depth = count_blocks(tensors)
-        for key, theirs, ours in (("depth", depth, len(self.blocks)), ("num_heads", num_heads, self.num_heads)):
+        for key, theirs, ours in (
+            ("depth", depth, len(self.blocks)),
+            ("num_heads", num_heads, self.num_heads),
+        ):
             if theirs not in (None, ours):
                 raise DoesNotFit(f"{key} is {theirs} there, model.{key}={ours} here")
 

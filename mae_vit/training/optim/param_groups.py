@@ -14,6 +14,7 @@ from mae_vit.objectives.objective import Task
 # (official code, models_vit.no_weight_decay). MAE's pretraining does not.
 EMBEDDINGS = ("cls_token", "reg_token", "pos_embed", "dist_token")
 
+
 def decay_groups(
     model: nn.Module,
     weight_decay: float,

@@ -21,7 +21,7 @@ from mae_vit.weights.start import name_of
 
 def _write_hf(handed: ExportSource, folder: Path) -> Verification:
     """Writes the class of transformers that has as many class tokens."""
-    several = handed.encoder.info.class_tokens > 1
+    several = handed.encoder.info.vit.class_tokens > 1
     return (to_hf_pixio if several else to_hf).write(handed, folder)
 
 

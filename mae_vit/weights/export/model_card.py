@@ -132,11 +132,11 @@ def describe(handed: ExportSource) -> str:
     """The network in one line."""
     info, network = handed.encoder.info, handed.network
     parameters = sum(parameter.numel() for parameter in network.parameters())
-    cls = "[CLS]" if info.class_tokens == 1 else f"mean of {info.class_tokens} class tokens"
+    cls = "[CLS]" if info.vit.class_tokens == 1 else f"mean of {info.vit.class_tokens} class tokens"
     read = cls if handed.encoder.pool == "cls" else "mean of the patches"
     return (
-        f"Vision Transformer, {info.depth} blocks of width {info.embed_dim}, {info.num_heads} heads, "
-        f"{info.img_size[0]} x {info.img_size[1]} px in patches of {info.patch_size}, "
+        f"Vision Transformer, {info.vit.depth} blocks of width {info.vit.embed_dim}, {info.vit.num_heads} heads, "
+        f"{info.img_size[0]} x {info.img_size[1]} px in patches of {info.vit.patch_size}, "
         f"{parameters / 1e6:.3g} M parameters; {network.output_name} (B, {network.output_size}) from {read}"
     )
 

@@ -114,7 +114,7 @@ def _representable(handed: ExportSource, notes: list[str]) -> MAE | None:
         notes.append("without its decoder: nothing says how many heads that has")
         return None
     notes += handed.decoder.notes
-    if handed.encoder.info.pos_embed == "learnable":
+    if handed.encoder.info.vit.pos_embed == "learnable":
         notes.append(
             "its position table was learned; ViTMAEForPreTraining loads it and keeps it fixed in further training"
         )
@@ -152,17 +152,17 @@ def geometry_of(handed: ExportSource) -> dict[str, Any]:
     info = handed.encoder.info
     height, width = info.img_size
     return {
-        "hidden_size": info.embed_dim,
-        "num_hidden_layers": info.depth,
-        "num_attention_heads": info.num_heads,
-        "intermediate_size": int(info.embed_dim * info.mlp_ratio),
+        "hidden_size": info.vit.embed_dim,
+        "num_hidden_layers": info.vit.depth,
+        "num_attention_heads": info.vit.num_heads,
+        "intermediate_size": int(info.vit.embed_dim * info.vit.mlp_ratio),
         "hidden_act": "gelu",
         "hidden_dropout_prob": 0.0,
         "attention_probs_dropout_prob": 0.0,
         # transformers' own default is 1e-12.
         "layer_norm_eps": LAYER_NORM_EPS,
         "image_size": height if height == width else [height, width],
-        "patch_size": info.patch_size,
+        "patch_size": info.vit.patch_size,
         "num_channels": info.in_chans,
         "qkv_bias": True,
         "torch_dtype": "float32",

@@ -32,7 +32,7 @@ def write(handed: ExportSource, folder: Path) -> Verification:
     with quiet(transformers), torch.no_grad():
         model = load_whole(transformers.PixioModel, folder)
         output = model(pixel_values=random_images(handed))
-    count = handed.encoder.info.class_tokens
+    count = handed.encoder.info.vit.class_tokens
     theirs = (
         output.pooler_output
         if handed.encoder.pool == "cls"
@@ -66,7 +66,7 @@ def _check(transformers: Any, handed: ExportSource) -> None:
     elsewhere = "--to torch keeps it"
     if not hasattr(transformers, "PixioModel"):
         raise InputError(
-            f"transformers {transformers.__version__} has no PixioModel, which {info.class_tokens} class tokens "
+            f"transformers {transformers.__version__} has no PixioModel, which {info.vit.class_tokens} class tokens "
             f"need: {elsewhere}"
         )
     if handed.network.head is not None:
@@ -78,8 +78,8 @@ def _check(transformers: Any, handed: ExportSource) -> None:
             f"{source}: PixioModel knows square images alone, not {info.img_size[0]} x {info.img_size[1]} px: "
             f"{elsewhere}"
         )
-    if info.mlp_ratio != int(info.mlp_ratio):
-        raise InputError(f"{source}: PixioModel has no mlp_ratio={info.mlp_ratio:g}: {elsewhere}")
+    if info.vit.mlp_ratio != int(info.vit.mlp_ratio):
+        raise InputError(f"{source}: PixioModel has no mlp_ratio={info.vit.mlp_ratio:g}: {elsewhere}")
 
 
 def _config(handed: ExportSource) -> dict[str, Any]:
@@ -89,8 +89,8 @@ def _config(handed: ExportSource) -> dict[str, Any]:
         "architectures": ["PixioModel"],
         "model_type": "pixio",
         **shared,
-        "mlp_ratio": int(handed.encoder.info.mlp_ratio),
-        "n_cls_tokens": handed.encoder.info.class_tokens,
+        "mlp_ratio": int(handed.encoder.info.vit.mlp_ratio),
+        "n_cls_tokens": handed.encoder.info.vit.class_tokens,
     }
 
 

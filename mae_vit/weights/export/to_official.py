@@ -28,9 +28,9 @@ def write(handed: ExportSource, folder: Path) -> Verification:
         InputError: if the official code has no such geometry.
     """
     info = handed.encoder.info
-    if info.class_tokens > 1:
+    if info.vit.class_tokens > 1:
         raise InputError(
-            f"the official MAE code has one class token, not {info.class_tokens}: --to timm keeps them"
+            f"the official MAE code has one class token, not {info.vit.class_tokens}: --to timm keeps them"
         )
     if info.img_size[0] != info.img_size[1]:
         raise InputError(
@@ -72,7 +72,7 @@ def _by_ours(handed: ExportSource, path: Path) -> float:
     # The file tells neither how many heads there are nor how images are normalized.
     start = replace(
         read_weights(str(path)),
-        num_heads=info.num_heads,
+        num_heads=info.vit.num_heads,
         mean=tuple(info.mean),
         std=tuple(info.std),
         bands=info.bands,
@@ -113,8 +113,8 @@ model.load_state_dict({{name: weights[name] for name in model.state_dict()}}, st
         + f"""
 # With decoder, by the official code's models_mae.py:
 # mae = MaskedAutoencoderViT(
-#     img_size={info.img_size[0]}, patch_size={info.patch_size}, in_chans={info.in_chans}, embed_dim={info.embed_dim},
-#     depth={info.depth}, num_heads={info.num_heads}, mlp_ratio={info.mlp_ratio:g},
+#     img_size={info.img_size[0]}, patch_size={info.vit.patch_size}, in_chans={info.in_chans},
+#     embed_dim={info.vit.embed_dim}, depth={info.vit.depth}, num_heads={info.vit.num_heads}, mlp_ratio={info.vit.mlp_ratio:g},
 #     decoder_embed_dim={decoder.decoder_embed_dim}, decoder_depth={decoder.decoder_depth},
 #     decoder_num_heads={decoder.decoder_num_heads}, norm_pix_loss={decoder.norm_pix_loss},
 #     norm_layer=partial(nn.LayerNorm, eps=1e-6),
@@ -127,7 +127,7 @@ model.load_state_dict({{name: weights[name] for name in model.state_dict()}}, st
 def _notes(handed: ExportSource) -> tuple[str, ...]:
     info = handed.encoder.info
     notes = []
-    if info.pos_embed == "learnable":
+    if info.vit.pos_embed == "learnable":
         notes.append("its position table was learned; the official code keeps it fixed: the same features")
     if handed.decoder is not None and info.in_chans != 3:
         notes.append(

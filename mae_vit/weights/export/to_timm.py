@@ -21,7 +21,7 @@ from mae_vit.weights.read import read_weights
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 # The same for `load_encoder`, beside files of other names: what it looks for first in a repository of the Hub.
 NATIVE = "encoder.safetensors"
-# timm's model nearest to each of `mae_vit.models.encoders.vit.SIZES`; all are one class, and the geometry is given in full.
+# timm's model nearest to each of `mae_vit.models.sizes.SIZES`; all are one class, and the geometry is given in full.
 _NAMES = {
     "S": "vit_small_patch16_224",
     "B": "vit_base_patch16_224",
@@ -36,23 +36,23 @@ def create_model_arguments(handed: ExportSource) -> tuple[str, dict[str, Any]]:
     height, width = info.img_size
     arguments: dict[str, Any] = {
         "img_size": height if height == width else (height, width),
-        "patch_size": info.patch_size,
-        "embed_dim": info.embed_dim,
-        "depth": info.depth,
-        "num_heads": info.num_heads,
+        "patch_size": info.vit.patch_size,
+        "embed_dim": info.vit.embed_dim,
+        "depth": info.vit.depth,
+        "num_heads": info.vit.num_heads,
         "num_classes": 0 if network.head is None else network.head.out_features,
     }
     if info.in_chans != 3:
         arguments["in_chans"] = info.in_chans
-    if info.class_tokens > 1:
-        arguments["reg_tokens"] = info.class_tokens - 1
-    if info.mlp_ratio != 4:
-        arguments["mlp_ratio"] = info.mlp_ratio
+    if info.vit.class_tokens > 1:
+        arguments["reg_tokens"] = info.vit.class_tokens - 1
+    if info.vit.mlp_ratio != 4:
+        arguments["mlp_ratio"] = info.vit.mlp_ratio
     if handed.encoder.pool == "mean":
         arguments |= {"global_pool": "avg", "fc_norm": network.has_fc_norm}
-    elif info.class_tokens > 1:  # the model gives all tokens
+    elif info.vit.class_tokens > 1:  # the model gives all tokens
         arguments["global_pool"] = ""
-    return _NAMES.get(info.size, "vit_tiny_patch16_224"), arguments
+    return _NAMES.get(info.vit.size, "vit_tiny_patch16_224"), arguments
 
 
 def create_model_line(handed: ExportSource) -> str:
@@ -72,7 +72,7 @@ def _config(handed: ExportSource) -> dict[str, Any]:
     return {
         "architecture": name,
         "num_classes": classes,
-        "num_features": info.embed_dim,
+        "num_features": info.vit.embed_dim,
         "global_pool": arguments.get("global_pool", "token"),
         **({"label_names": list(handed.classes)} if handed.classes else {}),
         "model_args": arguments,
@@ -112,7 +112,7 @@ def write_native(handed: ExportSource, path: Path) -> None:
 def write(handed: ExportSource, folder: Path) -> Verification:
     """Writes the folder, and loads it with timm."""
     _, arguments = create_model_arguments(handed)
-    count = handed.encoder.info.class_tokens
+    count = handed.encoder.info.vit.class_tokens
     reads_tokens = arguments.get("global_pool") == ""
     if reads_tokens and handed.network.head is not None:
         raise InputError(

@@ -6,6 +6,7 @@ import re
 import pytest
 from helpers.commands import ROOT, one_line
 from helpers.comparison import compare_command, write_config
+from helpers.encoders import vit_info
 
 from mae_vit.config.load import load_config
 from mae_vit.config.presets import find_config
@@ -17,7 +18,7 @@ from mae_vit.finetuning.comparison.matrix.matrix import Matrix
 from mae_vit.finetuning.comparison.matrix.settings import settings_with_start
 from mae_vit.finetuning.config.from_start import WeightsOverrides
 from mae_vit.finetuning.config.schema import FinetuneConfig
-from mae_vit.models.encoder_file import EncoderInfo, encoder_bytes
+from mae_vit.models.encoder_file import encoder_bytes
 from mae_vit.pretraining.command import main as pretrain
 
 WRONG = {
@@ -224,10 +225,10 @@ def test_equal_compute_is_counted_in_steps(digits, tmp_path):
     for folder, summary in summaries.items():
         folder.mkdir(parents=True)
         (folder / "summary.json").write_text(json.dumps(summary))
-    info = EncoderInfo("tiny", (8, 8), 4, 1, 8, 1, 1, 4.0, "learnable", [0.5], [0.5], "mae", 20, flops=100.0)
+    info = vit_info("tiny", (8, 8), 4, 1, 8, 1, 1, 4.0, "learnable", [0.5], [0.5], "mae", 20, flops=100.0)
     folder = matrix.pretraining["MAE"].folder
     folder.mkdir(parents=True)
-    (folder / "encoder.safetensors").write_bytes(encoder_bytes(info.build(), info))
+    (folder / "encoder.safetensors").write_bytes(encoder_bytes(info.geometry.build(), info))
     (longer,) = matrix.cells(compute_of=True)
     assert longer.entry.name == "as long as MAE"
     assert "train.steps=15" in longer.job.arguments

@@ -32,7 +32,7 @@ def test_the_preset_trains(colored, tmp_path):
     assert all(map(math.isfinite, losses))
     assert np.mean(losses[-4:]) < 0.97 * np.mean(losses[:4])
     encoder = mae_vit.load_encoder(tmp_path / "run")
-    assert encoder.info.class_tokens == 4
+    assert encoder.info.vit.class_tokens == 4
     assert encoder.encoder.pos_embed.shape == (1, 4 + 64, 128)
 
 

@@ -7,6 +7,7 @@ import pytest
 import timm
 import torch
 from helpers.commands import ROOT, one_line, summary_of
+from helpers.encoders import vit_info
 from helpers.images import prepare_pairs, write_pairs
 from helpers.weights.official_weights import RunsCode, official
 from safetensors.torch import load_file
@@ -76,11 +77,11 @@ def test_a_file_that_would_run_code_runs_none(run, tmp_path, capsys):
 @pytest.mark.parametrize("sincos", [False, True])
 def test_another_image_size_interpolates_positions(run, tmp_path, capsys, sincos):
     """The grid of 8 x 8 patches becomes 12 x 12, learned or fixed before."""
-    from mae_vit.models.encoder_file import EncoderInfo, encoder_bytes
+    from mae_vit.models.encoder_file import encoder_bytes
 
     kind = "sincos" if sincos else "learnable"
-    info = EncoderInfo("S", (32, 32), 4, 3, 64, 3, 4, 4.0, kind, [0.5] * 3, [0.25] * 3, "mae", 9)
-    encoder = info.build()
+    info = vit_info("S", (32, 32), 4, 3, 64, 3, 4, 4.0, kind, [0.5] * 3, [0.25] * 3, "mae", 9)
+    encoder = info.geometry.build()
     (tmp_path / "encoder.safetensors").write_bytes(encoder_bytes(encoder, info))
     assert run(tmp_path, "model.img_size=48", "data.augment.crop=random_resized") == 0
     assert "8 x 8 -> 12 x 12 patches" in capsys.readouterr().out
@@ -93,12 +94,12 @@ def test_another_image_size_interpolates_positions(run, tmp_path, capsys, sincos
 
 
 def test_geometry_and_normalization_are_the_starts(run, tmp_path, capsys):
-    from mae_vit.models.encoder_file import EncoderInfo, encoder_bytes
+    from mae_vit.models.encoder_file import encoder_bytes
 
-    info = EncoderInfo(
+    info = vit_info(
         "S", (32, 32), 8, 3, 48, 2, 3, 2.0, "learnable", [0.1, 0.2, 0.3], [0.4, 0.5, 0.6], "mae", 9
     )
-    (tmp_path / "encoder.safetensors").write_bytes(encoder_bytes(info.build(), info))
+    (tmp_path / "encoder.safetensors").write_bytes(encoder_bytes(info.geometry.build(), info))
     assert run(tmp_path) == 0
     state = load_checkpoint(sorted((tmp_path / "run" / "checkpoints").glob("step-*"))[-1])
     section = {
@@ -218,10 +219,10 @@ def test_a_run_whose_data_does_not_serve_says_what_to_pass(alone, digits, tmp_pa
 
 
 def test_what_the_file_says_and_the_start_replaces_is_named(run, tmp_path, capsys):
-    from mae_vit.models.encoder_file import EncoderInfo, encoder_bytes
+    from mae_vit.models.encoder_file import encoder_bytes
 
-    info = EncoderInfo("S", (16, 16), 2, 3, 48, 2, 3, 2.0, "learnable", [0.5] * 3, [0.5] * 3, "mae", 9)
-    (tmp_path / "encoder.safetensors").write_bytes(encoder_bytes(info.build(), info))
+    info = vit_info("S", (16, 16), 2, 3, 48, 2, 3, 2.0, "learnable", [0.5] * 3, [0.5] * 3, "mae", 9)
+    (tmp_path / "encoder.safetensors").write_bytes(encoder_bytes(info.geometry.build(), info))
     assert run(tmp_path, "--dry-run") == 0
     output = capsys.readouterr().out
     assert (

@@ -10,11 +10,11 @@ import pytest
 from helpers.commands import ROOT
 from ruamel.yaml import YAML
 
-from mae_vit.models.encoder_file import EncoderInfo
 from mae_vit.config.load import dump_config, load_config
 from mae_vit.config.plan import make_plan
 from mae_vit.core.errors import InputError
 from mae_vit.finetuning.config.schema import FinetuneConfig
+from mae_vit.models.encoder_file import EncoderInfo
 from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.pretraining.setup import build_objective
 

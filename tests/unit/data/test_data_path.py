@@ -5,6 +5,7 @@ import shutil
 import numpy as np
 import pytest
 from helpers.commands import ROOT, SMALL_PRETRAIN
+from helpers.encoders import vit_info
 from helpers.images import encoded, picture, write_files, write_zip
 
 from mae_vit.cli.main import main
@@ -15,7 +16,6 @@ from mae_vit.data.index import open_index
 from mae_vit.data.prepare.prepare import prepare
 from mae_vit.data.shards.dataset_json import read_dataset
 from mae_vit.inspection.images import draw_samples
-from mae_vit.models.encoder_file import EncoderInfo
 from mae_vit.pretraining.command import main as pretrain
 
 CLASSES = {f"{'cat' if n % 2 else 'dog'}/{n:03d}.jpg": encoded(picture(n)) for n in range(24)}
@@ -133,7 +133,7 @@ def test_a_folder_called_like_a_download_is_that_folder(photos, tmp_path, monkey
 
 def test_check_and_inspection_know_a_folder(photos, capsys):
     assert main(["check", str(photos)]) == 0
-    info = EncoderInfo("Ti", (32, 32), 8, 3, 192, 12, 3, 4.0, "sincos", (0.5,) * 3, (0.5,) * 3, "mae", 0)
+    info = vit_info("Ti", (32, 32), 8, 3, 192, 12, 3, 4.0, "sincos", (0.5,) * 3, (0.5,) * 3, "mae", 0)
     assert len(draw_samples(str(photos), count=9, encoder=info, split="val").images) == 2
 
 

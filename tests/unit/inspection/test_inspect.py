@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.commands import ROOT, SMALL_MAE
+from helpers.encoders import vit_info
 from helpers.export import info_of
 from PIL import Image
 
@@ -15,7 +16,6 @@ from mae_vit.inspection.images import draw_samples
 from mae_vit.inspection.reconstructions import reconstruct
 from mae_vit.inspection.subject import open_subject
 from mae_vit.inspection.views import reconstruction_views
-from mae_vit.models.encoder_file import EncoderInfo
 from mae_vit.objectives.mae import MAE
 from mae_vit.pretraining.command import main as pretrain_main
 from mae_vit.weights.encoder import load_encoder
@@ -189,7 +189,7 @@ def test_the_history_of_a_run_is_its_own(runs, tmp_path):
     assert (model.info.objective, model.info.step, model.info.images_seen) == ("mae", 6, 6 * 128)
     (tmp_path / "sub").mkdir()
     (tmp_path / "encoder.safetensors").write_bytes((runs / "mae" / "encoder.safetensors").read_bytes())
-    size = EncoderInfo("Ti", (32, 32), 8, 1, 192, 12, 3, 4.0, "sincos", [0.5], [0.5], "mae", 0)
+    size = vit_info("Ti", (32, 32), 8, 1, 192, 12, 3, 4.0, "sincos", [0.5], [0.5], "mae", 0)
     torch.save({"model": size.build().state_dict()}, tmp_path / "sub" / "foreign.pth")
     foreign = load_encoder(tmp_path / "sub" / "foreign.pth")
     assert (foreign.info.objective, foreign.info.step) == ("unknown", 0)

@@ -6,8 +6,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mae_vit.finetuning.models.classifiers import NetworkClassifier, ViTClassifier
 from mae_vit.models.encoders.baselines import build_network, check_network
-from mae_vit.models.sizes import SIZES
 from mae_vit.models.encoders.vit import ViTEncoder
+from mae_vit.models.sizes import SIZES
 from mae_vit.objectives.label_loss import LabelLoss
 
 

@@ -2,10 +2,11 @@
 
 import pytest
 import torch
+from helpers.encoders import vit_info
 from safetensors.torch import save_file
 
 from mae_vit.models.encoder_cost import Cost, cost_of_weights
-from mae_vit.models.encoder_file import EncoderInfo, encoder_bytes, read_info, to_metadata
+from mae_vit.models.encoder_file import encoder_bytes, read_info, to_metadata
 
 GEOMETRY = ("tiny-cifar", (32, 32), 4, 3, 16, 1, 2, 4.0, "learnable", [0.5] * 3, [0.25] * 3, "mae", 9)
 
@@ -24,15 +25,15 @@ GEOMETRY = ("tiny-cifar", (32, 32), 4, 3, 16, 1, 2, 4.0, "learnable", [0.5] * 3,
     ],
 )
 def test_all_that_weights_began_from_counts(tmp_path, known, expected):
-    info = EncoderInfo(*GEOMETRY, **known)
+    info = vit_info(*GEOMETRY, **known)
     path = tmp_path / "encoder.safetensors"
-    path.write_bytes(encoder_bytes(info.build(), info))
+    path.write_bytes(encoder_bytes(info.geometry.build(), info))
     assert cost_of_weights(str(path)) == cost_of_weights(str(tmp_path)) == expected
     assert read_info(path) == info
 
 
 def test_the_cost_of_a_classifier_is_more_than_its_encoders(tmp_path):
-    info = EncoderInfo(*GEOMETRY, images_seen=90, flops=2e9)
+    info = vit_info(*GEOMETRY, images_seen=90, flops=2e9)
     tensors = {"head.weight": torch.zeros(2, 16)}
     for part in ("classes", "segments"):
         path = tmp_path / f"{part}.safetensors"

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from mae_vit.models.encoders.vit import ViTEncoder
 from mae_vit.models.patches import (
     gather_cells,
     gather_patches,
@@ -15,7 +16,6 @@ from mae_vit.models.patches import (
     split_bins,
     unpatchify,
 )
-from mae_vit.models.encoders.vit import ViTEncoder
 
 
 @pytest.mark.parametrize(("shape", "patch"), [((2, 3, 8, 12), 4), ((1, 1, 6, 6), 2), ((2, 3, 14, 7), 7)])

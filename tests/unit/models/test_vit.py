@@ -3,12 +3,13 @@
 import pytest
 import timm
 import torch
+from helpers.encoders import vit_info
 
 from mae_vit.models.attention import PlainOrFusedAttention, set_fused_attention
-from mae_vit.models.encoder_file import EncoderInfo, encoder_bytes
+from mae_vit.models.encoder_file import encoder_bytes
+from mae_vit.models.encoders.vit import ViTEncoder
 from mae_vit.models.masking import random_masking
 from mae_vit.models.sizes import SIZES
-from mae_vit.models.encoders.vit import ViTEncoder
 from mae_vit.weights.encoder import load_encoder
 
 # Parameters at 224 px with num_classes=0.
@@ -64,7 +65,7 @@ def test_saved_encoder_loads_strictly_into_timm_with_the_same_features(
 ):
     torch.manual_seed(1)
     encoder = build("tiny-cifar", img_size, patch_size, in_chans=in_chans, pos_embed=pos_embed).eval()
-    info = EncoderInfo(
+    info = vit_info(
         "tiny-cifar", img_size, patch_size, in_chans, 128, 6, 4, 4.0, pos_embed, (0.5,), (0.25,), "mae", 7
     )
     path = tmp_path / "encoder.safetensors"

@@ -11,8 +11,8 @@ from helpers.objectives import batch_of, build
 from mae_vit.core.bands import Bands
 from mae_vit.core.batch import Batch
 from mae_vit.core.keyed_rng import SampleKeys
-from mae_vit.models.masking import nearest_visible, patch_noise
 from mae_vit.models.encoders.vit import ViTEncoder
+from mae_vit.models.masking import nearest_visible, patch_noise
 from mae_vit.objectives import OBJECTIVES
 from mae_vit.objectives.objective import Objective
 

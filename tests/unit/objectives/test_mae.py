@@ -8,9 +8,9 @@ from helpers.objectives import batch_of, build
 from pydantic import ValidationError
 
 from mae_vit.models.attention import set_fused_attention
+from mae_vit.models.encoders.vit import ViTEncoder
 from mae_vit.models.masking import patch_noise, random_masking
 from mae_vit.models.patches import patchify
-from mae_vit.models.encoders.vit import ViTEncoder
 from mae_vit.objectives import OBJECTIVES
 from mae_vit.objectives.mae import MAE
 from mae_vit.objectives.reconstruction import local_average

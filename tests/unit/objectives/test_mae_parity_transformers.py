@@ -5,8 +5,8 @@ import torch
 from helpers.weights.official_weights import convert, position_table, theirs
 
 from mae_vit.core.keyed_rng import SampleKeys
-from mae_vit.models.masking import patch_noise
 from mae_vit.models.encoders.vit import ViTEncoder
+from mae_vit.models.masking import patch_noise
 from mae_vit.objectives.config import MAEConfig
 from mae_vit.objectives.mae import MAE
 

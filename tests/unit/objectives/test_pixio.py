@@ -7,9 +7,9 @@ import torch
 from helpers.objectives import batch_of, build
 
 from mae_vit.core.keyed_rng import RngStream, SampleKeys
-from mae_vit.models.masking import patch_noise, random_masking, unit_masking
 from mae_vit.models.encoders.base import pooled
 from mae_vit.models.encoders.vit import ViTEncoder
+from mae_vit.models.masking import patch_noise, random_masking, unit_masking
 from mae_vit.objectives import OBJECTIVES
 
 KEYS = SampleKeys(5, 2, torch.arange(40))

@@ -12,10 +12,10 @@ import torch
 from deepspeed.accelerator import get_accelerator
 from helpers.commands import ROOT
 
-from mae_vit.models.encoder_file import EncoderInfo
 from mae_vit.config.load import load_config
 from mae_vit.config.plan import make_plan
 from mae_vit.core.errors import InputError
+from mae_vit.models.encoder_file import EncoderInfo
 from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.pretraining.doctor.rank_checks import check_exchange, join_ranks
 from mae_vit.runtime.device import find_device

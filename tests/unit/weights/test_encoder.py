@@ -8,15 +8,16 @@ import pytest
 import timm
 import torch
 from helpers.commands import ROOT
+from helpers.encoders import vit_info
 from PIL import Image
 
 import mae_vit
 from mae_vit.core.errors import InputError
 from mae_vit.finetuning.config.from_start import WeightsOverrides
-from mae_vit.models.encoder_file import EncoderInfo, encoder_bytes
+from mae_vit.models.encoder_file import encoder_bytes
 from mae_vit.weights.read import read_weights
 
-INFO = EncoderInfo(
+INFO = vit_info(
     "tiny-cifar", (32, 32), 4, 3, 128, 2, 4, 4.0, "learnable", (0.4, 0.5, 0.6), (0.2, 0.3, 0.4), "mae", 7
 )
 
@@ -25,7 +26,7 @@ INFO = EncoderInfo(
 def path(tmp_path):
     torch.manual_seed(0)
     path = tmp_path / "encoder.safetensors"
-    path.write_bytes(encoder_bytes(INFO.build(), INFO))
+    path.write_bytes(encoder_bytes(INFO.geometry.build(), INFO))
     return path
 
 
@@ -88,7 +89,7 @@ def test_what_no_transform_has_made_is_refused(path, images):
 
 def test_the_pooling_is_the_files_own(path, tmp_path):
     """Ours the mean unless the file says otherwise; others [CLS] unless they have a norm behind the mean."""
-    encoder, cls = INFO.build(), tmp_path / "cls.safetensors"
+    encoder, cls = INFO.geometry.build(), tmp_path / "cls.safetensors"
     assert mae_vit.load_encoder(path).info.pool == "mean"
     assert b"pool" not in path.read_bytes()
     cls.write_bytes(encoder_bytes(encoder, replace(INFO, pool="cls")))
@@ -127,14 +128,14 @@ def test_another_size_interpolates_positions(path):
 
 
 def test_an_official_file_says_its_geometry_by_its_shapes(tmp_path):
-    info = EncoderInfo("Ti", (64, 64), 16, 3, 192, 12, 3, 4.0, "sincos", (0.5,) * 3, (0.5,) * 3, "mae", 0)
+    info = vit_info("Ti", (64, 64), 16, 3, 192, 12, 3, 4.0, "sincos", (0.5,) * 3, (0.5,) * 3, "mae", 0)
     torch.manual_seed(0)
-    encoder = info.build().eval()
+    encoder = info.geometry.build().eval()
     path = tmp_path / "mae_pretrain.pth"
     torch.save({"model": encoder.state_dict()}, path)
     loaded = mae_vit.load_encoder(path)
-    assert (loaded.info.size, loaded.info.img_size, loaded.info.num_heads) == ("Ti", (64, 64), 3)
-    assert loaded.info.pos_embed == "sincos"
+    assert (loaded.info.vit.size, loaded.info.img_size, loaded.info.vit.num_heads) == ("Ti", (64, 64), 3)
+    assert loaded.info.vit.pos_embed == "sincos"
     assert loaded.info.mean == (0.485, 0.456, 0.406)
     images = torch.randn(2, 3, 64, 64)
     with torch.no_grad():
@@ -143,8 +144,8 @@ def test_an_official_file_says_its_geometry_by_its_shapes(tmp_path):
 
 def test_a_network_without_known_heads_is_refused(tmp_path):
     path = tmp_path / "odd.pth"
-    info = EncoderInfo("S", (32, 32), 8, 3, 100, 2, 5, 4.0, "learnable", (0.5,) * 3, (0.5,) * 3, "mae", 0)
-    torch.save({"model": info.build().state_dict()}, path)
+    info = vit_info("S", (32, 32), 8, 3, 100, 2, 5, 4.0, "learnable", (0.5,) * 3, (0.5,) * 3, "mae", 0)
+    torch.save({"model": info.geometry.build().state_dict()}, path)
     with pytest.raises(InputError, match="how many heads"):
         mae_vit.load_encoder(path)
 

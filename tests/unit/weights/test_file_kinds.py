@@ -9,10 +9,11 @@ import zipfile
 import numpy as np
 import pytest
 import torch
+from helpers.encoders import vit_info
 from safetensors.torch import load_file, save_file
 
 from mae_vit.core.errors import InputError
-from mae_vit.models.encoder_file import EncoderInfo, encoder_bytes, to_metadata
+from mae_vit.models.encoder_file import encoder_bytes, to_metadata
 from mae_vit.models.encoders.vit import ViTEncoder
 from mae_vit.weights.encoder import load_vit
 from mae_vit.weights.load import load_weights
@@ -286,8 +287,8 @@ def test_what_others_keep_elsewhere_or_compute_is_not_missing(tmp_path):
     expected = load_vit(saved(tmp_path, TENSORS, "whole.pth"), pool="cls")(images)
     torch.testing.assert_close(load_vit(saved(tmp_path, behind), pool="cls")(images), expected)
     torch.manual_seed(0)
-    info = EncoderInfo("S", (16, 16), 4, 3, 64, 2, 4, 4.0, "sincos", [0.5] * 3, [0.25] * 3, "mae", 9)
-    (tmp_path / "whole.safetensors").write_bytes(encoder_bytes(info.build(), info))
+    info = vit_info("S", (16, 16), 4, 3, 64, 2, 4, 4.0, "sincos", [0.5] * 3, [0.25] * 3, "mae", 9)
+    (tmp_path / "whole.safetensors").write_bytes(encoder_bytes(info.geometry.build(), info))
     left = {
         name: value
         for name, value in load_file(tmp_path / "whole.safetensors").items()

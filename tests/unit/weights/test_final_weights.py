@@ -1,6 +1,5 @@
 """The weights file of a fine-tuned network says what raw values mean."""
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -19,7 +18,7 @@ TWO = Bands(("red", "nir"), "uint16", (0.0, 10.0), (4000.0, 5000.0), nodata=0)
 def test_bands_are_in_the_file(ours, tmp_path):
     data = SimpleNamespace(mean=(0.1, 0.2), std=(0.3, 0.4), bands=TWO, preprocessing=UNCHANGED)
     config = SimpleNamespace(model=SimpleNamespace(name="SmallResNet", image_hw=(16, 16)))
-    info = replace(info_of(), in_chans=2, mean=data.mean, std=data.std, bands=TWO) if ours else None
+    info = info_of(in_chans=2, mean=data.mean, std=data.std, bands=TWO) if ours else None
     network = nn.ModuleDict({"encoder" if ours else "network": nn.Linear(2, 2)})
     path = tmp_path / "model.safetensors"
     path.write_bytes(model_bytes(network, {"segments": ["a", "b"]}, config, data, info))

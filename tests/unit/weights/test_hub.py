@@ -93,7 +93,7 @@ def test_a_repository_of_transformers_is_loaded_with_its_configs(hub, tmp_path):
     with torch.no_grad():
         # Random tokens vary little, where transformers' eps of 1e-12 and ours differ.
         torch.testing.assert_close(loaded(images), model(images).last_hidden_state[:, 0], atol=1e-2, rtol=0)
-    assert (loaded.info.num_heads, loaded.info.mean) == (3, (0.5, 0.5, 0.4))
+    assert (loaded.info.vit.num_heads, loaded.info.mean) == (3, (0.5, 0.5, 0.4))
 
 
 def test_a_repository_without_a_known_network_says_what_it_has(hub):

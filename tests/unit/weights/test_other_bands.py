@@ -25,7 +25,7 @@ OF_FIVE = {"in_chans": 5, "mean": (0.1, 0.2, 0.3, 0.4, 0.5), "std": (0.2, 0.3, 0
 
 
 def encoder_of(channels: int) -> ViTEncoder:
-    return replace(info_of(), in_chans=channels).build()
+    return info_of(in_chans=channels).geometry.build()
 
 
 @pytest.mark.parametrize("channels", [1, 4, 5, 13])

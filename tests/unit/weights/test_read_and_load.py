@@ -9,11 +9,12 @@ import pytest
 import timm
 import torch
 from helpers.commands import ROOT
+from helpers.encoders import vit_info
 from helpers.weights.official_weights import RunsCode, official
 
 from mae_vit.core.errors import InputError
 from mae_vit.models.encoder_cost import cost_of_weights
-from mae_vit.models.encoder_file import EncoderInfo, encoder_bytes
+from mae_vit.models.encoder_file import encoder_bytes
 from mae_vit.models.encoders.vit import ViTEncoder
 from mae_vit.objectives.config import MAEConfig
 from mae_vit.pretraining.command import main
@@ -77,7 +78,7 @@ def test_a_file_that_would_run_code_is_refused_and_runs_none(tmp_path, wrapped):
 
 def test_an_encoder_of_ours_and_another_grid(tmp_path):
     encoder = encoder_of(pos_embed="learnable")
-    info = EncoderInfo("S", (32, 32), 4, 3, 64, 3, 4, 4.0, "learnable", [0.5] * 3, [0.25] * 3, "mae", 9)
+    info = vit_info("S", (32, 32), 4, 3, 64, 3, 4, 4.0, "learnable", [0.5] * 3, [0.25] * 3, "mae", 9)
     (tmp_path / "encoder.safetensors").write_bytes(encoder_bytes(encoder, info))
     for source in (tmp_path, tmp_path / "encoder.safetensors"):
         start = read_weights(str(source))
@@ -101,7 +102,7 @@ def test_positions_go_from_14x14_to_24x24_as_timm_takes_them(tmp_path, pos_embed
     """224 px to 384 px at patch 16, by what timm does to a checkpoint of its own; [CLS]'s is kept."""
     size = {"patch_size": 16, "embed_dim": 64, "depth": 1, "num_heads": 4}
     encoder = ViTEncoder(img_size=(224, 224), pos_embed=pos_embed, **size)
-    info = EncoderInfo("S", (224, 224), 16, 3, 64, 1, 4, 4.0, pos_embed, [0.5] * 3, [0.25] * 3, "mae", 9)
+    info = vit_info("S", (224, 224), 16, 3, 64, 1, 4, 4.0, pos_embed, [0.5] * 3, [0.25] * 3, "mae", 9)
     (tmp_path / "encoder.safetensors").write_bytes(encoder_bytes(encoder, info))
     larger = ViTEncoder(img_size=(384, 384), pos_embed="learnable", **size)
     coverage = load_weights(read_weights(str(tmp_path)), larger)
@@ -230,7 +231,7 @@ def test_positions_without_that_of_the_class_token_are_refused(fresh_timm):
 
 
 def test_a_fixed_table_of_another_grid_of_as_many_patches_is_a_fixed_table(tmp_path):
-    info = EncoderInfo("S", (16, 64), 4, 3, 64, 3, 4, 4.0, "sincos", [0.5] * 3, [0.25] * 3, "mae", 9)
+    info = vit_info("S", (16, 64), 4, 3, 64, 3, 4, 4.0, "sincos", [0.5] * 3, [0.25] * 3, "mae", 9)
     (tmp_path / "encoder.safetensors").write_bytes(encoder_bytes(encoder_of(img_size=(16, 64)), info))
     coverage = load_weights(read_weights(str(tmp_path)), encoder_of())
     assert coverage.kept == {"pos_embed": "fixed sin-cos table, the same function"}

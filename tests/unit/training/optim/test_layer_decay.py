@@ -5,7 +5,7 @@ import torch
 
 from mae_vit.core.batch import Batch
 from mae_vit.core.keyed_rng import SampleKeys
-from mae_vit.finetuning.models.classifiers import NetworkClassifier, ViTClassifier
+from mae_vit.finetuning.models.classifiers import ViTClassifier
 from mae_vit.models.encoders.vit import ViTEncoder
 from mae_vit.objectives.label_loss import LabelLoss
 from mae_vit.runtime.ranks import Ranks
@@ -56,8 +56,9 @@ def test_groups_are_merged_and_complete():
 
 
 def test_a_parameter_of_no_layer_is_an_error():
-    model = NetworkClassifier(torch.nn.Linear(2, 2), mean=[0.5], std=[0.2], labels=LabelLoss(2))
-    with pytest.raises(ValueError, match=r"network\.weight belongs to no layer"):
+    model = model_of()
+    model.encoder.stray = torch.nn.Linear(2, 2)
+    with pytest.raises(ValueError, match=r"stray\.weight belongs to no layer"):
         layer_scales(model, 0.5)
 
 

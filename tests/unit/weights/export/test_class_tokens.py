@@ -109,4 +109,4 @@ def test_files_of_one_class_token_do_not_state_it(tmp_path, path):
     plain = tmp_path / "plain.safetensors"
     plain.write_bytes(encoder_bytes(info_of().build(), info_of()))
     assert "class_tokens" not in json.dumps(read_metadata(plain))
-    assert mae_vit.load_encoder(plain).info.class_tokens == 1
+    assert mae_vit.load_encoder(plain).info.vit.class_tokens == 1

@@ -88,7 +88,7 @@ def test_timm_builds_it_by_the_cards_line(tmp_path, monkeypatch, capsys, changes
     assert (data["crop_pct"], data["interpolation"]) == (1.0, "bicubic")
     # It is a start of ours as well, with all that it said before.
     again = mae_vit.load_encoder(tmp_path / "out" / "model.safetensors")
-    assert (again.info.mean, again.info.num_heads) == (ours.info.mean, ours.info.num_heads)
+    assert (again.info.mean, again.info.vit.num_heads) == (ours.info.mean, ours.info.vit.num_heads)
     assert again.pool == pool
 
 
@@ -325,7 +325,7 @@ def test_an_official_file_of_the_official_decoder_goes_to_transformers(tmp_path,
     from mae_vit.objectives.config import MAEConfig
 
     info = info_of(embed_dim=128, depth=6)
-    mae = MAEConfig(name="mae", decoder_depth=1).build(info.build(), mean=info.mean, std=info.std)
+    mae = MAEConfig(name="mae", decoder_depth=1).build(info.geometry.build(), mean=info.mean, std=info.std)
     tensors = {name.removeprefix("encoder."): value for name, value in mae.state_dict().items()}
     torch.save({"model": tensors}, tmp_path / "mae.pth")
     assert export(tmp_path / "mae.pth", "--to", "hf", "--out", tmp_path / "out") == 0

@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 import torch
+from helpers.encoders import vit_info
 from helpers.export import encoder_file, export
 
 import mae_vit
@@ -48,7 +49,7 @@ def test_the_card_reads_raw_values_as_transform_does(tmp_path, monkeypatch, to):
 
 def test_raw_normalization_is_the_scale_and_the_normalization():
     mean, std = raw_normalization(
-        mae_vit.models.encoder_file.EncoderInfo(
+        vit_info(
             "tiny-cifar",
             (16, 16),
             4,

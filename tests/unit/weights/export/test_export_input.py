@@ -132,7 +132,7 @@ def test_what_others_cannot_represent(tmp_path, capsys):
 
 def test_a_decoder_that_does_not_fit_is_refused(tmp_path, capsys):
     info = info_of(embed_dim=128, depth=6)
-    tensors = {**info.build().state_dict(), "decoder_embed.weight": torch.zeros(512, 100)}
+    tensors = {**info.geometry.build().state_dict(), "decoder_embed.weight": torch.zeros(512, 100)}
     torch.save({"model": tensors}, tmp_path / "mae.pth")
     line = refused(capsys, tmp_path / "mae.pth", "--to", "official", "--out", tmp_path / "out")
     assert "its decoder does not fit its encoder" in line
