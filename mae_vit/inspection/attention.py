@@ -9,13 +9,13 @@ from timm.layers import Attention
 from torch import Tensor
 from torch.nn import Module
 
-from mae_vit.models.encoders.vit import ViTEncoder
+from mae_vit.models.encoders.base import Encoder
 from mae_vit.models.masking import squared_distances
 
 
 @torch.no_grad()
 def attention_weights(
-    encoder: ViTEncoder, images: Tensor, *, blocks: Sequence[int] | None = None
+    encoder: Encoder, images: Tensor, *, blocks: Sequence[int] | None = None
 ) -> list[Tensor]:
     """Computes softmax(q k^T / sqrt(d)) of blocks (ViT App. A, eq. 6).
 
@@ -51,7 +51,7 @@ def attention_weights(
     return [by_layer[place] for place in range(len(layers))]
 
 
-def _depth(encoder: ViTEncoder, layer: Module) -> int:
+def _depth(encoder: Encoder, layer: Module) -> int:
     return next(depth for depth, block in enumerate(encoder.blocks) if block.attn is layer)
 
 

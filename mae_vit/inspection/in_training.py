@@ -14,7 +14,7 @@ from mae_vit.inspection.attention import attention_weights
 from mae_vit.inspection.drawing import to_png
 from mae_vit.inspection.images import as_drawn
 from mae_vit.inspection.views import View, distance_view, head_statistics, parameter_views, rollout_view
-from mae_vit.models.encoders.vit import ViTEncoder
+from mae_vit.models.encoders.base import Encoder
 from mae_vit.models.sizes import Pool
 from mae_vit.objectives.objective import Objective, Task
 
@@ -27,7 +27,7 @@ class InTraining:
     pool: Pool = "mean"
 
     @property
-    def encoder(self) -> ViTEncoder:
+    def encoder(self) -> Encoder:
         """What is trained."""
         return self.objective.encoder
 

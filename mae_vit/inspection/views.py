@@ -25,7 +25,7 @@ from mae_vit.inspection.images import Samples
 from mae_vit.inspection.parameters import center_patch, filter_components, position_similarity
 from mae_vit.inspection.reconstructions import reconstruct
 from mae_vit.inspection.subject import InspectedEncoder
-from mae_vit.models.encoders.vit import ViTEncoder
+from mae_vit.models.encoders.base import Encoder
 from mae_vit.models.sizes import Pool
 from mae_vit.weights.encoder import PretrainedEncoder
 
@@ -34,7 +34,7 @@ class InspectableEncoder(Protocol):
     """An encoder to inspect: `PretrainedEncoder`, or an encoder in training (`InTraining`)."""
 
     @property
-    def encoder(self) -> ViTEncoder:
+    def encoder(self) -> Encoder:
         """Returns the encoder."""
 
     @property
@@ -226,7 +226,7 @@ def head_statistics(model: InspectableEncoder, images: Tensor) -> tuple[np.ndarr
     return sums[0] / len(images), sums[1] / len(images)
 
 
-def parameter_views(encoder: ViTEncoder) -> Iterator[View]:
+def parameter_views(encoder: Encoder) -> Iterator[View]:
     """Draws the encoder's parameters: positions and filters."""
     similarity = position_similarity(encoder.pos_embed, encoder.num_prefix_tokens).cpu().numpy()
     grid, center = encoder.grid_size, center_patch(encoder.grid_size)

@@ -31,9 +31,14 @@ def describe_plan(
 ) -> str:
     """Returns the resolved plan, a line for each fact; `timed`: with the time that it takes, after some steps of it."""
     config, plan, ranks, data, costs = setup.config, setup.plan, setup.ranks, setup.data, setup.costs
-    model = config.model
+    model, geometry = config.model, setup.info.geometry
     height, width = model.image_hw
-    tokens = (height // model.patch_size) * (width // model.patch_size)
+    rows, columns = geometry.grid_size
+    tokens = (
+        f"{rows * columns} tokens + [CLS]"
+        if model.has_class_token
+        else f"{rows * columns} are masked or seen"
+    )
     place = describe_place(config.data.path, data.index.folder)
     source = type(data.source).__name__.removesuffix("Source").lower()
     begin = describe_start(folder, checkpoint, plan, config.model.init or "scratch")
@@ -53,7 +58,7 @@ def describe_plan(
 
     facts = {
         "run": f"{folder.path}, {begin}, seed {config.run.seed}",
-        "model": f"{model.name}, {height}x{width} px, patch {model.patch_size}: {tokens} tokens + [CLS]",
+        "model": f"{model.name}, {height}x{width} px, patch {geometry.patch_size}: {tokens}",
         "parameters": f"{costs.encoder_parameters:,} encoder, {costs.parameters:,} with the objective",
         "compute": costs.describe_compute(plan.total_steps * plan.effective_batch_size),
         "data": f'{place}, split "{config.data.split}": {count_of(plan.num_samples, "image")} '

@@ -37,7 +37,7 @@ ENCODERS = {
     "one channel": {"img_size": (16, 16), "in_chans": 1, "pos_embed": "learnable"},
     "sincos": {"img_size": (16, 16), "in_chans": 3, "pos_embed": "sincos"},
     "class tokens": {"img_size": (16, 16), "in_chans": 3, "pos_embed": "learnable", "class_tokens": 3},
-    "rotary": {"family": "vit_rope", "img_size": (8, 16), "in_chans": 3, "register_tokens": 2},
+    "rotary": {"family": "vit_rope", "img_size": (8, 24), "in_chans": 3, "register_tokens": 2},
     "convolutions": {"family": "network", "name": "SmallResNet", "img_size": (16, 16), "in_chans": 3},
     "bands of a timm network": {
         **{"family": "network", "name": "timm:convnext_atto", "img_size": (32, 64), "in_chans": 4},

@@ -17,6 +17,7 @@ from mae_vit.finetuning.models.teacher import Teacher, read_teacher
 from mae_vit.models.encoder_file import EncoderInfo
 from mae_vit.models.encoders.baselines import build_network
 from mae_vit.models.encoders.config import NetworkSection
+from mae_vit.models.encoders.vit import ViTEncoder
 from mae_vit.models.load_report import LoadReport
 from mae_vit.models.sizes import PatchInit
 from mae_vit.objectives.label_loss import LabelLoss
@@ -88,9 +89,10 @@ def build_classifier(
     if info is not None:
         encoder = info.geometry.build(**model.drops)
         if finetune.freeze_patch_embed:
-            encoder.patch_embed.requires_grad_(False)  # type: ignore[union-attr,operator]
+            encoder.patch_embed.requires_grad_(False)
         if teacher is None:
             return ViTClassifier(encoder, pool=finetune.pool, head_init=finetune.head_init, **common)
+        assert isinstance(encoder, ViTEncoder), "the config has refused others"
         return DistilledViTClassifier(
             encoder, head_init=finetune.head_init, distillation=_distillation(finetune, teacher), **common
         )

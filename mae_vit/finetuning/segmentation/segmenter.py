@@ -155,7 +155,7 @@ class ViTSegmenter(Segmenter):
         # A fixed table of positions, and what is asked for.
         self._fixed = {name for name, value in encoder.named_parameters() if not value.requires_grad}
         if freeze_patch_embed:
-            self._fixed |= {f"patch_embed.{name}" for name, _ in encoder.patch_embed.named_parameters()}  # type: ignore[union-attr]
+            self._fixed |= {f"patch_embed.{name}" for name, _ in encoder.patch_embed.named_parameters()}
         self.freeze(probe)
         self.train()
 

@@ -6,6 +6,8 @@ places in the image (N, or the cells of a network's map), D width.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import torch
 from torch import Tensor, nn
 
@@ -57,6 +59,10 @@ class Encoder(nn.Module):
     num_prefix_tokens: int
     num_class_tokens: int
     has_final_norm: bool = False
+
+    if TYPE_CHECKING:  # as timm's modules, whose parts are not typed
+
+        def __getattr__(self, name: str) -> Any: ...
 
     @property
     def num_patches(self) -> int:

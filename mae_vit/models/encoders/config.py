@@ -114,7 +114,7 @@ class _TransformerSection(EncoderSection):
     replaces_patches: ClassVar[bool] = True
     has_class_token: ClassVar[bool] = True
 
-    name: Literal["tiny-cifar", "Ti", "S", "B", "L", "H"]  # type: ignore[assignment]
+    name: Literal["tiny-cifar", "Ti", "S", "B", "L", "H"]
     patch_size: int = Field(gt=0)
     embed_dim: int | None = Field(default=None, gt=0)
     depth: int | None = Field(default=None, gt=0)
@@ -161,7 +161,7 @@ class ViTSection(_TransformerSection):
 
     one_graph: ClassVar[bool] = True
 
-    family: Literal["vit"] = "vit"  # type: ignore[assignment]
+    family: Literal["vit"] = "vit"
     pos_embed: Literal["learnable", "sincos"] = "learnable"
     class_tokens: int = Field(default=1, gt=0)
 
@@ -184,7 +184,7 @@ class ViTRopeSection(_TransformerSection):
         register_tokens: tokens beside [CLS] that nothing reads (arXiv 2309.16588).
     """
 
-    family: Literal["vit_rope"]  # type: ignore[assignment]
+    family: Literal["vit_rope"]
     register_tokens: int = Field(default=4, ge=0)
 
     def geometry(self) -> ViTRopeGeometry:
@@ -210,7 +210,7 @@ class NetworkSection(EncoderSection):
         patch_size: side in pixels of the squares that `simmim` masks; null is 4, or 16 for images of 128 px or more.
     """
 
-    family: Literal["network"] = "network"  # type: ignore[assignment]
+    family: Literal["network"] = "network"
     patch_size: int | None = Field(default=None, gt=0)
 
     @field_validator("name")

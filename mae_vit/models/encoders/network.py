@@ -81,7 +81,9 @@ class NetworkEncoder(Encoder):
         maps: list[Tensor] = self.network.forward_intermediates(  # type: ignore[operator]
             images, indices=1, norm=True, output_fmt="NCHW", intermediates_only=True
         )
-        return maps[-1]
+        # Some have their norm behind the pooling: here it norms each cell.
+        norm = getattr(getattr(self.network, "head", None), "norm", None)
+        return maps[-1] if norm is None else norm(maps[-1])
 
     def forward_features(self, images: Tensor) -> Tensor:
         """Encodes whole images: (B, C, H, W) -> (B, n, D), the cells of the last map in raster order."""
@@ -113,7 +115,8 @@ def without_head(network: nn.Module) -> nn.Module:
 def network_layers(network: nn.Module) -> dict[str, int | None]:
     """Numbers the layers of a network with a head for layer-wise rate decay; None is the head.
 
-    Keys are its parameters' names. Layers of timm's networks are timm's. Of layers in a row each convolution, with the norm behind it, is one.
+    Keys are its parameters' names. Layers of timm's networks are timm's. Of layers in a row each convolution, with
+    the norm behind it, is one.
     """
     if isinstance(network, nn.Sequential):
         layers: dict[str, int | None] = {}

@@ -8,8 +8,8 @@ from typing import Literal
 
 import torch
 from timm.optim.lars import Lars
-from torch import nn
 
+from mae_vit.objectives.objective import Task
 from mae_vit.training.optim.param_groups import decay_groups, layer_scales
 
 OptimizerName = Literal["adamw", "adam", "sgd", "lars"]
@@ -57,7 +57,7 @@ class OptimizerOptions:
         return self.name in ("adamw", "adam")
 
 
-def make_optimizer(model: nn.Module, options: OptimizerOptions) -> torch.optim.Optimizer:
+def make_optimizer(model: Task, options: OptimizerOptions) -> torch.optim.Optimizer:
     """Builds an optimizer over the decay groups of `model`. The engine sets the learning rate before each step.
 
     Biases and 1-D parameters never decay. LARS does not adapt their rate either, as in

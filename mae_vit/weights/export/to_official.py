@@ -114,7 +114,8 @@ model.load_state_dict({{name: weights[name] for name in model.state_dict()}}, st
 # With decoder, by the official code's models_mae.py:
 # mae = MaskedAutoencoderViT(
 #     img_size={info.img_size[0]}, patch_size={info.vit.patch_size}, in_chans={info.in_chans},
-#     embed_dim={info.vit.embed_dim}, depth={info.vit.depth}, num_heads={info.vit.num_heads}, mlp_ratio={info.vit.mlp_ratio:g},
+#     embed_dim={info.vit.embed_dim}, depth={info.vit.depth}, num_heads={info.vit.num_heads},
+#     mlp_ratio={info.vit.mlp_ratio:g},
 #     decoder_embed_dim={decoder.decoder_embed_dim}, decoder_depth={decoder.decoder_depth},
 #     decoder_num_heads={decoder.decoder_num_heads}, norm_pix_loss={decoder.norm_pix_loss},
 #     norm_layer=partial(nn.LayerNorm, eps=1e-6),

@@ -1,5 +1,7 @@
 """What the families of encoders promise beyond the objectives' contract tests."""
 
+from functools import partial
+
 import pytest
 import timm
 import torch
@@ -51,7 +53,7 @@ def test_rotary_attention_is_that_of_timms_dinov3():
         **{
             "init_values": None,
             "num_classes": 0,
-            "norm_layer": lambda width: torch.nn.LayerNorm(width, eps=1e-6),
+            "norm_layer": partial(timm.layers.LayerNorm, eps=1e-6),
         },
     ).eval()
     theirs.load_state_dict(encoder.state_dict())
@@ -96,7 +98,8 @@ def test_a_network_gives_the_features_that_its_head_reads(name):
     assert not unexpected
     assert len(missing) == 2  # weight and bias of the head
     images = torch.randn(2, 3, 32, 32)
-    head = next(module for module in reversed([*whole.modules()]) if isinstance(module, torch.nn.Linear))
+    layers = torch.nn.Linear | torch.nn.Conv2d
+    head = next(module for module in reversed([*whole.modules()]) if isinstance(module, layers))
     features = []
     head.register_forward_pre_hook(lambda _, inputs: features.append(inputs[0].flatten(1)))
     whole(images)

@@ -91,7 +91,7 @@ def test_saved_encoder_loads_strictly_into_timm_with_the_same_features(
         torch.testing.assert_close(model.forward_features(images), expected, atol=1e-5, rtol=0)
         torch.testing.assert_close(again.encoder.forward_features(images), expected, atol=0, rtol=0)
     assert expected.std() > 0.1
-    assert (read.step, read.img_size, read.pos_embed) == (7, img_size, pos_embed)
+    assert (read.step, read.img_size, read.vit.pos_embed) == (7, img_size, pos_embed)
 
 
 def test_seeing_all_patches_equals_the_plain_forward():
