@@ -23,6 +23,7 @@ from benchmarks.harness.turns import ratios, summarize, take_turns
 from benchmarks.harness.workloads import TINY, Workload, load_for
 from mae_vit.config.load import load_config
 from mae_vit.core.errors import InputError
+from mae_vit.models.encoders.config import ViTSection
 from mae_vit.objectives import ObjectiveSection
 from mae_vit.objectives.config import ContrastiveMAEConfig, MAEConfig, MaskedPatchConfig
 from mae_vit.objectives.pretrain_config import PretrainConfig
@@ -59,6 +60,7 @@ def _with_pixio(mae: MAEConfig, workload: Workload) -> Workload:
     assert isinstance(pixio.objective, MAEConfig)
     taken = {name: getattr(pixio.objective, name) for name in ("mask_unit", "decoder_depth")}
     section = mae.model_copy(update={"decode_ratio": 1.0, **taken})
+    assert isinstance(pixio.model, ViTSection)
     model = workload.config.model.model_copy(update={"class_tokens": pixio.model.class_tokens})
     info = workload.info
     grid = (info.img_size[0] // info.vit.patch_size, info.img_size[1] // info.vit.patch_size)

@@ -158,15 +158,14 @@ def describe_keys(schema: type[BaseModel], *, without: Collection[str] = ()) -> 
     for name, field in schema.model_fields.items():
         if name in alone:
             continue
-        heads = branches(field) or dict.fromkeys([""], _models_in(field.annotation)[0])
+        heads = branches(field) or _tagged(field) or dict.fromkeys([""], _models_in(field.annotation)[0])
+        told = "name" if branches(field) else "family"
         for tag, model in heads.items():
             keys = [
-                key
-                for key in _leaves(model)
-                if not (tag and key == "name") and f"{name}.{key}" not in without
+                key for key in _leaves(model) if not (tag and key == told) and f"{name}.{key}" not in without
             ]
             keys = [f"NAME.{key}" if _has_named_sections(field) else key for key in keys]
-            text = f"name={tag}: {' '.join(keys)}" if tag else " ".join(keys)
+            text = f"{told}={tag}: {' '.join(keys)}" if tag else " ".join(keys)
             begin = f"  {name if tag == next(iter(heads)) else '':<13}"
             lines += textwrap.wrap(
                 text,

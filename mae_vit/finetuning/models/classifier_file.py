@@ -20,6 +20,7 @@ from mae_vit.finetuning.models.classifiers import Classifier, NetworkClassifier,
 from mae_vit.finetuning.models.distillation import Distillation, DistilledViTClassifier
 from mae_vit.models.encoder_file import bands_from
 from mae_vit.models.encoders.baselines import build_network
+from mae_vit.models.encoders.vit import ViTEncoder
 from mae_vit.models.geometry import ViTGeometry, geometry_from
 from mae_vit.models.sizes import Pool
 from mae_vit.objectives.label_loss import LabelLoss
@@ -180,9 +181,9 @@ def _rebuild(description: Description, tensors: dict[str, Tensor]) -> Classifier
 
         def build() -> Classifier:
             if distilled:
-                return DistilledViTClassifier(
-                    geometry.build(), head_init="zero", distillation=_UNTAUGHT, **common
-                )
+                encoder = geometry.build()
+                assert isinstance(encoder, ViTEncoder)
+                return DistilledViTClassifier(encoder, head_init="zero", distillation=_UNTAUGHT, **common)
             return ViTClassifier(geometry.build(), pool=description.pool, head_init="zero", **common)
 
     # Check the shapes on the meta device first: a small file may describe a network too large for memory.

@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from mae_vit.config.section import MAX_CHANNELS, PHOTOGRAPH_CHANNELS, Section, height_width
 from mae_vit.config.typed_yaml import PathText
+from mae_vit.core.messages import closest
 from mae_vit.models.geometry import Geometry, NetworkGeometry, ViTGeometry, ViTRopeGeometry
 from mae_vit.models.sizes import BASELINE_NAMES, SIZES, TIMM_PREFIX, WITHOUT_DROP_PATH, PatchInit, Size
 
@@ -219,8 +220,9 @@ class NetworkSection(EncoderSection):
         if name in BASELINE_NAMES:
             return name
         if not name.startswith(TIMM_PREFIX):
-            known = ", ".join((*SIZES, *BASELINE_NAMES))
-            raise ValueError(f'"{name}" is none of {known} and "{TIMM_PREFIX}NAME"')
+            known = (*SIZES, *BASELINE_NAMES)
+            meant = closest(name, known) or f'give one of {", ".join(known)} or "{TIMM_PREFIX}NAME"'
+            raise ValueError(f'there is no "{name}": {meant}')
         # Imports timm: only for its networks.
         from mae_vit.models.encoders.baselines import check_network
 

@@ -8,6 +8,7 @@ from typing import Literal
 
 import torch
 from timm.optim.lars import Lars
+from torch import nn
 
 from mae_vit.objectives.objective import Task
 from mae_vit.training.optim.param_groups import decay_groups, layer_scales
@@ -57,13 +58,16 @@ class OptimizerOptions:
         return self.name in ("adamw", "adam")
 
 
-def make_optimizer(model: Task, options: OptimizerOptions) -> torch.optim.Optimizer:
+def make_optimizer(model: nn.Module, options: OptimizerOptions) -> torch.optim.Optimizer:
     """Builds an optimizer over the decay groups of `model`. The engine sets the learning rate before each step.
 
     Biases and 1-D parameters never decay. LARS does not adapt their rate either, as in
     the official MAE code.
     """
-    scales = None if options.layer_decay is None else layer_scales(model, options.layer_decay)
+    scales = None
+    if options.layer_decay is not None:
+        assert isinstance(model, Task), "the config has refused it"
+        scales = layer_scales(model, options.layer_decay)
     groups = decay_groups(model, options.weight_decay, exempt=options.exempt, lr_scales=scales)
     for group in groups:
         del group["names"]

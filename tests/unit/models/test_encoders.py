@@ -51,12 +51,14 @@ def test_rotary_attention_is_that_of_timms_dinov3():
         "vit_small_patch16_dinov3_qkvb",
         **{"img_size": (8, 24), "patch_size": 4, "embed_dim": 32, "depth": 2, "num_heads": 2},
         **{
-            "init_values": None,
+            "init_values": 1.0,
             "num_classes": 0,
             "norm_layer": partial(timm.layers.LayerNorm, eps=1e-6),
         },
     ).eval()
-    theirs.load_state_dict(encoder.state_dict())
+    missing, unexpected = theirs.load_state_dict(encoder.state_dict(), strict=False)
+    assert not unexpected
+    assert {name.rpartition(".")[2] for name in missing} == {"gamma_1", "gamma_2"}  # layer scale, of ones
     images = torch.randn(3, 3, 8, 24)
     torch.testing.assert_close(encoder.forward_features(images), theirs.forward_features(images))
 
