@@ -26,6 +26,8 @@ class Geometry(ABC):
     """
 
     family: ClassVar[str]
+    # What the names of an encoder's parameters begin with, which an encoder file leaves out.
+    holder: ClassVar[str] = ""
 
     img_size: tuple[int, int]
     patch_size: int
@@ -134,6 +136,7 @@ class NetworkGeometry(Geometry):
     """
 
     family = "network"
+    holder = "network."
 
     size: str
 

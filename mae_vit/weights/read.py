@@ -143,12 +143,16 @@ def _read_checkpoint(path: Path) -> Weights:
     with as_broken(path):
         described = read_description(path)
         tensors = read_part(path, _measured_part(described), described)
+        if "buffers" in described["sha256"]:  # of batch norms
+            tensors = {**tensors, **read_part(path, "buffers", described)}
         identity: dict[str, Any] = described["identity"]
     mean, std = identity.get("data.mean"), identity.get("data.std")
     geometry = _geometry_of(identity)
     return Weights(
         source=str(path),
-        tensors={name.removeprefix(ENCODER_PREFIX): value for name, value in tensors.items()},
+        tensors={
+            name.removeprefix(ENCODER_PREFIX).removeprefix(geometry.holder): tensors[name] for name in tensors
+        },
         objective=identity.get("objective.name"),
         num_heads=getattr(geometry, "num_heads", None),
         mean=tuple(mean) if mean else None,

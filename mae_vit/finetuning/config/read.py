@@ -11,6 +11,7 @@ from mae_vit.data.images.augment import Interpolation
 from mae_vit.finetuning.config.from_start import WeightsOverrides
 from mae_vit.finetuning.config.recipes import find_recipe
 from mae_vit.finetuning.config.schema import FinetuneConfig
+from mae_vit.models.geometry import ViTGeometry
 from mae_vit.training.startup import as_array_task
 from mae_vit.weights.foreign import ForeignWeights
 from mae_vit.weights.start import Weights
@@ -58,7 +59,7 @@ def read_config(arguments: Arguments) -> tuple[FinetuneConfig, Starts, list[str]
         for key, (said, start) in amendment.replaced.items()
     ]
     geometry = amendment.start.geometry if amendment.start else None
-    if geometry is not None and geometry.img_size != config.model.image_hw:
+    if isinstance(geometry, ViTGeometry) and geometry.img_size != config.model.image_hw:
         notes.append(
             f"model.img_size={config.model.img_size}: the start was pretrained at {list(geometry.img_size)}, its "
             "positions are interpolated"

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from mae_vit.core.messages import error_reason
 from mae_vit.models.encoders.base import Encoder
 from mae_vit.models.encoders.baselines import SmallBiT, build_network
+from mae_vit.models.geometry import NetworkGeometry
 
-_HELD = "network."
+_HELD = NetworkGeometry.holder
 # What stands behind the map of a baseline of layers in a row: global average, flattening, one layer.
 _BEHIND_MAP = 3
 
