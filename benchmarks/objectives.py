@@ -21,9 +21,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.harness.command import ROOT, make_parser, parse, publish, run
 from benchmarks.harness.turns import ratios, summarize, take_turns
 from benchmarks.harness.workloads import TINY, Workload, load_for
+from mae_vit.config.encoders import ViTSection
 from mae_vit.config.load import load_config
 from mae_vit.core.errors import InputError
-from mae_vit.models.encoders.config import ViTSection
 from mae_vit.objectives import ObjectiveSection
 from mae_vit.objectives.config import ContrastiveMAEConfig, MAEConfig, MaskedPatchConfig
 from mae_vit.objectives.pretrain_config import PretrainConfig

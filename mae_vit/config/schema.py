@@ -12,10 +12,10 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from mae_vit.config.data import DATA_CHOICES, DataSection, fitting_lanes
+from mae_vit.config.encoders import EncoderConfig
 from mae_vit.config.optim import OPTIMIZER_OPTIONS, SCHEDULE_OPTIONS, OptimSection
 from mae_vit.config.section import Section, exactly_one
 from mae_vit.config.typed_yaml import PathText
-from mae_vit.models.encoders import EncoderConfig
 
 
 class RunSection(Section):

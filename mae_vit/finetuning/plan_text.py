@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
+from mae_vit.config.encoders import NetworkSection
 from mae_vit.config.plan import Plan
 from mae_vit.core.files import write_json
 from mae_vit.core.messages import count_of
 from mae_vit.data.data_path import describe_place
 from mae_vit.finetuning.config.schema import SEGMENTATION, FinetuneConfig
 from mae_vit.finetuning.data import FinetuneData
-from mae_vit.models.encoders.config import NetworkSection
 from mae_vit.models.load_report import LoadReport
 from mae_vit.objectives.objective import Task
 from mae_vit.runtime.ranks import Ranks

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
+from mae_vit.config.encoders import NetworkSection
 from mae_vit.config.plan import Plan
 from mae_vit.core.bands import dtype_of_raw
 from mae_vit.core.errors import InputError
@@ -18,7 +19,6 @@ from mae_vit.finetuning.results.write import Outputs
 from mae_vit.finetuning.segmentation.build import build_segmenter, load_weights_into_segmenter
 from mae_vit.finetuning.segmentation.results import SegmentationOutputs
 from mae_vit.models.encoder_file import EncoderInfo
-from mae_vit.models.encoders.config import NetworkSection
 from mae_vit.models.load_report import LoadReport
 from mae_vit.objectives.objective import Task
 from mae_vit.training.checkpoints.format import LABELS_SEEN

@@ -76,7 +76,7 @@ class EncoderInfo:
         if not isinstance(self.geometry, ViTGeometry):
             raise InputError(
                 f"the encoder is {self.geometry.describe()} (model.family={self.geometry.family}): this takes "
-                "model.family=vit alone; its encoder.safetensors has timm's names"
+                "model.family=vit alone; its encoder.safetensors has the names of timm's network"
             )
         return self.geometry
 

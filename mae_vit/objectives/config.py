@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
+from mae_vit.config.encoders import ENCODERS, EncoderSection
 from mae_vit.config.section import Section
 from mae_vit.models.counts import count_units, num_masked_patches
 from mae_vit.models.sizes import Pool
@@ -16,7 +17,6 @@ from mae_vit.models.sizes import Pool
 if TYPE_CHECKING:
     from mae_vit.core.bands import Bands
     from mae_vit.models.encoders.base import Encoder
-    from mae_vit.models.encoders.config import EncoderSection
     from mae_vit.objectives.objective import Objective
 
 
@@ -48,8 +48,6 @@ _NEEDED = {
 
 
 def _transformers(ability: str) -> list[str]:
-    from mae_vit.models.encoders import ENCODERS  # not at the top: its sections are checked with objectives
-
     return [f"model.family={family}" for family, section in ENCODERS.items() if getattr(section, ability)]
 
 

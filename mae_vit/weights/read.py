@@ -15,13 +15,13 @@ import timm
 from timm.models import PretrainedCfg
 from timm.models.vision_transformer import VisionTransformer
 
+from mae_vit.config.encoders import ENCODERS, family_of
 from mae_vit.core.errors import FetchUnavailable, InputError
 from mae_vit.core.hub import check_reachable, download, is_hub_name, parse_hub_name
 from mae_vit.core.messages import closest, error_reason, nearest
 from mae_vit.core.preprocessing import Preprocessing
 from mae_vit.data.normalization import IMAGENET_MEAN
 from mae_vit.models.encoder_file import bands_from, read_metadata
-from mae_vit.models.encoders import ENCODERS, family_of
 from mae_vit.models.geometry import Geometry, geometry_from, vit_geometry_of
 from mae_vit.models.sizes import TIMM_PREFIX, Pool
 from mae_vit.training.checkpoints.format import (

@@ -2,11 +2,11 @@
 
 import torch
 
+from mae_vit.config.encoders import ENCODERS as SECTIONS
+from mae_vit.config.encoders import EncoderSection
 from mae_vit.core.bands import Bands
 from mae_vit.core.batch import Batch
 from mae_vit.core.keyed_rng import SampleKeys
-from mae_vit.models.encoders import ENCODERS as SECTIONS
-from mae_vit.models.encoders import EncoderSection
 from mae_vit.objectives import OBJECTIVES
 from mae_vit.objectives.contrastive_mae import ContrastiveMAE
 from mae_vit.objectives.objective import Objective

@@ -41,7 +41,6 @@ ORDERS = {
             "names seen_labels",
             "start",
             "other_bands",
-            "load_report",
             "containers facts_beside feature_encoder load mae_decoder unwrap",
             "read",
             "foreign",

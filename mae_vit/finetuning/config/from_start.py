@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mae_vit.config.encoders import family_of
 from mae_vit.config.load import ConfigSource
 from mae_vit.config.overrides import drop_alternatives
 from mae_vit.core.errors import InputError
 from mae_vit.core.hub import is_hub_name
 from mae_vit.finetuning.config.schema import SEGMENTATION, TRAINS_ENCODER
-from mae_vit.models.encoders import family_of
 from mae_vit.models.geometry import ViTGeometry
 from mae_vit.weights.foreign import ForeignWeights, read_foreign
 from mae_vit.weights.names import FOREIGN_ORIGIN, is_frozen

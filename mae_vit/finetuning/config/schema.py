@@ -7,12 +7,12 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from mae_vit.config.data import DataSection
+from mae_vit.config.encoders import NetworkSection
 from mae_vit.config.optim import OptimSection
 from mae_vit.config.schema import Config, MonitorSection
 from mae_vit.config.section import Section
 from mae_vit.config.typed_yaml import PathText
 from mae_vit.finetuning.config.mode_options import MODE_OPTIONS, unused_options
-from mae_vit.models.encoders.config import NetworkSection
 from mae_vit.models.sizes import Pool
 from mae_vit.weights.names import is_frozen
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from mae_vit.config.encoders import NetworkSection
 from mae_vit.core.errors import InputError
 from mae_vit.finetuning.config.schema import TRAINS_ENCODER, FinetuneConfig, FinetuneSection
 from mae_vit.finetuning.data import FinetuneData
@@ -16,7 +17,6 @@ from mae_vit.finetuning.models.distillation import Distillation, DistilledViTCla
 from mae_vit.finetuning.models.teacher import Teacher, read_teacher
 from mae_vit.models.encoder_file import EncoderInfo
 from mae_vit.models.encoders.baselines import build_network
-from mae_vit.models.encoders.config import NetworkSection
 from mae_vit.models.encoders.vit import ViTEncoder
 from mae_vit.models.load_report import LoadReport
 from mae_vit.models.sizes import PatchInit

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from mae_vit.config.encoders import NetworkSection
 from mae_vit.core.errors import InputError
 from mae_vit.finetuning.config.schema import SEGMENTATION, FinetuneConfig
 from mae_vit.finetuning.data import FinetuneData
@@ -18,7 +19,6 @@ from mae_vit.finetuning.segmentation.segmenter import (
     ViTSegmenter,
 )
 from mae_vit.models.encoder_file import EncoderInfo
-from mae_vit.models.encoders.config import NetworkSection
 from mae_vit.models.load_report import LoadReport
 from mae_vit.models.sizes import PatchInit
 from mae_vit.weights.foreign import ForeignWeights

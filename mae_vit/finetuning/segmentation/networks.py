@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
+from mae_vit.config.encoders import NetworkSection
 from mae_vit.core.messages import error_reason
 from mae_vit.models.encoders.base import Encoder, as_map
 from mae_vit.models.encoders.baselines import build_network
-from mae_vit.models.encoders.config import NetworkSection
 from mae_vit.models.sizes import TIMM_PREFIX
 
 # Width of the light head, as a share of the map's, and its smallest.

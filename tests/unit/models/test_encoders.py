@@ -7,10 +7,10 @@ import timm
 import torch
 from safetensors.torch import load_file
 
+from mae_vit.config.encoders import ENCODERS, family_of
 from mae_vit.finetuning.models.build import load_weights_into
 from mae_vit.finetuning.models.classifiers import NetworkClassifier, ViTClassifier
 from mae_vit.models.encoder_file import EncoderInfo, encoder_bytes, read_info
-from mae_vit.models.encoders import ENCODERS, family_of
 from mae_vit.models.encoders.base import Encoder
 from mae_vit.models.encoders.baselines import build_network
 from mae_vit.models.encoders.vit_rope import ViTRopeEncoder

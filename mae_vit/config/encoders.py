@@ -1,12 +1,16 @@
-"""Options of the encoders. A config is checked by them alone, without importing torch."""
+"""The `model` section of a config: one class for each family of encoders, and the dictionary of them below.
+
+To add a family, give its options a section here and its facts a geometry in `mae_vit.models.geometry`, and write the
+encoder (`mae_vit.models.encoders.base.Encoder`) in a file of its own. A config is checked without importing torch.
+"""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Union
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from mae_vit.config.section import MAX_CHANNELS, PHOTOGRAPH_CHANNELS, Section, height_width
 from mae_vit.config.typed_yaml import PathText
@@ -252,3 +256,26 @@ class NetworkSection(EncoderSection):
             patch_size = _SMALL_PATCH if min(self.image_hw) < _SMALL_IMAGES else _LARGE_PATCH
         self.check_patches(patch_size)
         return NetworkGeometry(self.image_hw, patch_size, self.channels, self.name)
+
+
+ENCODERS: dict[str, type[EncoderSection]] = {
+    "vit": ViTSection,
+    "vit_rope": ViTRopeSection,
+    "network": NetworkSection,
+}
+
+
+def family_of(raw: Any) -> str:
+    """Returns the family of a `model` section: as it says, or by its name, of which sizes are those of `vit`."""
+    get = raw.get if isinstance(raw, dict) else lambda key: getattr(raw, key, None)
+    name = get("name")
+    return str(get("family") or ("vit" if name is None or str(name) in SIZES else "network"))
+
+
+if TYPE_CHECKING:
+    EncoderConfig = EncoderSection
+else:
+    EncoderConfig = Annotated[
+        Union[tuple(Annotated[section, Tag(family)] for family, section in ENCODERS.items())],  # noqa: UP007
+        Discriminator(family_of),
+    ]
