@@ -10,7 +10,7 @@ from helpers.commands import ROOT
 ORDERS = {
     "mae_vit": (
         *("core", "runtime", "models", "config", "objectives", "data", "evaluation", "training", "weights"),
-        *("inspection", "pretraining finetuning", "cli"),
+        *("pages", "inspection", "pretraining finetuning", "cli"),
     ),
     "mae_vit/data": (
         *(
