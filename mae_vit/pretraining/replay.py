@@ -71,7 +71,8 @@ def replay(run: Path, *, step: int | None, of_data: int | None = None, rank: int
     if "finetune" in read_run_config(run):
         raise InputError(f"{run} is a fine-tuning run: only pretraining is replayed")
     config = load_config(PretrainConfig, run / "config.yaml")
-    ranks = Ranks(rank, json.loads((run / "environment.json").read_text())["world_size"])
+    environment = run / "environment.json"
+    ranks = Ranks(rank, json.loads(environment.read_text())["world_size"] if environment.exists() else 1)
     if not 0 <= rank < ranks.world_size:
         raise InputError(f"--rank {rank}: the run has ranks 0 to {ranks.world_size - 1}")
     # This process stands in for a rank.
