@@ -87,7 +87,7 @@ def _try(setup: Setup, size: int) -> tuple[float | None, float]:
         return None, gib
     plan = replace(setup.plan, batch_size_per_device=size, accumulation=1, effective_batch_size=size)
     train = config.train.model_copy(
-        update={"engine": "torch", "zero_stage": 0, "compress_gradients": "none"}
+        update={"engine": "torch", "zero_stage": 0}
     )
     plain = config.model_copy(update={"train": train})
     if device.type == "cuda":

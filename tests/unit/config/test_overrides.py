@@ -45,9 +45,8 @@ DURATIONS = sorted(
 @pytest.mark.parametrize(
     ("override", "section", "gone"),
     [
-        ("optim.name=sgd", "optim", ["betas", "eps"]),
+        ("optim.name=sgd", "optim", ["betas"]),
         ("optim.name=lars", "optim", ["betas"]),
-        ("optim.schedule=linear", "optim", ["decay_share"]),
         ("data.augment.crop=none", "data.augment", ["scale", "ratio"]),
         ("data.augment.policy=none", "data.augment", ["num_ops", "magnitude"]),
         ("data.order=global", "data", ["lanes", "block_shards"]),
@@ -56,7 +55,7 @@ DURATIONS = sorted(
 def test_another_choice_takes_the_place_of_the_files_options(write_config, override, section, gone):
     augment = {"crop": "random_resized", "scale": [0.3, 1.0], "policy": "randaugment", "num_ops": 3}
     path = write_config(
-        optim={"betas": [0.9, 0.95], "schedule": "wsd", "decay_share": 0.5},
+        optim={"betas": [0.9, 0.95]},
         data={"order": "blocks", "lanes": 4, "block_shards": 2, "augment": augment},
     )
     chosen = load_config(PretrainConfig, path, [override])
