@@ -197,7 +197,9 @@ def prepare(
     words = ["prepare"]
     for name, value in options.items():
         option, values = f"--{name.replace('_', '-')}", value if isinstance(value, list | tuple) else [value]
-        words += [option if each is True else f"{option}={each}" for each in values if each not in (None, False)]
+        words += [
+            option if each is True else f"{option}={each}" for each in values if each not in (None, False)
+        ]
     # No option is taken for a path that begins with a dash.
     arguments = parse([*words, *(f"./{path}" if str(path).startswith("-") else str(path) for path in paths)])
     arguments.run(arguments)

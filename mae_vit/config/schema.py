@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from mae_vit.config.data import DATA_CHOICES, DataSection, fitting_lanes
-from mae_vit.config.optim import OPTIMIZER_OPTIONS, OptimSection
+from mae_vit.config.data import DataSection, fitting_lanes
+from mae_vit.config.optim import OptimSection
 from mae_vit.config.section import MAX_CHANNELS, PHOTOGRAPH_CHANNELS, Section, exactly_one, height_width
 from mae_vit.config.typed_yaml import PathText
 from mae_vit.models.sizes import PatchInit
@@ -124,14 +124,6 @@ class ModelSection(Section):
     def channels(self) -> int:
         """Bands of the images. Until the data are known they are taken for photographs."""
         return self.in_chans or PHOTOGRAPH_CHANNELS
-
-
-# Keys whose value decides which options are valid, and these options. If an override changes the
-# key, the file's options of other values are dropped.
-CHOICES: dict[str, dict[str, dict[str, Any]]] = {
-    **DATA_CHOICES,
-    "optim.name": OPTIMIZER_OPTIONS,
-}
 
 
 class TrainSection(Section):

@@ -12,9 +12,9 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from markupsafe import Markup
 
 from mae_vit.core.messages import plain_text
 

@@ -86,9 +86,7 @@ def _try(setup: Setup, size: int) -> tuple[float | None, float]:
     if device.type == "cpu" and gib > _CPU_SHARE * free_memory_gib(setup.ranks, device)[0]:
         return None, gib
     plan = replace(setup.plan, batch_size_per_device=size, accumulation=1, effective_batch_size=size)
-    train = config.train.model_copy(
-        update={"engine": "torch", "zero_stage": 0}
-    )
+    train = config.train.model_copy(update={"engine": "torch", "zero_stage": 0})
     plain = config.model_copy(update={"train": train})
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)

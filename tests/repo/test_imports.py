@@ -51,7 +51,16 @@ ORDERS = {
         "embed export",
     ),
     "mae_vit/pretraining": (
-        *("probe_split", "data", "setup", "plan_text replay report", "doctor", "find_batch", "job", "command"),
+        *(
+            "probe_split",
+            "data",
+            "setup",
+            "plan_text replay report",
+            "doctor",
+            "find_batch",
+            "job",
+            "command",
+        ),
     ),
     "mae_vit/finetuning": (
         *("config", "comparison data", "models", "label_overlap plan_text results", "frozen segmentation"),

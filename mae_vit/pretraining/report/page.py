@@ -132,7 +132,13 @@ def _chart(curves: Mapping[str, Points], *, whole: bool = True) -> Markup:
             if len(steps) < len(points):
                 axes.fill_between(steps, low, high, color=color, alpha=0.25, linewidth=0)
             axes.plot(
-                steps, mean, color=color, linewidth=1.4, marker=marker, markersize=3.5, label=charts.plain(name)
+                steps,
+                mean,
+                color=color,
+                linewidth=1.4,
+                marker=marker,
+                markersize=3.5,
+                label=charts.plain(name),
             )
         values = np.array([value for points in curves.values() for _, value in points])
         if values.min() > 0 and values.max() > _LOG_SPAN * values.min():

@@ -128,7 +128,9 @@ def _next(record: RunRecord, learned: bool | None, falling: bool | None) -> list
         )
     elif falling:
         train = record.section("train")
-        lengths = [f"train.{key}={2 * train[key]:.15g}" for key in ("epochs", "steps", "samples") if train.get(key)]
+        lengths = [
+            f"train.{key}={2 * train[key]:.15g}" for key in ("epochs", "steps", "samples") if train.get(key)
+        ]
         longer = lengths[0] if lengths else "a larger train.epochs"
         todo = f"train longer, in a folder of its own ({longer} run.name=longer)"
     elif learned is None:

@@ -37,7 +37,7 @@ def init_process_group(config: Config, device: torch.device, ranks: Ranks = ALON
 def optimizer_options(config: Config) -> OptimizerOptions:
     """Returns the config's optimizer with its options."""
     optim = config.optim
-    return OptimizerOptions(optim.name, optim.weight_decay, **optim.own_options)
+    return OptimizerOptions(optim.name, **optim.options_of("name"))
 
 
 def build_engine(

@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 
 
-def lr_at(
-    step: int, *, peak_lr: float, warmup_steps: int, total_steps: int, min_lr: float = 0.0
-) -> float:
+def lr_at(step: int, *, peak_lr: float, warmup_steps: int, total_steps: int, min_lr: float = 0.0) -> float:
     """Returns the learning rate: a linear warm-up from 0 to `peak_lr`, then half a cosine to `min_lr` (MAE Sec. A.1).
 
     Args:

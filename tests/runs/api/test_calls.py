@@ -205,7 +205,7 @@ def test_a_run_and_numbers_of_numpy_stand_where_paths_and_numbers_do(commanded):
     assert encoder.info.step == run.summary["steps"]
     with pytest.raises(mae_vit.InputError, match="a run of pretraining has no classes"):
         mae_vit.load_classifier(run)
-    with pytest.raises(mae_vit.InputError, match="ckpt: give a run, .*, not Pretrained"):
+    with pytest.raises(mae_vit.InputError, match=r"ckpt: give a run, .*, not Pretrained"):
         mae_vit.finetune(encoder)
     with pytest.raises(mae_vit.InputError, match=r"changes: give a mapping, as .*, not list"):
         mae_vit.pretrain("mae_digits", ["train.steps=2"])

@@ -3,7 +3,6 @@
 import pytest
 from helpers.commands import ROOT
 
-from mae_vit.config.data import MEMORY_LIMIT_GIB
 from mae_vit.config.keys import key_paths
 from mae_vit.config.load import load_config
 from mae_vit.core.errors import InputError
@@ -70,7 +69,7 @@ def test_another_choice_takes_the_place_of_the_files_options(write_config, overr
 def test_images_from_tar_drop_the_files_limit_of_memory(write_config):
     path = write_config(data={"memory_limit_gib": 16.0})
     assert load_config(PretrainConfig, path, ["data.source=memory"]).data.memory_limit_gib == 16
-    assert load_config(PretrainConfig, path, ["data.source=tar"]).data.memory_limit_gib == MEMORY_LIMIT_GIB
+    assert load_config(PretrainConfig, path, ["data.source=tar"]).data.memory_limit_gib == 4
     with pytest.raises(InputError, match="has no effect"):
         load_config(PretrainConfig, path, ["data.source=tar", "data.memory_limit_gib=8"])
 

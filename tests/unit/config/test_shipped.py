@@ -75,10 +75,8 @@ def test_each_optimizer_has_its_own_defaults():
         ).optim
 
     assert (optim().betas, optim().weight_decay) == ([0.9, 0.95], 0.05)
-    assert optim("optim.name=adam").own_options == {"betas": [0.9, 0.999]}
-    assert optim("optim.name=adam").weight_decay == 0
-    assert optim("optim.name=sgd").own_options == {"momentum": 0.9}
+    assert optim("optim.name=adam").options_of("name") == {"betas": [0.9, 0.999], "weight_decay": 0}
+    assert optim("optim.name=sgd").options_of("name") == {"momentum": 0.9, "weight_decay": 0}
     lars = optim("optim.name=lars", "optim.momentum=0.5")
-    assert lars.own_options == {"momentum": 0.5}
-    assert lars.weight_decay == 0
+    assert lars.options_of("name") == {"momentum": 0.5, "weight_decay": 0}
     assert lars.betas is None

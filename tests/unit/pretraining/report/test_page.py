@@ -4,11 +4,11 @@ import base64
 import json
 import re
 import shutil
-from html import escape
 
 import numpy as np
 import pytest
 from helpers.commands import lines_of, summary_of
+from markupsafe import escape
 from unit.pretraining.report.run_files import change, page_of
 
 from mae_vit.cli.main import main
