@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import psutil
 import torch
 
 from mae_vit.config.command_line import ResumeMode
@@ -33,8 +32,7 @@ from mae_vit.pretraining.data import Data
 from mae_vit.pretraining.plan_text import describe_plan, order_warnings
 from mae_vit.pretraining.setup import Setup, initialize, least_kept, set_up
 from mae_vit.runtime.collectives import gather_objects
-from mae_vit.runtime.cores import control_groups
-from mae_vit.runtime.device import find_device
+from mae_vit.runtime.device import find_device, free_memory_gib
 from mae_vit.runtime.exit_codes import EXIT_FAILED
 from mae_vit.runtime.failures import run_to_exit_code
 from mae_vit.runtime.meeting import meet
@@ -253,28 +251,6 @@ def check_memory(least_gib: float, most_gib: float, ranks: Ranks, device: torch.
     if most_gib > _FULL * free:
         return Check("warn", "memory", f"{text}: it may not fit, try it with --find-batch")
     return Check("ok", "memory", text)
-
-
-def free_memory_gib(ranks: Ranks, device: torch.device) -> tuple[float, str]:
-    """Memory that a rank may take, and whose it is."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0] / 2**30, "the GPU"
-    # A container or a job may have less than its machine.
-    rooms = (room_in(group) for group in control_groups("memory"))
-    free = min([psutil.virtual_memory().available, *(room for room in rooms if room is not None)])
-    return free / 2**30 / max(1, ranks.local_world_size), "a rank's share of this machine"
-
-
-def room_in(group: Path) -> int | None:
-    """Bytes below the memory limit of a control group, of version 2 or 1; None where it has none."""
-    names = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
-    for most, used in names:
-        with suppress(OSError, ValueError):  # not there; or "max", which is no number
-            limit, taken = int((group / most).read_text()), int((group / used).read_text())
-            # The kernel gives up cached files when memory is needed.
-            stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-            return limit - taken + int(stat.get("inactive_file", 0))
-    return None
 
 
 def check_disk(folder: Path, needed: int) -> Check:

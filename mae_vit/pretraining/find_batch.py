@@ -12,8 +12,8 @@ from torch import Tensor
 from mae_vit.core.bands import Bands, dtype_of_raw
 from mae_vit.core.batch import Batch
 from mae_vit.core.keyed_rng import SampleKeys
-from mae_vit.pretraining.doctor import free_memory_gib
 from mae_vit.pretraining.setup import Setup, count_classes, estimate_costs
+from mae_vit.runtime.device import free_memory_gib
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.engines.base import Engine
 from mae_vit.training.engines.build import build_engine

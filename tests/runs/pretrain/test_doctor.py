@@ -19,6 +19,7 @@ from mae_vit.pretraining import doctor as examining
 from mae_vit.pretraining import find_batch as finding
 from mae_vit.pretraining.command import main as pretrain_main
 from mae_vit.pretraining.find_batch import best_size, candidates
+from mae_vit.runtime.device import room_in
 from mae_vit.runtime.ranks import Ranks
 
 CONFIG = ["doctor", "--config", "configs/mae_digits.yaml"]
@@ -172,9 +173,9 @@ def test_a_container_or_job_has_less_memory_than_its_machine(tmp_path, most, use
     (tmp_path / most).write_text(f"{4 << 30}\n")
     (tmp_path / used).write_text(f"{3 << 30}\n")
     (tmp_path / "memory.stat").write_text(f"anon 7\ninactive_file {1 << 30}\n")
-    assert examining.room_in(tmp_path) == 2 << 30
+    assert room_in(tmp_path) == 2 << 30
     (tmp_path / most).write_text("max\n")
-    assert examining.room_in(tmp_path) is None
+    assert room_in(tmp_path) is None
 
 
 def test_a_disk_that_is_too_small(doctor, tmp_path):
