@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from mae_vit.cli.main import parse
 from mae_vit.config.command_line import Arguments, ResumeMode
-from mae_vit.config.load import ConfigSource, ConfigValues
+from mae_vit.config.load import ConfigSource, ConfigValues, load_config
 from mae_vit.config.presets import find_config
 from mae_vit.core.errors import InputError
 from mae_vit.core.files import read_json_lines
 from mae_vit.core.messages import closest_path
 from mae_vit.core.user_files import expand_path, expand_text
+from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.runtime.child import call_in_child
 
 if TYPE_CHECKING:
@@ -113,6 +114,8 @@ def pretrain(
         RunInterrupted: after another stop request, in the same way.
     """
     arguments = _arguments(config, changes, resume, extend)
+    # A mistake is named at once: the job takes seconds to import.
+    load_config(PretrainConfig, _source(config), arguments.overrides, overrides_from="changes")
     return Run(call_in_child("mae_vit.pretraining.job:pretrain", arguments))
 
 

@@ -121,5 +121,7 @@ def answer_parent() -> None:
 
 def _stop_after_parent() -> None:
     """Asks this process to save and end when its parent is gone, which closes the pipe."""
-    sys.stdin.buffer.read()
+    # Not by `sys.stdin`, whose lock Python would wait for at its end.
+    while os.read(0, 1):
+        pass
     os.kill(os.getpid(), signal.SIGTERM)
