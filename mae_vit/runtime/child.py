@@ -30,6 +30,8 @@ _PROGRAM = (
     "import sys; del sys.path[0]; import pickle; sys.path[:] = pickle.load(sys.stdin.buffer); "
     "from mae_vit.runtime.child import answer_parent; answer_parent()"
 )
+# Errors that the caller gets; any other is a bug, whose traceback the child prints.
+_ERRORS: tuple[type[BaseException], ...] = (RunInterrupted, *EXIT_CODES)
 # Processes that the child has left may keep its output open.
 _LAST_OUTPUT_S = 5.0
 
@@ -114,7 +116,7 @@ def answer_parent() -> None:
         result = pkgutil.resolve_name(function)(argument)
         if process_group := sys.modules.get("mae_vit.runtime.process_group"):
             process_group.leave()
-    except (RunInterrupted, *EXIT_CODES) as error:
+    except _ERRORS as error:
         result = error
     write_atomically(answer, pickle.dumps(result))
 
