@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 # So that a checkout runs without being installed.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from mae_vit.config.keys import branches
+from mae_vit.config.keys import branches, one_of
 from mae_vit.config.typed_yaml import PathText
 from mae_vit.finetuning.comparison.config import CompareConfig
 from mae_vit.finetuning.config.schema import HIDDEN_KEYS, FinetuneConfig
@@ -67,7 +67,7 @@ def _sections(
         known = dict(_rows(others[name])) if name in others and issubclass(model, others[name]) else {}
         rows = [row for key, row in _rows(model) if known.get(key) != row and f"{name}.{key}" not in without]
         if rows:
-            title = f"`{name}`" + (f", `name: {tag}`" if tag else "")
+            title = f"`{name}`" + (f", `{tag}`" if tag else "")
             about = (inspect.getdoc(model) or "").partition("Attributes:")[0].strip()
             yield "\n".join((f"### {title}\n\n{about}\n\n{_TOP}", *rows)) + "\n"
     alone = [row for name, row in _rows(schema, whole=False)]
@@ -78,9 +78,12 @@ def _sections(
 def _models_of(schema: type[BaseModel]) -> Iterator[tuple[str, str | None, type[BaseModel]]]:
     """The sections by name; where there are several of a name, with the key `name` that chooses among them."""
     for name, field in schema.model_fields.items():
-        tags = {model: tag for tag, model in branches(field).items()}
-        for model in _models(field.annotation):
-            yield name, tags.get(model), model
+        several = one_of(field)
+        for tag, model in branches(field).items():
+            yield name, f"{several.key if several else ''}: {tag}", model
+        if several is None:
+            for model in _models(field.annotation):
+                yield name, None, model
 
 
 def _rows(model: type[BaseModel], prefix: str = "", *, whole: bool = True) -> Iterator[tuple[str, str]]:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Union
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from mae_vit.config.section import MAX_CHANNELS, PHOTOGRAPH_CHANNELS, Section, height_width
+from mae_vit.config.section import MAX_CHANNELS, PHOTOGRAPH_CHANNELS, OneOf, Section, height_width
 from mae_vit.config.typed_yaml import PathText
 from mae_vit.core.messages import closest
 from mae_vit.models.geometry import Geometry, NetworkGeometry, ViTGeometry, ViTRopeGeometry
@@ -272,10 +272,4 @@ def family_of(raw: Any) -> str:
     return str(get("family") or ("vit" if name is None or str(name) in SIZES else "network"))
 
 
-if TYPE_CHECKING:
-    EncoderConfig = EncoderSection
-else:
-    EncoderConfig = Annotated[
-        Union[tuple(Annotated[section, Tag(family)] for family, section in ENCODERS.items())],  # noqa: UP007
-        Discriminator(family_of),
-    ]
+EncoderConfig = Annotated[EncoderSection, OneOf(ENCODERS, "family", family_of)]

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import difflib
 import textwrap
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, get_args, get_origin
 
-from pydantic import BaseModel, Tag
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from mae_vit.config.section import Section
+from mae_vit.config.section import OneOf, Section
 
 # Lowest difflib ratio at which a known key is suggested: in the same section, and in another section.
 _CLOSE_BESIDE, _CLOSE_ELSEWHERE, _CONTAINED = 0.5, 0.7, 0.95
@@ -21,20 +21,22 @@ _MAX_MEANT = 4
 _WIDTH = 100
 
 
-def branches(field: FieldInfo | None) -> dict[str, type[BaseModel]]:
-    """Lists a field's models by their `name`; empty if the field has no branches."""
-    models = _models_in(field.annotation) if field else []
-    names = [_names_of(model) for model in models]
-    if len(models) < 2 or not all(names):
-        return {}
-    return {several[0]: model for several, model in zip(names, models, strict=True)}
+def one_of(field: FieldInfo) -> OneOf | None:
+    """Returns how a field's section is chosen from several; None if it takes one kind of section or none."""
+    return next((mark for mark in field.metadata if isinstance(mark, OneOf)), None)
+
+
+def branches(field: FieldInfo) -> Mapping[str, type[BaseModel]]:
+    """Lists a field's models by the names that choose them; empty if the field has no branches."""
+    several = one_of(field)
+    return several.sections if several else {}
 
 
 def written_path(schema: type[BaseModel], location: Sequence[str | int]) -> list[str]:
     """Returns pydantic's location as keys of the file: drops the parts that name branches and types."""
     path: list[str] = []
     models: list[type[BaseModel]] = [schema]
-    tags: dict[str, type[BaseModel]] = {}
+    tags: Mapping[str, type[BaseModel]] = {}
     named = False  # whether the next part is a free name of a section
     for part in location:
         if part in tags:
@@ -45,9 +47,9 @@ def written_path(schema: type[BaseModel], location: Sequence[str | int]) -> list
         elif models:
             path.append(str(part))
             field = models[0].model_fields.get(str(part))
-            models = _models_in(field.annotation) if field else []
-            tags = branches(field) or _tagged(field)
-            named = _has_named_sections(field)
+            models = _models_of(field) if field else []
+            tags = branches(field) if field else {}
+            named = field is not None and _has_named_sections(field)
         elif isinstance(part, int):  # an index of a list
             path.append(str(part))
     return path
@@ -58,12 +60,13 @@ def key_paths(schema: type[BaseModel], raw: Any, prefix: str = "") -> Iterator[s
     for name, field in schema.model_fields.items():
         yield prefix + name
         inner = raw.get(name) if isinstance(raw, dict) else None
+        sections = {f"{prefix}{name}.": inner}
+        if _has_named_sections(field):
+            named = inner if isinstance(inner, dict) else {}
+            sections = {f"{prefix}{name}.{key}.": section for key, section in named.items()}
         for model in _chosen(field, inner):
-            if not _has_named_sections(field):
-                yield from key_paths(model, inner, f"{prefix}{name}.")
-            elif isinstance(inner, dict):
-                for one, section in inner.items():
-                    yield from key_paths(model, section, f"{prefix}{name}.{one}.")
+            for begin, section in sections.items():
+                yield from key_paths(model, section, begin)
 
 
 def fields_at(schema: type[BaseModel], path: Sequence[str]) -> list[FieldInfo]:
@@ -71,7 +74,7 @@ def fields_at(schema: type[BaseModel], path: Sequence[str]) -> list[FieldInfo]:
     models, matching = [schema], []
     for part in path:
         matching = [model.model_fields[part] for model in models if part in model.model_fields]
-        models = [model for field in matching for model in _models_in(field.annotation)]
+        models = [model for field in matching for model in _models_of(field)]
     return matching
 
 
@@ -81,23 +84,25 @@ def options_from(schema: type[BaseModel], path: Sequence[str]) -> int | None:
     The keys of such a mapping are dotted themselves. For a comparison's `set.train.epochs` it is 1.
     """
     models = [schema]
-    place = 0
-    while place < len(path) and models:
-        fields = [model.model_fields[path[place]] for model in models if path[place] in model.model_fields]
-        place += 1
+    depth = 0
+    while depth < len(path) and models:
+        fields = [model.model_fields[path[depth]] for model in models if path[depth] in model.model_fields]
+        depth += 1
         mappings = [field.annotation for field in fields if get_origin(field.annotation) is dict]
         if any(get_args(mapping)[1] is Any for mapping in mappings):
-            return place
+            return depth
         # Another mapping: its keys are free names and its values sections.
-        place += bool(mappings)
-        models = [model for field in fields for model in _models_in(field.annotation)]
+        depth += bool(mappings)
+        models = [model for field in fields for model in _models_of(field)]
     return None
 
 
 def suggest(schema: type[BaseModel], raw: Any, key: str) -> str:
     """Returns a phrase with the whole path of the known key nearest to an unknown one, in any section."""
     if key in key_paths(schema, {}):
-        return f"it belongs to another {key.rpartition('.')[0]}.name"
+        section = key.rpartition(".")[0]
+        several = one_of(schema.model_fields[section]) if section in schema.model_fields else None
+        return f"it belongs to another {section}.{several.key if several else 'name'}"
     # A comparison has no `train`, but a `set.train.epochs`.
     if issubclass(schema, Section) and (path := schema.key_of_runs(_typed(raw, key))):
         return f'did you mean "{path}"?'
@@ -112,25 +117,21 @@ def suggest(schema: type[BaseModel], raw: Any, key: str) -> str:
 def meant(schema: type[BaseModel], raw: Any, key: str) -> list[str]:
     """Returns the known keys nearest to an unknown one, in any section; empty if none is near."""
     section, _, leaf = key.rpartition(".")
-    paths = list(dict.fromkeys(key_paths(schema, raw)))
 
     def score(path: str) -> float:
-        name = path.rpartition(".")[2]
+        beside, _, name = path.rpartition(".")
         ratio = difflib.SequenceMatcher(None, leaf, name).ratio()
         if f"_{leaf}_" in f"_{name}_":  # batch_size in effective_batch_size
             ratio = max(ratio, _CONTAINED)
-        near = path.rpartition(".")[0] == section
+        near = beside == section
         # A key of the same section gets a bonus, but less than an exact match elsewhere.
         return ratio + 0.15 * near if ratio >= (_CLOSE_BESIDE if near else _CLOSE_ELSEWHERE) else 0.0
 
-    scores = {path: score(path) for path in paths}
-    best = max(scores.values(), default=0.0)
-    return [path for path in paths if best and scores[path] == best] or [
-        # No key is near: the same key in a branch that is not chosen. The next error then explains the branch.
-        path
-        for path in dict.fromkeys(key_paths(schema, {}))
-        if path.rpartition(".")[2] == leaf
-    ]
+    scores = {path: score(path) for path in key_paths(schema, raw)}
+    if best := max(scores.values(), default=0.0):
+        return [path for path, value in scores.items() if value == best]
+    # The same key in a branch that is not chosen. The next error then explains the branch.
+    return [path for path in dict.fromkeys(key_paths(schema, {})) if path.rpartition(".")[2] == leaf]
 
 
 def _typed(raw: Any, key: str) -> str:
@@ -150,71 +151,57 @@ def describe_keys(schema: type[BaseModel], *, without: Collection[str] = ()) -> 
         schema: the config's schema.
         without: dotted keys to leave out.
     """
-    lines: list[str] = []
-    alone = [name for name, field in schema.model_fields.items() if not _models_in(field.annotation)]
-    if alone:
-        text = " ".join(alone)
-        lines += textwrap.wrap(text, _WIDTH, initial_indent=" " * 15, subsequent_indent=" " * 15)
-    for name, field in schema.model_fields.items():
-        if name in alone:
-            continue
-        heads = branches(field) or _tagged(field) or dict.fromkeys([""], _models_in(field.annotation)[0])
-        told = "name" if branches(field) else "family"
+    fields = schema.model_fields.items()
+    rows = [("", " ".join(name for name, field in fields if not _models_of(field)))]
+    for name, field in fields:
+        free = "NAME." if _has_named_sections(field) else ""
+        heads = branches(field) or dict.fromkeys([""], next(iter(_models_of(field)), None))
+        several = one_of(field)
+        told = several.key if several else ""
         for tag, model in heads.items():
             keys = [
-                key for key in _leaves(model) if not (tag and key == told) and f"{name}.{key}" not in without
+                free + key
+                for key in (_leaves(model) if model else ())
+                if key != told and f"{name}.{key}" not in without
             ]
-            keys = [f"NAME.{key}" if _has_named_sections(field) else key for key in keys]
-            text = f"{told}={tag}: {' '.join(keys)}" if tag else " ".join(keys)
-            begin = f"  {name if tag == next(iter(heads)) else '':<13}"
-            lines += textwrap.wrap(
-                text,
-                _WIDTH,
-                initial_indent=begin,
-                subsequent_indent=" " * (17 if tag else 15),
-                break_on_hyphens=False,
-            )
-    return "\n".join(lines)
-
-
-def _has_named_sections(field: FieldInfo | None) -> bool:
-    """Returns whether a field is a mapping of free names to sections, as a comparison's `pretrain`."""
-    return field is not None and get_origin(field.annotation) is dict and bool(_models_in(field.annotation))
+            first = name if tag == next(iter(heads)) else ""
+            rows.append((first, " ".join([f"{told}={tag}:", *keys] if tag else keys)))
+    lines = (
+        textwrap.wrap(
+            text,
+            _WIDTH,
+            initial_indent=f"  {name:<13}",
+            subsequent_indent=" " * (17 if text.split(":")[0].count("=") else 15),
+            break_on_hyphens=False,
+        )
+        for name, text in rows
+    )
+    return "\n".join(line for several in lines for line in several)
 
 
 def _leaves(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     for name, field in model.model_fields.items():
-        inner = _models_in(field.annotation)
+        inner = _models_of(field)
         if not inner:
             yield prefix + name
-        for one in inner:
+        for section in inner:
             # Inside a section with branches, leave out the `name` of the inner section: its key names it.
-            yield from (key for key in _leaves(one, f"{prefix}{name}.") if key != f"{prefix}{name}.name")
+            yield from (key for key in _leaves(section, f"{prefix}{name}.") if key != f"{prefix}{name}.name")
+
+
+def _has_named_sections(field: FieldInfo) -> bool:
+    """Returns whether a field is a mapping of free names to sections, as a comparison's `pretrain`."""
+    return get_origin(field.annotation) is dict and bool(_models_in(field.annotation))
 
 
 def _chosen(field: FieldInfo, raw: Any) -> list[type[BaseModel]]:
-    models = _models_in(field.annotation)
-    choice = raw.get("name") if isinstance(raw, dict) else None
-    if not isinstance(choice, str) or len(models) < 2:
-        return models
-    open_ones = [model for model in models if not _names_of(model)]
-    return [model for model in models if choice in _names_of(model)] or open_ones or models
+    several = one_of(field)
+    choice = several.choice(raw) if several and isinstance(raw, dict) else None
+    return [several.sections[choice]] if several and choice in several.sections else _models_of(field)
 
 
-def _names_of(model: type[BaseModel]) -> tuple[str, ...]:
-    """Returns the allowed values of a model's `name`; empty if any text is allowed."""
-    field = model.model_fields.get("name")
-    return getattr(field.annotation, "__args__", ()) if field else ()
-
-
-def _tagged(field: FieldInfo | None) -> dict[str, type[BaseModel]]:
-    """Lists the models of a union with a discriminator function, by the tags that the function returns."""
-    return {
-        mark.tag: _models_in(part)[0]
-        for part in (getattr(field.annotation, "__args__", ()) if field else ())
-        for mark in getattr(part, "__metadata__", ())
-        if isinstance(mark, Tag)
-    }
+def _models_of(field: FieldInfo) -> list[type[BaseModel]]:
+    return [*branches(field).values()] or _models_in(field.annotation)
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:

@@ -18,6 +18,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
+from mae_vit.config.section import OneOf
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import error_reason
 from mae_vit.core.user_files import expand_text
@@ -153,7 +154,12 @@ def _step(kinds: Sequence[Any], name: str) -> Sequence[Any]:
 
 
 def _kind_of(field: FieldInfo) -> Any:
-    return next((mark.schema for mark in field.metadata if isinstance(mark, KeysOf)), field.annotation)
+    for mark in field.metadata:
+        if isinstance(mark, KeysOf):
+            return mark.schema
+        if isinstance(mark, OneOf):
+            return Union[tuple(mark.sections.values())]  # noqa: UP007
+    return field.annotation
 
 
 def _alternatives(kinds: Sequence[Any]) -> Iterator[Any]:

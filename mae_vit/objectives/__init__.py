@@ -6,10 +6,9 @@ Config, command line and contract tests iterate over the dictionary.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Union
+from typing import Annotated
 
-from pydantic import Field
-
+from mae_vit.config.section import OneOf
 from mae_vit.objectives.config import (
     ContrastiveMAEConfig,
     JointConfig,
@@ -29,9 +28,6 @@ OBJECTIVES: dict[str, type[ObjectiveSection]] = {
     "supervised": SupervisedConfig,
 }
 
-if TYPE_CHECKING:
-    ObjectiveConfig = ObjectiveSection
-else:
-    ObjectiveConfig = Annotated[Union[tuple(OBJECTIVES.values())], Field(discriminator="name")]  # noqa: UP007
+ObjectiveConfig = Annotated[ObjectiveSection, OneOf(OBJECTIVES, "name")]
 
 __all__ = ["OBJECTIVES", "ObjectiveConfig", "ObjectiveSection"]

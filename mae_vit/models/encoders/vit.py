@@ -55,7 +55,7 @@ class ViTEncoder(VisionTransformer, Encoder):
     family = "vit"
     has_final_norm = True
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (an architecture's options, by name)
         self,
         *,
         img_size: tuple[int, int],

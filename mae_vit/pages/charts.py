@@ -1,0 +1,91 @@
+"""Charts as SVG inside a page: they take their text color from it, light or dark."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from mae_vit.core.messages import plain_text
+
+# Stands for the page's text color, which depends on light or dark.
+_INK = "#010203"
+# Okabe and Ito (2008): safe for color blindness; readable on white and on black.
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#7f7f7f", "#b2182b")
+_STYLE: Any = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "mae-vit",
+    "text.color": _INK,
+    "axes.edgecolor": _INK,
+    "axes.labelcolor": _INK,
+    "xtick.color": _INK,
+    "ytick.color": _INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "legend.frameon": False,
+    "font.size": 11,
+}
+
+
+@contextmanager
+def chart(
+    horizontal: str, vertical: str, *, width: float = 6.2, height: float = 3.7
+) -> Iterator[tuple[Figure, Axes]]:
+    """Opens a figure with one pair of axes, in the style of pages; `to_svg` belongs inside.
+
+    Args:
+        horizontal: label of the x axis.
+        vertical: label of the y axis.
+        width: in inches; the page scales it.
+        height: in inches.
+    """
+    with plt.rc_context(_STYLE):
+        figure, axes = plt.subplots(figsize=(width, height))
+        try:
+            axes.set_xlabel(horizontal)
+            axes.set_ylabel(vertical)
+            axes.grid(alpha=0.2)
+            yield figure, axes
+        finally:
+            plt.close(figure)
+
+
+def plain(name: str) -> str:
+    """Returns a name as matplotlib takes it: one with two dollar signs is no formula, and invalid UTF-8 is escaped."""
+    return plain_text(name).replace("$", r"\$")
+
+
+def legend_below(axes: Axes, *, columns: int = 2, gap: float = 0.18) -> None:
+    """Puts the legend below the axes, so that it hides no line.
+
+    Args:
+        axes: that it belongs to.
+        columns: of the legend.
+        gap: between axes and legend, as a share of the axes' height.
+    """
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -gap), ncol=columns, fontsize=10)
+
+
+def to_svg(figure: Figure) -> Markup:
+    """Returns an SVG element without ids, dates or sizes that differ by run."""
+    stream = io.StringIO()
+    figure.savefig(stream, format="svg", bbox_inches="tight", metadata={"Date": None})
+    svg = stream.getvalue()
+    # Comments repeat texts before matplotlib has set them: 10^{-3} of a logarithmic axis.
+    svg = re.sub(r"<!--.*?-->", "", svg[svg.index("<svg") :], flags=re.DOTALL).replace(_INK, "currentColor")
+    # The page sets the size: the view box stays.
+    for size in ("width", "height"):
+        svg = re.sub(rf'(<svg[^>]*?) {size}="[^"]*"', r"\1", svg, count=1)
+    return Markup(svg)
