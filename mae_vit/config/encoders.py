@@ -15,7 +15,7 @@ from pydantic import Field, field_validator, model_validator
 from mae_vit.config.section import MAX_CHANNELS, PHOTOGRAPH_CHANNELS, OneOf, Section, height_width
 from mae_vit.config.typed_yaml import PathText
 from mae_vit.core.messages import closest
-from mae_vit.models.geometry import Geometry, NetworkGeometry, ViTGeometry, ViTRopeGeometry
+from mae_vit.models.geometry import GEOMETRIES, Geometry, NetworkGeometry, ViTGeometry, ViTRopeGeometry
 from mae_vit.models.sizes import BASELINE_NAMES, SIZES, TIMM_PREFIX, WITHOUT_DROP_PATH, PatchInit, Size
 
 # Masking stores a patch's number in 16 bits.
@@ -270,6 +270,17 @@ def family_of(raw: Any) -> str:
     get = raw.get if isinstance(raw, dict) else lambda key: getattr(raw, key, None)
     name = get("name")
     return str(get("family") or ("vit" if name is None or str(name) in SIZES else "network"))
+
+
+def register_encoder(section: type[EncoderSection], geometry: type[Geometry]) -> None:
+    """Adds a family of encoders, under the name of its geometry. A plug-in calls it when it is imported.
+
+    Raises:
+        ValueError: if there is another of that name.
+    """
+    if ENCODERS.setdefault(geometry.family, section) is not section:
+        raise ValueError(f'there is an encoder "{geometry.family}"')
+    GEOMETRIES[geometry.family] = geometry
 
 
 EncoderConfig = Annotated[EncoderSection, OneOf(ENCODERS, "family", family_of)]

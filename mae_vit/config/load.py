@@ -24,6 +24,7 @@ from mae_vit.config.overrides import (
     parse_override,
     replaced_durations,
 )
+from mae_vit.config.plugins import add_plugins
 from mae_vit.config.presets import hint_at_config
 from mae_vit.config.schema import Config
 from mae_vit.config.typed_yaml import parse_yaml
@@ -81,6 +82,7 @@ def load_config(
             the file or the overrides must be changed.
     """
     text, path = _read(source), Path(str(source))
+    add_plugins(schema, parse_yaml(text, str(path)), overrides)
     mistakes: list[str] = []
     changed = _assemble(schema, source, text, overrides, amend, mistakes, notes)
     config, problems = _check(schema, changed)

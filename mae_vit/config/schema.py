@@ -29,6 +29,8 @@ class RunSection(Section):
         deterministic: use deterministic kernels; needed on GPUs for identical results.
         hang_timeout_s: seconds without progress in a step after which a rank is killed, so that the others do not wait
             forever. An evaluation or a save may take four times as long. null never kills.
+        plugins: modules of your own that add encoders or objectives, by name or as files that end in .py.
+        plugins_may_change: lets a run resume with plug-ins whose source has changed.
     """
 
     name: str
@@ -38,6 +40,8 @@ class RunSection(Section):
     deterministic: bool = False
     # Our value. It must be longer than the first step, which may compile for minutes.
     hang_timeout_s: float | None = Field(default=900.0, gt=0)
+    plugins: list[str] = Field(default_factory=list)
+    plugins_may_change: bool = False
 
     @field_validator("device", mode="before")
     @classmethod

@@ -53,7 +53,8 @@ class Geometry(ABC):
     def to_config(self) -> dict[str, Any]:
         """Returns the geometry as a config's `model` section."""
         values = self.to_dict()
-        return {"name": values.pop("size"), **values, "img_size": list(self.img_size)}
+        name = values.pop("size", self.family)
+        return {"name": name, **values, "img_size": list(self.img_size)}
 
 
 @dataclass(frozen=True)

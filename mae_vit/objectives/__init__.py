@@ -6,7 +6,7 @@ Config, command line and contract tests iterate over the dictionary.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, get_args
 
 from mae_vit.config.section import OneOf
 from mae_vit.objectives.config import (
@@ -30,4 +30,16 @@ OBJECTIVES: dict[str, type[ObjectiveSection]] = {
 
 ObjectiveConfig = Annotated[ObjectiveSection, OneOf(OBJECTIVES, "name")]
 
-__all__ = ["OBJECTIVES", "ObjectiveConfig", "ObjectiveSection"]
+
+def register_objective(section: type[ObjectiveSection]) -> None:
+    """Adds an objective, under the one value of its section's `name`. A plug-in calls it when it is imported.
+
+    Raises:
+        ValueError: if there is another of that name.
+    """
+    (name,) = get_args(section.model_fields["name"].annotation)
+    if OBJECTIVES.setdefault(name, section) is not section:
+        raise ValueError(f'there is an objective "{name}"')
+
+
+__all__ = ["OBJECTIVES", "ObjectiveConfig", "ObjectiveSection", "register_objective"]

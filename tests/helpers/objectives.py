@@ -1,15 +1,9 @@
 """Small objectives of every kind on small encoders, and a batch for them."""
 
-import torch
-
-from mae_vit.config.encoders import ENCODERS as SECTIONS
 from mae_vit.config.encoders import EncoderSection
 from mae_vit.core.bands import Bands
-from mae_vit.core.batch import Batch
-from mae_vit.core.keyed_rng import SampleKeys
-from mae_vit.objectives import OBJECTIVES
-from mae_vit.objectives.contrastive_mae import ContrastiveMAE
 from mae_vit.objectives.objective import Objective
+from mae_vit.testing import batch_for, build_objective, read_model, read_objective
 
 OPTIONS = {
     "mae": {"decoder_embed_dim": 32, "decoder_depth": 1, "decoder_num_heads": 2},
@@ -47,42 +41,34 @@ ENCODERS = {
 _SIZE = {"name": "tiny-cifar", "patch_size": 4, "embed_dim": 32, "depth": 2, "num_heads": 2}
 
 
-def section_of(encoder_name: str) -> EncoderSection:
+def model_of(encoder_name: str) -> dict:
+    """The `model` section of a config."""
     options = dict(ENCODERS[encoder_name])
-    family = options.get("family", "vit")
     options["img_size"] = list(options["img_size"])
-    return SECTIONS[family].model_validate(options if family == "network" else {**_SIZE, **options})
+    return options if options.get("family") == "network" else {**_SIZE, **options}
+
+
+def options_of(name: str, **changes) -> dict:
+    """The `objective` section of a config."""
+    name, variant = VARIANTS.get(name, (name, {}))
+    return {"name": name, **OPTIONS.get(name, {}), **variant, **changes}
+
+
+def section_of(encoder_name: str) -> EncoderSection:
+    return read_model(model_of(encoder_name))
 
 
 def takes(name: str, encoder_name: str) -> bool:
     """Whether an objective, with its options here, takes an encoder."""
-    name, variant = VARIANTS.get(name, (name, {}))
-    section = OBJECTIVES[name].model_validate({"name": name, **OPTIONS.get(name, {}), **variant})
     try:
-        section.check_encoder(section_of(encoder_name))
+        read_objective(options_of(name)).check_encoder(section_of(encoder_name))
     except ValueError:
         return False
     return True
 
 
 def build(name: str, encoder_name: str, bands: Bands | None = None, **changes) -> Objective:
-    torch.manual_seed(0)
-    name, variant = VARIANTS.get(name, (name, {}))
-    model = section_of(encoder_name)
-    encoder = model.geometry().build()
-    section = OBJECTIVES[name].model_validate({"name": name, **OPTIONS.get(name, {}), **variant, **changes})
-    channels = model.in_chans
-    return section.build(encoder, mean=[0.4] * channels, std=[0.2] * channels, num_classes=5, bands=bands)
+    return build_objective(options_of(name, **changes), model_of(encoder_name), bands=bands)
 
 
-def unit_of(objective: Objective) -> int:
-    """Rows that a loss takes together."""
-    return 2 * objective.group_size if isinstance(objective, ContrastiveMAE) else 1
-
-
-def batch_of(objective: Objective, start: int = 0, stop: int = 8) -> Batch:
-    channels, (height, width) = objective.encoder.in_chans, objective.encoder.img_size
-    generator = torch.Generator().manual_seed(0)
-    images = torch.randint(0, 256, (8, channels, height, width), dtype=torch.uint8, generator=generator)
-    index = torch.arange(100, 108)[start:stop]
-    return Batch(images[start:stop], index % 5, SampleKeys(3, 1, index))
+batch_of = batch_for

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mae_vit.config.command_line import ResumeMode
+from mae_vit.config.plugins import plugin_digests
 from mae_vit.config.schema import Config
 from mae_vit.core.errors import InputError
 from mae_vit.training.checkpoints.checkpoint import CheckpointInfo, newest_checkpoint, verify_checkpoint
@@ -25,6 +26,7 @@ _FREE_KEYS = (
     "run.dir",
     "run.device",
     "run.hang_timeout_s",
+    "run.plugins_may_change",
     # The data may move: its fingerprint is compared instead.
     "data.path",
     "data.cache_dir",
@@ -54,10 +56,12 @@ class Identity:
         values: options and derived values by dotted key, as plain data.
         new: keys that an older checkpoint may lack: options at their defaults, and derived values.
             Without them a new option would prevent old runs from resuming.
+        ignored: keys that may differ because the config says so.
     """
 
     values: dict[str, Any]
     new: frozenset[str]
+    ignored: frozenset[str] = frozenset()
 
     def with_history(self, **facts: Any) -> Identity:
         """Adds facts on the weights (`HISTORY`): the labels that they have seen, the cost of what they began from.
@@ -86,9 +90,10 @@ def run_identity(config: Config, *, derived: Mapping[str, Any]) -> Identity:
         }
 
     dumped = config.model_dump(mode="json")
-    values = flat(dumped)
+    values = flat(dumped) | {"run.plugins": plugin_digests(config.run.plugins)}
     new = {key for key in values if _at_default(config, dumped, key)}
-    return Identity({**values, **derived}, frozenset({*new, *derived}))
+    ignored = frozenset({"run.plugins"} if config.run.plugins_may_change else ())
+    return Identity({**values, **derived}, frozenset({*new, *derived}), ignored)
 
 
 def _at_default(config: Config, dumped: dict[str, Any], key: str) -> bool:
@@ -154,7 +159,7 @@ def _differing_keys(saved: Mapping[str, Any], identity: Identity, *, extend: boo
     return [
         key
         for key in {**saved, **now}
-        if key not in HISTORY
+        if key not in (*HISTORY, *identity.ignored)
         and saved.get(key) != now.get(key)
         and (key in saved or key not in identity.new)
         and not (extend and key in _LENGTH_KEYS)

@@ -1,0 +1,99 @@
+"""Modules of the user's own, which add to the dictionaries of the library: `run.plugins`.
+
+A module is imported before the config is checked, and adds by `register_encoder`, `register_objective`, or an entry of
+the dictionary itself. It is code that the user runs: only a command's own config names it, never a file of weights.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from pydantic import BaseModel
+
+from mae_vit.config.typed_yaml import parse_yaml
+from mae_vit.core.errors import InputError
+from mae_vit.core.messages import closest_path, error_reason
+
+# Name in `run.plugins` -> the first 16 hexadecimal digits of the SHA-256 of its source.
+_loaded: dict[str, str] = {}
+# Schema -> how many plug-ins it knows.
+_rebuilt: dict[type[BaseModel], int] = {}
+_KEY = "run.plugins="
+
+
+def add_plugins(schema: type[BaseModel], raw: Any, overrides: Sequence[str]) -> None:
+    """Imports the modules that a config names, and lets its schema take what they have added.
+
+    Args:
+        schema: the config's class.
+        raw: the config, as read.
+        overrides: `key=value` of the command line.
+
+    Raises:
+        InputError: if a module is not there, or fails.
+    """
+    run = raw.get("run") if isinstance(raw, dict) else None
+    names = run.get("plugins") if isinstance(run, dict) else None
+    for override in overrides:
+        if override.startswith(_KEY):
+            names = parse_yaml(override.removeprefix(_KEY), f'override "{override}"')
+    for name in names if isinstance(names, list) else []:
+        if isinstance(name, str) and name not in _loaded:
+            _loaded[name] = _digest(_import(name))
+    if _rebuilt.get(schema, 0) < len(_loaded):
+        schema.model_rebuild(force=True)
+        _rebuilt[schema] = len(_loaded)
+
+
+def plugin_digests(names: Sequence[str]) -> dict[str, str]:
+    """Returns the digest of each plug-in's source, as it was when it was imported."""
+    return {name: _loaded[name] for name in names}
+
+
+def _import(name: str) -> ModuleType:
+    if name.endswith(".py"):
+        path = Path(name).expanduser()
+        if not path.is_file():
+            raise InputError(
+                f"run.plugins: there is no file {name}: {closest_path(path) or 'give one, or a module'}"
+            )
+        folder, module = str(path.resolve().parent), path.stem
+    else:
+        folder, module = str(Path.cwd()), name
+    # Processes that load data import it by the same name.
+    if folder not in sys.path:
+        sys.path.append(folder)
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != module.partition(".")[0]:
+            raise InputError(f"run.plugins: {name} fails: {error_reason(error)}") from None
+        raise InputError(
+            f"run.plugins: no module {name} is installed or lies in {folder}: give its name, or a file that ends in .py"
+        ) from None
+    except Exception as error:  # whatever the user's code raises
+        trace, line = error.__traceback__, 0
+        while trace is not None:
+            if trace.tb_frame.f_code.co_filename.endswith(f"{module.rpartition('.')[2]}.py"):
+                line = trace.tb_lineno
+            trace = trace.tb_next
+        at = f" in line {line}" if line else ""
+        raise InputError(
+            f"run.plugins: {name} fails{at}: {type(error).__name__}: {error_reason(error)}"
+        ) from None
+
+
+def _digest(module: ModuleType) -> str:
+    """Returns a digest of a module's source; of a package, of all its files."""
+    file = Path(module.__file__ or "")
+    files = sorted(file.parent.rglob("*.py")) if file.name == "__init__.py" else [file]
+    source = hashlib.sha256()
+    for path in files:
+        source.update(path.read_bytes())
+    return source.hexdigest()[:16]

@@ -1,0 +1,93 @@
+"""Encoders and objectives of the user's own: pretrained, resumed and fine-tuned from their files."""
+
+import shutil
+
+import pytest
+from helpers.commands import ROOT, run
+
+from mae_vit.config.encoders import ENCODERS
+from mae_vit.objectives import OBJECTIVES
+from mae_vit.testing import assert_encoder_contract, assert_objective_contract
+
+EXAMPLES = ROOT / "examples"
+SHORT = ["train.warmup_steps=1", "train.warmup_epochs=null", "train.effective_batch_size=32"]
+SHORT += ["monitor.tensorboard=false", "monitor.probe_queries=0", "train.engine=torch"]
+
+
+def command(script: str, *arguments: str, expect: int = 0) -> str:
+    done = run(script, *arguments)
+    assert done.returncode == expect, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def test_both_examples_together_pretrain_resume_and_are_fine_tuned(digits, tmp_path):
+    for name in ("mixer.py", "upside_down.py"):
+        shutil.copy(EXAMPLES / name, tmp_path)
+    files = f"run.plugins=[{tmp_path}/mixer.py,{tmp_path}/upside_down.py]"
+    folder = tmp_path / "run"
+    pretrain = ["pretrain/run.py", "--config", "configs/simmim_digits.yaml", f"data.path={digits}", files]
+    pretrain += ["model.family=mixer", "model.name=mixer", "model.depth=2", "objective={name: upside_down}"]
+    pretrain += [*SHORT, f"run.dir={folder}", "checkpoint.every_steps=2", "checkpoint.every_epochs=null"]
+    said = command(*pretrain, "train.steps=2", "train.epochs=null")
+    assert "accuracy" in said
+    said = command(*pretrain, "train.steps=4", "train.epochs=null", "--extend")
+    assert "step 2 of 4" in said
+    # Another source is another run, unless that is allowed.
+    (tmp_path / "upside_down.py").open("a").write("# changed\n")
+    refused = command(*pretrain, "train.steps=6", "train.epochs=null", "--extend", expect=2)
+    assert "run.plugins" in refused
+    command(*pretrain, "train.steps=6", "train.epochs=null", "--extend", "run.plugins_may_change=true")
+    finetune = [
+        "finetune/run.py",
+        "--config",
+        "configs/finetune_cifar_tiny.yaml",
+        "--ckpt",
+        str(folder),
+        files,
+    ]
+    finetune += [
+        f"data.path={digits}",
+        *SHORT[:4],
+        "train.steps=2",
+        "train.epochs=null",
+        "data.labels_per_class=10",
+    ]
+    finetune += ["data.augment.pad_px=1", "model.img_size=8", "optim.layer_decay=0.8"]
+    said = command(*finetune, f"run.dir={tmp_path / 'finetuned'}")
+    assert "100.0% of the encoder's parameters" in said
+    assert "block 2" in said
+
+
+def test_the_examples_keep_the_contracts(monkeypatch):
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    __import__("mixer"), __import__("upside_down")
+    mixer = {"family": "mixer", "name": "mixer", "img_size": 8, "in_chans": 1, "depth": 1}
+    assert_encoder_contract(mixer)
+    assert_objective_contract({"name": "simmim"}, mixer)
+    assert_objective_contract({"name": "upside_down"}, mixer)
+    del ENCODERS["mixer"], OBJECTIVES["upside_down"]  # other tests go through these
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (None, "there is no file"),
+        ("import nothing_of_this_name", "nothing_of_this_name"),
+        ("\n1 / 0\n", "in line 2: ZeroDivisionError"),
+    ],
+)
+def test_a_plugin_that_fails_is_one_line(digits, tmp_path, source, expected):
+    path = tmp_path / "mine.py"
+    if source is not None:
+        path.write_text(source)
+    said = command(
+        "pretrain/run.py",
+        "--config",
+        "configs/mae_digits.yaml",
+        f"run.plugins=[{path}]",
+        "--dry-run",
+        expect=2,
+    )
+    (line,) = [line for line in said.splitlines() if "error" in line]
+    assert "run.plugins" in line
+    assert expected in line
