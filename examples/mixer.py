@@ -67,14 +67,10 @@ class MixerGeometry(Geometry):
     """What an encoder file says of it."""
 
     family = "mixer"
+    built_by = f"{__name__}:MixerEncoder"
 
     embed_dim: int
     depth: int
-
-    def build(self, *, drop_rate: float = 0.0, drop_path_rate: float = 0.0) -> MixerEncoder:
-        """Builds an encoder of this geometry, with fresh weights."""
-        options = {"img_size": self.img_size, "patch_size": self.patch_size, "in_chans": self.in_chans}
-        return MixerEncoder(**options, embed_dim=self.embed_dim, depth=self.depth)  # type: ignore[arg-type]
 
     def describe(self) -> str:
         """Says in words what it is."""

@@ -32,7 +32,6 @@ class EncoderSection(Section, ABC):
         name: size or name of the network.
         img_size: side of the images in pixels, or `[height, width]`.
         in_chans: number of bands of the images; null takes the data's.
-        drop_path_rate: stochastic depth of the last block; it grows linearly from 0.
         init: pretrained weights to begin from.
         patch_init: adapts the patch projection of `init` to another number of bands. "repeat" (null) takes its
             channels in turn, "average" their mean, both times old / new channels; "fresh" begins at random.
@@ -49,7 +48,6 @@ class EncoderSection(Section, ABC):
     name: str
     img_size: int | list[int]
     in_chans: int | None = Field(default=None, gt=0, le=MAX_CHANNELS)
-    drop_path_rate: float = Field(default=0.0, ge=0, lt=1)
     init: PathText | None = None
     patch_init: PatchInit | None = None
 
@@ -74,7 +72,7 @@ class EncoderSection(Section, ABC):
     @property
     def drops(self) -> dict[str, float]:
         """The rates of its layers that draw random numbers, as `Geometry.build` takes them."""
-        return {"drop_path_rate": self.drop_path_rate}
+        return {}
 
     def check_patches(self, patch_size: int) -> None:
         """Checks that patches fill the images.
@@ -113,6 +111,7 @@ class _TransformerSection(EncoderSection):
         num_heads: attention heads of a block.
         mlp_ratio: width of the MLP over `embed_dim`.
         drop_rate: dropout.
+        drop_path_rate: stochastic depth of the last block; it grows linearly from 0.
     """
 
     skips_patches: ClassVar[bool] = True
@@ -126,6 +125,7 @@ class _TransformerSection(EncoderSection):
     num_heads: int | None = Field(default=None, gt=0)
     mlp_ratio: float = Field(default=4.0, gt=0)
     drop_rate: float = Field(default=0.0, ge=0, lt=1)
+    drop_path_rate: float = Field(default=0.0, ge=0, lt=1)
 
     @model_validator(mode="after")
     def _check(self) -> _TransformerSection:
@@ -213,10 +213,17 @@ class NetworkSection(EncoderSection):
     Attributes:
         name: `SimpleCNN`, `SmallResNet`, `SmallBiT`, `SmallHybrid` or `timm:NAME`.
         patch_size: side in pixels of the squares that `simmim` masks; null is 4, or 16 for images of 128 px or more.
+        drop_path_rate: stochastic depth of the last block; it grows linearly from 0.
     """
 
     family: Literal["network"] = "network"
     patch_size: int | None = Field(default=None, gt=0)
+    drop_path_rate: float = Field(default=0.0, ge=0, lt=1)
+
+    @property
+    def drops(self) -> dict[str, float]:
+        """The rates of its layers that draw random numbers, as `Geometry.build` takes them."""
+        return {"drop_path_rate": self.drop_path_rate}
 
     @field_validator("name")
     @classmethod

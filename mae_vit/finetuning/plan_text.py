@@ -104,7 +104,7 @@ def describe_recipe(config: FinetuneConfig) -> str:
         "label smoothing": finetune.label_smoothing,
         "mixup": finetune.mixup,
         "cutmix": finetune.cutmix,
-        "drop-path": model.drop_path_rate,
+        "drop-path": model.drops.get("drop_path_rate", 0.0),
         "average of the weights": config.train.ema_decay,
         "clipped at norm": config.optim.clip_grad,
         "layer decay": config.optim.layer_decay,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mae_vit.models.sizes import SIZES, PositionKind
@@ -26,6 +27,8 @@ class Geometry(ABC):
     """
 
     family: ClassVar[str]
+    # Its module and class, "package.module:Class", imported when it is built: this module imports no torch.
+    built_by: ClassVar[str]
     # What the names of an encoder's parameters begin with, which an encoder file leaves out.
     holder: ClassVar[str] = ""
 
@@ -38,9 +41,19 @@ class Geometry(ABC):
         """Rows and columns of patches."""
         return self.img_size[0] // self.patch_size, self.img_size[1] // self.patch_size
 
-    @abstractmethod
-    def build(self, *, drop_rate: float = 0.0, drop_path_rate: float = 0.0) -> Encoder:
-        """Builds an encoder of this geometry, with fresh weights."""
+    def build(self, **drops: float) -> Encoder:
+        """Builds an encoder of this geometry, with fresh weights; `drops` are its rates of dropout and the like.
+
+        Raises:
+            ValueError: if there is no such encoder, as of a network that does not take such images.
+        """
+        module, _, name = self.built_by.partition(":")
+        encoder: Encoder = getattr(import_module(module), name)(**self._arguments(), **drops)
+        return encoder
+
+    def _arguments(self) -> dict[str, Any]:
+        """Returns the arguments of the encoder's class; of a size, its numbers say all."""
+        return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "size"}
 
     @abstractmethod
     def describe(self) -> str:
@@ -72,6 +85,7 @@ class ViTGeometry(Geometry):
     """
 
     family = "vit"
+    built_by = "mae_vit.models.encoders.vit:ViTEncoder"
 
     size: str
     embed_dim: int
@@ -80,14 +94,6 @@ class ViTGeometry(Geometry):
     mlp_ratio: float
     pos_embed: PositionKind
     class_tokens: int = field(default=1, kw_only=True)
-
-    def build(self, *, drop_rate: float = 0.0, drop_path_rate: float = 0.0) -> Encoder:
-        """Builds an encoder of this geometry, with fresh weights."""
-        # Imports torch and timm, which a config is checked without.
-        from mae_vit.models.encoders.vit import ViTEncoder
-
-        options = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "size"}
-        return ViTEncoder(**options, drop_rate=drop_rate, drop_path_rate=drop_path_rate)
 
     def describe(self) -> str:
         """Says in words what it is."""
@@ -108,6 +114,7 @@ class ViTRopeGeometry(Geometry):
     """
 
     family = "vit_rope"
+    built_by = "mae_vit.models.encoders.vit_rope:ViTRopeEncoder"
 
     size: str
     embed_dim: int
@@ -115,13 +122,6 @@ class ViTRopeGeometry(Geometry):
     num_heads: int
     mlp_ratio: float
     register_tokens: int
-
-    def build(self, *, drop_rate: float = 0.0, drop_path_rate: float = 0.0) -> Encoder:
-        """Builds an encoder of this geometry, with fresh weights."""
-        from mae_vit.models.encoders.vit_rope import ViTRopeEncoder
-
-        options = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "size"}
-        return ViTRopeEncoder(**options, drop_rate=drop_rate, drop_path_rate=drop_path_rate)
 
     def describe(self) -> str:
         """Says in words what it is."""
@@ -137,21 +137,13 @@ class NetworkGeometry(Geometry):
     """
 
     family = "network"
+    built_by = "mae_vit.models.encoders.network:NetworkEncoder"
     holder = "network."
 
     size: str
 
-    def build(self, *, drop_rate: float = 0.0, drop_path_rate: float = 0.0) -> Encoder:
-        """Builds an encoder of this geometry, with fresh weights.
-
-        Raises:
-            ValueError: if it has no map of features, or does not take such images.
-        """
-        from mae_vit.models.encoders.network import NetworkEncoder
-
-        assert not drop_rate, "a network has no such option"
-        options = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "size"}
-        return NetworkEncoder(self.size, **options, drop_path_rate=drop_path_rate)
+    def _arguments(self) -> dict[str, Any]:
+        return {"name": self.size, **super()._arguments()}
 
     def describe(self) -> str:
         """Says in words what it is."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mae_vit.config.encoders import family_of
+from mae_vit.config.encoders import ENCODERS, family_of
 from mae_vit.config.load import ConfigSource
 from mae_vit.config.overrides import drop_alternatives
 from mae_vit.core.errors import InputError
@@ -90,7 +90,7 @@ class WeightsOverrides:
                 # Positions are interpolated to the size that the recipe asks for.
                 del facts["model"]["img_size"]
             if isinstance(model, dict) and family_of(model) != geometry.family:
-                _keep_shared(model)
+                _keep_shared(model, geometry.family)
         if self.start.mean is not None and self.start.std is not None:
             facts["data"] = {"normalize": [list(self.start.mean), list(self.start.std)]}
         section = raw.get("finetune")
@@ -141,9 +141,10 @@ class WeightsOverrides:
         }
 
 
-def _keep_shared(model: dict[str, Any]) -> None:
-    """Leaves of a file's encoder of another family what every family has."""
-    for key in set(model) - {"img_size", "in_chans", "drop_path_rate", "patch_init"}:
+def _keep_shared(model: dict[str, Any], family: str) -> None:
+    """Leaves of a file's encoder what does not define it and an encoder of another family has, too."""
+    shared = {"img_size", "in_chans", "drop_path_rate", "patch_init"} & set(ENCODERS[family].model_fields)
+    for key in set(model) - shared:
         del model[key]
 
 

@@ -102,7 +102,7 @@ def build_classifier(
             num_classes=classes,
             in_chans=model.channels,
             img_size=model.image_hw,
-            drop_path_rate=model.drop_path_rate,
+            **model.drops,
         )
     except ValueError as error:
         raise InputError(f"model.name: {error}") from None
