@@ -197,7 +197,9 @@ def _has_named_sections(field: FieldInfo) -> bool:
 def _chosen(field: FieldInfo, raw: Any) -> list[type[BaseModel]]:
     several = one_of(field)
     choice = several.choice(raw) if several and isinstance(raw, dict) else None
-    return [several.sections[choice]] if several and choice in several.sections else _models_of(field)
+    if several is not None and choice is not None and choice in several.sections:
+        return [several.sections[choice]]
+    return _models_of(field)
 
 
 def _models_of(field: FieldInfo) -> list[type[BaseModel]]:

@@ -67,7 +67,7 @@ def drop_options_of_others(schema: type[BaseModel], raw: dict[str, Any], key: st
     for section in fields_at(schema, path):
         if (several := one_of(section)) and name in ("name", several.key):
             chosen = several.choice({**_node(raw, path), name: choice})
-            if chosen in several.sections:
+            if chosen is not None and chosen in several.sections:
                 kinds, choice = {tag: model.model_fields for tag, model in several.sections.items()}, chosen
         elif isinstance(section.annotation, type) and issubclass(section.annotation, Section):
             kinds = section.annotation.options.get(name, {})
