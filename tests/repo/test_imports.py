@@ -75,11 +75,11 @@ ORDERS = {
 EXCEPT = {"mae_vit/__init__.py"}
 ONLY_IN = {
     "deepspeed": {"mae_vit/training/engines/deepspeed_engine.py"},
-    "huggingface_hub": {"mae_vit/core/hub.py"},
-    "mlflow": {"mae_vit/training/outputs/trackers/mlflow_run.py"},
-    "pyarrow": {"mae_vit/data/prepare/sources/parquet_columns.py", "mae_vit/weights/embed/output.py"},
+    "huggingface_hub": {"mae_vit/core/hub.py", "mae_vit/weights/export/card.py"},
+    "mlflow": {"mae_vit/training/outputs/trackers/mlflow.py"},
+    "pyarrow": {"mae_vit/data/prepare/sources/parquet_columns.py"},
     "torch.utils.tensorboard": {"mae_vit/training/outputs/trackers/tensorboard.py"},
-    "wandb": {"mae_vit/training/outputs/trackers/wandb_run.py"},
+    "wandb": {"mae_vit/training/outputs/trackers/wandb.py"},
     "webdataset": {"mae_vit/data/prepare/shard_writer.py"},
 }
 FILES = sorted(ROOT.glob("mae_vit/**/*.py"))
