@@ -7,7 +7,6 @@ of the patches. Names are those of the files on the Hub, which transformers read
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 from collections.abc import Iterator
@@ -141,10 +140,11 @@ def write_and_load(
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     (folder / "preprocessor_config.json").write_text(json.dumps(_preprocessor(source), indent=2) + "\n")
     (kind,) = config["architectures"]
-    with _quiet(transformers.utils.logging):
-        model, info = getattr(transformers, kind).from_pretrained(
-            folder, output_loading_info=True, local_files_only=True, **options
-        )
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    model, info = getattr(transformers, kind).from_pretrained(
+        folder, output_loading_info=True, local_files_only=True, **options
+    )
     for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if info.get(problem):
             key = min(map(str, info[problem]))
@@ -274,17 +274,3 @@ from transformers import ViTMAEForPreTraining
 mae = ViTMAEForPreTraining.from_pretrained("{MAE_FOLDER}").eval()
 prediction = mae(pixel_values=images).logits
 """
-
-
-@contextlib.contextmanager
-def _quiet(log: Any) -> Iterator[None]:
-    """Silences transformers' progress bars and reports of loading."""
-    level, bars = log.get_verbosity(), log.is_progress_bar_enabled()
-    log.set_verbosity_error()
-    log.disable_progress_bar()
-    try:
-        yield
-    finally:
-        log.set_verbosity(level)
-        if bars:
-            log.enable_progress_bar()
