@@ -103,7 +103,7 @@ def embed(
         before, started = state.done, time.monotonic()
         if before < total:
             path = folder / output.FEATURES
-            rows = _open_rows(path, shape, dtype) if before else create_array(path, dtype, shape)
+            rows = np.lib.format.open_memmap(path, "r+") if before else create_array(path, dtype, shape)
             with closing(compute_features(encoder, images, settings, first=before)) as batches:
                 for _ in _fill(rows, batches, state, stop):
                     rows.flush()
@@ -131,23 +131,6 @@ def _fill(
                 saved = time.monotonic()
             if stopped:
                 return
-
-
-def _open_rows(path: Path, shape: tuple[int, int], dtype: np.dtype) -> np.memmap:
-    """Opens the array that an earlier call began.
-
-    Raises:
-        InputError: if it was cut short.
-    """
-    try:
-        # To read refuses a file that was cut short, which "r+" would fill with zeros.
-        np.load(path, mmap_mode="r")
-        rows = np.lib.format.open_memmap(path, "r+")
-        if (rows.shape, rows.dtype) != (shape, dtype):
-            raise ValueError("it has another size")
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} is damaged ({error}): --restart begins again") from None
-    return rows
 
 
 def _publish(

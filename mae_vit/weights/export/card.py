@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from huggingface_hub import ModelCard, ModelCardData
@@ -85,6 +86,6 @@ def describe(source: ExportSource) -> str:
     )
 
 
-def _rounded(values: tuple[float, ...] | list[float]) -> list[float]:
+def _rounded(values: Sequence[float]) -> list[float]:
     """Returns values as a card prints them, precise enough for float32."""
     return [float(f"{value:.7g}") for value in values]

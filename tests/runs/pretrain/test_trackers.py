@@ -105,7 +105,7 @@ def test_kills_leave_one_tracked_run(digits, tmp_path):
 
 
 def _wait_for_step(process, folder: Path, step: int) -> None:
-    until = time.monotonic() + 240
+    until = time.monotonic() + 400
     while time.monotonic() < until and process.poll() is None:
         if (folder / "metrics.jsonl").exists() and any(line["step"] >= step for line in _lines(folder)):
             return

@@ -151,24 +151,24 @@ def test_wandb_resumes_in_its_run(run):
     assert first.where == f"wandb sync {run.folder / 'wandb'}/offline-run-*"
 
 
-def test_wandb_gets_rows_over_the_step_and_the_summary(run, monkeypatch):
+@pytest.mark.parametrize("login", [False, True])
+def test_wandb_gets_rows_over_the_step_and_the_summary(run, monkeypatch, login):
     import wandb
 
     asked, rows, ended = {}, [], []
-
-    def init(**options):
-        asked.update(options)
-        return SimpleNamespace(
-            id="abc",
-            url=None,
-            summary={},
-            define_metric=lambda name, step_metric: rows.append((name, step_metric)),
-            log=rows.append,
-            mark_preempting=lambda: ended.append("preempting"),
-            finish=lambda exit_code: ended.append(exit_code),
-        )
-
-    monkeypatch.setattr(wandb, "init", init)
+    stub = SimpleNamespace(
+        id="abc",
+        url="https://wandb.ai/me" if login else None,
+        summary={},
+        define_metric=lambda name, step_metric: rows.append((name, step_metric)),
+        log=rows.append,
+        mark_preempting=lambda: ended.append("preempting"),
+        finish=lambda exit_code: ended.append(exit_code),
+    )
+    monkeypatch.delenv("WANDB_MODE")
+    # Without a login it must not ask for one.
+    monkeypatch.setattr(wandb, "login", lambda *, prompt, verify: login and not prompt)
+    monkeypatch.setattr(wandb, "init", lambda **options: asked.update(options) or stub)
     tracker = WandbTracker(resumed(run, "abc"))
     tracker.log(3, {"train/loss": 0.5}, {})
     tracker.go_back(2)
@@ -178,28 +178,11 @@ def test_wandb_gets_rows_over_the_step_and_the_summary(run, monkeypatch):
         {"step": 3, "train/loss": 0.5},
         {"step": 3, "guard/went_back_to_step": 2},
     ]
+    assert asked["mode"] == (None if login else "offline")
     assert (asked["id"], asked["resume"], asked["group"]) == ("abc", "allow", "all")
-    assert tracker._run.summary["summary/heldout/loss"] == 0.25
-    assert tracker._run.summary["summary/status"] == "interrupted"
+    assert stub.summary["summary/heldout/loss"] == 0.25
+    assert stub.summary["summary/status"] == "interrupted"
     assert ended == ["preempting", 75]
-
-
-def test_wandb_is_offline_without_a_login_and_asks_for_none(run, monkeypatch):
-    import wandb
-
-    monkeypatch.delenv("WANDB_MODE")
-    for login, mode in ((False, "offline"), (True, None)):
-        asked = {}
-        monkeypatch.setattr(wandb, "login", lambda login=login, **options: login and not options["prompt"])
-        monkeypatch.setattr(wandb, "init", lambda asked=asked, **options: asked.update(options) or _StubRun())
-        WandbTracker(run)
-        assert asked["mode"] == mode
-
-
-class _StubRun:
-    id, url = "abc", "https://wandb.ai/me"
-
-    def define_metric(self, *_, **__): ...
 
 
 def test_a_package_that_is_missing_is_one_line(monkeypatch, capsys, tmp_path, digits):
