@@ -93,7 +93,7 @@ def write_output(folder: Path, meta: dict[str, Any], broken: list[tuple[int, str
     readable = np.delete(np.arange(len(images)), [number for number, _ in broken])
     keep_rows(folder / FEATURES, len(readable))
     entries = [images.entries[number] for number in readable.tolist()]
-    lines = {KEYS: [entry.key for entry in entries]}
+    lines = {KEYS: [plain_text(entry.key) for entry in entries]}
     if images.dataset is None:  # a key does not tell the file: IMG_1.png beside IMG_1.jpg is IMG_1_2
         lines["paths.txt"] = [plain_text(entry.path) for entry in entries]
     if images.splits:

@@ -191,6 +191,9 @@ def test_broken_files_are_named_and_passed_over(start, photos, tmp_path, capsys)
     assert columns["keys"].tolist() == [f"{name.split('/')[1]}/{name[-8:-4]}" for name in whole]
     assert len(columns["labels"]) == len(columns["splits"]) == len(whole) == columns["meta"]["rows"]
     assert columns["meta"]["broken"] == 3
+    np.save(tmp_path / "saved.npy", columns["features"])
+    assert (out / "features.npy").read_bytes() == (tmp_path / "saved.npy").read_bytes()
+    (tmp_path / "saved.npy").unlink()
     # Mended, and made anew: the list goes.
     for name in broken:
         (folder / name).write_bytes(files[name])
