@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import csv
 import sys
-from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -25,19 +24,19 @@ _BATCH_SIZE, _BATCH_SIZE_GPU = 64, 256
 _DESCRIPTION = """Compute features (N, D) of images by a pretrained encoder, in the order of the data, with the keys of
 the images. Features are saved while they are computed. If the command is stopped or killed, repeat it: it resumes."""
 _EPILOG = """examples:
-  mae-vit embed runs/mae_base photos/ --out photos.npz
-  mae-vit embed encoder.safetensors data/cifar10 --split test --out test.parquet
-  mae-vit embed timm:vit_base_patch16_224.augreg_in21k images.zip --out images.npz --pool mean --device cuda
-  mae-vit embed frozen:timm:vit_small_patch14_reg4_dinov2 photos/ --out dinov2.npz --img-size 224
+  mae-vit embed runs/mae_base photos/ --out features/photos
+  mae-vit embed encoder.safetensors data/cifar10 --split test --out features/test
+  mae-vit embed timm:vit_base_patch16_224.augreg_in21k images.zip --out features/images --pool mean --device cuda
+  mae-vit embed frozen:timm:vit_small_patch14_reg4_dinov2 photos/ --out features/dinov2 --img-size 224
 
 The largest centered box of each image is resized, and normalized as in the encoder's training. Unreadable images are
-left out and listed in FILE.broken.csv.
+left out and listed in broken.csv.
 
   import numpy as np
-  file = np.load("photos.npz"); features, keys = file["features"], file["keys"]
-The file also has metadata (JSON), the paths of images that are not prepared and, if the data have them, labels,
-classes and splits. A .parquet file has the same
-columns."""
+  features = np.load("features/photos/features.npy", mmap_mode="r")
+  keys = open("features/photos/keys.txt").read().splitlines()
+meta.json says what the features are of. Images that are not prepared have paths.txt. Where the data have them, there
+are labels.npy (-1 for none; meta.json names the classes) and splits.txt."""
 
 
 def add_embed(commands: argparse._SubParsersAction[OneLineParser]) -> None:
@@ -45,13 +44,13 @@ def add_embed(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     parser = commands.add_parser(
         "embed",
         help="compute features of images by a pretrained encoder",
-        usage="%(prog)s [options] WEIGHTS DATA --out FILE.npz|FILE.parquet",
+        usage="%(prog)s [options] WEIGHTS DATA --out DIR",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "start",
+        "weights",
         type=as_path_text,
         metavar="WEIGHTS",
         help="the encoder: a run folder, an encoder.safetensors, an official MAE .pth, timm:NAME, or "
@@ -59,17 +58,9 @@ def add_embed(commands: argparse._SubParsersAction[OneLineParser]) -> None:
         "frozen:timm:NAME@FILE.safetensors, or frozen:FILE.safetensors with timm's config.json beside it",
     )
     add_images(parser)
+    parser.add_argument("--out", type=as_path, required=True, metavar="DIR", help="folder to write")
     parser.add_argument(
-        "--out", type=as_path, required=True, metavar="FILE", help="file to write: .npz or .parquet"
-    )
-    parser.add_argument(
-        "--restart", action="store_true", help="start over, also if FILE was made with other options"
-    )
-    parser.add_argument(
-        "--save-every-s",
-        type=float,
-        metavar="S",
-        help="save every S seconds (5); a kill loses at most this time",
+        "--restart", action="store_true", help="start over, also if DIR was made with other options"
     )
     _add_features(parser.add_argument_group("which features"))
     add_speed(parser.add_argument_group("how fast"))
@@ -160,8 +151,6 @@ def run_embed(arguments: argparse.Namespace) -> int:
         InputError: for every error that the user can fix.
     """
     check_numbers(arguments)
-    if arguments.save_every_s is not None and not arguments.save_every_s >= 0:
-        raise InputError(f"--save-every-s {arguments.save_every_s}: at least 0")
     try:
         outcome = _embed(arguments)
     except OSError as error:
@@ -175,8 +164,8 @@ def run_embed(arguments: argparse.Namespace) -> int:
     from mae_vit.weights.start import origin_of  # slow to import
 
     _report(outcome, arguments.out)
-    if origin := origin_of(arguments.start):
-        print(f"{arguments.start} was {origin}")
+    if origin := origin_of(arguments.weights):
+        print(f"{arguments.weights} was {origin}")
     return 0
 
 
@@ -219,29 +208,23 @@ def _embed(arguments: argparse.Namespace) -> Outcome:
     # Slow to import, so that --help is not.
     from mae_vit.runtime.signals import StopRequest
     from mae_vit.training.engines.precision import why_slow
-    from mae_vit.weights.embed.embed import SAVE_EVERY_S, embed
+    from mae_vit.weights.embed.embed import embed
     from mae_vit.weights.embed.output import check_out
     from mae_vit.weights.encoder import load_encoder
 
     check_out(arguments.out)
-    encoder = load_encoder(arguments.start, img_size=arguments.img_size, pool=arguments.pool)
+    encoder = load_encoder(arguments.weights, img_size=arguments.img_size, pool=arguments.pool)
     images = open_named(arguments, out=arguments.out.parent)
     settings = settings_of(arguments, dtype=arguments.dtype)
     if slow := why_slow(settings.precision, settings.device):
         print(f"warning: {slow}")
-    seconds = SAVE_EVERY_S if arguments.save_every_s is None else arguments.save_every_s
-    return embed(
-        encoder.to(settings.device),
-        images,
-        arguments.out,
-        settings,
-        restart=arguments.restart,
-        save_every_s=seconds,
-        stop=StopRequest(),
-    )
+    encoder.to(settings.device)
+    return embed(encoder, images, arguments.out, settings, restart=arguments.restart, stop=StopRequest())
 
 
 def _report(outcome: Outcome, out: Path) -> None:
+    from mae_vit.weights.embed.output import BROKEN, FEATURES, KEYS  # slow to import
+
     if outcome.begun == outcome.total:
         print("all images were done already")
     else:
@@ -249,22 +232,17 @@ def _report(outcome: Outcome, out: Path) -> None:
         rate = (outcome.done - outcome.begun) / outcome.wall_s
         print(f"{count_of(outcome.total, 'image')}{before}: {rate:,.0f} images/s")
     if outcome.broken:
-        report_broken(outcome.broken, out)
+        report_broken(outcome.broken, out / BROKEN)
     print(f"{out}: features of {count_of(outcome.rows or 0, 'image')}, {outcome.width} numbers each")
-    if out.suffix == ".npz":
-        print("  import numpy as np")
-        print(f'  file = np.load("{out}"); features, keys = file["features"], file["keys"]')
-    else:
-        print(f'  import numpy as np, pyarrow.parquet as pq; table = pq.read_table("{out}")')
-        print('  features, keys = np.stack(table["features"].to_numpy()), table["keys"].to_pylist()')
+    print("  import numpy as np")
+    print(f'  features = np.load("{out / FEATURES}", mmap_mode="r")')
+    print(f'  keys = open("{out / KEYS}").read().splitlines()')
 
 
-def report_broken(count: int, out: Path) -> None:
+def report_broken(count: int, path: Path) -> None:
     """Names the first images that were left out, and the file that lists all."""
-    from mae_vit.weights.embed.output import broken_path
-
-    print(f"passed over {count_of(count, 'broken image')}; {broken_path(out)} names all:")
-    with suppress(FileNotFoundError), broken_path(out).open(newline="", encoding="utf-8") as file:
+    print(f"passed over {count_of(count, 'broken image')}; {path} names all:")
+    with path.open(newline="", encoding="utf-8") as file:
         for row in islice(csv.DictReader(file), _NAMED):
             key = f", key {row['key']}" if row["path"].endswith(".tar") else ""
             print(f"  {row['path']}{key}: {row['reason']}")

@@ -14,7 +14,6 @@ from mae_vit.core.files import nearest_existing
 
 if TYPE_CHECKING:
     from mae_vit.weights.export.export import Export
-    from mae_vit.weights.export.push import Pushed
 
 _DESCRIPTION = """Write an encoder in the format of another library, with a model card. The command loads each export
 with that library and compares the outputs before it gives the folder its final name."""
@@ -34,7 +33,7 @@ examples:
 """
 # Formats that store no pooling.
 _WITHOUT_POOL = {
-    "hf": "a ViTModel gives all tokens, from which its user reads",
+    "hf": "a ViTModel gives all tokens, which its user pools",
     "official": "the file is weights",
 }
 # What others call a format of ours.
@@ -57,7 +56,7 @@ def add_export(commands: argparse._SubParsersAction[OneLineParser]) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "start",
+        "weights",
         type=as_path_text,
         metavar="WEIGHTS",
         help="a run folder (also a fine-tuned one), an encoder.safetensors, an official MAE file (.pth), "
@@ -114,33 +113,37 @@ def run_export(arguments: argparse.Namespace) -> int:
     if arguments.public and not arguments.push:
         raise InputError("--public changes nothing without --push")
     # Slow to import, so that --help is not.
-    from mae_vit.weights.export.export import EXPORTED, check_place, default_folder, write_export
-    from mae_vit.weights.export.model_card import describe
-    from mae_vit.weights.export.network import load_for_export
+    from mae_vit.weights.export.card import describe
+    from mae_vit.weights.export.export import check_place, default_folder, write_export
     from mae_vit.weights.export.push import check_push, parse_push_name, push
+    from mae_vit.weights.export.source import load_for_export
 
-    out = arguments.out or default_folder(arguments.start, arguments.to)
+    target, public = arguments.to, arguments.public
+    out = arguments.out or default_folder(arguments.weights, target)
     hub = parse_push_name(arguments.push) if arguments.push else None
     if not arguments.dry_run:
         check_place(out, force=arguments.force)
-        hub = check_push(arguments.push, public=arguments.public) if hub else None
-    handed = load_for_export(arguments.start, arguments.pool, norm_pix_loss=arguments.norm_pix_loss)
-    for note in handed.encoder.notes(arguments.start):
+        if hub:
+            check_push(hub, public=public)
+    source = load_for_export(arguments.weights, arguments.pool, norm_pix_loss=arguments.norm_pix_loss)
+    for note in source.encoder.notes(arguments.weights):
         print(note, file=sys.stderr)
     if arguments.dry_run:
         with TemporaryDirectory(prefix=".mae-vit-", dir=nearest_existing(out.absolute().parent)) as folder:
-            _list_files(
-                write_export(handed, arguments.to, Path(folder) / "export", force=False, hub=hub), out
-            )
+            _list_files(write_export(source, target, Path(folder) / "export", force=False, hub=hub), out)
         if hub:
-            seen = "public" if arguments.public else "private"
-            print(f"  to        {hub.repo} ({seen}), branch {hub.revision or 'main'}; nothing was sent")
+            visibility = "public" if public else "private"
+            print(f"  to        {hub.repo} ({visibility}), branch {hub.revision or 'main'}; nothing was sent")
         return 0
-    export = write_export(handed, arguments.to, out, force=arguments.force, hub=hub)
-    print(f"{out}: {describe(handed)}")
-    _say(export)
+    export = write_export(source, target, out, force=arguments.force, hub=hub)
+    print(f"{out}: {describe(source)}")
+    _report(export)
     if hub:
-        _say_pushed(push(export.files, out, hub, public=arguments.public, ours=EXPORTED), arguments.public)
+        pushed = push(out, hub, public=public)
+        print(f"  pushed    {pushed.url} ({'private' if pushed.private else 'public'})")
+        if public and pushed.private:
+            print("  note      it was private before and stays so: its settings on the Hub change that")
+        print(f'  load      mae_vit.load_encoder("{pushed.name}")')
     return 0
 
 
@@ -150,25 +153,16 @@ def _list_files(export: Export, out: Path) -> None:
         print(f"  {path.stat().st_size:>13,} B  {path.relative_to(export.folder)}")
 
 
-def _say_pushed(pushed: Pushed, public: bool) -> None:
-    for file in pushed.removed:
-        print(f"  removed   {file} of an earlier export")
-    print(f"  pushed    {pushed.url} ({'private' if pushed.private else 'public'})")
-    if public and pushed.private:
-        print("  note      it was private before and stays so: its settings on the Hub change that")
-    print(f'  load      mae_vit.load_encoder("{pushed.name}")')
+def _report(export: Export) -> None:
+    from mae_vit.weights.export.written import TOLERANCE
 
-
-def _say(export: Export) -> None:
-    from mae_vit.weights.export.verify import TOLERANCE
-
-    found = export.verified
+    written = export.written
     for path in export.files:
         print(f"  {'card' if path.suffix == '.md' else 'file':<9} {path}")
     print(
-        f"  verified  {found.by}: {found.what} of random images differ by at most {found.difference:.2g} "
-        f"({TOLERANCE:g} allowed)"
+        f"  verified  {export.library}: {', '.join(written.outputs)} of random images differ by at most "
+        f"{export.difference:.2g} ({TOLERANCE:g} allowed)"
     )
-    print(f"  use       in that folder: {found.summary}")
-    for note in found.notes:
+    print(f"  use       in that folder: {written.load_line}")
+    for note in written.notes:
         print(f"  note      {note}")

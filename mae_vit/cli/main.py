@@ -38,7 +38,7 @@ EXAMPLES = """examples:
   mae-vit replay runs/mae_base --step 1200               shows the images, crops and masks of that step
   mae-vit inspect --ckpt runs/mae_base                   a page of pictures: what the encoder has learned
   mae-vit report runs/mae_base                           a page on the run: verdict, curves, pictures, plan
-  mae-vit embed runs/mae_base photos/ --out photos.npz   features of images; the same command resumes if it is killed
+  mae-vit embed runs/mae_base photos/ --out features     features of images; the same command resumes if it is killed
   mae-vit predict runs/finetune_mine photos/ --out predictions.csv     classes of images, by a fine-tuned network
   mae-vit export runs/mae_base --to hf                   for transformers; also timm, official (MAE), onnx, torch
 """

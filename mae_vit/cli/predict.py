@@ -91,7 +91,7 @@ def _predict(arguments: argparse.Namespace, out: Path) -> None:
 
 def _classify(arguments: argparse.Namespace, out: Path, temporary: Path, classifier: ImageClassifier) -> None:
     from mae_vit.core.files import replacing
-    from mae_vit.weights.embed.output import broken_path, write_broken
+    from mae_vit.weights.embed.output import write_broken
 
     images = open_named(arguments, out=temporary)
     if images.dataset is not None:
@@ -99,12 +99,13 @@ def _classify(arguments: argparse.Namespace, out: Path, temporary: Path, classif
     settings = settings_of(arguments)
     classifier.place(settings.device)
     out.parent.mkdir(parents=True, exist_ok=True)
-    broken_path(out).unlink(missing_ok=True)  # of an earlier call
+    broken = out.with_name(f"{out.name}.broken.csv")
+    broken.unlink(missing_ok=True)  # of an earlier call
     with replacing(out) as partial, partial.open("w", newline="", encoding="utf-8") as file:
         done = _write(file, classifier, images, settings, arguments.top)
-    write_broken(out, done.broken, images)
+    write_broken(broken, done.broken, images)
     if done.broken:
-        report_broken(len(done.broken), out)
+        report_broken(len(done.broken), broken)
     _report(classifier, images, done)
     print(f"{out}: predictions of {count_of(done.predicted.total(), 'image')}")
 

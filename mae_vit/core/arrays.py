@@ -27,3 +27,19 @@ def create_array(path: Path, dtype: np.dtype, shape: tuple[int, ...]) -> np.memm
         path.unlink()
         raise
     return array
+
+
+def keep_rows(path: Path, rows: int) -> None:
+    """Cuts a .npy file (N, ...) to its first rows, in place."""
+    array: np.memmap = np.load(path, mmap_mode="r")
+    header = {
+        "descr": np.lib.format.dtype_to_descr(array.dtype),
+        "fortran_order": False,
+        "shape": (rows, *array.shape[1:]),
+    }
+    size = array.offset + rows * (array.nbytes // len(array))
+    with path.open("rb+") as file:
+        # NumPy pads headers so that those of all numbers of rows have the same size.
+        np.lib.format.write_array_header_1_0(file, header)
+        assert file.tell() == array.offset
+        file.truncate(size)

@@ -21,9 +21,7 @@ from mae_vit.training.checkpoints.saver import Saver
 from mae_vit.training.engines.state import LossHistory
 from mae_vit.training.evals import Evals
 from mae_vit.training.outputs.environment import describe_environment
-from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.outputs.run_outputs import RunOutputs
-from mae_vit.training.outputs.trackers.open import adopt_ids
 from mae_vit.training.recovery.quarantine import Quarantine
 from mae_vit.training.recovery.recovery import Recovery
 from mae_vit.training.recovery.rollback import Rollback
@@ -122,7 +120,6 @@ def build_trainer(
         identity=setup.identity.values,
         every_steps=plan.checkpoint_every_steps,
         say=outputs.say,
-        tracked=lambda: outputs.tracker_ids,
     )
     recovery = Recovery(
         config.guard,
@@ -146,11 +143,8 @@ def _prepare_folder(setup: RunSetup, checkpoint: CheckpointInfo | None) -> None:
     environment = describe_environment(sys.argv, setup.engine.ranks.world_size)
     setup.folder.create(dump_config(setup.config), environment, setup.plan_text)
     if checkpoint is None:
-        adopt_ids(setup.folder, None)
-    else:
-        adopt_ids(
-            setup.folder, checkpoint.trackers, origin=RunFolder(checkpoint.path.absolute().parent.parent)
-        )
+        # A new run must not continue the tracked run of an earlier one in this folder.
+        setup.folder.trackers.unlink(missing_ok=True)
     own = setup.folder.checkpoints
     if checkpoint and checkpoint.step and checkpoint.path.parent.resolve() != own.resolve():
         # Of an earlier start, without training: a rollback must not go back to it.

@@ -27,7 +27,7 @@ from mae_vit.training.checkpoints.resume import PRECISION, Identity, find_checkp
 from mae_vit.training.engines.build import enable_determinism, init_process_group
 from mae_vit.training.engines.precision import Chosen, Precision, choose_precision, fixed
 from mae_vit.training.outputs.run_folder import RunFolder
-from mae_vit.training.outputs.trackers.open import check_installed
+from mae_vit.training.outputs.trackers.registry import check_installed
 
 C = TypeVar("C", bound=Config)
 # From this size on, a CPU core takes years.

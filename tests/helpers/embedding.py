@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
 import torch
 from helpers.commands import ROOT
 from helpers.encoders import vit_info
@@ -62,9 +61,13 @@ def call(*arguments: str | Path) -> int:
 def stop_by(
     number: int, out: Path, arguments: list[str | Path], after_s: float
 ) -> subprocess.CompletedProcess:
-    """`mae-vit embed` in a process that gets a signal `after_s` after it saved first."""
+    """`mae-vit embed`, which saves after each batch, in a process that gets a signal `after_s` after its first save."""
+    code = (
+        "import sys; from mae_vit.weights.embed import embed; embed.SAVE_EVERY_S = 0; "
+        "from mae_vit.cli.main import main; sys.exit(main(['embed', *sys.argv[1:]]))"
+    )
     process = subprocess.Popen(
-        [sys.executable, "-m", "mae_vit.cli.main", "embed", *map(str, arguments)],
+        [sys.executable, "-c", code, *map(str, arguments)],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -86,20 +89,25 @@ def stop_by(
 def done_of(out: Path) -> int:
     """Images that are saved; 0 where there are none."""
     try:
-        return json.loads((out.with_name(f"{out.name}.parts") / "state.json").read_text())["done"]
+        return json.loads((partial_of(out) / "state.json").read_text())["done"]
     except (FileNotFoundError, ValueError):
         return 0
 
 
-def read_npz(path: Path) -> dict:
-    with np.load(path, allow_pickle=False) as file:
-        arrays = {name: file[name] for name in file.files}
-    return {**arrays, "metadata": json.loads(str(arrays["metadata"]))}
+def partial_of(out: Path) -> Path:
+    return out.with_name(f"{out.name}.partial")
 
 
-def read_parquet(path: Path) -> dict:
-    table = pq.read_table(path)
-    arrays = {name: np.array(table[name].to_pylist()) for name in table.column_names if name != "features"}
-    facts = json.loads(table.schema.metadata[b"mae_vit"])
-    columns = {**arrays, "features": np.stack(table["features"].to_numpy()), "metadata": facts}
-    return columns | ({"classes": np.array(facts["classes"])} if facts["classes"] else {})
+def read_output(folder: Path) -> dict:
+    """The files of an output by their names without suffix; lines of text as arrays."""
+    columns = {"meta": json.loads((folder / "meta.json").read_text())}
+    for path in folder.iterdir():
+        if path.suffix == ".npy":
+            columns[path.stem] = np.load(path, allow_pickle=False)
+        elif path.suffix == ".txt":
+            columns[path.stem] = np.array(path.read_text().splitlines())
+    return columns
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}

@@ -6,7 +6,7 @@
 - one file for each slot of the optimizer (`exp_avg.safetensors`, `exp_avg_sq.safetensors`);
 - `buffers`, `average` and `best.safetensors`, if the run has them;
 - `state.json`: step, optimizer step, loss scale, step and score of the best weights, loss
-  history, identity of the run, its ids in experiment trackers, checksums.
+  history, identity of the run, checksums.
 
 The folder is written under a temporary name and renamed when it is complete. The file `latest`
 changes last. Nothing in a checkpoint can execute code.
@@ -21,10 +21,9 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor
@@ -48,7 +47,6 @@ from mae_vit.training.checkpoints.format import (
 )
 from mae_vit.training.engines.state import BestWeights, LossHistory, TrainState
 from mae_vit.training.optim.loss_scale import LossScale
-from mae_vit.training.outputs.trackers.open import valid_ids
 
 # Seconds; the longest time after which a node must see another node's files.
 LATE_S = 60
@@ -64,14 +62,12 @@ class CheckpointInfo:
         step: optimizer steps done. Step and config determine the position in the data.
         identity: config values and digests that must not change when the run resumes.
         course: the loss history until this step.
-        trackers: the ids by which experiment trackers resume the run, by tracker.
     """
 
     path: Path
     step: int
     identity: dict[str, Any]
     course: LossHistory
-    trackers: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -85,14 +81,7 @@ class Checkpoint(CheckpointInfo):
     state: TrainState
 
 
-def save_checkpoint(
-    folder: Path,
-    *,
-    step: int,
-    state: TrainState,
-    identity: dict[str, Any],
-    trackers: Mapping[str, str] = MappingProxyType({}),
-) -> Path:
+def save_checkpoint(folder: Path, *, step: int, state: TrainState, identity: dict[str, Any]) -> Path:
     """Writes a checkpoint under `folder`, on rank 0 only.
 
     Returns:
@@ -106,7 +95,7 @@ def save_checkpoint(
     shutil.rmtree(partial, ignore_errors=True)
     try:
         partial.mkdir(parents=True)
-        _write_parts(partial, state, step=step, identity=identity, trackers=dict(trackers))
+        _write_parts(partial, state, step=step, identity=identity)
         if final.exists():
             # The run reached this step again after a restart: replace the whole earlier checkpoint.
             shutil.rmtree(final)
@@ -119,9 +108,7 @@ def save_checkpoint(
     return final
 
 
-def _write_parts(
-    folder: Path, state: TrainState, *, step: int, identity: dict[str, Any], trackers: dict[str, str]
-) -> None:
+def _write_parts(folder: Path, state: TrainState, *, step: int, identity: dict[str, Any]) -> None:
     checksums = {}
     parts = {"parameters": state.parameters, **state.optimizer_states}
     if state.buffers:
@@ -142,7 +129,6 @@ def _write_parts(
         "course": asdict(state.course),
         "sha256": checksums,
         "identity": identity,
-        "trackers": trackers,
     }
     write_atomically(folder / STATE, (json.dumps(described, indent=2) + "\n").encode())
 
@@ -163,9 +149,7 @@ def verify_checkpoint(path: Path) -> CheckpointInfo:
         BrokenCheckpoint: if a part is missing, damaged or of another format.
     """
     checkpoint = _read(path, check_part)
-    return CheckpointInfo(
-        checkpoint.path, checkpoint.step, checkpoint.identity, checkpoint.course, checkpoint.trackers
-    )
+    return CheckpointInfo(checkpoint.path, checkpoint.step, checkpoint.identity, checkpoint.course)
 
 
 def _read(path: Path, part_of: Callable[[Path, str, dict[str, Any]], dict[str, Tensor]]) -> Checkpoint:
@@ -188,8 +172,7 @@ def _read(path: Path, part_of: Callable[[Path, str, dict[str, Any]], dict[str, T
             best=BestWeights(int(best["step"]), float(best["score"]), tensors["best"]) if best else None,
             course=course,
         )
-        identity, trackers = dict(described["identity"]), valid_ids(described.get("trackers"))
-        return Checkpoint(path, int(described["step"]), identity, course, trackers, state)
+        return Checkpoint(path, int(described["step"]), dict(described["identity"]), course, state)
 
 
 def load_together(path: Path, ranks: Ranks) -> TrainState:

@@ -6,7 +6,7 @@ import errno
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,6 @@ class Saver:
         identity: dict[str, Any],
         every_steps: int,
         say: Callable[[str], None],
-        tracked: Callable[[], Mapping[str, str]] = dict,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Removes the leftovers of interrupted saves.
@@ -57,12 +56,11 @@ class Saver:
             identity: values that must not change when the run resumes.
             every_steps: steps between two saves of the plan.
             say: prints a line.
-            tracked: returns the ids by which experiment trackers resume the run.
             clock: returns seconds; only rank 0's clock counts.
         """
         self._engine, self._folder, self._options = engine, folder, options
         self._identity, self._every_steps = identity, every_steps
-        self._say, self._tracked = say, tracked
+        self._say = say
         self._thread: threading.Thread | None = None
         self._problem: str | None = None
         # These have the same values on all ranks.
@@ -174,13 +172,7 @@ class Saver:
                 return
 
             def save() -> None:
-                save_checkpoint(
-                    self._folder,
-                    step=step,
-                    state=state,
-                    identity=self._identity,
-                    trackers=self._tracked(),
-                )
+                save_checkpoint(self._folder, step=step, state=state, identity=self._identity)
 
             try:
                 save()

@@ -15,15 +15,15 @@ from tqdm import tqdm
 from mae_vit.core.image_rows import Picture, draw_rows
 from mae_vit.core.messages import error_reason, format_duration, format_rate
 from mae_vit.training.outputs.run_folder import RunFolder, Status
-from mae_vit.training.outputs.trackers.base import Tracker
 from mae_vit.training.outputs.trackers.names import scalars_of
+from mae_vit.training.outputs.trackers.registry import RunTrackers
 
 
 class Monitor:
     """Writes metrics and pictures to the run folder and to trackers, and shows progress."""
 
     def __init__(
-        self, folder: RunFolder, trackers: Sequence[Tracker], *, start_step: int, total_steps: int
+        self, folder: RunFolder, trackers: RunTrackers, *, start_step: int, total_steps: int
     ) -> None:
         """Shows a run that begins or resumes at `start_step`."""
         self._folder = folder
@@ -54,9 +54,7 @@ class Monitor:
         """Writes a line of metrics and shows it."""
         with self._tolerant("metrics"):
             self._folder.append_metrics(line)
-        for tracker in self._trackers:
-            with self._tolerant(tracker.title):
-                tracker.log(line["step"], scalars_of(line), self._pictures)
+        self._trackers.log(line["step"], scalars_of(line), self._pictures)
         self._pictures = {}
         for group, title in (("heldout", "held-out images"), ("probe", "online probe")):
             if group in line:
@@ -101,28 +99,24 @@ class Monitor:
     def go_back(self, step: int) -> None:
         """Forgets all after `step`, and marks it."""
         self._first, self._pictures = None, {}
-        for tracker in self._trackers:
-            with self._tolerant(tracker.title):
-                tracker.go_back(step)
+        self._trackers.go_back(step)
         if self._bar is not None:
             self._bar.n = step
             self._bar.refresh()
 
     def say(self, text: str) -> None:
         """Prints a line without breaking the progress bar."""
-        say(text)
+        tqdm.write(text, file=sys.stderr)
 
     def look(self) -> list[str]:
         """Returns lines that state where trackers show the run."""
-        return [line for tracker in self._trackers for line in tracker.look()]
+        return self._trackers.look()
 
     def close(self, status: Status, summary: Mapping[str, Any]) -> None:
         """Closes the outputs; trackers get the run's summary."""
         if self._bar is not None:
             self._bar.close()
-        for tracker in self._trackers:
-            with self._tolerant(tracker.title):
-                tracker.finish(status, summary)
+        self._trackers.finish(status, summary)
 
     @contextmanager
     def _tolerant(self, what: str) -> Iterator[None]:
@@ -136,11 +130,6 @@ class Monitor:
                 self.say(
                     f"warning: {what} of {self._folder.path} cannot be written: {reason}; training continues"
                 )
-
-
-def say(text: str) -> None:
-    """Prints a line without breaking the progress bar."""
-    tqdm.write(text, file=sys.stderr)
 
 
 def _shown(loss: float | None) -> str:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from filelock import FileLock
 
 from mae_vit.core.errors import InputError
-from mae_vit.core.files import nearest_existing, read_json_lines, to_json, write_atomically, write_json
+from mae_vit.core.files import nearest_existing, to_json, write_atomically, write_json
 from mae_vit.core.messages import error_reason
 from mae_vit.training.outputs.run_lock import lock_run
 
@@ -108,11 +108,6 @@ class RunFolder:
             # A line that a full disk cut short ends here.
             torn = file.tell() and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n"
             file.write((b"\n" if torn else b"") + (to_json(line) + "\n").encode())
-
-    def last_logged_step(self) -> int:
-        """Returns the step of the last line of `metrics.jsonl`; 0 without one."""
-        lines = read_json_lines(self.metrics) if self.metrics.exists() else []
-        return int(lines[-1]["step"]) if lines else 0
 
     def cut_metrics(self, step: int) -> dict[str, Any] | None:
         """Drops lines after `step` (and a torn last one), so that no step is written twice.

@@ -16,9 +16,9 @@ from mae_vit.core.messages import error_reason
 from mae_vit.runtime.collectives import run_on_rank_zero
 from mae_vit.runtime.failures import BadStep
 from mae_vit.runtime.ranks import Ranks
-from mae_vit.training.outputs.monitor import Monitor, say
+from mae_vit.training.outputs.monitor import Monitor
 from mae_vit.training.outputs.run_folder import RunFolder, Status
-from mae_vit.training.outputs.trackers.open import open_trackers, read_ids
+from mae_vit.training.outputs.trackers.registry import open_trackers
 
 _PROBE_AT_START = "probe_at_start"
 
@@ -53,10 +53,8 @@ class RunOutputs:
         self._last_line: dict[str, Any] = {}
         self._wall_s_before = 0.0
         self._monitor: Monitor | None = None
-        self._tracker_ids: dict[str, str] = {}
 
         def open_outputs() -> None:
-            logged_step = folder.last_logged_step() if start_step and config.monitor.trackers else 0
             if start_step:
                 self._last_line = folder.cut_metrics(start_step) or {}
                 self._wall_s_before = self._last_line.get("wall_s", 0.0)
@@ -65,8 +63,7 @@ class RunOutputs:
             # Also of a run that resumes at step 0.
             if (known := folder.read_summary().get(_PROBE_AT_START)) is not None:
                 self._facts[_PROBE_AT_START] = known
-            trackers = open_trackers(config, folder, start_step=start_step, logged_step=logged_step, say=say)
-            self._tracker_ids = read_ids(folder)
+            trackers = open_trackers(config, folder, start_step=start_step)
             self._monitor = Monitor(folder, trackers, start_step=start_step, total_steps=plan.total_steps)
 
         run_on_rank_zero(open_outputs, ranks)
@@ -75,11 +72,6 @@ class RunOutputs:
     def writes(self) -> bool:
         """Whether this rank writes; others need not make what is shown."""
         return self._monitor is not None
-
-    @property
-    def tracker_ids(self) -> dict[str, str]:
-        """The ids by which experiment trackers resume the run; empty on other ranks than 0."""
-        return self._tracker_ids
 
     def begin(self, step: int, source: str, advice: str) -> None:
         """Says where the run begins, and leaves its first summary."""

@@ -73,7 +73,8 @@ def open_images(
     Raises:
         InputError: if there are no such images, no such split, or the folder is not as described.
     """
-    specs = [path for one in ([spec] if isinstance(spec, str) else spec) for path in _matching(one)]
+    patterns = [spec] if isinstance(spec, str) else spec
+    specs = [path for pattern in patterns for path in _matching(pattern)]
     if len(specs) > 1:
         return _images_of_files(specs, splits)
     (spec,) = specs
@@ -93,8 +94,8 @@ def _matching(spec: str) -> list[str]:
     """Lists what a pattern in quotes matches, as a shell does; anything else is itself."""
     if not glob.has_magic(spec) or is_url(spec) or os.path.lexists(spec):
         return [spec]
-    if found := sorted(glob.glob(spec, recursive=True)):
-        return found
+    if paths := sorted(glob.glob(spec, recursive=True)):
+        return paths
     raise InputError(f"no file matches {spec}: give files of images, or one folder or archive")
 
 
@@ -155,10 +156,10 @@ def _entries_of(index: ShardIndex) -> list[Entry]:
 
 
 def _images_of_source(source: ImageSource, path: Path, splits: tuple[str, ...]) -> Images:
-    known = dict.fromkeys(entry.split for entry in source.entries)
+    there = dict.fromkeys(entry.split for entry in source.entries)
     for split in splits:
-        if split not in known:
-            raise InputError(f'{path} has no split "{split}": {nearest(split, known)}')
+        if split not in there:
+            raise InputError(f'{path} has no split "{split}": {nearest(split, there)}')
     entries = [entry for entry in source.entries if not splits or entry.split in splits]
     classes = source.classes or tuple(sorted({entry.class_name for entry in entries if entry.class_name}))
     label_of = {name: label for label, name in enumerate(classes)}

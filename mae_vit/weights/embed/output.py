@@ -1,49 +1,56 @@
-"""The output: NumPy's .npz or Apache Parquet, metadata in it, and the list of broken images beside it."""
+"""The output folder: `features.npy` (K, D) of the K images that can be read, and files that say which these are.
+
+`keys.txt` has a line for each row; so have `paths.txt` of images that are not prepared, and `splits.txt` and
+`labels.npy` (int32; -1 for none) where there are any. `meta.json` says what the features are of, and names the classes.
+`broken.csv` lists the other images.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
-import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mae_vit.core import __version__
+from mae_vit.core.arrays import keep_rows
 from mae_vit.core.errors import InputError
-from mae_vit.core.files import write_atomically
-from mae_vit.core.messages import count_of, plain_text
+from mae_vit.core.files import write_atomically, write_json
+from mae_vit.core.messages import plain_text
 from mae_vit.models.encoder_file import plain_bands
 from mae_vit.weights.embed.features import Settings
 from mae_vit.weights.embed.images import Images
 from mae_vit.weights.feature_encoder import FeatureEncoder
 
-_METADATA = b"mae_vit"
-_ROW_GROUP_BYTES = 32 << 20
+FEATURES, KEYS, META, BROKEN = "features.npy", "keys.txt", "meta.json", "broken.csv"
+# Of a folder that is not complete.
+STATE, LOCK = "state.json", ".lock"
+_FILES = {FEATURES, KEYS, META, BROKEN, "paths.txt", "splits.txt", "labels.npy", STATE, LOCK}
 
 
 def check_out(out: Path) -> None:
-    """Makes sure that the output can be written.
+    """Makes sure that the output can take the place of `out`.
 
     Raises:
-        InputError: if its format is not known, or takes a package that is missing.
+        InputError: if `out` is a file or the name of one, or a folder that holds something else.
     """
-    if out.suffix not in (".npz", ".parquet"):
-        raise InputError(f"--out {out}: the name ends in .npz or .parquet, which says the format")
-    if out.is_dir():
-        raise InputError(f"--out {out} is a folder: give a file in it, such as {out / 'features.npz'}")
-    if out.suffix == ".parquet":
-        try:
-            import pyarrow.parquet  # noqa: F401 - optional
-        except ImportError:
-            needed = 'Parquet needs pyarrow: pip install "mae-vit[parquet]"'
-            raise InputError(f"{needed}, or give --out FILE.npz") from None
+    if out.suffix in (".npy", ".npz", ".parquet"):
+        raise InputError(f"--out {out}: the output is a folder: give {out.with_suffix('')}")
+    if not out.exists():
+        return
+    names = {path.name for path in out.iterdir()} if out.is_dir() else {out.name}
+    if names and not (META in names and names <= _FILES):
+        raise InputError(
+            f"--out {out} holds {min(names - _FILES, default='no ' + META)}: it is no output of `mae-vit embed`, "
+            "give another name"
+        )
 
 
-def make_metadata(encoder: FeatureEncoder, images: Images, settings: Settings) -> dict[str, Any]:
-    """Describes an encoder, the images and the settings, as JSON."""
+def describe_features(encoder: FeatureEncoder, images: Images, settings: Settings) -> dict[str, Any]:
+    """Describes an encoder, the images and the settings, as JSON. Equal descriptions have equal features."""
     return {
         "tool": f"mae-vit {__version__}",
         **encoder.description(),
@@ -58,120 +65,59 @@ def make_metadata(encoder: FeatureEncoder, images: Images, settings: Settings) -
     }
 
 
-def check_same_features(saved: dict[str, Any], asked: dict[str, Any], *, where: Path) -> None:
-    """Compares what features were made of with what is asked for.
+def read_description(path: Path, asked: dict[str, Any]) -> dict[str, Any]:
+    """Reads what features were made of, and compares it with what is asked for.
+
+    Args:
+        path: `meta.json` or `state.json`.
+        asked: by `describe_features`.
 
     Raises:
-        InputError: naming what differs.
-    """
-    differing = {key for key in asked if saved.get(key) != asked[key]}
-    reasons = []
-    if differing & {"digest", "mean", "std", "bands", "preprocessing"}:
-        same_name = "" if "start" in differing else " with other values"
-        reasons.append(f"the weights were {saved.get('start')}{same_name}")
-    if differing & {"data_fingerprint", "data_images"}:
-        count = count_of(saved.get("data_images", 0), "image")
-        reasons.append(f"DATA was {saved.get('data')} as it was, {count}")
-    elif "labels" in differing:
-        reasons.append(f"DATA was taken {'with' if saved.get('labels') else 'without'} labels")
-    for option in ("--img-size", "--pool", "--precision", "--dtype"):
-        key = option.removeprefix("--").replace("-", "_")
-        if key in differing:
-            reasons.append(f"{option} was {_format(saved.get(key))}, not {_format(asked[key])}")
-    if reasons:
-        raise InputError(
-            f"{where} was made otherwise: {'; '.join(reasons)}: --restart begins again, another --out keeps it"
-        )
-
-
-def _format(value: Any) -> str:
-    return "x".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-def columns_of(
-    features: np.ndarray, broken: list[tuple[int, str]], images: Images, metadata: dict[str, Any]
-) -> dict[str, np.ndarray]:
-    """The columns of an output, by name.
-
-    Returns:
-        features (K, D), keys (K,), and where there are any: paths (K,) of images that are not prepared, labels int32
-        (K,), -1 for none, with the names of `classes`, and splits (K,), all of the K images that are not broken.
-        `metadata` is JSON.
-    """
-    whole = np.delete(np.arange(len(images)), [image for image, _ in broken])
-    entries = [images.entries[image] for image in whole.tolist()]
-    columns = {"features": features, "keys": np.array([entry.key for entry in entries], np.str_)}
-    if images.dataset is None:  # keys tell apart, but not which file: IMG_1.png beside IMG_1.jpg is IMG_1_2
-        columns["paths"] = np.array([plain_text(entry.path) for entry in entries], np.str_)
-    if metadata["labels"]:
-        columns |= {"labels": images.labels[whole], "classes": np.array(images.classes, np.str_)}
-    if images.splits:
-        columns["splits"] = np.array([entry.split for entry in entries], np.str_)
-    classes = list(images.classes) if metadata["labels"] else []
-    counts = {"rows": len(whole), "broken": len(broken), "classes": classes}
-    return {**columns, "metadata": np.array(json.dumps({**metadata, **counts}))}
-
-
-def write_output(path: Path, columns: dict[str, np.ndarray]) -> None:
-    """Writes `columns_of` as the name's suffix says; equal columns give equal bytes. No array needs pickle."""
-    if path.suffix == ".npz":
-        # An array that is mapped from disk is written in pieces.
-        np.savez(path, **columns)  # type: ignore[arg-type]
-    else:
-        _write_parquet(path, columns)
-
-
-def _write_parquet(path: Path, columns: dict[str, np.ndarray]) -> None:
-    """The columns of `columns_of`, features as lists of D; the schema's metadata has JSON under "mae_vit"."""
-    import pyarrow as pa  # optional
-    import pyarrow.parquet as pq
-
-    features, text = columns["features"], pa.string()
-    types = {"keys": text, "paths": text, "labels": pa.int32(), "splits": text}
-    width = features.shape[1]
-    # Not copied: an array that is mapped from disk is read a row group at a time.
-    arrays = {"features": pa.FixedSizeListArray.from_arrays(pa.array(features.reshape(-1)), width)}
-    arrays |= {
-        name: pa.array(columns[name].tolist(), type) for name, type in types.items() if name in columns
-    }
-    table = pa.table(arrays, metadata={_METADATA: str(columns["metadata"]).encode()})
-    size = max(1, _ROW_GROUP_BYTES // (width * features.dtype.itemsize))
-    # A dictionary of floats would be as large as they are.
-    pq.write_table(table, path, use_dictionary=["splits"], row_group_size=size)
-
-
-def read_metadata(path: Path) -> dict[str, Any]:
-    """Reads the metadata of an output.
-
-    Raises:
-        InputError: if it is none.
+        InputError: if the file is damaged, or naming what differs.
     """
     try:
-        if path.suffix == ".npz":
-            with np.load(path, allow_pickle=False) as file:
-                return dict(json.loads(str(file["metadata"])))
-        import pyarrow.parquet as pq  # optional
-
-        return dict(json.loads(pq.read_schema(path).metadata[_METADATA]))
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile):
-        raise InputError(f"{path} is there, and no file of `mae-vit embed`: give another --out") from None
-
-
-def broken_path(out: Path) -> Path:
-    """The list of the images that have no features: split, key, path, reason."""
-    return out.with_name(f"{out.name}.broken.csv")
+        saved: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        raise InputError(f"{path} is damaged: --restart begins again") from None
+    differing = [key for key in asked if key not in ("tool", "data") and saved.get(key) != asked[key]]
+    if differing:
+        reasons = ", ".join(f"{key} was {saved.get(key)}, is {asked[key]}" for key in differing)
+        raise InputError(
+            f"{path.parent} was made otherwise ({reasons}): --restart begins again, another --out keeps it"
+        )
+    return saved
 
 
-def write_broken(out: Path, broken: list[tuple[int, str]], images: Images) -> None:
-    """Writes the list of broken images; removes an earlier one where there are none."""
+def write_output(folder: Path, meta: dict[str, Any], broken: list[tuple[int, str]], images: Images) -> int:
+    """Completes a folder in which `features.npy` has the rows of all images that can be read; returns their number."""
+    readable = np.delete(np.arange(len(images)), [number for number, _ in broken])
+    keep_rows(folder / FEATURES, len(readable))
+    entries = [images.entries[number] for number in readable.tolist()]
+    lines = {KEYS: [plain_text(entry.key) for entry in entries]}
+    if images.dataset is None:  # a key does not tell the file: IMG_1.png beside IMG_1.jpg is IMG_1_2
+        lines["paths.txt"] = [plain_text(entry.path) for entry in entries]
+    if images.splits:
+        lines["splits.txt"] = [entry.split for entry in entries]
+    for name, values in lines.items():
+        (folder / name).write_text("".join(f"{value}\n" for value in values), encoding="utf-8")
+    if meta["labels"]:
+        np.save(folder / "labels.npy", images.labels[readable])
+    write_broken(folder / BROKEN, broken, images)
+    classes = list(images.classes) if meta["labels"] else []
+    write_json(folder / META, {**meta, "rows": len(readable), "broken": len(broken), "classes": classes})
+    return len(readable)
+
+
+def write_broken(path: Path, broken: list[tuple[int, str]], images: Images) -> None:
+    """Writes split, key, path and reason of the images that cannot be read; removes an earlier list without any."""
     if not broken:
-        broken_path(out).unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
         return
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(("split", "key", "path", "reason"))
-    for image, reason in broken:
-        entry = images.entries[image]
+    for number, reason in broken:
+        entry = images.entries[number]
         split = entry.split if images.splits else ""
         writer.writerow((split, entry.key, plain_text(entry.path), plain_text(reason)))
-    write_atomically(broken_path(out), stream.getvalue().encode())
+    write_atomically(path, stream.getvalue().encode())

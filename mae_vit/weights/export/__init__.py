@@ -1,5 +1,5 @@
-"""Handing on: an encoder in the forms that other libraries load.
+"""Exports an encoder in the forms that other libraries load.
 
-`writing` puts an export in place; `to_NAME.py` writes one form each and verifies it with
-the library that will load it; `facts` and `card` tell people what it is.
+`formats` has the table of the formats; `to_NAME.py` writes one each and loads it with the library that it is for;
+`export` compares its outputs with ours and puts it in place; `card` describes it, `push` uploads it.
 """

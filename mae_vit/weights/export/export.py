@@ -3,39 +3,29 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+
+import torch
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.files import fsync_path, replace_folder, temporary_name
 from mae_vit.core.hub import HubName
 from mae_vit.core.messages import error_reason
-from mae_vit.weights.export import to_hf, to_hf_pixio, to_official, to_onnx, to_timm, to_torch
-from mae_vit.weights.export.history import collect_history
-from mae_vit.weights.export.model_card import CARD, SIGNATURE, card
-from mae_vit.weights.export.network import ExportSource
-from mae_vit.weights.export.verify import Verification
+from mae_vit.weights.export import to_timm
+from mae_vit.weights.export.card import CARD, SIGNATURE, write_card
+from mae_vit.weights.export.formats import FORMATS
+from mae_vit.weights.export.source import ExportSource
+from mae_vit.weights.export.to_hf import MAE_FOLDER
+from mae_vit.weights.export.written import Written
 from mae_vit.weights.start import name_of
 
-
-def _write_hf(handed: ExportSource, folder: Path) -> Verification:
-    """Writes the class of transformers that has as many class tokens."""
-    several = handed.encoder.info.vit.class_tokens > 1
-    return (to_hf_pixio if several else to_hf).write(handed, folder)
-
-
-TARGETS: dict[str, Callable[[ExportSource, Path], Verification]] = {
-    "timm": to_timm.write,
-    "hf": _write_hf,
-    "official": to_official.write,
-    "onnx": to_onnx.write,
-    "torch": to_torch.write,
-}
+# What `load_encoder` looks for first in a repository of the Hub.
+NATIVE = "encoder.safetensors"
 # All that exports consist of. --force replaces folders that hold nothing else, and a card of ours.
 EXPORTED = {
-    CARD, "model.safetensors", "config.json", "preprocessor_config.json", "mae", "model.pth", "model.onnx",
-    "model.onnx.data", "model.pt2", "encoder.safetensors",
+    CARD, "model.safetensors", "config.json", "preprocessor_config.json", MAE_FOLDER, "model.pth", "model.onnx",
+    "model.onnx.data", "model.pt2", NATIVE,
 }  # fmt: skip
 _FILES = (".safetensors", ".pth", ".pt", ".onnx", ".pt2")
 
@@ -47,12 +37,16 @@ class Export:
     Attributes:
         folder: that holds it.
         files: in the folder, the card last.
-        verified: what it was found to be.
+        library: that verified it, with its version.
+        difference: the largest absolute one of its outputs from ours.
+        written: what the format's writer returned.
     """
 
     folder: Path
     files: tuple[Path, ...]
-    verified: Verification
+    library: str
+    difference: float
+    written: Written
 
 
 def default_folder(asked: str, target: str) -> Path:
@@ -76,26 +70,25 @@ def check_place(out: Path, *, force: bool) -> None:
         return
     if not out.is_dir() or out.is_symlink():
         raise InputError(f"--out {out} exists and is no folder: give another name")
-    strangers = sorted(path.name for path in out.iterdir() if path.name not in EXPORTED)
-    if strangers:
-        more = f" and {len(strangers) - 1} more" if strangers[1:] else ""
+    names = {path.name for path in out.iterdir()}
+    if strangers := sorted(names - EXPORTED):
         raise InputError(
-            f"--out {out} holds {strangers[0]}{more}, which no export wrote: move it elsewhere, or give another folder"
+            f"--out {out} holds {strangers[0]}, which no export wrote: move it elsewhere, or give another folder"
         )
-    if any(out.iterdir()) and not _is_export(out):
+    if names and SIGNATURE not in _read_card(out):
         raise InputError(f"--out {out} is no export: it has no {CARD} of one: give another folder")
-    if not force and any(out.iterdir()):
+    if names and not force:
         raise InputError(f"--out {out} exists: --force replaces it, or give another folder")
 
 
 def write_export(
-    handed: ExportSource, target: str, out: Path, *, force: bool, hub: HubName | None = None
+    source: ExportSource, target: str, out: Path, *, force: bool, hub: HubName | None = None
 ) -> Export:
     """Writes, verifies, and puts in place; whatever goes wrong, nothing half-written is left.
 
     Args:
-        handed: what is exported.
-        target: a key of `TARGETS`.
+        source: what is exported.
+        target: a key of `FORMATS`.
         out: the folder to be.
         force: replace an earlier export.
         hub: the repository that it is for: the card names it, and what `load_encoder` reads goes along.
@@ -105,16 +98,16 @@ def write_export(
             missing; or if the folder cannot be written.
     """
     check_place(out, force=force)
+    library = FORMATS[target].library_version()
     partial = temporary_name(out)
     try:
         partial.mkdir(parents=True)
-        verified = TARGETS[target](handed, partial)
-        if any(name.startswith("decode_head.") for name in handed.network.encoder.start.tensors):
-            left_out = "without the head of its masks, which the run's model.safetensors has"
-            verified = replace(verified, notes=(*verified.notes, left_out))
+        with torch.no_grad():
+            written = FORMATS[target].write(source, partial)
+        difference = written.largest_difference(library.split()[0])
         if hub is not None and target != "timm":  # which is what `load_encoder` reads
-            to_timm.write_native(handed, partial / to_timm.NATIVE)
-        (partial / CARD).write_text(card(handed, target, verified, collect_history(handed), hub))
+            to_timm.write_weights(source, partial / NATIVE)
+        write_card(partial, source, written, target=target, library=library, difference=difference, hub=hub)
         for path in partial.rglob("*"):
             if path.is_file():
                 fsync_path(path)
@@ -126,11 +119,11 @@ def write_export(
     files = sorted(
         (path for path in out.rglob("*") if path.is_file()), key=lambda path: (path.name == CARD, path)
     )
-    return Export(out, tuple(files), verified)
+    return Export(out, tuple(files), library, difference, written)
 
 
-def _is_export(folder: Path) -> bool:
+def _read_card(folder: Path) -> str:
     try:
-        return SIGNATURE in (folder / CARD).read_text()
+        return (folder / CARD).read_text()
     except (OSError, UnicodeDecodeError):
-        return False
+        return ""

@@ -2,12 +2,11 @@
 
 The folder itself is a `ViTModel` (a classifier's a `ViTForImageClassification`). Where there is a decoder, the folder
 `mae` in it is a `ViTMAEForPreTraining`, whole: one folder for both would make `AutoModel` an encoder that hides 75 %
-of the patches. Names are those of the files on the hub, which transformers reads.
+of the patches. Names are those of the files on the Hub, which transformers reads.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 from collections.abc import Iterator
@@ -21,12 +20,12 @@ from torch import Tensor
 from mae_vit.core.errors import InputError
 from mae_vit.models.encoder_file import raw_normalization
 from mae_vit.models.encoders.base import pooled
+from mae_vit.objectives.config import MAEConfig
 from mae_vit.objectives.mae import LAYER_NORM_EPS, MAE
-from mae_vit.weights.export.network import ExportSource
-from mae_vit.weights.export.verify import Verification, expected, largest_difference, library, random_images
+from mae_vit.weights.export.source import ExportSource
+from mae_vit.weights.export.written import Written
 
 MAE_FOLDER = "mae"
-_WEIGHTS, _CONFIG, _PREPROCESSOR = "model.safetensors", "config.json", "preprocessor_config.json"
 _BLOCK = re.compile(r"(decoder_)?blocks\.(\d+)\.(.+)\.(weight|bias)")
 _IN_BLOCK = {
     "norm1": "layernorm_before",
@@ -47,78 +46,23 @@ _OUTSIDE = {
 _BICUBIC = 3
 
 
-def write(handed: ExportSource, folder: Path) -> Verification:
+def write(source: ExportSource, folder: Path) -> Written:
     """Writes the folders, and loads them with transformers.
 
     Raises:
-        InputError: if transformers is not installed, or has no such network.
+        InputError: if transformers has no such network.
     """
-    transformers = library("transformers", "hf")
-    if handed.network.has_fc_norm:
+    if source.network.has_fc_norm:
         raise InputError(
-            f"{handed.start.source} reads the mean of the patches through a norm of its own, which transformers' ViT "
+            f"{source.weights.source} pools the mean of the patches through a norm of its own, which transformers' ViT "
             "has none of: --to timm keeps it"
         )
-    notes: list[str] = []
-    _write_encoder(handed, folder)
-    with quiet(transformers):
-        difference = _check_encoder(transformers, handed, folder)
-    mae = _representable(handed, notes)
-    height, width = handed.encoder.info.img_size
-    if handed.encoder.info.bands is not None:
-        notes.append("its preprocessor knows no missing values and resizes 8 bits alone: use the card's code")
-    notes.append(
-        "its preprocessor resizes before it crops: its box may lie half a pixel off, that of the card's code does not"
-        if height == width
-        else "its preprocessor resizes images whole: cut them to the shape before, as the code in the card does"
-    )
-    if before := _beforehand(handed):
-        notes.append(f"its preprocessor leaves out what must be done before it: {before[:-1]}")
+    images, what = source.random_images(), source.network.output_name
+    outputs = {what: (source.network(images), _write_encoder(source, folder, images))}
+    mae, notes = _representable(source)
     if mae is not None:
-        _write_mae(handed, folder / MAE_FOLDER)
-        with quiet(transformers):
-            difference = max(difference, _check_mae(transformers, handed, mae, folder / MAE_FOLDER))
-    what = handed.network.output_name
-    return Verification(
-        by=f"transformers {transformers.__version__}",
-        what=f"{what}, predictions and loss" if mae else what,
-        difference=difference,
-        code=_code(handed, mae is not None),
-        summary=f'{_class_of(handed)}.from_pretrained("."{_pooling(handed)})'
-        + (f', ViTMAEForPreTraining.from_pretrained("{MAE_FOLDER}")' if mae else ""),
-        notes=tuple(notes),
-    )
-
-
-def _class_of(handed: ExportSource) -> str:
-    return "ViTModel" if handed.network.head is None else "ViTForImageClassification"
-
-
-def _pooling(handed: ExportSource) -> str:
-    return ", add_pooling_layer=False" if handed.network.head is None else ""
-
-
-def _representable(handed: ExportSource, notes: list[str]) -> MAE | None:
-    """The objective, if `ViTMAEForPreTraining` computes it; else `notes` say why not."""
-    if handed.decoder is None:
-        if handed.encoder.info.objective in ("mae", "contrastive_mae", "joint"):
-            notes.append("without a decoder, which these weights do not have: give the run folder instead")
-        return None
-    height, width = handed.encoder.info.img_size
-    if height != width:
-        notes.append(
-            f"without its decoder: ViTMAEForPreTraining knows square images alone, not {height} x {width} px"
-        )
-        return None
-    if handed.decoder.mae is None:
-        notes.append("without its decoder: nothing says how many heads that has")
-        return None
-    notes += handed.decoder.notes
-    if handed.encoder.info.vit.pos_embed == "learnable":
-        notes.append(
-            "its position table was learned; ViTMAEForPreTraining loads it and keeps it fixed in further training"
-        )
-    return handed.decoder.mae
+        outputs |= _write_mae(source, mae, folder / MAE_FOLDER, images)
+    return Written(outputs, _code(source, has_mae=mae is not None), (*_preprocessor_notes(source), *notes))
 
 
 def hub_names(tensors: dict[str, Tensor], *, prefix: str) -> dict[str, Tensor]:
@@ -147,11 +91,13 @@ def hub_names(tensors: dict[str, Tensor], *, prefix: str) -> dict[str, Tensor]:
     return renamed
 
 
-def geometry_of(handed: ExportSource) -> dict[str, Any]:
+def base_config(source: ExportSource, *, architecture: str, model_type: str) -> dict[str, Any]:
     """Returns what the configs of all models share."""
-    info = handed.encoder.info
+    info = source.info
     height, width = info.img_size
     return {
+        "architectures": [architecture],
+        "model_type": model_type,
         "hidden_size": info.vit.embed_dim,
         "num_hidden_layers": info.vit.depth,
         "num_attention_heads": info.vit.num_heads,
@@ -169,25 +115,68 @@ def geometry_of(handed: ExportSource) -> dict[str, Any]:
     }
 
 
-def _write_encoder(handed: ExportSource, folder: Path) -> None:
-    head = handed.network.head
-    config = {"architectures": [_class_of(handed)], "model_type": "vit", **geometry_of(handed)}
-    if head is not None:
-        classes = handed.classes or tuple(f"LABEL_{number}" for number in range(head.out_features))
-        config["id2label"] = {str(number): name for number, name in enumerate(classes)}
-        config["label2id"] = {name: number for number, name in enumerate(classes)}
-    tensors = hub_names(handed.network.timm_state(), prefix="" if head is None else "vit.")
-    write_folder(handed, folder, config, tensors)
+def write_and_load(
+    source: ExportSource, folder: Path, config: dict[str, Any], tensors: dict[str, Tensor], **options: Any
+) -> Any:
+    """Writes weights, config and preprocessor of a model, and loads it with transformers.
+
+    Args:
+        source: of the weights.
+        folder: to write, which is there.
+        config: names the class under "architectures".
+        tensors: by transformers' names.
+        options: of the class's `from_pretrained`.
+
+    Returns:
+        The model, in evaluation mode.
+
+    Raises:
+        InputError: naming a weight that the model lacks or leaves over.
+    """
+    import transformers  # optional, and slow to import
+
+    metadata = {"format": "pt", **source.metadata()}
+    (folder / "model.safetensors").write_bytes(save_tensors(tensors, metadata=metadata))
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    (folder / "preprocessor_config.json").write_text(json.dumps(_preprocessor(source), indent=2) + "\n")
+    (kind,) = config["architectures"]
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    model, info = getattr(transformers, kind).from_pretrained(
+        folder, output_loading_info=True, local_files_only=True, **options
+    )
+    for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if info.get(problem):
+            key = min(map(str, info[problem]))
+            raise InputError(f"transformers' {kind}: {problem.replace('_', ' ')}: {key}: nothing was written")
+    return model.eval()
 
 
-def _write_mae(handed: ExportSource, folder: Path) -> None:
-    assert handed.decoder is not None
-    assert handed.decoder.config is not None
-    decoder = handed.decoder.config
+def _write_encoder(source: ExportSource, folder: Path, images: Tensor) -> Tensor:
+    """Returns features (B, D) or logits (B, K) by transformers."""
+    head = source.network.head
+    if head is None:
+        config = base_config(source, architecture="ViTModel", model_type="vit")
+        tensors = hub_names(source.network.timm_state(), prefix="")
+        model = write_and_load(source, folder, config, tensors, add_pooling_layer=False)
+        return pooled(model(pixel_values=images).last_hidden_state, source.encoder.pool)
+    config = base_config(source, architecture="ViTForImageClassification", model_type="vit")
+    classes = source.classes or tuple(f"LABEL_{number}" for number in range(head.out_features))
+    config["id2label"] = {str(number): name for number, name in enumerate(classes)}
+    config["label2id"] = {name: number for number, name in enumerate(classes)}
+    tensors = hub_names(source.network.timm_state(), prefix="vit.")
+    return write_and_load(source, folder, config, tensors)(pixel_values=images).logits
+
+
+def _write_mae(
+    source: ExportSource, mae: MAE, folder: Path, images: Tensor
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Returns predictions and loss by both, with the same masks, by the same noise."""
+    assert source.decoder is not None
+    assert source.decoder.config is not None
+    decoder: MAEConfig = source.decoder.config
     config = {
-        "architectures": ["ViTMAEForPreTraining"],
-        "model_type": "vit_mae",
-        **geometry_of(handed),
+        **base_config(source, architecture="ViTMAEForPreTraining", model_type="vit_mae"),
         "decoder_hidden_size": decoder.decoder_embed_dim,
         "decoder_num_hidden_layers": decoder.decoder_depth,
         "decoder_num_attention_heads": decoder.decoder_num_heads,
@@ -196,43 +185,52 @@ def _write_mae(handed: ExportSource, folder: Path) -> None:
         "norm_pix_loss": decoder.norm_pix_loss,
     }
     folder.mkdir()
-    tensors = {**handed.network.timm_state(), **handed.decoder.tensors}
-    write_folder(handed, folder, config, hub_names(tensors, prefix="vit."))
+    tensors = {**source.network.timm_state(), **source.decoder.tensors}
+    model = write_and_load(source, folder, config, hub_names(tensors, prefix="vit."))
+    noise = torch.rand(len(images), mae.encoder.num_patches, generator=torch.Generator().manual_seed(1))
+    theirs = model(pixel_values=images, noise=noise)
+    prediction, mask = mae.reconstruct(images, noise)
+    loss = mae.masked_mse(images, prediction, mask)
+    return {"predictions": (prediction, theirs.logits), "loss": (loss, theirs.loss)}
 
 
-def write_folder(
-    handed: ExportSource, folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]
-) -> None:
-    """Writes weights, config and preprocessor of a model."""
-    metadata = {"format": "pt", **handed.metadata()}
-    (folder / _WEIGHTS).write_bytes(save_tensors(tensors, metadata=metadata))
-    (folder / _CONFIG).write_text(json.dumps(config, indent=2) + "\n")
-    (folder / _PREPROCESSOR).write_text(json.dumps(_preprocessor(handed), indent=2) + "\n")
+def _representable(source: ExportSource) -> tuple[MAE | None, tuple[str, ...]]:
+    """Returns the objective if `ViTMAEForPreTraining` computes it, and notes on that."""
+    decoder, (height, width) = source.decoder, source.info.img_size
+    if decoder is None:
+        has_one = source.info.objective in ("mae", "contrastive_mae", "joint")
+        note = "without a decoder, which these weights do not have: give the run folder instead"
+        return None, (note,) if has_one else ()
+    if height != width:
+        note = f"ViTMAEForPreTraining knows square images alone, not {height} x {width} px"
+        return None, (f"without its decoder: {note}",)
+    if decoder.mae is None:
+        return None, ("without its decoder: nothing says how many heads that has",)
+    if source.info.vit.pos_embed != "learnable":
+        return decoder.mae, decoder.notes
+    note = (
+        "its position table was learned; ViTMAEForPreTraining loads it and keeps it fixed in further training"
+    )
+    return decoder.mae, (*decoder.notes, note)
 
 
-def _beforehand(handed: ExportSource) -> str:
-    """What the processors of transformers cannot do; empty if there is nothing."""
-    info = handed.encoder.info
-    return info.preprocessing.describe(in_bands=info.bands is not None)
-
-
-def _preprocessor(handed: ExportSource) -> dict[str, Any]:
-    """Our transform: the largest centered square, bicubic; other shapes are resized as a whole."""
-    info = handed.encoder.info
-    height, width = info.img_size
+def _preprocessor(source: ExportSource) -> dict[str, Any]:
+    """Returns our transform as a config: the largest centered square, bicubic; other shapes are resized as a whole."""
+    height, width = source.info.img_size
     size = {"height": height, "width": width}
     square = height == width
-    mean, std = raw_normalization(info)  # the processor has one factor for all bands, so it takes raw values
-    before = _beforehand(handed)
+    mean, std = raw_normalization(
+        source.info
+    )  # the processor has one factor for all bands, so it takes raw values
     return {
-        **({"mae_vit_beforehand": before} if before else {}),
+        **({"mae_vit_beforehand": source.preparation} if source.preparation else {}),
         "image_processor_type": "ViTImageProcessor",
         "do_resize": True,
         "size": {"shortest_edge": height} if square else size,
         "resample": _BICUBIC,
         "do_center_crop": square,
         "crop_size": size,
-        "do_rescale": info.bands is None,
+        "do_rescale": source.info.bands is None,
         "rescale_factor": 1 / 255,
         "do_normalize": True,
         "image_mean": list(mean),
@@ -240,54 +238,29 @@ def _preprocessor(handed: ExportSource) -> dict[str, Any]:
     }
 
 
-def load_whole(kind: Any, folder: Path, **options: Any) -> Any:
-    """Loads a model that must find all of its weights, and no others.
-
-    Raises:
-        InputError: naming one that is missing or left over.
-    """
-    model, info = kind.from_pretrained(folder, output_loading_info=True, local_files_only=True, **options)
-    for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        if info.get(problem):
-            raise InputError(
-                f"transformers' {kind.__name__}: {problem.replace('_', ' ')}: {min(map(str, info[problem]))}: "
-                "nothing was written"
-            )
-    return model.eval()
-
-
-@torch.no_grad()
-def _check_encoder(transformers: Any, handed: ExportSource, folder: Path) -> float:
-    options = {"add_pooling_layer": False} if handed.network.head is None else {}
-    model = load_whole(getattr(transformers, _class_of(handed)), folder, **options)
-    found = model(pixel_values=random_images(handed))
-    theirs = found.logits if handed.network.head else pooled(found.last_hidden_state, handed.encoder.pool)
-    return largest_difference(expected(handed), theirs, f"transformers' {handed.network.output_name}")
+def _preprocessor_notes(source: ExportSource) -> Iterator[str]:
+    height, width = source.info.img_size
+    if source.info.bands is not None:
+        yield "its preprocessor knows no missing values and resizes 8 bits alone: use the card's code"
+    if height == width:
+        yield (
+            "its preprocessor resizes before it crops: its box may lie half a pixel off, that of the card's code "
+            "does not"
+        )
+    else:
+        yield "its preprocessor resizes images whole: cut them to the shape before, as the code in the card does"
+    if source.preparation:
+        yield f"its preprocessor leaves out what must be done before it: {source.preparation[:-1]}"
 
 
-@torch.no_grad()
-def _check_mae(transformers: Any, handed: ExportSource, mae: MAE, folder: Path) -> float:
-    """The same masks, by the same noise: the same predictions and the same loss."""
-    model = load_whole(transformers.ViTMAEForPreTraining, folder)
-    images = random_images(handed)
-    noise = torch.rand(len(images), mae.encoder.num_patches, generator=torch.Generator().manual_seed(1))
-    theirs = model(pixel_values=images, noise=noise)
-    prediction, mask = mae.reconstruct(images, noise)
-    loss = mae.masked_mse(images, prediction, mask)
-    return max(
-        largest_difference(prediction, theirs.logits, "transformers' predictions"),
-        largest_difference(loss, theirs.loss, "transformers' losses"),
-    )
-
-
-def _code(handed: ExportSource, has_mae: bool) -> str:
-    if handed.network.head is not None:
+def _code(source: ExportSource, *, has_mae: bool) -> str:
+    if source.network.head is not None:
         return """from transformers import ViTForImageClassification
 
 model = ViTForImageClassification.from_pretrained(".").eval()
 logits = model(pixel_values=images).logits
 """
-    read = "[:, 0]" if handed.encoder.pool == "cls" else "[:, 1:].mean(dim=1)"
+    read = "[:, 0]" if source.encoder.pool == "cls" else "[:, 1:].mean(dim=1)"
     code = f"""from transformers import ViTModel
 
 model = ViTModel.from_pretrained(".", add_pooling_layer=False).eval()
@@ -295,27 +268,9 @@ features = model(pixel_values=images).last_hidden_state{read}
 """
     if not has_mae:
         return code
-    return (
-        code
-        + f"""
+    return f"""{code}
 from transformers import ViTMAEForPreTraining
 
 mae = ViTMAEForPreTraining.from_pretrained("{MAE_FOLDER}").eval()
 prediction = mae(pixel_values=images).logits
 """
-    )
-
-
-@contextlib.contextmanager
-def quiet(transformers: Any) -> Iterator[None]:
-    """Without progress bars and reports of loading."""
-    log = transformers.utils.logging
-    level, bars = log.get_verbosity(), log.is_progress_bar_enabled()
-    log.set_verbosity_error()
-    log.disable_progress_bar()
-    try:
-        yield
-    finally:
-        log.set_verbosity(level)
-        if bars:
-            log.enable_progress_bar()

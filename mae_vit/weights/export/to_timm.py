@@ -7,20 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import timm
-import torch
 from safetensors.torch import save as save_tensors
 
 from mae_vit.core.errors import InputError
-from mae_vit.models.attention import set_fused_attention
 from mae_vit.models.encoder_file import raw_normalization
-from mae_vit.weights.encoder import encoder_from_weights
-from mae_vit.weights.export.network import ExportSource
-from mae_vit.weights.export.verify import Verification, expected, largest_difference, random_images
-from mae_vit.weights.read import read_weights
+from mae_vit.weights.export.source import ExportSource
+from mae_vit.weights.export.written import Written
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
-# The same for `load_encoder`, beside files of other names: what it looks for first in a repository of the Hub.
-NATIVE = "encoder.safetensors"
 # timm's model nearest to each of `mae_vit.models.sizes.SIZES`; all are one class, and the geometry is given in full.
 _NAMES = {
     "S": "vit_small_patch16_224",
@@ -30,9 +24,9 @@ _NAMES = {
 }
 
 
-def create_model_arguments(handed: ExportSource) -> tuple[str, dict[str, Any]]:
+def create_model_arguments(source: ExportSource) -> tuple[str, dict[str, Any]]:
     """Returns name and arguments by which timm builds the same network."""
-    info, network = handed.encoder.info, handed.network
+    info, network = source.info, source.network
     height, width = info.img_size
     arguments: dict[str, Any] = {
         "img_size": height if height == width else (height, width),
@@ -48,38 +42,68 @@ def create_model_arguments(handed: ExportSource) -> tuple[str, dict[str, Any]]:
         arguments["reg_tokens"] = info.vit.class_tokens - 1
     if info.vit.mlp_ratio != 4:
         arguments["mlp_ratio"] = info.vit.mlp_ratio
-    if handed.encoder.pool == "mean":
+    if source.encoder.pool == "mean":
         arguments |= {"global_pool": "avg", "fc_norm": network.has_fc_norm}
     elif info.vit.class_tokens > 1:  # the model gives all tokens
         arguments["global_pool"] = ""
     return _NAMES.get(info.vit.size, "vit_tiny_patch16_224"), arguments
 
 
-def create_model_line(handed: ExportSource) -> str:
-    """The same as Python."""
-    name, arguments = create_model_arguments(handed)
-    listed = (
-        f"{key}={json.dumps(value) if isinstance(value, str) else value}" for key, value in arguments.items()
-    )
-    return f'timm.create_model("{name}", {", ".join(listed)})'
+def write_weights(source: ExportSource, path: Path) -> None:
+    """Writes the weights by timm's names, with the metadata by which `load_encoder` reads them."""
+    metadata = {"format": "pt", **source.metadata()}
+    # As bytes: of a full disk the library itself raises an error that is no OSError.
+    path.write_bytes(save_tensors(source.network.timm_state(), metadata=metadata))
 
 
-def _config(handed: ExportSource) -> dict[str, Any]:
-    """What timm reads beside the weights: the network, and the images that it takes."""
-    name, arguments = create_model_arguments(handed)
-    info, classes = handed.encoder.info, arguments.pop("num_classes")
-    mean, std = raw_normalization(info)
+def write(source: ExportSource, folder: Path) -> Written:
+    """Writes the folder, and loads it with timm.
+
+    Raises:
+        InputError: if timm has no such classifier.
+    """
+    config = _config(source)
+    reads_tokens, count = config["global_pool"] == "", source.info.vit.class_tokens
+    if reads_tokens and source.network.head is not None:
+        raise InputError(
+            f"{source.weights.source} classifies by the mean of {count} class tokens, which timm does not pool: "
+            "--to torch keeps it, or fine-tune with finetune.pool=mean"
+        )
+    write_weights(source, folder / WEIGHTS)
+    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+    model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    images, what = source.random_images(), source.network.output_name
+    theirs = model(images)  # (3, D) or (3, K); (3, k + N, D) without pooling
+    theirs = theirs[:, :count].mean(dim=1) if reads_tokens else theirs
+    code = f"""import timm
+
+model = timm.create_model("local-dir:.", pretrained=True)
+{what} = model.eval()(images){f"[:, :{count}].mean(dim=1)" if reads_tokens else ""}
+"""
+    notes = []
+    if source.network.head:
+        notes.append("without its head, by `model.reset_classifier(0)`, it gives features")
+    if reads_tokens:
+        notes.append("timm does not pool the mean of several class tokens: the code takes it from the tokens")
+    return Written({what: (source.network(images), theirs)}, code, tuple(notes))
+
+
+def _config(source: ExportSource) -> dict[str, Any]:
+    """Returns what timm reads beside the weights: the network, and the images that it takes."""
+    name, arguments = create_model_arguments(source)
+    classes = arguments.pop("num_classes")
+    mean, std = raw_normalization(source.info)
     return {
         "architecture": name,
         "num_classes": classes,
-        "num_features": info.vit.embed_dim,
+        "num_features": source.info.vit.embed_dim,
         "global_pool": arguments.get("global_pool", "token"),
-        **({"label_names": list(handed.classes)} if handed.classes else {}),
+        **({"label_names": list(source.classes)} if source.classes else {}),
         "model_args": arguments,
         "pretrained_cfg": {
-            "input_size": list(handed.image_shape()),
+            "input_size": list(source.image_shape),
             "fixed_input_size": True,
-            "interpolation": handed.encoder.input.interpolation,
+            "interpolation": source.encoder.input.interpolation,
             "crop_pct": 1.0,
             "crop_mode": "center",
             "mean": mean,
@@ -89,55 +113,3 @@ def _config(handed: ExportSource) -> dict[str, Any]:
             "classifier": "head",
         },
     }
-
-
-def write_native(handed: ExportSource, path: Path) -> None:
-    """Writes the weights by timm's names with all that `load_encoder` needs, and loads them with it.
-
-    Raises:
-        InputError: if the features are not the same to the bit.
-    """
-    metadata = {"format": "pt", **handed.metadata()}
-    path.write_bytes(save_tensors(handed.network.timm_state(), metadata=metadata))
-    again = encoder_from_weights(read_weights(str(path)), pool=handed.encoder.pool)
-    set_fused_attention(again, True)
-    images = random_images(handed)
-    with torch.no_grad():
-        # As integers: what is not a number equals itself here, and is refused where exports are compared.
-        ours, theirs = (encoder(images).view(torch.int32) for encoder in (handed.encoder, again))
-        if not torch.equal(ours, theirs):
-            raise InputError(f"{path.name} read again is not the same to the bit: nothing was written")
-
-
-def write(handed: ExportSource, folder: Path) -> Verification:
-    """Writes the folder, and loads it with timm."""
-    _, arguments = create_model_arguments(handed)
-    count = handed.encoder.info.vit.class_tokens
-    reads_tokens = arguments.get("global_pool") == ""
-    if reads_tokens and handed.network.head is not None:
-        raise InputError(
-            f"{handed.start.source} classifies by the mean of {count} class tokens, which timm does not pool: "
-            "--to torch keeps it, or fine-tune with finetune.pool=mean"
-        )
-    write_native(handed, folder / WEIGHTS)
-    (folder / CONFIG).write_text(json.dumps(_config(handed), indent=2) + "\n")
-    model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
-    what = handed.network.output_name
-    with torch.no_grad():
-        theirs = model(random_images(handed))  # (3, D) or (3, K); (3, k + N, D) without pooling
-        theirs = theirs[:, :count].mean(dim=1) if reads_tokens else theirs
-    difference = largest_difference(expected(handed), theirs, f"timm's {what}")
-    summary = 'timm.create_model("local-dir:.", pretrained=True)'
-    code = f"""import timm
-
-model = {summary}
-{what} = model.eval()(images){f"[:, :{count}].mean(dim=1)" if reads_tokens else ""}
-"""
-    notes: tuple[str, ...] = (
-        ("without its head, by `model.reset_classifier(0)`, it gives features",)
-        if handed.network.head
-        else ()
-    )
-    if reads_tokens:
-        notes += ("timm does not pool the mean of several class tokens: the code takes it from the tokens",)
-    return Verification(f"timm {timm.__version__}", what, difference, code, summary, notes)

@@ -175,8 +175,8 @@ def test_inspection_draws_a_page_of_bands(tiles, trained, tmp_path):
 def test_embed_export_and_fine_tuning_take_bands(tiles, trained, tmp_path, capsys):
     folder, drawn = tiles
     data = str(folder / "data")
-    assert main(["embed", str(trained), data, "--out", str(tmp_path / "f.npz")]) == 0
-    features = np.load(tmp_path / "f.npz")["features"]
+    assert main(["embed", str(trained), data, "--out", str(tmp_path / "f")]) == 0
+    features = np.load(tmp_path / "f" / "features.npy")
     assert features.shape == (60, 16)
     encoder = mae_vit.load_encoder(trained)
     ours = encoder(torch.stack([encoder.transform(tile) for tile in drawn])).detach().numpy()

@@ -59,5 +59,5 @@ def test_all_that_reads_encoders_reads_it(colored, tmp_path, monkeypatch):
     assert features.shape == (2, 128)
     assert cli(["inspect", str(run), "--data", str(colored), "--out", str(tmp_path / "views")]) == 0
     assert (tmp_path / "views" / "attention-rollout.png").exists()
-    assert cli(["embed", str(run), str(colored), "--out", str(tmp_path / "features.npz")]) == 0
-    assert np.load(tmp_path / "features.npz")["features"].shape[1] == 128
+    assert cli(["embed", str(run), str(colored), "--out", str(tmp_path / "features")]) == 0
+    assert np.load(tmp_path / "features" / "features.npy").shape[1] == 128

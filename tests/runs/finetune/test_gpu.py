@@ -67,10 +67,9 @@ def test_predictions_and_features_are_those_of_a_cpu(encoder, digits, tmp_path):
         device = ["--device", "cuda" if place == "gpu" else "cpu"]
         done(
             *("-m", "mae_vit.cli", "embed", encoder, digits, "--split", "test", *device),
-            *("--out", tmp_path / f"{place}.npz"),
+            *("--out", tmp_path / place),
         )
-        with np.load(tmp_path / f"{place}.npz") as file:
-            features[place] = file["features"]
+        features[place] = np.load(tmp_path / place / "features.npy")
         done(
             *("-m", "mae_vit.cli", "predict", tmp_path / "tuned", digits, "--split", "test", *device),
             *("--out", tmp_path / f"{place}.csv"),

@@ -9,7 +9,7 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
-from helpers.embedding import call, encoded, read_npz
+from helpers.embedding import call, encoded, read_output
 from helpers.servers.hub_server import Hub, use_hub
 from helpers.weights.foreign import KINDS, build, write_backbone
 from safetensors.torch import load_file, save_file
@@ -94,14 +94,14 @@ def test_embed_writes_its_features_and_says_who_trained_it(tmp_path, capsys):
         path = tmp_path / "images" / f"{number}.png"
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(encoded(number, "png"))
-    out = tmp_path / "features.npz"
+    out = tmp_path / "features"
     assert call(f"frozen:{file}", tmp_path / "images", "--out", out) == 0
     assert f"frozen:{file} was trained by others on other data" in capsys.readouterr().out
-    found, network = read_npz(out), build("dinov2", 28, file=file)
+    found, network = read_output(out), build("dinov2", 28, file=file)
     encoder = mae_vit.load_encoder(f"frozen:{file}")
     images = torch.stack([encoder.transform(tmp_path / "images" / f"{number}.png") for number in range(3)])
     np.testing.assert_allclose(found["features"], network(images).detach().numpy(), rtol=0, atol=1e-6)
-    facts = found["metadata"]
+    facts = found["meta"]
     assert facts["origin"] == "trained by others on other data"
     assert (facts["network"], facts["pool"]) == ("timm:vit_small_patch14_reg4_dinov2", "token")
     assert call(f"frozen:{file}", tmp_path / "images", "--out", out, "--pool", "mean") == 2

@@ -33,7 +33,7 @@ def test_export_and_embed_say_so_once(unfinished, photos, tmp_path, capsys):
     out = ["--out", str(tmp_path / "out")]
     assert main(["export", str(unfinished), "--to", "timm", *out]) == 0
     exported = capsys.readouterr().err
-    assert main(["embed", str(unfinished), str(photos), "--out", str(tmp_path / "x.npz")]) == 0
+    assert main(["embed", str(unfinished), str(photos), "--out", str(tmp_path / "x")]) == 0
     for output in (exported, capsys.readouterr().err):
         assert output.count(f"note: {unfinished} is not finished: its weights are of step ") == 1
         assert " of 1,815\n" in output

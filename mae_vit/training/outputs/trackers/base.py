@@ -1,4 +1,4 @@
-"""What the monitor writes a run to: TensorBoard and experiment trackers share one interface."""
+"""The interface of everything that a run is logged to: TensorBoard and experiment trackers."""
 
 from __future__ import annotations
 
@@ -18,25 +18,34 @@ Pictures = Mapping[str, np.ndarray]
 
 
 class Tracker(Protocol):
-    """Receives what a run logs, on rank 0.
+    """Receives what a run logs, on rank 0. Its methods may raise: the run then goes on without it.
 
     Attributes:
-        title: names it in messages.
+        title: its name in messages.
+        where: the command or the URL that shows the run.
     """
 
     title: str
+    where: str
 
     def log(self, step: int, scalars: Scalars, pictures: Pictures) -> None:
-        """Writes the metrics and the pictures of a step; called once for each log step."""
+        """Stores the metrics and the pictures of a step. After a rollback or a resume, a step may come again."""
 
     def go_back(self, step: int) -> None:
         """Notes that the run rolled back to the checkpoint of `step`."""
 
     def finish(self, status: Status, summary: Mapping[str, Any]) -> None:
-        """Writes the run's summary and closes."""
+        """Stores the run's summary and closes."""
 
-    def look(self) -> list[str]:
-        """Returns lines that state where the run can be looked at."""
+
+class ExperimentTracker(Tracker, Protocol):
+    """A tracker with a store of its own, in which a resumed run continues the same tracked run.
+
+    Attributes:
+        run_id: the tracked run's id in that store.
+    """
+
+    run_id: str
 
 
 @dataclass(frozen=True)
@@ -48,32 +57,14 @@ class TrackedRun:
         group: of a comparison; None without one.
         folder: of the run.
         config: by dotted key, without credentials.
+        run_id: of the tracked run to continue; None begins a new one.
     """
 
     name: str
     group: str | None
     folder: Path
     config: Mapping[str, Any]
-
-
-class RemoteRun(Protocol):
-    """A run that a tracker's package has opened. Its methods may raise, and may take any time.
-
-    Attributes:
-        run_id: by which the tracker resumes the run.
-        last_step: the last step that the tracker holds; 0 for a new run, None if it cannot say.
-        where: a command or a URL that shows the run.
-    """
-
-    run_id: str
-    last_step: int | None
-    where: str
-
-    def log(self, step: int, scalars: Scalars, pictures: Pictures) -> None:
-        """Stores a step that the tracker does not hold yet."""
-
-    def finish(self, status: Status, summary: Mapping[str, Any]) -> None:
-        """Stores the run's summary and closes."""
+    run_id: str | None = None
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "", separator: str = ".") -> dict[str, Any]:

@@ -34,6 +34,7 @@ class TensorBoard:
     def __init__(self, folder: Path, *, start_step: int, config_yaml: str) -> None:
         """Opens the files of a run that begins or resumes at `start_step`."""
         self._folder = folder
+        self.where = f"tensorboard --logdir {folder.parent.parent}"
         self._writer = _open_writer(folder, purge_step=start_step + 1 if start_step else None)
         if start_step == 0:
             self._writer.add_text("config", f"```yaml\n{config_yaml}\n```", 0)
@@ -56,17 +57,13 @@ class TensorBoard:
         """Closes the files."""
         self._writer.close()
 
-    def look(self) -> list[str]:
-        """Returns the command that shows the run beside its neighbors."""
-        return [f"  watch     tensorboard --logdir {self._folder.parent.parent}"]
-
 
 def write_hparams(folder: Path, runs: Mapping[str, tuple[Mapping[str, Any], Mapping[str, float]]]) -> None:
     """Writes the table of TensorBoard's page "HParams" anew: a line for each run.
 
     Args:
-        folder: of nothing else.
-        runs: by a name for people, what sets each apart and what came of it.
+        folder: holds nothing else.
+        runs: display name -> (hyperparameters, metrics).
     """
     shutil.rmtree(folder, ignore_errors=True)
     for name, (facts, scores) in runs.items():

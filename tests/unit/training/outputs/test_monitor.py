@@ -6,10 +6,11 @@ import pytest
 
 from mae_vit.training.outputs.monitor import Monitor
 from mae_vit.training.outputs.run_folder import RunFolder
+from mae_vit.training.outputs.trackers.registry import RunTrackers
 
 
 def test_the_time_left_is_that_of_the_steps_since_the_first_line(tmp_path, capsys, monkeypatch):
-    monitor = Monitor(RunFolder(tmp_path), [], start_step=0, total_steps=100)
+    monitor = Monitor(RunFolder(tmp_path), RunTrackers(), start_step=0, total_steps=100)
     clock = iter((1000.0, 1010.0, 1080.0, 1090.0, 1100.0))
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))
     said = []
@@ -30,13 +31,13 @@ def test_the_time_left_is_that_of_the_steps_since_the_first_line(tmp_path, capsy
     ("rate", "shown"), [(193.4, "193"), (12.0, "12"), (9.97, "10"), (8.14, "8.1"), (0.34, "0.34"), (0.0, "0")]
 )
 def test_a_slow_rate_is_not_shown_as_none(rate, shown, tmp_path, capsys):
-    monitor = Monitor(RunFolder(tmp_path), [], start_step=0, total_steps=100)
+    monitor = Monitor(RunFolder(tmp_path), RunTrackers(), start_step=0, total_steps=100)
     monitor.log_step({"step": 5, "epoch": 0.1, "loss": 1.0, "lr": 1e-3, "images_per_s": rate})
     assert f" {shown} images/s" in capsys.readouterr().err
 
 
 def test_a_log_says_how_long_the_first_step_took_and_no_other(tmp_path, capsys):
-    monitor = Monitor(RunFolder(tmp_path), [], start_step=7, total_steps=100)
+    monitor = Monitor(RunFolder(tmp_path), RunTrackers(), start_step=7, total_steps=100)
     monitor.show_step(8, 3.21)
     monitor.show_step(9, 3.0)
     assert capsys.readouterr().err == "first step took 3.2 s\n"
@@ -44,7 +45,7 @@ def test_a_log_says_how_long_the_first_step_took_and_no_other(tmp_path, capsys):
 
 def test_a_bar_moves_with_every_step(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    monitor = Monitor(RunFolder(tmp_path), [], start_step=0, total_steps=100)
+    monitor = Monitor(RunFolder(tmp_path), RunTrackers(), start_step=0, total_steps=100)
     monkeypatch.setattr(monitor._bar, "mininterval", 0)
     for step in (1, 2):
         monitor.show_step(step, 1.0)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.commands import ROOT
-from helpers.embedding import INFO, call, encoded, read_npz, read_parquet, write_encoder, write_folder
+from helpers.embedding import INFO, call, content, encoded, read_output, write_encoder, write_folder
 
 import mae_vit
 from mae_vit.data.index import open_index
@@ -48,28 +48,35 @@ def one_by_one(start, images: list[bytes], **options) -> np.ndarray:
 @pytest.mark.parametrize("data", ["folder", "photos.zip", "photos.tar", "photos.tar.gz"])
 def test_features_are_those_of_the_encoder_in_the_order_of_the_source(start, photos, tmp_path, capsys, data):
     top, files = photos
-    out = tmp_path / "new" / "features.npz"
+    out = tmp_path / "new" / "features"
     assert call(start, top / data, "--out", out, "--batch-size", "5") == 0
-    columns = read_npz(out)
+    columns = read_output(out)
     np.testing.assert_allclose(columns["features"], one_by_one(start, list(files.values())), atol=2e-5)
     assert columns["features"].dtype == np.float32
     expected = [name.split("/") for name in files]
     assert columns["keys"].tolist() == [f"{parts[1]}/{parts[2][:4]}" for parts in expected]
     assert columns["splits"].tolist() == [parts[0] for parts in expected]
-    assert columns["classes"][columns["labels"]].tolist() == [parts[1] for parts in expected]
-    facts = columns["metadata"]
+    assert [columns["meta"]["classes"][label] for label in columns["labels"]] == [
+        parts[1] for parts in expected
+    ]
+    facts = columns["meta"]
     assert (facts["start"], facts["pool"], facts["img_size"]) == (str(start), "mean", [16, 16])
     assert facts["digest"] == mae_vit.load_encoder(start).start.digest
     assert (facts["mean"], facts["std"]) == (list(INFO.mean), list(INFO.std))
-    assert os.listdir(out.parent) == ["features.npz"]
-    assert f'np.load("{out}")' in capsys.readouterr().out.splitlines()[-1]
+    assert os.listdir(out.parent) == ["features"]
+    # What is printed reads it.
+    code = [line.strip() for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
+    read: dict = {}
+    exec("\n".join(code), read)
+    np.testing.assert_array_equal(read["features"], columns["features"])
+    assert read["keys"] == columns["keys"].tolist()
 
 
 def test_features_of_shards_are_in_their_order(start, photos, tmp_path):
     top, files = photos
-    out = tmp_path / "features.npz"
+    out = tmp_path / "features"
     assert call(start, top / "shards", "--out", out, "--batch-size", "4") == 0
-    columns = read_npz(out)
+    columns = read_output(out)
     # As dataset.json lists them.
     indexes = [open_index(top / "shards", split) for split in ("test", "train")]
     images = [index.read(sample) for index in indexes for sample in range(len(index))]
@@ -78,28 +85,18 @@ def test_features_of_shards_are_in_their_order(start, photos, tmp_path):
     assert columns["splits"].tolist() == ["test"] * 6 + ["train"] * 12
     by_key = {f"{name.split('/')[1]}/{name[-8:-4]}": data for name, data in files.items()}
     assert [by_key[key] for key in columns["keys"]] == images
-    assert columns["classes"][columns["labels"]].tolist() == [key.split("/")[0] for key in columns["keys"]]
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_parquet_holds_the_same(start, photos, tmp_path, dtype):
-    top, _ = photos
-    for name in ("f.npz", "f.parquet"):
-        assert call(start, top / "shards", "--out", tmp_path / name, "--dtype", dtype) == 0
-    one, other = read_npz(tmp_path / "f.npz"), read_parquet(tmp_path / "f.parquet")
-    assert one.keys() == other.keys()
-    assert one["features"].dtype == other["features"].dtype == np.dtype(dtype)
-    for name in one:
-        np.testing.assert_array_equal(one[name], other[name])
+    assert [columns["meta"]["classes"][label] for label in columns["labels"]] == [
+        key.split("/")[0] for key in columns["keys"]
+    ]
 
 
 @pytest.mark.parametrize("data", ["folder", "shards"])
 def test_any_number_of_workers_gives_the_same_bytes(start, photos, tmp_path, data):
     top, _ = photos
     for workers in ("0", "2"):
-        out = tmp_path / f"{workers}.npz"
+        out = tmp_path / workers
         assert call(start, top / data, "--out", out, "--batch-size", "5", "--workers", workers) == 0
-    assert (tmp_path / "0.npz").read_bytes() == (tmp_path / "2.npz").read_bytes()
+    assert content(tmp_path / "0") == content(tmp_path / "2")
 
 
 def test_each_option_does_what_it_says(start, photos, tmp_path):
@@ -107,25 +104,28 @@ def test_each_option_does_what_it_says(start, photos, tmp_path):
     images = list(files.values())
 
     def found(*options: str) -> dict:
-        assert call(start, top / "folder", "--out", tmp_path / "f.npz", "--restart", *options) == 0
-        return read_npz(tmp_path / "f.npz")
+        assert call(start, top / "folder", "--out", tmp_path / "f", "--restart", *options) == 0
+        return read_output(tmp_path / "f")
 
     for given, options in ((("--pool", "cls"), {"pool": "cls"}), (("--img-size", "24"), {"img_size": 24})):
         np.testing.assert_allclose(found(*given)["features"], one_by_one(start, images, **options), atol=2e-5)
+    assert found("--dtype", "float16")["features"].dtype == np.float16
     plain, rounded = found()["features"], found("--precision", "bf16")["features"]
     assert 1e-4 < np.abs(plain - rounded).max() < 0.1
     tests = [name for name in files if name.startswith("test")]
     assert len(found("--split", "test")["keys"]) == len(tests)
     assert found("--split", "test", "--split", "train")["keys"].tolist() == found()["keys"].tolist()
-    assert {"labels", "classes"}.isdisjoint(found("--no-labels"))
+    without = found("--no-labels")
+    assert "labels" not in without
+    assert without["meta"]["classes"] == []
 
 
 def test_a_flat_folder_has_neither_labels_nor_splits(start, tmp_path):
     (tmp_path / "flat").mkdir()
     (tmp_path / "flat" / "a.b.png").write_bytes(encoded(1, "png"))
-    assert call(start, tmp_path / "flat", "--out", tmp_path / "f.npz") == 0
-    columns = read_npz(tmp_path / "f.npz")
-    assert set(columns) == {"features", "keys", "paths", "metadata"}
+    assert call(start, tmp_path / "flat", "--out", tmp_path / "f") == 0
+    columns = read_output(tmp_path / "f")
+    assert set(columns) == {"features", "keys", "paths", "meta"}
     assert columns["keys"].tolist() == ["a_b"]
 
 
@@ -135,33 +135,31 @@ def test_paths_tell_which_file_a_key_is_of(start, tmp_path):
     names = ["IMG.1.png", "IMG_1.png", "IMG_1_2.png"]
     for name in names:
         (folder / name).write_bytes(encoded(0, "png"))
-    for suffix, read in ((".npz", read_npz), (".parquet", read_parquet)):
-        out = tmp_path / f"features{suffix}"
-        assert call(start, folder, "--out", out) == 0
-        assert list(read(out)["paths"]) == names
+    assert call(start, folder, "--out", tmp_path / "f") == 0
+    assert read_output(tmp_path / "f")["paths"].tolist() == names
 
 
 def test_files_of_images_are_taken_as_they_are_named(start, photos, tmp_path):
     top, files = photos
     names = [*files][3:0:-1]
-    out = tmp_path / "features.npz"
+    out = tmp_path / "features"
     assert call(start, *(top / "folder" / name for name in [*names, names[0]]), "--out", out) == 0
-    columns = read_npz(out)
+    columns = read_output(out)
     expected = one_by_one(start, [files[name] for name in names])
     np.testing.assert_allclose(columns["features"], expected, atol=2e-5)
     assert len(set(columns["keys"].tolist())) == 3
     assert [name.endswith(path) for name, path in zip(names, columns["paths"].tolist(), strict=True)] == [
         True
     ] * 3
-    assert call(start, top / "folder" / names[0], "--out", tmp_path / "one.npz") == 0
-    np.testing.assert_array_equal(read_npz(tmp_path / "one.npz")["features"].shape, (1, expected.shape[1]))
+    assert call(start, top / "folder" / names[0], "--out", tmp_path / "single") == 0
+    np.testing.assert_array_equal(read_output(tmp_path / "single")["features"].shape, (1, expected.shape[1]))
 
 
 def test_what_is_left_out_is_said(start, photos, tmp_path, capsys):
     folder = shutil.copytree(photos[0] / "folder", tmp_path / "folder")
     (folder / "photo.heic").write_bytes(b"\0\0\0\x18ftypheic")
     (folder / "notes.docx").write_bytes(b"notes")
-    assert call(start, folder, "--out", tmp_path / "features.npz") == 0
+    assert call(start, folder, "--out", tmp_path / "features") == 0
     said = capsys.readouterr().out
     assert "not read: 1 .docx" in said
     assert "left out 1 photograph in a format that cannot be read (1 .heic)" in said
@@ -169,7 +167,7 @@ def test_what_is_left_out_is_said(start, photos, tmp_path, capsys):
 
 def test_broken_files_are_named_and_passed_over(start, photos, tmp_path, capsys):
     top, files = photos
-    folder, out = tmp_path / "folder", tmp_path / "f.npz"
+    folder, out = tmp_path / "folder", tmp_path / "f"
     shutil.copytree(top / "folder", folder)
     names = list(files)
     broken = {names[0]: files[names[0]][:200], names[7]: b"no image", names[-1]: b""}
@@ -177,8 +175,8 @@ def test_broken_files_are_named_and_passed_over(start, photos, tmp_path, capsys)
         (folder / name).write_bytes(data)
     assert call(start, folder, "--out", out, "--batch-size", "4") == 0
     said = capsys.readouterr().out
-    assert f"passed over 3 broken images; {out}.broken.csv names all:" in said
-    with open(f"{out}.broken.csv", newline="") as file:
+    assert f"passed over 3 broken images; {out / 'broken.csv'} names all:" in said
+    with open(out / "broken.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["path"] for row in rows] == list(broken)
     for row in rows:
@@ -186,31 +184,36 @@ def test_broken_files_are_named_and_passed_over(start, photos, tmp_path, capsys)
         assert row["split"] == row["path"].split("/")[0]
         assert f"  {row['path']}: {row['reason']}\n" in said
     whole = [name for name in names if name not in broken]
-    columns = read_npz(out)
+    columns = read_output(out)
     np.testing.assert_allclose(
         columns["features"], one_by_one(start, [files[name] for name in whole]), atol=2e-5
     )
     assert columns["keys"].tolist() == [f"{name.split('/')[1]}/{name[-8:-4]}" for name in whole]
-    assert len(columns["labels"]) == len(columns["splits"]) == len(whole) == columns["metadata"]["rows"]
+    assert len(columns["labels"]) == len(columns["splits"]) == len(whole) == columns["meta"]["rows"]
+    assert columns["meta"]["broken"] == 3
+    np.save(tmp_path / "saved.npy", columns["features"])
+    assert (out / "features.npy").read_bytes() == (tmp_path / "saved.npy").read_bytes()
+    (tmp_path / "saved.npy").unlink()
     # Mended, and made anew: the list goes.
     for name in broken:
         (folder / name).write_bytes(files[name])
     assert call(start, folder, "--out", out, "--restart") == 0
-    assert sorted(os.listdir(tmp_path)) == ["f.npz", "folder"]
+    assert sorted(os.listdir(tmp_path)) == ["f", "folder"]
+    assert not (out / "broken.csv").exists()
 
 
 def test_broken_files_of_a_flat_folder_are_of_no_split(start, tmp_path):
     (tmp_path / "flat").mkdir()
     (tmp_path / "flat" / "a.png").write_bytes(encoded(1, "png"))
     (tmp_path / "flat" / "b.png").write_bytes(b"broken")
-    assert call(start, tmp_path / "flat", "--out", tmp_path / "f.npz") == 0
-    lines = (tmp_path / "f.npz.broken.csv").read_text().splitlines()
+    assert call(start, tmp_path / "flat", "--out", tmp_path / "f") == 0
+    lines = (tmp_path / "f" / "broken.csv").read_text().splitlines()
     assert lines == ["split,key,path,reason", ",b,b.png,not an image"]
 
 
 def test_damaged_and_missing_shards_are_passed_over(start, photos, tmp_path, capsys):
     top, _ = photos
-    shards, out = tmp_path / "shards", tmp_path / "f.npz"
+    shards, out = tmp_path / "shards", tmp_path / "f"
     shutil.copytree(top / "shards", shards)
     (shards / "test-000001.tar").unlink()
     index = open_index(shards, "train")
@@ -222,7 +225,7 @@ def test_damaged_and_missing_shards_are_passed_over(start, photos, tmp_path, cap
     said = capsys.readouterr().out
     assert "passed over 2 broken images" in said
     assert f"train-000000.tar, key {index.find_key(2)}: not an image" in said
-    columns = read_npz(out)
+    columns = read_output(out)
     assert columns["splits"].tolist() == ["test"] * 5 + ["train"] * 11
     assert "" not in columns["keys"]
 
@@ -230,7 +233,7 @@ def test_damaged_and_missing_shards_are_passed_over(start, photos, tmp_path, cap
 def test_where_nothing_can_be_read_nothing_is_left(start, tmp_path, capsys):
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "a.jpg").write_bytes(b"text")
-    assert call(start, tmp_path / "folder", "--out", tmp_path / "f.npz") == 2
+    assert call(start, tmp_path / "folder", "--out", tmp_path / "f") == 2
     assert "no image of folder can be read: not an image" in capsys.readouterr().err
     assert os.listdir(tmp_path) == ["folder"]
 
@@ -239,77 +242,70 @@ def test_where_nothing_can_be_read_nothing_is_left(start, tmp_path, capsys):
     ("arguments", "expected"),
     [
         (["{top}/folder"], "required: --out"),
-        (["{top}/folder", "--out", "{tmp}/f.npy"], "ends in .npz or .parquet"),
-        (["{top}/folder", "--out", "{tmp}"], "ends in .npz or .parquet"),
-        (["{top}/none", "--out", "{tmp}/f.npz"], "none does not exist"),
+        (["{top}/folder", "--out", "{tmp}/f.npz"], "give {tmp}/f"),
+        (["{top}/folder", "--out", "{top}/folder"], "holds test"),
+        (["{top}/folder", "--out", "{top}/photos.zip"], "photos.zip"),
+        (["{top}/none", "--out", "{tmp}/f"], "none does not exist"),
         (
-            ["{top}/folder", "{top}/photos.zip", "--out", "{tmp}/f.npz"],
+            ["{top}/folder", "{top}/photos.zip", "--out", "{tmp}/f"],
             "is a folder: DATA is files of images",
         ),
-        ([str(ROOT / "README.md"), "--out", "{tmp}/f.npz"], "README.md is no image"),
-        (["", "--out", "{tmp}/f.npz"], "a path is empty"),
-        (["https://host/x", "--out", "{tmp}/f.npz"], "images are read from here"),
+        ([str(ROOT / "README.md"), "--out", "{tmp}/f"], "README.md is no image"),
+        (["", "--out", "{tmp}/f"], "a path is empty"),
+        (["https://host/x", "--out", "{tmp}/f"], "images are read from here"),
         (
-            ["{top}/folder", "--out", "{tmp}/f.npz", "--split", "tset"],
+            ["{top}/folder", "--out", "{tmp}/f", "--split", "tset"],
             'no split "tset": did you mean "test"?',
         ),
-        (["{top}/shards", "--out", "{tmp}/f.npz", "--split", "val"], 'has no split "val"'),
-        (["{top}/folder", "--out", "{tmp}/f.npz", "--img-size", "18"], "not divisible"),
-        (["{top}/folder", "--out", "{tmp}/f.npz", "--batch-size", "0"], "--batch-size 0: at least 1"),
-        (["{top}/folder", "--out", "{tmp}/f.npz", "--workers", "some"], "--workers some: a number"),
-        (["{top}/folder", "--out", "{tmp}/f.npz", "--save-every-s", "nan"], "at least 0"),
-        (["{top}/folder", "--out", "{tmp}/f.npz", "--poll", "cls"], 'did you mean "--pool"?'),
-        (["{top}/folder", "--out", "{top}/photos.zip/f.npz"], "not a directory"),
+        (["{top}/shards", "--out", "{tmp}/f", "--split", "val"], 'has no split "val"'),
+        (["{top}/folder", "--out", "{tmp}/f", "--img-size", "18"], "not divisible"),
+        (["{top}/folder", "--out", "{tmp}/f", "--batch-size", "0"], "--batch-size 0: at least 1"),
+        (["{top}/folder", "--out", "{tmp}/f", "--workers", "some"], "--workers some: a number"),
+        (["{top}/folder", "--out", "{tmp}/f", "--poll", "cls"], 'did you mean "--pool"?'),
+        (["{top}/folder", "--out", "{top}/photos.zip/f"], "not a directory"),
     ],
 )
 def test_a_wrong_command_is_one_line_and_leaves_nothing(start, photos, tmp_path, capsys, arguments, expected):
     assert call(start, *(word.format(top=photos[0], tmp=tmp_path) for word in arguments)) == 2
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 1
-    assert expected in lines[0]
+    assert expected.format(tmp=tmp_path) in lines[0]
     assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
 def test_a_device_that_is_not_there_is_refused(start, photos, tmp_path, capsys):
-    assert call(start, photos[0] / "folder", "--out", tmp_path / "f.npz", "--device", "cuda") == 2
+    assert call(start, photos[0] / "folder", "--out", tmp_path / "f", "--device", "cuda") == 2
     assert "no CUDA device" in capsys.readouterr().err
-
-
-def test_parquet_without_pyarrow_says_what_to_install(start, photos, tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "pyarrow.parquet", None)
-    assert call(start, photos[0] / "folder", "--out", tmp_path / "f.parquet") == 2
-    assert 'pip install "mae-vit[parquet]"' in capsys.readouterr().err
-    assert os.listdir(tmp_path) == []
 
 
 def test_features_that_are_not_finite_are_refused(photos, tmp_path, capsys):
     path = write_encoder(tmp_path / "large.safetensors", scale=1e6)
-    arguments = (path, photos[0] / "folder", "--out", tmp_path / "f.npz")
+    arguments = (path, photos[0] / "folder", "--out", tmp_path / "f")
     assert call(*arguments, "--dtype", "float16") == 2
     assert re.search(
         r"features of test/\w+/\d+\.\w+ are not finite: .* --dtype float32", capsys.readouterr().err
     )
-    assert not (tmp_path / "f.npz").exists()
+    assert not (tmp_path / "f").exists()
 
 
 def test_help_ends_with_how_to_load(capsys):
     with pytest.raises(SystemExit):
         call("--help")
     text = capsys.readouterr().out
-    assert 'np.load("photos.npz")' in text.split("examples:")[1]
+    assert "features.npy" in text.split("examples:")[1]
     assert text.startswith("usage: mae-vit embed [options] WEIGHTS DATA --out")
 
 
 def test_a_pattern_in_quotes_is_expanded(start, tmp_path, capsys):
-    folder, out = tmp_path / "folder", tmp_path / "f.npz"
+    folder, out = tmp_path / "folder", tmp_path / "f"
     folder.mkdir()
     for number, kind in enumerate(("png", "jpeg", "png")):
         (folder / f"{number}.{kind}").write_bytes(encoded(number, kind))
     assert call(start, f"{folder}/*.png", "--out", out) == 0
-    assert read_npz(out)["paths"].tolist() == ["0.png", "2.png"]
+    assert read_output(out)["paths"].tolist() == ["0.png", "2.png"]
     (folder / "[a].png").write_bytes(encoded(4, "png"))
     assert call(start, f"{folder}/[a].png", "--out", out, "--restart") == 0
-    assert read_npz(out)["paths"].tolist() == ["[a].png"]
+    assert read_output(out)["paths"].tolist() == ["[a].png"]
     assert call(start, f"{folder}/*.gif", "--out", out) == 2
     assert f"no file matches {folder}/*.gif" in capsys.readouterr().err

@@ -9,9 +9,20 @@ import zipfile
 import numpy as np
 import pytest
 import torch
-from helpers.embedding import call, done_of, encoded, read_npz, stop_by, write_encoder, write_folder
+from helpers.embedding import (
+    call,
+    content,
+    done_of,
+    encoded,
+    partial_of,
+    read_output,
+    stop_by,
+    write_encoder,
+    write_folder,
+)
 
-from mae_vit.weights.embed.embed import embed, locked_parts
+from mae_vit.weights.embed import embed as embedding
+from mae_vit.weights.embed.embed import embed
 from mae_vit.weights.embed.features import Settings
 from mae_vit.weights.embed.images import open_images
 from mae_vit.weights.encoder import load_encoder
@@ -54,59 +65,82 @@ class StopAfter:
         return self._left < 0
 
 
-@pytest.mark.parametrize("name", ["f.npz", "f.parquet"])
-def test_stopped_anywhere_it_goes_on_to_the_same_bytes(start, folder, tmp_path, name):
+def test_stopped_anywhere_it_resumes_to_the_same_bytes(start, folder, tmp_path, monkeypatch):
     encoder, images = load_encoder(start), open_images(str(folder), out=tmp_path)
     settings = Settings(torch.device("cpu"), batch_size=4)
-    assert embed(encoder, images, tmp_path / f"whole-{name}", settings).rows == 17
-    expected = (tmp_path / f"whole-{name}").read_bytes()
+    monkeypatch.setattr(embedding, "SAVE_EVERY_S", 0.0)
+    assert embed(encoder, images, tmp_path / "whole", settings).rows == 17
     ends = 0
     for times in range(6):
-        out = tmp_path / f"{times}" / name
-        out.parent.mkdir()
-        outcome = embed(encoder, images, out, settings, stop=StopAfter(times), save_every_s=0)
+        out = tmp_path / f"{times}"
+        outcome = embed(encoder, images, out, settings, stop=StopAfter(times))
         assert (outcome.rows is None) == (times < 4)
         if outcome.rows is None:
             assert not out.exists()
-            assert not list(out.parent.glob("*.csv"))
             done = outcome.done
             outcome = embed(encoder, images, out, settings)
             assert outcome.begun == done
             ends += 1
         assert outcome.rows == 17
-        assert out.read_bytes() == expected
-        assert sorted(os.listdir(out.parent)) == sorted([name, f"{name}.broken.csv"])
+        assert content(out) == content(tmp_path / "whole")
+        assert not partial_of(out).exists()
     assert ends == 4  # after each of the batches but the last
+
+
+@pytest.mark.parametrize("killed_in", ["write_broken", "write_json", "replace_folder"])
+def test_killed_while_it_completes_it_resumes_to_the_same_bytes(
+    start, folder, tmp_path, monkeypatch, killed_in
+):
+    encoder, images = load_encoder(start), open_images(str(folder), out=tmp_path)
+    settings = Settings(torch.device("cpu"), batch_size=4)
+    out = tmp_path / "f"
+
+    def kill(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(embedding if killed_in == "replace_folder" else embedding.output, killed_in, kill)
+        with pytest.raises(KeyboardInterrupt):
+            embed(encoder, images, out, settings)
+    assert not out.exists()
+    assert embed(encoder, images, out, settings).begun == len(images)
+    assert embed(encoder, images, tmp_path / "whole", settings).rows == 17
+    assert content(out) == content(tmp_path / "whole")
 
 
 @pytest.fixture(scope="module")
 def whole(start, many, tmp_path_factory):
     """The features of `many`, made in one go."""
-    out = tmp_path_factory.mktemp("whole") / "f.npz"
+    out = tmp_path_factory.mktemp("whole") / "f"
     assert call(start, many, "--out", out, "--batch-size", "2") == 0
     return out
 
 
 @pytest.mark.slow
 def test_killed_at_a_random_moment_it_goes_on(start, many, whole, tmp_path):
-    out = tmp_path / "f.npz"
+    out = tmp_path / "f"
     after_s = float(np.random.default_rng().uniform(0, 0.15))
     arguments = [start, many, "--out", out, "--batch-size", "2"]
-    process = stop_by(signal.SIGKILL, out, [*arguments, "--save-every-s", "0", "--workers", "0"], after_s)
+    process = stop_by(signal.SIGKILL, out, [*arguments, "--workers", "0"], after_s)
     assert process.returncode == -signal.SIGKILL, process.stderr
     assert done_of(out)
     assert not out.exists(), f"through within {after_s} s"
     assert call(*arguments) == 0
-    assert out.with_name("f.npz.broken.csv").read_bytes() == whole.with_name("f.npz.broken.csv").read_bytes()
-    assert read_npz(out)["keys"].tolist() == [f"{n:05d}" for n in range(400) if n % 97 != 5]
+    assert (out / "broken.csv").read_bytes() == (whole / "broken.csv").read_bytes()
+    assert read_output(out)["keys"].tolist() == [f"{n:05d}" for n in range(400) if n % 97 != 5]
     # Another process may compute in another way, by where its memory lies: the last bits are not the same.
-    np.testing.assert_allclose(read_npz(out)["features"], read_npz(whole)["features"], atol=1e-5, rtol=0)
+    np.testing.assert_allclose(
+        read_output(out)["features"], read_output(whole)["features"], atol=1e-5, rtol=0
+    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
-def test_a_signal_saves_and_says_that_the_same_command_goes_on(start, many, whole, tmp_path, capfd, number):
-    out = tmp_path / "f.npz"
-    arguments = [start, many, "--out", out, "--batch-size", "2", "--save-every-s", "0.01"]
+def test_a_signal_saves_and_says_that_the_same_command_resumes(
+    start, many, whole, tmp_path, capfd, number, monkeypatch
+):
+    out = tmp_path / "f"
+    arguments = [start, many, "--out", out, "--batch-size", "2"]
+    monkeypatch.setattr(embedding, "SAVE_EVERY_S", 0.01)
     # Around the tests it may be ignored: they may be a background job.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -124,37 +158,16 @@ def test_a_signal_saves_and_says_that_the_same_command_goes_on(start, many, whol
     assert lines[-1] == f"mae-vit: stopped, {done} of 400 images are saved: the same command resumes"
     assert not out.exists()
     assert call(*arguments) == 0
-    assert out.read_bytes() == whole.read_bytes()
-
-
-@pytest.mark.slow
-def test_ten_thousand_images_are_killed_again_and_again(start, tmp_path):
-    path, out, whole = tmp_path / "images.zip", tmp_path / "f.npz", tmp_path / "whole.npz"
-    with zipfile.ZipFile(path, "w") as archive:
-        for number in range(10_000):
-            archive.writestr(f"{number:05d}.png", encoded(number, "png"))
-    arguments = [start, path, "--out", out, "--batch-size", "16", "--save-every-s", "0"]
-    for _ in range(4):
-        before = done_of(out)
-        stop_by(signal.SIGKILL, out, [*arguments, "--workers", "2"], np.random.default_rng().uniform(0, 0.4))
-        assert not out.exists()
-        assert done_of(out) > before
-    assert call(*arguments) == 0
-    assert call(start, path, "--out", whole, "--batch-size", "16") == 0
-    resumed, straight = read_npz(out), read_npz(whole)
-    assert resumed["keys"].tolist() == straight["keys"].tolist()
-    # Another process may compute in another way: the last bits are not the same.
-    np.testing.assert_allclose(resumed["features"], straight["features"], atol=1e-5, rtol=0)
-    assert read_npz(out)["keys"].tolist() == [f"{number:05d}" for number in range(10_000)]
+    assert content(out) == content(whole)
 
 
 @pytest.fixture
-def begun(start, folder, tmp_path):
+def begun(start, folder, tmp_path, monkeypatch):
     """An output of which some images are done."""
-    out = tmp_path / "f.npz"
+    out = tmp_path / "f"
     settings = Settings(torch.device("cpu"), batch_size=4)
     images = open_images(str(folder), out=tmp_path)
-    assert embed(load_encoder(start), images, out, settings, stop=StopAfter(3), save_every_s=0).rows is None
+    assert embed(load_encoder(start), images, out, settings, stop=StopAfter(3)).rows is None
     assert done_of(out) == 16
     return out
 
@@ -163,92 +176,88 @@ def begun(start, folder, tmp_path):
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (["--img-size", "24"], "--img-size was 16x16, not 24x24"),
-        (["--pool", "cls"], "--pool was mean, not cls"),
-        (["--dtype", "float16"], "--dtype was float32, not float16"),
-        (["--precision", "bf16"], "--precision was fp32, not bf16"),
-        (["--split", "test"], "DATA was folder as it was, 18 images"),
+        (["--img-size", "24"], "img_size was [16, 16], is [24, 24]"),
+        (["--pool", "cls"], "pool was mean, is cls"),
+        (["--dtype", "float16"], "dtype was float32, is float16"),
+        (["--precision", "bf16"], "precision was fp32, is bf16"),
+        (["--split", "test"], "data_images was 18, is 6"),
+        (["--no-labels"], "labels was True, is False"),
     ],
 )
 def test_what_was_made_otherwise_is_refused(start, folder, begun, capsys, options, expected, finished):
     if finished:
         assert call(start, folder, "--out", begun) == 0
-    before = begun.read_bytes() if finished else done_of(begun)
+    before = content(begun) if finished else done_of(begun)
     capsys.readouterr()
     assert call(start, folder, "--out", begun, *options) == 2
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 1
     assert expected in lines[0]
-    assert lines[0].endswith("--restart begins again, another --out keeps it")
-    assert (begun.read_bytes() if finished else done_of(begun)) == before
-    assert begun.with_name("f.npz.parts").exists() is not finished
+    assert "--restart" in lines[0]
+    assert (content(begun) if finished else done_of(begun)) == before
+    assert partial_of(begun).exists() is not finished
     assert call(start, folder, "--out", begun, "--restart", *options) == 0
-    assert read_npz(begun)["metadata"]["data_images"] == (6 if "--split" in options else 18)
+    assert read_output(begun)["meta"]["data_images"] == (6 if "--split" in options else 18)
 
 
 def test_other_weights_and_other_files_are_refused(start, folder, begun, tmp_path, capsys):
     other = write_encoder(tmp_path / "other.safetensors", seed=1)
     assert call(other, folder, "--out", begun) == 2
-    assert f"the weights were {start}" in capsys.readouterr().err
-    kept = start.read_bytes()
-    start.write_bytes(other.read_bytes())
-    try:
-        assert call(start, folder, "--out", begun) == 2
-        assert f"the weights were {start} with other values" in capsys.readouterr().err
-    finally:
-        start.write_bytes(kept)
+    assert f"start was {start}" in capsys.readouterr().err
     picture = sorted(folder.rglob("*.png"))[-1]
-    kept = picture.read_bytes()
-    picture.write_bytes(encoded(99, "png", (30, 30)))
-    try:
-        assert call(start, folder, "--out", begun) == 2
-        assert "DATA was folder as it was" in capsys.readouterr().err
-    finally:
-        picture.write_bytes(kept)
+    for path, data, key in (
+        (start, other.read_bytes(), "digest"),
+        (picture, encoded(99, "png", (30, 30)), "data_fingerprint"),
+    ):
+        kept = path.read_bytes()
+        path.write_bytes(data)
+        try:
+            assert call(start, folder, "--out", begun) == 2
+            assert f"{key} was" in capsys.readouterr().err
+        finally:
+            path.write_bytes(kept)
     assert call(start, folder, "--out", begun) == 0
 
 
 def test_a_finished_output_is_left_as_it_is(start, folder, begun, capsys):
     assert call(start, folder, "--out", begun) == 0
+    before = (begun / "features.npy").stat().st_mtime_ns
     capsys.readouterr()
-    before = begun.stat().st_mtime_ns
     assert call(start, folder, "--out", begun) == 0
     said = capsys.readouterr().out
-    assert "all images were done already" in said
-    assert "passed over 1 broken image" in said
-    assert "test/owl/0011.png: not an image" in said
-    assert f"{begun}: features of 17 images, 24 numbers each" in said
-    assert begun.stat().st_mtime_ns == before
-    assert not begun.with_name("f.npz.parts").exists()
+    for words in ("done already", "test/owl/0011.png: not an image", f"{begun}: features of 17 images, 24"):
+        assert words in said
+    assert (begun / "features.npy").stat().st_mtime_ns == before
+    assert not partial_of(begun).exists()
 
 
-def test_a_file_of_others_is_not_touched(start, folder, tmp_path, capsys):
-    out = tmp_path / "f.npz"
-    np.savez(out, mine=np.arange(3))
-    before = out.read_bytes()
-    assert call(start, folder, "--out", out) == 2
-    assert "no file of `mae-vit embed`" in capsys.readouterr().err
-    assert out.read_bytes() == before
-    assert os.listdir(tmp_path) == ["f.npz"]
+@pytest.mark.parametrize("name", ["notes.txt", "features.npy"])
+def test_a_folder_of_others_is_not_touched(start, folder, tmp_path, capsys, name):
+    out = tmp_path / "f"
+    out.mkdir()
+    np.save(out / name, np.arange(3))
+    before = content(out)
+    assert call(start, folder, "--out", out, "--restart") == 2
+    assert "no output of `mae-vit embed`" in capsys.readouterr().err
+    assert content(out) == before
+    assert os.listdir(tmp_path) == ["f"]
 
 
 def test_two_processes_do_not_write_one_output(start, folder, begun, capsys):
-    with locked_parts(begun):
+    with embedding._locked(begun):
         assert call(start, folder, "--out", begun) == 2
         assert f"{begun} is being written by process {os.getpid()} on " in capsys.readouterr().err
     assert call(start, folder, "--out", begun) == 0
 
 
-@pytest.mark.parametrize("damage", ["state", "no state", "cut short", "of an older version"])
+@pytest.mark.parametrize("damage", ["state", "no state"])
 def test_a_damaged_folder_is_named_and_restart_begins_again(start, folder, begun, tmp_path, capsys, damage):
-    assert call(start, folder, "--out", tmp_path / "whole.npz", "--batch-size", "4") == 0
-    parts = begun.with_name("f.npz.parts")
+    assert call(start, folder, "--out", tmp_path / "whole", "--batch-size", "4") == 0
+    partial = partial_of(begun)
     if damage == "no state":
-        (parts / "state.json").unlink()
-    elif damage == "cut short":
-        (parts / "features.npy").write_bytes((parts / "features.npy").read_bytes()[:200])
+        (partial / "state.json").unlink()
     else:
-        (parts / "state.json").write_text("{" if damage == "state" else '{"format": 1, "identity": {}}')
+        (partial / "state.json").write_text("{")
     words = [start, folder, "--out", begun, "--batch-size", "4"]
     if damage != "no state":
         assert call(*words) == 2
@@ -256,5 +265,5 @@ def test_a_damaged_folder_is_named_and_restart_begins_again(start, folder, begun
         assert not begun.exists()
         words.append("--restart")
     assert call(*words) == 0
-    assert begun.read_bytes() == (tmp_path / "whole.npz").read_bytes()
-    assert not parts.exists()
+    assert content(begun) == content(tmp_path / "whole")
+    assert not partial.exists()

@@ -1,4 +1,4 @@
-"""What is handed on: the encoder with its read-out, and a head or a decoder where there is one.
+"""What is exported: an encoder with its pooling, and a head or a decoder where there is one.
 
 Shapes: B batch, C channels, H W pixels, D width, K classes.
 """
@@ -7,27 +7,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mae_vit.core.errors import InputError
 from mae_vit.models.attention import set_fused_attention
-from mae_vit.models.encoder_file import read_metadata, to_metadata
+from mae_vit.models.encoder_file import EncoderInfo, read_metadata, to_metadata
 from mae_vit.models.sizes import Pool
 from mae_vit.weights.encoder import PretrainedEncoder, encoder_from_weights
 from mae_vit.weights.mae_decoder import Decoder, read_decoder
 from mae_vit.weights.read import read_weights
 from mae_vit.weights.start import Weights
 
+# Another number than programs are traced with: their batch axis must be free.
+_RANDOM_IMAGES = 3
+
 
 class Network(nn.Module):
     """An encoder, and the linear head of a classifier.
 
     Attributes:
-        encoder: with its read-out.
+        encoder: with its pooling.
         head: (B, D) -> (B, K); None if there is none.
     """
 
@@ -48,17 +49,12 @@ class Network(nn.Module):
         return "features" if self.head is None else "logits"
 
     @property
-    def output_size(self) -> int:
-        """D, or K."""
-        return self.encoder.embed_dim if self.head is None else self.head.out_features
-
-    @property
     def has_fc_norm(self) -> bool:
         """Whether a norm stands behind the mean, and none in front (official MAE code, `global_pool`)."""
         return isinstance(self.encoder.fc_norm, nn.LayerNorm)
 
     def timm_state(self) -> dict[str, Tensor]:
-        """All weights by timm's names, float32 on the CPU."""
+        """Returns all weights by timm's names, float32 on the CPU."""
         parts: dict[str, nn.Module | None] = {
             "": self.encoder.encoder,
             "fc_norm.": self.encoder.fc_norm,
@@ -90,23 +86,38 @@ class ExportSource:
 
     @property
     def encoder(self) -> PretrainedEncoder:
-        """The encoder with its read-out."""
+        """The encoder with its pooling."""
         return self.network.encoder
 
     @property
-    def start(self) -> Weights:
+    def info(self) -> EncoderInfo:
+        """Geometry, normalization and training of the encoder."""
+        return self.encoder.info
+
+    @property
+    def weights(self) -> Weights:
         """The weights as they were read."""
         return self.encoder.start
 
+    @property
     def image_shape(self) -> tuple[int, int, int]:
         """C, H and W."""
-        info = self.encoder.info
-        return (info.in_chans, *info.img_size)
+        return (self.info.in_chans, *self.info.img_size)
+
+    @property
+    def preparation(self) -> str:
+        """Sentences on what must be done to images before all else; empty if nothing."""
+        return self.info.preprocessing.describe(in_bands=self.info.bands is not None)
+
+    def random_images(self) -> Tensor:
+        """Returns the same normalized random images at every call: float32 (3, C, H, W)."""
+        generator = torch.Generator().manual_seed(0)
+        return torch.randn(_RANDOM_IMAGES, *self.image_shape, generator=generator)
 
     def metadata(self) -> dict[str, str]:
-        """Geometry, normalization, history and classes: what travels in a file's metadata."""
+        """Returns what travels in a file's metadata: geometry, normalization, training, pooling and classes."""
         more = {"pool": self.encoder.pool, **({"classes": self.classes} if self.classes else {})}
-        return to_metadata({**self.encoder.info.to_dict(), **more})
+        return to_metadata({**self.info.to_dict(), **more})
 
 
 def load_for_export(asked: str, pool: Pool | None, *, norm_pix_loss: bool = False) -> ExportSource:
@@ -114,52 +125,44 @@ def load_for_export(asked: str, pool: Pool | None, *, norm_pix_loss: bool = Fals
 
     Args:
         asked: what `mae_vit.weights.read.read_weights` takes.
-        pool: what features are read from; None for [CLS], or what a classifier reads.
+        pool: what features are pooled from; None for the encoder's own.
         norm_pix_loss: whether an official file's decoder predicts normalized pixels.
 
     Raises:
-        InputError: if there are none of ours, or if the read-out is a classifier's own.
+        InputError: if there are no such weights, or if `pool` is set for a classifier, which has a pooling of its own.
     """
-    start = read_weights(asked)
-    head = _head_of(start)
-    if pool is not None and (head is not None or "fc_norm.weight" in start.tensors):
+    weights = read_weights(asked)
+    head = _read_head(weights)
+    if pool is not None and (head is not None or "fc_norm.weight" in weights.tensors):
         raise InputError(
-            f"--pool {pool}: {start.source} was fine-tuned on a read-out of its own, which it keeps"
+            f"--pool {pool}: {weights.source} was fine-tuned on a pooling of its own, which it keeps"
         )
-    encoder = encoder_from_weights(start, pool=pool)
+    encoder = encoder_from_weights(weights, pool=pool)
     # One path for all lengths of sequence, which tracers take as one operation.
     set_fused_attention(encoder, True)
     if head is not None and head.in_features != encoder.embed_dim:
         raise InputError(
-            f"{start.source}: its head takes {head.in_features} values, its encoder gives {encoder.embed_dim}"
+            f"{weights.source}: its head takes {head.in_features} values, its encoder gives {encoder.embed_dim}"
         )
-    decoder = read_decoder(start, encoder.encoder, encoder.info, norm_pix_loss=norm_pix_loss)
-    classes = _classes_of(start.path) if head is not None else ()
-    if head is not None and len(classes) != head.out_features:
-        classes = ()
-    return ExportSource(asked, Network(encoder, head), tuple(classes), decoder)
+    decoder = read_decoder(weights, encoder.encoder, encoder.info, norm_pix_loss=norm_pix_loss)
+    return ExportSource(asked, Network(encoder, head), tuple(_read_classes(weights, head)), decoder)
 
 
-def _head_of(start: Weights) -> nn.Linear | None:
-    """The head of a classifier; objectives of pretraining have heads for other things."""
-    weight, bias = (start.tensors.get(f"head.{name}") for name in ("weight", "bias"))
-    if start.objective is not None or weight is None or weight.ndim != 2:
+def _read_head(weights: Weights) -> nn.Linear | None:
+    """Returns the head of a classifier; objectives of pretraining have heads for other things."""
+    weight, bias = (weights.tensors.get(f"head.{name}") for name in ("weight", "bias"))
+    if weights.objective is not None or weight is None or weight.ndim != 2:
         return None
     if bias is None or bias.shape != weight.shape[:1]:
-        raise InputError(f"{start.source}: its head.weight has no head.bias that fits")
+        raise InputError(f"{weights.source}: its head.weight has no head.bias that fits")
     head = nn.Linear(weight.shape[1], weight.shape[0])
-    with torch.no_grad():
-        head.weight.copy_(weight)
-        head.bias.copy_(bias)
+    head.load_state_dict({"weight": weight, "bias": bias})
     return head
 
 
-def metadata_of(path: Path) -> dict[str, Any]:
-    """Reads what a safetensors file of ours says of itself; empty for all others."""
-    if path.suffix != ".safetensors" or not path.is_file():
-        return {}
-    return read_metadata(path)
-
-
-def _classes_of(path: Path) -> Sequence[str]:
-    return [str(name) for name in metadata_of(path).get("classes") or ()]
+def _read_classes(weights: Weights, head: nn.Linear | None) -> Sequence[str]:
+    """Returns the names of a head's outputs that its safetensors file states; empty if it does not."""
+    if head is None or weights.path.suffix != ".safetensors" or not weights.path.is_file():
+        return ()
+    classes = [str(name) for name in read_metadata(weights.path).get("classes") or ()]
+    return classes if len(classes) == head.out_features else ()

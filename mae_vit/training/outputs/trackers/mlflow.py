@@ -1,0 +1,103 @@
+"""Logs a run to MLflow. The only file that imports its package."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from filelock import FileLock
+
+from mae_vit.training.outputs.run_folder import Status
+from mae_vit.training.outputs.trackers.base import Pictures, Scalars, TrackedRun, flatten
+from mae_vit.training.outputs.trackers.names import ROLLED_BACK
+
+_DEFAULTS = {
+    # It reports its use over the network.
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    # Training waits for a server's answer: its own values are 120 s, eight times.
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+}
+_STATUS: dict[Status, str] = {"done": "FINISHED", "interrupted": "KILLED"}
+# A server takes no more in one request.
+_MAX_PARAMETERS = 100
+
+
+class MlflowTracker:
+    """A run of MLflow: on the server of MLFLOW_TRACKING_URI, without one in a database beside the runs.
+
+    A step that comes again has both values in its history.
+    """
+
+    title = "mlflow"
+
+    def __init__(self, run: TrackedRun) -> None:
+        """Opens the run; a new one where the store does not know its id, such as on another machine."""
+        for name, value in _DEFAULTS.items():
+            os.environ.setdefault(name, value)
+        from mlflow import MlflowClient, entities, exceptions
+
+        # After the import, which sets levels itself.
+        for name in ("mlflow", "alembic"):
+            logging.getLogger(name).setLevel(logging.WARNING)
+        self._metric = entities.Metric
+        server, local = os.environ.get("MLFLOW_TRACKING_URI"), _local_folder(run.folder)
+        uri = server or f"sqlite:///{local / 'mlflow.db'}"
+        # Two runs that begin together must not create the tables twice.
+        with nullcontext() if server else FileLock(local / ".mlflow.lock"):
+            self._client: Any = MlflowClient(tracking_uri=uri)
+            name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "mae-vit")
+            artifacts = None if server else (local / "mlflow-artifacts").as_uri()
+            try:
+                experiment = self._client.create_experiment(name, artifact_location=artifacts)
+            except exceptions.MlflowException:  # it exists
+                experiment = self._client.get_experiment_by_name(name).experiment_id
+        self.where = f"experiment {experiment}" if server else f"mlflow ui --backend-store-uri {uri}"
+        if run.run_id is not None:
+            try:
+                self._client.update_run(run.run_id, status="RUNNING")
+                self.run_id = run.run_id
+                return
+            except exceptions.MlflowException as error:
+                if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                    raise
+        tags = {"group": run.group} if run.group else {}
+        self.run_id = self._client.create_run(experiment, run_name=run.name, tags=tags).info.run_id
+        parameters = [entities.Param(key, str(value)) for key, value in run.config.items()]
+        for first in range(0, len(parameters), _MAX_PARAMETERS):
+            self._client.log_batch(self.run_id, params=parameters[first : first + _MAX_PARAMETERS])
+
+    def log(self, step: int, scalars: Scalars, pictures: Pictures) -> None:
+        """Stores a step's metrics in one request, then its pictures."""
+        now = int(1000 * time.time())
+        metrics = [self._metric(name, float(value), now, step) for name, value in scalars.items()]
+        self._client.log_batch(self.run_id, metrics=metrics)
+        for name, picture in pictures.items():
+            self._client.log_image(self.run_id, np.ascontiguousarray(picture), key=name, step=step)
+
+    def go_back(self, step: int) -> None:
+        """Marks a rollback at the first step after it."""
+        self.log(step + 1, {ROLLED_BACK: step}, {})
+
+    def finish(self, status: Status, summary: Mapping[str, Any]) -> None:
+        """Stores the summary: numbers of a finished run as metrics, the rest as tags, which can be replaced."""
+        flat = flatten({"summary": {**summary, "status": status}}, separator="/")
+        numbers = {name: value for name, value in flat.items() if isinstance(value, int | float)}
+        if status == "done":
+            self.log(int(summary.get("steps", 0)), numbers, {})
+        for name, value in flat.items():
+            if name not in numbers and value is not None:
+                self._client.set_tag(self.run_id, name, str(value))
+        self._client.set_terminated(self.run_id, _STATUS.get(status, "FAILED"))
+
+
+def _local_folder(run: Path) -> Path:
+    """Returns the folder `runs` above a run, so that all runs share a database; without one, the folder above it."""
+    above = run.absolute().parents
+    return next((folder for folder in above if folder.name == "runs"), above[0])

@@ -1,0 +1,77 @@
+"""Logs a run to Weights & Biases. The only file that imports its package."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from mae_vit.training.outputs.run_folder import Status
+from mae_vit.training.outputs.trackers.base import Pictures, Scalars, TrackedRun, flatten
+from mae_vit.training.outputs.trackers.names import ROLLED_BACK
+
+# The longest that training waits for the package, at its start and at its end.
+_PATIENCE_S = 20.0
+_EXIT_CODES: dict[Status, int] = {"done": 0, "interrupted": 75}
+
+
+class WandbTracker:
+    """A run of Weights & Biases: online with a key or a login, otherwise offline in the run folder.
+
+    Charts are drawn over the metric "step". The package's own step only grows, so it would drop what a run
+    repeats after a rollback or a resume.
+    """
+
+    title = "wandb"
+
+    def __init__(self, run: TrackedRun) -> None:
+        """Opens the run."""
+        # Otherwise the package prints, and reports its own errors over the network.
+        os.environ.setdefault("WANDB_SILENT", "true")
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+        # The service of a parent process, such as a notebook, takes the run of a killed process for one in use.
+        os.environ.pop("WANDB_SERVICE", None)
+        import wandb
+
+        has_login = bool(os.environ.get("WANDB_MODE")) or wandb.login(prompt=False, verify=False)
+        self._image = wandb.Image
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "mae-vit"),
+            name=run.name,
+            group=run.group,
+            id=run.run_id,
+            dir=str(run.folder),
+            config=dict(run.config),
+            mode=None if has_login else "offline",
+            resume="allow",
+            # The command line and the git remote may hold tokens: they are not collected.
+            settings=wandb.Settings(
+                console="off",
+                silent=True,
+                disable_git=True,
+                disable_code=True,
+                x_disable_meta=True,
+                init_timeout=_PATIENCE_S,
+                finish_timeout=_PATIENCE_S,
+            ),
+        )
+        self._run.define_metric("*", step_metric="step")
+        self.run_id = self._run.id
+        self.where = self._run.url or f"wandb sync {run.folder / 'wandb'}/offline-run-*"
+
+    def log(self, step: int, scalars: Scalars, pictures: Pictures) -> None:
+        """Stores a step as one row."""
+        images = {name: self._image(picture) for name, picture in pictures.items()}
+        self._run.log({"step": step, **scalars, **images})
+
+    def go_back(self, step: int) -> None:
+        """Marks a rollback at the first step after it."""
+        self.log(step + 1, {ROLLED_BACK: step}, {})
+
+    def finish(self, status: Status, summary: Mapping[str, Any]) -> None:
+        """Stores the summary; an interrupted run is shown as preempted."""
+        flat = flatten({"summary": {**summary, "status": status}}, separator="/")
+        self._run.summary.update(flat)
+        if status == "interrupted":
+            self._run.mark_preempting()
+        self._run.finish(exit_code=_EXIT_CODES.get(status, 1))

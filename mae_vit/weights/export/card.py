@@ -1,0 +1,91 @@
+"""The model card: a README.md beside each export, from `card.md.jinja`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from huggingface_hub import ModelCard, ModelCardData
+
+from mae_vit.core import __version__
+from mae_vit.core.hub import HubName
+from mae_vit.core.preprocessing import UNCHANGED
+from mae_vit.weights.export.formats import FORMATS
+from mae_vit.weights.export.source import ExportSource
+from mae_vit.weights.export.written import TOLERANCE, Written
+from mae_vit.weights.start import name_of
+
+CARD = "README.md"
+# By which an export knows another.
+SIGNATURE = "Exported by mae-vit"
+_TEMPLATE = Path(__file__).with_name("card.md.jinja")
+_TAGS = ["vision-transformer", "image-feature-extraction"]
+# Pillow's resampling differs from ours; JPEGs that are stored once more differ by their rounding too.
+_PIXELS_WITHIN, _PIXELS_WITHIN_PREPARED = 2, 6
+
+
+def write_card(
+    folder: Path,
+    source: ExportSource,
+    written: Written,
+    *,
+    target: str,
+    library: str,
+    difference: float,
+    hub: HubName | None = None,
+) -> None:
+    """Writes what the model is, how it is used, and what it cannot do.
+
+    Its code turns an image file into `images` as `PretrainedEncoder.transform` does, by Pillow or NumPy alone.
+
+    Args:
+        folder: of the export.
+        source: what was exported.
+        written: what the format's writer returned.
+        target: a key of `FORMATS`.
+        library: that verified it, with its version.
+        difference: the largest absolute one of its outputs from ours.
+        hub: the repository that it is pushed to.
+    """
+    info, bands = source.info, source.info.bands
+    card = ModelCard.from_template(
+        ModelCardData(library_name=FORMATS[target].hub_name, tags=_TAGS),
+        template_path=str(_TEMPLATE),
+        source=source,
+        info=info,
+        bands=bands,
+        name=name_of(source.asked),
+        description=describe(source),
+        written=written,
+        hub=hub,
+        height=info.img_size[0],
+        width=info.img_size[1],
+        mean=_rounded(info.mean),
+        std=_rounded(info.std),
+        low=_rounded(bands.low) if bands else [],
+        high=_rounded(bands.high) if bands else [],
+        within=_PIXELS_WITHIN if info.preprocessing == UNCHANGED else _PIXELS_WITHIN_PREPARED,
+        verified=f"with {library}, {', '.join(written.outputs)} of random images differ by at most {difference:.2g} "
+        f"from the source's ({TOLERANCE:g} allowed)",
+        signature=f"{SIGNATURE} {__version__}",
+    )
+    card.save(folder / CARD)
+
+
+def describe(source: ExportSource) -> str:
+    """Returns the network in one line."""
+    info, network = source.info, source.network
+    parameters = sum(parameter.numel() for parameter in network.parameters())
+    cls = "[CLS]" if info.vit.class_tokens == 1 else f"mean of {info.vit.class_tokens} class tokens"
+    pooling = cls if source.encoder.pool == "cls" else "mean of the patches"
+    size = info.vit.embed_dim if network.head is None else network.head.out_features
+    return (
+        f"Vision Transformer, {info.vit.depth} blocks of width {info.vit.embed_dim}, {info.vit.num_heads} heads, "
+        f"{info.img_size[0]} x {info.img_size[1]} px in patches of {info.vit.patch_size}, "
+        f"{parameters / 1e6:.3g} M parameters; {network.output_name} (B, {size}) from {pooling}"
+    )
+
+
+def _rounded(values: Sequence[float]) -> list[float]:
+    """Returns values as a card prints them, precise enough for float32."""
+    return [float(f"{value:.7g}") for value in values]
