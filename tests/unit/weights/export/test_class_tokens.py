@@ -95,7 +95,7 @@ def test_other_numbers_of_class_tokens_do_not_fit(path):
 
     start = read_weights(str(path))
     with pytest.raises(InputError, match=r"class_tokens is 4 there, model.class_tokens=1 here"):
-        load_weights(start, info_of(pos_embed="learnable").build())
+        load_weights(start, info_of(pos_embed="learnable").geometry.build())
 
 
 def test_positions_are_interpolated_behind_all_class_tokens(path):
@@ -107,6 +107,6 @@ def test_positions_are_interpolated_behind_all_class_tokens(path):
 def test_files_of_one_class_token_do_not_state_it(tmp_path, path):
     assert read_metadata(path)["class_tokens"] == 4
     plain = tmp_path / "plain.safetensors"
-    plain.write_bytes(encoder_bytes(info_of().build(), info_of()))
+    plain.write_bytes(encoder_bytes(info_of().geometry.build(), info_of()))
     assert "class_tokens" not in json.dumps(read_metadata(plain))
     assert mae_vit.load_encoder(plain).info.vit.class_tokens == 1
