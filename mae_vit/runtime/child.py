@@ -24,6 +24,7 @@ from mae_vit.core.files import write_atomically
 from mae_vit.runtime.exit_codes import EXIT_INTERRUPTED, EXIT_REQUEUE
 from mae_vit.runtime.failures import EXIT_CODES, RunInterrupted, TrainingFailed
 from mae_vit.runtime.signals import STOP_SIGNALS, handling, install_early_handlers
+from mae_vit.runtime.terminal import ignore_closed_terminal
 
 # The first path, the current folder, may hold modules that are named as the standard library's are.
 _PROGRAM = (
@@ -111,6 +112,8 @@ def answer_parent() -> None:
         cast("Any", stream).reconfigure(encoding="utf-8", errors="replace", line_buffering=True)
     if shows_bars:
         sys.stderr.isatty = lambda: True  # type: ignore[method-assign]
+    # A parent that is gone reads nothing, and the run is still saved.
+    ignore_closed_terminal()
     Thread(target=_stop_after_parent, daemon=True).start()
     try:
         result = pkgutil.resolve_name(function)(argument)
