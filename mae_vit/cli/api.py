@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 # A preset's name, a YAML file, or the sections themselves.
 Config = str | os.PathLike[str] | Mapping[str, Any]
 Changes = Mapping[str, Any]
-Option = str | int | float | bool | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None
+Option = str | float | bool | os.PathLike[str] | Sequence[str | float | os.PathLike[str]] | None
+# Options of `prepare` that are given once for each value; others take values as 3,1.
+_REPEATED = ("exclude",)
 
 
 @dataclass(frozen=True)
@@ -187,7 +189,7 @@ def prepare(
     Args:
         sources: digits, cifar10, cifar100, a folder or an archive of images, or several of these.
         folder: where shards go; None with `in_place=True`.
-        **options: of the command, with _ for -: `holdout=0.1`, `resize=384`, `overwrite=True`.
+        **options: of the command, with _ for -: `holdout=0.1`, `bands=[3, 1]`, `overwrite=True`.
 
     Returns:
         The folder with the shards, for `data.path`.
@@ -197,16 +199,32 @@ def prepare(
     """
     paths = [sources] if isinstance(sources, str | os.PathLike) else list(sources)
     paths += [] if folder is None else [folder]
-    words = ["prepare"]
-    for name, value in options.items():
-        option, values = f"--{name.replace('_', '-')}", value if isinstance(value, list | tuple) else [value]
-        words += [
-            option if each is True else f"{option}={each}" for each in values if each not in (None, False)
-        ]
+    words = ["prepare", *(word for name, value in options.items() for word in _option_words(name, value))]
     # No option is taken for a path that begins with a dash.
     arguments = parse([*words, *(f"./{path}" if str(path).startswith("-") else str(path) for path in paths)])
     arguments.run(arguments)
     return expand_path(paths[-1])
+
+
+def _option_words(name: str, value: Any) -> list[str]:
+    """Writes an option of Python as the command line has it; none for None and False.
+
+    Raises:
+        InputError: for values without an order.
+    """
+    option = f"--{name.replace('_', '-')}"
+    if hasattr(value, "tolist"):  # of NumPy or torch
+        value = value.tolist()
+    if isinstance(value, Mapping | Set):
+        raise InputError(f"{name}: give a list, not {type(value).__name__}, which has no order of values")
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        if name in _REPEATED:
+            return [f"{option}={each}" for each in value]
+        value = ",".join(map(str, value))
+    # Not by equality: 0 is a value.
+    if value is None or value is False:
+        return []
+    return [option if value is True else f"{option}={value}"]
 
 
 def _arguments(

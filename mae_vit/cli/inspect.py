@@ -7,7 +7,6 @@ from pathlib import Path
 
 from mae_vit.config.command_line import OneLineParser, as_path, as_path_text
 from mae_vit.core.errors import InputError
-from mae_vit.core.urls import is_url
 
 _DESCRIPTION = """Draw what an encoder has learned: reconstructions, attention, rollout, attention distance, positions,
 filters, nearest neighbors, a t-SNE map of the features, and a linear probe of each block. Writes one page,
@@ -112,10 +111,13 @@ def _own_data(run: Path, *, is_run: bool) -> str:
     """The data that a run was trained on."""
     if not is_run:
         raise InputError(f"--data is needed: {run} does not say which images it was trained on")
+    # Imports NumPy: not for --help.
     from mae_vit.config.load import read_run_config
+    from mae_vit.data.data_path import check_recorded
 
     data = read_run_config(run).get("data")
     path = data.get("path") if isinstance(data, dict) else None
-    if not path or not (is_url(str(path)) or Path(path).is_dir()):
-        raise InputError(f"the data of {run} are not at {path} any more: give --data")
+    if not path:
+        raise InputError(f"--data is needed: {run} does not say which images it was trained on")
+    check_recorded(str(path), run, "give --data DIR")
     return str(path)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from mae_vit.config.presets import find_config
 from mae_vit.core.errors import InputError
-from mae_vit.core.messages import closest
+from mae_vit.core.messages import closest, device_hint
 from mae_vit.core.user_files import expand_text
 
 if TYPE_CHECKING:  # slow to import: not for --help
@@ -61,6 +61,8 @@ class OneLineParser(argparse.ArgumentParser):
             return
         if (meant := _SAME_WISH.get(name)) in known:
             hint = f'did you mean "{meant}"?'
+        elif self._takes_keys and (devices := device_hint(name[2:])):
+            hint = devices
         elif "." in name:
             hint = f"write {name[2:]}=VALUE"
         else:

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from mae_vit.config.section import OneOf, Section
+from mae_vit.core.messages import device_hint
 
 # Lowest difflib ratio at which a known key is suggested: in the same section, and in another section.
 _CLOSE_BESIDE, _CLOSE_ELSEWHERE, _CONTAINED = 0.5, 0.7, 0.95
@@ -103,8 +104,12 @@ def suggest(schema: type[BaseModel], raw: Any, key: str) -> str:
         section = key.rpartition(".")[0]
         several = one_of(schema.model_fields[section]) if section in schema.model_fields else None
         return f"it belongs to another {section}.{several.key if several else 'name'}"
+    typed = _typed(raw, key)
     # A comparison has no `train`, but a `set.train.epochs`.
-    if issubclass(schema, Section) and (path := schema.key_of_runs(_typed(raw, key))):
+    key_of_runs = schema.key_of_runs if issubclass(schema, Section) else lambda _: ""
+    if hint := device_hint(typed.rpartition(".")[2]):
+        return hint.replace("run.device", key_of_runs("device") or "run.device")
+    if path := key_of_runs(typed):
         return f'did you mean "{path}"?'
     if paths := meant(schema, raw, key):
         return "did you mean " + " or ".join(f'"{path}"' for path in paths[:_MAX_MEANT]) + "?"

@@ -16,6 +16,7 @@ from mae_vit.config.encoders import EncoderConfig
 from mae_vit.config.optim import OptimSection
 from mae_vit.config.section import Section, exactly_one
 from mae_vit.config.typed_yaml import PathText
+from mae_vit.core.messages import GPUS
 
 
 class RunSection(Section):
@@ -47,7 +48,7 @@ class RunSection(Section):
     @classmethod
     def _check_device(cls, device: Any) -> Any:
         if isinstance(device, str) and re.match("cuda|gpu", device.lower()):
-            raise ValueError("auto takes a GPU where there is one; CUDA_VISIBLE_DEVICES chooses which")
+            raise ValueError(GPUS)
         return device
 
     @field_validator("name", mode="before")

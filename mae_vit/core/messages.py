@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Iterable
 from math import copysign
 from pathlib import Path
@@ -19,6 +20,14 @@ def plain_text(name: str) -> str:
 
 # Smallest similarity of a proposed file name, 0..1 (difflib's ratio).
 _ALIKE = 0.6
+GPUS = (
+    "a process finds its GPU by itself: CUDA_VISIBLE_DEVICES chooses which, run.device=cpu takes none; deepspeed, "
+    "torchrun or a comparison starts a process for each"
+)
+# By which other programs choose it: device=cuda, gpus=1, num_gpus=2, trainer.accelerator=gpu, --gpu-ids 0
+_DEVICES = re.compile(
+    r"((no|use|num|n)[-_]?)?(cuda|gpus?|devices?|accelerators?)([-_]?(ids?|count|per[-_]node))?"
+)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -57,6 +66,11 @@ def closest_path(path: Path, among: Iterable[Path] | None = None) -> str:
             part = named
         there /= part
     return f'did you mean "{there}"?'
+
+
+def device_hint(name: str) -> str:
+    """Returns how a GPU is chosen, for a key or option by which other programs choose it; empty for others."""
+    return GPUS if _DEVICES.fullmatch(name.lower()) else ""
 
 
 def _most_alike(name: str, known: Iterable[str], cutoff: float) -> str | None:

@@ -66,6 +66,27 @@ def describe_place(path: str, folder: Path) -> str:
     return f"{path} (prepared in {folder})" if prepared else redact_url(path)
 
 
+def check_recorded(path: str, run: Path, remedy: str) -> None:
+    """Makes sure that the data of a run lie where its config says, which may be elsewhere or another machine.
+
+    Args:
+        path: the `data.path` that the run recorded. A relative one is seen from the working folder, not from the run's.
+        run: its folder.
+        remedy: the end of a line, which takes the path that is probably meant in place of DIR.
+
+    Raises:
+        InputError: if there is nothing at the path.
+    """
+    if is_url(path) or os.path.exists(path):
+        return
+    around = (parent / path for parent in run.absolute().parents)
+    near = next((place for place in around if place.exists()), None)
+    seen = "" if os.path.isabs(path) else f" from {Path.cwd()}"
+    raise InputError(
+        f"{run} recorded data.path={path}, which does not exist{seen}: {remedy.replace('DIR', str(near or 'DIR'))}"
+    )
+
+
 def is_unprepared(source: Path) -> bool:
     """Whether a path is of images that are to be prepared: shards are used where they lie, once described."""
     if source.is_dir():

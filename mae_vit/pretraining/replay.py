@@ -20,6 +20,7 @@ from mae_vit.core.errors import InputError
 from mae_vit.core.image_rows import Picture, draw_rows
 from mae_vit.core.keyed_rng import SampleKeys
 from mae_vit.data.batches.loader import load_batches
+from mae_vit.data.data_path import check_recorded
 from mae_vit.data.order.order import RankSlice
 from mae_vit.data.order.skipped_steps import data_step
 from mae_vit.objectives.pretrain_config import PretrainConfig
@@ -71,6 +72,7 @@ def replay(run: Path, *, step: int | None, of_data: int | None = None, rank: int
     if "finetune" in read_run_config(run):
         raise InputError(f"{run} is a fine-tuning run: only pretraining is replayed")
     config = load_config(PretrainConfig, run / "config.yaml")
+    check_recorded(config.data.path, run, "replay from the folder that it was trained in")
     environment = run / "environment.json"
     ranks = Ranks(rank, json.loads(environment.read_text())["world_size"] if environment.exists() else 1)
     if not 0 <= rank < ranks.world_size:

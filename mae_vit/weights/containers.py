@@ -14,6 +14,7 @@ import zipfile
 from collections import OrderedDict
 from collections.abc import Collection
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,18 @@ _OPTIMIZER = re.compile(r"(^|\.)(state\.\d+\.\w+|exp_avg(_sq)?|momentum_buffer)$
 _ADAPTER = re.compile(r"^base_model\.model\.|\.(lora_\w+|base_layer)\.")
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _PART = re.compile(r"-\d{5}-of-(\d{5})\.(safetensors|bin)$")
+# Weights by the names that trainers give them, and what else trainers write by such names.
+_WEIGHTS = re.compile(r"\.(pth(\.tar)?|pt|bin|ckpt|safetensors|index\.json)$")
+_NO_WEIGHTS = re.compile(
+    r"(optimi[sz]er|scheduler|scaler|training_args|rng_state|random_states)|" + _PART.pattern
+)
+# Those that stand for their folder.
+_OF_FOLDER = ("encoder.safetensors", "model.safetensors", "pytorch_model.bin", *_INDEXES)
+# Files of a folder that are looked through: a folder of images may be given by mistake.
+_MAX_NAMES = 10_000
+# What ONNX and torch.export write.
+_PROGRAMS = (".onnx", ".pt2")
+_PROGRAM = "a program that was exported from weights: give those weights"
 # What DeepSpeed calls the weights of the first process, without and with ZeRO-3.
 _DEEPSPEED = ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt")
 
@@ -73,6 +86,34 @@ def file_in(folder: Path) -> Path | None:
     with suppress(OSError, UnicodeDecodeError):  # what DeepSpeed's newest is called
         folder = folder / (folder / "latest").read_text(encoding="utf-8").strip()
     return next((folder / name for name in _DEEPSPEED if (folder / name).is_file()), None)
+
+
+def weights_below(folder: Path) -> Path | None:
+    """Returns what is probably meant by a folder that others trained into: its best weights, else the newest.
+
+    It is a file, or the folder that a file such as model.safetensors stands for. None if nothing is found.
+
+    Raises:
+        InputError: if there are only programs, which are not read here.
+    """
+
+    def preference(path: Path) -> tuple[bool, list[int], float]:
+        # By number before the time, which copies do not keep: checkpoint-1000 is newer than checkpoint-500.
+        numbers = [int(number) for number in re.findall(r"\d+", str(path.relative_to(folder)))]
+        return "best" in path.name, numbers, path.stat().st_mtime
+
+    for pattern in ("*", "*/*"):
+        files = [
+            path
+            for path in islice(folder.glob(pattern), _MAX_NAMES)
+            if _WEIGHTS.search(path.name) and not _NO_WEIGHTS.search(path.name) and path.is_file()
+        ]
+        if files:
+            best = max(files, key=preference)
+            return best.parent if best.name in _OF_FOLDER else best
+    if program := next((path for path in folder.iterdir() if path.suffix in _PROGRAMS), None):
+        raise InputError(f"{program} is {_PROGRAM}")
+    return None
 
 
 def read_content(path: Path, *, wanted: str = STARTS) -> tuple[dict[str, Any], dict[Any, Any]]:
@@ -145,6 +186,8 @@ def _check_length(path: Path, head: bytes) -> None:
 
 def _kind_of(path: Path, head: bytes) -> str | None:
     """Says what a file is that is no pickle of torch's."""
+    if path.suffix in _PROGRAMS:
+        return _PROGRAM
     if known := next((kind for mark, kind in _KINDS if head.lstrip().startswith(mark)), None):
         return known
     if head[:1] == b"\x80" and _TORCHS_NUMBER not in head:

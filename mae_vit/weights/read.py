@@ -29,12 +29,13 @@ from mae_vit.training.checkpoints.format import (
     STATE,
     BrokenCheckpoint,
     as_broken,
+    list_checkpoints,
     read_description,
     read_newest,
     read_part,
     step_of,
 )
-from mae_vit.weights.containers import check_whole, file_in, read_content
+from mae_vit.weights.containers import check_whole, file_in, read_content, weights_below
 from mae_vit.weights.facts_beside import CONFIGS, check_function, facts_beside
 from mae_vit.weights.names import FOREIGN_ORIGIN, is_frozen
 from mae_vit.weights.seen_labels import SeenLabels
@@ -109,15 +110,19 @@ def _read_run(folder: Path) -> Weights:
             return _read_file(folder / name)
     if (file := file_in(folder)) is not None:
         return _read_file(file)
-    around = f": give {run}" if (run := _run_around(folder)) else ""
+    if (run := _run_around(folder)) is not None:
+        hint = f": give {run}"
+    else:
+        below = weights_below(folder)
+        hint = f': did you mean "{below}"?' if below else ""
     raise InputError(
-        f"start {folder} is no run folder, it has neither checkpoints nor an encoder.safetensors{around}"
+        f"start {folder} is no run folder, it has neither checkpoints nor an encoder.safetensors{hint}"
     )
 
 
 def _run_around(path: Path) -> Path | None:
     """The run that a part of its checkpoints is of; None if there is none."""
-    return next((run for run in path.absolute().parents if (run / "checkpoints").is_dir()), None)
+    return next((run for run in path.absolute().parents if list_checkpoints(run / "checkpoints")), None)
 
 
 def _why_untrained(folder: Path, broken: Sequence[BrokenCheckpoint]) -> str:

@@ -10,7 +10,7 @@ from mae_vit.config.load import read_run_config
 from mae_vit.config.presets import PRESETS
 from mae_vit.config.typed_yaml import parse_value, write_value
 from mae_vit.core.errors import InputError
-from mae_vit.data.data_path import resolve_data_path
+from mae_vit.data.data_path import check_recorded, resolve_data_path
 from mae_vit.data.shards.dataset_json import read_dataset
 from mae_vit.finetuning.config.schema import SEGMENTATION, FinetuneConfig
 from mae_vit.models.sizes import TIMM_PREFIX
@@ -66,6 +66,8 @@ def find_recipe(ckpt: str | None, given: Sequence[str] = ()) -> tuple[Path, list
         data = {"augment": data["augment"]}
         path, split = elsewhere, _given(given, "data.split") or "train"
         where = f"data.path={elsewhere}"
+    else:
+        check_recorded(path, folder, "give data.path=DIR")
     cache = {name: data.get(name) for name in ("cache_dir", "cache_gib")}
     cache |= {name: value for name in cache if (value := _given(given, f"data.{name}")) is not None}
     dataset = read_dataset(resolve_data_path(path, **cache).folder)

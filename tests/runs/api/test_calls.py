@@ -1,5 +1,6 @@
 """The commands as functions: runs in processes of their own give the same bits, and errors are raised."""
 
+import argparse
 import json
 import os
 import re
@@ -13,9 +14,12 @@ import numpy as np
 import pytest
 import torch
 from helpers.commands import ROOT, SMALL_PRETRAIN, lines_of
+from helpers.images import write_files
+from unit.data.band_files import chunky, values
 
 import mae_vit
-from mae_vit.cli.api import _overrides
+from mae_vit.cli.api import _REPEATED, _option_words, _overrides
+from mae_vit.cli.main import parse
 from mae_vit.pretraining.command import main
 
 CHANGES = dict(word.split("=") for word in SMALL_PRETRAIN)
@@ -230,6 +234,28 @@ def test_prepare_is_the_command(tmp_path, capsys):
     with pytest.raises(mae_vit.InputError, match="overwrite"):
         mae_vit.prepare("digits", folder)
     assert mae_vit.prepare(["digits"], folder, overwrite=True, exclude=None) == folder
+
+
+def test_values_of_options_mean_what_their_text_does_on_the_command_line(tmp_path):
+    files = {f"{number}.tif": chunky(values(3, "uint16") + np.uint16(number)) for number in range(3)}
+    write_files(tmp_path / "in", files)
+
+    def bands(out, **options):
+        folder = mae_vit.prepare(tmp_path / "in", tmp_path / out, workers=1, **options)
+        return json.loads((folder / "dataset.json").read_text())["bands"]
+
+    expected = bands("text", bands="3,1", scale="0,4000", nodata="0")
+    assert expected["names"] == ["band 3", "band 1"]
+    assert expected["nodata"] == 0
+    for order in ([3, 1], (3, 1), np.array([3, 1])):
+        assert bands(type(order).__name__, bands=order, scale=(0, 4000), nodata=0) == expected
+    with pytest.raises(mae_vit.InputError, match="bands: give a list, not set"):
+        bands("set", bands={3, 1})
+    arguments = parse(["prepare", *_option_words("exclude", ["a", "b"]), "in", "out"])
+    assert arguments.exclude == ["a", "b"]
+    # No other option may be given several times.
+    actions = arguments.parser._actions
+    assert [one.dest for one in actions if isinstance(one, argparse._AppendAction)] == [*_REPEATED]
 
 
 @pytest.mark.slow

@@ -272,6 +272,22 @@ def test_a_run_folder_is_fine_tuned_by_the_recipe_for_its_size(colored, tmp_path
     assert f'data.path="{colored}"' in overrides
 
 
+def test_data_that_a_moved_run_recorded_are_named_as_such(colored, tmp_path, monkeypatch):
+    """Its relative path is seen from the folder where the command runs."""
+    run = run_folder(tmp_path, "B", "data/mine")
+    (elsewhere := tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(elsewhere)
+    recorded = rf"{run} recorded data.path=data/mine, which does not exist from {elsewhere}: give data.path="
+    with pytest.raises(InputError, match=f"^{recorded}DIR$"):
+        find_recipe(run)
+    find_recipe(run, [f"data.path={colored}"])
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "mine").symlink_to(colored)
+    (inner := tmp_path / "runs" / "mae").mkdir(parents=True)
+    with pytest.raises(InputError, match=rf"give data.path={tmp_path}/data/mine$"):
+        find_recipe(run_folder(inner, "B", "data/mine"))
+
+
 def test_masks_are_segmented_by_a_recipe_of_their_own(colored, tmp_path):
     prepare_pairs(write_pairs(tmp_path / "in", side=32), tmp_path / "out")
     given = ["finetune.mode=segment", f"data.path={tmp_path / 'out'}"]

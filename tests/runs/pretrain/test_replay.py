@@ -84,6 +84,18 @@ def test_what_there_is_not_is_one_line(call, tmp_path, capsys, arguments, said):
     assert capsys.readouterr().err == f"mae-vit: error: {said}\n"
 
 
+def test_data_that_are_elsewhere_are_named_as_what_the_run_recorded(call, digits, tmp_path, capsys):
+    assert call() == 0
+    config = tmp_path / "run" / "config.yaml"
+    config.write_text(config.read_text().replace(f"path: {digits}", "path: data/mine"))
+    capsys.readouterr()
+    for words in (["replay", "--step", "1"], ["inspect"]):
+        assert main([*words, str(tmp_path / "run")]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert f"{tmp_path / 'run'} recorded data.path=data/mine, which does not exist from " in line
+        assert ("--data DIR" in line) == (words == ["inspect"])
+
+
 def test_no_run_is_one_line(tmp_path, capsys):
     assert main(["replay", str(tmp_path), "--step", "1"]) == 2
     assert "is no run folder" in capsys.readouterr().err

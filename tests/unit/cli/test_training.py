@@ -56,6 +56,12 @@ def test_a_job_runs_a_preset_also_behind_what_launchers_add(digits, tmp_path, be
         (["finetune"], "nothing to do: give --ckpt WEIGHTS"),
         (["doctor", "mae_digit"], "cannot read config mae_digit"),
         (["pretrain", "mae_digits", "\u2013resume", "never"], "dash of a text editor: write --resume"),
+        (
+            ["pretrain", "mae_digits", "--device", "cuda"],
+            "--device: a process finds its GPU by itself: CUDA_VISIBLE",
+        ),
+        (["finetune", "--gpus=2"], "--gpus: a process finds its GPU by itself: CUDA_VISIBLE"),
+        (["compare", "compare_demo", "train.device=cpu"], ", set.run.device=cpu takes none"),
         (["pretrain", "mae_digits", "--run.seed", "3"], "write run.seed=VALUE"),
     ],
 )

@@ -29,6 +29,13 @@ BAD = {
     "name=x": 'did you mean "run.name" or "model.name" or "optim.name" or "objective.name"?',
     "mask_ratio=0.5": 'unknown key "mask_ratio": did you mean "objective.mask_ratio"?',
     "corrupt_ratio=0.5": 'did you mean "objective.corrupt_ratio" or "objective.masked_patch.corrupt_ratio"?',
+    # What other trainers call it.
+    "train.device=cuda": 'unknown key "train.device": a process finds its GPU by itself: CUDA_VISIBLE_DEVICES chooses '
+    "which, run.device=cpu takes none; ",
+    "device=cuda": 'unknown key "device": a process finds its GPU',
+    "gpus=1": 'unknown key "gpus": a process finds its GPU',
+    "train.gpu_ids=[0]": 'unknown key "train.gpu_ids": a process finds its GPU',
+    "trainer.accelerator=gpu": 'unknown key "trainer": a process finds its GPU',
     "zzz=1": 'unknown key "zzz": known: checkpoint, data, guard, model, ',
     "train.zzz=1": 'unknown key "train.zzz": known in train: activation_checkpointing, ',
     "objective.corrupt_ratio=0.5": 'objective.corrupt_ratio belongs to objective "masked_patch"; '

@@ -204,6 +204,12 @@ REFUSED = {
         lambda d: saved(d, {"epoch": 3, "optimizer": adam()}),
         "holds the state of an optimizer",
     ),
+    "ONNX": (
+        lambda d: written(d, b"\x08\x0a", "a.onnx"),
+        "a program that was exported from weights: give those",
+    ),
+    "torch.export": (lambda d: zipped(d).rename(d / "a.pt2"), "a program that was exported"),
+    "a folder of ONNX": (lambda d: written(d, b"\x08\x0a", "a.onnx").parent, "a.onnx is a program that was"),
     "no tensors": (lambda d: saved(d, {"epoch": 3}), "holds no tensors by name: give a run folder"),
     "sparse": (
         lambda d: saved(d, {**TENSORS, "norm.weight": TENSORS["norm.weight"].to_sparse()}),

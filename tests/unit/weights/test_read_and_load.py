@@ -170,6 +170,33 @@ def test_what_holds_no_weights(tmp_path, name, expected):
         read_weights(name if elsewhere else str(tmp_path / name))
 
 
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ("checkpoint-9.pth.tar last.pth.tar model_best.pth.tar args.yaml", "model_best.pth.tar"),
+        ("x/checkpoint-9.pth.tar x/checkpoint-10.pth.tar", "x/checkpoint-10.pth.tar"),
+        (
+            "checkpoint-500/model.safetensors checkpoint-1000/model.safetensors checkpoint-1000/optimizer.pt "
+            "checkpoint-1000/rng_state.pth checkpoint-1000/training_args.bin runs/events",
+            "checkpoint-1000",
+        ),
+        ("step/model.safetensors.index.json step/model-00001-of-00002.safetensors", "step"),
+        ("checkpoints/epoch=9-step=90.ckpt checkpoints/last.txt", "checkpoints/epoch=9-step=90.ckpt"),
+        ("mae/encoder.safetensors mae/config.yaml", "mae"),
+    ],
+)
+def test_what_is_meant_by_a_folder_around_weights_is_named(tmp_path, files, expected):
+    for name in files.split():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    with pytest.raises(InputError) as error:
+        read_weights(str(tmp_path))
+    assert f'did you mean "{tmp_path / expected}"?' in str(error.value)
+    if "checkpoints" in files:  # they are no run's of ours
+        with pytest.raises(InputError, match=r"did you mean .*step=90\.ckpt"):
+            read_weights(str(tmp_path / "checkpoints"))
+
+
 def test_timm_names(monkeypatch):
     with pytest.raises(InputError, match='did you mean "vit_base_patch16_224"'):
         read_weights("timm:vit_base_patch16_225")
