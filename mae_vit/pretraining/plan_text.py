@@ -35,7 +35,7 @@ def describe_plan(
     height, width = model.image_hw
     tokens = (height // model.patch_size) * (width // model.patch_size)
     place = describe_place(config.data.path, data.index.folder)
-    source = type(data.source).__name__.removesuffix("Source").lower()
+    source = "memory" if data.source.in_memory else "tar"
     begin = describe_start(folder, checkpoint, plan, config.model.init or "scratch")
     held_out = (
         f'split "{data.held_out_index.split}", {min(config.monitor.evaluate_images, len(data.held_out_index)):,} '

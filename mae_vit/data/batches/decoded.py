@@ -18,9 +18,6 @@ from mae_vit.data.images.decode import DecodeError, decode
 from mae_vit.data.index import ShardIndex
 from mae_vit.data.shards.shard_files import ReadError
 
-# The name that arrays of 8 bits have had: they are not decoded again.
-_NAMES = {"uint8": "u8"}
-
 
 def dtype_of(bands: Bands | None) -> np.dtype:
     """Returns the type of decoded values: uint8 for photographs, else that of the bands."""
@@ -54,7 +51,7 @@ def array_bytes(index: ShardIndex, channels: int, bands: Bands | None) -> int:
 def decoded_array(index: ShardIndex, channels: int, bands: Bands | None) -> Path:
     """Returns the file of all images, (N, C, H, W), damaged ones black; writes it if it is missing."""
     kind = dtype_of(bands)
-    path, size = index.cache_path(f"{_NAMES.get(kind.name, kind.name)}-{channels}.npy"), index.one_size
+    path, size = index.cache_path(f"{kind.name}-{channels}.npy"), index.one_size
     assert size is not None
     shape = (len(index), channels, *size)
     with index.locked():

@@ -22,7 +22,7 @@ def test_taken(file):
     image = convert_chunk([(file.data, file.extension)], Conversion())[0]
     assert not isinstance(image, str), image
     assert image.kind == file.kind
-    assert image.extension == (file.written or file.extension)
+    assert image.extension == (file.written or (file.extension if file.kind == "8-bit" else "npy"))
     statistics = Statistics()
     statistics.add(image, None, "a")
     table, mean, std = statistics.describe_bands()
@@ -31,7 +31,7 @@ def test_taken(file):
         assert table is None
         pixels, want = decode(stored, len(file.pixels)), np.float64(file.pixels) / 255
     else:
-        pixels = open_raster(stored).pixels()
+        pixels = open_raster(stored).pixels
         want = np.float64(file.pixels).reshape(len(file.pixels), -1)
         gap = table.nodata
         want = np.where(want == gap, np.nan, want) if gap is not None else want
@@ -90,6 +90,6 @@ def test_no_more_is_unpacked_than_declared(monkeypatch):
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a.npy", inner.getvalue() + bytes(64 << 20))
     tracemalloc.start()
-    assert open_raster(stream.getvalue()).pixels().shape == (1, 32, 32)
+    assert open_raster(stream.getvalue()).pixels.shape == (1, 32, 32)
     assert tracemalloc.get_traced_memory()[1] < 4 << 20
     tracemalloc.stop()

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from unit.data.band_files import BandFile, make_files, npy
 
+from mae_vit.core.bands import DTYPES
 from mae_vit.data.images.bands.read import open_raster
 from mae_vit.data.images.bounds import DecodeError
 from mae_vit.data.images.decode import decode, read_header
@@ -57,9 +58,9 @@ def try_to_read(data: bytes) -> str:
             raster = open_raster(data, max_pixels=MAX_PIXELS, every_band=every_band)
             if raster is None:
                 continue
-            pixels = raster.pixels()
-            assert pixels.shape == (raster.count, raster.height, raster.width)
-            assert pixels.dtype.name == raster.dtype
+            pixels = raster.pixels
+            assert pixels.ndim == 3
+            assert pixels.dtype.name in DTYPES
             assert pixels.nbytes <= 3 * MAX_PIXELS
         except DecodeError as error:
             outcome = str(error)
