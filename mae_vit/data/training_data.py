@@ -70,37 +70,22 @@ def make_order(
     Raises:
         InputError: if there are more views than numbers for them.
     """
-    if repeats > 1:
-        total = len(index) if samples is None else len(samples)
-        if total * repeats > MAX_INDEX:
-            raise InputError(
-                f"data.repeats={repeats} of {total:,} images are over 2**32 views (nearest: {MAX_INDEX // total})"
-            )
-        once = make_order(
-            index,
-            samples,
-            effective_batch_size=effective_batch_size // repeats,
-            seed=seed,
-            lanes=lanes,
-            block_shards=block_shards,
+    total, images = len(index) if samples is None else len(samples), effective_batch_size // repeats
+    if repeats > 1 and total * repeats > MAX_INDEX:
+        raise InputError(
+            f"data.repeats={repeats} of {total:,} images are over 2**32 views (nearest: {MAX_INDEX // total})"
         )
-        return RepeatedOrder(once, repeats)
-    if lanes is None or block_shards is None:
-        total = len(index) if samples is None else len(samples)
-        return GlobalOrder(total, effective_batch_size, seed)
-    counts = [shard.samples for shard in index.split_info.shards]
-    if samples is not None:
-        # A shard without chosen samples does not count.
-        ends = np.cumsum(counts)
-        taken = np.bincount(np.searchsorted(ends, samples, side="right"), minlength=len(counts))
-        counts = [int(count) for count in taken if count]
-    return BlockOrder(
-        counts,
-        effective_batch_size=effective_batch_size,
-        seed=seed,
-        lanes=lanes,
-        block_shards=block_shards,
-    )
+    order: Order = GlobalOrder(total, images, seed)
+    if lanes is not None and block_shards is not None:
+        counts = [shard.samples for shard in index.split_info.shards]
+        if samples is not None:
+            # A shard without chosen samples does not count.
+            shards = np.searchsorted(np.cumsum(counts), samples, side="right")
+            counts = np.unique(shards, return_counts=True)[1].tolist()
+        order = BlockOrder(
+            counts, effective_batch_size=images, seed=seed, lanes=lanes, block_shards=block_shards
+        )
+    return order if repeats == 1 else RepeatedOrder(order, repeats)
 
 
 # A core decodes some 500 JPEGs of ImageNet's size a second; a GPU trains ViT-B on thousands.

@@ -76,8 +76,11 @@ EXCEPT = {"mae_vit/__init__.py"}
 ONLY_IN = {
     "deepspeed": {"mae_vit/training/engines/deepspeed_engine.py"},
     "huggingface_hub": {"mae_vit/core/hub.py"},
+    "imagecodecs": {"mae_vit/data/images/bands/png.py", "mae_vit/data/images/bands/tiff.py"},
     "mlflow": {"mae_vit/training/outputs/trackers/mlflow_run.py"},
     "pyarrow": {"mae_vit/data/prepare/sources/parquet_columns.py", "mae_vit/weights/embed/output.py"},
+    "pydicom": {"mae_vit/data/images/bands/dicom.py"},
+    "tifffile": {"mae_vit/data/images/bands/tiff.py"},
     "torch.utils.tensorboard": {"mae_vit/training/outputs/trackers/tensorboard.py"},
     "wandb": {"mae_vit/training/outputs/trackers/wandb_run.py"},
     "webdataset": {"mae_vit/data/prepare/shard_writer.py"},

@@ -57,9 +57,10 @@ class WholeSamples:
         self, index: np.ndarray
     ) -> tuple[np.ndarray, dict[int, Damage], list[tuple[int, Damage]]]:
         """Returns the places to read, the damaged samples passed over, and the places without an intact candidate."""
-        places, passed, stuck = index.copy(), dict[int, Damage](), list[tuple[int, Damage]]()
+        count, places = len(self._source), index.copy()
+        passed, stuck = dict[int, Damage](), list[tuple[int, Damage]]()
         for position, place in enumerate(index.tolist()):
-            for candidate in replacement_candidates(place, len(self._source)):
+            for candidate in replacement_candidates(place, count):
                 if candidate not in self._known:
                     places[position] = candidate
                     break

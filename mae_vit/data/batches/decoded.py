@@ -31,15 +31,12 @@ def decode_sample(index: ShardIndex, sample: int, channels: int, bands: Bands | 
         ReadError: if its bytes cannot be read.
         DecodeError: if they are no complete image, or if its size differs in a split of equal-size images.
     """
-    image = decode(index.read(sample), channels, bands=bands)
-    check_size(image.shape[1:], index.one_size)
+    image, expected = decode(index.read(sample), channels, bands=bands), index.one_size
+    # `crop="pad"` and `MemorySource` rely on equal sizes.
+    if expected is not None and image.shape[1:] != expected:
+        _, height, width = image.shape
+        raise DecodeError(f"{width}x{height} px, where all images are {expected[1]}x{expected[0]}")
     return image
-
-
-def check_size(size: tuple[int, ...], expected: tuple[int, ...] | None) -> None:
-    """Checks an image's size in a split of equal-size images: `crop="pad"` and `MemorySource` rely on it."""
-    if expected is not None and size != expected:
-        raise DecodeError(f"{size[1]}x{size[0]} px, where all images are {expected[1]}x{expected[0]}")
 
 
 def array_bytes(index: ShardIndex, channels: int, bands: Bands | None) -> int:

@@ -79,7 +79,7 @@ def test_black_images_are_whole_in_a_decoded_array(tmp_path):
     source = source_of(tmp_path / "out", "memory")
     samples = np.arange(4)
     assert np.array_equal(
-        source.render(0, 0, samples).images, source_of(tmp_path / "out", "tar").render(0, 0, samples)
+        source.render(0, 0, samples).images, source_of(tmp_path / "out", "tar").render(0, 0, samples).images
     )
 
 

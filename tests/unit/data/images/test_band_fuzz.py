@@ -21,7 +21,7 @@ from mae_vit.data.images.decode import decode, read_header
 MAX_PIXELS = 60_000
 MAX_BYTES = 24 << 20
 MAX_SECONDS = 5
-FORMATS = {"tif": 200, "npy": 90, "npz": 50, "dcm": 160}
+FORMATS = ("tif", "npy", "npz", "dcm")
 
 
 def originals(extension: str) -> list[BandFile]:
@@ -72,8 +72,10 @@ def try_to_read(data: bytes) -> str:
     return outcome
 
 
-def fuzz(extension: str, count: int) -> dict[str, int]:
-    rng, files, outcomes = np.random.default_rng(len(extension) * 1000 + count), originals(extension), {}
+@pytest.mark.parametrize("extension", FORMATS)
+@pytest.mark.parametrize("count", [10, pytest.param(200, marks=pytest.mark.slow)])
+def test_damaged_files_are_named_soon_and_in_little_memory(extension, count):
+    rng, files, outcomes = np.random.default_rng(FORMATS.index(extension)), originals(extension), set()
     for number in range(count):
         file = files[number % len(files)]
         data = damaged(file.data, rng)
@@ -86,23 +88,8 @@ def fuzz(extension: str, count: int) -> dict[str, int]:
         tracemalloc.stop()
         assert peak < MAX_BYTES, (file.name, number, outcome, peak)
         assert time.process_time() - begun < MAX_SECONDS, (file.name, number)
-        outcomes[outcome] = outcomes.get(outcome, 0) + 1
-    return outcomes
-
-
-@pytest.mark.parametrize("extension", FORMATS)
-def test_some_damaged_files(extension):
-    outcomes = fuzz(extension, 10)
-    assert len(outcomes) > 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("extension", FORMATS)
-def test_many_damaged_files(extension):
-    assert sum(FORMATS.values()) == 500
-    outcomes = fuzz(extension, FORMATS[extension])
-    assert len(outcomes) >= 4
-    assert sum(outcomes.values()) - outcomes.get("read", 0) > FORMATS[extension] // 4
+        outcomes.add(outcome)
+    assert len(outcomes) > (1 if count == 10 else 3)
 
 
 class Trap:
