@@ -191,7 +191,7 @@ def open_source(
             f'data.augment.policy="{augment.policy.name}" changes colors of 8-bit gray or RGB; the images have '
             f"{len(bands.names)} bands of {bands.dtype}: data.augment.policy=none (crop, flip and erasing work)"
         )
-    gib = array_bytes(index, channels, bands) / 2**30
+    gib = array_bytes(index, channels) / 2**30
     if name == "auto":
         name = "memory" if index.one_size is not None and gib <= memory_limit_gib else "tar"
     if name == "memory" and index.one_size is None:

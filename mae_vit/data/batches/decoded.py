@@ -39,15 +39,16 @@ def decode_sample(index: ShardIndex, sample: int, channels: int, bands: Bands | 
     return image
 
 
-def array_bytes(index: ShardIndex, channels: int, bands: Bands | None) -> int:
+def array_bytes(index: ShardIndex, channels: int) -> int:
     """Returns the size of all images of a split, decoded."""
     split = index.split_info
-    return len(index) * channels * split.height[1] * split.width[1] * dtype_of(bands).itemsize
+    itemsize = dtype_of(index.dataset.bands).itemsize
+    return len(index) * channels * split.height[1] * split.width[1] * itemsize
 
 
-def decoded_array(index: ShardIndex, channels: int, bands: Bands | None) -> Path:
+def decoded_array(index: ShardIndex, channels: int) -> Path:
     """Returns the file of all images, (N, C, H, W), damaged ones black; writes it if it is missing."""
-    kind = dtype_of(bands)
+    kind = dtype_of(index.dataset.bands)
     path, size = index.cache_path(f"{kind.name}-{channels}.npy"), index.one_size
     assert size is not None
     shape = (len(index), channels, *size)
@@ -60,10 +61,10 @@ def decoded_array(index: ShardIndex, channels: int, bands: Bands | None) -> Path
             try:
                 with replacing(path) as partial:
                     array = create_array(partial, kind, shape)
-                    _decode_all(index, channels, bands, array)
+                    _decode_all(index, channels, array)
                     array.flush()
             except OSError as error:
-                mib = array_bytes(index, channels, bands) / 2**20
+                mib = array_bytes(index, channels) / 2**20
                 raise InputError(
                     f"{path.parent} cannot keep the decoded images, {mib:,.0f} MiB: {error_reason(error)}: make room "
                     "there, or data.source=tar decodes them in each epoch"
@@ -96,7 +97,7 @@ def _is_whole(path: Path, kind: np.dtype, shape: tuple[int, ...]) -> bool:
     return bool(array.shape == shape and array.dtype == kind)
 
 
-def _decode_all(index: ShardIndex, channels: int, bands: Bands | None, array: np.ndarray) -> None:
+def _decode_all(index: ShardIndex, channels: int, array: np.ndarray) -> None:
     for sample in progress(range(len(index)), desc="decoding", unit=" images", delay=2, leave=False):
         with suppress(ReadError, DecodeError):  # a damaged image stays black
-            array[sample] = decode_sample(index, sample, channels, bands)
+            array[sample] = decode_sample(index, sample, channels, index.dataset.bands)

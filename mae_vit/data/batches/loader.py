@@ -120,23 +120,6 @@ def _shared_tensor(dtype: np.dtype, *shape: int) -> Tensor | None:
     return torch.empty(0, dtype=kind).set_(storage).view(shape)
 
 
-class _Positions:
-    """The batch sampler: yields (epoch, sample indices) of whole micro-batches. Each iteration starts anew."""
-
-    def __init__(
-        self, order: Order, share: RankSlice, start_step: int, stop_step: int, skipped: Skipped
-    ) -> None:
-        self._arguments = (order, share, start_step, stop_step, skipped)
-
-    def __iter__(self) -> Iterator[tuple[int, np.ndarray]]:
-        order, share, start_step, stop_step, skipped = self._arguments
-        return micro_batches(order, share, start_step=start_step, stop_step=stop_step, skipped=skipped)
-
-    def __len__(self) -> int:
-        _, share, start_step, stop_step, _ = self._arguments
-        return (stop_step - start_step) * share.accumulation
-
-
 def _unchanged(batch: Any) -> Any:
     return batch
 
@@ -168,7 +151,7 @@ def load_batches(
         pin_memory: put batches in page-locked memory, from which copies to a GPU do not block.
     """
     batches = _Batches(source, order.seed, replace=True, repeats=order.repeats)
-    positions = _Positions(order, share, start_step, stop_step, skipped)
+    positions = micro_batches(order, share, start_step=start_step, stop_step=stop_step, skipped=skipped)
     yield from _load(batches, positions, workers=workers, pin_memory=pin_memory)
 
 

@@ -114,7 +114,7 @@ class MemorySource(TarSource):
     def __init__(self, index: ShardIndex, *, channels: int, masks: StoredMasks | None = None) -> None:
         """Decodes all samples of `index` into a file, unless the file exists."""
         super().__init__(index, channels=channels, masks=masks)
-        self.path = decoded_array(index, channels, self.bands)
+        self.path = decoded_array(index, channels)
         self._array: np.ndarray | None = None
 
     def gather(self, samples: np.ndarray) -> np.ndarray:
