@@ -155,7 +155,7 @@ def _read(file: TiffFile, length: int, max_pixels: int | None, every_band: bool)
 
 def _stack(file: TiffFile) -> list[TiffPage]:
     """Returns the pages that are bands of one image: all but overviews and masks."""
-    pages, offsets = [], set[int]()
+    pages, offsets = list[Any](), set[int]()
     for page in file.pages:
         if page.offset in offsets or len(offsets) >= MAX_PAGES:
             raise DecodeError(f"its TIFF directories form a circle, or are over {MAX_PAGES}")

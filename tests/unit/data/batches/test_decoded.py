@@ -102,7 +102,7 @@ def test_samples_of_a_shard_that_came_back_are_decoded_once_for_all(digits, tmp_
     with pytest.raises(DamagedSample, match="the shard is gone"):
         source.render(0, 0, np.array([500]))
     shutil.copy(digits / "train-000001.tar", copy)
-    array = np.load(source_of(copy, "memory").path)
+    array = np.load(source_of(copy, "memory").source.path)
     assert array[400:800].any(axis=(1, 2, 3)).all()
     assert len(list((copy / ".index").glob("train-*.npy"))) == 1
     (copy / "train-000001.tar").unlink()
