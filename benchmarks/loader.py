@@ -50,7 +50,7 @@ from benchmarks.loading.contenders import PEER, Turn, contenders, stream
 from benchmarks.loading.peers import OFFICIAL, PACKAGES, PLAIN, is_there, version_of
 from benchmarks.loading.rows import ROWS, Row, augment_of, prepare_data
 from mae_vit.core.files import to_json, write_json
-from mae_vit.data.batches.sources import open_source
+from mae_vit.data.batches.augmented import open_source
 from mae_vit.data.images.augment import Augment
 from mae_vit.data.index import open_index
 
@@ -126,10 +126,10 @@ def fidelity(row: Row, folder: Path) -> dict[str, Any]:
     stored = [Image.open(io.BytesIO(index.read(int(n)))).size[::-1] for n in samples]
     augment = augment_of(row, index)
     source = open_source(index, "auto", channels=3, augment=augment, memory_limit_gib=4)
-    view = augment.draw(0, 0, samples, np.array(stored))
+    view = augment.draw(0, 0, samples)
     differences = []
-    for number, ours in enumerate(source.images(0, 0, samples)):
-        box = view.boxes[number] / np.array(stored[number] * 2)
+    for number, ours in enumerate(source.render(0, 0, samples).images):
+        box = np.array(augment.box(view, number, stored[number])) / np.array(stored[number] * 2)
         theirs = pillow_view(originals[number], box, augment, bool(view.flips[number]))
         differences.append(np.abs(ours.transpose(1, 2, 0).astype(int) - theirs))
     means = [float(difference.mean()) for difference in differences]

@@ -32,8 +32,8 @@ from benchmarks.harness.command import make_parser, parse, publish, run
 from benchmarks.harness.turns import Life, ratios, serve, summarize, take_turns
 from benchmarks.loading.peers import Views
 from benchmarks.loading.rows import BOX
+from mae_vit.data.batches.augmented import open_source
 from mae_vit.data.batches.loader import load_batches
-from mae_vit.data.batches.sources import open_source
 from mae_vit.data.images.augment import Augment
 from mae_vit.data.index import open_index
 from mae_vit.data.normalization import normalization

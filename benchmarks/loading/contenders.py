@@ -13,8 +13,8 @@ from typing import Any
 from benchmarks.loading import peers
 from benchmarks.loading.peers import PHOTO_BATCH, SMALL_BATCH
 from benchmarks.loading.rows import Row, augment_of
+from mae_vit.data.batches.augmented import open_source
 from mae_vit.data.batches.loader import load_batches, start_worker_server
-from mae_vit.data.batches.sources import open_source
 from mae_vit.data.index import ShardIndex, open_index
 from mae_vit.data.order.order import GlobalOrder, RankSlice, RepeatedOrder
 from mae_vit.data.shards.samples import read_samples

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ class Batch:
         labels: int64 (B,), -1 where the data has none.
         keys: the samples' (seed, epoch, index), from which masks are drawn.
         damaged: samples of the order that cannot be read; other samples replace them.
-        masks: uint8 (B, P, H, W), the pixels' classes as `class_map` reads them; None for data without masks.
+        masks: uint16 (B, H, W), class + 1 of each pixel, 0 where it does not count; None for data without masks.
     """
 
     images: Tensor
@@ -31,22 +32,18 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """Moves all tensors, without blocking where their memory is pinned."""
-        keys = SampleKeys(self.keys.seed, self.keys.epoch, self.keys.index.to(device, non_blocking=True))
-        images = self.images.to(device, non_blocking=True)
-        masks = None if self.masks is None else self.masks.to(device, non_blocking=True)
-        return Batch(images, self.labels.to(device, non_blocking=True), keys, self.damaged, masks)
+        return self._map(lambda tensor: tensor.to(device, non_blocking=True))
 
-    def split_masks(self, planes: int) -> Batch:
-        """Takes the last `planes` channels of the images as masks."""
-        if not planes:
-            return self
-        return replace(self, images=self.images[:, :-planes], masks=self.images[:, -planes:])
+    def pin_memory(self) -> Batch:
+        """Copies all tensors to page-locked memory, as torch's DataLoader asks for it."""
+        return self._map(Tensor.pin_memory)
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        keys = SampleKeys(self.keys.seed, self.keys.epoch, change(self.keys.index))
+        masks = None if self.masks is None else change(self.masks)
+        return Batch(change(self.images), change(self.labels), keys, self.damaged, masks)
 
     def class_map(self) -> Tensor:
-        """Returns the class of each pixel: int64 (B, H, W), -1 where it does not count.
-
-        The planes of `masks` are the digits of class + 1 to the base 256, the lowest first; 0 does not count.
-        """
+        """Returns the class of each pixel: int64 (B, H, W), -1 where it does not count."""
         assert self.masks is not None
-        planes = [plane.long() << 8 * place for place, plane in enumerate(self.masks.unbind(dim=1))]
-        return torch.stack(planes).sum(dim=0) - 1
+        return self.masks.long() - 1

@@ -87,6 +87,10 @@ class ShardIndex:
         """int32 (B,), the labels of samples (B,)."""
         return self._row_file.labels(samples)
 
+    def label(self, sample: int) -> int:
+        """The label of a sample, -1 where there is none."""
+        return int(self._row(sample)[3])
+
     def read(self, sample: int) -> bytes:
         """Reads the encoded image of a sample.
 

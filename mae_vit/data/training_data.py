@@ -17,7 +17,7 @@ An image's way to the loss, in the order of the code:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -32,10 +32,9 @@ from mae_vit.core.errors import InputError
 from mae_vit.core.keyed_rng import MAX_INDEX
 from mae_vit.core.messages import count_of
 from mae_vit.core.preprocessing import Preprocessing
+from mae_vit.data.batches.augmented import AugmentedSource, open_source
 from mae_vit.data.batches.loader import FixedBatches, choose_workers, load_batches, start_worker_server
 from mae_vit.data.batches.prefetch import fetch_ahead
-from mae_vit.data.batches.sources import Source, open_source
-from mae_vit.data.batches.subset import SubsetSource
 from mae_vit.data.images.augment import Interpolation
 from mae_vit.data.index import ShardIndex
 from mae_vit.data.normalization import normalization
@@ -71,37 +70,22 @@ def make_order(
     Raises:
         InputError: if there are more views than numbers for them.
     """
-    if repeats > 1:
-        total = len(index) if samples is None else len(samples)
-        if total * repeats > MAX_INDEX:
-            raise InputError(
-                f"data.repeats={repeats} of {total:,} images are over 2**32 views (nearest: {MAX_INDEX // total})"
-            )
-        once = make_order(
-            index,
-            samples,
-            effective_batch_size=effective_batch_size // repeats,
-            seed=seed,
-            lanes=lanes,
-            block_shards=block_shards,
+    total, images = len(index) if samples is None else len(samples), effective_batch_size // repeats
+    if repeats > 1 and total * repeats > MAX_INDEX:
+        raise InputError(
+            f"data.repeats={repeats} of {total:,} images are over 2**32 views (nearest: {MAX_INDEX // total})"
         )
-        return RepeatedOrder(once, repeats)
-    if lanes is None or block_shards is None:
-        total = len(index) if samples is None else len(samples)
-        return GlobalOrder(total, effective_batch_size, seed)
-    counts = [shard.samples for shard in index.split_info.shards]
-    if samples is not None:
-        # A shard without chosen samples does not count.
-        ends = np.cumsum(counts)
-        taken = np.bincount(np.searchsorted(ends, samples, side="right"), minlength=len(counts))
-        counts = [int(count) for count in taken if count]
-    return BlockOrder(
-        counts,
-        effective_batch_size=effective_batch_size,
-        seed=seed,
-        lanes=lanes,
-        block_shards=block_shards,
-    )
+    order: Order = GlobalOrder(total, images, seed)
+    if lanes is not None and block_shards is not None:
+        counts = [shard.samples for shard in index.split_info.shards]
+        if samples is not None:
+            # A shard without chosen samples does not count.
+            shards = np.searchsorted(np.cumsum(counts), samples, side="right")
+            counts = np.unique(shards, return_counts=True)[1].tolist()
+        order = BlockOrder(
+            counts, effective_batch_size=images, seed=seed, lanes=lanes, block_shards=block_shards
+        )
+    return order if repeats == 1 else RepeatedOrder(order, repeats)
 
 
 # A core decodes some 500 JPEGs of ImageNet's size a second; a GPU trains ViT-B on thousands.
@@ -127,7 +111,7 @@ class TrainingData:
 
     index: ShardIndex
     samples: np.ndarray | None
-    source: Source
+    source: AugmentedSource
     order: Order
     decodes: bool
     cores: int
@@ -139,7 +123,7 @@ class TrainingData:
     @property
     def num_samples(self) -> int:
         """Images that are trained on."""
-        return len(self.source.labels)
+        return len(self.source)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -187,7 +171,7 @@ class TrainingData:
             workers=self.workers,
             pin_memory=self.pin_memory,
         )
-        if self.index.remote is None or self.source.in_memory:
+        if self.index.remote is None or not self.source.reads_shards:
             return batches
         positions = micro_batches(
             self.order, share, start_step=start_step, stop_step=plan.total_steps, skipped=skipped
@@ -225,7 +209,9 @@ def open_training_data(
     samples: np.ndarray | None,
     ranks: Ranks,
     device: torch.device,
+    *,
     interpolation: Interpolation = "bicubic",
+    masks: bool = False,
 ) -> TrainingData:
     """Opens the images of a split, or some of them, and chooses source, order and workers.
 
@@ -236,6 +222,7 @@ def open_training_data(
         ranks: of the run.
         device: that batches go to.
         interpolation: resizes crops.
+        masks: read the masks of the images too.
 
     Raises:
         InputError: for settings that do not fit the images.
@@ -249,6 +236,7 @@ def open_training_data(
         channels=config.model.channels,
         augment=views,
         memory_limit_gib=section.memory_limit_gib,
+        masks=masks,
         say=ranks.rank == 0,
     )
     cores, on_gpu, policies = ranks.cores, device.type == "cuda", views.policy is not None
@@ -267,7 +255,7 @@ def open_training_data(
     return TrainingData(
         index=index,
         samples=samples,
-        source=source if samples is None else SubsetSource(source, samples),
+        source=replace(source, samples=samples),
         order=order,
         decodes=not source.in_memory,
         cores=cores,

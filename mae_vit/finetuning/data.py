@@ -13,11 +13,10 @@ from mae_vit.core.composites import find_bands
 from mae_vit.core.errors import InputError
 from mae_vit.core.keyed_rng import RngStream, derive_key
 from mae_vit.core.urls import redact_url
+from mae_vit.data.batches.augmented import AugmentedSource, open_source
 from mae_vit.data.batches.loader import FixedBatches
-from mae_vit.data.batches.masks import MaskedSource
 from mae_vit.data.batches.prefetch import check_cache
-from mae_vit.data.batches.sources import Source, open_source
-from mae_vit.data.batches.subset import SubsetSource, draw_held_out, limit_per_class
+from mae_vit.data.batches.subset import draw_held_out, limit_per_class
 from mae_vit.data.channels import describe_data, set_channels, with_channels
 from mae_vit.data.data_path import resolve_data_path
 from mae_vit.data.images.augment import Augment, Interpolation
@@ -25,7 +24,7 @@ from mae_vit.data.index import ShardIndex
 from mae_vit.data.order.permutation import permute
 from mae_vit.data.splits import check_held_out, find_split, open_training_index, open_whole_index
 from mae_vit.data.training_data import TrainingData, open_training_data
-from mae_vit.data.views import check_pad, make_augment
+from mae_vit.data.views import check_pad
 from mae_vit.finetuning.config.recipes import TEST_SPLITS
 from mae_vit.finetuning.config.schema import CLOSED_FORM, FROZEN, SEGMENTATION, FinetuneConfig
 from mae_vit.runtime.ranks import Ranks
@@ -49,14 +48,12 @@ class FinetuneData(TrainingData):
             without `finetune.holdout`.
         plain: reads all images of the training split without augmentation.
         test_index: index of the test split. Nothing opens its images before the end of the run.
-        interpolation: resizes images.
     """
 
     config: FinetuneConfig
     held_out: np.ndarray
-    plain: Source
+    plain: AugmentedSource
     test_index: ShardIndex
-    interpolation: Interpolation = "bicubic"
 
     @property
     def train(self) -> np.ndarray:
@@ -87,7 +84,13 @@ class FinetuneData(TrainingData):
         }
 
     def fixed(
-        self, source: Source, samples: np.ndarray, ranks: Ranks, batch_size: int, *, replace: bool = False
+        self,
+        source: AugmentedSource,
+        samples: np.ndarray,
+        ranks: Ranks,
+        batch_size: int,
+        *,
+        replace: bool = False,
     ) -> FixedBatches:
         """Returns this rank's share of `samples` as batches.
 
@@ -104,7 +107,7 @@ class FinetuneData(TrainingData):
             seed=_MEASURING_SEED,
             batch_size=batch_size,
             # For images in memory, starting worker processes takes longer than gathering the images.
-            workers=0 if source.in_memory else self.workers,
+            workers=self.workers if source.reads_shards else 0,
             pin_memory=self.pin_memory,
             replace=replace,
         )
@@ -135,9 +138,17 @@ class FinetuneData(TrainingData):
         key = derive_key(_MEASURING_SEED, RngStream.ORDER, 0)
         return np.sort(self.train[permute(np.arange(min(count, total)), total, key)])
 
-    def open_test(self) -> Source:
+    def open_test(self) -> AugmentedSource:
         """Opens the images of the test split. Call it once, at the end of a run."""
-        return _open_plain(self.config, self.test_index, self.interpolation)
+        section = self.config.data
+        return open_source(
+            self.test_index,
+            "auto" if section.source == "memory" else section.source,
+            channels=self.config.model.channels,
+            augment=self.plain.augment,
+            memory_limit_gib=section.memory_limit_gib,
+            masks=self.plain.has_masks,
+        )
 
 
 def fit_to_data(config: FinetuneConfig, start: Weights | None, *, say: bool = False) -> FinetuneConfig:
@@ -194,35 +205,22 @@ def open_data(
         _check_names_near(index)
     train, held_out = _choose(config, index, ranks)
     check_held_out(index, held_out)
-    training = open_training_data(config, index, train, ranks, device, interpolation)
-    if config.finetune.mode in SEGMENTATION:
-        assert isinstance(training.source, SubsetSource)
-        views = make_augment(config.data.augment, config.model.image_hw, training.mean, interpolation)
-        masked = MaskedSource(training.source.source, index, views)
-        training = replace(training, source=SubsetSource(masked, train))
+    masks = config.finetune.mode in SEGMENTATION
+    training = open_training_data(
+        config, index, train, ranks, device, interpolation=interpolation, masks=masks
+    )
     if config.finetune.mode not in FROZEN:
         world, node = ranks.world_size, ranks.local_world_size
         check_cache(index, training.source, training.order, world_size=world, node_ranks=node)
+    bands = index.dataset.bands
+    plain = Augment(img_size=config.model.image_hw, bands=bands, interpolation=interpolation)
     return FinetuneData(
         **vars(training),
         config=config,
         held_out=held_out,
-        plain=_open_plain(config, index, interpolation),
+        plain=replace(training.source, augment=plain, samples=None),
         test_index=test_index,
-        interpolation=interpolation,
     )
-
-
-def _open_plain(config: FinetuneConfig, index: ShardIndex, interpolation: Interpolation) -> Source:
-    augment = Augment(img_size=config.model.image_hw, interpolation=interpolation)
-    source = open_source(
-        index,
-        "auto" if config.data.source == "memory" else config.data.source,
-        channels=config.model.channels,
-        augment=augment,
-        memory_limit_gib=config.data.memory_limit_gib,
-    )
-    return MaskedSource(source, index, augment) if config.finetune.mode in SEGMENTATION else source
 
 
 def _labels_of(config: FinetuneConfig, index: ShardIndex) -> np.ndarray:

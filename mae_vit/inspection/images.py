@@ -173,6 +173,4 @@ def _cut(images: list[np.ndarray], img_size: tuple[int, int], where: str, bands:
     if not images:
         raise InputError(f"{where}: not one of the images that were drawn can be decoded")
     augment = Augment(img_size=img_size, bands=bands)
-    sizes = np.array([image.shape[1:] for image in images], np.int64)
-    view = augment.draw(_SEED, 0, np.arange(len(images)), sizes)
-    return torch.from_numpy(augment.apply(images, view))
+    return torch.from_numpy(augment.apply(images, augment.draw(_SEED, 0, np.arange(len(images)))))

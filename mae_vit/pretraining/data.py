@@ -13,9 +13,9 @@ from mae_vit.config.schema import Config
 from mae_vit.core.composites import find_bands
 from mae_vit.core.errors import InputError
 from mae_vit.core.keyed_rng import RngStream, derive_key
+from mae_vit.data.batches.augmented import AugmentedSource, open_source
 from mae_vit.data.batches.loader import FixedBatches
 from mae_vit.data.batches.prefetch import check_cache
-from mae_vit.data.batches.sources import Source, open_source
 from mae_vit.data.batches.subset import limit_per_class
 from mae_vit.data.data_path import resolve_data_path
 from mae_vit.data.images.augment import Augment
@@ -49,7 +49,7 @@ class Data(TrainingData):
 
     held_out_index: ShardIndex | None
     why_none: str
-    held_out_source: Source | None
+    held_out_source: AugmentedSource | None
     probe_split: ProbeSplit
     picture_bands: Sequence[int | str] | None
 

@@ -40,7 +40,7 @@ def describe_plan(
         else f"{rows * columns} are masked or seen"
     )
     place = describe_place(config.data.path, data.index.folder)
-    source = type(data.source).__name__.removesuffix("Source").lower()
+    source = "memory" if data.source.in_memory else "tar"
     begin = describe_start(folder, checkpoint, plan, config.model.init or "scratch")
     held_out = (
         f'split "{data.held_out_index.split}", {min(config.monitor.evaluate_images, len(data.held_out_index)):,} '

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
+from mae_vit.data.batches.augmented import AugmentedSource, open_source
 from mae_vit.data.batches.loader import load_batches
-from mae_vit.data.batches.sources import Source, open_source
 from mae_vit.data.images.augment import Augment
 from mae_vit.data.index import ShardIndex, open_index
 from mae_vit.data.order.order import Order, RankSlice
@@ -16,7 +16,7 @@ from mae_vit.data.remote.folder import DataLocation
 from mae_vit.models.masking import corrupt, patch_noise, random_masking
 
 
-def open_digits(index: ShardIndex, source_name: str, img_size: int = 8) -> Source:
+def open_digits(index: ShardIndex, source_name: str, img_size: int = 8) -> AugmentedSource:
     augment = Augment(
         img_size=(img_size, img_size), crop="random_resized", scale=(0.2, 1.0), ratio=(0.75, 4 / 3), flip=True
     )

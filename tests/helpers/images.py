@@ -111,11 +111,6 @@ def smooth(channels: int, height: int = 32, width: int = 40, count: int = 1) -> 
     return images[:, :channels].astype(np.uint8)
 
 
-def sizes(images: np.ndarray) -> np.ndarray:
-    """Height and width of each image of (N, C, H, W)."""
-    return np.broadcast_to(np.array(images.shape[2:]), (len(images), 2))
-
-
 def assert_share(count: float, total: int, share: float) -> None:
     """A count of drawn cases is within five standard errors of its binomial."""
     error = math.sqrt(total * share * (1 - share))
@@ -174,3 +169,8 @@ def prepare_pairs(folder: Path, out: Path, *, ignore: int = 255, partly: bool = 
         partly=partly,
     )
     return prepare([paired], out, **options)
+
+
+def boxes_of(augment, drawn, height: int, width: int) -> np.ndarray:
+    """Returns the boxes (B, 4) of drawn crops of images of one size."""
+    return np.array([augment.box(drawn, number, (height, width)) for number in range(len(drawn.flips))])

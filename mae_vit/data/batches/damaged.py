@@ -2,42 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from mae_vit.core.errors import Damage, DamagedSample
-from mae_vit.data.batches.sources import Source
+from mae_vit.data.batches.augmented import AugmentedSource, Views
+from mae_vit.data.order.order import view_keys
 
 
 class WholeSamples:
-    """Reads images and labels of a source; a later sample replaces one that is damaged.
+    """Renders samples of a source; a later sample replaces one that is damaged.
 
     The candidates for sample i are i + 1, i + 3, i + 7, ... (modulo N). The first intact one is taken.
     The steps double, so 14 candidates suffice to leave a lost shard of 10,000 samples.
     The choice depends only on what is damaged, not on rank, worker or epoch.
     """
 
-    def __init__(self, source: Source, views_of: Callable[[np.ndarray], np.ndarray]) -> None:
+    def __init__(self, source: AugmentedSource, repeats: int = 1) -> None:
         """Starts without known damage.
 
         Args:
-            source: reads images and labels.
-            views_of: maps places int64 (B,) to view numbers int64 (B,); see `views` of `Source.images`.
+            source: renders samples.
+            repeats: how often in a row each place occurs.
         """
-        self._source, self._samples, self._views_of = source, len(source.labels), views_of
-        self._folder = Path()
+        self._source, self._repeats, self._folder = source, repeats, Path()
         # Later epochs do not try to decode a damaged sample again.
         self._known: dict[int, Damage] = {}
 
     def read(
-        self, seed: int, epoch: int, index: np.ndarray, out: np.ndarray | None = None
-    ) -> tuple[np.ndarray, np.ndarray, tuple[Damage, ...]]:
-        """Reads augmented images of the places `index` (B,), into `out` if it is given.
+        self, seed: int, epoch: int, index: np.ndarray, out: Views | None = None
+    ) -> tuple[Views, tuple[Damage, ...]]:
+        """Renders the places `index` (B,), into `out` if it is given.
 
         Returns:
-            Images (B, C, H, W), labels (B,), and all damaged samples that were replaced.
+            The views, and all damaged samples that were replaced.
 
         Raises:
             DamagedSample: if all candidates for a place are damaged.
@@ -47,8 +47,8 @@ class WholeSamples:
             if stuck:
                 raise DamagedSample(stuck, self._folder)
             try:
-                images = self._source.images(seed, epoch, places, self._views_of(places), out)
-                return images, self._source.labels_of(places), tuple(passed.values())
+                keys = view_keys(self._source.numbers(places), self._repeats)
+                return self._source.render(seed, epoch, places, keys, out), tuple(passed.values())
             except DamagedSample as error:
                 self._known |= {int(places[position]): damage for position, damage in error.damaged}
                 self._folder = error.folder
@@ -57,9 +57,10 @@ class WholeSamples:
         self, index: np.ndarray
     ) -> tuple[np.ndarray, dict[int, Damage], list[tuple[int, Damage]]]:
         """Returns the places to read, the damaged samples passed over, and the places without an intact candidate."""
-        places, passed, stuck = index.copy(), dict[int, Damage](), list[tuple[int, Damage]]()
+        count, places = len(self._source), index.copy()
+        passed, stuck = dict[int, Damage](), list[tuple[int, Damage]]()
         for position, place in enumerate(index.tolist()):
-            for candidate in replacement_candidates(place, self._samples):
+            for candidate in replacement_candidates(place, count):
                 if candidate not in self._known:
                     places[position] = candidate
                     break

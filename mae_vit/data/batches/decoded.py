@@ -18,9 +18,6 @@ from mae_vit.data.images.decode import DecodeError, decode
 from mae_vit.data.index import ShardIndex
 from mae_vit.data.shards.shard_files import ReadError
 
-# The name that arrays of 8 bits have had: they are not decoded again.
-_NAMES = {"uint8": "u8"}
-
 
 def dtype_of(bands: Bands | None) -> np.dtype:
     """Returns the type of decoded values: uint8 for photographs, else that of the bands."""
@@ -34,27 +31,25 @@ def decode_sample(index: ShardIndex, sample: int, channels: int, bands: Bands | 
         ReadError: if its bytes cannot be read.
         DecodeError: if they are no complete image, or if its size differs in a split of equal-size images.
     """
-    image = decode(index.read(sample), channels, bands=bands)
-    check_size(image.shape[1:], index.one_size)
+    image, expected = decode(index.read(sample), channels, bands=bands), index.one_size
+    # `crop="pad"` and `MemorySource` rely on equal sizes.
+    if expected is not None and image.shape[1:] != expected:
+        _, height, width = image.shape
+        raise DecodeError(f"{width}x{height} px, where all images are {expected[1]}x{expected[0]}")
     return image
 
 
-def check_size(size: tuple[int, ...], expected: tuple[int, ...] | None) -> None:
-    """Checks an image's size in a split of equal-size images: `crop="pad"` and `MemorySource` rely on it."""
-    if expected is not None and size != expected:
-        raise DecodeError(f"{size[1]}x{size[0]} px, where all images are {expected[1]}x{expected[0]}")
-
-
-def array_bytes(index: ShardIndex, channels: int, bands: Bands | None) -> int:
+def array_bytes(index: ShardIndex, channels: int) -> int:
     """Returns the size of all images of a split, decoded."""
     split = index.split_info
-    return len(index) * channels * split.height[1] * split.width[1] * dtype_of(bands).itemsize
+    itemsize = dtype_of(index.dataset.bands).itemsize
+    return len(index) * channels * split.height[1] * split.width[1] * itemsize
 
 
-def decoded_array(index: ShardIndex, channels: int, bands: Bands | None) -> Path:
+def decoded_array(index: ShardIndex, channels: int) -> Path:
     """Returns the file of all images, (N, C, H, W), damaged ones black; writes it if it is missing."""
-    kind = dtype_of(bands)
-    path, size = index.cache_path(f"{_NAMES.get(kind.name, kind.name)}-{channels}.npy"), index.one_size
+    kind = dtype_of(index.dataset.bands)
+    path, size = index.cache_path(f"{kind.name}-{channels}.npy"), index.one_size
     assert size is not None
     shape = (len(index), channels, *size)
     with index.locked():
@@ -66,10 +61,10 @@ def decoded_array(index: ShardIndex, channels: int, bands: Bands | None) -> Path
             try:
                 with replacing(path) as partial:
                     array = create_array(partial, kind, shape)
-                    _decode_all(index, channels, bands, array)
+                    _decode_all(index, channels, array)
                     array.flush()
             except OSError as error:
-                mib = array_bytes(index, channels, bands) / 2**20
+                mib = array_bytes(index, channels) / 2**20
                 raise InputError(
                     f"{path.parent} cannot keep the decoded images, {mib:,.0f} MiB: {error_reason(error)}: make room "
                     "there, or data.source=tar decodes them in each epoch"
@@ -102,7 +97,7 @@ def _is_whole(path: Path, kind: np.dtype, shape: tuple[int, ...]) -> bool:
     return bool(array.shape == shape and array.dtype == kind)
 
 
-def _decode_all(index: ShardIndex, channels: int, bands: Bands | None, array: np.ndarray) -> None:
+def _decode_all(index: ShardIndex, channels: int, array: np.ndarray) -> None:
     for sample in progress(range(len(index)), desc="decoding", unit=" images", delay=2, leave=False):
         with suppress(ReadError, DecodeError):  # a damaged image stays black
-            array[sample] = decode_sample(index, sample, channels, bands)
+            array[sample] = decode_sample(index, sample, channels, index.dataset.bands)

@@ -8,7 +8,6 @@ import multiprocessing
 import multiprocessing.forkserver
 import signal
 from collections.abc import Iterable, Iterator
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,8 +18,8 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 from mae_vit.core.batch import Batch
 from mae_vit.core.errors import Damage, DamagedSample, FetchUnavailable
 from mae_vit.core.keyed_rng import SampleKeys
+from mae_vit.data.batches.augmented import AugmentedSource, Views
 from mae_vit.data.batches.damaged import WholeSamples
-from mae_vit.data.batches.sources import Source
 from mae_vit.data.order.order import Order, RankSlice, micro_batches, view_keys
 from mae_vit.data.order.skipped_steps import Skipped
 from mae_vit.runtime.signals import STOP_SIGNALS, exit_with_parent, handling, without_main
@@ -72,54 +71,47 @@ def _set_up_worker(worker: int) -> None:
 
 
 class _Batches(Dataset[Any]):
-    """Computes whole micro-batches for (epoch, sample indices).
+    """Computes whole micro-batches for (epoch, places).
 
-    Each index occurs `repeats` times in a row.
+    Each place occurs `repeats` times in a row.
     """
 
-    def __init__(self, source: Source, seed: int, *, replace: bool, repeats: int = 1) -> None:
+    def __init__(self, source: AugmentedSource, seed: int, *, replace: bool, repeats: int = 1) -> None:
         self._source, self._seed, self._repeats = source, seed, repeats
-        self.mask_planes = source.mask_planes
-        # A bound method would make a reference cycle, which would keep shards open.
-        self._views_of = partial(_views_of, source, repeats)
-        self._whole = WholeSamples(source, self._views_of) if replace else None
+        self._whole = WholeSamples(source, repeats) if replace else None
 
-    def __getitems__(
-        self, position: tuple[int, np.ndarray]
-    ) -> tuple[Tensor, Tensor, Tensor, int, tuple[Damage, ...]] | DamagedSample | FetchUnavailable:
+    def __getitems__(self, position: tuple[int, np.ndarray]) -> Batch | DamagedSample | FetchUnavailable:
         epoch, index = position
-        damaged: tuple[Damage, ...] = ()
-        pixels = _empty((len(index), *self._source.shape), self._source.dtype)
-        out = None if pixels is None else pixels.numpy()
+        source, count, damaged = self._source, len(index), tuple[Damage, ...]()
+        images = _shared_tensor(source.dtype, count, *source.shape)
+        masks = _shared_tensor(np.dtype(np.uint16), count, *source.shape[1:]) if source.has_masks else None
+        out = None
+        if images is not None:
+            out = Views(images.numpy(), np.empty(count, np.int64), None if masks is None else masks.numpy())
         try:
             if self._whole is not None:
-                images, labels, damaged = self._whole.read(self._seed, epoch, index, out)
+                views, damaged = self._whole.read(self._seed, epoch, index, out)
             else:
-                images = self._source.images(self._seed, epoch, index, self._views_of(index), out)
-                labels = self._source.labels_of(index)
+                views = source.render(self._seed, epoch, index, out=out)
         except (DamagedSample, FetchUnavailable) as error:
             # Return the error: if a worker raises it, torch replaces the message by the worker's traceback.
             return error
-        if pixels is None:
-            pixels = torch.from_numpy(np.ascontiguousarray(images))
+        if images is None:
+            images = torch.from_numpy(np.ascontiguousarray(views.images))
+            masks = None if views.masks is None else torch.from_numpy(views.masks)
         # Keys follow the order, not the sample read: a replacement gets the mask of the damaged sample.
         # They are places in the source; crops take numbers in the split. In a part of a split the two differ.
-        keys = torch.from_numpy(view_keys(index, self._repeats))
-        return pixels, torch.from_numpy(labels.astype(np.int64)), keys, epoch, damaged
+        keys = SampleKeys(self._seed, epoch, torch.from_numpy(view_keys(index, self._repeats)))
+        return Batch(images, torch.from_numpy(views.labels), keys, damaged, masks)
 
     def __getitem__(self, position: Any) -> Any:
         return self.__getitems__(position)
 
 
-def _views_of(source: Source, repeats: int, places: np.ndarray) -> np.ndarray:
-    """Returns the view numbers int64 (B,) of the samples at `places` (B,)."""
-    return view_keys(source.numbers(places), repeats)
+def _shared_tensor(dtype: np.dtype, *shape: int) -> Tensor | None:
+    """Allocates shared memory in a worker, as torch's `default_collate` does; None elsewhere.
 
-
-def _empty(shape: tuple[int, ...], dtype: np.dtype) -> Tensor | None:
-    """Allocates shared memory for a batch in a worker, as torch's `default_collate` does; None elsewhere.
-
-    Images are written straight into it. torch would copy any other tensor there to send it.
+    Views are rendered straight into it. torch would copy any other tensor there to send it.
     """
     if get_worker_info() is None:
         return None
@@ -128,29 +120,12 @@ def _empty(shape: tuple[int, ...], dtype: np.dtype) -> Tensor | None:
     return torch.empty(0, dtype=kind).set_(storage).view(shape)
 
 
-class _Positions:
-    """The batch sampler: yields (epoch, sample indices) of whole micro-batches. Each iteration starts anew."""
-
-    def __init__(
-        self, order: Order, share: RankSlice, start_step: int, stop_step: int, skipped: Skipped
-    ) -> None:
-        self._arguments = (order, share, start_step, stop_step, skipped)
-
-    def __iter__(self) -> Iterator[tuple[int, np.ndarray]]:
-        order, share, start_step, stop_step, skipped = self._arguments
-        return micro_batches(order, share, start_step=start_step, stop_step=stop_step, skipped=skipped)
-
-    def __len__(self) -> int:
-        _, share, start_step, stop_step, _ = self._arguments
-        return (stop_step - start_step) * share.accumulation
-
-
 def _unchanged(batch: Any) -> Any:
     return batch
 
 
 def load_batches(
-    source: Source,
+    source: AugmentedSource,
     order: Order,
     share: RankSlice,
     *,
@@ -166,7 +141,7 @@ def load_batches(
     the batches depend only on the arguments, and are the same for any `workers`.
 
     Args:
-        source: reads images and labels.
+        source: renders samples.
         order: which samples make up each step.
         share: this rank's slice of each step.
         start_step: first optimizer step, from 0.
@@ -176,18 +151,16 @@ def load_batches(
         pin_memory: put batches in page-locked memory, from which copies to a GPU do not block.
     """
     batches = _Batches(source, order.seed, replace=True, repeats=order.repeats)
-    positions = _Positions(order, share, start_step, stop_step, skipped)
-    yield from _load(batches, order.seed, positions, workers=workers, pin_memory=pin_memory)
+    positions = micro_batches(order, share, start_step=start_step, stop_step=stop_step, skipped=skipped)
+    yield from _load(batches, positions, workers=workers, pin_memory=pin_memory)
 
 
-def _load(batches: _Batches, seed: int, positions: Any, *, workers: int, pin_memory: bool) -> Iterator[Batch]:
-    """Yields the batch of each (epoch, sample indices)."""
+def _load(batches: _Batches, positions: Any, *, workers: int, pin_memory: bool) -> Iterator[Batch]:
+    """Yields the batch of each (epoch, places)."""
     for loaded in load_in_order(batches, positions, workers=workers, pin_memory=pin_memory):
         if isinstance(loaded, (DamagedSample, FetchUnavailable)):
             raise loaded
-        images, labels, index, epoch, damaged = loaded
-        batch = Batch(images, labels, SampleKeys(seed, epoch, index), tuple(damaged))
-        yield batch.split_masks(batches.mask_planes)
+        yield loaded
 
 
 def load_in_order(
@@ -226,7 +199,7 @@ class FixedBatches:
 
     def __init__(
         self,
-        source: Source,
+        source: AugmentedSource,
         samples: np.ndarray,
         *,
         seed: int,
@@ -238,7 +211,7 @@ class FixedBatches:
         """Splits the samples into batches; reads no image yet.
 
         Args:
-            source: reads images and labels.
+            source: renders samples.
             samples: int64 (n,), places in `source`.
             seed: the seed of the keys.
             batch_size: images per batch; the last batch may be smaller.
@@ -255,10 +228,12 @@ class FixedBatches:
         """Yields all batches."""
         positions = [(0, chunk) for chunk in self._chunks]
         batches = _Batches(self._source, self._seed, replace=self._replace)
-        return _load(batches, self._seed, positions, workers=self._workers, pin_memory=self._pin_memory)
+        return _load(batches, positions, workers=self._workers, pin_memory=self._pin_memory)
 
 
-def choose_workers(asked: int | str, source: Source, *, cores: int, on_gpu: bool, policies: bool) -> int:
+def choose_workers(
+    asked: int | str, source: AugmentedSource, *, cores: int, on_gpu: bool, policies: bool
+) -> int:
     """Returns the number of data processes per rank: `asked`, or a choice if that is "auto".
 
     For images that are decoded on demand "auto" takes `auto_workers`. For images in memory it takes

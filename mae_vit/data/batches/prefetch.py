@@ -11,14 +11,16 @@ import numpy as np
 from mae_vit.core.batch import Batch
 from mae_vit.core.errors import FetchUnavailable
 from mae_vit.core.progress import progress
-from mae_vit.data.batches.sources import Source
+from mae_vit.data.batches.augmented import AugmentedSource
 from mae_vit.data.index import ShardIndex
 from mae_vit.data.order.order import Order
 from mae_vit.data.remote.folder import check_room
 from mae_vit.data.shards.shard_files import ReadError
 
 
-def check_cache(index: ShardIndex, source: Source, order: Order, *, world_size: int, node_ranks: int) -> None:
+def check_cache(
+    index: ShardIndex, source: AugmentedSource, order: Order, *, world_size: int, node_ranks: int
+) -> None:
     """Checks that the shards that are read at the same time fit into the cache together.
 
     In a smaller cache one of them would evict another, and each would be downloaded many times.
@@ -26,7 +28,7 @@ def check_cache(index: ShardIndex, source: Source, order: Order, *, world_size: 
     Raises:
         InputError: if the cache is too small; names the size that is needed.
     """
-    if index.remote is None or source.in_memory:
+    if index.remote is None or not source.reads_shards:
         return
     shards = index.split_info.shards
     needed, why = sum(shard.bytes for shard in shards), 'data.order="global"'
@@ -38,21 +40,21 @@ def check_cache(index: ShardIndex, source: Source, order: Order, *, world_size: 
     check_room(index.remote, needed, why)
 
 
-def fetch_split(index: ShardIndex, source: Source, order: Order, *, say: bool) -> None:
+def fetch_split(index: ShardIndex, source: AugmentedSource, order: Order, *, say: bool) -> None:
     """Downloads every shard of the split if each step reads from all of them.
 
     Call it before the first collective, while no rank waits for another.
 
     Args:
         index: the split's shards.
-        source: reads the split's images.
+        source: renders the split's samples.
         order: which samples make up each step.
         say: show a progress bar.
 
     Raises:
         FetchUnavailable: if the remote place does not answer.
     """
-    if index.remote is None or source.in_memory or order.blocks is not None:
+    if index.remote is None or not source.reads_shards or order.blocks is not None:
         return
     shards = index.split_info.shards
     with progress(

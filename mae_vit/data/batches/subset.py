@@ -12,72 +12,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from mae_vit.core.keyed_rng import SUBSET_HASH, hash_key
-from mae_vit.data.batches.sources import Source
 
 # Never change this salt: it decides which images are held out, and with that what a result means.
 # It differs from the salt of `prepare --holdout`, which removes its samples from the train split.
 _HOLDOUT_HASH = b"mae-vit finetune holdout"
-
-
-class SubsetSource:
-    """Some samples of a source. Place i here is place `samples[i]` there.
-
-    The key of a view is the sample's number in the whole split, so an image gets the same crop in
-    every subset.
-
-    Attributes:
-        source: the whole source.
-        samples: int64 (n,), places in `source`.
-    """
-
-    def __init__(self, source: Source, samples: np.ndarray) -> None:
-        """Selects the samples at these places."""
-        self.source, self.samples = source, samples
-
-    @property
-    def labels(self) -> np.ndarray:
-        """Int (n,)."""
-        return np.asarray(self.source.labels)[self.samples]
-
-    def labels_of(self, index: np.ndarray) -> np.ndarray:
-        """Int (B,), the labels of the samples at places `index` (B,)."""
-        return self.source.labels_of(self.samples[index])
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """(C, H, W) of an augmented image."""
-        return self.source.shape
-
-    @property
-    def dtype(self) -> np.dtype:
-        """Type of an augmented image's values."""
-        return self.source.dtype
-
-    @property
-    def mask_planes(self) -> int:
-        """How many of the channels, the last ones, are a mask (`mae_vit.data.batches.masks`)."""
-        return self.source.mask_planes
-
-    @property
-    def in_memory(self) -> bool:
-        """Whether images are read from memory; reading a sample then opens no shard."""
-        return self.source.in_memory
-
-    def numbers(self, places: np.ndarray) -> np.ndarray:
-        """Int64 (B,), the numbers in the split of the samples at `places` (B,)."""
-        return self.source.numbers(self.samples[places])
-
-    def images(
-        self,
-        seed: int,
-        epoch: int,
-        samples: np.ndarray,
-        views: np.ndarray | None = None,
-        out: np.ndarray | None = None,
-    ) -> np.ndarray:
-        """Computes augmented images of the samples at places `samples` (B,): (B, C, H, W)."""
-        numbers = self.samples[samples]
-        return self.source.images(seed, epoch, numbers, numbers if views is None else views, out)
 
 
 def limit_per_class(

@@ -1,12 +1,13 @@
 """Keyed crops, flips, policies and erasing: a sample gets the same view on every rank and worker.
 
 Boxes are computed from the hash in float64 on the CPU, because logarithms and roots differ
-between devices. They are drawn for a whole batch at once, because a hash in NumPy costs time per
+between devices. Numbers are drawn for a whole batch at once, because a hash in NumPy costs time per
 call, not per number.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -24,6 +25,8 @@ from mae_vit.data.images.random_erasing import Erasing, draw_erasing
 _TRIES = 10
 
 Interpolation = Literal["bicubic", "bilinear"]
+# Top, left, height, width in pixels. Top and left may be negative; zeros fill the part outside of the image.
+Box = tuple[int, int, int, int]
 
 
 class Policy(Protocol):
@@ -42,18 +45,18 @@ class Policy(Protocol):
 
 @dataclass(frozen=True)
 class AugmentParams:
-    """The drawn augmentation of a batch.
+    """The drawn augmentation of a batch; `Augment.box` makes boxes of it, once the images' sizes are known.
 
     Attributes:
-        boxes: int64 (B, 4): top, left, height, width in pixels. Top and left may be
-            negative; zeros fill the part outside the image.
         flips: bool (B,), which images are mirrored.
+        crops: (B, n), what decides where each image is cropped: shifts in pixels for "pad"; for "random_resized"
+            the share of the area of each try, its width over height, and the corner in 0..1; None for "none".
         calls: each image's change by the policy; None without a policy.
         erasing: the erased boxes; None without erasing.
     """
 
-    boxes: np.ndarray
     flips: np.ndarray
+    crops: np.ndarray | None = None
     calls: Sequence[Any] | None = None
     erasing: Erasing | None = None
 
@@ -91,14 +94,13 @@ class Augment:
     bands: Bands | None = None
     interpolation: Interpolation = "bicubic"
 
-    def draw(self, seed: int, epoch: int, index: np.ndarray, sizes: np.ndarray) -> AugmentParams:
+    def draw(self, seed: int, epoch: int, index: np.ndarray) -> AugmentParams:
         """Draws the augmentation of a batch.
 
         Args:
             seed: the run's seed.
             epoch: from 0.
             index: int64 (B,), the key of each image's draws.
-            sizes: int64 (B, 2), height and width of each image in pixels.
         """
         flips = np.zeros(len(index), bool)
         if self.flip:
@@ -106,49 +108,55 @@ class Augment:
                 bool
             )
         return AugmentParams(
-            self._draw_boxes(seed, epoch, index, sizes),
             flips,
+            self._draw_crops(seed, epoch, index),
             self.policy.draw(seed, epoch, index) if self.policy else None,
             draw_erasing(self.erasing, self.img_size, seed, epoch, index) if self.erasing else None,
         )
 
-    def _draw_boxes(self, seed: int, epoch: int, index: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    def _draw_crops(self, seed: int, epoch: int, index: np.ndarray) -> np.ndarray | None:
         if self.crop == "none":
-            return _center_boxes(sizes, self.img_size)
+            return None
         key = derive_key(seed, RngStream.CROP, epoch)
         if self.crop == "pad":
             drawn = random_uint32(key, index, 2)[0].astype(np.uint64)
-            shifts = ((drawn * np.uint64(2 * self.pad_px + 1)) >> np.uint64(32)).astype(
-                np.int64
-            ) - self.pad_px
-            return np.concatenate([shifts, sizes], axis=1)
-        return self._random_boxes(uniform(key, index, 2 * _TRIES + 2), sizes)
-
-    def _random_boxes(self, numbers: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-        """Returns boxes (B, 4) of random area and aspect ratio: the first of ten tries that fits."""
-        height, width = sizes[:, :1].astype(np.float64), sizes[:, 1:].astype(np.float64)
-        area = height * width * (self.scale[0] + numbers[:, :_TRIES] * (self.scale[1] - self.scale[0]))
+            shifts: np.ndarray = (drawn * np.uint64(2 * self.pad_px + 1)) >> np.uint64(32)
+            return shifts.astype(np.int64) - self.pad_px
+        numbers: np.ndarray = uniform(key, index, 2 * _TRIES + 2)
+        areas, ratios = numbers[:, :_TRIES], numbers[:, _TRIES : 2 * _TRIES]
         low, high = np.log(self.ratio[0]), np.log(self.ratio[1])
-        ratio = np.exp(low + numbers[:, _TRIES : 2 * _TRIES] * (high - low))
-        widths = np.rint(np.sqrt(area * ratio))
-        heights = np.rint(np.sqrt(area / ratio))
-        fits = (widths > 0) & (widths <= width) & (heights > 0) & (heights <= height)
-        first = fits.argmax(axis=1)
-        rows = np.arange(len(sizes))
-        box = np.stack([heights[rows, first], widths[rows, first]], axis=1).astype(np.int64)
-        room = sizes - box + 1
-        corner = np.floor(numbers[:, 2 * _TRIES :] * room).astype(np.int64)
-        boxes = np.concatenate([corner, box], axis=1)
-        none = ~fits.any(axis=1)
-        boxes[none] = _fallback_boxes(sizes[none], self.ratio)
-        return boxes
+        ratios[:] = np.exp(low + ratios * (high - low))
+        areas[:] = self.scale[0] + areas * (self.scale[1] - self.scale[0])
+        return numbers
 
-    def crop_resize_flip(self, image: np.ndarray, box: np.ndarray, flip: bool) -> np.ndarray:
+    def box(self, drawn: AugmentParams, number: int, size: tuple[int, ...]) -> Box:
+        """Returns the box that is cut out of an image, in pixels.
+
+        Args:
+            drawn: from `draw`.
+            number: of the image in the batch.
+            size: its (height, width) in pixels.
+        """
+        height, width = size
+        if drawn.crops is None:
+            return _center_box((height, width), self.img_size)
+        numbers = drawn.crops[number].tolist()
+        if self.crop == "pad":
+            return numbers[0], numbers[1], height, width
+        for area, ratio in zip(numbers[:_TRIES], numbers[_TRIES : 2 * _TRIES], strict=True):
+            pixels = height * width * area
+            rows, columns = round(math.sqrt(pixels / ratio)), round(math.sqrt(pixels * ratio))
+            if 0 < rows <= height and 0 < columns <= width:
+                top, left = numbers[-2] * (height - rows + 1), numbers[-1] * (width - columns + 1)
+                return math.floor(top), math.floor(left), rows, columns
+        return _fallback_box((height, width), self.ratio)
+
+    def crop_resize_flip(self, image: np.ndarray, box: Box, flip: bool) -> np.ndarray:
         """Crops, resizes and flips one image.
 
         Args:
             image: (C, H, W), uint8 or raw values of `bands`.
-            box: int64 (4,): top, left, height, width in pixels.
+            box: from `box`.
             flip: mirror it.
 
         Returns:
@@ -157,22 +165,23 @@ class Augment:
         Raises:
             ValueError: if `crop` is "pad" and the image's size is not `img_size`.
         """
+        top, left, height, width = box
         if self.crop == "pad":
-            cut = self._shift(image[None], box[None])[0]
+            cut = self._shift(image[None], np.array([[top, left]]))[0]
         else:
-            top, left, height, width = box.tolist()
             cut = image[:, top : top + height, left : left + width]
             if cut.shape[1:] != self.img_size:
                 if self.bands is not None and not self.bands.eight_bit:
-                    return resize_bands(cut, self.img_size, self.bands.nodata, flip=bool(flip))
+                    return resize_bands(cut, self.img_size, self.bands.nodata, flip=flip)
                 cut = _resize(cut, self.img_size, self.interpolation)
         return cut[..., ::-1] if flip else cut
 
     def apply(self, images: Sequence[np.ndarray], drawn: AugmentParams) -> np.ndarray:
         """Augments images of any sizes, one by one: (C, H, W) each -> (B, C, *img_size)."""
         out = np.empty((len(images), len(images[0]), *self.img_size), images[0].dtype)
-        for number, (image, box, flip) in enumerate(zip(images, drawn.boxes, drawn.flips, strict=True)):
-            out[number] = self.crop_resize_flip(image, box, flip)
+        for number, image in enumerate(images):
+            box = self.box(drawn, number, image.shape[1:])
+            out[number] = self.crop_resize_flip(image, box, bool(drawn.flips[number]))
         self.apply_policy_and_erasing(out, drawn)
         return out
 
@@ -181,7 +190,7 @@ class Augment:
         equal = images.shape[2:] == self.img_size
         if self.crop == "random_resized" or not equal:
             return self.apply(list(images), drawn)
-        views = self._shift(images, drawn.boxes) if self.crop == "pad" else images.copy()
+        views = images.copy() if drawn.crops is None else self._shift(images, drawn.crops)
         views[drawn.flips] = views[drawn.flips][..., ::-1]
         self.apply_policy_and_erasing(views, drawn)
         return views
@@ -200,7 +209,8 @@ class Augment:
         if drawn.erasing is not None:
             drawn.erasing.fill(images, self.bands)
 
-    def _shift(self, images: np.ndarray, boxes: np.ndarray) -> np.ndarray:
+    def _shift(self, images: np.ndarray, shifts: np.ndarray) -> np.ndarray:
+        """Moves images (B, C, *img_size) by shifts int64 (B, 2), down and right if negative."""
         if images.shape[2:] != self.img_size:
             raise ValueError(
                 f'data.augment.crop="pad" needs images of {self.img_size}, not {images.shape[2:]}: '
@@ -212,7 +222,7 @@ class Augment:
             padded[:] = _border(self.bands)
         padded[:, :, pad : pad + height, pad : pad + width] = images
         windows = np.lib.stride_tricks.sliding_window_view(padded, self.img_size, axis=(2, 3))
-        shifted: np.ndarray = windows[np.arange(len(images)), :, boxes[:, 0] + pad, boxes[:, 1] + pad]
+        shifted: np.ndarray = windows[np.arange(len(images)), :, shifts[:, 0] + pad, shifts[:, 1] + pad]
         return shifted
 
 
@@ -256,25 +266,23 @@ def center_crop(
     Returns:
         (C, *img_size) of the same type, contiguous.
     """
-    box = _center_boxes(np.array([image.shape[1:]], np.int64), img_size)[0]
+    box = _center_box((image.shape[1], image.shape[2]), img_size)
     augment = Augment(img_size=img_size, bands=bands, interpolation=interpolation)
     return np.ascontiguousarray(augment.crop_resize_flip(image, box, flip=False))
 
 
-def _center_boxes(sizes: np.ndarray, img_size: tuple[int, int]) -> np.ndarray:
-    """Returns the largest centered boxes (B, 4) with the aspect ratio of `img_size`."""
-    scale = np.minimum(sizes[:, 0] / img_size[0], sizes[:, 1] / img_size[1])[:, None]
-    box = np.maximum(np.rint(scale * np.array(img_size)), 1).astype(np.int64)
-    box = np.minimum(box, sizes)
-    return np.concatenate([(sizes - box) // 2, box], axis=1)
+def _center_box(size: tuple[int, int], img_size: tuple[int, int]) -> Box:
+    """Returns the largest centered box with the aspect ratio of `img_size`."""
+    scale = min(size[0] / img_size[0], size[1] / img_size[1])
+    height, width = (min(max(round(scale * img_size[n]), 1), size[n]) for n in (0, 1))
+    return (size[0] - height) // 2, (size[1] - width) // 2, height, width
 
 
-def _fallback_boxes(sizes: np.ndarray, ratio: tuple[float, float]) -> np.ndarray:
-    """Returns the largest centered boxes (B, 4) with an aspect ratio within `ratio`, as torchvision does."""
-    box = sizes.copy()
-    shape = sizes[:, 1] / np.maximum(sizes[:, 0], 1)
-    narrow, wide = shape < ratio[0], shape > ratio[1]
-    box[narrow, 0] = np.maximum(np.rint(sizes[narrow, 1] / ratio[0]), 1)
-    box[wide, 1] = np.maximum(np.rint(sizes[wide, 0] * ratio[1]), 1)
-    box = np.minimum(box, sizes)
-    return np.concatenate([(sizes - box) // 2, box], axis=1)
+def _fallback_box(size: tuple[int, int], ratio: tuple[float, float]) -> Box:
+    """Returns the largest centered box with an aspect ratio within `ratio`, as torchvision does."""
+    height, width = size
+    if width / height < ratio[0]:
+        height = min(max(round(width / ratio[0]), 1), height)
+    elif width / height > ratio[1]:
+        width = min(max(round(height * ratio[1]), 1), width)
+    return (size[0] - height) // 2, (size[1] - width) // 2, height, width

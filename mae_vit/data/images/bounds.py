@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 # Pillow's bound against decompression bombs. It holds for all decoders: a header may promise
 # any size.
 MAX_PIXELS = 178_956_970
@@ -21,3 +23,11 @@ def check_bytes(count: int) -> None:
     """
     if count > MAX_IMAGE_BYTES:
         raise DecodeError(f"{count} bytes: no image is so large")
+
+
+def first_line(error: Exception) -> str:
+    """Returns the first line of a decoder's error, or its type where it says nothing."""
+    text = ""
+    with suppress(Exception):  # pydicom's errors of damaged text fail to print
+        text = str(error)
+    return (text.splitlines() or [type(error).__name__])[0]

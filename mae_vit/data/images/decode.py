@@ -18,8 +18,8 @@ from mae_vit.data.images.bands.dicom import is_dicom
 from mae_vit.data.images.bands.numpy_files import ARRAY_MAGIC
 from mae_vit.data.images.bands.png import PNG_MAGIC, check_png
 from mae_vit.data.images.bands.read import decode_bands, open_raster
-from mae_vit.data.images.bands.tiff_pages import is_tiff
-from mae_vit.data.images.bounds import MAX_IMAGE_BYTES, MAX_PIXELS, DecodeError, check_bytes
+from mae_vit.data.images.bands.tiff import is_tiff
+from mae_vit.data.images.bounds import MAX_IMAGE_BYTES, MAX_PIXELS, DecodeError, check_bytes, first_line
 
 __all__ = ("MAX_IMAGE_BYTES", "MAX_PIXELS", "DecodeError", "Header", "check_bytes", "decode", "header_of",
            "jpeg_size", "pixels_of", "read_header")  # fmt: skip
@@ -119,9 +119,9 @@ def _check_bands(data: bytes, bound: int) -> None:
         DecodeError: naming them.
     """
     raster = open_raster(data, max_pixels=bound)
-    if raster is not None and raster.count not in (1, 3):
+    if raster is not None and len(raster.pixels) not in (1, 3):
         raise DecodeError(
-            f"{raster.kind}: an image of {raster.count} bands, where 8-bit gray or RGB is expected"
+            f"{raster.kind}: an image of {len(raster.pixels)} bands, where 8-bit gray or RGB is expected"
         )
 
 
@@ -154,7 +154,8 @@ def read_header(data: bytes) -> Header:
     if data.startswith(ARRAY_MAGIC) or is_dicom(data):
         raster = open_raster(data)
         assert raster is not None
-        return Header(raster.extension, raster.height, raster.width, raster.count == 1)
+        count, height, width = raster.pixels.shape
+        return Header(raster.extension, height, width, count == 1)
     with _pillow_errors(data), Image.open(io.BytesIO(data), formats=_FORMATS) as image:
         return replace(header_of(image), notes=_notes(image, data))
 
@@ -262,10 +263,9 @@ def _pillow_errors(data: bytes) -> Iterator[None]:
     except DecodeError:
         raise
     except Exception as error:
-        lines = str(error).splitlines() or [type(error).__name__]
-        unknown = "cannot identify" in lines[0]
+        reason = first_line(error)
         if image_kind(data[:HEAD_BYTES]) in ARRAY_EXTENSIONS:
-            lines = ["DICOM or an array, whose raw values are no 8-bit image: convert it to PNG first"]
-        elif unknown:
-            lines = [what_is(data[:HEAD_BYTES]) or "not an image"]
-        raise DecodeError(lines[0]) from None
+            reason = "DICOM or an array, whose raw values are no 8-bit image: convert it to PNG first"
+        elif "cannot identify" in reason:
+            reason = what_is(data[:HEAD_BYTES]) or "not an image"
+        raise DecodeError(reason) from None

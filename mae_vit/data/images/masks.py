@@ -5,9 +5,14 @@ A mask holds class + 1 while it is cropped; 0 does not count.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
-from mae_vit.data.images.decode import DecodeError
+from mae_vit.data.images.bounds import DecodeError
+
+if TYPE_CHECKING:
+    from mae_vit.data.images.augment import Box
 
 
 def id_table(ids: list[int], ignore: int) -> np.ndarray:
@@ -32,19 +37,19 @@ def numbered(mask: np.ndarray, table: np.ndarray) -> np.ndarray:
     return numbers
 
 
-def crop_mask(mask: np.ndarray, box: np.ndarray, flip: bool, img_size: tuple[int, int]) -> np.ndarray:
+def crop_mask(mask: np.ndarray, box: Box, flip: bool, img_size: tuple[int, int]) -> np.ndarray:
     """Crops, resizes (to the nearest pixel) and flips a mask as `Augment` does its image.
 
     Args:
         mask: (H, W).
-        box: int64 (4,): top, left, height, width in pixels; pixels outside of the mask are 0.
+        box: top, left, height, width in pixels; pixels outside of the mask are 0.
         flip: mirror it.
         img_size: (H, W) of the result.
 
     Returns:
         (*img_size).
     """
-    top, left, height, width = box.tolist()
+    top, left, height, width = box
     # The pixel in whose middle, or nearest to it, the middle of the result's pixel falls.
     rows = top + (np.arange(img_size[0]) * 2 + 1) * height // (2 * img_size[0])
     columns = left + (np.arange(img_size[1]) * 2 + 1) * width // (2 * img_size[1])

@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -57,9 +56,9 @@ def preprocess(
     """
     if bands is not None:
         raster = open_raster(data, every_band=True) if how.bands else None
-        taken = take_bands(raster or open_bands(data, bands), how, bands.nodata)
-        check_kind(len(taken.pixels), taken.pixels.dtype.name, bands)
-        return taken.pixels
+        pixels, _ = take_bands(raster or open_bands(data, bands), how, bands.nodata)
+        check_kind(pixels, bands)
+        return pixels
     if is_dicom(data):
         raster = open_raster(data)
         data = data if raster is None else photograph_of(raster) or data
@@ -134,10 +133,10 @@ def encode_anew(pixels: np.ndarray, header: Header, how: Preprocessing) -> tuple
 
 def photograph_of(raster: Raster) -> bytes | None:
     """Returns a DICOM image of 8-bit gray or RGB as PNG, which is treated like other photographs; else None."""
-    if raster.extension != "dcm" or raster.dtype != "uint8" or raster.count not in (1, 3):
+    if raster.extension != "dcm" or raster.pixels.dtype != np.uint8 or len(raster.pixels) not in (1, 3):
         return None
     stream = io.BytesIO()
-    _pillow_image(raster.pixels()).save(stream, "png")
+    _pillow_image(raster.pixels).save(stream, "png")
     return stream.getvalue()
 
 
@@ -150,40 +149,30 @@ def _smaller(size: Sequence[int], resize: int) -> tuple[int, int]:
     return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
 
 
-class TakenBands(NamedTuple):
-    """An image of bands before it is stored.
-
-    Attributes:
-        pixels: raw values (C, H, W).
-        names: of the bands, or their numbers where the file names none.
-        changed: whether these are other values than those of the file.
-    """
-
-    pixels: np.ndarray
-    names: tuple[str, ...]
-    changed: bool
-
-
-def take_bands(raster: Raster, how: Preprocessing, nodata: float | None) -> TakenBands:
-    """Decodes an image of bands: bands chosen, values clipped, resized.
+def take_bands(
+    raster: Raster, how: Preprocessing, nodata: float | None
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Chooses bands of an image, clips its values and resizes it.
 
     Args:
         raster: the image.
         how: what is done to it.
         nodata: raw value of missing pixels.
 
+    Returns:
+        Raw values (C, H, W), and the names of the bands, or their numbers where the file names none.
+
     Raises:
-        DecodeError: if it is damaged, lacks a band, or has infinite values.
+        DecodeError: if it lacks a band, or has infinite values.
     """
-    pixels, names = raster.pixels(), raster.names or tuple(map(band_number, range(raster.count)))
-    places = _chosen(how.bands or (), names, named=bool(raster.names))
-    names, changed = tuple(names[n] for n in places), places != list(range(raster.count))
-    pixels = pixels[places] if changed else pixels
+    pixels, names = raster.pixels, raster.names or tuple(map(band_number, range(len(raster.pixels))))
+    if how.bands:
+        places = _chosen(how.bands, names, named=bool(raster.names))
+        pixels, names = pixels[places], tuple(names[n] for n in places)
     for name, band in zip(names, pixels, strict=True):
         if pixels.dtype.kind == "f" and np.isinf(band).any():
             raise DecodeError(f'infinite values in band "{name}": write NaN where a value is missing')
-    shaped = shape_bands(pixels, how, nodata)
-    return TakenBands(shaped, names, changed or shaped is not pixels)
+    return shape_bands(pixels, how, nodata), names
 
 
 def shape_bands(pixels: np.ndarray, how: Preprocessing, nodata: float | None) -> np.ndarray:
@@ -210,7 +199,7 @@ def _chosen(select: Sequence[str], names: Sequence[str], *, named: bool) -> list
         DecodeError: if it lacks one of them.
     """
     places, count = list[int](), len(names)
-    for part in select or (f"1-{count}",):
+    for part in select:
         if part in names:
             places.append(names.index(part))
             continue

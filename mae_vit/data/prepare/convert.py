@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,14 +13,20 @@ from mae_vit.core.preprocessing import Preprocessing
 from mae_vit.data.images.bands.raster import Raster
 from mae_vit.data.images.bands.read import open_raster
 from mae_vit.data.images.decode import MAX_PIXELS, DecodeError, decode, read_header
-from mae_vit.data.images.preprocess import DEFAULT_QUALITY, changes, encode_anew, photograph_of
-from mae_vit.data.prepare.bands.convert import Sums, collect, convert_bands
-from mae_vit.data.prepare.bands.options import EIGHT_BIT, NO_OPTIONS, BandLayout, BandOptions
+from mae_vit.data.images.preprocess import (
+    DEFAULT_QUALITY,
+    changes,
+    encode_anew,
+    photograph_of,
+    take_bands,
+)
+from mae_vit.data.prepare.bands.options import EIGHT_BIT, NO_OPTIONS, BandLayout, BandOptions, nodata_for
 from mae_vit.data.prepare.bands.statistics import BandStatistics
 
 _SAME = {"jpeg": "jpg", "tif": "tiff"}
 # Other spellings, which webdataset does not decode.
 _RARE = {"jpe": "jpg", "jfif": "jpg", "pgm": "ppm", "pbm": "ppm", "pnm": "ppm"}
+Sums = dict[BandLayout, BandStatistics]
 
 
 @dataclass(frozen=True)
@@ -165,19 +172,33 @@ def convert_chunk(chunk: list[tuple[bytes, str]], options: Conversion) -> list[C
 
 
 def _convert_bands(raster: Raster, extension: str, options: Conversion, sums: Sums) -> Converted:
+    """Chooses bands, clips and resizes as asked, adds to the statistics, and writes an array (C, H, W) as NPY.
+
+    Training decodes such an array in no time, whatever the format was; in place the bytes stay as they are.
+    """
+    wanted = options.bands
     if options.hashed:
         raise InputError(f"--exclude compares photographs of 8 bits; an image is {raster.kind}")
-    image = convert_bands(raster, options.bands, options.preprocessing, in_place=options.in_place)
-    collect(sums, image)
-    notes, written = image.notes, "npy" if image.data is not None else raster.extension
-    if image.data is None and _SAME.get(extension, extension) != raster.extension:
-        notes = (*notes, "named as another format")
-    elif image.data is None:
-        written = extension
-    count, height, width = image.pixels.shape
-    return Converted(
-        image.data, written, height, width, count == 1, (0, 0, 0), (0, 0, 0), notes, layout=image.layout
-    )
+    if wanted.take not in (None, raster.kind) and not wanted.select:
+        raise DecodeError(f"{raster.kind}, where {wanted.take} is taken")
+    nodata = nodata_for(raster.pixels.dtype.name, wanted.nodata, raster.nodata)
+    pixels, names = take_bands(raster, options.preprocessing, nodata)
+    layout = BandLayout(names, pixels.dtype.name, nodata, bool(raster.names))
+    if wanted.take not in (None, layout.kind):
+        raise DecodeError(f"{layout.kind}, where {wanted.take} is taken")
+    if layout not in sums:
+        sums[layout] = BandStatistics(len(names), layout.dtype, nodata)
+    sums[layout].add(pixels)
+    count, height, width = pixels.shape
+    stored, notes = None, raster.notes
+    if not options.in_place:
+        stream = io.BytesIO()
+        np.save(stream, np.ascontiguousarray(pixels), allow_pickle=False)
+        stored, extension = stream.getvalue(), "npy"
+        notes += () if raster.extension == "npy" else ("written as .npy",)
+    elif _SAME.get(extension, extension) != raster.extension:
+        notes += ("named as another format",)
+    return Converted(stored, extension, height, width, count == 1, (0, 0, 0), (0, 0, 0), notes, layout=layout)
 
 
 def _sums(pixels: np.ndarray) -> tuple[tuple[int, ...], tuple[int, ...]]:

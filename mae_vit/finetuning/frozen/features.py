@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from mae_vit.core.progress import progress
-from mae_vit.data.batches.sources import Source
+from mae_vit.data.batches.augmented import AugmentedSource
 from mae_vit.finetuning.data import FinetuneData
 from mae_vit.finetuning.results.predict import Predictor
 from mae_vit.runtime.collectives import sum_over_ranks
@@ -15,7 +15,11 @@ from mae_vit.weights.feature_encoder import FeatureEncoder
 
 @torch.no_grad()
 def read_features(
-    encoder: FeatureEncoder, data: FinetuneData, source: Source, samples: np.ndarray, predictor: Predictor
+    encoder: FeatureEncoder,
+    data: FinetuneData,
+    source: AugmentedSource,
+    samples: np.ndarray,
+    predictor: Predictor,
 ) -> torch.Tensor:
     """Encodes images, and pools as the encoder does; collective.
 

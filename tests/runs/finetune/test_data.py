@@ -1,5 +1,6 @@
 """Labeled subsets and held-out shares: nested, balanced, by keys alone."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -7,8 +8,8 @@ import pytest
 import torch
 
 from mae_vit.config.load import load_config
-from mae_vit.data.batches.sources import open_source
-from mae_vit.data.batches.subset import SubsetSource, draw_held_out, limit_per_class
+from mae_vit.data.batches.augmented import open_source
+from mae_vit.data.batches.subset import draw_held_out, limit_per_class
 from mae_vit.data.images.augment import Augment
 from mae_vit.data.index import open_index
 from mae_vit.data.prepare.prepare import prepare
@@ -89,15 +90,14 @@ def test_held_out_images_are_a_share_of_each_class(split):
 
 
 def test_a_view_does_not_depend_on_the_subset(digits):
-    from mae_vit.data.batches import sources as reading
-    from mae_vit.data.images.augment import Augment
-
     index = open_index(digits, "train")
     views = Augment(img_size=(8, 8), crop="pad", pad_px=2, flip=True)
-    source = reading.open_source(index, "memory", channels=1, augment=views, memory_limit_gib=1)
+    source = open_source(index, "memory", channels=1, augment=views, memory_limit_gib=1)
     samples = np.array([3, 40, 41, 900])
-    part = SubsetSource(source, samples)
-    assert np.array_equal(part.images(7, 2, np.array([2, 0])), source.images(7, 2, np.array([41, 3])))
+    part = replace(source, samples=samples)
+    assert np.array_equal(
+        part.render(7, 2, np.array([2, 0])).images, source.render(7, 2, np.array([41, 3])).images
+    )
     assert part.labels.tolist() == index.labels[samples].tolist()
 
 
@@ -178,7 +178,7 @@ def test_what_pretraining_leaves_out_is_what_fine_tuning_takes(digits, tmp_path)
     assert np.array_equal(open_pretrain_data(several, ranks, device).source.labels, labels[others])
     plain = open_source(data.index, "auto", channels=1, augment=Augment(img_size=(8, 8)), memory_limit_gib=1)
     places = np.array([0, 5, len(rest) - 1])
-    assert np.array_equal(data.source.images(0, 0, places), plain.images(0, 0, rest[places]))
+    assert np.array_equal(data.source.render(0, 0, places).images, plain.render(0, 0, rest[places]).images)
 
 
 def test_draws_take_other_labels_and_other_held_out_images(digits):

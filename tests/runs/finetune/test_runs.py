@@ -17,6 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from mae_vit.data import training_data
+from mae_vit.data.batches.augmented import AugmentedSource
 from mae_vit.data.index import ShardIndex, open_index
 from mae_vit.finetuning import data as finetune_data
 from mae_vit.pretraining.command import main as pretrain
@@ -112,23 +113,14 @@ class Reads:
 
     def __init__(self, monkeypatch) -> None:
         self.seen: dict[str, list[int]] = {"train": [], "test": []}
-        opened = finetune_data.open_source
-        seen = self.seen
+        seen, render = self.seen, AugmentedSource.render
 
-        def open_counted(index, name, **options):
+        def counted(source, seed, epoch, places, *more, **options):
             # The decoded array is a cache: what goes through the source counts.
-            source = opened(index, name, **options)
-            images = source.images
+            seen[source.source.index.split] += list(source.numbers(places))
+            return render(source, seed, epoch, places, *more, **options)
 
-            def counted(seed, epoch, samples, *more, **options):
-                seen[index.split] += list(samples)
-                return images(seed, epoch, samples, *more, **options)
-
-            source.images = counted
-            return source
-
-        for opens in (finetune_data, training_data):
-            monkeypatch.setattr(opens, "open_source", open_counted)
+        monkeypatch.setattr(AugmentedSource, "render", counted)
         read = ShardIndex.read
 
         def read_counted(index, sample):

@@ -21,7 +21,7 @@ if __name__ == "__main__":
     from mae_vit.data.index import open_index
     from mae_vit.data.batches.loader import load_batches, start_worker_server
     from mae_vit.data.order.order import GlobalOrder, RankSlice
-    from mae_vit.data.batches.sources import open_source
+    from mae_vit.data.batches.augmented import open_source
 
     start_worker_server()
     index = open_index(Path(sys.argv[1]), "train")

@@ -17,7 +17,7 @@ from mae_vit.cli.main import main
 from mae_vit.core.bands import Bands
 from mae_vit.core.errors import InputError
 from mae_vit.core.preprocessing import UNCHANGED, Preprocessing
-from mae_vit.data.batches.sources import open_source
+from mae_vit.data.batches.augmented import open_source
 from mae_vit.data.images.augment import Augment
 from mae_vit.data.images.decode import decode
 from mae_vit.data.index import open_index
@@ -79,7 +79,7 @@ def prepare_and_read(tmp_path, files, options, channels):
     index = open_index(out, "train")
     augment = Augment(img_size=(SIDE, SIDE))
     training = open_source(index, "tar", channels=channels, augment=augment, memory_limit_gib=1.0)
-    images = training.images(0, 0, np.arange(len(index)))
+    images = training.render(0, 0, np.arange(len(index))).images
     names = {name.rpartition(".")[0]: name for name in files}
     pixels = {names.get(key, key): image for key, image in zip(index.keys(), images, strict=True)}
     dataset = index.dataset

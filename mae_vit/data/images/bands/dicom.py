@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import io
 import warnings
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
 from mae_vit.core.errors import InputError
 from mae_vit.data.images.bands.raster import Raster, check_shape, checked_dtype
-from mae_vit.data.images.bounds import DecodeError
+from mae_vit.data.images.bounds import DecodeError, first_line
 
 # Implicit and explicit little endian, explicit big endian, RLE: what pydicom decodes with bounded memory.
 _TAKEN = {
@@ -51,24 +50,25 @@ def open_dicom(data: bytes, max_pixels: int | None) -> Raster:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             dataset = pydicom.dcmread(io.BytesIO(data))
-            return _open(dataset, max_pixels)
+            _check(dataset, max_pixels)
+            return _read_colors(dataset) if dataset.get("SamplesPerPixel", 1) == 3 else _read_gray(dataset)
     except (DecodeError, MemoryError):
         raise
     except Exception as error:  # pydicom raises many types on damaged bytes
-        raise DecodeError(f"the DICOM file is damaged: {_reason(error)}") from None
+        raise DecodeError(f"the DICOM file is damaged: {first_line(error)}") from None
 
 
-def _open(dataset: Any, max_pixels: int | None) -> Raster:
+def _check(dataset: Any, max_pixels: int | None) -> None:
+    """Checks what a file declares, before memory is taken for its pixels."""
     if "PixelData" not in dataset:
         raise DecodeError("the DICOM file holds no image")
-    syntax = str(dataset.file_meta.TransferSyntaxUID)
-    if syntax not in _TAKEN:
-        name = getattr(dataset.file_meta.TransferSyntaxUID, "name", syntax)
+    syntax = dataset.file_meta.TransferSyntaxUID
+    if str(syntax) not in _TAKEN:
+        name = getattr(syntax, "name", syntax)
         raise DecodeError(f"DICOM compressed by {name}: decompress it first (gdcmconv --raw, dcmdjpeg)")
-    height, width = int(dataset.Rows), int(dataset.Columns)
     frames, samples = int(dataset.get("NumberOfFrames", 1) or 1), int(dataset.get("SamplesPerPixel", 1))
     bits, color = int(dataset.BitsAllocated), str(dataset.PhotometricInterpretation)
-    if samples > 1 and (frames > 1 or bits != 8 or samples != 3 or color != "RGB"):
+    if samples > 1 and (frames, samples, bits, color) != (1, 3, 8, "RGB"):
         raise DecodeError(
             f"{frames} frames of {samples} samples ({color}, {bits} bits): one frame of RGB is taken"
         )
@@ -76,51 +76,39 @@ def _open(dataset: Any, max_pixels: int | None) -> Raster:
         raise DecodeError(f"DICOM of {color} is not taken: MONOCHROME1, MONOCHROME2, RGB are")
     if bits not in (8, 16):
         raise DecodeError(f"DICOM of {bits} bits is not taken: 8 and 16 are")
-    stored = f"{'int' if dataset.get('PixelRepresentation', 0) else 'uint'}{bits}"
-    # The widest that it may become.
-    check_shape(frames * samples, height, width, "float32", max_pixels)
-    values = dataset.pixel_array
-    if samples == 3:
-        values = values.reshape(height, width, 3).transpose(2, 0, 1)
-        return _raster(np.ascontiguousarray(values), ("red", "green", "blue"), ())
-    values = values.reshape(frames, height, width).astype(stored, copy=False)
+    # The widest type that its values may become.
+    check_shape(frames * samples, int(dataset.Rows), int(dataset.Columns), "float32", max_pixels)
+
+
+def _read_colors(dataset: Any) -> Raster:
+    values = dataset.pixel_array.transpose(2, 0, 1)
+    checked_dtype(values.dtype.name)
+    return Raster("dcm", np.ascontiguousarray(values), ("red", "green", "blue"))
+
+
+def _read_gray(dataset: Any) -> Raster:
+    bits, signed = int(dataset.BitsAllocated), bool(dataset.get("PixelRepresentation", 0))
+    stored = np.dtype(f"{'int' if signed else 'uint'}{bits}")
+    values = dataset.pixel_array.reshape(-1, dataset.Rows, dataset.Columns).astype(stored, copy=False)
     notes = []
-    if color == "MONOCHROME1":
+    if dataset.PhotometricInterpretation == "MONOCHROME1":
         notes.append("MONOCHROME1, inverted")
-        depth = int(dataset.get("BitsStored", bits))
-        values = (-1 - values) if stored.startswith("int") else ((1 << depth) - 1) - values
-        values = values.astype(stored)
-    values, rescaled = _in_units(values, dataset)
-    return _raster(values, (), (*notes, *rescaled))
-
-
-def _in_units(values: np.ndarray, dataset: Any) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Applies slope and intercept, where they change anything."""
-    slope, intercept = (
-        float(dataset.get("RescaleSlope", 1) or 1),
-        float(dataset.get("RescaleIntercept", 0) or 0),
-    )
+        largest = (1 << int(dataset.get("BitsStored", bits))) - 1
+        values = (-1 - values if signed else largest - values).astype(stored)
+    slope = float(dataset.get("RescaleSlope", 1) or 1)
+    intercept = float(dataset.get("RescaleIntercept", 0) or 0)
     if not (np.isfinite(slope) and np.isfinite(intercept)):
         raise DecodeError("its RescaleSlope or RescaleIntercept is no number")
-    if slope == 1 and intercept == 0:
-        # Signed bytes are rare, and have no type of their own here.
-        return (values.astype(np.int16) if values.dtype == np.int8 else values), ()
-    note = ("in units of RescaleSlope and RescaleIntercept",)
+    if (slope, intercept) != (1, 0):
+        notes.append("in units of RescaleSlope and RescaleIntercept")
+        values = _in_units(values, slope, intercept)
+    # Signed bytes are rare, and have no type of their own here.
+    return Raster("dcm", values.astype(np.int16) if values.dtype == np.int8 else values, notes=tuple(notes))
+
+
+def _in_units(values: np.ndarray, slope: float, intercept: float) -> np.ndarray:
     if slope.is_integer() and intercept.is_integer():
         low, high = (int(v) * int(slope) + int(intercept) for v in (values.min(), values.max()))
         if _INT16.min <= min(low, high) and max(low, high) <= _INT16.max:
-            return (values.astype(np.int64) * int(slope) + int(intercept)).astype(np.int16), note
-    return (values * slope + intercept).astype(np.float32), note
-
-
-def _raster(values: np.ndarray, names: tuple[str, ...], notes: tuple[str, ...]) -> Raster:
-    count, height, width = values.shape
-    dtype = checked_dtype(values.dtype.name)
-    return Raster("dcm", height, width, count, dtype, lambda: values, names, notes=notes)
-
-
-def _reason(error: Exception) -> str:
-    text = ""
-    with suppress(Exception):
-        text = str(error)
-    return (text.splitlines() or [type(error).__name__])[0]
+            return (values.astype(np.int64) * int(slope) + int(intercept)).astype(np.int16)
+    return (values * slope + intercept).astype(np.float32)

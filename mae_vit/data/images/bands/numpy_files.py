@@ -3,46 +3,66 @@
 from __future__ import annotations
 
 import io
+import math
 import zipfile
-import zlib
 from functools import lru_cache
-from typing import Literal
+from typing import NamedTuple
 
 import numpy as np
 
 from mae_vit.data.images.bands.raster import Raster, check_shape, checked_dtype
-from mae_vit.data.images.bounds import DecodeError
+from mae_vit.data.images.bounds import DecodeError, first_line
 
 NPY_MAGIC = b"\x93NUMPY"
 NPZ_MAGIC = b"PK\x03\x04"
 ARRAY_MAGIC = (NPY_MAGIC, NPZ_MAGIC)
 # NumPy's own bound on headers, which it evaluates as a literal. An image's header has about 80.
 _MAX_HEADER = 10_000
-Order = Literal["C", "F"]
 _MEMBERS = 64  # of a NPZ file that names its image
 
 
+class _Header(NamedTuple):
+    """The header of a NPY file.
+
+    Attributes:
+        start: of the array in the file, in bytes.
+        shape: of the array: (H, W), (C, H, W) or (H, W, C).
+        fortran: the first axis changes fastest.
+        dtype: of the values, in the file's byte order.
+    """
+
+    start: int
+    shape: tuple[int, ...]
+    fortran: bool
+    dtype: np.dtype
+
+    @property
+    def end(self) -> int:
+        """Of the array in the file, in bytes."""
+        return self.start + math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def channels_last(self) -> bool:
+        """Whether the array is (H, W, C): the shorter outer axis is that of the bands."""
+        return len(self.shape) == 3 and self.shape[0] > self.shape[2]
+
+
 def open_npy(data: bytes, max_pixels: int | None, extension: str = "npy") -> Raster:
-    """Reads the header of a NPY file: (H, W), (C, H, W) or (H, W, C); the shorter outer axis is that of the bands.
+    """Reads a NPY file: (H, W), (C, H, W) or (H, W, C); the shorter outer axis is that of the bands.
 
     Raises:
         DecodeError: if it is damaged, holds objects, or is no image.
     """
-    start, shape, order, dtype = _header(data)
-    count, height, width = _image_shape(shape)
-    check_shape(count, height, width, dtype.newbyteorder("=").name, max_pixels)
-    if len(data) < start + count * height * width * dtype.itemsize:
+    header = _read_header(data, max_pixels)
+    if len(data) < header.end:
         raise DecodeError("its array is truncated")
-
-    def pixels() -> np.ndarray:
-        array = np.frombuffer(data, dtype, count * height * width, start).reshape(shape, order=order)
-        if len(shape) == 2:
-            array = array[None]
-        elif shape[0] != count:
-            array = array.transpose(2, 0, 1)
-        return array if dtype.isnative else array.astype(dtype.newbyteorder("="))
-
-    return Raster(extension, height, width, count, dtype.newbyteorder("=").name, pixels)
+    flat = np.frombuffer(data, header.dtype, math.prod(header.shape), header.start)
+    array = flat.reshape(header.shape, order="F" if header.fortran else "C")
+    if array.ndim == 2:
+        array = array[None]
+    elif header.channels_last:
+        array = array.transpose(2, 0, 1)
+    return Raster(extension, array.astype(header.dtype.newbyteorder("="), copy=False))
 
 
 def open_npz(data: bytes, max_pixels: int | None) -> Raster:
@@ -53,73 +73,53 @@ def open_npz(data: bytes, max_pixels: int | None) -> Raster:
     """
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            members = archive.infolist()
-            arrays = [member for member in members if member.filename.endswith(".npy")]
+            members = archive.namelist()
+            arrays = [name for name in members if name.endswith(".npy")]
             if len(arrays) > 1:
-                arrays = [member for member in arrays if member.filename == "image.npy"]
+                arrays = [name for name in arrays if name == "image.npy"]
             if len(arrays) != 1 or len(members) > _MEMBERS:
                 raise DecodeError(f'{len(members)} arrays in one file: name the image "image"')
             with archive.open(arrays[0]) as file:
                 start = file.read(_MAX_HEADER + 12)
                 # The header bounds what is unpacked.
-                _check_declared(start, max_pixels)
-                size = _declared_bytes(start)
-                inner = start + file.read(max(0, size - len(start)))
+                inner = start + file.read(max(0, _read_header(start, max_pixels).end - len(start)))
     except DecodeError:
         raise
-    except (zipfile.BadZipFile, zlib.error, OSError, EOFError) as error:
-        raise DecodeError(f"the NPZ file is damaged: {error}") from None
-    except Exception as error:  # encrypted or of an unknown compression: several types
-        raise DecodeError(f"the NPZ file cannot be read: {error}") from None
+    except Exception as error:  # damaged, encrypted, of an unknown compression: many types
+        raise DecodeError(f"the NPZ file is damaged: {first_line(error)}") from None
     return open_npy(inner, max_pixels, "npz")
 
 
-def _check_declared(start: bytes, max_pixels: int | None) -> None:
-    _, shape, _, dtype = _header(start)
-    check_shape(*_image_shape(shape), dtype.name, max_pixels)
-
-
-def _declared_bytes(start: bytes) -> int:
-    at, shape, _, dtype = _header(start)
-    count, height, width = _image_shape(shape)
-    return at + count * height * width * dtype.itemsize
-
-
-def _header(data: bytes) -> tuple[int, tuple[int, ...], Order, np.dtype]:
-    """Returns where the array begins, its shape, order ("C" or "F") and type."""
+def _read_header(data: bytes, max_pixels: int | None) -> _Header:
+    """Reads the header at the beginning of `data`, and checks the size that it declares."""
     if len(data) < 10 or data[:6] != NPY_MAGIC:
         raise DecodeError("no NPY header")
     version, at = data[6], 10 if data[6] == 1 else 12
     length = int.from_bytes(data[8:at], "little")
     if version not in (1, 2) or length > _MAX_HEADER or len(data) < at + length:
         raise DecodeError("its NPY header is damaged")
-    shape, order, dtype = _parse(data[: at + length])
-    return at + length, shape, order, dtype
+    header = _parse(data[: at + length])
+    shape = header.shape if len(header.shape) == 3 else (1, *header.shape)
+    count, height, width = (shape[2], *shape[:2]) if header.channels_last else shape
+    check_shape(count, height, width, header.dtype.name, max_pixels)
+    return header
 
 
 @lru_cache(maxsize=64)  # the files of a data set have one header
-def _parse(header: bytes) -> tuple[tuple[int, ...], Order, np.dtype]:
+def _parse(header: bytes) -> _Header:
     stream = io.BytesIO(header)
+    read = np.lib.format.read_array_header_1_0 if header[6] == 1 else np.lib.format.read_array_header_2_0
     try:
         np.lib.format.read_magic(stream)
-        read = np.lib.format.read_array_header_1_0 if header[6] == 1 else np.lib.format.read_array_header_2_0
         shape, fortran, dtype = read(stream, max_header_size=_MAX_HEADER)
     except Exception:  # NumPy evaluates the header as a literal, which raises many types
         raise DecodeError("its NPY header is damaged") from None
     if dtype.hasobject:
         raise DecodeError("its array holds Python objects, which are never loaded")
-    checked_dtype(dtype.newbyteorder("=").name)
-    return shape, "F" if fortran else "C", dtype
-
-
-def _image_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """Returns (C, H, W) of an array's shape."""
-    if len(shape) == 2:
-        return 1, shape[0], shape[1]
-    if len(shape) != 3:
+    checked_dtype(dtype.name)
+    if len(shape) not in (2, 3):
         raise DecodeError(
             f"its array has {len(shape)} axes: an image has (H, W), (C, H, W) or (H, W, C); write each "
             "of a stack as a file"
         )
-    first, second, third = shape
-    return (first, second, third) if first <= third else (third, first, second)
+    return _Header(len(header), shape, fortran, dtype)

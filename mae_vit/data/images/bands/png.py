@@ -9,8 +9,9 @@ import zlib
 import numpy as np
 from PIL import Image
 
+from mae_vit.core.errors import InputError
 from mae_vit.data.images.bands.raster import Raster, check_shape
-from mae_vit.data.images.bounds import DecodeError
+from mae_vit.data.images.bounds import DecodeError, first_line
 
 PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
 # Encoders write chunks of 8 KiB and more. A hostile file may have any number of tiny chunks.
@@ -25,54 +26,44 @@ def is_deep(data: bytes) -> bool:
 
 
 def open_png(data: bytes, max_pixels: int | None) -> Raster:
-    """Reads the header of a PNG of 16 bits; transparency is dropped.
+    """Decodes a PNG of 16 bits: Pillow reads gray, imagecodecs colors and transparency, which is dropped.
 
     Raises:
         DecodeError: if it is damaged or too large.
+        InputError: if imagecodecs is needed and missing.
     """
-    if len(data) < 33 or data[12:16] != b"IHDR" or data[_COLOR_AT] not in (0, 2, 4, 6):
-        raise DecodeError("its PNG header is damaged")
     color = data[_COLOR_AT]
+    if len(data) < 33 or data[12:16] != b"IHDR" or color not in (_GRAY, _RGB, _GRAY_ALPHA, _RGB_ALPHA):
+        raise DecodeError("its PNG header is damaged")
     width, height = int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")
     count = 3 if color in (_RGB, _RGB_ALPHA) else 1
     check_shape(count, height, width, "uint16", max_pixels)
-    names = ("red", "green", "blue") if count == 3 else ()
-    notes = ("transparent, made opaque",) if color in (_GRAY_ALPHA, _RGB_ALPHA) else ()
-    return Raster("png", height, width, count, "uint16", lambda: _decode(data, color), names, notes=notes)
-
-
-def _decode(data: bytes, color: int) -> np.ndarray:
     check_png(data)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            if color == _GRAY:
-                with Image.open(io.BytesIO(data), formats=("PNG",)) as image:
-                    return np.asarray(image).astype(np.uint16)[None]
-            if color == _GRAY_ALPHA:
-                # Two values of 16 bits lie in the file like four of 8, and are filtered alike.
-                four = _plane(_as_rgba8(data), None)
-                return (four[..., 0].astype(np.uint16) << 8 | four[..., 1])[None]
-            mode = "RGB" if color == _RGB else "RGBA"
-            # Pillow unpacks one byte of each value: first the upper, then the lower one.
-            high, low = _plane(data, f"{mode};16B")[..., :3], _plane(data, f"{mode};16L")[..., :3]
-    except Exception as error:  # Pillow raises many types on damaged bytes
-        raise DecodeError((str(error).splitlines() or [type(error).__name__])[0]) from None
-    return (high.astype(np.uint16) << 8 | low).transpose(2, 0, 1)
+        pixels = _decode_gray(data) if color == _GRAY else _decode_colors(data)[:count]
+    except InputError:
+        raise
+    except Exception as error:  # decoders raise many types on damaged bytes
+        raise DecodeError(first_line(error)) from None
+    names = ("red", "green", "blue") if count == 3 else ()
+    notes = ("transparent, made opaque",) if color in (_GRAY_ALPHA, _RGB_ALPHA) else ()
+    return Raster("png", pixels, names, notes=notes)
 
 
-def _plane(data: bytes, rawmode: str | None) -> np.ndarray:
-    """Decodes by one of Pillow's raw modes; None for its own choice."""
-    with Image.open(io.BytesIO(data), formats=("PNG",)) as image:
-        if rawmode is not None:
-            image.tile = [tile._replace(args=rawmode) for tile in image.tile]
-        image.load()
-        return np.asarray(image)
+def _decode_gray(data: bytes) -> np.ndarray:
+    with warnings.catch_warnings(), Image.open(io.BytesIO(data), formats=("PNG",)) as image:
+        warnings.simplefilter("ignore")
+        return np.asarray(image).astype(np.uint16)[None]
 
 
-def _as_rgba8(data: bytes) -> bytes:
-    header = b"IHDR" + data[16:24] + bytes((8, _RGB_ALPHA)) + data[26:29]
-    return data[:12] + header + zlib.crc32(header).to_bytes(4, "big") + data[33:]
+def _decode_colors(data: bytes) -> np.ndarray:
+    try:
+        import imagecodecs  # Pillow reads the upper 8 of their 16 bits alone
+    except ImportError:
+        raise InputError(
+            "PNG files of 16-bit colors need imagecodecs: pip install 'mae-vit[bands]'"
+        ) from None
+    return np.asarray(imagecodecs.png_decode(data)).transpose(2, 0, 1)
 
 
 def check_png(data: bytes) -> None:

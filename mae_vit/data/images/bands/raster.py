@@ -1,8 +1,7 @@
-"""An image of bands before its pixels are decoded."""
+"""An image of bands, as its file holds it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,22 +19,14 @@ class Raster:
 
     Attributes:
         extension: of its format, determined from the bytes.
-        height: in pixels.
-        width: in pixels.
-        count: bands.
-        dtype: of the raw values, one of `mae_vit.core.bands.DTYPES`.
-        pixels: decodes it: (C, H, W) of `dtype`; raises DecodeError. The memory may be shared with the bytes.
+        pixels: (C, H, W) of one of `mae_vit.core.bands.DTYPES`. The memory may be shared with the file's bytes.
         names: of the bands; empty if the file names none.
         nodata: raw value of missing pixels that the file states.
         notes: what decoding changes beyond decompression.
     """
 
     extension: str
-    height: int
-    width: int
-    count: int
-    dtype: str
-    pixels: Callable[[], np.ndarray]
+    pixels: np.ndarray
     names: tuple[str, ...] = ()
     nodata: float | None = None
     notes: tuple[str, ...] = ()
@@ -43,7 +34,7 @@ class Raster:
     @property
     def kind(self) -> str:
         """Bands and type, as `prepare --take` takes it: "13xuint16"."""
-        return f"{self.count}x{self.dtype}"
+        return f"{len(self.pixels)}x{self.pixels.dtype.name}"
 
 
 def checked_dtype(name: str) -> str:

@@ -1,42 +1,59 @@
-"""Decodes TIFF files of any layout: samples side by side or in planes, strips or tiles, pages as bands.
-
-Uncompressed and Deflate are decoded here, in bounded memory and a tenth of tifffile's time for small tiles.
-tifffile decodes the rest.
-"""
+"""Reads TIFF files of bands by tifffile: samples side by side or in planes, strips or tiles, pages as bands."""
 
 from __future__ import annotations
 
 import io
 import logging
-import zlib
-from collections.abc import Sequence
+import math
+import re
+import warnings
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from PIL.TiffImagePlugin import ImageFileDirectory_v2
 
 from mae_vit.core.errors import InputError
 from mae_vit.data.images.bands.raster import Raster, check_shape, checked_dtype
-from mae_vit.data.images.bands.tiff_pages import Page, TiffPages, imagej_images, names_of, nodata_of
-from mae_vit.data.images.bounds import DecodeError
+from mae_vit.data.images.bounds import DecodeError, first_line
 
-_NONE, _LZW, _DEFLATE, _PACKBITS, _OLD_DEFLATE, _LZMA, _ZSTD = 1, 5, 8, 32773, 32946, 34925, 50000
-_OTHERS = {_LZW: "LZW", _PACKBITS: "PackBits", _LZMA: "LZMA", _ZSTD: "Zstandard"}
-_COMPRESSIONS = {
-    2: "CCITT",
-    6: "old JPEG",
-    7: "JPEG",
-    33003: "JPEG 2000",
-    33005: "JPEG 2000",
-    34712: "JPEG 2000",
-}
-_COMPRESSIONS |= {34887: "LERC", 50001: "WebP", 50002: "JPEG XL"}
-_WHITE_IS_ZERO, _BLACK_IS_ZERO, _RGB, _PALETTE = 0, 1, 2, 3
+if TYPE_CHECKING:
+    from tifffile import TiffFile, TiffPage
+
+# More pages than bands are taken, since overviews lie between them.
+MAX_PAGES = 2048
+_MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+_WIDTH, _BITS, _PHOTOMETRIC, _DESCRIPTION, _ORIENTATION, _SAMPLES = 256, 258, 262, 270, 274, 277
+_EXTRA, _FORMAT, _GDAL_METADATA, _GDAL_NODATA = 338, 339, 42112, 42113
+_WHITE_IS_ZERO, _RGB = 0, 2
 _SPACES = {3: "palette", 4: "mask", 5: "CMYK", 6: "YCbCr", 8: "Lab", 32803: "a sensor's raw mosaic"}
-_NO_PREDICTOR, _HORIZONTAL = 1, 2
-_TRANSPARENCY = (1, 2)
+_UNSIGNED = 1
+_TRANSPARENCY = ((1,), (2,))
+_UNCOMPRESSED = 1
+_COMPRESSIONS = {
+    8: "Deflate",
+    32946: "Deflate",
+    5: "LZW",
+    32773: "PackBits",
+    34925: "LZMA",
+    50000: "Zstandard",
+}
+# Encoders round sides up to whole tiles, of a few hundred pixels.
+_LARGEST_TILE = 4096
+_IMAGEJ_IMAGES = re.compile(r"^ImageJ=.{0,200}?^images=(\d{1,6})\s*$", re.DOTALL | re.MULTILINE)
+_GDAL_NAME = re.compile(
+    r'<Item name="DESCRIPTION" sample="(\d{1,4})" role="description">([^<]{1,200})</Item>'
+)
+_OME_NAME = re.compile(r'<Channel [^>]{0,2000}?\bName="([^"]{1,200})"')
+
+
+def is_tiff(data: bytes) -> bool:
+    """Whether bytes begin as TIFF files do."""
+    return data[:4] in _MAGIC
 
 
 def open_tiff(data: bytes, max_pixels: int | None, *, every_band: bool = False) -> Raster | None:
-    """Reads the directories of a TIFF file.
+    """Decodes a TIFF file of bands.
 
     Args:
         data: the file.
@@ -48,224 +65,203 @@ def open_tiff(data: bytes, max_pixels: int | None, *, every_band: bool = False) 
 
     Raises:
         DecodeError: if it is damaged, or of a kind that is not taken.
+        InputError: if a package is missing.
     """
-    reader = TiffPages(data)
-    try:
-        first = reader.read()
-    except DecodeError:
-        return None  # Pillow reads some of these, and has the reason for the others
-    if first is None or (_is_photograph(first) and not every_band and first.samples > 1):
-        return None
-    if first.dtype in ("uint1", "uint4") or (first.dtype == "uint8" and first.photometric not in (0, 1, 2)):
+    photograph = _is_photograph(data)
+    # Of a damaged directory, Pillow has the reason.
+    if photograph is None or (photograph and not every_band):
         return None
     try:
-        pages = _stack(first, reader)
+        import tifffile
+    except ImportError:
+        raise InputError("TIFF files of bands need tifffile: pip install 'mae-vit[bands]'") from None
+    # It logs what it tolerates; the error says what it does not.
+    logging.getLogger("tifffile").setLevel(logging.CRITICAL)
+    try:
+        with tifffile.TiffFile(io.BytesIO(data)) as file:
+            return _read(file, len(data), max_pixels, every_band)
+    except (DecodeError, InputError, MemoryError):
+        raise
+    except Exception as error:  # tifffile and its codecs raise many types on damaged bytes
+        raise DecodeError(f"the TIFF file is damaged: {first_line(error)}") from None
+
+
+def _is_photograph(data: bytes) -> bool | None:
+    """Whether Pillow reads all of an image: up to 8 bits, gray (of one page), RGB, palette; None if it is damaged."""
+    if data[:4] == b"MM\0+":
+        return False  # Pillow does not read BigTIFF of this byte order
+    stream = io.BytesIO(data)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            first = ImageFileDirectory_v2(stream.read(16 if b"+" in data[2:4] else 8))
+            stream.seek(first.next)
+            first.load(stream)
+            colors = 3 if first.get(_PHOTOMETRIC, 1) == _RGB else 1
+            samples, extra = first.get(_SAMPLES, 1), tuple(first.get(_EXTRA, ()))
+            if not first[_WIDTH]:
+                return None
+            if max(first.get(_BITS, (1,))) > 8 or set(first.get(_FORMAT, (_UNSIGNED,))) != {_UNSIGNED}:
+                return False
+            if first.get(_PHOTOMETRIC, 1) > _RGB:
+                return True
+            if samples != colors and (samples != colors + 1 or extra not in _TRANSPARENCY):
+                return False
+            # Pages of gray may be bands.
+            return samples > 1 or not (first.next or _IMAGEJ_IMAGES.search(first.get(_DESCRIPTION, "")))
+    except Exception:  # Pillow's parser of damaged tags raises many types
+        return None
+
+
+def _read(file: TiffFile, length: int, max_pixels: int | None, every_band: bool) -> Raster | None:
+    first = file.pages.first
+    maybe_gray = first.dtype == np.uint8 and first.samplesperpixel == 1 and not every_band
+    try:
+        pages = _stack(file)
     except DecodeError:
-        if _is_photograph(first) and not every_band:
+        if maybe_gray:
             return None
         raise
-    if _is_photograph(first) and len(pages) == 1 and imagej_images(first) == 1 and not every_band:
+    images = _imagej_images(first, length) if len(pages) == 1 else 1
+    if maybe_gray and len(pages) == images == 1:
         return None
-    return _raster(data, pages, max_pixels, every_band)
+    count = first.samplesperpixel * len(pages) * images
+    _check(first, count, max_pixels)
+    for page in pages:
+        _check_blocks(page, length)
+    if images > 1:
+        # Behind the first image lie the others, without directories.
+        pixels = _read_stack(file, first, images)
+    else:
+        decoded = [_decode(page) for page in pages]
+        pixels = decoded[0] if len(decoded) == 1 else np.concatenate(decoded)
+    colors, notes = 3 if first.photometric == _RGB else 1, []
+    clear = first.samplesperpixel == colors + 1 and tuple(map(int, first.extrasamples)) in _TRANSPARENCY
+    if clear and not every_band:
+        pixels = pixels[:-1]
+        notes.append(f"with a last band marked as transparency, left out (--bands 1-{count} takes it)")
+    if first.photometric == _WHITE_IS_ZERO:
+        if pixels.dtype.kind != "u":
+            raise DecodeError(f"a TIFF file of {pixels.dtype.name} in which white is zero")
+        pixels = np.iinfo(pixels.dtype).max - pixels
+        notes.append("white is zero, inverted")
+    if first.tags.valueof(_ORIENTATION, 1) != 1:
+        notes.append("with an orientation, which is ignored")
+    names = _names(first, len(pixels))
+    if not names and colors == len(pixels) == 3:
+        names = ("red", "green", "blue")
+    return Raster("tiff", pixels, names, _nodata(first), tuple(notes))
 
 
-def _is_photograph(page: Page) -> bool:
-    """Whether a page is gray or RGB of 8 bits, with or without transparency."""
-    colors = 3 if page.photometric == _RGB else 1
-    extra = page.samples - colors
-    clear = extra == 1 and len(page.extra) == 1 and page.extra[0] in _TRANSPARENCY
-    return page.dtype == "uint8" and (extra == 0 or clear)
-
-
-def _stack(first: Page, reader: TiffPages) -> list[Page]:
+def _stack(file: TiffFile) -> list[TiffPage]:
     """Returns the pages that are bands of one image: all but overviews and masks."""
-    pages = [first]
-    while (page := reader.read()) is not None:
-        if not page.reduced:
+    pages, offsets = list[Any](), set[int]()
+    for page in file.pages:
+        if page.offset in offsets or len(offsets) >= MAX_PAGES:
+            raise DecodeError(f"its TIFF directories form a circle, or are over {MAX_PAGES}")
+        offsets.add(page.offset)
+        if not pages or not (page.is_reduced or page.is_mask):
             pages.append(page)
-    if shapes := {page.shape for page in pages[1:]} - {first.shape}:
-        other = _text(*shapes.pop())
+    if others := {_describe(page) for page in pages} - {_describe(pages[0])}:
         raise DecodeError(
-            f"its {len(pages)} pages differ ({_text(*first.shape)}, {other}): they are no bands of one image"
+            f"its {len(pages)} pages differ ({_describe(pages[0])}, {others.pop()}): they are no bands of one image"
         )
-    if len(pages) > 1 and first.samples > 1:
+    if len(pages) > 1 and pages[0].samplesperpixel > 1:
         raise DecodeError(
-            f"{len(pages)} pages of {first.samples} bands each: taken are pages of one, or one page"
+            f"{len(pages)} pages of {pages[0].samplesperpixel} bands each: taken are pages of one, or one page"
         )
     return pages
 
 
-def _text(samples: int, height: int, width: int, dtype: str) -> str:
-    return f"{samples} x {height} x {width} {dtype}"
+def _describe(page: TiffPage) -> str:
+    return f"{page.samplesperpixel} x {page.imagelength} x {page.imagewidth} {_type_name(page)}"
 
 
-def _raster(data: bytes, pages: list[Page], max_pixels: int | None, every_band: bool) -> Raster:
-    first = pages[0]
-    dtype = checked_dtype(first.dtype)
-    if first.photometric not in (_WHITE_IS_ZERO, _BLACK_IS_ZERO, _RGB):
+def _type_name(page: TiffPage) -> str:
+    if page.dtype is None or 8 * page.dtype.itemsize != page.bitspersample:
+        return f"of {page.bitspersample} bits"
+    return str(page.dtype.name)
+
+
+def _check(page: TiffPage, count: int, max_pixels: int | None) -> None:
+    """Checks what a page declares, before memory is taken for it."""
+    dtype = checked_dtype(_type_name(page))
+    if page.photometric > _RGB:
         raise DecodeError(
-            f"a TIFF file of {_SPACES.get(first.photometric, 'an unknown color space')}, {dtype}"
+            f"a TIFF file of {_SPACES.get(page.photometric, 'an unknown color space')}, {dtype}"
         )
-    if first.compression not in (_NONE, _DEFLATE, _OLD_DEFLATE, *_OTHERS):
-        name = _COMPRESSIONS.get(first.compression, f"number {first.compression}")
-        raise DecodeError(f"{first.samples} bands of {dtype} compressed as {name}: taken are none, Deflate, "
-                          f"{', '.join(_OTHERS.values())}")  # fmt: skip
-    images = imagej_images(first) if len(pages) == 1 and first.samples == 1 else 1
-    count = first.samples * len(pages) * images
-    check_shape(count, first.height, first.width, dtype, max_pixels)
-    for page in pages:
-        _check_blocks(page, len(data), images)
-    colors = 3 if first.photometric == _RGB else 1
-    clear = len(first.extra) == 1 and first.extra[0] in _TRANSPARENCY and first.samples == colors + 1
-    dropped, notes = clear and not every_band, []
-    if dropped:
-        count -= 1
-        notes.append(f"with a last band marked as transparency, left out (--bands 1-{count + 1} takes it)")
-    if first.photometric == _WHITE_IS_ZERO:
-        notes.append("white is zero, inverted")
-        if not dtype.startswith("uint"):
-            raise DecodeError(f"a TIFF file of {dtype} in which white is zero")
-    if first.oriented:
-        notes.append("with an orientation, which is ignored")
-    names = names_of(first, count) or (("red", "green", "blue") if colors == 3 and count == 3 else ())
-
-    def pixels() -> np.ndarray:
-        array = _decode(data, pages, images)[:count]
-        return np.iinfo(dtype).max - array if first.photometric == _WHITE_IS_ZERO else array
-
-    return Raster(
-        "tiff", first.height, first.width, count, dtype, pixels, names, nodata_of(first), tuple(notes)
-    )
-
-
-def _check_blocks(page: Page, length: int, images: int) -> None:
-    """Checks that the blocks of a page are as many as its size needs, and lie in the file."""
-    (rows, columns), planes = page.block, page.samples if page.planar else 1
-    if min(rows, columns) < 1 or page.height < 1 or page.width < 1:
-        raise DecodeError(f"TIFF directory {page.number} has blocks of {columns}x{rows} pixels")
-    if page.tiled and (rows > page.height + 4096 or columns > page.width + 4096):
-        raise DecodeError(f"TIFF directory {page.number} has tiles of {columns}x{rows} pixels")
-    needed = -(-page.height // rows) * -(-page.width // columns) * planes
-    if len(page.offsets) != needed or len(page.counts) != needed:
-        raise DecodeError(
-            f"TIFF directory {page.number} has {len(page.offsets)} blocks, its size needs {needed}"
-        )
-    if any(at + count > length for at, count in zip(page.offsets, page.counts, strict=True)):
-        raise DecodeError("the TIFF file is truncated")
-    if images > 1 and (
-        page.compression != _NONE or needed != 1 or page.offsets[0] + page.counts[0] * images > length
-    ):
-        raise DecodeError(f"an ImageJ stack of {images} images, of which one can be read")
-
-
-def _decode(data: bytes, pages: Sequence[Page], images: int) -> np.ndarray:
-    first = pages[0]
-    own = first.compression in (_NONE, _DEFLATE, _OLD_DEFLATE) and first.predictor in (1, 2) and first.plain
-    if not own:
-        return _by_tifffile(data, pages)
-    if (plain := _in_place(data, pages, images)) is not None:
-        return plain
-    planes = [_page(data, page) for page in pages]
-    return planes[0] if len(planes) == 1 else np.concatenate(planes)
-
-
-def _in_place(data: bytes, pages: Sequence[Page], images: int) -> np.ndarray | None:
-    """Returns uncompressed pixels that lie in one piece, without a copy; None where they do not."""
-    first, end = pages[0], pages[0].offsets[0]
-    start = end
-    for page in pages:
-        if page.compression != _NONE or page.predictor != _NO_PREDICTOR or page.tiled:
-            return None
-        for at, count in zip(page.offsets, page.counts, strict=True):
-            if at != end:
-                return None
-            end += count
-    dtype = _in_file(first)
-    planes = len(pages) * images
-    number = first.samples * planes * first.height * first.width
-    if images == 1 and end - start != number * dtype.itemsize:
-        return None
-    flat = np.frombuffer(data, dtype, number, start)
-    if first.samples > 1 and not first.planar:
-        array = flat.reshape(first.height, first.width, first.samples).transpose(2, 0, 1)
-    else:
-        array = flat.reshape(first.samples * planes, first.height, first.width)
-    return array if dtype.isnative else array.astype(first.dtype)
-
-
-def _page(data: bytes, page: Page) -> np.ndarray:
-    """Decodes the blocks of a page: (samples, H, W)."""
-    (rows, columns), dtype = page.block, np.dtype(page.dtype)
-    inside, planes = (1, page.samples) if page.planar else (page.samples, 1)
-    out = np.empty((planes, page.height, page.width, inside), dtype)
-    across = -(-page.width // columns)
-    down = -(-page.height // rows)
-    for number, (at, count) in enumerate(zip(page.offsets, page.counts, strict=True)):
-        plane, place = divmod(number, across * down)
-        top, left = (place // across) * rows, (place % across) * columns
-        # Tiles are whole at the borders; the last strip is not.
-        high = rows if page.tiled else min(rows, page.height - top)
-        block = _unpacked(data[at : at + count], page, (high, columns, inside))
-        bottom, right = min(top + high, page.height), min(left + columns, page.width)
-        out[plane, top:bottom, left:right] = block[: bottom - top, : right - left]
-    return out[..., 0] if page.planar or inside == 1 else out[0].transpose(2, 0, 1)
-
-
-def _unpacked(block: bytes, page: Page, shape: tuple[int, int, int]) -> np.ndarray:
-    """Unpacks one block to (rows, columns, samples); what is declared bounds what is unpacked."""
-    dtype = np.dtype(page.dtype)
-    size = shape[0] * shape[1] * shape[2] * dtype.itemsize
-    if page.compression != _NONE:
+    if page.compression != _UNCOMPRESSED:
+        if page.compression not in _COMPRESSIONS:
+            name = getattr(page.compression, "name", f"number {page.compression}")
+            taken = ", ".join(dict.fromkeys(_COMPRESSIONS.values()))
+            raise DecodeError(f"{count} bands of {dtype} compressed as {name}: taken are none, {taken}")
         try:
-            block = zlib.decompressobj().decompress(block, size)
-        except zlib.error as error:
-            raise DecodeError(f"its Deflate data is damaged: {error}") from None
-    if len(block) < size:
-        raise DecodeError("its pixels are truncated")
-    values = np.frombuffer(block[:size], _in_file(page)).reshape(shape).astype(dtype)
-    if page.predictor == _HORIZONTAL:
-        if dtype.kind == "f":
-            raise DecodeError("floating-point pixels stored as differences of whole numbers")
-        np.cumsum(values, axis=1, dtype=dtype, out=values)
-    return values
-
-
-def _in_file(page: Page) -> np.dtype:
-    dtype = np.dtype(page.dtype)
-    return dtype.newbyteorder("<") if page.order == "<" else dtype.newbyteorder(">")
-
-
-def _by_tifffile(data: bytes, pages: Sequence[Page]) -> np.ndarray:
-    first = pages[0]
-    what = _OTHERS.get(
-        first.compression, "floating-point predictor" if first.predictor == 3 else "reversed bits"
-    )
-    try:
-        import tifffile
-    except ImportError:
-        raise InputError(f"TIFF files with {what} need tifffile: pip install 'mae-vit[bands]'") from None
-    # It logs what it tolerates; the error says what it does not.
-    logging.getLogger("tifffile").setLevel(logging.CRITICAL)
-    planes = []
-    try:
-        with tifffile.TiffFile(io.BytesIO(data)) as file:
-            for page in pages:
-                planes.append(_checked(file.pages[page.number].asarray(maxworkers=1), page))
-    except (DecodeError, MemoryError):
-        raise
-    except Exception as error:  # tifffile and its codecs raise many types on damaged bytes
-        if "imagecodecs" in str(error):
+            import imagecodecs  # noqa: F401  tifffile's own Deflate unpacks more than a header declares
+        except ImportError:
+            name = _COMPRESSIONS[page.compression]
             raise InputError(
-                f"TIFF files with {what} need imagecodecs: pip install 'mae-vit[bands]'"
+                f"TIFF files with {name} need imagecodecs: pip install 'mae-vit[bands]'"
             ) from None
-        raise DecodeError(f"its {what} data is damaged: {(str(error).splitlines() or ['?'])[0]}") from None
-    return planes[0] if len(planes) == 1 else np.concatenate(planes)
+    check_shape(count, page.imagelength, page.imagewidth, dtype, max_pixels)
+    if page.imagedepth != 1:
+        raise DecodeError(f"a TIFF file of volumes, {page.imagedepth} deep")
 
 
-def _checked(array: np.ndarray, page: Page) -> np.ndarray:
-    shape = (page.samples, page.height, page.width)
-    if array.size != shape[0] * shape[1] * shape[2] or array.dtype.name != page.dtype:
-        raise DecodeError("tifffile reads another size than its directory says")
-    if page.planar or page.samples == 1:
-        return array.reshape(shape)
-    return array.reshape(*shape[1:], shape[0]).transpose(2, 0, 1)
+def _check_blocks(page: TiffPage, length: int) -> None:
+    """Checks that the blocks of a page are as many as its size needs, and lie in the file of `length` bytes."""
+    rows = page.tilelength if page.is_tiled else page.rowsperstrip
+    columns = page.tilewidth if page.is_tiled else page.imagewidth
+    if min(rows, columns) < 1 or max(rows - page.imagelength, columns - page.imagewidth) > _LARGEST_TILE:
+        raise DecodeError(f"TIFF directory {page.index} has blocks of {columns}x{rows} pixels")
+    needed, blocks = math.prod(page.chunked), len(page.dataoffsets)
+    if blocks != needed or len(page.databytecounts) != needed:
+        raise DecodeError(f"TIFF directory {page.index} has {blocks} blocks, its size needs {needed}")
+    if any(at + count > length for at, count in zip(page.dataoffsets, page.databytecounts, strict=True)):
+        raise DecodeError("the TIFF file is truncated")
+
+
+def _decode(page: TiffPage) -> np.ndarray:
+    """Decodes a page: (samples, H, W)."""
+    array: np.ndarray = page.asarray(maxworkers=1, squeeze=False)[
+        :, 0
+    ]  # (planes, H, W, samples side by side)
+    return array[..., 0] if array.shape[-1] == 1 else array[0].transpose(2, 0, 1)
+
+
+def _imagej_images(page: TiffPage, length: int) -> int:
+    """Returns how many images ImageJ says that its file holds, which may lie behind one directory; else 1."""
+    counted = _IMAGEJ_IMAGES.search(page.description)
+    images = int(counted[1]) if counted and page.samplesperpixel == 1 else 1
+    if images > 1 and (not page.is_contiguous or page.dataoffsets[0] + images * page.nbytes > length):
+        raise DecodeError(f"an ImageJ stack of {images} images, of which one can be read")
+    return images
+
+
+def _read_stack(file: TiffFile, page: TiffPage, images: int) -> np.ndarray:
+    """Reads the uncompressed images of an ImageJ stack: (images, H, W)."""
+    shape, dtype = (images, page.imagelength, page.imagewidth), np.dtype(page.dtype)
+    array: np.ndarray = file.filehandle.read_array(
+        dtype.newbyteorder(file.byteorder), math.prod(shape), offset=page.dataoffsets[0]
+    )
+    return array.reshape(shape)
+
+
+def _names(page: TiffPage, count: int) -> tuple[str, ...]:
+    """Returns the names of the bands that GDAL or OME wrote down; empty unless each band has one of its own."""
+    gdal = _GDAL_NAME.findall(str(page.tags.valueof(_GDAL_METADATA, "")))
+    names: Mapping[int, str] = {int(number): name.strip() for number, name in gdal}
+    if not names and "<OME" in page.description:
+        names = {number: name.strip() for number, name in enumerate(_OME_NAME.findall(page.description))}
+    values = tuple(names.get(number, "") for number in range(count))
+    good = len(names) == count and all(values) and len(set(values)) == count
+    return values if good and not any("," in value for value in values) else ()
+
+
+def _nodata(page: TiffPage) -> float | None:
+    """Returns the value of missing pixels that GDAL wrote down."""
+    text: Any = page.tags.valueof(_GDAL_NODATA, "")
+    try:
+        value = float(text)
+    except (TypeError, ValueError):
+        return None
+    return value if value == value else None

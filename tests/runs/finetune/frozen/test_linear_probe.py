@@ -223,17 +223,17 @@ def test_where_one_rank_cannot_open_random_weights_none_measures_them(monkeypatc
 def test_the_test_split_is_read_once_or_not_at_all(
     probe, digits, tmp_path, capsys, monkeypatch, without_twin
 ):
-    from mae_vit.data.batches import sources as reading
+    from mae_vit.data.batches.augmented import AugmentedSource
 
     seen: list[int] = []
-    take = reading.MemorySource.images
+    render = AugmentedSource.render
 
-    def counted(source, seed, epoch, samples, *more, **options):
-        if len(source.labels) == len(open_index(digits, "test")):
-            seen.extend(samples)
-        return take(source, seed, epoch, samples, *more, **options)
+    def counted(source, seed, epoch, places, *more, **options):
+        if source.source.index.split == "test":
+            seen.extend(places)
+        return render(source, seed, epoch, places, *more, **options)
 
-    monkeypatch.setattr(reading.MemorySource, "images", counted)
+    monkeypatch.setattr(AugmentedSource, "render", counted)
     assert probe("finetune.test=false", name="unread") == 0
     assert not seen
     assert "the test split was not read" in capsys.readouterr().out

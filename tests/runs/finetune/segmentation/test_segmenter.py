@@ -33,9 +33,7 @@ def segmenter(*, probe: bool, patch_size: int = 2, classes: int = 3) -> ViTSegme
 
 def batch_of(images: torch.Tensor, truth: torch.Tensor) -> Batch:
     index = torch.arange(len(images))
-    return Batch(
-        images, torch.full((len(images),), -1), SampleKeys(0, 0, index), (), (truth + 1).byte()[:, None]
-    )
+    return Batch(images, torch.full((len(images),), -1), SampleKeys(0, 0, index), (), truth + 1)
 
 
 def random_batch(count: int, classes: int = 3) -> Batch:

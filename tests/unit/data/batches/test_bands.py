@@ -13,9 +13,9 @@ from mae_vit.cli.main import main
 from mae_vit.config.data import AugmentSection
 from mae_vit.core.bands import Bands
 from mae_vit.core.errors import InputError
+from mae_vit.data.batches.augmented import open_source
 from mae_vit.data.batches.decoded import array_bytes
 from mae_vit.data.batches.loader import FixedBatches
-from mae_vit.data.batches.sources import open_source
 from mae_vit.data.images.augment import Augment, AugmentParams, center_crop
 from mae_vit.data.images.bands.resize import resize_bands
 from mae_vit.data.images.random_erasing import draw_erasing
@@ -87,7 +87,7 @@ def test_crops_are_resized_as_photographs_are():
     """Of values that fit 8 bits, bands give what photographs give, to the rounding."""
     image = noise(3, "uint8")
     bands = Bands(("a", "b", "c"), "uint16", (0,) * 3, (65535,) * 3)
-    boxes, flip = np.array([2, 3, 11, 14]), True
+    boxes, flip = (2, 3, 11, 14), True
     plain = Augment(img_size=(16, 16)).crop_resize_flip(image, boxes, flip)
     deep = Augment(img_size=(16, 16), bands=bands).crop_resize_flip(image.astype(np.uint16), boxes, flip)
     assert deep.dtype == np.uint16
@@ -132,7 +132,7 @@ def test_missing_pixels_stay_missing_and_spread_nothing(nodata):
 
 def test_what_lies_outside_is_missing_or_zero_of_the_scale():
     image = np.full((2, 3, 2, 2), 700, np.uint16)
-    view = AugmentParams(np.array([[-2, -2, 2, 2], [0, 0, 2, 2]]), np.zeros(2, bool))
+    view = AugmentParams(np.zeros(2, bool), np.array([[-2, -2], [0, 0]]))
     scaled = Bands(("a", "b", "c"), "uint16", (100, 200, 300), (900,) * 3)
     missing = Bands(scaled.names, "uint16", scaled.low, scaled.high, 7)
     for bands, outside in ((scaled, (100, 200, 300)), (missing, (7, 7, 7))):
@@ -178,7 +178,7 @@ def test_normalization_of_bands(tmp_path):
 
 def test_the_size_in_memory_counts_bands_and_type(tmp_path):
     index = prepare(tmp_path, [noise(13, "uint16", seed=n) for n in range(3)])
-    assert array_bytes(index, 13, index.dataset.bands) == 3 * 13 * 20 * 24 * 2
+    assert array_bytes(index, 13) == 3 * 13 * 20 * 24 * 2
     batches(index, "memory")
     (array,) = (tmp_path / "out" / ".index").glob("*uint16-13.npy")
     assert np.load(array).dtype == np.uint16

@@ -4,6 +4,7 @@ import os
 import pickle
 import shutil
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,7 +16,6 @@ from mae_vit.core.batch import Batch
 from mae_vit.core.errors import DamagedSample
 from mae_vit.data.batches.damaged import WholeSamples, replacement_candidates
 from mae_vit.data.batches.loader import FixedBatches, load_batches, start_worker_server
-from mae_vit.data.batches.subset import SubsetSource
 from mae_vit.data.index import open_index
 from mae_vit.data.order.order import GlobalOrder, RankSlice
 from mae_vit.data.shards import shard_files
@@ -78,7 +78,7 @@ def assert_replaced(batches: list[Batch], healthy: list[Batch], whole) -> None:
         ]
         counts = [next(n for n, place in enumerate(path) if place not in BAD) for path in paths]
         taken = np.array([path[count] for path, count in zip(paths, counts, strict=True)])
-        assert np.array_equal(batch.images.numpy(), whole.images(7, batch.keys.epoch, taken))
+        assert np.array_equal(batch.images.numpy(), whole.render(7, batch.keys.epoch, taken).images)
         assert batch.labels.tolist() == whole.labels[taken].tolist()
         passed = {place for path, count in zip(paths, counts, strict=True) for place in path[:count]}
         assert {one.sample for one in batch.damaged} == passed
@@ -121,7 +121,7 @@ def test_what_is_damaged_is_named_with_shard_key_offset_and_reason(damaged, many
     folder, ways = damaged
     keys = open_index(many_shards, "train").keys()
     with pytest.raises(DamagedSample) as raised:
-        source_of(folder, name).images(0, 0, np.array([3, *BAD, 5]))
+        source_of(folder, name).render(0, 0, np.array([3, *BAD, 5]))
     damages = raised.value.damaged
     assert [position for position, _ in damages] == list(range(1, len(BAD) + 1))
     for (_, described), sample in zip(damages, BAD, strict=True):
@@ -135,13 +135,14 @@ def test_what_is_damaged_is_named_with_shard_key_offset_and_reason(damaged, many
 
 def test_known_damage_is_not_decoded_again(damaged, monkeypatch):
     source, order = source_of(damaged[0], "tar"), GlobalOrder(1497, 96, seed=7)
-    read, asked = type(source._index).read, []
+    index = source.source.index
+    read, asked = type(index).read, []
 
     def noted(index, sample):
         asked.append(sample)
         return read(index, sample)
 
-    monkeypatch.setattr(type(source._index), "read", noted)
+    monkeypatch.setattr(type(index), "read", noted)
     for batch in load_batches(source, order, RankSlice(), start_step=0, stop_step=3 * 15):
         assert batch.images.any()
     counts = {sample: asked.count(sample) for sample in BAD}
@@ -151,10 +152,10 @@ def test_known_damage_is_not_decoded_again(damaged, monkeypatch):
 
 def test_a_subset_replaces_within_itself(damaged, many_shards):
     samples = np.array([3, 40, 43, 44, 50, 400, 900, 901])
-    part, whole = SubsetSource(source_of(damaged[0], "tar"), samples), source_of(many_shards, "tar")
-    images, labels, passed = WholeSamples(part, part.numbers).read(7, 2, np.array([7, 1, 4, 6]))
+    part, whole = replace(source_of(damaged[0], "tar"), samples=samples), source_of(many_shards, "tar")
+    (images, labels, _), passed = WholeSamples(part).read(7, 2, np.array([7, 1, 4, 6]))
     # Place 1 goes to 2, then to 4; place 6 to 7.
-    assert np.array_equal(images, whole.images(7, 2, samples[[7, 4, 4, 7]]))
+    assert np.array_equal(images, whole.render(7, 2, samples[[7, 4, 4, 7]]).images)
     assert labels.tolist() == whole.labels[samples[[7, 4, 4, 7]]].tolist()
     assert [one.sample for one in passed] == [40, 43, 900]
 
@@ -201,7 +202,7 @@ def test_a_shard_that_vanishes_or_changes_in_mid_run_is_damage(digits, tmp_path,
     for batch in batches:
         paths = [replacement_candidates(sample, 1497) for sample in batch.keys.index.tolist()]
         taken = np.array([next(place for place in path if place not in lost) for path in paths])
-        assert np.array_equal(batch.images.numpy(), whole.images(3, 0, taken))
+        assert np.array_equal(batch.images.numpy(), whole.render(3, 0, taken).images)
         seen |= {one.sample: one for one in batch.damaged}
     assert len(seen) > 300
     assert set(seen) <= lost

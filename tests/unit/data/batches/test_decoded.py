@@ -13,7 +13,7 @@ from PIL import Image
 
 from mae_vit.core.errors import DamagedSample, InputError
 from mae_vit.data.batches import decoded as reading
-from mae_vit.data.batches.sources import open_source
+from mae_vit.data.batches.augmented import open_source
 from mae_vit.data.images.augment import Augment
 from mae_vit.data.index import open_index
 from mae_vit.data.prepare.prepare import prepare
@@ -34,21 +34,21 @@ def test_damaged_samples_of_a_decoded_array_are_decoded_again(digits, tmp_path, 
     monkeypatch.setattr(reading, "_decode_all", None)
     second = source_of(copy, "memory")
     for source in (first, second, pickle.loads(pickle.dumps(second))):
-        assert source.images(0, 0, np.array([8])).any()
+        assert source.render(0, 0, np.array([8])).images.any()
         with pytest.raises(DamagedSample, match="not an image") as raised:
-            source.images(0, 0, np.array([9, 8, 7]))
+            source.render(0, 0, np.array([9, 8, 7]))
         assert [(position, one.sample) for position, one in raised.value.damaged] == [(0, 9), (2, 7)]
 
 
 def test_a_decoded_array_that_was_cut_short_is_made_again(digits, tmp_path):
     copy = copy_of(digits, tmp_path / "data")
-    whole = source_of(copy, "memory").images(0, 0, np.arange(9))
-    (array,) = cache_folder(copy).glob("train-*u8-1.npy")
+    whole = source_of(copy, "memory").render(0, 0, np.arange(9)).images
+    (array,) = cache_folder(copy).glob("train-*uint8-1.npy")
     os.truncate(array, 5000)
     # Of a process that was killed while it wrote.
     stale = array.with_name(f".{array.name}.123.tmp")
     stale.write_bytes(b"half")
-    again = source_of(copy, "memory").images(0, 0, np.arange(9))
+    again = source_of(copy, "memory").render(0, 0, np.arange(9)).images
     assert np.array_equal(again, whole)
     assert array.stat().st_size > 5000
     assert not stale.exists()
@@ -79,7 +79,7 @@ def test_black_images_are_whole_in_a_decoded_array(tmp_path):
     source = source_of(tmp_path / "out", "memory")
     samples = np.arange(4)
     assert np.array_equal(
-        source.images(0, 0, samples), source_of(tmp_path / "out", "tar").images(0, 0, samples)
+        source.render(0, 0, samples).images, source_of(tmp_path / "out", "tar").render(0, 0, samples).images
     )
 
 
@@ -87,10 +87,10 @@ def test_a_mended_sample_of_a_decoded_array_is_read(digits, tmp_path):
     copy = copy_of(digits, tmp_path / "data")
     damage(digits, copy, {7: "undecodable"})
     with pytest.raises(DamagedSample):
-        source_of(copy, "memory").images(0, 0, np.array([7]))
+        source_of(copy, "memory").render(0, 0, np.array([7]))
     (copy / "train-000000.tar").write_bytes((digits / "train-000000.tar").read_bytes())
-    images = source_of(copy, "memory").images(0, 0, np.array([7]))
-    assert np.array_equal(images, source_of(digits, "tar").images(0, 0, np.array([7])))
+    images = source_of(copy, "memory").render(0, 0, np.array([7])).images
+    assert np.array_equal(images, source_of(digits, "tar").render(0, 0, np.array([7])).images)
 
 
 def test_samples_of_a_shard_that_came_back_are_decoded_once_for_all(digits, tmp_path):
@@ -98,15 +98,15 @@ def test_samples_of_a_shard_that_came_back_are_decoded_once_for_all(digits, tmp_
     copy = copy_of(digits, tmp_path / "data")
     (copy / "train-000001.tar").unlink()
     source = source_of(copy, "memory")
-    assert source.images(0, 0, np.array([3])).any()
+    assert source.render(0, 0, np.array([3])).images.any()
     with pytest.raises(DamagedSample, match="the shard is gone"):
-        source.images(0, 0, np.array([500]))
+        source.render(0, 0, np.array([500]))
     shutil.copy(digits / "train-000001.tar", copy)
-    array = np.load(source_of(copy, "memory").path)
+    array = np.load(source_of(copy, "memory").source.path)
     assert array[400:800].any(axis=(1, 2, 3)).all()
     assert len(list((copy / ".index").glob("train-*.npy"))) == 1
     (copy / "train-000001.tar").unlink()
-    assert source_of(copy, "memory").images(0, 0, np.array([500])).any()
+    assert source_of(copy, "memory").render(0, 0, np.array([500])).images.any()
 
 
 def test_pixels_of_a_shard_before_it_changed_are_told(digits, tmp_path, capsys):
@@ -120,7 +120,7 @@ def test_pixels_of_a_shard_before_it_changed_are_told(digits, tmp_path, capsys):
 
     assert "pixels of before" not in open_it()
     assert check(copy) == []
-    (array,) = cache_folder(copy).glob("train-*u8-1.npy")
+    (array,) = cache_folder(copy).glob("train-*uint8-1.npy")
     os.utime(array, (1e9, 1e9))
     for shard in copy.glob("train-*.tar"):
         os.utime(shard, (1e9, 1e9))

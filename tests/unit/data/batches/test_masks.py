@@ -1,6 +1,7 @@
 """The loader gives masks with the crop and flip of their images."""
 
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,10 +10,8 @@ from helpers.images import FIRST, STEP, prepare_pairs, write_pairs
 from PIL import Image
 
 from mae_vit.core.errors import DamagedSample, InputError
+from mae_vit.data.batches.augmented import AugmentedSource, open_source
 from mae_vit.data.batches.loader import FixedBatches, load_batches
-from mae_vit.data.batches.masks import MaskedSource
-from mae_vit.data.batches.sources import MemorySource, TarSource
-from mae_vit.data.batches.subset import SubsetSource
 from mae_vit.data.images.augment import Augment
 from mae_vit.data.index import open_index
 from mae_vit.data.order.order import GlobalOrder, RankSlice
@@ -29,9 +28,9 @@ def pairs(tmp_path_factory):
     return out
 
 
-def masked(folder, kind=TarSource, augment=AUGMENT, channels=1) -> MaskedSource:
+def opened(folder, name="tar", masks=True) -> AugmentedSource:
     index = open_index(folder, "train")
-    return MaskedSource(kind(index, channels=channels, augment=augment), index, augment)
+    return open_source(index, name, channels=1, augment=AUGMENT, memory_limit_gib=1, masks=masks)
 
 
 def expected_classes(images: torch.Tensor) -> torch.Tensor:
@@ -40,10 +39,10 @@ def expected_classes(images: torch.Tensor) -> torch.Tensor:
     return torch.where(gray < FIRST, -1, (gray - FIRST) // STEP)
 
 
-@pytest.mark.parametrize("kind", [TarSource, MemorySource])
+@pytest.mark.parametrize("name", ["tar", "memory"])
 @pytest.mark.parametrize("workers", [0, 1])
-def test_batches_have_the_masks_of_their_views(pairs, kind, workers):
-    source = SubsetSource(masked(pairs, kind), np.arange(3, 37))
+def test_batches_have_the_masks_of_their_views(pairs, name, workers):
+    source = replace(opened(pairs, name), samples=np.arange(3, 37))
     order, share = GlobalOrder(34, 8, seed=1), RankSlice(0, 1, 2)
     batches = list(load_batches(source, order, share, start_step=0, stop_step=8, workers=workers))
     assert len(batches) == 16
@@ -56,27 +55,24 @@ def test_batches_have_the_masks_of_their_views(pairs, kind, workers):
 
 
 def test_images_are_those_without_masks(pairs):
-    index = open_index(pairs, "train")
-    plain = TarSource(index, channels=1, augment=AUGMENT)
     chosen = np.array([4, 4, 30, 7])
-    both = masked(pairs).images(5, 2, chosen, np.arange(4))
-    np.testing.assert_array_equal(both[:, :1], plain.images(5, 2, chosen, np.arange(4)))
+    plain, masked = (opened(pairs, masks=masks).render(5, 2, chosen, np.arange(4)) for masks in (False, True))
+    np.testing.assert_array_equal(masked.images, plain.images)
+    assert plain.masks is None
     # Two views of one image have two masks.
-    classes = torch.from_numpy(both[:, 1].astype(int)) - 1
-    torch.testing.assert_close(classes, expected_classes(torch.from_numpy(both)))
+    classes = torch.from_numpy(masked.masks.astype(int)) - 1
+    torch.testing.assert_close(classes, expected_classes(torch.from_numpy(masked.images)))
     assert not torch.equal(classes[0], classes[1])
 
 
-def test_more_than_255_classes_take_two_planes(tmp_path):
+def test_masks_of_more_than_255_classes(tmp_path):
     folder = write_pairs(tmp_path / "in", count=6)
     for path in (folder / "masks").rglob("*.png"):
         mask = np.array(Image.open(path)).astype(np.uint16)
         Image.fromarray(np.where(mask == 255, 9999, mask * 299).astype(np.uint16)).save(path)
     (folder / "classes.txt").write_text("".join(f"class {k}\n" for k in range(600)))
     prepare_pairs(folder, tmp_path / "out", ignore=9999)
-    source = masked(tmp_path / "out")
-    assert source.mask_planes == 2
-    for batch in FixedBatches(source, np.arange(6), seed=0, batch_size=6):
+    for batch in FixedBatches(opened(tmp_path / "out"), np.arange(6), seed=0, batch_size=6):
         small = expected_classes(batch.images)
         torch.testing.assert_close(batch.class_map(), torch.where(small < 0, -1, small * 299))
         assert batch.class_map().max() > 256
@@ -92,28 +88,27 @@ def test_a_damaged_mask_is_a_damaged_sample(pairs, tmp_path):
     data[offset + 45] ^= 0xFF
     (out / "train-000000.tar").write_bytes(data)
     with pytest.raises(DamagedSample, match="mask: "):
-        list(FixedBatches(masked(out), np.arange(5), seed=0, batch_size=5))
-    (batch,) = FixedBatches(masked(out), np.arange(5), seed=0, batch_size=5, replace=True)
-    assert [one.sample for one in batch.damaged] == [2]
+        list(FixedBatches(opened(out), np.arange(5), seed=0, batch_size=5))
+    (batch,) = FixedBatches(opened(out), np.arange(5), seed=0, batch_size=5, replace=True)
+    assert [damage.sample for damage in batch.damaged] == [2]
     torch.testing.assert_close(batch.class_map(), expected_classes(batch.images))
 
 
 def test_places_of_masks_that_were_cut_short_are_found_again(pairs, tmp_path):
     out = tmp_path / "out"
     shutil.copytree(pairs, out)
-    whole = masked(out).images(0, 0, np.array([3, 20]))
+    whole = opened(out).render(0, 0, np.array([3, 20])).masks
     kept = open_index(out, "train").cache_path("masks.npy")
     data = kept.read_bytes()
     for rest in (b"", data[:50], data[:-8]):
         kept.write_bytes(rest)
-        np.testing.assert_array_equal(masked(out).images(0, 0, np.array([3, 20])), whole)
+        np.testing.assert_array_equal(opened(out).render(0, 0, np.array([3, 20])).masks, whole)
         assert kept.read_bytes() == data
 
 
 def test_data_without_masks_are_refused(digits):
-    index = open_index(digits, "train")
     with pytest.raises(InputError, match=r"has no masks: mae-vit prepare SRC OUT --masks"):
-        MaskedSource(TarSource(index, channels=1, augment=AUGMENT), index, AUGMENT)
+        opened(digits)
 
 
 def test_masks_beside_images_of_more_than_8_bits_are_refused(tmp_path):
@@ -122,6 +117,5 @@ def test_masks_beside_images_of_more_than_8_bits_are_refused(tmp_path):
         values = np.asarray(Image.open(file).convert("L")).astype(np.uint16) * 257
         Image.fromarray(values).save(file)
     prepare_pairs(folder, tmp_path / "out")
-    index = open_index(tmp_path / "out", "train")
     with pytest.raises(InputError, match=r"images of uint16: segmentation takes images of 8 bits"):
-        MaskedSource(TarSource(index, channels=1, augment=AUGMENT), index, AUGMENT)
+        opened(tmp_path / "out")

@@ -64,15 +64,15 @@ def test_workers_share_the_images_in_memory(many_shards):
     source = open_digits(index, "memory", img_size=16)
     stop = order.steps_per_epoch
     # Mapped here too: a map that traveled would be a copy of the images.
-    source.images(0, 0, np.arange(3))
-    size = index.cache_path("u8-1.npy").stat().st_size
+    source.render(0, 0, np.arange(3))
+    size = index.cache_path("uint8-1.npy").stat().st_size
     seen = 0
     batches = load_batches(source, order, RankSlice(), start_step=0, stop_step=stop, workers=2)
     for number, _ in enumerate(batches, start=1):
         if number == stop - 5:
             for worker in multiprocessing.active_children():
                 seen += 1
-                kinds = mapped(worker.pid, "u8-1.npy")
+                kinds = mapped(worker.pid, "uint8-1.npy")
                 assert kinds.get("Rss", 0) * 1024 > size / 2
                 assert kinds["Anonymous"] == kinds["Private_Dirty"] == 0
     assert seen == 2

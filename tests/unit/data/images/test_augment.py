@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from helpers.images import smooth
+from helpers.images import boxes_of, smooth
 from PIL import Image
 
 from mae_vit.data.images.augment import Augment
@@ -11,13 +11,9 @@ INDEX = np.arange(2000)
 BOX = {"scale": (0.2, 1.0), "ratio": (3 / 4, 4 / 3)}
 
 
-def sizes(height: int, width: int, count: int = 2000) -> np.ndarray:
-    return np.broadcast_to(np.array([height, width]), (count, 2))
-
-
 def test_random_boxes_stay_inside_and_have_the_asked_area_and_shape():
     augment = Augment(img_size=(32, 32), crop="random_resized", scale=(0.2, 0.9), ratio=(0.75, 4 / 3))
-    boxes = augment.draw(0, 0, INDEX, sizes(400, 440)).boxes
+    boxes = boxes_of(augment, augment.draw(0, 0, INDEX), 400, 440)
     top, left, height, width = boxes.T
     assert top.min() >= 0
     assert left.min() >= 0
@@ -43,11 +39,8 @@ def test_random_boxes_follow_torchvision_in_distribution():
     torch.manual_seed(0)
     image = torch.empty(1, 300, 500)
     theirs = np.array([RandomResizedCrop.get_params(image, [0.2, 1.0], [0.75, 4 / 3]) for _ in range(4000)])
-    ours = (
-        Augment(img_size=(32, 32), crop="random_resized", **BOX)
-        .draw(0, 0, np.arange(4000), sizes(300, 500, 4000))
-        .boxes
-    )
+    augment = Augment(img_size=(32, 32), crop="random_resized", **BOX)
+    ours = boxes_of(augment, augment.draw(0, 0, np.arange(4000)), 300, 500)
     for column in range(4):
         # Two samples of 4,000: the standard error of the difference is at most 2 % of the spread.
         spread = theirs[:, column].std()
@@ -57,7 +50,7 @@ def test_random_boxes_follow_torchvision_in_distribution():
 
 def test_an_image_too_narrow_falls_back_to_its_center():
     augment = Augment(img_size=(8, 8), crop="random_resized", scale=(0.9, 1.0), ratio=(0.75, 4 / 3))
-    boxes = augment.draw(0, 0, np.arange(5), sizes(10, 200, 5)).boxes
+    boxes = boxes_of(augment, augment.draw(0, 0, np.arange(5)), 10, 200)
     assert (boxes == [0, 93, 10, 13]).all()
 
 
@@ -67,7 +60,7 @@ def test_resize_is_bicubic_as_pillow_does_it():
         (160, 120), Image.BICUBIC
     )
     pixels = np.asarray(smooth).transpose(2, 0, 1)
-    box = np.array([10, 20, 90, 100])
+    box = (10, 20, 90, 100)
     ours = Augment(img_size=(32, 32), crop="random_resized", **BOX).crop_resize_flip(pixels, box, False)
     theirs = np.asarray(smooth.crop((20, 10, 120, 100)).resize((32, 32), Image.BICUBIC)).transpose(2, 0, 1)
     difference = np.abs(ours.astype(int) - theirs)
@@ -78,33 +71,34 @@ def test_resize_is_bicubic_as_pillow_does_it():
 def test_pad_shifts_by_up_to_its_width_and_fills_with_zeros():
     image = np.arange(1, 65, dtype=np.uint8).reshape(1, 8, 8)
     augment = Augment(img_size=(8, 8), crop="pad", pad_px=2)
-    view = augment.draw(0, 0, np.arange(200), sizes(8, 8, 200))
+    view = augment.draw(0, 0, np.arange(200))
     seen = set()
     batch = augment.apply_batch(np.repeat(image[None], 200, axis=0), view)
     padded = np.pad(image, ((0, 0), (2, 2), (2, 2)))
-    for number, (top, left, *_) in enumerate(view.boxes):
+    for number, (top, left, *_) in enumerate(boxes_of(augment, view, 8, 8)):
         seen.add((int(top), int(left)))
         expected = padded[:, top + 2 : top + 10, left + 2 : left + 10]
         np.testing.assert_array_equal(batch[number], expected)
-        np.testing.assert_array_equal(augment.crop_resize_flip(image, view.boxes[number], False), expected)
+        box = augment.box(view, number, (8, 8))
+        np.testing.assert_array_equal(augment.crop_resize_flip(image, box, False), expected)
     assert seen == {(row, column) for row in range(-2, 3) for column in range(-2, 3)}
 
 
 def test_half_of_the_images_are_flipped():
     augment = Augment(img_size=(4, 4), flip=True)
     images = np.random.default_rng(0).integers(0, 256, (2000, 1, 4, 4), dtype=np.uint8)
-    view = augment.draw(0, 0, INDEX, sizes(4, 4))
+    view = augment.draw(0, 0, INDEX)
     assert abs(view.flips.mean() - 0.5) < 0.06
     batch = augment.apply_batch(images, view)
     np.testing.assert_array_equal(batch[view.flips], images[view.flips][..., ::-1])
     np.testing.assert_array_equal(batch[~view.flips], images[~view.flips])
-    assert not Augment(img_size=(4, 4)).draw(0, 0, INDEX, sizes(4, 4)).flips.any()
+    assert not Augment(img_size=(4, 4)).draw(0, 0, INDEX).flips.any()
 
 
 def test_without_a_crop_the_center_is_taken():
     image = np.arange(6 * 10, dtype=np.uint8).reshape(1, 6, 10)
     augment = Augment(img_size=(6, 6))
-    box = augment.draw(0, 0, np.arange(1), sizes(6, 10, 1)).boxes[0]
+    box = augment.box(augment.draw(0, 0, np.arange(1)), 0, (6, 10))
     np.testing.assert_array_equal(augment.crop_resize_flip(image, box, False), image[:, :, 2:8])
 
 
@@ -113,10 +107,10 @@ def test_without_a_crop_the_center_is_taken():
 )
 def test_draws_depend_on_seed_and_epoch(changes):
     augment = Augment(img_size=(32, 32), **changes)
-    first = augment.draw(0, 0, INDEX, sizes(32, 32))
+    first = augment.draw(0, 0, INDEX)
     for seed, epoch in ((1, 0), (0, 1)):
-        other = augment.draw(seed, epoch, INDEX, sizes(32, 32))
-        assert not (np.array_equal(first.boxes, other.boxes) and np.array_equal(first.flips, other.flips))
+        other = augment.draw(seed, epoch, INDEX)
+        assert not (np.array_equal(first.crops, other.crops) and np.array_equal(first.flips, other.flips))
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -126,7 +120,7 @@ def test_pixels_do_not_depend_on_how_they_lie_in_memory(crop, channels):
     planes = smooth(channels, 90, 120, count=12)
     pixels = np.ascontiguousarray(planes.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
     augment = Augment(img_size=(32, 48), **crop, flip=True)
-    view = augment.draw(0, 0, np.arange(12), sizes(90, 120, 12))
+    view = augment.draw(0, 0, np.arange(12))
     views = augment.apply_batch(planes, view)
     np.testing.assert_array_equal(augment.apply_batch(pixels, view), views)
     locked = planes.copy()
@@ -139,7 +133,7 @@ def test_what_is_augmented_stays_as_it_was(crop):
     images = smooth(3, 32, 32, count=12)
     before = images.copy()
     augment = Augment(img_size=(32, 32), **crop, flip=True, erasing=1.0)
-    views = augment.apply_batch(images, augment.draw(0, 0, np.arange(12), sizes(32, 32, 12)))
+    views = augment.apply_batch(images, augment.draw(0, 0, np.arange(12)))
     assert views.flags.c_contiguous
     assert (views != before).any(axis=(1, 2, 3)).all()
     np.testing.assert_array_equal(images, before)

@@ -2,20 +2,19 @@
 
 import hashlib
 import random
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from helpers.images import sizes, smooth
+from helpers.images import boxes_of, smooth
 
 from mae_vit.config.data import AugmentSection
 from mae_vit.config.load import load_config
 from mae_vit.core.errors import InputError
+from mae_vit.data.batches.augmented import Views, open_source
 from mae_vit.data.batches.loader import choose_workers, load_batches, start_worker_server
-from mae_vit.data.batches.sources import open_source
-from mae_vit.data.batches.subset import SubsetSource
 from mae_vit.data.images.augment import Augment
 from mae_vit.data.images.auto_augment import RANDAUGMENT, AutoAugmentCifar, RandAugment, make_policy
 from mae_vit.data.index import open_index
@@ -50,18 +49,18 @@ def test_one_by_one_in_a_batch_and_in_another_batch_are_the_same(changes, crop, 
     images = smooth(channels, 32, 32, count=24)
     augment = Augment(img_size=(32, 32), **CROPS[crop], **POLICIES[changes], fill=FILL[:channels])
     index = np.arange(1000, 1024)
-    batch = augment.apply_batch(images, augment.draw(3, 5, index, sizes(images)))
+    batch = augment.apply_batch(images, augment.draw(3, 5, index))
     assert (batch.dtype, batch.shape) == (np.uint8, images.shape)
-    single = augment.apply(list(images), augment.draw(3, 5, index, sizes(images)))
+    single = augment.apply(list(images), augment.draw(3, 5, index))
     np.testing.assert_array_equal(single, batch)
     others = np.random.default_rng(0).permutation(24)[:9]
-    part = augment.draw(3, 5, index[others], sizes(images)[others])
+    part = augment.draw(3, 5, index[others])
     np.testing.assert_array_equal(augment.apply_batch(images[others], part), batch[others])
     plain = Augment(img_size=(32, 32), **CROPS[crop])
-    without = plain.apply_batch(images, plain.draw(3, 5, index, sizes(images)))
+    without = plain.apply_batch(images, plain.draw(3, 5, index))
     assert 0.3 < (batch != without).any(axis=(1, 2, 3)).mean() < 1
     for seed, epoch in ((4, 5), (3, 6)):
-        other = augment.apply_batch(images, augment.draw(seed, epoch, index, sizes(images)))
+        other = augment.apply_batch(images, augment.draw(seed, epoch, index))
         assert (other != batch).any(axis=(1, 2, 3)).mean() > 0.3
 
 
@@ -75,7 +74,7 @@ def test_no_generator_is_read_or_moved(changes):
         np.random.seed(seed)
         torch.manual_seed(seed)
         before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
-        results.append(augment.apply_batch(images, augment.draw(0, 0, np.arange(24), sizes(images))))
+        results.append(augment.apply_batch(images, augment.draw(0, 0, np.arange(24))))
         after = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
         assert before == after
     np.testing.assert_array_equal(*results)
@@ -86,7 +85,7 @@ def test_draws_of_a_seed_stay_what_they_are():
     index = np.arange(400)
     drawn = [policy.draw(7, 3, index) for policy in (RandAugment(num_ops=3), AutoAugmentCifar())]
     content = [[(op, [round(value, 4) for value in values]) for op, values in sum(d, ())] for d in drawn]
-    erasing = Augment(img_size=(32, 32), erasing=0.3).draw(7, 3, index, np.full((400, 2), 32)).erasing
+    erasing = Augment(img_size=(32, 32), erasing=0.3).draw(7, 3, index).erasing
     images = np.zeros((400, 1, 32, 32), np.uint8)
     erasing.fill(images)
     parts = [repr(content[0]).encode(), repr(content[1]).encode(), images.tobytes()]
@@ -100,7 +99,7 @@ def test_both_sources_give_the_same_images(digits, changes):
     augment = Augment(img_size=(16, 16), **CROPS["random_resized"], **POLICIES[changes], fill=(90,))
     samples = np.array([3, 700, 41, 900, 12])
     batches = [
-        open_source(index, name, channels=1, augment=augment, memory_limit_gib=1).images(7, 2, samples)
+        open_source(index, name, channels=1, augment=augment, memory_limit_gib=1).render(7, 2, samples).images
         for name in ("memory", "tar")
     ]
     np.testing.assert_array_equal(*batches)
@@ -112,13 +111,14 @@ def test_images_go_where_they_are_asked_for(digits, name):
     augment = Augment(img_size=(12, 16), **CROPS["random_resized"], erasing=0.5)
     source = open_source(index, name, channels=1, augment=augment, memory_limit_gib=1)
     samples = np.array([3, 700, 41])
-    some = SubsetSource(source, samples)
-    expected = source.images(7, 2, samples)
-    assert source.shape == some.shape == expected.shape[1:]
-    for images in (partial(source.images, samples=samples), partial(some.images, samples=np.arange(3))):
-        out = np.zeros(expected.shape, np.uint8)
-        assert images(7, 2, out=out) is out
-        np.testing.assert_array_equal(out, expected)
+    part = replace(source, samples=samples)
+    expected = source.render(7, 2, samples)
+    assert source.shape == part.shape == expected.images.shape[1:]
+    for taken, places in ((source, samples), (part, np.arange(3))):
+        out = Views(np.zeros_like(expected.images), np.zeros(3, np.int64), None)
+        assert taken.render(7, 2, places, out=out) is out
+        np.testing.assert_array_equal(out.images, expected.images)
+        np.testing.assert_array_equal(out.labels, index.labels[samples])
 
 
 @pytest.mark.parametrize(
@@ -175,10 +175,10 @@ def test_without_policy_and_erasing_all_is_as_before(crop):
     images = numbers.astype(np.uint8).reshape(64, 3, 16, 16)
     changes = {**CROPS[crop], **({"pad_px": 3} if crop == "pad" else {})}
     augment = Augment(img_size=(16, 16), **changes, policy=make_policy(AugmentSection()), fill=FILL)
-    view = augment.draw(7, 3, np.arange(100, 164), sizes(images))
+    view = augment.draw(7, 3, np.arange(100, 164))
     assert view.calls is None
     assert view.erasing is None
-    drawn = view.boxes.astype("<i8").tobytes() + view.flips.tobytes()
+    drawn = boxes_of(augment, view, 16, 16).astype("<i8").tobytes() + view.flips.tobytes()
     pixels = augment.apply_batch(images, view).tobytes()
     for content, digest in zip((drawn, pixels), BEFORE[crop], strict=True):
         assert digest in (None, hashlib.sha256(content).hexdigest()[:16])
@@ -187,7 +187,7 @@ def test_without_policy_and_erasing_all_is_as_before(crop):
 def test_the_policy_comes_after_the_flip_and_erasing_after_the_policy():
     images = smooth(3, 32, 32, count=200)
     augment = Augment(img_size=(32, 32), flip=True, policy=RandAugment(), erasing=1.0, fill=FILL)
-    view = augment.draw(0, 0, np.arange(200), sizes(images))
+    view = augment.draw(0, 0, np.arange(200))
     batch = augment.apply_batch(images, view)
     for number in np.flatnonzero([bool(calls) for calls in view.calls])[:40]:
         image = images[number, ..., ::-1] if view.flips[number] else images[number]
@@ -198,7 +198,7 @@ def test_the_policy_comes_after_the_flip_and_erasing_after_the_policy():
         np.testing.assert_array_equal(batch[number][:, outside], expected[:, outside])
         # Bytes are as on an image that nothing else happened to.
         alone = Augment(img_size=(32, 32), erasing=1.0)
-        noise = alone.apply_batch(images, alone.draw(0, 0, np.arange(200), sizes(images)))[number]
+        noise = alone.apply_batch(images, alone.draw(0, 0, np.arange(200)))[number]
         np.testing.assert_array_equal(batch[number][:, ~outside], noise[:, ~outside])
 
 
@@ -236,8 +236,8 @@ def test_each_option_changes_images_of_training_and_those_alone(digits):
     trained, held_out = set(), set()
     for overrides in OPTIONS:
         data = open_data(configured(PretrainConfig, digits, *overrides), Ranks(), cpu)
-        trained.add(data.source.images(0, 0, samples).tobytes())
-        held_out.add(data.held_out_source.images(0, 0, samples).tobytes())
+        trained.add(data.source.render(0, 0, samples).images.tobytes())
+        held_out.add(data.held_out_source.render(0, 0, samples).images.tobytes())
     assert (len(trained), len(held_out)) == (len(OPTIONS), 1)
 
 
@@ -249,8 +249,8 @@ def test_fine_tuning_measures_on_plain_images(digits):
             FinetuneConfig, CONFIGS / "simple_cnn_cifar.yaml", [f"data.path={digits}", *DIGITS, *overrides]
         )
         data = open_finetune_data(config, Ranks(), cpu)
-        trained.add(data.source.images(0, 0, samples).tobytes())
-        plain = (data.plain.images(0, 0, samples), data.open_test().images(0, 0, samples))
+        trained.add(data.source.render(0, 0, samples).images.tobytes())
+        plain = (data.plain.render(0, 0, samples).images, data.open_test().render(0, 0, samples).images)
         measured.add(plain[0].tobytes() + plain[1].tobytes())
     assert (len(trained), len(measured)) == (3, 1)
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from unit.data.band_files import BandFile, make_files, npy
 
+from mae_vit.core.bands import DTYPES
 from mae_vit.data.images.bands.read import open_raster
 from mae_vit.data.images.bounds import DecodeError
 from mae_vit.data.images.decode import decode, read_header
@@ -20,7 +21,7 @@ from mae_vit.data.images.decode import decode, read_header
 MAX_PIXELS = 60_000
 MAX_BYTES = 24 << 20
 MAX_SECONDS = 5
-FORMATS = {"tif": 200, "npy": 90, "npz": 50, "dcm": 160}
+FORMATS = ("tif", "npy", "npz", "dcm")
 
 
 def originals(extension: str) -> list[BandFile]:
@@ -57,9 +58,9 @@ def try_to_read(data: bytes) -> str:
             raster = open_raster(data, max_pixels=MAX_PIXELS, every_band=every_band)
             if raster is None:
                 continue
-            pixels = raster.pixels()
-            assert pixels.shape == (raster.count, raster.height, raster.width)
-            assert pixels.dtype.name == raster.dtype
+            pixels = raster.pixels
+            assert pixels.ndim == 3
+            assert pixels.dtype.name in DTYPES
             assert pixels.nbytes <= 3 * MAX_PIXELS
         except DecodeError as error:
             outcome = str(error)
@@ -71,8 +72,10 @@ def try_to_read(data: bytes) -> str:
     return outcome
 
 
-def fuzz(extension: str, count: int) -> dict[str, int]:
-    rng, files, outcomes = np.random.default_rng(len(extension) * 1000 + count), originals(extension), {}
+@pytest.mark.parametrize("extension", FORMATS)
+@pytest.mark.parametrize("count", [10, pytest.param(200, marks=pytest.mark.slow)])
+def test_damaged_files_are_named_soon_and_in_little_memory(extension, count):
+    rng, files, outcomes = np.random.default_rng(FORMATS.index(extension)), originals(extension), set()
     for number in range(count):
         file = files[number % len(files)]
         data = damaged(file.data, rng)
@@ -85,23 +88,8 @@ def fuzz(extension: str, count: int) -> dict[str, int]:
         tracemalloc.stop()
         assert peak < MAX_BYTES, (file.name, number, outcome, peak)
         assert time.process_time() - begun < MAX_SECONDS, (file.name, number)
-        outcomes[outcome] = outcomes.get(outcome, 0) + 1
-    return outcomes
-
-
-@pytest.mark.parametrize("extension", FORMATS)
-def test_some_damaged_files(extension):
-    outcomes = fuzz(extension, 10)
-    assert len(outcomes) > 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("extension", FORMATS)
-def test_many_damaged_files(extension):
-    assert sum(FORMATS.values()) == 500
-    outcomes = fuzz(extension, FORMATS[extension])
-    assert len(outcomes) >= 4
-    assert sum(outcomes.values()) - outcomes.get("read", 0) > FORMATS[extension] // 4
+        outcomes.add(outcome)
+    assert len(outcomes) > (1 if count == 10 else 3)
 
 
 class Trap:

@@ -102,15 +102,14 @@ def test_a_mask_is_cut_as_its_image_is(crop):
     augment = Augment(img_size=size, crop=crop, flip=True, **options)
     rng = np.random.default_rng(0)
     index = np.arange(40)
-    view = augment.draw(3, 1, index, np.full((40, 2), 16))
+    view = augment.draw(3, 1, index)
     assert view.flips.any()
     assert not view.flips.all()
     for place in index:
         classes = np.kron(rng.integers(0, 4, (2, 2)), np.ones((8, 8), int))
-        mask = crop_mask((classes + 1).astype(np.uint16), view.boxes[place], bool(view.flips[place]), size)
-        image = augment.crop_resize_flip(
-            (50 * classes[None] + 50).astype(np.uint8), view.boxes[place], view.flips[place]
-        )
+        box, flip = augment.box(view, place, (16, 16)), bool(view.flips[place])
+        mask = crop_mask((classes + 1).astype(np.uint16), box, flip, size)
+        image = augment.crop_resize_flip((50 * classes[None] + 50).astype(np.uint8), box, flip)
         if crop == "pad":
             np.testing.assert_array_equal(image[0], 50 * mask)  # outside: black, and not counted
         else:
@@ -124,7 +123,7 @@ def test_the_nearest_pixel_is_that_of_torch():
     rng = np.random.default_rng(0)
     for height, width in ((5, 7), (16, 3), (24, 24)):
         mask = rng.integers(0, 9, (20, 30)).astype(np.uint16)
-        box = np.array([2, 3, 15, 21])
+        box = (2, 3, 15, 21)
         expected = F.interpolate(
             torch.from_numpy(mask[2:17, 3:24].astype(np.float32))[None, None],
             (height, width),

@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from helpers.images import assert_share, sizes
+from helpers.images import assert_share
 from timm.data.random_erasing import RandomErasing
 
 from mae_vit.data.images.augment import Augment
@@ -18,7 +18,7 @@ ERASED = Augment(img_size=(32, 40), erasing=0.25)
 
 
 def test_erased_boxes_have_the_papers_share_area_and_shape():
-    boxes = ERASED.draw(0, 0, MANY, np.broadcast_to([32, 40], (len(MANY), 2))).erasing.boxes
+    boxes = ERASED.draw(0, 0, MANY).erasing.boxes
     erased = boxes[:, 2] > 0
     assert_share(erased.sum(), len(MANY), 0.25)
     assert not boxes[~erased].any()
@@ -41,7 +41,7 @@ def test_erased_boxes_follow_timms_in_distribution():
         rows, columns = np.nonzero(erase(torch.ones(1, 32, 40))[0].numpy() == 0)
         theirs.append([rows.min(), columns.min(), np.ptp(rows) + 1, np.ptp(columns) + 1])
     always = Augment(img_size=(32, 40), erasing=1.0)
-    ours = always.draw(0, 0, MANY[:4000], np.broadcast_to([32, 40], (4000, 2))).erasing.boxes
+    ours = always.draw(0, 0, MANY[:4000]).erasing.boxes
     assert (ours[:, 2] > 0).all()
     for one, other in zip(np.array(theirs).T, ours.T, strict=True):
         assert abs(one.mean() - other.mean()) < 0.1 * one.std()
@@ -51,7 +51,7 @@ def test_erased_boxes_follow_timms_in_distribution():
 @pytest.mark.parametrize("channels", [1, 3])
 def test_bytes_change_inside_the_box_alone_and_are_uniform(channels):
     images = np.full((600, channels, 32, 40), 77, np.uint8)
-    view = ERASED.draw(0, 0, MANY[:600], sizes(images))
+    view = ERASED.draw(0, 0, MANY[:600])
     batch = ERASED.apply_batch(images, view)
     assert (images == 77).all()
     inside = []
@@ -77,6 +77,6 @@ def test_bytes_change_inside_the_box_alone_and_are_uniform(channels):
 def test_an_image_of_few_pixels_may_be_too_small_to_erase():
     images = np.full((300, 1, 2, 2), 77, np.uint8)
     augment = Augment(img_size=(2, 2), erasing=1.0)
-    view = augment.draw(0, 0, MANY[:300], sizes(images))
+    view = augment.draw(0, 0, MANY[:300])
     assert 0 < (view.erasing.boxes[:, 2] > 0).mean() < 1
     augment.apply_batch(images, view)

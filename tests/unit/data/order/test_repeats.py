@@ -1,6 +1,7 @@
 """Repeated augmentation: several views of an image that is decoded once."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,10 +10,9 @@ from helpers.batch_digests import digest_of_global_batches, open_digits
 from helpers.damage import WAYS, copy_of, damage
 
 from mae_vit.core.errors import InputError
-from mae_vit.data.batches import sources as reading
+from mae_vit.data.batches import decoded as reading
 from mae_vit.data.batches.damaged import replacement_candidates
 from mae_vit.data.batches.loader import load_batches, start_worker_server
-from mae_vit.data.batches.subset import SubsetSource
 from mae_vit.data.index import open_index
 from mae_vit.data.order.order import GlobalOrder, RankSlice, RepeatedOrder, micro_batches, view_keys
 from mae_vit.data.training_data import make_order
@@ -65,16 +65,16 @@ def test_views_are_those_of_their_numbers(digits, name):
     index = open_index(digits, "train")
     source = open_digits(index, name)
     samples = np.repeat([41, 3, 900], REPEATS)
-    images = source.images(7, 2, samples, view_keys(samples, REPEATS))
+    images = source.render(7, 2, samples, view_keys(samples, REPEATS)).images
     for place, sample in enumerate(samples):
         key = np.array([REPEATS * sample + place % REPEATS])
         decoded = reading.decode_sample(index, int(sample), 1)
-        view = source._augment.draw(7, 2, key, np.array([decoded.shape[1:]]))
-        np.testing.assert_array_equal(images[place], source._augment.apply([decoded], view)[0])
+        view = source.augment.apply([decoded], source.augment.draw(7, 2, key))[0]
+        np.testing.assert_array_equal(images[place], view)
     assert len(np.unique(images[:REPEATS], axis=0)) == REPEATS
-    some = SubsetSource(source, np.array([3, 41, 900]))
+    part = replace(source, samples=np.array([3, 41, 900]))
     places = np.repeat([1, 0, 2], REPEATS)
-    np.testing.assert_array_equal(some.images(7, 2, places, view_keys(samples, REPEATS)), images)
+    np.testing.assert_array_equal(part.render(7, 2, places, view_keys(samples, REPEATS)).images, images)
 
 
 def test_an_image_is_decoded_once_and_each_view_has_its_mask(digits, monkeypatch):
@@ -82,7 +82,7 @@ def test_an_image_is_decoded_once_and_each_view_has_its_mask(digits, monkeypatch
     monkeypatch.setattr(
         reading,
         "decode",
-        lambda data, channels, real=reading.decode: decoded.append(data) or real(data, channels),
+        lambda data, *how, real=reading.decode, **more: decoded.append(data) or real(data, *how, **more),
     )
     order = order_of(digits, "global")
     source = open_digits(open_index(digits, "train"), "tar")
@@ -110,7 +110,7 @@ def test_all_views_of_a_damaged_sample_are_of_one_that_stands_in(many_shards, tm
         [next(n for n in replacement_candidates(int(s), 1497) if n not in passed) for s in samples]
     )
     assert (taken != samples).sum() == 3 * REPEATS
-    np.testing.assert_array_equal(batch.images, whole.images(7, 0, taken, view_keys(taken, REPEATS)))
+    np.testing.assert_array_equal(batch.images, whole.render(7, 0, taken, view_keys(taken, REPEATS)).images)
     # Masks are those of the order.
     assert torch.equal(batch.keys.index, torch.from_numpy(view_keys(samples, REPEATS)))
 

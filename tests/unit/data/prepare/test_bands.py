@@ -6,12 +6,16 @@ import tarfile
 
 import numpy as np
 import pytest
+from helpers.images import write_tar
 from PIL import Image
-from unit.data.band_files import chunky, dicom, npy, planes, png, tiff, values
+from unit.data.band_files import SIZE, chunky, dicom, npy, planes, png, tiff, values
 
 from mae_vit.cli.main import main
 from mae_vit.core.bands import Bands
+from mae_vit.data.batches.augmented import open_source
+from mae_vit.data.images.augment import Augment
 from mae_vit.data.images.bands.read import decode_bands, open_raster
+from mae_vit.data.index import open_index
 from mae_vit.data.prepare.bands.statistics import BandStatistics
 from mae_vit.data.shards.dataset_json import read_dataset
 
@@ -57,13 +61,14 @@ def test_zeros_far_below_all_other_values_may_be_missing_pixels(tmp_path, capsys
     assert "if 0 means" not in capsys.readouterr().out
 
 
-def test_tiles_keep_their_bytes_and_are_described(tiles, tmp_path, capsys):
+def test_tiles_are_stored_as_arrays_and_described(tiles, tmp_path, capsys):
     assert prepared(tiles, tmp_path / "out") == 0
     output = capsys.readouterr().out
     assert "13 bands of uint16, scaled by percentiles 1, 99" in output
     assert "warning: values from 1 to 4500 are 6.9 % of the range of uint16" in output
-    source = {path.name: path.read_bytes() for path in (tmp_path / "src").iterdir()}
-    assert members(tmp_path / "out") == source
+    assert "6 written as .npy" in output
+    stored = members(tmp_path / "out")
+    assert stored == {f"{n}.npy": npy(WIDE + np.uint16(100 * n)) for n in range(6)}
     dataset = read_dataset(tmp_path / "out")
     table, pixels = dataset.band_table, np.stack([WIDE + 100 * n for n in range(6)]).astype(np.float64)
     by_band = pixels.transpose(1, 0, 2, 3).reshape(13, -1)
@@ -135,7 +140,7 @@ def test_transparency_is_a_band_if_it_is_asked_for(tmp_path, capsys):
     assert prepared(source, tmp_path / "all", "--bands", "1-4") == 0
     counts = [read_dataset(tmp_path / name).channels for name in ("rgb", "all")]
     assert counts == [3, 4]
-    stored = members(tmp_path / "all")["a.tif"]
+    stored = members(tmp_path / "all")["a.npy"]
     assert len(decode_bands(stored, read_dataset(tmp_path / "all").bands)) == 4
 
 
@@ -265,9 +270,8 @@ def test_files_that_name_their_bands_differently(tmp_path, capsys):
     assert prepared(source, tmp_path / "out", "--bands", "nir,red") == 0
     stored = members(tmp_path / "out")
     assert read_dataset(tmp_path / "out").bands.names == ("nir", "red")
-    # b.tif has them in this order already.
-    np.testing.assert_array_equal(open_raster(stored["a.npy"]).pixels(), WIDE[1::-1])
-    np.testing.assert_array_equal(open_raster(stored["b.tif"]).pixels(), WIDE[1::-1])
+    for name in ("a.npy", "b.npy"):
+        np.testing.assert_array_equal(open_raster(stored[name]).pixels, WIDE[1::-1])
 
 
 def test_a_later_split_must_have_the_bands_of_the_data_set(tiles, tmp_path, capsys):
@@ -288,12 +292,17 @@ def test_a_later_split_must_have_the_bands_of_the_data_set(tiles, tmp_path, caps
 
 
 def test_shards_of_others_are_described_in_place(tiles, tmp_path):
-    assert prepared(tiles, tmp_path / "one", "--bands", "1-3") == 0
-    for name in ("dataset.json", "train-index.npy"):
-        (tmp_path / "one" / name).unlink()
+    files = {f"{n}.tif": planes(WIDE + np.uint16(100 * n), compression="lzw") for n in range(3)}
+    write_tar(tmp_path / "one" / "train-0.tar", files)
     assert prepared("--in-place", tmp_path / "one", "--scale", "0,9") == 0
+    assert members(tmp_path / "one") == files
     dataset = read_dataset(tmp_path / "one")
-    assert (dataset.bands.low, dataset.bands.high) == ((0, 0, 0), (9, 9, 9))
+    assert (set(dataset.bands.low), set(dataset.bands.high)) == ({0}, {9})
+    source = open_source(
+        open_index(tmp_path / "one", "train"), "tar", channels=13, augment=Augment(SIZE), memory_limit_gib=1
+    )
+    read = source.render(0, 0, np.arange(3)).images
+    np.testing.assert_array_equal(read, np.stack([WIDE + np.uint16(100 * n) for n in range(3)]))
     assert prepared("--in-place", tmp_path / "one", "--bands", "1", "--overwrite") == 2
 
 

@@ -97,7 +97,7 @@ WAYS = [flip, truncate, zero, noise, insert, remove, header, compressed, emptied
 def all_images(folder: Path) -> tuple[np.ndarray, np.ndarray]:
     index = open_index(folder, "train")
     source = open_digits(index, "tar")
-    return source.images(0, 0, np.arange(len(index))), np.asarray(index.labels)
+    return source.render(0, 0, np.arange(len(index))).images, np.asarray(index.labels)
 
 
 def check_one(number: int, whole: Path, place: Path, images, labels, capsys) -> str:

@@ -184,8 +184,8 @@ def test_what_was_derived_from_other_shards_goes(digits, tmp_path):
     shutil.copytree(digits, copy, ignore=shutil.ignore_patterns(".index"))
     before = open_index(copy, "train")
     open_digits(before, "memory")
-    others = {copy / ".index" / name for name in (".train.lock", "train-more-0123456789abcdef-u8-1.npy")}
-    for name in ("train-0123456789abcdef.npy", f"train-{before.fingerprint[:16]}-odd-01-u8-1.npy"):
+    others = {copy / ".index" / name for name in (".train.lock", "train-more-0123456789abcdef-uint8-1.npy")}
+    for name in ("train-0123456789abcdef.npy", f"train-{before.fingerprint[:16]}-odd-01-uint8-1.npy"):
         (copy / ".index" / name).touch()  # of an earlier version
     for path in others:
         path.touch()
@@ -203,13 +203,13 @@ def test_what_was_derived_from_other_shards_goes(digits, tmp_path):
     assert len(after) == len(before) - dropped["samples"]
     np.testing.assert_array_equal(after.labels, before.labels[: len(after)])
     open_digits(after, "memory")
-    assert set((copy / ".index").iterdir()) == {*others, after.cache_path("u8-1.npy")}
+    assert set((copy / ".index").iterdir()) == {*others, after.cache_path("uint8-1.npy")}
 
 
 def test_decoded_images_outlast_damage_to_their_shard(digits, tmp_path):
     copy = tmp_path / "data"
     shutil.copytree(digits, copy)
-    before = open_digits(open_index(copy, "train"), "memory").images(0, 0, np.arange(9))
+    before = open_digits(open_index(copy, "train"), "memory").render(0, 0, np.arange(9)).images
     shard = copy / read_dataset(copy).splits["train"].shards[0].file
     with tarfile.open(shard) as tar:
         member = next(member for member in tar if member.name.endswith(".png"))
@@ -217,8 +217,8 @@ def test_decoded_images_outlast_damage_to_their_shard(digits, tmp_path):
     data[member.offset_data + member.size // 2] ^= 0xFF
     shard.write_bytes(data)
     with pytest.raises(DamagedSample, match="checksum"):
-        open_digits(open_index(copy, "train"), "tar").images(0, 0, np.arange(9))
-    after = open_digits(open_index(copy, "train"), "memory").images(0, 0, np.arange(9))
+        open_digits(open_index(copy, "train"), "tar").render(0, 0, np.arange(9))
+    after = open_digits(open_index(copy, "train"), "memory").render(0, 0, np.arange(9)).images
     np.testing.assert_array_equal(after, before)
 
 

@@ -11,7 +11,6 @@ from helpers.commands import ROOT
 from benchmarks.scaling.synthetic_shards import write_many_shards
 from mae_vit.config.load import load_config
 from mae_vit.data.batches.sources import TarSource
-from mae_vit.data.images.augment import Augment
 from mae_vit.data.index import open_index
 from mae_vit.data.order.order import GlobalOrder
 from mae_vit.data.prepare.in_place import reindex
@@ -70,7 +69,7 @@ def test_a_run_over_ten_thousand_shards_starts_soon(many, order):
 
 def test_what_a_worker_is_given_does_not_grow_with_samples(many, tmp_path):
     def given(folder) -> int:
-        source = TarSource(open_index(folder, "train"), channels=3, augment=Augment(img_size=(32, 32)))
+        source = TarSource(open_index(folder, "train"), channels=3)
         return len(pickle.dumps(source))
 
     for samples in (10, 1000):

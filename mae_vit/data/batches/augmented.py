@@ -1,0 +1,209 @@
+"""Augmented images of a source: crop, flip, policy and erasing, drawn from the samples' keys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from mae_vit.core.errors import Damage, DamagedSample, InputError
+from mae_vit.data.batches.decoded import array_bytes, warn_of_changes
+from mae_vit.data.batches.masks import StoredMasks
+from mae_vit.data.batches.sources import MemorySource, Sample, Source, TarSource
+from mae_vit.data.images.augment import Augment, AugmentParams
+from mae_vit.data.images.masks import crop_mask
+from mae_vit.data.index import ShardIndex
+
+# Decoded before any of it is cropped. A large image is cropped at once, while it is in the CPU cache: to decode all
+# of a batch before takes a fifth longer. Small ones wait for each other, since the code of decoding and of cropping
+# evict each other from it, which takes up to half longer.
+_TOGETHER_BYTES = 1 << 18
+
+
+class Views(NamedTuple):
+    """Augmented images of some samples.
+
+    Attributes:
+        images: (B, C, H, W), uint8 or raw values of bands.
+        labels: int64 (B,), -1 where there is none.
+        masks: uint16 (B, H, W), class + 1 of each pixel, 0 where it does not count; None without masks.
+    """
+
+    images: np.ndarray
+    labels: np.ndarray
+    masks: np.ndarray | None
+
+
+@dataclass(frozen=True)
+class AugmentedSource:
+    """All samples of a source, or some of them, as training or evaluation sees them.
+
+    Samples are named by place, 0..len-1. A view's random draws are keyed by the sample's number in the source, so an
+    image gets the same crop in every part of it.
+
+    Attributes:
+        source: reads samples.
+        augment: how they are seen.
+        samples: int64 (n,), the numbers in the source that belong to this part, ascending; None for all.
+    """
+
+    source: Source
+    augment: Augment
+    samples: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.source.labels) if self.samples is None else len(self.samples)
+
+    @property
+    def labels(self) -> np.ndarray:
+        """Int (n,), -1 for a sample without a label."""
+        return self.source.labels if self.samples is None else np.asarray(self.source.labels)[self.samples]
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(C, H, W) of an augmented image."""
+        return (self.source.channels, *self.augment.img_size)
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Type of the images' values."""
+        return self.source.dtype
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether images are read from memory."""
+        return isinstance(self.source, MemorySource)
+
+    @property
+    def has_masks(self) -> bool:
+        """Whether samples have a mask."""
+        return self.source.has_masks
+
+    @property
+    def reads_shards(self) -> bool:
+        """Whether reading a sample opens its shard: for its image or its mask."""
+        return not self.in_memory or self.has_masks
+
+    def numbers(self, places: np.ndarray) -> np.ndarray:
+        """Returns the numbers in the source, int64 (B,), of the samples at `places` (B,)."""
+        return places if self.samples is None else self.samples[places]
+
+    def render(
+        self,
+        seed: int,
+        epoch: int,
+        places: np.ndarray,
+        keys: np.ndarray | None = None,
+        out: Views | None = None,
+    ) -> Views:
+        """Reads and augments samples. One that occurs several times in a row is decoded once.
+
+        Args:
+            seed: the run's seed.
+            epoch: from 0.
+            places: int64 (B,).
+            keys: int64 (B,), the key of each view's random draws; `numbers(places)` if None.
+            out: receives the views; new memory if None.
+
+        Raises:
+            DamagedSample: names all samples that cannot be read.
+        """
+        samples = self.numbers(places)
+        drawn = self.augment.draw(seed, epoch, samples if keys is None else keys)
+        if isinstance(self.source, MemorySource) and not self.has_masks:
+            images = self.augment.apply_batch(self.source.gather(samples), drawn)
+            labels = self.source.index.labels_of(samples).astype(np.int64)
+            if out is None:
+                return Views(images, labels, None)
+            out.images[:], out.labels[:] = images, labels
+            return out
+        views = self._allocate(len(places)) if out is None else out
+        self._render_each(samples, drawn, views)
+        self.augment.apply_policy_and_erasing(views.images, drawn)
+        return views
+
+    def _allocate(self, count: int) -> Views:
+        masks = np.empty((count, *self.augment.img_size), np.uint16) if self.has_masks else None
+        return Views(np.empty((count, *self.shape), self.dtype), np.empty(count, np.int64), masks)
+
+    def _render_each(self, samples: np.ndarray, drawn: AugmentParams, views: Views) -> None:
+        damaged, folder = list[tuple[int, Damage]](), None
+        # Views of one sample follow each other, from `begin` to before `end`.
+        begins = np.flatnonzero(np.diff(samples, prepend=-1)).tolist()
+        decoded, size = list[tuple[range, Sample]](), 0
+        for begin, end in zip(begins, [*begins[1:], len(samples)], strict=True):
+            try:
+                sample = self.source.read(int(samples[begin]))
+            except DamagedSample as error:
+                folder = error.folder
+                damaged += [(position, error.damaged[0][1]) for position in range(begin, end)]
+                continue
+            decoded.append((range(begin, end), sample))
+            size += sample.pixels.nbytes
+            if size > _TOGETHER_BYTES:
+                self._crop(decoded, drawn, views)
+                decoded, size = [], 0
+        self._crop(decoded, drawn, views)
+        if folder is not None:
+            raise DamagedSample(damaged, folder)
+
+    def _crop(self, decoded: list[tuple[range, Sample]], drawn: AugmentParams, views: Views) -> None:
+        """Crops, resizes and flips samples into their views, and their masks alike."""
+        for positions, sample in decoded:
+            for position in positions:
+                box = self.augment.box(drawn, position, sample.pixels.shape[1:])
+                flip = bool(drawn.flips[position])
+                views.images[position] = self.augment.crop_resize_flip(sample.pixels, box, flip)
+                views.labels[position] = sample.label
+                if views.masks is not None and sample.mask is not None:
+                    views.masks[position] = crop_mask(sample.mask, box, flip, self.augment.img_size)
+
+
+def open_source(
+    index: ShardIndex,
+    name: Literal["auto", "memory", "tar"],
+    *,
+    channels: int,
+    augment: Augment,
+    memory_limit_gib: float,
+    masks: bool = False,
+    say: bool = False,
+) -> AugmentedSource:
+    """Opens the samples of a split.
+
+    Args:
+        index: of the split.
+        name: "auto" takes "memory" if all images have one size and fit into `memory_limit_gib`.
+        channels: 1 for gray, 3 for RGB, or the number of bands.
+        augment: how images are seen.
+        memory_limit_gib: for all images, decoded.
+        masks: read the masks of the images too.
+        say: warn of pixels that were decoded from earlier shards.
+
+    Raises:
+        InputError: if "memory" is asked for and the images differ in size or do not fit, for a policy that does not
+            go with the images' bands, or if there are no masks.
+    """
+    bands = index.dataset.bands
+    if augment.policy and bands and not (bands.eight_bit and len(bands.names) in (1, 3)):
+        raise InputError(
+            f'data.augment.policy="{augment.policy.name}" changes colors of 8-bit gray or RGB; the images have '
+            f"{len(bands.names)} bands of {bands.dtype}: data.augment.policy=none (crop, flip and erasing work)"
+        )
+    gib = array_bytes(index, channels) / 2**30
+    if name == "auto":
+        name = "memory" if index.one_size is not None and gib <= memory_limit_gib else "tar"
+    if name == "memory" and index.one_size is None:
+        raise InputError('data.source="memory" needs images of one size; this split has several: use "tar"')
+    if name == "memory" and gib > memory_limit_gib:
+        raise InputError(
+            f'data.source="memory" needs {gib:.1f} GiB, over data.memory_limit_gib={memory_limit_gib}: '
+            'raise the limit or use "tar"'
+        )
+    stored_masks = StoredMasks(index) if masks else None
+    reader = MemorySource if name == "memory" else TarSource
+    source = reader(index, channels=channels, masks=stored_masks)
+    if say and isinstance(source, MemorySource):
+        warn_of_changes(index, source.path)
+    return AugmentedSource(source, augment if bands is None else replace(augment, bands=bands))
