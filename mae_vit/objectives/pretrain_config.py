@@ -28,6 +28,10 @@ class PretrainConfig(Config):
             self.model.geometry()
         except ValueError as error:
             raise ValueError(f"model.{error}") from None
+        if self.monitor.inspect_every_epochs is not None and self.model.family != "vit":
+            raise ValueError(
+                f'monitor.inspect_every_epochs draws the attention of model.family="vit", not "{self.model.family}"'
+            )
         return self
 
     @model_validator(mode="after")
