@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import NoReturn
 
 from mae_vit.core.errors import InputError
@@ -42,24 +41,6 @@ NAME_ENCODING = "name the encoding of an archive (--name-encoding gbk, cp932, cp
 Parts = tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class FolderNames:
-    """How the names of folders and files are read.
-
-    Attributes:
-        class_folder: "first" (below the split) or "last" (that holds the image) is the class, and names that may
-            be splits or classes are classes; None asks where it matters.
-        encoding: of names in archives; None for UTF-8.
-    """
-
-    class_folder: str | None = None
-    encoding: str | None = None
-
-
-# For commands that have no option to answer.
-NOT_ASKING = FolderNames(class_folder="first")
-
-
 def place(
     paths: Sequence[Parts], split: str, *, where: str, class_folder: str | None
 ) -> list[tuple[str, Parts]]:
@@ -69,7 +50,7 @@ def place(
         paths: of images, and of what else lies beside them.
         split: of images outside of split folders.
         where: names the source in errors.
-        class_folder: as in `FolderNames`.
+        class_folder: as in `SourceOptions`.
 
     Raises:
         InputError: if the names have two meanings and `class_folder` is None.

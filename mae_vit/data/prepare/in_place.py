@@ -13,19 +13,15 @@ import numpy as np
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of, error_reason
 from mae_vit.core.progress import progress
+from mae_vit.core.user_files import split_from_path
 from mae_vit.data.images.bounds import MAX_PIXELS
 from mae_vit.data.prepare.bands.options import BandOptions
 from mae_vit.data.prepare.convert import Conversion
 from mae_vit.data.prepare.convert_pool import ConverterPool
+from mae_vit.data.prepare.entries import numbered_classes, without_label_note
 from mae_vit.data.prepare.prepare import Report
 from mae_vit.data.prepare.publish import describe, index_path, write_description, write_index, write_rows
-from mae_vit.data.prepare.sources.foreign_shards import (
-    find_shards,
-    label_hint,
-    numbered_classes,
-    split_of,
-    without_label,
-)
+from mae_vit.data.prepare.sources.foreign_shards import find_shards, label_hint
 from mae_vit.data.prepare.sources.tars import are_classes
 from mae_vit.data.prepare.statistics import Statistics
 from mae_vit.data.shards.dataset_json import FILE_NAME, Shard, describe_shard, read_dataset
@@ -69,7 +65,7 @@ def index_in_place(
     empty = [path for path in paths if not samples[path]]
     by_split = _by_split(samples, folder, split)
     labels = [label for path in paths for _, label in samples[path]]
-    classes = numbered_classes(max(labels), folder)
+    classes = list(numbered_classes(max(labels), str(folder)))
     options = bands or BandOptions()
     conversion = Conversion(max_pixels=max_pixels or MAX_PIXELS, in_place=True, bands=options)
     gathered: dict[str, Statistics] = {}
@@ -86,22 +82,22 @@ def index_in_place(
             splits[name] = gathered[name].describe(
                 described, source=f"{folder.resolve().name} (in place)", classes=len(classes)
             )
-    of = gathered.get("train") or next(iter(gathered.values()))
+    statistics = gathered.get("train") or next(iter(gathered.values()))
     for name in splits:
         if not overwrite and index_path(folder, name).exists():
             raise InputError(f"{index_path(folder, name)} is there already: --overwrite replaces it")
     for name, info in splits.items():
         splits[name] = info.model_copy(update={"index": write_index(folder, info.shards, name)})
-    dataset = describe(classes, splits, of)
+    dataset = describe(classes, splits, statistics)
     write_description(folder, dataset)
     notes = [f"left out {len(empty)} tars that hold no images"] if empty else []
-    if negative := sum(
+    negative = sum(
         sample.label is not None and label < 0 for path in paths for sample, label in samples[path]
-    ):
-        notes.append(without_label(negative))
+    )
+    notes += without_label_note(negative, "the class is negative")
     if max(labels) < 0:
         notes += _where_labels_are(folder, paths)
-    notes += of.remarks()
+    notes += statistics.remarks()
     conversions = sum((s.notes for s in gathered.values()), Counter[str]())
     return Report(dataset, sorted(splits), notes=notes, conversions=conversions)
 
@@ -111,7 +107,7 @@ def _where_labels_are(folder: Path, paths: list[Path]) -> list[str]:
     anew = f"`mae-vit prepare {folder} OUT"
     if are_classes(paths):
         return [f"no labels; {anew}` takes each tar for the class of its name"]
-    hint = label_hint([(Tar(paths[0], paths[0]), read_groups(paths[0]))])
+    hint = label_hint([(Tar(paths[0], paths[0]), group) for group in read_groups(paths[0])])
     return [f"{hint}, of {anew}`"] if hint else []
 
 
@@ -121,7 +117,7 @@ def _by_split(
     """Returns the shards that hold images, by the split that their names tell."""
     by_split: dict[str, list[Path]] = {}
     for path in (path for path, held in samples.items() if held):
-        by_split.setdefault(split_of(path, folder, split), []).append(path)
+        by_split.setdefault(split_from_path(path, folder, split), []).append(path)
     if not by_split:
         raise InputError(f"--in-place {folder}: its {len(samples)} tars hold no images")
     return by_split

@@ -26,6 +26,7 @@ from mae_vit.core.user_files import (
     placeholder_of,
     unread_photo,
 )
+from mae_vit.data.prepare.entries import Reader
 from mae_vit.data.prepare.folder_names import Parts, companions_among
 
 # S2A_..._B8A.tif of Sentinel-2, LC08_..._B4.TIF of Landsat; of microscopes _w1.png, _c1.tif (and no well C01),
@@ -39,7 +40,6 @@ _CLASS_IN_NAME = re.compile(r"(\D*[a-z]{2}\D*?)[-_. ]*\d+\.\w+")
 _NAMED = 3
 # Of one folder so many texts may be lists of labels; more are captions, one of each image.
 _FEW_TEXTS = 8
-Reader = Callable[[], bytes]
 
 
 @dataclass

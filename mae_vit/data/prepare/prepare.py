@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 import shutil
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -19,7 +18,7 @@ from mae_vit.core.progress import progress
 from mae_vit.data.images.decode import DecodeError
 from mae_vit.data.order.permutation import permute
 from mae_vit.data.prepare.bands.options import BandOptions, layout_of
-from mae_vit.data.prepare.convert import Conversion, Converted
+from mae_vit.data.prepare.convert import Conversion
 from mae_vit.data.prepare.convert_pool import ConverterPool
 from mae_vit.data.prepare.entries import Entry, ImageSource
 from mae_vit.data.prepare.listing import shown
@@ -32,9 +31,7 @@ from mae_vit.data.prepare.statistics import Statistics
 from mae_vit.data.shards.dataset_json import (
     FILE_NAME,
     Dataset,
-    Processing,
     Segmentation,
-    Split,
     read_dataset,
 )
 
@@ -150,8 +147,8 @@ def prepare(
     selection = selection or Selection()
     conversion = replace(conversion or Conversion(), hashed=bool(exclude))
     existing = read_dataset(out) if (out / FILE_NAME).exists() else None
-    found, names = _group(sources)
-    by_split = selection.apply(found)
+    entries, names = _group(sources)
+    by_split = selection.apply(entries)
     if selection.holdout is not None:
         names[HOLDOUT_SPLIT] = names["train"]
     if not overwrite:
@@ -161,38 +158,39 @@ def prepare(
     if exclude and set(by_split) <= set(MEASURED):
         raise InputError(f"--exclude leaves val and test whole; there is only {', '.join(sorted(by_split))}")
     exclusion = open_exclusion(exclude, exclude_distance, workers) if exclude else None
-    dataset, unreadable, conversions = existing, list[str](), Counter[str]()
-    # train first: its statistics are the dataset's.
-    written = sorted(by_split, key=lambda name: (name != "train", name))
     _check_scale(conversion.bands, existing, by_split, out)
+    dataset, unreadable, conversions = existing, list[str](), Counter[str]()
     masks = None if segmentation is None else MaskReader(segmentation)
     notes = [note for source in sources for note in source.notes]
+    # train first: its statistics are the dataset's.
+    written = sorted(by_split, key=lambda name: (name != "train", name))
     with ConverterPool(conversion, workers) as pool:
         for split in written:
-            part, statistics, failed = _write_split(
-                ShardWriter(partial_folder(out, split), split, shard_bytes, shard_samples),
-                by_split[split],
-                names[split],
-                classes,
-                pool,
-                _begin_statistics(
-                    conversion.bands, dataset, set(by_split) if split == written[0] else {split}
-                ),
-                processing=selection.note(
-                    split, whole=len(by_split[split]) == len(found.get(split, ()))
-                ).model_copy(update=dict(conversion.preprocessing)),
-                companions=_Companions(None if split in MEASURED else exclusion, masks),
+            statistics = _begin_statistics(
+                conversion.bands, dataset, set(by_split) if split == written[0] else {split}
+            )
+            writer = ShardWriter(partial_folder(out, split), split, shard_bytes, shard_samples)
+            leaves_out = None if split in MEASURED else exclusion
+            unreadable += _write_split(
+                writer, by_split[split], classes, pool, statistics, exclusion=leaves_out, masks=masks
+            )
+            noted = selection.note(split, whole=len(by_split[split]) == len(entries.get(split, ())))
+            done = dict(conversion.preprocessing) | (
+                {"excluded": leaves_out.describe()} if leaves_out is not None else {}
+            )
+            part = statistics.describe(
+                writer.shards,
+                source=names[split],
+                classes=len(classes),
+                processing=noted.model_copy(update=done),
             )
             dataset = publish(out, dataset, classes, split, part, statistics, segmentation)
-            unreadable += failed
             notes += statistics.remarks() if dataset.splits.keys() == {split} or split == "train" else []
             conversions += statistics.notes
             if segmentation is not None:
                 notes += two_values_note(segmentation, statistics.mask_pixels)
     assert dataset is not None
     notes += _class_notes(dataset) + _processing_notes(dataset)
-    for source in sources:
-        source.discard()
     return Report(dataset, written, unreadable, sum(s.ignored for s in sources), notes, conversions)
 
 
@@ -316,92 +314,84 @@ def _remaining_segmentation(existing: Dataset | None, by_split: Collection[str])
     return existing.segmentation if stay and existing is not None else None
 
 
-class _Companions(NamedTuple):
-    """What decides beside an image whether it is written, and with what."""
-
-    exclusion: Exclusion | None
-    masks: MaskReader | None
-
-
 def _write_split(
     writer: ShardWriter,
-    entries: list[Entry],
-    source_name: str,
-    classes: list[str],
+    entries: Sequence[Entry],
+    classes: Sequence[str],
     pool: ConverterPool,
     statistics: Statistics,
     *,
-    processing: Processing,
-    companions: _Companions,
-) -> tuple[Split, Statistics, list[str]]:
-    """Writes the shards of a split into the writer's folder, which is begun anew."""
-    partial, split = writer.folder, writer.split
-    exclusion, masks = companions
-    shutil.rmtree(partial, ignore_errors=True)
-    number_of = {name: number for number, name in enumerate(classes)}
-    failed = list[str]()
+    exclusion: Exclusion | None,
+    masks: MaskReader | None,
+) -> list[str]:
+    """Writes the shards of a split into the writer's folder, which is begun anew.
+
+    Args:
+        writer: of the shards.
+        entries: of the split.
+        classes: all of the dataset.
+        pool: converts the images.
+        statistics: gets what is written.
+        exclusion: what to leave out; None where nothing is.
+        masks: reads the masks; None without masks.
+
+    Returns:
+        The images that cannot be read, with the reason.
+
+    Raises:
+        InputError: if no image is left.
+    """
+    split, label_of, failed = writer.split, {name: n for n, name in enumerate(classes)}, list[str]()
+    shutil.rmtree(writer.folder, ignore_errors=True)
     if exclusion is not None:
         exclusion.begin()
     # Images of all classes in every shard: readers that shuffle only within a buffer,
     # and our own order `blocks`, would else see one class at a time.
     order = permute(np.arange(len(entries)), len(entries), derive_key(_SEED, RngStream.PREPARE, 0))
     try:
-        partial.mkdir(parents=True)
+        writer.folder.mkdir(parents=True)
         bar = progress(total=len(entries), desc=f"writing {split}", unit=" images")
         with bar, writer:
             readable = _read_all((entries[number] for number in order), failed)
             for entry, data, image in pool.run(readable, len(entries)):
                 bar.update()
+                path, mask = plain_text(entry.path), None
                 if isinstance(image, str):
-                    failed.append(f"{plain_text(entry.path)}: {image}")
+                    failed.append(f"{path}: {image}")
                     continue
                 if exclusion is not None and exclusion.excludes(entry.key, image):
                     continue
-                mask = None
                 if masks is not None and entry.read_mask is not None:
-                    mask = _read_mask(masks, entry, data, image, statistics, failed)
-                    if mask is None:
+                    try:
+                        mask, pixels = masks.read(entry, data, (image.height, image.width))
+                    except (DecodeError, OSError) as error:
+                        failed.append(f"the mask of {path}: {error}")
                         continue
-                label = None if entry.class_name is None else number_of[entry.class_name]
+                    statistics.add_mask(pixels)
+                label = None if entry.class_name is None else label_of[entry.class_name]
                 statistics.add(image, label, entry.path)
                 writer.write(entry.key, image.extension, image.data or data, label, mask)
             bar.update(len(entries) - bar.n)
-        if exclusion is not None and exclusion.lines:
-            if not statistics.images:
-                raise InputError(f'--exclude leaves nothing of split "{split}": all its images are known')
-            (partial / excluded_file(split)).write_text("\n".join([*exclusion.lines, ""]), encoding="utf-8")
+        left_out = exclusion.lines if exclusion is not None else []
+        if not statistics.images and left_out:
+            raise InputError(f'--exclude leaves nothing of split "{split}": all its images are known')
         if not statistics.images:
             raise InputError(
                 f'no image of split "{split}" can be read: {failed[0] if failed else "it is empty"}'
             )
+        if left_out:
+            listed = writer.folder / excluded_file(split)
+            listed.write_text("\n".join([*left_out, ""]), encoding="utf-8")
         statistics.describe_bands()  # refuses what cannot be described
     except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(writer.folder, ignore_errors=True)
         raise
-    if exclusion is not None:
-        processing = processing.model_copy(update={"excluded": exclusion.describe()})
-    part = statistics.describe(writer.shards, source=source_name, classes=len(classes), processing=processing)
-    return part, statistics, failed
+    return failed
 
 
-def _read_mask(
-    masks: MaskReader, entry: Entry, data: bytes, image: Converted, statistics: Statistics, failed: list[str]
-) -> bytes | None:
-    """Returns an image's mask, which enters the statistics; None if it cannot be read, which `failed` then says."""
-    try:
-        mask, pixels = masks.read(entry, data, (image.height, image.width))
-    except (DecodeError, OSError) as error:
-        failed.append(f"the mask of {plain_text(entry.path)}: {error}")
-        return None
-    statistics.add_mask(pixels)
-    return mask
-
-
-def _read_all(entries: Iterator[Entry], failed: list[str]) -> Iterator[tuple[Entry, bytes, str]]:
+def _read_all(entries: Iterable[Entry], failed: list[str]) -> Iterator[tuple[Entry, bytes, str]]:
     for entry in entries:
         try:
-            data = entry.read()
+            yield entry, entry.read(), entry.extension
         except (DecodeError, OSError) as error:
             failed.append(f"{plain_text(entry.path)}: {error}")
-            continue
-        yield entry, data, entry.extension

@@ -24,4 +24,4 @@ def wanted(server, shard) -> RemoteFile:
 def open_cache(tmp_path, limit=1 << 30, **options) -> Cache:
     folder = tmp_path / "cache"
     folder.mkdir(exist_ok=True)
-    return Cache(folder, limit, **{"stall_s": 0.3, "patience_s": 2.0, **options})
+    return Cache(folder, limit, **{"patience_s": 2.0, **options})

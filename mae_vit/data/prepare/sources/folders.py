@@ -12,7 +12,8 @@ from typing import BinaryIO
 
 from mae_vit.core.user_files import HEAD_BYTES
 from mae_vit.data.images.decode import MAX_IMAGE_BYTES, DecodeError, check_bytes
-from mae_vit.data.prepare.listing import Listing, Reader, shown
+from mae_vit.data.prepare.entries import Reader
+from mae_vit.data.prepare.listing import Listing, shown
 
 
 def open_folder(path: Path) -> Listing:
