@@ -7,12 +7,13 @@ import re
 import threading
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import PurePosixPath
 from types import SimpleNamespace
 from urllib.parse import parse_qs, unquote, urlsplit
 
 TOKEN = "hf_theRightToken"
 _REPO = re.compile(
-    r"/api/(model|dataset)s/([^/]+(?:/[^/]+)?)/(revision|tree|refs|branch|preupload|commit)(?:/(.*))?$"
+    r"/api/(model|dataset)s/([^/]+(?:/[^/]+)?)/(revision|tree|branch|preupload|commit)(?:/(.*))?$"
 )
 _RESOLVE = re.compile(r"/(datasets/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)$")
 
@@ -252,20 +253,10 @@ def _handler(hub: Hub):
                     self.json({**info, "gated": "auto" if repo.gated else False, "downloads": 0, "likes": 0})
                 return None
             if what == "tree":
-                if found := self.find(kind, name, rest):
-                    files = sorted(found[0].commits[found[1]].items())
-                    self.json(
-                        [{"type": "file", "path": f, "size": len(d), "oid": "0" * 40} for f, d in files]
-                    )
-                return None
-            if what == "refs":
-                if found := self.find(kind, name, "main"):
-                    branches = [
-                        {"name": ref, "ref": f"refs/heads/{ref}", "targetCommit": sha}
-                        for ref, sha in found[0].refs.items()
-                        if not ref.startswith("refs/")
-                    ]
-                    self.json({"branches": branches, "tags": [], "converts": []})
+                revision, _, folder = rest.partition("/")
+                if found := self.find(kind, name, revision):
+                    deep = query.get("recursive", ["False"])[0].lower() in ("true", "1")
+                    self.tree(found[0].commits[found[1]], folder, recursive=deep)
                 return None
             if not self.allowed:
                 return self.fail(401, "", "Invalid username or password.")
@@ -288,6 +279,21 @@ def _handler(hub: Hub):
                 ]
                 return self.json({"files": files})
             return self.take_commit(name, repo, rest, commit)
+
+        def tree(self, files, folder, *, recursive):
+            below = folder and f"{folder}/"
+            inside = sorted(path.removeprefix(below) for path in files if path.startswith(below))
+            if not inside:
+                return self.fail(404, "EntryNotFound", "Entry not found")
+            folders = {str(parent) for path in inside for parent in PurePosixPath(path).parents} - {"."}
+            entries = [
+                *({"type": "directory", "path": below + path, "oid": "0" * 40} for path in sorted(folders)),
+                *(
+                    {"type": "file", "path": below + path, "oid": "0" * 40, "size": len(files[below + path])}
+                    for path in inside
+                ),
+            ]
+            return self.json([e for e in entries if recursive or "/" not in e["path"].removeprefix(below)])
 
         def take_commit(self, name, repo, branch, commit):
             if self.fault == "drop":

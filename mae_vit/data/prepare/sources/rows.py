@@ -81,8 +81,9 @@ class _HubTable:
 
     def __init__(self, stream: Any, name: str, stem: str, split: str) -> None:
         self.name, self.split, self.stem = name, split, stem
+        stream = stream if stream.features else stream._resolve_features()
         self._stream = stream.decode(False)  # images stay bytes
-        self.schema = (stream.features or stream._resolve_features().features).arrow_schema
+        self.schema = stream.features.arrow_schema
         self.first = next(iter(self._stream), {})
 
     def rows(self, columns: list[str]) -> Iterator[dict[str, Any]]:

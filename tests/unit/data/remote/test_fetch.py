@@ -47,7 +47,9 @@ def test_what_fsspec_cannot_open_is_refused(tmp_path, url, reason, monkeypatch):
         open_cache(tmp_path).fetch(RemoteFile(url, 10, "0" * 64))
 
 
-@pytest.mark.parametrize(("fault", "reason"), [("always wrong", "other bytes"), ("always 404", "no such file")])
+@pytest.mark.parametrize(
+    ("fault", "reason"), [("always wrong", "other bytes"), ("always 404", "no such file")]
+)
 def test_what_a_server_does_not_have_is_refused(source, server, tmp_path, fault, reason):
     server.faults["*.tar"] = [fault]
     cache = open_cache(tmp_path)
