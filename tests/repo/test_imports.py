@@ -23,8 +23,9 @@ ORDERS = {
         ),
     ),
     "mae_vit/data/prepare": (
-        *("bands folder_names", "listing", "label_lists", "convert shard_writer", "convert_pool entries"),
-        *("masks selection statistics", "near_duplicates publish sources", "prepare", "in_place"),
+        *("bands entries folder_names", "listing", "label_lists", "convert path_entries shard_writer"),
+        "convert_pool",
+        *("masks selection statistics", "publish sources", "near_duplicates", "prepare", "in_place"),
     ),
     "mae_vit/training": (
         *(
@@ -75,9 +76,12 @@ ORDERS = {
 EXCEPT = {"mae_vit/__init__.py"}
 ONLY_IN = {
     "deepspeed": {"mae_vit/training/engines/deepspeed_engine.py"},
+    "aiohttp": {"mae_vit/data/remote/download.py"},
+    "datasets": {"mae_vit/data/prepare/sources/rows.py"},
     "huggingface_hub": {"mae_vit/core/hub.py"},
+    "imagehash": {"mae_vit/data/prepare/convert.py"},
     "mlflow": {"mae_vit/training/outputs/trackers/mlflow_run.py"},
-    "pyarrow": {"mae_vit/data/prepare/sources/parquet_columns.py", "mae_vit/weights/embed/output.py"},
+    "pyarrow": {"mae_vit/data/prepare/sources/columns.py", "mae_vit/weights/embed/output.py"},
     "torch.utils.tensorboard": {"mae_vit/training/outputs/trackers/tensorboard.py"},
     "wandb": {"mae_vit/training/outputs/trackers/wandb_run.py"},
     "webdataset": {"mae_vit/data/prepare/shard_writer.py"},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,13 +11,14 @@ from pathlib import Path
 import numpy as np
 
 from mae_vit.core.errors import InputError
-from mae_vit.core.messages import error_reason, nearest, plain_text
+from mae_vit.core.messages import nearest, plain_text
 from mae_vit.core.progress import progress
 from mae_vit.data.prepare.convert import HASH_NAME, Conversion, Converted
 from mae_vit.data.prepare.convert_pool import ConverterPool
-from mae_vit.data.shards.dataset_json import Excluded, Split, read_dataset
-from mae_vit.data.shards.samples import images_of, read_samples
-from mae_vit.data.shards.tar_headers import DamagedTar
+from mae_vit.data.prepare.entries import SourceOptions
+from mae_vit.data.prepare.sources.foreign_shards import open_shards
+from mae_vit.data.shards.dataset_json import Excluded, read_dataset
+from mae_vit.data.shards.tar_headers import Tar
 
 # Of 64 bits. Of CIFAR-10's 50,000 training images 134 lie within 4 of one of its 10,000
 # test images or of their mirror images: all but 3 to 5 are the same shot, seen one by one.
@@ -38,8 +39,7 @@ class Exclusion:
     Attributes:
         sources: names of the folders and splits of known images; no machine's path.
         images: of each known image its place in `sources`, and its key with its split.
-        hashes: uint64 (N,), of each known image and of its mirror image.
-        owners: int64 (N,), places in `images`.
+        hashes: uint64 (N, 2), of each known image and of its mirror image.
         distance: the largest number of differing bits at which an image is left out.
         lines: of each image left out its key, what it is like, and the distance.
         counts: images left out, by place in `sources`.
@@ -48,7 +48,6 @@ class Exclusion:
     sources: list[str]
     images: list[tuple[int, str]]
     hashes: np.ndarray
-    owners: np.ndarray
     distance: int
     lines: list[str] = field(default_factory=list)
     counts: Counter[int] = field(default_factory=Counter)
@@ -59,9 +58,9 @@ class Exclusion:
 
     def nearest(self, value: int) -> tuple[int, int, str]:
         """Returns distance, place in `sources` and key of the nearest known image; of equal ones the first."""
-        distances = np.bitwise_count(self.hashes ^ np.uint64(value))
-        nearest = int(distances.argmin())
-        return int(distances[nearest]), *self.images[self.owners[nearest]]
+        distances = np.bitwise_count(self.hashes ^ np.uint64(value)).min(axis=1)
+        closest = int(distances.argmin())
+        return int(distances[closest]), *self.images[closest]
 
     def excludes(self, key: str, image: Converted) -> bool:
         """Whether an image is like a known one, and so left out."""
@@ -94,15 +93,15 @@ def open_exclusion(specs: Sequence[str], distance: int, workers: int) -> Exclusi
     """
     if find_spec("imagehash") is None:
         raise InputError('--exclude needs imagehash, which is not installed: pip install "mae-vit[exclude]"')
-    sources, images, hashes = list[str](), list[tuple[int, str]](), list[int]()
+    sources, images, hashes = list[str](), list[tuple[int, str]](), list[tuple[int, int]]()
     with ConverterPool(Conversion(hashed=True), workers) as pool:
         for number, spec in enumerate(specs):
             folder, splits = _find(spec)
             sources.append(f"{plain_text(folder.resolve().name)}:{'+'.join(splits)}")
             for key, pair in _hash(folder, splits, sources[-1], pool):
                 images.append((number, key))
-                hashes += pair
-    return Exclusion(sources, images, np.array(hashes, np.uint64), np.arange(len(images)).repeat(2), distance)
+                hashes.append(pair)
+    return Exclusion(sources, images, np.array(hashes, np.uint64), distance)
 
 
 def _find(spec: str) -> tuple[Path, list[str]]:
@@ -130,25 +129,14 @@ def _hash(
 ) -> Iterator[tuple[str, tuple[int, int]]]:
     """Yields the key of each image, with its split, and its two hashes."""
     described = read_dataset(folder).splits
-    count = sum(described[split].samples for split in splits)
-    bar = progress(total=count, desc=f"hashing {name}", unit=" images")
-    try:
-        with bar:
-            for key, _, image in pool.run(_read(folder, splits, described), count):
-                if isinstance(image, str):
-                    raise InputError(f"--exclude {folder}: {key}: {image}: see `mae-vit check {folder}`")
-                assert image.hash is not None
-                yield key, image.hash
-                bar.update()
-    except (DamagedTar, OSError) as error:
-        reason = f"{error.filename}: {error_reason(error)}" if isinstance(error, OSError) else str(error)
-        raise InputError(f"--exclude {folder}: {reason}: see `mae-vit check {folder}`") from None
-
-
-def _read(
-    folder: Path, splits: Sequence[str], described: Mapping[str, Split]
-) -> Iterator[tuple[str, bytes, str]]:
-    for split in splits:
-        for path in (folder / shard.file for shard in described[split].shards):
-            for sample, data in images_of(path, read_samples(path)):
-                yield f"{split}/{plain_text(sample.key)}", data, sample.extension
+    paths = [folder / shard.file for split in splits for shard in described[split].shards]
+    tars = [Tar(path, path) for path in paths]
+    entries = open_shards(folder, tars, name, SourceOptions(folder, labels=False)).entries
+    with progress(total=len(entries), desc=f"hashing {name}", unit=" images") as bar:
+        images = ((entry, entry.read(), entry.extension) for entry in entries)
+        for entry, _, image in pool.run(images, len(entries)):
+            if isinstance(image, str):
+                raise InputError(f"--exclude {folder}: {entry.path}: {image}: see `mae-vit check {folder}`")
+            assert image.hash is not None
+            yield f"{entry.split}/{entry.key}", image.hash
+            bar.update()

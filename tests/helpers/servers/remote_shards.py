@@ -6,7 +6,6 @@ import time
 from pathlib import Path
 
 from mae_vit.core.urls import file_url
-from mae_vit.data.order.block_order import BlockOrder
 from mae_vit.data.remote import cache
 from mae_vit.data.remote.cache import Cache, RemoteFile
 from mae_vit.data.shards.dataset_json import Shard, read_dataset
@@ -15,6 +14,8 @@ STEPS = range(0, 12)
 
 
 def blocks(index, seed=7):
+    from mae_vit.data.order.block_order import BlockOrder  # and with it torch
+
     counts = [shard.samples for shard in index.split_info.shards]
     return BlockOrder(counts, effective_batch_size=96, seed=seed, lanes=8, block_shards=2)
 

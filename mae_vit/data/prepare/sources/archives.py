@@ -224,22 +224,17 @@ def _list(named: Iterable[tuple[str, _Any]], read: Callable[..., bytes], *, spec
         read: reads a member, or its first bytes.
         special: how many other members there are.
     """
-    files, last, copies, garbled = Listing(), dict[str, _Any](), 0, ""
+    files = Listing()
     for name, member in named:
-        if not files.takes(name, partial(_head, read, member)):
-            files.may_list(name, partial(read, member))
-            continue
-        copies += name in last
-        last[name] = member
-        if not name.isascii() and plain_text(name) != name:
-            garbled = name
-    if garbled:
-        files.notes.append(f"names such as {plain_text(garbled)} are not in UTF-8: {NAME_ENCODING}")
-    if copies:
+        files.take(name, partial(_head, read, member), partial(read, member))
+    images = dict(files.images)
+    if garbled := [name for name in images if not name.isascii() and plain_text(name) != name]:
+        files.notes.append(f"names such as {plain_text(garbled[-1])} are not in UTF-8: {NAME_ENCODING}")
+    if copies := len(files.images) - len(images):
         files.notes.append(f"skipped {copies} earlier copies of members of the same path")
     if special:
         files.notes.append(f"skipped {special} members that are links, devices or pipes")
-    files.images = [(name, partial(read, last[name])) for name in sorted(last)]
+    files.images = sorted(images.items(), key=lambda image: image[0])
     return files
 
 

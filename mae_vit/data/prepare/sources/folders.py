@@ -33,10 +33,8 @@ def list_files(found: Iterable[Path], top: Path) -> Listing:
         name = file.relative_to(top).as_posix()
         if not is_regular(file):
             special.append(name)
-        elif files.takes(name, partial(_head, file)):
-            files.images.append((name, reader(file)))
         else:
-            files.may_list(name, reader(file))
+            files.take(name, partial(_head, file), reader(file))
     if special:
         files.notes.append(
             f"skipped {len(special)} that are no regular files: pipes, devices or dead links ({shown(special)})"

@@ -84,7 +84,7 @@ class _HubTable:
         stream = stream if stream.features else stream._resolve_features()
         self._stream = stream.decode(False)  # images stay bytes
         self.schema = stream.features.arrow_schema
-        self.first = next(iter(self._stream), {})
+        self.first: dict[str, Any] = next(iter(self._stream), {})
 
     def rows(self, columns: list[str]) -> Iterator[dict[str, Any]]:
         """Yields each row by column."""
