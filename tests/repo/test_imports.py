@@ -25,7 +25,7 @@ ORDERS = {
     "mae_vit/data/prepare": (
         *("bands entries folder_names", "listing", "label_lists", "convert path_entries shard_writer"),
         "convert_pool",
-        *("masks selection statistics", "publish sources", "near_duplicates", "prepare", "in_place"),
+        *("masks selection statistics", "publish sources", "near_duplicates report", "prepare", "in_place"),
     ),
     "mae_vit/training": (
         *(

@@ -19,8 +19,8 @@ from mae_vit.data.prepare.bands.options import BandOptions
 from mae_vit.data.prepare.convert import Conversion
 from mae_vit.data.prepare.convert_pool import ConverterPool
 from mae_vit.data.prepare.entries import numbered_classes, without_label_note
-from mae_vit.data.prepare.prepare import Report
 from mae_vit.data.prepare.publish import describe, index_path, write_description, write_index, write_rows
+from mae_vit.data.prepare.report import Report
 from mae_vit.data.prepare.sources.foreign_shards import find_shards, label_hint
 from mae_vit.data.prepare.sources.tars import are_classes
 from mae_vit.data.prepare.statistics import Statistics

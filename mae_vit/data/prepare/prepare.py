@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.keyed_rng import RngStream, derive_key
-from mae_vit.core.messages import count_of, plain_text
+from mae_vit.core.messages import plain_text
 from mae_vit.core.progress import progress
 from mae_vit.data.images.decode import DecodeError
 from mae_vit.data.order.permutation import permute
@@ -25,6 +24,7 @@ from mae_vit.data.prepare.listing import shown
 from mae_vit.data.prepare.masks import MaskReader, agreed_segmentation, two_values_note
 from mae_vit.data.prepare.near_duplicates import DEFAULT_DISTANCE, Exclusion, open_exclusion
 from mae_vit.data.prepare.publish import check_no_foreign_shards, excluded_file, partial_folder, publish
+from mae_vit.data.prepare.report import Report, class_notes, processing_notes
 from mae_vit.data.prepare.selection import HOLDOUT_SPLIT, MEASURED, Selection
 from mae_vit.data.prepare.shard_writer import ShardWriter
 from mae_vit.data.prepare.statistics import Statistics
@@ -39,74 +39,6 @@ from mae_vit.data.shards.dataset_json import (
 _SEED = 0
 DEFAULT_SHARD_MIB, DEFAULT_SHARD_SAMPLES = 256, 10_000
 _MIB = 1 << 20
-_NAMED = 5
-# Classes of one image each are more likely captions.
-_CAPTIONS = 5
-_JOINT = re.compile(r"[|;,\s]+")
-
-
-@dataclass(frozen=True)
-class Report:
-    """The result of `prepare`.
-
-    Attributes:
-        dataset: as it now stands.
-        written: names of the splits written.
-        unreadable: images left out, with the reason.
-        ignored: files that are no images.
-        notes: remarks on other skipped files.
-        conversions: how many images decoding changes in which way.
-    """
-
-    dataset: Dataset
-    written: list[str]
-    unreadable: list[str] = field(default_factory=list)
-    ignored: int = 0
-    notes: list[str] = field(default_factory=list)
-    conversions: Counter[str] = field(default_factory=Counter)
-
-    def lines(self) -> list[str]:
-        """Says what was written and what was left out, for people."""
-        lines = []
-        for split in self.written:
-            info = self.dataset.splits[split]
-            labeled = sum(info.class_counts)
-            labels = (
-                "" if labeled == info.samples else f", {labeled:,} with labels" if labeled else ", no labels"
-            )
-            lines.append(
-                f"{split}: {count_of(info.samples, 'image')} in {count_of(len(info.shards), 'shard')}{labels}"
-            )
-            if info.masks is not None:
-                lines.append(f"  {info.masks.describe(self.dataset.segmentation)}")
-            missing = [
-                name
-                for name, count in zip(self.dataset.classes, info.class_counts, strict=True)
-                if labeled and not count
-            ]
-            if missing:
-                count = count_of(len(missing), "class", "classes")
-                lines.append(
-                    f"  {count} of {len(info.class_counts)} without an image in it: {shown(missing)}"
-                )
-            for excluded in info.processing.excluded or ():
-                listed = f" ({excluded_file(split)} names them)" if excluded.samples else ""
-                lines.append(
-                    f"  left out {count_of(excluded.samples, 'image')} that {excluded.source} has too, by "
-                    f"{excluded.hash} within {excluded.distance}{listed}"
-                )
-        if self.unreadable:
-            lines.append(f"left out {count_of(len(self.unreadable), 'unreadable image')}:")
-            lines += [f"  {line}" for line in self.unreadable[:_NAMED]]
-            if len(self.unreadable) > _NAMED:
-                lines.append(f"  and {len(self.unreadable) - _NAMED} more")
-        if self.ignored:
-            lines.append(f"ignored {count_of(self.ignored, 'file')} (no images)")
-        lines += self.notes
-        if self.conversions:
-            images = "; ".join(f"{count:,} {what}" for what, count in sorted(self.conversions.items()))
-            lines.append(f"images: {images}")
-        return lines
 
 
 def prepare(
@@ -190,7 +122,7 @@ def prepare(
             if segmentation is not None:
                 notes += two_values_note(segmentation, statistics.mask_pixels)
     assert dataset is not None
-    notes += _class_notes(dataset) + _processing_notes(dataset)
+    notes += class_notes(dataset) + processing_notes(dataset)
     return Report(dataset, written, unreadable, sum(s.ignored for s in sources), notes, conversions)
 
 
@@ -214,19 +146,16 @@ def _begin_statistics(options: BandOptions, dataset: Dataset | None, replaced: s
 def _group(sources: Sequence[ImageSource]) -> tuple[dict[str, list[Entry]], dict[str, str]]:
     """Returns entries and the name of the source, by split."""
     by_split: dict[str, list[Entry]] = {}
-    names: dict[str, str] = {}
+    source_of: dict[str, ImageSource] = {}
     for source in sources:
-        mine: dict[str, list[Entry]] = {}
         for entry in source.entries:
-            mine.setdefault(entry.split, []).append(entry)
-        for split, entries in mine.items():
-            if split in by_split:
+            if (other := source_of.setdefault(entry.split, source)) is not source:
                 raise InputError(
-                    f'split "{split}" comes from both {names[split]} and {source.name}: give one source '
+                    f'split "{entry.split}" comes from both {other.name} and {source.name}: give one source '
                     "for each split (several shards: the folder that holds them), or --split NAME"
                 )
-            by_split[split], names[split] = entries, source.name
-    return by_split, names
+            by_split.setdefault(entry.split, []).append(entry)
+    return by_split, {split: source.name for split, source in source_of.items()}
 
 
 def _agree_on_classes(
@@ -252,58 +181,9 @@ def _agree_on_classes(
         return fresh
     if new := sorted(found - set(existing.classes)):
         raise InputError(
-            f"{len(new)} classes are not among the {len(existing.classes)} of {out}: {', '.join(new[:5])}"
-            f"{', ...' if len(new) > 5 else ''}"
+            f"{len(new)} classes are not among the {len(existing.classes)} of {out}: {shown(new)}"
         )
     return existing.classes
-
-
-def _class_notes(dataset: Dataset) -> list[str]:
-    """Names classes that are by their names no classes of their own, and those that only held-out splits have."""
-    notes, spelled = [], dict[str, str]()
-    for name in dataset.classes:
-        if (other := spelled.setdefault(name.casefold(), name)) != name:
-            notes.append(f'warning: the classes "{other}" and "{name}" differ only in case: is it one class?')
-    known = set(dataset.classes)
-    for name in dataset.classes:
-        words = [word for word in _JOINT.split(name) if word]
-        if len(words) > 1 and known.issuperset(words):
-            notes.append(
-                f'warning: the class "{name}" is by its name {" and ".join(words)}, which are classes, too: if images '
-                "have several labels, --no-labels takes them alone"
-            )
-            break
-    counts = [sum(info.class_counts[at] for info in dataset.splits.values()) for at in range(len(known))]
-    if len(counts) >= _CAPTIONS and max(counts) == 1:
-        notes.append(
-            "warning: each class has one image: are the labels captions? --no-labels takes the images alone"
-        )
-    train = dataset.splits.get("train")
-    if train is None or not any(train.class_counts):
-        return notes
-    for split, info in dataset.splits.items():
-        pairs = zip(dataset.classes, info.class_counts, train.class_counts, strict=True)
-        unknown = [name for name, count, known in pairs if split in MEASURED and count and not known]
-        if unknown:
-            notes.append(
-                f"warning: {split} has images of {count_of(len(unknown), 'class', 'classes')} that train lacks "
-                f"({shown(unknown)}): no model trained on it can get them right"
-            )
-    return notes
-
-
-def _processing_notes(dataset: Dataset) -> list[str]:
-    """Names splits whose images were prepared otherwise than those of training."""
-    if (train := dataset.splits.get("train")) is None:
-        return []
-    notes, ours = [], train.processing.of_images.model_dump()
-    for split, info in dataset.splits.items():
-        theirs = info.processing.of_images.model_dump()
-        if differing := [
-            f"{name} {theirs[name]} and not {ours[name]}" for name in ours if theirs[name] != ours[name]
-        ]:
-            notes.append(f"warning: {split} was prepared otherwise than train: {', '.join(differing)}")
-    return notes
 
 
 def _remaining_segmentation(existing: Dataset | None, by_split: Collection[str]) -> Segmentation | None:

@@ -58,12 +58,11 @@ class Hub:
             connection in the middle of the answer, "stall" never answers,
             "echo" refuses and repeats the token, a number is an HTTP status.
             A fault "always X" stays.
-        wrong_digests: files have other SHA-256 than it tells.
     """
 
     def __init__(self) -> None:
         self.repos, self.requests, self.tokens, self.faults, self.stored = {}, [], set(), {}, {}
-        self.wrong_digests, self.ended = False, threading.Event()
+        self.ended = threading.Event()
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self.server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
@@ -115,11 +114,6 @@ def use_hub(hub: Hub, monkeypatch, cache, *, token: str | None = None) -> None:
 
 
 def _handler(hub: Hub):
-    def described(file: str, data: bytes):
-        digest = hashlib.sha256(data[1:] if hub.wrong_digests else data).hexdigest()
-        lfs = {"sha256": digest, "size": len(data), "pointerSize": 100}
-        return {"rfilename": file, "size": len(data), **({"lfs": lfs} if file.endswith(".parquet") else {})}
-
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
@@ -248,7 +242,9 @@ def _handler(hub: Hub):
             if what == "revision":
                 if found := self.find(kind, name, rest):
                     repo, commit = found
-                    files = [described(*item) for item in sorted(repo.commits[commit].items())]
+                    files = [
+                        {"rfilename": file, "size": len(data)} for file, data in sorted(repo.commits[commit].items())
+                    ]
                     info = {"id": name, "sha": commit, "private": repo.private, "siblings": files, "tags": []}
                     self.json({**info, "gated": "auto" if repo.gated else False, "downloads": 0, "likes": 0})
                 return None

@@ -111,10 +111,8 @@ def open_parquet(paths: Sequence[Path], folder: Path, name: str, options: Source
     """
     splits = [split_from_path(path, folder, options.split) for path in paths]
     _refuse_existing(splits, options)
-    pairs = progress(
-        list(zip(paths, splits, strict=True)), desc="reading", unit=" files", delay=2, leave=False
-    )
-    return _read_tables((_ParquetTable(path, folder, split) for path, split in pairs), name, options)
+    tables = (_ParquetTable(path, folder, split) for path, split in zip(paths, splits, strict=True))
+    return _read_tables(tables, name, options)
 
 
 def open_hub_dataset(spec: str, options: SourceOptions) -> ImageSource:
@@ -134,11 +132,10 @@ def open_hub_dataset(spec: str, options: SourceOptions) -> ImageSource:
         name = replace(asked, revision=commit)
         try:
             splits = library.load_dataset(asked.repo, options.config_name, revision=commit, streaming=True)
-            tables = []
-            for split, stream in splits.items():
-                own = options.split if list(splits) == ["train"] else split_told(split)
-                tables.append(_HubTable(stream, f"{name} ({split})", split, own))
-            _refuse_existing([table.split for table in tables], options)
+            alone = list(splits) == ["train"]
+            own = {split: options.split if alone else split_told(split) for split in splits}
+            _refuse_existing(list(own.values()), options)
+            tables = (_HubTable(splits[split], f"{name} ({split})", split, own[split]) for split in own)
             config = f", {options.config_name}" if options.config_name else ""
             return _read_tables(tables, f"{name}{config}", options)
         except InputError:
@@ -186,7 +183,8 @@ def _read_tables(
         notes |= dict.fromkeys(columns.notes)
         if columns.label:
             table_of_names.setdefault(columns.names, table.name)
-        for number, row in enumerate(table.rows(wanted)):
+        bar = progress(table.rows(wanted), desc=f"reading {table.name}", unit=" rows", delay=2, leave=False)
+        for number, row in enumerate(bar):
             where = f"{table.name}, row {number}"
             data, path = _image(row[columns.image])
             stem = PurePosixPath(path).stem or f"{table.stem}-{number:06d}"
