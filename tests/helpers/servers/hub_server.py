@@ -243,7 +243,8 @@ def _handler(hub: Hub):
                 if found := self.find(kind, name, rest):
                     repo, commit = found
                     files = [
-                        {"rfilename": file, "size": len(data)} for file, data in sorted(repo.commits[commit].items())
+                        {"rfilename": file, "size": len(data)}
+                        for file, data in sorted(repo.commits[commit].items())
                     ]
                     info = {"id": name, "sha": commit, "private": repo.private, "siblings": files, "tags": []}
                     self.json({**info, "gated": "auto" if repo.gated else False, "downloads": 0, "likes": 0})

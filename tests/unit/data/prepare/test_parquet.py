@@ -2,6 +2,7 @@
 
 import base64
 import json
+import sys
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -348,3 +349,15 @@ def test_the_token_opens_what_is_gated_and_a_wrong_one_is_one_line(hub, tmp_path
     if token != TOKEN:
         assert "token" in captured.err
         assert len(captured.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "extra"),
+    [("datasets", "hf:anna/cats", "hub"), ("pyarrow.parquet", "a.parquet", "parquet")],
+)
+def test_a_missing_library_names_its_extra(hub, tmp_path, capfd, monkeypatch, module, source, extra):
+    written(table(JPEGS), tmp_path / "a.parquet")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, module, None)
+    assert prepare(source, tmp_path / "out") == 2
+    assert f'pip install "mae-vit[{extra}]"' in refusal(capfd)

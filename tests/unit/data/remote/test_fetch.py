@@ -38,11 +38,13 @@ def test_a_source_that_is_too_slow_is_given_up(source, server, tmp_path, monkeyp
     [
         ("file:///none/x.tar", "no such file"),
         ("s3://bucket/x.tar", r"pip install .*remote"),
+        ("http://127.0.0.1:1/x.tar", r"pip install .*remote"),
         ("nonsense://x", "nonsense"),
     ],
 )
 def test_what_fsspec_cannot_open_is_refused(tmp_path, url, reason, monkeypatch):
-    monkeypatch.setitem(sys.modules, "s3fs", None)
+    for package in ("s3fs", "aiohttp"):
+        monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(FetchRefused, match=reason):
         open_cache(tmp_path).fetch(RemoteFile(url, 10, "0" * 64))
 
