@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from mae_vit.core.errors import InputError
@@ -96,11 +96,6 @@ class ImageSource:
         """Lines on the files that are not among the images."""
         ignored = [f"ignored {count_of(self.ignored, 'file')} (no images)"] if self.ignored else []
         return [*ignored, *self.notes]
-
-    def without_labels(self) -> ImageSource:
-        """The same images with no class."""
-        entries = [replace(entry, class_name=None) for entry in self.entries]
-        return replace(self, entries=entries, classes=None)
 
 
 def safe_member_path(name: str, where: str) -> str:
