@@ -12,9 +12,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from mae_vit.core.errors import FetchUnavailable, InputError
-from mae_vit.core.messages import closest, error_reason
+from mae_vit.core.messages import error_reason
 
 HUB_PREFIX = "hf:"
 _LOGIN = "set HF_TOKEN, or run `hf auth login`"
@@ -60,8 +61,12 @@ def parse_hub_name(text: str, *, kind: str = "model") -> HubName:
         raise InputError(f'{text} is a URL: give "{HUB_PREFIX}{meant}{at}{revision}"')
     parts = repo.split("/")
     if not 1 <= len(parts) <= 2 or not all(parts) or (at and not revision):
-        raise InputError(f'{text} names no repository of the Hub: give "{HUB_PREFIX}USER/NAME[@REVISION]"')
+        raise InputError(_no_name(text))
     return HubName(repo, revision or None, kind)
+
+
+def _no_name(text: str) -> str:
+    return f'{text} names no repository of the Hub: give "{HUB_PREFIX}USER/NAME[@REVISION]"'
 
 
 def hub_library() -> ModuleType:
@@ -81,7 +86,7 @@ def hub_library() -> ModuleType:
 
 
 def is_offline() -> bool:
-    """Whether HF_HUB_OFFLINE allows the cache alone."""
+    """True if HF_HUB_OFFLINE is set."""
     return bool(hub_library().constants.HF_HUB_OFFLINE)
 
 
@@ -177,70 +182,53 @@ def _quiet() -> Iterator[None]:
 
 def _translated(error: Exception, name: HubName, task: str, hub: ModuleType) -> Exception:
     """An InputError or a FetchUnavailable; any other error is a bug, and returned as it is."""
-    kinds = hub.errors
-    cause = error.__cause__
-    if isinstance(error, kinds.GatedRepoError):
-        return InputError(f"{name} is gated: ask for access on its page, then {_LOGIN}")
-    if isinstance(error, kinds.RevisionNotFoundError):
-        return InputError(f'{name.kind} {name.repo} has no revision "{name.revision}"{_near(name, hub)}')
-    if isinstance(error, kinds.RepositoryNotFoundError):
-        return InputError(f"there is no {name.kind} {name.repo} on the Hub, or it is private ({_LOGIN})")
-    if isinstance(error, kinds.OfflineModeIsEnabled) or (
-        isinstance(error, kinds.LocalEntryNotFoundError) and is_offline()
-    ):
-        return InputError(f"{name} is not in the cache, and HF_HUB_OFFLINE forbids to fetch it")
+    kinds, cause, endpoint = hub.errors, error.__cause__, hub.constants.ENDPOINT
+    offline = isinstance(error, kinds.LocalEntryNotFoundError) and is_offline()
+    messages = {
+        kinds.GatedRepoError: f"{name} is gated: ask for access on its page, then {_LOGIN}",
+        kinds.RevisionNotFoundError: f'{name.kind} {name.repo} has no revision "{name.revision}"',
+        kinds.RepositoryNotFoundError: f"there is no {name.kind} {name.repo} on the Hub, or it is private ({_LOGIN})",
+        kinds.OfflineModeIsEnabled: f"{name} is not in the cache, and HF_HUB_OFFLINE forbids to fetch it",
+        kinds.HFValidationError: _no_name(str(name)),
+        UnicodeError: f"the Hub's token holds letters that no token has: {_LOGIN}",
+    }
+    kind = kinds.OfflineModeIsEnabled if offline else type(error)
+    for known, message in messages.items():
+        if issubclass(kind, known):
+            return InputError(message)
     if isinstance(error, kinds.HfHubHTTPError):
-        return _of_status(error, name, task, hub)
-    if isinstance(cause, kinds.FileMetadataError):
-        return InputError(f"cannot fetch {name}: {hub.constants.ENDPOINT} (HF_ENDPOINT) is no Hub")
+        return _refused(error, name, task, hub)
     if isinstance(error, kinds.LocalEntryNotFoundError | RuntimeError) and isinstance(cause, Exception):
         return _translated(cause, name, task, hub)
     if isinstance(error, kinds.EntryNotFoundError):
-        return InputError(f"{name} has no such file: {_reason(error, hub)}")
-    if isinstance(error, UnicodeError):
-        return InputError(f"the Hub's token holds letters that no token has: {_LOGIN}")
+        return InputError(f"{name} has no such file: {_short(error, hub)}")
     if isinstance(error, OSError) and error.errno is not None and not isinstance(error, ConnectionError):
         return InputError(f"cannot write {error.filename or 'the cache'}: {error_reason(error)}")
-    if isinstance(error, kinds.HFValidationError):
-        return InputError(f'{name} names no repository of the Hub: give "{HUB_PREFIX}USER/NAME[@REVISION]"')
     if isinstance(error, OSError | RuntimeError | kinds.HTTPError | kinds.XetDownloadError):
-        place = hub.constants.ENDPOINT
+        reason = _short(error, hub)
         return FetchUnavailable(
-            f"{place} cannot be reached, or the connection broke ({_reason(error, hub)}): run the command again"
+            f"{endpoint} cannot be reached, or the connection broke ({reason}): run the command again"
         )
     return error
 
 
-def _of_status(error: Exception, name: HubName, task: str, hub: ModuleType) -> Exception:
-    status = error.response.status_code  # type: ignore[attr-defined]
+def _refused(error: Any, name: HubName, task: str, hub: ModuleType) -> Exception:
+    """What the status of an answer says."""
+    status = error.response.status_code
     if status == 401:
         return InputError(f"the Hub refuses the token, or has none to {task} {name.repo}: {_LOGIN}")
     if status == 403:
         return InputError(f"the token may not {task} {name.repo}: give one that may ({_LOGIN})")
-    said = getattr(error, "server_message", None) or f"status {status}"
     if status in _BUSY:
         return FetchUnavailable(f"the Hub does not serve {name.repo} now (status {status}): try again")
-    return InputError(f"the Hub refuses to {task} {name.repo}: {_short(str(said), hub)}")
+    reason = _short(getattr(error, "server_message", None) or f"status {status}", hub)
+    return InputError(f"the Hub refuses to {task} {name.repo}: {reason}")
 
 
-def _near(name: HubName, hub: ModuleType) -> str:
-    """Names the branch or tag that was meant, where the Hub tells them."""
-    with suppress(Exception):  # the error that is reported is another
-        refs = hub.HfApi().list_repo_refs(name.repo, repo_type=name.kind)
-        known = [ref.name for ref in (*refs.branches, *refs.tags)]
-        meant = closest(name.revision or "", known) or f"it has {', '.join(known[:5])}"
-        return f": {meant}" if known else ""
-    return ""
-
-
-def _reason(error: Exception, hub: ModuleType) -> str:
-    return _short(str(error).strip() or type(error).__name__, hub)
-
-
-def _short(text: str, hub: ModuleType) -> str:
-    """The first line of a text, in short, without the token."""
-    token = None
-    with suppress(Exception):
-        token = hub.get_token()
-    line = next(iter(text.splitlines()), "")
-    return (line.replace(token, "TOKEN") if token else line)[:_LONGEST_REASON]
+def _short(error: Exception | str, hub: ModuleType) -> str:
+    """The first line of an error, in short, without the token."""
+    line = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    with suppress(Exception):  # of a token that cannot be read
+        if token := hub.get_token():
+            line = line.replace(token, "TOKEN")
+    return line[:_LONGEST_REASON]

@@ -52,6 +52,8 @@ ARCHIVE_EXTENSIONS = (
     *("zip", "tar", "tgz", "tbz", "tbz2", "txz", "tzst"),
     *("gz", "bz2", "xz", "zst", "rar", "7z"),
 )
+# Columns of tables, and members of shards, that are labels by their names.
+LABEL_NAMES = ("label", "labels", "class", "class_name", "cls", "target", "category")
 _HIDDEN = re.compile(r"(^|/)(\.|__MACOSX/|@eaDir/|#recycle/|\$RECYCLE\.BIN/|DICOMDIR$)")
 _ALL = frozenset((*IMAGE_EXTENSIONS, *ARRAY_EXTENSIONS))
 
@@ -137,6 +139,14 @@ def split_named(name: str) -> str | None:
 def split_told(name: str) -> str:
     """Returns the split that a cell of a table names: one of ours, or its own name as a word."""
     return split_named(name) or re.sub(r"\W", "_", name)
+
+
+def split_from_path(path: Path, folder: Path, default: str) -> str:
+    """Returns the split that names below a folder tell ("imagenet-val-000012.tar"), or `default`."""
+    parts = path.relative_to(folder).parts if path.is_relative_to(folder) else (path.stem,)
+    words = [word for part in parts for word in re.split(r"[-_.]", part)]
+    # The last is nearest to the number of a shard.
+    return next(filter(None, map(split_named, reversed(words))), default)
 
 
 def split_in(name: str) -> str | None:

@@ -24,7 +24,6 @@ from mae_vit.data.images.decode import DecodeError
 from mae_vit.data.images.preprocess import preprocess
 from mae_vit.data.index import ShardIndex, open_index
 from mae_vit.data.order.permutation import permute
-from mae_vit.data.prepare.folder_names import NOT_ASKING
 from mae_vit.data.prepare.sources.find import find_images
 from mae_vit.data.remote.folder import RemoteFolder
 from mae_vit.data.shards.dataset_json import read_dataset
@@ -140,7 +139,7 @@ def _open(folder: Path, split: str | None, remote: RemoteFolder | None) -> Shard
 
 def _of_files(data: str, count: int, encoder: EncoderInfo) -> Samples:
     with tempfile.TemporaryDirectory(prefix="mae-vit-inspect-") as scratch:
-        source = find_images(os.path.join(".", data), out=Path(scratch), names=NOT_ASKING)
+        source = find_images(os.path.join(".", data), out=Path(scratch), class_folder="first")
         chosen = [source.entries[place] for place in _draw(len(source.entries), count).tolist()]
         images, kept = [], []
         for entry in chosen:

@@ -22,7 +22,7 @@ from mae_vit.core.messages import count_of, error_reason
 from mae_vit.core.user_files import expand_text
 
 if TYPE_CHECKING:
-    from mae_vit.data.prepare.prepare import Report
+    from mae_vit.data.prepare.report import Report
 
 _DESCRIPTION = """Write images as webdataset shards with a dataset.json. A later call adds splits.
 Image bytes are stored unchanged, except with --resize or --exif-orientation apply."""

@@ -122,35 +122,31 @@ def check_sources(arguments: argparse.Namespace) -> None:
 
 @contextmanager
 def opened_sources(arguments: argparse.Namespace) -> Iterator[list[ImageSource]]:
-    """Opens what the command line names; if the command is refused, nothing that reading needed stays.
+    """Opens the sources that the command line names; leaves no empty output folder if the command fails.
 
     Raises:
         InputError: if there is none, or holds no images.
         FetchUnavailable: if one cannot be fetched now.
     """
-    from mae_vit.data.prepare.folder_names import FolderNames
+    from mae_vit.data.prepare.entries import SourceOptions
     from mae_vit.data.prepare.sources.find import find_sources
-    from mae_vit.data.prepare.sources.parquet_columns import ParquetOptions
 
     *specs, out = arguments.paths
-    with leaving_no_empty_folders(Path(out)):
-        sources = find_sources(
-            specs,
-            out=Path(out),
-            split=arguments.split,
-            root=arguments.root,
-            labels=not arguments.no_labels,
-            parquet=ParquetOptions(
-                arguments.image_column, arguments.label_column, arguments.config_name, arguments.overwrite
-            ),
-            names=FolderNames(arguments.class_folder, arguments.name_encoding),
-        )
-        try:
-            yield [_with_masks(source, arguments) for source in sources] if arguments.masks else sources
-        except InputError:
-            for source in sources:
-                source.discard()
-            raise
+    options = SourceOptions(
+        out=Path(out),
+        split=arguments.split,
+        root=arguments.root,
+        labels=not arguments.no_labels,
+        image_column=arguments.image_column,
+        label_column=arguments.label_column,
+        config_name=arguments.config_name,
+        overwrite=arguments.overwrite,
+        class_folder=arguments.class_folder,
+        name_encoding=arguments.name_encoding,
+    )
+    with leaving_no_empty_folders(options.out):
+        sources = find_sources(specs, options)
+        yield [_with_masks(source, arguments) for source in sources] if arguments.masks else sources
 
 
 def add_band_options(group: argparse._ArgumentGroup) -> None:

@@ -6,7 +6,7 @@ import io
 from dataclasses import dataclass, replace
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.preprocessing import Preprocessing
@@ -214,20 +214,11 @@ def _sums(pixels: np.ndarray) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 # In `dataset.json`: two hashes of one name compare.
 HASH_NAME = "pHash of 64 bits"
-_SIDE, _LOW = 32, 8
-# Rows are the first basis vectors of the DCT-II.
-_DCT = np.cos(np.pi / (2 * _SIDE) * np.outer(np.arange(_LOW), 2 * np.arange(_SIDE) + 1))
-# What a flat image's coefficients are off zero by, rounding errors alone, is far below.
-_DECIMALS = 3
+_HASHED_SIDE = 32
 
 
 def phash(pixels: np.ndarray) -> tuple[int, int]:
-    """Hashes an image and its mirror image, the DCT way (pHash; Zauner 2010, Sec. 3.2.1).
-
-    The image becomes 32 x 32 gray values, whatever its shape; of its DCT's 8 x 8 lowest
-    frequencies each gives a bit: whether it is above their median. Bit for bit the
-    `phash` of the ImageHash library, but for flat images, whose bits it leaves to rounding
-    errors; the library itself would bring PyWavelets, and scipy into each data process.
+    """Hashes an image and its mirror image by the pHash of ImageHash (Zauner 2010, Sec. 3.2.1).
 
     Args:
         pixels: uint8 (C, H, W), C 1 or 3.
@@ -235,13 +226,12 @@ def phash(pixels: np.ndarray) -> tuple[int, int]:
     Returns:
         Two integers of 64 bits.
     """
-    # Plane by plane: Pillow takes long over an array whose channels come first.
-    planes = [Image.fromarray(plane) for plane in pixels]
-    gray = planes[0] if len(planes) == 1 else Image.merge("RGB", planes).convert("L")
-    small = np.asarray(gray.resize((_SIDE, _SIDE), Image.Resampling.LANCZOS), np.float64)
-    return _bits(small), _bits(small[:, ::-1])
+    import imagehash  # optional; slow to import
 
-
-def _bits(small: np.ndarray) -> int:
-    low = np.round(_DCT @ small @ _DCT.T, _DECIMALS)
-    return int.from_bytes(np.packbits(low > np.median(low)).tobytes(), "big")
+    image = Image.fromarray(
+        pixels[0] if len(pixels) == 1 else np.ascontiguousarray(pixels.transpose(1, 2, 0))
+    )
+    # As the library does first: so the mirror image is that of the same pixels.
+    small = image.convert("L").resize((_HASHED_SIDE, _HASHED_SIDE), Image.Resampling.LANCZOS)
+    there, back = (int(str(imagehash.phash(side)), 16) for side in (small, ImageOps.mirror(small)))
+    return there, back

@@ -1,22 +1,52 @@
-"""From the paths of images to entries: split, class and key."""
+"""Images of a source: what `prepare` reads, and how the user says that it is to be read."""
 
 from __future__ import annotations
 
 import re
 import unicodedata
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from pathlib import PurePosixPath
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of, plain_text
-from mae_vit.data.prepare.folder_names import NAME_ENCODING, Parts, level_note, place
-from mae_vit.data.prepare.label_lists import labels_beside
-from mae_vit.data.prepare.listing import Listing, Reader, leave_out, shown
 from mae_vit.data.shards.dataset_json import Segmentation
 
 _DRIVE = re.compile(r"^[A-Za-z]:")
 _PARENT = re.compile(r"(^|[/\\])\.\.($|[/\\])")
+# A stranger's number must not make us write a list of billions of classes.
+_MAX_CLASSES = 1_000_000
+Reader = Callable[[], bytes]
+
+
+@dataclass(frozen=True)
+class SourceOptions:
+    """How sources are read.
+
+    Attributes:
+        out: the output folder, where temporary files go.
+        split: of images outside of split folders.
+        root: where torchvision keeps, or puts, its download.
+        labels: class folders, columns and members of labels are read; False ignores them.
+        image_column: column of images, of paths in a table, or field of a shard; None for the one that is there.
+        label_column: the same of labels; None for the one that is there, if any.
+        config_name: of several configurations of a data set of the Hub.
+        overwrite: False refuses splits that exist before anything is read for long.
+        class_folder: "first" (below the split) or "last" (that holds the image) is the class, and names that may
+            be splits or classes are classes; None asks where it matters.
+        name_encoding: of names in archives; None for UTF-8.
+    """
+
+    out: Path
+    split: str = "train"
+    root: Path | None = None
+    labels: bool = True
+    image_column: str | None = None
+    label_column: str | None = None
+    config_name: str | None = None
+    overwrite: bool = True
+    class_folder: str | None = None
+    name_encoding: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +82,6 @@ class ImageSource:
         ignored: files that are no images.
         classes: all class names, where the source gives them an order.
         notes: remarks on other skipped files.
-        discard: removes what reading needed; called when all is prepared.
         segmentation: the classes of the images' masks; None without masks.
     """
 
@@ -61,18 +90,12 @@ class ImageSource:
     ignored: int = 0
     classes: tuple[str, ...] | None = None
     notes: tuple[str, ...] = ()
-    discard: Callable[[], None] = lambda: None
     segmentation: Segmentation | None = None
 
     def remarks(self) -> list[str]:
         """Lines on the files that are not among the images."""
         ignored = [f"ignored {count_of(self.ignored, 'file')} (no images)"] if self.ignored else []
         return [*ignored, *self.notes]
-
-    def without_labels(self) -> ImageSource:
-        """The same images with no class."""
-        entries = [replace(entry, class_name=None) for entry in self.entries]
-        return replace(self, entries=entries, classes=None)
 
 
 def safe_member_path(name: str, where: str) -> str:
@@ -82,115 +105,11 @@ def safe_member_path(name: str, where: str) -> str:
         InputError: if it would leave the folder that the archive is unpacked in.
     """
     if name.startswith(("/", "\\")) or _DRIVE.match(name) or (".." in name and _PARENT.search(name)):
+        remedy = ": unpack it, and pack it without absolute names (tar without -P)" if name[0] == "/" else ""
         raise InputError(
-            f'archive {where} holds the path "{plain_text(name)}", which leaves its folder: refused'
-            + (
-                ": unpack it, and pack it without absolute names (tar without -P)"
-                if name.startswith("/")
-                else ""
-            )
+            f'archive {where} holds the path "{plain_text(name)}", which leaves its folder: refused{remedy}'
         )
     return str(PurePosixPath(name))
-
-
-def entries_from_paths(
-    files: Listing,
-    split: str,
-    *,
-    where: str,
-    name: str,
-    labels: bool,
-    wrapped: bool = False,
-    class_folder: str | None = None,
-) -> ImageSource:
-    """Reads split and class off paths: [SPLIT/][CLASS/].../file below one common top.
-
-    Args:
-        files: of the source.
-        split: of images outside of split folders.
-        where: names the source in errors.
-        name: names it in `dataset.json`.
-        labels: folders are classes; False takes all images without.
-        wrapped: one folder around all files is the archive's wrapping, no class.
-        class_folder: as in `FolderNames`.
-
-    Raises:
-        InputError: if some images of a split lie in class folders and some do not, or a
-            class has no proper name.
-    """
-    leave_out(files, PurePosixPath(name).name.partition(".")[0], companions=class_folder is None)
-    paths = [tuple(path.split("/")) for path, _ in files.images]
-    level = class_folder if labels else "first"
-    try:
-        placed = place(paths, split, where=where, class_folder=level)
-    except InputError as error:
-        tables = files.tables() if labels else []
-        raise InputError(
-            f"{error}; {shown(tables)} may hold labels: give a table in place of the folder"
-            if tables
-            else str(error)
-        ) from None
-    folders = {parts[0] if len(parts) > 1 else None for _, parts in placed}
-    if wrapped and len(folders) == 1 and {own for own, _ in placed} == {split}:
-        below = [parts[1:] for _, parts in placed]
-        if None in folders or all(len(parts) == 1 for parts in below):
-            placed, labels = [(split, below[n] or parts) for n, (_, parts) in enumerate(placed)], False
-        else:  # the wrapping holds class folders, and a picture beside them
-            placed = place(below, split, where=where, class_folder=level)
-    flat = _flat_splits(placed, where) if labels else {own for own, _ in placed}
-    keys: dict[str, dict[str, int]] = {}
-    entries = []
-    for (own, parts), (path, read) in zip(placed, files.images, strict=True):
-        stem = parts[-1].rpartition(".")[0] or parts[-1]
-        if own in flat:
-            class_name = None
-            base = "/".join([*parts[:-1], stem.replace(".", "_")])
-        else:
-            # One name has several spellings in Unicode: macOS writes another than Linux and Windows.
-            class_name = unicodedata.normalize("NFC", parts[0])
-            # Names that are no UTF-8 reach Python as surrogates, which JSON refuses.
-            if (plain := plain_text(class_name)) != class_name:
-                encoding = "\\x" in plain
-                why = (
-                    f"is not named in UTF-8: {NAME_ENCODING}"
-                    if encoding
-                    else "has an unprintable name: rename it"
-                )
-                raise InputError(f"{where}: the class folder {plain} {why}")
-            base = f"{class_name}/{'_'.join([*parts[1:-1], stem]).replace('.', '_')}"
-        key = unique_key(base, keys.setdefault(own, {}))
-        entries.append(Entry(own, class_name, key, path, files.extension(path), read))
-    told, listed = dict[str, str](), list[str]()
-    if labels:
-        classes = {entry.class_name for entry in entries if entry.class_name is not None}
-        told, listed = labels_beside([e.path for e in entries if e.class_name is None], classes, files.texts)
-    if told:
-        entries = [replace(e, class_name=told.get(e.path, e.class_name)) for e in entries]
-    notes = files.all_notes(labeled=any(entry.class_name is not None for entry in entries)) + tuple(listed)
-    notes += tuple(level_note([(own, parts) for own, parts in placed if own not in flat], class_folder))
-    if without := _without_images(files.bare, paths, placed, flat):
-        count = count_of(len(without), "folder")
-        notes += (f"{count} beside the classes without a readable image, so no class: {shown(without)}",)
-    return ImageSource(name, entries, files.ignored, notes=notes)
-
-
-def _without_images(
-    bare: set[str], paths: Sequence[Parts], placed: Sequence[tuple[str, Parts]], flat: set[str]
-) -> list[str]:
-    """The folders that lie where classes lie, and hold no image."""
-    classes = {
-        path[: path.index(parts[0]) + 1]
-        for path, (own, parts) in zip(paths, placed, strict=True)
-        if own not in flat
-    }
-    among = {folder[:-1] for folder in classes}
-    found = {
-        parts[:depth]
-        for parts in (tuple(folder.split("/")) for folder in bare if folder)
-        for depth in range(1, len(parts) + 1)
-        if parts[: depth - 1] in among
-    }
-    return sorted("/".join(folder) for folder in found - classes if folder not in among)
 
 
 def unique_key(name: str, taken: dict[str, int]) -> str:
@@ -213,16 +132,22 @@ def unique_key(name: str, taken: dict[str, int]) -> str:
     return key
 
 
-def _flat_splits(placed: Sequence[tuple[str, tuple[str, ...]]], where: str) -> set[str]:
-    """The splits whose images lie in no class folder."""
-    classed = {own for own, parts in placed if len(parts) > 1}
-    flat: dict[str, str] = {}
-    for own, parts in placed:
-        if len(parts) == 1:
-            flat.setdefault(own, parts[0])
-    for own in sorted(classed & set(flat)):
-        raise InputError(
-            f'{where}: the image "{plain_text(flat[own])}" lies in no class folder, while others of split '
-            f'"{own}" do: move it, or mae-vit prepare --no-labels'
-        )
-    return set(flat)
+def class_text(label: str) -> str:
+    """Returns a class's name: one name has several spellings in Unicode, as macOS writes another than Linux."""
+    return plain_text(unicodedata.normalize("NFC", label))
+
+
+def numbered_classes(largest: int, where: str) -> tuple[str, ...]:
+    """Names classes 0..largest of a source that gives them numbers alone; none if `largest` is negative.
+
+    Raises:
+        InputError: if the number is out of all proportion.
+    """
+    if largest >= _MAX_CLASSES:
+        raise InputError(f"{where}: a label says class {largest}; at most {_MAX_CLASSES} are taken")
+    return tuple(str(number) for number in range(largest + 1))
+
+
+def without_label_note(count: int, reason: str) -> tuple[str, ...]:
+    """Says of how many images there is no label, and why."""
+    return (f"{count_of(count, 'image')} without a label: {reason}",) if count else ()

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import plain_text
@@ -42,24 +41,6 @@ NAME_ENCODING = "name the encoding of an archive (--name-encoding gbk, cp932, cp
 Parts = tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class FolderNames:
-    """How the names of folders and files are read.
-
-    Attributes:
-        class_folder: "first" (below the split) or "last" (that holds the image) is the class, and names that may
-            be splits or classes are classes; None asks where it matters.
-        encoding: of names in archives; None for UTF-8.
-    """
-
-    class_folder: str | None = None
-    encoding: str | None = None
-
-
-# For commands that have no option to answer.
-NOT_ASKING = FolderNames(class_folder="first")
-
-
 def place(
     paths: Sequence[Parts], split: str, *, where: str, class_folder: str | None
 ) -> list[tuple[str, Parts]]:
@@ -69,20 +50,19 @@ def place(
         paths: of images, and of what else lies beside them.
         split: of images outside of split folders.
         where: names the source in errors.
-        class_folder: as in `FolderNames`.
+        class_folder: as in `SourceOptions`.
 
     Raises:
         InputError: if the names have two meanings and `class_folder` is None.
     """
     top = _common_top(paths)
     below = [path[top:] for path in paths]
-    ask = None if class_folder else where
-    splits = _splits_among([parts[0] for parts in below if len(parts) > 1], _direct(below), ask)
+    splits, question = _splits_among({parts[0] for parts in below if len(parts) > 1}, _direct(below), where)
     placed = [
         (splits[parts[0]], parts[1:]) if len(parts) > 1 and parts[0] in splits else (split, parts)
         for parts in below
     ]
-    if not splits and (second := _splits_below_classes(below)):
+    if not splits and (second := _splits_below_classes(below, where)):
         placed = [(second[parts[1]], (parts[0], *parts[2:])) for parts in below]
     placed = _unwrapped(placed)
     if class_folder == "last":
@@ -90,11 +70,31 @@ def place(
             (own, (parts[-2], *parts[:-2], parts[-1])) if len(parts) > 1 else (own, parts)
             for own, parts in placed
         ]
-    if ask:
-        _ask_of_companions(placed, where)
-        _ask_which_level(placed, where)
-        _ask_of_parts(placed, where)
+    if class_folder is None and (question := question or next(_questions(placed), None)):
+        raise question.error(where)
     return placed
+
+
+@dataclass(frozen=True)
+class _Question:
+    """What the names of folders leave open.
+
+    Attributes:
+        text: the question.
+        answers: what to do for other meanings than that of --class-folder first.
+        first: that meaning.
+        alone: --no-labels, which takes images to train on and nothing else, is an answer too.
+    """
+
+    text: str
+    answers: tuple[str, ...]
+    first: str = "classes"
+    alone: bool = True
+
+    def error(self, where: str) -> InputError:
+        images = ("for images alone, --no-labels",) if self.alone else ()
+        given = "; ".join(("mae-vit prepare --class-folder first", *self.answers, *images))
+        return InputError(f"{where}: {self.text} If {self.first}, {given}")
 
 
 def _common_top(paths: Sequence[Parts]) -> int:
@@ -143,65 +143,54 @@ def _is_companion(folder: str) -> bool:
     return bool(_COMPANION.fullmatch(folder) or _TRUTH.match(folder))
 
 
-def _splits_among(names: Iterable[str], direct: set[str], where: str | None) -> dict[str, str]:
-    """The split of each of some sibling folders; none if they are classes.
+def _splits_among(folders: set[str], direct: set[str], where: str) -> tuple[dict[str, str], _Question | None]:
+    """The split of each of some sibling folders, none if they are classes; and the question if they may be both.
 
     Two split names make all of them splits, the others by their own name (extra, test_A). One among other names
     is a class like its brothers.
 
     Args:
-        names: of the folders.
+        folders: their names.
         direct: those that hold images themselves.
-        where: names the source in a question; None takes what may be both as classes.
+        where: names the source in errors.
     """
-    folders = sorted(set(names))
-    exact = {folder: split for folder in folders if (split := split_named(folder))}
+    exact = {folder: split for folder in sorted(folders) if (split := split_named(folder))}
     if len(set(exact.values())) > 1 or len(exact) == len(folders):
-        found = {folder: surely_split(folder) or re.sub(r"\W", "_", folder) for folder in folders}
-        return _distinct(found, where)
-    inside = {folder: split for folder in folders if (split := split_and_rest(folder)[0])}
-    if len(inside) == len(folders) and (len(set(inside.values())) > 1 or not _rest(folders[0])):
+        own = {folder: surely_split(folder) or re.sub(r"\W", "_", folder) for folder in sorted(folders)}
+        return _distinct(own, where), None
+    inside = {folder: split for folder in sorted(folders) if (split := split_and_rest(folder)[0])}
+    several = len(set(inside.values())) > 1
+    may_be_splits = f"are {_listed(folders)} splits or classes?"
+    if len(inside) == len(folders) and (several or not _rest(min(folders))):
         if len(set(map(_rest, folders))) == 1:
-            return _distinct(inside, where)
-        if where:
-            _ask(
-                where, f"are {_listed(folders)} splits or classes?", "if splits, call them train, val or test"
-            )
+            return _distinct(inside, where), None
+        return {}, _Question(may_be_splits, ("if splits, call them train, val or test",))
     pairs = {(" ".join(split_and_rest(folder)[1]), split) for folder, split in inside.items()}
-    if where and (
-        _PARTS & {folder.lower() for folder in folders} or len(pairs) > len({rest for rest, _ in pairs})
-    ):
-        _ask(where, f"are {_listed(folders)} splits or classes?", f"if splits, {_BY_ITSELF}")
-    if where and any(folder not in direct or split == "unlabeled" for folder, split in exact.items()):
-        others = _listed(set(folders) - set(exact))
-        _ask(
-            where,
-            f"is {_listed(exact)} beside {others} a split or a class?",
-            f"if a split, {_BY_ITSELF}",
-            first="a class",
-        )
-    return {}
+    if _PARTS & {folder.lower() for folder in folders} or len(pairs) > len({rest for rest, _ in pairs}):
+        return {}, _Question(may_be_splits, (f"if splits, {_BY_ITSELF}",))
+    if any(folder not in direct or split == "unlabeled" for folder, split in exact.items()):
+        text = f"is {_listed(exact)} beside {_listed(folders - exact.keys())} a split or a class?"
+        return {}, _Question(text, (f"if a split, {_BY_ITSELF}",), first="a class")
+    return {}, None
 
 
-def _distinct(splits: dict[str, str], where: str | None) -> dict[str, str]:
+def _distinct(splits: dict[str, str], where: str) -> dict[str, str]:
     """Refuses two folders of one split."""
     folder_of: dict[str, str] = {}
     for folder, split in splits.items():
         if (other := folder_of.setdefault(split, folder)) != folder:
-            raise InputError(
-                f'{where or "the source"}: the folders {_listed([other, folder])} are both of split "{split}": move '
-                "them into one"
-            )
+            both = _listed([other, folder])
+            raise InputError(f'{where}: the folders {both} are both of split "{split}": move them into one')
     return splits
 
 
-def _splits_below_classes(paths: Sequence[Parts]) -> dict[str, str]:
+def _splits_below_classes(paths: Sequence[Parts], where: str) -> dict[str, str]:
     """The splits of CLASS/SPLIT/file, by the folders' names; none where it is not so everywhere."""
     if any(len(parts) < 3 for parts in paths):
         return {}
     names = {parts[1] for parts in paths}
     exact = set(map(split_named, names))
-    return _splits_among(names, set(), None) if len(exact - {None}) > 1 or None not in exact else {}
+    return _splits_among(names, set(), where)[0] if len(exact - {None}) > 1 or None not in exact else {}
 
 
 def _unwrapped(placed: list[tuple[str, Parts]]) -> list[tuple[str, Parts]]:
@@ -221,47 +210,53 @@ def _unwrapped(placed: list[tuple[str, Parts]]) -> list[tuple[str, Parts]]:
     return _unwrapped([(own, parts[1:] if own in wrapped else parts) for own, parts in placed])
 
 
-def _ask_of_companions(placed: Iterable[tuple[str, Parts]], where: str) -> None:
-    """Asks if one of several classes is called like what wraps images or belongs to them: images, masks."""
-    folders: dict[str, set[str]] = defaultdict(set)
-    for own, parts in placed:
-        folders[own].add(parts[0] if len(parts) > 1 else "")
-    for names in folders.values():
+def _questions(placed: Sequence[tuple[str, Parts]]) -> Iterator[_Question]:
+    """Yields what the names of class folders, and of folders in them, leave open."""
+    first: dict[str, set[str]] = defaultdict(set)
+    inner: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for split, parts in placed:
+        first[split].add(parts[0] if len(parts) > 1 else "")
+        if len(parts) > 1:
+            inner[split, parts[0]].add(parts[1] if len(parts) > 2 else "")
+    # Classes that are called like what wraps images or belongs to them: images, masks.
+    for names in first.values():
         odd = {name for name in names if name.lower() in _WRAPPERS or _is_companion(name)}
         if (odd and names - odd) or len(odd) > 1:
-            _ask(
-                where,
-                f"are {_listed(name or '.' for name in names)} classes?",
-                "if not, prepare the folder of the images by itself (--masks DIR reads masks)",
-                alone=False,
-            )
+            answer = "if not, prepare the folder of the images by itself (--masks DIR reads masks)"
+            yield _Question(f"are {_listed(name or '.' for name in names)} classes?", (answer,), alone=False)
     below = {"/".join(parts[:-1]) for _, parts in placed if len(parts) > 2}
     if odd := {folder for folder in below if _is_companion(folder.rpartition("/")[2])}:
-        _ask(
-            where,
-            f"are {_listed(odd)} images of the classes?",
-            "if masks or labels of other images, move them elsewhere first",
-            first="images of the classes",
-            alone=False,
-        )
-
-
-def _ask_of_parts(placed: Iterable[tuple[str, Parts]], where: str) -> None:
-    """Asks if folders are called as the parts of one set are, by letters of a hash, or by numbers of tiles."""
-    placed = list(placed)
-    names = {parts[0] if len(parts) > 1 else "" for _, parts in placed}
-    below = {parts[1] if len(parts) > 2 else "" for _, parts in placed}
-    letters = "" not in below and all(len(name) == 1 and name.isalpha() for name in names)
+        answer = "if masks or labels of other images, move them elsewhere first"
+        what = "images of the classes"
+        yield _Question(f"are {_listed(odd)} {what}?", (answer,), first=what, alone=False)
+    # Two folders that hold folders of the same names: SITE/CLASS, or CLASS/SITE?
+    seen: dict[tuple[str, str], str] = {}
+    common: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for (split, folder), names in inner.items():
+        for name in () if "" in names else sorted(names):
+            if (other := seen.setdefault((split, name), folder)) != folder:
+                common[other, folder].add(name)
+    for pair, shared in common.items():
+        if len(shared) > 1:
+            versions = "if both hold versions of the same images, prepare one of them by itself"
+            yield _Question(
+                f"{_listed(pair)} hold the same folders, {_listed(shared)}: which are the classes?",
+                ("if the lower, --class-folder last", versions),
+                first="the upper",
+            )
+    # Parts of one set, by their names, by letters of a hash, or by numbers of tiles.
+    levels = [{parts[at] if len(parts) > at + 1 else "" for _, parts in placed} for at in range(3)]
+    tops, lower = levels[0], levels[1]
+    letters = "" not in lower and all(len(name) == 1 and name.isalpha() for name in tops)
     # Two levels of single letters: one may be of classes.
-    deeper = {parts[2] if len(parts) > 3 else "" for _, parts in placed}
-    single = [all(len(name) == 1 for name in level) for level in (names, below, deeper)]
-    hashed = len(below) > 1 and single[1] and (single[0] or single[2])
-    tiles = all(map(str.isdigit, names | below | {parts[-1].partition(".")[0] for _, parts in placed}))
-    if len(names) > 1 and (letters or hashed or tiles or _are_parts(names)):
-        last = len(below) > 1 and not (hashed or tiles or _are_parts(below))
-        lower = "--class-folder last (classes are the folders in them)" if last else "--no-labels"
-        question = f"are {_listed(names)} classes, or parts of one set?"
-        _ask(where, question, f"if parts, {lower}", alone=last)
+    single = [all(len(name) == 1 for name in level) for level in levels]
+    hashed = len(lower) > 1 and single[1] and (single[0] or single[2])
+    tiles = all(map(str.isdigit, tops | lower | {parts[-1].partition(".")[0] for _, parts in placed}))
+    if len(tops) > 1 and (letters or hashed or tiles or _are_parts(tops)):
+        last = len(lower) > 1 and not (hashed or tiles or _are_parts(lower))
+        answer = "--class-folder last (classes are the folders in them)" if last else "--no-labels"
+        text = f"are {_listed(tops)} classes, or parts of one set?"
+        yield _Question(text, (f"if parts, {answer}",), alone=last)
 
 
 def _are_parts(names: set[str]) -> bool:
@@ -270,31 +265,6 @@ def _are_parts(names: set[str]) -> bool:
     # Digits alone are classes, and so are letters alone.
     hashed = names <= _HEX and 0 < sum(map(str.isdigit, names)) < len(names)
     return hashed or (len(years) > 1 and len(set(years)) == 1) or all(map(_NUMBERED.fullmatch, names))
-
-
-def _ask_which_level(placed: Iterable[tuple[str, Parts]], where: str) -> None:
-    """Asks if two folders hold folders of the same names: SITE/CLASS, or CLASS/SITE?"""
-    below: dict[tuple[str, str], set[str]] = defaultdict(set)
-    for own, parts in placed:
-        if len(parts) > 1:
-            below[own, parts[0]].add(parts[1] if len(parts) > 2 else "")
-    seen: dict[tuple[str, str], str] = {}
-    common: dict[tuple[str, str], set[str]] = defaultdict(set)
-    for (own, folder), names in below.items():
-        if "" in names:
-            continue
-        for name in sorted(names):
-            if (other := seen.setdefault((own, name), folder)) != folder:
-                common[other, folder].add(name)
-    for (one, two), shared in common.items():
-        if len(shared) > 1:
-            _ask(
-                where,
-                f"{_listed([one, two])} hold the same folders, {_listed(shared)}: which are the classes?",
-                "if the lower, --class-folder last",
-                "if both hold versions of the same images, prepare one of them by itself",
-                first="the upper",
-            )
 
 
 def level_note(placed: Iterable[tuple[str, Parts]], class_folder: str | None) -> list[str]:
@@ -310,21 +280,6 @@ def level_note(placed: Iterable[tuple[str, Parts]], class_folder: str | None) ->
     if class_folder or all(folder.rpartition("/")[2].lower() in _WRAPPERS for folder in inner):
         return []
     return [f"folders below classes are none: {_listed(inner)} (--class-folder last takes them)"]
-
-
-def _ask(where: str, question: str, *answers: str, first: str = "classes", alone: bool = True) -> NoReturn:
-    """Refuses what has two meanings, with what to do for each.
-
-    Args:
-        where: names the source.
-        question: about its folders.
-        answers: for other meanings than the one of --class-folder first.
-        first: that meaning.
-        alone: whether --no-labels takes images to train on, and nothing else.
-    """
-    images = ("for images alone, --no-labels",) if alone else ()
-    given = "; ".join(("mae-vit prepare --class-folder first", *answers, *images))
-    raise InputError(f"{where}: {question} If {first}, {given}")
 
 
 def _listed(names: Iterable[str]) -> str:

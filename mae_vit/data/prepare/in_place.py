@@ -3,35 +3,32 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of, error_reason
 from mae_vit.core.progress import progress
+from mae_vit.core.user_files import split_from_path
 from mae_vit.data.images.bounds import MAX_PIXELS
 from mae_vit.data.prepare.bands.options import BandOptions
 from mae_vit.data.prepare.convert import Conversion
 from mae_vit.data.prepare.convert_pool import ConverterPool
-from mae_vit.data.prepare.prepare import Report
+from mae_vit.data.prepare.entries import numbered_classes, without_label_note
 from mae_vit.data.prepare.publish import describe, index_path, write_description, write_index, write_rows
-from mae_vit.data.prepare.sources.foreign_shards import (
-    find_shards,
-    label_hint,
-    numbered_classes,
-    split_of,
-    without_label,
-)
+from mae_vit.data.prepare.report import Report
+from mae_vit.data.prepare.sources.foreign_shards import find_shards, label_hint
 from mae_vit.data.prepare.sources.tars import are_classes
 from mae_vit.data.prepare.statistics import Statistics
 from mae_vit.data.shards.dataset_json import FILE_NAME, Shard, describe_shard, read_dataset
 from mae_vit.data.shards.index_files import reindex_hint
 from mae_vit.data.shards.index_rows import index_shard, load_rows
-from mae_vit.data.shards.samples import Sample, class_number, images_of, read_groups, read_samples
+from mae_vit.data.shards.samples import Sample, class_number, read_groups, read_samples
 from mae_vit.data.shards.tar_headers import DamagedTar, IncompleteTar, Tar
 
 _NAMED = 3
@@ -65,11 +62,15 @@ def index_in_place(
     if (folder / FILE_NAME).exists() and not overwrite:
         raise InputError(f"{folder} already has {FILE_NAME}: --overwrite makes it anew")
     paths = _tars(folder)
-    samples = {path: _samples(path, folder) for path in paths}
-    empty = [path for path in paths if not samples[path]]
-    by_split = _by_split(samples, folder, split)
-    labels = [label for path in paths for _, label in samples[path]]
-    classes = numbered_classes(max(labels), folder)
+    images = {path: _list_images(path, folder) for path in paths}
+    by_split: dict[str, list[Path]] = defaultdict(list)
+    for path in paths:
+        if images[path]:
+            by_split[split_from_path(path, folder, split)].append(path)
+    if not by_split:
+        raise InputError(f"--in-place {folder}: its {len(paths)} tars hold no images")
+    labels = [image.label for path in paths for image in images[path]]
+    classes = list(numbered_classes(max(labels), str(folder)))
     options = bands or BandOptions()
     conversion = Conversion(max_pixels=max_pixels or MAX_PIXELS, in_place=True, bands=options)
     gathered: dict[str, Statistics] = {}
@@ -79,29 +80,28 @@ def index_in_place(
             statistics = Statistics(scale=options.scale)
             if gathered:
                 statistics.expect(next(iter(gathered.values())).layout)
-            gathered[name] = _measure(
-                name, [(path, samples[path]) for path in shards], pool, folder, statistics
-            )
-            described = [describe_shard(path, len(samples[path])) for path in shards]
-            splits[name] = gathered[name].describe(
+            gathered[name] = statistics
+            _measure(name, [image for path in shards for image in images[path]], pool, folder, statistics)
+            described = [describe_shard(path, len(images[path])) for path in shards]
+            splits[name] = statistics.describe(
                 described, source=f"{folder.resolve().name} (in place)", classes=len(classes)
             )
-    of = gathered.get("train") or next(iter(gathered.values()))
     for name in splits:
         if not overwrite and index_path(folder, name).exists():
             raise InputError(f"{index_path(folder, name)} is there already: --overwrite replaces it")
     for name, info in splits.items():
         splits[name] = info.model_copy(update={"index": write_index(folder, info.shards, name)})
-    dataset = describe(classes, splits, of)
+    statistics = gathered.get("train") or next(iter(gathered.values()))
+    dataset = describe(classes, splits, statistics)
     write_description(folder, dataset)
-    notes = [f"left out {len(empty)} tars that hold no images"] if empty else []
-    if negative := sum(
-        sample.label is not None and label < 0 for path in paths for sample, label in samples[path]
-    ):
-        notes.append(without_label(negative))
+    empty = sum(not images[path] for path in paths)
+    notes = [f"left out {empty} tars that hold no images"] if empty else []
+    every = (image for path in paths for image in images[path])
+    negative = sum(image.sample.label is not None and image.label < 0 for image in every)
+    notes += without_label_note(negative, "the class is negative")
     if max(labels) < 0:
         notes += _where_labels_are(folder, paths)
-    notes += of.remarks()
+    notes += statistics.remarks()
     conversions = sum((s.notes for s in gathered.values()), Counter[str]())
     return Report(dataset, sorted(splits), notes=notes, conversions=conversions)
 
@@ -111,20 +111,8 @@ def _where_labels_are(folder: Path, paths: list[Path]) -> list[str]:
     anew = f"`mae-vit prepare {folder} OUT"
     if are_classes(paths):
         return [f"no labels; {anew}` takes each tar for the class of its name"]
-    hint = label_hint([(Tar(paths[0], paths[0]), read_groups(paths[0]))])
+    hint = label_hint([(Tar(paths[0], paths[0]), group) for group in read_groups(paths[0])])
     return [f"{hint}, of {anew}`"] if hint else []
-
-
-def _by_split(
-    samples: dict[Path, list[tuple[Sample, int]]], folder: Path, split: str
-) -> dict[str, list[Path]]:
-    """Returns the shards that hold images, by the split that their names tell."""
-    by_split: dict[str, list[Path]] = {}
-    for path in (path for path, held in samples.items() if held):
-        by_split.setdefault(split_of(path, folder, split), []).append(path)
-    if not by_split:
-        raise InputError(f"--in-place {folder}: its {len(samples)} tars hold no images")
-    return by_split
 
 
 def _tars(folder: Path) -> list[Path]:
@@ -205,9 +193,20 @@ def _describe_again(folder: Path, before: Shard, samples: int, since_ns: int) ->
     return before if same else describe_shard(folder / before.file, samples)
 
 
-def _samples(path: Path, folder: Path) -> list[tuple[Sample, int]]:
+class _Image(NamedTuple):
+    """An image of a shard; `label` is -1 where it has none."""
+
+    shard: Path
+    sample: Sample
+    label: int
+
+    def read(self) -> bytes:
+        return Tar(self.shard, self.shard).read(self.sample.offset, self.sample.length)
+
+
+def _list_images(path: Path, folder: Path) -> list[_Image]:
     try:
-        return [(sample, class_number(path, sample)) for sample in read_samples(path)]
+        return [_Image(path, sample, class_number(path, sample)) for sample in read_samples(path)]
     except IncompleteTar as error:
         raise InputError(f"shard {error}") from None
     except (DamagedTar, OSError) as error:
@@ -215,39 +214,24 @@ def _samples(path: Path, folder: Path) -> list[tuple[Sample, int]]:
 
 
 def _measure(
-    split: str,
-    shards: list[tuple[Path, list[tuple[Sample, int]]]],
-    pool: ConverterPool,
-    folder: Path,
-    statistics: Statistics,
-) -> Statistics:
+    split: str, images: Sequence[_Image], pool: ConverterPool, folder: Path, statistics: Statistics
+) -> None:
+    """Decodes the images of a split, and adds them to its statistics."""
     failed = list[str]()
-    count = sum(len(samples) for _, samples in shards)
-    bar = progress(total=count, desc=f"reading {split}", unit=" images")
-    with bar:
-        for (path, sample, label), _, image in pool.run(_read_all(shards), count):
+    with progress(total=len(images), desc=f"reading {split}", unit=" images") as bar:
+        encoded = ((image, image.read(), image.sample.extension) for image in images)
+        for (shard, sample, label), _, result in pool.run(encoded, len(images)):
             bar.update()
-            if isinstance(image, str):
-                failed.append(f"{path.name}, {sample.name}: {image}")
+            where = f"{shard.name}, {sample.name}"
+            if isinstance(result, str):
+                failed.append(f"{where}: {result}")
             else:
                 # It keeps its name, right or wrong.
-                where = f"{path.name}, {sample.name}"
-                statistics.add(
-                    replace(image, extension=sample.extension), None if label < 0 else label, where
-                )
+                kept = replace(result, extension=sample.extension)
+                statistics.add(kept, None if label < 0 else label, where)
     if failed:
         more = f" and {len(failed) - _NAMED} more" if len(failed) > _NAMED else ""
         raise InputError(
             f"{len(failed)} images cannot be read ({'; '.join(failed[:_NAMED])}{more}): "
             f"`mae-vit prepare {folder} OUT` writes shards without them"
         )
-    return statistics
-
-
-def _read_all(
-    shards: list[tuple[Path, list[tuple[Sample, int]]]],
-) -> Iterator[tuple[tuple[Path, Sample, int], bytes, str]]:
-    for path, samples in shards:
-        images = images_of(path, (sample for sample, _ in samples))
-        for (sample, data), (_, label) in zip(images, samples, strict=True):
-            yield (path, sample, label), data, sample.extension

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -26,6 +26,7 @@ from mae_vit.core.user_files import (
     placeholder_of,
     unread_photo,
 )
+from mae_vit.data.prepare.entries import Reader
 from mae_vit.data.prepare.folder_names import Parts, companions_among
 
 # S2A_..._B8A.tif of Sentinel-2, LC08_..._B4.TIF of Landsat; of microscopes _w1.png, _c1.tif (and no well C01),
@@ -39,7 +40,6 @@ _CLASS_IN_NAME = re.compile(r"(\D*[a-z]{2}\D*?)[-_. ]*\d+\.\w+")
 _NAMED = 3
 # Of one folder so many texts may be lists of labels; more are captions, one of each image.
 _FEW_TEXTS = 8
-Reader = Callable[[], bytes]
 
 
 @dataclass
@@ -70,46 +70,47 @@ class Listing:
     texts: list[tuple[str, Reader]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
-    def takes(self, path: str, head: Callable[[], bytes]) -> bool:
-        """Returns whether a file is an image, and counts it if not.
+    def take(self, path: str, head: Reader, read: Reader) -> None:
+        """Takes a file as an image, or counts it.
 
         Args:
             path: of the file.
             head: reads its first bytes, which decide where the name does not.
+            read: reads all of it.
         """
+        extension = extension_of(path)
         if is_image(path):
-            return True
-        if placeholder_of(path):
+            self.images.append((path, read))
+        elif placeholder_of(path):
             self.absent.append(path)
-            return False
-        if is_hidden(path):
+        elif is_hidden(path):
             self.ignored += 1
-            return False
-        kind, extension = unread_photo(path), extension_of(path)
-        if kind is None and extension not in OTHER_EXTENSIONS:
-            kind = image_kind(head())
-        if kind in IMAGE_EXTENSIONS or kind in ARRAY_EXTENSIONS:
-            self.kinds[path] = kind
-            return True
-        self.bare.add(path.rpartition("/")[0])
-        if kind:
-            self.unread[kind] += 1
-        elif (full := full_extension(path)) in CONVERTIBLE_EXTENSIONS:
-            self.unknown[full] += 1
-        elif extension in (*TABLE_EXTENSIONS, *ARCHIVE_EXTENSIONS):
-            self.ignored += 1
-            self.beside.append(path)
         elif extension in OTHER_EXTENSIONS:
             self.ignored += 1
+            self.bare.add(path.rpartition("/")[0])
+            self.beside += [path] if extension in TABLE_EXTENSIONS else []
+            self._take_text(path, read)
+        elif (kind := unread_photo(path) or image_kind(head())) in (*IMAGE_EXTENSIONS, *ARRAY_EXTENSIONS):
+            self.kinds[path] = kind or ""
+            self.images.append((path, read))
         else:
-            self.unknown[extension] += 1
-        return False
+            self.bare.add(path.rpartition("/")[0])
+            full = full_extension(path)
+            if kind:
+                self.unread[kind] += 1
+            elif full in CONVERTIBLE_EXTENSIONS:
+                self.unknown[full] += 1
+            elif extension in ARCHIVE_EXTENSIONS:
+                self.ignored += 1
+                self.beside.append(path)
+            else:
+                self.unknown[extension] += 1
 
-    def may_list(self, path: str, read: Reader) -> None:
-        """Keeps a file that is no image, if it may list the labels of images."""
+    def _take_text(self, path: str, read: Reader) -> None:
+        """Keeps a text that may list the labels of images; a few of each folder."""
         folder, before = path.rpartition("/")[0], self.texts[-_FEW_TEXTS:]
         few = len(before) < _FEW_TEXTS or before[0][0].rpartition("/")[0] != folder
-        if few and extension_of(path) in LIST_EXTENSIONS and not is_hidden(path):
+        if few and extension_of(path) in LIST_EXTENSIONS:
             self.texts.append((path, read))
 
     def add(self, other: Listing, *, wrapping: str, place: str) -> None:
@@ -128,6 +129,12 @@ class Listing:
         self.bare |= {moved(f"{path}/").removesuffix("/") for path in other.bare}
         self.texts += [(moved(path), read) for path, read in other.texts]
         self.notes += other.notes
+
+    def leave_out(self, paths: Iterable[str], what: str) -> None:
+        """Removes images, and notes `what` they are; nothing where there are none."""
+        if gone := set(paths):
+            self.images = [(path, read) for path, read in self.images if path not in gone]
+            self.notes.append(f"left out {what}")
 
     def extension(self, path: str) -> str:
         """Returns the extension of an image, by its name or its first bytes."""
@@ -239,62 +246,55 @@ def _leave_out_arrays(files: Listing) -> None:
     others = [path for path, _ in files.images if files.extension(path) not in main]
     if not 0 < len(others) < len(files.images):
         return
-    files.images = [(path, read) for path, read in files.images if files.extension(path) in main]
-    files.ignored += len(others)
     what = f"{len(others)} .npy, .npz or .dcm files beside images of other formats"
     if main is DICOM_EXTENSIONS:
         what = f"{count_of(len(others), 'file')} beside {count_of(dicom, 'image')} of DICOM: {shown(others)}"
-    files.notes.append(f"left out {what}")
+    files.leave_out(others, what)
+    files.ignored += len(others)
 
 
 def _leave_out_doubled(files: Listing, top: str) -> None:
     """Leaves out a copy of a folder that lies in it under its own name, as in chest_xray/chest_xray/train/..."""
     paths = {(top, *path.split("/")) for path, _ in files.images}
-    twins: dict[Parts, list[bool]] = {}
-    copies: dict[str, list[Parts]] = {}
+    inner: dict[Parts, list[Parts]] = defaultdict(list)
     for parts in paths:
-        for at in range(len(parts) - 2):
-            if parts[at] == parts[at + 1]:
-                twins.setdefault(parts[: at + 2], []).append(parts[:at] + parts[at + 1 :] in paths)
-                copies.setdefault("/".join(parts[1:]), []).append(parts[: at + 2])
-    left_out = {
-        path: "/".join(folder[1:])
-        for path, folders in copies.items()
-        for folder in folders
-        if all(twins[folder])
-    }
-    if left_out:
-        files.images = [(path, read) for path, read in files.images if path not in left_out]
-        files.notes.append(
-            f"left out {count_of(len(left_out), 'image')} of {shown(sorted(set(left_out.values())))}: the folder "
-            "around it holds images of the same names"
-        )
+        for depth in range(1, len(parts) - 1):
+            if parts[depth - 1] == parts[depth]:
+                inner[parts[: depth + 1]].append(parts)
+    copies = [
+        folder
+        for folder, own in inner.items()
+        if all(parts[: len(folder) - 1] + parts[len(folder) :] in paths for parts in own)
+    ]
+    doubled = {"/".join(parts[1:]) for folder in copies for parts in inner[folder]}
+    folders = shown(sorted("/".join(folder[1:]) for folder in copies))
+    files.leave_out(
+        doubled,
+        f"{count_of(len(doubled), 'image')} of {folders}: the folder around it holds images of the same names",
+    )
 
 
 def _leave_out_companions(files: Listing) -> None:
     """Leaves out folders that belong to the images beside them: masks beside images, ground_truth beside train."""
-    folders = {path.rpartition("/")[0] for path, _ in files.images}
-    parted = {folder: tuple(folder.split("/")) if folder else () for folder in folders}
+    by_folder: dict[Parts, list[str]] = defaultdict(list)
+    for path, _ in files.images:
+        by_folder[tuple(path.split("/")[:-1])].append(path)
     siblings: dict[Parts, set[str]] = defaultdict(set)
-    for parts in parted.values():
+    for parts in by_folder:
         for depth, name in enumerate((*parts, "")):
             siblings[parts[:depth]].add(name)
-    found = {(*above, name) for above, names in siblings.items() for name in companions_among(names)}
-    left_out = {
-        folder
-        for folder, parts in parted.items()
-        if any(parts[:depth] in found for depth in range(1, len(parts) + 1))
-    }
-    if left_out:
-        count = len(files.images)
-        files.images = [
-            (path, read) for path, read in files.images if path.rpartition("/")[0] not in left_out
-        ]
-        files.notes.append(
-            f"left out {count_of(count - len(files.images), 'image')} of {shown(sorted(map('/'.join, found)))}: by the "
-            "folder's name, masks, labels or thumbnails of the others (--masks DIR reads masks; as images, a source of "
-            "its own)"
-        )
+    companions = {(*above, name) for above, names in siblings.items() for name in companions_among(names)}
+    paths = [
+        path
+        for parts, inside in by_folder.items()
+        if any(parts[:depth] in companions for depth in range(1, len(parts) + 1))
+        for path in inside
+    ]
+    files.leave_out(
+        paths,
+        f"{count_of(len(paths), 'image')} of {shown(sorted(map('/'.join, companions)))}: by the folder's name, masks, "
+        "labels or thumbnails of the others (--masks DIR reads masks; as images, a source of its own)",
+    )
 
 
 def _note_bands(files: Listing) -> None:

@@ -17,12 +17,11 @@ from mae_vit.core.user_files import read_text
 from mae_vit.data.images.decode import DecodeError, decode_mask, read_header
 from mae_vit.data.images.masks import id_table, numbered
 from mae_vit.data.prepare.entries import Entry, ImageSource
-from mae_vit.data.prepare.listing import Listing
+from mae_vit.data.prepare.listing import Listing, shown
 from mae_vit.data.shards.dataset_json import Segmentation
 
 DEFAULT_IGNORE = 255
 _ID_AND_NAME = re.compile(r"(\d{1,5}):\s*(.+)")
-_NAMED = 3
 
 
 def read_classes(path: Path, ignore: int) -> Segmentation:
@@ -76,10 +75,9 @@ def pair_masks(
             if len(missing) == len(entries)
             else "--masked-only leaves such images out"
         )
-        shown = ", ".join(plain_text(path) for path in missing[:_NAMED])
         raise InputError(
-            f"{where} has no mask for {count_of(len(missing), 'image')} of {len(entries):,}: {shown}"
-            f"{', ...' if len(missing) > _NAMED else ''} (a mask is {_stem(missing[0])}.png; {way})"
+            f"{where} has no mask for {count_of(len(missing), 'image')} of {len(entries):,}: {shown(missing)} "
+            f"(a mask is {_stem(missing[0])}.png; {way})"
         )
     notes = [f"left out {count_of(len(missing), 'image')} without a mask"] if missing else []
     if unused := len(by_stem.keys() - {_stem(entry.path) for entry in source.entries}):

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 
 from mae_vit.core.errors import InputError
-from mae_vit.core.messages import error_reason, nearest, plain_text
+from mae_vit.core.messages import nearest, plain_text
 from mae_vit.core.progress import progress
 from mae_vit.data.prepare.convert import HASH_NAME, Conversion, Converted
 from mae_vit.data.prepare.convert_pool import ConverterPool
+from mae_vit.data.prepare.entries import SourceOptions
+from mae_vit.data.prepare.sources.foreign_shards import open_shards
 from mae_vit.data.shards.dataset_json import Excluded, read_dataset
-from mae_vit.data.shards.samples import images_of, read_samples
-from mae_vit.data.shards.tar_headers import DamagedTar
+from mae_vit.data.shards.tar_headers import Tar
 
 # Of 64 bits. Of CIFAR-10's 50,000 training images 134 lie within 4 of one of its 10,000
 # test images or of their mirror images: all but 3 to 5 are the same shot, seen one by one.
@@ -29,64 +32,51 @@ MAX_DISTANCE = 16
 _MEASURED = ("test", "val")
 
 
-@dataclass(frozen=True)
-class KnownImages:
-    """The hashes of prepared images.
-
-    Attributes:
-        name: of their folder and splits; no machine's path.
-        keys: of the images, with their split.
-        hashes: uint64 (n,), of each image and its mirror image.
-        owners: int64 (n,), places in `keys`.
-    """
-
-    name: str
-    keys: Sequence[str]
-    hashes: np.ndarray
-    owners: np.ndarray
-
-    def nearest(self, value: int) -> tuple[int, str]:
-        """The distance of the nearest image, and its key."""
-        distances = np.bitwise_count(self.hashes ^ np.uint64(value))
-        place = int(distances.argmin())
-        return int(distances[place]), self.keys[self.owners[place]]
-
-
 @dataclass
 class Exclusion:
     """Decides which images are left out, and remembers them.
 
     Attributes:
-        known: hashes to compare with.
+        sources: names of the folders and splits of known images; no machine's path.
+        images: of each known image its place in `sources`, and its key with its split.
+        hashes: uint64 (N, 2), of each known image and of its mirror image.
         distance: the largest number of differing bits at which an image is left out.
         lines: of each image left out its key, what it is like, and the distance.
+        counts: images left out, by place in `sources`.
     """
 
-    known: Sequence[KnownImages]
+    sources: list[str]
+    images: list[tuple[int, str]]
+    hashes: np.ndarray
     distance: int
     lines: list[str] = field(default_factory=list)
-    _counts: list[int] = field(default_factory=list)
+    counts: Counter[int] = field(default_factory=Counter)
 
     def begin(self) -> None:
         """Clears the list of excluded images, for another split."""
-        self.lines, self._counts = [], [0] * len(self.known)
+        self.lines, self.counts = [], Counter()
+
+    def nearest(self, value: int) -> tuple[int, int, str]:
+        """Returns distance, place in `sources` and key of the nearest known image; of equal ones the first."""
+        distances = np.bitwise_count(self.hashes ^ np.uint64(value)).min(axis=1)
+        closest = int(distances.argmin())
+        return int(distances[closest]), *self.images[closest]
 
     def excludes(self, key: str, image: Converted) -> bool:
         """Whether an image is like a known one, and so left out."""
         assert image.hash is not None
-        for number, known in enumerate(self.known):
-            distance, other = known.nearest(image.hash[0])
-            if distance <= self.distance:
-                self._counts[number] += 1
-                self.lines.append(f"{plain_text(key)}\t{known.name}\t{other}\t{distance}")
-                return True
-        return False
+        distance, source, other = self.nearest(image.hash[0])
+        if distance > self.distance:
+            return False
+        self.counts[source] += 1
+        self.lines.append(f"{plain_text(key)}\t{self.sources[source]}\t{other}\t{distance}")
+        return True
 
     def describe(self) -> list[Excluded]:
         """Returns the record for `dataset.json`."""
         return [
-            Excluded(source=known.name, hash=HASH_NAME, distance=self.distance, samples=count)
-            for known, count in zip(self.known, self._counts, strict=True)
+            Excluded(source=name, hash=HASH_NAME, distance=self.distance, samples=self.counts[number])
+            for number, name in enumerate(self.sources)
         ]
 
 
@@ -99,10 +89,19 @@ def open_exclusion(specs: Sequence[str], distance: int, workers: int) -> Exclusi
         workers: processes that decode.
 
     Raises:
-        InputError: if a folder or split is missing or cannot be read.
+        InputError: if a folder or split is missing or cannot be read, or ImageHash is not installed.
     """
+    if find_spec("imagehash") is None:
+        raise InputError('--exclude needs imagehash, which is not installed: pip install "mae-vit[exclude]"')
+    sources, images, hashes = list[str](), list[tuple[int, str]](), list[tuple[int, int]]()
     with ConverterPool(Conversion(hashed=True), workers) as pool:
-        return Exclusion([_hash(*_find(spec), pool) for spec in specs], distance)
+        for number, spec in enumerate(specs):
+            folder, splits = _find(spec)
+            sources.append(f"{plain_text(folder.resolve().name)}:{'+'.join(splits)}")
+            for key, pair in _hash(folder, splits, sources[-1], pool):
+                images.append((number, key))
+                hashes.append(pair)
+    return Exclusion(sources, images, np.array(hashes, np.uint64), distance)
 
 
 def _find(spec: str) -> tuple[Path, list[str]]:
@@ -117,38 +116,27 @@ def _find(spec: str) -> tuple[Path, list[str]]:
         raise InputError(f"--exclude {spec}: {error}") from None
     if wanted and wanted not in splits:
         raise InputError(f'--exclude {spec}: no split "{wanted}": {nearest(wanted, splits)}')
-    found = [wanted] if wanted else [name for name in _MEASURED if name in splits]
-    if not found:
+    chosen = [wanted] if wanted else [name for name in _MEASURED if name in splits]
+    if not chosen:
         raise InputError(
             f'--exclude {spec}: has no split "test" or "val": give one of {", ".join(splits)} as {spec}:SPLIT'
         )
-    return folder, found
+    return folder, chosen
 
 
-def _hash(folder: Path, splits: Sequence[str], pool: ConverterPool) -> KnownImages:
-    info = read_dataset(folder).splits
-    name = plain_text(folder.resolve().name) + ":" + "+".join(splits)
-    count = sum(info[split].samples for split in splits)
-    paths = [(split, folder / shard.file) for split in splits for shard in info[split].shards]
-    keys, values = list[str](), list[int]()
-    bar = progress(total=count, desc=f"hashing {name}", unit=" images")
-    try:
-        with bar:
-            for key, _, image in pool.run(_read(paths), count):
-                if isinstance(image, str):
-                    raise InputError(f"--exclude {folder}: {key}: {image}: see `mae-vit check {folder}`")
-                assert image.hash is not None
-                keys.append(key)
-                values += image.hash
-                bar.update()
-    except (DamagedTar, OSError) as error:
-        reason = f"{error.filename}: {error_reason(error)}" if isinstance(error, OSError) else str(error)
-        raise InputError(f"--exclude {folder}: {reason}: see `mae-vit check {folder}`") from None
-    hashes, first = np.unique(np.array(values, np.uint64), return_index=True)
-    return KnownImages(name, keys, hashes, first // 2)
-
-
-def _read(paths: Sequence[tuple[str, Path]]) -> Iterator[tuple[str, bytes, str]]:
-    for split, path in paths:
-        for sample, data in images_of(path, read_samples(path)):
-            yield f"{split}/{plain_text(sample.key)}", data, sample.extension
+def _hash(
+    folder: Path, splits: Sequence[str], name: str, pool: ConverterPool
+) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Yields the key of each image, with its split, and its two hashes."""
+    described = read_dataset(folder).splits
+    paths = [folder / shard.file for split in splits for shard in described[split].shards]
+    tars = [Tar(path, path) for path in paths]
+    entries = open_shards(folder, tars, name, SourceOptions(folder, labels=False)).entries
+    with progress(total=len(entries), desc=f"hashing {name}", unit=" images") as bar:
+        images = ((entry, entry.read(), entry.extension) for entry in entries)
+        for entry, _, image in pool.run(images, len(entries)):
+            if isinstance(image, str):
+                raise InputError(f"--exclude {folder}: {entry.path}: {image}: see `mae-vit check {folder}`")
+            assert image.hash is not None
+            yield f"{entry.split}/{entry.key}", image.hash
+            bar.update()

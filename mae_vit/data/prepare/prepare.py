@@ -2,39 +2,36 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.keyed_rng import RngStream, derive_key
-from mae_vit.core.messages import count_of, plain_text
+from mae_vit.core.messages import plain_text
 from mae_vit.core.progress import progress
 from mae_vit.data.images.decode import DecodeError
 from mae_vit.data.order.permutation import permute
 from mae_vit.data.prepare.bands.options import BandOptions, layout_of
-from mae_vit.data.prepare.convert import Conversion, Converted
+from mae_vit.data.prepare.convert import Conversion
 from mae_vit.data.prepare.convert_pool import ConverterPool
 from mae_vit.data.prepare.entries import Entry, ImageSource
 from mae_vit.data.prepare.listing import shown
 from mae_vit.data.prepare.masks import MaskReader, agreed_segmentation, two_values_note
 from mae_vit.data.prepare.near_duplicates import DEFAULT_DISTANCE, Exclusion, open_exclusion
 from mae_vit.data.prepare.publish import check_no_foreign_shards, excluded_file, partial_folder, publish
+from mae_vit.data.prepare.report import Report, class_notes, processing_notes
 from mae_vit.data.prepare.selection import HOLDOUT_SPLIT, MEASURED, Selection
 from mae_vit.data.prepare.shard_writer import ShardWriter
 from mae_vit.data.prepare.statistics import Statistics
 from mae_vit.data.shards.dataset_json import (
     FILE_NAME,
     Dataset,
-    Processing,
     Segmentation,
-    Split,
     read_dataset,
 )
 
@@ -42,74 +39,6 @@ from mae_vit.data.shards.dataset_json import (
 _SEED = 0
 DEFAULT_SHARD_MIB, DEFAULT_SHARD_SAMPLES = 256, 10_000
 _MIB = 1 << 20
-_NAMED = 5
-# Classes of one image each are more likely captions.
-_CAPTIONS = 5
-_JOINT = re.compile(r"[|;,\s]+")
-
-
-@dataclass(frozen=True)
-class Report:
-    """The result of `prepare`.
-
-    Attributes:
-        dataset: as it now stands.
-        written: names of the splits written.
-        unreadable: images left out, with the reason.
-        ignored: files that are no images.
-        notes: remarks on other skipped files.
-        conversions: how many images decoding changes in which way.
-    """
-
-    dataset: Dataset
-    written: list[str]
-    unreadable: list[str] = field(default_factory=list)
-    ignored: int = 0
-    notes: list[str] = field(default_factory=list)
-    conversions: Counter[str] = field(default_factory=Counter)
-
-    def lines(self) -> list[str]:
-        """Says what was written and what was left out, for people."""
-        lines = []
-        for split in self.written:
-            info = self.dataset.splits[split]
-            labeled = sum(info.class_counts)
-            labels = (
-                "" if labeled == info.samples else f", {labeled:,} with labels" if labeled else ", no labels"
-            )
-            lines.append(
-                f"{split}: {count_of(info.samples, 'image')} in {count_of(len(info.shards), 'shard')}{labels}"
-            )
-            if info.masks is not None:
-                lines.append(f"  {info.masks.describe(self.dataset.segmentation)}")
-            missing = [
-                name
-                for name, count in zip(self.dataset.classes, info.class_counts, strict=True)
-                if labeled and not count
-            ]
-            if missing:
-                count = count_of(len(missing), "class", "classes")
-                lines.append(
-                    f"  {count} of {len(info.class_counts)} without an image in it: {shown(missing)}"
-                )
-            for excluded in info.processing.excluded or ():
-                listed = f" ({excluded_file(split)} names them)" if excluded.samples else ""
-                lines.append(
-                    f"  left out {count_of(excluded.samples, 'image')} that {excluded.source} has too, by "
-                    f"{excluded.hash} within {excluded.distance}{listed}"
-                )
-        if self.unreadable:
-            lines.append(f"left out {count_of(len(self.unreadable), 'unreadable image')}:")
-            lines += [f"  {line}" for line in self.unreadable[:_NAMED]]
-            if len(self.unreadable) > _NAMED:
-                lines.append(f"  and {len(self.unreadable) - _NAMED} more")
-        if self.ignored:
-            lines.append(f"ignored {count_of(self.ignored, 'file')} (no images)")
-        lines += self.notes
-        if self.conversions:
-            images = "; ".join(f"{count:,} {what}" for what, count in sorted(self.conversions.items()))
-            lines.append(f"images: {images}")
-        return lines
 
 
 def prepare(
@@ -150,8 +79,8 @@ def prepare(
     selection = selection or Selection()
     conversion = replace(conversion or Conversion(), hashed=bool(exclude))
     existing = read_dataset(out) if (out / FILE_NAME).exists() else None
-    found, names = _group(sources)
-    by_split = selection.apply(found)
+    entries, names = _group(sources)
+    by_split = selection.apply(entries)
     if selection.holdout is not None:
         names[HOLDOUT_SPLIT] = names["train"]
     if not overwrite:
@@ -161,38 +90,39 @@ def prepare(
     if exclude and set(by_split) <= set(MEASURED):
         raise InputError(f"--exclude leaves val and test whole; there is only {', '.join(sorted(by_split))}")
     exclusion = open_exclusion(exclude, exclude_distance, workers) if exclude else None
-    dataset, unreadable, conversions = existing, list[str](), Counter[str]()
-    # train first: its statistics are the dataset's.
-    written = sorted(by_split, key=lambda name: (name != "train", name))
     _check_scale(conversion.bands, existing, by_split, out)
+    dataset, unreadable, conversions = existing, list[str](), Counter[str]()
     masks = None if segmentation is None else MaskReader(segmentation)
     notes = [note for source in sources for note in source.notes]
+    # train first: its statistics are the dataset's.
+    written = sorted(by_split, key=lambda name: (name != "train", name))
     with ConverterPool(conversion, workers) as pool:
         for split in written:
-            part, statistics, failed = _write_split(
-                ShardWriter(partial_folder(out, split), split, shard_bytes, shard_samples),
-                by_split[split],
-                names[split],
-                classes,
-                pool,
-                _begin_statistics(
-                    conversion.bands, dataset, set(by_split) if split == written[0] else {split}
-                ),
-                processing=selection.note(
-                    split, whole=len(by_split[split]) == len(found.get(split, ()))
-                ).model_copy(update=dict(conversion.preprocessing)),
-                companions=_Companions(None if split in MEASURED else exclusion, masks),
+            statistics = _begin_statistics(
+                conversion.bands, dataset, set(by_split) if split == written[0] else {split}
+            )
+            writer = ShardWriter(partial_folder(out, split), split, shard_bytes, shard_samples)
+            leaves_out = None if split in MEASURED else exclusion
+            unreadable += _write_split(
+                writer, by_split[split], classes, pool, statistics, exclusion=leaves_out, masks=masks
+            )
+            noted = selection.note(split, whole=len(by_split[split]) == len(entries.get(split, ())))
+            done = dict(conversion.preprocessing) | (
+                {"excluded": leaves_out.describe()} if leaves_out is not None else {}
+            )
+            part = statistics.describe(
+                writer.shards,
+                source=names[split],
+                classes=len(classes),
+                processing=noted.model_copy(update=done),
             )
             dataset = publish(out, dataset, classes, split, part, statistics, segmentation)
-            unreadable += failed
             notes += statistics.remarks() if dataset.splits.keys() == {split} or split == "train" else []
             conversions += statistics.notes
             if segmentation is not None:
                 notes += two_values_note(segmentation, statistics.mask_pixels)
     assert dataset is not None
-    notes += _class_notes(dataset) + _processing_notes(dataset)
-    for source in sources:
-        source.discard()
+    notes += class_notes(dataset) + processing_notes(dataset)
     return Report(dataset, written, unreadable, sum(s.ignored for s in sources), notes, conversions)
 
 
@@ -216,19 +146,16 @@ def _begin_statistics(options: BandOptions, dataset: Dataset | None, replaced: s
 def _group(sources: Sequence[ImageSource]) -> tuple[dict[str, list[Entry]], dict[str, str]]:
     """Returns entries and the name of the source, by split."""
     by_split: dict[str, list[Entry]] = {}
-    names: dict[str, str] = {}
+    source_of: dict[str, ImageSource] = {}
     for source in sources:
-        mine: dict[str, list[Entry]] = {}
         for entry in source.entries:
-            mine.setdefault(entry.split, []).append(entry)
-        for split, entries in mine.items():
-            if split in by_split:
+            if (other := source_of.setdefault(entry.split, source)) is not source:
                 raise InputError(
-                    f'split "{split}" comes from both {names[split]} and {source.name}: give one source '
+                    f'split "{entry.split}" comes from both {other.name} and {source.name}: give one source '
                     "for each split (several shards: the folder that holds them), or --split NAME"
                 )
-            by_split[split], names[split] = entries, source.name
-    return by_split, names
+            by_split.setdefault(entry.split, []).append(entry)
+    return by_split, {split: source.name for split, source in source_of.items()}
 
 
 def _agree_on_classes(
@@ -254,58 +181,9 @@ def _agree_on_classes(
         return fresh
     if new := sorted(found - set(existing.classes)):
         raise InputError(
-            f"{len(new)} classes are not among the {len(existing.classes)} of {out}: {', '.join(new[:5])}"
-            f"{', ...' if len(new) > 5 else ''}"
+            f"{len(new)} classes are not among the {len(existing.classes)} of {out}: {shown(new)}"
         )
     return existing.classes
-
-
-def _class_notes(dataset: Dataset) -> list[str]:
-    """Names classes that are by their names no classes of their own, and those that only held-out splits have."""
-    notes, spelled = [], dict[str, str]()
-    for name in dataset.classes:
-        if (other := spelled.setdefault(name.casefold(), name)) != name:
-            notes.append(f'warning: the classes "{other}" and "{name}" differ only in case: is it one class?')
-    known = set(dataset.classes)
-    for name in dataset.classes:
-        words = [word for word in _JOINT.split(name) if word]
-        if len(words) > 1 and known.issuperset(words):
-            notes.append(
-                f'warning: the class "{name}" is by its name {" and ".join(words)}, which are classes, too: if images '
-                "have several labels, --no-labels takes them alone"
-            )
-            break
-    counts = [sum(info.class_counts[at] for info in dataset.splits.values()) for at in range(len(known))]
-    if len(counts) >= _CAPTIONS and max(counts) == 1:
-        notes.append(
-            "warning: each class has one image: are the labels captions? --no-labels takes the images alone"
-        )
-    train = dataset.splits.get("train")
-    if train is None or not any(train.class_counts):
-        return notes
-    for split, info in dataset.splits.items():
-        pairs = zip(dataset.classes, info.class_counts, train.class_counts, strict=True)
-        unknown = [name for name, count, known in pairs if split in MEASURED and count and not known]
-        if unknown:
-            notes.append(
-                f"warning: {split} has images of {count_of(len(unknown), 'class', 'classes')} that train lacks "
-                f"({shown(unknown)}): no model trained on it can get them right"
-            )
-    return notes
-
-
-def _processing_notes(dataset: Dataset) -> list[str]:
-    """Names splits whose images were prepared otherwise than those of training."""
-    if (train := dataset.splits.get("train")) is None:
-        return []
-    notes, ours = [], train.processing.of_images.model_dump()
-    for split, info in dataset.splits.items():
-        theirs = info.processing.of_images.model_dump()
-        if differing := [
-            f"{name} {theirs[name]} and not {ours[name]}" for name in ours if theirs[name] != ours[name]
-        ]:
-            notes.append(f"warning: {split} was prepared otherwise than train: {', '.join(differing)}")
-    return notes
 
 
 def _remaining_segmentation(existing: Dataset | None, by_split: Collection[str]) -> Segmentation | None:
@@ -316,92 +194,84 @@ def _remaining_segmentation(existing: Dataset | None, by_split: Collection[str])
     return existing.segmentation if stay and existing is not None else None
 
 
-class _Companions(NamedTuple):
-    """What decides beside an image whether it is written, and with what."""
-
-    exclusion: Exclusion | None
-    masks: MaskReader | None
-
-
 def _write_split(
     writer: ShardWriter,
-    entries: list[Entry],
-    source_name: str,
-    classes: list[str],
+    entries: Sequence[Entry],
+    classes: Sequence[str],
     pool: ConverterPool,
     statistics: Statistics,
     *,
-    processing: Processing,
-    companions: _Companions,
-) -> tuple[Split, Statistics, list[str]]:
-    """Writes the shards of a split into the writer's folder, which is begun anew."""
-    partial, split = writer.folder, writer.split
-    exclusion, masks = companions
-    shutil.rmtree(partial, ignore_errors=True)
-    number_of = {name: number for number, name in enumerate(classes)}
-    failed = list[str]()
+    exclusion: Exclusion | None,
+    masks: MaskReader | None,
+) -> list[str]:
+    """Writes the shards of a split into the writer's folder, which is begun anew.
+
+    Args:
+        writer: of the shards.
+        entries: of the split.
+        classes: all of the dataset.
+        pool: converts the images.
+        statistics: gets what is written.
+        exclusion: what to leave out; None where nothing is.
+        masks: reads the masks; None without masks.
+
+    Returns:
+        The images that cannot be read, with the reason.
+
+    Raises:
+        InputError: if no image is left.
+    """
+    split, label_of, failed = writer.split, {name: n for n, name in enumerate(classes)}, list[str]()
+    shutil.rmtree(writer.folder, ignore_errors=True)
     if exclusion is not None:
         exclusion.begin()
     # Images of all classes in every shard: readers that shuffle only within a buffer,
     # and our own order `blocks`, would else see one class at a time.
     order = permute(np.arange(len(entries)), len(entries), derive_key(_SEED, RngStream.PREPARE, 0))
     try:
-        partial.mkdir(parents=True)
+        writer.folder.mkdir(parents=True)
         bar = progress(total=len(entries), desc=f"writing {split}", unit=" images")
         with bar, writer:
             readable = _read_all((entries[number] for number in order), failed)
             for entry, data, image in pool.run(readable, len(entries)):
                 bar.update()
+                path, mask = plain_text(entry.path), None
                 if isinstance(image, str):
-                    failed.append(f"{plain_text(entry.path)}: {image}")
+                    failed.append(f"{path}: {image}")
                     continue
                 if exclusion is not None and exclusion.excludes(entry.key, image):
                     continue
-                mask = None
                 if masks is not None and entry.read_mask is not None:
-                    mask = _read_mask(masks, entry, data, image, statistics, failed)
-                    if mask is None:
+                    try:
+                        mask, pixels = masks.read(entry, data, (image.height, image.width))
+                    except (DecodeError, OSError) as error:
+                        failed.append(f"the mask of {path}: {error}")
                         continue
-                label = None if entry.class_name is None else number_of[entry.class_name]
+                    statistics.add_mask(pixels)
+                label = None if entry.class_name is None else label_of[entry.class_name]
                 statistics.add(image, label, entry.path)
                 writer.write(entry.key, image.extension, image.data or data, label, mask)
             bar.update(len(entries) - bar.n)
-        if exclusion is not None and exclusion.lines:
-            if not statistics.images:
-                raise InputError(f'--exclude leaves nothing of split "{split}": all its images are known')
-            (partial / excluded_file(split)).write_text("\n".join([*exclusion.lines, ""]), encoding="utf-8")
+        left_out = exclusion.lines if exclusion is not None else []
+        if not statistics.images and left_out:
+            raise InputError(f'--exclude leaves nothing of split "{split}": all its images are known')
         if not statistics.images:
             raise InputError(
                 f'no image of split "{split}" can be read: {failed[0] if failed else "it is empty"}'
             )
+        if left_out:
+            listed = writer.folder / excluded_file(split)
+            listed.write_text("\n".join([*left_out, ""]), encoding="utf-8")
         statistics.describe_bands()  # refuses what cannot be described
     except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(writer.folder, ignore_errors=True)
         raise
-    if exclusion is not None:
-        processing = processing.model_copy(update={"excluded": exclusion.describe()})
-    part = statistics.describe(writer.shards, source=source_name, classes=len(classes), processing=processing)
-    return part, statistics, failed
+    return failed
 
 
-def _read_mask(
-    masks: MaskReader, entry: Entry, data: bytes, image: Converted, statistics: Statistics, failed: list[str]
-) -> bytes | None:
-    """Returns an image's mask, which enters the statistics; None if it cannot be read, which `failed` then says."""
-    try:
-        mask, pixels = masks.read(entry, data, (image.height, image.width))
-    except (DecodeError, OSError) as error:
-        failed.append(f"the mask of {plain_text(entry.path)}: {error}")
-        return None
-    statistics.add_mask(pixels)
-    return mask
-
-
-def _read_all(entries: Iterator[Entry], failed: list[str]) -> Iterator[tuple[Entry, bytes, str]]:
+def _read_all(entries: Iterable[Entry], failed: list[str]) -> Iterator[tuple[Entry, bytes, str]]:
     for entry in entries:
         try:
-            data = entry.read()
+            yield entry, entry.read(), entry.extension
         except (DecodeError, OSError) as error:
             failed.append(f"{plain_text(entry.path)}: {error}")
-            continue
-        yield entry, data, entry.extension

@@ -12,8 +12,8 @@ import numpy as np
 
 from mae_vit.core.urls import file_url
 from mae_vit.data.remote.cache import RemoteFile
+from mae_vit.data.remote.download import FetchRefused
 from mae_vit.data.remote.folder import RemoteFolder
-from mae_vit.data.remote.streams import FetchRefused
 from mae_vit.data.shards.dataset_json import Shard
 from mae_vit.data.shards.shard_files import ReadError, ShardTable, read_range
 
@@ -49,7 +49,7 @@ class RemoteShards:
         if shard in self._refused:
             raise ReadError(self._refused[shard])
         try:
-            path = self._cache.fetch(self._wanted(shard))
+            path = self._cache.fetch(self._file(shard))
         except FetchRefused as error:
             self._refused[shard] = f"the shard cannot be had: {error}"
             raise ReadError(self._refused[shard]) from None
@@ -80,7 +80,7 @@ class RemoteShards:
             path.unlink(missing_ok=True)
         raise ReadError("the shard does not last in the cache")
 
-    def _wanted(self, shard: int) -> RemoteFile:
+    def _file(self, shard: int) -> RemoteFile:
         url = file_url(self._url, self._shards.name(shard))
         return RemoteFile(url, self._shards.size(shard), self._sha256[shard].tobytes().hex())
 

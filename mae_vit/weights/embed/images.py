@@ -18,7 +18,6 @@ from mae_vit.core.urls import is_url, redact_url
 from mae_vit.core.user_files import ARCHIVE_EXTENSIONS, HEAD_BYTES, extension_of, what_is
 from mae_vit.data.index import ShardIndex, open_index
 from mae_vit.data.prepare.entries import Entry, ImageSource, unique_key
-from mae_vit.data.prepare.folder_names import NOT_ASKING
 from mae_vit.data.prepare.sources.find import find_images
 from mae_vit.data.prepare.sources.folders import list_files
 from mae_vit.data.prepare.sources.foreign_shards import find_shards
@@ -86,7 +85,7 @@ def open_images(
     if Path(spec).is_file() and extension_of(spec) not in (*ARCHIVE_EXTENSIONS, "parquet"):
         return _images_of_files([spec], splits)
     return _images_of_source(
-        find_images(spec, out=out, split=_NO_SPLIT, labels=labels, names=NOT_ASKING), Path(spec), wanted
+        find_images(spec, out=out, split=_NO_SPLIT, labels=labels, class_folder="first"), Path(spec), wanted
     )
 
 

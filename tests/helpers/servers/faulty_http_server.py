@@ -72,6 +72,9 @@ class Server:
                 self.answer(body=True)
 
             def answer(self, *, body: bool):
+                if server.ended.is_set():  # a connection that was kept open
+                    self.close_connection = True
+                    return None
                 name = unquote(urlsplit(self.path).path).lstrip("/").removeprefix("bucket/")
                 path = server.folder / name
                 asked = self.headers.get("Range")

@@ -7,12 +7,13 @@ import re
 import threading
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import PurePosixPath
 from types import SimpleNamespace
 from urllib.parse import parse_qs, unquote, urlsplit
 
 TOKEN = "hf_theRightToken"
 _REPO = re.compile(
-    r"/api/(model|dataset)s/([^/]+(?:/[^/]+)?)/(revision|tree|refs|branch|preupload|commit)(?:/(.*))?$"
+    r"/api/(model|dataset)s/([^/]+(?:/[^/]+)?)/(revision|tree|branch|preupload|commit)(?:/(.*))?$"
 )
 _RESOLVE = re.compile(r"/(datasets/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)$")
 
@@ -57,12 +58,11 @@ class Hub:
             connection in the middle of the answer, "stall" never answers,
             "echo" refuses and repeats the token, a number is an HTTP status.
             A fault "always X" stays.
-        wrong_digests: files have other SHA-256 than it tells.
     """
 
     def __init__(self) -> None:
         self.repos, self.requests, self.tokens, self.faults, self.stored = {}, [], set(), {}, {}
-        self.wrong_digests, self.ended = False, threading.Event()
+        self.ended = threading.Event()
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self.server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
@@ -114,11 +114,6 @@ def use_hub(hub: Hub, monkeypatch, cache, *, token: str | None = None) -> None:
 
 
 def _handler(hub: Hub):
-    def described(file: str, data: bytes):
-        digest = hashlib.sha256(data[1:] if hub.wrong_digests else data).hexdigest()
-        lfs = {"sha256": digest, "size": len(data), "pointerSize": 100}
-        return {"rfilename": file, "size": len(data), **({"lfs": lfs} if file.endswith(".parquet") else {})}
-
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
@@ -247,25 +242,18 @@ def _handler(hub: Hub):
             if what == "revision":
                 if found := self.find(kind, name, rest):
                     repo, commit = found
-                    files = [described(*item) for item in sorted(repo.commits[commit].items())]
+                    files = [
+                        {"rfilename": file, "size": len(data)}
+                        for file, data in sorted(repo.commits[commit].items())
+                    ]
                     info = {"id": name, "sha": commit, "private": repo.private, "siblings": files, "tags": []}
                     self.json({**info, "gated": "auto" if repo.gated else False, "downloads": 0, "likes": 0})
                 return None
             if what == "tree":
-                if found := self.find(kind, name, rest):
-                    files = sorted(found[0].commits[found[1]].items())
-                    self.json(
-                        [{"type": "file", "path": f, "size": len(d), "oid": "0" * 40} for f, d in files]
-                    )
-                return None
-            if what == "refs":
-                if found := self.find(kind, name, "main"):
-                    branches = [
-                        {"name": ref, "ref": f"refs/heads/{ref}", "targetCommit": sha}
-                        for ref, sha in found[0].refs.items()
-                        if not ref.startswith("refs/")
-                    ]
-                    self.json({"branches": branches, "tags": [], "converts": []})
+                revision, _, folder = rest.partition("/")
+                if found := self.find(kind, name, revision):
+                    deep = query.get("recursive", ["False"])[0].lower() in ("true", "1")
+                    self.tree(found[0].commits[found[1]], folder, recursive=deep)
                 return None
             if not self.allowed:
                 return self.fail(401, "", "Invalid username or password.")
@@ -288,6 +276,21 @@ def _handler(hub: Hub):
                 ]
                 return self.json({"files": files})
             return self.take_commit(name, repo, rest, commit)
+
+        def tree(self, files, folder, *, recursive):
+            below = folder and f"{folder}/"
+            inside = sorted(path.removeprefix(below) for path in files if path.startswith(below))
+            if not inside:
+                return self.fail(404, "EntryNotFound", "Entry not found")
+            folders = {str(parent) for path in inside for parent in PurePosixPath(path).parents} - {"."}
+            entries = [
+                *({"type": "directory", "path": below + path, "oid": "0" * 40} for path in sorted(folders)),
+                *(
+                    {"type": "file", "path": below + path, "oid": "0" * 40, "size": len(files[below + path])}
+                    for path in inside
+                ),
+            ]
+            return self.json([e for e in entries if recursive or "/" not in e["path"].removeprefix(below)])
 
         def take_commit(self, name, repo, branch, commit):
             if self.fault == "drop":

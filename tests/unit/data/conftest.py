@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from helpers.servers.faulty_http_server import Server
 
-from mae_vit.data.remote import retry as patience
+from mae_vit.data.remote import download
 
 
 @pytest.fixture(scope="session")
@@ -27,6 +27,7 @@ def server(source):
 @pytest.fixture
 def impatient(monkeypatch, tmp_path):
     """Short waits, and a cache folder of each test's own."""
-    monkeypatch.setattr(patience, "_FIRST_WAIT_S", 0.02)
-    monkeypatch.setattr(patience, "_LONGEST_WAIT_S", 0.1)
+    monkeypatch.setattr(download, "_FIRST_WAIT_S", 0.02)
+    monkeypatch.setattr(download, "_LONGEST_WAIT_S", 0.1)
+    monkeypatch.setattr(download, "STALL_S", 0.3)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user-cache"))

@@ -169,7 +169,7 @@ WRONG = {
     "hf:anna/..": (2, "names no repository of the Hub"),
     "hf://anna/mae": (2, 'give "hf:anna/mae"'),
     "hf:anna/maee": (2, "there is no model anna/maee on the Hub, or it is private"),
-    "hf:anna/mae@mian": (2, 'has no revision "mian": did you mean "main"?'),
+    "hf:anna/mae@mian": (2, 'has no revision "mian"'),
     "hf:anna/gated": (2, "is gated: ask for access on its page"),
     "hf:anna/private": (2, "there is no model anna/private on the Hub, or it is private"),
     "hf:anna/broken": (75, "status 500"),

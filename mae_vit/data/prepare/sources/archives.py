@@ -8,14 +8,12 @@ import lzma
 import re
 import stat
 import tarfile
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import plain_text
@@ -23,7 +21,8 @@ from mae_vit.core.user_files import HEAD_BYTES, is_image, what_file_is
 from mae_vit.data.images.decode import DecodeError, check_bytes
 from mae_vit.data.prepare.entries import safe_member_path
 from mae_vit.data.prepare.folder_names import NAME_ENCODING, decode_name
-from mae_vit.data.prepare.listing import Listing, Reader
+from mae_vit.data.prepare.listing import Listing
+from mae_vit.data.prepare.sources.spool import Spool
 from mae_vit.data.shards.tar_headers import (
     DamagedTar,
     IncompleteTar,
@@ -55,49 +54,29 @@ def is_tar(path: Path) -> bool:
     return bool(_TAR_NAME.search(path.name))
 
 
-class Spool:
-    """Where compressed tars are decompressed, since they have no random access: one temporary file in OUT.
+def open_tar(path: Path, spool: Spool) -> Tar:
+    """Returns a tar that has random access: the file itself, or a decompressed copy in `spool`.
 
-    It has no name, so that not even a kill leaves it behind.
+    Raises:
+        InputError: if it cannot be read or decompressed, or is a bomb.
     """
-
-    def __init__(self, out: Path) -> None:
-        """Writes nothing before it is asked to."""
-        self._out = out
-        self._file: BinaryIO | None = None
-
-    def open_tar(self, path: Path) -> Tar:
-        """Returns a tar that has random access: the file itself, or the decompressed one.
-
-        Raises:
-            InputError: if it cannot be read or decompressed, or is a bomb.
-        """
-        try:
-            kind = compression_of(path)
-            if kind is None:
-                return Tar(path, path)
-            if kind not in _OPENERS:
-                raise InputError(
-                    f"archive {path} is compressed by {kind}: decompress it (`{kind} -d {path}`)"
-                )
-            if self._file is None:
-                self._out.mkdir(parents=True, exist_ok=True)
-                self._file = tempfile.TemporaryFile(dir=self._out)  # noqa: SIM115 - tars hold it
-            start = self._file.tell()
-            _decompress(path, _OPENERS[kind], self._file)
-        except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-            raise InputError(f"archive {path} cannot be decompressed: {error}") from None
-        return Tar(path, Path(f"/dev/fd/{self._file.fileno()}"), start, self._file.tell(), self._file)
-
-
-def _decompress(path: Path, opener: Callable[..., Any], file: BinaryIO) -> None:
-    start, bound = file.tell(), _bound(path.stat().st_size)
-    with opener(path) as packed:
-        while block := packed.read(_BLOCK):
-            if file.tell() - start + len(block) > bound:
-                raise InputError(f"archive {path} grows to more than {bound} bytes: a bomb, refused")
-            file.write(block)
-    file.flush()
+    try:
+        kind = compression_of(path)
+        if kind is None:
+            return Tar(path, path)
+        if kind not in _OPENERS:
+            raise InputError(f"archive {path} is compressed by {kind}: decompress it (`{kind} -d {path}`)")
+        file, bound = spool.file, _bound(path.stat().st_size)
+        start = file.tell()
+        with _OPENERS[kind](path) as packed:
+            while block := packed.read(_BLOCK):
+                if file.tell() - start + len(block) > bound:
+                    raise InputError(f"archive {path} grows to more than {bound} bytes: a bomb, refused")
+                file.write(block)
+        file.flush()
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+        raise InputError(f"archive {path} cannot be decompressed: {error}") from None
+    return Tar(path, Path(f"/dev/fd/{file.fileno()}"), start, file.tell(), file)
 
 
 def inner_tars(tar: Tar) -> list[Tar]:
@@ -111,10 +90,10 @@ def inner_tars(tar: Tar) -> list[Tar]:
         if is_image(member.name):
             return []
         if is_tar(Path(member.name)) and member.size:
-            name = safe_member_path(member.name, str(tar.name))
-            inner.append(Tar(tar.name / name, tar.path, member.offset, member.offset + member.size, tar.file))
-    if packed := [one.name.name for one in inner if one.name.suffix.lower() != ".tar"]:
-        raise InputError(f"archive {tar.name} holds {plain_text(packed[0])}: unpack it, and give the folder")
+            name = tar.name / safe_member_path(member.name, str(tar.name))
+            inner.append(Tar(name, tar.path, member.offset, member.offset + member.size, tar.file))
+    if packed := [plain_text(tar.name.name) for tar in inner if tar.name.suffix.lower() != ".tar"]:
+        raise InputError(f"archive {tar.name} holds {packed[0]}: unpack it, and give the folder")
     return inner
 
 
@@ -137,29 +116,23 @@ def open_archive(tar: Tar, encoding: str | None = None) -> Listing:
     Raises:
         InputError: if it is damaged, or holds paths that leave its folder.
     """
-    special: list[Special] = []
-    members = list(_members(tar, special))
-
-    def reader(member: Member) -> Reader:
-        def read() -> bytes:
-            check_bytes(member.size)
-            return tar.read(member.offset, member.size)
-
-        return read
 
     def plain(name: str) -> str:
         return decode_name(name.encode("utf-8", "surrogateescape"), encoding)
 
-    def head(member: Member) -> bytes:
-        return tar.read(member.offset, min(HEAD_BYTES, member.size))
-
+    special: list[Special] = []
     where = str(tar.name)
-    named = [(safe_member_path(plain(member.name), where), member) for member in members]
+    named = [(safe_member_path(plain(m.name), where), m) for m in _members(tar, special)]
     links = {safe_member_path(plain(s.name), where): s.target and plain(s.target) for s in special}
     linked = _follow(links, dict(named))
-    files = _list([*named, *linked], head, reader)
-    _note_special(files, len(special) - len(linked))
-    return files
+    return _list([*named, *linked], partial(_read_member, tar), special=len(special) - len(linked))
+
+
+def _read_member(tar: Tar, member: Member, length: int | None = None) -> bytes:
+    """Reads a member, or its first bytes."""
+    if length is None:
+        check_bytes(member.size)
+    return tar.read(member.offset, member.size if length is None else min(length, member.size))
 
 
 def _members(tar: Tar, special: list[Special] | None) -> Iterator[Member]:
@@ -205,31 +178,29 @@ def open_zip(path: Path, encoding: str | None = None) -> Listing:
     except _ZIP_ERRORS as error:
         raise InputError(f"archive {path} is {what_file_is(path) or f'damaged: {error}'}") from None
     regular = [(name, info) for name, info in named if _is_regular(info)]
-
-    def reader(info: zipfile.ZipInfo) -> Reader:
-        def read() -> bytes:
-            if info.flag_bits & _ENCRYPTED:
-                raise DecodeError("encrypted")
-            check_bytes(info.file_size)
-            try:
-                with archive.open(info) as member:
-                    return member.read(info.file_size)
-            except _ZIP_ERRORS as error:
-                raise DecodeError(str(error) or type(error).__name__) from None
-
-        return read
-
-    def head(info: zipfile.ZipInfo) -> bytes:
-        with suppress(*_ZIP_ERRORS), archive.open(info) as member:
-            return member.read(HEAD_BYTES)
-        return b""
-
-    files = _list(((name, info) for name, info in regular if not info.is_dir()), head, reader)
-    sizes, bound = {name: info.file_size for name, info in regular}, _bound(path.stat().st_size)
+    members = [(name, info) for name, info in regular if not info.is_dir()]
+    files = _list(members, partial(_read_zipped, archive), special=len(named) - len(regular))
+    sizes, bound = {name: info.file_size for name, info in members}, _bound(path.stat().st_size)
     if (total := sum(sizes[name] for name, _ in files.images)) > bound:
         raise InputError(f"archive {path} says that it holds {total} bytes of images: a bomb, refused")
-    _note_special(files, len(named) - len(regular))
     return files
+
+
+def _read_zipped(archive: zipfile.ZipFile, info: zipfile.ZipInfo, length: int | None = None) -> bytes:
+    """Reads a member, or its first bytes.
+
+    Raises:
+        DecodeError: if it is encrypted or damaged.
+    """
+    if info.flag_bits & _ENCRYPTED:
+        raise DecodeError("encrypted")
+    if length is None:
+        check_bytes(info.file_size)
+    try:
+        with archive.open(info) as member:
+            return member.read(info.file_size if length is None else length)
+    except _ZIP_ERRORS as error:
+        raise DecodeError(str(error) or type(error).__name__) from None
 
 
 def _is_regular(info: zipfile.ZipInfo) -> bool:
@@ -245,30 +216,33 @@ def _zip_name(info: zipfile.ZipInfo, encoding: str | None) -> str:
     return decode_name(info.filename.encode("cp437"), encoding)
 
 
-def _list(
-    named: Iterable[tuple[str, _Any]], head: Callable[[_Any], bytes], reader: Callable[[_Any], Reader]
-) -> Listing:
-    """Takes images and sorts them; of one path's members the last, as unpacking would."""
-    files, last, copies, garbled = Listing(), dict[str, _Any](), 0, ""
+def _list(named: Iterable[tuple[str, _Any]], read: Callable[..., bytes], *, special: int) -> Listing:
+    """Takes images and sorts them; of one path's members the last, as unpacking would.
+
+    Args:
+        named: path and member.
+        read: reads a member, or its first bytes.
+        special: how many other members there are.
+    """
+    files = Listing()
     for name, member in named:
-        if not files.takes(name, partial(head, member)):
-            files.may_list(name, reader(member))
-            continue
-        copies += name in last
-        last[name] = member
-        if not name.isascii() and plain_text(name) != name:
-            garbled = name
-    if garbled:
-        files.notes.append(f"names such as {plain_text(garbled)} are not in UTF-8: {NAME_ENCODING}")
-    if copies:
+        files.take(name, partial(_head, read, member), partial(read, member))
+    images = dict(files.images)
+    if garbled := [name for name in images if not name.isascii() and plain_text(name) != name]:
+        files.notes.append(f"names such as {plain_text(garbled[-1])} are not in UTF-8: {NAME_ENCODING}")
+    if copies := len(files.images) - len(images):
         files.notes.append(f"skipped {copies} earlier copies of members of the same path")
-    files.images = [(name, reader(member)) for name, member in sorted(last.items(), key=lambda item: item[0])]
+    if special:
+        files.notes.append(f"skipped {special} members that are links, devices or pipes")
+    files.images = sorted(images.items(), key=lambda image: image[0])
     return files
 
 
-def _note_special(files: Listing, special: int) -> None:
-    if special:
-        files.notes.append(f"skipped {special} members that are links, devices or pipes")
+def _head(read: Callable[..., bytes], member: Any) -> bytes:
+    try:
+        return read(member, HEAD_BYTES)
+    except DecodeError:
+        return b""
 
 
 def _bound(packed: int) -> int:

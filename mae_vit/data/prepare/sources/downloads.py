@@ -10,8 +10,7 @@ import numpy as np
 from PIL import Image
 
 from mae_vit.core.errors import InputError
-from mae_vit.data.prepare.entries import Entry, ImageSource
-from mae_vit.data.prepare.listing import Reader
+from mae_vit.data.prepare.entries import Entry, ImageSource, Reader
 from mae_vit.data.prepare.selection import draw_holdout
 
 _DIGITS_TEST_SHARE = Fraction(1, 6)

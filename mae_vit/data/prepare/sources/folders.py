@@ -12,7 +12,8 @@ from typing import BinaryIO
 
 from mae_vit.core.user_files import HEAD_BYTES
 from mae_vit.data.images.decode import MAX_IMAGE_BYTES, DecodeError, check_bytes
-from mae_vit.data.prepare.listing import Listing, Reader, shown
+from mae_vit.data.prepare.entries import Reader
+from mae_vit.data.prepare.listing import Listing, shown
 
 
 def open_folder(path: Path) -> Listing:
@@ -32,10 +33,8 @@ def list_files(found: Iterable[Path], top: Path) -> Listing:
         name = file.relative_to(top).as_posix()
         if not is_regular(file):
             special.append(name)
-        elif files.takes(name, partial(_head, file)):
-            files.images.append((name, reader(file)))
         else:
-            files.may_list(name, reader(file))
+            files.take(name, partial(_head, file), reader(file))
     if special:
         files.notes.append(
             f"skipped {len(special)} that are no regular files: pipes, devices or dead links ({shown(special)})"

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
-import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -19,17 +18,26 @@ from mae_vit.core.user_files import (
     ARRAY_EXTENSIONS,
     HEAD_BYTES,
     IMAGE_EXTENSIONS,
+    LABEL_NAMES,
     OTHER_EXTENSIONS,
     image_kind,
     is_hidden,
-    split_named,
+    split_from_path,
 )
 from mae_vit.data.images.decode import check_bytes
-from mae_vit.data.prepare.entries import Entry, ImageSource, safe_member_path, unique_key
+from mae_vit.data.prepare.entries import (
+    Entry,
+    ImageSource,
+    SourceOptions,
+    class_text,
+    numbered_classes,
+    safe_member_path,
+    unique_key,
+    without_label_note,
+)
 from mae_vit.data.prepare.listing import shown
 from mae_vit.data.prepare.sources.archives import is_tar
 from mae_vit.data.prepare.sources.folders import walk
-from mae_vit.data.prepare.sources.parquet_columns import LABEL_NAMES, ParquetOptions
 from mae_vit.data.shards.dataset_json import FILE_NAME, read_dataset
 from mae_vit.data.shards.samples import (
     Group,
@@ -42,8 +50,6 @@ from mae_vit.data.shards.samples import (
 )
 from mae_vit.data.shards.tar_headers import DamagedTar, Special, Tar, walk_tar
 
-# A number in a stranger's .cls must not make us write a list of billions of classes.
-_MAX_CLASSES = 1_000_000
 # Of so many samples members are looked at that may be labels.
 _LOOKED_AT = 100
 _TEXTS = ("txt", "text")
@@ -59,15 +65,6 @@ def find_shards(folder: Path) -> list[Path]:
         for path in walk(folder)
         if is_tar(path) and not is_hidden(str(path.relative_to(folder))) and path.is_file()
     )
-
-
-def split_of(shard: Path, folder: Path, default: str) -> str:
-    """The split that a shard's name or folder tells ("imagenet-val-000012.tar"), or `default`."""
-    words = re.split(r"[-_.]", shard.stem)
-    with suppress(ValueError):
-        words = [word for part in shard.relative_to(folder).parts for word in re.split(r"[-_.]", part)]
-    # The last is nearest to the shard's number.
-    return next(filter(None, map(split_named, reversed(words))), default)
 
 
 def image_member(tar: Tar) -> str | None:
@@ -106,109 +103,109 @@ def is_shard(tar: Tar) -> bool:
     return labeled or (len(folders) == 1 and any((key, False) in others for key in images))
 
 
-def open_shards(
-    folder: Path, shards: Sequence[Tar], *, split: str, name: str, columns: ParquetOptions, labels: bool
-) -> ImageSource:
+@dataclass
+class _Samples:
+    """The samples of shards.
+
+    Attributes:
+        found: each with its shard; a group has an image, unless `--image-column` names another member.
+        labels: of each, None without one.
+        special: links, devices and pipes.
+        lost: keys of members without an image.
+    """
+
+    found: list[tuple[Tar, Group]] = field(default_factory=list)
+    labels: list[bytes | None] = field(default_factory=list)
+    special: list[Special] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+
+
+def open_shards(folder: Path, shards: Sequence[Tar], name: str, options: SourceOptions) -> ImageSource:
     """Lists the images of shards, and their labels: of `.cls`, or of the field that the user names.
 
     Args:
         folder: that holds them.
         shards: to read.
-        split: of shards whose names tell none.
         name: of the source.
-        columns: which fields are images and labels, where the user says so.
-        labels: whether labels are read.
+        options: which fields are images and labels, and the split of shards whose names tell none.
 
     Raises:
         InputError: if one is damaged, holds paths that leave its folder, or its labels make
             no sense.
     """
     known = read_dataset(folder) if (folder / FILE_NAME).exists() else None
-    splits = {s.file: name for name, info in known.splits.items() for s in info.shards} if known else {}
-    special, lost = list[Special](), list[str]()
-    found = [(shard, _read_groups(shard, special, columns.image_column, lost)) for shard in shards]
-    known_labels = {
-        (place, number): label
-        for place, (shard, groups) in enumerate(found)
-        for number, label in enumerate(_labels(shard, groups, columns.label_column))
-        if labels and label
-    }
-    if columns.label_column and not known_labels:
-        raise InputError(
-            f"--label-column {columns.label_column}: no sample has such a member, or key of its json: {_fields(found)}"
-        )
-    for (place, number), named in known_labels.items():
-        if no_single_label(named):
-            shard, groups = found[place]
-            raise InputError(
-                f"shard {shard.name}: the label of {plain_text(groups[number].key)} is "
-                f'"{plain_text(_text(named)[:40])}": one class of each image is read, a number or a name; --no-labels '
-                "takes the images alone"
-            )
-    numbers = {label: label_number(label) for label in known_labels.values()}
+    splits = {s.file: split for split, info in known.splits.items() for s in info.shards} if known else {}
+    samples = _read_samples(shards, options)
+    numbers = {label: label_number(label) for label in samples.labels if label}
     numbered = None not in numbers.values()
-    if known is not None:
-        classes = known.classes
-    elif numbered:
-        classes = numbered_classes(max((number or 0 for number in numbers.values()), default=-1), folder)
-    else:
-        classes = sorted({_text(label) for label, number in numbers.items() if (number or 0) >= 0})
-    entries = []
+    classes = tuple(known.classes) if known else _classes(numbers, numbered, str(folder))
+    entries, negative, others = list[Entry](), 0, Counter[str]()
     keys: dict[str, dict[str, int]] = {}
-    others, negative = Counter[str](), 0
-    for place, (shard, groups) in enumerate(found):
-        own = splits.get(shard.name.name) or split_of(shard.name, folder, split)
-        for number, group in enumerate(groups):
-            field = _image(shard, group, columns.image_column)
-            if field is None:
-                lost.append(group.key)
-                continue
-            others.update(other for other in group.fields if other != field and is_image_field(other))
-            # Keys become names in our shards.
-            path = safe_member_path(f"{group.key}.{field}", str(shard.name))
-            class_name, label = None, known_labels.get((place, number))
-            if label is not None:
-                which = numbers[label]
-                if which is not None and which < 0:
-                    negative += 1
-                elif which is None or not numbered:
-                    class_name = _text(label)
-                else:
-                    class_name = _class_of(which, path, shard, classes)
-            key = unique_key(group.key, keys.setdefault(own, {}))
-            read = partial(_read, shard, *group.fields[field])
-            extension = field.rpartition(".")[2]
-            entries.append(Entry(own, class_name, key, plain_text(path), extension, read))
-    if columns.image_column and not entries:
+    for (shard, group), label in zip(samples.found, samples.labels, strict=True):
+        member = _image(shard, group, options.image_column)
+        if member is None:
+            samples.lost.append(group.key)
+            continue
+        others.update(other for other in group.fields if other != member and is_image_field(other))
+        # Keys become names in our shards.
+        path = safe_member_path(f"{group.key}.{member}", str(shard.name))
+        class_name = None
+        if label and (number := numbers[label]) is not None and number < 0:
+            negative += 1
+        elif label and numbered:
+            class_name = _numbered_class(number or 0, path, shard, classes)
+        elif label:
+            class_name = _text(label)
+        split = splits.get(shard.name.name) or split_from_path(shard.name, folder, options.split)
+        key = unique_key(group.key, keys.setdefault(split, {}))
+        read = partial(_read, shard, *group.fields[member])
+        entries.append(Entry(split, class_name, key, plain_text(path), member.rpartition(".")[2], read))
+    if options.image_column and not entries:
         raise InputError(
-            f"--image-column {columns.image_column}: no sample has such a member: {_fields(found)}"
+            f"--image-column {options.image_column}: no sample has such a member: {_fields(samples.found)}"
         )
-    notes = []
+    notes = [*without_label_note(negative, "the class is negative")]
     if others:
         notes.append(f"left out images beside others of their samples: {', '.join(others)} (--image-column)")
-    if negative:
-        notes.append(without_label(negative))
-    if special:
-        notes.append(f"skipped {count_of(len(special), 'member')} of shards that are links, devices or pipes")
-    if lost:
-        notes.append(f"skipped {count_of(len(lost), 'sample')} without an image: {shown(sorted(lost))}")
-    if labels and not known_labels and (hint := label_hint(found)):
+    if samples.special:
+        count = count_of(len(samples.special), "member")
+        notes.append(f"skipped {count} of shards that are links, devices or pipes")
+    if samples.lost:
+        count = count_of(len(samples.lost), "sample")
+        notes.append(f"skipped {count} without an image: {shown(sorted(samples.lost))}")
+    if options.labels and not numbers and (hint := label_hint(samples.found)):
         notes.append(hint)
-    return ImageSource(name, entries, classes=tuple(classes) if classes else None, notes=tuple(notes))
+    return ImageSource(name, entries, classes=classes or None, notes=tuple(notes))
 
 
-def _read_groups(shard: Tar, special: list[Special], asked: str | None, lost: list[str]) -> list[Group]:
-    try:
-        return read_groups(shard, special, asked, lost)
-    except (DamagedTar, OSError) as error:
-        raise InputError(f"shard {shard.name} cannot be used: {error}") from None
+def _read_samples(shards: Sequence[Tar], options: SourceOptions) -> _Samples:
+    """Lists the samples of shards, and reads their labels if they are wanted.
 
-
-def _image(shard: Tar, group: Group, asked: str | None) -> str | None:
-    try:
-        return group.image(shard.name, asked)
-    except DamagedTar as error:
-        raise InputError(f"shard {error}") from None
+    Raises:
+        InputError: if a shard cannot be used, or a label is neither a number nor a name.
+    """
+    samples = _Samples()
+    for shard in shards:
+        try:
+            groups = read_groups(shard, samples.special, options.image_column, samples.lost)
+        except (DamagedTar, OSError) as error:
+            raise InputError(f"shard {shard.name} cannot be used: {error}") from None
+        samples.found += [(shard, group) for group in groups]
+        labels = _labels(shard, groups, options.label_column) if options.labels else [None] * len(groups)
+        for group, label in zip(groups, labels, strict=True):
+            if label and no_single_label(label):
+                raise InputError(
+                    f"shard {shard.name}: the label of {plain_text(group.key)} is "
+                    f'"{_text(label)[:40]}": one class of each image is read, a number or a name; --no-labels '
+                    "takes the images alone"
+                )
+            samples.labels.append(label or None)
+    if options.label_column and not any(samples.labels):
+        raise InputError(
+            f"--label-column {options.label_column}: no sample has such a member, or key of its json: "
+            f"{_fields(samples.found)}"
+        )
+    return samples
 
 
 def _labels(shard: Tar, groups: Sequence[Group], asked: str | None) -> Iterator[bytes | None]:
@@ -228,71 +225,66 @@ def _labels(shard: Tar, groups: Sequence[Group], asked: str | None) -> Iterator[
                 yield None
 
 
-def _json(shard: Tar, group: Group) -> dict[str, Any]:
-    offset, size = group.fields["json"]
-    try:
-        found = json.loads(shard.read(offset, size))
-    except ValueError:
-        found = None
-    return found if isinstance(found, dict) else {}
+def _classes(numbers: Mapping[bytes, int | None], numbered: bool, where: str) -> tuple[str, ...]:
+    """All classes: 0 to the largest number, or the names."""
+    if numbered:
+        return numbered_classes(max((number or 0 for number in numbers.values()), default=-1), where)
+    return tuple(sorted({_text(label) for label, number in numbers.items() if (number or 0) >= 0}))
 
 
-def label_hint(found: Sequence[tuple[Tar, list[Group]]]) -> str:
-    """Names what looks like labels in samples that have no `.cls`; empty if nothing does."""
-    seen: dict[tuple[str, str], list[bytes]] = {}
-    looked_at = [(shard, group) for shard, groups in found[:2] for group in groups[:_LOOKED_AT]]
-    for shard, group in looked_at:
-        for field, (offset, size) in group.fields.items():
-            if field == "json":
-                for key, value in _json(shard, group).items():
-                    if key.lower() in LABEL_NAMES and isinstance(value, str | int):
-                        seen.setdefault(("json", key), []).append(str(value).encode())
-            elif field in _TEXTS or field.partition(".")[0] in LABEL_NAMES:
-                seen.setdefault((field, field), []).append(shard.read(offset, min(size, 64)))
-    for (member, name), values in seen.items():
-        # Captions differ, labels come again.
-        if name not in _TEXTS or (len(set(values)) <= len(values) // 2 and max(map(len, values)) < 64):
-            count = sum(member in group.fields for _, groups in found for group in groups)
-            members = f"{count:,} .{member} members look" if count > 1 else f"a .{member} member looks"
-            return f"no labels; {members} like labels: --label-column {name}"
-    return ""
-
-
-def _fields(found: Sequence[tuple[Tar, list[Group]]]) -> str:
-    """Lists the members of samples, and the keys of their json."""
-    groups = [(shard, group) for shard, groups in found[:1] for group in groups[:1]]
-    members = sorted({field for _, group in groups for field in group.fields})
-    keys = sorted({key for shard, group in groups if "json" in group.fields for key in _json(shard, group)})
-    in_json = f", and in json {', '.join(keys)}" if keys else ""
-    return f"there are {', '.join(members)}{in_json}"
-
-
-def numbered_classes(largest: int, folder: Path) -> list[str]:
-    """Names classes 0..largest of shards that say nothing of them.
-
-    Raises:
-        InputError: if the number is out of all proportion.
-    """
-    if largest >= _MAX_CLASSES:
-        raise InputError(f"{folder}: a .cls says class {largest}; at most {_MAX_CLASSES} are taken")
-    return [str(number) for number in range(largest + 1)]
-
-
-def without_label(negative: int) -> str:
-    """Says that images of negative classes have no label."""
-    return f"{count_of(negative, 'image')} without a label: the class is negative"
-
-
-def _text(label: bytes) -> str:
-    return plain_text(unicodedata.normalize("NFC", label.decode("utf-8", "surrogateescape")))
-
-
-def _class_of(number: int, path: str, shard: Tar, classes: Sequence[str]) -> str:
+def _numbered_class(number: int, path: str, shard: Tar, classes: Sequence[str]) -> str:
     if number >= len(classes):
         raise InputError(
             f"shard {shard.name}: {plain_text(path)} is of class {number}; there are {len(classes)}"
         )
     return classes[number]
+
+
+def _image(shard: Tar, group: Group, asked: str | None) -> str | None:
+    try:
+        return group.image(shard.name, asked)
+    except DamagedTar as error:
+        raise InputError(f"shard {error}") from None
+
+
+def _json(shard: Tar, group: Group) -> dict[str, Any]:
+    try:
+        content = json.loads(shard.read(*group.fields["json"]))
+    except ValueError:
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def label_hint(samples: Sequence[tuple[Tar, Group]]) -> str:
+    """Names what looks like labels in samples that have no `.cls`; empty if nothing does."""
+    values: dict[tuple[str, str], list[bytes]] = {}
+    for shard, group in samples[:_LOOKED_AT]:
+        for member, (offset, size) in group.fields.items():
+            if member == "json":
+                for key, value in _json(shard, group).items():
+                    if key.lower() in LABEL_NAMES and isinstance(value, str | int):
+                        values.setdefault(("json", key), []).append(str(value).encode())
+            elif member in _TEXTS or member.partition(".")[0] in LABEL_NAMES:
+                values.setdefault((member, member), []).append(shard.read(offset, min(size, 64)))
+    for (member, name), texts in values.items():
+        # Captions differ, labels come again.
+        if name not in _TEXTS or (len(set(texts)) <= len(texts) // 2 and max(map(len, texts)) < 64):
+            count = sum(member in group.fields for _, group in samples)
+            members = f"{count:,} .{member} members look" if count > 1 else f"a .{member} member looks"
+            return f"no labels; {members} like labels: --label-column {name}"
+    return ""
+
+
+def _fields(samples: Sequence[tuple[Tar, Group]]) -> str:
+    """Lists the members of the first sample, and the keys of its json."""
+    shard, group = samples[0] if samples else (None, Group("", {}))
+    keys = sorted(_json(shard, group)) if shard and "json" in group.fields else []
+    in_json = f", and in json {', '.join(keys)}" if keys else ""
+    return f"there are {', '.join(sorted(group.fields))}{in_json}"
+
+
+def _text(label: bytes) -> str:
+    return class_text(label.decode("utf-8", "surrogateescape"))
 
 
 def _read(shard: Tar, offset: int, length: int) -> bytes:

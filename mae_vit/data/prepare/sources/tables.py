@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import shlex
-import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import takewhile
@@ -16,6 +15,7 @@ from mae_vit.core.errors import InputError
 from mae_vit.core.messages import closest, count_of, plain_text
 from mae_vit.core.user_files import (
     ARCHIVE_EXTENSIONS,
+    LABEL_NAMES,
     decode_text,
     extension_of,
     is_image,
@@ -23,11 +23,17 @@ from mae_vit.core.user_files import (
     split_named,
     split_told,
 )
-from mae_vit.data.prepare.entries import Entry, ImageSource, unique_key
+from mae_vit.data.prepare.entries import (
+    Entry,
+    ImageSource,
+    SourceOptions,
+    class_text,
+    unique_key,
+    without_label_note,
+)
 from mae_vit.data.prepare.label_lists import Names, stem_of
 from mae_vit.data.prepare.listing import shown
 from mae_vit.data.prepare.sources.folders import is_regular, reader, walk
-from mae_vit.data.prepare.sources.parquet_columns import LABEL_NAMES, ParquetOptions
 from mae_vit.data.shards.samples import label_number, no_single_label
 
 _PATHS = ("path", "file", "filename", "file_name", "filepath", "image", "image_path", "img")
@@ -36,16 +42,17 @@ _LOOKED_AT = 8
 _FIRST_LINE = 4096
 # The latter is fastai's.
 _SPLITS = ("split", "is_valid")
+_DEFAULTS = SourceOptions(Path())
 _BITS = {"0": 0, "0.0": 0, "false": 0, "1": 1, "1.0": 1, "true": 1}
 
 
 class Row(NamedTuple):
-    """A row: `file` is None if it is not there, `label` and `split` of no column or an empty cell."""
+    """A row that names a file: `file` is None if it is not there; label and split are "" where there is none."""
 
     path: str
     file: Path | None
-    label: str | None
-    split: str | None
+    label: str
+    split: str
 
 
 class Table(NamedTuple):
@@ -115,52 +122,47 @@ def is_table(path: Path) -> bool:
         return "\t" in decode_text(file.read(_FIRST_LINE), "", errors="replace").partition("\n")[0]
 
 
-def read_table(table: Path, options: ParquetOptions | None = None, *, labels: bool = True) -> Table:
+def read_table(table: Path, options: SourceOptions = _DEFAULTS) -> Table:
     """Reads the rows of a table.
 
     Args:
         table: the file.
         options: the columns that the user names.
-        labels: whether labels are read.
 
     Raises:
         InputError: if it has no column of files, several that may be meant, or is no text.
     """
-    columns, rows = _read(table)
-    files = _Files(table.parent)
-    path, label = _chosen_columns(table, columns, rows, files, options or ParquetOptions(), labels)
-    split, notes = next((name for name in _SPLITS if name in columns), None), []
+    name, files = table.name, _Files(table.parent)
+    columns, cells = _read(table)
+    path, label = _choose_columns(table, columns, cells, files, options)
+    split, notes = next((column for column in _SPLITS if column in columns), None), list[str]()
     if split == "is_valid":
-        notes.append(f"took the rows of {table.name} whose is_valid is true for val, the others for train")
-    if without := sum(not row[path] for row in rows):
-        notes.append(f"left out {count_of(without, 'row')} of {table.name} that name no file")
-    rows = [row for row in rows if row[path]]
+        notes.append(f"took the rows of {name} whose is_valid is true for val, the others for train")
+    if without := sum(not row[path] for row in cells):
+        notes.append(f"left out {count_of(without, 'row')} of {name} that name no file")
+    cells = [row for row in cells if row[path]]
     # Where some are found as they are named, others are missing.
-    if not any(files.find(row[path]) for row in rows):
-        files.elsewhere = _shared_folders(row[path] for row in rows)
-    others = [name for name in columns if name not in (path, label, split)]
-    hot, remarks = _one_hot(others, path, columns, rows) if labels and not label else ([], [])
-    notes += remarks
-    if others := [name for name in others if name not in hot]:
-        way = f" (for labels, mae-vit prepare {shlex.quote(str(table))} OUT --label-column NAME)"
-        unread = shown(columns[name] for name in others)
+    if not any(files.find(row[path]) for row in cells):
+        files.elsewhere = _shared_folders(row[path] for row in cells)
+    unread = [column for column in columns if column not in (path, label, split)]
+    hot: list[str] = []
+    if options.labels and not label:
+        hot, remarks = _one_hot(unread, path, columns, cells)
+        notes += remarks
+    if unread := [column for column in unread if column not in hot]:
+        hint = f" (for labels, mae-vit prepare {shlex.quote(str(table))} OUT --label-column NAME)"
+        listed = shown(columns[column] for column in unread)
         notes.append(
-            f"columns of {table.name} that are not read: {unread}{way if labels and not (label or hot) else ''}"
+            f"columns of {name} that are not read: {listed}{hint if options.labels and not (label or hot) else ''}"
         )
-
-    def label_of(row: Mapping[str, str]) -> str | None:
-        return columns[_ones(row, hot)[0]] if hot else (row[label] or None) if label else None
-
-    def split_of(cell: str) -> str | None:
-        return ("val" if _BITS.get(cell.lower()) else "train") if split == "is_valid" else cell or None
-
-    return Table(
-        [
-            Row(row[path], files.find(row[path]), label_of(row), split_of(row[split]) if split else None)
-            for row in rows
-        ],
-        notes,
-    )
+    rows = []
+    for row in cells:
+        told = row[split] if split else ""
+        if split == "is_valid":
+            told = "val" if _BITS.get(told.lower()) else "train"
+        named = columns[_ones(row, hot)[0]] if hot else row[label] if label else ""
+        rows.append(Row(row[path], files.find(row[path]), named, told))
+    return Table(rows, notes)
 
 
 def _read(table: Path) -> tuple[dict[str, str], list[dict[str, str]]]:
@@ -184,57 +186,57 @@ def _read(table: Path) -> tuple[dict[str, str], list[dict[str, str]]]:
     return {name: written[place] for name, place in places.items()}, found
 
 
-def _chosen_columns(
+def _choose_columns(
     table: Path,
     columns: Mapping[str, str],
-    rows: Sequence[Mapping[str, str]],
+    cells: Sequence[Mapping[str, str]],
     files: _Files,
-    options: ParquetOptions,
-    labels: bool,
+    options: SourceOptions,
 ) -> tuple[str, str | None]:
-    """The columns of paths and of labels.
+    """Returns the columns of paths and of labels.
 
     Raises:
         InputError: if they are not clear, with the command that chooses.
     """
-
-    def chosen(asked: str | None, option: str, found: list[str]) -> str | None:
-        if asked is None:
-            return found[0] if len(found) == 1 else None
-        if (name := asked.strip().lower()) not in columns:
-            raise InputError(
-                f"{option} {asked}: table {table} has no such column: "
-                f"{closest(asked, columns.values()) or 'it has ' + shown(columns.values())}"
-            )
-        return name
-
-    def holds_files(name: str) -> bool:
-        cells = [row[name] for row in rows[:_LOOKED_AT]]
-        return bool(cells) and all(path and files.find(path) for path in cells)
-
     if any(is_image(name) and files.find(name) for name in columns.values()):
         raise InputError(
             f"table {table}: its first line names an image: put a line of names above it, as path,label"
         )
-    paths, named = ([name for name in columns if name in known] for known in (_PATHS, LABEL_NAMES))
-    if len(paths) != 1 and not options.image_column:
-        paths = [name for name in paths or columns if name not in named and holds_files(name)]
-    path = chosen(options.image_column, "--image-column", paths)
-    label = chosen(options.label_column, "--label-column", named) if labels else None
-    why, option = [], ""
-    if path is None:
+    paths, labels = ([name for name in columns if name in known] for known in (_PATHS, LABEL_NAMES))
+    if options.image_column:
+        paths = [_asked_column(table, columns, options.image_column, "--image-column")]
+    elif len(paths) != 1:
+        paths = [name for name in paths or columns if name not in labels and _holds_files(name, cells, files)]
+    if options.label_column:
+        labels = [_asked_column(table, columns, options.label_column, "--label-column")]
+    labels = labels if options.labels else []
+    why, command = [], ""
+    if len(paths) != 1:
         why.append(f"{'several columns name' if paths else 'no column names'} images beside it or below")
-        option += f" --image-column {shlex.quote(columns[paths[0]]) if paths else 'NAME'}"
-    if labels and label is None and len(named) > 1:
+        command += f" --image-column {shlex.quote(columns[paths[0]]) if paths else 'NAME'}"
+    if len(labels) > 1:
         why.append("several columns may be labels")
-        option += f" --label-column {shlex.quote(columns[named[0]])}"
-    if path is None or why:
+        command += f" --label-column {shlex.quote(columns[labels[0]])}"
+    if why:
         listed = plain_text(", ".join(columns.values())[:80])
         raise InputError(
             f"table {table}: {' and '.join(why)}: its first line has {listed}; "
-            f"mae-vit prepare {shlex.quote(str(table))} OUT{option} chooses"
+            f"mae-vit prepare {shlex.quote(str(table))} OUT{command} chooses"
         )
-    return path, label
+    return paths[0], labels[0] if labels else None
+
+
+def _asked_column(table: Path, columns: Mapping[str, str], asked: str, option: str) -> str:
+    if (name := asked.strip().lower()) not in columns:
+        hint = closest(asked, columns.values()) or f"it has {shown(columns.values())}"
+        raise InputError(f"{option} {asked}: table {table} has no such column: {hint}")
+    return name
+
+
+def _holds_files(name: str, cells: Sequence[Mapping[str, str]], files: _Files) -> bool:
+    """Whether the first cells of a column name files."""
+    first = [row[name] for row in cells[:_LOOKED_AT]]
+    return bool(first) and all(path and files.find(path) for path in first)
 
 
 def _one_hot(
@@ -258,114 +260,103 @@ def _ones(row: Mapping[str, str], columns: Sequence[str]) -> list[str]:
     return [name for name in columns if _BITS[row[name].lower()]]
 
 
-def open_table(
-    table: Path, split: str, options: ParquetOptions | None = None, *, labels: bool = True
-) -> ImageSource:
+def open_table(table: Path, options: SourceOptions) -> ImageSource:
     """Opens the images that a table lists; those that are not there are counted and named.
 
     Args:
         table: the file.
-        split: of rows that tell none.
-        options: the columns that the user names.
-        labels: whether labels are read.
+        options: the columns that the user names, and the split of rows that tell none.
 
     Raises:
         InputError: as of `read_table`, or if an image has several labels.
     """
-    found = read_table(table, options, labels=labels)
-    entries, missing = [], [row.path for row in found.rows if row.file is None]
+    rows, column_notes = read_table(table, options)
+    entries, missing = list[Entry](), [row.path for row in rows if row.file is None]
     label_of: dict[tuple[str, Path], str | None] = {}
     keys: dict[str, dict[str, int]] = {}
-    repeated, below, example = 0, 0, ""
-    folders, notes = _splits_of_folders(found.rows, table, split)
-    signed = {label_number((row.label or "x").encode()) for row in found.rows} == {-1, 1}
+    below = list[str]()
+    folders, notes = _splits_of_folders(rows, table, options.split)
+    signed = {label_number((row.label or "x").encode()) for row in rows} == {-1, 1}
     if signed:
         notes.append(f"took the labels 1 and -1 of {table.name} for two classes, since there are no others")
-    for (path, file, label, told), of_folder in zip(found.rows, folders, strict=True):
+    for (path, file, label, told), folder_split in zip(rows, folders, strict=True):
         if file is None:
             continue
-        name, own = _class_name(label, signed=signed), split_told(told) if told else of_folder
-        twice = (own, file) in label_of
-        other = label_of.setdefault((own, file), name)
+        name, split = _class_name(label, signed=signed), split_told(told) if told else folder_split
+        twice = (split, file) in label_of
+        other = label_of.setdefault((split, file), name)
         if other != name or (name and no_single_label(name.encode())):
             both = f'"{other}" and "{name}"' if other != name else f'"{name}"'
             raise InputError(
                 f"table {table}: the label of {plain_text(path)} is {both}: one class of each image is read; "
                 "mae-vit prepare --no-labels takes the images alone"
             )
-        repeated += twice
         if twice:
             continue
-        where = _where(path, file, table)
+        where = _beside(path, file, table)
         if where != path.replace("\\", "/").removeprefix("./"):
-            below, example = below + 1, example or f"{plain_text(path)} is {plain_text(where)}"
-        key = unique_key(
-            stem_of(where).replace(".", "_").strip("/") or where,
-            keys.setdefault(own, {}),
-        )
-        entries.append(Entry(own, name, key, where, extension_of(where) or "jpg", reader(file)))
+            below.append(f"{plain_text(path)} is {plain_text(where)}")
+        stem = stem_of(where).replace(".", "_").strip("/") or where
+        key = unique_key(stem, keys.setdefault(split, {}))
+        entries.append(Entry(split, name, key, where, extension_of(where) or "jpg", reader(file)))
     if missing:
         hint = _Files(table.parent).hint(missing, not entries)
-        notes.append(
-            f"{count_of(len(missing), 'file')} of {table.name} not found beside it: {shown(missing)}{hint}"
-        )
+        count = count_of(len(missing), "file")
+        notes.append(f"{count} of {table.name} not found beside it: {shown(missing)}{hint}")
     if below:
         notes.append(
-            f"found {count_of(below, 'file')} of {table.name} by the ends of their paths (folder, case or extension "
-            f"differ): {example}"
+            f"found {count_of(len(below), 'file')} of {table.name} by the ends of their paths (folder, case or "
+            f"extension differ): {below[0]}"
         )
-    if repeated:
+    if repeated := len(rows) - len(missing) - len(entries):
         notes.append(f"{table.name} names images again in {count_of(repeated, 'row')}: each is taken once")
     if shared := len(label_of) - len({file for _, file in label_of}):
         notes.append(f"warning: {table.name} has {count_of(shared, 'image')} in several splits")
     unlabeled = sum(entry.class_name is None for entry in entries)
-    if 0 < unlabeled < len(entries):
-        notes.append(f"{count_of(unlabeled, 'image')} without a label: its cell is empty or negative")
-    names = {entry.class_name for entry in entries if entry.class_name is not None}
-    numbers = {name: label_number(name.encode()) for name in names}
+    if unlabeled < len(entries):
+        notes += without_label_note(unlabeled, "its cell is empty or negative")
+    numbers = {
+        name: label_number(name.encode()) for entry in entries if (name := entry.class_name) is not None
+    }
     # Numbers in their order, as of other sources; words by the alphabet.
-    classes = (
-        sorted(names, key=lambda name: (numbers[name] or 0, name)) if None not in numbers.values() else []
-    )
-    return ImageSource(table.name, entries, classes=tuple(classes) or None, notes=(*notes, *found.notes))
+    words = None in numbers.values()
+    classes = () if words else sorted(numbers, key=lambda name: (numbers[name] or 0, name))
+    return ImageSource(table.name, entries, classes=tuple(classes) or None, notes=(*notes, *column_notes))
 
 
-def _where(path: str, file: Path, table: Path) -> str:
+def _beside(path: str, file: Path, table: Path) -> str:
     """The path of a row's file beside its table."""
     return file.relative_to(table.parent).as_posix() if file.is_relative_to(table.parent) else path
 
 
 def _splits_of_folders(rows: Sequence[Row], table: Path, split: str) -> tuple[list[str], list[str]]:
     """The split of each row that tells none: of the folder that it lies in where there are several; and remarks."""
-    found = [
-        next(filter(None, map(split_named, _where(row.path, row.file, table).split("/")[:-1])), None)
-        if row.file and not row.split
-        else None
-        for row in rows
-    ]
-    there = sorted({name for name in found if name})
+    told = []
+    for row in rows:
+        folders = _beside(row.path, row.file, table).split("/")[:-1] if row.file and not row.split else []
+        told.append(next(filter(None, map(split_named, folders)), None))
+    there = sorted({name for name in told if name})
     if len(there) > 1:
-        remark = f"took the splits of {table.name} from the folders of its images: {', '.join(there)}"
-        return [name or split for name in found], [f"{remark} (a column split tells others)"]
-    remarks = (
-        [
+        listed = ", ".join(there)
+        remark = f"took the splits of {table.name} from the folders of its images: {listed}"
+        return [name or split for name in told], [f"{remark} (a column split tells others)"]
+    remarks = []
+    if there and there[0] != split and None not in told:
+        remarks.append(
             f"all images of {table.name} lie in the folder of split {there[0]}, but were taken for {split} (--split "
             f"{there[0]} takes them for it)"
-        ]
-        if there and there[0] != split and None not in found
-        else []
-    )
+        )
     return [split] * len(rows), remarks
 
 
-def _class_name(label: str | None, *, signed: bool) -> str | None:
+def _class_name(label: str, *, signed: bool) -> str | None:
     """The class that a cell names: whole numbers without decimals, as pandas writes those with gaps; not negative.
 
     Args:
         label: of the cell.
         signed: negative numbers are classes, too.
     """
-    name = plain_text(unicodedata.normalize("NFC", label or ""))
+    name = class_text(label)
     if (number := label_number(name.encode())) is not None:
         return name.partition(".")[0] if number >= 0 or signed else None
     return name or None

@@ -8,13 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from mae_vit.core.messages import count_of, plain_text
-from mae_vit.core.user_files import split_in
-from mae_vit.data.prepare.entries import ImageSource, entries_from_paths
-from mae_vit.data.prepare.folder_names import FolderNames, surely_split
+from mae_vit.core.user_files import split_from_path, split_in
+from mae_vit.data.prepare.entries import ImageSource, SourceOptions
+from mae_vit.data.prepare.folder_names import surely_split
 from mae_vit.data.prepare.listing import Listing
-from mae_vit.data.prepare.sources.archives import Spool, inner_tars, open_archive
-from mae_vit.data.prepare.sources.foreign_shards import image_member, is_shard, open_shards, split_of
-from mae_vit.data.prepare.sources.parquet_columns import ParquetOptions
+from mae_vit.data.prepare.path_entries import entries_from_paths
+from mae_vit.data.prepare.sources.archives import inner_tars, open_archive, open_tar
+from mae_vit.data.prepare.sources.foreign_shards import image_member, is_shard, open_shards
+from mae_vit.data.prepare.sources.spool import Spool
 from mae_vit.data.shards.dataset_json import FILE_NAME
 from mae_vit.data.shards.samples import split_key
 from mae_vit.data.shards.tar_headers import Tar
@@ -24,42 +25,28 @@ _FEW_FIELDS = 4
 _CLASS = re.compile(r"n\d{8}|[^\d]+")
 
 
-def open_tars(
-    paths: Sequence[Path],
-    folder: Path,
-    out: Path,
-    *,
-    split: str,
-    name: str,
-    columns: ParquetOptions,
-    labels: bool,
-    names: FolderNames,
-) -> ImageSource:
+def open_tars(paths: Sequence[Path], folder: Path, name: str, options: SourceOptions) -> ImageSource:
     """Opens tars as one source.
 
     Args:
         paths: of the tars.
         folder: that holds them all.
-        out: the output folder, where compressed ones are decompressed.
-        split: of tars whose names tell none.
         name: of the source.
-        columns: which fields of samples are images and labels, where the user says so.
-        labels: class folders are labels.
-        names: how the names of folders and of members are read.
+        options: which fields of samples are images and labels, and how names are read.
 
     Raises:
         InputError: if one cannot be used.
     """
-    spool = Spool(out)
-    tars = [tar for path in paths for tar in _expand(spool.open_tar(path))]
-    unnamed = None if columns.image_column else image_member(tars[0])
-    columns = replace(columns, image_column=unnamed) if unnamed else columns
-    asked = columns.image_column or columns.label_column
+    spool = Spool(options.out)
+    tars = [inner for path in paths for inner in _expand(open_tar(path, spool))]
+    unnamed = None if options.image_column else image_member(tars[0])
+    options = replace(options, image_column=unnamed or options.image_column)
+    asked = options.image_column or options.label_column
     if (folder / FILE_NAME).exists() or asked or any(map(is_shard, tars)):
-        source = open_shards(folder, tars, split=split, name=name, columns=columns, labels=labels)
+        source = open_shards(folder, tars, name, options)
         note = f"took the .{unnamed} members for images, by their first bytes (--image-column)"
         return replace(source, notes=(*source.notes, note)) if unnamed else source
-    return _open_archives(tars, folder, split=split, name=name, labels=labels, names=names)
+    return _open_archives(tars, folder, name, options)
 
 
 def are_classes(paths: Sequence[Path]) -> bool:
@@ -77,28 +64,24 @@ def _stem(path: Path) -> str:
 def _expand(tar: Tar) -> list[Tar]:
     """Returns the tars that a tar holds, in tars that it holds too; itself if there are none."""
     inner = inner_tars(tar)
-    return [one for found in inner for one in _expand(found)] if inner else [tar]
+    return [tar for outer in inner for tar in _expand(outer)] if inner else [tar]
 
 
-def _open_archives(
-    tars: Sequence[Tar], folder: Path, *, split: str, name: str, labels: bool, names: FolderNames
-) -> ImageSource:
+def _open_archives(tars: Sequence[Tar], folder: Path, name: str, options: SourceOptions) -> ImageSource:
     """Lists the images of archives; of several each may be a class, or a part of one data set."""
-    stems = [_stem(tar.name) for tar in tars]
     classes = are_classes([tar.name for tar in tars])
-    splits = [split_of(tar.name.parent if classes else tar.name, folder, split) for tar in tars]
-    own = splits[0] if len(set(splits)) == 1 else None
+    splits = [
+        split_from_path(tar.name.parent if classes else tar.name, folder, options.split) for tar in tars
+    ]
+    one_split = len(set(splits)) == 1
     files = Listing()
-    for tar, stem, of in zip(tars, stems, splits, strict=True):
-        found = open_archive(tar, names.encoding)
+    for tar, split in zip(tars, splits, strict=True):
+        listing, stem = open_archive(tar, options.name_encoding), _stem(tar.name)
         # A folder called like its tar is its wrapping.
-        wrapped = len(tars) > 1 and all(path.startswith(f"{stem}/") for path, _ in found.images)
-        files.add(
-            found,
-            wrapping=f"{stem}/" if wrapped else "",
-            place=("" if own else f"{of}/") + (f"{stem}/" if classes else ""),
-        )
-    if classes and labels:
+        wrapped = len(tars) > 1 and all(path.startswith(f"{stem}/") for path, _ in listing.images)
+        place = ("" if one_split else f"{split}/") + (f"{stem}/" if classes else "")
+        files.add(listing, wrapping=f"{stem}/" if wrapped else "", place=place)
+    if classes and options.labels:
         files.notes.append(
             f"took each of {count_of(len(tars), 'tar')} for the class of its name (--no-labels)"
         )
@@ -109,13 +92,10 @@ def _open_archives(
             f"took all images of {count_of(len(keys), 'sample')}, which have {len(fields)} each "
             f"({plain_text(', '.join(sorted(fields)))}): --image-column NAME takes one"
         )
-    where = str(tars[0].name if len(tars) == 1 else folder)
-    return entries_from_paths(
-        files,
-        own or split,
-        where=where,
-        name=name,
-        labels=labels,
-        wrapped=not classes,
-        class_folder="first" if classes else names.class_folder,
+    options = replace(
+        options,
+        split=splits[0] if one_split else options.split,
+        class_folder="first" if classes else options.class_folder,
     )
+    where = str(tars[0].name if len(tars) == 1 else folder)
+    return entries_from_paths(files, options, where=where, name=name, wrapped=not classes)

@@ -206,13 +206,6 @@ def test_processes_write_the_same_bytes(many, tmp_path, capsys):
         assert (tmp_path / "0" / name).read_bytes() == (tmp_path / "2" / name).read_bytes()
 
 
-def test_every_image_is_in_the_statistics(many, tmp_path):
-    assert main(["prepare", str(many), str(tmp_path / "out"), "--workers", "2"]) == 0
-    dataset = read_dataset(tmp_path / "out")
-    assert dataset.statistics_images == dataset.splits["train"].samples == 700
-    assert dataset.splits["train"].width == (50, 56)
-
-
 def test_results_come_in_order_and_are_read_ahead_in_bounds():
     read = []
 

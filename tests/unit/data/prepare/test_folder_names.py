@@ -1,18 +1,23 @@
 """Which folders are splits, which are classes: trees as people have them."""
 
+from pathlib import Path
+
 import pytest
 
 from mae_vit.core.errors import InputError
-from mae_vit.data.prepare.entries import entries_from_paths
+from mae_vit.data.prepare.entries import ImageSource, SourceOptions
 from mae_vit.data.prepare.listing import Listing
+from mae_vit.data.prepare.path_entries import entries_from_paths
 
 
-def placed(paths: str, *, labels: bool = True, class_folder: str | None = None) -> dict[str, list[str]]:
-    """Class names by split; images without a class are "-"."""
+def source_of(paths: str, **options) -> ImageSource:
     files = Listing(images=[(path, bytes) for path in sorted(paths.split())])
-    source = entries_from_paths(
-        files, "train", where="photos", name="photos", labels=labels, class_folder=class_folder
-    )
+    return entries_from_paths(files, SourceOptions(Path("out"), **options), where="photos", name="photos")
+
+
+def placed(paths: str, **options) -> dict[str, list[str]]:
+    """Class names by split; images without a class are "-"."""
+    source = source_of(paths, **options)
     found: dict[str, set[str]] = {}
     for entry in source.entries:
         found.setdefault(entry.split, set()).add(entry.class_name or "-")
@@ -170,8 +175,7 @@ def test_spellings_of_unicode_are_one_class():
     ],
 )
 def test_levels_that_are_not_read_are_said(paths, class_folder, said):
-    files = Listing(images=[(path, bytes) for path in paths.split()])
-    source = entries_from_paths(files, "train", where="x", name="x", labels=True, class_folder=class_folder)
+    source = source_of(paths, class_folder=class_folder)
     assert len(source.notes) == len(said)
     assert all(map(str.startswith, source.notes, said))
 
@@ -220,15 +224,11 @@ MASKS = {
 @pytest.mark.parametrize("name", MASKS)
 def test_masks_beside_images_are_left_out_and_said(name, labels):
     paths, folders, expected = MASKS[name]
-    files = Listing(images=[(path, bytes) for path in paths.split()])
-    source = entries_from_paths(files, "train", where="x", name="x", labels=labels)
+    source = source_of(paths, labels=labels)
     assert f" of {folders}: by the folder's name, masks, labels or thumbnails of the others" in "".join(
         source.notes
     )
     assert placed(paths, labels=labels) == (expected if labels else {split: ["-"] for split in expected})
     # An answer that says what the folders are is taken.
-    source = entries_from_paths(
-        Listing(images=[(path, bytes) for path in paths.split()]),
-        "train", where="x", name="x", labels=False, class_folder="first",
-    )  # fmt: skip
+    source = source_of(paths, labels=False, class_folder="first")
     assert len(source.entries) == len(paths.split())

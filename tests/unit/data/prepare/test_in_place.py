@@ -51,7 +51,7 @@ IN_PLACE = {
     "no images": (["{tmp}/texts"], "its 1 tars hold no images"),
     "described": (["{tmp}/ours"], "already has dataset.json: --overwrite makes it anew"),
     "words": (["{tmp}/words"], "0.cls is no class number: b'dog'; `mae-vit prepare {tmp}/words OUT`"),
-    "huge class": (["{tmp}/huge"], "a .cls says class 999999999; at most 1000000 are taken"),
+    "huge class": (["{tmp}/huge"], "class 999999999; at most 1000000 are taken"),
     "broken image": (
         ["{tmp}/broken"],
         "1 images cannot be read (a.tar, 1.jpg: not an image): `mae-vit prepare",

@@ -68,6 +68,7 @@ def test_what_is_not_read_is_counted(tmp_path, prepared, pack):
         "b.xyz": b"x",
         "README": b"x",
         "c.txt": b"x",
+        **dict.fromkeys(("cat/3.HEIC", "dog/4.heic", "raw.NEF"), b"\0\0\0\x18ftypheic"),
     }
     code, said = prepared(pack(tmp_path / f"a.{pack.__name__[6:]}", TREE | odd))
     assert code == 0
@@ -76,6 +77,7 @@ def test_what_is_not_read_is_counted(tmp_path, prepared, pack):
         "PNG or TIFF first\n"
     ) in said
     assert "ignored 1 file (no images)" in said
+    assert "left out 3 photographs in a format that cannot be read (2 .heic, 1 .nef)" in said
     assert "archive" not in said
 
 

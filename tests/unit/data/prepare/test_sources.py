@@ -130,7 +130,8 @@ def test_prepared_checked_trained(sources, tmp_path, name):
     assert len(dataset.classes) == LABELED[name]
     assert len(dataset.splits["train"].class_counts) == LABELED[name]
     assert (labels >= 0).all() if LABELED[name] else (labels == -1).all()
-    trains(out, tmp_path / "run", dataset.channels)
+    if name in ("digits", "flat zip", "one shard"):
+        trains(out, tmp_path / "run", dataset.channels)
 
 
 def test_cifar100_has_its_fine_classes_and_pixels(sources, tmp_path):
@@ -208,9 +209,12 @@ def test_a_split_without_labels_joins_one_with(sources, tmp_path):
 
 
 def test_an_archive_of_a_zip_gives_the_same_shards_as_its_folder(sources, tmp_path):
-    for name in ("class folders", "zip", "tar"):
+    found = []
+    for name in ("class folders", "zip", "tar", "tar.gz"):
         assert prepare(*sources[name], tmp_path / name) == 0
-    assert read_back(tmp_path / "zip") == read_back(tmp_path / "class folders") == read_back(tmp_path / "tar")
+        found.append(read_back(tmp_path / name))
+        assert not list((tmp_path / name).glob(".*"))
+    assert all(one == found[0] for one in found)
 
 
 def test_shards_of_others_keep_keys_classes_and_splits(sources, tmp_path):
@@ -261,7 +265,6 @@ def test_shards_of_others_are_used_in_place(sources, tmp_path, name):
     assert main(["check", str(folder), "--decode"]) == 0
     assert dataset.splits["train"].samples == 12
     assert len(dataset.classes) == LABELED[name]
-    trains(folder, tmp_path / "run", 3)
 
 
 def test_a_file_of_others_is_not_taken_for_an_index(sources, capsys):

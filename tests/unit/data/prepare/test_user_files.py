@@ -128,13 +128,14 @@ def test_what_systems_leave_in_folders_is_no_image(tmp_path, prepared):
         "cat/._1.jpg",
         "__MACOSX/cat/._1.jpg",
         "__MACOSX/cat/1.jpg",
+        ".thumbnails/cat/1.jpg",
         "cat/@eaDir/1.jpg/SYNOPHOTO_THUMB_M.jpg",
     )
     code, said, dataset = prepared(
         TREE | dict.fromkeys(left, JPEG) | {"cat/Thumbs.db": b"x", ".DS_Store": b"x"}
     )
     assert (code, dataset.splits["train"].samples) == (0, 2)
-    assert "ignored 6 files (no images)" in said
+    assert "ignored 7 files (no images)" in said
 
 
 REFUSED = {

@@ -18,7 +18,7 @@ from mae_vit.data.index import open_index
 from mae_vit.data.order.order import GlobalOrder
 from mae_vit.data.prepare.in_place import reindex
 from mae_vit.data.remote.cache import RemoteFile
-from mae_vit.data.remote.streams import FetchRefused
+from mae_vit.data.remote.download import FetchRefused
 from mae_vit.data.shards.shard_files import ReadError
 
 pytestmark = pytest.mark.usefixtures("impatient")
@@ -39,7 +39,7 @@ def test_a_shard_that_is_gone_is_damage(source, server, tmp_path):
     server.faults[name] = ["always 404"]
     sample = int(np.flatnonzero(index.shards_of(np.arange(len(index))) == 3)[0])
     for _ in range(3):
-        with pytest.raises(ReadError, match="the shard cannot be had: HTTP 404"):
+        with pytest.raises(ReadError, match="the shard cannot be had: no such file"):
             index.read(sample)
     assert len(server.starts_of(name)) == 1
 
@@ -61,10 +61,10 @@ def test_urls_that_are_refused(url, said, tmp_path, monkeypatch):
 
 
 def test_folders_that_are_none(server, tmp_path, monkeypatch):
-    with pytest.raises(InputError, match=r"dataset\.json: HTTP 404"):
+    with pytest.raises(InputError, match=r"dataset\.json: no such file"):
         resolve_data_path(f"{server.url}/elsewhere", cache_dir=str(tmp_path))
     server.faults["train-index.npy"] = ["always 404"]
-    with pytest.raises(InputError, match=r"index train-index\.npy of .* cannot be had: HTTP 404"):
+    with pytest.raises(InputError, match=r"index train-index\.npy of .* cannot be had: no such file"):
         open_located(resolve_data_path(server.url, cache_dir=str(tmp_path)))
 
 

@@ -1,0 +1,257 @@
+"""Tables whose rows hold images: Parquet files, and data sets of the Hugging Face Hub as streams of rows.
+
+A stream has no random access. So the images are written one behind the other into a temporary file in the output
+folder, from which they are read in any order.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+from types import ModuleType
+from typing import Any
+
+import fsspec
+
+from mae_vit.core.errors import InputError
+from mae_vit.core.hub import hub_errors, hub_library, parse_hub_name
+from mae_vit.core.messages import error_reason, plain_text
+from mae_vit.core.progress import progress
+from mae_vit.core.user_files import HEAD_BYTES, image_kind, split_from_path, split_told, what_file_is
+from mae_vit.data.images.bounds import DecodeError
+from mae_vit.data.prepare.entries import (
+    Entry,
+    ImageSource,
+    Reader,
+    SourceOptions,
+    class_text,
+    numbered_classes,
+    unique_key,
+    without_label_note,
+)
+from mae_vit.data.prepare.sources.columns import Columns, choose_columns, decode_base64, parquet_library
+from mae_vit.data.prepare.sources.spool import Spool
+from mae_vit.data.shards.dataset_json import FILE_NAME, read_dataset
+
+# Rows that are in memory at a time.
+_BATCH_ROWS = 16
+# Files of a data set of images in folders or zips; a path of another kind is a stranger's.
+_HUB_FILE = re.compile(r"(zip://[^:]*::)?hf://datasets/")
+_LONGEST_REASON = 300
+
+
+class _ParquetTable:
+    """A Parquet file as rows of one split.
+
+    Attributes:
+        name: in messages.
+        split: of rows that name none.
+        stem: of the keys of rows that name no path.
+        schema: of pyarrow.
+        first: the first row; empty if there is none.
+    """
+
+    def __init__(self, path: Path, folder: Path, split: str) -> None:
+        self.name, self.split, self.stem = path.relative_to(folder).as_posix(), split, path.stem
+        pyarrow = parquet_library()
+        # What pyarrow raises of damaged files.
+        self._errors = (pyarrow.ArrowException, OSError, ValueError)
+        try:
+            # Not `pre_buffer`, which reads a whole row group, often the whole file.
+            self._file = pyarrow.parquet.ParquetFile(path, pre_buffer=False)
+        except self._errors as error:
+            reason = f"no whole Parquet file: {error_reason(error)[:_LONGEST_REASON]}"
+            raise InputError(f"{self.name} is {what_file_is(path) or reason}") from None
+        self.schema = self._file.schema_arrow
+        self.first = next(self.rows(None, batch_rows=1), {})
+
+    def rows(self, columns: list[str] | None, batch_rows: int = _BATCH_ROWS) -> Iterator[dict[str, Any]]:
+        """Yields each row by column."""
+        try:
+            for batch in self._file.iter_batches(batch_rows, columns=columns, use_threads=False):
+                yield from batch.to_pylist()
+        except self._errors as error:
+            raise InputError(f"{self.name} is damaged: {error_reason(error)[:_LONGEST_REASON]}") from None
+
+
+class _HubTable:
+    """A split of a data set of the Hub; with the attributes of `_ParquetTable`."""
+
+    def __init__(self, stream: Any, name: str, stem: str, split: str) -> None:
+        self.name, self.split, self.stem = name, split, stem
+        stream = stream if stream.features else stream._resolve_features()
+        self._stream = stream.decode(False)  # images stay bytes
+        self.schema = stream.features.arrow_schema
+        self.first: dict[str, Any] = next(iter(self._stream), {})
+
+    def rows(self, columns: list[str]) -> Iterator[dict[str, Any]]:
+        """Yields each row by column."""
+        return iter(self._stream.select_columns(columns))
+
+
+def find_parquet(folder: Path) -> list[Path]:
+    """Returns the Parquet files below a folder, but for hidden ones."""
+    found = (path for path in folder.rglob("*.parquet") if path.is_file())
+    return sorted(path for path in found if not f"/{path.relative_to(folder)}".count("/."))
+
+
+def open_parquet(paths: Sequence[Path], folder: Path, name: str, options: SourceOptions) -> ImageSource:
+    """Reads Parquet files.
+
+    Args:
+        paths: of the files, in the order of their images.
+        folder: that holds them; names of files and folders tell splits.
+        name: of the source.
+        options: columns, and the split of files whose names tell none.
+
+    Raises:
+        InputError: if a file is none, has no column of images, or its labels make no sense.
+    """
+    splits = [split_from_path(path, folder, options.split) for path in paths]
+    _refuse_existing(splits, options)
+    tables = (_ParquetTable(path, folder, split) for path, split in zip(paths, splits, strict=True))
+    return _read_tables(tables, name, options)
+
+
+def open_hub_dataset(spec: str, options: SourceOptions) -> ImageSource:
+    """Streams a data set of the Hub, of any format that the `datasets` library reads.
+
+    Args:
+        spec: "hf:USER/NAME" or "hf:USER/NAME@REVISION".
+        options: columns, and which configuration.
+
+    Raises:
+        InputError: if there is no such data set, no access, or no column of images.
+        FetchUnavailable: if the Hub cannot be reached, or the connection breaks.
+    """
+    asked, library = parse_hub_name(spec, kind="dataset"), _datasets_library()
+    with hub_errors(asked):
+        commit = hub_library().HfApi().dataset_info(asked.repo, revision=asked.revision).sha
+        name = replace(asked, revision=commit)
+        try:
+            splits = library.load_dataset(asked.repo, options.config_name, revision=commit, streaming=True)
+            alone = list(splits) == ["train"]
+            own = {split: options.split if alone else split_told(split) for split in splits}
+            _refuse_existing(list(own.values()), options)
+            tables = (_HubTable(splits[split], f"{name} ({split})", split, own[split]) for split in own)
+            config = f", {options.config_name}" if options.config_name else ""
+            return _read_tables(tables, f"{name}{config}", options)
+        except InputError:
+            raise
+        except (library.exceptions.DatasetsError, ValueError, RuntimeError) as error:
+            reason = " ".join(str(error).split())[:_LONGEST_REASON]
+            hint = "" if options.config_name else "; --config-name NAME chooses a configuration"
+            raise InputError(f"{asked}: {reason}{hint if 'onfig' in reason else ''}") from None
+
+
+def _datasets_library() -> ModuleType:
+    try:
+        import datasets  # optional
+    except ImportError as error:
+        missing = error.name or "datasets"
+        raise InputError(f'{missing} is not installed: pip install "mae-vit[hub]"') from None
+    # It logs each error that it raises, too.
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
+    return datasets
+
+
+def _refuse_existing(splits: Sequence[str], options: SourceOptions) -> None:
+    """Refuses before anything is read what `prepare` could only refuse when all is read."""
+    if options.overwrite or not (options.out / FILE_NAME).exists():
+        return
+    if taken := sorted({*splits} & read_dataset(options.out).splits.keys()):
+        raise InputError(f'{options.out} already has split "{taken[0]}": --overwrite replaces it')
+
+
+def _read_tables(
+    tables: Iterable[_ParquetTable | _HubTable], name: str, options: SourceOptions
+) -> ImageSource:
+    """Reads all rows; their images go to a temporary file.
+
+    Raises:
+        InputError: if columns or labels make no sense, or tables name their classes differently.
+    """
+    spool, entries, without, largest = Spool(options.out), list[Entry](), 0, -1
+    keys: dict[str, dict[str, int]] = {}
+    notes: dict[str, None] = {}
+    table_of_names: dict[tuple[str, ...] | None, str] = {}
+    for table in tables:
+        columns = choose_columns(table.schema, table.first, table.name, options)
+        wanted = [name for name in (columns.image, columns.label, columns.split) if name]
+        notes |= dict.fromkeys(columns.notes)
+        if columns.label:
+            table_of_names.setdefault(columns.names, table.name)
+        bar = progress(table.rows(wanted), desc=f"reading {table.name}", unit=" rows", delay=2, leave=False)
+        for number, row in enumerate(bar):
+            where = f"{table.name}, row {number}"
+            data, path = _image(row[columns.image])
+            stem = PurePosixPath(path).stem or f"{table.stem}-{number:06d}"
+            told = columns.split and row[columns.split]
+            split = split_told(told) if told else table.split
+            class_name = None
+            if columns.label:
+                label = _label(row[columns.label], columns)
+                largest = max(largest, label if isinstance(label, int) else -1)
+                class_name = _class_name(label, columns.names, where)
+                without += class_name is None and isinstance(data, bytes)
+            key = unique_key(stem.replace(".", "_"), keys.setdefault(split, {}))
+            origin = f"{where} ({plain_text(path)})" if path else where
+            kind = image_kind(data[:HEAD_BYTES]) if isinstance(data, bytes) else None
+            read = spool.write(data) if isinstance(data, bytes) else _raising(data)
+            entries.append(Entry(split, class_name, key, origin, kind or "jpg", read))
+    if len(table_of_names) > 1:
+        one, other, *_ = table_of_names.values()
+        raise InputError(
+            f"{one} and {other} name their classes differently: prepare them one after the other"
+        )
+    classes = next(iter(table_of_names), None) or numbered_classes(largest, name) or None
+    said = without_label_note(without, "the column holds none, or a negative number")
+    return ImageSource(name, entries, classes=classes, notes=(*notes, *said))
+
+
+def _image(cell: Any) -> tuple[bytes | str, str]:
+    """Returns the bytes of a cell, or why there are none, and the name of its file, "" without one."""
+    data, path = (cell.get("bytes"), cell.get("path") or "") if isinstance(cell, dict) else (cell, "")
+    if isinstance(data, str):
+        data = decode_base64(data)
+    if data is None and _HUB_FILE.match(path):
+        with fsspec.open(path, "rb") as file:
+            data = file.read()
+    if data is None and path:
+        data = "it holds a path and no bytes: write paths and labels as a CSV, and give that"
+    # The folder is another machine's, or hostile.
+    return data if data is not None else "it holds no image", PurePosixPath(path.replace("\\", "/")).name
+
+
+def _label(value: Any, columns: Columns) -> int | str | None:
+    """Returns a cell's label; whole numbers with gaps, which pandas stores as floats, are integers."""
+    if isinstance(value, bool):
+        return str(value)
+    if isinstance(value, float) and value == value:
+        if value % 1:
+            raise InputError(
+                f"column {columns.label} holds {value}, which is no class: choose another by --label-column, or "
+                "--no-labels"
+            )
+        return int(value)
+    return value if isinstance(value, int | str) else None
+
+
+def _class_name(label: int | str | None, names: Sequence[str] | None, where: str) -> str | None:
+    """The class that a label names; None of negative numbers, by which test splits leave it open."""
+    if label is None or (isinstance(label, int) and label < 0):
+        return None
+    if names is None or isinstance(label, str):
+        return class_text(str(label)) or None
+    if label >= len(names):
+        raise InputError(f"{where}: its label says class {label}; there are {len(names)}")
+    return plain_text(names[label])
+
+
+def _raising(reason: str) -> Reader:
+    def read() -> bytes:
+        raise DecodeError(reason)
+
+    return read

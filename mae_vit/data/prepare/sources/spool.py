@@ -1,0 +1,46 @@
+"""A temporary file in the output folder, for what has no random access: compressed tars, columns of images."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import BinaryIO
+
+from mae_vit.data.images.bounds import MAX_IMAGE_BYTES, check_bytes
+from mae_vit.data.prepare.entries import Reader
+
+
+class Spool:
+    """One temporary file, made when it is needed. It has no name, so that not even a kill leaves it behind."""
+
+    def __init__(self, out: Path) -> None:
+        """Writes nothing before it is asked to.
+
+        Args:
+            out: the output folder.
+        """
+        self._out = out
+        self._file: BinaryIO | None = None
+
+    @property
+    def file(self) -> BinaryIO:
+        """The file, to append to."""
+        if self._file is None:
+            self._out.mkdir(parents=True, exist_ok=True)
+            self._file = tempfile.TemporaryFile(dir=self._out)  # noqa: SIM115 - readers hold it
+        return self._file
+
+    def write(self, data: bytes) -> Reader:
+        """Appends an image, and returns what reads it; one that is too large is not written, and its reader says so."""
+        offset = self.file.seek(0, os.SEEK_END)
+        if len(data) <= MAX_IMAGE_BYTES:
+            self.file.write(data)
+            self.file.flush()
+        size, file = len(data), self.file
+
+        def read() -> bytes:
+            check_bytes(size)
+            return os.pread(file.fileno(), size, offset)
+
+        return read

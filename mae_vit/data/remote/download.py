@@ -1,0 +1,128 @@
+"""Downloads files through fsspec: http(s) by aiohttp, s3, gs and others by the packages that fsspec names."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+from urllib.parse import urlsplit
+
+import fsspec
+
+from mae_vit.core.errors import FetchUnavailable
+from mae_vit.core.messages import error_reason
+from mae_vit.core.urls import redact_url
+
+# A source that sends nothing for so long is asked again.
+STALL_S = 30.0
+# Below this average rate a source counts as silent.
+_SLOWEST_BYTES_PER_S = 1 << 16
+_LONGEST_CONNECTING_S = 300.0
+# A server that restarts is back after so much waiting; a run that waits longer wastes its GPUs.
+PATIENCE_S = 300.0
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 20.0
+_WARNED_AFTER_S = 10.0
+_BLOCK = 1 << 20
+# A description of a million shards has 150 MB; larger files tell their size beforehand.
+_LARGEST_UNKNOWN = 1 << 30
+# Client errors that may pass: timeout, too early, too many requests.
+_RETRIED_STATUS = (408, 425, 429)
+
+
+class FetchRefused(ValueError):
+    """The source does not have the file, or does not allow to read it; another try does not help."""
+
+
+class _Interrupted(Exception):
+    """The file does not come now; another try may help."""
+
+
+def download(url: str, stream: BinaryIO, *, size: int | None = None, patience_s: float = PATIENCE_S) -> str:
+    """Writes a remote file into a stream, from its beginning at each try.
+
+    Args:
+        url: of the file.
+        stream: for its bytes; what it holds is replaced.
+        size: in bytes; None if unknown, at most 1 GiB then.
+        patience_s: how long to wait between tries, all together.
+
+    Returns:
+        The SHA-256 of the bytes.
+
+    Raises:
+        FetchRefused: if the source does not have the file, or a larger one.
+        FetchUnavailable: if it does not come.
+        OSError: if the stream cannot be written.
+    """
+    waited_s, wait_s = 0.0, _FIRST_WAIT_S
+    while True:
+        try:
+            return _download_once(url, stream, size)
+        except _Interrupted as error:
+            failure = f"{redact_url(url)} cannot be fetched: {error}"
+        if waited_s >= patience_s:
+            raise FetchUnavailable(f"{failure} (tried again for {waited_s:.0f} s)")
+        if waited_s < _WARNED_AFTER_S <= waited_s + wait_s:
+            print(f"warning: {failure}; trying for {patience_s - waited_s:.0f} s more", file=sys.stderr)
+        time.sleep(wait_s)
+        waited_s, wait_s = waited_s + wait_s, min(2 * wait_s, _LONGEST_WAIT_S)
+
+
+def _download_once(url: str, stream: BinaryIO, size: int | None) -> str:
+    stream.seek(0)
+    stream.truncate()
+    digest, received, largest = hashlib.sha256(), 0, _LARGEST_UNKNOWN if size is None else size
+    for block in _read_blocks(url, largest):
+        received += len(block)
+        if received > largest:
+            raise FetchRefused(f"it has more than {largest:,} bytes")
+        stream.write(block)
+        digest.update(block)
+    if size is not None and received < size:
+        raise _Interrupted(f"it ends after {received:,} of {size:,} bytes")
+    stream.flush()
+    return digest.hexdigest()
+
+
+def _read_blocks(url: str, size: int) -> Iterator[bytes]:
+    passing: tuple[type[Exception], ...] = (OSError, asyncio.TimeoutError)
+    try:
+        fs_options: dict[str, Any] = {}
+        file_options: dict[str, Any] = {}
+        if urlsplit(url).scheme in ("http", "https"):
+            import aiohttp  # of the extra "remote"
+
+            passing += (aiohttp.ClientError,)
+            longest = _LONGEST_CONNECTING_S + size / _SLOWEST_BYTES_PER_S
+            timeout = aiohttp.ClientTimeout(total=longest, sock_connect=STALL_S, sock_read=STALL_S)
+            # Proxies of the environment, as every other scheme obeys them.
+            fs_options = {"client_kwargs": {"trust_env": True}}
+            # One request, which streams; fsspec asks for no size that is given.
+            file_options = {"block_size": 0, "size": size, "timeout": timeout}
+        file_system, path = fsspec.core.url_to_fs(url, **fs_options)
+        with file_system.open(path, "rb", **file_options) as file:
+            while block := file.read(_BLOCK):
+                yield block
+    except ImportError as error:
+        scheme = url.split(":")[0]
+        raise FetchRefused(f'{scheme}:// cannot be read: {error}: pip install "mae-vit[remote]"') from None
+    except FileNotFoundError:
+        raise FetchRefused("no such file") from None
+    except Exception as error:  # the packages behind fsspec raise errors of their own
+        status = getattr(error, "status", None)
+        lasting = isinstance(status, int) and 400 <= status < 500 and status not in _RETRIED_STATUS
+        if lasting or not isinstance(error, passing) or isinstance(error, PermissionError | ValueError):
+            raise FetchRefused(_reason(error, url)) from None
+        raise _Interrupted(_reason(error, url)) from None
+
+
+def _reason(error: Exception, url: str) -> str:
+    """Formats an error without the query of the URL, which may hold a token."""
+    if status := getattr(error, "status", None):
+        return f"HTTP {status} {getattr(error, 'message', '')}".rstrip()
+    query = urlsplit(url).query
+    text = error_reason(error)
+    return text.replace(query, "...") if query else text
