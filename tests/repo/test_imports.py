@@ -9,7 +9,7 @@ from helpers.commands import ROOT
 # Each imports only from those before it; what stands in one line imports nothing of each other.
 ORDERS = {
     "mae_vit": (
-        *("core", "runtime", "models", "config", "objectives", "data", "evaluation", "training", "weights"),
+        *("core", "pages runtime", "models", "config", "objectives", "data", "evaluation", "training", "weights"),
         *("inspection", "pretraining finetuning", "cli"),
     ),
     "mae_vit/data": (
@@ -57,18 +57,9 @@ ORDERS = {
         *("config", "comparison data", "models", "label_overlap plan_text results", "frozen segmentation"),
         *("setup", "job", "command"),
     ),
-    "mae_vit/finetuning/comparison/matrix": ("cell settings", "matrix_jobs", "matrix"),
     "mae_vit/finetuning/comparison": (
-        *(
-            "config costs",
-            "inputs",
-            "jobs",
-            "matrix progress_bar protocol",
-            "report runner",
-            "plan_text",
-            "main",
-            "command",
-        ),
+        *("config", "inputs", "settings", "spec", "plan", "checks progress_bar protocol", "report runner"),
+        *("dry_run", "main", "command"),
     ),
 }
 # The root offers `mae_vit.load_encoder`, which it imports late; config describes geometry, not networks.

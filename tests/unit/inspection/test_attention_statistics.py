@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mae_vit.inspection.attention import head_entropy, mean_attention_distance, rollout
-from mae_vit.inspection.drawing import by_depth
+from mae_vit.inspection.figures import by_depth
 
 
 def random_weights(seed, blocks=3, batch=2, heads=2, tokens=7):
@@ -82,11 +82,11 @@ def test_entropy_by_hand():
 def test_charts_of_two_encoders_have_one_axis():
     """Side by side they are read as heights."""
     low, high = (
-        by_depth(np.full((4, 2), value), "distance", alike=10.0, alike_label="all alike").axes[0]
+        by_depth(np.full((4, 2), value), "distance", uniform=10.0, uniform_label="all alike").axes[0]
         for value in (1.0, 9.0)
     )
     assert low.get_ylim() == high.get_ylim() == (0, 12)
     # Of one patch.
-    assert by_depth(np.zeros((4, 2)), "", alike=0.0, alike_label="").axes[0].get_ylim() == (0, 1)
+    assert by_depth(np.zeros((4, 2)), "", uniform=0.0, uniform_label="").axes[0].get_ylim() == (0, 1)
     # Nothing is cut off.
-    assert by_depth(np.full((4, 2), 20.0), "", alike=10.0, alike_label="").axes[0].get_ylim()[1] > 20
+    assert by_depth(np.full((4, 2), 20.0), "", uniform=10.0, uniform_label="").axes[0].get_ylim()[1] > 20

@@ -1,4 +1,4 @@
-"""The summary of a comparison: the headline, and the lines of its table."""
+"""The rows of a comparison's table: an entry on so many labels, over its seeds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mae_vit.core.messages import format_decimal
 from mae_vit.finetuning.comparison.config import TUNED_BY, CompareConfig, Labels
 from mae_vit.finetuning.comparison.report.rows import Row, group, title_of
 from mae_vit.finetuning.comparison.report.significance import Gap, gap_between
@@ -109,11 +108,11 @@ class Line:
 
 def lines_of(config: CompareConfig, rows: Sequence[Row]) -> list[Line]:
     """Puts the table together, in the config's order."""
-    found = group(rows)
+    groups = group(rows)
     notes = {entry.name: entry.note for entry in config.entries}
     lines = []
-    for (entry, labels, mode), several in found.items():
-        others = found.get((config.reference, labels, mode))
+    for (entry, labels, mode), several in groups.items():
+        others = groups.get((config.reference, labels, mode))
         gap = None
         if others and entry != config.reference:
             gap = gap_between([row.scores for row in several], [row.scores for row in others])
@@ -148,55 +147,3 @@ def each_against_each(lines: Sequence[Line]) -> list[tuple[Line, list[Gap | None
         )
         for line in lines
     ]
-
-
-def headline(config: CompareConfig, lines: Sequence[Line]) -> str:
-    """Returns the headline in one or two sentences: gaps with their intervals, at the most labels."""
-    compared = at_most_labels(config, lines)
-    if not compared:
-        return "Nothing is finished yet."
-    reference = next((line for line in compared if line.entry == config.reference), None)
-    if reference is None:
-        return f"{config.reference}, which all is compared with, is not finished yet."
-    tested = reference.rows[0].values["test_size"]
-    on = "mean IoU on" if reference.segments else "of"
-    found = f"{reference.title} reaches {_percent(reference)}{reference.by_mode} {on} {tested:,} test images"
-    known = "masks" if reference.segments else "labeled images"
-    begin = f"On {reference.size:,} {known}, {found}"
-    gaps = sorted((line for line in compared if line.gap is not None), key=lambda line: -line.gap.points)  # type: ignore[union-attr]
-    if not gaps:
-        return begin + "."
-    said = [
-        f"{line.title} {_percent(line)}, {line.gap.describe()}"
-        + ("" if line.gap.is_clear else ", which chance may explain")
-        for line in gaps
-        if line.gap is not None
-    ]
-    return f"{begin}; against it " + "; ".join(said) + "."
-
-
-def terminal_table(lines: Sequence[Line]) -> str:
-    """Returns the table as a terminal shows it: accuracy in percent, and points above the reference."""
-    body = []
-    for line in lines:
-        labels = "all" if line.labels == "all" else str(line.labels)
-        gap = "reference" if line.gap is None else format_decimal(line.gap.points, "+")
-        accuracy = _percent(line) if line.score is not None else "not tested"
-        body.append((line.title, labels, line.mode, accuracy, gap))
-    measured = "test mIoU" if any(line.segments for line in lines) else "test accuracy"
-    rows = [("row", "labels a class", "mode", measured, "points above"), *body]
-    columns = [
-        [cell.ljust(max(map(len, column))) for cell in column]
-        for column in zip(*rows, strict=True)
-        # A mode or a number of labels that all rows share says nothing.
-        if column[0] not in ("labels a class", "mode") or len(set(column[1:])) > 1
-    ]
-    return "\n".join("  " + "  ".join(row).rstrip() for row in zip(*columns, strict=True))
-
-
-def _percent(line: Line) -> str:
-    mean, spread = line.mean(line.metric), line.spread(line.metric)
-    assert mean is not None
-    return f"{format_decimal(100 * mean)} %" + (
-        f" (± {format_decimal(100 * spread)} over {len(line.rows)} seeds)" if spread is not None else ""
-    )

@@ -12,6 +12,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -77,7 +78,7 @@ def legend_below(axes: Axes, *, columns: int = 2, gap: float = 0.18) -> None:
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -gap), ncol=columns, fontsize=10)
 
 
-def to_svg(figure: Figure) -> str:
+def to_svg(figure: Figure) -> Markup:
     """Returns an SVG element without ids, dates or sizes that differ by run."""
     stream = io.StringIO()
     figure.savefig(stream, format="svg", bbox_inches="tight", metadata={"Date": None})
@@ -85,4 +86,6 @@ def to_svg(figure: Figure) -> str:
     # Comments repeat texts before matplotlib has set them: 10^{-3} of a logarithmic axis.
     svg = re.sub(r"<!--.*?-->", "", svg[svg.index("<svg") :], flags=re.DOTALL).replace(_INK, "currentColor")
     # The page sets the size: the view box stays.
-    return re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg))
+    for size in ("width", "height"):
+        svg = re.sub(rf'(<svg[^>]*?) {size}="[^"]*"', r"\1", svg, count=1)
+    return Markup(svg)
