@@ -49,7 +49,7 @@ def draw_views(
     assert isinstance(task, Objective)
     model, shown = InTraining(task), as_drawn(images, task.bands, picture_bands)
     weights = attention_weights(model.encoder, model.normalize(images))
-    distance, _ = head_views(model, images)
+    distance = next(head_views(model, images))
     views = [rollout_view(model, shown, weights), distance, position_view(model.encoder)]
     return {
         view.name: np.asarray(Image.open(io.BytesIO(to_png(view.drawn))).convert("RGB")) for view in views

@@ -9,7 +9,17 @@ from helpers.commands import ROOT
 # Each imports only from those before it; what stands in one line imports nothing of each other.
 ORDERS = {
     "mae_vit": (
-        *("core", "pages runtime", "models", "config", "objectives", "data", "evaluation", "training", "weights"),
+        *(
+            "core",
+            "pages runtime",
+            "models",
+            "config",
+            "objectives",
+            "data",
+            "evaluation",
+            "training",
+            "weights",
+        ),
         *("inspection", "pretraining finetuning", "cli"),
     ),
     "mae_vit/data": (

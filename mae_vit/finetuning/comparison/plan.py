@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -73,8 +73,9 @@ class ComparisonPlan:
         for name, section in self.config.pretrain.items():
             settings = {"data.path": self.config.data.path, **section.set}
             elsewhere = Path(section.dir) if section.dir else None
-            title = f"pretrain {name}"
-            runs[name] = self._spec(PRETRAIN, title, title, section.config, settings, elsewhere=elsewhere)
+            path, row = self.file(section.config), self.folder / slug(f"pretrain {name}")
+            spec = RunSpec(f"pretrain {name}", PRETRAIN, path, settings, row, elsewhere=elsewhere)
+            runs[name] = self._identified(spec)
         return runs
 
     @cached_property
@@ -150,12 +151,8 @@ class ComparisonPlan:
     def usual(self, entry: EntrySection) -> EntrySection:
         """Returns the scratch entry of the same network that trains for the usual length."""
         for other in self.config.entries:
-            if (other.compute_of, other.start, other.config, other.set) == (
-                None,
-                None,
-                entry.config,
-                entry.set,
-            ):
+            same_network = (other.config, other.set) == (entry.config, entry.set)
+            if same_network and other.compute_of is None and other.start is None:
                 return other
         raise InputError(f'compute_of needs a scratch entry of the same config ("{entry.config}") and set')
 
@@ -198,10 +195,7 @@ class ComparisonPlan:
         name = f"tune {entry.name}, {labels} labels, setting {number}, seed {seed}"
         point = self.config.tuning_settings(entry)[number] | {"finetune.test": False}
         settings = {**self._settings(entry, labels, self.config.tuned_mode, seed, point), **point}
-        weights, pretraining = self._weights(entry)
-        return self._spec(
-            FINETUNE, name, entry.name, entry.config, settings, weights=weights, pretraining=pretraining
-        )
+        return self._identified(self._finetuning(name, entry, settings))
 
     def _cell(self, entry: EntrySection, labels: Labels, mode: Mode, seed: int) -> RunSpec:
         name = f"{entry.name}, {labels} labels, {mode}, seed {seed}"
@@ -213,18 +207,14 @@ class ComparisonPlan:
             )
             equal = EqualCompute(other, usual)
         settings = self._settings(entry, labels, mode, seed, choice.settings[0] if choice else {})
+        spec = self._finetuning(name, entry, settings)
+        return self._identified(replace(spec, choice=choice, equal_compute=equal))
+
+    def _finetuning(self, name: str, entry: EntrySection, settings: Overrides) -> RunSpec:
         weights, pretraining = self._weights(entry)
-        return self._spec(
-            FINETUNE,
-            name,
-            entry.name,
-            entry.config,
-            settings,
-            weights=weights,
-            pretraining=pretraining,
-            choice=choice,
-            equal_compute=equal,
-        )
+        row = self.folder / slug(entry.name)
+        path = self.file(entry.config)
+        return RunSpec(name, FINETUNE, path, settings, row, weights=weights, pretraining=pretraining)
 
     def _settings(
         self, entry: EntrySection, labels: Labels, mode: Mode, seed: int, point: Overrides
@@ -245,44 +235,22 @@ class ComparisonPlan:
             settings = {"finetune.draws": 1, **shots, **settings}
         return settings
 
-    def _spec(
-        self,
-        program: tuple[str, ...],
-        name: str,
-        row: str,
-        config: str,
-        overrides: Overrides,
-        *,
-        weights: str | None = None,
-        elsewhere: Path | None = None,
-        pretraining: RunSpec | None = None,
-        choice: Choice | None = None,
-        equal_compute: EqualCompute | None = None,
-    ) -> RunSpec:
-        """Returns the run of this name. Its identity is of what it reads, and the identities of what it needs."""
-        if name in self._specs:
-            return self._specs[name]
-        path = self.file(config)
-        identity = {
-            "job": program[1],
-            **self.inputs.identity(path, overrides, tested=program is FINETUNE),
-            "weights": pretraining.id if pretraining else weights and self.inputs.weights(weights),
-            "settings": choice.settings if choice else (),
-            "tuning": [[run.id for run in runs] for runs in choice.runs] if choice else [],
-            "equal_compute": [equal_compute.other.id, equal_compute.usual.id] if equal_compute else [],
-        }
-        digest = sha1_of(identity)
-        self._specs[name] = RunSpec(
-            name,
-            program,
-            path,
-            overrides,
-            self.folder / slug(row) / digest[:8],
-            digest,
-            weights,
-            elsewhere,
-            pretraining,
-            choice,
-            equal_compute,
-        )
-        return self._specs[name]
+    def _identified(self, spec: RunSpec) -> RunSpec:
+        """Gives a run its identity, by what it reads and by the identities of what it needs, and its folder."""
+        if spec.name not in self._specs:
+            choice, equal, weights = spec.choice, spec.equal_compute, spec.weights
+            tested = spec.program is FINETUNE and spec.overrides.get("finetune.test", True)
+            identity = sha1_of(
+                {
+                    "job": spec.program[1],
+                    **self.inputs.identity(spec.config, spec.overrides, tested=tested),
+                    "weights": spec.pretraining.id
+                    if spec.pretraining
+                    else weights and self.inputs.weights(weights),
+                    "settings": choice.settings if choice else (),
+                    "tuning": [[run.id for run in runs] for runs in choice.runs] if choice else [],
+                    "equal_compute": [equal.other.id, equal.usual.id] if equal else [],
+                }
+            )
+            self._specs[spec.name] = replace(spec, id=identity, folder=spec.folder / identity[:8])
+        return self._specs[spec.name]

@@ -53,7 +53,7 @@ class RunSpec:
     config: Path
     overrides: Overrides
     folder: Path
-    id: str
+    id: str = ""
     weights: str | None = None
     elsewhere: Path | None = None
     pretraining: RunSpec | None = None

@@ -4,14 +4,12 @@ import json
 import shutil
 from dataclasses import replace
 
-import numpy as np
 import pytest
-from helpers.comparison import config_of, gap_of, plan_of, row, rows_of, spec
+from helpers.comparison import config_of, plan_of, rows_of, spec
 
 from mae_vit.finetuning.comparison.progress_bar import Bar
-from mae_vit.finetuning.comparison.report.answer import describe_crossings
 from mae_vit.finetuning.comparison.report.page import Report, reading
-from mae_vit.finetuning.comparison.report.summary import Line, lines_of, notes_of
+from mae_vit.finetuning.comparison.report.summary import lines_of, notes_of
 
 
 def test_a_report_says_what_pretraining_was_spared(digits, tmp_path):
@@ -151,9 +149,9 @@ def test_the_eta_is_that_of_the_longest_run_once_few_are_left(tmp_path, monkeypa
 
 def test_notes_stand_below_the_table_once():
     rows = [*rows_of("other", [0.7], labels=100), *rows_of("other", [0.8], labels=200)]
-    config = config_of(rows)
-    config.entries[0].note = "nine times the labels"
-    assert notes_of(lines_of(config, rows)) == ["other: nine times the labels."]
+    entry = rows[0].cell.entry.model_copy(update={"note": "nine times the labels"})
+    rows = [replace(row, cell=replace(row.cell, entry=entry)) for row in rows]
+    assert notes_of(lines_of(config_of(rows), rows)) == ["other: nine times the labels."]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from scipy import stats
 
 from mae_vit.finetuning.comparison.report.rows import choose_subset
 from mae_vit.finetuning.comparison.report.significance import mcnemar
-from mae_vit.finetuning.comparison.report.summary import Line, each_against_each
 
 
 def test_mcnemar_by_hand():
@@ -95,25 +94,6 @@ def test_the_interval_holds_what_it_says(seeds, spread):
         held += abs(gap.points - truth) <= gap.half_width
     # 0.95 plus or minus three standard errors of 400 tries is 0.917 to 0.983.
     assert 0.917 <= held / tries <= 0.985
-
-
-def test_each_is_set_against_each():
-    generator = np.random.default_rng(2)
-    truth = generator.random((3, 500))
-    lines = [
-        Line(name, "", 20, mode, tuple(row(name, seed, truth[seed] < share) for seed in range(3)), None)
-        for name, mode, share in (("a", "finetune", 0.6), ("b", "finetune", 0.7), ("c", "finetune", 0.7))
-    ]
-    lines.append(replace(lines[0], mode="knn"))
-    table = each_against_each(lines)
-    assert [line for line, _ in table] == lines
-    gaps = [gaps for _, gaps in table]
-    assert [gaps[n][n] for n in range(4)] == [None] * 4
-    assert gaps[0][3] is gaps[3][0] is None, "another mode"
-    assert gaps[0][1].points == pytest.approx(-gaps[1][0].points)
-    assert gaps[1][0].points == gap_of(lines[1].rows, lines[0].rows).points
-    assert gaps[1][0].in_brackets().startswith("+")
-    assert gaps[1][2].in_brackets() == "(+0.0 [0.0, 0.0])"
 
 
 def test_an_interval_is_within_what_a_gap_can_be():

@@ -15,16 +15,6 @@ def random_weights(seed, blocks=3, batch=2, heads=2, tokens=7):
     return [torch.rand(batch, heads, tokens, tokens, generator=generator).softmax(-1) for _ in range(blocks)]
 
 
-def test_rollout_of_two_blocks_by_hand():
-    """One image, two heads, two tokens: A1 = mean([[1,0],[0,1]], [[0,1],[1,0]]) = 1/2 everywhere."""
-    first = torch.tensor([[[[1.0, 0.0], [0.0, 1.0]], [[0.0, 1.0], [1.0, 0.0]]]])
-    second = torch.tensor([[[[1.0, 0.0], [1.0, 0.0]], [[1.0, 0.0], [1.0, 0.0]]]])
-    # 0.5 A + 0.5 I: [[.75, .25], [.25, .75]], then [[1, 0], [.5, .5]].
-    expected = torch.tensor([[[0.75, 0.25], [0.5, 0.5]]])
-    torch.testing.assert_close(rollout([first, second]), expected)
-    torch.testing.assert_close(rollout([first]), torch.tensor([[[0.75, 0.25], [0.25, 0.75]]]))
-
-
 def test_rollout_against_plain_loops():
     weights = random_weights(0)
     rolled = rollout(weights)
@@ -49,25 +39,6 @@ def test_distance_by_hand():
         weights[0, 2, 1 + patch, 1 + (patch ^ 1)] = 0.5
     distances = mean_attention_distance(weights, (2, 2), 4)
     torch.testing.assert_close(distances, torch.tensor([0.0, 4 * math.sqrt(2), 4.0]))
-
-
-def test_distance_against_plain_loops():
-    (weights,) = random_weights(1, blocks=1)
-    rows, columns, patch = 3, 2, 5
-    expected = np.zeros(2)
-    for head in range(2):
-        total = 0.0
-        for image in range(2):
-            for query in range(6):
-                row = weights[image, head, 1 + query, 1:].double().numpy()
-                row = row / row.sum()
-                for key in range(6):
-                    apart = (query // columns - key // columns, query % columns - key % columns)
-                    total += row[key] * patch * math.hypot(*apart)
-        expected[head] = total / 12
-    np.testing.assert_allclose(
-        mean_attention_distance(weights, (rows, columns), patch).numpy(), expected, rtol=1e-5
-    )
 
 
 def test_entropy_by_hand():

@@ -21,7 +21,6 @@ from mae_vit.finetuning.comparison.report.segmentation import OVERLAYS_CAPTION, 
 from mae_vit.finetuning.comparison.report.summary import (
     Line,
     at_most_labels,
-    each_against_each,
     lines_of,
     notes_of,
 )
@@ -184,11 +183,13 @@ def _pairs(config: CompareConfig, lines: Sequence[Line]) -> Table | None:
     compared = at_most_labels(config, lines)
     if len(compared) < 3:
         return None
-    body = [
-        [line.title, *("" if gap is None else gap.in_brackets() for gap in gaps)]
-        for line, gaps in each_against_each(compared)
-    ]
+    body = [[line.title, *(_gap(line, other) for other in compared)] for line in compared]
     return Table(["above", *(line.title for line in compared)], body)
+
+
+def _gap(line: Line, other: Line) -> str:
+    gap = None if other is line else line.gap_to(other)
+    return gap.in_brackets() if gap else ""
 
 
 def _mode(line: Line) -> str:

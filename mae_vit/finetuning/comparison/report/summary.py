@@ -26,7 +26,6 @@ class Line:
 
     Attributes:
         entry: its name.
-        note: printed below the table.
         labels: of each class.
         mode: how it was measured.
         rows: one for each seed.
@@ -34,7 +33,6 @@ class Line:
     """
 
     entry: str
-    note: str
     labels: Labels
     mode: str
     rows: tuple[Row, ...]
@@ -53,14 +51,19 @@ class Line:
     @property
     def notes(self) -> list[str]:
         """Returns what a reader must know of this row: the config's note, and which labels its start has seen."""
-        seen = {row.values.get("labels_seen_by_start") for row in self.rows}
-        note = f"{self.origin}: which images and labels they were is not known" if self.origin else None
+        own, seen = (
+            self.rows[0].cell.entry.note,
+            {row.values.get("labels_seen_by_start") for row in self.rows},
+        )
+        unknown = f"{self.origin}: which images and labels they were is not known" if self.origin else ""
         several = any((row.values.get("test_reads") or 1) > 1 for row in self.rows)
-        more = "test images were read more than once, for weights of several lengths of the run"
+        more = (
+            "test images were read more than once, for weights of several lengths of the run"
+            if several
+            else ""
+        )
         return [
-            *filter(None, [self.note, note]),
-            *(text for what, text in _SEEN.items() if what in seen),
-            *([more] if several else []),
+            note for note in (own, unknown, *(_SEEN[what] for what in _SEEN if what in seen), more) if note
         ]
 
     @property
@@ -109,14 +112,13 @@ class Line:
 def lines_of(config: CompareConfig, rows: Sequence[Row]) -> list[Line]:
     """Puts the table together, in the config's order."""
     groups = group(rows)
-    notes = {entry.name: entry.note for entry in config.entries}
     lines = []
     for (entry, labels, mode), several in groups.items():
         others = groups.get((config.reference, labels, mode))
         gap = None
         if others and entry != config.reference:
             gap = gap_between([row.scores for row in several], [row.scores for row in others])
-        lines.append(Line(entry, notes[entry], labels, mode, tuple(several), gap))
+        lines.append(Line(entry, labels, mode, tuple(several), gap))
     return lines
 
 
@@ -133,17 +135,3 @@ def at_most_labels(config: CompareConfig, lines: Sequence[Line]) -> list[Line]:
     tuned = [line for line in lines if line.mode == mode]
     sizes = [line.size for line in tuned if line.entry == config.reference] or [line.size for line in tuned]
     return [line for line in tuned if line.size == max(sizes)]
-
-
-def each_against_each(lines: Sequence[Line]) -> list[tuple[Line, list[Gap | None]]]:
-    """Compares every line with every other of its mode, in their order; None for itself."""
-    return [
-        (
-            line,
-            [
-                line.gap_to(other) if other is not line and other.mode == line.mode else None
-                for other in lines
-            ],
-        )
-        for line in lines
-    ]
