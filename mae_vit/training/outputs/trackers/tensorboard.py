@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -59,20 +58,6 @@ class TensorBoard:
     def look(self) -> list[str]:
         """Returns the command that shows the run beside its neighbors."""
         return [f"  watch     tensorboard --logdir {self._folder.parent.parent}"]
-
-
-def write_hparams(folder: Path, runs: Mapping[str, tuple[Mapping[str, Any], Mapping[str, float]]]) -> None:
-    """Writes the table of TensorBoard's page "HParams" anew: a line for each run.
-
-    Args:
-        folder: of nothing else.
-        runs: by a name for people, what sets each apart and what came of it.
-    """
-    shutil.rmtree(folder, ignore_errors=True)
-    for name, (facts, scores) in runs.items():
-        writer = _open_writer(folder / name, purge_step=None)
-        writer.add_hparams(dict(facts), dict(scores), run_name=".")
-        writer.close()
 
 
 def _open_writer(path: Path, purge_step: int | None) -> Any:
