@@ -61,6 +61,7 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
 	$(BIN)/shellcheck demo.sh slurm/*.sh slurm/containers/*.sh tests/slurm/cluster.sh .ci/run
 	$(BIN)/hadolint slurm/containers/Dockerfile
 

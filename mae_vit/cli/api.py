@@ -5,30 +5,27 @@ from __future__ import annotations
 import csv
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import wraps
-from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from mae_vit.cli.main import parse
 from mae_vit.config.command_line import Arguments, ResumeMode
-from mae_vit.config.load import ConfigSource, ConfigValues
+from mae_vit.config.load import ConfigSource, ConfigValues, load_config
 from mae_vit.config.presets import find_config
 from mae_vit.core.errors import InputError
 from mae_vit.core.files import read_json_lines
-from mae_vit.core.messages import closest, closest_path
+from mae_vit.core.messages import closest_path
 from mae_vit.core.user_files import expand_path, expand_text
-from mae_vit.runtime.library_call import library_call
+from mae_vit.objectives.pretrain_config import PretrainConfig
+from mae_vit.runtime.child import call_in_child
 
 if TYPE_CHECKING:
     from mae_vit.weights.encoder import PretrainedEncoder
 
 # A preset's name, a YAML file, or the sections themselves.
 Config = str | os.PathLike[str] | Mapping[str, Any]
-Parameters = ParamSpec("Parameters")
-Result = TypeVar("Result")
 Changes = Mapping[str, Any]
 Option = str | int | float | bool | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None
 
@@ -62,7 +59,7 @@ class Run:
     def metrics(self) -> list[dict[str, Any]]:
         """One dictionary for each logged step (`metrics.jsonl`); empty where nothing was trained."""
         path = self._file("metrics.jsonl")
-        return list(read_json_lines(path)) if path.exists() else []
+        return read_json_lines(path) if path.exists() else []
 
     @property
     def rows(self) -> list[dict[str, Any]]:
@@ -95,24 +92,6 @@ class Run:
         return load_vit(self.path)
 
 
-def _named(call: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Refuses keywords that a function does not have by a line that names the right one."""
-    known = list(signature(call).parameters)
-
-    @wraps(call)
-    def checked(*arguments: Parameters.args, **options: Parameters.kwargs) -> Result:
-        for name in options.keys() - known:
-            hint = closest(name, known) or (
-                'keys of the config go in changes={"data.path": "photos/", "train.epochs": 10}; '
-                f"known: {', '.join(known)}"
-            )
-            raise InputError(f'{call.__name__} has no keyword "{name}": {hint}')
-        return call(*arguments, **options)
-
-    return checked
-
-
-@_named
 def pretrain(
     config: Config,
     changes: Changes | None = None,
@@ -120,12 +99,12 @@ def pretrain(
     resume: ResumeMode | str = "auto",
     extend: bool = False,
 ) -> Run:
-    """Pretrains an encoder, as `mae-vit pretrain` does: the same output, the same files, the same bits.
+    """Pretrains an encoder in a process of its own, as `mae-vit pretrain` does: the same files, the same bits.
 
     Args:
         config: the name of a preset, a YAML file, or a mapping of sections, which names the run (`run.name`).
         changes: values to change, by dotted keys: `{"train.steps": 30}`; None unsets a key.
-        resume: "auto" resumes the run if it was begun, "never" begins again, a path begins from what lies there.
+        resume: "auto" resumes the run if it was begun, "never" restarts; a path resumes from that checkpoint.
         extend: resumes a run with another length than it began with.
 
     Raises:
@@ -134,12 +113,12 @@ def pretrain(
         KeyboardInterrupt: after Ctrl-C, once the run is saved; the same call resumes it.
         RunInterrupted: after another stop request, in the same way.
     """
-    from mae_vit.pretraining import job
+    arguments = _arguments(config, changes, resume, extend)
+    # A mistake is named at once: the job takes seconds to import.
+    load_config(PretrainConfig, _source(config), arguments.overrides, overrides_from="changes")
+    return Run(call_in_child("mae_vit.pretraining.job:pretrain", arguments))
 
-    return _train(job.pretrain, config, changes, resume=resume, extend=extend)
 
-
-@_named
 def finetune(
     ckpt: str | os.PathLike[str] | None = None,
     config: Config | None = None,
@@ -151,7 +130,7 @@ def finetune(
     """Fine-tunes an encoder, or trains a network from scratch, as `mae-vit finetune` does.
 
     Args:
-        ckpt: weights to begin from: a run, its folder, a file, "timm:NAME"; None begins from scratch.
+        ckpt: pretrained weights: a run, its folder, a file, "timm:NAME"; None begins from scratch.
         config: the name of a preset, a YAML file or a mapping; None with a run for the recipe of its size.
         changes: values to change, by dotted keys.
         resume: as for `pretrain`.
@@ -163,15 +142,13 @@ def finetune(
         KeyboardInterrupt: after Ctrl-C, once the run is saved; the same call resumes it.
         RunInterrupted: after another stop request, in the same way.
     """
-    from mae_vit.finetuning import job
-
     if not isinstance(ckpt, str | os.PathLike | None):
         raise InputError(f"ckpt: give a run, its folder, a file or a name, not {type(ckpt).__name__}")
     weights = None if ckpt is None else expand_text(os.fspath(ckpt))
-    return _train(job.finetune, config, changes, ckpt=weights, resume=resume, extend=extend)
+    arguments = _arguments(config, changes, resume, extend, ckpt=weights)
+    return Run(call_in_child("mae_vit.finetuning.job:finetune", arguments))
 
 
-@_named
 def compare(config: Config, changes: Changes | None = None) -> Run:
     """Compares starts and networks on the same labels, as `mae-vit compare` does.
 
@@ -189,13 +166,15 @@ def compare(config: Config, changes: Changes | None = None) -> Run:
         TrainingFailed: if some of its runs failed; the report has the others.
         KeyboardInterrupt: after Ctrl-C, once its runs are saved; the same call resumes it.
     """
-    from mae_vit.finetuning.comparison import main as comparison
+    arguments = (_source(config), _overrides(changes))
+    return Run(call_in_child("mae_vit.cli.api:_compare", arguments))
 
-    with library_call():
-        arguments = comparison.CompareArguments(
-            _source(config), _overrides(changes), overrides_from="changes"
-        )
-        return Run(comparison.compare(arguments))
+
+def _compare(arguments: tuple[ConfigSource, list[str]]) -> Path:
+    # In the child: imports torch.
+    from mae_vit.finetuning.comparison.main import CompareArguments, compare
+
+    return compare(CompareArguments(*arguments, overrides_from="changes"))
 
 
 def prepare(
@@ -216,29 +195,31 @@ def prepare(
     Raises:
         InputError: for whatever does not fit.
     """
-    given = [sources] if isinstance(sources, str | os.PathLike) else list(sources)
+    paths = [sources] if isinstance(sources, str | os.PathLike) else list(sources)
+    paths += [] if folder is None else [folder]
     words = ["prepare"]
     for name, value in options.items():
-        words += _words_of(f"--{name.replace('_', '-')}", value)
-    paths = [*given, *([] if folder is None else [folder])]
-    arguments = parse([*words, *(_path(path) for path in paths)])
-    with library_call():
-        arguments.run(arguments)
+        option, values = f"--{name.replace('_', '-')}", value if isinstance(value, list | tuple) else [value]
+        words += [
+            option if each is True else f"{option}={each}" for each in values if each not in (None, False)
+        ]
+    # No option is taken for a path that begins with a dash.
+    arguments = parse([*words, *(f"./{path}" if str(path).startswith("-") else str(path) for path in paths)])
+    arguments.run(arguments)
     return expand_path(paths[-1])
 
 
-def _train(
-    job: Any, config: Config | None, changes: Changes | None, *, resume: ResumeMode | str, **more: Any
-) -> Run:
-    arguments = Arguments(
+def _arguments(
+    config: Config | None, changes: Changes | None, resume: ResumeMode | str, extend: bool, **more: Any
+) -> Arguments:
+    return Arguments(
         None if config is None else _source(config),
         _overrides(changes),
         resume if resume in ("auto", "never") else expand_path(resume),
         overrides_from="changes",
+        extend=extend,
         **more,
     )
-    with library_call():
-        return Run(job(arguments))
 
 
 def _source(config: Config) -> ConfigSource:
@@ -275,22 +256,6 @@ def _plain(value: Any, key: str) -> str:
         return json.dumps(value, default=convert, ensure_ascii=False)
     except (TypeError, ValueError) as error:
         raise InputError(f"{key}: {error}") from None
-
-
-def _words_of(option: str, value: Option) -> list[str]:
-    """An option of a command line, as often as it has values."""
-    if value is None or value is False:
-        return []
-    if value is True:
-        return [option]
-    several = value if isinstance(value, list | tuple) else [value]
-    return [f"{option}={one}" for one in several]
-
-
-def _path(path: str | os.PathLike[str]) -> str:
-    """A path that no option is taken for."""
-    text = os.fspath(path)
-    return f"./{text}" if text.startswith("-") else text
 
 
 def _value(text: str) -> Any:

@@ -71,7 +71,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     if rest and hasattr(arguments, "paths") and not any(word.startswith("-") for word in rest):
         arguments.paths += rest
     elif rest:
-        getattr(arguments, "parser", parser).unrecognized(rest)
+        getattr(arguments, "parser", parser).error(f"unrecognized arguments: {' '.join(rest)}")
     return arguments
 
 

@@ -39,12 +39,12 @@ def _replay(arguments: argparse.Namespace) -> int:
     name = f"step-{arguments.step:08d}" if arguments.step else f"data-step-{arguments.data_step:08d}"
     path = arguments.out or arguments.path / "replay" / f"{name}-rank-{arguments.rank}.png"
     try:
-        picture, names = write_replay(record, path, images=arguments.images)
+        names = write_replay(record, path, images=arguments.images)
     except OSError as error:
         raise InputError(f"{path} cannot be written: {error_reason(error)}; give --out FILE.png") from None
-    drawn = min(arguments.images, len(record.samples))
+    drawn = count_of(min(arguments.images, len(record.samples)), "image")
     weights = "fresh weights" if record.weights_step is None else f"the weights of step {record.weights_step}"
     print(f"{arguments.path}: epoch {record.epoch}, step {record.data_step} of the data order")
-    print(f"  picture   {picture} ({count_of(drawn, 'image')}; what is predicted is by {weights})")
+    print(f"  picture   {path} ({drawn}; what is predicted is by {weights})")
     print(f"  names     {names} ({count_of(len(record.samples), 'sample')})")
     return 0

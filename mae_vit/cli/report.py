@@ -46,7 +46,6 @@ def run_report(arguments: argparse.Namespace) -> int:
         write_atomically(out, page.encode("utf-8", "replace"))
     except OSError as error:
         raise InputError(f"{out} cannot be written: {error_reason(error)}; give --out FILE") from None
-    for place, sentence in enumerate(verdict(record)):
-        print(f"{'' if place else 'verdict':<10}{sentence}")
+    print("verdict   " + "\n          ".join(verdict(record)))
     print(f"page      {out} (open in a browser)")
     return 0

@@ -133,7 +133,7 @@ def add_doctor(commands: argparse._SubParsersAction[OneLineParser]) -> None:
 
 def _doctor(arguments: argparse.Namespace) -> int:
     # Imports torch: not for --help.
-    from mae_vit.pretraining.doctor.doctor import doctor
+    from mae_vit.pretraining.doctor import doctor
 
     config, overrides = arguments.config, arguments.paths
     if config is None and overrides and "=" not in overrides[0]:

@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
@@ -23,78 +24,63 @@ ResumeMode = Literal["auto", "never"] | Path
 # What text editors and web pages make of "-" and "--".
 _DASHES = tuple("\u2010\u2011\u2012\u2013\u2014\u2212")
 _KEY_AS_OPTION = re.compile(r"--\w+(\.\w+)+=")
-# Two options of ours for the same wish: a command has at most one of them.
+# Synonyms; each command defines one of the two.
 _SAME_WISH = {"--force": "--overwrite", "--overwrite": "--force"}
 
 
 class OneLineParser(argparse.ArgumentParser):
     """A parser whose complaints are an `InputError`: one line with a hint instead of a usage page."""
 
-    _words: Sequence[str] = ()
-
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """Parses as argparse does, and keeps the words for `error`; takes --key.path=value for key.path=value."""
+        """Parses as argparse does; names the nearest option first, and takes --key.path=value for key.path=value."""
         words = sys.argv[1:] if args is None else list(args)
-        for word in words:
-            if word.startswith(_DASHES) and not os.path.lexists(word):
-                raise InputError(
-                    f"{word} begins with the dash of a text editor: write --{word.lstrip(''.join(_DASHES) + '-')}"
-                )
-        if any(action.dest == "overrides" for action in self._actions):
+        if self._takes_keys:
             words = [word[2:] if _KEY_AS_OPTION.match(word) else word for word in words]
-        self._words = words
+        commands = any(isinstance(action, argparse._SubParsersAction) for action in self._actions)
+        # Behind a command's name stand that command's options.
+        own = takewhile(lambda word: word.startswith("-"), words) if commands else words
+        for word in takewhile(lambda word: word != "--", own):
+            self._check_option(word)
         return super().parse_known_args(words, namespace)
+
+    @property
+    def _takes_keys(self) -> bool:
+        return any(action.dest == "overrides" for action in self._actions)
+
+    def _check_option(self, word: str) -> None:
+        """Raises InputError for an option that this parser does not have; argparse would first miss others."""
+        if word.startswith(_DASHES) and not os.path.lexists(word):
+            dashes = "".join(_DASHES) + "-"
+            raise InputError(f"{word} begins with the dash of a text editor: write --{word.lstrip(dashes)}")
+        name = word.partition("=")[0]
+        shown = [action for action in self._actions if action.help != argparse.SUPPRESS]
+        known = sorted(name for action in shown for name in action.option_strings if name.startswith("--"))
+        every = [name for action in self._actions for name in action.option_strings]
+        # argparse takes the beginning of a name for it.
+        if not name.startswith("--") or any(option.startswith(name) for option in every):
+            return
+        if (meant := _SAME_WISH.get(name)) in known:
+            hint = f'did you mean "{meant}"?'
+        elif "." in name:
+            hint = f"write {name[2:]}=VALUE"
+        else:
+            # The dashes, which all have, are no likeness.
+            hint = closest(name[2:], [option[2:] for option in known], cutoff=0.6).replace('"', '"--', 1)
+        if not hint:
+            # Most often a job's unknown option is meant as a key of the config.
+            keys = "; settings are KEY.PATH=VALUE, such as run.name=try" if self._takes_keys else ""
+            hint = f"known: {', '.join(known)}{keys}"
+        self.error(f"unrecognized arguments: {name}: {hint}")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            hint = closest(str(value), map(str, action.choices))
+            choices = hint or f"choose from {', '.join(map(str, action.choices))}"
+            raise argparse.ArgumentError(action, f"invalid choice: {value!r}: {choices}")
 
     def error(self, message: str) -> NoReturn:
         """Raises InputError."""
-        # argparse misses --out before it says that it does not know --outt.
-        if message.startswith("the following arguments are required") and (unknown := self._unknown()):
-            message = f"unrecognized arguments: {' '.join(unknown)}"
-        hint = self._hint(message)
-        raise InputError(f"{message}{f': {hint}' if hint else ''} (see --help)")
-
-    def unrecognized(self, words: Sequence[str]) -> NoReturn:
-        """Raises InputError for words that this parser does not know."""
-        self.error(f"unrecognized arguments: {' '.join(words)}")
-
-    def _unknown(self) -> list[str]:
-        """The options on the command line that this parser does not have."""
-        given = (word.partition("=")[0] for word in self._words if word.startswith("--"))
-        known = [name for action in self._actions for name in action.option_strings]
-        return [name for name in given if not any(one.startswith(name) for one in known)]
-
-    def _hint(self, message: str) -> str:
-        """What was meant by an option or a choice that argparse does not know, as far as it says which."""
-        if option := re.match(r"unrecognized arguments: (?:.*? )?(--?[A-Za-z][\w.-]*)", message):
-            known = [
-                name
-                for action in self._actions
-                if action.help != argparse.SUPPRESS
-                for name in action.option_strings
-            ]
-            long = [name for name in known if name.startswith("--")]
-            meant = _SAME_WISH.get(option[1])
-            if meant in long:
-                return f'did you mean "{meant}"?'
-            if "." in option[1]:
-                return f"write {option[1].lstrip('-')}=VALUE"
-            # Most often a job's unknown option is meant as a key of the config.
-            settings = any(action.dest == "overrides" for action in self._actions)
-            return _closest_option(option[1], long) or (
-                f"known: {', '.join(sorted(long))}"
-                + ("; settings are KEY.PATH=VALUE, such as run.name=try" if settings else "")
-            )
-        if choice := re.search(r"invalid choice: '([^']*)'", message):
-            # argparse lists the choices itself.
-            return closest(choice[1], [str(one) for action in self._actions for one in action.choices or ()])
-        return ""
-
-
-def _closest_option(option: str, known: Sequence[str]) -> str:
-    """Returns a hint such as `did you mean "--out"?`; the dashes, which all have, are no likeness."""
-    bare = {name.lstrip("-"): name for name in known}
-    hint = closest(option.lstrip("-"), bare, cutoff=0.6)
-    return hint.replace('"', '"--', 1)
+        raise InputError(f"{message} (see --help)")
 
 
 def as_path_text(text: str) -> str:

@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from mae_vit.config.section import Section, check_options_match
+from mae_vit.config.section import Options, Section
 from mae_vit.config.typed_yaml import PathText
 from mae_vit.core.urls import is_url
-
-# The options of each crop and their defaults: scale from MAE Sec. A.1, ratio from torchvision,
-# pad_px as usual for CIFAR.
-CROP_OPTIONS: dict[str, dict[str, Any]] = {
-    "pad": {"pad_px": 4},
-    "random_resized": {"scale": [0.2, 1.0], "ratio": [3 / 4, 4 / 3]},
-}
-# The options of each policy and their defaults.
-POLICY_OPTIONS: dict[str, dict[str, Any]] = {
-    # MAE's fine-tuning (Sec. A.1: RandAugment "9, 0.5"), which is timm's rand-m9-mstd0.5-inc1.
-    "randaugment": {"num_ops": 2, "magnitude": 9.0, "magnitude_std": 0.5},
-    # SimCLR for CIFAR-10 (arXiv 2002.05709, App. A and B.9: strength 0.5).
-    "color": {"brightness": 0.4, "contrast": 0.4, "saturation": 0.4, "hue": 0.1, "gray": 0.2},
-}
 
 
 class AugmentSection(Section):
@@ -46,6 +32,20 @@ class AugmentSection(Section):
         erasing: probability that a box of an image is erased.
     """
 
+    options: ClassVar[Options] = {
+        "crop": {
+            "pad": {"pad_px": 4},  # as usual for CIFAR
+            # The scale of MAE Sec. A.1, torchvision's ratio.
+            "random_resized": {"scale": [0.2, 1.0], "ratio": [3 / 4, 4 / 3]},
+        },
+        "policy": {
+            # MAE's fine-tuning (Sec. A.1: RandAugment "9, 0.5"), which is timm's rand-m9-mstd0.5-inc1.
+            "randaugment": {"num_ops": 2, "magnitude": 9.0, "magnitude_std": 0.5},
+            # SimCLR for CIFAR-10 (arXiv 2002.05709, App. A and B.9: strength 0.5).
+            "color": {"brightness": 0.4, "contrast": 0.4, "saturation": 0.4, "hue": 0.1, "gray": 0.2},
+        },
+    }
+
     crop: Literal["none", "pad", "random_resized"] = "none"
     pad_px: int | None = Field(default=None, gt=0)
     scale: list[float] | None = Field(default=None, min_length=2, max_length=2)
@@ -62,46 +62,17 @@ class AugmentSection(Section):
     gray: float | None = Field(default=None, ge=0, le=1)
     erasing: float = Field(default=0.0, ge=0, le=1)
 
-    @model_validator(mode="before")
-    @classmethod
-    def _fill_in(cls, raw: Any) -> Any:
-        """Fills in the defaults of the chosen crop and policy. Options of the others stay unset."""
-        if not isinstance(raw, dict):
-            return raw
-        defaults = {
-            **CROP_OPTIONS.get(str(raw.get("crop")), {}),
-            **POLICY_OPTIONS.get(str(raw.get("policy")), {}),
-        }
-        return {**raw, **{name: value for name, value in defaults.items() if raw.get(name) is None}}
-
     @model_validator(mode="after")
     def _check(self) -> AugmentSection:
-        check_options_match(self, {"crop": CROP_OPTIONS, "policy": POLICY_OPTIONS})
         if self.scale and not 0 < self.scale[0] <= self.scale[1] <= 1:
             raise ValueError(f"scale={self.scale}: needs 0 < low <= high <= 1 (shares of the image's area)")
         if self.ratio and not 0 < self.ratio[0] <= self.ratio[1]:
             raise ValueError(f"ratio={self.ratio}: needs 0 < low <= high (width over height)")
         return self
 
-    @property
-    def policy_options(self) -> dict[str, Any]:
-        """The options of the chosen policy and their values."""
-        return {name: getattr(self, name) for name in POLICY_OPTIONS.get(self.policy, {})}
 
-
-# Eight lanes suit a usual node of 8 ranks, and any power of two ranks. Every step then draws from
-# 8 x 4 shards, which is 320,000 samples with 10,000 per shard. webdataset's examples shuffle
-# within 1,000 to 5,000 samples.
-BLOCKS_OPTIONS = {"lanes": 8, "block_shards": 4}
 # Of images that are kept in memory.
-MEMORY_LIMIT_GIB = 4.0
-# The part of `mae_vit.config.schema.CHOICES` on data.
-DATA_CHOICES: dict[str, dict[str, dict[str, Any]]] = {
-    "data.order": {"blocks": BLOCKS_OPTIONS},
-    "data.source": {name: {"memory_limit_gib": MEMORY_LIMIT_GIB} for name in ("auto", "memory")},
-    "data.augment.crop": CROP_OPTIONS,
-    "data.augment.policy": POLICY_OPTIONS,
-}
+_MEMORY_LIMIT_GIB = 4.0
 
 
 class DataSection(Section):
@@ -133,6 +104,13 @@ class DataSection(Section):
             Intact images replace them. 0 stops at the first damaged image.
     """
 
+    options: ClassVar[Options] = {
+        # Eight lanes suit a usual node of 8 ranks, and any power of two ranks. Every step then draws from 8 x 4 shards,
+        # which is 320,000 samples with 10,000 per shard. webdataset's examples shuffle within 1,000 to 5,000 samples.
+        "order": {"blocks": {"lanes": 8, "block_shards": 4}},
+        "source": {name: {"memory_limit_gib": _MEMORY_LIMIT_GIB} for name in ("auto", "memory")},
+    }
+
     path: PathText
     cache_dir: PathText | None = None
     cache_gib: float | None = Field(default=None, gt=0)
@@ -142,7 +120,7 @@ class DataSection(Section):
     lanes: int | None = Field(default=None, gt=0, le=65536)
     block_shards: int | None = Field(default=None, gt=0, le=65536)
     workers: int | Literal["auto"] = "auto"
-    memory_limit_gib: float = Field(default=MEMORY_LIMIT_GIB, gt=0)
+    memory_limit_gib: float = Field(default=_MEMORY_LIMIT_GIB, gt=0)
     repeats: int = Field(default=1, gt=0, le=64)
     normalize: Literal["dataset", "imagenet", "half"] | list[list[float]] = "dataset"
     leave_out_per_class: int | None = Field(default=None, gt=0)
@@ -151,25 +129,12 @@ class DataSection(Section):
     damage_budget: float = Field(default=0.001, ge=0, lt=1)
     augment: AugmentSection = AugmentSection()
 
-    @model_validator(mode="before")
-    @classmethod
-    def _fill_in(cls, raw: Any) -> Any:
-        """Fills in the defaults of the options of "blocks". They stay unset for another order."""
-        if not isinstance(raw, dict) or raw.get("order") != "blocks":
-            return raw
-        return {**raw, **{name: value for name, value in BLOCKS_OPTIONS.items() if raw.get(name) is None}}
-
     @model_validator(mode="after")
     def _check(self) -> DataSection:
-        check_options_match(self, {"order": {"blocks": BLOCKS_OPTIONS}})
         if self.leave_out_draws > 1 and self.leave_out_per_class is None:
             raise ValueError("leave_out_draws has no effect without leave_out_per_class")
         if self.cache_gib is not None and not is_url(self.path):
             raise ValueError("cache_gib has no effect with a path that is no URL")
-        if self.source == "tar" and self.memory_limit_gib != MEMORY_LIMIT_GIB:
-            raise ValueError(
-                'memory_limit_gib has no effect with source="tar"; it belongs to "auto" and "memory"'
-            )
         if isinstance(self.workers, int) and not 0 <= self.workers <= 512:
             raise ValueError(f"workers={self.workers}: 0 to 512")
         return self

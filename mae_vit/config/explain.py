@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
-from mae_vit.config.keys import branches, fields_at, suggest, written_path
+from mae_vit.config.keys import branches, fields_at, key_paths, suggest, written_path
 from mae_vit.core.messages import closest, nearest
 
 _MAX_SHOWN = 80  # characters of a value
@@ -43,96 +44,58 @@ def explain(schema: type[BaseModel], document: Document, error: ValidationError)
         path = written_path(schema, problem["loc"])
         if problem["type"] == "extra_forbidden":
             unknown.append(".".join(path))
-        else:
-            begin, message = _explain(schema, path, problem)
-            if problem["type"] == "missing" and path[0] in document.overridden:
-                message = f': "{path[0]}" is replaced as a whole; to change a part of it, write {path[0]}.KEY'
-            elif (
-                problem["type"] == "missing" and len(path) == 3 and (hint := _misnamed_entry(document, path))
-            ):
-                message = f"; {hint}"
-            messages.setdefault(begin, []).append(message)
+            continue
+        begin, message = _explain(schema, path, problem)
+        if problem["type"] == "missing":
+            message = _why_missing(document, path)
+        messages.setdefault(begin, []).append(message)
     # While a section's `name` is wrong, its valid keys are not known.
     misnamed = {begin.partition(".name=")[0] for begin in messages if ".name=" in begin}
     unknown = [key for key in unknown if key.rpartition(".")[0] not in misnamed]
-    typed = {key.partition(".")[0] for key in document.overridden}
+    overridden = {key.partition(".")[0] for key in document.overridden}
     for key, command in _COMMANDS.items():
-        if key in unknown and key not in typed:
+        if key in unknown and key not in overridden:
             return [f'a config of another command (it has "{key}"): give it to {command}']
     wrong = [begin + _joined(list(dict.fromkeys(several))) for begin, several in messages.items()]
-    return _explain_unknown(schema, document, unknown) + wrong
+    return [_explain_unknown(schema, document, key) for key in unknown] + wrong
 
 
-def _misnamed_entry(document: Document, path: Sequence[str]) -> str:
-    """For a missing SECTION.NAME.KEY, the entry that a NAME of the command line may mean; empty if there is none."""
-    if not any(key.startswith(".".join(path[:-1]) + ".") for key in document.overridden):
-        return ""
-    section, name, key = path
-    others = document.raw[section].items()
-    meant = closest(
-        name, [other for other, content in others if isinstance(content, dict) and key in content]
-    )
-    return meant.replace('"', f'"{section}.', 1)
+def _why_missing(document: Document, path: Sequence[str]) -> str:
+    """Says how the command line made a key missing; empty if it did not."""
+    if path[0] in document.overridden:
+        return f': "{path[0]}" is replaced as a whole; to change a part of it, write {path[0]}.KEY'
+    if len(path) == 3 and any(key.startswith(".".join(path[:-1]) + ".") for key in document.overridden):
+        # SECTION.NAME.KEY: the NAME may be meant for that of the file.
+        section, name, key = path
+        others = [
+            other
+            for other, content in document.raw[section].items()
+            if isinstance(content, dict) and key in content
+        ]
+        if hint := closest(name, others):
+            return "; " + hint.replace('"', f'"{section}.', 1)
+    return ""
 
 
 def _joined(messages: list[str]) -> str:
     """Joins what the types of a union expect by "or", and puts all hints at the end."""
     expected, hints = zip(*(message.partition("; ")[::2] for message in messages), strict=True)
     begin, *more = expected
-    whole = " or ".join([begin, *(one.removeprefix("input should be ") for one in more)])
+    whole = " or ".join([begin, *(text.removeprefix("input should be ") for text in more)])
     return "; ".join([whole, *filter(None, hints)])
 
 
-def _explain_unknown(schema: type[BaseModel], document: Document, keys: Sequence[str]) -> list[str]:
-    """Explains unknown keys. Keys of another branch of their section share one phrase."""
-    phrases, foreign = [], dict[str, list[str]]()
-    for key in keys:
-        section, _, name = key.rpartition(".")
-        if any(name in model.model_fields for model in _branches_at(schema, section).values()):
-            foreign.setdefault(section, []).append(name)
-        else:
-            phrases.append(f'unknown key "{key}": {suggest(schema, document.raw, key)}')
-    return [_explain_foreign(schema, document, *item) for item in foreign.items()] + phrases
-
-
-def _explain_foreign(schema: type[BaseModel], document: Document, section: str, names: list[str]) -> str:
-    """Explains options that belong to another `name` of their section. The command line may have changed the name."""
-    models = _branches_at(schema, section)
-    node: Any = document.raw
-    for part in section.split("."):
-        node = node[part]
-    chosen = node["name"]
-    owners = [tag for tag, model in models.items() if set(names) <= set(model.model_fields)] or [
-        tag for tag, model in models.items() if set(names) & set(model.model_fields)
-    ]
-    # If one objective derives from another and both have the options, name only the base.
-    owners = [
-        tag
-        for tag in owners
-        if not any(issubclass(models[tag], models[other]) for other in owners if other != tag)
-    ]
-    belong = f"{'belongs' if len(names) == 1 else 'belong'} to {section} " + " or ".join(
-        f'"{tag}"' for tag in owners
-    )
-    left = [name for name in names if f"{section}.{name}" not in document.overridden]
-    if left == names and f"{section}.name" in document.overridden:
-        fitting = sorted(document.path.parent.glob(f"{chosen}_*{document.path.suffix}"))
-        where = (
-            fitting[0] if len(fitting) == 1 else f"{document.path.parent}/{chosen}_*{document.path.suffix}"
-        )
-        begin = f"use a config of {chosen} ({where}) or " if fitting else ""
-        return (
-            f"{section}.name={chosen}: {', '.join(names)} of {document.path.name} {belong}: "
-            f"{begin}unset {'it' if len(names) == 1 else 'them'} "
-            f"({section}.{names[0]}=null{' ...' if len(names) > 1 else ''})"
-        )
-    options = ", ".join(name for name in models[chosen].model_fields if name != "name")
-    return f'{", ".join(f"{section}.{name}" for name in names)} {belong}; options of "{chosen}": {options}'
-
-
-def _branches_at(schema: type[BaseModel], section: str) -> dict[str, type[BaseModel]]:
+def _explain_unknown(schema: type[BaseModel], document: Document, key: str) -> str:
+    """Explains an unknown key, which may belong to another `name` of its section."""
+    section, _, name = key.rpartition(".")
     fields = fields_at(schema, section.split("."))
-    return branches(fields[0]) if fields else {}
+    models = branches(fields[0]) if fields else {}
+    owners = " or ".join(f'"{tag}"' for tag, model in models.items() if name in model.model_fields)
+    if not owners:
+        return f'unknown key "{key}": {suggest(schema, document.raw, key)}'
+    node: Any = reduce(lambda inner, part: inner[part], section.split("."), document.raw)
+    options = ", ".join(option for option in models[node["name"]].model_fields if option != "name")
+    return f'{key} belongs to {section} {owners}; options of "{node["name"]}": {options}'
 
 
 def _explain(schema: type[BaseModel], path: Sequence[str], problem: Any) -> tuple[str, str]:
@@ -147,11 +110,11 @@ def _explain(schema: type[BaseModel], path: Sequence[str], problem: Any) -> tupl
             return f'"{key}.name" is missing: ', f"one of {', '.join(sorted(tags))}"
         shown = f'"{tag}"' if len(str(tag)) <= _MAX_SHOWN else show(tag)
         return f"{key}.name={shown}: ", nearest(str(tag), tags)
-    if kind in ("model_type", "model_attributes_type", "dict_type"):
-        names = [name for field in fields_at(schema, path) for name in _keys_of(field.annotation)]
-        example = f", e.g. {key}.{names[0]}=..." if names else ""
-        return f"{key}={show(value)}: ", f"this is a section: give its keys{example}"
     begin = f"{key}={show(value)}: "
+    if kind in ("model_type", "model_attributes_type", "dict_type"):
+        inside = (known for known in key_paths(schema, {}) if known.startswith(f"{key}."))
+        example = f", e.g. {first}=..." if (first := next(inside, None)) else ""
+        return begin, f"this is a section: give its keys{example}"
     if kind == "value_error":
         message = str(problem["ctx"]["error"])
         whole = isinstance(value, (dict, BaseModel))  # a section's own check, whose message names the keys
@@ -163,12 +126,6 @@ def _explain(schema: type[BaseModel], path: Sequence[str], problem: Any) -> tupl
     if isinstance(value, str) and isinstance(choices, str):
         hint = closest(value, choices.replace(" or ", ", ").replace("'", "").split(", "))
     return begin, problem["msg"][:1].lower() + problem["msg"][1:] + (f"; {hint}" if hint else "")
-
-
-def _keys_of(annotation: Any) -> list[str]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return list(annotation.model_fields)
-    return [name for part in getattr(annotation, "__args__", ()) for name in _keys_of(part)][:1]
 
 
 def show(value: Any) -> str:

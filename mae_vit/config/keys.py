@@ -21,9 +21,9 @@ _MAX_MEANT = 4
 _WIDTH = 100
 
 
-def branches(field: FieldInfo | None) -> dict[str, type[BaseModel]]:
+def branches(field: FieldInfo) -> dict[str, type[BaseModel]]:
     """Lists a field's models by their `name`; empty if the field has no branches."""
-    models = _models_in(field.annotation) if field else []
+    models = _models_in(field.annotation)
     names = [_names_of(model) for model in models]
     if len(models) < 2 or not all(names):
         return {}
@@ -46,8 +46,8 @@ def written_path(schema: type[BaseModel], location: Sequence[str | int]) -> list
             path.append(str(part))
             field = models[0].model_fields.get(str(part))
             models = _models_in(field.annotation) if field else []
-            tags = branches(field) or _tagged(field)
-            named = _has_named_sections(field)
+            tags = (branches(field) or _tagged(field)) if field else {}
+            named = field is not None and _has_named_sections(field)
         elif isinstance(part, int):  # an index of a list
             path.append(str(part))
     return path
@@ -58,12 +58,13 @@ def key_paths(schema: type[BaseModel], raw: Any, prefix: str = "") -> Iterator[s
     for name, field in schema.model_fields.items():
         yield prefix + name
         inner = raw.get(name) if isinstance(raw, dict) else None
+        sections = {f"{prefix}{name}.": inner}
+        if _has_named_sections(field):
+            named = inner if isinstance(inner, dict) else {}
+            sections = {f"{prefix}{name}.{key}.": section for key, section in named.items()}
         for model in _chosen(field, inner):
-            if not _has_named_sections(field):
-                yield from key_paths(model, inner, f"{prefix}{name}.")
-            elif isinstance(inner, dict):
-                for one, section in inner.items():
-                    yield from key_paths(model, section, f"{prefix}{name}.{one}.")
+            for begin, section in sections.items():
+                yield from key_paths(model, section, begin)
 
 
 def fields_at(schema: type[BaseModel], path: Sequence[str]) -> list[FieldInfo]:
@@ -81,15 +82,15 @@ def options_from(schema: type[BaseModel], path: Sequence[str]) -> int | None:
     The keys of such a mapping are dotted themselves. For a comparison's `set.train.epochs` it is 1.
     """
     models = [schema]
-    place = 0
-    while place < len(path) and models:
-        fields = [model.model_fields[path[place]] for model in models if path[place] in model.model_fields]
-        place += 1
+    depth = 0
+    while depth < len(path) and models:
+        fields = [model.model_fields[path[depth]] for model in models if path[depth] in model.model_fields]
+        depth += 1
         mappings = [field.annotation for field in fields if get_origin(field.annotation) is dict]
         if any(get_args(mapping)[1] is Any for mapping in mappings):
-            return place
+            return depth
         # Another mapping: its keys are free names and its values sections.
-        place += bool(mappings)
+        depth += bool(mappings)
         models = [model for field in fields for model in _models_in(field.annotation)]
     return None
 
@@ -112,25 +113,21 @@ def suggest(schema: type[BaseModel], raw: Any, key: str) -> str:
 def meant(schema: type[BaseModel], raw: Any, key: str) -> list[str]:
     """Returns the known keys nearest to an unknown one, in any section; empty if none is near."""
     section, _, leaf = key.rpartition(".")
-    paths = list(dict.fromkeys(key_paths(schema, raw)))
 
     def score(path: str) -> float:
-        name = path.rpartition(".")[2]
+        beside, _, name = path.rpartition(".")
         ratio = difflib.SequenceMatcher(None, leaf, name).ratio()
         if f"_{leaf}_" in f"_{name}_":  # batch_size in effective_batch_size
             ratio = max(ratio, _CONTAINED)
-        near = path.rpartition(".")[0] == section
+        near = beside == section
         # A key of the same section gets a bonus, but less than an exact match elsewhere.
         return ratio + 0.15 * near if ratio >= (_CLOSE_BESIDE if near else _CLOSE_ELSEWHERE) else 0.0
 
-    scores = {path: score(path) for path in paths}
-    best = max(scores.values(), default=0.0)
-    return [path for path in paths if best and scores[path] == best] or [
-        # No key is near: the same key in a branch that is not chosen. The next error then explains the branch.
-        path
-        for path in dict.fromkeys(key_paths(schema, {}))
-        if path.rpartition(".")[2] == leaf
-    ]
+    scores = {path: score(path) for path in key_paths(schema, raw)}
+    if best := max(scores.values(), default=0.0):
+        return [path for path, value in scores.items() if value == best]
+    # The same key in a branch that is not chosen. The next error then explains the branch.
+    return [path for path in dict.fromkeys(key_paths(schema, {})) if path.rpartition(".")[2] == leaf]
 
 
 def _typed(raw: Any, key: str) -> str:
@@ -150,37 +147,30 @@ def describe_keys(schema: type[BaseModel], *, without: Collection[str] = ()) -> 
         schema: the config's schema.
         without: dotted keys to leave out.
     """
-    lines: list[str] = []
-    alone = [name for name, field in schema.model_fields.items() if not _models_in(field.annotation)]
-    if alone:
-        text = " ".join(alone)
-        lines += textwrap.wrap(text, _WIDTH, initial_indent=" " * 15, subsequent_indent=" " * 15)
-    for name, field in schema.model_fields.items():
-        if name in alone:
-            continue
-        heads = branches(field) or dict.fromkeys([""], _models_in(field.annotation)[0])
+    fields = schema.model_fields.items()
+    rows = [("", " ".join(name for name, field in fields if not _models_in(field.annotation)))]
+    for name, field in fields:
+        free = "NAME." if _has_named_sections(field) else ""
+        heads = branches(field) or dict.fromkeys([""], next(iter(_models_in(field.annotation)), None))
         for tag, model in heads.items():
             keys = [
-                key
-                for key in _leaves(model)
+                free + key
+                for key in (_leaves(model) if model else ())
                 if not (tag and key == "name") and f"{name}.{key}" not in without
             ]
-            keys = [f"NAME.{key}" if _has_named_sections(field) else key for key in keys]
-            text = f"name={tag}: {' '.join(keys)}" if tag else " ".join(keys)
-            begin = f"  {name if tag == next(iter(heads)) else '':<13}"
-            lines += textwrap.wrap(
-                text,
-                _WIDTH,
-                initial_indent=begin,
-                subsequent_indent=" " * (17 if tag else 15),
-                break_on_hyphens=False,
-            )
-    return "\n".join(lines)
-
-
-def _has_named_sections(field: FieldInfo | None) -> bool:
-    """Returns whether a field is a mapping of free names to sections, as a comparison's `pretrain`."""
-    return field is not None and get_origin(field.annotation) is dict and bool(_models_in(field.annotation))
+            first = name if tag == next(iter(heads)) else ""
+            rows.append((first, " ".join([f"name={tag}:", *keys] if tag else keys)))
+    lines = (
+        textwrap.wrap(
+            text,
+            _WIDTH,
+            initial_indent=f"  {name:<13}",
+            subsequent_indent=" " * (17 if text.startswith("name=") else 15),
+            break_on_hyphens=False,
+        )
+        for name, text in rows
+    )
+    return "\n".join(line for several in lines for line in several)
 
 
 def _leaves(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
@@ -188,9 +178,14 @@ def _leaves(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
         inner = _models_in(field.annotation)
         if not inner:
             yield prefix + name
-        for one in inner:
+        for section in inner:
             # Inside a section with branches, leave out the `name` of the inner section: its key names it.
-            yield from (key for key in _leaves(one, f"{prefix}{name}.") if key != f"{prefix}{name}.name")
+            yield from (key for key in _leaves(section, f"{prefix}{name}.") if key != f"{prefix}{name}.name")
+
+
+def _has_named_sections(field: FieldInfo) -> bool:
+    """Returns whether a field is a mapping of free names to sections, as a comparison's `pretrain`."""
+    return get_origin(field.annotation) is dict and bool(_models_in(field.annotation))
 
 
 def _chosen(field: FieldInfo, raw: Any) -> list[type[BaseModel]]:
@@ -208,11 +203,11 @@ def _names_of(model: type[BaseModel]) -> tuple[str, ...]:
     return getattr(field.annotation, "__args__", ()) if field else ()
 
 
-def _tagged(field: FieldInfo | None) -> dict[str, type[BaseModel]]:
+def _tagged(field: FieldInfo) -> dict[str, type[BaseModel]]:
     """Lists the models of a union with a discriminator function, by the tags that the function returns."""
     return {
         mark.tag: _models_in(part)[0]
-        for part in (getattr(field.annotation, "__args__", ()) if field else ())
+        for part in getattr(field.annotation, "__args__", ())
         for mark in getattr(part, "__metadata__", ())
         if isinstance(mark, Tag)
     }

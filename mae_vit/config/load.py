@@ -18,14 +18,14 @@ from ruamel.yaml import YAML
 
 from mae_vit.config.explain import Document, explain
 from mae_vit.config.overrides import (
-    _apply_override,
-    _drop_options_of_others,
-    _parse_override,
+    apply_override,
     drop_alternatives,
+    drop_options_of_others,
+    parse_override,
     replaced_durations,
 )
 from mae_vit.config.presets import hint_at_config
-from mae_vit.config.schema import CHOICES, Config
+from mae_vit.config.schema import Config
 from mae_vit.config.typed_yaml import parse_yaml
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of, error_reason
@@ -132,7 +132,7 @@ def _assemble(
     parsed: list[tuple[str, str, Any]] = []
     for override in overrides:
         try:
-            parsed.append((override, *_parse_override(schema, override)))
+            parsed.append((override, *parse_override(schema, override)))
         except InputError as error:
             mistakes += error.lines
     given = {key: value for _, key, value in parsed if value is not None}
@@ -140,11 +140,10 @@ def _assemble(
         notes += replaced_durations(raw, given, path.name)
     drop_alternatives(raw, given)
     for _, key, value in parsed:
-        if key in CHOICES:
-            _drop_options_of_others(raw, key, str(value))
+        drop_options_of_others(schema, raw, key, str(value))
     for override, key, value in parsed:
         try:
-            _apply_override(schema, raw, override, key.split("."), value)
+            apply_override(schema, raw, override, key.split("."), value)
         except InputError as error:
             mistakes += error.lines
     run = raw.setdefault("run", {})

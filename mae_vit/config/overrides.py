@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from mae_vit.config.keys import fields_at, options_from
-from mae_vit.config.schema import CHOICES
+from mae_vit.config.keys import branches, fields_at, options_from
+from mae_vit.config.section import Section
 from mae_vit.config.typed_yaml import parse_value
 from mae_vit.core.errors import InputError
 
@@ -34,20 +34,15 @@ def replaced_durations(raw: dict[str, Any], given: Mapping[str, Any], file: str)
         given: values of overrides, by dotted keys.
         file: its name, for messages.
     """
-    sentences = []
-    for group in _DURATIONS:
-        for key in given.keys() & set(group):
-            section = raw.get("train")
-            before = {
-                f"train.{name}": value
-                for name, value in (section.items() if isinstance(section, dict) else ())
-                if f"train.{name}" in group and f"train.{name}" != key and value is not None
-            }
-            sentences += [
-                f"{key}={given[key]} takes the place of {other}={value} of {file}"
-                for other, value in before.items()
-            ]
-    return sentences
+    section = raw.get("train")
+    before = {f"train.{name}": value for name, value in section.items()} if isinstance(section, dict) else {}
+    return [
+        f"{key}={given[key]} takes the place of {other}={before[other]} of {file}"
+        for group in _DURATIONS
+        for key in group
+        for other in group
+        if key in given and other != key and before.get(other) is not None
+    ]
 
 
 def drop_alternatives(raw: dict[str, Any], overridden: Collection[str]) -> None:
@@ -65,20 +60,29 @@ def drop_alternatives(raw: dict[str, Any], overridden: Collection[str]) -> None:
                     raw[section].pop(name, None)
 
 
-def _drop_options_of_others(raw: dict[str, Any], key: str, choice: str) -> None:
-    """Takes out of the file the options of what an override no longer chooses."""
-    *path, _ = key.split(".")
+def drop_options_of_others(schema: type[BaseModel], raw: dict[str, Any], key: str, choice: str) -> None:
+    """Takes out of the file the options of what an override no longer chooses (`optim.name`, `objective.name`)."""
+    *path, name = key.split(".")
+    kinds: Mapping[str, Collection[str]] = {}
+    for section in fields_at(schema, path):
+        if name == "name" and (models := branches(section)):
+            kinds = {tag: model.model_fields for tag, model in models.items()} if choice in models else {}
+        elif isinstance(section.annotation, type) and issubclass(section.annotation, Section):
+            kinds = section.annotation.options.get(name, {})
     node: Any = raw
     for part in path:
         node = node.get(part) if isinstance(node, dict) else None
-    kinds = CHOICES[key]
-    for options in kinds.values():
-        for option in options:
-            if isinstance(node, dict) and option not in kinds.get(choice, {}):
-                node.pop(option, None)
+    for option in {option for options in kinds.values() for option in options}:
+        if isinstance(node, dict) and option not in kinds.get(choice, ()):
+            node.pop(option, None)
 
 
-def _parse_override(schema: type[BaseModel], override: str) -> tuple[str, Any]:
+def parse_override(schema: type[BaseModel], override: str) -> tuple[str, Any]:
+    """Splits `key.path=value`, and reads the value by the type of the key.
+
+    Raises:
+        InputError: if it is not written so, or gives no value.
+    """
     key, separator, text = override.partition("=")
     if not separator or not all(key.split(".")):
         raise InputError(f'override "{override}": write key.path=value, e.g. run.name=try')
@@ -87,9 +91,21 @@ def _parse_override(schema: type[BaseModel], override: str) -> tuple[str, Any]:
     return key, parse_value(schema, key, text, f'override "{override}"')
 
 
-def _apply_override(
+def apply_override(
     schema: type[BaseModel], raw: dict[str, Any], override: str, path: Sequence[str], value: Any
 ) -> None:
+    """Sets a value in sections as read, or unsets it if it is None.
+
+    Args:
+        schema: of the config.
+        raw: changed in place.
+        override: for errors.
+        path: the parts of its key.
+        value: as parsed.
+
+    Raises:
+        InputError: if a part of the path is no section.
+    """
     node: Any = raw
     if (first := options_from(schema, path)) is not None and first < len(path):
         path = [*path[:first], ".".join(path[first:])]
@@ -97,6 +113,7 @@ def _apply_override(
         node = node.setdefault(name, {})
         if not isinstance(node, dict):
             raise InputError(f'override "{override}": {".".join(path[: depth + 1])} is not a section')
+    # In a comparison's `set` the keys are dotted.
     for group in _ALTERNATIVES:
         if value is not None and path[-1] in group:
             for key in group:
@@ -104,8 +121,7 @@ def _apply_override(
     fields = fields_at(schema, path)
     keeps_null = any(type(None) in getattr(field.annotation, "__args__", ()) for field in fields)
     # A key that cannot be null goes back to its default, but not one that there never was.
-    unset = value is None and not keeps_null
-    if unset and (fields or path[-1] in node):
+    if value is None and not keeps_null and (fields or path[-1] in node):
         node.pop(path[-1], None)
     else:
         node[path[-1]] = value

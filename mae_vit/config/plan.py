@@ -44,7 +44,6 @@ class Plan:
         batch_size_per_device: images per micro-batch of one rank.
         accumulation: micro-batches per step.
         lr: peak learning rate.
-        decay_steps: steps of decay at the end, under `schedule="wsd"`; 0 otherwise.
         checkpoint_every_steps: steps between saves; time may ask for more (`checkpoint.every_minutes`).
         evaluate_every_steps: steps between evaluations on held-out images.
         probe_every_steps: steps between scores of the online probe; 0 for none.
@@ -60,7 +59,6 @@ class Plan:
     batch_size_per_device: int
     accumulation: int
     lr: float
-    decay_steps: int
     checkpoint_every_steps: int
     evaluate_every_steps: int
     probe_every_steps: int = 0
@@ -123,8 +121,8 @@ def make_plan(config: Config, *, num_samples: int, world_size: int, probe_size: 
 
     Raises:
         InputError: if the batch does not divide over ranks and micro-batches, if these do not
-            hold whole repeats, if ranks and lanes do not fit, if the data holds less than one batch, if warm-up and
-            decay together exceed the run, or if the rate would end above its peak.
+            hold whole repeats, if ranks and lanes do not fit, if the data holds less than one batch, or if the rate
+            would end above its peak.
     """
     train, optim = config.train, config.optim
     batch = fit_batch(config, num_samples=num_samples, world_size=world_size)
@@ -150,12 +148,6 @@ def make_plan(config: Config, *, num_samples: int, world_size: int, probe_size: 
         # A short try of a long recipe keeps its shape: warm-up, then decay.
         notes.append(_short_warmup(train, warmup, total))
         warmup = total // 10
-    decay = round(total * optim.decay_share) if optim.decay_share else 0
-    if warmup + decay > total:
-        raise InputError(
-            f"warm-up of {warmup} steps and decay of {decay} steps (optim.decay_share={optim.decay_share}) "
-            f"are longer than the run of {total} steps"
-        )
     lr = _peak_rate(optim.lr, optim.blr, batch)
     if optim.min_lr > lr:
         given = f"optim.lr={lr:g}" if optim.lr else f"{lr:g} = optim.blr={optim.blr:g} x {batch} / 256"
@@ -175,7 +167,6 @@ def make_plan(config: Config, *, num_samples: int, world_size: int, probe_size: 
         batch_size_per_device=per_device,
         accumulation=accumulation,
         lr=lr,
-        decay_steps=decay,
         checkpoint_every_steps=every(
             total if save.every_minutes else steps_per_epoch, save.every_steps, save.every_epochs
         ),

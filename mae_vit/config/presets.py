@@ -25,7 +25,7 @@ _SCRIPTS = (
 
 
 def shipped_folder(installed: str, in_checkout: str) -> Path:
-    """Returns a folder of files that an installed library holds itself, and a checkout beside it (setup.py)."""
+    """Returns a folder of files that an installed library holds itself, and a checkout beside it (pyproject.toml)."""
     inside = _LIBRARY / installed
     return inside if inside.is_dir() else _LIBRARY.parent / in_checkout
 

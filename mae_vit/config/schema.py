@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from mae_vit.config.data import DATA_CHOICES, DataSection, fitting_lanes
-from mae_vit.config.optim import OPTIMIZER_OPTIONS, SCHEDULE_OPTIONS, OptimSection
+from mae_vit.config.data import DataSection, fitting_lanes
+from mae_vit.config.optim import OptimSection
 from mae_vit.config.section import MAX_CHANNELS, PHOTOGRAPH_CHANNELS, Section, exactly_one, height_width
 from mae_vit.config.typed_yaml import PathText
 from mae_vit.models.sizes import PatchInit
@@ -126,15 +126,6 @@ class ModelSection(Section):
         return self.in_chans or PHOTOGRAPH_CHANNELS
 
 
-# Keys whose value decides which options are valid, and these options. If an override changes the
-# key, the file's options of other values are dropped.
-CHOICES: dict[str, dict[str, dict[str, Any]]] = {
-    **DATA_CHOICES,
-    "optim.name": OPTIMIZER_OPTIONS,
-    "optim.schedule": SCHEDULE_OPTIONS,
-}
-
-
 class TrainSection(Section):
     """Length, batch size, precision and engine.
 
@@ -153,10 +144,8 @@ class TrainSection(Section):
             `zero_stage` is above 0. "torch" uses DistributedDataParallel for several processes.
         zero_stage: ZeRO stage of DeepSpeed.
         compile: use torch.compile. "auto" compiles on GPUs, for Vision Transformers and runs of
-            10,000 micro-batches or more; the plan (`--dry-run`) shows the reason. "reduce-overhead" launches the
-            compiled kernels as CUDA graphs, on the torch engine. It suits small models, whose launches take most time.
+            10,000 micro-batches or more; the plan (`--dry-run`) shows the reason.
         activation_checkpointing: compute activations again in the backward pass: less memory, more time.
-        compress_gradients: "bf16" rounds the gradients that ranks exchange, to send half the bytes.
         ema_decay: decay of an average of the weights (EMA), which the run then evaluates and exports (ViT Sec. 4.1; MAE
             Table 11 uses 0.9999).
     """
@@ -172,9 +161,8 @@ class TrainSection(Section):
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     engine: Literal["auto", "deepspeed", "torch"] = "auto"
     zero_stage: Literal[0, 1, 2, 3] = 0
-    compile: bool | Literal["auto", "reduce-overhead"] = "auto"
+    compile: bool | Literal["auto"] = "auto"
     activation_checkpointing: bool = False
-    compress_gradients: Literal["none", "bf16"] = "none"
     ema_decay: float | None = Field(default=None, gt=0, lt=1)
 
     @model_validator(mode="after")
@@ -183,16 +171,10 @@ class TrainSection(Section):
         exactly_one(self, ("warmup_steps", "warmup_epochs", "warmup_samples"), required=False)
         if self.engine == "torch" and self.zero_stage:
             raise ValueError(f'zero_stage={self.zero_stage} needs engine="deepspeed"')
-        if self.compress_gradients != "none" and self.engine != "torch":
-            raise ValueError(
-                f'compress_gradients="{self.compress_gradients}" needs engine="torch", on several processes'
-            )
         if self.ema_decay is not None and self.zero_stage == 3:
             raise ValueError("ema_decay averages whole weights, zero_stage=3 shards them: use zero_stage=2")
         if self.compile is True and self.zero_stage == 3:
             raise ValueError("compile=true does not go with zero_stage=3 (most that does: zero_stage=2)")
-        if self.compile == "reduce-overhead" and self.engine == "deepspeed":
-            raise ValueError('compile="reduce-overhead" needs engine="torch"')
         return self
 
     def engine_on(self, world_size: int) -> Literal["deepspeed", "torch"]:

@@ -1,11 +1,11 @@
-"""The base class of all config sections, and checks that several sections use."""
+"""The base class of all config sections, and what several sections use."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
 # Of images that are not described as bands.
 PHOTOGRAPH_CHANNELS = 3
@@ -13,10 +13,48 @@ PHOTOGRAPH_CHANNELS = 3
 MAX_CHANNELS = 4096
 
 
+# A key -> each of its values -> the options of this value, with their defaults.
+Options = Mapping[str, Mapping[str, Mapping[str, Any]]]
+
+
 class Section(BaseModel):
-    """A part of the config. It is frozen and strictly typed, and refuses unknown keys."""
+    """A part of the config. It is frozen and strictly typed, and refuses unknown keys.
+
+    Attributes:
+        options: options that belong to some values of a key. The chosen value's have their defaults; the others are as
+            by default, and an override of the key drops those of the file.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    options: ClassVar[Options] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in_options(cls, raw: Any) -> Any:
+        """Fills in the defaults of the chosen values' options."""
+        if isinstance(raw, dict):
+            for key, kinds in cls.options.items():
+                chosen = kinds.get(str(raw.get(key, cls.model_fields[key].default)), {})
+                raw = {**raw, **{name: value for name, value in chosen.items() if raw.get(name) is None}}
+        return raw
+
+    @model_validator(mode="after")
+    def _check_options(self) -> Section:
+        """Refuses an option that belongs only to other values of its key."""
+        for key, kinds in self.options.items():
+            choice = getattr(self, key)
+            for option in dict.fromkeys(option for options in kinds.values() for option in options):
+                unset = getattr(self, option) == type(self).model_fields[option].default
+                if option not in kinds.get(choice, {}) and not unset:
+                    owners = " or ".join(f'"{name}"' for name, options in kinds.items() if option in options)
+                    raise ValueError(
+                        f'{option} has no effect with {key}="{choice}"; it belongs to {key}={owners}'
+                    )
+        return self
+
+    def options_of(self, key: str) -> dict[str, Any]:
+        """Returns the options of the value of a key, as they are set."""
+        return {name: getattr(self, name) for name in self.options[key].get(getattr(self, key), {})}
 
     @classmethod
     def key_of_runs(cls, path: str) -> str:
@@ -36,26 +74,6 @@ def exactly_one(section: BaseModel, names: Sequence[str], *, required: bool) -> 
         raise ValueError(f"give one of {', '.join(names)}, not {' and '.join(given)}: drop {dropped}")
     if required and not given:
         raise ValueError(f"give one of {', '.join(names)}")
-
-
-def check_options_match(section: BaseModel, choices: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:
-    """Checks that every given option belongs to the value chosen for its key.
-
-    Args:
-        section: a config section whose fields are validated.
-        choices: for each key, the options of each of its values.
-
-    Raises:
-        ValueError: if an option belongs only to other values of the key.
-    """
-    for key, kinds in choices.items():
-        choice = getattr(section, key)
-        for option in dict.fromkeys(option for options in kinds.values() for option in options):
-            if option not in kinds.get(choice, {}) and getattr(section, option) is not None:
-                owners = " or ".join(f'"{name}"' for name, options in kinds.items() if option in options)
-                raise ValueError(
-                    f'{option} has no effect with {key}="{choice}"; it belongs to {key}={owners}'
-                )
 
 
 def height_width(img_size: int | Sequence[int]) -> tuple[int, int]:

@@ -59,7 +59,6 @@ from mae_vit.training.run import run
 from mae_vit.training.run_setup import RunSetup
 from mae_vit.training.startup import (
     agree_on_precision,
-    check_engine,
     choose_device,
     foresee_start,
     is_finished,
@@ -82,7 +81,6 @@ def finetune(arguments: Arguments) -> Path:
     ranks = find_ranks()
     if ranks.rank == 0:
         print_notes(notes)
-    check_engine(config, ranks)
     with open_run_folder(config) as folder:
         _finetune(arguments, config, starts, folder, ranks)
     return folder.path

@@ -54,7 +54,7 @@ def check(arguments: Arguments) -> int:
         InputError: for every error that the user can fix.
     """
     # Imports what only checks need.
-    from mae_vit.pretraining.doctor.doctor import check_all
+    from mae_vit.pretraining.doctor import check_all
 
     config, ranks = read_config(arguments)
     return check_all(config, ranks, resume=arguments.resume, extend=arguments.extend)

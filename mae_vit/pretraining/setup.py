@@ -20,7 +20,7 @@ from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.engines.build import optimizer_options
 from mae_vit.training.engines.compiling import choose_compiling
 from mae_vit.training.engines.cost import Estimate, estimate, kept_bytes
-from mae_vit.training.startup import check_engine, choose_device
+from mae_vit.training.startup import choose_device
 from mae_vit.weights.load import load_weights, warn_normalization_differs
 from mae_vit.weights.read import read_weights
 from mae_vit.weights.seen_labels import SeenLabels
@@ -60,7 +60,6 @@ def set_up(config: PretrainConfig, ranks: Ranks) -> Setup:
     Raises:
         InputError: for options that do not fit each other or the data.
     """
-    check_engine(config, ranks)
     device = choose_device(config, ranks)
     config = with_channels(config, describe_data(config, say=ranks.local_rank == 0))
     data = open_data(config, ranks, device)

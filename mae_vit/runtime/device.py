@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from contextlib import suppress
+from pathlib import Path
 
+import psutil
 import torch
 
 from mae_vit.core.errors import InputError
+from mae_vit.runtime.cores import control_groups
 from mae_vit.runtime.ranks import Ranks, _share_compilers, choose_threads
 
 
@@ -80,3 +84,25 @@ def find_device(ranks: Ranks, asked: str = "auto") -> torch.device:
     keep_freed_memory()
     torch.set_num_threads(choose_threads(ranks)[0])
     return torch.device("cpu")
+
+
+def free_memory_gib(ranks: Ranks, device: torch.device) -> tuple[float, str]:
+    """Memory that a rank may take, and whose it is."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0] / 2**30, "the GPU"
+    # A container or a job may have less than its machine.
+    rooms = (room_in(group) for group in control_groups("memory"))
+    free = min([psutil.virtual_memory().available, *(room for room in rooms if room is not None)])
+    return free / 2**30 / max(1, ranks.local_world_size), "a rank's share of this machine"
+
+
+def room_in(group: Path) -> int | None:
+    """Bytes below the memory limit of a control group, of version 2 or 1; None where it has none."""
+    names = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
+    for most, used in names:
+        with suppress(OSError, ValueError):  # not there; or "max", which is no number
+            limit, taken = int((group / most).read_text()), int((group / used).read_text())
+            # The kernel gives up cached files when memory is needed.
+            stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+            return limit - taken + int(stat.get("inactive_file", 0))
+    return None

@@ -27,8 +27,6 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 # LOCAL_RANK as the launcher set it, if DeepSpeed needs another number.
 PLACE_ON_NODE = "MAE_VIT_PLACE_ON_NODE"
 _heard_early: list[str] = []
-# False within a call from Python, whose process lives on.
-_ends_process = True
 
 Handler = Callable[[int, FrameType | None], object] | int
 
@@ -109,22 +107,6 @@ def _end_after_parent() -> None:
 
 
 @contextmanager
-def process_lives_on() -> Iterator[None]:
-    """For a call from Python: its runs end no process, and leave the handlers of signals as they were."""
-    global _ends_process
-    in_main = threading.current_thread() is threading.main_thread()
-    before, ended = {number: signal.getsignal(number) for number in STOP_SIGNALS}, _ends_process
-    _ends_process = False
-    try:
-        yield
-    finally:
-        _ends_process = ended
-        for number, handler in before.items():
-            if in_main and handler is not None:  # None: set by other than Python
-                signal.signal(number, handler)
-
-
-@contextmanager
 def exit_on_signal() -> Iterator[None]:
     """Lets signals, or the loss of a launcher, end this process without more ado: it has nothing to save yet."""
 
@@ -158,12 +140,9 @@ def _watch(launchers: list[psutil.Process], then: Callable[[str], object], over:
 def _end_now(line: str, code: int = EXIT_INTERRUPTED) -> NoReturn:
     """Ends this process at once: files on disk are complete at any moment.
 
-    An exception instead could surface anywhere, inside an import or a library's thread, or be swallowed there. A
-    call from Python has no other way.
+    An exception instead could surface anywhere, inside an import or a library's thread, or be swallowed there.
     """
     _say(line)
-    if not _ends_process:
-        raise KeyboardInterrupt
     os._exit(code)
 
 
@@ -195,11 +174,11 @@ class StopRequest:
 
     def __init__(self) -> None:
         """Installs the handlers and starts the watch."""
-        self.reason = early_signal() if _ends_process else None
+        self.reason = early_signal()
         self._ended = False
-        # Python lets only the main thread handle signals: a call from another one has none.
+        # Python lets only the main thread handle signals.
         if threading.current_thread() is threading.main_thread():
-            handler = self._hear_in_thread() if _ends_process else self._on_signal
+            handler = self._hear_in_thread()
             for number in STOP_SIGNALS:
                 # Ignored signals stay ignored: under nohup a closed terminal stops nothing.
                 if signal.getsignal(number) != signal.SIG_IGN:
@@ -222,9 +201,8 @@ class StopRequest:
         exit code into that of a kill.
         """
         self._ended = True
-        if _ends_process:
-            for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
-                signal.signal(number, signal.SIG_IGN)
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
 
     def _hear_in_thread(self) -> Handler:
         """Starts a thread that acts on signals at once; returns a handler that leaves them to it.
@@ -242,14 +220,14 @@ class StopRequest:
         def listen() -> None:
             while True:
                 number = os.read(heard, 1)[0]
-                # Not after the run, in a process that lives on.
+                # Not after `end`.
                 if signal.getsignal(number) is leave_to_thread:
-                    self._on_signal(number, None)
+                    self._on_signal(number)
 
         threading.Thread(target=listen, daemon=True, name="signals").start()
         return leave_to_thread
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int) -> None:
         if number == signal.SIGINT:
             if self.reason == "SIGINT":
                 _end_now("interrupted: ended without saving; the same command resumes from the last save")

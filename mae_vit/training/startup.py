@@ -34,19 +34,6 @@ C = TypeVar("C", bound=Config)
 _LARGE = SIZES["Ti"]
 
 
-def check_engine(config: Config, ranks: Ranks) -> None:
-    """Checks that every engine option has an effect on this number of ranks.
-
-    Raises:
-        InputError: with the option.
-    """
-    compression = config.train.compress_gradients
-    if compression != "none" and ranks.world_size == 1:
-        raise InputError(
-            f'train.compress_gradients="{compression}" has no effect on one process, which sends no gradients'
-        )
-
-
 def choose_device(config: Config, ranks: Ranks) -> torch.device:
     """Returns the rank's device.
 

@@ -163,15 +163,12 @@ class Trainer:
 
     def lr(self, step: int) -> float:
         """The learning rate of a step, counted from 0."""
-        optim = self.setup.config.optim
         return lr_at(
             step,
-            schedule=optim.schedule,
             peak_lr=self.plan.lr,
             warmup_steps=self.plan.warmup_steps,
             total_steps=self.plan.total_steps,
-            min_lr=optim.min_lr,
-            decay_steps=self.plan.decay_steps,
+            min_lr=self.setup.config.optim.min_lr,
         )
 
     def check(self, values: StepValues | None, step: int) -> StepValues | None:

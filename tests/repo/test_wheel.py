@@ -31,14 +31,7 @@ def call(*words, cwd, **more) -> str:
 def wheel(tmp_path_factory):
     """Builds the wheel from files that git does not ignore: earlier builds have no part in it."""
     folder = tmp_path_factory.mktemp("source")
-    parts = [
-        "mae_vit",
-        "configs",
-        "pyproject.toml",
-        "setup.py",
-        "README.md",
-        "LICENSE",
-    ]
+    parts = ["mae_vit", "configs", "pyproject.toml", "README.md", "LICENSE"]
     listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", *parts]
     listed = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True)
     for name in filter(None, listed.stdout.split("\0")):

@@ -105,7 +105,7 @@ def build_objective(name: str):
 
 def step_options(zero_stage: int = 0) -> StepOptions:
     """Clipped AdamW in bf16, over two groups of parameters."""
-    adamw = OptimizerOptions("adamw", 0.05, betas=(0.9, 0.95), eps=1e-8)
+    adamw = OptimizerOptions("adamw", 0.05, betas=(0.9, 0.95))
     return StepOptions(adamw, 1.0, "bf16", 4, ACCUMULATION, zero_stage=zero_stage)
 
 
@@ -119,7 +119,7 @@ def take_steps(engine: Engine, steps: int, *, log_every: int) -> list:
             yield Batch(images, labels, SampleKeys(0, number // 4, torch.arange(4) + 4 * number))
 
     never = 10**6
-    plan = Plan(1000, 125, steps + 1, 0, 8, 4, ACCUMULATION, 1e-3, 0, never, never)
+    plan = Plan(1000, 125, steps + 1, 0, 8, 4, ACCUMULATION, 1e-3, never, never)
     config = SimpleNamespace(
         monitor=SimpleNamespace(log_every_steps=log_every),
         optim=SimpleNamespace(schedule="cosine", min_lr=0.0),

@@ -1,7 +1,6 @@
 """Three steps through engines on the ranks of the environment: prints the bytes that the last one sends, as JSON.
 
-Not a test: `test_traffic.py` starts it. Its arguments are engines: "torch", "torch:bf16" with compressed gradients, or
-DeepSpeed by its ZeRO stage.
+Not a test: `test_traffic.py` starts it. Its arguments are engines: "torch", or DeepSpeed by its ZeRO stage.
 """
 
 import json
@@ -42,9 +41,7 @@ def main() -> None:
     join(ranks, find_device(ranks), timeout=give_up_after(None))
     share = plain_loop.BATCH // ranks.world_size
     for name in sys.argv[1:]:
-        kind, _, compression = name.partition(":")
-        case = plain_loop.CASE | {"precision": "bf16", "compression": compression or "none"}
-        engine = plain_loop.build_engine(kind, case, ranks)
+        engine = plain_loop.build_engine(name, plain_loop.CASE | {"precision": "bf16"}, ranks)
         parameters = list(engine.trainable.values())
         numbers = sum(getattr(p, "ds_numel", p.numel()) for p in parameters)
         for step in range(3):

@@ -263,7 +263,7 @@ class AutoAugmentCifar(_Policy):
         ]
 
 
-# By the name in `data.augment.policy`; built with the options of `POLICY_OPTIONS` (config/data.py).
+# By the name in `data.augment.policy`; built with the options of `AugmentSection` (config/data.py).
 POLICIES: dict[str, Callable[..., Policy]] = {
     "randaugment": RandAugment,
     "autoaugment_cifar": AutoAugmentCifar,
@@ -273,4 +273,4 @@ POLICIES: dict[str, Callable[..., Policy]] = {
 
 def make_policy(section: AugmentSection) -> Policy | None:
     """Returns the policy of `data.augment.policy`, None for "none"."""
-    return None if section.policy == "none" else POLICIES[section.policy](**section.policy_options)
+    return None if section.policy == "none" else POLICIES[section.policy](**section.options_of("policy"))

@@ -32,8 +32,7 @@ MODE_OPTIONS: dict[str, tuple[str, ...]] = {
 _OBEYED = {
     "linear_probe": {
         "data": {"order", "lanes", "block_shards"},
-        "optim": {"name", "blr", "lr", "min_lr", "schedule", "decay_share", "betas", "eps", "momentum"}
-        | {"nesterov", "trust_coefficient", "weight_decay"},
+        "optim": {"name", "blr", "lr", "min_lr", "betas", "momentum", "weight_decay"},
         "train": {"steps", "epochs", "samples", "warmup_steps", "warmup_epochs", "warmup_samples"},
         "finetune": {"head_init", "label_smoothing", "holdout", "train_images"},
     },

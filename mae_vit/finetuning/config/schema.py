@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from mae_vit.config.data import DataSection
 from mae_vit.config.optim import OptimSection
 from mae_vit.config.schema import Config, ModelSection, MonitorSection
-from mae_vit.config.section import Section
+from mae_vit.config.section import Options, Section
 from mae_vit.config.typed_yaml import PathText
 from mae_vit.finetuning.config.mode_options import MODE_OPTIONS, unused_options
 from mae_vit.finetuning.config.network import NetworkSection
@@ -76,14 +76,14 @@ class FinetuneOptimSection(OptimSection):
         layer_decay: factor of the learning rate from each layer to the one before.
     """
 
-    layer_decay: float | None = Field(default=None, gt=0, le=1)
+    options: ClassVar[Options] = {
+        "name": {
+            **OptimSection.options["name"],
+            "adamw": {**OptimSection.options["name"]["adamw"], "betas": [0.9, 0.999]},
+        }
+    }
 
-    @model_validator(mode="before")
-    @classmethod
-    def _fill_in_betas(cls, raw: Any) -> Any:
-        if isinstance(raw, dict) and raw.get("name", "adamw") == "adamw" and raw.get("betas") is None:
-            return {**raw, "betas": [0.9, 0.999]}
-        return raw
+    layer_decay: float | None = Field(default=None, gt=0, le=1)
 
 
 class FinetuneSection(Section):

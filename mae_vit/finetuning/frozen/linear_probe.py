@@ -88,7 +88,7 @@ def describe_probe(config: FinetuneConfig, data: FinetuneData, plan: Plan, forwa
         f"{len(data.train):,} images of {len(data.classes)} classes, without augmentation",
         "length": f"{plan.total_steps:,} steps = {plan.total_steps / plan.steps_per_epoch:.2f} epochs of "
         f"{plan.steps_per_epoch:,}, for each rate; batch {plan.effective_batch_size:,}",
-        "rates": f"{rates} after {plan.warmup_steps:,} steps of warm-up, {config.optim.schedule} to "
+        "rates": f"{rates} after {plan.warmup_steps:,} steps of warm-up, cosine to "
         f"{config.optim.min_lr:g}; {config.optim.name}",
         "chosen by": choice,
         "tested on": describe_test(config, data),
@@ -226,12 +226,10 @@ def _steps(
     for step in range(plan.total_steps):
         rate = lr_at(
             step,
-            schedule=config.optim.schedule,
             peak_lr=peak_lr,
             warmup_steps=plan.warmup_steps,
             total_steps=plan.total_steps,
             min_lr=config.optim.min_lr,
-            decay_steps=plan.decay_steps,
         )
         epoch, at = plan.position(step)
         yield rate, data.order.samples(epoch, at * batch, (at + 1) * batch)

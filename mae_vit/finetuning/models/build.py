@@ -148,8 +148,7 @@ def classifier_optimizer_options(config: FinetuneConfig) -> OptimizerOptions:
     optim = config.optim
     return OptimizerOptions(
         optim.name,
-        optim.weight_decay,
-        **optim.own_options,
+        **optim.options_of("name"),
         # LARS adapts a group by the shape of its first parameter, so [CLS] and positions cannot be apart.
         exempt=() if optim.name == "lars" else EMBEDDINGS,
         layer_decay=optim.layer_decay,

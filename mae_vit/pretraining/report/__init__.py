@@ -1,1 +1,1 @@
-"""mae_vit/pretraining/report/__init__.py."""
+"""The page of a pretraining run: `mae-vit report`."""

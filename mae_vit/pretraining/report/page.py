@@ -1,177 +1,236 @@
-"""The report of a pretraining run: one page that needs nothing beside it."""
+"""The page of a pretraining run: what `run.html` shows, as texts and charts."""
 
 from __future__ import annotations
 
 import io
 import json
 from collections.abc import Mapping, Sequence
-from html import escape
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from markupsafe import Markup
+from matplotlib.ticker import MaxNLocator
 from ruamel.yaml import YAML
 
 from mae_vit.core.messages import format_duration
-from mae_vit.inspection.page import html
-from mae_vit.pretraining.report.curves import draw_all
-from mae_vit.pretraining.report.run_record import RunRecord, command_of
-from mae_vit.pretraining.report.verdict import verdict
+from mae_vit.pages import charts, image, render
+from mae_vit.pretraining.report.run_record import RunRecord
+from mae_vit.pretraining.report.verdict import Points, values_of, verdict
 
+# A chart of more points shows means and ranges: the page of a long run stays small.
+_MOST_POINTS = 400
+# A chart whose values span more has a logarithmic axis.
+_LOG_SPAN = 100.0
+# Damaged samples that the page lists.
 _MOST_ROWS = 50
-# Columns of the plan's text: a name, then what is said of it.
+# Width of the column of names in a plan's text.
 _PLAN_COLUMN = 12
-_NO_PLAN = "This run has no plan.txt. Its config with --dry-run prints the plan."
-_PICTURES = """Held-out images: the first pictures of the run, those of its middle and the last."""
-_INCIDENTS = """Each line is a step whose loss or gradient was bad. The run went back to a checkpoint from before it
-and left out the data of the steps around it. `mae-vit replay RUN --data-step N` draws these data."""
+_HELD_OUT_TITLES = {
+    "psnr_db": "predicted pixels, PSNR in dB (more is better)",
+    "psnr_gain_db": "predicted pixels, dB above the mean color of each patch (0: no better)",
+    "accuracy": "share named right",
+    "rankme": "effective rank of features (RankMe; 1 after a collapse)",
+    "feature_std": "standard deviation of features (0 after a collapse)",
+}
+_COURSE_TITLES = {
+    "lr": "learning rate",
+    "grad_norm": "gradient norm",
+    "images_per_s": "images per second",
+    "data_wait_frac": "share of time waiting for data",
+}
+_INCIDENT_COLUMNS = {
+    "step": "step",
+    "reason": "reason",
+    "loss": "loss",
+    "grad_norm": "gradient norm",
+    "back_to_step": "back to step",
+    "try": "try",
+    "skipped": "data steps left out",
+}
+_DAMAGE_COLUMNS = {name: name for name in ("shard", "key", "offset", "step", "reason")}
+Charts = list[tuple[str, Markup]]
 
 
 def write_page(record: RunRecord) -> str:
     """Returns the page of a run."""
-    learned, course = draw_all(record)
-    parts = [
-        f"<h1>{escape(record.name)}</h1>",
-        f'<p class="note">{escape(_about(record))}</p>',
-        f'<p class="headline">{escape(" ".join(verdict(record)))}</p>',
-    ]
-    if learned:
-        parts.append(html.charts(learned))
-    parts += _pictures(record.pictures)
-    parts += _section("Results", html.facts(_results(record.summary, record)))
-    if course:
-        parts += _section("Course of the training", html.charts(course))
-    parts += _incidents(record.incidents)
-    parts += _damaged(record.damaged)
-    parts += _section("Plan", _plan(record.plan))
-    if environment := _environment(record):
-        parts += _section("Environment", html.facts(environment))
-    if record.config:
-        text = f"<details><summary>all values</summary><pre>{escape(_yaml(record.config))}</pre></details>"
-        parts += _section("Config", text)
-    if record.problems:
-        rows = "".join(f"<li>{escape(problem)}</li>" for problem in record.problems)
-        parts += _section("Missing from this page", f"<ul>{rows}</ul>")
-    return html.page(record.name, parts)
-
-
-def _section(title: str, body: str) -> list[str]:
-    return [f"<h2>{escape(title)}</h2>", body]
+    plan, notes = _plan(record.plan)
+    return render(
+        "run.html",
+        title=record.name,
+        about=_about(record),
+        verdict=" ".join(verdict(record)),
+        learned=_learned(record),
+        pictures=_pictures(record.pictures),
+        results=_results(record),
+        course=_course(record),
+        incidents=_table([_with_span(incident) for incident in record.incidents], _INCIDENT_COLUMNS),
+        damaged=_table(record.damaged[:_MOST_ROWS], _DAMAGE_COLUMNS),
+        num_damaged=len(record.damaged),
+        plan=plan,
+        plan_notes=notes,
+        environment=_environment(record),
+        config=_yaml(record.config) if record.config else "",
+        problems=record.problems,
+    )
 
 
 def _about(record: RunRecord) -> str:
-    """What this is: objective, network, data, seed."""
+    """What the run is: objective, network, data, seed."""
     model, objective = record.section("model"), record.section("objective")
-    data, run = record.section("data"), record.section("run")
-    parts = [f"Pretraining run {record.path.resolve().name}"]
-    if objective.get("name"):
-        parts.append(f"objective {objective['name']}")
-    if model.get("name"):
-        parts.append(
-            f"network {model['name']} on {_text(model.get('img_size'))} px in patches of "
-            f"{_text(model.get('patch_size'))}"
-        )
-    if isinstance(record.summary.get("parameters"), int):
-        parts.append(f"{record.summary['parameters']:,} parameters with the objective's")
-    if data.get("path"):
-        parts.append(f"data {data['path']}")
-    if "seed" in run:
-        parts.append(f"seed {run['seed']}")
-    return ", ".join(parts) + "."
+    sizes = f"on {_text(model.get('img_size'))} px in patches of {_text(model.get('patch_size'))}"
+    parts = [
+        f"Pretraining run {record.path.resolve().name}",
+        f"objective {objective['name']}" if objective else "",
+        f"network {model['name']} {sizes}" if model else "",
+        f"{_text(record.summary['parameters'])} parameters with the objective's"
+        if "parameters" in record.summary
+        else "",
+        f"data {record.section('data').get('path')}" if record.section("data") else "",
+        f"seed {record.section('run').get('seed')}" if record.section("run") else "",
+    ]
+    return ", ".join(filter(None, parts)) + "."
 
 
-def _pictures(paths: Sequence[Path]) -> list[str]:
+def _learned(record: RunRecord) -> Charts:
+    """Charts of what was learned: losses, metrics of held-out images, the online probe."""
+    lines, drawn = record.lines, Charts()
+    if losses := values_of(lines, "loss"):
+        drawn.append(("training loss", _chart({"": losses})))
+    for name in _names(lines, "heldout"):
+        points = values_of(lines, name, "heldout")
+        # A constant (the baseline of held-out images) shows nothing.
+        if len(points) == 1 or len({value for _, value in points}) > 1:
+            drawn.append((f"held-out images: {_HELD_OUT_TITLES.get(name, name)}", _chart({"": points})))
+    scores = {
+        name.removesuffix("_top1").replace("_", " "): points
+        for name in _names(lines, "probe")
+        if name.endswith("top1") and (points := values_of(lines, name, "probe"))
+    }
+    if scores:
+        drawn.append(("online probe: share of other held-out images named right", _chart(scores)))
+    return drawn
+
+
+def _course(record: RunRecord) -> Charts:
+    """Charts of how the training went."""
+    curves = {title: values_of(record.lines, name) for name, title in _COURSE_TITLES.items()}
+    return [(title, _chart({"": points}, whole=False)) for title, points in curves.items() if points]
+
+
+def _names(lines: Sequence[Mapping[str, Any]], group: str) -> list[str]:
+    return list(dict.fromkeys(name for line in lines for name in line.get(group, {})))
+
+
+def _chart(curves: Mapping[str, Points], *, whole: bool = True) -> Markup:
+    """Draws curves of (step, value) points by name; `whole` axes reach zero, so that noise looks like noise."""
+    with charts.chart("step", "", width=4.6, height=2.7) as (figure, axes):
+        for number, (name, points) in enumerate(curves.items()):
+            color = charts.COLORS[number % len(charts.COLORS)]
+            marker = "o" if len(points) < 20 else None
+            steps, mean, low, high = thinned(np.array(points, np.float64))
+            if len(steps) < len(points):
+                axes.fill_between(steps, low, high, color=color, alpha=0.25, linewidth=0)
+            axes.plot(
+                steps,
+                mean,
+                color=color,
+                linewidth=1.4,
+                marker=marker,
+                markersize=3.5,
+                label=charts.plain(name),
+            )
+        values = np.array([value for points in curves.values() for _, value in points])
+        if values.min() > 0 and values.max() > _LOG_SPAN * values.min():
+            axes.set_yscale("log")
+        elif whole:
+            bottom, top = axes.get_ylim()
+            axes.set_ylim(bottom if values.min() < 0 else 0.0, max(0.0, top))
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+        if len(curves) > 1:
+            charts.legend_below(axes, columns=2 if len(curves) < 3 else 3, gap=0.24)
+        return charts.to_svg(figure)
+
+
+def thinned(points: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Means and ranges of many points.
+
+    Args:
+        points: float (n, 2), step and value.
+
+    Returns:
+        Steps, means, lowest and highest values, each (m,): the points themselves if there are few.
+    """
+    parts = np.array_split(points, min(len(points), _MOST_POINTS))
+    steps = np.array([part[-1, 0] for part in parts])
+    mean, low, high = (np.array([f(part[:, 1]) for part in parts]) for f in (np.mean, np.min, np.max))
+    return steps, mean, low, high
+
+
+def _pictures(paths: Sequence[Path]) -> Charts:
     """The first, the middle and the last pictures."""
     chosen = sorted({0, len(paths) // 2, len(paths) - 1}) if paths else []
-    drawn = []
-    for place in chosen:
-        try:
-            png = paths[place].read_bytes()
-        except OSError:  # of a run that goes on, or goes back
-            continue
-        step = paths[place].stem.removeprefix("step-").lstrip("0") or "0"
-        drawn.append((f"step {step}", html.image(png, f"pictures of step {step}")))
-    if not drawn:
-        return []
-    return [*_section("Pictures", html.charts(drawn, large=True)), f'<p class="note">{_PICTURES}</p>']
+    titles = {paths[n]: f"step {int(paths[n].stem.removeprefix('step-'))}" for n in chosen}
+    return [(title, image(path.read_bytes(), f"pictures of {title}")) for path, title in titles.items()]
 
 
-def _results(summary: Mapping[str, Any], record: RunRecord) -> dict[str, str]:
+def _results(record: RunRecord) -> dict[str, str]:
     """The summary's values; without a summary, those of the last line of metrics."""
-    values = dict(summary) or (dict(record.lines[-1]) if record.lines else {})
     rows = dict[str, str]()
-    for name, value in values.items():
+    for name, value in (record.summary or (record.lines[-1] if record.lines else {})).items():
         if isinstance(value, dict):
-            rows |= {f"{name}: {inner}": _text(one) for inner, one in value.items()}
-        elif name == "wall_s" and isinstance(value, int | float):
+            rows |= {f"{name}: {inner}": _text(inner_value) for inner, inner_value in value.items()}
+        elif name == "wall_s":
             rows["time"] = format_duration(value)
         else:
             rows[name] = _text(value)
     return rows
 
 
-def _incidents(incidents: Sequence[Mapping[str, Any]]) -> list[str]:
-    if not incidents:
-        return []
-    head = ["step", "reason", "loss", "gradient norm", "back to step", "try", "data steps left out"]
-    body = []
-    for one in incidents:
-        span = _span(one.get("skipped_data_steps"))
-        names = ("step", "reason", "loss", "grad_norm", "back_to_step", "try")
-        body.append([*(_text(one.get(name)) for name in names), span])
-    table = html.table(head, body) + f'<p class="note">{escape(" ".join(_INCIDENTS.split()))}</p>'
-    return _section(f"Incidents: {len(incidents):,}", table)
+def _with_span(incident: Mapping[str, Any]) -> dict[str, Any]:
+    first, end = incident["skipped_data_steps"]
+    return {**incident, "skipped": f"{first} to {end - 1}"}
 
 
-def _span(value: Any) -> str:
-    """Steps from [first, stop) as `first to last`."""
-    if isinstance(value, list) and len(value) == 2 and all(isinstance(one, int) for one in value):
-        return f"{value[0]} to {value[1] - 1}"
-    return _text(value)
+def _table(
+    records: Sequence[Mapping[str, Any]], columns: Mapping[str, str]
+) -> tuple[list[str], list[list[str]]]:
+    """Head and body of a table of records; columns: key of a record -> title."""
+    return list(columns.values()), [[_text(record.get(name)) for name in columns] for record in records]
 
 
-def _damaged(damaged: Sequence[Mapping[str, Any]]) -> list[str]:
-    if not damaged:
-        return []
-    head = ["shard", "key", "offset", "step", "reason"]
-    body = [[_text(one.get(name)) for name in head] for one in damaged[:_MOST_ROWS]]
-    table = html.table(head, body)
-    if len(damaged) > _MOST_ROWS:
-        table += f'<p class="note">{len(damaged) - _MOST_ROWS:,} more are in quarantine.jsonl.</p>'
-    return _section(f"Damaged samples: {len(damaged):,}", table)
-
-
-def _plan(text: str) -> str:
-    """The plan as a table, its notes and warnings below."""
-    if not text:
-        return f'<p class="note">{escape(_NO_PLAN)}</p>'
+def _plan(text: str) -> tuple[dict[str, str], list[str]]:
+    """The rows of a plan's text, and its notes and warnings."""
     rows, notes = dict[str, str](), []
     for line in text.splitlines():
-        name, said = line[:_PLAN_COLUMN].strip(), line[_PLAN_COLUMN:].strip()
-        if line.startswith(("note: ", "warning: ")) or not said:
+        name, value = line[:_PLAN_COLUMN].strip(), line[_PLAN_COLUMN:].strip()
+        if line.startswith(("note: ", "warning: ")) or not value:
             notes.append(line)
         else:
-            rows[name] = said
-    return html.facts(rows) + "".join(f'<p class="note">{escape(note)}</p>' for note in notes)
+            rows[name] = value
+    return rows, notes
 
 
 def _environment(record: RunRecord) -> dict[str, str]:
     rows = {}
     for name, value in record.environment.items():
         if name == "command":
-            rows[name] = command_of(record)
+            rows[name] = record.command
         elif isinstance(value, dict):
-            rows[name] = ", ".join(f"{package} {_text(version)}" for package, version in value.items())
-        elif value not in (None, []):
-            rows[name] = ", ".join(map(_text, value)) if isinstance(value, list) else _text(value)
-    return rows
+            rows[name] = ", ".join(f"{package} {version}" for package, version in value.items())
+        elif isinstance(value, list):
+            rows[name] = ", ".join(map(_text, value))
+        elif value is not None:
+            rows[name] = _text(value)
+    return {name: text for name, text in rows.items() if text}
 
 
 def _text(value: Any) -> str:
-    """A value of a file as the page shows it: numbers short, what is not known as a word."""
+    """A value of a file as the page shows it: numbers short, null as `none`."""
     if value is None:
         return "none"
     if isinstance(value, bool) or not isinstance(value, int | float):
-        return value if isinstance(value, str) else json.dumps(value, default=str)
+        return value if isinstance(value, str) else json.dumps(value)
     return f"{value:,}" if isinstance(value, int) else f"{value:.5g}"
 
 

@@ -1,4 +1,4 @@
-"""Reads what a pretraining run has left in its folder; any of its files may be missing or torn."""
+"""Reads what a pretraining run has left in its folder, at any moment of the run."""
 
 from __future__ import annotations
 
@@ -14,24 +14,23 @@ from mae_vit.core.errors import InputError
 from mae_vit.core.files import read_json_lines
 from mae_vit.core.messages import closest_path, error_reason
 from mae_vit.core.urls import redact_url
-from mae_vit.models.sizes import SIZES
 from mae_vit.training.outputs.run_folder import RunFolder
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A run as its files describe it.
+    """A run as its files describe it; what cannot be read is empty.
 
     Attributes:
         path: the run folder.
-        config: the resolved config, URLs without credentials; empty where it cannot be read.
-        environment: versions and hardware; empty where it cannot be read.
-        summary: the last `summary.json`; empty where it cannot be read.
-        lines: of `metrics.jsonl`, in the order of their steps.
+        config: the resolved config, URLs without credentials.
+        environment: versions, hardware and command, URLs without credentials.
+        summary: `summary.json`.
+        lines: lines of `metrics.jsonl`, by step.
         damaged: lines of `quarantine.jsonl`.
-        incidents: the rollback reports, in the order of their steps.
-        pictures: paths of PNG files, in the order of their steps.
-        plan: text of `plan.txt`; empty where there is none.
+        incidents: the rollback reports, by step.
+        pictures: paths of PNG files, by step.
+        plan: text of `plan.txt`.
         problems: what cannot be read, a line each.
     """
 
@@ -49,27 +48,17 @@ class RunRecord:
     @property
     def name(self) -> str:
         """The run's name; that of its folder where the config cannot be read."""
-        name = self.section("run").get("name")
-        return str(name) if name else self.path.resolve().name
-
-    @property
-    def status(self) -> str | None:
-        """One of running, interrupted, done, failed; None where `summary.json` does not say."""
-        status = self.summary.get("status")
-        return status if status in ("running", "interrupted", "done", "failed") else None
+        return str(self.section("run").get("name") or self.path.resolve().name)
 
     @property
     def step(self) -> int:
         """Steps done, as far as the files say."""
-        last = self.lines[-1]["step"] if self.lines else 0
-        steps = self.summary.get("steps")
-        return max(last, steps) if isinstance(steps, int) else last
+        return max(self.lines[-1]["step"] if self.lines else 0, self.summary.get("steps", 0))
 
     @property
-    def total_steps(self) -> int | None:
-        """Steps of the whole run; None where `summary.json` does not say."""
-        total = self.summary.get("total_steps")
-        return total if isinstance(total, int) else None
+    def command(self) -> str:
+        """The command line of the last process; empty where it is not known."""
+        return shlex.join(map(str, self.environment.get("command", [])))
 
     def section(self, name: str) -> Mapping[str, Any]:
         """A section of the config; empty without one."""
@@ -78,15 +67,12 @@ class RunRecord:
 
 
 def read_run(path: Path) -> RunRecord:
-    """Reads a run folder, at any moment of a run.
+    """Reads a run folder. Files that are missing or torn become `problems`.
 
     Raises:
         InputError: if it is no folder of a pretraining run.
     """
     folder, problems = RunFolder(path), list[str]()
-    if not path.is_dir():
-        hint = closest_path(path)
-        raise InputError(f"{path} is no run folder" + (f": {hint}" if hint else ""))
     _check_kind(path)
     config: dict[str, Any] = {}
     try:
@@ -94,21 +80,18 @@ def read_run(path: Path) -> RunRecord:
     except InputError as error:
         problems.append(str(error).replace(f"{path} is no run folder: it has no", "there is no"))
     if isinstance(config.get("finetune"), dict):
-        raise InputError(_elsewhere(folder, config))
-    lines = [line for line in _lines(folder.metrics, problems) if isinstance(line.get("step"), int)]
-    incidents = [
-        incident
-        for file in sorted((path / "incidents").glob("step-*.json"))
-        if (incident := _mapping(file, problems))
-    ]
+        raise InputError(
+            f"{path} is a run of fine-tuning, and this page is for pretraining: its results are in {folder.summary}"
+        )
+    incidents = (_read(file, problems) for file in sorted((path / "incidents").glob("step-*.json")))
     return RunRecord(
         path,
         config=redacted(config),
-        environment=redacted(_mapping(path / "environment.json", problems)),
-        summary=_mapping(folder.summary, problems),
-        lines=tuple(sorted(lines, key=lambda line: line["step"])),
-        damaged=tuple(_lines(folder.quarantine, problems, needed=False)),
-        incidents=tuple(incidents),
+        environment=redacted(_read(path / "environment.json", problems)),
+        summary=_read(folder.summary, problems),
+        lines=tuple(sorted(_read_lines(folder.metrics, problems), key=lambda line: line["step"])),
+        damaged=tuple(_read_lines(folder.quarantine, [])),  # most runs have none
+        incidents=tuple(filter(None, incidents)),
         pictures=tuple(sorted(folder.pictures.glob("step-*.png"))),
         plan=folder.plan.read_text("utf-8", "replace") if folder.plan.is_file() else "",
         problems=tuple(problems),
@@ -116,60 +99,41 @@ def read_run(path: Path) -> RunRecord:
 
 
 def _check_kind(path: Path) -> None:
-    """Checks that a folder holds a run of pretraining, and nothing else that people may give."""
+    """Checks that a folder holds a run.
+
+    Raises:
+        InputError: with what it is instead, or which may be meant.
+    """
     if any((path / name).exists() for name in ("config.yaml", "metrics.jsonl", "summary.json")):
         return
     if (path / "results.csv").exists():
         raise InputError(f"{path} is a comparison, which has its own page: {path / 'report.html'}")
     runs = sorted(config.parent.name for config in path.glob("*/config.yaml"))
-    hint = f"; runs in it: {', '.join(runs[:5])}" if runs else ""
-    raise InputError(
-        f"{path} is no run folder: it has none of config.yaml, metrics.jsonl, summary.json{hint}"
-    )
+    hint = f"runs in it: {', '.join(runs[:5])}" if runs else "" if path.is_dir() else closest_path(path)
+    missing = "it has none of config.yaml, metrics.jsonl, summary.json" if path.is_dir() else ""
+    raise InputError("; ".join(filter(None, [f"{path} is no run folder", missing, hint])))
 
 
-def _elsewhere(folder: RunFolder, config: Mapping[str, Any]) -> str:
-    """Says where a run of fine-tuning shows what this page shows of pretraining."""
-    path, results = folder.path, folder.path / "results.json"
-    places = [f"results: {results if results.exists() else folder.summary}"]
-    if folder.tensorboard.exists():
-        places.append(f"curves: tensorboard --logdir {path}")
-    model = config.get("model")
-    if isinstance(model, dict) and model.get("name") in SIZES and (path / "model.safetensors").exists():
-        places.append(f"pictures: mae-vit inspect {path}")
-    # A cell lies in COMPARISON/cells/ENTRY.
-    comparison = path.resolve().parents[2:3]
-    if comparison and (comparison[0] / "results.csv").exists():
-        places.append(f"its comparison: {comparison[0] / 'report.html'}")
-    return f"{path} is a run of fine-tuning, and this page is for pretraining ({'; '.join(places)})"
-
-
-def _mapping(path: Path, problems: list[str]) -> dict[str, Any]:
+def _read(path: Path, problems: list[str]) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return content
     except FileNotFoundError:
         problems.append(f"there is no {path.name}")
-        return {}
     except (OSError, ValueError) as error:
         problems.append(f"{path.name} cannot be read: {error_reason(error)}")
-        return {}
-    if not isinstance(content, dict):
-        problems.append(f"{path.name} cannot be read: it is no mapping")
-        return {}
-    return content
+    return {}
 
 
-def _lines(path: Path, problems: list[str], *, needed: bool = True) -> list[dict[str, Any]]:
+def _read_lines(path: Path, problems: list[str]) -> list[dict[str, Any]]:
     try:
-        lines = read_json_lines(path)
-    except FileNotFoundError:
-        if needed:
-            problems.append(f"there is no {path.name}")
-        return []
+        return read_json_lines(path)
     except OSError as error:
-        problems.append(f"{path.name} cannot be read: {error_reason(error)}")
-        return []
-    return [line for line in lines if isinstance(line, dict)]
+        missing = isinstance(error, FileNotFoundError)
+        problems.append(
+            f"there is no {path.name}" if missing else f"{path.name} cannot be read: {error_reason(error)}"
+        )
+    return []
 
 
 def redacted(value: Any) -> Any:
@@ -183,9 +147,3 @@ def redacted(value: Any) -> Any:
         # The "=" of a URL's query is no key's.
         return f"{key}={redact_url(url)}" if equals and "://" not in key else redact_url(value)
     return value
-
-
-def command_of(record: RunRecord) -> str:
-    """The command line of the run's last start; empty where it is not known."""
-    command = record.environment.get("command")
-    return shlex.join(map(str, command)) if isinstance(command, list) else ""

@@ -39,7 +39,6 @@ FREE_KEYS = (
     "train.zero_stage",
     "train.engine",
     "train.compile",
-    "train.compress_gradients",
     # It recomputes the same numbers.
     "train.activation_checkpointing",
 )

@@ -25,7 +25,6 @@ from mae_vit.runtime.collectives import sum_over_ranks
 from mae_vit.runtime.process_group import leave
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.engines.activation_checkpointing import recompute_blocks
-from mae_vit.training.engines.data_parallel import Compression
 from mae_vit.training.engines.ema import EMA
 from mae_vit.training.engines.precision import Autocast, Precision
 from mae_vit.training.engines.staging import Staging
@@ -51,11 +50,8 @@ class StepOptions:
             (DeepSpeed's default).
         compile: fuse the objective's operations by torch.compile. This takes a minute at the
             start; on a CPU it needs a C++ compiler.
-        cuda_graphs: launch the compiled kernels as one CUDA graph. Needs the torch engine, one rank
-            and one micro-batch per step.
         activation_checkpointing: recompute each block's activations in the backward pass.
         ema_decay: decay of the moving average of the weights (`mae_vit.training.engines.ema`); None for no average.
-        compression: how the torch engine compresses the gradients that ranks exchange.
     """
 
     optimizer: OptimizerOptions
@@ -66,10 +62,8 @@ class StepOptions:
     zero_stage: int = 0
     zero_keeps_whole_below: int = 100_000
     compile: bool = False
-    cuda_graphs: bool = False
     activation_checkpointing: bool = False
     ema_decay: float | None = None
-    compression: Compression = "none"
 
 
 class StepResult(NamedTuple):
@@ -113,7 +107,7 @@ class Engine(ABC):
         if options.compile:
             # Compile in place: `torch.compile` would return a wrapper that changes the names in state
             # dicts. Shapes never change in a run, hence dynamic=False.
-            self.objective.compile(dynamic=False, mode="reduce-overhead" if options.cuda_graphs else None)
+            self.objective.compile(dynamic=False)
         self.module = Autocast(self.objective, device, options.precision)
 
     @abstractmethod

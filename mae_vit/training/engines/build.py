@@ -37,7 +37,7 @@ def init_process_group(config: Config, device: torch.device, ranks: Ranks = ALON
 def optimizer_options(config: Config) -> OptimizerOptions:
     """Returns the config's optimizer with its options."""
     optim = config.optim
-    return OptimizerOptions(optim.name, optim.weight_decay, **optim.own_options)
+    return OptimizerOptions(optim.name, **optim.options_of("name"))
 
 
 def build_engine(
@@ -50,7 +50,6 @@ def build_engine(
     optimizer: OptimizerOptions | None = None,
 ) -> Engine:
     """Builds the config's engine, with the config's optimizer or a given one."""
-    compiling = choose_compiling(config, plan, device)
     precision = config.train.precision
     assert precision != "auto", "`settle_precision` comes first"
     options = StepOptions(
@@ -60,11 +59,9 @@ def build_engine(
         batch_size_per_device=plan.batch_size_per_device,
         accumulation=plan.accumulation,
         zero_stage=config.train.zero_stage,
-        compile=compiling.on,
-        cuda_graphs=compiling.cuda_graphs,
+        compile=choose_compiling(config, plan, device).on,
         activation_checkpointing=config.train.activation_checkpointing,
         ema_decay=config.train.ema_decay,
-        compression=config.train.compress_gradients,
     )
     if config.train.engine_on(ranks.world_size) == "torch":
         return TorchEngine(objective, options, ranks, device)

@@ -13,7 +13,6 @@ import torch
 
 from mae_vit.config.plan import Plan
 from mae_vit.config.schema import Config, ModelSection
-from mae_vit.core.errors import InputError
 
 # `auto` compiles from this number of micro-batches on. Compiling takes one or two minutes, and saves 20 ms of a
 # micro-batch of ViT-B with 256 images on an H200 (docs/performance.md); we assume half for others. 100 s / 10 ms.
@@ -28,34 +27,24 @@ class Compiling(NamedTuple):
     Attributes:
         on: the objective is compiled.
         why: the reason, shown in the plan.
-        cuda_graphs: the compiled kernels are recorded and launched as one CUDA graph.
     """
 
     on: bool
     why: str
-    cuda_graphs: bool = False
 
     def __str__(self) -> str:
         """Returns a line for the plan."""
-        graphs = ", its kernels launched as CUDA graphs" if self.cuda_graphs else ""
-        return f"{'yes' if self.on else 'no'}{graphs}: {self.why}"
+        return f"{'yes' if self.on else 'no'}: {self.why}"
 
 
 def choose_compiling(config: Config, plan: Plan, device: torch.device) -> Compiling:
-    """Decides whether and how to compile.
-
-    Raises:
-        InputError: if "reduce-overhead" is impossible in this run.
-    """
+    """Decides whether to compile."""
     asked = config.train.compile
     if asked == "auto":
         reason = _why_not(config, plan, device)
         return Compiling(
             reason is None, f"train.compile=auto, {reason or 'on GPUs, for a run that is long enough'}"
         )
-    if asked == "reduce-overhead":
-        _check_graphs(config, plan, device)
-        return Compiling(True, "train.compile=reduce-overhead", cuda_graphs=True)
     return Compiling(asked, f"train.compile={str(asked).lower()}")
 
 
@@ -89,27 +78,3 @@ def missing_for_triton(device: torch.device) -> str | None:
     if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
         return "Python's headers (Python.h) are not installed"
     return None
-
-
-def _check_graphs(config: Config, plan: Plan, device: torch.device) -> None:
-    if device.type != "cuda":
-        raise InputError(
-            'train.compile="reduce-overhead" records CUDA graphs, which a CPU has not: use auto or true'
-        )
-    world_size = plan.effective_batch_size // (plan.accumulation * plan.batch_size_per_device)
-    if (engine := config.train.engine_on(world_size)) != "torch":
-        raise InputError(
-            f'train.compile="reduce-overhead" is the torch engine\'s, train.engine="{engine}" '
-            "adds operations of its own between them: use true"
-        )
-    if world_size > 1:
-        raise InputError(
-            f'train.compile="reduce-overhead" is for one process, {world_size} reduce gradients between its kernels: '
-            "use true"
-        )
-    if plan.accumulation > 1:
-        # Gradients lie in the graph's memory until the step. A second micro-batch would overwrite them.
-        raise InputError(
-            f'train.compile="reduce-overhead" takes whole steps, not {plan.accumulation} micro-batches each: give a '
-            f"train.batch_size_per_device of {plan.batch_size_per_device * plan.accumulation}, or use true"
-        )

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from typing import Literal
 
 import torch
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from mae_vit.core.batch import Batch
 from mae_vit.objectives.objective import ObjectiveOutput
 from mae_vit.training.engines.state import persistent_buffers
 
-Compression = Literal["none", "bf16"]
 # The engine averages the layers' statistics itself, after each step. torch 2.15 renamed the option.
 _NO_SYNC_OF_BUFFERS = (
     "forward_sync_buffers"
@@ -26,13 +23,8 @@ _NO_SYNC_OF_BUFFERS = (
 class DataParallel:
     """Runs a module whose parameters are equal on all ranks. After the backward pass the gradients are equal too."""
 
-    def __init__(self, module: nn.Module, *, compression: Compression) -> None:
-        """Wraps `module`. The process group must exist.
-
-        Args:
-            module: computes the loss of a batch.
-            compression: "bf16" rounds gradients to bf16 to send half the bytes; "none" sends fp32.
-        """
+    def __init__(self, module: nn.Module) -> None:
+        """Wraps `module`, which computes the loss of a batch. The process group must exist."""
         self._ddp = DistributedDataParallel(
             module,
             **{_NO_SYNC_OF_BUFFERS: False},  # type: ignore[arg-type]
@@ -42,8 +34,6 @@ class DataParallel:
             # Every step uses the same parameters, so an unused one stays unused.
             static_graph=True,
         )
-        if compression == "bf16":
-            self._ddp.register_comm_hook(None, bf16_compress_hook)
         self._laid_out = False
 
     def forward(self, batch: Batch, *, reduces: bool) -> ObjectiveOutput:

@@ -71,7 +71,7 @@ def time_steps(
     task = build()
     if device.type == "cpu" and sum(p.numel() for p in task.parameters()) > _MOST_PARAMETERS_ON_CPU:
         return None
-    alone = {"engine": "torch", "zero_stage": 0, "compress_gradients": "none", "compile": False}
+    alone = {"engine": "torch", "zero_stage": 0, "compile": False}
     config = config.model_copy(
         update={"train": config.train.model_copy(update={**alone, "precision": precision})}
     )

@@ -21,10 +21,7 @@ class TorchEngine(Engine):
         """Prepares to train `objective`. For several ranks the process group must exist."""
         super().__init__(objective, options, ranks, device)
         assert options.zero_stage == 0
-        assert not options.cuda_graphs or (options.accumulation == 1 and ranks.world_size == 1)
-        self._parallel = None
-        if ranks.world_size > 1:
-            self._parallel = DataParallel(self.module, compression=options.compression)
+        self._parallel = DataParallel(self.module) if ranks.world_size > 1 else None
         self._optimizer = make_optimizer(self.objective, options.optimizer)
         self._micro_batches = 0
 
@@ -32,14 +29,7 @@ class TorchEngine(Engine):
         if self._parallel is not None:
             # Gradients add up locally; only the last micro-batch of a step sends them.
             return self._parallel.forward(batch, reduces=self._micro_batches == self.options.accumulation - 1)
-        if not self.options.cuda_graphs:
-            return self.module(batch)
-        # The graph may reuse its memory now: the last step's gradients are cleared, its outputs were copied below.
-        torch.compiler.cudagraph_mark_step_begin()
-        output = self.module(batch)
-        # The next replay overwrites these tensors, but the caller may read them later.
-        values = {name: (total.clone(), count.clone()) for name, (total, count) in output.values.items()}
-        return ObjectiveOutput(output.loss.clone(), values)
+        return self.module(batch)
 
     def backward(self, loss: Tensor) -> None:  # noqa: D102
         (self.scale_loss(loss) / self.options.accumulation).backward()

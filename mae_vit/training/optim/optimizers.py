@@ -25,10 +25,7 @@ class OptimizerOptions:
             term of the gradient. "lars" is for linear probing (MAE Sec. A.1; arXiv 1708.03888).
         weight_decay: weight decay of the parameters that decay.
         betas: for "adamw" and "adam".
-        eps: for "adamw" and "adam".
         momentum: for "sgd" and "lars".
-        nesterov: for "sgd".
-        trust_coefficient: for "lars".
         exempt: parameters whose name ends in one of these parts do not decay; biases and 1-D
             parameters never do.
         layer_decay: learning rate of a layer over that of the next layer, 0 to 1; None for one rate.
@@ -37,10 +34,7 @@ class OptimizerOptions:
     name: OptimizerName
     weight_decay: float
     betas: Sequence[float] = (0.9, 0.95)
-    eps: float = 1e-8
     momentum: float = 0.9
-    nesterov: bool = False
-    trust_coefficient: float = 0.001
     exempt: tuple[str, ...] = ()
     layer_decay: float | None = None
 
@@ -70,10 +64,10 @@ def make_optimizer(model: nn.Module, options: OptimizerOptions) -> torch.optim.O
     if options.name in ("adamw", "adam"):
         kind = torch.optim.AdamW if options.name == "adamw" else torch.optim.Adam
         # Tests compare with a plain loop that also uses the fused kernel, so both are equal bit for bit.
-        return kind(groups, lr=0.0, betas=(options.betas[0], options.betas[1]), eps=options.eps, fused=True)
+        return kind(groups, lr=0.0, betas=(options.betas[0], options.betas[1]), fused=True)
     if options.name == "sgd":
-        return torch.optim.SGD(groups, lr=0.0, momentum=options.momentum, nesterov=options.nesterov)
+        return torch.optim.SGD(groups, lr=0.0, momentum=options.momentum)
     for group in groups:
         # timm adapts only the rates of parameters that decay. With weight_decay=0 it would adapt none.
         group["always_adapt"] = group["params"][0].ndim > 1
-    return Lars(groups, lr=0.0, momentum=options.momentum, trust_coeff=options.trust_coefficient)
+    return Lars(groups, lr=0.0, momentum=options.momentum)

@@ -64,7 +64,6 @@ def describe_training(
         try_steps: takes some, to tell how long the run takes; None tells no time.
     """
     optim, train = config.optim, config.train
-    schedule = optim.schedule + (f" over the last {plan.decay_steps:,}" if plan.decay_steps else "")
     memory = costs.memory_gib(world_size=ranks.world_size, zero_stage=train.zero_stage)
     kept, disk = retention(config, plan, costs)
     free = shutil.disk_usage(nearest_existing(folder)).free
@@ -74,7 +73,7 @@ def describe_training(
         "length": f"{count_of(plan.total_steps, 'step')} = {plan.total_steps / plan.steps_per_epoch:.2f} epochs of "
         f"{count_of(plan.steps_per_epoch, 'step')}; each epoch leaves out "
         f"{plan.num_samples % plan.effective_batch_size:,} images",
-        "lr": f"{plan.lr:.3e} at most, after {count_of(plan.warmup_steps, 'step')} of warm-up; {schedule} to "
+        "lr": f"{plan.lr:.3e} at most, after {count_of(plan.warmup_steps, 'step')} of warm-up; cosine to "
         f"{optim.min_lr:g}; {optim.name}",
         **({} if try_steps is None else {"time": describe_time(plan, ranks, try_steps())}),
         "engine": f"{describe_engine(config, ranks)}, {device}{_describe_threads(ranks, device)}",
@@ -105,9 +104,6 @@ def describe_engine(config: Config, ranks: Ranks) -> str:
         why = "several processes" if several else f"zero_stage={train.zero_stage}"
     else:
         description = "torch, DistributedDataParallel" if several else "torch"
-        description += (
-            f", gradients sent in {train.compress_gradients}" if train.compress_gradients != "none" else ""
-        )
         why = "one process"
     return f"{description} ({f'auto: {why}' if train.engine == 'auto' else f'train.engine={engine}'})"
 

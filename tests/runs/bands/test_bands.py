@@ -32,7 +32,7 @@ from mae_vit.inspection.subject import open_subject
 from mae_vit.inspection.views import band_views
 from mae_vit.pretraining import setup
 from mae_vit.pretraining.command import main as pretrain
-from mae_vit.pretraining.doctor.find_batch import noise
+from mae_vit.pretraining.find_batch import noise
 
 sys.path.insert(0, str(ROOT / "docs" / "tools"))
 import mix_bands

@@ -38,7 +38,7 @@ from mae_vit.core import __version__
         (["--versoin"], 'did you mean "--version"?'),
         # Another command's option is no suggestion.
         (["check", "--decde", "{out}"], 'did you mean "--decode"?'),
-        (["check", "--shard-mib=3", "{out}"], "--shard-mib=3: known: --decode, --help"),
+        (["check", "--shard-mib=3", "{out}"], "--shard-mib: known: --decode, --help"),
         (["check"], "required: DIR"),
         (["check", "{out}"], "does not exist"),
         (["check", "https://host/data"], "verified as runs fetch them"),

@@ -17,7 +17,7 @@ from mae_vit.config.load import load_config
 from mae_vit.config.plan import make_plan
 from mae_vit.core.errors import InputError
 from mae_vit.objectives.pretrain_config import PretrainConfig
-from mae_vit.pretraining.doctor.rank_checks import check_exchange, join_ranks
+from mae_vit.pretraining.doctor import check_exchange, join_ranks
 from mae_vit.runtime.device import find_device
 from mae_vit.runtime.failures import run_to_exit_code
 from mae_vit.runtime.process_group import MARGIN_S, give_up_after, join, leave

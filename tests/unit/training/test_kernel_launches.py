@@ -69,7 +69,7 @@ def count(name: str) -> dict[str, Counter[str]]:
     options = {"name": name, **OPTIONS[name]}
     section = OBJECTIVES[options["name"]].model_validate(options)
     objective = section.build(encoder, mean=[0.5] * 3, std=[0.25] * 3, num_classes=5)
-    adamw = OptimizerOptions("adamw", 0.05, betas=(0.9, 0.95), eps=1e-8)
+    adamw = OptimizerOptions("adamw", 0.05, betas=(0.9, 0.95))
     engine = TorchEngine(objective, StepOptions(adamw, 1.0, "bf16", 4, 1), Ranks(), torch.device("cpu"))
     # As on a GPU.
     set_fused_attention(objective, True)

@@ -281,10 +281,10 @@ def test_what_has_no_effect_or_no_meaning_is_refused(digits, overrides):
 
 def test_defaults_of_a_policy_stand_in_the_config(digits):
     section = configured(PretrainConfig, digits, RANDAUGMENTED).data.augment
-    assert section.policy_options == {"num_ops": 2, "magnitude": 9.0, "magnitude_std": 0.5}
+    assert section.options_of("policy") == {"num_ops": 2, "magnitude": 9.0, "magnitude_std": 0.5}
     assert make_policy(section) == RandAugment()
     plain = configured(PretrainConfig, digits).data.augment
-    assert (plain.policy_options, make_policy(plain)) == ({}, None)
+    assert (plain.options_of("policy"), make_policy(plain)) == ({}, None)
 
 
 def test_a_run_from_before_there_were_policies_goes_on(digits, tmp_path):

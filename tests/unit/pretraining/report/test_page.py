@@ -4,16 +4,16 @@ import base64
 import json
 import re
 import shutil
-from html import escape
 
 import numpy as np
 import pytest
 from helpers.commands import lines_of, summary_of
+from markupsafe import escape
 from unit.pretraining.report.run_files import change, page_of
 
 from mae_vit.cli.main import main
-from mae_vit.inspection.page import svg
-from mae_vit.pretraining.report.curves import thinned
+from mae_vit.pages import charts
+from mae_vit.pretraining.report.page import thinned
 from mae_vit.pretraining.report.run_record import read_run, redacted
 
 
@@ -63,9 +63,9 @@ def test_the_page_needs_nothing_beside_it_and_is_the_same_again(run_folder):
 
 def test_a_chart_holds_no_text_that_is_not_set():
     """The labels of a logarithmic axis are TeX in matplotlib's comments."""
-    with svg.chart("step", "") as (figure, axes):
+    with charts.chart("step", "") as (figure, axes):
         axes.semilogy([1, 2, 3], [1e-4, 1e-2, 1.0])
-        drawn = svg.to_svg(figure)
+        drawn = charts.to_svg(figure)
     assert "<text" in drawn
     assert "$" not in drawn
 
@@ -82,7 +82,7 @@ def test_what_files_say_is_text_and_no_markup(run_folder):
     (run_folder / "plan.txt").write_text(f"run         {shown}\nwarning: {shown}\n")
     (run_folder / "incidents").mkdir()
     for path in (run_folder / "incidents" / "step-00000003-1.json", run_folder / "quarantine.jsonl"):
-        path.write_text(json.dumps({"reason": hostile, "key": hostile, "skipped_data_steps": hostile}))
+        path.write_text(json.dumps({"reason": hostile, "key": hostile, "skipped_data_steps": [1, 2]}))
     lines = [
         {
             **line,
@@ -183,25 +183,17 @@ def test_what_is_no_run_is_one_line(run_folder, tmp_path, capsys):
     tuned = shutil.copytree(run_folder, tmp_path / "tuned")
     with (tuned / "config.yaml").open("a") as file:
         file.write("finetune: {mode: finetune}\n")
-    (tuned / "model.safetensors").touch()
-    (tuned / "tensorboard").mkdir()
-    cell = shutil.copytree(tuned, tmp_path / "compared" / "cells" / "mae" / "finetune")
     for arguments, expected in (
-        ([tmp_path / "smal"], 'did you mean "'),
+        ([tmp_path / "smal"], f'did you mean "{run_folder}"'),
         ([tmp_path], "runs in it: small"),
-        ([tmp_path / "compared"], "is a comparison, which has its own page"),
-        (
-            [tuned],
-            f"is a run of fine-tuning, and this page is for pretraining (results: {tuned / 'summary.json'}",
-        ),
-        ([tuned], f"curves: tensorboard --logdir {tuned}; pictures: mae-vit inspect {tuned})"),
-        ([cell], f"its comparison: {(tmp_path / 'compared').resolve() / 'report.html'})"),
+        ([tmp_path / "compared"], f"its own page: {tmp_path / 'compared' / 'report.html'}"),
+        ([tuned], f"is a run of fine-tuning, .* {tuned / 'summary.json'}"),
         ([run_folder, "--out", tmp_path], "is a folder: give a file"),
         ([run_folder, "--out", run_folder / "config.yaml" / "x.html"], "cannot be written"),
     ):
         assert main(["report", *map(str, arguments)]) == 2
         (line,) = capsys.readouterr().err.strip().splitlines()
-        assert expected in line
+        assert re.search(expected, line)
     assert not list(tmp_path.rglob("*.html"))
 
 

@@ -1,4 +1,4 @@
-"""Every engine, ZeRO stage, optimizer, schedule and precision against a plain PyTorch loop."""
+"""Every engine, ZeRO stage, optimizer and precision against a plain PyTorch loop."""
 
 import json
 import math
@@ -41,8 +41,6 @@ BIT_EQUAL = {
         "fp16 that overflows": {"precision": "fp16", "scale": 2.0**23, "clip": 0.1},
         "recomputed": {"recompute": True},
         **{name: {"optimizer": name} for name in OPTIMIZERS if name != "adamw"},
-        "linear": {"schedule": "linear"},
-        "wsd": {"schedule": "wsd"},
         "averaged": {"ema": 0.8},
     }.items()
 } | {
@@ -93,7 +91,6 @@ PEERS = {
     "fp16 that overflows": {"precision": "fp16", "scale": 2.0**23, "clip": 0.1, "accumulation": 2},
 }
 PEER_ENGINES = {"torch": ["torch"], "0": ["0"], "torch, 0": ["torch", "0"]}
-COMPRESSED = {"compressed": {"engines": ["torch"], "compression": "bf16"}}
 THREE_RANKS = {
     "straight": {"engines": ["torch"]},
     "resumed": {"engines": ["torch", "torch"]},
@@ -105,7 +102,7 @@ GRID = {
     for name, changes in {
         **{name: {"optimizer": name} for name in SHARDED},
         **{f"{name}, accumulation": {"optimizer": name, "accumulation": 2} for name in ("adam", "sgd")},
-        **{f"clipped, {schedule}": {"clip": 0.1, "schedule": schedule} for schedule in ("linear", "wsd")},
+        "clipped": {"clip": 0.1},
         **{name: {"objective": name} for name in ("masked_patch", "supervised", "simmim", "joint")},
         "recomputed": {"recompute": True},
         "fp16": {"precision": "fp16"},
@@ -238,7 +235,7 @@ def two_ranks():
         for engine, engines in PEER_ENGINES.items()
         for name, case in PEERS.items()
     }
-    return through_engines(peers | COMPRESSED | DATA_PARALLEL | TWO_RANKS, ranks=2)
+    return through_engines(peers | DATA_PARALLEL | TWO_RANKS, ranks=2)
 
 
 @pytest.fixture(scope="module")
@@ -358,16 +355,6 @@ def test_statistics_and_overflows_are_those_of_deepspeed(two_ranks, name):
         assert run["evaluation"] == pytest.approx(expected["evaluation"], rel=1e-5)
         assert (run["skips"], run["scale"]) == (expected["skips"], expected["scale"])
         assert run["apart"] == 0.0
-
-
-@pytest.mark.distributed
-def test_gradients_are_rounded_where_asked(two_ranks):
-    plain, compressed = two_ranks["torch: plain"], two_ranks["compressed"]
-    assert compressed["losses"][0] == plain["losses"][0]
-    assert compressed["norms"][0] != plain["norms"][0]
-    assert compressed["norms"][0] == pytest.approx(plain["norms"][0], rel=1e-2)
-    assert compressed["losses"] == pytest.approx(plain["losses"], rel=0.05)
-    assert compressed["apart"] == 0.0
 
 
 @pytest.mark.distributed

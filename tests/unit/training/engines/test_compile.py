@@ -73,7 +73,7 @@ def batch_of(step: int) -> Batch:
 
 def losses(name: str, *, compile: bool) -> list[float]:
     """Five steps, in two epochs."""
-    adamw = OptimizerOptions("adamw", 0.05, betas=(0.9, 0.95), eps=1e-8)
+    adamw = OptimizerOptions("adamw", 0.05, betas=(0.9, 0.95))
     how = StepOptions(adamw, None, "fp32", 4, 1, compile=compile)
     engine = TorchEngine(build(name), how, Ranks(), torch.device("cpu"))
     values = []

@@ -10,7 +10,7 @@ from torch import nn
 from workers.plain_loop import batch_of, build_objective
 
 from mae_vit.models.attention import set_fused_attention
-from mae_vit.pretraining.doctor import machine_checks as health
+from mae_vit.pretraining import doctor
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.engines.cost import estimate, kept_bytes
 from mae_vit.training.engines.peak_rates import peak_of
@@ -136,8 +136,8 @@ def test_zero_shares_what_it_can():
     ("free", "status"), [(0.9, "FAIL"), (1.1, "warn"), (2.9, "warn"), (3.1, "warn"), (4.0, "ok")]
 )
 def test_only_what_cannot_fit_fails(free, status, monkeypatch):
-    monkeypatch.setattr(health, "free_memory_gib", lambda ranks, device: (free, "the GPU"))
-    check = health.check_memory(1.0, 3.0, Ranks(), torch.device("cuda"))
+    monkeypatch.setattr(doctor, "free_memory_gib", lambda ranks, device: (free, "the GPU"))
+    check = doctor.check_memory(1.0, 3.0, Ranks(), torch.device("cuda"))
     assert check.status == status
     assert ("--find-batch" in check.text) == (status != "ok")
 

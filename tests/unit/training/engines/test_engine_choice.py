@@ -8,14 +8,12 @@ from workers.device_sync import build_objective
 from mae_vit.config.load import load_config
 from mae_vit.config.plan import make_plan
 from mae_vit.config.schema import Config
-from mae_vit.core.errors import InputError
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.engines.build import build_engine
 from mae_vit.training.engines.torch_engine import TorchEngine
 from mae_vit.training.outputs.plan_text import describe_engine
-from mae_vit.training.startup import check_engine
 
 CONFIGS = {PretrainConfig: "mae_digits", FinetuneConfig: "simple_cnn_cifar"}
 ZERO_1 = "train.zero_stage=1"
@@ -35,12 +33,6 @@ def config_of(*overrides: str, kind: type[Config] = PretrainConfig) -> Config:
         ([ZERO_1], 8, "deepspeed", "deepspeed, ZeRO 1 (auto: several processes)"),
         (["train.engine=deepspeed"], 1, "deepspeed", "deepspeed, ZeRO 0 (train.engine=deepspeed)"),
         (["train.engine=torch"], 8, "torch", "torch, DistributedDataParallel (train.engine=torch)"),
-        (
-            ["train.engine=torch", "train.compress_gradients=bf16"],
-            8,
-            "torch",
-            "torch, DistributedDataParallel, gradients sent in bf16 (train.engine=torch)",
-        ),
     ],
 )
 def test_the_engine_follows_from_the_processes(kind, overrides, world_size, engine, text):
@@ -54,19 +46,3 @@ def test_one_process_is_on_torch():
     plan = make_plan(config, num_samples=64, world_size=1)
     engine = build_engine(config, plan, build_objective("mae"), Ranks(), torch.device("cpu"))
     assert type(engine) is TorchEngine
-    assert engine.options.compression == "none"
-
-
-@pytest.mark.parametrize("engine", ["auto", "deepspeed"])
-def test_gradients_are_compressed_by_the_torch_engine_alone(engine):
-    with pytest.raises(
-        InputError, match='compress_gradients="bf16" needs engine="torch", on several processes'
-    ):
-        config_of(f"train.engine={engine}", "train.compress_gradients=bf16")
-
-
-def test_one_process_has_no_gradients_to_send():
-    config = config_of("train.engine=torch", "train.compress_gradients=bf16")
-    check_engine(config, Ranks(world_size=2))
-    with pytest.raises(InputError, match="has no effect on one process, which sends no gradients"):
-        check_engine(config, Ranks())

@@ -21,12 +21,12 @@ from mae_vit.training.optim.param_groups import decay_groups
     ],
 )
 def test_warmup_and_cosine(step, expected):
-    lr = lr_at(step, schedule="cosine", peak_lr=1.0, warmup_steps=10, total_steps=110, min_lr=0.1)
+    lr = lr_at(step, peak_lr=1.0, warmup_steps=10, total_steps=110, min_lr=0.1)
     assert lr == pytest.approx(expected, rel=1e-12)
 
 
 def test_no_warmup_starts_at_the_peak():
-    assert lr_at(0, schedule="cosine", peak_lr=2.0, warmup_steps=0, total_steps=5) == 2.0
+    assert lr_at(0, peak_lr=2.0, warmup_steps=0, total_steps=5) == 2.0
 
 
 def test_every_trainable_parameter_is_in_one_group():
@@ -42,30 +42,3 @@ def test_every_trainable_parameter_is_in_one_group():
     # As in the official pretraining code, [CLS] decays; biases and norms do not.
     assert {"cls_token", "patch_embed.proj.weight", "blocks.0.attn.qkv.weight"} <= set(decayed["names"])
     assert {"blocks.0.norm1.weight", "blocks.0.attn.qkv.bias", "norm.bias"} <= set(kept["names"])
-
-
-@pytest.mark.parametrize(
-    ("schedule", "step", "expected"),
-    [
-        ("linear", 5, 0.5),
-        ("linear", 10, 1.0),
-        ("linear", 60, 0.1 + 0.9 * 0.5),
-        ("linear", 109, 0.1 + 0.9 * 0.01),
-        ("wsd", 5, 0.5),
-        ("wsd", 10, 1.0),
-        ("wsd", 90, 1.0),
-        ("wsd", 100, 0.1 + 0.9 * 0.5),
-        ("wsd", 109, 0.1 + 0.9 * 0.05),
-    ],
-)
-def test_other_ways_down(schedule, step, expected):
-    lr = lr_at(
-        step,
-        schedule=schedule,
-        peak_lr=1.0,
-        warmup_steps=10,
-        total_steps=110,
-        min_lr=0.1,
-        decay_steps=20 if schedule == "wsd" else 0,
-    )
-    assert lr == pytest.approx(expected, rel=1e-12)

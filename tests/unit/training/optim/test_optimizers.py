@@ -32,7 +32,7 @@ def test_lars_is_that_of_mae(weight_decay):
 
     With decay it is the paper's and timm's: another denominator, and 1-D ones do not decay.
     """
-    options = OptimizerOptions("lars", weight_decay, momentum=0.9, trust_coefficient=0.01)
+    options = OptimizerOptions("lars", weight_decay, momentum=0.9)
     before, after, gradients = stepped(options)
     weight, bias = before.weight.detach().clone(), before.bias.detach().clone()
     of_weight, of_bias = torch.zeros_like(weight), torch.zeros_like(bias)
@@ -41,7 +41,7 @@ def test_lars_is_that_of_mae(weight_decay):
         # The paper and timm divide by the sum of norms, MAE by the norm of the sum;
         # without decay, as in the recipe, they are one.
         norm = gradient.norm() + weight_decay * weight.norm()
-        of_weight = 0.9 * of_weight + change * (0.01 * weight.norm() / norm)
+        of_weight = 0.9 * of_weight + change * (0.001 * weight.norm() / norm)
         of_bias = 0.9 * of_bias + gradient_of_bias
         weight, bias = weight - 0.1 * of_weight, bias - 0.1 * of_bias
     torch.testing.assert_close(after.weight.detach(), weight)
@@ -49,7 +49,7 @@ def test_lars_is_that_of_mae(weight_decay):
 
 
 def test_adam_decays_through_the_gradient():
-    before, after, gradients = stepped(OptimizerOptions("adam", 0.2, betas=[0.9, 0.99], eps=1e-8), steps=1)
+    before, after, gradients = stepped(OptimizerOptions("adam", 0.2, betas=[0.9, 0.99]), steps=1)
     for parameter, start, gradient, decay in zip(
         after.parameters(), before.parameters(), gradients[0], (0.2, 0.0), strict=True
     ):
@@ -59,7 +59,7 @@ def test_adam_decays_through_the_gradient():
 
 
 def test_sgd_without_momentum_keeps_nothing():
-    _, after, _ = stepped(OptimizerOptions("sgd", 0.0, momentum=0.0, nesterov=False))
+    _, after, _ = stepped(OptimizerOptions("sgd", 0.0, momentum=0.0))
     assert torch.isfinite(after.weight).all()
 
 

@@ -1,0 +1,385 @@
+"""Checks config, data, memory and ranks before a run: `--dry-run` and `mae-vit doctor`."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import shutil
+import socket
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from importlib import import_module
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+
+from mae_vit.config.command_line import ResumeMode
+from mae_vit.config.load import load_config
+from mae_vit.core.errors import FetchUnavailable, InputError, damage_allowed
+from mae_vit.core.files import nearest_existing
+from mae_vit.core.messages import count_of, error_reason
+from mae_vit.data.batches.sources import decode_sample
+from mae_vit.data.images.decode import DecodeError
+from mae_vit.data.shards.shard_files import ReadError
+from mae_vit.objectives.pretrain_config import PretrainConfig
+from mae_vit.pretraining.data import Data
+from mae_vit.pretraining.plan_text import describe_plan, order_warnings
+from mae_vit.pretraining.setup import Setup, initialize, least_kept, set_up
+from mae_vit.runtime.collectives import gather_objects
+from mae_vit.runtime.device import find_device, free_memory_gib
+from mae_vit.runtime.exit_codes import EXIT_FAILED
+from mae_vit.runtime.failures import run_to_exit_code
+from mae_vit.runtime.meeting import meet
+from mae_vit.runtime.process_group import join
+from mae_vit.runtime.ranks import Ranks, find_ranks
+from mae_vit.training.checkpoints.resume import run_identity
+from mae_vit.training.engines.precision import Chosen
+from mae_vit.training.outputs.environment import versions_of
+from mae_vit.training.outputs.plan_text import retention
+from mae_vit.training.startup import agree_on_precision, foresee_start, open_run_folder, settle_precision
+
+_FULL = 0.9  # of a memory or a disk, beyond which nothing is left for fragments and libraries
+_OPEN_FILES = 1024
+_READ_SAMPLES = 64
+_JOIN_TIMEOUT_S = 60.0
+# Joined ranks wait for each other's data folders.
+_CHECK_TIMEOUT_S = 1800.0
+_EXCHANGED_BYTES = 64 << 20
+# Ranks must share these: collectives and data reading depend on them.
+_COMPARED = ("mae-vit", "torch", "torchvision", "timm", "deepspeed", "numpy", "simplejpeg", "pillow")
+
+
+@dataclass(frozen=True)
+class Check:
+    """One finding.
+
+    Attributes:
+        status: "ok", "warn" (works, but look) or "FAIL" (will not work).
+        name: of the check.
+        text: the result and, if there is a problem, what to do.
+    """
+
+    status: Literal["ok", "warn", "FAIL"]
+    name: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.status:<5}{self.name:<12}{self.text}"
+
+
+def doctor(path: Path | None, overrides: Sequence[str], *, tries_batches: bool = False) -> int:
+    """Checks everything that a run needs and prints what it finds; returns the exit code.
+
+    Args:
+        path: of the config; None checks only what every run needs.
+        overrides: `key.path=value`.
+        tries_batches: train a few steps with micro-batches of growing size.
+
+    Returns:
+        0, 1 if a check fails, 2 for bad input; else as jobs end.
+    """
+
+    def job() -> int:
+        if path is None and (overrides or tries_batches):
+            raise InputError(f"{overrides[0] if overrides else '--find-batch'} needs --config FILE")
+        config = load_config(PretrainConfig, path, overrides) if path is not None else None
+        return check_all(config, find_ranks(), tries_batches=tries_batches)
+
+    return run_to_exit_code(job)
+
+
+def check_all(
+    config: PretrainConfig | None,
+    ranks: Ranks,
+    *,
+    resume: ResumeMode = "auto",
+    extend: bool = False,
+    tries_batches: bool = False,
+) -> int:
+    """Prints the plan of a run and all checks on rank 0, trains nothing; collective.
+
+    Returns:
+        0, or 1 if a check fails.
+
+    Raises:
+        InputError: if the run cannot be set up; of several ranks, after what each of them found was printed.
+    """
+    if tries_batches and ranks.world_size > 1:
+        raise InputError("--find-batch tries on one process: without a launcher")
+    device = None
+    with suppress(InputError):  # the setup says why there is none
+        device = find_device(ranks, config.run.device if config else "auto")
+    met = join_ranks(ranks, device)
+    if met.status != "ok":
+        # Ranks that cannot meet print for themselves.
+        print(met, flush=True)
+        return EXIT_FAILED
+    asked = config.train.precision if config else "auto"
+    chosen = agree_on_precision(asked, device or torch.device("cpu"), ranks)
+    checks, setup, plan, error = check_software(config, ranks), None, "", None
+    try:
+        if config is not None:
+            setup, plan, run_checks = _examine_run(config, ranks, resume, chosen, extend=extend)
+            checks += run_checks
+        else:
+            checks += check_devices(ranks, find_device(ranks), chosen)
+    except (InputError, FetchUnavailable) as caught:
+        if ranks.world_size == 1:
+            raise
+        error = caught
+        checks.append(Check("FAIL", "plan", str(error)))
+    checks = merge_checks([*checks, met, check_exchange(ranks, device), check_versions(ranks)], ranks)
+    if ranks.rank == 0:
+        print(plan + "\n".join(map(str, checks)), flush=True)
+    if tries_batches and setup is not None and not any(check.status == "FAIL" for check in checks):
+        # Imports the engines: only where it trains.
+        from mae_vit.pretraining.find_batch import print_trials
+
+        fits, text = print_trials(setup)
+        checks.append(Check("ok" if fits else "FAIL", "batch", text))
+        print(checks[-1], end="\n\n")
+    if ranks.rank == 0:
+        _print_outcome(checks, of_run=config is not None)
+    if error is not None:
+        raise error
+    return EXIT_FAILED if any(check.status == "FAIL" for check in checks) else 0
+
+
+def _print_outcome(checks: Sequence[Check], *, of_run: bool) -> None:
+    failures, warnings = (sum(check.status == status for check in checks) for status in ("FAIL", "warn"))
+    counts = f"{count_of(failures, 'check')} failed, {count_of(warnings, 'warning')}"
+    print(f"{counts if failures or warnings else 'all checks passed'}; nothing was trained")
+    if not of_run:
+        print("not checked: data, workers, memory and disk. They depend on the run: give --config FILE")
+
+
+def _examine_run(
+    config: PretrainConfig, ranks: Ranks, resume: ResumeMode, chosen: Chosen, *, extend: bool
+) -> tuple[Setup, str, list[Check]]:
+    """Sets up a run without a change to its folder; returns it, its plan as text, and the checks of this rank."""
+    setup = set_up(config, ranks)
+    config = setup.config
+    folder = open_run_folder(config)
+    identity = run_identity(config, derived=setup.data.identity)
+    checkpoint, stop = foresee_start(
+        folder, resume, identity, setup.plan, extend=extend, warn=ranks.rank == 0
+    )
+    if checkpoint is None and config.model.init is not None:
+        initialize(setup.build(), config, setup.info, say=ranks.rank == 0)
+    config, _, chosen = settle_precision(config, identity, checkpoint, chosen, setup.device)
+    setup = replace(setup, config=config)
+    checks = [*check_devices(ranks, setup.device, chosen), *check_run(setup, folder.path)]
+    if stop:
+        checks.append(Check("warn", "run", f"nothing is trained now; the run itself will stop: {stop}"))
+    return setup, describe_plan(setup, folder, checkpoint, chosen) + "\n\n", checks
+
+
+def check_software(config: PretrainConfig | None, ranks: Ranks) -> list[Check]:
+    """Checks that torch sees the GPUs, and what the run's options need beside torch."""
+    driver = shutil.which("nvidia-smi") and os.environ.get("CUDA_VISIBLE_DEVICES") not in ("", "-1")
+    text = f"torch {torch.__version__}, CUDA {torch.version.cuda or 'not built in'}"
+    if torch.cuda.is_available():
+        checks = [Check("ok", "torch", text)]
+    elif driver:
+        text += ": finds no device though there is a driver (`nvidia-smi`); install a torch whose CUDA it supports"
+        checks = [Check("FAIL", "torch", text)]
+    else:
+        checks = [Check("ok", "torch", f"{text}, no GPU: runs on the CPU")]
+    if (config.train.engine_on(ranks.world_size) if config else "torch") == "deepspeed":
+        try:
+            import_module("mae_vit.training.engines.deepspeed_engine")
+        except Exception as error:  # whatever a broken installation raises
+            reason = f"cannot be imported: {error_reason(error)}; train.engine=torch does without"
+            checks.append(Check("FAIL", "deepspeed", reason))
+    compilers = (os.environ.get("CXX", "c++"), "g++", "clang++")
+    if config and config.train.compile not in (False, "auto") and not any(map(shutil.which, compilers)):
+        checks.append(Check("FAIL", "compiler", "none, but train.compile=true needs one: install g++"))
+    return checks
+
+
+def check_devices(ranks: Ranks, device: torch.device, precision: Chosen) -> list[Check]:
+    """Checks this rank's device, its precision, and whether the node has GPUs that nobody uses."""
+    precise = Check("warn" if precision.warning else "ok", "precision", precision.warning or str(precision))
+    if device.type != "cuda":
+        return [Check("ok", "device", f"CPU, {count_of(ranks.cores, 'core')} for each rank"), precise]
+    checks = [Check("ok", "device", f"{torch.cuda.get_device_name(device)}, {device}"), precise]
+    if (count := torch.cuda.device_count()) > max(1, ranks.local_world_size):
+        text = f"{count} GPUs here, {ranks.local_world_size} ranks: start it with `deepspeed`"
+        checks.append(Check("warn", "device", text))
+    return checks
+
+
+def check_run(setup: Setup, folder: Path) -> list[Check]:
+    """Checks memory, disk, loading and data of a run."""
+    config, ranks, costs = setup.config, setup.ranks, setup.costs
+    sharing = {"world_size": ranks.world_size, "zero_stage": config.train.zero_stage}
+    least = costs.least_gib(**sharing, kept_bytes=least_kept(setup))
+    height, width = setup.info.img_size
+    batch_bytes = setup.plan.batch_size_per_device * setup.info.in_chans * height * width
+    batch_bytes *= setup.data.source.dtype.itemsize
+    return [
+        check_memory(least, costs.memory_gib(**sharing), ranks, setup.device),
+        check_disk(folder, retention(setup.config, setup.plan, setup.costs)[1]),
+        *check_loading(setup.data, batch_bytes, ranks),
+        check_samples(setup.data, setup.info.in_chans, config.data.damage_budget),
+    ]
+
+
+def check_memory(least_gib: float, most_gib: float, ranks: Ranks, device: torch.device) -> Check:
+    """Compares a rank's memory needs with the free memory of its device.
+
+    Args:
+        least_gib: that it cannot do without.
+        most_gib: upper bound: in float32, with attention maps.
+        ranks: of the run.
+        device: of this rank.
+    """
+    free, whose = free_memory_gib(ranks, device)
+    text = f"about {least_gib:.2f} to {most_gib:.2f} GiB for each rank; {whose} has {free:.1f} GiB free"
+    if least_gib > free:
+        text += (
+            ": smaller train.batch_size_per_device (--find-batch tries), train.activation_checkpointing=true, "
+            "or a higher train.zero_stage over more ranks"
+        )
+        return Check("FAIL", "memory", text)
+    if most_gib > _FULL * free:
+        return Check("warn", "memory", f"{text}: it may not fit, try it with --find-batch")
+    return Check("ok", "memory", text)
+
+
+def check_disk(folder: Path, needed: int) -> Check:
+    """Compares the size of a run's files, in bytes, with the free space of its disk."""
+    place = nearest_existing(folder)
+    free = shutil.disk_usage(place).free
+    text = f"{needed / 2**30:.2f} GiB for checkpoints and results; {place} has {free / 2**30:.1f} GiB free"
+    if needed > free:
+        return Check("FAIL", "disk", f"{text}: make room, or fewer checkpoint.keep_last")
+    if needed > _FULL * free:
+        return Check("warn", "disk", f"{text}: it will be nearly full")
+    return Check("ok", "disk", text)
+
+
+def check_loading(data: Data, batch_bytes: int, ranks: Ranks) -> list[Check]:
+    """Checks shards, cores, shared memory and open files of the data workers; batch_bytes: of a micro-batch."""
+    workers = data.workers
+    warnings = [("shards", text) for text in order_warnings(data)]
+    warnings += [("cores", text) for text in data.core_warnings()]
+    if workers > data.cores:
+        few = f"{count_of(workers, 'worker')} of a rank on its {count_of(data.cores, 'core')}"
+        warnings.append(("cores", f"{few}: data.workers=auto, or more cores (sbatch --cpus-per-task)"))
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < _OPEN_FILES:
+        warnings.append(("files", f"only {soft} may be open at a time: raise it (ulimit -n {_OPEN_FILES})"))
+    shards = count_of(len(data.index.split_info.shards), "shard")
+    checks = [Check("warn", name, text) for name, text in warnings]
+    checks += [Check("ok", "loading", f"{shards}, {count_of(workers, 'worker')} of each rank")]
+    shared = Path("/dev/shm")
+    if workers and shared.exists():
+        # Each worker keeps two batches ready.
+        needed, free = ranks.local_world_size * workers * 2 * batch_bytes, shutil.disk_usage(shared).free
+        text = f"{needed / 2**30:.2f} GiB for batches of workers; /dev/shm has {free / 2**30:.2f} GiB free"
+        if needed > _FULL * free:
+            remedy = "a larger one (docker run --shm-size), or fewer data.workers"
+            checks.append(Check("FAIL", "shm", f"{text}: {remedy}"))
+    return checks
+
+
+def check_samples(data: Data, channels: int, budget: float) -> Check:
+    """Reads and decodes some samples, evenly spread over the split."""
+    index = data.index
+    # From elsewhere each shard would be fetched whole.
+    last = len(index) if index.remote is None else index.split_info.shards[0].samples
+    chosen = np.linspace(0, last - 1, min(_READ_SAMPLES, last)).astype(int).tolist()
+    broken, begun = [], time.monotonic()
+    for sample in chosen:
+        try:
+            decode_sample(index, sample, channels, index.dataset.bands)
+        except (ReadError, DecodeError) as error:
+            broken.append(index.damage(sample, str(error)))
+    rate = len(chosen) / (time.monotonic() - begun)
+    text = f"{len(chosen)} of {count_of(len(index), 'sample')} read and decoded, {rate:,.0f}/s on one core"
+    if not broken:
+        return Check("ok", "samples", text)
+    text += (
+        f"; {len(broken)} damaged, the first: {broken[0]}; data.damage_budget allows "
+        f"{damage_allowed(budget, len(index)):,} of all: `mae-vit check {index.folder}`"
+    )
+    # The share of these few stands for that of all.
+    return Check("FAIL" if len(broken) / len(chosen) > budget else "warn", "samples", text)
+
+
+def join_ranks(ranks: Ranks, device: torch.device | None, *, timeout_s: float = _JOIN_TIMEOUT_S) -> Check:
+    """Joins all ranks as a run does; the process group stays.
+
+    Ranks whose devices differ, or that have none (None), join by the CPU, to say so.
+    """
+    if ranks.world_size == 1:
+        return Check("ok", "ranks", "one rank: no others to connect to")
+    address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+    try:
+        store = meet(ranks, timeout=timedelta(seconds=timeout_s))
+        store.set(f"doctor/{ranks.rank}", device.type if device else "none")
+        kinds = {store.get(f"doctor/{rank}") for rank in range(ranks.world_size)}
+        common = device if device and len(kinds) == 1 else torch.device("cpu")
+        join(ranks, common, timeout=timedelta(seconds=_CHECK_TIMEOUT_S), store=store)
+    except (RuntimeError, InputError) as error:
+        text = f"rank {ranks.rank} on {socket.gethostname()}: {error_reason(error)[:400]}"
+        return Check("FAIL", "ranks", text)
+    return Check("ok", "ranks", f"{ranks.world_size} ranks met at {address}")
+
+
+def check_exchange(ranks: Ranks, device: torch.device | None) -> Check:
+    """Lets ranks that have met add numbers, as gradients are; collective."""
+    if ranks.world_size == 1:
+        return Check("ok", "network", "one rank: nothing to exchange")
+    kind = device.type if device else "none"
+    hosts: dict[str, str] = dict(gather_objects((kind, socket.gethostname()), ranks))
+    if len(hosts) > 1 or device is None:
+        devices = ", ".join(f"{kind} (on {host})" for kind, host in hosts.items())
+        return Check("FAIL", "network", f"ranks have different devices, or none: {devices}")
+    try:
+        torch.distributed.all_reduce(torch.ones(1, device=device))
+        values = torch.ones(_EXCHANGED_BYTES // 4, device=device)
+        begun = time.monotonic()
+        torch.distributed.all_reduce(values)
+        right = bool((values == ranks.world_size).all())
+        rate = _EXCHANGED_BYTES / (time.monotonic() - begun) / 1e9
+    except RuntimeError as error:
+        return Check("FAIL", "network", f"ranks cannot add their numbers: {error_reason(error)[:200]}")
+    if not right:
+        return Check("FAIL", "network", f"{ranks.world_size} ranks do not add up: the network changes data")
+    return Check("ok", "network", f"ranks add {rate:.2f} GB/s on {device.type}")
+
+
+def check_versions(ranks: Ranks) -> Check:
+    """Compares the versions of all ranks, which must have joined; collective."""
+    versions = {"python": platform.python_version(), **versions_of(_COMPARED)}
+    by_rank: list[tuple[str, dict[str, str]]] = gather_objects((socket.gethostname(), versions), ranks)
+    differing = [
+        f"{name} {version} (rank 0 on {by_rank[0][0]}), {other[name]} (rank {rank} on {host})"
+        for name, version in by_rank[0][1].items()
+        for rank, (host, other) in enumerate(by_rank)
+        if other[name] != version
+    ]
+    if differing:
+        text = f"differ: {'; '.join(differing[:10])}: install the same on all nodes"
+        return Check("FAIL", "versions", text)
+    return Check("ok", "versions", ", ".join(f"{name} {version}" for name, version in versions.items()))
+
+
+def merge_checks(checks: Iterable[Check], ranks: Ranks) -> list[Check]:
+    """Returns rank 0's findings, and those of other ranks that are not well; collective."""
+    by_rank: list[list[Check]] = gather_objects(list(checks), ranks)
+    merged = {(check.name, check.text): check for check in by_rank[0]}
+    for rank, rank_checks in enumerate(by_rank):
+        for check in rank_checks:
+            if check.status != "ok":
+                named = Check(check.status, check.name, f"rank {rank}: {check.text}")
+                merged.setdefault((check.name, check.text), named)
+    return list(merged.values())

@@ -1,1 +1,0 @@
-"""mae_vit/pretraining/doctor/__init__.py."""
