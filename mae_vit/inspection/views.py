@@ -124,7 +124,7 @@ def reconstruction_views(subject: InspectedEncoder, samples: Samples) -> Iterato
         [[item.kind, item.ratio, *(item.metrics.get(name) for name in names)] for item in reconstructions],
     )
     for kind in dict.fromkeys(item.kind for item in reconstructions):
-        rows = []
+        rows: list[Picture] = []
         for item in (item for item in reconstructions if item.kind == kind):
             *predicted, original = in_colors(item.rows, samples.bands, samples.picture_bands)
             said = f"{item.ratio:.0%} masked{_describe_metrics(item.metrics)}"

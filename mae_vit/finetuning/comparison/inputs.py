@@ -85,14 +85,15 @@ class Inputs:
                 status = file.stat()
                 digest = _file_digest(file, status.st_size, status.st_mtime_ns)
                 return str(self._keep(f"weights {name}", f"{network or ''}@{digest}"))
-        return self._keep(f"weights {name}", None) or name
+        return str(self._keep(f"weights {name}", None) or name)
 
     def _splits(self, path: str, cache_dir: str | None) -> dict[str, str]:
         """Returns the fingerprint of each split; none if the data were never there."""
         name = f"data {redact_url(path)}"
         if name not in self.digests:
             self._keep(name, _fingerprints(path, cache_dir))
-        return self.digests[name] or {}
+        splits: dict[str, str] = self.digests[name] or {}
+        return splits
 
     def _keep(self, name: str, digest: Any) -> Any:
         self.digests[name] = self._recorded.get(name) if digest is None else digest

@@ -15,6 +15,7 @@ from typing import Any
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.files import write_json
+from mae_vit.core.messages import count_of
 from mae_vit.finetuning.comparison.inputs import sha1_of
 from mae_vit.finetuning.comparison.plan import ComparisonPlan
 
@@ -82,15 +83,17 @@ def describe_changes(plan: ComparisonPlan) -> list[str]:
     """Returns a sentence for each change of the plan after test images were read, and for runs of earlier plans."""
     plans = read_protocol(plan.folder)["plans"]
     changes = [
-        f"The protocol was changed after test results were read ({after['time']}, {after['tested_runs']} runs): "
-        f"{', '.join(_changed(before, after))}."
+        f"The protocol was changed after test results were read ({after['time']}, "
+        f"{count_of(after['tested_runs'], 'run')}): {', '.join(_changed(before, after))}."
         for before, after in pairwise(plans)
         if after["tested_runs"]
     ]
     earlier = tested_runs(plan.folder) - {cell.run.folder for cell in plan.cells}
     if earlier:
         rows = ", ".join(sorted({path.parent.name for path in earlier}))
-        changes.append(f"Test images were also read by {len(earlier)} runs of earlier settings ({rows}).")
+        changes.append(
+            f"Test images were also read by {count_of(len(earlier), 'run')} of earlier settings ({rows})."
+        )
     return changes
 
 

@@ -112,13 +112,15 @@ class Runner:
 
     def _take(self, waiting: list[RunSpec]) -> tuple[RunSpec, list[str], FileLock] | None:
         """Takes the first run that can begin, with its command; None if all wait, or other processes run them."""
+        # Many runs need the same: each file is read once.
+        finished = set(filter(self._is_finished, {need for spec in waiting for need in spec.needs}))
         for spec in list(waiting):
             # Without what it needs it would be another experiment.
             if failed := next((need.name for need in spec.needs if need.name in self.failed), None):
                 waiting.remove(spec)
                 self.failed[spec.name] = f"it needs {failed}, which failed"
                 continue
-            if not all(map(self._is_finished, spec.needs)) or (claim := spec.claim()) is None:
+            if not finished.issuperset(spec.needs) or (claim := spec.claim()) is None:
                 continue
             waiting.remove(spec)
             try:

@@ -149,13 +149,13 @@ def test_changes_after_test_results_are_reported(made):
     assert describe_changes(keep(test_subset=20)) == []
     (change,) = describe_changes(keep(test_subset=30))
     assert change.startswith("The protocol was changed after test results were read (")
-    assert change.endswith(", 1 runs): test_subset.")
+    assert change.endswith(", 1 run): test_subset.")
     rewrite(made / "given" / "encoder.safetensors")
     assert describe_changes(keep(test_subset=30))[-1].endswith(f": weights {made / 'given'}.")
     # The run that was tested is none of the plan any more.
     *_, change, earlier = describe_changes(keep(test_subset=30, set={"train.epochs": 7}))
     assert change.endswith(": set.train.epochs.")
-    assert earlier == "Test images were also read by 1 runs of earlier settings (scratch)."
+    assert earlier == "Test images were also read by 1 run of earlier settings (scratch)."
     protocol = read_protocol(made / "out")
     assert len(protocol["plans"]) == 5
     assert recorded_inputs(protocol)[f"weights {made / 'given'}"]
