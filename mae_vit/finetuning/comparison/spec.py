@@ -158,10 +158,12 @@ class Choice:
 
     def scores(self) -> list[float | None]:
         """Returns each setting's mean over its runs; None until all of them are done."""
-        by_run = [
-            [run.summary.get(self.metric) if run.is_done() else None for run in runs] for runs in self.runs
-        ]
-        return [None if None in scores else sum(scores) / len(scores) for scores in by_run]
+        means: list[float | None] = []
+        for runs in self.runs:
+            scores = [run.summary.get(self.metric) for run in runs if run.is_done()]
+            known = [float(score) for score in scores if score is not None]
+            means.append(sum(known) / len(known) if len(known) == len(runs) else None)
+        return means
 
     def best(self) -> Overrides | None:
         """Returns the setting of the highest score, of equal ones the first; None until all are known."""
