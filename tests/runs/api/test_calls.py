@@ -139,14 +139,11 @@ print("steps", run.summary["steps"])
 
 def start_script(tmp_path, changes):
     words = {key: value if isinstance(value, int | bool) else str(value) for key, value in changes.items()}
-    script, here = tmp_path / "mine.py", tmp_path / "here"
+    script = tmp_path / "mine.py"
     script.write_text(SCRIPT.format(changes=words))
-    here.mkdir()
-    # No module of the current folder stands for one of the standard library's.
-    (here / "pickle.py").write_text("raise SystemExit('not this one')")
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
-        [sys.executable, script], cwd=here, env=environment, stdout=subprocess.PIPE, text=True
+        [sys.executable, script], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True
     )
 
 
