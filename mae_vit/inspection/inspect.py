@@ -160,8 +160,8 @@ def _facts(subject: InspectedEncoder, samples: Samples) -> dict[str, str]:
     facts = {
         "weights": subject.name + (f" ({unfinished})" if unfinished else ""),
         "objective": info.objective + (f", {info.step:,} steps" if info.step else ""),
-        "encoder": f"{info.depth} blocks of {info.num_heads} heads, width {info.embed_dim}, patches of "
-        f"{info.patch_size} px in {height} x {width}, read by {subject.model.pool}",
+        "encoder": f"{count_of(info.depth, 'block')} of {count_of(info.num_heads, 'head')}, width {info.embed_dim}, "
+        f"patches of {info.patch_size} px in {height} x {width}, read by {subject.model.pool}",
         "images": f"{count_of(len(samples), 'image')} of {samples.source}",
     }
     if samples.bands is not None:
