@@ -19,7 +19,7 @@ How the rows differ. Every row trains on the same 400 labeled images for 30 epoc
   compute             pretraining costs far more than fine-tuning: results.csv has the FLOPs of each row
 
 Reconstructions of held-out digits (masked / predicted / pasted / original):
-  $(find "$runs/compare_demo/pretrain/mae/pictures" -name 'step-*.png' | sort | tail -n 1)
+  $(find "$runs"/compare_demo/pretrain-mae/*/pictures -name 'step-*.png' | sort | tail -n 1)
 Watch the runs:  $(dirname "$(command -v python)")/tensorboard --logdir $runs
 The report:      $runs/compare_demo/report.html
 All this took $((SECONDS / 60)) min $((SECONDS % 60)) s.

@@ -86,7 +86,7 @@ def measure(encoder: PretrainedEncoder, support: Samples, query: Samples) -> dic
     )
     values = feature_metrics(feature_sums(fitted), encoder.embed_dim)
     for name, score in PROBES.items():
-        guess = score(fitted, support.labels, asked, num_classes=len(support.classes)).argmax(dim=1)
+        guess = score(fitted, support.labels, asked, num_classes=int(support.labels.max()) + 1).argmax(dim=1)
         values[name] = (guess == query.labels).double().mean().item()
     return values
 

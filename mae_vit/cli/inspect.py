@@ -9,8 +9,8 @@ from mae_vit.config.command_line import OneLineParser, as_path, as_path_text
 from mae_vit.core.errors import InputError
 
 _DESCRIPTION = """Draw what an encoder has learned: reconstructions, attention, rollout, attention distance, positions,
-filters, nearest neighbors, a t-SNE map of the features, and a linear probe of each block. Writes one page,
-OUT/index.html, and beside it the pictures as PNG and their numbers as CSV and NPZ."""
+and principal components of patch features. Writes one page, OUT/index.html, and beside it the pictures as PNG and
+their numbers as CSV and NPZ."""
 _EXAMPLES = """examples:
   mae-vit inspect runs/mae_base                                         its held-out images -> runs/mae_base/inspect
   mae-vit inspect --ckpt runs/mae_base --data photos/ --out look
@@ -51,7 +51,7 @@ def add_inspect(commands: argparse._SubParsersAction[OneLineParser]) -> None:
         "--out", type=as_path, metavar="DIR", help="folder to write (if --ckpt is a run folder: RUN/inspect)"
     )
     parser.add_argument(
-        "--images", type=int, default=512, metavar="N", help="number of images (512); fewer is faster"
+        "--images", type=int, default=256, metavar="N", help="number of images (256); fewer is faster"
     )
     parser.add_argument(
         "--norm-pix-loss",

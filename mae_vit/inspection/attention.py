@@ -14,10 +14,8 @@ from mae_vit.models.masking import squared_distances
 
 
 @torch.no_grad()
-def attention_weights(
-    encoder: Encoder, images: Tensor, *, blocks: Sequence[int] | None = None
-) -> list[Tensor]:
-    """Computes softmax(q k^T / sqrt(d)) of blocks (ViT App. A, eq. 6).
+def attention_weights(encoder: Encoder, images: Tensor) -> list[Tensor]:
+    """Computes softmax(q k^T / sqrt(d)) of all blocks (ViT App. A, eq. 6).
 
     The blocks' inputs are caught on their way; weights are computed beside the forward pass,
     which fused attention never spells out.
@@ -25,14 +23,11 @@ def attention_weights(
     Args:
         encoder: in evaluation mode afterwards as before.
         images: (B, C, H, W), normalized.
-        blocks: which; all by default, -1 is the last.
 
     Returns:
         For each block float32 (B, H, T, T): rows are queries and add up to 1.
     """
-    layers = [
-        encoder.blocks[block].attn for block in (range(len(encoder.blocks)) if blocks is None else blocks)
-    ]
+    layers = [block.attn for block in encoder.blocks]
     caught: list[Tensor] = []
     handles = [
         layer.register_forward_pre_hook(lambda module, inputs: caught.append(inputs[0])) for layer in layers
@@ -45,14 +40,7 @@ def attention_weights(
         for handle in handles:
             handle.remove()
         encoder.train(training)
-    # Inputs come in the order of the blocks, whichever was asked for first.
-    order = sorted(range(len(layers)), key=lambda place: _depth(encoder, layers[place]))
-    by_layer = {place: _weights(layers[place], tokens) for place, tokens in zip(order, caught, strict=True)}
-    return [by_layer[place] for place in range(len(layers))]
-
-
-def _depth(encoder: Encoder, layer: Module) -> int:
-    return next(depth for depth, block in enumerate(encoder.blocks) if block.attn is layer)
+    return [_weights(layer, tokens) for layer, tokens in zip(layers, caught, strict=True)]
 
 
 def _weights(attention: Module, tokens: Tensor) -> Tensor:

@@ -45,8 +45,6 @@ class Samples:
     Attributes:
         images: (n, C, H, W), uint8 or raw values of `bands`.
         labels: int64 (n,), -1 without a label.
-        keys: the images' names.
-        classes: names of the labels.
         source: describes where they come from.
         passed_over: how many could not be decoded.
         bands: what raw values mean; None for 8 bits.
@@ -55,8 +53,6 @@ class Samples:
 
     images: Tensor
     labels: Tensor
-    keys: tuple[str, ...]
-    classes: tuple[str, ...]
     source: str
     passed_over: int = 0
     bands: Bands | None = None
@@ -124,8 +120,6 @@ def _of_shards(index: ShardIndex, count: int, encoder: EncoderInfo, where: str) 
     return Samples(
         _cut(images, encoder.img_size, f"{where}, split {index.split}", bands),
         torch.from_numpy(labels).clamp(min=-1),
-        tuple(index.find_key(sample) or str(sample) for sample in kept),
-        tuple(index.dataset.classes),
         f'{where}, split "{index.split}"',
         len(chosen) - len(kept),
     )
@@ -141,24 +135,19 @@ def _of_files(data: str, count: int, encoder: EncoderInfo) -> Samples:
     with tempfile.TemporaryDirectory(prefix="mae-vit-inspect-") as scratch:
         source = find_images(os.path.join(".", data), out=Path(scratch), class_folder="first")
         chosen = [source.entries[place] for place in _draw(len(source.entries), count).tolist()]
-        images, kept = [], []
+        images = []
         for entry in chosen:
             try:
                 images.append(
                     preprocess(entry.read(), encoder.in_chans, encoder.preprocessing, encoder.bands)
                 )
-                kept.append(entry)
             except (OSError, DecodeError):
                 continue
-    classes = tuple(sorted({entry.class_name for entry in kept if entry.class_name is not None}))
-    labels = [-1 if entry.class_name is None else classes.index(entry.class_name) for entry in kept]
     return Samples(
         _cut(images, encoder.img_size, data, encoder.bands),
-        torch.tensor(labels, dtype=torch.int64),
-        tuple(entry.path for entry in kept),
-        classes,
+        torch.full((len(images),), -1),
         data,
-        len(chosen) - len(kept),
+        len(chosen) - len(images),
         encoder.bands,
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,9 +11,9 @@ from PIL import Image
 from torch import Tensor
 
 from mae_vit.inspection.attention import attention_weights
-from mae_vit.inspection.drawing import to_png
+from mae_vit.inspection.figures import to_png
 from mae_vit.inspection.images import as_drawn
-from mae_vit.inspection.views import View, distance_view, head_statistics, parameter_views, rollout_view
+from mae_vit.inspection.views import head_views, position_view, rollout_view
 from mae_vit.models.encoders.base import Encoder
 from mae_vit.models.sizes import Pool
 from mae_vit.objectives.objective import Objective, Task
@@ -39,7 +39,7 @@ class InTraining:
 def draw_views(
     task: Task, images: Tensor, picture_bands: Sequence[int | str] | None = None
 ) -> dict[str, np.ndarray]:
-    """Draws rollout, attention distance, positions and filters: name -> uint8 (H, W, 3).
+    """Draws rollout, attention distance and positions: name -> uint8 (H, W, 3).
 
     Args:
         task: an objective in training; its mode is as before afterwards.
@@ -47,16 +47,10 @@ def draw_views(
         picture_bands: the bands that images are drawn in; None chooses.
     """
     assert isinstance(task, Objective)
+    model, shown = InTraining(task), as_drawn(images, task.bands, picture_bands)
+    weights = attention_weights(model.encoder, model.normalize(images))
+    distance = next(head_views(model, images))
+    views = [rollout_view(model, shown, weights), distance, position_view(model.encoder)]
     return {
-        view.name: view.drawn
-        if isinstance(view.drawn, np.ndarray)
-        else np.asarray(Image.open(io.BytesIO(to_png(view.drawn))).convert("RGB"))
-        for view in _views(InTraining(task), images, picture_bands)
+        view.name: np.asarray(Image.open(io.BytesIO(to_png(view.drawn))).convert("RGB")) for view in views
     }
-
-
-def _views(looked: InTraining, images: Tensor, picture_bands: Sequence[int | str] | None) -> Iterator[View]:
-    drawn = as_drawn(images, looked.objective.bands, picture_bands)
-    yield rollout_view(looked, drawn, attention_weights(looked.encoder, looked.normalize(images)))
-    yield distance_view(looked, *head_statistics(looked, images))
-    yield from parameter_views(looked.encoder)

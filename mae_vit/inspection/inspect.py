@@ -8,20 +8,20 @@ import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from html import escape
 from pathlib import Path
 
 import numpy as np
 import torch
+from markupsafe import Markup
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.files import replace_folder, temporary_name
 from mae_vit.core.messages import count_of, error_reason
-from mae_vit.inspection.drawing import to_png
+from mae_vit.inspection.figures import View, to_png
 from mae_vit.inspection.images import Samples, draw_samples
-from mae_vit.inspection.page import html
 from mae_vit.inspection.subject import InspectedEncoder, open_subject
-from mae_vit.inspection.views import CONDITIONAL, View, all_views
+from mae_vit.inspection.views import all_views
+from mae_vit.pages import image, render
 
 INDEX = "index.html"
 # Lists the folder's contents: a folder with other files is not replaced.
@@ -36,12 +36,12 @@ class WrittenView:
 
     Attributes:
         view: the picture and its text.
-        png: its picture, encoded.
+        picture: its picture, for a page.
         files: of its numbers, named from the page's folder.
     """
 
     view: View
-    png: bytes
+    picture: Markup
     files: list[str]
 
 
@@ -54,7 +54,6 @@ def inspect(
     split: str | None = None,
     norm_pix_loss: bool = False,
     device: torch.device | None = None,
-    names: Sequence[str] = (),
 ) -> Path:
     """Writes pictures (PNG), their numbers (CSV, NPZ) and one page that shows all.
 
@@ -66,7 +65,6 @@ def inspect(
         split: of prepared data.
         norm_pix_loss: of official files with a decoder.
         device: that computes; the CPU by default.
-        names: titles of the sources on the page; by default their own names.
 
     Returns:
         Path of the page.
@@ -86,9 +84,8 @@ def inspect(
             folder = partial / side if len(subjects) > 1 else partial
             folder.mkdir(parents=True)
             parts.append((subject, samples, _write_views(subject, samples, folder, partial, device)))
-        (partial / INDEX).write_text(
-            _page(parts, names or [subject.name for subject in subjects]), encoding="utf-8"
-        )
+        page = _page(parts, [subject.name for subject in subjects])
+        (partial / INDEX).write_bytes(page.encode("utf-8", "replace"))
         contents = sorted(path.name for path in partial.iterdir())
         (partial / _CONTENTS).write_text(json.dumps({"inspection": contents}), encoding="utf-8")
         replace_folder(partial, out)
@@ -127,7 +124,7 @@ def _write_views(
     for part in (subject.model, subject.objective):
         if part is not None:
             part.to(device or "cpu")
-    seen = []
+    written = []
     for view in all_views(subject, samples):
         png, path = to_png(view.drawn), folder / view.name
         path.with_suffix(".png").write_bytes(png)
@@ -139,43 +136,33 @@ def _write_views(
         if view.arrays:
             files.append(path.with_suffix(".npz"))
             np.savez_compressed(files[-1], **view.arrays)  # type: ignore[arg-type]
-        seen.append(WrittenView(view, png, [file.relative_to(root).as_posix() for file in files]))
+        names = [file.relative_to(root).as_posix() for file in files]
+        picture = image(png, view.title, squares=isinstance(view.drawn, np.ndarray))
+        written.append(WrittenView(view, picture, names))
         print(f"  {view.title}", file=sys.stderr, flush=True)
-    for text in _left_out(seen):
-        print(f"  left out: {text}", file=sys.stderr, flush=True)
-    return seen
-
-
-def _left_out(seen: Sequence[WrittenView]) -> list[str]:
-    """Which views these images do not allow, and why."""
-    there = {one.view.name for one in seen}
-    return [f"{title} ({takes})" for name, (title, takes) in CONDITIONAL.items() if name not in there]
+    return written
 
 
 def _page(parts: Sequence[tuple[InspectedEncoder, Samples, list[WrittenView]]], names: Sequence[str]) -> str:
-    title = " and ".join(names)
-    body = [
-        f"<h1>{escape(title)}</h1>",
-        _in_columns([_facts(*part) for part in parts], names),
-    ]
-    by_name = [{one.view.name: one for one in seen} for _, _, seen in parts]
+    by_name = [{item.view.name: item for item in written} for _, _, written in parts]
+    views = []
     for name in dict.fromkeys(name for side in by_name for name in side):
-        first = next(side[name] for side in by_name if name in side)
-        body.append(f"<h2>{escape(first.view.title)}</h2>")
-        body.append(f'<p class="note">{escape(first.view.reading)}</p>')
-        body.append(_in_columns([_shown(side.get(name)) for side in by_name], names))
-    return html.page(title, body)
+        sides = [side.get(name) for side in by_name]
+        views.append((next(item.view for item in sides if item), sides))
+    facts = [_facts(subject, samples) for subject, samples, _ in parts]
+    return render("inspection.html", title=" and ".join(names), names=names, facts=facts, views=views)
 
 
-def _facts(subject: InspectedEncoder, samples: Samples, seen: Sequence[WrittenView]) -> str:
+def _facts(subject: InspectedEncoder, samples: Samples) -> dict[str, str]:
     info = subject.model.info
     height, width = info.img_size
     unfinished = subject.model.start.unfinished
     facts = {
         "weights": subject.name + (f" ({unfinished})" if unfinished else ""),
         "objective": info.objective + (f", {info.step:,} steps" if info.step else ""),
-        "encoder": f"{info.vit.depth} blocks of {info.vit.num_heads} heads, width {info.vit.embed_dim}, patches of "
-        f"{info.vit.patch_size} px in {height} x {width}, read by {subject.model.pool}",
+        "encoder": f"{count_of(info.vit.depth, 'block')} of {count_of(info.vit.num_heads, 'head')}, "
+        f"width {info.vit.embed_dim}, "
+        f"patches of {info.vit.patch_size} px in {height} x {width}, read by {subject.model.pool}",
         "images": f"{count_of(len(samples), 'image')} of {samples.source}",
     }
     if samples.bands is not None:
@@ -184,24 +171,4 @@ def _facts(subject: InspectedEncoder, samples: Samples, seen: Sequence[WrittenVi
         facts["passed over"] = f"{count_of(samples.passed_over, 'image')} that cannot be decoded"
     if subject.why_no_objective:
         facts["no reconstructions"] = subject.why_no_objective
-    if left_out := _left_out(seen):
-        facts["left out"] = "; ".join(left_out)
-    return html.facts(facts)
-
-
-def _shown(seen: WrittenView | None) -> str:
-    if seen is None:
-        return '<p class="note">nothing of this</p>'
-    links = ", ".join(f'<a href="{escape(file)}">{escape(file)}</a>' for file in seen.files)
-    picture = html.image(seen.png, seen.view.title, squares=isinstance(seen.view.drawn, np.ndarray))
-    return f'{picture}<p class="note">{links}</p>'
-
-
-def _in_columns(cells: Sequence[str], names: Sequence[str]) -> str:
-    if len(cells) == 1:
-        return cells[0]
-    sides = [
-        f'<div><p class="side">{escape(name)}</p>{cell}</div>'
-        for cell, name in zip(cells, names, strict=True)
-    ]
-    return '<div class="pair">' + "".join(sides) + "</div>"
+    return facts

@@ -25,7 +25,7 @@ def mask_noise(kind: Literal["block", "grid"], images: int, grid_size: tuple[int
     """Ranks patches for `mae_vit.models.masking.random_masking`, which keeps the lowest (MAE Fig. 6).
 
     Args:
-        kind: "block" hides a square around the middle; "grid" leaves a regular lattice.
+        kind: "block" masks a square around the middle; "grid" leaves a regular lattice.
         images: B.
         grid_size: rows and columns of patches.
 
@@ -45,7 +45,7 @@ def mask_noise(kind: Literal["block", "grid"], images: int, grid_size: tuple[int
     return noise.expand(images, -1)
 
 
-def masking_of(
+def draw_masking(
     kind: MaskKind, keys: SampleKeys, grid_size: tuple[int, int], ratio: float, mask_unit: int
 ) -> Masking:
     """Masks images in a way of `MASK_KINDS`; "random" masks whole units, as training does."""
@@ -73,11 +73,11 @@ _RATIOS = (0.5, 0.75, 0.9)
 
 @dataclass(frozen=True)
 class Reconstruction:
-    """One way of hiding patches.
+    """One way of masking patches.
 
     Attributes:
         kind: of the mask; "as trained" for objectives with masks of their own.
-        ratio: share that is hidden.
+        ratio: share of patches that is masked.
         rows: masked, predicted, pasted, original.
         metrics: over all images of the batch.
     """
@@ -92,7 +92,7 @@ class Reconstruction:
 def reconstruct(objective: Objective, batch: Batch, *, shown: int) -> list[Reconstruction]:
     """Reconstructs images at several ratios with masks of each kind.
 
-    Objectives other than MAE hide patches in one way, their own: they are shown as trained.
+    Objectives other than MAE mask patches in one way, their own: they are shown as trained.
 
     Args:
         objective: with trained parts, in evaluation mode.
@@ -116,7 +116,7 @@ def reconstruct(objective: Objective, batch: Batch, *, shown: int) -> list[Recon
 
 def _at(mae: MAE, batch: Batch, kind: MaskKind, ratio: float, shown: int) -> Reconstruction:
     images, valid = mae.normalize(batch.images), mae.valid_patches(batch.images)
-    masking = masking_of(kind, batch.keys, mae.encoder.grid_size, ratio, mae.mask_unit)
+    masking = draw_masking(kind, batch.keys, mae.encoder.grid_size, ratio, mae.mask_unit)
     prediction, mask = mae.predict_all(images, masking), masking.mask
     pixels, _ = mae.undo_targets(images, prediction, valid)
     # The baseline is that of training.

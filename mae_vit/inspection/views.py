@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mae_vit.core.image_rows import draw_rows
-from mae_vit.inspection import drawing as figures
+from mae_vit.core.bands import Bands
+from mae_vit.core.composites import in_colors
+from mae_vit.core.image_rows import Picture, draw_rows
 from mae_vit.inspection.attention import (
     attention_maps,
     attention_weights,
@@ -18,16 +19,22 @@ from mae_vit.inspection.attention import (
     mean_attention_distance,
     rollout,
 )
-from mae_vit.inspection.band_views import band_views, in_bands
-from mae_vit.inspection.drawing import Table, View, image_tile, map_tile, overlay_tile, rows_of_tiles
-from mae_vit.inspection.features import FEWEST_SCORED, layer_features, nearest_images, probe_by_layer, project
+from mae_vit.inspection.features import feature_components, position_similarity
+from mae_vit.inspection.figures import (
+    Table,
+    View,
+    by_depth,
+    darkened,
+    draw_tiles,
+    in_false_color,
+    similarity_grid,
+)
 from mae_vit.inspection.images import Samples
-from mae_vit.inspection.parameters import center_patch, filter_components, position_similarity
 from mae_vit.inspection.reconstructions import reconstruct
 from mae_vit.inspection.subject import InspectedEncoder
 from mae_vit.models.encoders.base import Encoder
 from mae_vit.models.sizes import Pool
-from mae_vit.weights.encoder import PretrainedEncoder
+from mae_vit.objectives.objective import Objective
 
 
 class InspectableEncoder(Protocol):
@@ -46,20 +53,12 @@ class InspectableEncoder(Protocol):
 
 
 _SHOWN = 8
-_NEIGHBORS = 8
 # Images that are averaged over; the paper takes 128 (App. D.7).
 _AVERAGED = 128
 _MEASURED = 256
-_FEWEST_PROJECTED = 10
-# Views that need more images or labels, by name: their titles, and the condition.
-CONDITIONAL = {
-    "neighbors": ("Nearest neighbors", "takes two images or more"),
-    "projection": ("Features in the plane", f"takes {_FEWEST_PROJECTED} images or more"),
-    "probe-by-block": (
-        "What each block knows of the classes",
-        f"takes labels of two classes or more, and {FEWEST_SCORED} images to score beside those it is fitted on",
-    ),
-}
+_SHOWN_IN_BANDS = 4
+# Of hyperspectral images every second, third, ... band is drawn.
+_MOST_BANDS = 20
 
 
 def all_views(subject: InspectedEncoder, samples: Samples) -> Iterator[View]:
@@ -67,8 +66,50 @@ def all_views(subject: InspectedEncoder, samples: Samples) -> Iterator[View]:
     yield from band_views(subject.objective, samples)
     yield from reconstruction_views(subject, samples)
     yield from attention_views(subject.model, samples)
-    yield from parameter_views(subject.model.encoder)
-    yield from feature_views(subject.model, samples)
+    yield position_view(subject.model.encoder)
+    yield feature_view(subject.model, samples)
+
+
+def band_views(objective: Objective | None, samples: Samples) -> Iterator[View]:
+    """Draws each band in gray, of some images and of a reconstruction; nothing of 8-bit gray or RGB."""
+    bands = samples.bands
+    if bands is None:
+        return
+    chosen = list(range(0, len(bands.names), -(-len(bands.names) // _MOST_BANDS)))
+    ends = ", ".join(f"{bands.names[band]} {bands.low[band]:g} to {bands.high[band]:g}" for band in chosen)
+    scale = f"Black and white are the ends of each band's scale, in raw values: {ends}."
+    raw = samples.images[:_SHOWN_IN_BANDS]
+    unit, valid = bands.unit(raw), bands.valid(raw)
+    unit = unit if valid is None else torch.where(valid, unit, 0.0)
+    yield View(
+        "bands",
+        f"Images by band ({len(bands.names)} of {bands.dtype})",
+        f"Each band in gray, a row for each. {scale} Missing values are black.",
+        draw_tiles([Picture(bands.names[band], unit[:, band : band + 1]) for band in chosen]),
+        _band_statistics(samples, bands),
+    )
+    if objective is None:
+        return
+    with torch.no_grad():
+        rows = objective.pictures(samples.batch(1).to(objective.mean.device))
+    yield View(
+        "reconstructions-bands",
+        "Reconstructions by band",
+        f"One image, a column for each band. {scale}",
+        draw_tiles([Picture(row.label, row.images[0, chosen][:, None]) for row in rows]),
+    )
+
+
+def _band_statistics(samples: Samples, bands: Bands) -> Table:
+    """Returns raw minimum, mean and maximum of each band over the images, and the share of missing values."""
+    valid = bands.valid(samples.images)
+    rows: list[list[object]] = []
+    for band, name in enumerate(bands.names):
+        values = samples.images[:, band].double()
+        known = values if valid is None else values[valid[:, band]]
+        facts = [float(known.min()), float(known.mean()), float(known.max())] if known.numel() else [None] * 3
+        rows.append([name, *facts, 1 - known.numel() / values.numel()])
+    return ["band", "min", "mean", "max", "missing_share"], rows
 
 
 def reconstruction_views(subject: InspectedEncoder, samples: Samples) -> Iterator[View]:
@@ -77,26 +118,24 @@ def reconstruction_views(subject: InspectedEncoder, samples: Samples) -> Iterato
         return
     batch = samples.batch(_MEASURED).to(subject.objective.mean.device)
     reconstructions = reconstruct(subject.objective, batch, shown=_SHOWN)
-    names = list(dict.fromkeys(name for one in reconstructions for name in one.metrics))
+    names = list(dict.fromkeys(name for item in reconstructions for name in item.metrics))
     table: Table = (
         ["mask", "ratio", *names],
-        [[one.kind, one.ratio, *(one.metrics.get(name) for name in names)] for one in reconstructions],
+        [[item.kind, item.ratio, *(item.metrics.get(name) for name in names)] for item in reconstructions],
     )
-    for kind in dict.fromkeys(one.kind for one in reconstructions):
-        several = [in_bands(one, samples) for one in reconstructions if one.kind == kind]
-        rows = [
-            row._replace(label=f"{row.label}, {one.ratio:.0%} hidden{_describe_metrics(one.metrics)}")
-            for one in several
-            for row in one.rows[:-1]
-        ]
-        name = kind.replace(" ", "-")
+    for kind in dict.fromkeys(item.kind for item in reconstructions):
+        rows: list[Picture] = []
+        for item in (item for item in reconstructions if item.kind == kind):
+            *predicted, original = in_colors(item.rows, samples.bands, samples.picture_bands)
+            said = f"{item.ratio:.0%} masked{_describe_metrics(item.metrics)}"
+            rows += [row._replace(label=f"{row.label}, {said}") for row in predicted]
         yield View(
-            f"reconstructions-{name}",
+            f"reconstructions-{kind.replace(' ', '-')}",
             f"Reconstructions, masks {kind}" if kind == "as trained" else f"Reconstructions, {kind} masks",
-            "What the hidden patches were predicted to be: masked, predicted, pasted into the visible part, and the "
+            "What the masked patches were predicted to be: masked, predicted, pasted into the visible part, and the "
             "original last. Where a row says true patch mean and std, the prediction is of normalized pixels and "
-            "borrows both from the hidden patch: shapes and edges are the network's, brightness is not.",
-            draw_rows([*rows, several[0].rows[-1]]),
+            "borrows both from the masked patch: shapes and edges are the network's, brightness is not.",
+            draw_rows([*rows, original]),
             table,
         )
 
@@ -112,240 +151,134 @@ def attention_views(model: InspectableEncoder, samples: Samples) -> Iterator[Vie
     shown, depth = samples.shown(_SHOWN), len(model.encoder.blocks)
     weights = _weights_of(model, samples.images[:_SHOWN])
     for block in sorted({0, depth // 2, depth - 1}):
-        yield block_view(model, shown, weights[block], block)
+        maps = attention_maps(weights[block], model.encoder.grid_size, query=model.pool).cpu()
+        heads = [Picture(f"head {n + 1}", in_false_color(maps[:, n])) for n in range(maps.shape[1])]
+        yield View(
+            f"attention-block-{block + 1:02d}",
+            f"Attention in block {block + 1} of {depth}",
+            f"The images, then a map for each head: where {_query_name(model)} looks (brightest: most, by its own "
+            "scale).",
+            draw_tiles([Picture("image", shown / 255), *heads]),
+            arrays={"maps": maps.numpy()},
+        )
     yield rollout_view(model, shown, weights)
-    distances, entropies = head_statistics(model, samples.images[:_AVERAGED])
-    yield distance_view(model, distances, entropies)
-    yield entropy_view(model, distances, entropies)
-
-
-def block_view(model: InspectableEncoder, images: Tensor, weights: Tensor, block: int) -> View:
-    """Where each head of a block looks: a line for each of images uint8 (B, C, H, W), weights (B, H, T, T)."""
-    maps = attention_maps(weights, model.encoder.grid_size, query=model.pool).cpu().numpy()
-    return View(
-        f"attention-block-{block + 1:02d}",
-        f"Attention in block {block + 1} of {len(model.encoder.blocks)}",
-        f"Each image, then a map for each head: where {_who(model)} looks (brightest: most, by its own scale).",
-        rows_of_tiles(
-            [
-                [image_tile(image), *map(map_tile, heads)]
-                for image, heads in zip(images.numpy(), maps, strict=True)
-            ],
-            ["image", *(f"head {head + 1}" for head in range(maps.shape[1]))],
-        ),
-        arrays={"maps": maps},
-    )
+    yield from head_views(model, samples.images[:_AVERAGED])
 
 
 def rollout_view(model: InspectableEncoder, images: Tensor, weights: Sequence[Tensor]) -> View:
     """Attention through all blocks, of images uint8 (B, C, H, W)."""
-    joint = rollout(weights)
-    rolled = attention_maps(joint[:, None], model.encoder.grid_size, query=model.pool)[:, 0].cpu().numpy()
+    joint = rollout(weights)[:, None]
+    rolled = attention_maps(joint, model.encoder.grid_size, query=model.pool)[:, 0].cpu()
+    unit = images.cpu() / 255
     return View(
         "attention-rollout",
         "Attention rollout",
-        f"Attention followed through all blocks to the pixels, from {_who(model)}: what is bright reaches the read-out "
-        "(Abnar & Zuidema 2020; ViT Fig. 6).",
-        rows_of_tiles(
+        f"Attention followed through all blocks to the pixels, from {_query_name(model)}: what is bright reaches the "
+        "read-out (Abnar & Zuidema 2020; ViT Fig. 6).",
+        draw_tiles(
             [
-                [image_tile(image), map_tile(values), overlay_tile(image, values)]
-                for image, values in zip(images.cpu().numpy(), rolled, strict=True)
-            ],
-            ["image", "rollout", "both"],
+                Picture("image", unit),
+                Picture("rollout", in_false_color(rolled)),
+                Picture("both", darkened(unit, rolled)),
+            ]
         ),
-        arrays={"rollout": rolled},
+        arrays={"rollout": rolled.numpy()},
     )
 
 
-def distance_view(model: InspectableEncoder, distances: np.ndarray, entropies: np.ndarray) -> View:
-    """How far each head looks, from `head_statistics`."""
+def head_views(model: InspectableEncoder, images: Tensor) -> Iterator[View]:
+    """How far each head looks, and how widely, over raw images (n, C, H, W)."""
     encoder = model.encoder
+    distances, entropies = head_statistics(model, images)
     same = torch.ones(1, 1, encoder.num_patches, encoder.num_patches)
-    alike = mean_attention_distance(same, encoder.grid_size, encoder.patch_size).item()
-    return View(
+    uniform = mean_attention_distance(same, encoder.grid_size, encoder.patch_size).item()
+    tokens = encoder.num_prefix_tokens + encoder.num_patches
+    rows: list[list[object]] = [
+        [block + 1, head + 1, float(distances[block, head]), float(entropies[block, head])]
+        for block, head in np.ndindex(*distances.shape)
+    ]
+    table = (["block", "head", "mean_attention_distance_px", "entropy_nats"], rows)
+    label = "mean attention distance, px"
+    yield View(
         "attention-distance",
         "Mean attention distance",
         "How many pixels away each head looks, on average (ViT Fig. 7 right): a point for each head. Trained "
         "encoders have local and global heads in early blocks and global ones later; at random all are alike.",
-        figures.by_depth(
-            distances, "mean attention distance, px", alike=alike, alike_label="all patches alike"
-        ),
-        _of_heads(distances, entropies),
+        by_depth(distances, label, uniform=uniform, uniform_label="all patches alike"),
+        table,
         {"distance_px": distances},
     )
-
-
-def entropy_view(model: InspectableEncoder, distances: np.ndarray, entropies: np.ndarray) -> View:
-    """How widely each head looks, from `head_statistics`."""
-    tokens = model.encoder.num_prefix_tokens + model.encoder.num_patches
-    return View(
+    label = f"all {tokens} tokens alike"
+    yield View(
         "attention-entropy",
         "Entropy of attention",
         "How widely each head looks: low is a few tokens, the dashed line all alike.",
-        figures.by_depth(
-            entropies, "entropy, nats", alike=float(np.log(tokens)), alike_label=f"all {tokens} tokens alike"
-        ),
-        _of_heads(distances, entropies),
+        by_depth(entropies, "entropy, nats", uniform=float(np.log(tokens)), uniform_label=label),
+        table,
         {"entropy_nats": entropies},
     )
-
-
-def _of_heads(distances: np.ndarray, entropies: np.ndarray) -> Table:
-    rows: list[list[object]] = [
-        [block + 1, head + 1, float(distances[block, head]), float(entropies[block, head])]
-        for block in range(distances.shape[0])
-        for head in range(distances.shape[1])
-    ]
-    return ["block", "head", "mean_attention_distance_px", "entropy_nats"], rows
 
 
 def _weights_of(model: InspectableEncoder, images: Tensor) -> list[Tensor]:
     return attention_weights(model.encoder, model.normalize(images.to(model.encoder.cls_token.device)))
 
 
-def _who(model: InspectableEncoder) -> str:
+def _query_name(model: InspectableEncoder) -> str:
     if model.pool == "mean":
         return "the mean over all patches"
     return "[CLS]" if model.encoder.num_prefix_tokens == 1 else "the mean over all class tokens"
 
 
 def head_statistics(model: InspectableEncoder, images: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Mean attention distance in pixels and entropy in nats, each (L, H), over uint8 images (n, C, H, W)."""
+    """Mean attention distance in pixels and entropy in nats, each (L, H), over raw images (n, C, H, W)."""
     encoder = model.encoder
-    sums: list[np.ndarray] = [np.zeros(0), np.zeros(0)]
-    for start in range(0, len(images), _SHOWN):
-        part = images[start : start + _SHOWN]
+    sums = np.zeros((2, len(encoder.blocks), 1))
+    for part in images.split(_SHOWN):
         weights = _weights_of(model, part)
-        part_sums = (
-            [mean_attention_distance(block, encoder.grid_size, encoder.patch_size) for block in weights],
-            [head_entropy(block) for block in weights],
-        )
-        for place, values in enumerate(part_sums):
-            total = torch.stack(values).double().cpu().numpy() * len(part)
-            sums[place] = total if start == 0 else sums[place] + total
-    return sums[0] / len(images), sums[1] / len(images)
+        distances = [
+            mean_attention_distance(block, encoder.grid_size, encoder.patch_size) for block in weights
+        ]
+        entropies = [head_entropy(block) for block in weights]
+        means = torch.stack([torch.stack(distances), torch.stack(entropies)]).double().cpu().numpy()
+        sums = sums + means * len(part)
+    distance, entropy = sums / len(images)
+    return distance, entropy
 
 
-def parameter_views(encoder: Encoder) -> Iterator[View]:
-    """Draws the encoder's parameters: positions and filters."""
+def position_view(encoder: Encoder) -> View:
+    """Draws the similarity of position embeddings."""
     similarity = position_similarity(encoder.pos_embed, encoder.num_prefix_tokens).cpu().numpy()
-    grid, center = encoder.grid_size, center_patch(encoder.grid_size)
-    fixed = "The table is fixed (sin-cos): this is what it was given, not what it has learned." * (
-        not encoder.pos_embed.requires_grad
-    )
-    yield View(
+    fixed = "The table is fixed (sin-cos): this is what it was given, not what it has learned."
+    return View(
         "positions",
         "Similarity of position embeddings",
         "For each patch, how alike its position embedding is to all others' (ViT Fig. 7 center): a bright spot "
-        "at the patch's own place, with its row and column, means that the grid was learned. " + fixed,
-        figures.similarity_grid(similarity, grid),
+        "at the patch's own place, with its row and column, means that the grid was learned. "
+        + ("" if encoder.pos_embed.requires_grad else fixed),
+        similarity_grid(similarity, encoder.grid_size),
         arrays={"similarity": similarity},
     )
-    yield View(
-        "position-center",
-        "Similarity to the central position",
-        f"The same for the patch in row {center // grid[1]}, column {center % grid[1]} alone. {fixed}",
-        figures.one_map(
-            similarity[center].reshape(grid), "cosine similarity", (center // grid[1], center % grid[1])
-        ),
-        arrays={"similarity": similarity[center].reshape(grid)},
+
+
+@torch.no_grad()
+def patch_features(model: InspectableEncoder, images: Tensor) -> Tensor:
+    """Returns the last block's patch tokens behind the final norm, (n, N, D), of raw images (n, C, H, W)."""
+    moved = model.normalize(images.to(model.encoder.cls_token.device))
+    return model.encoder.forward_features(moved)[:, model.encoder.num_prefix_tokens :]
+
+
+def feature_view(model: InspectableEncoder, samples: Samples) -> View:
+    """Draws principal components of patch features as colors."""
+    components, shares = feature_components(patch_features(model, samples.images[:_SHOWN]))
+    low, high = components.flatten(0, 1).aminmax(dim=0)
+    colors = (components - low) / (high - low).clamp(min=torch.finfo(torch.float32).tiny)
+    maps = colors.movedim(-1, 1).unflatten(2, model.encoder.grid_size)
+    return View(
+        "features",
+        "Principal components of patch features",
+        f"The first three components of all patches as red, green and blue ({float(shares.sum()):.0%} of the "
+        "variance; DINOv2 Fig. 1): patches of like features have like colors, in all images. Parts of objects stand "
+        "out where the features tell them apart; smooth ramps that are the same in every image show positions.",
+        draw_tiles([Picture("image", samples.shown(_SHOWN) / 255), Picture("components", maps)]),
+        arrays={"components": components.numpy(), "shares": shares.numpy()},
     )
-    components, shares = filter_components(encoder.patch_embed.proj.weight)
-    yield View(
-        "filters",
-        "Principal components of the patch projection",
-        f"The first {len(components)} (ViT Fig. 7 left; the table has what each explains of the filters' variance): "
-        "smooth, wave-like ones are a basis for what patches look like; noise means that little was learned.",
-        _filter_tiles(components),
-        (["component", "explained_share"], [[place + 1, float(share)] for place, share in enumerate(shares)]),
-        {"components": components.numpy()},
-    )
-
-
-def _filter_tiles(components: Tensor) -> np.ndarray:
-    """Draws filters in gray or color; of other bands a line for each, with a tile for each band."""
-    channels = components.shape[1]
-    if channels in (1, 3):
-        return rows_of_tiles(_in_rows([image_tile(_stretched(one)) for one in components], 7))
-    drawn = [_stretched(one) for one in components]
-    return rows_of_tiles(
-        [[image_tile(one[band : band + 1]) for band in range(channels)] for one in drawn],
-        [f"band {band + 1}" for band in range(channels)],
-    )
-
-
-def feature_views(model: PretrainedEncoder, samples: Samples) -> Iterator[View]:
-    """Draws neighbors, a map of the features, and each block's accuracy."""
-    by_layer = layer_features(model, samples)
-    last, names = by_layer[-1], samples.classes
-    if len(samples) > 1:
-        places, similarity = nearest_images(last, min(_SHOWN, len(samples)), _NEIGHBORS)
-        images = samples.shown().numpy()
-        yield View(
-            "neighbors",
-            CONDITIONAL["neighbors"][0],
-            "Each image, then those whose features are most like its own (cosine).",
-            rows_of_tiles(
-                [
-                    [image_tile(images[query]), *(image_tile(images[place]) for place in row.tolist())]
-                    for query, row in enumerate(places)
-                ],
-                ["image", "most alike", *(f"{place + 1}." for place in range(1, places.shape[1]))],
-            ),
-            (
-                ["image", "class", "neighbor", "neighbor_class", "cosine"],
-                [
-                    [
-                        samples.keys[query],
-                        _class(samples.labels[query], names),
-                        samples.keys[place],
-                        _class(samples.labels[place], names),
-                        float(value),
-                    ]
-                    for query in range(len(places))
-                    for place, value in zip(places[query].tolist(), similarity[query], strict=True)
-                ],
-            ),
-        )
-    labels = samples.labels.numpy()
-    if len(samples) >= _FEWEST_PROJECTED:
-        points = project(last)
-        yield View(
-            "projection",
-            CONDITIONAL["projection"][0],
-            "t-SNE of the read-out: near points have like features"
-            + ("; colors are classes, which it was not told." if (labels >= 0).any() else "."),
-            figures.scatter(points, labels, names),
-            (
-                ["image", "x", "y", "class"],
-                [
-                    [key, float(x), float(y), _class(label, names)]
-                    for key, (x, y), label in zip(samples.keys, points, samples.labels, strict=True)
-                ],
-            ),
-        )
-    scores, most_frequent = probe_by_layer(by_layer, samples.labels, num_classes=len(names))
-    if scores:
-        yield View(
-            "probe-by-block",
-            CONDITIONAL["probe-by-block"][0],
-            "Top-1 of a linear read-out of each block's features, fitted in closed form on some of these images "
-            "and scored on the rest.",
-            figures.curve(scores, "top-1, %", most_frequent=most_frequent),
-            (["block", "top1"], [[block + 1, score] for block, score in enumerate(scores)]),
-        )
-
-
-def _class(label: Tensor, names: Sequence[str]) -> str:
-    number = int(label)
-    return names[number] if 0 <= number < len(names) else ""
-
-
-def _stretched(component: Tensor) -> np.ndarray:
-    """A filter as an image: gray is zero, the largest value of either sign at an end of the range."""
-    scale = component.abs().max().clamp(min=torch.finfo(component.dtype).tiny)
-    return ((component / scale * 0.5 + 0.5) * 255).round().byte().numpy()
-
-
-def _in_rows(tiles: Sequence[np.ndarray], columns: int) -> list[Sequence[np.ndarray]]:
-    return [tiles[start : start + columns] for start in range(0, len(tiles), columns)]

@@ -8,31 +8,37 @@ import numpy as np
 from helpers.commands import ROOT
 
 from mae_vit.finetuning.comparison.config import CompareConfig, EntrySection
-from mae_vit.finetuning.comparison.jobs import Job
-from mae_vit.finetuning.comparison.matrix.cell import Cell
+from mae_vit.finetuning.comparison.plan import Cell, ComparisonPlan
 from mae_vit.finetuning.comparison.report.rows import Row
 from mae_vit.finetuning.comparison.report.significance import Gap, gap_between
+from mae_vit.finetuning.comparison.spec import RunSpec
+
+
+def spec(name: str, folder: Path, script: Path | None = None, **options) -> RunSpec:
+    """A run by a script, or by none; its name is its identity."""
+    program = (str(script),) if script else ()
+    values = {
+        "overrides": {},
+        "config": folder / "config.yaml",
+        "folder": folder / name,
+        "id": name,
+        **options,
+    }
+    return RunSpec(name, program, **values)
 
 
 def row(name: str, seed: int, correct: np.ndarray, *, fixed: bool = False) -> Row:
-    """A finished cell with nothing in it but which test images are found."""
-    cell = Cell(
-        EntrySection(name=name, config="x"),
-        "all",
-        "finetune",
-        seed,
-        {},
-        Job(name, Path(name), "x", Path("x"), (), "x"),
-        fixed,
-    )
+    """A finished cell with nothing in it but which test images are classified correctly."""
+    entry = EntrySection(name=name, config="x")
+    cell = Cell(entry, "all", "finetune", seed, spec(f"{name}, seed {seed}", Path(name)), fixed)
     keys = tuple("abcdefghij"[: len(correct)]) if len(correct) <= 10 else tuple(map(str, range(len(correct))))
-    nothing = np.zeros(len(correct), int)
-    return Row(cell, {"test_top1": float(correct.mean())}, keys, correct, nothing, nothing, (), {})
+    truth = np.ones(len(correct), int)
+    return Row(cell, {"test_top1": float(correct.mean())}, keys, truth, correct.astype(int), (), {})
 
 
 def gap_of(rows: list[Row], others: list[Row]) -> Gap | None:
     """The gap between two entries, from their rows."""
-    return gap_between([one.scores for one in rows], [other.scores for other in others])
+    return gap_between([row.scores for row in rows], [row.scores for row in others])
 
 
 _TESTED = 1000
@@ -46,13 +52,13 @@ def rows_of(
     name: str, shares: list[float], *, start: str | None = None, seen: str | None = None, labels: int = 200
 ) -> list[Row]:
     """A row for each seed; `shares` of the test images are classified correctly, the easy ones."""
-    found = []
+    rows = []
     for seed, share in enumerate(shares):
-        one = row(name, seed, np.arange(_TESTED) < round(_TESTED * share))
-        cell = replace(one.cell, entry=one.cell.entry.model_copy(update={"start": start}), labels=labels)
+        base = row(name, seed, np.arange(_TESTED) < round(_TESTED * share))
+        cell = replace(base.cell, entry=base.cell.entry.model_copy(update={"start": start}), labels=labels)
         more = {"train_size": labels, "labels_seen_by_start": seen}
-        found.append(replace(one, cell=cell, values=one.values | _VALUES | more))
-    return found
+        rows.append(replace(base, cell=cell, values=base.values | _VALUES | more))
+    return rows
 
 
 def config_of(rows: list[Row]) -> CompareConfig:
@@ -62,6 +68,18 @@ def config_of(rows: list[Row]) -> CompareConfig:
     return CompareConfig.model_validate(
         {"run": {"name": "x"}, "data": {"path": "data"}, "entries": entries, "reference": names[0]}
     )
+
+
+def plan_of(folder: Path, entries: list[dict] | None = None, **values) -> ComparisonPlan:
+    """The plan of a comparison in `folder / "out"`; by default of one entry, from scratch."""
+    entries = [{"config": "x.yaml", **entry} for entry in entries or [{"name": "scratch"}]]
+    raw = {
+        "run": {"name": "x"},
+        "data": {"path": "data"},
+        "entries": entries,
+        "reference": entries[0]["name"],
+    }
+    return ComparisonPlan(CompareConfig.model_validate(raw | values), folder, folder / "out")
 
 
 # What differs from one machine, or one try, to the next.

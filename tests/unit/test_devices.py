@@ -30,9 +30,9 @@ from mae_vit.inspection.attention import (
     mean_attention_distance,
     rollout,
 )
-from mae_vit.inspection.features import layer_features
 from mae_vit.inspection.in_training import draw_views
 from mae_vit.inspection.reconstructions import reconstruct
+from mae_vit.inspection.views import patch_features
 from mae_vit.models.attention import choose_attention
 from mae_vit.models.encoders.baselines import BASELINES, build_network
 from mae_vit.models.encoders.vit import ViTEncoder
@@ -254,7 +254,6 @@ def test_encoders_for_use(left_behind):
 @behind
 def test_inspection(left_behind):
     encoder = load_encoder(ROOT / "docs/results/encoders/mae_cifar_tiny_100.safetensors")
-    samples = SimpleNamespace(images=torch.zeros(5, 3, 32, 32, dtype=torch.uint8))
     task = objective_of("mae")
     with fake_cuda():
         on_cuda(encoder, but="encoder.norm.weight" if left_behind else "")
@@ -262,7 +261,7 @@ def test_inspection(left_behind):
         for one in (encoder, task):
             choose_attention(one, CUDA)
         with noticed(left_behind):
-            assert len(layer_features(encoder, samples)) == 6
+            assert on_device(patch_features(encoder, torch.zeros(5, 3, 32, 32, dtype=torch.uint8)))
         with noticed(left_behind):
             weights = attention_weights(task.encoder, task.normalize(batch_of().images.to(CUDA)))
             assert on_device(*weights, rollout(weights), attention_maps(weights[0], (4, 4), query="mean"))

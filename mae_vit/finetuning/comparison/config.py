@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -22,7 +22,7 @@ Overrides = dict[str, Any]
 FinetuneOverrides = Annotated[Overrides, KeysOf(FinetuneConfig)]
 # The modes that train a whole network, and by which held-out metric their settings are chosen.
 TUNED_BY = {"finetune": "val_top1", "segment": "val_miou"}
-# Keys that the matrix sets itself -> the key of the comparison that determines the value.
+# Keys that the plan sets itself -> the key of the comparison that determines the value.
 _OWN_KEYS = {
     "run.name": "run.name",
     "run.dir": "run.dir",
@@ -163,17 +163,14 @@ class CompareConfig(Section):
         for number, entry in enumerate(self.entries):
             where = f"entries[{number}] ({entry.name})"
             self._check_entry(entry, where)
-            _check_own_keys(entry.set, f"{where}.set")
-        _check_own_keys(self.set, "set")
-        for point in self.tune:
-            _check_own_keys(point, "tune")
+            _check_own_keys([entry.set, *(entry.tune or [])], where)
+        _check_own_keys([self.set], "set")
+        _check_own_keys(self.tune, "tune")
         self._check_modes()
         if self.parallel != "auto" and self.parallel < 1:
             raise ValueError(f"parallel={self.parallel}: at least 1")
-        if set(self.tune_seeds) & {
-            *self.seeds,
-            *(seed for entry in self.entries for seed in entry.seeds or ()),
-        }:
+        used = {*self.seeds, *(seed for entry in self.entries for seed in entry.seeds or ())}
+        if used & set(self.tune_seeds):
             raise ValueError(
                 "tune_seeds: give seeds that the table does not use, so that no run chooses itself"
             )
@@ -214,14 +211,11 @@ class CompareConfig(Section):
                     f'{where}: compute_of="{entry.compute_of}" is no other entry: '
                     f"{nearest(entry.compute_of, others)}"
                 )
-        if entry.tune is not None:
-            if len(entry.tune) != len(self.tune):
-                raise ValueError(
-                    f"{where}: {len(entry.tune)} settings to choose from, the others have {len(self.tune)}: "
-                    "give all the same number"
-                )
-            for point in entry.tune:
-                _check_own_keys(point, f"{where}.tune")
+        if entry.tune is not None and len(entry.tune) != len(self.tune):
+            raise ValueError(
+                f"{where}: {len(entry.tune)} settings to choose from, the others have {len(self.tune)}: "
+                "give all the same number"
+            )
 
     def tuning_settings(self, entry: EntrySection) -> list[Overrides]:
         """Returns the settings that an entry is tuned over."""
@@ -249,8 +243,8 @@ def _key_of_runs(own: type[Section], runs: Mapping[str, type[Section]], path: st
     return ""
 
 
-def _check_own_keys(overrides: Overrides, where: str) -> None:
-    for key in overrides:
+def _check_own_keys(overrides: Sequence[Overrides], where: str) -> None:
+    for key in (key for settings in overrides for key in settings):
         if key in _OWN_KEYS:
             raise ValueError(f'{where}: "{key}" is given by the comparison ({_OWN_KEYS[key]})')
 

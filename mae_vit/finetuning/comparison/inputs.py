@@ -1,206 +1,147 @@
-"""Describes the inputs of a run, so that a comparison reuses a finished run only if its inputs are the same."""
+"""Digests of what runs read: config files, pretrained weights and data."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
-from mae_vit.config.load import load_config, read_run_config
 from mae_vit.config.typed_yaml import parse_yaml
 from mae_vit.core.errors import InputError
-from mae_vit.core.urls import is_url, redact_url
+from mae_vit.core.urls import redact_url
 from mae_vit.core.user_files import expand_text, read_text
-from mae_vit.data.channels import set_channels
 from mae_vit.data.data_path import resolve_data_path
 from mae_vit.data.shards.dataset_json import file_digest, read_dataset
 from mae_vit.data.shards.index_files import fingerprint_of
-from mae_vit.finetuning.comparison.config import CompareConfig
-from mae_vit.objectives.pretrain_config import PretrainConfig
-from mae_vit.training.checkpoints.format import list_checkpoints, step_of
-from mae_vit.training.checkpoints.resume import describe_differences, run_identity
-from mae_vit.training.outputs.run_folder import RunFolder
+from mae_vit.finetuning.config.recipes import TEST_SPLITS
+from mae_vit.training.checkpoints.resume import FREE_KEYS
 from mae_vit.weights.names import is_frozen
 from mae_vit.weights.start import split_frozen, split_network
 
-# Options that name weights. The content of the file counts, not only its path.
-WEIGHTS_OPTIONS = ("finetune.teacher", "model.init")
-_WEIGHTS = ("model.safetensors", "encoder.safetensors")
+# Options that name weights, whose content counts as that of --ckpt does.
+_WEIGHTS_OPTIONS = ("finetune.teacher", "model.init")
+_WEIGHTS_FILES = ("model.safetensors", "encoder.safetensors")
 
 
-def describe_inputs(arguments: tuple[str, ...], config: Path, start: str | None, data: str) -> dict[str, Any]:
-    """Describes the inputs on which the result of a run depends.
+class Inputs:
+    """Digests of files and data, by what they are.
 
-    Args:
-        arguments: arguments of its command line, without the config's path.
-        config: its YAML file. Only the values count, not comments or the place of the file.
-        start: its pretrained weights, as `--ckpt` takes them.
-        data: path or URL of its shards.
+    Reports are also written where an input is gone. Its digest is then the one that `protocol.json` recorded.
 
-    Returns:
-        A JSON object. A value is None if the input cannot be read now.
+    Attributes:
+        digests: of all that was asked for so far.
     """
-    return {
-        "settings": list(arguments),
-        "config": _digest_of_config(config),
-        "start": None if start is None else _digest_of_start(start),
-        "data": _fingerprints(data, _cache_among(arguments)),
-        **{key: _digest_of_start(path) for key, path in _weights_among(arguments, config)},
-    }
+
+    def __init__(self, recorded: Mapping[str, Any]) -> None:
+        """Takes the digests that were recorded before."""
+        self._recorded, self.digests = recorded, dict[str, Any]()
+
+    def identity(self, config: Path, overrides: Mapping[str, Any], *, tested: bool) -> dict[str, Any]:
+        """Describes what determines a run's result, apart from weights and runs that it begins from.
+
+        Args:
+            config: its YAML file. Only the values count, not comments or the place of the file.
+            overrides: by dotted key. Keys that a run may change when it resumes do not count.
+            tested: whether it reads a test split, too.
+
+        Returns:
+            A JSON object.
+        """
+        content = read_values(config)
+
+        def setting(key: str) -> Any:
+            section, _, name = key.partition(".")
+            values = content.get(section)
+            return overrides.get(key, values.get(name) if isinstance(values, dict) else None)
+
+        splits = self._splits(str(setting("data.path")), setting("data.cache_dir"))
+        train = setting("data.split") or "train"
+        # A further split makes no difference.
+        known = (name for name in TEST_SPLITS if name in splits and name != train)
+        test = setting("finetune.test_split") or next(known, "")
+        given = {option: setting(option) for option in _WEIGHTS_OPTIONS}
+        return {
+            "config": self._keep(
+                f"config {config}", sha1_of(_without_free_keys(content)) if content else None
+            ),
+            "overrides": {key: value for key, value in overrides.items() if key not in FREE_KEYS},
+            "data": [splits.get(train), splits.get(test) if tested else None],
+            **{
+                key: self.weights(expand_text(value))
+                for key, value in given.items()
+                if isinstance(value, str)
+            },
+        }
+
+    def weights(self, name: str) -> str:
+        """Returns the digest of a weights file with the network's name; of what is no file (`timm:NAME`) the name."""
+        network, path = split_frozen(name) if is_frozen(name) else split_network(name)[::-1]
+        path = path or Path(name)
+        for file in [path / name for name in _WEIGHTS_FILES] if path.is_dir() else [path]:
+            if file.is_file():
+                status = file.stat()
+                digest = _file_digest(file, status.st_size, status.st_mtime_ns)
+                return str(self._keep(f"weights {name}", f"{network or ''}@{digest}"))
+        return str(self._keep(f"weights {name}", None) or name)
+
+    def _splits(self, path: str, cache_dir: str | None) -> dict[str, str]:
+        """Returns the fingerprint of each split; none if the data were never there."""
+        name = f"data {redact_url(path)}"
+        if name not in self.digests:
+            self._keep(name, _fingerprints(path, cache_dir))
+        splits: dict[str, str] = self.digests[name] or {}
+        return splits
+
+    def _keep(self, name: str, digest: Any) -> Any:
+        self.digests[name] = self._recorded.get(name) if digest is None else digest
+        return self.digests[name]
 
 
-def other_pretraining(folder: Path, config: Path, arguments: Sequence[str]) -> str:
-    """Says how the pretraining run in a folder differs from one that is to run there.
-
-    Args:
-        folder: of the run; it may hold nothing yet.
-        config: the config file of the one that is to run there.
-        arguments: its overrides.
-
-    Returns:
-        The keys that differ, with both values; empty if the run can resume, or begin.
-    """
-    begun = any(map(step_of, list_checkpoints(folder / "checkpoints")))
-    if not begun and RunFolder(folder).read_status() != "done":
-        return ""
-    now = load_config(PretrainConfig, config, arguments, overrides_from="set")
+def read_values(config: Path) -> dict[str, Any]:
+    """Returns the values of a config file by section; empty if it is gone, or no config."""
     try:
-        before = PretrainConfig.model_validate(read_run_config(folder))
-    except (InputError, ValidationError):
-        return "it is of another command, or of another version"
-    channels = before.model.in_chans
-    if (
-        now.model.in_chans is None and channels is not None
-    ):  # then they are the data's, which the run compares
-        now = set_channels(now, channels)
-    return describe_differences(run_identity(before, derived={}).values, run_identity(now, derived={}))
+        content = parse_yaml(read_text(config), str(config))
+    except (OSError, InputError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
-def _weights_among(arguments: Sequence[str], config: Path) -> Iterator[tuple[str, str]]:
-    """Yields the options that name weights, with their values. An argument wins over the config."""
-    content = _content_of_config(config)
-    given = dict(argument.partition("=")[::2] for argument in arguments)
-    for option in WEIGHTS_OPTIONS:
-        section, _, key = option.partition(".")
-        values = content.get(section) if isinstance(content, dict) else None
-        value = values.get(key) if isinstance(values, dict) else None
-        if option in given:
-            value = json.loads(given[option])
-        if isinstance(value, str):
-            yield option, expand_text(value)
-
-
-def difference(recorded: object, now: Mapping[str, Any]) -> str | None:
-    """Returns the first input that differs between two descriptions; None if no known value differs.
-
-    New splits in the data do not count as a difference.
-    """
-    if not isinstance(recorded, dict):  # an older version recorded only the settings
-        return "settings"
-    for name, value in now.items():
-        before = recorded.get(name)
-        if name == "data" and before and value:
-            value = {split: value.get(split) for split in before}
-        if value != before and (name == "settings" or None not in (value, before)):
-            return name
-    return None
-
-
-def changed_settings(recorded: object, now: Mapping[str, Any]) -> str:
-    """Returns a parenthesis that lists the settings that differ between two descriptions; empty if unknown."""
-    if not isinstance(recorded, dict):
-        return ""
-    before, after = _named(recorded["settings"]), _named(now["settings"])
-    gone = [one for one in before if one not in after]
-    new = [one for one in after if one not in before]
-    parts = [f"{when} {' '.join(which)}" for when, which in (("then", gone), ("now", new)) if which]
-    return f" ({', '.join(parts)})" if parts else ""
-
-
-def _named(arguments: Sequence[str]) -> list[str]:
-    """Returns arguments for a message: each option with its value, URLs without secrets."""
-    words = list(arguments)
-    if words and words[0] == "--ckpt":
-        words[:2] = [f"--ckpt {redact_url(words[1])}"]
-    return [_without_secrets(word) for word in words]
-
-
-def _without_secrets(setting: str) -> str:
-    key, _, value = setting.partition("=")
-    url = value.strip('"')
-    return f"{key}={redact_url(url)}" if is_url(url) else setting
-
-
-def _content_of_config(path: Path) -> Any:
-    """Returns a config's values; None if the file does not exist."""
-    try:
-        return parse_yaml(read_text(path), str(path))
-    except OSError:
-        return None
-
-
-def _digest_of_config(path: Path) -> str | None:
-    content = _content_of_config(path)
-    if content is None:
-        return None
-    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def _digest_of_start(start: str) -> str | None:
-    path = (split_frozen(start)[1] or Path(start)) if is_frozen(start) else split_network(start)[0]
-    files = [path] if not path.is_dir() else [path / name for name in _WEIGHTS]
-    for file in files:
-        if file.is_file():
-            status = file.stat()
-            return _digest_of_file(file, status.st_size, status.st_mtime_ns)
-    return None
-
-
-@lru_cache
-def _digest_of_file(path: Path, size: int, changed_ns: int) -> str:
-    """Returns the digest of a file. It is cached until the file changes, because every cell asks for it."""
-    return file_digest(path)
-
-
-def _cache_among(arguments: Sequence[str]) -> str | None:
-    """Returns the cache folder that a run's arguments name, where its data are prepared or fetched."""
-    given = [text.partition("=")[2] for text in arguments if text.startswith("data.cache_dir=")]
-    value = json.loads(given[-1]) if given else None
-    return None if value is None else expand_text(value)
-
-
-def data_folder(config: CompareConfig, settings: Mapping[str, Any]) -> Path:
+def data_folder(path: str, settings: Mapping[str, Any]) -> Path:
     """Returns the folder of shards that runs with these settings read, in their own cache where it is prepared.
 
     Raises:
         InputError: if it cannot be had.
     """
-    path = settings.get("data.path", config.data.path)
-    return resolve_data_path(path, cache_dir=settings.get("data.cache_dir")).folder
+    return resolve_data_path(settings.get("data.path", path), cache_dir=settings.get("data.cache_dir")).folder
 
 
-def _fingerprints(data: str, cache_dir: str | None) -> dict[str, str] | None:
-    try:
-        folder = _folder_of(data, cache_dir)
-        if folder is None:
-            return None
-        return {name: fingerprint_of(split) for name, split in read_dataset(folder).splits.items()}
-    except InputError:
-        return None
+def sha1_of(identity: Any) -> str:
+    """Returns the SHA-1 of plain data."""
+    return hashlib.sha1(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _without_free_keys(content: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        section: {key: value for key, value in values.items() if f"{section}.{key}" not in FREE_KEYS}
+        if isinstance(values, dict)
+        else values
+        for section, values in content.items()
+    }
 
 
 @lru_cache
-def _folder_of(data: str, cache_dir: str | None) -> Path | None:
-    """Returns the folder of shards of a data path; None if it cannot be had.
+def _file_digest(path: Path, size: int, changed_ns: int) -> str:
+    """Returns the digest of a file, cached until it changes: many runs read the same weights."""
+    return file_digest(path)
 
-    Both results are cached, because every cell asks for it.
-    """
+
+def _fingerprints(path: str, cache_dir: str | None) -> dict[str, str] | None:
+    """Returns the fingerprint of each split; None if the data cannot be had."""
     try:
-        return resolve_data_path(data, cache_dir=cache_dir).folder
+        folder = resolve_data_path(path, cache_dir=cache_dir).folder
+        return {name: fingerprint_of(split) for name, split in read_dataset(folder).splits.items()}
     except InputError:
         return None

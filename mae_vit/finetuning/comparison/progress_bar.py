@@ -1,22 +1,21 @@
-"""One progress bar over many jobs."""
+"""One progress bar over many runs."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, MutableMapping
-from pathlib import Path
+from collections.abc import MutableMapping, Sequence
 from typing import Any
 
 from tqdm import tqdm
 
-from mae_vit.finetuning.comparison.jobs import Job
+from mae_vit.finetuning.comparison.spec import RunSpec
 
 
 class _Eta(tqdm):
-    """A bar whose `{eta}` is at least the time that the longest running job still takes.
+    """A bar whose `{eta}` is at least the time that the longest run still takes.
 
-    The mean rate alone would promise too little while few long jobs are left for many slots.
+    The mean rate alone would promise too little while few long runs are left for many slots.
     """
 
     longest_s = 0.0
@@ -34,14 +33,16 @@ class _Eta(tqdm):
 
 
 class Bar:
-    """One bar over all jobs, those that are not known yet too; in FLOPs."""
+    """One bar over all runs of a comparison; in FLOPs."""
 
-    def __init__(self, jobs: list[Job], *, more: int = 0) -> None:
-        """Counts `jobs` and `more` that come later."""
-        self._jobs, self._more = jobs, more
-        self._begun: dict[Path, float] = {}  # what was done of each when it was first looked at
-        self._done: dict[Path, tuple[float, float]] = {}
-        self._first_seen: dict[Path, tuple[float, float]] = {}  # of running jobs: when, and what was done
+    def __init__(self, specs: Sequence[RunSpec]) -> None:
+        """Counts `specs`."""
+        self._specs = specs
+        self._begun: dict[RunSpec, float] = {}  # what was done of each when it was first looked at
+        self._done: dict[RunSpec, tuple[float, float]] = {}
+        self._first_seen: dict[
+            RunSpec, tuple[float, float]
+        ] = {}  # when each was first seen, and what was done
         self._bar = _Eta(
             total=1.0,
             unit="",
@@ -54,50 +55,40 @@ class Bar:
             smoothing=0,
         )
 
-    def add(self, jobs: Iterable[Job]) -> None:
-        """Names jobs that were counted before."""
-        added = list(jobs)
-        self._jobs = self._jobs + added
-        self._more = max(0, self._more - len(added))
-
-    def show(self, running: list[Job], *, waits: bool = False) -> None:
+    def show(self, running: Sequence[RunSpec], *, waits: bool = False) -> None:
         """Reads how far all are; `waits` tells whether there is more to run."""
-        works = [self._work(job) for job in self._jobs]
-        known = [total for _, total in filter(None, works) if total] or [1.0]
+        works = {spec: self._work(spec) for spec in self._specs}
+        known = [work[1] for work in works.values() if work and work[1]] or [1.0]
         # A run reports its work when it begins; before that it counts as the mean run, and scoring as the least.
         mean, least = sum(known) / len(known), min(known)
-        totals = [
-            work[1] if work else least if job.scores else mean
-            for job, work in zip(self._jobs, works, strict=True)
-        ]
-        whole = (sum(totals) + self._more * mean) or 1.0
-        share = sum(work[0] for work in works if work) / whole
+        totals = [work[1] if work else least if spec.scores else mean for spec, work in works.items()]
+        whole = sum(totals) or 1.0
+        so_far = {spec: work[0] if work else 0.0 for spec, work in works.items()}
         # Work of earlier processes is not part of the rate.
-        so_far = {job.folder: work[0] if work else 0.0 for job, work in zip(self._jobs, works, strict=True)}
         self._begun = so_far | self._begun
-        self._bar.initial = sum(min(self._begun[folder], done) for folder, done in so_far.items()) / whole
-        done = sum(work is not None and work[0] == work[1] for work in works)
-        self._bar.set_description_str(f"{done}/{len(works) + self._more} runs", refresh=False)
-        names = ", ".join(job.name for job in running)
+        self._bar.initial = sum(min(self._begun[spec], done) for spec, done in so_far.items()) / whole
+        done = sum(work is not None and work[0] == work[1] for work in works.values())
+        self._bar.set_description_str(f"{done}/{len(works)} runs", refresh=False)
+        names = ", ".join(spec.name for spec in running)
         self._bar.longest_s = max(map(self._left_s, running), default=0.0)
         self._bar.set_postfix_str(names or ("waiting for other processes" if waits else ""), refresh=False)
-        self._bar.update(max(0.0, min(share, 1.0)) - self._bar.n)
+        self._bar.update(max(0.0, min(sum(so_far.values()) / whole, 1.0)) - self._bar.n)
 
-    def _left_s(self, job: Job) -> float:
-        """Estimates the seconds that a running job still takes; 0 before it has done anything."""
-        done, total = self._work(job) or (0.0, 0.0)
-        since, at_first = self._first_seen.setdefault(job.folder, (time.monotonic(), done))
+    def _left_s(self, spec: RunSpec) -> float:
+        """Estimates the seconds that a run still takes; 0 before it has done anything."""
+        done, total = self._work(spec) or (0.0, 0.0)
+        since, at_first = self._first_seen.setdefault(spec, (time.monotonic(), done))
         if done <= at_first:
             return 0.0
         return (time.monotonic() - since) * (total - done) / (done - at_first)
 
-    def _work(self, job: Job) -> tuple[float, float] | None:
-        """Reads finished cells once: a matrix may have hundreds."""
-        if job.folder in self._done:
-            return self._done[job.folder]
-        work = job.work()
+    def _work(self, spec: RunSpec) -> tuple[float, float] | None:
+        """Reads finished runs once: there may be hundreds."""
+        if spec in self._done:
+            return self._done[spec]
+        work = spec.work()
         if work is not None and work[0] == work[1]:
-            self._done[job.folder] = work
+            self._done[spec] = work
         return work
 
     def close(self) -> None:

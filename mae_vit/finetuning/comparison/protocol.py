@@ -1,7 +1,7 @@
 """`protocol.json`: what a comparison set out to compare, and what was changed after test results were there.
 
-A choice that follows test results can steer them. So the comparison keeps its settings, and the report lists every
-change that was made after the first test result.
+A choice that follows test results can steer them. So the comparison keeps each of its plans, and the report lists
+every change that was made after the first run had read the test split.
 """
 
 from __future__ import annotations
@@ -9,72 +9,111 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from datetime import datetime, timezone
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from mae_vit.core.errors import InputError
 from mae_vit.core.files import write_json
-from mae_vit.finetuning.comparison.config import CompareConfig
-from mae_vit.training.engines.precision import Precision
+from mae_vit.core.messages import count_of
+from mae_vit.finetuning.comparison.inputs import sha1_of
+from mae_vit.finetuning.comparison.plan import ComparisonPlan
 
 PROTOCOL = "protocol.json"
 # They change no result.
 _FREE = ("run", "parallel")
+# Files of run folders that have read the test split, of modes that train and of all.
+_AFTER_THE_TEST = ("test_reads.json", "results.json")
 
 
-def keep_protocol(folder: Path, config: CompareConfig, *, precision: str, tested: int) -> None:
-    """Writes the settings; if test results are there, also how they differ from the settings before.
+def read_protocol(folder: Path) -> dict[str, Any]:
+    """Returns the protocol of a comparison's folder; one without plans where there is none.
+
+    Raises:
+        InputError: if the folder is of an earlier version, which named its runs otherwise.
+    """
+    path = folder / PROTOCOL
+    if not path.exists():
+        return {"precision": None, "plans": []}
+    protocol: dict[str, Any] = json.loads(path.read_text())
+    if "plans" not in protocol:
+        raise InputError(
+            f"{folder} holds a comparison of an earlier version, whose runs cannot be taken over: give this one "
+            "another run.name, or delete the folder"
+        )
+    return protocol
+
+
+def recorded_inputs(protocol: dict[str, Any]) -> dict[str, Any]:
+    """Returns the digests of the inputs of the last plan."""
+    inputs: dict[str, Any] = protocol["plans"][-1]["inputs"] if protocol["plans"] else {}
+    return inputs
+
+
+def keep_protocol(plan: ComparisonPlan, *, precision: str) -> None:
+    """Writes the plan if it is another than before, and how many runs had read the test split by then.
 
     Args:
-        folder: of the comparison; it exists.
-        config: the settings now.
+        plan: of the comparison, whose folder exists.
         precision: what `train.precision=auto` is in this comparison.
-        tested: cells with a test result.
     """
-    now = {key: value for key, value in config.model_dump(mode="json").items() if key not in _FREE}
-    path = folder / PROTOCOL
-    before: dict[str, Any] = (
-        json.loads(path.read_text()) if path.exists() else {"settings": now, "changes": []}
-    )
-    changes: list[dict[str, Any]] = before["changes"]
-    changed = sorted(_differences(before["settings"], now))
-    if changed and tested:
-        when = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        changes.append({"time": when, "tested_cells": tested, "settings": changed})
-    write_json(path, {"settings": now, "precision": precision, "changes": changes})
+    plans = read_protocol(plan.folder)["plans"]
+    settings = plan.config.model_dump(mode="json")
+    settings = {key: value for key, value in settings.items() if key not in _FREE}
+    identity = sha1_of([settings, {run.name: run.id for run in plan.runs}])
+    if not plans or plans[-1]["plan"] != identity:
+        plans.append(
+            {
+                "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+                "plan": identity,
+                "tested_runs": len(tested_runs(plan.folder)),
+                "settings": settings,
+                "inputs": plan.inputs.digests,
+            }
+        )
+    write_json(plan.folder / PROTOCOL, {"precision": precision, "plans": plans})
 
 
-def begun_precision(folder: Path) -> Precision | None:
-    """Returns the precision that the comparison began in; None if it has not begun."""
-    path = folder / PROTOCOL
-    begun: Precision | None = json.loads(path.read_text()).get("precision") if path.exists() else None
-    return begun
+def tested_runs(folder: Path) -> set[Path]:
+    """Returns the run folders of a comparison that have read the test split, those of earlier plans too."""
+    return {path.parent for name in _AFTER_THE_TEST for path in folder.glob(f"*/*/{name}")}
 
 
-def describe_changes(folder: Path) -> list[str]:
-    """Returns a sentence for each change that was made after test results; empty without a protocol."""
-    path = folder / PROTOCOL
-    changes = json.loads(path.read_text())["changes"] if path.exists() else []
-    return [
-        f"Settings were changed after test results were read ({change['time']}, {change['tested_cells']} cells): "
-        f"{', '.join(change['settings'])}."
-        for change in changes
+def describe_changes(plan: ComparisonPlan) -> list[str]:
+    """Returns a sentence for each change of the plan after test images were read, and for runs of earlier plans."""
+    plans = read_protocol(plan.folder)["plans"]
+    changes = [
+        f"The protocol was changed after test results were read ({after['time']}, "
+        f"{count_of(after['tested_runs'], 'run')}): {', '.join(_changed(before, after))}."
+        for before, after in pairwise(plans)
+        if after["tested_runs"]
     ]
+    earlier = tested_runs(plan.folder) - {cell.run.folder for cell in plan.cells}
+    if earlier:
+        rows = ", ".join(sorted({path.parent.name for path in earlier}))
+        changes.append(
+            f"Test images were also read by {count_of(len(earlier), 'run')} of earlier settings ({rows})."
+        )
+    return changes
+
+
+def _changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """Names the settings that differ between two plans, and the files that both read."""
+    files = [name for name, digest in after["inputs"].items() if before["inputs"].get(name, digest) != digest]
+    return [*_differences(before["settings"], after["settings"]), *files]
 
 
 def _differences(before: Any, now: Any, place: str = "") -> Iterator[str]:
-    """Yields the dotted names of values that differ."""
+    """Yields the dotted names of values that differ; items of lists go by their names."""
+    before, now = _by_name(before), _by_name(now)
     if isinstance(before, dict) and isinstance(now, dict):
         for key in {**before, **now}:
             yield from _differences(before.get(key), now.get(key), f"{place}.{key}" if place else key)
-    elif isinstance(before, list) and isinstance(now, list) and _named(before) and _named(now):
-        yield from _differences(_by_name(before), _by_name(now), place)
     elif before != now:
         yield place
 
 
-def _named(values: list[Any]) -> bool:
-    return all(isinstance(value, dict) and "name" in value for value in values)
-
-
-def _by_name(values: list[Any]) -> dict[str, Any]:
-    return {value["name"]: value for value in values}
+def _by_name(values: Any) -> Any:
+    if isinstance(values, list) and all(isinstance(value, dict) and "name" in value for value in values):
+        return {value["name"]: value for value in values}
+    return values

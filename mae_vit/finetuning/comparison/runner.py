@@ -9,7 +9,7 @@ import runpy
 import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing import forkserver
@@ -21,12 +21,14 @@ import torch
 from filelock import FileLock
 from tqdm import tqdm
 
-from mae_vit.finetuning.comparison.jobs import Job, unfinished
+from mae_vit.core.errors import InputError
 from mae_vit.finetuning.comparison.progress_bar import Bar
+from mae_vit.finetuning.comparison.spec import RunSpec
 from mae_vit.runtime.cores import cores_of_rank
 from mae_vit.runtime.exit_codes import EXIT_INTERRUPTED, EXIT_REQUEUE
 from mae_vit.runtime.signals import STOP_SIGNALS, blocked, exit_with_parent, without_main
 from mae_vit.training.engines.precision import AUTO_PRECISION, Precision
+from mae_vit.training.outputs.run_folder import RUN_ID
 
 # Seconds between two looks at the running jobs.
 _POLL_S = 0.5
@@ -46,7 +48,7 @@ _LIBRARY = Path(__file__).resolve().parents[3]
 
 @dataclass
 class _Running:
-    job: Job
+    spec: RunSpec
     process: BaseProcess
     slot: int
     claim: FileLock
@@ -54,12 +56,12 @@ class _Running:
 
 @dataclass
 class Runner:
-    """Runs jobs in slots: one for each GPU, or a share of the cores.
+    """Runs specs in slots: one for each GPU, or a share of the cores.
 
     Attributes:
-        slots: number of jobs at the same time.
-        precision: what `train.precision=auto` is for all jobs.
-        failed: exit code and last line of output, by name of the failed job.
+        slots: number of runs at the same time.
+        precision: what `train.precision=auto` is for all runs.
+        failed: exit code and last line of output, by name of the failed run.
         stopped: the signal that stopped the comparison; None if there was none.
     """
 
@@ -67,19 +69,16 @@ class Runner:
     precision: Precision = "fp32"
     failed: dict[str, str] = field(default_factory=dict)
     stopped: str | None = None
-    _lost: set[str] = field(default_factory=set)
+    _finished: set[RunSpec] = field(default_factory=set)
 
-    def run(self, jobs: Iterable[Job], bar: Bar) -> None:
-        """Runs all unfinished jobs. After a stop request the running jobs save and end.
+    def run(self, specs: Sequence[RunSpec], bar: Bar) -> None:
+        """Runs all that is not done. After a stop request the running ones save and end.
 
-        Jobs begin in order. A job that starts from another job's weights waits for that job, and
-        fails if that job fails. Several processes may run the same jobs, also on several machines
-        that see the same folders; a lock gives each job to one process.
-
-        Raises:
-            InputError: if folders hold runs of other inputs.
+        Runs begin in order, each as soon as those are done that it needs; it fails if one of them fails. Several
+        processes may run the same specs, also on several machines that see the same folders; a lock gives each run
+        to one process.
         """
-        waiting = unfinished(jobs)
+        waiting = [spec for spec in specs if not self._is_finished(spec)]
         running: list[_Running] = []
         announced, look_at = False, 0.0
         try:
@@ -89,76 +88,83 @@ class Runner:
                     look_at = time.monotonic() + _LOOK_AGAIN_S
                 if self.stopped and not announced:
                     announced = True
-                    for one in running:
-                        one.process.terminate()
-                for one in [one for one in running if one.process.exitcode is not None]:
-                    running.remove(one)
-                    self._finish_job(one)
+                    for item in running:
+                        item.process.terminate()
+                for item in [item for item in running if item.process.exitcode is not None]:
+                    running.remove(item)
+                    self._finish(item)
                     look_at = 0.0
-                bar.show([one.job for one in running], waits=bool(waiting) and not self.stopped)
+                bar.show([item.spec for item in running], waits=bool(waiting) and not self.stopped)
                 time.sleep(_POLL_S)
         finally:
-            for one in running:
-                one.process.kill()
+            for item in running:
+                item.process.kill()
 
     def stop(self, reason: str) -> None:
-        """Requests a stop: no further job begins, and running jobs save."""
+        """Requests a stop: no further run begins, and those that run save."""
         self.stopped = self.stopped or reason
 
-    def _fill(self, waiting: list[Job], running: list[_Running]) -> None:
-        free = sorted(set(range(self.slots)) - {one.slot for one in running})
-        for slot in free:
-            if (taken := self._take(waiting, running)) is None:
+    def _fill(self, waiting: list[RunSpec], running: list[_Running]) -> None:
+        for slot in sorted(set(range(self.slots)) - {item.slot for item in running}):
+            if (taken := self._take(waiting)) is None:
                 return
             running.append(self._start(*taken, slot))
 
-    def _take(self, waiting: list[Job], running: list[_Running]) -> tuple[Job, FileLock] | None:
-        """Takes the first job whose pretrained weights exist; None if all wait, or other processes run them."""
-        # No job may start from the weights of a failed job: that would be another experiment.
-        for job in [job for job in waiting if job.start in self._lost]:
-            waiting.remove(job)
-            self.failed[job.name] = f"its start {job.start} was not made"
-        for job in list(waiting):
-            coming = {str(other.folder) for other in (*waiting, *(one.job for one in running))}
-            claim = None if job.start in coming else job.claim()
-            if claim is None:
+    def _take(self, waiting: list[RunSpec]) -> tuple[RunSpec, list[str], FileLock] | None:
+        """Takes the first run that can begin, with its command; None if all wait, or other processes run them."""
+        # Many runs need the same: each file is read once.
+        finished = set(filter(self._is_finished, {need for spec in waiting for need in spec.needs}))
+        for spec in list(waiting):
+            # Without what it needs it would be another experiment.
+            if failed := next((need.name for need in spec.needs if need.name in self.failed), None):
+                waiting.remove(spec)
+                self.failed[spec.name] = f"it needs {failed}, which failed"
                 continue
-            waiting.remove(job)
-            if not job.is_done():
-                return job, claim
-            claim.release()  # another process has just finished it
+            if not finished.issuperset(spec.needs) or (claim := spec.claim()) is None:
+                continue
+            waiting.remove(spec)
+            try:
+                if not self._is_finished(spec):
+                    return spec, spec.command(), claim
+            except InputError as error:
+                self.failed[spec.name] = str(error)
+            claim.release()  # another process has just finished it, or its length is not known
         return None
 
-    def _start(self, job: Job, claim: FileLock, slot: int) -> _Running:
-        job.begin()
-        environment = {**os.environ, AUTO_PRECISION: self.precision}
+    def _is_finished(self, spec: RunSpec) -> bool:
+        if spec not in self._finished and spec.is_done():
+            self._finished.add(spec)
+        return spec in self._finished
+
+    def _start(self, spec: RunSpec, command: Sequence[str], claim: FileLock, slot: int) -> _Running:
+        environment = {**os.environ, AUTO_PRECISION: self.precision, RUN_ID: spec.id}
         if gpus := own_gpus():
             environment["CUDA_VISIBLE_DEVICES"] = gpus[slot % len(gpus)]
         ignored = [number for number in STOP_SIGNALS if signal.getsignal(number) == signal.SIG_IGN]
         cores = _cores_of_slot(slot, self.slots)
         process = _context().Process(
-            target=_run_job, args=(job.command()[1:], job.log, environment, cores, ignored)
+            target=_run_job, args=(command[1:], spec.log, environment, cores, ignored)
         )
-        job.log.touch()
+        spec.log.touch()
         with without_main(), blocked(STOP_SIGNALS), _as_in_slot(environment, cores):
             process.start()
-        return _Running(job, process, slot, claim)
+        return _Running(spec, process, slot, claim)
 
-    def _finish_job(self, one: _Running) -> None:
-        code = one.process.exitcode
+    def _finish(self, item: _Running) -> None:
+        code, spec = item.process.exitcode, item.spec
         if code == _SERVER_GONE:
             # The job itself goes on, and nobody would wait for it.
             with suppress(ProcessLookupError):
-                os.kill(one.process.pid or 0, signal.SIGKILL)
-        one.claim.release()
+                os.kill(item.process.pid or 0, signal.SIGKILL)
+        item.claim.release()
+        if code == 0:
+            self._finished.add(spec)
         # A job that gets the signal before it handles signals ends by it, and Ctrl-C reaches jobs by themselves.
         if code == 0 or (code in _STOPPED and self.stopped):
             return
-        lines = [line for line in one.job.log.read_text(errors="replace").splitlines() if line.strip()]
-        said = lines[-1] if lines else "no output"
-        self._lost.add(str(one.job.folder))
-        self.failed[one.job.name] = f"exit {code}: {said} ({one.job.log})"
-        tqdm.write(f"failed: {one.job.name}: {self.failed[one.job.name]}", file=sys.stderr)
+        lines = [line for line in spec.log.read_text(errors="replace").splitlines() if line.strip()]
+        self.failed[spec.name] = f"exit {code}: {lines[-1] if lines else 'no output'} ({spec.log})"
+        tqdm.write(f"failed: {spec.name}: {self.failed[spec.name]}", file=sys.stderr)
 
 
 def slots_of(parallel: int | str) -> int:

@@ -148,9 +148,8 @@ class SegmentationOutputs:
             arrays["classes"] = np.array(classes)
             np.savez_compressed(file, **arrays)
         columns = {"true": shown["truth"], "predicted": shown["predicted"]}
-        stream = io.BytesIO()
-        draw_class_maps(shown["pixels"], columns, classes, shown["truth"]).save(stream, "png")
-        write_atomically(path / OVERLAYS_FILE, stream.getvalue())
+        drawn = draw_class_maps(shown["pixels"], columns, classes, shown["truth"])
+        write_atomically(path / OVERLAYS_FILE, drawn)
 
     def _table(self, test: Overlaps) -> str:
         keys, stream = self.data.test_index.keys(), io.StringIO()

@@ -21,7 +21,7 @@ from mae_vit.training.outputs.run_folder import RunFolder
 
 # These sections and options may change when a run resumes. A change of any other is an error that names it.
 _FREE_SECTIONS = ("monitor", "checkpoint", "guard")
-_FREE_KEYS = (
+FREE_KEYS = (
     "run.name",
     "run.dir",
     "run.device",
@@ -86,7 +86,7 @@ def run_identity(config: Config, *, derived: Mapping[str, Any]) -> Identity:
             for section, values in sections.items()
             if section not in _FREE_SECTIONS
             for key, value in _flatten(section, values)
-            if key not in _FREE_KEYS
+            if key not in FREE_KEYS
         }
 
     dumped = config.model_dump(mode="json")

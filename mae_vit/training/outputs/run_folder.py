@@ -21,6 +21,8 @@ from mae_vit.core.messages import error_reason
 from mae_vit.training.outputs.run_lock import lock_run
 
 Status = Literal["running", "interrupted", "done", "failed"]
+# A comparison names its runs by their identity in this variable; `summary.json` records it as `run_id`.
+RUN_ID = "MAE_VIT_RUN_ID"
 
 
 class RunFolder:
@@ -100,7 +102,8 @@ class RunFolder:
 
     def write_summary(self, status: Status, values: dict[str, Any]) -> None:
         """Replaces `summary.json`."""
-        write_json(self.summary, {"status": status, **values})
+        identity = {"run_id": run_id} if (run_id := os.environ.get(RUN_ID)) else {}
+        write_json(self.summary, {"status": status, **identity, **values})
 
     def append_metrics(self, line: dict[str, Any]) -> None:
         """Appends a line to `metrics.jsonl`."""

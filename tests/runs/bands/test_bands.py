@@ -3,6 +3,7 @@
 The tiles are mixtures of photographs' colors (docs/tools/mix_bands.py): real structure, no measurements.
 """
 
+import itertools
 import json
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+import torch.nn.functional as F
 from helpers.commands import ROOT, SMALL_MAE, lines_of, one_line
 from PIL import Image
 from safetensors.torch import load_file
@@ -25,11 +27,9 @@ from mae_vit.config.load import read_run_config
 from mae_vit.core.bands import DTYPES, Bands
 from mae_vit.finetuning import setup as finetune_setup
 from mae_vit.finetuning.command import main as finetune
-from mae_vit.inspection.band_views import band_views
-from mae_vit.inspection.drawing import _GAP_PX as GAP_PX
-from mae_vit.inspection.drawing import image_tile
 from mae_vit.inspection.images import draw_samples
 from mae_vit.inspection.subject import open_subject
+from mae_vit.inspection.views import band_views
 from mae_vit.pretraining import setup
 from mae_vit.pretraining.command import main as pretrain
 from mae_vit.pretraining.find_batch import noise
@@ -120,19 +120,19 @@ def test_what_is_drawn_is_the_scale_of_each_band(trained, tiles):
     raw = samples.images.numpy()
     unit = np.where(raw == mix_bands.NODATA, 0, ((raw - low) / (high - low)).clip(0, 1))
     views = {view.name: view for view in band_views(objective, samples)}
-    for name, line in (("bands", range(4)), ("reconstructions-bands", None)):
+    large = F.interpolate(torch.from_numpy(unit), (96, 96), mode="nearest-exact").numpy() * 255
+    for name, position, images in (
+        ("bands", lambda image, band: (band, image), range(4)),
+        # One image, whose last row is the original.
+        ("reconstructions-bands", lambda image, band: (-1, band), range(1)),
+    ):
         drawn = views[name].drawn
-        tiles_of = [np.round(255 * one).astype(np.uint8) for one in unit]
-        # The reconstructions show one image, whose last line is the original.
-        expected = [tiles_of[n] for n in line] if line is not None else [tiles_of[0]]
-        side = (drawn.shape[1] // 13) - GAP_PX
-        for number, image in enumerate(expected):
-            top = drawn.shape[0] - (len(expected) - number) * (side + GAP_PX) + GAP_PX
-            for band in range(13):
-                left = band * (side + GAP_PX) + GAP_PX
-                shown = drawn[top : top + side, left : left + side, 0]
-                wanted = image_tile(image[band : band + 1])[..., 0]
-                np.testing.assert_allclose(shown.astype(int), wanted.astype(int), atol=1)
+        for image, band in itertools.product(images, range(13)):
+            row, column = position(image, band)
+            # A row is a label of 14 px and a tile with a frame of 1 px.
+            top = row % (len(drawn) // 112) * 112 + 15
+            shown = drawn[top : top + 96, column * 98 + 1 : column * 98 + 97, 0]
+            np.testing.assert_allclose(shown.astype(int), large[image, band], atol=1.01)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from helpers.commands import ROOT, one_line
+from helpers.commands import ROOT
 from helpers.comparison import compare_command, write_config
 from helpers.encoders import vit_info
 
@@ -14,12 +14,11 @@ from mae_vit.config.typed_yaml import parse_yaml
 from mae_vit.core.errors import InputError
 from mae_vit.finetuning.comparison.command import main
 from mae_vit.finetuning.comparison.config import CompareConfig, EntrySection
-from mae_vit.finetuning.comparison.matrix.matrix import Matrix
-from mae_vit.finetuning.comparison.matrix.settings import settings_with_start
+from mae_vit.finetuning.comparison.plan import ComparisonPlan
+from mae_vit.finetuning.comparison.settings import settings_with_start
 from mae_vit.finetuning.config.from_start import WeightsOverrides
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.models.encoder_file import encoder_bytes
-from mae_vit.pretraining.command import main as pretrain
 
 WRONG = {
     "unknown reference": (
@@ -116,18 +115,20 @@ def test_a_key_of_the_runs_is_named_as_the_comparison_has_it(key, meant):
 
 def test_settings_have_what_a_config_says_with_pretrained_weights_alone(tmp_path):
     path = find_config("compare_demo")
-    matrix = Matrix(load_config(CompareConfig, path), path.parent, tmp_path)
-    entries = {entry.name: entry for entry in matrix.config.entries}
+    plan = ComparisonPlan(load_config(CompareConfig, path), path.parent, tmp_path)
+    entries = {entry.name: entry for entry in plan.config.entries}
     point = {"train.effective_batch_size": 16}
 
-    def settings(entry, mode="finetune", at=matrix):
-        return at.distinguishing_settings(entries[entry], mode, point)
+    def settings(entry, mode="finetune", plan=plan):
+        return plan.distinguishing_settings(entries[entry], mode, point)
 
     assert settings("ViT from MAE")["optim.layer_decay"] == 0.8
     for entry, mode in (("ViT from MAE", "few_shot"), ("ViT from scratch", "finetune")):
         assert settings(entry, mode) == {"config": entries[entry].config, **entries[entry].set, **point}
     other = load_config(CompareConfig, path, ["set.optim.layer_decay=0.7"])
-    assert "optim.layer_decay" not in settings("ViT from MAE", at=Matrix(other, path.parent, tmp_path))
+    assert "optim.layer_decay" not in settings(
+        "ViT from MAE", plan=ComparisonPlan(other, path.parent, tmp_path)
+    )
 
 
 def test_what_a_comparison_sets_wins_over_with_start(tmp_path):
@@ -183,32 +184,6 @@ def test_a_pretraining_run_that_is_not_in_the_file_is_named_with_the_one_that_is
         load_config(CompareConfig, find_config("compare_demo"), ["pretrain.DINOv2.set.train.epochs=3"])
 
 
-def test_a_shared_folder_of_another_pretraining_is_named_before_anything_runs(digits, tmp_path, capsys):
-    config, folder, shared = write_config(tmp_path, digits, steps=2), tmp_path / "run", tmp_path / "mae"
-    words = compare_command(config, folder, f"pretrain.MAE.dir={shared}")[1:]
-    assert main([*words, "--dry-run"]) == 0
-    assert f"1 run, 0 done\n  pretrain MAE in {shared}\n" in capsys.readouterr().out
-    matrix = Matrix(load_config(CompareConfig, config, [words[-1]]), tmp_path, folder)
-    assert pretrain([*matrix.pretraining["MAE"].command()[3:], "model.in_chans=null"]) == 0
-    capsys.readouterr()
-    assert main([*words, "--dry-run"]) == 0
-    output = capsys.readouterr().out
-    assert f"1 run, 1 done\n  pretrain MAE in {shared}\n" in output
-    assert output.endswith("\nall checks passed; nothing was run\n")
-    words += ["pretrain.MAE.set.train.steps=3", "pretrain.MAE.set.optim.lr=1e-3"]
-    said = (
-        f"{shared} holds another run than pretrain MAE is now: train.steps was 2, now 3: delete {shared} to pretrain "
-        'again, or give another folder ("pretrain.MAE.dir=..."; null takes one in the comparison\'s)'
-    )
-    assert main([*words, "--dry-run"]) == 0
-    assert f"warning: the comparison itself will stop: {said}\n" in capsys.readouterr().out
-    assert main(words) == 2
-    assert one_line(capsys) == f"error: {said}"
-    assert not folder.exists()
-    assert main([*words, "--dry-run", "pretrain.MAE.dir=null"]) == 0
-    assert "all checks passed" in capsys.readouterr().out
-
-
 def test_equal_compute_is_counted_in_steps(digits, tmp_path):
     """100 of pretraining and 6 x 7 of fine-tuning, at 10 a step: 15 steps."""
     path = write_config(tmp_path, digits, steps=6)
@@ -216,22 +191,24 @@ def test_equal_compute_is_counted_in_steps(digits, tmp_path):
     scratch, mae, _, as_long = content["entries"]
     content |= {"entries": [scratch, mae | {"modes": ["finetune"]}, as_long], "tune": []}
     path.write_text(json.dumps(content))
-    matrix = Matrix(load_config(CompareConfig, path), tmp_path, tmp_path / "run")
-    cells = {cell.entry.name: cell.job.folder for cell in matrix.cells(compute_of=False)}
+    plan = ComparisonPlan(load_config(CompareConfig, path), tmp_path, tmp_path / "run")
+    runs = {cell.entry.name: cell.run for cell in plan.cells}
+    longer = runs["as long as MAE"]
+    assert longer.needs == (runs["ViT from MAE"], runs["ViT from scratch"])
+    with pytest.raises(InputError, match="not known"):
+        longer.command()
     summaries = {
-        cells["ViT from MAE"]: {"steps": 6, "flops_per_step": 7.0},
-        cells["ViT from scratch"]: {"steps": 6, "flops_per_step": 10.0},
+        "ViT from MAE": {"steps": 6, "flops_per_step": 7.0},
+        "ViT from scratch": {"flops_per_step": 10.0},
     }
-    for folder, summary in summaries.items():
-        folder.mkdir(parents=True)
-        (folder / "summary.json").write_text(json.dumps(summary))
+    for name, summary in summaries.items():
+        runs[name].folder.mkdir(parents=True)
+        (runs[name].folder / "summary.json").write_text(json.dumps(summary))
     info = vit_info("tiny", (8, 8), 4, 1, 8, 1, 1, 4.0, "learnable", [0.5], [0.5], "mae", 20, flops=100.0)
-    folder = matrix.pretraining["MAE"].folder
+    folder = plan.pretraining["MAE"].folder
     folder.mkdir(parents=True)
     (folder / "encoder.safetensors").write_bytes(encoder_bytes(info.geometry.build(), info))
-    (longer,) = matrix.cells(compute_of=True)
-    assert longer.entry.name == "as long as MAE"
-    assert "train.steps=15" in longer.job.arguments
+    assert "train.steps=15" in longer.command()
 
 
 @pytest.mark.parametrize("name", WRONG)

@@ -11,13 +11,14 @@ from helpers.comparison import TINY_MODEL, config_of, rows_of
 from helpers.weights.foreign import write_backbone
 
 from mae_vit.core.errors import InputError
+from mae_vit.finetuning.comparison.checks import check
 from mae_vit.finetuning.comparison.config import CompareConfig
-from mae_vit.finetuning.comparison.inputs import describe_inputs
-from mae_vit.finetuning.comparison.matrix.matrix import Matrix
+from mae_vit.finetuning.comparison.inputs import Inputs
+from mae_vit.finetuning.comparison.plan import ComparisonPlan
 from mae_vit.finetuning.comparison.report.answer import answer, first_chart
 from mae_vit.finetuning.comparison.report.charts import Palette
-from mae_vit.finetuning.comparison.report.page import write_page, write_text
-from mae_vit.finetuning.comparison.report.summary import headline, lines_of, notes_of, terminal_table
+from mae_vit.finetuning.comparison.report.page import Report
+from mae_vit.finetuning.comparison.report.summary import lines_of, notes_of
 
 MARK = "(trained by others on other data)"
 START = "frozen:timm:vit_small_patch14_dinov2"
@@ -28,6 +29,10 @@ DINO = [
     replace(one, values=one.values | {"pretrain_flops": None})
     for one in rows_of("DINOv2", [0.99, 0.99, 0.99], start=START)
 ]
+
+
+def plan(config, folder) -> ComparisonPlan:
+    return ComparisonPlan(config, folder, folder / "out")
 
 
 def answer_of(*groups):
@@ -43,10 +48,10 @@ def test_it_is_marked_wherever_it_is_named(tmp_path):
     config = config.model_copy(
         update={"entries": [*config.entries[:2], *(type(config.entries[0])(**entry) for entry in entries)]}
     )
-    matrix, lines = Matrix(config, tmp_path, tmp_path / "out"), lines_of(config, rows)
-    page, text = write_page(matrix, rows, []), write_text(matrix, rows, [])
+    report, lines = Report(plan(config, tmp_path), rows, []), lines_of(config, rows)
+    page, text = report.to_html(), report.to_markdown()
     chart, _ = first_chart(config, rows, lines, Palette([entry.name for entry in config.entries]))
-    for shown in (page, text, terminal_table(lines), headline(config, lines), chart):
+    for shown in (page, text, chart):
         assert MARK in shown
     marked = re.sub(re.escape(f"DINOv2 {MARK}"), "", page)
     # What is left is the note below the table, which says more.
@@ -76,16 +81,16 @@ def test_it_keeps_its_own_size_and_pooling_whatever_all_rows_are_given(tmp_path)
     file = write_backbone(tmp_path / "dinov2", "dinov2")
     shared = {"model.img_size": 8, "model.in_chans": 1, "finetune.pool": "mean", "finetune.neighbors": 5}
     config = config_with({"start": f"frozen:{file}"}, **shared)
-    matrix = Matrix(config, tmp_path, tmp_path / "out")
-    matrix.check()
-    (cell,) = matrix.cells(compute_of=False)
-    assert "finetune.neighbors=5" in cell.job.arguments
-    assert not [word for word in cell.job.arguments if word.startswith(("model.", "finetune.pool"))]
+    shared_settings = plan(config, tmp_path)
+    check(shared_settings)
+    (cell,) = shared_settings.cells
+    assert "finetune.neighbors=5" in cell.run.command()
+    assert not [word for word in cell.run.command() if word.startswith(("model.", "finetune.pool"))]
     assert cell.fixed  # no seed makes a difference
     own = config_with({"start": f"frozen:{file}", "set": {"model.img_size": 42}}, **shared)
-    (cell,) = Matrix(own, tmp_path, tmp_path / "out").cells(compute_of=False)
-    assert "model.img_size=42" in cell.job.arguments
-    cost = matrix.cost_before(config.entries[0])
+    (cell,) = plan(own, tmp_path).cells
+    assert "model.img_size=42" in cell.run.command()
+    cost = shared_settings.cost_before(config.entries[0])
     assert (cost.images_seen, cost.flops) == (None, None)
 
 
@@ -93,19 +98,16 @@ def test_to_train_it_is_refused_with_its_name(tmp_path):
     file = write_backbone(tmp_path / "dinov2", "dinov2")
     config = config_with({"start": f"frozen:{file}", "modes": ["finetune"]})
     with pytest.raises(InputError, match=r'entry "it": frozen:.* never trained here: give finetune.mode=knn'):
-        Matrix(config, tmp_path, tmp_path / "out").check()
+        check(plan(config, tmp_path))
 
 
 def test_other_weights_in_its_file_are_other_inputs(tmp_path):
-    file, config = write_backbone(tmp_path / "clip", "clip"), ROOT / "configs" / "linear_probe_base.yaml"
-
-    def inputs(start):
-        return describe_inputs((), config, start, str(tmp_path))["start"]
-
-    before = inputs(f"frozen:{file}"), inputs(f"frozen:timm:vit_base_patch32_clip_224@{file}")
-    assert before[0] == before[1] is not None
+    names = [f"frozen:{name}" for name in (write_backbone(tmp_path / "clip", "clip"), "timm:convnext_tiny")]
+    before = [Inputs({}).weights(name) for name in names]
     write_backbone(tmp_path / "clip", "clip", seed=1)
-    assert inputs(f"frozen:{file}") != before[0]
+    after = [Inputs({}).weights(name) for name in names]
+    assert before[0] != after[0]
+    assert before[1] == after[1] == names[1]
 
 
 CONFIG = """
@@ -160,5 +162,6 @@ def test_a_comparison_with_ours_scratch_supervised_and_two_of_others(digits, tmp
     rows = [line for line in text.splitlines() if line.startswith("| ")]
     assert sum(f"DINOv2 {MARK}" in line for line in rows) >= 2
     assert not re.search(r"(DINOv2|ConvNeXt)(?! \(trained|: trained)", text)
-    summary = json.loads((out / "cells" / "dinov2" / "knn-labels-25-seed-0" / "summary.json").read_text())
+    (place,) = [line["run"] for line in table if (line["entry"], line["mode"]) == ("DINOv2", "knn")]
+    summary = json.loads((out / place / "summary.json").read_text())
     assert summary["start_origin"] == "trained by others on other data"

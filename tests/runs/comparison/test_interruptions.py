@@ -17,6 +17,7 @@ from helpers.comparison import compare_command, read_rows, write_config
 from mae_vit.config.typed_yaml import parse_yaml
 from mae_vit.finetuning.comparison.command import main
 from mae_vit.pretraining.command import main as pretrain
+from mae_vit.runtime.exit_codes import EXIT_FAILED
 
 
 def start(config: Path, folder: Path) -> subprocess.Popen:
@@ -44,14 +45,15 @@ def test_stopped_it_saves_and_leaves_nothing_running(digits, tmp_path):
     folder = tmp_path / "run"
     process = start(config, folder)
     try:
-        wait_for(folder, "pretrain/mae/checkpoints/latest", process)
+        wait_for(folder, "pretrain-mae/*/checkpoints/latest", process)
         children = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGTERM)
         assert process.wait(240) == 75, process.stderr.read()
         assert psutil.wait_procs(children, timeout=500)[1] == []
     finally:
         process.kill()
-    assert json.loads((folder / "pretrain/mae/summary.json").read_text())["status"] == "interrupted"
+    (summary,) = folder.glob("pretrain-mae/*/summary.json")
+    assert json.loads(summary.read_text())["status"] == "interrupted"
 
 
 @pytest.mark.slow
@@ -61,7 +63,11 @@ def test_killed_three_times_it_ends_with_the_same_table(digits, tmp_path):
     config = write_config(tmp_path, digits, steps=40)
     assert run(*compare_command(config, tmp_path / "straight"), timeout=900).returncode == 0
     folder, chance = tmp_path / "killed", random.Random(0)
-    for pattern in ("pretrain/mae/checkpoints/latest", "tune/*/*/metrics.jsonl", "cells/*/*/metrics.jsonl"):
+    for pattern in (
+        "pretrain-mae/*/checkpoints/latest",
+        "vit-*/*/metrics.jsonl",
+        "simplecnn/*/metrics.jsonl",
+    ):
         process = start(config, folder)
         try:
             wait_for(folder, pattern, process)
@@ -100,6 +106,8 @@ def test_nothing_begins_from_a_finished_run_that_is_another(digits, tmp_path, ca
     entries = [scratch, from_mae | {"modes": ["finetune"]}, as_long]
     config.write_text(json.dumps({**content, "pretrain": {"MAE": mae}, "entries": entries, "tune": []}))
     capfd.readouterr()
-    assert main(compare_command(config, tmp_path / "run")[1:]) == 2
-    assert "holds another run than pretrain MAE is now: train.steps was 2, now 3" in capfd.readouterr().err
-    assert not (tmp_path / "run" / "cells").exists()
+    assert main(compare_command(config, tmp_path / "run")[1:]) == EXIT_FAILED
+    errors = capfd.readouterr().err
+    assert "train.steps was 2, now 3" in errors
+    assert "it needs pretrain MAE, which failed" in errors
+    assert [line["entry"] for line in read_rows(tmp_path / "run")] == ["ViT from scratch"]

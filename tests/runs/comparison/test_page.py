@@ -1,69 +1,49 @@
-"""What a report says of the data behind it, and a bar of runs that take no steps."""
+"""What a report says of the data behind it, which cells there are, and a bar over runs."""
 
 import json
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
-import numpy as np
 import pytest
-from helpers.comparison import config_of, gap_of, row, rows_of
-from helpers.images import encoded, picture, write_files
+from helpers.comparison import config_of, plan_of, rows_of, spec
 
-from mae_vit.data.shards.dataset_json import read_dataset
-from mae_vit.finetuning.comparison.config import CompareConfig
-from mae_vit.finetuning.comparison.jobs import Job
-from mae_vit.finetuning.comparison.matrix.matrix import Matrix
 from mae_vit.finetuning.comparison.progress_bar import Bar
-from mae_vit.finetuning.comparison.report.answer import describe_crossings
-from mae_vit.finetuning.comparison.report.encoder_views import data_of
-from mae_vit.finetuning.comparison.report.page import _reading, write_page, write_text
-from mae_vit.finetuning.comparison.report.summary import Line, lines_of, notes_of, terminal_table
-
-
-def matrix_on(data, tmp_path) -> Matrix:
-    entry = {"name": "scratch", "config": "x.yaml"}
-    raw = {"run": {"name": "x"}, "data": {"path": str(data)}, "entries": [entry], "reference": "scratch"}
-    raw["pretrain"] = {"MAE": {"config": "y.yaml"}}
-    return Matrix(CompareConfig.model_validate(raw), tmp_path, tmp_path / "out")
+from mae_vit.finetuning.comparison.report.page import Report, reading
+from mae_vit.finetuning.comparison.report.summary import lines_of, notes_of
 
 
 def test_a_report_says_what_pretraining_was_spared(digits, tmp_path):
     data = shutil.copytree(digits, tmp_path / "data", ignore=shutil.ignore_patterns(".index"))
-    matrix = matrix_on(data, tmp_path)
-    assert "Left out of" not in write_text(matrix, [], []) + write_page(matrix, [], [])
+
+    def forms() -> tuple[str, str]:
+        plan = plan_of(tmp_path, data={"path": str(data)}, pretrain={"MAE": {"config": "y.yaml"}})
+        report = Report(plan, [], [])
+        return report.to_markdown(), report.to_html()
+
+    assert "Left out of" not in "".join(forms())
     described = json.loads((data / "dataset.json").read_text())
     excluded = {"source": "cifar10:test", "hash": "pHash of 64 bits", "distance": 4, "samples": 1234}
     described["splits"]["train"]["processing"] = {"excluded": [excluded]}
     (data / "dataset.json").write_text(json.dumps(described))
-    assert read_dataset(data).splits["train"].processing.excluded
-    for text in (write_text(matrix, [], []), write_page(matrix, [], [])):
-        assert (
-            "Left out of the pretraining images of MAE: 1,234 that cifar10:test has too (pHash of 64 bits,"
-            in text
-        )
+    for text in forms():
+        assert "images of MAE: 1,234 that cifar10:test has too (pHash of 64 bits, at most 4 apart)" in text
     shutil.rmtree(data)
-    assert "# x" in write_text(matrix, [], [])
+    assert "# x" in forms()[0]
 
 
-def few_shot_of(tmp_path, labels, **settings) -> list[str]:
-    entry = {"name": "scratch", "config": "x.yaml", "set": settings}
-    raw = {"run": {"name": "x"}, "data": {"path": "data"}, "entries": [entry], "reference": "scratch"}
-    config = CompareConfig.model_validate(
-        {**raw, "modes": ["few_shot"], "labels_per_class": [labels], "seeds": [0]}
-    )
-    (cell,) = Matrix(config, tmp_path, tmp_path / "out").cells(compute_of=False)
-    return [
-        argument
-        for argument in cell.job.arguments
-        if argument.startswith(("finetune.shots", "finetune.draws"))
-    ]
-
-
-def test_few_shot_cells_take_all_their_labels_in_one_draw(tmp_path):
-    assert few_shot_of(tmp_path, 100) == ["finetune.draws=1", "finetune.shots=[100]"]
-    assert few_shot_of(tmp_path, "all") == ["finetune.draws=1"]
-    assert few_shot_of(tmp_path, 100, **{"finetune.shots": [5]}) == ["finetune.draws=1", "finetune.shots=[5]"]
+@pytest.mark.parametrize(
+    ("labels", "settings", "expected"),
+    [
+        (100, {}, {"finetune.draws": 1, "finetune.shots": [100]}),
+        ("all", {}, {"finetune.draws": 1}),
+        (100, {"finetune.shots": [5]}, {"finetune.draws": 1, "finetune.shots": [5]}),
+    ],
+)
+def test_few_shot_cells_take_all_their_labels_in_one_draw(tmp_path, labels, settings, expected):
+    entries = [{"name": "scratch", "set": settings}]
+    (cell,) = plan_of(tmp_path, entries, modes=["few_shot"], labels_per_class=[labels], seeds=[0]).cells
+    found = {key: value for key, value in cell.run.overrides.items() if key in expected or "shots" in key}
+    assert found == expected
 
 
 @pytest.mark.parametrize(
@@ -77,140 +57,108 @@ def test_few_shot_cells_take_all_their_labels_in_one_draw(tmp_path):
     ],
 )
 def test_what_no_seed_changes_is_measured_once(tmp_path, mode, labels, seeds):
-    entries = [
-        {"name": name, "config": "x.yaml", **({"start": "x.safetensors"} if name == "start" else {})}
-        for name in ("scratch", "start")
-    ]
-    raw = {"run": {"name": "x"}, "data": {"path": "data"}, "entries": entries, "reference": "scratch"}
-    config = CompareConfig.model_validate(
-        {**raw, "modes": [mode], "labels_per_class": [labels], "seeds": [3, 4, 5]}
-    )
-    matrix = Matrix(config, tmp_path, tmp_path / "out")
-    seeds_of = {name: [] for name in ("scratch", "start")}
-    for cell in matrix.cells(compute_of=False):
-        seeds_of[cell.entry.name].append(cell.seed)
+    entries = [{"name": "scratch"}, {"name": "given", "start": "x.safetensors"}]
+    plan = plan_of(tmp_path, entries, modes=[mode], labels_per_class=[labels], seeds=[3, 4, 5])
     # Weights from scratch are drawn.
-    assert seeds_of == {"scratch": [3, 4, 5], "start": [3, 4, 5][:seeds]}
-    assert matrix.count_cells() == 3 + seeds
-
-
-def lines_crossing(spread: float) -> list[Line]:
-    """A reference, and an entry that is below it on 100 labels and above it on 1,000."""
-    lines = []
-    for labels, ahead in ((100, -0.1), (1000, 0.1)):
-        scores = {}
-        for name, plus in (("scratch", 0.0), ("other", ahead)):
-            rows = []
-            for seed in range(3):
-                share = 0.5 + plus * (1 + spread * (seed - 1))
-                one = row(name, seed, np.arange(2000) < 2000 * share)
-                values = one.values | {"train_size": labels, "val_size": 0}
-                rows.append(replace(one, values=values))
-            scores[name] = tuple(rows)
-        gap = gap_of(scores["other"], scores["scratch"])
-        lines.append(Line("scratch", "", labels, "finetune", scores["scratch"], None))
-        lines.append(Line("other", "", labels, "finetune", scores["other"], gap))
-    return lines
-
-
-def test_a_crossing_is_named_as_far_as_it_is_clear():
-    assert describe_crossings("scratch", lines_crossing(0.1)) == "other crosses scratch at about 316 labels."
-    unclear = describe_crossings("scratch", lines_crossing(3.0))
-    assert unclear == "other may cross scratch between 100 and 1,000 labels."
+    expected = [("scratch", seed) for seed in (3, 4, 5)] + [("given", seed) for seed in (3, 4, 5)[:seeds]]
+    assert [(cell.entry.name, cell.seed) for cell in plan.cells] == expected
 
 
 ENDED = {"status": "done", "total_steps": 10, "flops_per_step": 1e9}
+SCORED = {"overrides": {"finetune.mode": "knn"}}
 
 
-def test_a_bar_over_runs_that_are_scored_in_one_go_moves(tmp_path, capsys):
-    jobs = [Job(name, tmp_path / name, ("finetune",), tmp_path, (), str(tmp_path)) for name in ("a", "b")]
-    bar = Bar(jobs)
-    bar.show(jobs)
-    for job, share in zip(jobs, (0.5, 1.0), strict=True):
-        job.folder.mkdir()
-        (job.folder / "summary.json").write_text(json.dumps(ENDED))
-        bar.show(jobs)
-        assert bar._bar.n == share
-
-
-def test_scoring_counts_as_the_least_run_until_it_says_its_work(tmp_path):
-    entry = {"name": "scratch", "config": "x.yaml"}
-    raw = {"run": {"name": "x"}, "data": {"path": "data"}, "entries": [entry], "reference": "scratch"}
-    raw |= {"modes": ["finetune", "few_shot", "knn"], "labels_per_class": [5], "seeds": [0, 1]}
-    matrix = Matrix(CompareConfig.model_validate(raw), tmp_path, tmp_path / "out")
-    jobs = [cell.job for cell in matrix.cells(compute_of=False)]
-    assert len(jobs) > 4
-    bar = Bar(jobs)
-    bar.show(jobs)
-    trained = next(job for job in jobs if 'finetune.mode="finetune"' in job.arguments)
-    trained.folder.mkdir(parents=True)
-    (trained.folder / "summary.json").write_text(json.dumps(ENDED))
-    bar.show(jobs)
-    assert bar._bar.n == pytest.approx(1 / len(jobs)), "the others have not said how much they have to do"
-
-
-def test_what_was_done_before_is_no_part_of_the_time_left(tmp_path):
-    jobs = [Job(name, tmp_path / name, ("finetune",), tmp_path, (), str(tmp_path)) for name in "abcdef"]
-
-    def finish(job: Job) -> None:
-        job.folder.mkdir()
-        (job.folder / "summary.json").write_text(json.dumps(ENDED))
-
-    for job in (jobs[0], jobs[1], jobs[4]):
-        finish(job)
-    bar = Bar(jobs[:4], more=2)
-    bar.show(jobs[2:4])
-    for name in ("start_t", "last_print_t"):
-        setattr(bar._bar, name, getattr(bar._bar, name) - 100)
-    assert "01:40<?" in str(bar._bar)
-    finish(jobs[2])
-    bar.show(jobs[3:4])
-    assert "01:40<05:00" in str(bar._bar)  # a sixth of it all in 100 s, three left as far as is known
-    bar.add(jobs[4:])
-    bar.show(jobs[3:4])
-    assert "01:40<03:20" in str(bar._bar)  # one of the three had been done before
-
-
-def test_the_terminal_shows_a_line_a_row_and_no_column_that_says_nothing():
-    lines = lines_crossing(0.1)
-    table = terminal_table(lines).splitlines()
-    assert [" ".join(line.split()) for line in table] == [
-        "row labels a class test accuracy points above",
-        "scratch 100 50.0 % (± 0.0 over 3 seeds) reference",
-        "other 100 40.0 % (± 1.0 over 3 seeds) -10.0",
-        "scratch 1000 50.0 % (± 0.0 over 3 seeds) reference",
-        "other 1000 60.0 % (± 1.0 over 3 seeds) +10.0",
-    ]
-    assert len({line.index(" %") for line in table[1:]}) == 1
-    assert "labels a class" not in terminal_table(lines[:2])
-
-
-def test_notes_stand_below_the_table_once():
-    lines = [
-        replace(line, note="nine times the labels" if line.entry == "other" else "")
-        for line in lines_crossing(0.1)
-    ]
-    assert notes_of(lines) == ["other: nine times the labels."]
+def report_summary(run, **summary) -> None:
+    run.folder.mkdir(exist_ok=True)
+    (run.folder / "summary.json").write_text(json.dumps(summary))
 
 
 @pytest.mark.parametrize(
-    ("held_out", "text"),
-    [(20, "after images held out of its labels have chosen"), (0, "with no labeled image held out")],
+    ("first", "later", "shares"),
+    [
+        # Runs that are done in one go.
+        ((ENDED, {}), (ENDED, ENDED), (0.5, 1.0)),
+        # A long run is done, neighbours are still searched: they take a third of its FLOPs.
+        (
+            ({"status": "done", "total_steps": 100, "flops_per_step": 30}, {"scoring_flops": 1000}),
+            ({"status": "done", "total_steps": 100, "flops_per_step": 30}, {**ENDED, "total_steps": 1e-6}),
+            (0.75, 1.0),
+        ),
+    ],
+)
+def test_a_bar_counts_flops(tmp_path, first, later, shares):
+    runs = [spec("a", tmp_path), spec("b", tmp_path, **SCORED)]
+    bar = Bar(runs)
+    bar.show(runs)
+    for summaries, share in zip((first, later), shares, strict=True):
+        for run, summary in zip(runs, summaries, strict=True):
+            if summary:
+                report_summary(run, **summary)
+        bar.show(runs)
+        assert bar._bar.n == pytest.approx(share)
+    bar.close()
+
+
+def test_scoring_that_has_not_begun_counts_as_the_least_known(tmp_path):
+    runs = [spec("a", tmp_path), *(spec(name, tmp_path, **SCORED) for name in "bc")]
+    for run, flops in zip(runs, (3000, 500), strict=False):
+        report_summary(run, status="done", scoring_flops=flops)
+    bar = Bar(runs)
+    bar.show([])
+    assert bar._bar.n == pytest.approx(3500 / 4000)
+    bar.close()
+
+
+def test_what_was_done_before_is_no_part_of_the_time_left(tmp_path):
+    runs = [spec(name, tmp_path) for name in "abcdef"]
+    for run in (runs[0], runs[1], runs[4]):
+        report_summary(run, **ENDED)
+    bar = Bar(runs)
+    bar.show(runs[2:4])
+    for name in ("start_t", "last_print_t"):
+        setattr(bar._bar, name, getattr(bar._bar, name) - 100)
+    assert "01:40<?" in str(bar._bar)
+    report_summary(runs[2], **ENDED)
+    bar.show(runs[3:4])
+    assert "01:40<03:20" in str(bar._bar)  # a sixth of it all in 100 s, two left
+
+
+def test_the_eta_is_that_of_the_longest_run_once_few_are_left(tmp_path, monkeypatch, capsys):
+    """Two slots: a short run has ended, a long one is at a tenth after 100 seconds."""
+    now = 0.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    monkeypatch.setattr("tqdm.std.time", lambda: now)
+    short, long = (spec(name, tmp_path) for name in ("short", "long"))
+
+    def reach(run, status, step, total):
+        report_summary(run, status=status, total_steps=total, flops_per_step=10)
+        (run.folder / "metrics.jsonl").write_text(f'{{"step": {step}, "loss": 1.0}}\n{{"step": 7')
+
+    reach(short, "running", 0, 100)
+    reach(long, "running", 0, 1000)
+    bar = Bar([short, long])
+    bar.show([short, long])
+    now = 100.0
+    reach(short, "done", 100, 100)
+    reach(long, "running", 100, 1000)
+    bar.show([long])
+    bar.close()
+    # By the mean rate of both it would be 450 s.
+    assert "01:40<15:00" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_notes_stand_below_the_table_once():
+    rows = [*rows_of("other", [0.7], labels=100), *rows_of("other", [0.8], labels=200)]
+    entry = rows[0].cell.entry.model_copy(update={"note": "nine times the labels"})
+    rows = [replace(row, cell=replace(row.cell, entry=entry)) for row in rows]
+    assert notes_of(lines_of(config_of(rows), rows)) == ["other: nine times the labels."]
+
+
+@pytest.mark.parametrize(
+    ("held_out", "text"), [(20, "have chosen the epoch"), (0, "no labeled image held out")]
 )
 def test_the_reading_says_whether_held_out_images_chose_the_epoch(held_out, text):
     rows = [*rows_of("scratch", [0.5, 0.6]), *rows_of("other", [0.7, 0.8])]
-    rows = [replace(one, values=one.values | {"val_size": held_out}) for one in rows]
+    rows = [replace(row, values=row.values | {"val_size": held_out}) for row in rows]
     config = config_of(rows)
-    assert f"Each run reads them once, {text}" in _reading(config, lines_of(config, rows))[0]
-
-
-def test_images_are_drawn_from_where_the_cells_prepared_them(tmp_path, digits, monkeypatch):
-    """Not from a second copy in the user's cache."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    write_files(tmp_path / "photos", {f"{n % 2}/{n:03d}.jpg": encoded(picture(n)) for n in range(24)})
-    config, own = matrix_on(tmp_path / "photos", tmp_path).config, tmp_path / "own"
-    shards = data_of(config.model_copy(update={"set": {"data.cache_dir": str(own)}}))
-    assert own in Path(shards).parents
-    assert read_dataset(Path(shards)).classes == ["0", "1"]
-    assert not (tmp_path / "cache").exists()
-    assert data_of(matrix_on(digits, tmp_path).config) == str(digits)
+    assert text in reading(config, lines_of(config, rows))[0]

@@ -30,9 +30,9 @@ def segmented(name: str, seed: int, right: float):
     guess = np.where(rng.random(truth.shape) < right, truth, rng.integers(0, K, truth.shape))
     both, either = count_overlaps(torch.from_numpy(guess), torch.from_numpy(truth), K)
     overlaps = Overlaps(both.numpy(), either.numpy(), np.full(IMAGES, 36.0))
-    base = row(name, seed, np.zeros(IMAGES, bool))
-    nothing = np.zeros(0, bool)
-    return replace(base, values={"test_miou": overlaps.miou}, correct=nothing, overlaps=overlaps)
+    base, nothing = row(name, seed, np.zeros(IMAGES, bool)), np.zeros(0, int)
+    values = {"test_miou": overlaps.miou}
+    return replace(base, values=values, truth=nothing, predicted=nothing, overlaps=overlaps)
 
 
 def test_a_gap_is_that_of_the_mean_iou():
@@ -128,8 +128,7 @@ def config(tmp_path):
 @pytest.mark.slow
 def test_a_comparison_from_end_to_end(config, tmp_path, capsys):
     assert main(["--config", str(config), f"run.dir={tmp_path / 'run'}"]) == 0
-    output = capsys.readouterr().out
-    assert "test mIoU" in output
+    assert "% mIoU" in capsys.readouterr().out
     rows = list(csv.DictReader(io.StringIO((tmp_path / "run" / "results.csv").read_text())))
     assert [(one["entry"], one["mode"]) for one in rows] == [
         ("scratch", "segment"),
@@ -146,9 +145,8 @@ def test_a_comparison_from_end_to_end(config, tmp_path, capsys):
     assert "<h2>Masks</h2>" in page
     assert "Gain by class over scratch" in page
     assert "<h2>Accuracy</h2>" not in page
-    # A column for the image, the truth, and each whole network.
-    shown = Image.open(tmp_path / "run" / "masks.png")
-    assert shown.width > 4 * 96
+    # A row for the image, the truth, and each whole network.
+    assert Image.open(tmp_path / "run" / "masks.png").height > 4 * 96
 
 
 @pytest.mark.slow

@@ -8,8 +8,9 @@ from helpers.commands import ROOT
 
 from mae_vit.config.keys import describe_keys, key_paths
 from mae_vit.config.load import dump_config, load_config
+from mae_vit.finetuning.comparison.checks import check
 from mae_vit.finetuning.comparison.config import CompareConfig
-from mae_vit.finetuning.comparison.matrix.matrix import Matrix
+from mae_vit.finetuning.comparison.plan import ComparisonPlan
 from mae_vit.finetuning.config.from_start import WeightsOverrides
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.objectives import OBJECTIVES
@@ -53,7 +54,7 @@ def test_dump_reads_back_the_same(tmp_path):
 def test_shipped_configs_are_valid_and_say_how_to_use_them(path):
     if path.stem.startswith(("compare_", "study_")):
         config = load_config(CompareConfig, path)
-        Matrix(config, path.parent, Path("runs")).check()
+        check(ComparisonPlan(config, path.parent, Path("runs")))
     elif "\nfinetune:" in path.read_text():
         load_config(FinetuneConfig, path, amend=WeightsOverrides(None, path))
     else:

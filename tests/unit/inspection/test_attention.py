@@ -25,7 +25,7 @@ def test_weights_give_the_blocks_own_output(encoder, block):
     )
     encoder.eval()(images)
     handle.remove()
-    (weights,) = attention_weights(encoder, images, blocks=[block])
+    weights = attention_weights(encoder, images)[block]
     assert weights.shape == (2, 3, 7, 7)
     torch.testing.assert_close(weights.sum(dim=-1), torch.ones(2, 3, 7))
     values = attention.qkv(said["x"])[..., 48:].unflatten(-1, (3, 8)).transpose(1, 2)

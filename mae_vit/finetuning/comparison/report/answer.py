@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+
+from markupsafe import Markup
 
 from mae_vit.core.messages import count_of, format_decimal
-from mae_vit.finetuning.comparison.config import TUNED_BY, CompareConfig
+from mae_vit.finetuning.comparison.config import CompareConfig
 from mae_vit.finetuning.comparison.report import charts
 from mae_vit.finetuning.comparison.report.rows import Row
 from mae_vit.finetuning.comparison.report.significance import Gap
@@ -16,8 +17,8 @@ from mae_vit.finetuning.comparison.report.summary import Line, at_most_labels
 LEVEL_POINTS = 3.0
 
 
-def answer(config: CompareConfig, lines: Sequence[Line]) -> str | None:
-    """Says in one sentence what pretraining without labels is worth here; None before there is something to compare.
+def answer(config: CompareConfig, lines: Sequence[Line]) -> str:
+    """Says in one sentence what pretraining without labels is worth here, as far as there is something to compare.
 
     The sentence is on the best entry whose start has seen no labels (without one, the best with a start, then
     any, encoders of others last): against the reference, against the best entry without a start, and against
@@ -30,7 +31,7 @@ def answer(config: CompareConfig, lines: Sequence[Line]) -> str | None:
     subject = _best(own, _unlabeled_start) or _best(own, _has_start) or _best(own, lambda line: True)
     subject = subject or _best(others, lambda line: True)
     if reference is None or subject is None:
-        return None
+        return f"Not finished yet: {config.reference} and a row to compare it with."
     gap = subject.gap_to(reference)
     parts = [_against(gap, reference)]
     rest = [line for line in others if line is not subject]
@@ -55,40 +56,18 @@ def answer(config: CompareConfig, lines: Sequence[Line]) -> str | None:
 
 def first_chart(
     config: CompareConfig, rows: Sequence[Row], lines: Sequence[Line], palette: charts.Palette
-) -> tuple[str, str] | None:
+) -> tuple[Markup, str] | None:
     """Draws the chart that answers: accuracy against labels, or bars of the entries where there is one number.
 
     Returns:
-        An SVG and its caption; None without results.
+        The chart and its caption; None without results.
     """
     if drawn := charts.against_labels(rows, palette):
-        return drawn, describe_crossings(config.reference, lines)
+        return drawn, "Test images: mean over seeds, and the range between them."
     scored = [line for line in at_most_labels(config, lines) if line.score is not None]
     drawn = charts.bars([(line.entry, line.rows) for line in scored], palette)
     what = "Mean IoU" if scored and scored[0].segments else "Accuracy"
     return (drawn, f"{what} on test images: mean over seeds, a dot for each.") if drawn else None
-
-
-def describe_crossings(reference: str, lines: Sequence[Line]) -> str:
-    """Says where an entry overtakes the reference, or falls behind it: as far as the gaps around it are clear."""
-    by_entry: dict[str, list[Line]] = {}
-    for line in sorted(lines, key=lambda line: line.size):
-        if line.mode in TUNED_BY:
-            by_entry.setdefault(line.entry, []).append(line)
-    base = {line.size: line.score or 0.0 for line in by_entry.pop(reference, [])}
-    found = []
-    for entry, several in by_entry.items():
-        for one, other in pairwise(line for line in several if line.gap is not None):
-            assert one.gap is not None
-            assert other.gap is not None
-            own = [(float(line.size), line.score or 0.0) for line in (one, other)]
-            for at in charts.crossings(own, [(size, base[int(size)]) for size, _ in own]):
-                found.append(
-                    f"{entry} crosses {reference} at about {at:,.0f} labels"
-                    if one.gap.is_clear and other.gap.is_clear
-                    else f"{entry} may cross {reference} between {one.size:,} and {other.size:,} labels"
-                )
-    return "; ".join(found) + "." if found else f"No entry crosses {reference} within these labels."
 
 
 def _best(lines: Sequence[Line], wanted: Callable[[Line], bool]) -> Line | None:
@@ -109,7 +88,7 @@ def _clearly_above(line: Line, other: Line) -> bool:
 
 
 def _against(gap: Gap | None, other: Line, what: str = "") -> str:
-    """Says how far the subject is from another entry, and `what` that is, no more surely than the interval allows."""
+    """Words the gap to another row, hedged by its confidence interval."""
     name = f"{other.title} ({_percent(other)}{what})"
     if gap is None:
         return f"beside {name}, of other seeds or test images"

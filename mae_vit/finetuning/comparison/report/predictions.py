@@ -41,8 +41,8 @@ def pack_predictions(rows: Sequence[Row]) -> bytes:
         arrays[f"keys_{split}"] = np.array(keys)
         counts = [rows[number].overlaps for number in numbers]
         integers = {
-            "intersections": [one.intersections for one in counts if one],
-            "unions": [one.unions for one in counts if one],
+            "intersections": [overlaps.intersections for overlaps in counts if overlaps],
+            "unions": [overlaps.unions for overlaps in counts if overlaps],
             "predicted": [rows[number].predicted for number in numbers],
             "truth": rows[numbers[0]].truth,
         }

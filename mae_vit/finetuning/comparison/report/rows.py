@@ -16,20 +16,16 @@ from mae_vit.core.files import read_json_lines
 from mae_vit.data.batches.subset import limit_per_class
 from mae_vit.evaluation.segmentation import IMAGES_FILE, Overlaps
 from mae_vit.finetuning.comparison.config import EntrySection, Labels
-from mae_vit.finetuning.comparison.costs import cost_of_run
-from mae_vit.finetuning.comparison.matrix.cell import Cell
-from mae_vit.finetuning.comparison.matrix.matrix import Matrix
+from mae_vit.finetuning.comparison.plan import Cell, ComparisonPlan
 from mae_vit.finetuning.comparison.report.significance import Scores
+from mae_vit.finetuning.comparison.spec import cost_of_run
 from mae_vit.finetuning.config.schema import SEGMENTATION
 from mae_vit.weights.start import origin_of
 
-# Of which images, and in which precision, a result is; how often its folder has read the test split.
-_OF_THE_SUMMARY = ("precision", "data", "test_data", "train_images", "held_out_images", "test_reads")
+# Summary fields copied to `results.csv`.
+_PROVENANCE = ("precision", "data", "test_data", "train_images", "held_out_images", "test_reads")
 _SCORES = (
-    (
-        *("train_top1", "val_top1", "labels_seen_by_start", "test_top1", "test_top5"),
-        "calibration_error",
-    ),
+    ("train_top1", "val_top1", "labels_seen_by_start", "test_top1", "test_top5", "calibration_error"),
     ("train_miou", "val_miou", "labels_seen_by_start", "test_miou", "test_pixel_accuracy"),
 )
 
@@ -42,18 +38,16 @@ class Row:
         cell: where it stands.
         values: columns of `results.csv`.
         keys: of the test images, sorted.
-        correct: bool (n,), whether each test image is classified correctly, in the order of `keys`.
-        truth: int (n,), the classes of the test images.
+        truth: int (n,), the classes of the test images, in the order of `keys`; empty for segmentation.
         predicted: int (n,), the predicted classes.
         curve: epochs and held-out accuracies.
         per_class: class -> accuracy, or intersection over union, on test images.
-        overlaps: of segmentation, by test image in the order of `keys`; `correct` is empty then.
+        overlaps: of segmentation, by test image in the order of `keys`.
     """
 
     cell: Cell
     values: dict[str, Any]
     keys: tuple[str, ...]
-    correct: np.ndarray
     truth: np.ndarray
     predicted: np.ndarray
     curve: tuple[tuple[float, float], ...]
@@ -73,7 +67,8 @@ class Row:
     @property
     def scores(self) -> Scores:
         """What gaps between rows are computed from."""
-        return Scores(None if self.cell.fixed else self.cell.seed, self.correct, self.keys, self.overlaps)
+        seed = None if self.cell.fixed else self.cell.seed
+        return Scores(seed, self.truth == self.predicted, self.keys, self.overlaps)
 
     @property
     def size(self) -> int:
@@ -94,30 +89,27 @@ def describe_labels(count: Labels) -> str:
     return "all labels" if count == "all" else f"{count} labels for each class"
 
 
-def read_rows(matrix: Matrix, cells: Sequence[Cell]) -> list[Row]:
-    """Reads the cells that are done.
-
-    Raises:
-        InputError: if one was run with other settings, data or weights than it has now.
-    """
-    return [_read(matrix, cell) for cell in cells if cell.job.is_done()]
+def read_rows(plan: ComparisonPlan) -> list[Row]:
+    """Reads the cells that are done."""
+    return [_read(plan, cell) for cell in plan.cells if cell.run.is_done()]
 
 
-def _read(matrix: Matrix, cell: Cell) -> Row:
-    summary, folder = cell.job.summary, cell.job.folder
+def _read(plan: ComparisonPlan, cell: Cell) -> Row:
+    summary, folder = cell.run.summary, cell.run.folder
     details = json.loads((folder / "results.json").read_text())
     table = list(csv.DictReader(io.StringIO((folder / "predictions.csv").read_text())))
-    order = sorted(range(len(table)), key=lambda place: table[place]["key"])
-    lines = [table[place] for place in order]
+    order = sorted(range(len(table)), key=lambda number: table[number]["key"])
+    lines = [table[number] for number in order]
     keys = tuple(line["key"] for line in lines)
-    overlaps = _overlaps(folder, order) if cell.mode in SEGMENTATION else None
-    truth, predicted = np.zeros(0, int), np.zeros(0, int)
-    if overlaps is None:
+    overlaps, truth, predicted = None, np.zeros(0, int), np.zeros(0, int)
+    if cell.mode in SEGMENTATION:
+        overlaps = _overlaps(folder, order)
+    else:
         numbers = {name: number for number, name in enumerate(details["classes"])}
         truth, predicted = (
             np.array([numbers[line[name]] for line in lines]) for name in ("label", "prediction")
         )
-    before, own = matrix.cost_before(cell.entry), cost_of_run(summary)
+    settings = plan.distinguishing_settings(cell.entry, cell.mode, cell.run.determined())
     values: dict[str, Any] = {
         "entry": cell.entry.name,
         "model": summary.get("model"),
@@ -127,9 +119,8 @@ def _read(matrix: Matrix, cell: Cell) -> Row:
         "mode": cell.mode,
         "shots": max(map(int, summary["few_shot"])) if summary.get("few_shot") else None,
         "seed": cell.seed,
-        "settings": json.dumps(
-            matrix.distinguishing_settings(cell.entry, cell.mode, cell.point), sort_keys=True
-        ),
+        "settings": json.dumps(settings, sort_keys=True),
+        "run": str(folder.relative_to(plan.folder)),
         "parameters": summary.get("parameters"),
         "train_size": summary.get("train_size"),
         "val_size": summary.get("val_size"),
@@ -139,28 +130,21 @@ def _read(matrix: Matrix, cell: Cell) -> Row:
         **{name: summary.get(name) for name in _SCORES[overlaps is not None]},
         **_provenance(summary, folder),
     }
-    if (size := matrix.config.test_subset) is not None:
+    if (size := plan.config.test_subset) is not None:
         labels = [line["label"] for line in lines]
         values[f"test_top1_{size}"] = float((truth == predicted)[choose_subset(keys, labels, size)].mean())
+    before, own = plan.cost_before(cell.entry), cost_of_run(summary)
     values |= {
         "images_seen": own.images_seen,
         "finetune_flops": own.flops,
         "pretrain_images_seen": before.images_seen,
         "pretrain_flops": before.flops,
         "finetune_s": _rounded(summary.get("wall_s")),
-        "pretrain_s": _rounded(matrix.pretraining_seconds(cell.entry)),
+        "pretrain_s": _rounded(plan.pretraining_seconds(cell.entry)),
     }
-    return Row(
-        cell,
-        values,
-        keys,
-        truth == predicted,
-        truth,
-        predicted,
-        tuple(_curve(folder / "metrics.jsonl")),
-        {name: share for name, share in details["per_class"].items() if share is not None},
-        overlaps,
-    )
+    curve = tuple(_curve(folder / "metrics.jsonl"))
+    per_class = {name: share for name, share in details["per_class"].items() if share is not None}
+    return Row(cell, values, keys, truth, predicted, curve, per_class, overlaps)
 
 
 def _provenance(summary: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -170,7 +154,7 @@ def _provenance(summary: dict[str, Any], folder: Path) -> dict[str, Any]:
         "commit": environment.get("git_commit") or f"none; sources {environment.get('source_digest')}",
         "torch": environment.get("packages", {}).get("torch"),
         "hardware": ", ".join([environment.get("processor") or "", *environment.get("gpus", ())]),
-        **{name: summary.get(name) for name in _OF_THE_SUMMARY},
+        **{name: summary.get(name) for name in _PROVENANCE},
     }
 
 
@@ -219,7 +203,7 @@ def table(rows: Sequence[Row]) -> str:
 
 def group(rows: Sequence[Row]) -> dict[tuple[str, Labels, str], list[Row]]:
     """Groups rows that differ only in their seed."""
-    found: dict[tuple[str, Labels, str], list[Row]] = {}
+    groups: dict[tuple[str, Labels, str], list[Row]] = {}
     for row in rows:
-        found.setdefault((row.cell.entry.name, row.cell.labels, row.cell.mode), []).append(row)
-    return found
+        groups.setdefault((row.cell.entry.name, row.cell.labels, row.cell.mode), []).append(row)
+    return groups

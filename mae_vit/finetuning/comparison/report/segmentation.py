@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 
 import numpy as np
 
 from mae_vit.evaluation.segmentation import IMAGES_FILE
-from mae_vit.finetuning.comparison.config import TUNED_BY, CompareConfig
+from mae_vit.finetuning.comparison.config import TUNED_BY
 from mae_vit.finetuning.comparison.report.rows import Row
 from mae_vit.inspection.class_maps import draw_class_maps
 
@@ -24,7 +23,7 @@ MASKS = "masks.png"
 OVERLAYS_CAPTION = "Some test images, drawn before any result; the classes of each entry's first seed."
 
 
-def overlays(config: CompareConfig, rows: Sequence[Row]) -> bytes | None:
+def overlays(rows: Sequence[Row]) -> bytes | None:
     """Draws some test images with their true classes, and those that each entry predicts, as a PNG.
 
     Whole networks are shown, other modes where there are none; None without segmentation.
@@ -38,12 +37,10 @@ def overlays(config: CompareConfig, rows: Sequence[Row]) -> bytes | None:
         return None
     arrays, classes = {}, list[str]()
     for name, row in first.items():
-        with np.load(row.cell.job.folder / IMAGES_FILE) as file:
+        with np.load(row.cell.run.folder / IMAGES_FILE) as file:
             arrays[name] = {key: file[key] for key in ("pixels", "truth", "predicted")}
             classes = file["classes"].tolist()
     base = next(iter(arrays.values()))
-    same = {name: one for name, one in arrays.items() if np.array_equal(one["truth"], base["truth"])}
-    columns = {"true": base["truth"], **{name: one["predicted"] for name, one in same.items()}}
-    stream = io.BytesIO()
-    draw_class_maps(base["pixels"], columns, classes, base["truth"]).save(stream, "png")
-    return stream.getvalue()
+    same = {name: maps for name, maps in arrays.items() if np.array_equal(maps["truth"], base["truth"])}
+    columns = {"true": base["truth"], **{name: maps["predicted"] for name, maps in same.items()}}
+    return draw_class_maps(base["pixels"], columns, classes, base["truth"])

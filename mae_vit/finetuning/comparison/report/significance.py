@@ -57,22 +57,13 @@ class Gap:
     p_images: float
     p_seeds: float | None
 
-    def describe(self) -> str:
-        """Returns text such as +3.2 points (95 %: 2.1 to 4.3); it states if there is only one seed."""
-        low, high = map(format_decimal, self._range)
-        of = ", one seed, test images alone" if self.seeds == 1 else ""
-        return f"{format_decimal(self.points, '+')} points (95 %{of}: {low} to {high})"
-
     def in_brackets(self) -> str:
         """For a table: +3.2 [2.1, 4.3]; starred if of one seed, in parentheses if chance may explain it."""
-        low, high = map(format_decimal, self._range)
-        text = f"{format_decimal(self.points, '+')} [{low}, {high}]" + ("*" if self.seeds == 1 else "")
+        # Clipped to possible differences of accuracies.
+        low, high = max(self.points - self.half_width, -100.0), min(self.points + self.half_width, 100.0)
+        interval = f"[{format_decimal(low)}, {format_decimal(high)}]"
+        text = f"{format_decimal(self.points, '+')} {interval}" + ("*" if self.seeds == 1 else "")
         return text if self.is_clear else f"({text})"
-
-    @property
-    def _range(self) -> tuple[float, float]:
-        """Returns the interval, clipped to possible differences of accuracies."""
-        return max(self.points - self.half_width, -100.0), min(self.points + self.half_width, 100.0)
 
     @property
     def is_clear(self) -> bool:

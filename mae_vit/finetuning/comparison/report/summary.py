@@ -1,4 +1,4 @@
-"""The summary of a comparison: the headline, and the lines of its table."""
+"""The rows of a comparison's table: an entry on so many labels, over its seeds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mae_vit.core.messages import format_decimal
 from mae_vit.finetuning.comparison.config import TUNED_BY, CompareConfig, Labels
 from mae_vit.finetuning.comparison.report.rows import Row, group, title_of
 from mae_vit.finetuning.comparison.report.significance import Gap, gap_between
@@ -27,7 +26,6 @@ class Line:
 
     Attributes:
         entry: its name.
-        note: printed below the table.
         labels: of each class.
         mode: how it was measured.
         rows: one for each seed.
@@ -35,7 +33,6 @@ class Line:
     """
 
     entry: str
-    note: str
     labels: Labels
     mode: str
     rows: tuple[Row, ...]
@@ -54,14 +51,19 @@ class Line:
     @property
     def notes(self) -> list[str]:
         """Returns what a reader must know of this row: the config's note, and which labels its start has seen."""
-        seen = {row.values.get("labels_seen_by_start") for row in self.rows}
-        note = f"{self.origin}: which images and labels they were is not known" if self.origin else None
+        own, seen = (
+            self.rows[0].cell.entry.note,
+            {row.values.get("labels_seen_by_start") for row in self.rows},
+        )
+        unknown = f"{self.origin}: which images and labels they were is not known" if self.origin else ""
         several = any((row.values.get("test_reads") or 1) > 1 for row in self.rows)
-        more = "test images were read more than once, for weights of several lengths of the run"
+        more = (
+            "test images were read more than once, for weights of several lengths of the run"
+            if several
+            else ""
+        )
         return [
-            *filter(None, [self.note, note]),
-            *(text for what, text in _SEEN.items() if what in seen),
-            *([more] if several else []),
+            note for note in (own, unknown, *(_SEEN[what] for what in _SEEN if what in seen), more) if note
         ]
 
     @property
@@ -109,15 +111,14 @@ class Line:
 
 def lines_of(config: CompareConfig, rows: Sequence[Row]) -> list[Line]:
     """Puts the table together, in the config's order."""
-    found = group(rows)
-    notes = {entry.name: entry.note for entry in config.entries}
+    groups = group(rows)
     lines = []
-    for (entry, labels, mode), several in found.items():
-        others = found.get((config.reference, labels, mode))
+    for (entry, labels, mode), several in groups.items():
+        others = groups.get((config.reference, labels, mode))
         gap = None
         if others and entry != config.reference:
             gap = gap_between([row.scores for row in several], [row.scores for row in others])
-        lines.append(Line(entry, notes[entry], labels, mode, tuple(several), gap))
+        lines.append(Line(entry, labels, mode, tuple(several), gap))
     return lines
 
 
@@ -134,69 +135,3 @@ def at_most_labels(config: CompareConfig, lines: Sequence[Line]) -> list[Line]:
     tuned = [line for line in lines if line.mode == mode]
     sizes = [line.size for line in tuned if line.entry == config.reference] or [line.size for line in tuned]
     return [line for line in tuned if line.size == max(sizes)]
-
-
-def each_against_each(lines: Sequence[Line]) -> list[tuple[Line, list[Gap | None]]]:
-    """Compares every line with every other of its mode, in their order; None for itself."""
-    return [
-        (
-            line,
-            [
-                line.gap_to(other) if other is not line and other.mode == line.mode else None
-                for other in lines
-            ],
-        )
-        for line in lines
-    ]
-
-
-def headline(config: CompareConfig, lines: Sequence[Line]) -> str:
-    """Returns the headline in one or two sentences: gaps with their intervals, at the most labels."""
-    compared = at_most_labels(config, lines)
-    if not compared:
-        return "Nothing is finished yet."
-    reference = next((line for line in compared if line.entry == config.reference), None)
-    if reference is None:
-        return f"{config.reference}, which all is compared with, is not finished yet."
-    tested = reference.rows[0].values["test_size"]
-    on = "mean IoU on" if reference.segments else "of"
-    found = f"{reference.title} reaches {_percent(reference)}{reference.by_mode} {on} {tested:,} test images"
-    known = "masks" if reference.segments else "labeled images"
-    begin = f"On {reference.size:,} {known}, {found}"
-    gaps = sorted((line for line in compared if line.gap is not None), key=lambda line: -line.gap.points)  # type: ignore[union-attr]
-    if not gaps:
-        return begin + "."
-    said = [
-        f"{line.title} {_percent(line)}, {line.gap.describe()}"
-        + ("" if line.gap.is_clear else ", which chance may explain")
-        for line in gaps
-        if line.gap is not None
-    ]
-    return f"{begin}; against it " + "; ".join(said) + "."
-
-
-def terminal_table(lines: Sequence[Line]) -> str:
-    """Returns the table as a terminal shows it: accuracy in percent, and points above the reference."""
-    body = []
-    for line in lines:
-        labels = "all" if line.labels == "all" else str(line.labels)
-        gap = "reference" if line.gap is None else format_decimal(line.gap.points, "+")
-        accuracy = _percent(line) if line.score is not None else "not tested"
-        body.append((line.title, labels, line.mode, accuracy, gap))
-    measured = "test mIoU" if any(line.segments for line in lines) else "test accuracy"
-    rows = [("row", "labels a class", "mode", measured, "points above"), *body]
-    columns = [
-        [cell.ljust(max(map(len, column))) for cell in column]
-        for column in zip(*rows, strict=True)
-        # A mode or a number of labels that all rows share says nothing.
-        if column[0] not in ("labels a class", "mode") or len(set(column[1:])) > 1
-    ]
-    return "\n".join("  " + "  ".join(row).rstrip() for row in zip(*columns, strict=True))
-
-
-def _percent(line: Line) -> str:
-    mean, spread = line.mean(line.metric), line.spread(line.metric)
-    assert mean is not None
-    return f"{format_decimal(100 * mean)} %" + (
-        f" (± {format_decimal(100 * spread)} over {len(line.rows)} seeds)" if spread is not None else ""
-    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -56,20 +55,6 @@ class TensorBoard:
     def finish(self, status: Status, summary: Mapping[str, Any]) -> None:
         """Closes the files."""
         self._writer.close()
-
-
-def write_hparams(folder: Path, runs: Mapping[str, tuple[Mapping[str, Any], Mapping[str, float]]]) -> None:
-    """Writes the table of TensorBoard's page "HParams" anew: a line for each run.
-
-    Args:
-        folder: holds nothing else.
-        runs: display name -> (hyperparameters, metrics).
-    """
-    shutil.rmtree(folder, ignore_errors=True)
-    for name, (facts, scores) in runs.items():
-        writer = _open_writer(folder / name, purge_step=None)
-        writer.add_hparams(dict(facts), dict(scores), run_name=".")
-        writer.close()
 
 
 def _open_writer(path: Path, purge_step: int | None) -> Any:

@@ -363,8 +363,9 @@ def test_a_run_folder_alone_has_its_recipe(pretrained, tmp_path, capsys):
 
 
 def test_a_comparison_takes_the_mode_with_a_config_of_its_own(digits, tmp_path):
+    from mae_vit.finetuning.comparison.checks import check
     from mae_vit.finetuning.comparison.config import CompareConfig
-    from mae_vit.finetuning.comparison.matrix.matrix import Matrix
+    from mae_vit.finetuning.comparison.plan import ComparisonPlan
 
     path = tmp_path / "compare.yaml"
     path.write_text(
@@ -378,9 +379,9 @@ reference: tuned
 tune: [{{optim.layer_decay: 0.8}}, {{optim.layer_decay: 0.65}}]
 """
     )
-    matrix = Matrix(load_config(CompareConfig, path), tmp_path, tmp_path / "out")
-    matrix.check()
-    cell = next(cell for cell in matrix.cells(compute_of=False) if cell.mode == "linear_probe")
-    assert 'finetune.mode="linear_probe"' in cell.job.command()
-    assert "--same-batch" in cell.job.command()
-    assert not any("layer_decay" in word for word in cell.job.command())
+    plan = ComparisonPlan(load_config(CompareConfig, path), tmp_path, tmp_path / "out")
+    check(plan)
+    cell = next(cell for cell in plan.cells if cell.mode == "linear_probe")
+    assert 'finetune.mode="linear_probe"' in cell.run.command()
+    assert "--same-batch" in cell.run.command()
+    assert not any("layer_decay" in word for word in cell.run.command())

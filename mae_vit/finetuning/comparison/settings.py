@@ -6,27 +6,23 @@ from collections.abc import Collection
 from pathlib import Path
 
 from mae_vit.config.overrides import drop_alternatives
-from mae_vit.config.typed_yaml import parse_yaml, write_value
-from mae_vit.core.errors import InputError
-from mae_vit.core.user_files import read_text
+from mae_vit.config.typed_yaml import write_value
 from mae_vit.finetuning.comparison.config import CompareConfig, EntrySection, Mode, Overrides
+from mae_vit.finetuning.comparison.inputs import read_values
 from mae_vit.finetuning.config.from_start import WITH_START
 from mae_vit.finetuning.config.schema import CLOSED_FORM, TRAINS_ENCODER
 from mae_vit.weights.names import is_frozen
 
-# An encoder of others brings these. What the comparison sets for all rows is for ours.
+# A third-party encoder brings these. What the comparison sets for all rows is for ours.
 _OF_THE_ENCODER = ("model.", "finetune.pool", "data.normalize")
 
 
-def settings_of(config: CompareConfig, entry: EntrySection, mode: Mode, point: Overrides) -> Overrides:
-    """Joins the overrides of a run: the comparison's, the entry's, the chosen ones; later ones win."""
+def settings_of(config: CompareConfig, entry: EntrySection) -> Overrides:
+    """Joins the overrides of a row's runs: the comparison's and the entry's, which win."""
     shared = config.set
     if is_frozen(entry.start):
         shared = {key: value for key, value in shared.items() if not f"{key}.".startswith(_OF_THE_ENCODER)}
-    merged = {**shared, **entry.set, **point}
-    if entry.compute_of is not None and "train.steps" in point:
-        merged = {key: value for key, value in merged.items() if key not in ("train.epochs", "train.samples")}
-    return {**merged, "data.path": config.data.path, "finetune.mode": mode}
+    return {**shared, **entry.set, "data.path": config.data.path}
 
 
 def settings_with_start(
@@ -44,23 +40,19 @@ def settings_with_start(
     """
     if entry.start is None or is_frozen(entry.start) or mode in CLOSED_FORM:
         return {}
-    try:
-        content = parse_yaml(read_text(path), str(path))
-    except (OSError, InputError):
-        return {}
-    sections = content.get(WITH_START) if isinstance(content, dict) else None
+    sections = read_values(path).get(WITH_START)
     if not isinstance(sections, dict):
         return {}
     drop_alternatives(sections, overridden)
-    found = {
+    recipe = {
         f"{name}.{key}": value
         for name, section in sections.items()
         if isinstance(section, dict)
         for key, value in section.items()
     }
     if mode not in TRAINS_ENCODER:
-        found.pop("optim.layer_decay", None)
-    return {key: value for key, value in found.items() if not _is_set(key, overridden)}
+        recipe.pop("optim.layer_decay", None)
+    return {key: value for key, value in recipe.items() if not _is_set(key, overridden)}
 
 
 def _is_set(key: str, overridden: Collection[str]) -> bool:

@@ -1,1 +1,0 @@
-"""The cells of a comparison, and the runs behind them."""

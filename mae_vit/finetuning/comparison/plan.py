@@ -1,0 +1,256 @@
+"""Turns a comparison's config into its runs: pretraining, tuning, and the cells of the table."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from mae_vit.config.presets import find_preset
+from mae_vit.core.errors import InputError
+from mae_vit.finetuning.comparison.config import (
+    TUNED_BY,
+    CompareConfig,
+    EntrySection,
+    Labels,
+    Mode,
+    Overrides,
+    slug,
+)
+from mae_vit.finetuning.comparison.inputs import Inputs, sha1_of
+from mae_vit.finetuning.comparison.settings import settings_of, settings_with_start
+from mae_vit.finetuning.comparison.spec import FINETUNE, PRETRAIN, Choice, EqualCompute, RunSpec
+from mae_vit.finetuning.config.schema import CLOSED_FORM
+from mae_vit.models.encoder_cost import Cost, cost_of_weights
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell of the table.
+
+    Attributes:
+        entry: its row.
+        labels: labels of each class.
+        mode: how it is measured.
+        seed: seed of the run.
+        run: its run.
+        fixed: whether every seed gives the same result; then one cell stands for all seeds.
+    """
+
+    entry: EntrySection
+    labels: Labels
+    mode: Mode
+    seed: int
+    run: RunSpec
+    fixed: bool = False
+
+
+class ComparisonPlan:
+    """All runs of a comparison, each with those that it needs; starts nothing."""
+
+    def __init__(
+        self, config: CompareConfig, base: Path, folder: Path, recorded: Mapping[str, Any] | None = None
+    ) -> None:
+        """Takes the config; runs are made when they are asked for.
+
+        Args:
+            config: the comparison's config.
+            base: the folder of the comparison's file, from which it names other files.
+            folder: the comparison's folder, which receives all runs.
+            recorded: digests of inputs that are gone by now (`Inputs`).
+        """
+        self.config, self.folder = config, folder
+        self.inputs = Inputs(recorded or {})
+        self._base, self._specs = base, dict[str, RunSpec]()
+
+    @cached_property
+    def pretraining(self) -> dict[str, RunSpec]:
+        """The pretraining runs by name."""
+        runs = {}
+        for name, section in self.config.pretrain.items():
+            settings = {"data.path": self.config.data.path, **section.set}
+            elsewhere = Path(section.dir) if section.dir else None
+            path, row = self.file(section.config), self.folder / slug(f"pretrain {name}")
+            spec = RunSpec(f"pretrain {name}", PRETRAIN, path, settings, row, elsewhere=elsewhere)
+            runs[name] = self._identified(spec)
+        return runs
+
+    @cached_property
+    def cells(self) -> list[Cell]:
+        """The cells in the table's order."""
+        return [
+            Cell(entry, labels, mode, seed, self._cell(entry, labels, mode, seed), fixed)
+            for entry, labels, mode in self.rows()
+            for fixed in [self.seed_independent(entry, labels, mode)]
+            for seed in self.seeds_of(entry, labels, mode)
+        ]
+
+    @property
+    def runs(self) -> list[RunSpec]:
+        """All runs, each behind those that it needs; cells of equal compute last."""
+        cells = sorted((cell.run for cell in self.cells), key=lambda run: run.equal_compute is not None)
+        choices = [cell.run.choice for cell in self.cells if cell.run.choice]
+        tuning = dict.fromkeys(run for choice in choices for runs in choice.runs for run in runs)
+        return [*self.pretraining.values(), *tuning, *cells]
+
+    def rows(self) -> Iterator[tuple[EntrySection, Labels, Mode]]:
+        """Yields the table's groups of cells that differ only in their seed."""
+        for entry in self.config.entries:
+            for labels in entry.labels_per_class or self.config.labels_per_class:
+                for mode in self.modes_of(entry):
+                    yield entry, labels, mode
+
+    def modes_of(self, entry: EntrySection) -> list[Mode]:
+        """Returns the modes in which an entry is measured."""
+        return entry.modes or self.config.modes
+
+    def seeds_of(self, entry: EntrySection, labels: Labels, mode: Mode) -> list[int]:
+        """Returns the seeds with which an entry is measured; only one if seeds make no difference."""
+        seeds = entry.seeds or self.config.seeds
+        return seeds[:1] if self.seed_independent(entry, labels, mode) else seeds
+
+    def seed_independent(self, entry: EntrySection, labels: Labels, mode: Mode) -> bool:
+        """Returns whether seeds make no difference. Several equal cells would look like evidence.
+
+        With pretrained weights, `knn` draws nothing, and `few_shot` draws nothing if it uses all labels
+        of the subset.
+        """
+        drawn = mode not in CLOSED_FORM or (mode == "few_shot" and labels == "all")
+        own_shots = mode == "few_shot" and "finetune.shots" in {**self.config.set, **entry.set}
+        draws = self.config.draws_labels(labels, mode, {**self.config.set, **entry.set})
+        return not (entry.start is None or drawn or own_shots or draws)
+
+    def choice(self, entry: EntrySection, labels: Labels, mode: Mode) -> Choice | None:
+        """Returns what an entry's settings are chosen from; None where there are none."""
+        if entry.compute_of is not None:
+            # It has no tuning of its own and takes the settings of the scratch entry.
+            entry = self.usual(entry)
+        points = self.config.tuning_settings(entry) if mode in TUNED_BY else []
+        if not points:
+            return None
+        runs = [
+            tuple(self._tuning(entry, labels, number, seed) for seed in self.config.tune_seeds)
+            for number in range(len(points))
+            if len(points) > 1
+        ]
+        return Choice(tuple(points), tuple(runs), TUNED_BY[self.config.tuned_mode])
+
+    def distinguishing_settings(self, entry: EntrySection, mode: Mode, determined: Overrides) -> Overrides:
+        """Returns the settings that identify a row: config, `with_start` values, overrides, `determined` ones."""
+        own = {**entry.set, **determined}
+        recipe = settings_with_start(self.file(entry.config), entry, mode, {**self.config.set, **own})
+        return {"config": entry.config, **recipe, **own}
+
+    def entry(self, name: str | None) -> EntrySection:
+        """Returns the entry of a name that exists."""
+        return next(entry for entry in self.config.entries if entry.name == name)
+
+    def usual(self, entry: EntrySection) -> EntrySection:
+        """Returns the scratch entry of the same network that trains for the usual length."""
+        for other in self.config.entries:
+            same_network = (other.config, other.set) == (entry.config, entry.set)
+            if same_network and other.compute_of is None and other.start is None:
+                return other
+        raise InputError(f'compute_of needs a scratch entry of the same config ("{entry.config}") and set')
+
+    def file(self, name: str) -> Path:
+        """Returns the path of a config beside the comparison's own, or of the preset of that name.
+
+        Raises:
+            InputError: if it exists only relative to the working directory.
+        """
+        path = Path(name) if Path(name).is_absolute() else self._base / name
+        if not path.exists() and Path(name).exists():
+            beside = os.path.relpath(name, self._base)
+            raise InputError(
+                f'config "{name}" is looked for beside the comparison, in {self._base}: give "{beside}"'
+            )
+        preset = None if path.exists() else find_preset(name)
+        return preset or path
+
+    def cost_before(self, entry: EntrySection) -> Cost:
+        """Returns the cost of an entry's pretrained weights."""
+        return cost_of_weights(self._weights(entry)[0])
+
+    def pretraining_seconds(self, entry: EntrySection) -> float | None:
+        """Returns how long the comparison pretrained an entry's weights; None if it did not.
+
+        What this pretraining began from is not part of it, as the machine that trained that is not known.
+        """
+        if entry.start is None:
+            return 0.0
+        pretraining = self._weights(entry)[1]
+        return pretraining.summary.get("wall_s") if pretraining else None
+
+    def _weights(self, entry: EntrySection) -> tuple[str | None, RunSpec | None]:
+        """Returns an entry's weights, as `--ckpt` takes them, and the run that makes them."""
+        pretraining = self.pretraining.get(entry.start or "")
+        return (str(pretraining.run_folder), pretraining) if pretraining else (entry.start, None)
+
+    def _tuning(self, entry: EntrySection, labels: Labels, number: int, seed: int) -> RunSpec:
+        """Returns the run that tries the setting of this number on held-out images."""
+        name = f"tune {entry.name}, {labels} labels, setting {number}, seed {seed}"
+        point = self.config.tuning_settings(entry)[number] | {"finetune.test": False}
+        settings = {**self._settings(entry, labels, self.config.tuned_mode, seed, point), **point}
+        return self._identified(self._finetuning(name, entry, settings))
+
+    def _cell(self, entry: EntrySection, labels: Labels, mode: Mode, seed: int) -> RunSpec:
+        name = f"{entry.name}, {labels} labels, {mode}, seed {seed}"
+        choice, equal = self.choice(entry, labels, mode), None
+        if entry.compute_of is not None:
+            other, usual = (
+                self._cell(needed, labels, mode, (needed.seeds or self.config.seeds)[0])
+                for needed in (self.entry(entry.compute_of), self.usual(entry))
+            )
+            equal = EqualCompute(other, usual)
+        settings = self._settings(entry, labels, mode, seed, choice.settings[0] if choice else {})
+        spec = self._finetuning(name, entry, settings)
+        return self._identified(replace(spec, choice=choice, equal_compute=equal))
+
+    def _finetuning(self, name: str, entry: EntrySection, settings: Overrides) -> RunSpec:
+        weights, pretraining = self._weights(entry)
+        row = self.folder / slug(entry.name)
+        path = self.file(entry.config)
+        return RunSpec(name, FINETUNE, path, settings, row, weights=weights, pretraining=pretraining)
+
+    def _settings(
+        self, entry: EntrySection, labels: Labels, mode: Mode, seed: int, point: Overrides
+    ) -> Overrides:
+        """Returns the overrides of a run, apart from those of `point`, a setting that it takes or may take."""
+        shared = settings_of(self.config, entry)
+        draws = self.config.draws_labels(labels, mode, {**shared, **point})
+        settings = {
+            **shared,
+            "finetune.mode": mode,
+            "run.seed": seed,
+            **({} if labels == "all" else {"data.labels_per_class": labels}),
+            **({"data.label_draw": seed} if draws else {}),
+        }
+        if mode == "few_shot":
+            # One draw of all labels in the subset, so that predictions and accuracy belong to the same draw.
+            shots = {} if labels == "all" else {"finetune.shots": [labels]}
+            settings = {"finetune.draws": 1, **shots, **settings}
+        return settings
+
+    def _identified(self, spec: RunSpec) -> RunSpec:
+        """Gives a run its identity, by what it reads and by the identities of what it needs, and its folder."""
+        if spec.name not in self._specs:
+            choice, equal, weights = spec.choice, spec.equal_compute, spec.weights
+            tested = spec.program is FINETUNE and spec.overrides.get("finetune.test", True)
+            identity = sha1_of(
+                {
+                    "job": spec.program[1],
+                    **self.inputs.identity(spec.config, spec.overrides, tested=tested),
+                    "weights": spec.pretraining.id
+                    if spec.pretraining
+                    else weights and self.inputs.weights(weights),
+                    "settings": choice.settings if choice else (),
+                    "tuning": [[run.id for run in runs] for runs in choice.runs] if choice else [],
+                    "equal_compute": [equal.other.id, equal.usual.id] if equal else [],
+                }
+            )
+            self._specs[spec.name] = replace(spec, id=identity, folder=spec.folder / identity[:8])
+        return self._specs[spec.name]

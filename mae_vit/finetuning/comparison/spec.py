@@ -1,0 +1,216 @@
+"""A run of a comparison: its identity, its folder, the runs it needs, its command line."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import sys
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from mae_vit.core.errors import InputError
+from mae_vit.core.messages import error_reason
+from mae_vit.finetuning.comparison.config import Overrides, slug
+from mae_vit.finetuning.comparison.settings import lines_of
+from mae_vit.finetuning.config.schema import FROZEN
+from mae_vit.models.encoder_cost import Cost, cost_of_weights
+from mae_vit.runtime.locks import try_lock
+from mae_vit.training.outputs.run_folder import RunFolder
+
+# By its path: of several checkouts a comparison's runs are those of the one that it runs in.
+_COMMAND = str(Path(__file__).resolve().parents[2] / "cli" / "__main__.py")
+PRETRAIN = (_COMMAND, "pretrain")
+# Rows are trained under the same rules: none by another batch than it was given.
+FINETUNE = (_COMMAND, "finetune", "--same-batch")
+
+
+@dataclass(frozen=True, eq=False)
+class RunSpec:
+    """One run.
+
+    Attributes:
+        name: in messages; unique in a comparison.
+        program: the script that runs it, and its first words.
+        config: its config file.
+        overrides: by dotted key, apart from those that other runs determine (`settings`).
+        folder: `COMPARISON/ROW/ID8`. It receives the run, its log and its lock.
+        id: SHA-1 of all that determines its result.
+        weights: its pretrained weights, as `--ckpt` takes them.
+        elsewhere: the run folder if it is outside the comparison's. Others may have started such a run. Its command
+            decides then whether it is this one, and finished.
+        pretraining: the run that makes the weights.
+        choice: tuning runs that choose settings.
+        equal_compute: runs that determine its length.
+    """
+
+    name: str
+    program: tuple[str, ...]
+    config: Path
+    overrides: Overrides
+    folder: Path
+    id: str = ""
+    weights: str | None = None
+    elsewhere: Path | None = None
+    pretraining: RunSpec | None = None
+    choice: Choice | None = None
+    equal_compute: EqualCompute | None = None
+
+    @property
+    def run_folder(self) -> Path:
+        """Where the run writes."""
+        return self.elsewhere or self.folder
+
+    @property
+    def log(self) -> Path:
+        """The file that receives its output."""
+        return self.folder / "output.log"
+
+    @cached_property
+    def needs(self) -> tuple[RunSpec, ...]:
+        """The runs that must be done before it begins."""
+        equal = (self.equal_compute.other, self.equal_compute.usual) if self.equal_compute else ()
+        tuning = [run for runs in self.choice.runs for run in runs] if self.choice else ()
+        return (*filter(None, [self.pretraining]), *tuning, *equal)
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The run's `summary.json` so far; empty before the run begins."""
+        return RunFolder(self.run_folder).read_summary()
+
+    def is_done(self) -> bool:
+        """Returns whether this run has finished successfully."""
+        summary = self.summary
+        return summary.get("run_id") == self.id and summary.get("status") == "done"
+
+    def claim(self) -> FileLock | None:
+        """Locks the run for this process; returns None if another process of the comparison runs it.
+
+        Raises:
+            InputError: if its folder cannot be written.
+        """
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            return try_lock(self.folder / ".claim.lock")
+        except OSError as error:
+            raise InputError(f"{self.folder} cannot be written: {error_reason(error)}") from None
+
+    def determined(self) -> Overrides:
+        """Returns the overrides that other runs determine: chosen settings, and the steps of equal compute.
+
+        Raises:
+            InputError: if a cost is not known.
+        """
+        settings = (self.choice.best() or {}) if self.choice else {}
+        return {**settings, "train.steps": self.equal_compute.steps()} if self.equal_compute else settings
+
+    def command(self) -> list[str]:
+        """Returns the command line, once the runs are done that it needs.
+
+        Raises:
+            InputError: if a cost is not known.
+        """
+        settings = {**self.overrides, **self.determined()}
+        if self.equal_compute:
+            settings = {key: value for key, value in settings.items() if key not in _OTHER_LENGTHS}
+        weights = ["--ckpt", self.weights] if self.weights else []
+        place = [f"run.dir={self.run_folder}", f"run.name={slug(self.name)}"]
+        words = [*self.program, "--config", str(self.config), *weights, *lines_of(settings), *place]
+        return [sys.executable, *words]
+
+    def work(self) -> tuple[float, float] | None:
+        """Returns FLOPs done and in total, as the run reports them; None before it does."""
+        summary = self.summary
+        steps, flops = summary.get("total_steps"), summary.get("flops_per_step")
+        total = steps * flops if steps and flops else summary.get("scoring_flops")
+        if summary.get("status") == "done":
+            return total or 0.0, total or 0.0
+        if total is None:
+            return None
+        return (_last_step(self.run_folder / "metrics.jsonl") * flops if flops else 0.0), total
+
+    @property
+    def scores(self) -> bool:
+        """Whether it scores frozen features, by a small part of the work of training."""
+        return self.overrides.get("finetune.mode") in FROZEN
+
+
+_OTHER_LENGTHS = ("train.epochs", "train.samples")
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """Settings of which the best on held-out images is taken.
+
+    Attributes:
+        settings: overrides to choose from, at least one.
+        runs: the tuning runs of each, one a seed; none where there is nothing to choose.
+        metric: of their summaries, which decides.
+    """
+
+    settings: tuple[Overrides, ...]
+    runs: tuple[tuple[RunSpec, ...], ...]
+    metric: str
+
+    def scores(self) -> list[float | None]:
+        """Returns each setting's mean over its runs; None until all of them are done."""
+        means: list[float | None] = []
+        for runs in self.runs:
+            scores = [run.summary.get(self.metric) for run in runs if run.is_done()]
+            known = [float(score) for score in scores if score is not None]
+            means.append(sum(known) / len(known) if len(known) == len(runs) else None)
+        return means
+
+    def best(self) -> Overrides | None:
+        """Returns the setting of the highest score, of equal ones the first; None until all are known."""
+        scores = self.scores()
+        known = [score for score in scores if score is not None]
+        if len(known) < len(scores):
+            return None
+        return self.settings[known.index(max(known))] if known else self.settings[0]
+
+
+@dataclass(frozen=True, eq=False)
+class EqualCompute:
+    """The length of a run that takes as many FLOPs as another's pretraining and fine-tuning.
+
+    Attributes:
+        other: whose compute it takes.
+        usual: the run of the same network and the usual length, which tells the FLOPs of a step.
+    """
+
+    other: RunSpec
+    usual: RunSpec
+
+    def steps(self) -> int:
+        """Returns the number of steps.
+
+        Raises:
+            InputError: if a cost is not known.
+        """
+        costs = [cost_of_run(self.other.summary).flops, cost_of_weights(self.other.weights).flops]
+        per_step = self.usual.summary.get("flops_per_step")
+        if None in costs or not per_step:
+            raise InputError(f'the cost of "{self.other.name}" or "{self.usual.name}" is not known')
+        return math.ceil(sum(filter(None, costs)) / per_step)
+
+
+def cost_of_run(summary: dict[str, Any]) -> Cost:
+    """Reads the cost of a run by itself from its `summary.json`."""
+    flops, steps = summary.get("flops_per_step"), summary.get("steps")
+    return Cost(summary.get("samples"), None if flops is None or steps is None else flops * steps)
+
+
+def _last_step(metrics: Path) -> int:
+    """Returns the step in the newest line; reads only the end of the file."""
+    try:
+        with metrics.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
+            steps = re.findall(rb'^\{"step": (\d+),', file.read(), re.MULTILINE)
+    except OSError:
+        return 0
+    return int(steps[-1]) if steps else 0

@@ -1,1 +1,0 @@
-"""Pages and charts that need nothing beside them."""

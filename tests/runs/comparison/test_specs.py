@@ -1,0 +1,178 @@
+"""The identity of a run: what makes it another, what does not, and what a folder of an earlier plan counts for."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from helpers.comparison import plan_of
+from helpers.images import encoded, picture, write_files
+
+from mae_vit.core.errors import InputError
+from mae_vit.finetuning.comparison.inputs import Inputs
+from mae_vit.finetuning.comparison.plan import ComparisonPlan
+from mae_vit.finetuning.comparison.protocol import (
+    describe_changes,
+    keep_protocol,
+    read_protocol,
+    recorded_inputs,
+)
+from mae_vit.training.outputs.run_folder import RUN_ID, RunFolder
+
+TUNE = [{"optim.lr": 1e-3}, {"optim.lr": 2e-3}]
+
+
+@pytest.fixture
+def made(digits, tmp_path) -> Path:
+    """Configs, weights and data of a comparison, to be changed."""
+    for name in ("given", "teacher", "init"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "encoder.safetensors").write_bytes(b"weights")
+    (tmp_path / "x.yaml").write_text("# before\ntrain: {epochs: 3}\n")
+    (tmp_path / "y.yaml").write_text(json.dumps({"model": {"init": str(tmp_path / "init")}}))
+    shutil.copytree(digits, tmp_path / "data", ignore=shutil.ignore_patterns(".index"))
+    return tmp_path
+
+
+def plan_in(folder: Path, recorded=None, **values) -> ComparisonPlan:
+    teacher = {"finetune.teacher": str(folder / "teacher")}
+    entries = [
+        {"name": "scratch"},
+        {"name": "given", "start": str(folder / "given"), "tune": [{"optim.lr": 3e-3}, {"optim.lr": 4e-3}]},
+        {"name": "taught", "set": teacher},
+        {"name": "MAE", "start": "MAE"},
+    ]
+    settings = {"data": {"path": str(folder / "data")}, "seeds": [0], "tune": TUNE}
+    settings |= {"pretrain": {"MAE": {"config": "y.yaml"}}, **values}
+    plan = plan_of(folder, entries, **settings)
+    plan.inputs = Inputs(recorded or {})
+    return plan
+
+
+def ids_of(plan: ComparisonPlan) -> dict[str, str]:
+    return {run.name: run.id for run in plan.runs}
+
+
+def rewrite(path: Path) -> None:
+    path.write_bytes(b"others!")
+
+
+def change_split(folder: Path, split: str) -> None:
+    described = json.loads((folder / "data" / "dataset.json").read_text())
+    described["splits"][split]["shards"][0]["sha256"] = "0" * 64
+    (folder / "data" / "dataset.json").write_text(json.dumps(described))
+
+
+def add_split(folder: Path) -> None:
+    described = json.loads((folder / "data" / "dataset.json").read_text())
+    described["splits"]["val"] = described["splits"]["test"]
+    (folder / "data" / "dataset.json").write_text(json.dumps(described))
+
+
+@pytest.mark.parametrize(
+    ("change", "other_rows"),
+    [
+        (
+            lambda at: (at / "x.yaml").write_text("train: {epochs: 4}\n"),
+            {"scratch", "given", "taught", "MAE"},
+        ),
+        (lambda at: rewrite(at / "given" / "encoder.safetensors"), {"given"}),
+        (lambda at: rewrite(at / "teacher" / "encoder.safetensors"), {"taught"}),
+        # All that begins from a pretraining depends on what that begins from.
+        (lambda at: rewrite(at / "init" / "encoder.safetensors"), {"pretrain MAE", "MAE"}),
+        (lambda at: change_split(at, "train"), {"scratch", "given", "taught", "pretrain MAE", "MAE"}),
+        (lambda at: change_split(at, "test"), {"scratch", "given", "taught", "MAE"}),
+        # Comments and further splits.
+        (lambda at: (at / "x.yaml").write_text("# after\ntrain: {epochs: 3}\n"), set()),
+        (add_split, set()),
+    ],
+)
+def test_a_run_is_another_where_what_it_reads_is(made, change, other_rows):
+    before = ids_of(plan_in(made))
+    change(made)
+    after = ids_of(plan_in(made))
+    changed = {name for name, identity in before.items() if after[name] != identity}
+    rows = {name.removeprefix("tune ").partition(",")[0] for name in changed}
+    assert rows == other_rows
+
+
+@pytest.mark.parametrize(
+    ("values", "changed"),
+    [
+        ({"set": {"train.epochs": 5}}, ("scratch", "tune scratch")),
+        # A longer grid makes other cells, by the same tuning runs.
+        ({"tune": [*TUNE, {"optim.lr": 5e-3}]}, ("scratch",)),
+        ({"set": {"data.workers": 3}}, ()),
+        ({"test_subset": 50}, ()),
+    ],
+)
+def test_a_run_is_another_where_its_settings_are(made, values, changed):
+    def ids(**values) -> dict[str, str]:
+        return ids_of(plan_of(made, data={"path": str(made / "data")}, seeds=[0], **values))
+
+    before, after = ids(tune=TUNE), ids(**{"tune": TUNE, **values})
+    assert {name.partition(",")[0] for name, one in before.items() if after[name] != one} == set(changed)
+
+
+def test_a_run_is_done_once_its_own_summary_says_so(made, monkeypatch):
+    plan = plan_in(made)
+    first, second = (cell.run for cell in plan.cells[:2])
+    assert first.folder == made / "out" / "scratch" / first.id[:8]
+    monkeypatch.setenv(RUN_ID, first.id)
+    for run, status, done in ((first, "running", False), (first, "done", True), (second, "done", False)):
+        run.folder.mkdir(parents=True, exist_ok=True)
+        RunFolder(run.folder).write_summary(status, {})
+        assert run.is_done() == done
+
+
+def test_inputs_that_are_gone_are_those_that_were_recorded(made):
+    plan = plan_in(made)
+    before = ids_of(plan)
+    for name in ("data", "given", "teacher"):
+        shutil.rmtree(made / name)
+    (made / "x.yaml").unlink()
+    assert ids_of(plan_in(made, plan.inputs.digests)) == before
+    assert ids_of(plan_in(made)) != before
+
+
+def test_changes_after_test_results_are_reported(made):
+    def keep(**values) -> ComparisonPlan:
+        plan = plan_in(made, **values)
+        plan.folder.mkdir(exist_ok=True)
+        keep_protocol(plan, precision="fp32")
+        return plan
+
+    assert describe_changes(keep()) == []
+    tested = keep(test_subset=20).cells[0].run.folder
+    tested.mkdir(parents=True)
+    (tested / "test_reads.json").write_text("[]")
+    assert describe_changes(keep(test_subset=20)) == []
+    (change,) = describe_changes(keep(test_subset=30))
+    assert change.startswith("The protocol was changed after test results were read (")
+    assert change.endswith(", 1 run): test_subset.")
+    rewrite(made / "given" / "encoder.safetensors")
+    assert describe_changes(keep(test_subset=30))[-1].endswith(f": weights {made / 'given'}.")
+    # The run that was tested is none of the plan any more.
+    *_, change, earlier = describe_changes(keep(test_subset=30, set={"train.epochs": 7}))
+    assert change.endswith(": set.train.epochs.")
+    assert earlier == "Test images were also read by 1 run of earlier settings (scratch)."
+    protocol = read_protocol(made / "out")
+    assert len(protocol["plans"]) == 5
+    assert recorded_inputs(protocol)[f"weights {made / 'given'}"]
+
+
+def test_a_folder_of_an_earlier_version_is_refused(tmp_path):
+    (tmp_path / "protocol.json").write_text('{"settings": {}, "changes": []}')
+    with pytest.raises(InputError, match="earlier version"):
+        read_protocol(tmp_path)
+
+
+def test_data_that_are_prepared_are_looked_for_in_the_runs_own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
+    write_files(tmp_path / "photos", {f"a/{n}.jpg": encoded(picture(n)) for n in range(6)})
+    (tmp_path / "x.yaml").write_text("run: {seed: 0}")
+    settings = {"data.path": str(tmp_path / "photos"), "data.cache_dir": str(tmp_path / "cache")}
+    train, _ = Inputs({}).identity(tmp_path / "x.yaml", settings, tested=True)["data"]
+    assert train
+    assert (tmp_path / "cache").is_dir()
+    assert not (tmp_path / "user").exists()
