@@ -57,6 +57,7 @@ def open_subject(source: str, *, norm_pix_loss: bool = False) -> InspectedEncode
 def _open(source: str, *, norm_pix_loss: bool) -> InspectedEncoder:
     start = read_weights(source)
     model = encoder_from_weights(start)
+    assert model.info.vit  # raises for other families, which have no attention to show
     decoder = read_decoder(start, model.encoder, model.info, norm_pix_loss=norm_pix_loss)
     if decoder is not None:
         why = "" if decoder.mae else "nothing says how many heads its decoder has"
