@@ -146,7 +146,7 @@ def test_the_doctor_joins_as_a_run_does(own_gpu, groups, monkeypatch):
             self[key] = value.encode()
 
     others = {f"doctor/{rank}": b"cuda" for rank in range(8)}
-    monkeypatch.setattr("mae_vit.pretraining.doctor.rank_checks.meet", lambda ranks, timeout: Store(others))
+    monkeypatch.setattr("mae_vit.pretraining.doctor.meet", lambda ranks, timeout: Store(others))
     ranks = find_ranks()
     assert join_ranks(ranks, find_device(ranks)).status == "ok"
     # A rank without a GPU: all join by the CPU, to say so.
@@ -155,7 +155,7 @@ def test_the_doctor_joins_as_a_run_does(own_gpu, groups, monkeypatch):
     joined = [(backend, how.get("device_id")) for (backend,), how in groups]
     assert joined == [("nccl", torch.device("cuda", 0)), ("gloo", None), ("gloo", None)]
     monkeypatch.setattr(
-        "mae_vit.pretraining.doctor.rank_checks.gather_objects",
+        "mae_vit.pretraining.doctor.gather_objects",
         lambda value, ranks: [value, ("cpu", "node7")],
     )
     check = check_exchange(ranks, torch.device("cuda", 0))
