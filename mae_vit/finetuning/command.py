@@ -38,7 +38,11 @@ def main(argv: Sequence[str] | None = None, *, prog: str | None = None) -> int:
             examples=as_installed(EXAMPLES) if prog else EXAMPLES,
             takes_ckpt=True,
         )
-        if arguments.ckpt is None and isinstance(arguments.config, Path) and arguments.config.is_file():
+        if (
+            arguments.ckpt is None
+            and isinstance(arguments.config, Path)
+            and (arguments.config.is_file() or not arguments.config.exists())
+        ):
             # A mistake in it is known at once; what follows takes seconds to import.
             check_without_weights(arguments.config, arguments.overrides, arguments.overrides_from)
         from mae_vit.finetuning.job import finetune

@@ -38,7 +38,9 @@ def main(argv: Sequence[str] | None = None, *, prog: str | None = None) -> int:
             examples=as_installed(EXAMPLES) if prog else EXAMPLES,
         )
         # A mistake in it is known at once; what follows takes seconds to import. A pipe is read once alone.
-        if isinstance(arguments.config, Path) and arguments.config.is_file():
+        if isinstance(arguments.config, Path) and (
+            arguments.config.is_file() or not arguments.config.exists()
+        ):
             load_config(PretrainConfig, arguments.config, arguments.overrides)
         from mae_vit.pretraining.job import check, pretrain
 

@@ -36,7 +36,9 @@ def main(argv: Sequence[str] | None = None, *, prog: str | None = None) -> int:
     def job() -> int:
         arguments = _parse(argv, prog)
         # A mistake in it is known at once; what follows takes seconds to import. A pipe is read once alone.
-        if isinstance(arguments.config, Path) and arguments.config.is_file():
+        if isinstance(arguments.config, Path) and (
+            arguments.config.is_file() or not arguments.config.exists()
+        ):
             load_config(CompareConfig, arguments.config, arguments.overrides)
         from mae_vit.finetuning.comparison.main import compare
 
