@@ -102,7 +102,7 @@ def weights_below(folder: Path) -> Path | None:
         numbers = [int(number) for number in re.findall(r"\d+", str(path.relative_to(folder)))]
         return "best" in path.name, numbers, path.stat().st_mtime
 
-    for pattern in ("*", "*/*"):
+    for pattern in ("*", "*/*", "*/*/*"):
         files = [
             path
             for path in islice(folder.glob(pattern), _MAX_NAMES)

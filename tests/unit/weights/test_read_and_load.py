@@ -174,7 +174,7 @@ def test_what_holds_no_weights(tmp_path, name, expected):
     ("files", "expected"),
     [
         ("checkpoint-9.pth.tar last.pth.tar model_best.pth.tar args.yaml", "model_best.pth.tar"),
-        ("x/checkpoint-9.pth.tar x/checkpoint-10.pth.tar", "x/checkpoint-10.pth.tar"),
+        ("train/x/checkpoint-9.pth.tar train/x/checkpoint-10.pth.tar", "train/x/checkpoint-10.pth.tar"),
         (
             "checkpoint-500/model.safetensors checkpoint-1000/model.safetensors checkpoint-1000/optimizer.pt "
             "checkpoint-1000/rng_state.pth checkpoint-1000/training_args.bin runs/events",
@@ -187,7 +187,7 @@ def test_what_holds_no_weights(tmp_path, name, expected):
 )
 def test_what_is_meant_by_a_folder_around_weights_is_named(tmp_path, files, expected):
     for name in files.split():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     with pytest.raises(InputError) as error:
         read_weights(str(tmp_path))
