@@ -193,19 +193,22 @@ def _geometry_of(identity: dict[str, Any]) -> Geometry:
     return ENCODERS[family_of(values)].model_validate({**values, "init": None, "patch_init": None}).geometry()
 
 
+def _network_geometry(metadata: Mapping[str, Any]) -> Geometry:
+    """The network that a fine-tuned classifier is, without its head."""
+    # Nothing has masked its patches.
+    facts = {"name": metadata["network"], "img_size": metadata["img_size"], "patch_size": 1}
+    return ENCODERS["network"].model_validate({**facts, "in_chans": len(metadata["mean"])}).geometry()
+
+
 def _read_file(path: Path, network: str | None = None) -> Weights:
     """The encoder in a file of ours or of others, in whatever container and under whatever names."""
     if (path.parent / STATE).is_file() and path.stem not in _WEIGHTS:
         raise InputError(f"{path} is a part of a checkpoint, and holds no weights: give {_run_around(path)}")
     metadata, content = read_content(path)
-    if metadata.get("network"):
-        raise InputError(
-            f"start {path} is {metadata['network']}, fine-tuned: it has no encoder to begin from"
-        )
     names = [*named_tensors(content)]
     if not metadata:
         check_whole(path, names)
-    geometry = geometry_from(metadata)
+    geometry = _network_geometry(metadata) if "network" in metadata else geometry_from(metadata)
     of_vit = geometry is None or geometry.family == "vit"
     found = find_network(content, str(path), network) if of_vit else None
     if found is None and not metadata:

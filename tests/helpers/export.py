@@ -63,7 +63,7 @@ def mae_run(folder: Path, *, mask_ratio=0.75, norm_pix_loss=True, joint=False, *
         "model.name": info.vit.size,
         "model.img_size": list(info.img_size),
         **{
-            f"model.{key}": getattr(info, key)
+            f"model.{key}": getattr(info.vit, key)
             for key in ("patch_size", "in_chans", "embed_dim", "depth", "num_heads", "mlp_ratio", "pos_embed")
         },
         **{f"objective.{'mae.' if joint else ''}{key}": value for key, value in objective.items()},

@@ -103,7 +103,6 @@ def test_pip_installs_no_other_than_the_extras_that_there_are():
         "hf",
         "onnx",
         "hub",
-        "parquet",
         "dicom",
         "bands",
     }

@@ -12,7 +12,7 @@ from mae_vit.config.overrides import drop_alternatives
 from mae_vit.core.errors import InputError
 from mae_vit.core.hub import is_hub_name
 from mae_vit.finetuning.config.schema import SEGMENTATION, TRAINS_ENCODER
-from mae_vit.models.geometry import ViTGeometry
+from mae_vit.models.geometry import Geometry, ViTGeometry
 from mae_vit.weights.foreign import ForeignWeights, read_foreign
 from mae_vit.weights.names import FOREIGN_ORIGIN, is_frozen
 from mae_vit.weights.read import read_weights
@@ -82,6 +82,7 @@ class WeightsOverrides:
         facts: dict[str, Any] = {"finetune": {"start": pinned}}
         model = raw.get("model")
         if (geometry := self.start.geometry) is not None:
+            self._check_network(model, geometry, str(named))
             facts["model"] = geometry.to_config()
             if isinstance(geometry, ViTGeometry):
                 # As in the official MAE code: a fixed table is where learned positions begin.
@@ -101,6 +102,16 @@ class WeightsOverrides:
             facts["finetune"]["pool"] = self.start.pool
         self.replaced = self._replaced(raw, facts)
         _lay_over(raw, facts)
+
+    def _check_network(self, model: Any, geometry: Geometry, start: str) -> None:
+        """Refuses a recipe, or an override, for another network than that of the weights."""
+        stated = self._network or (model.get("name") if isinstance(model, dict) else None)
+        ours = geometry.to_config()["name"]
+        if stated not in (None, ours) and family_of({"name": stated}) == "network":
+            raise InputError(
+                f'model.name="{stated}" does not fit --ckpt {start}, which is {geometry.describe()}: give a config for '
+                f"{ours}, or model.name={ours}"
+            )
 
     def _begin_from_foreign(self, raw: dict[str, Any], start: str) -> None:
         """Takes network, size and normalization of an encoder of others; the file's `model` gives way whole."""

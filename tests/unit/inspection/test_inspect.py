@@ -177,7 +177,7 @@ def test_the_history_of_a_run_is_its_own(runs, tmp_path):
     (tmp_path / "sub").mkdir()
     (tmp_path / "encoder.safetensors").write_bytes((runs / "mae" / "encoder.safetensors").read_bytes())
     size = vit_info("Ti", (32, 32), 8, 1, 192, 12, 3, 4.0, "sincos", [0.5], [0.5], "mae", 0)
-    torch.save({"model": size.build().state_dict()}, tmp_path / "sub" / "foreign.pth")
+    torch.save({"model": size.geometry.build().state_dict()}, tmp_path / "sub" / "foreign.pth")
     foreign = load_encoder(tmp_path / "sub" / "foreign.pth")
     assert (foreign.info.objective, foreign.info.step) == ("unknown", 0)
     assert foreign.info.mean == pytest.approx([0.449], abs=1e-6)

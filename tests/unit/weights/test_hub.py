@@ -151,8 +151,9 @@ def test_an_encoder_that_does_not_come_is_not_replaced_by_another_file(hub, file
 
 
 def test_the_librarys_log_of_retries_is_silent_meanwhile_and_as_before_afterwards(monkeypatch):
-    from huggingface_hub.utils import are_progress_bars_disabled, logging
+    from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars, logging
 
+    enable_progress_bars()  # other tests may have left them off
     logging.set_verbosity_info()
     with hub_errors(HubName("anna/mae")):
         assert logging.get_verbosity() == logging.ERROR

@@ -220,7 +220,7 @@ def test_the_record_is_in_the_encoders_file_only_where_something_was_done(tmp_pa
     assert mae_vit.load_encoder(path).input.preprocessing == how
     plain = read_info(encoder_file(tmp_path / "plain.safetensors"))
     assert plain.preprocessing == UNCHANGED
-    assert b"preprocessing" not in encoder_bytes(plain.build(), plain)
+    assert b"preprocessing" not in encoder_bytes(plain.geometry.build(), plain)
     for broken in (
         {"resize": 0},
         {"window": [1, "x"]},
