@@ -125,9 +125,11 @@ def _raster(data: bytes, pages: list[Page], max_pixels: int | None, every_band: 
         notes.append("white is zero, inverted")
         if not dtype.startswith("uint"):
             raise DecodeError(f"a TIFF file of {dtype} in which white is zero")
+    names = names_of(first, count) or (("red", "green", "blue") if colors == 3 and count == 3 else ())
+    if len(pages) * images > 1 and not names:
+        notes.append("of several pages, taken as bands (--bands 1 takes the first page alone)")
     if first.oriented:
         notes.append("with an orientation, which is ignored")
-    names = names_of(first, count) or (("red", "green", "blue") if colors == 3 and count == 3 else ())
 
     def pixels() -> np.ndarray:
         array = _decode(data, pages, images)[:count]
