@@ -127,7 +127,7 @@ def _raster(data: bytes, pages: list[Page], max_pixels: int | None, every_band: 
             raise DecodeError(f"a TIFF file of {dtype} in which white is zero")
     names = names_of(first, count) or (("red", "green", "blue") if colors == 3 and count == 3 else ())
     if len(pages) * images > 1 and not names:
-        notes.append("of several pages, taken as bands (--bands 1 takes the first page alone)")
+        notes.append("of several pages, which are bands (--bands 1 takes the first page alone)")
     if first.oriented:
         notes.append("with an orientation, which is ignored")
 

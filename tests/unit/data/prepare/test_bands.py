@@ -259,7 +259,7 @@ def test_pages_are_bands_and_the_first_of_each_may_be_taken(tmp_path, capsys):
     assert len(members(tmp_path / "out")) == 3
     assert prepared(source, tmp_path / "pages", "--take", "3xuint8") == 0
     said = capsys.readouterr().out
-    assert "1 of several pages, taken as bands (--bands 1 takes the first page alone)" in said
+    assert "1 of several pages, which are bands (--bands 1 takes the first page alone)" in said
     assert "left out 2 unreadable images" in said
 
 
