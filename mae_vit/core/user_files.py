@@ -43,8 +43,11 @@ OTHER_EXTENSIONS = (
 CONVERTIBLE_EXTENSIONS = frozenset((
     *("nd2", "czi", "lif", "oib", "oif", "svs", "ndpi", "mrxs", "vsi"),
     *("nii", "nii.gz", "mha", "mhd", "nrrd", "jp2", "j2k", "exr", "fits", "psd", "svg", "pdf", "tga", "ico"),
+    *("idx", "idx.gz"),
     *("arrow", "tfrecord", "h5", "hdf5", "mat", "lmdb", "mdb", "rec", "pt", "pth", "pkl", "beton", "mp4", "avi"),
 ))  # fmt: skip
+# What is to be done about these.
+EACH_IMAGE = "write each image as PNG or .npy, and give the folder"
 TABLE_EXTENSIONS = ("csv", "tsv", "jsonl", "xlsx")
 # Lists of images and labels may be such texts.
 LIST_EXTENSIONS = ("csv", "tsv", "txt")
@@ -54,6 +57,7 @@ ARCHIVE_EXTENSIONS = (
 )
 # Columns of tables, and members of shards, that are labels by their names.
 LABEL_NAMES = ("label", "labels", "class", "class_name", "cls", "target", "category")
+_IDX = re.compile(r"[-.]idx\d-ubyte(\.gz)?$")
 _HIDDEN = re.compile(r"(^|/)(\.|__MACOSX/|@eaDir/|#recycle/|\$RECYCLE\.BIN/|DICOMDIR$)")
 _ALL = frozenset((*IMAGE_EXTENSIONS, *ARRAY_EXTENSIONS))
 
@@ -113,7 +117,9 @@ def extension_of(path: str) -> str:
 
 
 def full_extension(path: str) -> str:
-    """Returns what `extension_of` does, with what a packed file is of: "nii.gz"."""
+    """Returns what `extension_of` does, with what a packed file is of: "nii.gz"; of MNIST's arrays "idx"."""
+    if idx := _IDX.search(path):
+        return f"idx{idx[1] or ''}"
     extension = extension_of(path)
     inner = extension_of(path[: -len(extension) - 1]) if extension in ("gz", "bz2", "xz", "zst") else ""
     return f"{inner}.{extension}" if inner else extension

@@ -6,6 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from math import gcd
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import plain_text
@@ -19,7 +20,7 @@ _WRAPPERS = frozenset(
 # resources, where a photo library of macOS keeps thumbnails of its originals.
 _SPLIT = "(train(ing)?|val(id(ation)?)?|dev|test(ing)?)?"
 _COMPANION = re.compile(
-    rf"{_SPLIT}[\W_]*(masks?|labels?|annot(ation)?s?|ground[\W_]?truths?|gt|segmentation\w*|depths?|resources|thumbnails?)[\W_]*{_SPLIT}",
+    rf"{_SPLIT}[\W_]*(masks?|labels?|annot(ation)?s?|ground[\W_]?truths?|gt|segmentation\w*|depths?|resources|thumb(nail)?s?)[\W_]*{_SPLIT}",
     re.IGNORECASE,
 )
 _TRUTH = re.compile(r"gt([A-Z_-]|$)")
@@ -31,6 +32,10 @@ _NUMBERED = re.compile(
     r"(19|20)\d\d-\d\d(-\d\d)?|(patients?|pat|subjects?|subj?|case|study|series|ser)[\W_]?\d+",
     re.IGNORECASE,
 )
+# A folder, or a file without its extension, whose name has one number, at its end.
+_ONE_NUMBER = re.compile(r"\D*(\d{1,18})")
+# Fewer images in each folder are no part of a numbered set.
+_SMALLEST_PART = 10
 _HEX = frozenset("0123456789abcdefABCDEF")
 # Albums of one year each: Photos from 2019.
 _YEAR = re.compile(r"(\D+)(?:19|20)\d\d")
@@ -252,7 +257,7 @@ def _questions(placed: Sequence[tuple[str, Parts]]) -> Iterator[_Question]:
     single = [all(len(name) == 1 for name in level) for level in levels]
     hashed = len(lower) > 1 and single[1] and (single[0] or single[2])
     tiles = all(map(str.isdigit, tops | lower | {parts[-1].partition(".")[0] for _, parts in placed}))
-    if len(tops) > 1 and (letters or hashed or tiles or _are_parts(tops)):
+    if len(tops) > 1 and (letters or hashed or tiles or _are_parts(tops) or _are_ranges(tops, placed)):
         last = len(lower) > 1 and not (hashed or tiles or _are_parts(lower))
         answer = "--class-folder last (classes are the folders in them)" if last else "--no-labels"
         text = f"are {_listed(tops)} classes, or parts of one set?"
@@ -265,6 +270,16 @@ def _are_parts(names: set[str]) -> bool:
     # Digits alone are classes, and so are letters alone.
     hashed = names <= _HEX and 0 < sum(map(str.isdigit, names)) < len(names)
     return hashed or (len(years) > 1 and len(set(years)) == 1) or all(map(_NUMBERED.fullmatch, names))
+
+
+def _are_ranges(tops: set[str], placed: Sequence[tuple[str, Parts]]) -> bool:
+    """Whether numbered folders hold the images of the numbers from theirs on: 01000/01234.png."""
+    first = {name: int(found[1]) for name in tops if (found := _ONE_NUMBER.fullmatch(name))}
+    part = gcd(*first.values())
+    if len(first) < len(tops) or part < _SMALLEST_PART:
+        return False
+    images = ((first[parts[0]], _ONE_NUMBER.fullmatch(parts[-1].rpartition(".")[0])) for _, parts in placed)
+    return all(number and start <= int(number[1]) <= start + part for start, number in images)
 
 
 def level_note(placed: Iterable[tuple[str, Parts]], class_folder: str | None) -> list[str]:

@@ -14,6 +14,7 @@ from mae_vit.core.user_files import (
     ARRAY_EXTENSIONS,
     CONVERTIBLE_EXTENSIONS,
     DICOM_EXTENSIONS,
+    EACH_IMAGE,
     IMAGE_EXTENSIONS,
     LIST_EXTENSIONS,
     OTHER_EXTENSIONS,
@@ -35,6 +36,8 @@ _BAND = re.compile(
     r"(.*[-_.])(?:(?:B|band_?|(?-i:w|c))\d{1,2}A?|ch(?:annel)?_?\d{1,3}(?!\d)(.*))\.(?:tiff?|jp2|png)$",
     re.IGNORECASE,
 )
+# Other sizes of NAME.jpg: NAME_thumb.jpg, thumb_NAME.jpg, NAME@2x.jpg.
+_SIZE = re.compile(r"[-_. ]thumb(nail)?s?$|@\dx$|^(thumb(nail)?s?|tn)[-_. ]", re.IGNORECASE)
 # cat.0.jpg, dog_12.jpg, and not IMG_0001.jpg.
 _CLASS_IN_NAME = re.compile(r"(\D*[a-z]{2}\D*?)[-_. ]*\d+\.\w+")
 _NAMED = 3
@@ -164,7 +167,7 @@ class Listing:
         if not labeled and (tables := self.tables()):
             notes.append(
                 f"{shown(tables)} may hold labels, but the labels of a folder are its folders (CLASS/*.jpg); a CSV or "
-                "TSV of paths and labels is a source itself: give it in place of the folder"
+                f"TSV of paths and labels is a source itself: {self.table_way(tables)} in place of the folder"
             )
         if not labeled and (classes := self._classes_in_names()):
             notes.append(
@@ -185,6 +188,12 @@ class Listing:
             path for path in self.beside if extension_of(path) in TABLE_EXTENSIONS and not is_sample(path)
         ]
 
+    def table_way(self, tables: Iterable[str]) -> str:
+        """Says how to give a table, whose images must lie beside it or below."""
+        folders = {path[: path.rfind("/") + 1] for path in tables}
+        near = all(any(path.startswith(folder) for path, _ in self.images) for folder in folders)
+        return "give it" if near else "move it to the folder that holds its images, and give it"
+
     def _classes_in_names(self) -> list[str]:
         """The first words of all names of a folder, if these are few and numbers follow."""
         folders: dict[str, list[str]] = defaultdict(list)
@@ -204,7 +213,7 @@ def is_sample(path: str) -> bool:
 def _not_read(unknown: Counter[str]) -> str:
     counts = ", ".join(f"{count:,} {_dotted(kind)}" for kind, count in sorted(unknown.items()))
     convert = sorted(unknown.keys() & CONVERTIBLE_EXTENSIONS)
-    remedy = f"; images in {', '.join(map(_dotted, convert))} are to be converted to PNG or TIFF first"
+    remedy = f"; of {', '.join(map(_dotted, convert))}, {EACH_IMAGE}"
     if "arrow" in convert:
         remedy += '; datasets.load_from_disk(FOLDER)["train"].to_parquet("train.parquet") writes what is read'
     return f"not read: {counts}{remedy if convert else ''}"
@@ -230,6 +239,7 @@ def leave_out(files: Listing, top: str, *, companions: bool) -> None:
     """
     _leave_out_arrays(files)
     _leave_out_doubled(files, top)
+    _leave_out_sizes(files)
     if companions:
         _leave_out_companions(files)
     _note_bands(files)
@@ -271,6 +281,26 @@ def _leave_out_doubled(files: Listing, top: str) -> None:
     files.leave_out(
         doubled,
         f"{count_of(len(doubled), 'image')} of {folders}: the folder around it holds images of the same names",
+    )
+
+
+def _leave_out_sizes(files: Listing) -> None:
+    """Leaves out thumbnails and other sizes of images that lie beside them: 1_thumb.jpg beside 1.jpg or 1.png."""
+    image_of = {}
+    for path, _ in files.images:
+        folder, slash, name = path.rpartition("/")
+        stem = name.rpartition(".")[0]
+        if _SIZE.search(stem):
+            image_of[path] = f"{folder}{slash}{_SIZE.sub('', stem)}"
+    if not image_of:
+        return
+    # A thumbnail may keep its image's extension: 1.webp_thumb.jpg.
+    names = {name for path, _ in files.images for name in (path, path.rpartition(".")[0])}
+    sizes = [path for path, image in image_of.items() if image in names]
+    files.leave_out(
+        sizes,
+        f"{count_of(len(sizes), 'image')} ({shown(sizes)}): by the name, a thumbnail or another size of the image "
+        "beside it (to take it too, move it elsewhere)",
     )
 
 

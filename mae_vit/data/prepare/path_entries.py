@@ -41,7 +41,7 @@ def entries_from_paths(
         if not (tables := files.tables() if labels else []):
             raise
         raise InputError(
-            f"{error}; {shown(tables)} may hold labels: give a table in place of the folder"
+            f"{error}; {shown(tables)} may hold labels: {files.table_way(tables)} in place of the folder"
         ) from None
     folders = {parts[0] if len(parts) > 1 else None for _, parts in placed}
     if wrapped and len(folders) == 1 and {own for own, _ in placed} == {split}:

@@ -152,7 +152,8 @@ def _group(sources: Sequence[ImageSource]) -> tuple[dict[str, list[Entry]], dict
             if (other := source_of.setdefault(entry.split, source)) is not source:
                 raise InputError(
                     f'split "{entry.split}" comes from both {other.name} and {source.name}: give one source '
-                    "for each split (several shards: the folder that holds them), or --split NAME"
+                    "for each split (the folder that holds both, archives unpacked into it), or prepare one after the "
+                    "other, each with its --split NAME"
                 )
             by_split.setdefault(entry.split, []).append(entry)
     return by_split, {split: source.name for split, source in source_of.items()}

@@ -77,9 +77,11 @@ class Statistics:
             self.kind, self.layout = image.kind, image.layout
         layout, where = image.layout, plain_text(path)
         if image.kind != self.kind:
+            types = {kind.rpartition("x")[2].replace("uint8", EIGHT_BIT) for kind in (image.kind, self.kind)}
+            first = "" if len(types) > 1 else "; --bands 1 takes the first band or page of each TIFF or array"
             raise InputError(
                 f"files differ in bands or type: {where} is {image.kind}, others are {self.kind}: "
-                f"--take {self.kind} or --take {image.kind} takes one of them (8-bit: 16 bits become 8)"
+                f"--take {self.kind} or --take {image.kind} takes one of them (8-bit: 16 bits become 8){first}"
             )
         if layout is None or self.layout is None:
             return

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mae_vit.core.user_files import EACH_IMAGE
 from mae_vit.data.images.bands.raster import Raster, check_shape, checked_dtype
 from mae_vit.data.images.bounds import DecodeError, first_line
 
@@ -78,7 +79,9 @@ def open_npz(data: bytes, max_pixels: int | None) -> Raster:
             if len(arrays) > 1:
                 arrays = [name for name in arrays if name == "image.npy"]
             if len(arrays) != 1 or len(members) > _MEMBERS:
-                raise DecodeError(f'{len(members)} arrays in one file: name the image "image"')
+                raise DecodeError(
+                    f'{len(members)} arrays in one file: name the image "image"; of stacks {EACH_IMAGE}'
+                )
             with archive.open(arrays[0]) as file:
                 start = file.read(_MAX_HEADER + 12)
                 # The header bounds what is unpacked.

@@ -150,6 +150,8 @@ def _read(file: TiffFile, length: int, max_pixels: int | None, every_band: bool)
     names = _names(first, len(pixels))
     if not names and colors == len(pixels) == 3:
         names = ("red", "green", "blue")
+    if len(pages) * images > 1 and not names:
+        notes.append("of several pages, which are bands (--bands 1 takes the first page alone)")
     return Raster("tiff", pixels, names, _nodata(first), tuple(notes))
 
 

@@ -8,6 +8,7 @@ import shlex
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from glob import glob
 from pathlib import Path
 
@@ -15,12 +16,13 @@ from braceexpand import braceexpand
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.hub import is_hub_name
-from mae_vit.core.messages import closest, closest_path, count_of, nearest
+from mae_vit.core.messages import closest, closest_path, count_of, nearest, plain_text
 from mae_vit.core.urls import is_url, redact_url
 from mae_vit.core.user_files import (
     ARCHIVE_EXTENSIONS,
     ARRAY_EXTENSIONS,
     CONVERTIBLE_EXTENSIONS,
+    EACH_IMAGE,
     IMAGE_EXTENSIONS,
     TEXT_EXTENSIONS,
     extension_of,
@@ -29,7 +31,7 @@ from mae_vit.core.user_files import (
     what_file_is,
 )
 from mae_vit.data.prepare.entries import ImageSource, SourceOptions
-from mae_vit.data.prepare.listing import shown
+from mae_vit.data.prepare.listing import Listing, shown
 from mae_vit.data.prepare.path_entries import entries_from_paths
 from mae_vit.data.prepare.sources.archives import holds_images, is_tar, open_zip
 from mae_vit.data.prepare.sources.downloads import cifar10, cifar100, digits
@@ -41,7 +43,7 @@ from mae_vit.data.prepare.sources.tars import open_tars
 
 _ARCHIVES = (".tar", ".tar.gz", ".tar.bz2", ".tar.xz", ".zip")
 _PART = re.compile(r"\.(z\d\d|(zip|7z|rar|tar|tgz|gz)[-_.]?(\d{2,3}|part\w*|[a-z]{2}))$", re.IGNORECASE)
-_ARRAYS = re.compile(r"-ubyte(\.gz)?$")  # MNIST's
+_NUMBERS = re.compile(r"\d+")
 _CIFAR = re.compile(r"cifar-(100?)-")
 # So many pictures may lie beside shards without being the data.
 _FEW_IMAGES = 16
@@ -51,6 +53,8 @@ _NAMES = ["digits", *DOWNLOADS]
 
 def find_sources(specs: Sequence[str], options: SourceOptions) -> list[ImageSource]:
     """Opens sources of images; Parquet files or tars, which a shell may list one by one, are one source.
+
+    So are zips whose names differ in numbers alone, as those of a large download do.
 
     Args:
         specs: each as `find_images` takes it.
@@ -62,7 +66,11 @@ def find_sources(specs: Sequence[str], options: SourceOptions) -> list[ImageSour
     """
     specs = [path for spec in specs for path in _expand(spec)]
     sources = list[ImageSource]()
-    for is_kind, open_files in ((_is_parquet, _open_parquet), (_is_tar, _open_tars)):
+    zips = {_NUMBERS.sub("", Path(spec).name) for spec in specs if _is_zip(Path(spec))}
+    kinds: list[tuple[Callable[[Path], bool], Callable[[list[Path], SourceOptions], ImageSource]]]
+    kinds = [(_is_parquet, _open_parquet), (_is_tar, _open_tars)]
+    kinds += [(partial(_is_zip, name=name), _open_zips) for name in sorted(zips)]
+    for is_kind, open_files in kinds:
         if paths := [Path(spec) for spec in specs if is_kind(Path(spec))]:
             sources.append(_checked(open_files(paths, options), str(paths[0]), options))
             specs = [spec for spec in specs if Path(spec) not in paths]
@@ -112,9 +120,8 @@ def _open_source(spec: str, options: SourceOptions) -> ImageSource:
         source = _open_parquet([path], options)
     elif _is_tar(path):
         source = _open_tars([path], options)
-    elif path.is_file() and extension_of(path.name) == "zip":
-        files = open_zip(path, options.name_encoding)
-        source = entries_from_paths(files, options, where=spec, name=path.name, wrapped=True)
+    elif _is_zip(path):
+        source = _open_zips([path], options)
     elif is_table(path):
         source = open_table(path, options)
     else:
@@ -133,8 +140,8 @@ def _no_source(spec: str, path: Path) -> str:
     archive = extension in ARCHIVE_EXTENSIONS
     if _PART.search(path.name):
         why = ": a part of an archive in several files: join them first (cat ARCHIVE.* > ARCHIVE; zip -s 0 of .z01)"
-    elif _ARRAYS.search(path.name) or full_extension(path.name) in {*CONVERTIBLE_EXTENSIONS, "npz"}:
-        why = ": one file of arrays or images, which is not read: write each image as PNG or .npy, and give the folder"
+    elif full_extension(path.name) in {*CONVERTIBLE_EXTENSIONS, "npz"}:
+        why = f": one file of arrays or images, which is not read: {EACH_IMAGE}"
     elif not archive and (what := what_file_is(path)):
         why = f" is {what}"
     elif extension in (*TEXT_EXTENSIONS, "xlsx", "xls"):
@@ -197,6 +204,24 @@ def _open_tars(paths: list[Path], options: SourceOptions, folder: Path | None = 
     return open_tars(paths, folder, name, options)
 
 
+def _open_zips(paths: list[Path], options: SourceOptions) -> ImageSource:
+    """Opens a zip, or the parts of a folder that was packed into several, as one folder."""
+    folder, name = _folder_and_name(paths, None)
+    files, holder = Listing(), dict[str, Path]()
+    for path in paths:
+        part = open_zip(path, options.name_encoding)
+        if both := next((image for image, _ in part.images if image in holder), None):
+            raise InputError(
+                f"{holder[both]} and {path} both hold {plain_text(both)}: give one, or unpack each into a folder of "
+                "its own"
+            )
+        holder |= dict.fromkeys((image for image, _ in part.images), path)
+        files.add(part, wrapping="", place="")
+    files.images.sort(key=lambda image: image[0])
+    where = str(paths[0] if len(paths) == 1 else folder)
+    return entries_from_paths(files, options, where=where, name=name, wrapped=True)
+
+
 def _open_parquet(paths: list[Path], options: SourceOptions, folder: Path | None = None) -> ImageSource:
     """Opens Parquet files: those of a folder, or those that are named."""
     if folder is not None:
@@ -227,6 +252,12 @@ def _folder_and_name(paths: list[Path], folder: Path | None) -> tuple[Path, str]
 
 def _is_tar(path: Path) -> bool:
     return is_tar(path) and path.is_file()
+
+
+def _is_zip(path: Path, name: str | None = None) -> bool:
+    """Whether a file is a zip; called so, but for numbers."""
+    named = name in (None, _NUMBERS.sub("", path.name))
+    return named and extension_of(path.name) == "zip" and path.is_file()
 
 
 def _is_parquet(path: Path) -> bool:

@@ -6,6 +6,7 @@ import csv
 import io
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
@@ -97,8 +98,19 @@ class _Files:
             return ": download them first"
         if archives := [name for name in names if extension_of(name) in ARCHIVE_EXTENSIONS]:
             return f": unpack {shown(archives)} first, which may hold them"
-        there = self._below.shown() if all_missing else ""
-        return f"; there are {there}" if there else ""
+        if not all_missing:
+            return ""
+        there = self._below.shown()
+        return f"; there are {there}" if there else self.beside(missing)
+
+    def beside(self, names: Iterable[str]) -> str:
+        """Says which folder beside that of the table has images of these names, and what to do; "" if none has."""
+        stems = {stem_of(name.replace("\\", "/").rpartition("/")[2]) for name in names}
+        with suppress(OSError):  # folders may be another user's
+            for folder in sorted(filter(Path.is_dir, self._folder.resolve().parent.iterdir())):
+                if any(is_image(file.name) and stem_of(file.name) in stems for file in folder.iterdir()):
+                    return f"; {folder} has images of these names: if they are meant, move the table there"
+        return ""
 
 
 def _shared_folders(paths: Iterable[str]) -> tuple[str, ...]:
@@ -219,9 +231,10 @@ def _choose_columns(
         command += f" --label-column {shlex.quote(columns[labels[0]])}"
     if why:
         listed = plain_text(", ".join(columns.values())[:80])
+        near = "" if paths else files.beside(cell for row in cells[:_LOOKED_AT] for cell in row.values())
         raise InputError(
             f"table {table}: {' and '.join(why)}: its first line has {listed}; "
-            f"mae-vit prepare {shlex.quote(str(table))} OUT{command} chooses"
+            f"mae-vit prepare {shlex.quote(str(table))} OUT{command} chooses{near}"
         )
     return paths[0], labels[0] if labels else None
 

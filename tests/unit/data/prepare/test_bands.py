@@ -254,6 +254,20 @@ def test_a_mixture_is_refused_unless_it_is_said_which_to_take(tmp_path, capsys, 
     assert read_dataset(tmp_path / "out").splits["train"].samples == 1
 
 
+def test_pages_are_bands_and_the_first_of_each_may_be_taken(tmp_path, capsys):
+    scan = values(3, "uint8", 0, 255)
+    source = write(tmp_path / "src", {f"{count}.tif": tiff(scan[:count]) for count in (2, 3)})
+    assert prepared(source, tmp_path / "out") == 2
+    assert "--bands 1 takes the first band or page of each TIFF" in capsys.readouterr().err
+    write(tmp_path / "src", {"1.tif": tiff(scan[0])})
+    assert prepared(source, tmp_path / "out", "--bands", 1) == 0
+    assert len(members(tmp_path / "out")) == 3
+    assert prepared(source, tmp_path / "pages", "--take", "3xuint8") == 0
+    said = capsys.readouterr().out
+    assert "1 of several pages, which are bands (--bands 1 takes the first page alone)" in said
+    assert "left out 2 unreadable images" in said
+
+
 def test_files_that_name_their_bands_differently(tmp_path, capsys):
     def named(*names):
         items = "".join(

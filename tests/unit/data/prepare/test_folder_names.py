@@ -72,6 +72,15 @@ CLEAR = {
         "nut/train/good/1.png nut/test/good/2.png cap/train/good/1.png cap/test/good/1.png",
         {"test": ["cap", "nut"], "train": ["cap", "nut"]},
     ),
+    "classes whose images have numbers of their own": (
+        "00000/00000_00000.ppm 00010/00000_00010.ppm 00020/00000_00000.ppm",
+        {"train": ["00000", "00010", "00020"]},
+    ),
+    "ages": ("10/1.jpg 20/2.jpg 30/3.jpg", {"train": ["10", "20", "30"]}),
+    "thumbnails of images and of a film": (
+        "a/1.jpg a/1_thumb.jpg a/2.png a/thumb_2.jpg a/3.webp a/3.webp_thumb.jpg b/4@2x.png b/4.png b/5.MOV_thumb.jpg",
+        {"train": ["a", "b"]},
+    ),
     "letters of a hand": ("A/1.jpg B/2.jpg", {"train": ["A", "B"]}),
     "WordNet": ("n01440764/1.jpg n01443537/2.jpg", {"train": ["n01440764", "n01443537"]}),
     "one folder of images": ("images/1.jpg images/2.jpg", {"train": ["-"]}),
@@ -116,6 +125,10 @@ ASKED = {
     "two parts": (
         "HAM_part_1/1.jpg HAM_part_2/2.jpg",
         "classes, or parts of one set? If classes, mae-vit prepare --class-folder first; if parts, --no-labels",
+    ),
+    "parts of a thousand": (
+        "00000/00000.png 00000/00999.png 01000/01001.png 02000/02000.png",
+        'are "00000", "01000", "02000" classes, or parts',
     ),
     "a camera": ("100APPLE/1.jpg 101APPLE/2.jpg", 'are "100APPLE" and "101APPLE" classes, or parts'),
     "days": ("2023-05-01/1.jpg 2023-06-01/2.jpg", "classes, or parts of one set?"),
@@ -207,6 +220,11 @@ MASKS = {
         "trainannot, valannot",
         {"train": ["-"], "val": ["-"]},
     ),
+    "thumbnails": (
+        "cat/1.jpg cat/thumbs/1.jpg dog/2.jpg",
+        "cat/thumbs",
+        {"train": ["cat", "dog"]},
+    ),
     "in each split": (
         "train/images/1.jpg train/labels/1.png val/images/2.jpg val/labels/2.png",
         "train/labels, val/labels",
@@ -218,6 +236,22 @@ MASKS = {
         {"train": ["sick", "well"]},
     ),
 }
+
+
+@pytest.mark.parametrize("class_folder", [None, "first"])
+def test_thumbnails_beside_their_images_are_left_out_and_said(class_folder):
+    source = source_of(CLEAR["thumbnails of images and of a film"][0], class_folder=class_folder)
+    assert {entry.path for entry in source.entries} == {
+        "a/1.jpg",
+        "a/2.png",
+        "a/3.webp",
+        "b/4.png",
+        "b/5.MOV_thumb.jpg",
+    }
+    assert (
+        "left out 4 images (a/1_thumb.jpg, a/3.webp_thumb.jpg, a/thumb_2.jpg, ...): by the name"
+        in "".join(source.notes)
+    )
 
 
 @pytest.mark.parametrize("labels", [True, False])

@@ -1,13 +1,21 @@
 """Folders as people have them: parts that are no classes, links, formats that are not read, copies in copies."""
 
+import numpy as np
 import pytest
 from helpers.images import encoded, picture, read_back, write_files, write_tar, write_zip
+from unit.data.band_files import npz
 
 from mae_vit.cli.main import main
 from mae_vit.data.shards.dataset_json import read_dataset
 
 JPEG, TIFF = encoded(picture(1)), encoded(picture(2, mode="L"), "tiff")
 TREE = {"cat/1.jpg": JPEG, "dog/2.jpg": JPEG}
+MNIST = {
+    f"raw/train-{what}-ubyte{end}": b"\0\0\x08\3"
+    for what in ("images-idx3", "labels-idx1")
+    for end in ("", ".gz")
+}
+STACKS = npz(train_images=np.zeros((4, 8, 8, 3), np.uint8), train_labels=np.zeros((4, 1), np.uint8))
 
 
 @pytest.fixture
@@ -16,7 +24,9 @@ def prepared(tmp_path, capsys):
 
     def run(source, *options):
         source = write_files(tmp_path / "src", source) if isinstance(source, dict) else source
-        code = main(["prepare", str(source), str(tmp_path / "out"), *options, "--workers", "0"])
+        more = [option for option in options if option.endswith(".zip")]
+        options = [option for option in options if option not in more]
+        code = main(["prepare", str(source), *more, str(tmp_path / "out"), *options, "--workers", "0"])
         return code, "".join(capsys.readouterr())
 
     return run
@@ -73,8 +83,8 @@ def test_what_is_not_read_is_counted(tmp_path, prepared, pack):
     code, said = prepared(pack(tmp_path / f"a.{pack.__name__[6:]}", TREE | odd))
     assert code == 0
     assert (
-        "not read: 1 without an extension, 2 .czi, 1 .nii.gz, 1 .xyz; images in .czi, .nii.gz are to be converted to "
-        "PNG or TIFF first\n"
+        "not read: 1 without an extension, 2 .czi, 1 .nii.gz, 1 .xyz; of .czi, .nii.gz, write each image as PNG "
+        "or .npy, and give the folder\n"
     ) in said
     assert "ignored 1 file (no images)" in said
     assert "left out 3 photographs in a format that cannot be read (2 .heic, 1 .nef)" in said
@@ -86,9 +96,17 @@ def test_of_formats_that_are_not_read_alone_the_error_names_them(prepared):
         {"data-00000-of-00001.arrow": b"x", "state.json": b"{}", "dataset_info.json": b"{}"}
     )
     assert code == 2
-    assert "not read: 1 .arrow; images in .arrow are to be converted" in said
+    assert "not read: 1 .arrow; of .arrow, write each image as" in said
     assert '["train"].to_parquet("train.parquet")' in said
     assert len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize("folder", [MNIST, {"pathmnist.npz": STACKS}], ids=["MNIST", "MedMNIST"])
+def test_a_folder_of_stacks_gets_the_line_of_its_files(prepared, folder):
+    code, said = prepared(folder)
+    assert code == 2
+    assert "write each image as PNG or .npy, and give the folder" in said
+    assert "unpack" not in said
 
 
 def test_placeholders_of_a_cloud_are_named(prepared):
@@ -142,7 +160,7 @@ def test_folders_that_are_no_classes_are_a_question(tmp_path, prepared, paths):
         " classes, or parts of one set? If classes, mae-vit prepare --class-folder first; if parts, --no-labels"
         in said
     )
-    assert "; labels.csv may hold labels: give a table in place of the folder" in said
+    assert "; labels.csv may hold labels: give it in place of the folder" in said
     assert prepared(files, "--no-labels")[0] == 0
 
 
@@ -182,6 +200,22 @@ def test_names_that_hold_classes_are_said(prepared, names, said):
     lines = prepared(files)[1]
     assert ("names of images may hold their classes (cat, dog), which are not read" in lines) == said
     assert "may hold labels" not in lines
+
+
+def test_the_parts_of_a_download_are_one_folder(tmp_path, prepared):
+    parts = [
+        write_zip(tmp_path / f"photos-2024Z-00{number}.zip", {f"photos/{path}": data})
+        for number, (path, data) in enumerate(TREE.items(), 1)
+    ]
+    assert prepared(parts[0], str(parts[1]))[0] == 0
+    assert read_dataset(tmp_path / "out").classes == ["cat", "dog"]
+    other = write_zip(tmp_path / "more.zip", {"photos/cat/9.jpg": JPEG, "photos/dog/9.jpg": JPEG})
+    code, said = prepared(parts[0], str(other), "--split", "val")
+    assert code == 2
+    assert "archives unpacked into it" in said
+    code, said = prepared(parts[0], str(parts[0]), "--overwrite")
+    assert code == 2
+    assert "both hold photos/cat/1.jpg: give one" in said
 
 
 def test_an_archive_of_cifar_names_its_command(tmp_path, prepared):

@@ -69,6 +69,14 @@ def test_what_is_odd_is_said(tmp_path, prepared, case):
     assert (code == 0) == (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("options", ["", "--image-column ImageID"])
+def test_images_in_a_folder_beside_that_of_the_table_are_named(tmp_path, prepared, options):
+    write_files(tmp_path / "data", {"7f2bc.jpg": JPEG})
+    code, said = prepared(["ImageID,Source", "7f2bc,x"], *options.split(), images=())
+    assert code == 2
+    assert f"; {tmp_path / 'data'} has images of these names: if they are meant, move the table there" in said
+
+
 @pytest.mark.parametrize("column", ["id_code", "image", "Image Index"])
 def test_names_without_folder_and_extension_are_found(tmp_path, prepared, column):
     code, said = prepared(rows(f"{column},label", "x", "y", "x", "y"))

@@ -168,6 +168,8 @@ def test_archives_in_an_archive_and_tables_are_named(tmp_path, prepared):
     assert code == 0
     assert "labels.csv may hold labels" in said
     assert "is a source itself: give it in place of the folder" in said
+    said = prepared({"labels/a.csv": b"1.jpg,cat\n"}, "--overwrite")[1]
+    assert "is a source itself: move it to the folder that holds its images, and give it in" in said
 
 
 def test_classes_that_only_the_test_has_are_named(prepared):
