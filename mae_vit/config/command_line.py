@@ -56,8 +56,7 @@ class OneLineParser(argparse.ArgumentParser):
         shown = [action for action in self._actions if action.help != argparse.SUPPRESS]
         known = sorted(name for action in shown for name in action.option_strings if name.startswith("--"))
         every = [name for action in self._actions for name in action.option_strings]
-        # argparse takes the beginning of a name for it.
-        if not name.startswith("--") or any(option.startswith(name) for option in every):
+        if not name.startswith("--") or name in every:
             return
         if (meant := _SAME_WISH.get(name)) in known:
             hint = f'did you mean "{meant}"?'

@@ -24,18 +24,20 @@ from mae_vit.objectives.label_loss import LabelLoss
 from mae_vit.training.optim.optimizers import OptimizerOptions
 from mae_vit.training.optim.param_groups import EMBEDDINGS
 from mae_vit.weights.load import load_weights
+from mae_vit.weights.names import is_frozen
 from mae_vit.weights.start import Weights
 
 _FINAL_NORM = ("norm.weight", "norm.bias")
 
 
 def describe_encoder(config: FinetuneConfig, data: FinetuneData) -> EncoderInfo | None:
-    """Describes the encoder; None for a network that is trained with its own head.
+    """Describes the encoder; None for a network that is trained with its own head, or frozen and timm's.
 
     Raises:
         InputError: if the options do not fit each other.
     """
-    if isinstance(config.model, NetworkSection) and config.finetune.mode in TRAINS_ENCODER:
+    trained, frozen = config.finetune.mode in TRAINS_ENCODER, is_frozen(config.finetune.start)
+    if isinstance(config.model, NetworkSection) and (trained or frozen):
         return None
     try:
         geometry = config.model.geometry()

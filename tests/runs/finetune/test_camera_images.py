@@ -93,14 +93,12 @@ def test_features_and_pictures(photos, tmp_path):
         features.append(dict(zip(keys, rows.tolist(), strict=True)))
         assert json.loads((out / "meta.json").read_text())["preprocessing"] == DONE
         pictures = draw_samples(str(source), count=24, encoder=info, split="train" if drawn else None)
-        keys = [key.rpartition("/")[2].removesuffix(".jpg") for key in pictures.keys]
-        drawn.append(dict(zip(keys, pictures.images.numpy(), strict=True)))
+        drawn.append({picture.tobytes() for picture in pictures.images.numpy()})
     assert features[0].keys() == features[1].keys()
     for key, feature in features[0].items():
         assert feature == pytest.approx(features[1][key], abs=1e-5)
     assert len(drawn[1]) == len(open_index(photos[1], "train"))
-    for key, picture in drawn[1].items():
-        np.testing.assert_array_equal(picture, drawn[0][key])
+    assert drawn[1] <= drawn[0]
     upright = mae_vit.load_encoder(run).crop(photos[0] / "a" / "0.jpg")
     with Image.open(photos[0] / "a" / "0.jpg") as image:
         turned = np.asarray(image.convert("RGB").rotate(-90, expand=True))

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from mae_vit.finetuning.config.network import NetworkSection
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import jaccard_score, log_loss
 
+from mae_vit.config.encoders import NetworkSection
 from mae_vit.core.batch import Batch
 from mae_vit.core.keyed_rng import SampleKeys
 from mae_vit.finetuning.segmentation.build import load_weights_into_segmenter
