@@ -105,7 +105,7 @@ def test_an_older_checkpoint_may_lack_options_at_their_defaults(call, tmp_path, 
         del described["identity"][key]
         state.write_text(json.dumps(described))
 
-    forget("data.augment.flip")
+    forget("model.mlp_ratio")
     forget("data.mean")
     resume = ["--resume", str(state.parent)]
     assert call(*resume, name="second") == 0
