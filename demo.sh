@@ -6,7 +6,7 @@ runs=${1:-runs}
 
 echo "MAE pretrains without labels, beside other networks; then all are trained on 40 labels of each digit."
 echo "It takes about seven minutes on two cores; longest is MAE, 360 epochs."
-python finetune/compare.py --config configs/compare_demo.yaml "run.dir=$runs/compare_demo"
+python finetune/compare.py --config configs/compare/compare_demo.yaml "run.dir=$runs/compare_demo"
 
 cat <<EOF
 

@@ -10,7 +10,7 @@ from the plain loop in the same round, which also counts what happens in one rou
 error and 95 % interval (Student's t), as if rounds were independent. 60 rounds take 5 minutes on two quiet cores.
 
     python benchmarks/engine.py [--out FILE]
-    python benchmarks/engine.py --device cuda --config configs/mae_base.yaml --batch 32 --rounds 5 [train.compile=true]
+    python benchmarks/engine.py --device cuda --config mae_base --batch 32 --rounds 5 [train.compile=true]
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from mae_vit.objectives.config import ContrastiveMAEConfig, MAEConfig, MaskedPat
 from mae_vit.objectives.pretrain_config import PretrainConfig
 
 WHOLE = "mae"
-PIXIO = ROOT / "configs" / "pixio_cifar_tiny.yaml"
+PIXIO = ROOT / "configs" / "pretrain" / "pixio_cifar_tiny.yaml"
 _HALVES = {"mask_ratio": 0.5, "decode_ratio": 0.5}
 
 
@@ -55,7 +55,7 @@ def variants(workload: Workload) -> dict[str, Workload]:
 
 
 def _with_pixio(mae: MAEConfig, workload: Workload) -> Workload:
-    """The same encoder, mask ratio and decoder width with the options of `configs/pixio_cifar_tiny.yaml`."""
+    """The same encoder, mask ratio and decoder width with the options of `configs/pretrain/pixio_cifar_tiny.yaml`."""
     pixio = load_config(PretrainConfig, PIXIO, [])
     assert isinstance(pixio.objective, MAEConfig)
     taken = {name: getattr(pixio.objective, name) for name in ("mask_unit", "decoder_depth")}

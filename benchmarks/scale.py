@@ -37,6 +37,7 @@ from benchmarks.harness.command import ROOT, make_parser, measured_on, parse, ru
 from benchmarks.harness.workloads import load
 from benchmarks.scaling.start import LOOKUP_BATCH, WORKERS
 from benchmarks.scaling.synthetic_shards import write_many_shards
+from mae_vit.config.presets import find_config
 from mae_vit.config.schema import CheckpointSection
 from mae_vit.core.errors import InputError
 from mae_vit.core.files import read_json_lines, to_json
@@ -133,7 +134,7 @@ def _train(data: Path, folder: Path, cores: list[int]) -> float:
     ranks = len(cores)
     command = [
         *("deepspeed", "--num_accelerators", str(ranks), "--master_port", str(free_port())),
-        *("pretrain/run.py", "--config", "configs/mae_cifar_tiny.yaml"),
+        *("pretrain/run.py", "--config", "configs/pretrain/mae_cifar_tiny.yaml"),
         *(f"data.path={data}", f"run.dir={folder}"),
         *("train.epochs=null", f"train.steps={_STEPS}", "train.warmup_epochs=0", "monitor.log_every_steps=5"),
         *(f"train.effective_batch_size={ranks * BATCH_PER_RANK}", "monitor.probe_queries=0"),
@@ -169,7 +170,7 @@ def disk_and_hash(scratch: Path) -> dict[str, float]:
 
 def build_full(name: str) -> TorchEngine:
     """An engine of a config's objective after one update: every slot of the optimizer is there."""
-    config = ROOT / "configs" / f"{name}.yaml"
+    config = find_config(name)
     workload = load(config, [], batch_size=1, precision="bf16", threads=torch.get_num_threads())
     engine = workload.engine(workload.device())
     for parameter in engine.trainable.values():

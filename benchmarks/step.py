@@ -5,7 +5,7 @@ attention settings (eager, sdpa), and all also under torch.compile. On a CPU all
 memory; uncompiled peers also take part without it ("default memory"), as their own scripts run them. Each
 contender is a process, and they take turns. Objectives other than MAE have no peer.
 
-    python benchmarks/step.py [--official DIR] [--config configs/mae_base.yaml --batch 4 --steps 1] [--out FILE]
+    python benchmarks/step.py [--official DIR] [--config mae_base --batch 4 --steps 1] [--out FILE]
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Compares starts and networks on the same labels, and writes a report.
 
-python finetune/compare.py --config configs/compare_demo.yaml
+python finetune/compare.py --config configs/compare/compare_demo.yaml
 """
 
 import sys

@@ -1,8 +1,8 @@
 """Fine-tunes a pretrained encoder, or trains a network from scratch, on labels.
 
 python finetune/run.py --ckpt runs/mae_cifar_tiny
-python finetune/run.py --ckpt runs/mae_cifar_tiny --config configs/finetune_cifar_tiny.yaml data.labels_per_class=500
-deepspeed --num_accelerators 2 finetune/run.py --config configs/finetune_cifar_tiny.yaml
+python finetune/run.py --ckpt runs/mae_cifar_tiny --config finetune_cifar_tiny data.labels_per_class=500
+deepspeed --num_accelerators 2 finetune/run.py --config configs/finetune/finetune_cifar_tiny.yaml
 """
 
 import sys

@@ -1,7 +1,7 @@
 """Pretrains an encoder.
 
-python pretrain/run.py --config configs/mae_cifar_tiny.yaml
-deepspeed --num_accelerators 2 pretrain/run.py --config configs/mae_cifar_tiny.yaml train.epochs=5
+python pretrain/run.py --config configs/pretrain/mae_cifar_tiny.yaml
+deepspeed --num_accelerators 2 pretrain/run.py --config configs/pretrain/mae_cifar_tiny.yaml train.epochs=5
 """
 
 import sys

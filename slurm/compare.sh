@@ -2,7 +2,7 @@
 # Runs a comparison on a Slurm cluster. The tasks of an array share its runs; each task is a job on one node.
 #
 #   sbatch --gpus-per-node=1 --cpus-per-task=8 slurm/compare.sh CONFIG [key=value ...]
-#   sbatch --array=0-7 --gpus-per-node=4 --cpus-per-task=32 slurm/compare.sh configs/compare_cifar10_5k.yaml
+#   sbatch --array=0-7 --gpus-per-node=4 --cpus-per-task=32 slurm/compare.sh configs/compare/compare_cifar10_5k.yaml
 #
 # In each array task one process starts a run on each of its GPUs (or cores), and takes only runs that no other task
 # has taken. It saves and requeues itself before the time limit.
@@ -23,5 +23,5 @@ if [[ ! -r slurm/common.sh ]]; then
 fi
 # shellcheck source=common.sh
 source slurm/common.sh
-require_config "slurm/compare.sh configs/compare_cifar10_5k.yaml" "$@"
+require_config "slurm/compare.sh configs/compare/compare_cifar10_5k.yaml" "$@"
 run finetune/compare.py --config "$@"

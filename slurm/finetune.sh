@@ -2,7 +2,7 @@
 # Fine-tunes on a Slurm cluster; saves and requeues itself before the time limit.
 #
 #   sbatch --gpus-per-node=1 --cpus-per-task=12 slurm/finetune.sh --ckpt runs/mae_base \
-#       --config configs/finetune_base.yaml [key=value ...]
+#       --config configs/finetune/finetune_base.yaml [key=value ...]
 #   sbatch --gpus-per-node=8 --ntasks-per-node=8 --cpus-per-task=12 slurm/finetune.sh --ckpt runs/mae_base
 #
 # It takes the arguments of finetune/run.py. Use one task for each GPU, with cores for its data workers. With --array=0-2,

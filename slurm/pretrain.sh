@@ -3,7 +3,7 @@
 #
 #   sbatch --gpus-per-node=1 --cpus-per-task=12 slurm/pretrain.sh CONFIG [key=value ...]
 #   sbatch --nodes=4 --gpus-per-node=8 --ntasks-per-node=8 --cpus-per-task=12 --time=12:00:00 \
-#       slurm/pretrain.sh configs/mae_base.yaml
+#       slurm/pretrain.sh configs/pretrain/mae_base.yaml
 #
 # Use one task for each GPU, with cores for its data workers. With --array=0-2, each task is a run of its own: its number
 # is added to run.seed and to the run's name.
@@ -23,6 +23,6 @@ if [[ ! -r slurm/common.sh ]]; then
 fi
 # shellcheck source=common.sh
 source slurm/common.sh
-require_config "slurm/pretrain.sh configs/mae_base.yaml" "$@"
+require_config "slurm/pretrain.sh configs/pretrain/mae_base.yaml" "$@"
 take_array_task
 run pretrain/run.py --config "$@"

@@ -16,6 +16,7 @@ import pytest
 import torch
 from helpers.commands import run
 from helpers.images import prepare_colored_digits
+from helpers.said import said  # noqa: F401  a fixture
 
 from mae_vit.data.index import open_index
 from mae_vit.data.prepare.in_place import reindex
@@ -30,6 +31,19 @@ from mae_vit.runtime import device
 multiprocessing.set_forkserver_preload(PRELOADED)
 # It only grows in a process that runs hundreds of trainings, to gigabytes.
 device.keep_freed_memory = lambda: False
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--update", action="store_true", help="rewrite tests/said.json: the sentences of the tests that run"
+    )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    item.failed = getattr(item, "failed", False) or report.failed
+    return report
 
 
 def pytest_configure(config):

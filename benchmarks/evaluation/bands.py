@@ -68,12 +68,12 @@ def score(runs: Path, arm: str, seed: int) -> float:
     side, steps = SETTINGS["side"], SETTINGS["steps"]
     common = [f"run.seed={seed}", "monitor.tensorboard=false", f"model.img_size={side}"]
     if not (folder / "few" / "results.json").exists():
-        config = ["--config", "configs/mae_satellite.yaml", data, f"run.dir={folder / 'mae'}"]
+        config = ["--config", "configs/pretrain/mae_satellite.yaml", data, f"run.dir={folder / 'mae'}"]
         sizes = [f"model.patch_size={side // 8}", "train.effective_batch_size=128"]
         length = ["train.epochs=null", f"train.steps={steps}"]
         warmup = ["train.warmup_epochs=null", f"train.warmup_steps={steps // 10}"]
         execute("pretrain/run.py", *config, *common, *sizes, *length, *warmup)
-        few = ["--ckpt", str(folder / "mae"), "--config", "configs/finetune_cifar_tiny.yaml", data]
+        few = ["--ckpt", str(folder / "mae"), "--config", "configs/finetune/finetune_cifar_tiny.yaml", data]
         mode = ["finetune.mode=few_shot", "data.augment.policy=none", f"run.dir={folder / 'few'}"]
         execute("finetune/run.py", *few, *mode, *common[:2], "train.effective_batch_size=128")
     summary = json.loads((folder / "few" / "summary.json").read_text())

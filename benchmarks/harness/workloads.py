@@ -37,8 +37,8 @@ from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.run import run
 from mae_vit.training.run_setup import RunSetup
 
-TINY = ROOT / "configs" / "mae_cifar_tiny.yaml"
-BASE = ROOT / "configs" / "mae_base.yaml"
+TINY = ROOT / "configs" / "pretrain" / "mae_cifar_tiny.yaml"
+BASE = ROOT / "configs" / "pretrain" / "mae_base.yaml"
 # Of the labels, where an objective learns from them.
 _CLASSES = 10
 

@@ -120,7 +120,7 @@ def main(folder: str) -> None:
         *("train.engine=torch", "train.epochs=1", "train.warmup_epochs=0", "monitor.probe_queries=0"),
         f"train.precision={choose_precision('auto', torch.device('cpu')).precision}",
     ]
-    config = load_config(PretrainConfig, ROOT / "configs" / "mae_cifar_tiny.yaml", overrides)
+    config = load_config(PretrainConfig, ROOT / "configs" / "pretrain" / "mae_cifar_tiny.yaml", overrides)
     # The workers have ended when the look-ups begin.
     print(json.dumps({**start(config), "look_up": look_up(set_up(config, Ranks()).data.index)}))
 

@@ -20,7 +20,7 @@ _SCRIPTS = (
     (r"(deepspeed(?: +--\w+ +\d+)*) +(pretrain|finetune)/run\.py", r"\1 --module mae_vit.cli \2"),
     (r"python +(pretrain|finetune)/run\.py", r"mae-vit \1"),
     (r"python +finetune/compare\.py", r"mae-vit compare"),
-    (r"(?:--config +)?configs/(\w+)\.yaml", r"\1"),
+    (r"(?:--config +)?configs/(?:\w+/)?(\w+)\.yaml", r"\1"),
 )
 
 
@@ -35,15 +35,18 @@ PRESETS = shipped_folder("presets", "configs")
 
 def preset_paths() -> list[Path]:
     """Lists the shipped configs, by name."""
-    return sorted(PRESETS.glob(f"*{_SUFFIX}"))
+    return sorted(PRESETS.glob(f"*/*{_SUFFIX}"), key=lambda path: path.stem)
 
 
 def find_preset(name: str) -> Path | None:
-    """Returns the shipped config of a name, with or without `.yaml`; None without one, or for a path."""
-    if Path(name).name != name:
+    """Returns the shipped config of a name, with or without `.yaml`; None without one, or for another path.
+
+    `configs/NAME.yaml` names it too, without the folder of its kind.
+    """
+    if Path(name).parent not in (Path(), Path("configs"), PRESETS):
         return None
-    path = PRESETS / (name.removesuffix(_SUFFIX) + _SUFFIX)
-    return path if path.is_file() else None
+    stem = Path(name).name.removesuffix(_SUFFIX)
+    return next((path for path in preset_paths() if path.stem == stem), None)
 
 
 def find_config(given: str | Path) -> Path:
@@ -77,7 +80,7 @@ def hint_at_config(path: Path) -> str:
         return f"for the weights of a run give --ckpt {path} (fine-tuning) or model.init={path} (pretraining)"
     if path.is_dir():
         return f"for data give a config, and data.path={path} behind it"
-    among = [file for folder in (Path("configs"), path.parent) for file in folder.glob(f"*{_SUFFIX}")]
+    among = [*Path("configs").glob(f"*/*{_SUFFIX}"), *path.parent.glob(f"*{_SUFFIX}")]
     if hint := closest_path(path, among):
         return hint
     return closest_path(path, [Path(preset.stem) for preset in preset_paths()])

@@ -16,11 +16,11 @@ from mae_vit.runtime.failures import run_to_exit_code
 
 EXAMPLES = """examples:
   python finetune/run.py --ckpt runs/mae_cifar_tiny                      its data, the recipe for its size
-  python finetune/run.py --config configs/finetune_cifar_tiny.yaml       the same network from scratch
-  python finetune/run.py --ckpt mae_pretrain_vit_base.pth --config configs/finetune_base.yaml data.path=data/mine
+  python finetune/run.py --config configs/finetune/finetune_cifar_tiny.yaml  the same network from scratch
+  python finetune/run.py --ckpt mae_pretrain_vit_base.pth --config finetune_base data.path=data/mine
   python finetune/run.py --ckpt runs/mae_cifar_tiny data.labels_per_class=500 finetune.mode=few_shot
   python finetune/run.py --ckpt runs/mae_cifar_tiny finetune.mode=linear_probe
-  python finetune/run.py --config configs/simple_cnn_cifar.yaml model.name=timm:resnet18
+  python finetune/run.py --config configs/finetune/simple_cnn_cifar.yaml model.name=timm:resnet18
 Ctrl-C, SIGTERM or SIGUSR1 save after at most two more steps, and exit 75; the same command resumes.
 """
 

@@ -13,10 +13,10 @@ from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.runtime.failures import run_to_exit_code
 
 EXAMPLES = """examples:
-  python pretrain/run.py --config configs/mae_digits.yaml
-  deepspeed --num_accelerators 2 pretrain/run.py --config configs/mae_cifar_tiny.yaml \\
+  python pretrain/run.py --config configs/pretrain/mae_digits.yaml
+  deepspeed --num_accelerators 2 pretrain/run.py --config configs/pretrain/mae_cifar_tiny.yaml \\
       data.path=data/mine data.augment.crop=random_resized
-  python pretrain/run.py --config configs/mae_cifar_tiny.yaml --dry-run
+  python pretrain/run.py --config configs/pretrain/mae_cifar_tiny.yaml --dry-run
 Ctrl-C, SIGTERM or SIGUSR1 save after at most two more steps, and exit 75; the same command resumes.
 """
 

@@ -6,7 +6,13 @@ from helpers.commands import SMALL_MAE, summary_of
 from helpers.damage import WAYS, copy_of, damage
 
 OPTIONS = [
-    *("--config", "configs/mae_digits.yaml", *SMALL_MAE[1:], "model.patch_size=4", "data.source=tar"),
+    *(
+        "--config",
+        "configs/pretrain/mae_digits.yaml",
+        *SMALL_MAE[1:],
+        "model.patch_size=4",
+        "data.source=tar",
+    ),
     *("train.effective_batch_size=96", "train.steps=10", "train.warmup_steps=1", "monitor.tensorboard=false"),
     *("monitor.log_every_steps=4", "monitor.evaluate_every_steps=10", "monitor.evaluate_images=16"),
     *("checkpoint.every_steps=3", "monitor.probe_queries=0", "run.name=same", "data.workers=1"),

@@ -12,7 +12,7 @@ from distributed.launch import Run
 pytestmark = [pytest.mark.slow, pytest.mark.distributed]
 
 SMALL = [
-    *("--config", "configs/mae_digits.yaml", "run.name=same", "train.precision=fp32"),
+    *("--config", "configs/pretrain/mae_digits.yaml", "run.name=same", "train.precision=fp32"),
     # Small, but with parameters that ZeRO 3 shards: of more than 100,000 numbers.
     *("model.embed_dim=192", "model.num_heads=3", "model.depth=1"),
     *("objective.decoder_embed_dim=32", "objective.decoder_depth=1", "train.effective_batch_size=128"),

@@ -55,7 +55,13 @@ def test_two_ranks_do_what_one_process_does(digits, tmp_path, launcher, stage, n
 @pytest.mark.distributed
 @pytest.mark.slow
 def test_two_ranks_share_the_encoding_of_a_linear_probe(digits, tmp_path):
-    arguments = ["--config", "configs/linear_probe_cifar_tiny.yaml", *TINY, *FEW, f"data.path={digits}"]
+    arguments = [
+        "--config",
+        "configs/finetune/linear_probe_cifar_tiny.yaml",
+        *TINY,
+        *FEW,
+        f"data.path={digits}",
+    ]
     script = "finetune/run.py"
     alone = Run(tmp_path / "alone", "python", 1, arguments, script=script)
     ranks = Run(tmp_path / "ranks", "torchrun", 2, arguments, script=script)
@@ -76,7 +82,7 @@ def test_two_ranks_share_the_queries_of_frozen_features(digits, tmp_path, mode):
     """A rank scores its share alone; together they score what one process does."""
     arguments = [
         "--config",
-        str(ROOT / "configs/finetune_cifar_tiny.yaml"),
+        str(ROOT / "configs/finetune/finetune_cifar_tiny.yaml"),
         *SMALL,
         *TINY,
         f"data.path={digits}",
@@ -128,7 +134,13 @@ def test_a_disk_that_is_full_at_the_end_ends_all_ranks(digits, tmp_path, mode, f
 @pytest.mark.distributed
 @pytest.mark.slow
 def test_a_node_that_sees_late_that_all_is_done_does_not_wait(digits, tmp_path):
-    arguments = ["--config", "configs/linear_probe_cifar_tiny.yaml", *TINY, *FEW, f"data.path={digits}"]
+    arguments = [
+        "--config",
+        "configs/finetune/linear_probe_cifar_tiny.yaml",
+        *TINY,
+        *FEW,
+        f"data.path={digits}",
+    ]
     arguments += ["run.name=same"]
     folder, late = tmp_path / "run", tmp_path / "late"
     begun = Run(folder, "torchrun", 2, arguments, script=FAULTS)
@@ -158,7 +170,7 @@ def test_a_disk_that_is_full_at_the_beginning_is_an_input_error_on_all_ranks(dig
 @pytest.mark.slow
 def test_a_rank_that_cannot_read_the_test_split_leaves_none_waiting(digits, tmp_path):
     """It dies, which the others see; what is written alone may be taken for a full disk."""
-    arguments = ["--config", "configs/finetune_cifar_tiny.yaml", *OPTIONS, f"data.path={digits}"]
+    arguments = ["--config", "configs/finetune/finetune_cifar_tiny.yaml", *OPTIONS, f"data.path={digits}"]
     run = Run(tmp_path / "run", "torchrun", 2, ["unread=1", *arguments], script=FAULTS)
     assert run.wait(240) != 0
     assert "Too many open files" in run.output()
@@ -169,7 +181,7 @@ def test_a_rank_that_cannot_read_the_test_split_leaves_none_waiting(digits, tmp_
 @pytest.mark.distributed
 @pytest.mark.slow
 def test_a_checkpoint_that_one_rank_cannot_read_fails_all(digits, tmp_path):
-    arguments = ["--config", "configs/finetune_cifar_tiny.yaml", *OPTIONS, f"data.path={digits}"]
+    arguments = ["--config", "configs/finetune/finetune_cifar_tiny.yaml", *OPTIONS, f"data.path={digits}"]
     folder = tmp_path / "run"
     begun = Run(folder, "torchrun", 2, arguments, script=FAULTS)
     assert begun.wait(240) == 0, begun.output()

@@ -10,11 +10,16 @@ from distributed.launch import Run, logged_steps
 pytestmark = pytest.mark.distributed
 
 
-MAE = ["--config", "configs/mae_digits.yaml", "objective.decoder_embed_dim=32", "objective.decoder_depth=1"]
+MAE = [
+    "--config",
+    "configs/pretrain/mae_digits.yaml",
+    "objective.decoder_embed_dim=32",
+    "objective.decoder_depth=1",
+]
 JOINT = [
     *(
         "--config",
-        "configs/joint_cifar_tiny.yaml",
+        "configs/pretrain/joint_cifar_tiny.yaml",
         "model.img_size=8",
         "model.patch_size=2",
         "model.in_chans=1",
@@ -158,7 +163,7 @@ def test_a_killed_trainer_leaves_no_data_workers(digits, tmp_path):
         "python",
         1,
         [
-            *("--config", "configs/mae_digits.yaml", f"data.path={digits}", "model.embed_dim=32"),
+            *("--config", "configs/pretrain/mae_digits.yaml", f"data.path={digits}", "model.embed_dim=32"),
             *(
                 "model.depth=1",
                 "train.epochs=3000",

@@ -14,7 +14,7 @@ from distributed.launch import ROOT, free_port, hear_signals
 TIMEOUT_S = 20.0
 ARGUMENTS = [
     "--config",
-    "configs/mae_digits.yaml",
+    "configs/pretrain/mae_digits.yaml",
     "model.embed_dim=32",
     "model.depth=1",
     "train.epochs=3000",

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from distributed.launch import Run, logged_steps
 
-OPTIONS = ("--config", "configs/mae_digits.yaml", "model.embed_dim=32", "model.depth=1")
+OPTIONS = ("--config", "configs/pretrain/mae_digits.yaml", "model.embed_dim=32", "model.depth=1")
 SHORT = ("train.warmup_epochs=0", "monitor.tensorboard=false", "monitor.log_every_steps=1")
 
 

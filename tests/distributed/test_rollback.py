@@ -11,7 +11,7 @@ from mae_vit.training.checkpoints.checkpoint import list_checkpoints, load_check
 SCRIPT = str(Path(__file__).with_name("workers") / "pretrain_nan_on_one_rank.py")
 ARGUMENTS = [
     "--config",
-    "configs/mae_digits.yaml",
+    "configs/pretrain/mae_digits.yaml",
     "model.embed_dim=32",
     "model.depth=1",
     "model.num_heads=2",

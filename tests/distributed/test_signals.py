@@ -35,7 +35,7 @@ def arguments(digits, source: str) -> list[str]:
         f"data.source={source}",
         f"data.workers={1 if source == 'tar' else 0}",
         "--config",
-        "configs/mae_digits.yaml",
+        "configs/pretrain/mae_digits.yaml",
         f"data.path={digits}",
         "model.embed_dim=32",
         "model.depth=1",

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 SMALL = [
     "--config",
-    "configs/mae_digits.yaml",
+    "configs/pretrain/mae_digits.yaml",
     # Small, but with parameters that ZeRO 3 shards: of more than 100,000 numbers.
     "model.embed_dim=192",
     "model.num_heads=3",

@@ -138,7 +138,7 @@ def golden_runs(
                         "--ckpt",
                         str(folder / f"mae_digits-{short}"),
                         "--config",
-                        "configs/finetune_cifar_tiny.yaml",
+                        "configs/finetune/finetune_cifar_tiny.yaml",
                     ),
                     *("model.img_size=8", "finetune.holdout=0", "train.effective_batch_size=64"),
                     *("data.augment.crop=pad", f"data.path={folder / 'digits'}"),

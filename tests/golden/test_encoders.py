@@ -33,7 +33,7 @@ def test_there_are_figures_to_compare_with():
 def test_an_included_encoder_reaches_its_stated_figure(row, tmp_path):
     for split, column in (("train", "data"), ("test", "test_data")):
         assert open_index(Path(DATA), split).fingerprint == row[column], f"{DATA} holds other images"
-    config = str(ROOT / "configs" / "finetune_cifar_tiny.yaml")
+    config = str(ROOT / "configs" / "finetune" / "finetune_cifar_tiny.yaml")
     settings = [f"data.path={DATA}", "data.labels_per_class=500", "train.precision=bf16", "finetune.draws=1"]
     settings += ["finetune.mode=few_shot", "finetune.shots=[500]", f"run.dir={tmp_path / 'run'}"]
     assert finetune(["--config", config, "--ckpt", str(ROOT / row["start"]), *settings]) == 0

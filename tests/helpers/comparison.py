@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from helpers.commands import ROOT
 
 from mae_vit.finetuning.comparison.config import CompareConfig, EntrySection
 from mae_vit.finetuning.comparison.plan import Cell, ComparisonPlan
@@ -104,14 +103,14 @@ set:
   checkpoint.every_steps: 2
 pretrain:
   MAE:
-    config: {configs}/mae_digits.yaml
+    config: mae_digits.yaml
     set: {{{model}, objective.decoder_embed_dim: 16, objective.decoder_depth: 1, objective.decoder_num_heads: 2,
           train.engine: torch, train.steps: {steps}, train.warmup_steps: 1, monitor.tensorboard: false,
           checkpoint.every_steps: 2, monitor.evaluate_every_steps: 3, monitor.evaluate_images: 64}}
 entries:
-  - {{name: ViT from scratch, config: {configs}/finetune_cifar_tiny.yaml, set: {{{model}}}}}
-  - {{name: ViT from MAE, config: {configs}/finetune_cifar_tiny.yaml, start: MAE, modes: [finetune, few_shot]}}
-  - {{name: SimpleCNN, config: {configs}/simple_cnn_cifar.yaml, tune: [{{optim.lr: 2e-3}}, {{optim.lr: 4e-3}}]}}
+  - {{name: ViT from scratch, config: finetune_cifar_tiny.yaml, set: {{{model}}}}}
+  - {{name: ViT from MAE, config: finetune_cifar_tiny.yaml, start: MAE, modes: [finetune, few_shot]}}
+  - {{name: SimpleCNN, config: simple_cnn_cifar.yaml, tune: [{{optim.lr: 2e-3}}, {{optim.lr: 4e-3}}]}}
 {as_long}reference: ViT from scratch
 labels_per_class: [25]
 seeds: [0]
@@ -120,14 +119,14 @@ test_subset: 50
 parallel: 2
 """
 _AS_LONG = """\
-  - {{name: as long as MAE, config: {configs}/finetune_cifar_tiny.yaml, set: {{{model}}}, compute_of: ViT from MAE}}
+  - {{name: as long as MAE, config: finetune_cifar_tiny.yaml, set: {{{model}}}, compute_of: ViT from MAE}}
 """
 
 
 def write_config(folder: Path, data: Path, *, steps: int, as_long: bool = True) -> Path:
     """Writes the file of a small comparison on the digits: pretraining, three entries, and with `as_long` a fourth."""
     path = folder / "small.yaml"
-    values = {"data": data, "configs": ROOT / "configs", "steps": steps, "model": TINY_MODEL}
+    values = {"data": data, "steps": steps, "model": TINY_MODEL}
     path.write_text(_CONFIG.format(as_long=_AS_LONG.format(**values) if as_long else "", **values))
     return path
 

@@ -105,7 +105,7 @@ def sandbox(colored, digits, tmp_path_factory):
     small += ["train.effective_batch_size=16", "monitor.tensorboard=false", f"data.path={others}"]
     small += ["data.augment.crop=random_resized"]
     run = box / "runs" / "mae_base"
-    config = str(ROOT / "configs" / "mae_cifar_tiny.yaml")
+    config = str(ROOT / "configs" / "pretrain" / "mae_cifar_tiny.yaml")
     assert pretrain(["--config", config, *small, f"run.dir={run}"]) == 0
     for name in ("mae_cifar_tiny", "mae_digits", "photos"):
         shutil.copytree(run, run.with_name(name))
@@ -116,7 +116,12 @@ def sandbox(colored, digits, tmp_path_factory):
         "train.effective_batch_size=16",
         "monitor.tensorboard=false",
     ]
-    config_of_tuned = ["--config", str(ROOT / "configs" / "finetune_cifar_tiny.yaml"), "--ckpt", str(run)]
+    config_of_tuned = [
+        "--config",
+        str(ROOT / "configs" / "finetune" / "finetune_cifar_tiny.yaml"),
+        "--ckpt",
+        str(run),
+    ]
     assert finetune([*config_of_tuned, *few, f"data.path={colored}", f"run.dir={tuned}"]) == 0
     shutil.copytree(tuned, run.with_name("photos_finetuned"))
     for name in ("more_photos", "CIFAR-10-images"):
@@ -216,7 +221,7 @@ def test_it_runs(page, command, sandbox, tmp_path, monkeypatch):
         pytest.skip("needs a network, or a file of others")
     if "RUN" in words or "CONFIG" in words:
         words = [
-            {"RUN": "runs/mae_base", "CONFIG": "configs/mae_cifar_tiny.yaml"}.get(word, word)
+            {"RUN": "runs/mae_base", "CONFIG": "configs/pretrain/mae_cifar_tiny.yaml"}.get(word, word)
             for word in words
         ]
     words = [

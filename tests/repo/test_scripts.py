@@ -76,7 +76,7 @@ def test_help_of_the_job_lists_sections_keys_and_shipped_files():
     for text in ("train        steps epochs samples ", "name=masked_patch: target ", "null restores"):
         assert text in ended.stdout
     assert ".data/" not in ended.stdout
-    for name in re.findall(r"configs/\w+\.yaml", ended.stdout):
+    for name in re.findall(r"configs/\w+/\w+\.yaml", ended.stdout):
         assert (ROOT / name).exists(), name
 
 

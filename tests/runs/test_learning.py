@@ -68,7 +68,7 @@ def test_mae_with_a_contrast_reconstructs_and_recognizes(heldout):
 def test_a_fresh_run_stays_within_the_shipped_curves(digits, tmp_path, capsys):
     """Of `mae_digits`, with a seed that the curves do not have."""
     run = tmp_path / "run"
-    config = ["--config", str(ROOT / "configs" / "mae_digits.yaml")]
+    config = ["--config", str(ROOT / "configs" / "pretrain" / "mae_digits.yaml")]
     assert main([*config, f"data.path={digits}", f"run.dir={run}", "run.seed=7", "train.engine=torch"]) == 0
     assert "warning: loss" not in capsys.readouterr().err
     assert command(["curve", str(run)]) == 0

@@ -25,7 +25,13 @@ def test_both_examples_together_pretrain_resume_and_are_fine_tuned(digits, tmp_p
         shutil.copy(EXAMPLES / name, tmp_path)
     files = f"run.plugins=[{tmp_path}/mixer.py,{tmp_path}/upside_down.py]"
     folder = tmp_path / "run"
-    pretrain = ["pretrain/run.py", "--config", "configs/simmim_digits.yaml", f"data.path={digits}", files]
+    pretrain = [
+        "pretrain/run.py",
+        "--config",
+        "configs/pretrain/simmim_digits.yaml",
+        f"data.path={digits}",
+        files,
+    ]
     pretrain += ["model.family=mixer", "model.name=mixer", "model.depth=2", "objective={name: upside_down}"]
     pretrain += [*SHORT, f"run.dir={folder}", "checkpoint.every_steps=2", "checkpoint.every_epochs=null"]
     said = command(*pretrain, "train.steps=2", "train.epochs=null")
@@ -40,7 +46,7 @@ def test_both_examples_together_pretrain_resume_and_are_fine_tuned(digits, tmp_p
     finetune = [
         "finetune/run.py",
         "--config",
-        "configs/finetune_cifar_tiny.yaml",
+        "configs/finetune/finetune_cifar_tiny.yaml",
         "--ckpt",
         str(folder),
         files,
@@ -83,7 +89,7 @@ def test_a_plugin_that_fails_is_one_line(digits, tmp_path, source, expected):
     said = command(
         "pretrain/run.py",
         "--config",
-        "configs/mae_digits.yaml",
+        "configs/pretrain/mae_digits.yaml",
         f"run.plugins=[{path}]",
         "--dry-run",
         expect=2,

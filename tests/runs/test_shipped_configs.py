@@ -18,7 +18,7 @@ from mae_vit.pretraining.command import main as pretrain
 # A batch larger than all of the images here.
 SMALLER = {"linear_probe_base": ["train.effective_batch_size=4096"]}
 CONFIGS = sorted(
-    path for path in (ROOT / "configs").glob("*.yaml") if not path.stem.startswith(("compare_", "study_"))
+    path for kind in ("pretrain", "finetune") for path in (ROOT / "configs" / kind).glob("*.yaml")
 )
 SIZE = SIZES["tiny-cifar"]
 INFO = vit_info(

@@ -34,7 +34,7 @@ def cluster(machines):
 def settings(digits) -> list[str]:
     """The pretraining that tests disturb: config and changes; 88 steps, of some seconds on a fast machine too."""
     return [
-        "configs/mae_digits.yaml",
+        "configs/pretrain/mae_digits.yaml",
         f"data.path={digits}",
         "data.source=tar",
         "data.workers=1",

@@ -40,7 +40,7 @@ def test_the_plan_tells_the_cores_of_a_rank(cluster, settings, tmp_path, options
 
 def test_ranks_that_see_their_own_gpu_alone_take_number_0(cluster, tmp_path):
     site = f"container=(env PYTHONPATH={ROOT} python {ROOT / 'tests/slurm/one_gpu_each.py'})"
-    words = ["--nodes=1", "--ntasks-per-node=4", "slurm/pretrain.sh", "configs/mae_digits.yaml"]
+    words = ["--nodes=1", "--ntasks-per-node=4", "slurm/pretrain.sh", "configs/pretrain/mae_digits.yaml"]
     job = cluster.submit(tmp_path / "run", *words, site=site)
     assert job.wait() == "COMPLETED", job.output()
     lines = [line for line in job.output().splitlines() if line.startswith("facts ")]

@@ -3,7 +3,7 @@
 import csv
 
 import pytest
-from helpers.commands import ROOT, lines_of, summary_of
+from helpers.commands import lines_of, summary_of
 from slurm.cluster import Job
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(1200)]
@@ -28,7 +28,7 @@ run: {{name: small}}
 data: {{path: {data}}}
 set: {{{settings}}}
 entries:
-  - {{name: ViT from scratch, config: {configs}/finetune_cifar_tiny.yaml}}
+  - {{name: ViT from scratch, config: finetune_cifar_tiny.yaml}}
 reference: ViT from scratch
 labels_per_class: [25]
 seeds: [0, 1, 2, 3]
@@ -40,7 +40,12 @@ def test_a_fine_tuning_goes_on_after_the_limit(cluster, digits, tmp_path):
     # So many that it still trains when the signal comes.
     settings = TINY | {"train.steps": "4000", "checkpoint.every_steps": "200"}
     folder = tmp_path / "run"
-    words = ["--config", "configs/finetune_cifar_tiny.yaml", f"data.path={digits}", f"run.dir={folder}"]
+    words = [
+        "--config",
+        "configs/finetune/finetune_cifar_tiny.yaml",
+        f"data.path={digits}",
+        f"run.dir={folder}",
+    ]
     job = cluster.submit(
         folder, "slurm/finetune.sh", *words, *(f"{key}={value}" for key, value in settings.items())
     )
@@ -57,7 +62,7 @@ def test_an_array_shares_a_comparison_and_its_tasks_are_requeued_one_by_one(clus
     folder = tmp_path / "compared"
     config = tmp_path / "small.yaml"
     settings = ", ".join(f"{key}: {value}" for key, value in TINY.items())
-    config.write_text(COMPARISON.format(data=digits, settings=settings, configs=ROOT / "configs"))
+    config.write_text(COMPARISON.format(data=digits, settings=settings))
     array = cluster.submit(folder, "--array=0-1", "slurm/compare.sh", str(config), f"run.dir={folder}")
     tasks = [Job(cluster, f"{array.number}_{task}", array.log) for task in (0, 1)]
     # Both are at work.

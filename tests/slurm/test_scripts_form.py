@@ -51,7 +51,7 @@ def test_site_settings_are_neutral():
 
 def test_every_example_asks_for_cores():
     """Without --cpus-per-task each rank has one, and decodes by one worker."""
-    pages = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("configs/*.yaml"), *SCRIPTS]
+    pages = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("configs/*/*.yaml"), *SCRIPTS]
     examples = []
     for page in pages:
         text = re.sub(r"\\\n#?\s*", "", page.read_text())
@@ -63,7 +63,7 @@ def test_every_example_asks_for_cores():
 
 @by_name(JOBS)
 def test_outside_of_slurm_it_is_one_clear_line(script):
-    words = [f"slurm/{script.name}", "configs/mae_digits.yaml"]
+    words = [f"slurm/{script.name}", "configs/pretrain/mae_digits.yaml"]
     ended = subprocess.run(["bash", *words], capture_output=True, text=True, cwd=ROOT)
     assert ended.returncode == 2
     start = f"start it by sbatch --gpus-per-node=1 --cpus-per-task=12 {' '.join(words)}"
@@ -82,17 +82,17 @@ def test_outside_of_the_repository_it_is_one_clear_line(script, tmp_path):
 
 def test_site_settings_that_are_not_there_are_one_clear_line(tmp_path):
     environment = os.environ | {"SLURM_JOB_ID": "7", "MAE_VIT_SITE": str(tmp_path / "site.sh")}
-    words = ["bash", "slurm/pretrain.sh", "configs/mae_digits.yaml"]
+    words = ["bash", "slurm/pretrain.sh", "configs/pretrain/mae_digits.yaml"]
     ended = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=environment)
     assert ended.returncode == 2
     assert ended.stderr == f"error: no site settings {tmp_path / 'site.sh'} in {ROOT}\n"
 
 
 EXAMPLES = {
-    "compare.sh": "slurm/compare.sh configs/compare_cifar10_5k.yaml",
-    "doctor.sh": "slurm/doctor.sh configs/mae_base.yaml",
+    "compare.sh": "slurm/compare.sh configs/compare/compare_cifar10_5k.yaml",
+    "doctor.sh": "slurm/doctor.sh configs/pretrain/mae_base.yaml",
     "finetune.sh": "slurm/finetune.sh --ckpt runs/mae_base",
-    "pretrain.sh": "slurm/pretrain.sh configs/mae_base.yaml",
+    "pretrain.sh": "slurm/pretrain.sh configs/pretrain/mae_base.yaml",
 }
 
 
@@ -126,10 +126,10 @@ def test_an_option_in_place_of_the_config_is_named(option, tmp_path):
     site = tmp_path / "site.sh"
     site.write_text("")
     environment = os.environ | {"SLURM_JOB_ID": "7", "MAE_VIT_SITE": str(site)}
-    words = ["bash", "slurm/pretrain.sh", option, "configs/mae_digits.yaml"]
+    words = ["bash", "slurm/pretrain.sh", option, "configs/pretrain/mae_digits.yaml"]
     ended = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=environment)
     assert ended.returncode == 2
-    assert ended.stderr.endswith(f'slurm/pretrain.sh configs/mae_base.yaml; it is "{option}"\n')
+    assert ended.stderr.endswith(f'slurm/pretrain.sh configs/pretrain/mae_base.yaml; it is "{option}"\n')
 
 
 @by_name([script for script in JOBS if script.name != "doctor.sh"])

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.workloads import ROOT, Workload, load
+from benchmarks.harness.workloads import Workload, load
+from mae_vit.config.presets import find_config
 from mae_vit.objectives import OBJECTIVES
 from mae_vit.training.engines.precision import Precision
 
@@ -32,7 +33,7 @@ class Model:
     @property
     def config(self) -> Path:
         """The preset's file."""
-        return ROOT / "configs" / f"{self.preset}.yaml"
+        return find_config(self.preset)
 
     def workload(self, *overrides: str, precision: Precision = "bf16") -> Workload:
         """The step of this model."""

@@ -20,11 +20,11 @@ keys of the runs, of which fine-tuning and pretraining list all:
   pretrain.NAME.dir      its folder, which comparisons may share; null: one in this comparison's folder
 """
 _EXAMPLES = """examples:
-  python finetune/compare.py --config configs/compare_demo.yaml
-  python finetune/compare.py --config configs/compare_demo.yaml run.name=quick seeds=[0] set.train.epochs=2 \\
+  python finetune/compare.py --config configs/compare/compare_demo.yaml
+  python finetune/compare.py --config configs/compare/compare_demo.yaml run.name=quick seeds=[0] set.train.epochs=2 \\
       set.train.warmup_epochs=0 pretrain.MAE.set.train.epochs=2 pretrain.MAE.set.train.warmup_epochs=0     a quick try
-  python finetune/compare.py --config configs/compare_demo.yaml --dry-run
-  python finetune/compare.py --config configs/compare_demo.yaml --report     a report of the finished runs
+  python finetune/compare.py --config configs/compare/compare_demo.yaml --dry-run
+  python finetune/compare.py --config configs/compare/compare_demo.yaml --report     a report of the finished runs
 After Ctrl-C or a kill the same command resumes, and finished runs are not repeated.
 Several machines that see the same folder can run the same command at once: they share the runs.
 """

@@ -96,7 +96,7 @@ def find_recipe(ckpt: str | None, given: Sequence[str] = ()) -> tuple[Path, list
             name, overrides = "segment_base", (f"model.name={model['name']}",)
         taken |= _augmentation(data["augment"])
     taken["model.img_size"] = model["img_size"]
-    return PRESETS / f"{name}.yaml", [
+    return PRESETS / "finetune" / f"{name}.yaml", [
         *overrides,
         *(f"{key}={write_value(value)}" for key, value in taken.items()),
     ]

@@ -217,7 +217,7 @@ class FinetuneConfig(Config):
         if unused := unused_options(self, "linear_probe"):
             raise ValueError(
                 f'{", ".join(unused)}: no effect with finetune.mode="linear_probe", which encodes each image once, '
-                "as it is, and trains one layer (see configs/linear_probe_base.yaml)"
+                "as it is, and trains one layer (see configs/finetune/linear_probe_base.yaml)"
             )
         if self.train.effective_batch_size < 2:
             raise ValueError(

@@ -37,7 +37,7 @@ from mae_vit.pretraining.find_batch import noise
 sys.path.insert(0, str(ROOT / "docs" / "tools"))
 import mix_bands
 
-CONFIG = str(ROOT / "configs" / "mae_satellite.yaml")
+CONFIG = str(ROOT / "configs" / "pretrain" / "mae_satellite.yaml")
 SIDE = 32
 SMALL = [*SMALL_MAE, "model.img_size=32", "train.epochs=null", "train.warmup_epochs=null", "train.steps=4"]
 SMALL += ["train.warmup_steps=1", "train.effective_batch_size=16", "train.precision=fp32"]
@@ -188,7 +188,7 @@ def test_embed_export_and_fine_tuning_take_bands(tiles, trained, tmp_path, capsy
         json.loads((tmp_path / "timm" / "config.json").read_text())["pretrained_cfg"]["input_size"][0] == 13
     )
     options = ["finetune.mode=few_shot", f"data.path={data}", f"run.dir={tmp_path / 'few'}", *FEW]
-    assert finetune(["--ckpt", str(trained), "--config", str(ROOT / "configs/finetune_cifar_tiny.yaml"),
+    assert finetune(["--ckpt", str(trained), "--config", str(ROOT / "configs/finetune/finetune_cifar_tiny.yaml"),
                      *options]) == 0  # fmt: skip
     capsys.readouterr()
     wrong = [
@@ -209,7 +209,7 @@ def test_embed_export_and_fine_tuning_take_bands(tiles, trained, tmp_path, capsy
 def test_weights_of_photographs_are_adapted(tiles, tmp_path, capsys):
     photographs = ROOT / "docs/results/encoders/mae_cifar_tiny_100.safetensors"
     options = [f"data.path={tiles[0] / 'data'}", f"run.dir={tmp_path / 'run'}", *FEW]
-    config = ["--config", str(ROOT / "configs/finetune_cifar_tiny.yaml"), "--ckpt", str(photographs)]
+    config = ["--config", str(ROOT / "configs/finetune/finetune_cifar_tiny.yaml"), "--ckpt", str(photographs)]
     assert finetune([*config, *options, "finetune.mode=few_shot"]) == 0
     said = capsys.readouterr().out
     assert "patch_embed.proj.weight (3 -> 13 channels, repeated in turn, times 3/13)" in said
@@ -226,7 +226,9 @@ def test_two_thousand_tiles_on_two_ranks_resume_to_the_bit(objective, tmp_path_f
     data = folder / "data"
     assert main(["prepare", str(folder / "tiles"), str(data), "--holdout", "0.1"]) == 0
     assert main(["check", str(data)]) == 0
-    config = CONFIG if objective == "mae" else str(ROOT / "configs" / "masked_patch_cifar_tiny.yaml")
+    config = (
+        CONFIG if objective == "mae" else str(ROOT / "configs" / "pretrain" / "masked_patch_cifar_tiny.yaml")
+    )
     options = [f"data.path={data}", "model.img_size=32", "data.augment.crop=random_resized"]
     options += ["train.epochs=null", "train.warmup_epochs=null", "train.steps=200", "train.warmup_steps=20"]
     options += ["train.effective_batch_size=64", "train.precision=fp32", "checkpoint.every_steps=50"]

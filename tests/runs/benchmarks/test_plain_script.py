@@ -17,7 +17,7 @@ def test_it_trains_on_the_images_of_a_run_and_holds_out_the_same(digits):
     trained, held_out = plain_small_data.subset(labels, keys, per_class=40, held_out=4)
     options = [f"data.path={digits}", "data.labels_per_class=40", "model.in_chans=1", "model.img_size=8"]
     words = [*options, "data.augment={crop: none}"]
-    config = load_config(FinetuneConfig, ROOT / "configs/simple_cnn_cifar.yaml", words)
+    config = load_config(FinetuneConfig, ROOT / "configs/finetune/simple_cnn_cifar.yaml", words)
     data = open_data(config, Ranks(0, 1, 0, 1), torch.device("cpu"))
     run_keys = open_index(digits, "train").keys()
     assert {keys[place] for place in trained} == {run_keys[place] for place in data.train}

@@ -59,9 +59,9 @@ WRONG = {
         "labels_per_class: 100000 is more than any class",
     ),
     "config named from elsewhere": (
-        f"{ROOT}/configs/simple_cnn_cifar.yaml",
-        "configs/simple_cnn_cifar.yaml",
-        'config "configs/simple_cnn_cifar.yaml" is looked for beside the comparison',
+        f"{ROOT}/configs/finetune/simple_cnn_cifar.yaml",
+        "configs/finetune/simple_cnn_cifar.yaml",
+        'config "configs/finetune/simple_cnn_cifar.yaml" is looked for beside the comparison',
     ),
     "missing file": ("simple_cnn_cifar.yaml", "simple_cnn.yaml", "cannot read config"),
     "seed of tuning": ("seeds: [0]", "seeds: [1000]", "tune_seeds"),
@@ -169,7 +169,9 @@ def test_a_report_needs_no_config(tmp_path, content):
 @pytest.mark.parametrize("content", ["[1]", "{optim: }"])
 def test_a_malformed_with_start_is_named_before_anything_runs(tmp_path, content):
     path = tmp_path / "x.yaml"
-    path.write_text((ROOT / "configs/finetune_cifar_tiny.yaml").read_text().partition("with_start:")[0])
+    path.write_text(
+        (ROOT / "configs/finetune/finetune_cifar_tiny.yaml").read_text().partition("with_start:")[0]
+    )
     path.write_text(path.read_text() + f"with_start: {content}\n")
     with pytest.raises(InputError, match="with_start"):
         load_config(FinetuneConfig, path, [], amend=WeightsOverrides(None, path))

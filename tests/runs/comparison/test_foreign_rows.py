@@ -70,7 +70,7 @@ def test_the_sentence_is_about_ours_and_names_it_last():
 
 
 def config_with(entry: dict, **shared) -> CompareConfig:
-    config = str(ROOT / "configs" / "linear_probe_cifar_tiny.yaml")
+    config = str(ROOT / "configs" / "finetune" / "linear_probe_cifar_tiny.yaml")
     content = {"run": {"name": "x"}, "data": {"path": "data"}, "set": shared, "reference": "it"}
     return CompareConfig.model_validate(
         {**content, "modes": ["knn"], "entries": [{"name": "it", "config": config, **entry}]}
@@ -117,11 +117,11 @@ set: {{data.augment: {{crop: none, flip: false}}, train.epochs: 2, train.warmup_
        train.effective_batch_size: 64, finetune.pool: mean, model.img_size: 8, model.in_chans: 1}}
 pretrain:
   MAE:
-    config: {configs}/mae_digits.yaml
+    config: mae_digits.yaml
     set: {{{tiny}, objective.decoder_embed_dim: 16, objective.decoder_depth: 1, objective.decoder_num_heads: 2,
           {short}}}
   supervised:
-    config: {configs}/supervised_cifar_tiny.yaml
+    config: supervised_cifar_tiny.yaml
     set: {{{tiny}, {short}, data.leave_out_per_class: 25, train.effective_batch_size: 64,
           data.augment: {{crop: pad, pad_px: 1, flip: false}}}}
 entries:
@@ -143,8 +143,7 @@ def test_a_comparison_with_ours_scratch_supervised_and_two_of_others(digits, tmp
     files = {kind: write_backbone(tmp_path / kind, kind) for kind in ("dinov2", "convnext")}
     short = "train.engine: torch, train.steps: 6, train.warmup_steps: 1, monitor.tensorboard: false"
     config, out = tmp_path / "foreign.yaml", tmp_path / "out"
-    configs = ROOT / "configs"
-    values = {"data": digits, "configs": configs, "probe": configs / "linear_probe_cifar_tiny.yaml"}
+    values = {"data": digits, "probe": "linear_probe_cifar_tiny"}
     config.write_text(CONFIG.format(tiny=TINY_MODEL, short=short, **values, **files))
     done = run("finetune/compare.py", "--config", str(config), f"run.dir={out}", timeout=500)
     assert done.returncode == 0, done.stderr

@@ -16,6 +16,7 @@ from helpers.commands import ROOT
 from helpers.comparison import plan_of, spec
 
 from mae_vit.config.load import load_config
+from mae_vit.config.presets import find_config
 from mae_vit.finetuning.comparison import main
 from mae_vit.finetuning.comparison.config import CompareConfig
 from mae_vit.finetuning.comparison.progress_bar import Bar
@@ -64,7 +65,7 @@ def script_in(folder: Path, text: str) -> Path:
 
 
 def test_auto_is_one_precision_for_all_runs_on_any_machine(tmp_path, monkeypatch):
-    config = load_config(CompareConfig, ROOT / "configs" / "compare_demo.yaml", ["set.train.precision=auto"])
+    config = load_config(CompareConfig, find_config("compare_demo"), ["set.train.precision=auto"])
     monkeypatch.setattr(main, "choose_precision", lambda *_: Chosen("bf16", "auto: of the first machine"))
     assert main.choose_precision_of(config, None).precision == "bf16"
     monkeypatch.setattr(main, "choose_precision", lambda *_: Chosen("fp32", "auto: of another"))

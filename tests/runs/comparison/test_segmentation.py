@@ -105,8 +105,8 @@ set:
   monitor.tensorboard: false
   checkpoint.every_steps: 4
 entries:
-  - {{name: scratch, config: {configs}/finetune_cifar_tiny.yaml, set: {{{model}, finetune.pool: cls}}}}
-  - {{name: SmallResNet, config: {configs}/small_resnet_cifar.yaml, modes: [segment],
+  - {{name: scratch, config: finetune_cifar_tiny.yaml, set: {{{model}, finetune.pool: cls}}}}
+  - {{name: SmallResNet, config: small_resnet_cifar.yaml, modes: [segment],
       set: {{model.img_size: 8, model.in_chans: 1}}}}
 reference: scratch
 modes: [segment, segment_probe]
@@ -121,7 +121,7 @@ def config(tmp_path):
     prepare_pairs(write_pairs(tmp_path / "in", count=20), tmp_path / "out")
     path = tmp_path / "compare.yaml"
     model = ", ".join(text.replace("=", ": ") for text in TINY)
-    path.write_text(CONFIG.format(data=tmp_path / "out", configs=ROOT / "configs", model=model))
+    path.write_text(CONFIG.format(data=tmp_path / "out", model=model))
     return path
 
 
@@ -152,7 +152,7 @@ def test_a_comparison_from_end_to_end(config, tmp_path, capsys):
 @pytest.mark.slow
 def test_an_encoder_of_others_is_a_marked_row_of_the_probe(config, tmp_path):
     file = write_backbone(tmp_path / "swin", "swin")
-    entry = f"""  - {{name: Swin, config: {ROOT}/configs/finetune_cifar_tiny.yaml, start: "frozen:{file}",
+    entry = f"""  - {{name: Swin, config: {ROOT}/configs/finetune/finetune_cifar_tiny.yaml, start: "frozen:{file}",
       modes: [segment_probe], set: {{data.augment: {{crop: random_resized, flip: false}}}}}}
 reference: scratch"""
     config.write_text(config.read_text().replace("reference: scratch", entry))

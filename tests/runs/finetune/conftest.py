@@ -31,7 +31,7 @@ def pretrained(digits, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("pretrained") / "mae"
     decoder = [f"objective.decoder_{name}" for name in ("embed_dim=16", "depth=1", "num_heads=2")]
     short = ["train.engine=torch", "train.steps=4", "train.warmup_steps=1", "monitor.tensorboard=false"]
-    config = str(ROOT / "configs" / "mae_digits.yaml")
+    config = str(ROOT / "configs" / "pretrain" / "mae_digits.yaml")
     arguments = [*TINY, *decoder, *short, f"data.path={digits}", f"run.dir={folder}", "run.name=mae"]
     assert pretrain_main(["--config", config, *arguments]) == 0
     return folder

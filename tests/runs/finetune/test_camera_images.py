@@ -66,7 +66,7 @@ def test_predictions(call, photos, tmp_path, network):
 
 
 def test_features_and_pictures(photos, tmp_path):
-    config, run = str(ROOT / "configs" / "mae_digits.yaml"), tmp_path / "run"
+    config, run = str(ROOT / "configs" / "pretrain" / "mae_digits.yaml"), tmp_path / "run"
     decoder = [f"objective.decoder_{name}" for name in ("embed_dim=16", "depth=1", "num_heads=2")]
     short = ["train.engine=torch", "train.steps=2", "train.warmup_steps=1", "train.effective_batch_size=8"]
     short += ["train.precision=fp32", "monitor.tensorboard=false", "data.augment.crop=random_resized"]

@@ -21,7 +21,7 @@ SHORT = [
 
 
 def train(data, folder, *changes) -> None:
-    config = str(ROOT / "configs" / "pixio_cifar_tiny.yaml")
+    config = str(ROOT / "configs" / "pretrain" / "pixio_cifar_tiny.yaml")
     assert pretrain(["--config", config, *SHORT, f"data.path={data}", f"run.dir={folder}", *changes]) == 0
 
 
@@ -42,7 +42,7 @@ def test_all_that_reads_encoders_reads_it(colored, tmp_path, monkeypatch):
     train(colored, run, "objective.decode_ratio=0.5", "model.depth=2", "objective.decoder_depth=2")
     common = [f"data.path={colored}", "train.engine=torch", "monitor.tensorboard=false"]
     short = ["train.epochs=null", "train.steps=2", "train.warmup_epochs=null", "train.warmup_steps=1"]
-    tune = ["--config", str(ROOT / "configs" / "finetune_cifar_tiny.yaml"), "--ckpt", str(run)]
+    tune = ["--config", str(ROOT / "configs" / "finetune" / "finetune_cifar_tiny.yaml"), "--ckpt", str(run)]
     for name, more in {
         "cls": ["finetune.pool=cls", *short, "train.effective_batch_size=8"],
         "mean": ["finetune.pool=mean", *short, "train.effective_batch_size=8"],

@@ -1,13 +1,13 @@
 """Labeled subsets and held-out shares: nested, balanced, by keys alone."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from mae_vit.config.load import load_config
+from mae_vit.config.presets import find_config
 from mae_vit.data.batches.augmented import open_source
 from mae_vit.data.batches.subset import draw_held_out, limit_per_class
 from mae_vit.data.images.augment import Augment
@@ -20,8 +20,6 @@ from mae_vit.finetuning.data import open_data as open_finetune_data
 from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.pretraining.data import open_data as open_pretrain_data
 from mae_vit.runtime.ranks import Ranks
-
-CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 
 
 @pytest.fixture
@@ -112,7 +110,7 @@ def test_blocks_of_a_subset(many_shards):
     orders = []
     for mode in ("blocks", "global"):
         config = load_config(
-            FinetuneConfig, CONFIGS / "simple_cnn_cifar.yaml", [*options, f"data.order={mode}"]
+            FinetuneConfig, find_config("simple_cnn_cifar"), [*options, f"data.order={mode}"]
         )
         data = open_finetune_data(config, Ranks(0, 1, 0, 1), torch.device("cpu"))
         # Places among the samples that are trained on, each once.
@@ -134,7 +132,7 @@ def test_classes_with_fewer_labels_are_counted(digits, capsys):
 
     def trained_on(limit, rank=0):
         config = load_config(
-            FinetuneConfig, CONFIGS / "simple_cnn_cifar.yaml", [*place, f"data.labels_per_class={limit}"]
+            FinetuneConfig, find_config("simple_cnn_cifar"), [*place, f"data.labels_per_class={limit}"]
         )
         return len(open_finetune_data(config, Ranks(rank, 2, rank, 2), torch.device("cpu")).train)
 
@@ -156,11 +154,11 @@ def test_what_pretraining_leaves_out_is_what_fine_tuning_takes(digits, tmp_path)
         "model.img_size=8",
     ]
     config = load_config(
-        FinetuneConfig, CONFIGS / "simple_cnn_cifar.yaml", [*place, "data.labels_per_class=20"]
+        FinetuneConfig, find_config("simple_cnn_cifar"), [*place, "data.labels_per_class=20"]
     )
     taken = open_finetune_data(config, ranks, device)
     more = [*place, "data.leave_out_per_class=20", "model.patch_size=2"]
-    config = load_config(PretrainConfig, CONFIGS / "supervised_cifar_tiny.yaml", more)
+    config = load_config(PretrainConfig, find_config("supervised_cifar_tiny"), more)
     data = open_pretrain_data(config, ranks, device)
     assert data.num_samples == 1497 - 200
     labels = np.asarray(data.index.labels)
@@ -168,7 +166,7 @@ def test_what_pretraining_leaves_out_is_what_fine_tuning_takes(digits, tmp_path)
     rest = np.setdiff1d(np.arange(1497), seen)
     assert np.array_equal(data.source.labels, labels[rest])
     several = load_config(
-        PretrainConfig, CONFIGS / "supervised_cifar_tiny.yaml", [*more, "data.leave_out_draws=3"]
+        PretrainConfig, find_config("supervised_cifar_tiny"), [*more, "data.leave_out_draws=3"]
     )
     keys = data.index.keys()
     draws = [limit_per_class(np.arange(1497), labels, keys, 20, draw=draw)[0] for draw in range(3)]

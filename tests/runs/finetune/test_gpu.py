@@ -25,7 +25,13 @@ def encoder(digits, tmp_path_factory) -> Path:
     """An MAE run of a few steps."""
     folder = tmp_path_factory.mktemp("gpu") / "mae"
     short = ["train.engine=torch", "train.steps=30", "train.warmup_steps=5", "monitor.tensorboard=false"]
-    done("pretrain/run.py", "configs/mae_digits.yaml", *short, f"data.path={digits}", f"run.dir={folder}")
+    done(
+        "pretrain/run.py",
+        "configs/pretrain/mae_digits.yaml",
+        *short,
+        f"data.path={digits}",
+        f"run.dir={folder}",
+    )
     return folder
 
 
@@ -44,7 +50,7 @@ def on_both(tmp_path: Path, *arguments: str | Path) -> dict[str, Path]:
     ids=["plain", "mixed and averaged"],
 )
 def test_fine_tuning_has_the_losses_of_a_cpu(encoder, digits, tmp_path, options):
-    start = ["configs/finetune_cifar_tiny.yaml", "--ckpt", encoder, f"data.path={digits}", *SMALL]
+    start = ["configs/finetune/finetune_cifar_tiny.yaml", "--ckpt", encoder, f"data.path={digits}", *SMALL]
     folders = on_both(tmp_path, *start, "train.precision=fp32", *options)
     losses = {place: [line["loss"] for line in lines_of(folder)] for place, folder in folders.items()}
     np.testing.assert_allclose(losses["gpu"], losses["cpu"], rtol=1e-4)
@@ -59,7 +65,14 @@ def test_frozen_encoders_have_the_scores_of_a_cpu(encoder, digits, tmp_path, mod
 
 def test_predictions_and_features_are_those_of_a_cpu(encoder, digits, tmp_path):
     done(
-        *("finetune/run.py", "configs/finetune_cifar_tiny.yaml", "--ckpt", encoder, *SMALL, "train.steps=60"),
+        *(
+            "finetune/run.py",
+            "configs/finetune/finetune_cifar_tiny.yaml",
+            "--ckpt",
+            encoder,
+            *SMALL,
+            "train.steps=60",
+        ),
         *(f"data.path={digits}", "model.img_size=8", f"run.dir={tmp_path / 'tuned'}"),
     )
     features, tables = {}, {}
@@ -83,7 +96,7 @@ def test_predictions_and_features_are_those_of_a_cpu(encoder, digits, tmp_path):
 
 def test_a_run_that_began_on_a_cpu_resumes_on_a_gpu(digits, tmp_path):
     options = [
-        *("pretrain/run.py", "configs/mae_digits.yaml", "train.engine=torch", f"data.path={digits}"),
+        *("pretrain/run.py", "configs/pretrain/mae_digits.yaml", "train.engine=torch", f"data.path={digits}"),
         *("train.steps=20", "train.warmup_steps=5", "checkpoint.every_steps=10", "checkpoint.keep_last=9"),
         *("monitor.log_every_steps=1", "monitor.tensorboard=false", "run.name=same"),
     ]

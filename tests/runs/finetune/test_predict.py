@@ -126,7 +126,12 @@ def test_bands_of_16_bits(tmp_path):
         path.parent.mkdir(parents=True, exist_ok=True)
         np.save(path, rng.integers(9 * number, 20_000, (4, 16, 16)).astype(np.uint16))
     assert main(["prepare", str(tmp_path / "tiles"), str(tiles), "--holdout", "0.25"]) == 0
-    config = ["--config", str(ROOT / "configs" / "simple_cnn_cifar.yaml"), *SMALL, f"data.path={tiles}"]
+    config = [
+        "--config",
+        str(ROOT / "configs" / "finetune" / "simple_cnn_cifar.yaml"),
+        *SMALL,
+        f"data.path={tiles}",
+    ]
     options = ["model.img_size=16", "train.effective_batch_size=8", f"run.dir={tmp_path / 'run'}"]
     assert finetune([*config, *options]) == 0
     assert predict(tmp_path / "run", tiles, tmp_path / "p.csv", "--split", "val") == 0
@@ -211,7 +216,7 @@ HOSTILE = {
 @pytest.fixture(scope="module")
 def classifier(digits, tmp_path_factory):
     folder = tmp_path_factory.mktemp("classifier") / "run"
-    config = ["--config", str(ROOT / "configs" / "finetune_cifar_tiny.yaml"), *SMALL, *TINY]
+    config = ["--config", str(ROOT / "configs" / "finetune" / "finetune_cifar_tiny.yaml"), *SMALL, *TINY]
     assert finetune([*config, f"data.path={digits}", f"run.dir={folder}"]) == 0
     return folder / "model.safetensors"
 
@@ -237,7 +242,12 @@ def test_a_file_cut_short_says_so(classifier, digits, tmp_path, capsys):
 
 def test_runs_of_other_modes_are_refused(pretrained, digits, tmp_path, capsys):
     few = ["finetune.mode=few_shot", "finetune.shots=[5]"]
-    config = ["--config", str(ROOT / "configs" / "finetune_cifar_tiny.yaml"), "--ckpt", str(pretrained)]
+    config = [
+        "--config",
+        str(ROOT / "configs" / "finetune" / "finetune_cifar_tiny.yaml"),
+        "--ckpt",
+        str(pretrained),
+    ]
     place = [
         f"data.path={digits}",
         f"run.dir={tmp_path / 'few'}",

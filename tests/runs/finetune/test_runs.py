@@ -374,7 +374,7 @@ def test_a_start_that_has_seen_the_held_out_labels_is_reported(
     short = ["train.engine=torch", "train.steps=2", "train.warmup_steps=1", "monitor.tensorboard=false"]
     fit = ["data.augment={crop: none, flip: false}", "train.effective_batch_size=64", "train.precision=fp32"]
     option = [] if left_out is None else [f"data.leave_out_per_class={left_out}"]
-    config = str(ROOT / "configs" / "supervised_cifar_tiny.yaml")
+    config = str(ROOT / "configs" / "pretrain" / "supervised_cifar_tiny.yaml")
     place = [f"data.path={digits}", f"run.dir={folder}"]
     assert pretrain(["--config", config, *TINY, *short, *fit, *option, *place]) == 0
     for name, start in (("run", folder), ("exported", folder / "encoder.safetensors")):

@@ -11,7 +11,7 @@ def call(digits, tmp_path):
     """Trains on the digits: call("key=value", ..., name="run"); a later data.path takes their place."""
 
     def run(*arguments: str, name: str = "run") -> int:
-        config = str(ROOT / "configs" / "mae_digits.yaml")
+        config = str(ROOT / "configs" / "pretrain" / "mae_digits.yaml")
         options = [*SMALL_PRETRAIN, f"data.path={digits}", f"run.dir={tmp_path / name}", f"run.name={name}"]
         return main(["--config", config, *options, *arguments])
 

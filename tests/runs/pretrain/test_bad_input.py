@@ -26,7 +26,7 @@ def call(digits, run_dir, *arguments: str) -> int:
     return main(
         [
             "--config",
-            str(ROOT / "configs/mae_digits.yaml"),
+            str(ROOT / "configs/pretrain/mae_digits.yaml"),
             f"data.path={digits}",
             f"run.dir={run_dir}",
             *arguments,
@@ -251,7 +251,12 @@ def flat_test(tmp_path) -> Path:
 
 
 SUPERVISED = [
-    *("--config", str(ROOT / "configs/supervised_cifar_tiny.yaml"), "model.img_size=8", "model.patch_size=2"),
+    *(
+        "--config",
+        str(ROOT / "configs/pretrain/supervised_cifar_tiny.yaml"),
+        "model.img_size=8",
+        "model.patch_size=2",
+    ),
     *("model.in_chans=1", "model.depth=1", "train.effective_batch_size=8", "train.engine=torch"),
     *("train.steps=1", "train.warmup_steps=0", "data.augment.crop=none", "monitor.tensorboard=false"),
 ]
@@ -301,7 +306,7 @@ def test_a_config_of_another_command(capsys, config, key, command):
     message = f'{path}: a config of another command (it has "{key}"): give it to {command}'
     assert one_line(capsys).endswith(message)
     # What was typed is not taken for the file's.
-    assert main(["--config", str(ROOT / "configs/mae_digits.yaml"), f"{key}.mode=knn"]) == EXIT_INPUT
+    assert main(["--config", str(ROOT / "configs/pretrain/mae_digits.yaml"), f"{key}.mode=knn"]) == EXIT_INPUT
     assert f'unknown key "{key}"' in one_line(capsys)
 
 

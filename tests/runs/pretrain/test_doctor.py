@@ -22,7 +22,7 @@ from mae_vit.pretraining.find_batch import best_size, candidates
 from mae_vit.runtime.device import room_in
 from mae_vit.runtime.ranks import Ranks
 
-CONFIG = ["doctor", "--config", "configs/mae_digits.yaml"]
+CONFIG = ["doctor", "--config", "configs/pretrain/mae_digits.yaml"]
 
 
 @pytest.fixture
@@ -127,7 +127,12 @@ def test_a_run_that_cannot_be_set_up_is_bad_input(doctor, word, said):
 
 def test_a_dry_run_is_the_doctor(doctor, digits, tmp_path, capsys):
     _, _, output = doctor()
-    arguments = ["--config", "configs/mae_digits.yaml", f"data.path={digits}", f"run.dir={tmp_path / 'run'}"]
+    arguments = [
+        "--config",
+        "configs/pretrain/mae_digits.yaml",
+        f"data.path={digits}",
+        f"run.dir={tmp_path / 'run'}",
+    ]
     assert pretrain_main([*arguments, *SMALL_MAE, "--dry-run"]) == 0
 
     def steady(text: str) -> list[str]:
@@ -139,7 +144,12 @@ def test_a_dry_run_is_the_doctor(doctor, digits, tmp_path, capsys):
 def test_a_folder_of_an_earlier_run_is_a_warning(doctor, digits, tmp_path):
     """Doctor and dry run train nothing there: they say what the run itself will do."""
     short = ["train.steps=1", "train.warmup_steps=0", "monitor.tensorboard=false"]
-    arguments = ["--config", "configs/mae_digits.yaml", f"data.path={digits}", f"run.dir={tmp_path / 'run'}"]
+    arguments = [
+        "--config",
+        "configs/pretrain/mae_digits.yaml",
+        f"data.path={digits}",
+        f"run.dir={tmp_path / 'run'}",
+    ]
     assert pretrain_main([*arguments, *SMALL_MAE, *short]) == 0
     code, checks, output = doctor(*short)
     assert (code, "run" in checks) == (0, False)
@@ -209,7 +219,9 @@ def test_damaged_samples(many_shards, tmp_path, doctor, budget, status):
 def test_a_missing_compiler(monkeypatch):
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CXX", raising=False)
-    config = load_config(PretrainConfig, ROOT / "configs" / "mae_digits.yaml", ["train.compile=true"])
+    config = load_config(
+        PretrainConfig, ROOT / "configs" / "pretrain" / "mae_digits.yaml", ["train.compile=true"]
+    )
     (check,) = (check for check in examining.check_software(config, Ranks()) if check.name == "compiler")
     assert check.status == "FAIL"
 

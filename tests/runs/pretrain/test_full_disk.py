@@ -52,7 +52,7 @@ def command(digits, folder, *overrides):
     return [
         "pretrain/run.py",
         "--config",
-        "configs/mae_digits.yaml",
+        "configs/pretrain/mae_digits.yaml",
         *SMALL_PRETRAIN,
         *_LENGTH,
         f"data.path={digits}",

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.gpu
 
 SMALL = [
     "--config",
-    "configs/mae_digits.yaml",
+    "configs/pretrain/mae_digits.yaml",
     "train.engine=torch",
     "train.steps=30",
     "train.warmup_steps=5",
@@ -32,7 +32,7 @@ def encoder_of(folder: Path, digits: Path, *options: str) -> bytes:
 def test_deterministic_runs_are_equal_byte_for_byte(digits, tmp_path, precision, objective):
     options = ["run.deterministic=true", f"train.precision={precision}"]
     if objective == "masked_patch":
-        options[:0] = ["--config", "configs/masked_patch_digits.yaml"]
+        options[:0] = ["--config", "configs/pretrain/masked_patch_digits.yaml"]
     first, second = (encoder_of(tmp_path / name, digits, *options) for name in ("first", "second"))
     assert first == second
 

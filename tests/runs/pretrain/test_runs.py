@@ -144,7 +144,7 @@ def test_a_run_keeps_the_precision_that_auto_was_when_it_began(call, tmp_path, m
 def test_dry_run_sets_shards_against_ranks_and_lanes(many_shards, digits, tmp_path):
     def order_lines(*arguments: str, ranks: int = 1) -> list[str]:
         options = [*SMALL_PRETRAIN, f"run.dir={tmp_path}", "train.engine=deepspeed", *arguments]
-        config = load_config(PretrainConfig, ROOT / "configs" / "mae_digits.yaml", options)
+        config = load_config(PretrainConfig, ROOT / "configs" / "pretrain" / "mae_digits.yaml", options)
         setup = set_up(config, Ranks(rank=0, world_size=ranks, local_rank=0))
         precision = Chosen("fp32", "test")
         plan = describe_plan(setup, open_run_folder(config), None, precision, timed=False).splitlines()
@@ -313,7 +313,9 @@ def test_the_online_probe_is_rare_unless_asked_for(call, tmp_path, capsys):
 
 
 def test_fewer_held_out_images_than_ranks_are_named_as_such(digits):
-    config = load_config(PretrainConfig, ROOT / "configs" / "mae_digits.yaml", [f"data.path={digits}"])
+    config = load_config(
+        PretrainConfig, ROOT / "configs" / "pretrain" / "mae_digits.yaml", [f"data.path={digits}"]
+    )
     few = open_data(config, Ranks(0, 400, 0, 400), torch.device("cpu"))
     enough = open_data(config, Ranks(0, 4, 0, 4), torch.device("cpu"))
     assert (few.held_out_index, few.why_none) == (None, 'split "test" has 300 images for 400 ranks')

@@ -80,7 +80,7 @@ def test_trackers_change_no_bit_and_a_branch_is_a_run_of_its_own(call, tmp_path)
 def test_kills_leave_one_tracked_run(digits, tmp_path):
     folder, steps = tmp_path / "runs" / "mine", 40
     command = [
-        *(sys.executable, "pretrain/run.py", "--config", "configs/mae_digits.yaml", *SMALL_PRETRAIN),
+        *(sys.executable, "pretrain/run.py", "--config", "configs/pretrain/mae_digits.yaml", *SMALL_PRETRAIN),
         *(f"data.path={digits}", f"run.dir={folder}", f"train.steps={steps}", "data.workers=0", _BOTH),
         *("checkpoint.every_steps=7", "monitor.evaluate_every_steps=5"),
     ]

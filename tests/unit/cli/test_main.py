@@ -108,7 +108,7 @@ def test_an_output_that_is_a_file_is_refused(tmp_path, capsys):
 
 @pytest.mark.parametrize("words", [["-m", "mae_vit.cli.main", "doctor"], ["pretrain/run.py", "--dry-run"]])
 def test_a_reader_who_leaves_ends_in_no_traceback(digits, tmp_path, words):
-    run = [f"data.path={digits}", f"run.dir={tmp_path}", "--config", "configs/mae_digits.yaml"]
+    run = [f"data.path={digits}", f"run.dir={tmp_path}", "--config", "configs/pretrain/mae_digits.yaml"]
     process = subprocess.Popen(
         [sys.executable, *words, *run],
         stdout=subprocess.PIPE,

@@ -30,7 +30,7 @@ def test_presets_are_listed_and_shown(capsys):
     assert main(["presets", "cifar", "linear"]) == 0
     assert capsys.readouterr().out.startswith("linear_probe_cifar_tiny\n")
     assert main(["presets", "--show", "mae_digits"]) == 0
-    assert capsys.readouterr().out == (ROOT / "configs" / "mae_digits.yaml").read_text()
+    assert capsys.readouterr().out == (ROOT / "configs" / "pretrain" / "mae_digits.yaml").read_text()
     assert main(["presets", "--show", "mae_digit"]) == 2
     assert 'did you mean "mae_digits"?' in capsys.readouterr().err
     assert main(["presets", "nothing"]) == 2

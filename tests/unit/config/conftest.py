@@ -14,7 +14,7 @@ def write_config(tmp_path):
     def write(**sections) -> Path:
         yaml = YAML(typ="safe", pure=True)
         yaml.sort_base_mapping_type_on_output = False
-        raw = yaml.load((ROOT / "configs" / "mae_digits.yaml").read_text())
+        raw = yaml.load((ROOT / "configs" / "pretrain" / "mae_digits.yaml").read_text())
         for name, values in sections.items():
             raw[name] = {**raw.get(name, {}), **values}
         path = tmp_path / "mae_mine.yaml"

@@ -18,7 +18,10 @@ from mae_vit.models.encoder_file import EncoderInfo
 from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.pretraining.setup import build_objective
 
-SHIPPED = [*sorted((ROOT / "configs").glob("ma*.yaml")), *sorted((ROOT / "configs").glob("finetune_*.yaml"))]
+SHIPPED = [
+    *sorted(ROOT.glob("configs/pretrain/ma*.yaml")),
+    *sorted(ROOT.glob("configs/finetune/finetune_*.yaml")),
+]
 VALUES = [
     *(None, True, False, 0, -1, 1, 2, 7, 3.5, -0.5, 1e-3, 1e30, 10**30, -(10**30)),
     *(math.nan, math.inf, -math.inf, "", "x", "1e-3", "null", "../..", "a" * 5000, "\x00", "\u202e"),

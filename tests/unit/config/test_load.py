@@ -11,7 +11,7 @@ from mae_vit.objectives.config import MaskedPatchConfig
 from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.pretraining.command import main
 
-CONFIG = ROOT / "configs" / "mae_digits.yaml"
+CONFIG = ROOT / "configs" / "pretrain" / "mae_digits.yaml"
 
 BAD = {
     "model.img_sise=8": 'command line: unknown key "model.img_sise": did you mean "model.img_size"?',
@@ -149,10 +149,7 @@ def message_of(path: Path, *overrides: str) -> str:
 
 def test_a_config_that_is_not_there_names_one_that_is(monkeypatch, tmp_path):
     monkeypatch.chdir(ROOT)
-    shipped = (
-        'cannot read config mae_digit: no such file or directory; did you mean "configs/mae_digits.yaml"?'
-    )
-    assert message_of(Path("mae_digit")) == shipped
+    assert message_of(Path("mae_digit")).endswith('did you mean "configs/pretrain/mae_digits.yaml"?')
     mine = tmp_path / "photos.yaml"
     mine.write_text("")
     assert message_of(tmp_path / "photo.yaml").endswith(f'did you mean "{mine}"?')
@@ -209,7 +206,7 @@ def test_five_mistakes_are_five_lines(write_config, capsys):
 
 
 def test_another_objective_on_the_command_line_drops_the_files_options():
-    path = ROOT / "configs" / "mae_cifar_tiny.yaml"
+    path = ROOT / "configs" / "pretrain" / "mae_cifar_tiny.yaml"
     config = load_config(PretrainConfig, path, ["objective.name=masked_patch", "objective.corrupt_ratio=0.4"])
     assert config.objective.model_dump() == {
         **MaskedPatchConfig(name="masked_patch").model_dump(),

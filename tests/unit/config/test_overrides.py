@@ -8,7 +8,7 @@ from mae_vit.config.load import load_config
 from mae_vit.core.errors import InputError
 from mae_vit.objectives.pretrain_config import PretrainConfig
 
-CONFIG = ROOT / "configs" / "mae_digits.yaml"
+CONFIG = ROOT / "configs" / "pretrain" / "mae_digits.yaml"
 
 
 def test_an_override_takes_the_place_of_the_files_way():

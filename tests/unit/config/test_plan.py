@@ -15,7 +15,7 @@ from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.objectives.config import PAIRS, ContrastiveMAEConfig
 from mae_vit.objectives.pretrain_config import PretrainConfig
 
-CONFIG = Path(__file__).resolve().parents[3] / "configs" / "mae_digits.yaml"
+CONFIG = Path(__file__).resolve().parents[3] / "configs" / "pretrain" / "mae_digits.yaml"
 
 without_start = WeightsOverrides(None, CONFIG)
 

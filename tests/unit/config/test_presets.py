@@ -24,12 +24,15 @@ def test_an_installed_library_has_its_own(tmp_path, monkeypatch):
 
 def test_a_file_is_meant_before_a_preset(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    shipped = ROOT / "configs" / "mae_digits.yaml"
+    shipped = ROOT / "configs" / "pretrain" / "mae_digits.yaml"
     assert find_config("mae_digits") == find_config("mae_digits.yaml") == shipped
     # A folder of that name is no config, and a path no name.
     (tmp_path / "mae_digits").mkdir()
     assert find_config("mae_digits") == shipped
-    assert str(find_config("configs/mae_digits.yaml")) == "configs/mae_digits.yaml"
+    assert str(find_config("configs/pretrain/mae_digits.yaml")) == "configs/pretrain/mae_digits.yaml"
+    assert (
+        find_config("configs/mae_digits.yaml") == find_config(ROOT / "configs" / "mae_digits.yaml") == shipped
+    )
     assert find_preset("../configs/mae_digits") is None
     (tmp_path / "mae_digits.yaml").write_text("run: {name: mine}")
     assert str(find_config("mae_digits.yaml")) == "mae_digits.yaml"
@@ -62,7 +65,7 @@ def test_every_header_says_what_command_time_and_result(path):
 @pytest.mark.parametrize(
     ("script", "installed"),
     [
-        ("python pretrain/run.py --config configs/mae_base.yaml a=1", "mae-vit pretrain mae_base a=1"),
+        ("python pretrain/run.py --config configs/pretrain/mae_base.yaml a=1", "mae-vit pretrain mae_base a=1"),
         ("python finetune/run.py --ckpt runs/x", "mae-vit finetune --ckpt runs/x"),
         ("python finetune/compare.py --config configs/a.yaml", "mae-vit compare a"),
         (

@@ -16,7 +16,7 @@ from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.objectives import OBJECTIVES
 from mae_vit.objectives.pretrain_config import PretrainConfig
 
-CONFIG = ROOT / "configs" / "mae_digits.yaml"
+CONFIG = ROOT / "configs" / "pretrain" / "mae_digits.yaml"
 
 
 def test_help_lists_every_key():
@@ -50,7 +50,7 @@ def test_dump_reads_back_the_same(tmp_path):
     assert load_config(PretrainConfig, path) == config
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*/*.yaml")), ids=lambda path: path.stem)
 def test_shipped_configs_are_valid_and_say_how_to_use_them(path):
     if path.stem.startswith(("compare_", "study_")):
         config = load_config(CompareConfig, path)

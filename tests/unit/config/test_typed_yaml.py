@@ -11,7 +11,7 @@ from mae_vit.finetuning.comparison.settings import lines_of
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.objectives.pretrain_config import PretrainConfig
 
-CONFIG = ROOT / "configs" / "mae_digits.yaml"
+CONFIG = ROOT / "configs" / "pretrain" / "mae_digits.yaml"
 AS_TYPED = [
     "photos/batch #2",
     "2024",

@@ -11,7 +11,7 @@ from mae_vit.objectives.pretrain_config import PretrainConfig
 
 
 def config_of(*overrides: str) -> PretrainConfig:
-    return load_config(PretrainConfig, ROOT / "configs" / "mae_satellite.yaml", list(overrides))
+    return load_config(PretrainConfig, ROOT / "configs" / "pretrain" / "mae_satellite.yaml", list(overrides))
 
 
 def data_of(channels: int, *, bands: bool) -> Dataset:

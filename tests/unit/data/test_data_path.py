@@ -59,7 +59,7 @@ def test_a_run_trains_on_a_folder(photos, tmp_path, capsys):
         f"data.path={photos}",
         f"run.dir={tmp_path / 'run'}",
     ]
-    assert pretrain(["--config", str(ROOT / "configs" / "mae_digits.yaml"), *options]) == 0
+    assert pretrain(["--config", str(ROOT / "configs" / "pretrain" / "mae_digits.yaml"), *options]) == 0
     assert f"data        {photos} (prepared in " in (tmp_path / "run" / "plan.txt").read_text()
 
 

@@ -35,7 +35,7 @@ def opened(digits, monkeypatch):
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)), raising=False)
         words = [f"data.path={digits}", f"data.source={source}", f"data.workers={workers}"]
-        config = load_config(PretrainConfig, ROOT / "configs" / "mae_digits.yaml", words)
+        config = load_config(PretrainConfig, ROOT / "configs" / "pretrain" / "mae_digits.yaml", words)
         return open_training_data(config, open_index(digits, "train"), samples, RANKS, torch.device(device))
 
     return call

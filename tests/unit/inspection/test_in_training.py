@@ -19,7 +19,7 @@ LENGTH = [
 
 
 def train(digits, folder, *options):
-    config = str(ROOT / "configs" / "mae_digits.yaml")
+    config = str(ROOT / "configs" / "pretrain" / "mae_digits.yaml")
     return main(
         ["--config", config, *SMALL_MAE, *LENGTH, f"data.path={digits}", f"run.dir={folder}", *options]
     )

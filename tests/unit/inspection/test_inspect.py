@@ -6,7 +6,7 @@ from html import unescape
 import numpy as np
 import pytest
 import torch
-from helpers.commands import ROOT, SMALL_MAE
+from helpers.commands import SMALL_MAE
 from helpers.encoders import vit_info
 from helpers.export import info_of
 from PIL import Image
@@ -47,7 +47,7 @@ def runs(digits, tmp_path_factory):
         assert not pretrain_main(
             [
                 "--config",
-                str(ROOT / "configs" / f"{name}_digits.yaml"),
+                f"{name}_digits",
                 *options,
                 f"data.path={digits}",
                 f"run.dir={folder / name}",

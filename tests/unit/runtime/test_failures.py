@@ -10,7 +10,7 @@ from helpers.commands import ROOT, run
 from mae_vit.core.errors import Damage, DamagedSample
 from mae_vit.runtime.failures import run_to_exit_code
 
-CONFIG = ["pretrain/run.py", "--config", str(ROOT / "configs" / "mae_digits.yaml")]
+CONFIG = ["pretrain/run.py", "--config", str(ROOT / "configs" / "pretrain" / "mae_digits.yaml")]
 # What ends after a step with workers alive, as a full disk would end it.
 FAILING = """
 import sys

@@ -55,7 +55,7 @@ def own_gpu(monkeypatch):
 
 
 def config_of(*overrides: str) -> PretrainConfig:
-    return load_config(PretrainConfig, ROOT / "configs/mae_digits.yaml", list(overrides))
+    return load_config(PretrainConfig, ROOT / "configs/pretrain/mae_digits.yaml", list(overrides))
 
 
 def test_a_rank_that_sees_its_own_gpu_alone_takes_number_0_everywhere(own_gpu, groups, monkeypatch):

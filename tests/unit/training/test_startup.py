@@ -1,9 +1,9 @@
 """Before a run begins: its device, and its place in a Slurm array."""
 
 import pytest
-from helpers.commands import ROOT
 
 from mae_vit.config.load import load_config
+from mae_vit.config.presets import find_config
 from mae_vit.core.errors import InputError
 from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.runtime.ranks import Ranks
@@ -11,7 +11,7 @@ from mae_vit.training.startup import as_array_task, choose_device
 
 
 def config_of(name, *overrides):
-    return load_config(PretrainConfig, ROOT / "configs" / f"{name}.yaml", overrides)
+    return load_config(PretrainConfig, find_config(name), overrides)
 
 
 def test_a_slurm_job_without_a_gpu_trains_no_large_model_unless_it_says_so(monkeypatch):

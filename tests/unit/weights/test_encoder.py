@@ -101,7 +101,7 @@ def test_the_pooling_is_the_files_own(path, tmp_path):
     included = ROOT / "docs/results/encoders/mae_cifar_tiny_100.safetensors"
     for start, pool in {**expected, included: "mean"}.items():
         assert read_weights(str(start)).pool == pool
-        source = ROOT / "configs" / "finetune_cifar_tiny.yaml"
+        source = ROOT / "configs" / "finetune" / "finetune_cifar_tiny.yaml"
         for stated, taken in (({}, pool), ({"pool": "cls"}, "cls"), ({"mode": "segment"}, None)):
             raw = {"finetune": dict(stated)}
             WeightsOverrides(str(start), source)(raw)

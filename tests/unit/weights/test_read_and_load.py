@@ -266,7 +266,12 @@ def test_a_fixed_table_of_another_grid_of_as_many_patches_is_a_fixed_table(tmp_p
 
 def test_a_run_begins_from_another(digits, tmp_path, capsys):
     small = [
-        *("--config", str(ROOT / "configs/mae_digits.yaml"), f"data.path={digits}", "train.engine=torch"),
+        *(
+            "--config",
+            str(ROOT / "configs/pretrain/mae_digits.yaml"),
+            f"data.path={digits}",
+            "train.engine=torch",
+        ),
         *("train.steps=2", "train.warmup_steps=1", "model.depth=1", "monitor.tensorboard=false"),
     ]
     assert main([*small, f"run.dir={tmp_path / 'first'}"]) == 0

@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from helpers.commands import ROOT
 from pydantic import ValidationError
 
 from mae_vit.models.encoder_cost import cost_of_weights
@@ -45,7 +44,18 @@ def test_a_file_cannot_say_anything():
 def pretrain_some(digits, folder, *arguments: str) -> None:
     small = ["model.embed_dim=16", "model.depth=1", "model.num_heads=2", "monitor.tensorboard=false"]
     settings = [f"data.path={digits}", f"run.dir={folder}", "train.engine=torch", "train.warmup_steps=0"]
-    assert main(["--config", str(ROOT / "configs" / "mae_digits.yaml"), *small, *settings, *arguments]) == 0
+    assert (
+        main(
+            [
+                "--config",
+                "mae_digits",
+                *small,
+                *settings,
+                *arguments,
+            ]
+        )
+        == 0
+    )
 
 
 def test_labels_are_known_through_what_a_run_began_from(digits, tmp_path):

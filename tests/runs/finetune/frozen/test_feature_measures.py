@@ -32,7 +32,7 @@ def by_hand(path, data, split: str, pool: str) -> tuple[float, float]:
 def train(data, folder) -> dict[str, float]:
     config = [
         "--config",
-        str(ROOT / "configs" / "mae_digits.yaml"),
+        str(ROOT / "configs" / "pretrain" / "mae_digits.yaml"),
         *SMALL_PRETRAIN,
         *TINY,
         f"data.path={data}",
@@ -68,7 +68,12 @@ def test_modes_in_closed_form_measure_the_training_images(call, pretrained, digi
 
 
 def test_a_linear_probe_measures_its_training_images(pretrained, digits, tmp_path, capsys):
-    config = ["--config", str(ROOT / "configs" / "linear_probe_cifar_tiny.yaml"), "--ckpt", str(pretrained)]
+    config = [
+        "--config",
+        "linear_probe_cifar_tiny",
+        "--ckpt",
+        str(pretrained),
+    ]
     place = [f"data.path={digits}", f"run.dir={tmp_path / 'run'}", "run.name=probe", "model.img_size=8"]
     short = [
         "train.epochs=1",

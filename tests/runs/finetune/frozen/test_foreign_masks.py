@@ -23,7 +23,13 @@ def probe(pairs, tmp_path):
     """probe(start, "key=value", ..., mode="segment_probe", name="run") -> exit code, run folder."""
 
     def run(start, *overrides, mode="segment_probe", name="run"):
-        words = ["--config", str(ROOT / "configs" / "finetune_cifar_tiny.yaml"), "--ckpt", start, *SMALL]
+        words = [
+            "--config",
+            str(ROOT / "configs" / "finetune" / "finetune_cifar_tiny.yaml"),
+            "--ckpt",
+            start,
+            *SMALL,
+        ]
         place = [f"data.path={pairs}", f"run.dir={tmp_path / name}", "train.effective_batch_size=8"]
         place += ["data.augment.crop=random_resized"]
         return main([*words, *place, f"finetune.mode={mode}", *overrides]), tmp_path / name

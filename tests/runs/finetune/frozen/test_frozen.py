@@ -56,7 +56,7 @@ def test_random_weights_are_measured_beside_the_pretrained_ones(
 
     def measure(name, *start) -> tuple[dict, str]:
         if mode == "linear_probe":
-            config = str(ROOT / "configs" / "linear_probe_cifar_tiny.yaml")
+            config = str(ROOT / "configs" / "finetune" / "linear_probe_cifar_tiny.yaml")
             short = ["train.epochs=1", "train.warmup_epochs=0.5", "train.effective_batch_size=64"]
             place = [f"data.path={digits}", f"run.dir={tmp_path / name}", "finetune.test=false"]
             geometry = ["model.img_size=8"] if start else TINY
@@ -142,7 +142,7 @@ def test_the_config_that_a_run_leaves_is_that_run(call, digits, pretrained, tmp_
     if mode == "linear_probe":
         short = ["train.epochs=1", "train.warmup_epochs=0.5", "train.effective_batch_size=64"]
         place = [f"data.path={digits}", f"run.dir={run}", "model.img_size=8"]
-        config = str(ROOT / "configs" / "linear_probe_cifar_tiny.yaml")
+        config = str(ROOT / "configs" / "finetune" / "linear_probe_cifar_tiny.yaml")
         assert main(["--config", config, "--ckpt", str(pretrained), *short, *place]) == 0
     else:
         assert call(f"finetune.mode={mode}", ckpt=pretrained) == 0
@@ -185,7 +185,12 @@ def test_a_failure_is_named_by_the_folder_and_the_next_run_is_whole(call, pretra
 
 @pytest.mark.slow
 def test_a_second_process_is_refused_and_a_signal_ends_the_first(digits, pretrained, tmp_path):
-    config = ["--config", str(ROOT / "configs" / "finetune_cifar_tiny.yaml"), "--ckpt", str(pretrained)]
+    config = [
+        "--config",
+        str(ROOT / "configs" / "finetune" / "finetune_cifar_tiny.yaml"),
+        "--ckpt",
+        str(pretrained),
+    ]
     options = [
         *SMALL,
         "model.img_size=8",

@@ -37,7 +37,7 @@ def probe(digits, pretrained, tmp_path):
 
     def run(*arguments, name="run", ckpt=pretrained) -> int:
         place = [f"data.path={digits}", f"run.dir={tmp_path / name}", "run.name=probe", "model.img_size=8"]
-        config = str(ROOT / "configs" / "linear_probe_cifar_tiny.yaml")
+        config = str(ROOT / "configs" / "finetune" / "linear_probe_cifar_tiny.yaml")
         return main(["--config", config, "--ckpt", str(ckpt), *SHORT, *place, *arguments])
 
     return run
@@ -336,7 +336,9 @@ def test_bad_settings_are_one_line_and_write_nothing(probe, tmp_path, capsys, na
 
 def test_shards_elsewhere_come_into_the_cache_that_is_asked_for():
     elsewhere = ["data.path=https://host/mine", "data.cache_dir=/local", "data.cache_gib=9"]
-    config = load_config(FinetuneConfig, ROOT / "configs" / "linear_probe_cifar_tiny.yaml", elsewhere)
+    config = load_config(
+        FinetuneConfig, ROOT / "configs" / "finetune" / "linear_probe_cifar_tiny.yaml", elsewhere
+    )
     assert (config.data.cache_dir, config.data.cache_gib) == ("/local", 9)
 
 
@@ -373,8 +375,8 @@ def test_a_comparison_takes_the_mode_with_a_config_of_its_own(digits, tmp_path):
 data: {{path: {digits}}}
 set: {{model.img_size: 8, model.in_chans: 1}}
 entries:
-  - {{name: linear, config: {ROOT}/configs/linear_probe_cifar_tiny.yaml, modes: [linear_probe]}}
-  - {{name: tuned, config: {ROOT}/configs/finetune_cifar_tiny.yaml}}
+  - {{name: linear, config: {ROOT}/configs/finetune/linear_probe_cifar_tiny.yaml, modes: [linear_probe]}}
+  - {{name: tuned, config: {ROOT}/configs/finetune/finetune_cifar_tiny.yaml}}
 reference: tuned
 tune: [{{optim.layer_decay: 0.8}}, {{optim.layer_decay: 0.65}}]
 """

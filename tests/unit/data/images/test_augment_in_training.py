@@ -3,7 +3,6 @@
 import hashlib
 import random
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ from helpers.images import boxes_of, smooth
 
 from mae_vit.config.data import AugmentSection
 from mae_vit.config.load import load_config
+from mae_vit.config.presets import find_config
 from mae_vit.core.errors import InputError
 from mae_vit.data.batches.augmented import Views, open_source
 from mae_vit.data.batches.loader import choose_workers, load_batches, start_worker_server
@@ -27,7 +27,6 @@ from mae_vit.pretraining.data import open_data
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.checkpoints.resume import check_identity, run_identity
 
-CONFIGS = Path(__file__).resolve().parents[4] / "configs"
 FILL = (120, 60, 30)
 POLICIES = {
     "randaugment": {"policy": RandAugment(), "erasing": 0.5},
@@ -213,7 +212,7 @@ def test_fill_is_the_datas_mean_as_timm_rounds_it():
 
 def configured(schema, digits, *overrides: str):
     return load_config(
-        schema, CONFIGS / "mae_digits.yaml", [f"data.path={digits}", "run.dir=nowhere", *overrides]
+        schema, find_config("mae_digits"), [f"data.path={digits}", "run.dir=nowhere", *overrides]
     )
 
 
@@ -246,7 +245,7 @@ def test_fine_tuning_measures_on_plain_images(digits):
     trained, measured = set(), set()
     for overrides in ((), (RANDAUGMENTED,), ("data.augment.erasing=0.5",)):
         config = load_config(
-            FinetuneConfig, CONFIGS / "simple_cnn_cifar.yaml", [f"data.path={digits}", *DIGITS, *overrides]
+            FinetuneConfig, find_config("simple_cnn_cifar"), [f"data.path={digits}", *DIGITS, *overrides]
         )
         data = open_finetune_data(config, Ranks(), cpu)
         trained.add(data.source.render(0, 0, samples).images.tobytes())

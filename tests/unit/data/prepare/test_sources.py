@@ -116,7 +116,7 @@ def trains(data: Path, run_dir: Path, in_chans: int) -> None:
         f"data.path={data}",
         f"run.dir={run_dir}",
     ]
-    assert pretrain(["--config", str(ROOT / "configs" / "mae_digits.yaml"), *options]) == 0
+    assert pretrain(["--config", str(ROOT / "configs" / "pretrain" / "mae_digits.yaml"), *options]) == 0
     assert json.loads((run_dir / "summary.json").read_text())["status"] == "done"
 
 

@@ -32,7 +32,7 @@ def test_batches_are_those_of_the_shards_here_and_each_shard_is_fetched_once(
 def pretrain(url, folder, *overrides, **options):
     return run(
         "pretrain/run.py",
-        *("--config", "configs/mae_digits.yaml", f"data.path={url}", f"run.dir={folder}"),
+        *("--config", "configs/pretrain/mae_digits.yaml", f"data.path={url}", f"run.dir={folder}"),
         *("train.epochs=null", "train.steps=24", "train.warmup_epochs=0", "data.source=tar"),
         *(*SMALL_MAE, "monitor.log_every_steps=1", "train.effective_batch_size=96", *overrides),
         **options,
@@ -64,7 +64,7 @@ def test_a_vanished_server_leaves_a_run_to_be_started_again(server, tmp_path):
         "from mae_vit.pretraining.command import main; sys.exit(main())"
     )
     arguments = [
-        *("--config", "configs/mae_digits.yaml", f"data.path={server.url}", f"run.dir={folder}"),
+        *("--config", "configs/pretrain/mae_digits.yaml", f"data.path={server.url}", f"run.dir={folder}"),
         *("train.epochs=null", "train.steps=24", "train.warmup_epochs=0", "data.source=tar", *SMALL_MAE),
         *(
             "data.workers=1",
@@ -84,7 +84,7 @@ def test_a_vanished_server_leaves_a_run_to_be_started_again(server, tmp_path):
 
 def test_a_plan_of_fine_tuning_does_not_fetch_all(server, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("mae_vit.finetuning.data._PLANNED_GIB", 0.0)
-    words = ["--config", str(ROOT / "configs/finetune_cifar_tiny.yaml"), "--dry-run", *SMALL, *TINY]
+    words = ["--config", str(ROOT / "configs/finetune/finetune_cifar_tiny.yaml"), "--dry-run", *SMALL, *TINY]
     words += [
         f"data.path={server.url}",
         f"data.cache_dir={tmp_path / 'cache'}",

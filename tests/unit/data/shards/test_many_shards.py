@@ -39,7 +39,13 @@ def thousands(digits, tmp_path_factory) -> Path:
 def pretrain(data, folder, *overrides):
     return run(
         "pretrain/run.py",
-        *("--config", "configs/mae_digits.yaml", f"data.path={data}", f"run.dir={folder}", "run.name=same"),
+        *(
+            "--config",
+            "configs/pretrain/mae_digits.yaml",
+            f"data.path={data}",
+            f"run.dir={folder}",
+            "run.name=same",
+        ),
         *("train.epochs=null", "train.steps=40", "train.warmup_epochs=0", "data.source=tar", *SMALL_MAE),
         *("monitor.log_every_steps=1", "train.effective_batch_size=512", "checkpoint.every_steps=25"),
         *("checkpoint.keep_last=9", *overrides),

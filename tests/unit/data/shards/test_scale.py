@@ -56,7 +56,7 @@ def test_a_run_over_ten_thousand_shards_starts_soon(many, order):
         "train.effective_batch_size=64",
         "monitor.probe_queries=0",
     ]
-    config = load_config(PretrainConfig, ROOT / "configs" / "mae_cifar_tiny.yaml", overrides)
+    config = load_config(PretrainConfig, ROOT / "configs" / "pretrain" / "mae_cifar_tiny.yaml", overrides)
     begun = time.process_time()
     setup = set_up(config, Ranks())
     batch = next(setup.data.batches(Ranks(), setup.plan, 0, ()))

@@ -11,7 +11,7 @@ from mae_vit.pretraining.report.run_record import read_run
 
 def train(digits, folder, *options):
     """Trains a small run of six steps; returns the exit code."""
-    config = str(ROOT / "configs" / "mae_digits.yaml")
+    config = str(ROOT / "configs" / "pretrain" / "mae_digits.yaml")
     return pretrain(
         ["--config", config, *SMALL_PRETRAIN, f"data.path={digits}", f"run.dir={folder}", *options]
     )

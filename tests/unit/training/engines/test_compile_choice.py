@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from helpers.commands import ROOT
 
 from mae_vit.config.load import load_config
 from mae_vit.config.plan import Plan, make_plan
+from mae_vit.config.presets import find_config
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.training.engines import compiling
@@ -15,7 +15,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
 
 def plan_of(*options: str, schema=PretrainConfig, name: str = "mae_base") -> tuple[PretrainConfig, Plan]:
-    config = load_config(schema, ROOT / f"configs/{name}.yaml", options)
+    config = load_config(schema, find_config(name), options)
     return config, make_plan(config, num_samples=1_281_167, world_size=1)
 
 

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from helpers.commands import ROOT
 from workers.device_sync import build_objective
 
 from mae_vit.config.load import load_config
 from mae_vit.config.plan import make_plan
+from mae_vit.config.presets import find_config
 from mae_vit.config.schema import Config
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.objectives.pretrain_config import PretrainConfig
@@ -20,7 +20,7 @@ ZERO_1 = "train.zero_stage=1"
 
 
 def config_of(*overrides: str, kind: type[Config] = PretrainConfig) -> Config:
-    return load_config(kind, ROOT / f"configs/{CONFIGS[kind]}.yaml", list(overrides))
+    return load_config(kind, find_config(CONFIGS[kind]), list(overrides))
 
 
 @pytest.mark.parametrize("kind", CONFIGS)

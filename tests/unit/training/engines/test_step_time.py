@@ -19,7 +19,7 @@ from mae_vit.training.outputs.plan_text import describe_time
 def setup(digits):
     threads = torch.get_num_threads()
     words = [*SMALL_PRETRAIN, f"data.path={digits}"]
-    yield set_up(load_config(PretrainConfig, ROOT / "configs" / "mae_digits.yaml", words), ALONE)
+    yield set_up(load_config(PretrainConfig, ROOT / "configs" / "pretrain" / "mae_digits.yaml", words), ALONE)
     torch.set_num_threads(threads)
 
 

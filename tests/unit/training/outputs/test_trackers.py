@@ -27,7 +27,7 @@ from mae_vit.training.outputs.trackers.registry import (
 )
 from mae_vit.training.outputs.trackers.wandb import WandbTracker
 
-CONFIG = ROOT / "configs" / "mae_digits.yaml"
+CONFIG = ROOT / "configs" / "pretrain" / "mae_digits.yaml"
 
 
 class Store:

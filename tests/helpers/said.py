@@ -1,0 +1,69 @@
+"""What users read, in one file: tests/said.json. `pytest --update` rewrites the sentences of the tests that run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+ROOT = Path(__file__).resolve().parents[2]
+SNAPSHOT = ROOT / "tests" / "said.json"
+
+
+def read_snapshot() -> dict[str, list[str]]:
+    """Returns the sentences of each test, by its id."""
+    return json.loads(SNAPSHOT.read_text(encoding="utf-8")) if SNAPSHOT.exists() else {}
+
+
+class Said:
+    """Compares texts, in their order within a test, with those of the snapshot.
+
+    Attributes:
+        test: id of the test.
+        expected: its sentences; None if they are recorded anew.
+        texts: what the test said so far.
+        folders: replacements for folders that differ between machines.
+    """
+
+    def __init__(self, test: str, expected: list[str] | None, folders: dict[str, str]) -> None:
+        self.test = test
+        self.expected = expected
+        self.texts: list[str] = []
+        self.folders = folders
+
+    def __call__(self, text: object) -> None:
+        """Compares a message, or an exception's; temporary folders are written as TMP, the checkout as ROOT."""
+        said = str(text.value if isinstance(text, pytest.ExceptionInfo) else text)
+        for folder, name in self.folders.items():
+            said = said.replace(folder, name)
+        place = len(self.texts)
+        self.texts.append(said)
+        if self.expected is not None:
+            assert place < len(self.expected), f"not in {SNAPSHOT.name} (pytest --update records it): {said}"
+            assert said == self.expected[place]
+
+    def close(self) -> None:
+        """Writes what was recorded; otherwise checks that nothing is left unsaid."""
+        if self.expected is not None:
+            assert len(self.texts) == len(self.expected), (
+                f"no longer said: {self.expected[len(self.texts) :]}"
+            )
+            return
+        with FileLock(f"{SNAPSHOT}.lock"):
+            every = read_snapshot() | {self.test: self.texts}
+            SNAPSHOT.write_text(
+                json.dumps(dict(sorted(every.items())), indent=0, ensure_ascii=False) + "\n", encoding="utf-8"
+            )
+
+
+@pytest.fixture
+def said(request, tmp_path):
+    """Checks a sentence that users read against tests/said.json: `said(capsys.readouterr().err)`."""
+    folders = {str(tmp_path): "TMP", str(ROOT): "ROOT"}
+    expected = None if request.config.getoption("--update") else read_snapshot().get(request.node.nodeid, [])
+    checked = Said(request.node.nodeid, expected, folders)
+    yield checked
+    if not getattr(request.node, "failed", False):
+        checked.close()
