@@ -171,7 +171,7 @@ def _images_of_source(source: ImageSource, path: Path, splits: tuple[str, ...]) 
         classes=classes,
         splits=() if present == (_NO_SPLIT,) else present,
         fingerprint=_digest([*_sizes(path, entries), *listed]),
-        notes=tuple(source.remarks()),
+        notes=source.notes,
     )
 
 
