@@ -135,10 +135,14 @@ def flat_zip(folder: Path) -> Path:
     return write_zip(folder.with_suffix(".zip"), {f"{n:03d}.jpg": encoded(picture(n)) for n in range(12)})
 
 
-@pytest.mark.parametrize("make", [one_shard, flat_zip])
-def test_what_is_prepared_trains(tmp_path, make):
+@pytest.mark.parametrize("make", [one_shard, flat_zip, None])
+def test_what_is_prepared_trains(tmp_path, make, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     out = tmp_path / "out"
-    assert main(["prepare", str(make(tmp_path / "src")), str(out)]) == 0
+    if make is None:  # a folder of images is enough
+        write_files(out, {f"{'ab'[n % 2]}/{n:03d}.jpg": encoded(picture(n)) for n in range(24)})
+    else:
+        assert main(["prepare", str(make(tmp_path / "src")), str(out)]) == 0
     options = [
         *SMALL_MAE,
         "train.steps=2",
@@ -146,7 +150,7 @@ def test_what_is_prepared_trains(tmp_path, make):
         "train.effective_batch_size=4",
         "train.batch_size_per_device=4",
         "data.augment.crop=random_resized",
-        f"model.in_chans={read_dataset(out).channels}",
+        "model.in_chans=3",
         "monitor.log_every_steps=1",
         "monitor.evaluate_every_steps=2",
         "monitor.evaluate_images=4",

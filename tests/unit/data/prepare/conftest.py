@@ -50,9 +50,10 @@ def call(tmp_path, capsys):
         capsys.readouterr()
         code = main(["prepare", *map(str, words), *([] if "--workers" in options else ["--workers", "0"])])
         printed = capsys.readouterr()
-        # The last line of the table has the time; progress bars stay on their line by \r.
-        lines = [line.rpartition("\r")[2] for line in f"{printed.out}{printed.err}".split("\n")]
-        lines = [re.sub(r", \d+\.\d s$", "", line) for line in lines if line.strip() and "it/s" not in line]
+        lines = f"{printed.out}{printed.err}".split("\n")
+        # Without progress bars, and without the time.
+        lines = [line for line in lines if line.strip() and not re.search(r"\d+/\d+ \[\d", line)]
+        lines = [re.sub(r", \d+\.\d s$", "", line) for line in lines]
         return Call(code, "\n".join(lines), folder)
 
     return run

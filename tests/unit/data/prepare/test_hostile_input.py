@@ -153,7 +153,7 @@ def test_header_records_of_a_tar_are_bounded(tmp_path):
 
 
 def test_many_header_records_and_equal_names_take_no_long_time(tmp_path):
-    records = b"".join(b"%d k%d=v\n" % (12 if n > 9999 else 11, n) for n in range(1000, 80_000))
+    records = b"".join(b"%d k%d=v\n" % (12 if n > 9999 else 11, n) for n in range(1000, 30_000))
     header, image = tarfile.TarInfo("x"), tarfile.TarInfo("c/a.png")
     header.type, header.size, image.size = b"x", len(records), 3
     blocks = [header.tobuf(tarfile.USTAR_FORMAT), records, image.tobuf(tarfile.USTAR_FORMAT), b"abc"]
@@ -161,8 +161,8 @@ def test_many_header_records_and_equal_names_take_no_long_time(tmp_path):
     begun = time.process_time()
     assert [member.name for member in walk_tar(tmp_path / "t.tar")] == ["c/a.png"]
     taken: dict[str, int] = {}
-    assert len({unique_key("a", taken) for _ in range(20_000)}) == 20_000
-    assert time.process_time() - begun < 2
+    assert len({unique_key("a", taken) for _ in range(9_000)}) == 9_000
+    assert time.process_time() - begun < 1
     taken = {}
     assert [unique_key(name, taken) for name in ("a_3", "a", "a", "a", "a_3", "a", "a_3_2")] == [
         *("a_3", "a", "a_2", "a_4", "a_3_2", "a_5", "a_3_2_2")

@@ -73,7 +73,7 @@ def test_what_cannot_be_used_in_place_is_one_line(tmp_path, call, said, name):
         if members and member in members:
             (folder / member).write_bytes(members[member])
     if members:
-        path = write_tar(folder / "a.tar", members)
+        path = write_tar(folder / "a.tar", {name: data for name, data in members.items() if name[0] == "1"})
         path.write_bytes(path.read_bytes()[: 1200 if name == "damaged" else None])
     before = {path: path.read_bytes() for path in folder.iterdir()}
     result = call(folder, options=f"--in-place {options}")

@@ -115,7 +115,7 @@ def test_archives_are_read_as_their_folders(tmp_path, call, name, pack):
     folder, archive = call(files), call(pack(tmp_path / f"src.{pack.__name__[6:]}", files), out="b")
     assert archive.counts() == folder.counts() == expected
     assert archive.images() == folder.images()
-    assert archive.text.split("\n")[:-1] == folder.text.split("\n")[:-1]
+    assert archive.text.replace(str(archive.out), str(folder.out)) == folder.text
 
 
 @pytest.mark.parametrize(
@@ -136,12 +136,14 @@ def test_folders_that_may_be_no_classes_are_a_question(call, folders):
     assert result.code == 2
     assert "--class-folder first" in result.text
     assert not result.out.exists()
-    assert call(files, options="--no-labels").counts() == f"train: - {len(files)}"
+    assert call(files, options="--no-labels").code == 0
 
 
-def test_numbers_of_tiles_and_hashes_are_a_question(call):
-    for paths in (("2/0/2/202cd.jpg", "6/e/1/6e158.jpg"), ("14/8801/5373.png", "15/17602/10746.png")):
-        assert call(images(*paths)).code == 2
+@pytest.mark.parametrize(
+    "paths", [("2/0/2/202cd.jpg", "6/e/1/6e158.jpg"), ("14/8801/5373.png", "15/17602/10746.png")]
+)
+def test_numbers_of_tiles_and_hashes_are_a_question(call, paths):
+    assert call(images(*paths)).code == 2
 
 
 def test_links(tmp_path, call, said):

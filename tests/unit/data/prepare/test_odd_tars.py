@@ -93,7 +93,7 @@ def test_what_is_no_single_label_is_refused(tmp_path, call, label):
     path = write_tar(tmp_path / "s-0.tar", members(value=lambda n: label if n == 4 else b"1"))
     result = call(path)
     assert (result.code, len(result.text.splitlines())) == (2, 1)
-    assert "s-0.tar: the label of 4" in result.text
+    assert "label of 4" in result.text
     assert call(path, options="--no-labels").code == 0
 
 
@@ -106,7 +106,7 @@ def test_compressed_tars(tmp_path, call, file, mode):
     path = write_tar(tmp_path / "src" / file, PLAIN, mode)
     assert call(path).counts() == call(tmp_path / "src", out="folder").counts() == THREE
     # Nothing temporary is left.
-    assert {path.name[:6] for path in (tmp_path / "out").iterdir()} == {"datase", "train-", ".index"}
+    assert {path.name[:6] for path in (tmp_path / "out").iterdir()} == {"datase", "train-"}
 
 
 def test_webdatasets_own_writers(tmp_path, call):
@@ -142,8 +142,9 @@ def test_several_tars(tmp_path, call):
         write_tar(tmp_path / "parts" / f"photos{number}.tar", classes)
         write_tar(tmp_path / "splits" / f"photos_{split}.tar", classes)
         write_tar(tmp_path / "deep" / ("train", "test")[number] / "a" / "000.tar", PLAIN)
-    assert call(*sorted((tmp_path / "parts").iterdir()), out="b").counts() == "train: cat 2, dog 2"
-    assert call(tmp_path / "splits", out="c").counts() == "train: cat 1, dog 1 | val: cat 1, dog 1"
+    parts, splits = "train: cat 2, dog 2", "train: cat 1, dog 1 | val: cat 1, dog 1"
+    assert call(*sorted((tmp_path / "parts").iterdir()), out="b").counts() == parts
+    assert call(tmp_path / "splits", out="c").counts() == splits
     assert set(call(tmp_path / "deep", out="d").dataset.splits) == {"train", "test"}
     (tmp_path / "linked").mkdir()
     (tmp_path / "linked" / "there").symlink_to(tmp_path / "src")

@@ -93,7 +93,8 @@ def test_cifar_is_read_and_a_changed_pickle_is_not_loaded(tmp_path, call, monkey
 
     fake_cifar(tmp_path / "src", kind, ["apple", "bee", "cup"], monkeypatch)
     result = call(name, options=f"--root {tmp_path}/src")
-    assert result.counts() == "test: apple 2, bee 1, cup 1 | train: apple 3, bee 3, cup 2"
+    assert result.dataset.classes == ["apple", "bee", "cup"]
+    assert [info.class_counts for info in result.dataset.splits.values()] == [[2, 1, 1], [3, 3, 2]]
     for variable in ("http_proxy", "https_proxy"):
         monkeypatch.setenv(variable, "http://127.0.0.1:1")
     for path in (tmp_path / "src").rglob("train_batch"):
