@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from mae_vit.config.command_line import OneLineParser, as_path
+from mae_vit.config.command_line import OneLineParser, add_plugin, as_path
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of, error_reason
 
@@ -26,6 +26,7 @@ def add_replay(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     parser.add_argument("--rank", type=int, default=0, help="rank whose part of the batch is shown (0)")
     parser.add_argument("--images", type=int, default=32, help="number of images in the picture (32)")
     parser.add_argument("--out", type=as_path, metavar="FILE.png", help="file to write (RUN/replay/...)")
+    add_plugin(parser)
     parser.set_defaults(run=_replay, parser=parser)
 
 

@@ -105,6 +105,18 @@ def as_path(text: str) -> Path:
     return Path(as_path_text(text))
 
 
+def add_plugin(parser: argparse.ArgumentParser) -> None:
+    """Takes the modules that a run's config names, which are imported only so (`mae_vit.config.plugins`)."""
+    parser.add_argument(
+        "--plugin",
+        action="append",
+        default=[],
+        type=as_path_text,
+        metavar="MODULE|FILE.py",
+        help="import a plug-in that the run was trained with",
+    )
+
+
 def add_local_rank(parser: argparse.ArgumentParser) -> None:
     """Takes what the `deepspeed` launcher adds to a command line; the environment says it too."""
     parser.add_argument("--local_rank", "--local-rank", type=int, default=0, help=argparse.SUPPRESS)

@@ -72,7 +72,7 @@ def _open(source: str, *, norm_pix_loss: bool) -> InspectedEncoder:
 
 def _of_run(source: str, start: Weights, model: PretrainedEncoder) -> InspectedEncoder:
     """Another objective than MAE, with its head."""
-    config = load_config(PretrainConfig, Path(source) / "config.yaml", [])
+    config = load_config(PretrainConfig, Path(source) / "config.yaml", imports_plugins=False)
     if config.objective.uses_labels:
         return InspectedEncoder(
             source, model, None, "it learned from labels: there is nothing to reconstruct by"

@@ -71,7 +71,7 @@ def replay(run: Path, *, step: int | None, of_data: int | None = None, rank: int
     """
     if "finetune" in read_run_config(run):
         raise InputError(f"{run} is a fine-tuning run: only pretraining is replayed")
-    config = load_config(PretrainConfig, run / "config.yaml")
+    config = load_config(PretrainConfig, run / "config.yaml", imports_plugins=False)
     check_recorded(config.data.path, run, "replay from the folder that it was trained in")
     environment = run / "environment.json"
     ranks = Ranks(rank, json.loads(environment.read_text())["world_size"] if environment.exists() else 1)
