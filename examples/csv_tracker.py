@@ -20,24 +20,21 @@ class CsvTracker:
     title = "csv"
 
     def __init__(self, run: TrackedRun) -> None:
-        """Opens the table. Any id continues the same file; a new id would get all earlier lines again."""
+        """Names the table. Any id continues the same file; a new id would get all earlier lines again."""
         self.run_id = run.run_id or run.name
         self.where = str(run.folder / "metrics.csv")
-        self._file = open(self.where, "a", newline="", encoding="utf-8")
-        self._table = csv.writer(self._file)
 
     def log(self, step: int, scalars: Scalars, pictures: Pictures) -> None:
         """Writes the metrics of a step; pictures have no place in a table."""
-        self._table.writerows((step, name, value) for name, value in scalars.items())
-        self._file.flush()
+        with open(self.where, "a", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows((step, name, value) for name, value in scalars.items())
 
     def go_back(self, step: int) -> None:
         """Marks a rollback at the first step after it."""
         self.log(step + 1, {ROLLED_BACK: step}, {})
 
     def finish(self, status: Status, summary: Mapping[str, Any]) -> None:
-        """Closes the table."""
-        self._file.close()
+        """Leaves the table as it is."""
 
 
 register_tracker("csv", CsvTracker)

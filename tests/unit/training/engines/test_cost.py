@@ -139,7 +139,7 @@ def test_only_what_cannot_fit_fails(free, status, monkeypatch):
     monkeypatch.setattr(doctor, "free_memory_gib", lambda ranks, device: (free, "the GPU"))
     check = doctor.check_memory(1.0, 3.0, Ranks(), torch.device("cuda"))
     assert check.status == status
-    assert ("--find-batch" in check.text) == (status != "ok")
+    assert ("train.zero_stage" in check.text) == (status != "ok")
 
 
 @pytest.mark.parametrize(
