@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -177,11 +177,16 @@ def _check(schema: type[ConfigType], document: Document) -> tuple[ConfigType | N
 
 def dump_config(config: Config) -> str:
     """Returns the resolved config as YAML."""
+    return dump_yaml(config.model_dump(mode="json"))
+
+
+def dump_yaml(values: Mapping[str, Any]) -> str:
+    """Returns plain data as YAML, in their order."""
     yaml = YAML(typ="safe", pure=True)
     yaml.default_flow_style = False
     yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
     stream = io.StringIO()
-    yaml.dump(config.model_dump(mode="json"), stream)
+    yaml.dump(dict(values), stream)
     return stream.getvalue()
 
 

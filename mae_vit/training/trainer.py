@@ -27,7 +27,7 @@ from mae_vit.training.optim.lr_schedule import lr_at
 from mae_vit.training.outputs.run_outputs import RunOutputs, peak_memory_gib
 from mae_vit.training.recovery.recovery import Recovery
 from mae_vit.training.run_setup import Job, RunSetup
-from mae_vit.training.step_report import ReportReader, StepReport, StepTimer, StepValues
+from mae_vit.training.step_report import ReportReader, StepReport, StepTimer, StepValues, finite_or_none
 
 
 @dataclass(frozen=True)
@@ -172,11 +172,7 @@ class Trainer:
         )
 
     def check(self, values: StepValues | None, step: int) -> StepValues | None:
-        """Shares new damaged samples with all ranks and lets the guard check a step; collective.
-
-        Args:
-            values: of the step; None if none is read yet.
-            step: its number, from 1.
+        """Shares new damaged samples and lets the guard check a step, counted from 1; collective; returns `values`.
 
         Raises:
             BadStep: on all ranks, if it is not finite or ends a spike.
@@ -191,9 +187,9 @@ class Trainer:
             "step": done,
             "epoch": done / self.plan.steps_per_epoch,
             "samples": done * self.plan.effective_batch_size,
-            "loss": values.loss_or_none,
+            "loss": finite_or_none(values.loss),
             "lr": self.lr(done - 1),
-            "grad_norm": values.grad_norm_or_none,
+            "grad_norm": finite_or_none(values.grad_norm),
             **values.means,
             **_loss_scale_of(self.engine),
             **timer.rates(),

@@ -34,17 +34,7 @@ class Recovery:
         mend: str,
         say: Callable[[str], None],
     ) -> None:
-        """Continues from `history`.
-
-        Args:
-            options: limits of the guard.
-            history: the latest losses and the skipped data steps.
-            rollback: chooses the checkpoint to roll back to.
-            quarantine: collects the damaged samples.
-            ranks: this process's place among all ranks, which take part.
-            mend: a sentence that says how to repair damaged samples.
-            say: prints a line.
-        """
+        """Continues from `history`; `mend` is a sentence that says how to repair damaged samples."""
         self._options, self._rollback, self._quarantine = options, rollback, quarantine
         self._guard, self._ranks, self._mend, self._say = Guard(options, history), ranks, mend, say
         self._warnings = 0
@@ -64,11 +54,7 @@ class Recovery:
         return self._quarantine.note(step, damaged)
 
     def check(self, step: int, values: StepValues) -> None:
-        """Checks a step's report.
-
-        Args:
-            step: number of the step, from 1.
-            values: the step's values, the same on all ranks.
+        """Checks the values of a step, counted from 1, which are the same on all ranks.
 
         Raises:
             BadStep: if the step is not finite, or if it completes a spike.
