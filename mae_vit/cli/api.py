@@ -37,7 +37,7 @@ class Run:
     """A finished run: its folder, and what is read from it.
 
     Attributes:
-        path: of the folder.
+        path: its folder.
     """
 
     path: Path
@@ -179,7 +179,7 @@ def prepare(
     Args:
         sources: digits, cifar10, cifar100, a folder or an archive of images, or several of these.
         folder: where shards go; None with `in_place=True`.
-        **options: of the command, with _ for -: `holdout=0.1`, `bands=[3, 1]`, `overwrite=True`.
+        **options: options of the command, with _ for -: `holdout=0.1`, `bands=[3, 1]`, `overwrite=True`.
 
     Returns:
         The folder with the shards, for `data.path`.

@@ -39,9 +39,6 @@ def add_jobs(commands: argparse._SubParsersAction[OneLineParser]) -> None:
 def run_job(words: Sequence[str]) -> int | None:
     """Runs the job that a command line asks for, as a process of its own; returns the exit code.
 
-    Args:
-        words: of the command line.
-
     Returns:
         None if it asks for none.
     """

@@ -40,8 +40,8 @@ class Data(TrainingData):
     """The images of a run.
 
     Attributes:
-        held_out_index: of the held-out split; None without one.
-        why_none: why that is.
+        held_out_index: index of the held-out split; None without one.
+        why_none: reason that there is none.
         held_out_source: its images without augmentation.
         probe_split: those of them that the online probe is about.
         picture_bands: the bands that held-out images are drawn in; None chooses.

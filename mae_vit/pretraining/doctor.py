@@ -223,14 +223,7 @@ def _check_room(name: str, text: str, remedy: str, *, least: float, most: float,
 
 
 def check_memory(least_gib: float, most_gib: float, ranks: Ranks, device: torch.device) -> Check:
-    """Compares a rank's memory needs with the free memory of its device.
-
-    Args:
-        least_gib: memory that the run cannot do without.
-        most_gib: upper bound: in float32, with attention maps.
-        ranks: this process's place among all ranks.
-        device: device of this rank.
-    """
+    """Compares a rank's memory needs with the free memory of its device."""
     free, whose = free_memory_gib(ranks, device)
     text = f"about {least_gib:.2f} to {most_gib:.2f} GiB for each rank; {whose} has {free:.1f} GiB free"
     remedy = "smaller train.batch_size_per_device, train.activation_checkpointing=true, or a higher "

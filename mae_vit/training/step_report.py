@@ -43,7 +43,7 @@ class StepValues:
         skipped: whether fp16 gradients overflowed, so that the step changed nothing.
         damaged: number of samples newly known to be damaged.
         save_due: whether rank 0 asks for a save.
-        means: of the objective's other values, by name.
+        means: means of the objective's other values, by name.
     """
 
     loss: float

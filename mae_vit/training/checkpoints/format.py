@@ -56,10 +56,6 @@ def step_of(path: Path) -> int:
 def read_newest(folder: Path, read: Callable[[Path], Found]) -> tuple[Found | None, list[BrokenCheckpoint]]:
     """Reads the newest intact checkpoint.
 
-    Args:
-        folder: the folder that contains the checkpoints.
-        read: reads one checkpoint; raises BrokenCheckpoint.
-
     Returns:
         The result of `read` (None if there are no checkpoints), and the errors of newer, broken ones.
 

@@ -175,13 +175,6 @@ def find_checkpoint(
 ) -> CheckpointInfo | None:
     """Returns the checkpoint that the run resumes from; None for a fresh start.
 
-    Args:
-        folder: the run folder.
-        resume: the value of `--resume`.
-        identity: from `run_identity`.
-        extend: the run's length may change.
-        warn: print which broken checkpoints are skipped.
-
     Raises:
         InputError: if an explicit path holds no intact checkpoint, if the checkpoint belongs
             to another run, or if all checkpoints of this run are broken.

@@ -99,12 +99,6 @@ class Saver:
     def save(self, step: int, best: BestWeights | None, course: LossHistory, *, wait: bool) -> bool:
         """Saves the state after `step`; collective.
 
-        Args:
-            step: optimizer steps done.
-            best: the best weights, in runs that keep them.
-            course: the run's losses and skipped data so far.
-            wait: return only after the checkpoint is on disk.
-
         Returns:
             False if this save is known to have failed.
 
