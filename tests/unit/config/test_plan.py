@@ -11,7 +11,7 @@ from mae_vit.config.plan import check_grouping, make_plan
 from mae_vit.config.presets import find_config
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of
-from mae_vit.finetuning.config.from_start import WeightsOverrides
+from mae_vit.finetuning.config.pretrained import WeightsOverrides
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.objectives.config import PAIRS, ContrastiveMAEConfig
 from mae_vit.objectives.pretrain_config import PretrainConfig
