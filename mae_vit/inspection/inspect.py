@@ -156,7 +156,7 @@ def _page(parts: Sequence[tuple[InspectedEncoder, Samples, list[WrittenView]]], 
 def _facts(subject: InspectedEncoder, samples: Samples) -> dict[str, str]:
     info = subject.model.info
     height, width = info.img_size
-    unfinished = subject.model.start.unfinished
+    unfinished = subject.model.start.remarks.get("unfinished")
     facts = {
         "weights": subject.name + (f" ({unfinished})" if unfinished else ""),
         "objective": info.objective + (f", {info.step:,} steps" if info.step else ""),

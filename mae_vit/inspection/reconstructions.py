@@ -105,7 +105,7 @@ def reconstruct(objective: Objective, batch: Batch, *, shown: int) -> list[Recon
         )
         return [
             Reconstruction(
-                "as trained", objective.hidden_ratio, objective.pictures(_first(batch, shown)), metrics
+                "as trained", objective.mask_ratio, objective.pictures(_first(batch, shown)), metrics
             )
         ]
     # Ratios that mask some of the units of training, but not all, also do so of the smaller patches.
