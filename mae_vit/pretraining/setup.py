@@ -153,12 +153,7 @@ def build_objective(config: PretrainConfig, info: EncoderInfo, *, num_classes: i
     """
     geometry = info.geometry
     try:
-        config.objective.check(
-            grid_size=geometry.grid_size,
-            patch_size=geometry.patch_size,
-            in_chans=geometry.in_chans,
-            num_classes=num_classes,
-        )
+        config.objective.check(geometry, num_classes)
     except ValueError as error:
         raise InputError(f"objective.{error}") from None
     torch.manual_seed(config.run.seed)
