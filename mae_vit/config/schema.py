@@ -7,6 +7,7 @@ learning rate and steps.
 from __future__ import annotations
 
 import re
+from importlib.util import find_spec
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -61,6 +62,10 @@ class RunSection(Section):
         return name
 
 
+def _has_deepspeed() -> bool:
+    return find_spec("deepspeed") is not None
+
+
 class TrainSection(Section):
     """Length, batch size, precision and engine.
 
@@ -104,6 +109,10 @@ class TrainSection(Section):
     def _check(self) -> TrainSection:
         exactly_one(self, ("steps", "epochs", "samples"), required=True)
         exactly_one(self, ("warmup_steps", "warmup_epochs", "warmup_samples"), required=False)
+        if (self.engine == "deepspeed" or self.zero_stage) and not _has_deepspeed():
+            raise ValueError(
+                'deepspeed is not installed (off Linux it never is): use engine="torch", zero_stage=0'
+            )
         if self.engine == "torch" and self.zero_stage:
             raise ValueError(f'zero_stage={self.zero_stage} needs engine="deepspeed"')
         if self.ema_decay is not None and self.zero_stage == 3:
@@ -117,7 +126,8 @@ class TrainSection(Section):
         if self.engine != "auto":
             return self.engine
         # Several processes use DeepSpeed until a measurement on GPUs shows that torch is faster.
-        return "torch" if world_size == 1 and self.zero_stage == 0 else "deepspeed"
+        needless = world_size == 1 and self.zero_stage == 0
+        return "torch" if needless or not _has_deepspeed() else "deepspeed"
 
 
 class CheckpointSection(Section):
