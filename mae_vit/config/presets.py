@@ -88,7 +88,7 @@ class Header:
     """What the first comment of a preset says of it.
 
     Attributes:
-        name: of the preset.
+        name: name of the preset.
         title: its first line.
         lines: the rest by their first words: Command, Data, Hardware, Time, Result, Follows.
     """

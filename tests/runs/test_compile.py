@@ -17,8 +17,7 @@ from mae_vit.objectives import OBJECTIVES
 from mae_vit.objectives.label_loss import LabelLoss
 from mae_vit.objectives.objective import Task
 from mae_vit.runtime.ranks import Ranks
-from mae_vit.training.engines.activation_checkpointing import recompute_blocks
-from mae_vit.training.engines.base import StepOptions
+from mae_vit.training.engines.base import StepOptions, recompute_blocks
 from mae_vit.training.engines.precision import Autocast
 from mae_vit.training.engines.torch_engine import TorchEngine
 from mae_vit.training.optim.optimizers import OptimizerOptions

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from mae_vit.core.batch import Batch
 from mae_vit.finetuning.config.schema import DistillationKind, HeadInit
 from mae_vit.finetuning.models.classifiers import ViTClassifier, make_head
-from mae_vit.models.encoders.base import pooled
+from mae_vit.models.encoders.base import pool_tokens
 from mae_vit.models.encoders.vit import ViTEncoder
 from mae_vit.objectives.objective import ObjectiveOutput
 
@@ -82,7 +82,9 @@ class DistilledViTClassifier(ViTClassifier):
         tokens = self.encoder.encode(
             torch.cat([self.dist_token.expand(len(patches), -1, -1), patches], dim=1)
         )
-        return self.head(pooled(tokens, "cls", count)).float(), self.head_dist(tokens[:, count]).float()
+        return self.head(pool_tokens(self.encoder, tokens, "cls")).float(), self.head_dist(
+            tokens[:, count]
+        ).float()
 
     def logits(self, images: Tensor) -> Tensor:
         """Classifies normalized images by both heads: (B, K), the logarithm of the mean distribution."""
