@@ -15,8 +15,9 @@ from mae_vit.config.data import DataSection, fitting_lanes
 from mae_vit.config.encoders import EncoderConfig
 from mae_vit.config.optim import OptimSection
 from mae_vit.config.section import Section, exactly_one
+from mae_vit.config.trackers import TRACKERS
 from mae_vit.config.typed_yaml import PathText
-from mae_vit.core.messages import GPUS
+from mae_vit.core.messages import GPUS, nearest
 
 
 class RunSection(Section):
@@ -30,7 +31,7 @@ class RunSection(Section):
         deterministic: use deterministic kernels; needed on GPUs for identical results.
         hang_timeout_s: seconds without progress in a step after which a rank is killed, so that the others do not wait
             forever. An evaluation or a save may take four times as long. null never kills.
-        plugins: modules of your own that add encoders or objectives, by name or as files that end in .py.
+        plugins: modules of your own that add encoders, objectives or trackers, by name or as files that end in .py.
         plugins_may_change: lets a run resume with plug-ins whose source has changed.
     """
 
@@ -218,7 +219,7 @@ class MonitorSection(Section):
     probe_queries: int = Field(default=500, ge=0)
     inspect_every_epochs: float | None = Field(default=None, gt=0)
     tensorboard: bool = True
-    trackers: list[Literal["wandb", "mlflow"]] = Field(default_factory=list)
+    trackers: list[str] = Field(default_factory=list)
     tracker_group: str | None = Field(default=None, min_length=1)
 
     @model_validator(mode="after")
@@ -229,8 +230,12 @@ class MonitorSection(Section):
             raise ValueError(
                 f"inspect_every_epochs={self.inspect_every_epochs:g} has no effect with tensorboard=false"
             )
+        if unknown := set(self.trackers) - set(TRACKERS):
+            raise ValueError(
+                f'trackers={self.trackers}: no tracker "{min(unknown)}": {nearest(min(unknown), TRACKERS)}'
+            )
         if len(set(self.trackers)) < len(self.trackers):
-            raise ValueError(f"trackers={list(self.trackers)} names one twice")
+            raise ValueError(f"trackers={self.trackers} names one twice")
         if self.tracker_group is not None and not self.trackers:
             raise ValueError(f'tracker_group="{self.tracker_group}" has no effect without trackers')
         return self

@@ -68,7 +68,8 @@ def _open_objective(source: str, weights: Weights, model: PretrainedEncoder) -> 
             None,
             "the file holds an encoder alone: reconstructions need the run folder, which has the rest",
         )
-    section, info = load_config(PretrainConfig, Path(source) / "config.yaml", []).objective, model.info
+    config = load_config(PretrainConfig, Path(source) / "config.yaml", imports_plugins=False)
+    section, info = config.objective, model.info
     if section.uses_labels:
         return None, "it learned from labels: there is nothing to reconstruct by"
     objective = section.build(model.encoder, mean=info.mean, std=info.std, bands=info.bands)

@@ -31,13 +31,8 @@ class Setup:
     """A config, resolved for these ranks.
 
     Attributes:
-        config: of the run.
-        ranks: this process's rank and the world size.
-        device: of this rank.
-        data: its images.
-        plan: its numbers.
-        info: of the encoder.
-        costs: of its steps.
+        info: description of the encoder.
+        costs: FLOPs and memory of a step.
     """
 
     config: PretrainConfig
@@ -79,12 +74,8 @@ def set_up(config: PretrainConfig, ranks: Ranks) -> Setup:
     if grouping := config.objective.grouping:
         check_grouping(plan, ranks.world_size, config.data.repeats, **grouping._asdict())
     info = describe_encoder(config, data)
-    costs = estimate_costs(
-        config,
-        info,
-        num_classes=count_classes(config, data),
-        batch_size_per_device=plan.batch_size_per_device,
-    )
+    size, classes = plan.batch_size_per_device, count_classes(config, data)
+    costs = estimate_costs(config, info, num_classes=classes, batch_size_per_device=size)
     return Setup(config, ranks, device, data, plan, info, costs)
 
 
