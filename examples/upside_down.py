@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mae_vit.core.bands import Bands
+from mae_vit.core.bands import RGB8, Bands
 from mae_vit.core.batch import Batch
 from mae_vit.core.image_rows import Picture
 from mae_vit.core.keyed_rng import RngStream
@@ -43,7 +43,7 @@ class UpsideDown(Objective):
         *,
         mean: Sequence[float],
         std: Sequence[float],
-        bands: Bands | None = None,
+        bands: Bands = RGB8,
     ) -> None:
         """Adds the head to `encoder`."""
         super().__init__(encoder, mean=mean, std=std, bands=bands)

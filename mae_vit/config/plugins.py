@@ -1,7 +1,8 @@
 """Modules of the user's own, which add to the dictionaries of the library: `run.plugins`.
 
-A module is imported before the config is checked, and adds by `register_encoder`, `register_objective`, or an entry of
-the dictionary itself. It is code that the user runs: only a command's own config names it, never a file of weights.
+A module is imported before the config is checked, and adds by `register_encoder`, `register_objective`,
+`register_policy`, `register_source`, or an entry of the dictionary itself. It is code that the user runs: only a
+command's own config names it, never a file of weights.
 """
 
 from __future__ import annotations

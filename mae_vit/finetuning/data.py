@@ -165,7 +165,7 @@ def fit_to_data(config: FinetuneConfig, start: Weights | None, *, say: bool = Fa
     if start is None or start.geometry is None:
         return with_channels(config, dataset)
     theirs = start.geometry.in_chans
-    fits = theirs == channels or (bands is None and theirs in (1, 3))
+    fits = theirs == channels or (bands.photographs and theirs in (1, 3))
     if config.model.in_chans == theirs and not fits:
         config = set_channels(config, channels)
         if say:

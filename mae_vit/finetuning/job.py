@@ -19,7 +19,7 @@ from mae_vit.config.plan import Plan, check_grouping, make_plan
 from mae_vit.core.batch import Batch
 from mae_vit.core.errors import InputError
 from mae_vit.data.batches.prefetch import fetch_split
-from mae_vit.data.order.skipped_steps import Skipped
+from mae_vit.data.order.order import Skipped
 from mae_vit.finetuning.config.read import Starts, read_config
 from mae_vit.finetuning.config.schema import FROZEN, SEGMENTATION, FinetuneConfig
 from mae_vit.finetuning.data import FinetuneData, fit_to_data, open_data

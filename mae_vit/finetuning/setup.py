@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 from mae_vit.config.encoders import NetworkSection
 from mae_vit.config.plan import Plan
-from mae_vit.core.bands import dtype_of_raw
 from mae_vit.core.errors import InputError
 from mae_vit.finetuning.config.read import Starts
 from mae_vit.finetuning.config.schema import SEGMENTATION, FinetuneConfig
@@ -74,7 +73,7 @@ def estimate_costs(
         return estimate(
             build,
             image_shape=shape,
-            dtype=dtype_of_raw(data.bands),
+            dtype=data.bands.torch_dtype,
             batch_size_per_device=plan.batch_size_per_device,
             activation_checkpointing=config.train.activation_checkpointing,
             optimizer_slots=len(classifier_optimizer_options(config).optimizer_states),

@@ -11,11 +11,11 @@ from pydantic import Field, model_validator
 
 from mae_vit.config.encoders import ENCODERS, EncoderSection
 from mae_vit.config.section import Section
+from mae_vit.core.bands import RGB8, Bands
 from mae_vit.models.counts import count_units, num_masked_patches
 from mae_vit.models.sizes import Pool
 
 if TYPE_CHECKING:
-    from mae_vit.core.bands import Bands
     from mae_vit.models.encoders.base import Encoder
     from mae_vit.objectives.objective import Objective
 
@@ -94,7 +94,7 @@ class ObjectiveSection(Section, ABC):
         mean: Sequence[float],
         std: Sequence[float],
         num_classes: int = 0,
-        bands: Bands | None = None,
+        bands: Bands = RGB8,
     ) -> Objective:
         """Builds the objective around an encoder.
 

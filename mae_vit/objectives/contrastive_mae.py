@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mae_vit.core.bands import Bands
+from mae_vit.core.bands import RGB8, Bands
 from mae_vit.core.batch import Batch
 from mae_vit.models.attention import without_autocast
 from mae_vit.models.encoders.base import Encoder, init_transformer
@@ -74,7 +74,7 @@ class ContrastiveMAE(MAE):
         *,
         mean: Sequence[float],
         std: Sequence[float],
-        bands: Bands | None = None,
+        bands: Bands = RGB8,
     ) -> None:
         """Adds MAE's decoder and the projection head to `encoder`."""
         super().__init__(encoder, config, mean=mean, std=std, bands=bands)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mae_vit.core.bands import Bands
+from mae_vit.core.bands import RGB8, Bands
 from mae_vit.core.batch import Batch
 from mae_vit.core.image_rows import Picture
 from mae_vit.models.encoders.base import Encoder
@@ -28,7 +28,7 @@ class Joint(Objective):
         *,
         mean: Sequence[float],
         std: Sequence[float],
-        bands: Bands | None = None,
+        bands: Bands = RGB8,
     ) -> None:
         """Adds MAE's decoder and masked patch prediction's head to `encoder`."""
         super().__init__(encoder, mean=mean, std=std, bands=bands)

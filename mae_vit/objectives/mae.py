@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
-from mae_vit.core.bands import Bands
+from mae_vit.core.bands import RGB8, Bands
 from mae_vit.core.batch import Batch
 from mae_vit.core.image_rows import Picture
 from mae_vit.core.keyed_rng import SampleKeys
@@ -42,7 +42,7 @@ class MAE(Objective):
         *,
         mean: Sequence[float],
         std: Sequence[float],
-        bands: Bands | None = None,
+        bands: Bands = RGB8,
     ) -> None:
         """Adds the decoder to `encoder`."""
         super().__init__(encoder, mean=mean, std=std, bands=bands)

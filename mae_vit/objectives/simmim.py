@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from mae_vit.core.bands import Bands
+from mae_vit.core.bands import RGB8, Bands
 from mae_vit.core.batch import Batch
 from mae_vit.core.image_rows import Picture
 from mae_vit.models.counts import count_units
@@ -35,7 +35,7 @@ class SimMIM(Objective):
         *,
         mean: Sequence[float],
         std: Sequence[float],
-        bands: Bands | None = None,
+        bands: Bands = RGB8,
     ) -> None:
         """Adds the mask token and the linear head to `encoder`."""
         super().__init__(encoder, mean=mean, std=std, bands=bands)

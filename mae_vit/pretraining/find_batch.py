@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from mae_vit.core.bands import Bands, dtype_of_raw
+from mae_vit.core.bands import Bands
 from mae_vit.core.batch import Batch
 from mae_vit.core.keyed_rng import SampleKeys
 from mae_vit.pretraining.setup import Setup, count_classes, estimate_costs
@@ -69,12 +69,12 @@ def best_size(rates: dict[int, float]) -> int:
     return min(size for size, rate in rates.items() if rate >= _NEARLY * max(rates.values()))
 
 
-def noise(bands: Bands | None, shape: tuple[int, int, int, int]) -> Tensor:
+def noise(bands: Bands, shape: tuple[int, int, int, int]) -> Tensor:
     """Draws raw images (B, C, H, W) as the loader hands them out: uint8, or values within the scale of each band."""
-    if bands is None:
+    if bands.photographs:
         return torch.randint(0, 256, shape, dtype=torch.uint8)
     low, high = (torch.tensor(ends).view(-1, 1, 1) for ends in (bands.low, bands.high))
-    return (low + (high - low) * torch.rand(shape)).to(dtype_of_raw(bands))
+    return (low + (high - low) * torch.rand(shape)).to(bands.torch_dtype)
 
 
 def _try(setup: Setup, size: int) -> tuple[float | None, float]:

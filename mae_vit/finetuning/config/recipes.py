@@ -112,7 +112,8 @@ def _augmentation(section: dict[str, Any]) -> dict[str, Any]:
     """Returns the part of a run's augmentation that follows from the data, not from the recipe."""
     # How images may be cut and mirrored depends on their sizes and on what they show; how
     # small a cut may be is the recipe's.
-    augment = {key: section.get(key) for key in ("crop", "pad_px", "flip")}
+    keys = ("crop", "flip", *(("pad_px",) if section.get("crop") == "pad" else ()))
+    augment = {key: section.get(key) for key in keys}
     return {f"data.augment.{key}": value for key, value in augment.items() if value is not None}
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mae_vit.core.bands import Bands
+from mae_vit.core.bands import RGB8, Bands
 from mae_vit.core.batch import Batch
 from mae_vit.finetuning.config.schema import DistillationKind, HeadInit
 from mae_vit.finetuning.models.classifiers import ViTClassifier, make_head
@@ -69,7 +69,7 @@ class DistilledViTClassifier(ViTClassifier):
         std: Sequence[float],
         labels: LabelLoss,
         distillation: Distillation,
-        bands: Bands | None = None,
+        bands: Bands = RGB8,
     ) -> None:
         """Adds token and heads to `encoder`. The teacher is not a submodule."""
         super().__init__(

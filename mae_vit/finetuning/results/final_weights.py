@@ -12,7 +12,7 @@ from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.finetuning.data import FinetuneData
 from mae_vit.finetuning.results.predict import Predictor
 from mae_vit.models.attention import choose_attention
-from mae_vit.models.encoder_file import EncoderInfo, plain_bands, to_metadata
+from mae_vit.models.encoder_file import EncoderInfo, to_metadata
 from mae_vit.runtime.ranks import share_weights
 from mae_vit.training.engines.state import BestWeights
 
@@ -54,7 +54,5 @@ def model_bytes(
         metadata |= info.to_dict()
     else:
         metadata |= {"network": config.model.name, "img_size": list(config.model.image_hw)}
-        if data.bands is not None:
-            metadata["bands"] = plain_bands(data.bands)
-        metadata |= data.preprocessing.to_entry()
+        metadata |= {**data.bands.to_entry(), **data.preprocessing.to_entry()}
     return save_tensors(tensors, metadata=to_metadata({**metadata, **facts}))

@@ -20,7 +20,6 @@ from mae_vit.core.arrays import keep_rows
 from mae_vit.core.errors import InputError
 from mae_vit.core.files import write_atomically, write_json
 from mae_vit.core.messages import plain_text
-from mae_vit.models.encoder_file import plain_bands
 from mae_vit.weights.embed.features import Settings
 from mae_vit.weights.embed.images import Images
 from mae_vit.weights.feature_encoder import FeatureEncoder
@@ -60,7 +59,7 @@ def describe_features(encoder: FeatureEncoder, images: Images, settings: Setting
         "data_images": len(images),
         "data_fingerprint": images.fingerprint,
         "labels": bool((images.labels >= 0).any()),
-        **({} if encoder.input.bands is None else {"bands": plain_bands(encoder.input.bands)}),
+        **encoder.input.bands.to_entry(),
         **encoder.input.preprocessing.to_entry(),
     }
 

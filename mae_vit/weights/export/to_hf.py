@@ -230,7 +230,7 @@ def _preprocessor(source: ExportSource) -> dict[str, Any]:
         "resample": _BICUBIC,
         "do_center_crop": square,
         "crop_size": size,
-        "do_rescale": source.info.bands is None,
+        "do_rescale": source.info.bands.photographs,
         "rescale_factor": 1 / 255,
         "do_normalize": True,
         "image_mean": list(mean),
@@ -240,7 +240,7 @@ def _preprocessor(source: ExportSource) -> dict[str, Any]:
 
 def _preprocessor_notes(source: ExportSource) -> Iterator[str]:
     height, width = source.info.img_size
-    if source.info.bands is not None:
+    if not source.info.bands.photographs:
         yield "its preprocessor knows no missing values and resizes 8 bits alone: use the card's code"
     if height == width:
         yield (

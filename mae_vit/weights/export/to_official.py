@@ -84,7 +84,7 @@ def _notes(source: ExportSource) -> tuple[str, ...]:
             f"the official decoder's loss and pictures know 3 channels alone, not {info.in_chans}; encoder and "
             "prediction are as they were"
         )
-    if info.bands is not None:
+    if not info.bands.photographs:
         notes.append(
             "the file does not say how bands are normalized: the card does, and `--to timm` keeps it in the file"
         )
