@@ -63,6 +63,10 @@ class Overlaps:
     unions: np.ndarray
     pixels: np.ndarray
 
+    def __len__(self) -> int:
+        """Number of images."""
+        return len(self.pixels)
+
     @classmethod
     def of_counts(cls, intersections: np.ndarray, unions: np.ndarray) -> Overlaps:
         """Counts the pixels too: a wrong one is in two unions, its class's and the predicted one's."""

@@ -21,7 +21,7 @@ def attention_weights(encoder: Encoder, images: Tensor) -> list[Tensor]:
     which fused attention never spells out.
 
     Args:
-        encoder: in evaluation mode afterwards as before.
+        encoder: encoder, which keeps its mode.
         images: (B, C, H, W), normalized.
 
     Returns:
@@ -81,7 +81,7 @@ def rollout(weights: Sequence[Tensor]) -> Tensor:
     to 1, multiplied up from the first block (as ViT Sec. 4.5 uses it).
 
     Args:
-        weights: of each block in order, (B, H, T, T).
+        weights: weights of each block in order, (B, H, T, T).
 
     Returns:
         (B, T, T): how much of each input token is in each output token; rows add up to 1.

@@ -30,7 +30,7 @@ def feature_components(features: Tensor, count: int = 3) -> tuple[Tensor, Tensor
 
     Args:
         features: (n, N, D).
-        count: of components, at most D.
+        count: number of components, at most D.
 
     Returns:
         float32 (n, N, count), the largest component first; and the share of the variance of each (count,). The largest

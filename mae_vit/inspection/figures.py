@@ -32,7 +32,7 @@ class View:
     """One thing to look at.
 
     Attributes:
-        name: of its files.
+        name: name of its files.
         title: heading on the page.
         reading: explains the picture.
         drawn: the picture: a chart, or pixels uint8 (H, W, 3).
@@ -93,7 +93,7 @@ def by_depth(values: np.ndarray, label: str, *, uniform: float, uniform_label: s
 
     Args:
         values: (L, H), from 0 on.
-        label: of the number.
+        label: label of the number.
         uniform: the value of uniform attention, drawn as a dashed line.
         uniform_label: its label.
     """

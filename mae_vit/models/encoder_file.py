@@ -68,17 +68,22 @@ class EncoderInfo:
 
     @property
     def vit(self) -> ViTGeometry:
-        """The geometry, for what knows Vision Transformers of the papers alone.
+        """The geometry of a Vision Transformer of the papers; see `check_vit`."""
+        self.check_vit()
+        assert isinstance(self.geometry, ViTGeometry)
+        return self.geometry
+
+    def check_vit(self) -> None:
+        """Refuses encoders of other families, for commands that know Vision Transformers of the papers alone.
 
         Raises:
-            InputError: if it is of another family.
+            InputError: naming the family.
         """
         if not isinstance(self.geometry, ViTGeometry):
             raise InputError(
                 f"the encoder is {self.geometry.describe()} (model.family={self.geometry.family}): this takes "
                 "model.family=vit alone; its encoder.safetensors has the names of timm's network"
             )
-        return self.geometry
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields as plain data; those that say nothing new are left out."""

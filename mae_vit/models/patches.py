@@ -126,19 +126,6 @@ def join_bins(bins: Tensor) -> Tensor:
     return (bins * _class_weights(bins.shape[-1], bins.device)).sum(dim=-1)
 
 
-def mean_color_classes(images: Tensor, patch_size: int) -> Tensor:
-    """Quantizes the mean color of each patch (ViT App. B.1.2).
-
-    Args:
-        images: uint8 (B, C, H, W), raw 0..255, after crop and flip.
-        patch_size: P.
-
-    Returns:
-        int64 (B, N) in [0, 8**C).
-    """
-    return join_bins(mean_color_bins(images, patch_size))
-
-
 def _class_weights(channels: int, device: torch.device) -> Tensor:
     """Returns 64, 8, 1 for three channels. It is computed on the device, because a copy from the host would block."""
     return 2 ** (COLOR_BITS * torch.arange(channels - 1, -1, -1, device=device))

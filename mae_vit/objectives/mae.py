@@ -6,14 +6,12 @@ k class tokens, D encoder width, D_dec decoder width.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 import torch.nn.functional as F
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
-from mae_vit.core.bands import RGB8, Bands
 from mae_vit.core.batch import Batch
 from mae_vit.core.image_rows import Picture
 from mae_vit.core.keyed_rng import SampleKeys
@@ -25,7 +23,7 @@ from mae_vit.models.patches import patchify, take_tokens
 from mae_vit.models.pos_embed import sincos_position_table
 from mae_vit.objectives.config import MAEConfig, num_decoded_patches
 from mae_vit.objectives.missing import standardize_patches, weigh
-from mae_vit.objectives.objective import Objective, ObjectiveOutput
+from mae_vit.objectives.objective import Objective, ObjectiveOutput, Pixels
 from mae_vit.objectives.reconstruction import error_sums, local_average, psnr_metrics, reconstruction_pictures
 
 # LayerNorm epsilon of the official code, everywhere (timm's default as well).
@@ -35,17 +33,9 @@ LAYER_NORM_EPS = 1e-6
 class MAE(Objective):
     """The asymmetric autoencoder of MAE Sec. 3. Parameters have the names of the official code."""
 
-    def __init__(
-        self,
-        encoder: Encoder,
-        config: MAEConfig,
-        *,
-        mean: Sequence[float],
-        std: Sequence[float],
-        bands: Bands = RGB8,
-    ) -> None:
+    def __init__(self, encoder: Encoder, config: MAEConfig, **pixels: Unpack[Pixels]) -> None:
         """Adds the decoder to `encoder`."""
-        super().__init__(encoder, mean=mean, std=std, bands=bands)
+        super().__init__(encoder, **pixels)
         width = config.decoder_embed_dim
         self.mask_ratio, self.mask_unit = config.mask_ratio, config.mask_unit
         self.decode_ratio = config.decode_ratio
@@ -55,29 +45,15 @@ class MAE(Objective):
         self.decoder_pos_embed = nn.Parameter(
             sincos_position_table(encoder.grid_size, width, encoder.num_prefix_tokens), requires_grad=False
         )
-        self.decoder_blocks = nn.Sequential(
-            *[
-                Block(
-                    width,
-                    config.decoder_num_heads,
-                    mlp_ratio=4.0,
-                    qkv_bias=True,
-                    attn_layer=PlainOrFusedAttention,
-                )
-                for _ in range(config.decoder_depth)
-            ]
-        )
+        options = {"mlp_ratio": 4.0, "qkv_bias": True, "attn_layer": PlainOrFusedAttention}
+        blocks = [Block(width, config.decoder_num_heads, **options) for _ in range(config.decoder_depth)]
+        self.decoder_blocks = nn.Sequential(*blocks)
         self.decoder_norm = nn.LayerNorm(width, eps=LAYER_NORM_EPS)
         self.decoder_pred = nn.Linear(width, encoder.patch_size**2 * encoder.in_chans)
         for name, module in self.named_children():
             if name != "encoder":
                 module.apply(init_transformer)
         nn.init.normal_(self.mask_token, std=0.02)
-
-    @property
-    def hidden_ratio(self) -> float:
-        """The share of patches that are masked in training."""
-        return self.mask_ratio
 
     def draw_masking(self, keys: SampleKeys) -> Masking:
         """Draws the masks of training."""
@@ -108,21 +84,18 @@ class MAE(Objective):
         error = self.squared_error(images, prediction, ids, valid)  # (B, M, P*P*C)
         return weigh(error, None if valid is None else take_tokens(valid, ids)).mean(), encoded
 
-    def reconstruct(
-        self, images: Tensor, noise: Tensor, *, mask_ratio: float | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def reconstruct(self, images: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Masks single patches by given noise, encodes and decodes.
 
         Args:
             images: (B, C, H, W), normalized.
             noise: (B, N), distinct within a row; the patches with the lowest numbers stay visible.
-            mask_ratio: replaces the ratio of training.
 
         Returns:
             Predictions (B, N, P*P*C) for every patch, and the mask float32 (B, N),
             1 = masked and counted in the loss.
         """
-        masking = random_masking(noise, self.mask_ratio if mask_ratio is None else mask_ratio)
+        masking = random_masking(noise, self.mask_ratio)
         return self.predict_all(images, masking), masking.mask
 
     def predict_all(self, images: Tensor, masking: Masking) -> Tensor:
@@ -145,9 +118,7 @@ class MAE(Objective):
         num_masked = ids_restore.shape[1] - (tokens.shape[1] - count)
         mask_tokens = self.mask_token.to(tokens.dtype).expand(len(tokens), num_masked, -1)
         patches = torch.cat([tokens[:, count:], mask_tokens], dim=1)  # (B, N, D_dec), visible ones first
-        patches = patches.gather(
-            1, ids_restore[..., None].expand(-1, -1, patches.shape[-1])
-        )  # in the image's order
+        patches = take_tokens(patches, ids_restore)  # in the image's order
         tokens = torch.cat([tokens[:, :count], patches], dim=1) + self.decoder_pos_embed  # (B, k + N, D_dec)
         if ids is None:
             return self.decoder_pred(self.decoder_norm(self.decoder_blocks(tokens)))[:, count:]

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import NotRequired, TypedDict, Unpack
 
 from mae_vit.core.bands import RGB8, Bands
 from mae_vit.core.batch import Batch
@@ -31,6 +32,20 @@ class ObjectiveOutput(NamedTuple):
     values: dict[str, tuple[Tensor, Tensor]] = {}  # noqa: RUF012 (only read)
 
 
+class Pixels(TypedDict):
+    """What raw pixels mean, as keyword arguments of tasks.
+
+    Attributes:
+        mean: mean of each channel, of pixels in 0..1.
+        std: standard deviation of each channel, of these pixels.
+        bands: meaning of raw values; photographs by default.
+    """
+
+    mean: Sequence[float]
+    std: Sequence[float]
+    bands: NotRequired[Bands]
+
+
 class Task(nn.Module, ABC):
     """A module that the loop trains: networks and a loss.
 
@@ -44,13 +59,7 @@ class Task(nn.Module, ABC):
     span: Tensor
 
     def __init__(self, *, mean: Sequence[float], std: Sequence[float], bands: Bands = RGB8) -> None:
-        """Holds the per-channel normalization.
-
-        Args:
-            mean: per-channel mean of the pixels in 0..1.
-            std: per-channel standard deviation of these pixels.
-            bands: what raw values mean.
-        """
+        """Holds the normalization of each channel, see `Pixels`."""
         super().__init__()
         self.bands = bands
         facts = {"mean": mean, "std": std}
@@ -128,26 +137,21 @@ class Task(nn.Module, ABC):
 
 
 class Objective(Task):
-    """An encoder, and the modules that pretraining adds to it."""
+    """An encoder, and the modules that pretraining adds to it.
 
-    def __init__(
-        self,
-        encoder: Encoder,
-        *,
-        mean: Sequence[float],
-        std: Sequence[float],
-        bands: Bands = RGB8,
-    ) -> None:
-        """Holds the encoder and the normalization, see `Task`."""
-        super().__init__(mean=mean, std=std, bands=bands)
+    Attributes:
+        encoder: network that is kept.
+        mask_ratio: share of patches that are masked in training; 0 without masking.
+    """
+
+    mask_ratio: float = 0.0
+
+    def __init__(self, encoder: Encoder, **pixels: Unpack[Pixels]) -> None:
+        """Holds the encoder and the normalization."""
+        super().__init__(**pixels)
         self.encoder = encoder
 
     def valid_patches(self, images: Tensor) -> Tensor | None:
         """Returns which values of patches are there, bool (B, N, P*P*C), of raw images; None if none can be missing."""
         valid = self.valid(images)
         return None if valid is None else patchify(valid, self.encoder.patch_size)
-
-    @property
-    def hidden_ratio(self) -> float:
-        """The share of patches that are masked in training; 0 without masking."""
-        return 0.0

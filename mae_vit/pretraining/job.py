@@ -67,14 +67,8 @@ def read_config(arguments: Arguments) -> tuple[PretrainConfig, Ranks]:
         InputError: for whatever does not fit.
     """
     assert arguments.config is not None
-    notes = list[str]()
-    config = load_config(
-        PretrainConfig,
-        arguments.config,
-        arguments.overrides,
-        overrides_from=arguments.overrides_from,
-        notes=notes,
-    )
+    notes, given = list[str](), (arguments.config, arguments.overrides)
+    config = load_config(PretrainConfig, *given, overrides_from=arguments.overrides_from, notes=notes)
     ranks = find_ranks()
     if ranks.rank == 0:
         print_notes(notes)

@@ -145,7 +145,7 @@ def _check_training(objective: Objective, section: ObjectiveSection) -> None:
 def _check_keys(objective: Objective, section: ObjectiveSection) -> None:
     batch = batch_for(objective)
     assert objective(batch).loss == objective(batch).loss, "the same keys give another loss"
-    if objective.hidden_ratio:
+    if objective.mask_ratio:
         other = replace(batch, keys=SampleKeys(3, 2, batch.keys.index))
         assert objective(batch).loss != objective(other).loss, "other keys give the same loss"
 
@@ -197,7 +197,7 @@ def _check_pictures(objective: Objective, section: ObjectiveSection) -> None:
     batch = batch_for(objective)
     rows = objective.pictures(batch)
     assert len({row.label for row in rows}) == len(rows), "two rows of pictures have one label"
-    if objective.hidden_ratio:
+    if objective.mask_ratio:
         begin = [row.label.split(": ")[-1].split(" ")[0] for row in rows[:3]]
         assert begin == ["masked", "predicted", "pasted"], f"pictures begin with {begin}"
     assert rows[-1].label == "original", "the last row of pictures is not the original"

@@ -23,7 +23,7 @@ class RunSetup:
     """The parts of a run, checked and built.
 
     Attributes:
-        config: of the run.
+        config: config of the run.
         plan: the config's derived values, such as `total_steps`.
         engine: computes the steps.
         folder: receives all output.

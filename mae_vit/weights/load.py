@@ -67,12 +67,8 @@ def load_weights(
     check_kind(start)
     if start.geometry is not None and start.geometry.family != encoder.family:
         raise another_kind(start.source, f"it is of {start.geometry.family}, the model of {encoder.family}")
-    report = LoadReport(
-        passed_over=start.passed_over,
-        unfinished=start.unfinished,
-        found=start.found,
-        assumed=start.assumes(getattr(encoder, "num_heads", None)),
-    )
+    assumed = start.assumes(getattr(encoder, "num_heads", None))
+    report = LoadReport(remarks={**start.remarks, **({"assumed": assumed} if assumed else {})})
     try:
         taken = _fit(start, encoder, report, patch_init)
     except DoesNotFit as error:
@@ -102,12 +98,11 @@ def _fit(
     """Returns the tensors as the encoder takes them; the report says how."""
     encoder.check(start.tensors, start.geometry, start.num_heads)
     check_finite(start.tensors)
-    trained = {name for name, value in encoder.named_parameters() if value.requires_grad}
     taken: dict[str, Tensor] = {}
     for name in encoder.weights():
         loaded = start.tensors.get(name)
         if loaded is None:
-            if name == "pos_embed" and name not in trained:
+            if name in encoder.fixed:
                 report.kept[name] = "fixed sin-cos table, which the file lacks"
             else:
                 report.random.append(name)

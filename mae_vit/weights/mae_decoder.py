@@ -104,12 +104,7 @@ def _build(
     """
     state = {f"encoder.{name}": value for name, value in encoder.state_dict().items()}
     try:
-        config.check(
-            grid_size=encoder.grid_size,
-            patch_size=encoder.patch_size,
-            in_chans=encoder.in_chans,
-            num_classes=0,
-        )
+        config.check(info.geometry, 0)
         mae = MAE(encoder, config, mean=info.mean, std=info.std, bands=info.bands)
         mae.load_state_dict({**state, **tensors}, strict=True)
     except (ValueError, RuntimeError) as error:

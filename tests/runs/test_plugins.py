@@ -1,4 +1,4 @@
-"""Encoders and objectives of the user's own: pretrained, resumed and fine-tuned from their files."""
+"""Encoders, objectives and trackers of the user's own: pretrained, resumed and fine-tuned from their files."""
 
 import json
 import shutil
@@ -21,10 +21,11 @@ def command(script: str, *arguments: str, expect: int = 0) -> str:
     return done.stdout + done.stderr
 
 
-def test_both_examples_together_pretrain_resume_and_are_fine_tuned(digits, tmp_path):
-    for name in ("mixer.py", "upside_down.py"):
+def test_all_examples_together_pretrain_resume_and_are_fine_tuned(digits, tmp_path):
+    names = ("mixer.py", "upside_down.py", "csv_tracker.py")
+    for name in names:
         shutil.copy(EXAMPLES / name, tmp_path)
-    files = f"run.plugins=[{tmp_path}/mixer.py,{tmp_path}/upside_down.py]"
+    files = f"run.plugins=[{','.join(f'{tmp_path}/{name}' for name in names)}]"
     folder = tmp_path / "run"
     pretrain = [
         "pretrain/run.py",
@@ -34,11 +35,19 @@ def test_both_examples_together_pretrain_resume_and_are_fine_tuned(digits, tmp_p
         files,
     ]
     pretrain += ["model.family=mixer", "model.name=mixer", "model.depth=2", "objective={name: upside_down}"]
+    pretrain += ["monitor.trackers=[csv]", "monitor.log_every_steps=1"]
     pretrain += [*SHORT, f"run.dir={folder}", "checkpoint.every_steps=2", "checkpoint.every_epochs=null"]
     said = command(*pretrain, "train.steps=2", "train.epochs=null")
     assert "accuracy" in said
     said = command(*pretrain, "train.steps=4", "train.epochs=null", "--extend")
     assert "step 2 of 4" in said
+    rows = [line.split(",") for line in (folder / "metrics.csv").read_text().splitlines()]
+    assert [int(step) for step, name, _ in rows if name == "train/loss"] == [1, 2, 3, 4]
+    # What lies in a run folder imports nothing, unless the command names it.
+    replay = ["-m", "mae_vit.cli", "replay", str(folder), "--step", "1"]
+    assert "mixer.py" in command(*replay, expect=2)
+    named = [word for name in names for word in ("--plugin", str(tmp_path / name))]
+    command(*replay, *named)
     # Another source is another run, unless that is allowed.
     (tmp_path / "upside_down.py").open("a").write("# changed\n")
     refused = command(*pretrain, "train.steps=6", "train.epochs=null", "--extend", expect=2)

@@ -9,11 +9,12 @@ from mae_vit.core.errors import InputError
 from mae_vit.core.urls import is_url
 from mae_vit.data.index import open_index
 from mae_vit.data.shards.dataset_json import read_dataset
-from mae_vit.finetuning.comparison.config import TUNED_BY, EntrySection, Mode
+from mae_vit.finetuning.comparison.config import TUNED_BY, EntrySection
 from mae_vit.finetuning.comparison.inputs import data_folder
 from mae_vit.finetuning.comparison.plan import ComparisonPlan
 from mae_vit.finetuning.comparison.settings import lines_of, settings_of
-from mae_vit.finetuning.config.from_start import WeightsOverrides
+from mae_vit.finetuning.config.modes import ModeName
+from mae_vit.finetuning.config.pretrained import WeightsOverrides
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.models.encoder_cost import cost_of_weights
 from mae_vit.objectives.pretrain_config import PretrainConfig
@@ -62,7 +63,7 @@ def check_data(plan: ComparisonPlan) -> None:
         raise InputError(f"labels_per_class: {asked} is more than any class of {path} has (most: {most:,})")
 
 
-def _check_mode(plan: ComparisonPlan, entry: EntrySection, mode: Mode) -> None:
+def _check_mode(plan: ComparisonPlan, entry: EntrySection, mode: ModeName) -> None:
     path = plan.file(entry.config)
     # Weights that the comparison still has to pretrain are checked when they exist.
     start = None if entry.start in plan.config.pretrain else entry.start

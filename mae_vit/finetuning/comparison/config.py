@@ -13,7 +13,8 @@ from mae_vit.config.load import ConfigSource
 from mae_vit.config.section import Section
 from mae_vit.config.typed_yaml import KeysOf, PathText
 from mae_vit.core.messages import nearest
-from mae_vit.finetuning.config.schema import SEGMENTATION, FinetuneConfig, Mode
+from mae_vit.finetuning.config.modes import MODES, ModeName
+from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.objectives.pretrain_config import PretrainConfig
 
 # Labels of each class; "all" takes all that there are.
@@ -21,7 +22,7 @@ Labels = int | Literal["all"]
 Overrides = dict[str, Any]
 FinetuneOverrides = Annotated[Overrides, KeysOf(FinetuneConfig)]
 # The modes that train a whole network, and by which held-out metric their settings are chosen.
-TUNED_BY = {"finetune": "val_top1", "segment": "val_miou"}
+TUNED_BY = {name: f"val_{mode.metric}" for name, mode in MODES.items() if mode.trains == "all"}
 # Keys that the plan sets itself -> the key of the comparison that determines the value.
 _OWN_KEYS = {
     "run.name": "run.name",
@@ -95,7 +96,7 @@ class EntrySection(Section):
     start: PathText | None = None
     set: FinetuneOverrides = Field(default_factory=dict)
     tune: list[FinetuneOverrides] | None = None
-    modes: list[Mode] | None = None
+    modes: list[ModeName] | None = None
     seeds: list[int] | None = None
     labels_per_class: list[Labels] | None = None
     compute_of: str | None = None
@@ -133,7 +134,7 @@ class CompareConfig(Section):
     labels_per_class: list[Labels] = Field(default=["all"], min_length=1)
     seeds: list[int] = Field(default=[0, 1, 2], min_length=1)
     label_draws: bool = False
-    modes: list[Mode] = Field(default=["finetune"], min_length=1)
+    modes: list[ModeName] = Field(default=["finetune"], min_length=1)
     tune: list[FinetuneOverrides] = Field(default_factory=list)
     tune_seeds: list[int] = Field(default=[1000], min_length=1)
     test_subset: int | None = Field(default=None, gt=0)
@@ -179,19 +180,19 @@ class CompareConfig(Section):
     @property
     def segments(self) -> bool:
         """Whether the comparison is of segmentation."""
-        return any(mode in SEGMENTATION for mode in self._all_modes())
+        return any(MODES[mode].labels == "mask" for mode in self._all_modes())
 
     @property
-    def tuned_mode(self) -> Mode:
+    def tuned_mode(self) -> ModeName:
         """The mode in which settings are chosen."""
         return "segment" if self.segments else "finetune"
 
-    def _all_modes(self) -> list[Mode]:
+    def _all_modes(self) -> list[ModeName]:
         return sorted({mode for entry in self.entries for mode in entry.modes or self.modes})
 
     def _check_modes(self) -> None:
         modes = self._all_modes()
-        if self.segments and not set(modes) <= {*SEGMENTATION}:
+        if len({MODES[mode].labels for mode in modes}) > 1:
             raise ValueError(
                 f"modes: {', '.join(modes)} measure different things: give segmentation a comparison of its own"
             )
@@ -221,7 +222,7 @@ class CompareConfig(Section):
         """Returns the settings that an entry is tuned over."""
         return self.tune if entry.tune is None else entry.tune
 
-    def draws_labels(self, labels: Labels, mode: Mode, settings: Overrides) -> bool:
+    def draws_labels(self, labels: Labels, mode: ModeName, settings: Overrides) -> bool:
         """Returns whether each seed takes labels or held-out images of its own. Without any, a draw has no effect."""
         held_out = mode in ("finetune", "linear_probe") and settings.get("finetune.holdout", 0.1) > 0
         return self.label_draws and (labels != "all" or held_out)

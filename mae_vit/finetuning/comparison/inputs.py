@@ -9,13 +9,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from mae_vit.config.typed_yaml import parse_yaml
 from mae_vit.core.errors import InputError
 from mae_vit.core.urls import redact_url
-from mae_vit.core.user_files import expand_text, read_text
+from mae_vit.core.user_files import expand_text
 from mae_vit.data.data_path import resolve_data_path
 from mae_vit.data.shards.dataset_json import file_digest, read_dataset
 from mae_vit.data.shards.index_files import fingerprint_of
+from mae_vit.finetuning.config.pretrained import read_values
 from mae_vit.finetuning.config.recipes import TEST_SPLITS
 from mae_vit.training.checkpoints.resume import FREE_KEYS
 from mae_vit.weights.names import is_frozen
@@ -98,15 +98,6 @@ class Inputs:
     def _keep(self, name: str, digest: Any) -> Any:
         self.digests[name] = self._recorded.get(name) if digest is None else digest
         return self.digests[name]
-
-
-def read_values(config: Path) -> dict[str, Any]:
-    """Returns the values of a config file by section; empty if it is gone, or no config."""
-    try:
-        content = parse_yaml(read_text(config), str(config))
-    except (OSError, InputError):
-        return {}
-    return content if isinstance(content, dict) else {}
 
 
 def data_folder(path: str, settings: Mapping[str, Any]) -> Path:

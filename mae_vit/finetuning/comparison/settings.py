@@ -7,10 +7,9 @@ from pathlib import Path
 
 from mae_vit.config.overrides import drop_alternatives
 from mae_vit.config.typed_yaml import write_value
-from mae_vit.finetuning.comparison.config import CompareConfig, EntrySection, Mode, Overrides
-from mae_vit.finetuning.comparison.inputs import read_values
-from mae_vit.finetuning.config.from_start import WITH_START
-from mae_vit.finetuning.config.schema import CLOSED_FORM, TRAINS_ENCODER
+from mae_vit.finetuning.comparison.config import CompareConfig, EntrySection, Overrides
+from mae_vit.finetuning.config.modes import MODES, ModeName
+from mae_vit.finetuning.config.pretrained import WITH_START, read_values
 from mae_vit.weights.names import is_frozen
 
 # A third-party encoder brings these. What the comparison sets for all rows is for ours.
@@ -26,7 +25,7 @@ def settings_of(config: CompareConfig, entry: EntrySection) -> Overrides:
 
 
 def settings_with_start(
-    path: Path, entry: EntrySection, mode: Mode, overridden: Collection[str]
+    path: Path, entry: EntrySection, mode: ModeName, overridden: Collection[str]
 ) -> Overrides:
     """Returns what a config says with pretrained weights alone (`with_start`), by dotted keys.
 
@@ -38,7 +37,7 @@ def settings_with_start(
         mode: in which the entry is measured.
         overridden: keys that the comparison sets, which win.
     """
-    if entry.start is None or is_frozen(entry.start) or mode in CLOSED_FORM:
+    if entry.start is None or is_frozen(entry.start) or MODES[mode].trains == "nothing":
         return {}
     sections = read_values(path).get(WITH_START)
     if not isinstance(sections, dict):
@@ -50,7 +49,7 @@ def settings_with_start(
         if isinstance(section, dict)
         for key, value in section.items()
     }
-    if mode not in TRAINS_ENCODER:
+    if MODES[mode].trains != "all":
         recipe.pop("optim.layer_decay", None)
     return {key: value for key, value in recipe.items() if not _is_set(key, overridden)}
 

@@ -17,7 +17,7 @@ from mae_vit.core.errors import InputError
 from mae_vit.core.messages import error_reason
 from mae_vit.finetuning.comparison.config import Overrides, slug
 from mae_vit.finetuning.comparison.settings import lines_of
-from mae_vit.finetuning.config.schema import FROZEN
+from mae_vit.finetuning.config.modes import MODES
 from mae_vit.models.encoder_cost import Cost, cost_of_weights
 from mae_vit.runtime.locks import try_lock
 from mae_vit.training.outputs.run_folder import RunFolder
@@ -136,7 +136,8 @@ class RunSpec:
     @property
     def scores(self) -> bool:
         """Whether it scores frozen features, by a small part of the work of training."""
-        return self.overrides.get("finetune.mode") in FROZEN
+        mode = MODES.get(self.overrides.get("finetune.mode", ""))
+        return mode is not None and not mode.augment
 
 
 _OTHER_LENGTHS = ("train.epochs", "train.samples")

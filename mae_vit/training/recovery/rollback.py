@@ -29,9 +29,9 @@ class Rollback:
     """Rolls back at most `guard.max_rollbacks` times to each checkpoint. A newer checkpoint starts a new count.
 
     Attributes:
-        folder: the run folder.
+        folder: run folder.
         options: number of tries, and data steps to skip; each further try skips twice as many.
-        ranks: this process's place among all ranks, which take part.
+        ranks: this process's place among all ranks.
         samples_of: describes the samples of a data step.
     """
 
@@ -43,10 +43,6 @@ class Rollback:
 
     def choose_checkpoint(self, bad: BadStep, course: LossHistory) -> tuple[CheckpointInfo, LossHistory]:
         """Chooses where to resume after a bad step, and writes an incident report; collective.
-
-        Args:
-            bad: the bad step.
-            course: the loss history until then.
 
         Returns:
             The newest intact checkpoint from before the step, and the history to resume with.

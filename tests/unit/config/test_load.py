@@ -140,9 +140,9 @@ def test_a_missing_file_is_named(tmp_path):
         load_config(PretrainConfig, tmp_path / "nothing.yaml")
 
 
-def message_of(path: Path, *overrides: str) -> str:
+def message_of(path: Path, *overrides: str, **options) -> str:
     with pytest.raises(InputError) as caught:
-        load_config(PretrainConfig, path, overrides)
+        load_config(PretrainConfig, path, overrides, **options)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -225,3 +225,16 @@ def test_a_part_of_an_objective_names_its_own_keys():
         'command line: unknown key "objective.mae.mask_ration": did you mean "objective.mae.mask_ratio"?'
     )
     assert 'did you mean "objective.mae.decoder_depth"?' in message_of(CONFIG, joint[0], "decoder_depth=3")
+
+
+def test_the_config_of_a_run_folder_imports_no_plug_in(write_config, tmp_path):
+    mark, plugin = tmp_path / "mark", tmp_path / "theirs.py"
+    plugin.write_text(f"open({str(mark)!r}, 'w')\n")
+    path = write_config(run={"plugins": [str(plugin)]})
+    assert load_config(PretrainConfig, path, imports_plugins=False).run.plugins == [str(plugin)]
+    assert not mark.exists()
+    # What only a plug-in knows is a mistake that names it.
+    assert str(plugin) in message_of(path, "objective={name: theirs}", imports_plugins=False)
+    assert not mark.exists()
+    load_config(PretrainConfig, path)
+    assert mark.exists()

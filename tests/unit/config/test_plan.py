@@ -8,9 +8,10 @@ import pytest
 from mae_vit.config.batch import check_same_batch
 from mae_vit.config.load import load_config
 from mae_vit.config.plan import check_grouping, make_plan
+from mae_vit.config.presets import find_config
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of
-from mae_vit.finetuning.config.from_start import WeightsOverrides
+from mae_vit.finetuning.config.pretrained import WeightsOverrides
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.objectives.config import PAIRS, ContrastiveMAEConfig
 from mae_vit.objectives.pretrain_config import PretrainConfig
@@ -137,7 +138,7 @@ def test_a_batch_that_shrinks_holds_whole_lanes_and_repeats():
 def test_a_batch_of_fine_tuning_shrinks_but_not_in_a_comparison():
     words = ["train.effective_batch_size=4096", "model.img_size=8", "model.in_chans=1", "model.patch_size=2"]
     config = load_config(
-        FinetuneConfig, CONFIG.with_name("finetune_cifar_tiny.yaml"), words, amend=without_start
+        FinetuneConfig, find_config("finetune_cifar_tiny"), words, amend=without_start
     )
     found = make_plan(config, num_samples=1534, world_size=1)
     assert found.effective_batch_size == 1024

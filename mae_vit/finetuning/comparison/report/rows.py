@@ -19,7 +19,7 @@ from mae_vit.finetuning.comparison.config import EntrySection, Labels
 from mae_vit.finetuning.comparison.plan import Cell, ComparisonPlan
 from mae_vit.finetuning.comparison.report.significance import Scores
 from mae_vit.finetuning.comparison.spec import cost_of_run
-from mae_vit.finetuning.config.schema import SEGMENTATION
+from mae_vit.finetuning.config.modes import MODES
 from mae_vit.weights.start import origin_of
 
 # Summary fields copied to `results.csv`.
@@ -102,7 +102,7 @@ def _read(plan: ComparisonPlan, cell: Cell) -> Row:
     lines = [table[number] for number in order]
     keys = tuple(line["key"] for line in lines)
     overlaps, truth, predicted = None, np.zeros(0, int), np.zeros(0, int)
-    if cell.mode in SEGMENTATION:
+    if MODES[cell.mode].labels == "mask":
         overlaps = _overlaps(folder, order)
     else:
         numbers = {name: number for number, name in enumerate(details["classes"])}

@@ -7,18 +7,16 @@ from torch._dynamo.utils import counters
 
 from mae_vit.core.batch import Batch
 from mae_vit.core.keyed_rng import RngStream, SampleKeys
-from mae_vit.finetuning.models.classifier_file import Description
+from mae_vit.finetuning.models.classifier_file import ClassifierFile, Description
 from mae_vit.finetuning.models.classifiers import NetworkClassifier
 from mae_vit.finetuning.models.distillation import Distillation, DistilledViTClassifier
-from mae_vit.finetuning.models.teacher import Teacher
 from mae_vit.models.encoders.baselines import build_network
 from mae_vit.models.encoders.vit import ViTEncoder
 from mae_vit.objectives import OBJECTIVES
 from mae_vit.objectives.label_loss import LabelLoss
 from mae_vit.objectives.objective import Task
 from mae_vit.runtime.ranks import Ranks
-from mae_vit.training.engines.activation_checkpointing import recompute_blocks
-from mae_vit.training.engines.base import StepOptions
+from mae_vit.training.engines.base import StepOptions, recompute_blocks
 from mae_vit.training.engines.precision import Autocast
 from mae_vit.training.engines.torch_engine import TorchEngine
 from mae_vit.training.optim.optimizers import OptimizerOptions
@@ -51,7 +49,7 @@ def build(name: str) -> Task:
         network = build_network("SimpleCNN", num_classes=2, in_chans=3, img_size=(8, 8))
         model = NetworkClassifier(network, labels=LabelLoss(2), **common).eval().requires_grad_(False)
         description = Description(classes=["a", "b"], mean=[0.5] * 3, std=[0.25] * 3, img_size=[8, 8])
-        distillation = Distillation(Teacher(model, description, ""), "soft", 0.1, 3.0)
+        distillation = Distillation(ClassifierFile(model, description, ""), "soft", 0.1, 3.0)
         objective = DistilledViTClassifier(
             encoder, head_init="small", labels=LabelLoss(2), distillation=distillation, **common
         )

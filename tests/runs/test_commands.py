@@ -29,7 +29,6 @@ from mae_vit.core import __version__
         (["prepare", "digits", "{out}", "--split", "../x"], '--split "../x": letters, digits and _ only'),
         (["prepare", "digits", "{out}", "--overwite"], 'arguments: --overwite: did you mean "--overwrite"?'),
         (["prepare", "--shard-mb", "3", "digits", "{out}"], 'did you mean "--shard-mib"?'),
-        (["prepare", "digits", "{out}", "--force"], 'arguments: --force: did you mean "--overwrite"?'),
         (["prepare", "digits", "{out}", "--faster"], "arguments: --faster: known: --bands, "),
         # argparse itself names what is missing, and not what was misspelled.
         (["embed", "x", "y", "--outt", "{out}"], 'arguments: --outt: did you mean "--out"?'),
