@@ -139,7 +139,7 @@ def _begin_statistics(options: BandOptions, dataset: Dataset | None, replaced: s
     """Returns empty statistics, which refuse images of other bands than those of splits that stay."""
     statistics = Statistics(scale=options.scale)
     if dataset is not None and set(dataset.splits) - replaced:
-        statistics.expect(None if dataset.bands is None else layout_of(dataset.bands))
+        statistics.expect(None if dataset.bands.photographs else layout_of(dataset.bands))
     return statistics
 
 
