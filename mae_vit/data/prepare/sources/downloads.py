@@ -6,6 +6,7 @@ import io
 import shutil
 from fractions import Fraction
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 from PIL import Image
