@@ -37,7 +37,7 @@ class Run:
     """A finished run: its folder, and what is read from it.
 
     Attributes:
-        path: of the folder.
+        path: its folder.
     """
 
     path: Path
@@ -131,24 +131,14 @@ def finetune(
 ) -> Run:
     """Fine-tunes an encoder, or trains a network from scratch, as `mae-vit finetune` does.
 
-    Args:
-        ckpt: pretrained weights: a run, its folder, a file, "timm:NAME"; None begins from scratch.
-        config: the name of a preset, a YAML file or a mapping; None with a run for the recipe of its size.
-        changes: values to change, by dotted keys.
-        resume: as for `pretrain`.
-        extend: as for `pretrain`.
-
-    Raises:
-        InputError: for whatever does not fit, before anything is written.
-        TrainingFailed: if the run cannot continue.
-        KeyboardInterrupt: after Ctrl-C, once the run is saved; the same call resumes it.
-        RunInterrupted: after another stop request, in the same way.
+    `changes`, `resume`, `extend` and errors are those of `pretrain`. `ckpt` is a run, its folder, a file of weights, or
+    "timm:NAME"; None begins from scratch. Without a config, a run is fine-tuned by the recipe for its size.
     """
     if not isinstance(ckpt, str | os.PathLike | None):
         raise InputError(f"ckpt: give a run, its folder, a file or a name, not {type(ckpt).__name__}")
     weights = None if ckpt is None else expand_text(os.fspath(ckpt))
     arguments = _arguments(config, changes, resume, extend, ckpt=weights)
-    return Run(call_in_child("mae_vit.finetuning.job:finetune", arguments))
+    return Run(call_in_child("mae_vit.finetuning.command:finetune", arguments))
 
 
 def compare(config: Config, changes: Changes | None = None) -> Run:
@@ -189,7 +179,7 @@ def prepare(
     Args:
         sources: digits, cifar10, cifar100, a folder or an archive of images, or several of these.
         folder: where shards go; None with `in_place=True`.
-        **options: of the command, with _ for -: `holdout=0.1`, `bands=[3, 1]`, `overwrite=True`.
+        **options: options of the command, with _ for -: `holdout=0.1`, `bands=[3, 1]`, `overwrite=True`.
 
     Returns:
         The folder with the shards, for `data.path`.

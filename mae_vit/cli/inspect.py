@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from mae_vit.config.command_line import OneLineParser, as_path, as_path_text
+from mae_vit.config.command_line import OneLineParser, add_plugin, as_path, as_path_text
 from mae_vit.core.errors import InputError
 
 _DESCRIPTION = """Draw what an encoder has learned: reconstructions, attention, rollout, attention distance, positions,
@@ -65,6 +65,7 @@ def add_inspect(commands: argparse._SubParsersAction[OneLineParser]) -> None:
         default="auto",
         help="device to compute on (auto: a GPU if there is one)",
     )
+    add_plugin(parser)
     parser.set_defaults(run=run_inspect, parser=parser)
 
 

@@ -39,9 +39,6 @@ def add_jobs(commands: argparse._SubParsersAction[OneLineParser]) -> None:
 def run_job(words: Sequence[str]) -> int | None:
     """Runs the job that a command line asks for, as a process of its own; returns the exit code.
 
-    Args:
-        words: of the command line.
-
     Returns:
         None if it asks for none.
     """
@@ -122,11 +119,6 @@ def add_doctor(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     parser.add_argument(
         "paths", nargs="*", metavar="KEY.PATH=VALUE", help="another value for a key, as in pretraining"
     )
-    parser.add_argument(
-        "--find-batch",
-        action="store_true",
-        help="train a few steps with micro-batches of growing size, in one process",
-    )
     add_local_rank(parser)
     parser.set_defaults(run=_doctor, parser=parser)
 
@@ -139,4 +131,4 @@ def _doctor(arguments: argparse.Namespace) -> int:
     if config is None and overrides and "=" not in overrides[0]:
         config, *overrides = overrides
     path = None if config is None else find_config(config)
-    return doctor(path, overrides, tries_batches=arguments.find_batch)
+    return doctor(path, overrides)

@@ -10,48 +10,35 @@ from mae_vit.core.errors import InputError
 from mae_vit.core.urls import redact_url
 
 
-def fit_batch(config: Config, *, num_samples: int, world_size: int = 1) -> int:
+def fit_batch(config: Config, *, num_samples: int, world_size: int = 1, shrinks: bool = True) -> int:
     """Returns the effective batch size: the config's, or what fits data that are smaller.
 
     That is the largest power of two that the data hold, whatever the number of ranks: the same on all of them.
 
     Args:
-        config: of the run.
+        config: config of the run.
         num_samples: images that are trained on.
-        world_size: ranks, for the message.
+        world_size: number of ranks, for the message.
+        shrinks: False refuses a smaller batch, as rows of a comparison are trained by the batch that it gives them.
 
     Raises:
-        InputError: if the data hold less than one batch, and the parts of a smaller one would not fit.
+        InputError: if the data hold less than one batch, and it must not shrink, or the parts of a smaller one would
+            not fit.
     """
-    batch, data = config.train.effective_batch_size, config.data
+    batch, unit = config.train.effective_batch_size, config.data.repeats * (config.data.lanes or 1)
     if batch <= num_samples:
         return batch
     shrunk = 1 << max(0, num_samples.bit_length() - 1)
-    if num_samples and shrunk % (data.repeats * (data.lanes or 1)) == 0:
+    if shrinks and num_samples and shrunk % unit == 0:
         return shrunk
-    raise InputError(larger_than_data(config, num_samples) + _nearest(config, num_samples, world_size))
+    unit = math.lcm(unit, world_size)
+    reason = larger_than_data(config, num_samples) + ("" if shrinks else "; a comparison changes no batch")
+    raise InputError(reason + (f" (nearest: {num_samples // unit * unit})" if num_samples >= unit else ""))
 
 
 def check_same_batch(config: Config, *, num_samples: int, world_size: int = 1) -> None:
-    """Makes sure that the batch need not shrink: rows of a comparison are trained by the batch that it gives them.
-
-    Args:
-        config: of the run.
-        num_samples: images that are trained on.
-        world_size: ranks, for the message.
-
-    Raises:
-        InputError: if the data hold less than one batch.
-    """
-    if config.train.effective_batch_size > num_samples:
-        near = _nearest(config, num_samples, world_size)
-        raise InputError(f"{larger_than_data(config, num_samples)}; a comparison changes no batch{near}")
-
-
-def _nearest(config: Config, num_samples: int, world_size: int) -> str:
-    unit = math.lcm(config.data.repeats * (config.data.lanes or 1), world_size)
-    nearest = num_samples // unit * unit
-    return f" (nearest: {nearest})" if nearest else ""
+    """Checks that the batch need not shrink (`fit_batch`)."""
+    fit_batch(config, num_samples=num_samples, world_size=world_size, shrinks=False)
 
 
 def larger_than_data(config: Config, num_samples: int) -> str:
@@ -62,53 +49,45 @@ def larger_than_data(config: Config, num_samples: int) -> str:
     )
 
 
-def check_lanes(lanes: int | None, batch: int, world_size: int) -> None:
-    """Makes sure that lanes and ranks divide one another.
-
-    Raises:
-        InputError: with the nearest numbers.
-    """
-    if lanes is None or lanes_fit(lanes, world_size):
-        return
-    ranks = max(number for number in range(1, world_size) if lanes_fit(lanes, number) and batch % number == 0)
-    raise InputError(
-        f"data.lanes={lanes} does not fit {world_size} ranks: one must divide the other "
-        f"(nearest lanes: {fitting_lanes(lanes, batch, world_size)}, or use {ranks} ranks)"
-    )
-
-
-def split_batch(batch: int, per_device: int | None, world_size: int) -> tuple[int, int]:
+def split_batch(config: Config, batch: int, world_size: int) -> tuple[int, int]:
     """Returns (images per micro-batch of a rank, micro-batches per step).
 
+    A micro-batch holds whole repeats: all views of an image are computed where it is decoded. Lanes and ranks divide
+    one another.
+
     Raises:
-        InputError: if they do not divide the batch, with the nearest sizes.
+        InputError: if something does not divide, with the nearest numbers.
     """
+    per_device, lanes, repeats = config.train.batch_size_per_device, config.data.lanes, config.data.repeats
     if batch % world_size:
-        near = max(1, round(batch / world_size)) * world_size
         raise InputError(
-            f"train.effective_batch_size={batch} does not divide over {world_size} ranks (nearest: {near})"
+            f"train.effective_batch_size={batch} does not divide over {world_size} ranks "
+            f"(nearest: {nearest_multiple(batch, world_size)})"
         )
-    share = batch // world_size
-    if per_device is None or per_device >= share:
-        return share, 1
-    if share % per_device:
-        near = max(d for d in range(1, per_device + 1) if share % d == 0)
+    of_rank = batch // world_size
+    if per_device is None or per_device >= of_rank:
+        per_device = of_rank
+    if of_rank % per_device:
+        near = max(size for size in range(1, per_device + 1) if of_rank % size == 0)
         raise InputError(
-            f"train.batch_size_per_device={per_device} does not divide the {share} images of each of "
+            f"train.batch_size_per_device={per_device} does not divide the {of_rank} images of each of "
             f"{world_size} ranks (nearest: {near})"
         )
-    return per_device, share // per_device
-
-
-def check_repeats(repeats: int, batch: int, micro_batch: int, parts: int) -> None:
-    """Makes sure that micro-batches hold whole repeats: all views of an image are computed where it is decoded.
-
-    Raises:
-        InputError: with the nearest sizes.
-    """
-    if micro_batch % repeats:
-        unit = repeats * parts
+    if lanes is not None and not lanes_fit(lanes, world_size):
+        ranks = max(n for n in range(1, world_size) if lanes_fit(lanes, n) and batch % n == 0)
         raise InputError(
-            f"data.repeats={repeats} does not divide micro-batches of {micro_batch} images (nearest: "
-            f"train.effective_batch_size={max(1, round(batch / unit)) * unit}, or another train.batch_size_per_device)"
+            f"data.lanes={lanes} does not fit {world_size} ranks: one must divide the other "
+            f"(nearest lanes: {fitting_lanes(lanes, batch, world_size)}, or use {ranks} ranks)"
         )
+    if per_device % repeats:
+        near = nearest_multiple(batch, repeats * batch // per_device)
+        raise InputError(
+            f"data.repeats={repeats} does not divide micro-batches of {per_device} images (nearest: "
+            f"train.effective_batch_size={near}, or another train.batch_size_per_device)"
+        )
+    return per_device, of_rank // per_device
+
+
+def nearest_multiple(number: int, unit: int) -> int:
+    """Returns the multiple of `unit`, 1 or more times, that is nearest to a number."""
+    return max(1, round(number / unit)) * unit

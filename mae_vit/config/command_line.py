@@ -24,8 +24,6 @@ ResumeMode = Literal["auto", "never"] | Path
 # What text editors and web pages make of "-" and "--".
 _DASHES = tuple("\u2010\u2011\u2012\u2013\u2014\u2212")
 _KEY_AS_OPTION = re.compile(r"--\w+(\.\w+)+=")
-# Synonyms; each command defines one of the two.
-_SAME_WISH = {"--force": "--overwrite", "--overwrite": "--force"}
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -58,9 +56,7 @@ class OneLineParser(argparse.ArgumentParser):
         every = [name for action in self._actions for name in action.option_strings]
         if not name.startswith("--") or name in every:
             return
-        if (meant := _SAME_WISH.get(name)) in known:
-            hint = f'did you mean "{meant}"?'
-        elif self._takes_keys and (devices := device_hint(name[2:])):
+        if self._takes_keys and (devices := device_hint(name[2:])):
             hint = devices
         elif "." in name:
             hint = f"write {name[2:]}=VALUE"
@@ -105,6 +101,18 @@ def as_path(text: str) -> Path:
     return Path(as_path_text(text))
 
 
+def add_plugin(parser: argparse.ArgumentParser) -> None:
+    """Takes the modules that a run's config names, which are imported only so (`mae_vit.config.plugins`)."""
+    parser.add_argument(
+        "--plugin",
+        action="append",
+        default=[],
+        type=as_path_text,
+        metavar="MODULE|FILE.py",
+        help="import a plug-in that the run was trained with",
+    )
+
+
 def add_local_rank(parser: argparse.ArgumentParser) -> None:
     """Takes what the `deepspeed` launcher adds to a command line; the environment says it too."""
     parser.add_argument("--local_rank", "--local-rank", type=int, default=0, help=argparse.SUPPRESS)
@@ -120,7 +128,7 @@ class Arguments:
         resume: "auto", "never" or a path.
         extend: resume with another length than the run began with.
         dry_run: print the plan and stop.
-        ckpt: weights to begin from, of fine-tuning.
+        ckpt: pretrained weights, for fine-tuning.
         overrides_from: who gave the overrides, for messages.
         same_batch: refuse a batch larger than the data, which shrinks otherwise.
     """
@@ -136,13 +144,7 @@ class Arguments:
 
 
 def add_config(parser: argparse.ArgumentParser, *, example: str, default: str) -> None:
-    """Takes a config, by --config or as the first word, and overrides.
-
-    Args:
-        parser: of a job.
-        example: keys with values, for --help.
-        default: a key that null restores, for --help.
-    """
+    """Takes a config, by --config or as the first word, and overrides."""
     parser.add_argument("--config", metavar="FILE", help="the same as CONFIG")
     parser.add_argument(
         "overrides",
@@ -181,9 +183,9 @@ def parse_arguments(
     Args:
         argv: the words; None for this process's.
         prog: the command, for `--help`; None for this process's.
-        description: of the job, a sentence.
-        keys: the config's sections and keys, as `--help` is to list them.
-        examples: of command lines, for the end of `--help`.
+        description: sentence that says what the job does.
+        keys: the config's sections and keys, as `--help` lists them.
+        examples: command lines for the end of `--help`.
         takes_ckpt: whether there is --ckpt, with which --config may be left out.
 
     Raises:

@@ -150,12 +150,7 @@ def _typed(raw: Any, key: str) -> str:
 
 
 def describe_keys(schema: type[BaseModel], *, without: Collection[str] = ()) -> str:
-    """Returns the list of keys for `--help`, a few lines per section.
-
-    Args:
-        schema: the config's schema.
-        without: dotted keys to leave out.
-    """
+    """Returns the list of keys for `--help`, a few lines per section."""
     fields = schema.model_fields.items()
     rows = [("", " ".join(name for name, field in fields if not _models_of(field)))]
     for name, field in fields:

@@ -7,8 +7,9 @@ built. Command-line overrides `key.path=value` go through the same check.
 
 from __future__ import annotations
 
+import copy
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,7 +25,7 @@ from mae_vit.config.overrides import (
     parse_override,
     replaced_durations,
 )
-from mae_vit.config.plugins import add_plugins
+from mae_vit.config.plugins import add_plugins, import_plugins, named_plugins, not_imported
 from mae_vit.config.presets import hint_at_config
 from mae_vit.config.schema import Config
 from mae_vit.config.typed_yaml import parse_yaml
@@ -60,6 +61,7 @@ def load_config(
     source: ConfigSource,
     overrides: Sequence[str] = (),
     *,
+    imports_plugins: bool = True,
     amend: Callable[[dict[str, Any]], None] | None = None,
     overrides_from: str = "command line",
     notes: list[str] | None = None,
@@ -73,6 +75,8 @@ def load_config(
         overrides: `key.path=value`, the value as given where the key is text, else in YAML. It takes the place of the
             file's value, of other ways of giving the same thing, and of the options of what is no longer
             chosen (`optim.name=sgd` those of AdamW); `null` unsets a key.
+        imports_plugins: imports the modules of `run.plugins`, as for a config that the user gave; False for one
+            that lies in a run folder, which may be someone else's.
         amend: changes what the file says, before the overrides.
         overrides_from: who gave the overrides, for messages.
         notes: gains a sentence for each duration of the file that an override gives in another unit.
@@ -82,15 +86,28 @@ def load_config(
             the file or the overrides must be changed.
     """
     text, path = _read(source), Path(str(source))
-    add_plugins(schema, parse_yaml(text, str(path)), overrides)
-    mistakes: list[str] = []
-    changed = _assemble(schema, source, text, overrides, amend, mistakes, notes)
-    config, problems = _check(schema, changed)
+    raw = _parse(schema, text, path)
+    plugins = named_plugins(raw, overrides)
+    import_plugins(plugins if imports_plugins else ())
+    if add_plugins(schema):
+        raw = _parse(schema, text, path)  # by the types of what they added
+    if amend is not None:
+        amend(raw)
+    as_read, mistakes = copy.deepcopy(raw), list[str]()
+    overridden = _override(schema, raw, overrides, path.name, mistakes, notes)
+    for content in (raw, as_read):
+        if isinstance(source, Path) and isinstance(run := content.setdefault("run", {}), dict):
+            run.setdefault("name", source.stem)
+    config, problems = _check(schema, Document(raw, path, overridden))
     if config is not None and not mistakes:
         return config
     # What is wrong without the overrides too is the file's.
-    of_file = _check(schema, _assemble(schema, source, text, (), amend, []))[1] if overrides else problems
+    of_file = _check(schema, Document(as_read, path))[1] if overrides else problems
     mistakes += [f"{path if problem in of_file else overrides_from}: {problem}" for problem in problems]
+    mistakes += [
+        f"{path} needs the plug-in {name}, which is code: give --plugin {name} to import it"
+        for name in not_imported(plugins)
+    ]
     more = len(mistakes) - _MAX_MISTAKES
     raise InputError(
         *mistakes[:_MAX_MISTAKES], *([f"and {count_of(more, 'mistake')} more"] if more > 0 else [])
@@ -104,33 +121,30 @@ def _read(source: ConfigSource) -> str:
         if source.stat().st_size > MAX_CONFIG_BYTES:
             raise InputError(f"{source} is larger than {MAX_CONFIG_BYTES} bytes: not a config")
         return read_text(source)
-    except (FileNotFoundError, IsADirectoryError) as error:
-        hint = hint_at_config(source)
-        raise InputError(
-            f"cannot read config {source}: {error_reason(error)}{f'; {hint}' if hint else ''}"
-        ) from None
     except OSError as error:
-        raise InputError(f"cannot read config {source}: {error_reason(error)}") from None
+        wrong_path = isinstance(error, FileNotFoundError | IsADirectoryError)
+        hint = hint_at_config(source) if wrong_path else ""
+        reason = "; ".join(filter(None, (error_reason(error), hint)))
+        raise InputError(f"cannot read config {source}: {reason}") from None
 
 
-def _assemble(
-    schema: type[BaseModel],
-    source: ConfigSource,
-    text: str,
-    overrides: Sequence[str],
-    amend: Callable[[dict[str, Any]], None] | None,
-    mistakes: list[str],
-    notes: list[str] | None = None,
-) -> Document:
-    """Reads the file's text and changes it as the command line says; overrides that fail go to `mistakes`."""
-    path = Path(str(source))
+def _parse(schema: type[BaseModel], text: str, path: Path) -> dict[str, Any]:
     raw = parse_yaml(text, str(path), schema)
-    if raw is None:
-        raise InputError(f"{path} is empty: a config is a mapping of sections")
     if not isinstance(raw, dict):
-        raise InputError(f"{path}: a config is a mapping of sections, not {type(raw).__name__}")
-    if amend is not None:
-        amend(raw)
+        kind = "an empty file" if raw is None else type(raw).__name__
+        raise InputError(f"{path}: a config is a mapping of sections, not {kind}")
+    return raw
+
+
+def _override(
+    schema: type[BaseModel],
+    raw: dict[str, Any],
+    overrides: Sequence[str],
+    file: str,
+    mistakes: list[str],
+    notes: list[str] | None,
+) -> set[str]:
+    """Changes plain data as overrides say; returns their keys. Those that fail go to `mistakes`."""
     parsed: list[tuple[str, str, Any]] = []
     for override in overrides:
         try:
@@ -139,7 +153,7 @@ def _assemble(
             mistakes += error.lines
     given = {key: value for _, key, value in parsed if value is not None}
     if notes is not None:
-        notes += replaced_durations(raw, given, path.name)
+        notes += replaced_durations(raw, given, file)
     drop_alternatives(raw, given)
     for _, key, value in parsed:
         drop_options_of_others(schema, raw, key, str(value))
@@ -148,10 +162,7 @@ def _assemble(
             apply_override(schema, raw, override, key.split("."), value)
         except InputError as error:
             mistakes += error.lines
-    run = raw.setdefault("run", {})
-    if isinstance(run, dict) and isinstance(source, Path):
-        run.setdefault("name", source.stem)
-    return Document(raw, path, {key for _, key, _ in parsed})
+    return {key for _, key, _ in parsed}
 
 
 def _check(schema: type[ConfigType], document: Document) -> tuple[ConfigType | None, list[str]]:
@@ -166,11 +177,16 @@ def _check(schema: type[ConfigType], document: Document) -> tuple[ConfigType | N
 
 def dump_config(config: Config) -> str:
     """Returns the resolved config as YAML."""
+    return dump_yaml(config.model_dump(mode="json"))
+
+
+def dump_yaml(values: Mapping[str, Any]) -> str:
+    """Returns plain data as YAML, in their order."""
     yaml = YAML(typ="safe", pure=True)
     yaml.default_flow_style = False
     yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
     stream = io.StringIO()
-    yaml.dump(config.model_dump(mode="json"), stream)
+    yaml.dump(dict(values), stream)
     return stream.getvalue()
 
 

@@ -17,8 +17,8 @@ class OptimSection(Section):
         blr: learning rate per 256 samples of effective batch (MAE Sec. A.1); give either `blr` or `lr`.
         lr: peak learning rate.
         min_lr: learning rate at the end.
-        betas: for `adamw` and `adam`.
-        momentum: for `sgd` and `lars`.
+        betas: decays of the moments of `adamw` and `adam`.
+        momentum: momentum of `sgd` and `lars`.
         weight_decay: weight decay; decoupled for `adamw`.
         clip_grad: largest norm of the gradient; larger ones are clipped.
     """

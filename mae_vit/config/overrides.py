@@ -27,13 +27,7 @@ _ALTERNATIVES = (
 
 
 def replaced_durations(raw: dict[str, Any], given: Mapping[str, Any], file: str) -> list[str]:
-    """Says which durations of the file give way to overrides in another unit, a sentence each.
-
-    Args:
-        raw: sections as read.
-        given: values of overrides, by dotted keys.
-        file: its name, for messages.
-    """
+    """Says which durations of the file give way to overrides in another unit, a sentence each."""
     section = raw.get("train")
     before = {f"train.{name}": value for name, value in section.items()} if isinstance(section, dict) else {}
     return [
@@ -46,12 +40,7 @@ def replaced_durations(raw: dict[str, Any], given: Mapping[str, Any], file: str)
 
 
 def drop_alternatives(raw: dict[str, Any], overridden: Collection[str]) -> None:
-    """Takes out of the file what an override gives in another way.
-
-    Args:
-        raw: sections as read, changed in place.
-        overridden: dotted keys that are going to be set.
-    """
+    """Takes out of the file what an override gives in another way."""
     for group in _ALTERNATIVES:
         if not set(group).isdisjoint(overridden):
             for key in group:
@@ -102,13 +91,6 @@ def apply_override(
     schema: type[BaseModel], raw: dict[str, Any], override: str, path: Sequence[str], value: Any
 ) -> None:
     """Sets a value in sections as read, or unsets it if it is None.
-
-    Args:
-        schema: of the config.
-        raw: changed in place.
-        override: for errors.
-        path: the parts of its key.
-        value: as parsed.
 
     Raises:
         InputError: if a part of the path is no section.

@@ -1,7 +1,8 @@
 """Modules of the user's own, which add to the dictionaries of the library: `run.plugins`.
 
-A module is imported before the config is checked, and adds by `register_encoder`, `register_objective`, or an entry of
-the dictionary itself. It is code that the user runs: only a command's own config names it, never a file of weights.
+A module is imported before the config is checked, and adds by `register_encoder`, `register_objective`,
+`register_policy`, `register_source`, `register_tracker`, or an entry of a dictionary. It is code that the user runs:
+only a command's own config or an option names it, never a run folder or a file of weights.
 """
 
 from __future__ import annotations
@@ -27,28 +28,38 @@ _rebuilt: dict[type[BaseModel], int] = {}
 _KEY = "run.plugins="
 
 
-def add_plugins(schema: type[BaseModel], raw: Any, overrides: Sequence[str]) -> None:
-    """Imports the modules that a config names, and lets its schema take what they have added.
-
-    Args:
-        schema: the config's class.
-        raw: the config, as read.
-        overrides: `key=value` of the command line.
-
-    Raises:
-        InputError: if a module is not there, or fails.
-    """
-    run = raw.get("run") if isinstance(raw, dict) else None
+def named_plugins(raw: Any, overrides: Sequence[str]) -> list[str]:
+    """Returns the modules that a config, or the last override of `run.plugins`, names."""
+    run = raw.get("run")
     names = run.get("plugins") if isinstance(run, dict) else None
     for override in overrides:
         if override.startswith(_KEY):
             names = parse_yaml(override.removeprefix(_KEY), f'override "{override}"')
-    for name in names if isinstance(names, list) else []:
-        if isinstance(name, str) and name not in _loaded:
-            _loaded[name] = _digest(_import(name))
-    if _rebuilt.get(schema, 0) < len(_loaded):
+    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+
+
+def import_plugins(names: Sequence[str]) -> None:
+    """Imports modules, each once.
+
+    Raises:
+        InputError: if a module is not there, or fails.
+    """
+    for name in not_imported(names):
+        _loaded[name] = _digest(_import(name))
+
+
+def not_imported(names: Sequence[str]) -> list[str]:
+    """Returns those that are not imported yet."""
+    return [name for name in names if name not in _loaded]
+
+
+def add_plugins(schema: type[BaseModel]) -> bool:
+    """Lets a config's class take what imported modules have added; returns whether it takes more now."""
+    grows = _rebuilt.get(schema, 0) < len(_loaded)
+    if grows:
         schema.model_rebuild(force=True)
         _rebuilt[schema] = len(_loaded)
+    return grows
 
 
 def plugin_digests(names: Sequence[str]) -> dict[str, str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mae_vit.core.errors import InputError
-from mae_vit.core.messages import closest_path, error_reason
+from mae_vit.core.messages import closest_path
 from mae_vit.core.user_files import expand_path
 
 _LIBRARY = Path(__file__).resolve().parents[1]
@@ -59,18 +59,15 @@ def find_config(given: str | Path) -> Path:
         InputError: if the name is that of a preset and, with `.yaml`, of another file here.
     """
     path = expand_path(given)
-    try:
-        preset = find_preset(str(given))
-        if preset is None or path.is_file():
-            return path
-        beside = path.with_name(path.name + _SUFFIX)
-        if path.suffix != _SUFFIX and beside.is_file() and not beside.samefile(preset):
-            raise InputError(
-                f'config "{given}" is a preset and {beside} a file here: give {beside} for the file, or rename the '
-                "file to use the preset"
-            )
-    except OSError as error:
-        raise InputError(f"cannot read config {given}: {error_reason(error)}") from None
+    preset = find_preset(str(given))
+    if preset is None or path.is_file():
+        return path
+    beside = path.with_name(path.name + _SUFFIX)
+    if path.suffix != _SUFFIX and beside.is_file() and not beside.samefile(preset):
+        raise InputError(
+            f'config "{given}" is a preset and {beside} a file here: give {beside} for the file, or rename the '
+            "file to use the preset"
+        )
     return preset
 
 
@@ -91,7 +88,7 @@ class Header:
     """What the first comment of a preset says of it.
 
     Attributes:
-        name: of the preset.
+        name: name of the preset.
         title: its first line.
         lines: the rest by their first words: Command, Data, Hardware, Time, Result, Follows.
     """

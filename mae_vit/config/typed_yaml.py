@@ -36,7 +36,7 @@ class KeysOf:
     """Marks a mapping whose keys are dotted keys of a schema: `Annotated[dict[str, Any], KeysOf(Config)]`.
 
     Attributes:
-        schema: of the values.
+        schema: schema of the values.
     """
 
     schema: type[BaseModel]
@@ -46,9 +46,9 @@ def parse_yaml(text: str, where: str, schema: type[BaseModel] | None = None) -> 
     """Parses YAML of plain values: nothing in it runs.
 
     Args:
-        text: of a file, or a value.
-        where: it stands, for errors.
-        schema: of the file. Without one, YAML alone decides what is text.
+        text: text of a file, or a value.
+        where: place of the text, for errors.
+        schema: schema of the file. Without one, YAML alone decides what is text.
 
     Raises:
         InputError: if it is not valid.
@@ -60,10 +60,10 @@ def parse_value(schema: type[BaseModel], key: str, text: str, where: str) -> Any
     """Reads a value that the command line gives, by the type of its key.
 
     Args:
-        schema: of the config.
-        key: its dotted key.
-        text: as it is given. Where the key is text, it is the value; in quotes it may also be "null".
-        where: it stands, for errors.
+        schema: schema of the config.
+        key: dotted key of the value.
+        text: text that was given. Where the key is text, it is the value; in quotes it may also be "null".
+        where: place of the text, for errors.
 
     Raises:
         InputError: if the key is no text and the value no YAML.

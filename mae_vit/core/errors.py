@@ -43,8 +43,8 @@ class Damage:
         sample: its number in its split.
         shard: the file that it belongs to.
         key: the sample's name in the shard; None if unknown.
-        offset: of its image in the shard, in bytes; None if unknown.
-        reason: in short.
+        offset: place of its image in the shard, in bytes; None if unknown.
+        reason: short reason.
     """
 
     sample: int
@@ -68,7 +68,7 @@ class DamagedSample(RuntimeError):
 
     Attributes:
         damaged: each damaged sample, by its position in the request.
-        folder: of the shards.
+        folder: folder of the shards.
     """
 
     def __init__(self, damaged: Sequence[tuple[int, Damage]], folder: Path) -> None:

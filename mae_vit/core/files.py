@@ -105,6 +105,16 @@ def write_json(path: Path, value: Any) -> None:
     write_atomically(path, (to_json(value, indent=2) + "\n").encode())
 
 
+def read_json(path: Path) -> Any:
+    """Reads a JSON file.
+
+    Raises:
+        OSError: if it cannot be read.
+        ValueError: if it is no JSON.
+    """
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
 def read_json_lines(path: Path) -> list[Any]:
     """Reads a file of one JSON value a line, past lines that a kill or a full disk cut short.
 

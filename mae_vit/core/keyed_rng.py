@@ -130,7 +130,7 @@ def random_uint32(key: tuple[Words | int, Words | int], index: Words, draws: int
     """Draws words for each sample: two for each of `draws` counters.
 
     Args:
-        key: from `derive_key`.
+        key: key of `derive_key`.
         index: sample indices (B,), NumPy or torch integers in [0, 2**32).
         draws: how many counters for each sample.
 
@@ -166,7 +166,7 @@ def noise_seed(seed: int, rank: int, step: int, micro_batch: int) -> int:
 
     Args:
         seed: the run's.
-        rank: of this process, below 2**12.
+        rank: rank of this process, below 2**12.
         step: optimizer step.
         micro_batch: number within the step, below 2**20.
     """

@@ -47,7 +47,7 @@ def closest_path(path: Path, among: Iterable[Path] | None = None) -> str:
     """Returns a hint such as `did you mean "runs/photos"?` where there is no `path`; empty without one like it.
 
     Args:
-        path: that is not there. Folders on the way to it may be misspelled too.
+        path: a path that is not there. Folders on the way to it may be misspelled too.
         among: what may be meant, by its name without extension; None for what lies there.
     """
     if among is not None:
@@ -95,12 +95,7 @@ def count_of(number: int, noun: str, plural: str = "") -> str:
 
 
 def format_decimal(value: float, sign: str = "") -> str:
-    """Returns a number with one decimal, a half rounded up in size: `55.0` for 100 * 0.5495, whose float is less.
-
-    Args:
-        value: a number.
-        sign: "+" marks positive ones.
-    """
+    """Returns a number with one decimal, a half rounded up in size: `55.0` for 100 * 0.5495, whose float is less."""
     return f"{value + copysign(1e-9, value):{sign}.1f}"
 
 

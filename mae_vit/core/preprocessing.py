@@ -15,7 +15,7 @@ class Preprocessing(BaseModel):
 
     Attributes:
         resize: short side of larger images, in pixels (bicubic, antialiased).
-        quality: of JPEGs encoded anew.
+        quality: quality of JPEGs encoded anew.
         exif_orientation: "apply" turned images upright.
         bands: that were taken of each image, in this order: numbers from 1, ranges of them, or names.
         window: raw values were clipped to this lowest and highest one.

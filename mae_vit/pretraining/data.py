@@ -40,8 +40,8 @@ class Data(TrainingData):
     """The images of a run.
 
     Attributes:
-        held_out_index: of the held-out split; None without one.
-        why_none: why that is.
+        held_out_index: index of the held-out split; None without one.
+        why_none: reason that there is none.
         held_out_source: its images without augmentation.
         probe_split: those of them that the online probe is about.
         picture_bands: the bands that held-out images are drawn in; None chooses.
@@ -129,21 +129,28 @@ def open_data(config: Config, ranks: Ranks, device: torch.device) -> Data:
     )
     # Fetch remote shards first: the choice of samples reads keys of all shards.
     check_pad(section.augment.crop, index, config.model.image_hw)
-    held_out = _held_out_index(config, index)
+    split = find_split(
+        index.dataset.splits,
+        wanted=config.monitor.evaluate_split,
+        training=section.split,
+        known=_HELD_OUT_SPLITS,
+        key="monitor.evaluate_split",
+    )
+    held_out = open_whole_index(folder, split, remote=remote) if split else None
     why_none = "" if held_out else 'no split "val" or "test"'
     if held_out and len(held_out) < ranks.world_size:
         # A rank without images could not take part.
         why_none = f'split "{held_out.split}" has {len(held_out)} images for {ranks.world_size} ranks'
         held_out = None
+    if (wanted := config.monitor.picture_bands) is not None:
+        find_bands(wanted, index.dataset.bands, config.model.channels)  # checks them before the run begins
     training = open_training_data(config, index, _choose(config, index), ranks, device)
     check_cache(
         index, training.source, training.order, world_size=ranks.world_size, node_ranks=ranks.local_world_size
     )
-    return Data(
-        **vars(training),
-        held_out_index=held_out,
-        why_none=why_none,
-        held_out_source=open_source(
+    held_out_source = None
+    if held_out:
+        held_out_source = open_source(
             held_out,
             "auto",
             channels=config.model.channels,
@@ -151,19 +158,14 @@ def open_data(config: Config, ranks: Ranks, device: torch.device) -> Data:
             memory_limit_gib=section.memory_limit_gib,
             say=ranks.rank == 0,
         )
-        if held_out
-        else None,
+    return Data(
+        **vars(training),
+        held_out_index=held_out,
+        why_none=why_none,
+        held_out_source=held_out_source,
         probe_split=choose_probe(config.monitor, held_out, ranks.world_size, why_none),
-        picture_bands=_picture_bands(config, index),
+        picture_bands=wanted,
     )
-
-
-def _picture_bands(config: Config, index: ShardIndex) -> Sequence[int | str] | None:
-    """Checks `monitor.picture_bands` before the run begins."""
-    wanted = config.monitor.picture_bands
-    if wanted is not None:
-        find_bands(wanted, index.dataset.bands, config.model.channels)
-    return wanted
 
 
 def _choose(config: Config, index: ShardIndex) -> np.ndarray | None:
@@ -181,15 +183,3 @@ def _choose(config: Config, index: ShardIndex) -> np.ndarray | None:
         draws = f" data.leave_out_draws={config.data.leave_out_draws}" * (config.data.leave_out_draws > 1)
         raise InputError(f'data.leave_out_per_class={limit}{draws} leaves nothing of split "{index.split}"')
     return rest
-
-
-def _held_out_index(config: Config, index: ShardIndex) -> ShardIndex | None:
-    """Opens the split that is measured but not trained on."""
-    split = find_split(
-        index.dataset.splits,
-        wanted=config.monitor.evaluate_split,
-        training=config.data.split,
-        known=_HELD_OUT_SPLITS,
-        key="monitor.evaluate_split",
-    )
-    return open_whole_index(index.folder, split, remote=index.remote) if split else None

@@ -61,7 +61,7 @@ class Check:
 
     Attributes:
         status: "ok", "warn" (works, but look) or "FAIL" (will not work).
-        name: of the check.
+        name: name of the check.
         text: the result and, if there is a problem, what to do.
     """
 
@@ -73,34 +73,28 @@ class Check:
         return f"{self.status:<5}{self.name:<12}{self.text}"
 
 
-def doctor(path: Path | None, overrides: Sequence[str], *, tries_batches: bool = False) -> int:
+def doctor(path: Path | None, overrides: Sequence[str]) -> int:
     """Checks everything that a run needs and prints what it finds; returns the exit code.
 
     Args:
-        path: of the config; None checks only what every run needs.
+        path: config file; None checks only what every run needs.
         overrides: `key.path=value`.
-        tries_batches: train a few steps with micro-batches of growing size.
 
     Returns:
         0, 1 if a check fails, 2 for bad input; else as jobs end.
     """
 
     def job() -> int:
-        if path is None and (overrides or tries_batches):
-            raise InputError(f"{overrides[0] if overrides else '--find-batch'} needs --config FILE")
+        if path is None and overrides:
+            raise InputError(f"{overrides[0]} needs --config FILE")
         config = load_config(PretrainConfig, path, overrides) if path is not None else None
-        return check_all(config, find_ranks(), tries_batches=tries_batches)
+        return check_all(config, find_ranks())
 
     return run_to_exit_code(job)
 
 
 def check_all(
-    config: PretrainConfig | None,
-    ranks: Ranks,
-    *,
-    resume: ResumeMode = "auto",
-    extend: bool = False,
-    tries_batches: bool = False,
+    config: PretrainConfig | None, ranks: Ranks, *, resume: ResumeMode = "auto", extend: bool = False
 ) -> int:
     """Prints the plan of a run and all checks on rank 0, trains nothing; collective.
 
@@ -110,8 +104,6 @@ def check_all(
     Raises:
         InputError: if the run cannot be set up; of several ranks, after what each of them found was printed.
     """
-    if tries_batches and ranks.world_size > 1:
-        raise InputError("--find-batch tries on one process: without a launcher")
     device = None
     with suppress(InputError):  # the setup says why there is none
         device = find_device(ranks, config.run.device if config else "auto")
@@ -122,10 +114,10 @@ def check_all(
         return EXIT_FAILED
     asked = config.train.precision if config else "auto"
     chosen = agree_on_precision(asked, device or torch.device("cpu"), ranks)
-    checks, setup, plan, error = check_software(config, ranks), None, "", None
+    checks, plan, error = check_software(config, ranks), "", None
     try:
         if config is not None:
-            setup, plan, run_checks = _examine_run(config, ranks, resume, chosen, extend=extend)
+            plan, run_checks = _examine_run(config, ranks, resume, chosen, extend=extend)
             checks += run_checks
         else:
             checks += check_devices(ranks, find_device(ranks), chosen)
@@ -135,34 +127,25 @@ def check_all(
         error = caught
         checks.append(Check("FAIL", "plan", str(error)))
     checks = merge_checks([*checks, met, check_exchange(ranks, device), check_versions(ranks)], ranks)
+    failures, warnings = (sum(check.status == status for check in checks) for status in ("FAIL", "warn"))
     if ranks.rank == 0:
-        print(plan + "\n".join(map(str, checks)), flush=True)
-    if tries_batches and setup is not None and not any(check.status == "FAIL" for check in checks):
-        # Imports the engines: only where it trains.
-        from mae_vit.pretraining.find_batch import print_trials
-
-        fits, text = print_trials(setup)
-        checks.append(Check("ok" if fits else "FAIL", "batch", text))
-        print(checks[-1], end="\n\n")
-    if ranks.rank == 0:
-        _print_outcome(checks, of_run=config is not None)
+        counts = f"{count_of(failures, 'check')} failed, {count_of(warnings, 'warning')}"
+        counts = counts if failures or warnings else "all checks passed"
+        lines = [*map(str, checks), f"{counts}; nothing was trained"]
+        if config is None:
+            lines.append(
+                "not checked: data, workers, memory and disk. They depend on the run: give --config FILE"
+            )
+        print(plan + "\n".join(lines), flush=True)
     if error is not None:
         raise error
-    return EXIT_FAILED if any(check.status == "FAIL" for check in checks) else 0
-
-
-def _print_outcome(checks: Sequence[Check], *, of_run: bool) -> None:
-    failures, warnings = (sum(check.status == status for check in checks) for status in ("FAIL", "warn"))
-    counts = f"{count_of(failures, 'check')} failed, {count_of(warnings, 'warning')}"
-    print(f"{counts if failures or warnings else 'all checks passed'}; nothing was trained")
-    if not of_run:
-        print("not checked: data, workers, memory and disk. They depend on the run: give --config FILE")
+    return EXIT_FAILED if failures else 0
 
 
 def _examine_run(
     config: PretrainConfig, ranks: Ranks, resume: ResumeMode, chosen: Chosen, *, extend: bool
-) -> tuple[Setup, str, list[Check]]:
-    """Sets up a run without a change to its folder; returns it, its plan as text, and the checks of this rank."""
+) -> tuple[str, list[Check]]:
+    """Sets up a run without a change to its folder; returns its plan as text, and the checks of this rank."""
     setup = set_up(config, ranks)
     config = setup.config
     folder = open_run_folder(config)
@@ -177,7 +160,7 @@ def _examine_run(
     checks = [*check_devices(ranks, setup.device, chosen), *check_run(setup, folder.path)]
     if stop:
         checks.append(Check("warn", "run", f"nothing is trained now; the run itself will stop: {stop}"))
-    return setup, describe_plan(setup, folder, checkpoint, chosen) + "\n\n", checks
+    return describe_plan(setup, folder, checkpoint, chosen) + "\n\n", checks
 
 
 def check_software(config: PretrainConfig | None, ranks: Ranks) -> list[Check]:
@@ -231,26 +214,21 @@ def check_run(setup: Setup, folder: Path) -> list[Check]:
     ]
 
 
-def check_memory(least_gib: float, most_gib: float, ranks: Ranks, device: torch.device) -> Check:
-    """Compares a rank's memory needs with the free memory of its device.
+def _check_room(name: str, text: str, remedy: str, *, least: float, most: float, free: float) -> Check:
+    """Fails what needs more than is free, and warns of what may fill it up; any unit."""
+    status: Literal["ok", "warn", "FAIL"] = (
+        "FAIL" if least > free else "warn" if most > _FULL * free else "ok"
+    )
+    return Check(status, name, text if status == "ok" else f"{text}: {remedy}")
 
-    Args:
-        least_gib: that it cannot do without.
-        most_gib: upper bound: in float32, with attention maps.
-        ranks: of the run.
-        device: of this rank.
-    """
+
+def check_memory(least_gib: float, most_gib: float, ranks: Ranks, device: torch.device) -> Check:
+    """Compares a rank's memory needs with the free memory of its device."""
     free, whose = free_memory_gib(ranks, device)
     text = f"about {least_gib:.2f} to {most_gib:.2f} GiB for each rank; {whose} has {free:.1f} GiB free"
-    if least_gib > free:
-        text += (
-            ": smaller train.batch_size_per_device (--find-batch tries), train.activation_checkpointing=true, "
-            "or a higher train.zero_stage over more ranks"
-        )
-        return Check("FAIL", "memory", text)
-    if most_gib > _FULL * free:
-        return Check("warn", "memory", f"{text}: it may not fit, try it with --find-batch")
-    return Check("ok", "memory", text)
+    remedy = "smaller train.batch_size_per_device, train.activation_checkpointing=true, or a higher "
+    remedy += "train.zero_stage over more ranks"
+    return _check_room("memory", text, remedy, least=least_gib, most=most_gib, free=free)
 
 
 def check_disk(folder: Path, needed: int) -> Check:
@@ -258,15 +236,12 @@ def check_disk(folder: Path, needed: int) -> Check:
     place = nearest_existing(folder)
     free = shutil.disk_usage(place).free
     text = f"{needed / 2**30:.2f} GiB for checkpoints and results; {place} has {free / 2**30:.1f} GiB free"
-    if needed > free:
-        return Check("FAIL", "disk", f"{text}: make room, or fewer checkpoint.keep_last")
-    if needed > _FULL * free:
-        return Check("warn", "disk", f"{text}: it will be nearly full")
-    return Check("ok", "disk", text)
+    remedy = "make room, or fewer checkpoint.keep_last"
+    return _check_room("disk", text, remedy, least=needed, most=needed, free=free)
 
 
 def check_loading(data: Data, batch_bytes: int, ranks: Ranks) -> list[Check]:
-    """Checks shards, cores, shared memory and open files of the data workers; batch_bytes: of a micro-batch."""
+    """Checks shards, cores, shared memory and open files of the data workers, with micro-batches of `batch_bytes`."""
     workers = data.workers
     warnings = [("shards", text) for text in order_warnings(data)]
     warnings += [("cores", text) for text in data.core_warnings()]
@@ -284,9 +259,8 @@ def check_loading(data: Data, batch_bytes: int, ranks: Ranks) -> list[Check]:
         # Each worker keeps two batches ready.
         needed, free = ranks.local_world_size * workers * 2 * batch_bytes, shutil.disk_usage(shared).free
         text = f"{needed / 2**30:.2f} GiB for batches of workers; /dev/shm has {free / 2**30:.2f} GiB free"
-        if needed > _FULL * free:
-            remedy = "a larger one (docker run --shm-size), or fewer data.workers"
-            checks.append(Check("FAIL", "shm", f"{text}: {remedy}"))
+        remedy = "a larger one (docker run --shm-size), or fewer data.workers"
+        checks.append(_check_room("shm", text, remedy, least=needed / _FULL, most=needed, free=free))
     return checks
 
 

@@ -14,7 +14,7 @@ from mae_vit.config.plan import Plan
 from mae_vit.core.batch import Batch
 from mae_vit.core.files import write_atomically
 from mae_vit.data.batches.prefetch import fetch_split
-from mae_vit.data.order.skipped_steps import Skipped
+from mae_vit.data.order.order import Skipped
 from mae_vit.models.encoder_file import EncoderInfo, encoder_bytes
 from mae_vit.objectives.objective import Objective
 from mae_vit.objectives.pretrain_config import PretrainConfig
@@ -67,14 +67,8 @@ def read_config(arguments: Arguments) -> tuple[PretrainConfig, Ranks]:
         InputError: for whatever does not fit.
     """
     assert arguments.config is not None
-    notes = list[str]()
-    config = load_config(
-        PretrainConfig,
-        arguments.config,
-        arguments.overrides,
-        overrides_from=arguments.overrides_from,
-        notes=notes,
-    )
+    notes, given = list[str](), (arguments.config, arguments.overrides)
+    config = load_config(PretrainConfig, *given, overrides_from=arguments.overrides_from, notes=notes)
     ranks = find_ranks()
     if ranks.rank == 0:
         print_notes(notes)

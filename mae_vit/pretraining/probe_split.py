@@ -21,8 +21,8 @@ class ProbeSplit:
     """Labeled held-out images, by their numbers in the split.
 
     Attributes:
-        support: to fit on.
-        queries: to score.
+        support: images to fit on.
+        queries: images to score.
         shots: most images of a class among `support`.
         why_none: why there is no probe; empty if there is one.
     """
@@ -41,33 +41,28 @@ class ProbeSplit:
 def choose_probe(
     monitor: MonitorSection, index: ShardIndex | None, world_size: int, why_none: str
 ) -> ProbeSplit:
-    """Chooses images of the held-out split for the probe.
-
-    Args:
-        monitor: what is asked for.
-        index: of the held-out split, None where there is none.
-        world_size: each rank encodes a part.
-        why_none: why there is no held-out split.
+    """Chooses images of the held-out split for the probe; `why_none`: why there is no such split, if `index` is None.
 
     Raises:
         InputError: for an option that cannot take effect.
     """
     chosen = _choose(monitor, index, world_size, why_none)
+    if isinstance(chosen, ProbeSplit):
+        return chosen
     for name in ("probe_every_steps", "probe_every_epochs", "probe_shots"):
-        value = getattr(monitor, name)
-        if chosen.why_none and value is not None:
-            raise InputError(f"monitor.{name}={value} has no effect: there is no probe ({chosen.why_none})")
-    return chosen
+        if (value := getattr(monitor, name)) is not None:
+            raise InputError(f"monitor.{name}={value} has no effect: there is no probe ({chosen})")
+    return ProbeSplit(np.zeros(0, np.int64), np.zeros(0, np.int64), why_none=chosen)
 
 
-def _choose(monitor: MonitorSection, index: ShardIndex | None, world_size: int, why_none: str) -> ProbeSplit:
-    def none(why: str) -> ProbeSplit:
-        return ProbeSplit(np.zeros(0, np.int64), np.zeros(0, np.int64), why_none=why)
-
+def _choose(
+    monitor: MonitorSection, index: ShardIndex | None, world_size: int, why_none: str
+) -> ProbeSplit | str:
+    """Returns the images, or why there are none."""
     if index is None:
-        return none(why_none)
+        return why_none
     if not monitor.probe_queries:
-        return none("monitor.probe_queries=0")
+        return "monitor.probe_queries=0"
     labels, most = np.asarray(index.labels), max(1, _MAX_SUPPORT // max(1, len(index.dataset.classes)))
     if monitor.probe_shots is not None and monitor.probe_shots > most:
         raise InputError(
@@ -77,9 +72,9 @@ def _choose(monitor: MonitorSection, index: ShardIndex | None, world_size: int, 
     asked = monitor.probe_shots or min(_DEFAULT_SHOTS, most)
     support, queries = draw_shots(labels, shots=asked, queries=monitor.probe_queries)
     if len(np.unique(labels[support])) < 2 or not len(queries):
-        return none(f'split "{index.split}" has no labels of two classes, with two images of each')
+        return f'split "{index.split}" has no labels of two classes, with two images of each'
     if len(support) + len(queries) < world_size:
-        return none(f'split "{index.split}" has fewer labeled images than there are ranks')
+        return f'split "{index.split}" has fewer labeled images than there are ranks'
     shots = int(np.bincount(labels[support]).max())
     if monitor.probe_shots is not None and shots < monitor.probe_shots:
         raise InputError(

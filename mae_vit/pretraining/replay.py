@@ -21,8 +21,7 @@ from mae_vit.core.image_rows import Picture, draw_rows
 from mae_vit.core.keyed_rng import SampleKeys
 from mae_vit.data.batches.loader import load_batches
 from mae_vit.data.data_path import check_recorded
-from mae_vit.data.order.order import RankSlice
-from mae_vit.data.order.skipped_steps import data_step
+from mae_vit.data.order.order import RankSlice, data_step
 from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.pretraining.data import open_data
 from mae_vit.pretraining.setup import build_objective, count_classes, describe_encoder
@@ -42,10 +41,10 @@ class Replay:
     Attributes:
         batch: its images as the objective took them.
         samples: their names, in the same order.
-        epoch: of the data order.
-        data_step: of the data order, which differs from the run's once steps were left out.
+        epoch: epoch of the data order.
+        data_step: step of the data order, which differs from the run's once steps were left out.
         pictures: the objective's, of the images with the step's masks.
-        weights_step: of the weights that predictions are made by; None without any.
+        weights_step: step of the weights that predictions are made by; None without any.
     """
 
     batch: Batch
@@ -62,16 +61,16 @@ def replay(run: Path, *, step: int | None, of_data: int | None = None, rank: int
 
     Args:
         run: its folder.
-        step: from 1, as metrics have it.
+        step: training step, from 1, as metrics have it.
         of_data: the step of the data order instead, from 0, as incident reports have it.
-        rank: of the run.
+        rank: rank whose part is rebuilt.
 
     Raises:
         InputError: if folder, data or step are not there.
     """
     if "finetune" in read_run_config(run):
         raise InputError(f"{run} is a fine-tuning run: only pretraining is replayed")
-    config = load_config(PretrainConfig, run / "config.yaml")
+    config = load_config(PretrainConfig, run / "config.yaml", imports_plugins=False)
     check_recorded(config.data.path, run, "replay from the folder that it was trained in")
     environment = run / "environment.json"
     ranks = Ranks(rank, json.loads(environment.read_text())["world_size"] if environment.exists() else 1)

@@ -38,11 +38,9 @@ _LAST_OUTPUT_S = 5.0
 
 
 def call_in_child(function: str, argument: Any) -> Any:
-    """Calls a function in a new process, which gets this one's stop signals and saves, and ends if this one dies.
+    """Calls a function, `module:name`, with a picklable argument in a new process.
 
-    Args:
-        function: `module:name`.
-        argument: its only argument; picklable.
+    It gets this process's stop signals and saves, and ends if this process dies.
 
     Raises:
         InputError: as the function does; also if this process has a process group, whose ranks it would join.

@@ -89,12 +89,8 @@ def control_groups(
 ) -> Iterator[Path]:
     """Yields the folders of this process's control groups, each with those above it: a limit holds for all below.
 
-    Some may not be there. In a container a path may be the host's, and of its folders only the root is to be seen.
-
-    Args:
-        controller: "cpu" or "memory".
-        root: that the groups are mounted at.
-        process_cgroups: the process's table of them.
+    `controller` is "cpu" or "memory". Some folders may not be there. In a container a path may be the host's, and of
+    its folders only the root is to be seen.
     """
     with suppress(OSError):
         for line in process_cgroups.read_text().splitlines():

@@ -94,10 +94,10 @@ class BadStep(RuntimeError):
 
     Attributes:
         step: its number, from 1; of a spike, where it began.
-        reason: for people.
-        loss: of the step that was judged.
-        grad_norm: of the same.
-        losses: of the good steps before it.
+        reason: short reason.
+        loss: loss of the step that was judged.
+        grad_norm: gradient norm of that step.
+        losses: losses of the good steps before it.
     """
 
     step: int

@@ -35,7 +35,7 @@ def meet(
 
     Args:
         ranks: this process's place.
-        timeout: of the meeting, and of each later wait for a key of the store.
+        timeout: longest time for the meeting, and for each later wait for a key of the store.
         first_word_s: when it says the first time whom it waits for.
         next_word_s: how long after that it says so again.
 

@@ -36,8 +36,8 @@ def join(
 
     Args:
         ranks: this process's place.
-        device: of this rank, by which it exchanges numbers.
-        timeout: of joining, and of each collective.
+        device: device by which this rank exchanges numbers.
+        timeout: longest time for joining, and for each collective.
         store: where ranks have met; None to meet at the launcher's MASTER_ADDR and MASTER_PORT.
 
     Raises:

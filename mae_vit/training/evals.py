@@ -36,8 +36,7 @@ class HeldOut:
     """Fixed images of a split that is not trained on.
 
     Attributes:
-        batches: this rank's part, without augmentation, keyed alike in every run; gone
-            through at each evaluation.
+        batches: this rank's part, without augmentation, keyed alike in every run.
         shown: the few that are drawn.
         picture_bands: the bands that they are drawn in; None chooses.
     """
@@ -165,15 +164,8 @@ class Evals:
     ) -> None:
         """Takes what there is to measure.
 
-        Args:
-            engine: whose weights are measured.
-            watchdog: hears of what takes long.
-            held_out: images that are not trained on.
-            probe: labeled ones among them.
-            views: draws the encoder with some held-out images.
-            selects: with it the weights of the largest held-out metric of this name are kept in
-                `best`, and with every checkpoint: so a resumed run chooses as the undisturbed one does.
-            best: those of the run until now.
+        With `selects`, the weights of the largest held-out metric of this name are kept in `best`, and with every
+        checkpoint: so a resumed run chooses as the undisturbed one does.
         """
         self._engine, self._watchdog = engine, watchdog
         self.held_out, self._probe, self._views = held_out, probe, views
@@ -185,16 +177,18 @@ class Evals:
         if due.evaluate and self.held_out is not None:
             results["heldout"] = self._evaluate(self.held_out, step, outputs)
         if due.probe and self._probe is not None:
-            with self._watchdog.long_phase("probing"), self._engine.full_weights():
-                results["probe"] = self._probe.evaluate(self._engine)
+            results["probe"] = self._measure(self._probe)
         return results
+
+    def _measure(self, probe: OnlineProbe) -> dict[str, float]:
+        with self._watchdog.long_phase("probing"), self._engine.full_weights():
+            return probe.evaluate(self._engine)
 
     def probe_first(self, outputs: RunOutputs) -> None:
         """Measures the weights that a run begins with, which later probes are compared with; collective."""
         if self._probe is None:
             return
-        with self._watchdog.long_phase("probing"), self._engine.full_weights():
-            scores = self._probe.evaluate(self._engine)
+        scores = self._measure(self._probe)
         del scores["seconds"]
         outputs.note_first_probe({**scores, "images": len(self._probe.labels) - self._probe.num_support})
 
@@ -210,14 +204,11 @@ class Evals:
     def _evaluate(self, held_out: HeldOut, step: int, outputs: RunOutputs) -> dict[str, float]:
         with self._watchdog.long_phase("measuring held-out images"), self._engine.full_weights():
             metrics = held_out.evaluate(self._engine)
-            if self._selects is not None:
-                self._keep_best(step, metrics[self._selects])
+            score = metrics[self._selects] if self._selects is not None else None
+            # Of equal scores the first; all ranks choose alike, rank 0 keeps the weights.
+            if score is not None and (self.best is None or score > self.best.score):
+                weights = weights_of(self._engine.objective) if outputs.writes else {}
+                self.best = BestWeights(step, score, weights)
             if outputs.writes:
                 outputs.show(held_out.pictures(self._engine), step)
         return metrics
-
-    def _keep_best(self, step: int, score: float) -> None:
-        """Of equal scores the first; all ranks choose alike, rank 0 keeps the weights."""
-        if self.best is None or score > self.best.score:
-            writes = self._engine.ranks.rank == 0
-            self.best = BestWeights(step, score, weights_of(self._engine.objective) if writes else {})

@@ -59,22 +59,16 @@ def run(setup: RunSetup, job: Job, checkpoint: CheckpointInfo | None) -> None:
         trainer.stop.end()
         barrier(setup.engine.ranks)
         setup.engine.close()
-        if setup.engine.ranks.rank == 0:
-            if outcome.finished:
-                here = f", {outcome.step - start_step} of them here" if checkpoint else ""
-                print(f"done: {outcome.step} steps{here} in {time.monotonic() - begun:.0f} s")
-                files = trainer.outputs.files()
-                print("\n".join([*job.results(), *files]))
-            else:
-                place = f"step {outcome.step}/{setup.plan.total_steps}"
-                if outcome.saved:
-                    print(f"stopped at {place} after saving; the same command resumes")
-                else:
-                    saved = list_checkpoints(setup.folder.checkpoints)
-                    last = step_of(saved[-1]) if saved else 0
-                    print(
-                        f"stopped at {place}, which could not be saved; the same command resumes from step {last}"
-                    )
+        if setup.engine.ranks.rank == 0 and outcome.finished:
+            here = f", {outcome.step - start_step} of them here" if checkpoint else ""
+            print(f"done: {outcome.step} steps{here} in {time.monotonic() - begun:.0f} s")
+            print("\n".join([*job.results(), *trainer.outputs.files()]))
+        elif setup.engine.ranks.rank == 0:
+            how = "after saving; the same command resumes"
+            if not outcome.saved:
+                saved = list_checkpoints(setup.folder.checkpoints)
+                how = f"and could not save it; the same command resumes from step {step_of(saved[-1]) if saved else 0}"
+            print(f"stopped at step {outcome.step}/{setup.plan.total_steps} {how}")
     if not outcome.finished:
         raise RunInterrupted(trainer.stop.reason or OTHER_RANK)
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from mae_vit.config.plan import Plan
 from mae_vit.config.schema import Config
 from mae_vit.core.batch import Batch
-from mae_vit.data.order.skipped_steps import Skipped
+from mae_vit.data.order.order import Skipped
 from mae_vit.training.checkpoints.resume import Identity
 from mae_vit.training.engines.base import Engine
 from mae_vit.training.engines.cost import Estimate
@@ -23,7 +23,7 @@ class RunSetup:
     """The parts of a run, checked and built.
 
     Attributes:
-        config: of the run.
+        config: config of the run.
         plan: the config's derived values, such as `total_steps`.
         engine: computes the steps.
         folder: receives all output.

@@ -88,38 +88,25 @@ def resume_or_start(
 ) -> CheckpointInfo | None:
     """Joins the ranks and returns the checkpoint that the run resumes from; None for a fresh start.
 
-    Args:
-        config: of the run.
-        arguments: of the command line.
-        folder: of the run.
-        identity: must equal that of the checkpoint.
-        ranks: of the run.
-        device: of this rank.
-        saves: whether the run writes checkpoints.
+    `saves` is False for a run that writes no checkpoints.
 
     Raises:
-        InputError: if it cannot resume.
+        InputError: if it cannot resume, or if the checkpoint has another identity.
     """
     if config.run.deterministic:
         enable_determinism()
     init_process_group(config, device, ranks)
     check_ranks_agree(identity, ranks)
     # Lock before any rank looks for checkpoints: another process may still write one.
-    lock_run_folder(folder, ranks, new=False)
-    resume = arguments.resume
-    requeued = ranks.rank == 0 and is_requeued_run(folder.path)
-    if resume == "never" and broadcast_from_rank_zero("own" if requeued else None, ranks):
-        resume = "auto"
-
-    def make_room() -> None:
-        if moved := set_aside(folder):
-            print(f"moved the earlier run {folder.path} to {moved}")
-            folder.unlock()
-
-    if resume == "never":
-        run_on_rank_zero(make_room, ranks)
+    run_on_rank_zero(lambda: folder.lock() if folder.path.exists() else None, ranks)
 
     def choose() -> CheckpointInfo | None:
+        resume = arguments.resume
+        if resume == "never" and is_requeued_run(folder.path):
+            resume = "auto"
+        if resume == "never" and (moved := set_aside(folder)):
+            print(f"moved the earlier run {folder.path} to {moved}")
+            folder.unlock()
         checkpoint = find_checkpoint(folder, resume, identity, extend=arguments.extend)
         if saves and checkpoint is None:
             check_resumable(folder)
@@ -137,14 +124,7 @@ def agree_on_precision(asked: Precision | Literal["auto"], device: torch.device,
 def settle_precision(
     config: C, identity: Identity, checkpoint: CheckpointInfo | None, chosen: Chosen, device: torch.device
 ) -> tuple[C, Identity, Chosen]:
-    """Puts the run's precision in the place of "auto".
-
-    Args:
-        config: of the run.
-        identity: of the run.
-        checkpoint: that it resumes from, in its precision.
-        chosen: by `agree_on_precision`, for a run that begins.
-        device: of this rank.
+    """Puts the precision of the run in the place of "auto": `chosen`, or that of a checkpoint that it resumes from.
 
     Returns:
         Config and identity with the precision of the run, and why it is this.
@@ -157,11 +137,7 @@ def settle_precision(
 
 
 def check_resumable(folder: RunFolder) -> None:
-    """Checks that a run without checkpoints is not finished.
-
-    Raises:
-        InputError: with the folder.
-    """
+    """Raises InputError for a run without checkpoints that is finished."""
     if folder.read_status() == "done":
         raise InputError(
             f"{folder.path} holds a finished run that left no checkpoints to resume from: give this one another "
@@ -172,17 +148,9 @@ def check_resumable(folder: RunFolder) -> None:
 def foresee_start(
     folder: RunFolder, resume: ResumeMode, identity: Identity, plan: Plan, *, extend: bool, warn: bool
 ) -> tuple[CheckpointInfo | None, str]:
-    """Says where a run would begin, without a change to its folder.
+    """Says where a run would begin, without a change to its folder; `warn` names broken checkpoints.
 
     A dry run trains nothing there, so that a folder of another run is no error of its own.
-
-    Args:
-        folder: of the run.
-        resume: the value of `--resume`.
-        identity: of the run.
-        plan: its numbers.
-        extend: the run's length may change.
-        warn: print which broken checkpoints are skipped.
 
     Returns:
         The checkpoint that it would resume from, None for a fresh start; and why it would stop in its folder, empty
@@ -229,15 +197,6 @@ def check_ranks_agree(identity: Identity, ranks: Ranks) -> None:
                 )
 
 
-def lock_run_folder(folder: RunFolder, ranks: Ranks, *, new: bool) -> None:
-    """Locks the run folder; with `new` one that does not exist yet too; collective.
-
-    Raises:
-        InputError: on all ranks, if another process has the lock.
-    """
-    run_on_rank_zero(lambda: folder.lock() if new or folder.path.exists() else None, ranks)
-
-
 @contextmanager
 def run_folder_locked(folder: RunFolder, ranks: Ranks) -> Iterator[None]:
     """Locks the run folder, and creates it if needed; entering is collective.
@@ -245,7 +204,7 @@ def run_folder_locked(folder: RunFolder, ranks: Ranks) -> Iterator[None]:
     Raises:
         InputError: on all ranks, if another process has the lock.
     """
-    lock_run_folder(folder, ranks, new=True)
+    run_on_rank_zero(folder.lock, ranks)
     try:
         yield
     finally:

@@ -13,41 +13,6 @@ from mae_vit.objectives.objective import ObjectiveOutput
 from mae_vit.training.engines.base import Engine, StepResult
 
 
-class LateReader:
-    """Copies small tensors to the host without blocking; each is read at the next push.
-
-    On a GPU the copy goes to pinned memory behind an event. The next step finds it done,
-    so reading does not wait for the device.
-    """
-
-    def __init__(self) -> None:
-        """Starts empty."""
-        self._pending: tuple[Tensor, torch.cuda.Event | None] | None = None
-
-    def push(self, values: Tensor) -> list[float] | None:
-        """Queues this step's values (n,); returns the previous step's, None at first."""
-        previous = self.flush()
-        if values.is_cuda:
-            host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-            host.copy_(values, non_blocking=True)
-            event = torch.cuda.Event()
-            event.record()
-            self._pending = (host, event)
-        else:
-            self._pending = (values.detach().clone(), None)
-        return previous
-
-    def flush(self) -> list[float] | None:
-        """Waits for the queued values and returns them."""
-        if self._pending is None:
-            return None
-        host, event = self._pending
-        self._pending = None
-        if event is not None:
-            event.synchronize()
-        return host.tolist()
-
-
 @dataclass
 class StepTimer:
     """Times a logging window, without evaluation and saving."""
@@ -78,7 +43,7 @@ class StepValues:
         skipped: whether fp16 gradients overflowed, so that the step changed nothing.
         damaged: number of samples newly known to be damaged.
         save_due: whether rank 0 asks for a save.
-        means: of the objective's other values, by name.
+        means: means of the objective's other values, by name.
     """
 
     loss: float
@@ -88,16 +53,6 @@ class StepValues:
     damaged: int
     save_due: bool
     means: dict[str, float | None]
-
-    @property
-    def loss_or_none(self) -> float | None:
-        """Returns it for JSON, which has no infinity."""
-        return _or_none(self.loss)
-
-    @property
-    def grad_norm_or_none(self) -> float | None:
-        """Returns it for JSON, which has no infinity."""
-        return _or_none(self.grad_norm)
 
 
 class StepReport:
@@ -150,29 +105,43 @@ class StepReport:
         """Unpacks the numbers of `packed` on the host."""
         loss, grad_norm, stop, skipped, damaged, save_due, *values = packed
         pairs = zip(self.names, values[::2], values[1::2], strict=True)
-        means = {name: _or_none(total / max(count, 1.0)) for name, total, count in pairs}
+        means = {name: finite_or_none(total / max(count, 1.0)) for name, total, count in pairs}
         loss /= self._engine.ranks.world_size
         return StepValues(loss, grad_norm, stop > 0, skipped > 0, int(damaged), save_due > 0, means)
 
 
 class ReportReader:
-    """Reads each step's report when the next is queued, or on request."""
+    """Copies each step's report to the host without blocking; it is read when the next is pushed, or on request.
+
+    On a GPU the copy goes to pinned memory behind an event. The next step finds it done, so reading does not wait for
+    the device.
+    """
 
     def __init__(self) -> None:
         """Starts empty."""
-        self._late = LateReader()
-        self._report: StepReport | None = None
+        self._pending: tuple[StepReport, Tensor, torch.cuda.Event | None] | None = None
 
     def push(self, report: StepReport) -> StepValues | None:
         """Queues a step's report; returns the previous step's, None at first."""
-        read, before = self._late.push(report.packed), self._report
-        self._report = report
-        return before.read(read) if read is not None and before is not None else None
+        previous, values = self.flush(), report.packed
+        if values.is_cuda:
+            host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+            host.copy_(values, non_blocking=True)
+            event = torch.cuda.Event()
+            event.record()
+            self._pending = (report, host, event)
+        else:
+            self._pending = (report, values.detach().clone(), None)
+        return previous
 
     def flush(self) -> StepValues | None:
         """Waits for the last report and returns it."""
-        read = self._late.flush()
-        return self._report.read(read) if read is not None and self._report is not None else None
+        if self._pending is None:
+            return None
+        (report, host, event), self._pending = self._pending, None
+        if event is not None:
+            event.synchronize()
+        return report.read(host.tolist())
 
 
 def _on_device(value: float, device: torch.device) -> Tensor:
@@ -180,6 +149,6 @@ def _on_device(value: float, device: torch.device) -> Tensor:
     return torch.full((), value, device=device)
 
 
-def _or_none(value: float) -> float | None:
+def finite_or_none(value: float) -> float | None:
     """Returns a value for JSON, which has no infinity: only steps that fp16 skipped are not finite."""
     return value if math.isfinite(value) else None

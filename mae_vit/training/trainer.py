@@ -20,14 +20,14 @@ from mae_vit.training.checkpoints.format import BrokenCheckpoint
 from mae_vit.training.checkpoints.saver import Saver
 from mae_vit.training.copying import Copier
 from mae_vit.training.engines.base import Engine
-from mae_vit.training.engines.peak_rates import peak_flops
+from mae_vit.training.engines.cost import peak_flops
 from mae_vit.training.engines.state import BestWeights
 from mae_vit.training.evals import Evals
 from mae_vit.training.optim.lr_schedule import lr_at
 from mae_vit.training.outputs.run_outputs import RunOutputs, peak_memory_gib
 from mae_vit.training.recovery.recovery import Recovery
 from mae_vit.training.run_setup import Job, RunSetup
-from mae_vit.training.step_report import ReportReader, StepReport, StepTimer, StepValues
+from mae_vit.training.step_report import ReportReader, StepReport, StepTimer, StepValues, finite_or_none
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Trainer:
             TrainingFailed: on all ranks, if more samples are damaged than allowed, or too many
                 saves failed.
         """
-        batches = self.job.batches(start_step, self.recovery.history.skipped)
+        batches = self.job.batches(start_step, self.recovery.guard.course.skipped)
         try:
             return self._train_on(batches, start_step)
         finally:
@@ -138,7 +138,7 @@ class Trainer:
                 self.outputs.log(line)
                 timer = StepTimer()
             # Do not save a state whose steps may turn out bad; the next save follows soon.
-            if due.last or stopping or (saving and self.recovery.no_suspects):
+            if due.last or stopping or (saving and self.recovery.guard.no_suspects):
                 saved = self.save(done, last=due.last, wait=due.last or stopping)
                 if stopping and not due.last:
                     return Outcome(done, finished=False, saved=saved)
@@ -153,7 +153,7 @@ class Trainer:
             batch = next(batches)  # images: uint8 (B, C, H, W)
             timer.wait_s += time.monotonic() - waiting
             self.watchdog.heartbeat("in a step, which all ranks take together")
-            report.damaged += self.recovery.record_damage(step + 1, batch.damaged)
+            report.damaged += self.recovery.quarantine.note(step + 1, batch.damaged)
             if self.setup.noisy:  # dropout, drop-path
                 torch.manual_seed(noise_seed(self.setup.config.run.seed, self.ranks.rank, step, micro_batch))
             output = self.engine.forward(self._copy(batch))  # loss: float32 ()
@@ -172,11 +172,7 @@ class Trainer:
         )
 
     def check(self, values: StepValues | None, step: int) -> StepValues | None:
-        """Shares new damaged samples with all ranks and lets the guard check a step; collective.
-
-        Args:
-            values: of the step; None if none is read yet.
-            step: its number, from 1.
+        """Shares new damaged samples and lets the guard check a step, counted from 1; collective; returns `values`.
 
         Raises:
             BadStep: on all ranks, if it is not finite or ends a spike.
@@ -191,9 +187,9 @@ class Trainer:
             "step": done,
             "epoch": done / self.plan.steps_per_epoch,
             "samples": done * self.plan.effective_batch_size,
-            "loss": values.loss_or_none,
+            "loss": finite_or_none(values.loss),
             "lr": self.lr(done - 1),
-            "grad_norm": values.grad_norm_or_none,
+            "grad_norm": finite_or_none(values.grad_norm),
             **values.means,
             **_loss_scale_of(self.engine),
             **timer.rates(),
@@ -212,7 +208,7 @@ class Trainer:
         """
         self.outputs.summarize("running", step)
         with self.watchdog.long_phase("saving"):
-            saved = self.saver.save(step, self.evals.best, self.recovery.history, wait=wait)
+            saved = self.saver.save(step, self.evals.best, self.recovery.guard.course, wait=wait)
         if last and not saved:
             raise TrainingFailed(
                 "the run's last state could not be saved: make room, then the same command resumes from the last "
@@ -232,7 +228,7 @@ class Trainer:
                 raise TrainingFailed(f"{bad}; {error}") from None
         # The current save has finished, so the newest checkpoint is on disk.
         self.saver.restart_clock()
-        self.outputs.go_back(bad, checkpoint.step, self.recovery.history.skipped)
+        self.outputs.go_back(bad, checkpoint.step, self.recovery.guard.course.skipped)
         return checkpoint.step
 
 

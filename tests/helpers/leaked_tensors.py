@@ -15,8 +15,8 @@ class Leftovers:
         self.alive: list[int] = []
         read_part, train = checkpoint.read_part, Trainer.train
 
-        def following(path, part, described):
-            tensors = read_part(path, part, described)
+        def following(path, part, described, **options):
+            tensors = read_part(path, part, described, **options)
             # A run keeps the best weights, to save them again.
             self.read += map(weakref.ref, [] if part == "best" else tensors.values())
             return tensors

@@ -1,5 +1,6 @@
-"""Encoders and objectives of the user's own: pretrained, resumed and fine-tuned from their files."""
+"""Encoders, objectives and trackers of the user's own: pretrained, resumed and fine-tuned from their files."""
 
+import json
 import shutil
 
 import pytest
@@ -20,10 +21,11 @@ def command(script: str, *arguments: str, expect: int = 0) -> str:
     return done.stdout + done.stderr
 
 
-def test_both_examples_together_pretrain_resume_and_are_fine_tuned(digits, tmp_path):
-    for name in ("mixer.py", "upside_down.py"):
+def test_all_examples_together_pretrain_resume_and_are_fine_tuned(digits, tmp_path):
+    names = ("mixer.py", "upside_down.py", "csv_tracker.py")
+    for name in names:
         shutil.copy(EXAMPLES / name, tmp_path)
-    files = f"run.plugins=[{tmp_path}/mixer.py,{tmp_path}/upside_down.py]"
+    files = f"run.plugins=[{','.join(f'{tmp_path}/{name}' for name in names)}]"
     folder = tmp_path / "run"
     pretrain = [
         "pretrain/run.py",
@@ -33,11 +35,19 @@ def test_both_examples_together_pretrain_resume_and_are_fine_tuned(digits, tmp_p
         files,
     ]
     pretrain += ["model.family=mixer", "model.name=mixer", "model.depth=2", "objective={name: upside_down}"]
+    pretrain += ["monitor.trackers=[csv]", "monitor.log_every_steps=1"]
     pretrain += [*SHORT, f"run.dir={folder}", "checkpoint.every_steps=2", "checkpoint.every_epochs=null"]
     said = command(*pretrain, "train.steps=2", "train.epochs=null")
     assert "accuracy" in said
     said = command(*pretrain, "train.steps=4", "train.epochs=null", "--extend")
     assert "step 2 of 4" in said
+    rows = [line.split(",") for line in (folder / "metrics.csv").read_text().splitlines()]
+    assert [int(step) for step, name, _ in rows if name == "train/loss"] == [1, 2, 3, 4]
+    # What lies in a run folder imports nothing, unless the command names it.
+    replay = ["-m", "mae_vit.cli", "replay", str(folder), "--step", "1"]
+    assert "mixer.py" in command(*replay, expect=2)
+    named = [word for name in names for word in ("--plugin", str(tmp_path / name))]
+    command(*replay, *named)
     # Another source is another run, unless that is allowed.
     (tmp_path / "upside_down.py").open("a").write("# changed\n")
     refused = command(*pretrain, "train.steps=6", "train.epochs=null", "--extend", expect=2)
@@ -62,6 +72,48 @@ def test_both_examples_together_pretrain_resume_and_are_fine_tuned(digits, tmp_p
     said = command(*finetune, f"run.dir={tmp_path / 'finetuned'}")
     assert "100.0% of the encoder's parameters" in said
     assert "block 2" in said
+
+
+def test_a_policy_of_ones_own_changes_the_images_that_the_key_draws(digits, tmp_path):
+    pretrain = ["pretrain/run.py", "--config", "configs/pretrain/mae_digits.yaml", f"data.path={digits}"]
+    pretrain += [*SHORT, "train.steps=2", "train.epochs=null", "data.augment.policy=solarize"]
+    plugin = f"run.plugins=[{EXAMPLES}/solarize.py]"
+    losses = []
+    for workers in (0, 2):
+        folder = tmp_path / str(workers)
+        said = command(*pretrain, plugin, f"run.dir={folder}", "data.source=tar", f"data.workers={workers}")
+        assert "solarize" in said
+        losses.append(
+            [line for line in (folder / "metrics.jsonl").read_text().splitlines() if "loss" in line]
+        )
+        losses[-1] = [json.loads(line)["loss"] for line in losses[-1]]
+    assert losses[0] == losses[1]
+    command(*pretrain, "run.dir=nowhere", "--dry-run", expect=2)
+
+
+def test_data_of_ones_own_are_pretrained_on_resumed_and_fine_tuned_on(tmp_path):
+    plugin = [f"run.plugins=[{EXAMPLES}/shapes.py]", "data.path=shapes", "data.workers=2"]
+    pretrain = ["pretrain/run.py", "--config", "configs/pretrain/mae_digits.yaml", *plugin, *SHORT]
+    pretrain += ["train.epochs=null", "checkpoint.every_steps=2", "checkpoint.every_epochs=null"]
+    losses = {}
+    for name, source, steps in (("whole", "tar", [4]), ("resumed", "memory", [2, 4])):
+        for number in steps:
+            extend = ["--extend"] if number != steps[0] else []
+            command(
+                *pretrain,
+                f"run.dir={tmp_path / name}",
+                f"data.source={source}",
+                f"train.steps={number}",
+                *extend,
+            )
+        lines = map(json.loads, (tmp_path / name / "metrics.jsonl").read_text().splitlines())
+        losses[name] = {line["step"]: line["loss"] for line in lines if line.get("loss") is not None}
+    assert losses["whole"][4] == losses["resumed"][4]
+    finetune = ["finetune/run.py", "--config", "configs/finetune/finetune_cifar_tiny.yaml"]
+    finetune += ["--ckpt", str(tmp_path / "whole"), *plugin, *SHORT[:4], "train.steps=2", "train.epochs=null"]
+    finetune += ["data.labels_per_class=20", "data.augment.crop=none", "model.img_size=8"]
+    said = command(*finetune, f"run.dir={tmp_path / 'finetuned'}")
+    assert json.loads((tmp_path / "finetuned" / "summary.json").read_text())["test_images"] == 200, said
 
 
 def test_the_examples_keep_the_contracts(monkeypatch):

@@ -21,7 +21,7 @@ from benchmarks.harness.turns import Stopwatch, matrix_rate, summarize, synchron
 from benchmarks.step import their_step
 from mae_vit.runtime.device import find_device
 from mae_vit.runtime.ranks import Ranks
-from mae_vit.training.engines.peak_rates import peak_flops
+from mae_vit.training.engines.cost import peak_flops
 
 OURS, COMPILED = "ours", "compiled"
 CONTENDERS = (OURS, f"{OURS} {COMPILED}", "transformers sdpa", f"transformers sdpa {COMPILED}")

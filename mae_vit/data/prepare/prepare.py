@@ -99,7 +99,7 @@ def prepare(
             replaced = set(by_split) if split == written[0] else {split}
             if dataset is not None and set(dataset.splits) - replaced:
                 # Images of other bands than those of splits that stay are refused.
-                statistics.expect(None if dataset.bands is None else shared_layout(dataset.bands))
+                statistics.expect(None if dataset.bands.photographs else shared_layout(dataset.bands))
             writer = ShardWriter(partial_folder(out, split), split, shard_bytes, shard_samples)
             leaves_out = None if split in MEASURED else exclusion
             unreadable += _write_split(

@@ -151,9 +151,8 @@ def _listed(splits: dict[str, list[Entry]], path: Path) -> dict[str, list[Entry]
         paths = [entry.path for entries in splits.values() for entry in entries[:_NEAREST_OF]]
         hint = closest(missing[0], paths) if missing and len(paths) <= _NEAREST_OF else ""
         first = f', first "{missing[0]}"' if missing else ""
-        raise InputError(
-            f"--subset {path}: {len(missing)} of {len(wanted)} lines name no sample{first}: {hint or 'give keys or paths'}"
-        )
+        hint = hint or "give keys or paths"
+        raise InputError(f"--subset {path}: {len(missing)} of {len(wanted)} lines name no sample{first}: {hint}")
     return {
         split: [entry for entry in entries if entry.key in chosen[split]] if chosen[split] else entries
         for split, entries in splits.items()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,12 +10,12 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 from matplotlib.ticker import MaxNLocator
-from ruamel.yaml import YAML
 
+from mae_vit.config.load import dump_yaml
 from mae_vit.core.messages import format_duration
 from mae_vit.pages import charts, image, render
 from mae_vit.pretraining.report.run_record import RunRecord
-from mae_vit.pretraining.report.verdict import Points, values_of, verdict
+from mae_vit.pretraining.report.verdict import Points, metric_values, verdict
 
 # A chart of more points shows means and ranges: the page of a long run stays small.
 _MOST_POINTS = 400
@@ -70,7 +69,7 @@ def write_page(record: RunRecord) -> str:
         plan=plan,
         plan_notes=notes,
         environment=_environment(record),
-        config=_yaml(record.config) if record.config else "",
+        config=dump_yaml(record.config) if record.config else "",
         problems=record.problems,
     )
 
@@ -95,17 +94,17 @@ def _about(record: RunRecord) -> str:
 def _learned(record: RunRecord) -> Charts:
     """Charts of what was learned: losses, metrics of held-out images, the online probe."""
     lines, drawn = record.lines, Charts()
-    if losses := values_of(lines, "loss"):
+    if losses := metric_values(lines, "loss"):
         drawn.append(("training loss", _chart({"": losses})))
     for name in _names(lines, "heldout"):
-        points = values_of(lines, name, "heldout")
+        points = metric_values(lines, name, "heldout")
         # A constant (the baseline of held-out images) shows nothing.
         if len(points) == 1 or len({value for _, value in points}) > 1:
             drawn.append((f"held-out images: {_HELD_OUT_TITLES.get(name, name)}", _chart({"": points})))
     scores = {
         name.removesuffix("_top1").replace("_", " "): points
         for name in _names(lines, "probe")
-        if name.endswith("top1") and (points := values_of(lines, name, "probe"))
+        if name.endswith("top1") and (points := metric_values(lines, name, "probe"))
     }
     if scores:
         drawn.append(("online probe: share of other held-out images named right", _chart(scores)))
@@ -114,7 +113,7 @@ def _learned(record: RunRecord) -> Charts:
 
 def _course(record: RunRecord) -> Charts:
     """Charts of how the training went."""
-    curves = {title: values_of(record.lines, name) for name, title in _COURSE_TITLES.items()}
+    curves = {title: metric_values(record.lines, name) for name, title in _COURSE_TITLES.items()}
     return [(title, _chart({"": points}, whole=False)) for title, points in curves.items() if points]
 
 
@@ -232,11 +231,3 @@ def _text(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value if isinstance(value, str) else json.dumps(value)
     return f"{value:,}" if isinstance(value, int) else f"{value:.5g}"
-
-
-def _yaml(config: Mapping[str, Any]) -> str:
-    yaml, stream = YAML(typ="safe", pure=True), io.StringIO()
-    yaml.default_flow_style = False
-    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
-    yaml.dump(dict(config), stream)
-    return stream.getvalue()

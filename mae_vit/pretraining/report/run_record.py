@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from mae_vit.config.load import read_run_config
 from mae_vit.core.errors import InputError
-from mae_vit.core.files import read_json_lines
+from mae_vit.core.files import read_json, read_json_lines
 from mae_vit.core.messages import closest_path, error_reason
 from mae_vit.core.urls import redact_url
 from mae_vit.training.outputs.run_folder import RunFolder
@@ -74,11 +73,7 @@ def read_run(path: Path) -> RunRecord:
     """
     folder, problems = RunFolder(path), list[str]()
     _check_kind(path)
-    config: dict[str, Any] = {}
-    try:
-        config = read_run_config(path)
-    except InputError as error:
-        problems.append(str(error).replace(f"{path} is no run folder: it has no", "there is no"))
+    config = _read(path / "config.yaml", problems, lambda file: read_run_config(file.parent))
     if isinstance(config.get("finetune"), dict):
         raise InputError(
             f"{path} is a run of fine-tuning, and this page is for pretraining: its results are in {folder.summary}"
@@ -89,8 +84,8 @@ def read_run(path: Path) -> RunRecord:
         config=redacted(config),
         environment=redacted(_read(path / "environment.json", problems)),
         summary=_read(folder.summary, problems),
-        lines=tuple(sorted(_read_lines(folder.metrics, problems), key=lambda line: line["step"])),
-        damaged=tuple(_read_lines(folder.quarantine, [])),  # most runs have none
+        lines=tuple(sorted(_read(folder.metrics, problems, read_json_lines), key=lambda line: line["step"])),
+        damaged=tuple(_read(folder.quarantine, [], read_json_lines)),  # most runs have none
         incidents=tuple(filter(None, incidents)),
         pictures=tuple(sorted(folder.pictures.glob("step-*.png"))),
         plan=folder.plan.read_text("utf-8", "replace") if folder.plan.is_file() else "",
@@ -99,41 +94,24 @@ def read_run(path: Path) -> RunRecord:
 
 
 def _check_kind(path: Path) -> None:
-    """Checks that a folder holds a run.
-
-    Raises:
-        InputError: with what it is instead, or which may be meant.
-    """
+    """Raises InputError for what holds no run, with what it is instead, or which may be meant."""
     if any((path / name).exists() for name in ("config.yaml", "metrics.jsonl", "summary.json")):
         return
     if (path / "results.csv").exists():
         raise InputError(f"{path} is a comparison, which has its own page: {path / 'report.html'}")
     runs = sorted(config.parent.name for config in path.glob("*/config.yaml"))
     hint = f"runs in it: {', '.join(runs[:5])}" if runs else "" if path.is_dir() else closest_path(path)
-    missing = "it has none of config.yaml, metrics.jsonl, summary.json" if path.is_dir() else ""
-    raise InputError("; ".join(filter(None, [f"{path} is no run folder", missing, hint])))
+    raise InputError("; ".join(filter(None, [f"{path} is no run folder", hint])))
 
 
-def _read(path: Path, problems: list[str]) -> dict[str, Any]:
+def _read(path: Path, problems: list[str], read: Callable[[Path], Any] = read_json) -> Any:
+    """Reads a file; what cannot be read is an empty mapping and a problem."""
     try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return content
-    except FileNotFoundError:
-        problems.append(f"there is no {path.name}")
+        return read(path)
     except (OSError, ValueError) as error:
-        problems.append(f"{path.name} cannot be read: {error_reason(error)}")
+        reason = f"{path.name} cannot be read: {error_reason(error)}"
+        problems.append(reason if path.exists() else f"there is no {path.name}")
     return {}
-
-
-def _read_lines(path: Path, problems: list[str]) -> list[dict[str, Any]]:
-    try:
-        return read_json_lines(path)
-    except OSError as error:
-        missing = isinstance(error, FileNotFoundError)
-        problems.append(
-            f"there is no {path.name}" if missing else f"{path.name} cannot be read: {error_reason(error)}"
-        )
-    return []
 
 
 def redacted(value: Any) -> Any:

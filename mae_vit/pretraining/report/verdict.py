@@ -30,23 +30,33 @@ def verdict(record: RunRecord) -> list[str]:
     if not record.lines:
         return [f"{_state(record)}.", "Nothing was logged yet."]
     sentences = [f"{_state(record)}."]
-    ranks = values_of(record.lines, "rankme", "heldout")
+    held_out, training = metric_values(record.lines, "loss", "heldout"), metric_values(record.lines, "loss")
+    # Noise and over-fitting blur the loss of held-out images least.
+    name, points = ("held-out", held_out) if len(held_out) >= _FEWEST_VALUES else ("training", training)
+    ranks = metric_values(record.lines, "rankme", "heldout")
+    learned: bool | None
     if ranks and ranks[-1][1] < _COLLAPSED:
         rank = f"effective rank {ranks[-1][1]:.3g}, 1 is the least"
         sentences.append(f"It collapsed: all images have nearly the same features ({rank}).")
-        # A longer run would not mend a collapse.
-        return [*sentences, *_next(record, False, None)]
-    by_probe, probe_sentences = _by_probe(record)
-    by_loss, loss_sentence = _by_loss(record)
-    falling = _still_falling(record)
-    sentences += [*probe_sentences, loss_sentence]
-    if falling is not None:
-        sentences.append(
-            "It was not long enough: the loss still fell at the end."
-            if falling
-            else "It was long enough: the loss hardly fell in the last fifth."
-        )
-    return [*sentences, *_next(record, by_loss if by_probe is None else by_probe, falling)]
+        learned, falling = False, None  # a longer run would not mend it
+    else:
+        learned, by_probe = _by_probe(record)
+        sentences += by_probe
+        by_loss = _fall(points)
+        if by_loss is not None:
+            change = f"{points[0][1]:.4g} to {_last(points):.4g}, {max(0.0, by_loss):.1%} less"
+            hardly = "" if by_loss >= _LEAST_FALL else "hardly "
+            sentences.append(f"The task was {hardly}learned: the {name} loss went from {change}.")
+        falling = _still_falling(points) if record.summary.get("status") == "done" else None
+        if falling is not None:
+            sentences.append(
+                "It was not long enough: the loss still fell at the end."
+                if falling
+                else "It was long enough: the loss hardly fell in the last fifth."
+            )
+        if not by_probe and by_loss is not None:
+            learned = by_loss >= _LEAST_FALL
+    return sentences + _next(record, learned, falling)
 
 
 def _state(record: RunRecord) -> str:
@@ -63,56 +73,44 @@ def _state(record: RunRecord) -> str:
 
 def _by_probe(record: RunRecord) -> tuple[bool | None, list[str]]:
     """Compares the online probe with its score on random weights; None where nobody can tell."""
-    scores = values_of(record.lines, _PROBE, "probe")
+    scores = metric_values(record.lines, _PROBE, "probe")
     if not scores:
         return None, []
     score = scores[-1][1]
-    now = f"linear layer on its features names {score:.1%} of held-out images right"
+    now = f"a linear layer on its features names {score:.1%} of held-out images right"
     start = record.summary.get("probe_at_start")
     if not start:
-        return None, [f"A {now}; how many it did before training is not known."]
+        return None, [f"At the end {now}; how many it did before training is not known."]
     first, images = start[_PROBE], start["images"]
     low, high = interval_of_share(score, images)
-    evidence = (
-        f"a {now} (95 % interval of {images:,} images: {low:.1%} to {high:.1%}), before training {first:.1%}."
-    )
-    if low > first:
-        return True, [f"It learned: {evidence}"]
-    if high < first:
-        return False, [f"It unlearned: {evidence}"]
-    return None, [f"So few images do not show whether it learned: {evidence}"]
+    learned = True if low > first else False if high < first else None
+    words = {True: "It learned", False: "It unlearned", None: "So few images do not show whether it learned"}
+    interval = f"95 % interval of {images:,} images: {low:.1%} to {high:.1%}"
+    return learned, [f"{words[learned]}: {now} ({interval}), before training {first:.1%}."]
 
 
-def _by_loss(record: RunRecord) -> tuple[bool | None, str]:
-    name, points = _losses(record)
-    if not points:
-        return None, "No finite loss was logged."
-    values = [value for _, value in points]
-    first, last = values[0], fmean(values[-max(1, len(values) // 10) :])
-    if len(values) == 1:
-        return None, f"The {name} is {last:.4g}; one value shows no course."
-    course = f"the {name} went from {first:.4g} to {last:.4g}"
-    if first <= 0:
-        return None, f"T{course[1:]}."
-    fall = (first - last) / first
-    if fall >= _LEAST_FALL:
-        return True, f"The task was learned: {course}, {fall:.0%} less."
-    return False, f"The task was hardly learned: {course}, {f'{fall:.1%}' if fall > 0 else 'no'} less."
+def _last(points: Points) -> float:
+    return fmean(value for _, value in points[-max(1, len(points) // 10) :])
 
 
-def _still_falling(record: RunRecord) -> bool | None:
-    """Whether the end brought much of the fall; None where the run has not ended or too few values tell."""
-    _, points = _losses(record)
-    if record.summary.get("status") != "done" or len(points) < _FEWEST_VALUES:
+def _fall(points: Points) -> float | None:
+    """Returns by which share of its first value a loss fell; None where that says nothing."""
+    if len(points) < 2 or points[0][1] <= 0:
+        return None
+    return 1 - _last(points) / points[0][1]
+
+
+def _still_falling(points: Points) -> bool | None:
+    """Whether the end brought much of the fall; None where too few values tell, or there is no fall to speak of."""
+    if len(points) < _FEWEST_VALUES:
         return None
     end, first = points[-1][0], points[0][1]
-    last = [value for step, value in points if step > 0.8 * end]
+    last = fmean(value for step, value in points if step > 0.8 * end)
     before = [value for step, value in points if 0.6 * end < step <= 0.8 * end]
-    fall = first - fmean(last)
     # Noise has no end to wait for.
-    if not before or fall < _LEAST_FALL * abs(first):
+    if not before or first - last < _LEAST_FALL * abs(first):
         return None
-    return (fmean(before) - fmean(last)) / fall > _STILL_FALLING
+    return (fmean(before) - last) / (first - last) > _STILL_FALLING
 
 
 def _next(record: RunRecord, learned: bool | None, falling: bool | None) -> list[str]:
@@ -121,37 +119,18 @@ def _next(record: RunRecord, learned: bool | None, falling: bool | None) -> list
         return []
     if status == "failed":
         todo = "read the end of its log, and the incidents below if there are any; the same command resumes"
-    elif learned is False and not falling:
-        todo = (
-            f"look at what it trains on (`mae-vit replay {run} --step 1`), then try other learning rates: a "
-            "tenth of this one, and three times it"
-        )
     elif falling:
-        train = record.section("train")
-        lengths = [
-            f"train.{key}={2 * train[key]:.15g}" for key in ("epochs", "steps", "samples") if train.get(key)
-        ]
-        longer = lengths[0] if lengths else "a larger train.epochs"
-        todo = f"train longer, in a folder of its own ({longer} run.name=longer)"
+        todo = "train longer, in a folder of its own (a larger train.epochs, and run.name=longer)"
+    elif learned is False:
+        todo = f"look at what it trains on (`mae-vit replay {run} --step 1`), then try other learning rates"
     elif learned is None:
-        todo = (
-            f"compare it with random weights on labeled images (`mae-vit finetune --ckpt {run} "
-            "finetune.mode=knn`)"
-        )
+        todo = f"compare it with random weights on labels (`mae-vit finetune --ckpt {run} finetune.mode=knn`)"
     else:
         todo = f"use it (`mae-vit finetune --ckpt {run}`), look into it (`mae-vit inspect --ckpt {run}`)"
     return [f"Next: {todo}."]
 
 
-def _losses(record: RunRecord) -> tuple[str, Points]:
-    """The loss of held-out images, which noise and over-fitting blur least; else that of training."""
-    held_out = values_of(record.lines, "loss", "heldout")
-    if len(held_out) >= _FEWEST_VALUES:
-        return "held-out loss", held_out
-    return "training loss", values_of(record.lines, "loss")
-
-
-def values_of(
+def metric_values(
     lines: Sequence[Mapping[str, Any]], name: str, group: str | None = None
 ) -> list[tuple[int, float]]:
     """Returns (step, value) of a metric, of `group` if it is in one, where it is a finite number."""

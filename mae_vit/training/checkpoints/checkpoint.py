@@ -21,12 +21,9 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-
-from torch import Tensor
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.files import fsync_path, write_atomically
@@ -37,7 +34,6 @@ from mae_vit.training.checkpoints.format import (
     STATE,
     BrokenCheckpoint,
     as_broken,
-    check_part,
     list_checkpoints,
     read_description,
     read_newest,
@@ -109,16 +105,12 @@ def save_checkpoint(folder: Path, *, step: int, state: TrainState, identity: dic
 
 
 def _write_parts(folder: Path, state: TrainState, *, step: int, identity: dict[str, Any]) -> None:
-    checksums = {}
+    extras = {"buffers": state.buffers, "average": state.average, "best": state.best and state.best.tensors}
     parts = {"parameters": state.parameters, **state.optimizer_states}
-    if state.buffers:
-        parts["buffers"] = state.buffers
-    if state.average:
-        parts["average"] = state.average
-    if state.best:
-        parts["best"] = state.best.tensors
-    for part, tensors in parts.items():
-        checksums[part] = write_tensors(folder / f"{part}.safetensors", tensors)
+    parts |= {name: tensors for name, tensors in extras.items() if tensors}
+    checksums = {
+        part: write_tensors(folder / f"{part}.safetensors", tensors) for part, tensors in parts.items()
+    }
     described = {
         "format": FORMAT,
         "step": step,
@@ -133,26 +125,22 @@ def _write_parts(folder: Path, state: TrainState, *, step: int, identity: dict[s
     write_atomically(folder / STATE, (json.dumps(described, indent=2) + "\n").encode())
 
 
-def load_checkpoint(path: Path) -> Checkpoint:
-    """Reads and verifies one checkpoint.
-
-    Raises:
-        BrokenCheckpoint: if a part is missing, damaged or of another format.
-    """
-    return _read(path, read_part)
-
-
 def verify_checkpoint(path: Path) -> CheckpointInfo:
     """Verifies one checkpoint as `load_checkpoint` does, but keeps no tensors in memory.
 
     Raises:
         BrokenCheckpoint: if a part is missing, damaged or of another format.
     """
-    checkpoint = _read(path, check_part)
+    checkpoint = load_checkpoint(path, load=False)
     return CheckpointInfo(checkpoint.path, checkpoint.step, checkpoint.identity, checkpoint.course)
 
 
-def _read(path: Path, part_of: Callable[[Path, str, dict[str, Any]], dict[str, Tensor]]) -> Checkpoint:
+def load_checkpoint(path: Path, *, load: bool = True) -> Checkpoint:
+    """Reads and verifies one checkpoint; without its tensors if `load` is False.
+
+    Raises:
+        BrokenCheckpoint: if a part is missing, damaged or of another format.
+    """
     with as_broken(path):
         described = read_description(path)
         optimizer_states = described["slots"]
@@ -160,8 +148,14 @@ def _read(path: Path, part_of: Callable[[Path, str, dict[str, Any]], dict[str, T
             raise BrokenCheckpoint(f"{path}: state.json names odd slots {optimizer_states}")
         best, scale = described.get("best"), described.get("loss_scale")
         more = [part for part in ("buffers", "average", "best") if part in described["sha256"]]
-        tensors = {part: part_of(path, part, described) for part in ("parameters", *optimizer_states, *more)}
-        course = _read_course(described.get("course", {}))
+        parts = ("parameters", *optimizer_states, *more)
+        tensors = {part: read_part(path, part, described, load=load) for part in parts}
+        losses = described.get("course", {})
+        course = LossHistory(
+            skipped=tuple((int(first), int(stop)) for first, stop in losses.get("skipped", ())),
+            losses=tuple(float(loss) for loss in losses.get("losses", ())),
+            streak=int(losses.get("streak", 0)),
+        )
         state = TrainState(
             parameters=tensors["parameters"],
             optimizer_states={slot: tensors[slot] for slot in optimizer_states},
@@ -197,14 +191,6 @@ def load_together(path: Path, ranks: Ranks) -> TrainState:
         raise BrokenCheckpoint(first)
     assert checkpoint is not None
     return checkpoint.state
-
-
-def _read_course(values: dict[str, Any]) -> LossHistory:
-    return LossHistory(
-        skipped=tuple((int(first), int(stop)) for first, stop in values.get("skipped", ())),
-        losses=tuple(float(loss) for loss in values.get("losses", ())),
-        streak=int(values.get("streak", 0)),
-    )
 
 
 def newest_checkpoint(folder: Path, *, warn: bool = True) -> CheckpointInfo | None:

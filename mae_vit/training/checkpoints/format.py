@@ -56,10 +56,6 @@ def step_of(path: Path) -> int:
 def read_newest(folder: Path, read: Callable[[Path], Found]) -> tuple[Found | None, list[BrokenCheckpoint]]:
     """Reads the newest intact checkpoint.
 
-    Args:
-        folder: the folder that contains the checkpoints.
-        read: reads one checkpoint; raises BrokenCheckpoint.
-
     Returns:
         The result of `read` (None if there are no checkpoints), and the errors of newer, broken ones.
 
@@ -90,40 +86,19 @@ def read_description(path: Path) -> dict[str, Any]:
     return described
 
 
-def read_part(path: Path, part: str, described: dict[str, Any]) -> dict[str, Tensor]:
-    """Reads and verifies the tensors of one part, such as "parameters".
+def read_part(path: Path, part: str, described: dict[str, Any], *, load: bool = True) -> dict[str, Tensor]:
+    """Verifies the tensors of one part, such as "parameters", and reads them; none if `load` is False.
 
     Raises:
         BrokenCheckpoint: if its checksum differs.
         Exception: any other error; `as_broken` turns it into BrokenCheckpoint.
     """
-    data = (path / f"{part}.safetensors").read_bytes()
-    _compare(path, part, sha256(data), described)
-    return load_tensors(data)
-
-
-def check_part(path: Path, part: str, described: dict[str, Any]) -> dict[str, Tensor]:
-    """Verifies one part as `read_part` does, but loads no tensors.
-
-    Returns:
-        An empty dictionary.
-
-    Raises:
-        BrokenCheckpoint: if its checksum differs.
-        Exception: any other error; `as_broken` turns it into BrokenCheckpoint.
-    """
-    _compare(path, part, sha256_of_file(path / f"{part}.safetensors"), described)
-    return {}
-
-
-def _compare(path: Path, part: str, digest: str, described: dict[str, Any]) -> None:
+    file = path / f"{part}.safetensors"
+    data = file.read_bytes() if load else b""
+    digest = hashlib.sha256(data).hexdigest() if load else sha256_of_file(file)
     if digest != described["sha256"][part]:
         raise BrokenCheckpoint(f"{path}: {part}.safetensors is damaged (checksum differs)")
-
-
-def sha256(data: bytes) -> str:
-    """Returns the hexadecimal SHA-256."""
-    return hashlib.sha256(data).hexdigest()
+    return load_tensors(data) if load else {}
 
 
 def sha256_of_file(path: Path) -> str:
@@ -152,19 +127,13 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
         try:
             save_file(contiguous, partial)
         except SafetensorError as error:
-            raise _as_os_error(error, path) from None
+            # The saver checks `errno` for a full disk, which safetensors gives only inside its message.
+            if (number := re.search(r"\(os error (\d+)\)", str(error))) is None:
+                raise
+            raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from None
         digest = sha256_of_file(partial)
     fsync_path(path.parent)
     return digest
-
-
-def _as_os_error(error: SafetensorError, path: Path) -> Exception:
-    """Returns the OSError that a SafetensorError reports: the saver checks `errno` for a full disk.
-
-    safetensors gives the number only inside its message. Without a number the error is returned as it is.
-    """
-    number = re.search(r"\(os error (\d+)\)", str(error))
-    return OSError(int(number[1]), os.strerror(int(number[1])), str(path)) if number else error
 
 
 @contextmanager

@@ -79,18 +79,15 @@ def run_identity(config: Config, *, derived: Mapping[str, Any]) -> Identity:
         config: the resolved config.
         derived: values that follow from the data, such as its fingerprint and normalization.
     """
-
-    def flat(sections: dict[str, Any]) -> dict[str, Any]:
-        return {
-            key: value
-            for section, values in sections.items()
-            if section not in _FREE_SECTIONS
-            for key, value in _flatten(section, values)
-            if key not in FREE_KEYS
-        }
-
     dumped = config.model_dump(mode="json")
-    values = flat(dumped) | {"run.plugins": plugin_digests(config.run.plugins)}
+    values = {
+        key: value
+        for section, options in dumped.items()
+        if section not in _FREE_SECTIONS
+        for key, value in _flatten(section, options)
+        if key not in FREE_KEYS
+    }
+    values["run.plugins"] = plugin_digests(config.run.plugins)
     new = {key for key in values if _at_default(config, dumped, key)}
     ignored = frozenset({"run.plugins"} if config.run.plugins_may_change else ())
     return Identity({**values, **derived}, frozenset({*new, *derived}), ignored)
@@ -119,10 +116,6 @@ def _flatten(prefix: str, value: Any) -> list[tuple[str, Any]]:
     return [(prefix, value)]
 
 
-def _shown(value: Any) -> str:
-    return "unset" if value is None else repr(value)
-
-
 def check_identity(
     saved: Mapping[str, Any], identity: Identity, place: Path, *, extend: bool = False
 ) -> None:
@@ -148,9 +141,13 @@ def check_identity(
 
 def describe_differences(saved: Mapping[str, Any], identity: Identity, *, extend: bool = False) -> str:
     """Names up to four keys that differ from a saved identity, with both values; empty if none does."""
-    now, differing = identity.values, _differing_keys(saved, identity, extend=extend)
+
+    def shown(values: Mapping[str, Any], key: str) -> str:
+        return "unset" if values.get(key) is None else repr(values[key])
+
+    differing = _differing_keys(saved, identity, extend=extend)
     return "; ".join(
-        f"{key} was {_shown(saved.get(key))}, now {_shown(now.get(key))}" for key in differing[:4]
+        f"{key} was {shown(saved, key)}, now {shown(identity.values, key)}" for key in differing[:4]
     )
 
 
@@ -178,35 +175,23 @@ def find_checkpoint(
 ) -> CheckpointInfo | None:
     """Returns the checkpoint that the run resumes from; None for a fresh start.
 
-    Args:
-        folder: the run folder.
-        resume: the value of `--resume`.
-        identity: from `run_identity`.
-        extend: the run's length may change.
-        warn: print which broken checkpoints are skipped.
-
     Raises:
         InputError: if an explicit path holds no intact checkpoint, if the checkpoint belongs
             to another run, or if all checkpoints of this run are broken.
     """
     if resume == "never":
         return None
-    own = newest_checkpoint(folder.checkpoints, warn=warn)
+    checkpoint = newest_checkpoint(folder.checkpoints, warn=warn)
     # The run's own checkpoint of step 0 holds no training yet. Another that is asked for goes before it.
-    untrained = own is None or own.step == 0
+    untrained = checkpoint is None or checkpoint.step == 0
     if untrained and isinstance(resume, Path):
-        named = find_explicit(resume, warn=warn)
-        check_identity(named.identity, identity, named.path, extend=extend)
-        return named
-    if own is None:
+        checkpoint, untrained = find_explicit(resume, warn=warn), False
+    if checkpoint is None:
         return None
-    try:
-        check_identity(own.identity, identity, own.path, extend=extend)
-    except InputError:
-        if not untrained:
-            raise
+    if untrained and _differing_keys(checkpoint.identity, identity, extend=extend):
         return None  # start again with the new config
-    return own
+    check_identity(checkpoint.identity, identity, checkpoint.path, extend=extend)
+    return checkpoint
 
 
 def find_explicit(path: Path, *, warn: bool = True) -> CheckpointInfo:

@@ -7,10 +7,12 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from mae_vit.config.schema import CheckpointSection
+from mae_vit.core.messages import error_reason
 from mae_vit.runtime.collectives import broadcast_from_rank_zero
 from mae_vit.runtime.failures import BadStep, TrainingFailed
 from mae_vit.runtime.slurm import mark_slurm_progress
@@ -47,11 +49,11 @@ class Saver:
         say: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Removes the leftovers of interrupted saves.
+        """Removes the leftovers of interrupted saves in `folder`, which contains the checkpoints.
 
         Args:
             engine: gathers the state.
-            folder: the folder that contains the checkpoints.
+            folder: folder of the checkpoints.
             options: when to save and what to keep.
             identity: values that must not change when the run resumes.
             every_steps: steps between two saves of the plan.
@@ -96,12 +98,6 @@ class Saver:
 
     def save(self, step: int, best: BestWeights | None, course: LossHistory, *, wait: bool) -> bool:
         """Saves the state after `step`; collective.
-
-        Args:
-            step: optimizer steps done.
-            best: the best weights, in runs that keep them.
-            course: the run's losses and skipped data so far.
-            wait: return only after the checkpoint is on disk.
 
         Returns:
             False if this save is known to have failed.
@@ -171,9 +167,7 @@ class Saver:
                 self._problem = _NOT_FINITE
                 return
 
-            def save() -> None:
-                save_checkpoint(self._folder, step=step, state=state, identity=self._identity)
-
+            save = partial(save_checkpoint, self._folder, step=step, state=state, identity=self._identity)
             try:
                 save()
             except OSError as error:
@@ -186,7 +180,7 @@ class Saver:
             self._prune(step, keep_last=self._options.keep_last)
             self._problem = None
         except Exception as error:
-            reason = error.strerror.lower() if isinstance(error, OSError) and error.strerror else repr(error)
+            reason = error_reason(error) if isinstance(error, OSError) else repr(error)
             self._problem = f"the checkpoint of step {step} cannot be written to {self._folder}: {reason}"
 
     def _prune(self, step: int, *, keep_last: int) -> None:

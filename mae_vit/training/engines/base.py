@@ -13,18 +13,21 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
+from timm.models.vision_transformer import Block
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from mae_vit.core.batch import Batch
+from mae_vit.core.errors import InputError
 from mae_vit.models.attention import choose_attention
 from mae_vit.objectives.objective import ObjectiveOutput, Task
 from mae_vit.runtime.collectives import sum_over_ranks
 from mae_vit.runtime.process_group import leave
 from mae_vit.runtime.ranks import Ranks
-from mae_vit.training.engines.activation_checkpointing import recompute_blocks
 from mae_vit.training.engines.ema import EMA
 from mae_vit.training.engines.precision import Autocast, Precision
 from mae_vit.training.engines.staging import Staging
@@ -46,8 +49,7 @@ class StepOptions:
         batch_size_per_device: images per micro-batch.
         accumulation: micro-batches per step.
         zero_stage: DeepSpeed's ZeRO stage, 0 to 3.
-        zero_keeps_whole_below: at ZeRO 3, parameters of fewer numbers stay whole on every rank
-            (DeepSpeed's default).
+        zero_keeps_whole_below: ZeRO 3 keeps parameters of fewer numbers whole on every rank (DeepSpeed's default).
         compile: fuse the objective's operations by torch.compile. This takes a minute at the
             start; on a CPU it needs a C++ compiler.
         activation_checkpointing: recompute each block's activations in the backward pass.
@@ -244,3 +246,21 @@ def clip_gradients(parameters: Iterable[nn.Parameter], clip_grad: float | None) 
     if clip_grad is None:
         return nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None])
     return nn.utils.clip_grad_norm_(trained, clip_grad)
+
+
+def recompute_blocks(model: nn.Module) -> None:
+    """Makes every transformer block keep only its input and recompute the rest in the backward pass.
+
+    It changes encoder and decoder in place. Parameter names and results stay the same. A block that
+    `mae_vit.models.encoders.vit.block_for_queries` runs in parts keeps its activations.
+
+    Raises:
+        InputError: if the model has no such blocks.
+    """
+    blocks = [module for module in model.modules() if isinstance(module, Block)]
+    if not blocks:
+        raise InputError(
+            "train.activation_checkpointing=true has no effect on a network without transformer blocks (timm's Block)"
+        )
+    for block in blocks:
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)

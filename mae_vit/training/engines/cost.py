@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -114,7 +115,7 @@ def estimate(
             one block at a time.
         optimizer_slots: tensors that the optimizer keeps for each parameter.
         averaged: the run keeps a moving average of the weights.
-        dtype: of the raw images, which stay on the device through the step.
+        dtype: type of the raw images, which stay on the device through the step.
     """
     with torch.device("meta"):
         model = build()
@@ -166,7 +167,7 @@ def kept_bytes(
         precision: precision of the forward pass.
         fused_attention: use fused attention, which keeps no attention maps, as on a GPU.
         activation_checkpointing: each block keeps only its input.
-        dtype: of the raw images.
+        dtype: type of the raw images.
     """
     with torch.device("meta"):
         model = build()
@@ -222,3 +223,36 @@ class _Activations:
         assert self._inside is not None
         self._largest_block = max(self._largest_block, sum(self._inside.values()))
         self._inside = None
+
+
+# Dense 16-bit tensor peaks in FLOP/s by the words of a device's name, more specific names first. They are
+# from NVIDIA's datasheets. Most of these state the peak with sparsity, which is twice as high.
+_PEAKS = (
+    ("GB200", 2500e12),
+    ("B200", 2250e12),
+    ("GH200", 989e12),
+    ("H200 NVL", 835e12),
+    ("H200", 989e12),
+    ("H100 PCIe", 756e12),
+    ("H100 NVL", 835e12),
+    ("H100", 989e12),
+    ("A100", 312e12),
+    ("A30", 165e12),
+    ("A10", 125e12),
+    ("L40S", 362e12),
+    ("L40", 181e12),
+    ("L4", 121e12),
+    # These have no bf16; the peak is that of fp16.
+    ("V100 PCIe", 112e12),
+    ("V100", 125e12),
+)
+
+
+def peak_flops(device: torch.device, precision: str) -> float | None:
+    """Returns the device's peak FLOP/s for bf16 and fp16; None if unknown (CPUs, fp32, slices of a GPU)."""
+    if device.type != "cuda" or precision == "fp32":
+        return None
+    words = set(re.findall(r"\w+", torch.cuda.get_device_name(device).upper()))
+    if "MIG" in words:
+        return None
+    return next((peak for model, peak in _PEAKS if words.issuperset(model.upper().split())), None)

@@ -176,13 +176,7 @@ class DeepSpeedEngine(Engine):
         deepspeed.comm.destroy_process_group()
 
     def _set_master(self, parameter: nn.Parameter, value: Tensor, slot: str | None) -> None:
-        """Sets ZeRO's float32 copy of a parameter (slot None) or one of its optimizer slots.
-
-        Args:
-            parameter: the model's parameter.
-            value: the whole value, of the parameter's shape.
-            slot: name of the optimizer slot, such as "exp_avg".
-        """
+        """Sets ZeRO's float32 copy of a parameter (slot None) or one of its optimizer slots."""
         if self.options.zero_stage < 3:
             if slot is None:
                 safe_set_full_fp32_param(parameter, value)

@@ -33,11 +33,7 @@ class EMA:
 
     @torch.no_grad()
     def update(self, updates: int) -> None:
-        """Updates the average with the model's weights.
-
-        Args:
-            updates: optimizer updates of the whole run, including this one.
-        """
+        """Updates the average with the model's weights."""
         now = self._now()
         lerp = get_ema_multi_avg_fn(min(self._decay, (1 + updates) / (10 + updates)))
         averaged = [name for name, tensor in now.items() if tensor.is_floating_point()]

@@ -28,7 +28,7 @@ class Chosen(NamedTuple):
     """The precision of a run.
 
     Attributes:
-        precision: of its forward and backward pass.
+        precision: precision of its forward and backward pass.
         why: who or what chose it.
         warning: why another would be better here; empty if it would not.
     """

@@ -31,10 +31,10 @@ class StepTime(NamedTuple):
     """Seconds of a step of one rank, as tried.
 
     Attributes:
-        alone_s: of processor time in the fastest try, and some less: where nothing else runs.
+        alone_s: processor time of the fastest try, and some less: where nothing else runs.
         slowest_s: that passed in the slowest try, and some more.
         tries: how many there were.
-        images: of a try; of a micro-batch, or fewer.
+        images: images of a try: those of a micro-batch, or fewer.
     """
 
     alone_s: float
@@ -57,16 +57,8 @@ def time_steps(
 ) -> StepTime | None:
     """Takes steps for some seconds, on one rank and not compiled; None if the network is too large to try.
 
-    Args:
-        config: of the run.
-        plan: its numbers.
-        build: makes its network, of which the weights change.
-        data: its images.
-        ranks: of the run; each tries for itself.
-        device: of this rank.
-        precision: of the run, which the config may leave open.
-        unit: images that a micro-batch has together.
-        optimizer: None for the config's.
+    `build` makes the network, of which the weights change. `precision` is that of the run, which the config may leave
+    open; `unit` the images that a micro-batch has together. Without an `optimizer`, it is the config's.
     """
     task = build()
     if device.type == "cpu" and sum(p.numel() for p in task.parameters()) > _MOST_PARAMETERS_ON_CPU:

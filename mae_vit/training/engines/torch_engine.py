@@ -2,16 +2,76 @@
 
 from __future__ import annotations
 
+import inspect
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from mae_vit.core.batch import Batch
 from mae_vit.objectives.objective import ObjectiveOutput, Task
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.engines.base import Engine, StepOptions, StepResult
-from mae_vit.training.engines.data_parallel import DataParallel
-from mae_vit.training.engines.state import TrainState
+from mae_vit.training.engines.state import TrainState, persistent_buffers
 from mae_vit.training.optim.optimizers import make_optimizer
+
+# The engine averages the layers' statistics itself, after each step. torch 2.15 renamed the option.
+_NO_SYNC_OF_BUFFERS = (
+    "forward_sync_buffers"
+    if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+    else "broadcast_buffers"
+)
+
+
+class DataParallel:
+    """Runs a module whose parameters are equal on all ranks. After the backward pass the gradients are equal too."""
+
+    def __init__(self, module: nn.Module) -> None:
+        """Wraps `module`, which computes the loss of a batch. The process group must exist."""
+        self._ddp = DistributedDataParallel(
+            module,
+            **{_NO_SYNC_OF_BUFFERS: False},  # type: ignore[arg-type]
+            # Gradients share memory with the buckets. There is a second copy only while micro-batches
+            # before the last one add up.
+            gradient_as_bucket_view=True,
+            # Every step uses the same parameters, so an unused one stays unused.
+            static_graph=True,
+        )
+        self._laid_out = False
+
+    def forward(self, batch: Batch, *, reduces: bool) -> ObjectiveOutput:
+        """Computes the loss of a micro-batch.
+
+        Args:
+            batch: this rank's micro-batch.
+            reduces: the backward pass averages gradients over ranks; if False, it only adds to local gradients.
+        """
+        if not self._laid_out:
+            self._lay_out(batch)
+        if reduces:
+            return self._ddp(batch)
+        with self._ddp.no_sync():
+            return self._ddp(batch)
+
+    def _lay_out(self, batch: Batch) -> None:
+        """Runs two backward passes and discards them, so that the first step reduces like all others.
+
+        DistributedDataParallel starts with one bucket. The first two backward passes show in which order
+        gradients come, and only then it makes its final buckets. The place in a bucket changes the
+        rounding of a sum over ranks, so a resumed run would differ from an uninterrupted one. With
+        `static_graph` the first pass must also not skip the reduction.
+        """
+        self._laid_out = True
+        buffers = persistent_buffers(self._ddp.module)
+        kept = {name: buffer.clone() for name, buffer in buffers.items()}
+        devices = [batch.images.device] if batch.images.is_cuda else []
+        with torch.random.fork_rng(devices=devices):
+            for _ in range(2):
+                self._ddp(batch).loss.backward()
+                for parameter in self._ddp.module.parameters():
+                    parameter.grad = None
+        for name, buffer in buffers.items():
+            buffer.copy_(kept[name])
 
 
 class TorchEngine(Engine):

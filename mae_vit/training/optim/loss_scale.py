@@ -38,9 +38,6 @@ class LossScale:
         An overflow at the lowest scale is not skipped. It is a bad step, which the guard treats as in
         any other precision.
 
-        Args:
-            overflow: whether a gradient of this step is not finite.
-
         Returns:
             Whether to skip the step.
         """

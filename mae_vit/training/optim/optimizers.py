@@ -25,8 +25,8 @@ class OptimizerOptions:
             is the recipe of ViT Sec. 4.1 in its authors' code. The weight decay of "adam" is an L2
             term of the gradient. "lars" is for linear probing (MAE Sec. A.1; arXiv 1708.03888).
         weight_decay: weight decay of the parameters that decay.
-        betas: for "adamw" and "adam".
-        momentum: for "sgd" and "lars".
+        betas: decays of the moments of "adamw" and "adam".
+        momentum: momentum of "sgd" and "lars".
         exempt: parameters whose name ends in one of these parts do not decay; biases and 1-D
             parameters never do.
         layer_decay: learning rate of a layer over that of the next layer, 0 to 1; None for one rate.

@@ -53,15 +53,7 @@ def describe_training(
 ) -> dict[str, str]:
     """Says how long, how large and how fast a run trains, and what it takes: a line for each name.
 
-    Args:
-        config: of the run.
-        plan: its numbers.
-        costs: of a step.
-        ranks: of the run.
-        device: of this rank.
-        folder: of the run.
-        precision: of the run.
-        try_steps: takes some, to tell how long the run takes; None tells no time.
+    `try_steps` takes some steps, to tell how long the run takes; None tells no time.
     """
     optim, train = config.optim, config.train
     memory = costs.memory_gib(world_size=ranks.world_size, zero_stage=train.zero_stage)

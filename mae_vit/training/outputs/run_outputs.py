@@ -1,30 +1,39 @@
-"""What a run reports while it trains: metrics, pictures, its summary and log lines."""
+"""What a run reports while it trains: metrics, pictures, its summary, progress on the terminal."""
 
 from __future__ import annotations
 
 import resource
-from collections.abc import Collection, Mapping, Sequence
+import sys
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
+from tqdm import tqdm
 
 from mae_vit.config.plan import Plan
 from mae_vit.config.schema import Config
-from mae_vit.core.image_rows import Picture
-from mae_vit.core.messages import error_reason
+from mae_vit.core.image_rows import Picture, draw_rows
+from mae_vit.core.messages import error_reason, format_duration, format_rate
 from mae_vit.runtime.collectives import run_on_rank_zero
 from mae_vit.runtime.failures import BadStep
 from mae_vit.runtime.ranks import Ranks
-from mae_vit.training.outputs.monitor import Monitor
 from mae_vit.training.outputs.run_folder import RunFolder, Status
-from mae_vit.training.outputs.trackers.registry import open_trackers
+from mae_vit.training.outputs.trackers.base import shown_scalars
+from mae_vit.training.outputs.trackers.registry import RunTrackers, open_trackers
 
 _PROBE_AT_START = "probe_at_start"
 
 
 class RunOutputs:
-    """The outputs of a run; all ranks call it, rank 0 writes."""
+    """The outputs of a run: all ranks call it, rank 0 writes.
+
+    Attributes:
+        writes: whether this rank writes; others need not make what is shown.
+    """
 
     def __init__(
         self,
@@ -40,43 +49,46 @@ class RunOutputs:
         """Opens the outputs of a run that begins or resumes at `start_step`; collective.
 
         Args:
-            config: of the run.
-            plan: its numbers.
-            folder: where outputs go.
-            ranks: all of which call it.
+            config: config of the run.
+            plan: numbers of the run.
+            folder: run folder.
+            ranks: this process's place among all ranks.
             start_step: steps done before; metrics of later ones are dropped.
-            facts: go into every summary.
+            facts: entries of every summary.
             damaged: numbers of the samples that are known to be damaged, updated during the run.
         """
+        self.writes = ranks.rank == 0
         self._folder, self._plan = folder, plan
         self._facts, self._damaged = dict(facts), damaged
         self._last_line: dict[str, Any] = {}
         self._wall_s_before = 0.0
-        self._monitor: Monitor | None = None
+        self._trackers = RunTrackers()
+        self._pictures: dict[str, np.ndarray] = {}  # of the step that is logged next
+        self._first: tuple[float, int] | None = None  # when the first line was written, and its step
+        self._failed: set[str] = set()
+        self._stepped = False
+        self._bar: tqdm[Any] | None = None
 
         def open_outputs() -> None:
             if start_step:
-                self._last_line = folder.cut_metrics(start_step) or {}
-                self._wall_s_before = self._last_line.get("wall_s", 0.0)
+                self._cut_metrics(start_step)
             else:
                 folder.metrics.unlink(missing_ok=True)
             # Also of a run that resumes at step 0.
-            if (known := folder.read_summary().get(_PROBE_AT_START)) is not None:
-                self._facts[_PROBE_AT_START] = known
-            trackers = open_trackers(config, folder, start_step=start_step)
-            self._monitor = Monitor(folder, trackers, start_step=start_step, total_steps=plan.total_steps)
+            if (scores := folder.read_summary().get(_PROBE_AT_START)) is not None:
+                self._facts[_PROBE_AT_START] = scores
+            self._trackers = open_trackers(config, folder, start_step=start_step)
 
         run_on_rank_zero(open_outputs, ranks)
+        if self.writes and sys.stderr.isatty():
+            self._bar = tqdm(total=plan.total_steps, initial=start_step, unit=" steps", dynamic_ncols=True)
 
-    @property
-    def writes(self) -> bool:
-        """Whether this rank writes; others need not make what is shown."""
-        return self._monitor is not None
+    def _cut_metrics(self, step: int) -> None:
+        self._last_line = self._folder.cut_metrics(step) or {}
+        self._wall_s_before = self._last_line.get("wall_s", 0.0)
 
     def begin(self, step: int, source: str, advice: str) -> None:
         """Says where the run begins, and leaves its first summary."""
-        if not self.writes:
-            return
         self.summarize("running", step)
         self.say(f"{self._folder.path}: {source}, step {step} of {self._plan.total_steps}")
         if advice:
@@ -90,30 +102,80 @@ class RunOutputs:
 
     def say(self, text: str) -> None:
         """Prints a line without breaking the progress bar."""
-        if self._monitor is not None:
-            self._monitor.say(text)
+        if self.writes:
+            tqdm.write(text, file=sys.stderr)
 
     def show(self, rows: Sequence[Picture], step: int) -> None:
-        """Writes labeled rows of images."""
-        if self._monitor is not None:
-            self._monitor.show(rows, step)
+        """Writes labeled rows of images as a PNG, and to trackers with the step's metrics."""
+        if not self.writes:
+            return
+        picture = draw_rows(rows)
+        with self._tolerant("pictures"):
+            self._folder.pictures.mkdir(exist_ok=True)
+            Image.fromarray(picture).save(self._folder.pictures / f"step-{step:08d}.png")
+        self._pictures["pictures/held-out"] = picture
 
     def show_views(self, views: Mapping[str, np.ndarray]) -> None:
-        """Writes views of the encoder, uint8 (H, W, 3) by name."""
-        if self._monitor is not None:
-            self._monitor.show_views(views)
+        """Writes pictures uint8 (H, W, 3), by name, to trackers with the step's metrics."""
+        self._pictures |= {f"inspect/{name}": picture for name, picture in views.items()}
 
     def show_step(self, step: int, seconds: float) -> None:
-        """Shows that step number `step` is done."""
-        if self._monitor is not None:
-            self._monitor.show_step(step, seconds)
+        """Shows that a step is done: by the bar on a terminal; in a log, a line says how long the first one took."""
+        if self._bar is not None:
+            self._bar.update(step - self._bar.n)
+        elif not self._stepped:
+            self.say(f"first step took {seconds:.1f} s")
+        self._stepped = True
 
     def log(self, line: dict[str, Any]) -> None:
-        """Writes a line of metrics; its wall time counts all processes that the run had."""
+        """Writes a line of metrics and shows it; its wall time counts all processes that the run had."""
         line["wall_s"] += self._wall_s_before
         self._last_line = line
-        if self._monitor is not None:
-            self._monitor.log_step(line)
+        if not self.writes:
+            return
+        with self._tolerant("metrics"):
+            self._folder.append_metrics(line)
+        self._trackers.log(line["step"], shown_scalars(line), self._pictures)
+        self._pictures = {}
+        for group, title in (("heldout", "held-out images"), ("probe", "online probe")):
+            if group in line:
+                shown = ", ".join(f"{name} {value:.4f}" for name, value in line[group].items())
+                self.say(f"step {line['step']} {title}: {shown}")
+        loss = "overflow" if line["loss"] is None else f"{line['loss']:.4f}"
+        rate = f"{format_rate(line['images_per_s'])} images/s"
+        if self._bar is not None:
+            self._bar.set_postfix_str(f"loss {loss}, {rate}")
+        else:
+            self.say(
+                f"step {line['step']}/{self._plan.total_steps} epoch {line['epoch']:.2f} loss {loss} "
+                f"lr {line['lr']:.2e} {rate}{self._eta(line['step'])}"
+            )
+
+    def _eta(self, step: int) -> str:
+        """Estimates the time left from that of all steps since the first line, evaluation and saves among them.
+
+        The first line tells none: its steps are those in which memory is allocated and graphs are compiled.
+        """
+        now = time.monotonic()
+        if self._first is None:
+            self._first = now, step
+        since, first = self._first
+        if step == first:
+            return ""
+        return f" eta {format_duration((now - since) / (step - first) * (self._plan.total_steps - step))}"
+
+    @contextmanager
+    def _tolerant(self, what: str) -> Iterator[None]:
+        """A full disk takes nothing from a run but what people look at; a warning is printed once for each kind."""
+        try:
+            yield
+        except OSError as error:
+            if what not in self._failed:
+                self._failed.add(what)
+                reason = error_reason(error)
+                self.say(
+                    f"warning: {what} of {self._folder.path} cannot be written: {reason}; training continues"
+                )
 
     def go_back(self, bad: BadStep, step: int, skipped: Sequence[tuple[int, int]]) -> None:
         """Takes all outputs back to the checkpoint of `step`, and says why.
@@ -123,37 +185,42 @@ class RunOutputs:
             step: steps done at the checkpoint.
             skipped: [first, stop) of the steps of data that are left out.
         """
-        if self._monitor is None:
+        if not self.writes:
             return
-        self._last_line = self._folder.cut_metrics(step) or {}
-        self._wall_s_before = self._last_line.get("wall_s", 0.0)
-        self._monitor.go_back(step)
-        self._monitor.say(
+        self._cut_metrics(step)
+        self._first, self._pictures = None, {}
+        self._trackers.go_back(step)
+        if self._bar is not None:
+            self._bar.n = step
+            self._bar.refresh()
+        self.say(
             f"warning: {bad}; going back to step {step}, leaving out steps "
             f"{', '.join(f'{first}-{stop - 1}' for first, stop in skipped)} of the data"
         )
 
     def end(self, status: Status, step: int | None, results: dict[str, Any] | None = None) -> None:
         """Leaves the last summary, with what came of the run, and closes; without a step, that of the last line."""
-        if self._monitor is None:
+        if not self.writes:
             return
         last = self._last_line.get("step", 0) if step is None else step
         self.summarize(status, last, results)
-        self._monitor.close(status, self._summary_of(last, results))
+        if self._bar is not None:
+            self._bar.close()
+        self._trackers.finish(status, self._summary(last, results))
 
     def summarize(self, status: Status, step: int, results: dict[str, Any] | None = None) -> None:
         """Writes `summary.json`, on rank 0."""
         if not self.writes:
             return
         try:
-            self._folder.write_summary(status, self._summary_of(step, results))
+            self._folder.write_summary(status, self._summary(step, results))
         except OSError as error:
             # Others read from it whether the run is done: that must not fail in silence.
             if status == "done":
                 raise
             self.say(f"warning: {self._folder.summary} cannot be written: {error_reason(error)}")
 
-    def _summary_of(self, step: int, results: dict[str, Any] | None) -> dict[str, Any]:
+    def _summary(self, step: int, results: dict[str, Any] | None) -> dict[str, Any]:
         return {
             "steps": step,
             "total_steps": self._plan.total_steps,
@@ -167,11 +234,9 @@ class RunOutputs:
 
     def files(self) -> list[str]:
         """Names what lies in the folder, and where trackers show the run."""
-        lines = []
-        if pictures := sorted(self._folder.pictures.glob("step-*.png")):
-            lines.append(f"  pictures  {pictures[-1]}")
-        lines.append(f"  metrics   {self._folder.metrics}")
-        return lines + (self._monitor.look() if self._monitor is not None else [])
+        pictures = sorted(self._folder.pictures.glob("step-*.png"))
+        lines = [f"  pictures  {pictures[-1]}"] if pictures else []
+        return [*lines, f"  metrics   {self._folder.metrics}", *self._trackers.look()]
 
 
 def peak_memory_gib(device: torch.device) -> float:

@@ -41,12 +41,7 @@ class Guard:
         return self._streak == 0
 
     def check(self, step: int, loss: float, grad_norm: float) -> None:
-        """Checks a step.
-
-        Args:
-            step: number of the step, from 1.
-            loss: mean loss over the global batch.
-            grad_norm: global gradient norm before clipping.
+        """Checks a step, counted from 1: mean loss over the global batch, global gradient norm before clipping.
 
         Raises:
             BadStep: if the step is not finite, or if it completes a spike.

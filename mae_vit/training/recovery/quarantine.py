@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from mae_vit.core.errors import Damage, damage_allowed
-from mae_vit.core.files import fsync_path, to_json, write_atomically
+from mae_vit.core.files import fsync_path, read_json_lines, to_json, write_atomically
 from mae_vit.runtime.collectives import gather_objects
 from mae_vit.runtime.ranks import Ranks
 
@@ -39,16 +37,9 @@ class Quarantine:
     """
 
     def __init__(self, path: Path, ranks: Ranks, *, share: float, samples: int, start_step: int) -> None:
-        """Loads the list of a resumed run up to `start_step`, and drops later entries.
+        """Loads the list of a resumed run up to `start_step`, the optimizer steps done before; drops later entries.
 
         The run meets the samples of later entries again, unless they have been repaired.
-
-        Args:
-            path: file of the list.
-            ranks: this process's place among all ranks, which take part.
-            share: largest allowed share of damaged samples, 0 to 1.
-            samples: number of training samples.
-            start_step: optimizer steps done before.
         """
         self.path, self.share, self.total, self._ranks = path, share, samples, ranks
         self.allowed = damage_allowed(share, samples)
@@ -114,15 +105,7 @@ def _lines(entries: Iterable[Entry]) -> bytes:
 
 def _read(path: Path) -> list[Entry]:
     """Reads a list; skips a torn line, which a power cut can leave."""
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
+    if not path.exists():
         return []
-    entries = []
-    for line in lines:
-        try:
-            values: dict[str, Any] = json.loads(line)
-            entries.append(Entry(int(values.pop("step")), Damage(**values)))
-        except (ValueError, TypeError, AttributeError, KeyError):
-            continue
-    return entries
+    lines = [line for line in read_json_lines(path) if isinstance(line, dict) and "step" in line]
+    return [Entry(int(line.pop("step")), Damage(**line)) for line in lines]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from mae_vit.config.schema import GuardSection
-from mae_vit.core.errors import Damage
 from mae_vit.runtime.collectives import barrier
 from mae_vit.runtime.failures import BadStep, TrainingFailed
 from mae_vit.runtime.ranks import Ranks
@@ -21,7 +20,12 @@ _MAX_WARNINGS = 10
 
 
 class Recovery:
-    """Guard, rollback and quarantine of a run. Every method must be called on every rank."""
+    """Guard, rollback and quarantine of a run. Every method must be called on every rank.
+
+    Attributes:
+        guard: checks steps, and has the loss history for the checkpoint.
+        quarantine: collects the damaged samples.
+    """
 
     def __init__(
         self,
@@ -34,41 +38,13 @@ class Recovery:
         mend: str,
         say: Callable[[str], None],
     ) -> None:
-        """Continues from `history`.
-
-        Args:
-            options: limits of the guard.
-            history: the latest losses and the skipped data steps.
-            rollback: chooses the checkpoint to roll back to.
-            quarantine: collects the damaged samples.
-            ranks: this process's place among all ranks, which take part.
-            mend: a sentence that says how to repair damaged samples.
-            say: prints a line.
-        """
-        self._options, self._rollback, self._quarantine = options, rollback, quarantine
-        self._guard, self._ranks, self._mend, self._say = Guard(options, history), ranks, mend, say
+        """Continues from `history`; `mend` is a sentence that says how to repair damaged samples."""
+        self._options, self._rollback, self.quarantine = options, rollback, quarantine
+        self.guard, self._ranks, self._mend, self._say = Guard(options, history), ranks, mend, say
         self._warnings = 0
 
-    @property
-    def history(self) -> LossHistory:
-        """Returns the loss history for the checkpoint."""
-        return self._guard.course
-
-    @property
-    def no_suspects(self) -> bool:
-        """Whether the latest step was good. If it jumped, it may be the start of a spike."""
-        return self._guard.no_suspects
-
-    def record_damage(self, step: int, damaged: Sequence[Damage]) -> int:
-        """Records the damaged samples of a micro-batch; returns how many are new to this rank."""
-        return self._quarantine.note(step, damaged)
-
     def check(self, step: int, values: StepValues) -> None:
-        """Checks a step's report.
-
-        Args:
-            step: number of the step, from 1.
-            values: the step's values, the same on all ranks.
+        """Checks the values of a step, counted from 1, which are the same on all ranks.
 
         Raises:
             BadStep: if the step is not finite, or if it completes a spike.
@@ -78,7 +54,7 @@ class Recovery:
             self._sync_damage()
         # A step that fp16 skipped changed no weights.
         if not values.skipped:
-            self._guard.check(step, values.loss, values.grad_norm)
+            self.guard.check(step, values.loss, values.grad_norm)
 
     def go_back(self, bad: BadStep) -> CheckpointInfo:
         """Chooses the checkpoint to resume from after a bad step and restarts the guard there; collective.
@@ -86,8 +62,8 @@ class Recovery:
         Raises:
             TrainingFailed: on all ranks, if there is no checkpoint before it, or after too many tries.
         """
-        checkpoint, history = self._rollback.choose_checkpoint(bad, self.history)
-        self._guard = Guard(self._options, history)
+        checkpoint, history = self._rollback.choose_checkpoint(bad, self.guard.course)
+        self.guard = Guard(self._options, history)
         return checkpoint
 
     def _sync_damage(self) -> None:
@@ -96,7 +72,7 @@ class Recovery:
         Raises:
             TrainingFailed: on all ranks, if more samples are damaged than allowed.
         """
-        new, quarantine = self._quarantine.exchange(), self._quarantine
+        new, quarantine = self.quarantine.exchange(), self.quarantine
         for damage in new:
             self._warn(f"warning: another image takes the place of {damage}")
         if quarantine.exceeded:
@@ -113,4 +89,4 @@ class Recovery:
         if self._warnings <= _MAX_WARNINGS:
             self._say(line)
             if self._warnings == _MAX_WARNINGS:
-                self._say(f"further damaged samples: see {self._quarantine.path}")
+                self._say(f"further damaged samples: see {self.quarantine.path}")

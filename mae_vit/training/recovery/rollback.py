@@ -11,7 +11,7 @@ from typing import Any
 
 from mae_vit.config.schema import GuardSection
 from mae_vit.core.files import write_json
-from mae_vit.data.order.skipped_steps import data_step, skip
+from mae_vit.data.order.order import data_step, skip
 from mae_vit.runtime.collectives import run_on_rank_zero
 from mae_vit.runtime.failures import BadStep, TrainingFailed
 from mae_vit.runtime.ranks import Ranks
@@ -29,9 +29,9 @@ class Rollback:
     """Rolls back at most `guard.max_rollbacks` times to each checkpoint. A newer checkpoint starts a new count.
 
     Attributes:
-        folder: the run folder.
+        folder: run folder.
         options: number of tries, and data steps to skip; each further try skips twice as many.
-        ranks: this process's place among all ranks, which take part.
+        ranks: this process's place among all ranks.
         samples_of: describes the samples of a data step.
     """
 
@@ -43,10 +43,6 @@ class Rollback:
 
     def choose_checkpoint(self, bad: BadStep, course: LossHistory) -> tuple[CheckpointInfo, LossHistory]:
         """Chooses where to resume after a bad step, and writes an incident report; collective.
-
-        Args:
-            bad: the bad step.
-            course: the loss history until then.
 
         Returns:
             The newest intact checkpoint from before the step, and the history to resume with.

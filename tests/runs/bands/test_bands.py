@@ -24,7 +24,6 @@ from sklearn.datasets import load_sample_images
 import mae_vit
 from mae_vit.cli.main import main
 from mae_vit.config.load import read_run_config
-from mae_vit.core.bands import DTYPES, Bands
 from mae_vit.finetuning import setup as finetune_setup
 from mae_vit.finetuning.command import main as finetune
 from mae_vit.inspection.images import draw_samples
@@ -32,7 +31,6 @@ from mae_vit.inspection.subject import open_subject
 from mae_vit.inspection.views import band_views
 from mae_vit.pretraining import setup
 from mae_vit.pretraining.command import main as pretrain
-from mae_vit.pretraining.find_batch import noise
 
 sys.path.insert(0, str(ROOT / "docs" / "tools"))
 import mix_bands
@@ -133,17 +131,6 @@ def test_what_is_drawn_is_the_scale_of_each_band(trained, tiles):
             top = row % (len(drawn) // 112) * 112 + 15
             shown = drawn[top : top + 96, column * 98 + 1 : column * 98 + 97, 0]
             np.testing.assert_allclose(shown.astype(int), large[image, band], atol=1.01)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_the_doctor_tries_batches_of_the_datas_type(dtype):
-    bands = Bands(("nir", "swir"), dtype, (3.0, 20.0), (90.0, 100.0))
-    images = noise(bands, (4, 2, 8, 8))
-    assert (images.shape, images.dtype) == ((4, 2, 8, 8), getattr(torch, dtype))
-    unit = bands.unit(images)
-    assert unit.min() >= -0.02
-    assert unit.max() <= 1
-    assert unit.std() > 0.2
 
 
 def test_the_plan_counts_the_bands_of_the_data(tiles, trained, monkeypatch):

@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 import torch
 from helpers.commands import ROOT, SMALL_MAE
@@ -16,9 +15,7 @@ from mae_vit.cli import main as cli
 from mae_vit.config.load import load_config
 from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.pretraining import doctor as examining
-from mae_vit.pretraining import find_batch as finding
 from mae_vit.pretraining.command import main as pretrain_main
-from mae_vit.pretraining.find_batch import best_size, candidates
 from mae_vit.runtime.device import room_in
 from mae_vit.runtime.ranks import Ranks
 
@@ -65,7 +62,7 @@ def test_all_is_well(doctor, tmp_path):
     assert code == 0, output
     assert {"torch", "device", "memory", "disk", "loading", "samples", "ranks"} <= set(checks)
     assert {status for results in checks.values() for status, _ in results} == {"ok"}
-    assert output.rstrip().endswith("all checks passed; nothing was trained")
+    assert "all checks passed" in output
     # The plan too, as --dry-run prints it.
     assert re.search(r"^parameters .* encoder", output, re.MULTILINE)
     assert not (tmp_path / "run").exists()
@@ -75,9 +72,9 @@ def test_without_a_config_it_checks_what_all_runs_need(capsys):
     assert cli.main(["doctor"]) == 0
     output = capsys.readouterr().out
     assert {"torch", "device", "precision", "ranks", "versions"} <= set(read(output))
-    assert "They depend on the run: give --config FILE" in output
-    assert cli.main(["doctor", "--find-batch"]) == 2
-    assert "--find-batch needs --config FILE" in capsys.readouterr().err
+    assert "--config FILE" in output
+    assert cli.main(["doctor", "train.steps=3"]) == 2
+    assert "--config FILE" in capsys.readouterr().err
 
 
 def test_deepspeed_that_does_not_import_fails(doctor, monkeypatch):
@@ -85,7 +82,7 @@ def test_deepspeed_that_does_not_import_fails(doctor, monkeypatch):
     code, checks, _ = doctor("train.engine=deepspeed")
     assert code == 1
     ((status, text),) = checks["deepspeed"]
-    assert (status, "train.engine=torch does without" in text) == ("FAIL", True)
+    assert (status, "train.engine=torch" in text) == ("FAIL", True)
 
 
 def test_a_driver_without_a_device_fails(monkeypatch):
@@ -100,9 +97,9 @@ def test_a_driver_without_a_device_fails(monkeypatch):
 @pytest.mark.parametrize(
     ("words", "name", "status", "said"),
     [
-        (["data.order=blocks"], "shards", "warn", "too few shards"),
-        (["train.precision=fp16"], "precision", "warn", "times slower than fp32 on this processor"),
-        (["data.workers=64"], "cores", "warn", "64 workers of a rank on its "),
+        (["data.order=blocks"], "shards", "warn", "data.block_shards=1"),
+        (["train.precision=fp16"], "precision", "warn", "train.precision=auto"),
+        (["data.workers=64"], "cores", "warn", "data.workers=auto"),
     ],
 )
 def test_findings(doctor, words, name, status, said):
@@ -114,6 +111,7 @@ def test_findings(doctor, words, name, status, said):
 @pytest.mark.parametrize(
     ("word", "said"),
     [
+        ("train.epochz=3", "train.epochs"),
         ("data.split=trian", 'no split "trian"'),
         ("train.batch_size_per_device=50", "nearest: 32"),
     ],
@@ -125,15 +123,14 @@ def test_a_run_that_cannot_be_set_up_is_bad_input(doctor, word, said):
     assert re.fullmatch(rf"error: .*{said}.*\n", output)
 
 
+def arguments_of(digits, tmp_path):
+    config = ["--config", "configs/pretrain/mae_digits.yaml", f"data.path={digits}"]
+    return [*config, f"run.dir={tmp_path / 'run'}", *SMALL_MAE]
+
+
 def test_a_dry_run_is_the_doctor(doctor, digits, tmp_path, capsys):
     _, _, output = doctor()
-    arguments = [
-        "--config",
-        "configs/pretrain/mae_digits.yaml",
-        f"data.path={digits}",
-        f"run.dir={tmp_path / 'run'}",
-    ]
-    assert pretrain_main([*arguments, *SMALL_MAE, "--dry-run"]) == 0
+    assert pretrain_main([*arguments_of(digits, tmp_path), "--dry-run"]) == 0
 
     def steady(text: str) -> list[str]:
         return [re.sub(r"[\d.,:]+", "#", line) for line in text.splitlines()]
@@ -144,31 +141,23 @@ def test_a_dry_run_is_the_doctor(doctor, digits, tmp_path, capsys):
 def test_a_folder_of_an_earlier_run_is_a_warning(doctor, digits, tmp_path):
     """Doctor and dry run train nothing there: they say what the run itself will do."""
     short = ["train.steps=1", "train.warmup_steps=0", "monitor.tensorboard=false"]
-    arguments = [
-        "--config",
-        "configs/pretrain/mae_digits.yaml",
-        f"data.path={digits}",
-        f"run.dir={tmp_path / 'run'}",
-    ]
-    assert pretrain_main([*arguments, *SMALL_MAE, *short]) == 0
+    assert pretrain_main([*arguments_of(digits, tmp_path), *short]) == 0
     code, checks, output = doctor(*short)
     assert (code, "run" in checks) == (0, False)
-    assert f"run         {tmp_path / 'run'}, is finished (step 1): nothing is left to train" in output
+    assert f"run         {tmp_path / 'run'}, is finished (step 1)" in output
     code, checks, output = doctor(*short, "train.steps=2")
     assert code == 0
     ((status, text),) = checks["run"]
-    assert (status, "the run itself will stop: " in text) == ("warn", True)
-    assert "step-00000001 belongs to another run: train.steps was 1, now 2" in text
-    assert output.rstrip().endswith("0 checks failed, 1 warning; nothing was trained")
+    assert status == "warn"
+    assert "train.steps was 1, now 2" in text
+    assert "1 warning;" in output
     assert "length      2 steps" in output
     shutil.rmtree(tmp_path / "run" / "checkpoints")
-    assert "holds a finished run that left no checkpoints" in doctor(*short)[1]["run"][0][1]
+    assert "--resume never" in doctor(*short)[1]["run"][0][1]
 
 
 def test_memory_that_does_not_suffice(doctor, monkeypatch):
-    monkeypatch.setattr(
-        examining, "free_memory_gib", lambda ranks, device: (1e-4, "its share of this machine")
-    )
+    monkeypatch.setattr(examining, "free_memory_gib", lambda ranks, device: (1e-4, "the machine"))
     code, checks, _ = doctor()
     assert code == 1
     assert checks["memory"][0][0] == "FAIL"
@@ -230,11 +219,7 @@ def test_data_elsewhere_that_cannot_be_had(doctor, tmp_path, monkeypatch):
     monkeypatch.setattr("mae_vit.data.remote.folder.START_PATIENCE_S", 0.1)
     code, checks, output = doctor("data.path=http://127.0.0.1:9/data", f"data.cache_dir={tmp_path}")
     assert (code, checks) == (2, {}), output
-    assert "cannot be fetched" in output
-
-
-def test_bad_configs_are_bad_input(doctor):
-    assert doctor("train.epochz=3")[0] == 2
+    assert "fetched" in output
 
 
 def torchrun(ranks, words, **options):
@@ -251,10 +236,9 @@ def torchrun(ranks, words, **options):
 @pytest.mark.slow
 def test_ranks_meet_and_versions_are_compared(digits, tmp_path):
     """The second rank has another timm."""
-    for version in ("1.0.99",):
-        other = tmp_path / "site" / f"timm-{version}.dist-info"
-        other.mkdir(parents=True)
-        (other / "METADATA").write_text(f"Metadata-Version: 2.1\nName: timm\nVersion: {version}\n")
+    other = tmp_path / "site" / "timm-1.0.99.dist-info"
+    other.mkdir(parents=True)
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: timm\nVersion: 1.0.99\n")
     script = tmp_path / "rank.py"
     script.write_text(
         "import os, sys\n"
@@ -266,7 +250,6 @@ def test_ranks_meet_and_versions_are_compared(digits, tmp_path):
     ended = torchrun(2, [str(script), *words])
     checks = read(ended.stdout)
     assert checks["ranks"][0][0] == "ok", ended.stdout + ended.stderr
-    assert re.search(r"2 ranks met at \S+:\d+", checks["ranks"][0][1])
     assert re.search(r"ranks add [\d.]+ GB/s on cpu", checks["network"][0][1])
     assert checks["versions"][0][0] == "FAIL"
     assert re.search(r"timm \S+ \(rank 0 on \S+\), 1\.0\.99 \(rank 1 on", checks["versions"][0][1])
@@ -294,33 +277,7 @@ def test_a_rank_that_does_not_come(digits, tmp_path):
     )
     status, text = read(ended.stdout)["ranks"][0]
     assert status == "FAIL", ended.stdout + ended.stderr
-    assert "waited 0:00:03 for 2 ranks at 127.0.0.1:29877, 1 of 2 here, missing rank 1" in text
+    assert "127.0.0.1:29877" in text
+    assert "missing rank 1" in text
     assert ended.returncode == 1
     assert "Traceback" not in ended.stderr
-
-
-def test_sizes_that_are_tried():
-    assert candidates(256) == [1, 2, 4, 8, 16, 32, 64, 128, 256]
-    assert candidates(96, unit=2) == [2, 4, 8, 16, 32, 96]
-    assert candidates(48, unit=3) == [3, 6, 12, 24, 48]
-    assert candidates(7) == [1, 7]
-    assert candidates(12) == [1, 2, 4, 12]
-
-
-def test_the_smallest_of_the_fastest_is_best():
-    assert best_size({1: 10.0, 2: 98.0, 4: 100.0}) == 2
-
-
-def test_batches_are_tried_until_one_does_not_fit(doctor, monkeypatch):
-    code, _, output = doctor("--find-batch", "train.effective_batch_size=32")
-    assert code == 0
-    rows = re.findall(r"^ +(\d+) +([\d,]+) +([\d.]+)$", output, re.MULTILINE)
-    assert [int(size) for size, _, _ in rows] == [1, 2, 4, 8, 16, 32]
-    memory = [float(gib) for _, _, gib in rows]
-    assert memory == sorted(memory)
-    assert re.search(r"use train\.batch_size_per_device=\d+", output)
-    # As if the machine had memory for some of them.
-    monkeypatch.setattr(finding, "free_memory_gib", lambda ranks, device: (np.mean(memory[-2:]) / 0.8, ""))
-    output = doctor("--find-batch", "train.effective_batch_size=32")[2]
-    if memory[-1] > memory[-2]:
-        assert "does not fit" in output

@@ -138,7 +138,7 @@ def test_only_train_decides_on_a_held_out_tenth(tmp_path):
 def test_one_of_several_shards_is_not_the_data(digits):
     shard = next(digits.glob("*.tar"))
     assert resolve_data_path(str(shard)).folder == shard
-    with pytest.raises(InputError, match="names shards"):
+    with pytest.raises(InputError, match="give the"):
         read_dataset(shard)
 
 

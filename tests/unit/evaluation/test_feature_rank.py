@@ -1,15 +1,11 @@
 """RankMe and the spread of features, by the papers' formulas written out."""
 
-import json
 import math
-import sys
 
 import numpy as np
 import pytest
 import torch
-from helpers.commands import ROOT
 
-from benchmarks.evaluation.rankme import correlations, main, spearman
 from mae_vit.evaluation.feature_rank import effective_rank, feature_metrics, feature_sums
 
 
@@ -63,43 +59,3 @@ def test_features_that_are_not_finite_have_no_rank():
     assert math.isfinite(feature_metrics(feature_sums(rows), 2)["rankme"])
     rows[1, 1] = math.nan
     assert all(math.isnan(value) for value in feature_metrics(feature_sums(rows), 2).values())
-
-
-def test_rank_correlations_are_spearmans():
-    # 1 - 6 * sum(d^2) / (n (n^2 - 1)) by hand: d = 0, 1, 1, 0.
-    assert spearman([0.1, 0.2, 0.3, 0.9], [5, 7, 6, 8])["rho"] == pytest.approx(1 - 6 * 2 / 60)
-    ordered = spearman(range(6), [10 * place for place in range(6)])
-    assert ordered["rho"] == 1
-    assert 0 < ordered["p"] < 0.02  # 2 of 720 orders are as far from 0
-    # All 120 orders of five are tried: only two are as far from 0.
-    assert spearman(range(5), range(5))["p"] == pytest.approx(2 / 120, abs=1e-4)
-    keys = ("rankme", "feature_std", "few_shot_top1", "knn_top1")
-    rows = [dict(zip(keys, (place, -place, place, place), strict=True)) for place in range(4)]
-    assert correlations(rows)["rankme, knn_top1"]["rho"] == 1
-    assert correlations(rows)["feature_std, few_shot_top1"]["rho"] == -1
-
-
-def test_ties_have_mean_ranks_and_constants_no_correlation():
-    first, second = [5, 5, 6, 6, 9], [1, 3, 2, 2, 8]
-    # Pearson's correlation of the ranks 1.5, 1.5, 3.5, 3.5, 5 and 1, 4, 2.5, 2.5, 5, by hand.
-    assert spearman(first, second)["rho"] == pytest.approx(5 / (9 * 9.5) ** 0.5, abs=5e-4)
-    for undefined in ([5, 5, 5, 5, 5], [1, 2, 3, 4, math.nan]):
-        assert math.isnan(spearman(undefined, second)["rho"])
-
-
-def test_the_benchmark_measures_encoders(digits, tmp_path, monkeypatch):
-    names = ("mae_cifar_tiny_100", "supervised_cifar_tiny")
-    starts = [f"{name}={ROOT}/docs/results/encoders/{name}.safetensors" for name in names]
-    few = ["--images", "60", "--queries", "40", "--held-out", "test", "--out", str(tmp_path / "out.json")]
-    monkeypatch.setattr(sys, "argv", ["rankme.py", *starts, "random", "--data", str(digits), *few])
-    main()
-    report = json.loads((tmp_path / "out.json").read_text())
-    rows = {row["name"]: row for row in report["encoders"]}
-    assert [(name, row["saw_labels"]) for name, row in rows.items()] == [
-        (names[0], False),
-        (names[1], True),
-        ("random", False),
-    ]
-    assert all(0 < row["knn_top1"] <= 1 and row["rankme"] > 1 for row in rows.values())
-    assert len({row["rankme"] for row in rows.values()}) == 3
-    assert report["correlations_without_labels"] is None

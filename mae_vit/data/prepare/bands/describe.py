@@ -11,7 +11,7 @@ from mae_vit.core.messages import count_of
 from mae_vit.data.prepare.bands.options import NONE, PERCENTILES, BandLayout
 from mae_vit.data.prepare.bands.statistics import LONE, BandStatistics, BandSummary
 from mae_vit.data.prepare.bands.statistics import PERCENTILES as SHARES
-from mae_vit.data.shards.band_table import BandTable, Dtype, Scale
+from mae_vit.data.shards.dataset_json import BandTable, Dtype, Scale
 
 _LOW, _HIGH = 1, 99
 _SMALL_SHARE = 0.25

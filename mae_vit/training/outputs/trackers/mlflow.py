@@ -14,8 +14,7 @@ import numpy as np
 from filelock import FileLock
 
 from mae_vit.training.outputs.run_folder import Status
-from mae_vit.training.outputs.trackers.base import Pictures, Scalars, TrackedRun, flatten
-from mae_vit.training.outputs.trackers.names import ROLLED_BACK
+from mae_vit.training.outputs.trackers.base import ROLLED_BACK, Pictures, Scalars, TrackedRun, flatten
 
 _DEFAULTS = {
     # It reports its use over the network.

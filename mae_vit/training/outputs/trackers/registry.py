@@ -1,12 +1,13 @@
-"""The experiment trackers by name, and all that one run is logged to."""
+"""All that one run is logged to."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
 import os
+import pkgutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -16,29 +17,22 @@ from tqdm import tqdm
 
 from mae_vit.config.load import dump_config
 from mae_vit.config.schema import Config
+from mae_vit.config.trackers import TRACKERS
 from mae_vit.core.errors import InputError
 from mae_vit.core.files import read_json_lines, write_json
 from mae_vit.core.messages import error_reason
 from mae_vit.core.urls import redact_url
 from mae_vit.training.outputs.run_folder import RunFolder, Status
 from mae_vit.training.outputs.trackers.base import (
-    ExperimentTracker,
     Pictures,
     Scalars,
     TrackedRun,
     Tracker,
     flatten,
+    shown_scalars,
 )
-from mae_vit.training.outputs.trackers.mlflow import MlflowTracker
-from mae_vit.training.outputs.trackers.names import scalars_of
 from mae_vit.training.outputs.trackers.tensorboard import TensorBoard
-from mae_vit.training.outputs.trackers.wandb import WandbTracker
 
-# By the names of `monitor.trackers`. A tracker imports its package when it opens a run.
-TRACKERS: dict[str, Callable[[TrackedRun], ExperimentTracker]] = {
-    "wandb": WandbTracker,
-    "mlflow": MlflowTracker,
-}
 # What the extra of the same name installs.
 _PACKAGES = {"wandb": ("wandb",), "mlflow": ("mlflow", "sqlalchemy", "alembic")}
 # Their values never appear in a message.
@@ -113,8 +107,8 @@ def open_trackers(config: Config, folder: RunFolder, *, start_step: int) -> RunT
     A tracked run that is new gets all of `metrics.jsonl`.
 
     Args:
-        config: of the run.
-        folder: of the run, in which the ids of its tracked runs are; its metrics end at `start_step`.
+        config: config of the run.
+        folder: run folder, which has the ids of its tracked runs; its metrics end at `start_step`.
         start_step: steps done before.
     """
     trackers = RunTrackers()
@@ -130,10 +124,12 @@ def open_trackers(config: Config, folder: RunFolder, *, start_step: int) -> RunT
     run = describe_run(config, folder)
     for name in config.monitor.trackers:
         with trackers.guarded(name):
-            tracker = TRACKERS[name](replace(run, run_id=ids.get(name)))
+            make = TRACKERS[name]
+            make = pkgutil.resolve_name(make) if isinstance(make, str) else make
+            tracker: Tracker = make(replace(run, run_id=ids.get(name)))
             trackers.add(tracker)
             for line in lines if tracker.run_id != ids.get(name) else ():
-                tracker.log(line["step"], scalars_of(line), {})
+                tracker.log(line["step"], shown_scalars(line), {})
             ids[name] = tracker.run_id
     write_json(folder.trackers, ids)
     return trackers

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mae_vit.training.outputs.run_folder import Status
-from mae_vit.training.outputs.trackers.base import Pictures, Scalars
-from mae_vit.training.outputs.trackers.names import ROLLED_BACK
+from mae_vit.training.outputs.trackers.base import ROLLED_BACK, Pictures, Scalars
 
 # The page "Custom scalars": what a person looks at first.
 _LAYOUT = {
@@ -29,6 +28,7 @@ class TensorBoard:
     """TensorBoard's files of one run. It hides what was logged after a step that the run goes back to."""
 
     title = "TensorBoard"
+    run_id = ""
 
     def __init__(self, folder: Path, *, start_step: int, config_yaml: str) -> None:
         """Opens the files of a run that begins or resumes at `start_step`."""

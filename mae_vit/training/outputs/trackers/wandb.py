@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mae_vit.training.outputs.run_folder import Status
-from mae_vit.training.outputs.trackers.base import Pictures, Scalars, TrackedRun, flatten
-from mae_vit.training.outputs.trackers.names import ROLLED_BACK
+from mae_vit.training.outputs.trackers.base import ROLLED_BACK, Pictures, Scalars, TrackedRun, flatten
 
 # The longest that training waits for the package, at its start and at its end.
 _PATIENCE_S = 20.0

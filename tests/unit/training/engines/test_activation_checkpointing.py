@@ -7,7 +7,7 @@ from workers.plain_loop import batch_of, build_objective
 
 from mae_vit.models.attention import set_fused_attention
 from mae_vit.objectives import OBJECTIVES
-from mae_vit.training.engines.activation_checkpointing import recompute_blocks
+from mae_vit.training.engines.base import recompute_blocks
 from mae_vit.training.engines.cost import estimate
 
 

@@ -12,8 +12,7 @@ from workers.plain_loop import batch_of, build_objective
 from mae_vit.models.attention import set_fused_attention
 from mae_vit.pretraining import doctor
 from mae_vit.runtime.ranks import Ranks
-from mae_vit.training.engines.cost import estimate, kept_bytes
-from mae_vit.training.engines.peak_rates import peak_of
+from mae_vit.training.engines.cost import estimate, kept_bytes, peak_flops
 from mae_vit.training.engines.precision import AUTOCAST_DTYPES
 
 
@@ -139,7 +138,7 @@ def test_only_what_cannot_fit_fails(free, status, monkeypatch):
     monkeypatch.setattr(doctor, "free_memory_gib", lambda ranks, device: (free, "the GPU"))
     check = doctor.check_memory(1.0, 3.0, Ranks(), torch.device("cuda"))
     assert check.status == status
-    assert ("--find-batch" in check.text) == (status != "ok")
+    assert ("train.zero_stage" in check.text) == (status != "ok")
 
 
 @pytest.mark.parametrize(
@@ -166,5 +165,8 @@ def test_only_what_cannot_fit_fails(free, status, monkeypatch):
         ("NVIDIA A1000 Laptop GPU", None),
     ],
 )
-def test_peak_rates_by_name(name, teraflops):
-    assert peak_of(name) == (None if teraflops is None else teraflops * 1e12)
+def test_peak_rates_by_name(name, teraflops, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    expected = None if teraflops is None else teraflops * 1e12
+    assert peak_flops(torch.device("cuda"), "bf16") == expected
+    assert peak_flops(torch.device("cuda"), "fp32") is None

@@ -12,14 +12,13 @@ from helpers.commands import ROOT, one_line
 from helpers.trackers import stored_by_mlflow, wandb_ids
 
 from mae_vit.config.load import load_config
+from mae_vit.config.trackers import TRACKERS
 from mae_vit.core.errors import InputError
 from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.training.outputs.run_folder import RunFolder
-from mae_vit.training.outputs.trackers.base import TrackedRun
+from mae_vit.training.outputs.trackers.base import TrackedRun, shown_scalars
 from mae_vit.training.outputs.trackers.mlflow import MlflowTracker
-from mae_vit.training.outputs.trackers.names import scalars_of
 from mae_vit.training.outputs.trackers.registry import (
-    TRACKERS,
     RunTrackers,
     check_installed,
     describe_run,
@@ -90,7 +89,7 @@ def test_a_failing_tracker_is_one_warning_without_a_secret(when, tmp_path, monke
 def test_names_are_tensorboards():
     line = {"step": 3, "epoch": 0.5, "samples": 9, "wall_s": 1.0, "loss": 2.0, "grad_norm": None, "lr": 0.1}
     line |= {"images_per_s": 5.0, "label_loss": 1.5, "heldout": {"loss": 2.5}, "probe": {"knn_top1": 0.5}}
-    assert scalars_of(line) == {
+    assert shown_scalars(line) == {
         "train/loss": 2.0,
         "train/label_loss": 1.5,
         "optimizer/lr": 0.1,
@@ -206,7 +205,7 @@ def test_a_package_that_is_missing_is_one_line(monkeypatch, capsys, tmp_path, di
     [
         (["monitor.trackers=[wandb,wandb]"], "trackers"),
         (["monitor.tracker_group=a"], "tracker_group"),
-        (["monitor.trackers=[wand]"], "wandb"),
+        (["monitor.trackers=[wand]"], 'did you mean "wandb"'),
         (["monitor.inspect_every_epochs=1", "monitor.tensorboard=false"], "inspect_every_epochs"),
     ],
 )

@@ -1,1 +1,0 @@
-"""What pretraining learns: bands against RGB, measures without labels."""

@@ -1,0 +1,119 @@
+"""The commands that look at data and runs: `mae-vit check`, `replay` and `report`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from mae_vit.config.command_line import OneLineParser, add_plugin, as_path, as_path_text
+from mae_vit.core.errors import InputError
+from mae_vit.core.files import write_atomically
+from mae_vit.core.messages import count_of, error_reason
+from mae_vit.core.urls import is_url, redact_url
+from mae_vit.runtime.exit_codes import EXIT_FAILED
+
+_REPORT = """Write one HTML page on a pretraining run: a verdict in words (did it learn, was it long
+enough, what to do next), curves, pictures over time, plan, environment, damaged images, incidents. The page is one file
+that needs no other. The run may be finished, running, interrupted or failed."""
+
+
+def add_check(commands: argparse._SubParsersAction[OneLineParser]) -> None:
+    """Adds the command `check`."""
+    parser = commands.add_parser(
+        "check",
+        help="verify every shard",
+        description="Compare every shard with its checksum in dataset.json. List damaged shards; exit 1 if any.",
+    )
+    parser.add_argument("path", type=as_path_text, metavar="DIR", help="the data folder")
+    parser.add_argument("--decode", action="store_true", help="also decode every image")
+    parser.set_defaults(run=_check, parser=parser)
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from mae_vit.data.data_path import resolve_data_path
+    from mae_vit.data.shards.verify import check
+
+    if is_url(arguments.path):
+        raise InputError(
+            f"{redact_url(arguments.path)}: shards elsewhere are verified as runs fetch them; give a folder"
+        )
+    problems = check(resolve_data_path(arguments.path).folder, decode_all=arguments.decode)
+    for problem in problems:
+        print(f"damaged: {problem}")
+    print(
+        f"{arguments.path}: {count_of(len(problems), 'problem') if problems else 'all shards are as described'}"
+    )
+    return EXIT_FAILED if problems else 0
+
+
+def add_replay(commands: argparse._SubParsersAction[OneLineParser]) -> None:
+    """Adds the command `replay`."""
+    parser = commands.add_parser(
+        "replay",
+        help="show the images and masks of a step",
+        description="Compute again the images, crops and masks of any step of a pretraining run. Write them as a "
+        "picture, and print the names of the images.",
+    )
+    parser.add_argument("path", type=as_path, metavar="RUN", help="the run's folder")
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--step", type=int, help="training step, counted from 1 as in metrics.jsonl")
+    which.add_argument(
+        "--data-step", type=int, help="step of the data order, counted from 0 as in incidents/*.json"
+    )
+    parser.add_argument("--rank", type=int, default=0, help="rank whose part of the batch is shown (0)")
+    parser.add_argument("--images", type=int, default=32, help="number of images in the picture (32)")
+    parser.add_argument("--out", type=as_path, metavar="FILE.png", help="file to write (RUN/replay/...)")
+    add_plugin(parser)
+    parser.set_defaults(run=_replay, parser=parser)
+
+
+def _replay(arguments: argparse.Namespace) -> int:
+    if arguments.images < 1 or (arguments.data_step or 0) < 0:
+        raise InputError("--images needs 1 or more, --data-step 0 or more")
+    # Imports torch: not for --help.
+    from mae_vit.pretraining.replay import replay, write_replay
+
+    record = replay(arguments.path, step=arguments.step, of_data=arguments.data_step, rank=arguments.rank)
+    name = f"step-{arguments.step:08d}" if arguments.step else f"data-step-{arguments.data_step:08d}"
+    path = arguments.out or arguments.path / "replay" / f"{name}-rank-{arguments.rank}.png"
+    try:
+        names = write_replay(record, path, images=arguments.images)
+    except OSError as error:
+        raise InputError(f"{path} cannot be written: {error_reason(error)}; give --out FILE.png") from None
+    drawn = count_of(min(arguments.images, len(record.samples)), "image")
+    weights = "fresh weights" if record.weights_step is None else f"the weights of step {record.weights_step}"
+    print(f"{arguments.path}: epoch {record.epoch}, step {record.data_step} of the data order")
+    print(f"  picture   {path} ({drawn}; what is predicted is by {weights})")
+    print(f"  names     {names} ({count_of(len(record.samples), 'sample')})")
+    return 0
+
+
+def add_report(commands: argparse._SubParsersAction[OneLineParser]) -> None:
+    """Adds the command `report`."""
+    parser = commands.add_parser(
+        "report", help="write a page on a run: verdict, curves, pictures", description=_REPORT
+    )
+    parser.add_argument("path", type=as_path, metavar="RUN", help="the run's folder")
+    parser.add_argument("--out", type=as_path, metavar="FILE.html", help="file to write (RUN/report.html)")
+    parser.set_defaults(run=_report, parser=parser)
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    # Imports matplotlib: not for --help.
+    from mae_vit.pretraining.report.page import write_page
+    from mae_vit.pretraining.report.run_record import read_run
+    from mae_vit.pretraining.report.verdict import verdict
+
+    record = read_run(arguments.path)
+    out: Path = arguments.out or arguments.path / "report.html"
+    if out.is_dir():
+        raise InputError(f"--out {out} is a folder: give a file, such as {out / 'report.html'}")
+    page = write_page(record)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(out, page.encode("utf-8", "replace"))
+    except OSError as error:
+        raise InputError(f"{out} cannot be written: {error_reason(error)}; give --out FILE") from None
+    print("verdict   " + "\n          ".join(verdict(record)))
+    print(f"page      {out} (open in a browser)")
+    return 0

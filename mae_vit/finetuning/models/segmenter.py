@@ -1,0 +1,194 @@
+"""The network that predicts the class of each pixel, its heads, its loss and its held-out metrics.
+
+Shapes: B batch, C channels, H W pixels, D width of the feature map, h w its rows and columns, K classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mae_vit.core.batch import Batch
+from mae_vit.core.image_rows import Picture
+from mae_vit.evaluation.segmentation import count_overlaps, mean_iou
+from mae_vit.inspection.class_maps import class_colors
+from mae_vit.models.encoders.base import Encoder, as_map
+from mae_vit.objectives.objective import ObjectiveOutput, Task
+from mae_vit.weights.foreign_encoder import ForeignEncoder
+
+# Strength of the class's color in a picture.
+_TINT = 0.6
+# Width of the light head: this fraction of the map's, and at least so many channels.
+_HEAD_FRACTION, _HEAD_LEAST = 4, 64
+_GROUPS = 8
+
+
+class LinearHead(nn.Module):
+    """A norm over the batch without affine parameters, and one linear layer for each token (as MAE's linear probe)."""
+
+    def __init__(self, width: int, num_classes: int) -> None:
+        """Maps (B, D, h, w) -> (B, K, h, w)."""
+        super().__init__()
+        self.norm = nn.BatchNorm2d(width, affine=False, eps=1e-6)
+        self.classifier = nn.Conv2d(width, num_classes, 1)
+        for parameter in self.classifier.parameters():
+            nn.init.zeros_(parameter)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Computes (B, D, h, w) -> (B, K, h, w)."""
+        return self.classifier(self.norm(features))
+
+
+class LightHead(nn.Module):
+    """Two steps of a 3x3 convolution, group norm, GELU and twofold upsampling; then a 1x1 convolution.
+
+    A head of progressive upsampling (SETR-PUP, arXiv 2012.15840, Sec. 3.3), narrower and of two steps.
+    """
+
+    def __init__(self, width: int, num_classes: int) -> None:
+        """Maps (B, D, h, w) -> (B, K, 4h, 4w)."""
+        super().__init__()
+        inner = max(_HEAD_LEAST, width // _HEAD_FRACTION // _GROUPS * _GROUPS)
+        self.steps = nn.ModuleList(
+            nn.Sequential(
+                nn.Conv2d(before, inner, 3, padding=1, bias=False), nn.GroupNorm(_GROUPS, inner), nn.GELU()
+            )
+            for before in (width, inner)
+        )
+        self.classifier = nn.Conv2d(inner, num_classes, 1)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Computes (B, D, h, w) -> (B, K, 4h, 4w)."""
+        for step in self.steps:
+            features = F.interpolate(step(features), scale_factor=2, mode="bilinear", align_corners=False)
+        return self.classifier(features)
+
+
+class Segmenter(Task):
+    """An encoder's map of features and a head, trained by the cross-entropy of its pixels."""
+
+    def __init__(
+        self,
+        encoder: Encoder | ForeignEncoder,
+        *,
+        probe: bool,
+        num_classes: int,
+        label_smoothing: float,
+        mean: Sequence[float],
+        std: Sequence[float],
+        freeze_patch_embed: bool = False,
+    ) -> None:
+        """Adds a head to `encoder`: a linear one for a `probe`, which trains nothing else.
+
+        Raises:
+            InputError: if timm gives no map of features for a third-party network.
+        """
+        super().__init__(mean=mean, std=std)
+        self.num_classes, self.probe, self.label_smoothing = num_classes, probe, label_smoothing
+        if isinstance(encoder, ForeignEncoder):
+            with torch.no_grad():
+                device = next(encoder.parameters()).device
+                black = torch.zeros(1, encoder.input.in_chans, *encoder.input.img_size, device=device)
+                width = encoder.patch_map(black).shape[1]
+        else:
+            width = encoder.embed_dim
+        self.decode_head: nn.Module = (LinearHead if probe else LightHead)(width, num_classes)
+        self.encoder = encoder
+        # A fixed table of positions, all of a third-party encoder, and what is asked for.
+        self._fixed = {name for name, value in encoder.named_parameters() if not value.requires_grad}
+        if freeze_patch_embed:
+            self._fixed |= {f"patch_embed.{name}" for name, _ in encoder.patch_embed.named_parameters()}
+        self.freeze(probe)
+        self.train()
+
+    def freeze(self, frozen: bool) -> None:
+        """Freezes the encoder, or trains it; what is fixed in any case stays as it is."""
+        for name, value in self.encoder.named_parameters():
+            value.requires_grad_(not frozen and name not in self._fixed)
+
+    def train(self, mode: bool = True) -> Segmenter:
+        """Sets the mode; of a probe that of the head alone: frozen features have no dropout."""
+        super().train(mode)
+        if self.probe:
+            self.encoder.eval()
+        return self
+
+    def feature_map(self, images: Tensor) -> Tensor:
+        """Encodes normalized images: (B, C, H, W) -> (B, D, h, w), with the final norm."""
+        if isinstance(self.encoder, ForeignEncoder):
+            return self.encoder.patch_map(images)
+        return as_map(self.encoder, self.encoder.forward_features(images))
+
+    def logits(self, images: Tensor) -> Tensor:
+        """Scores the pixels of raw images: uint8 (B, C, H, W) -> float32 (B, K, H, W)."""
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.probe):
+            features = self.feature_map(self.normalize(images))
+        scores = self.decode_head(features).float()
+        return F.interpolate(scores, images.shape[2:], mode="bilinear", align_corners=False)
+
+    def _losses(self, logits: Tensor, truth: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
+        """Computes each image's mean cross-entropy over the pixels that count, 0 without any: (B,).
+
+        The mean over images of any split of a batch is that of the whole batch.
+        """
+        losses = F.cross_entropy(
+            logits, truth, ignore_index=-1, reduction="none", label_smoothing=label_smoothing
+        )
+        return losses.sum(dim=(1, 2)) / (truth >= 0).sum(dim=(1, 2)).clamp(min=1)
+
+    def forward(self, batch: Batch) -> ObjectiveOutput:
+        """Computes the mean cross-entropy, and the pixel accuracy on the augmented training images."""
+        logits = self.logits(batch.images)
+        # The cost of a run is estimated on images alone.
+        truth = (
+            torch.zeros_like(logits[:, 0], dtype=torch.int64) if batch.masks is None else batch.class_map()
+        )
+        loss = self._losses(logits, truth, label_smoothing=self.label_smoothing).mean()
+        with torch.no_grad():
+            hits, counted = (logits.argmax(dim=1) == truth).sum(), (truth >= 0).sum()
+        return ObjectiveOutput(loss, {"pixel_accuracy": (hits, counted)})
+
+    def evaluation_sums(self, batch: Batch) -> dict[str, Tensor]:
+        """Sums the loss, and the pixels in the intersection and the union of each class."""
+        logits, truth = self.logits(batch.images), batch.class_map()
+        both, either = count_overlaps(logits.argmax(dim=1), truth, self.num_classes)
+        sums = {
+            "images": torch.tensor(float(len(truth)), device=truth.device),
+            "loss": self._losses(logits, truth).sum(),
+            "pixels": (truth >= 0).sum(),
+        }
+        for name, counts in (("intersection", both), ("union", either)):
+            sums |= {f"{name} {k:05d}": count for k, count in enumerate(counts.sum(dim=0).unbind())}
+        return sums
+
+    def evaluation_metrics(self, sums: dict[str, float]) -> dict[str, float]:
+        """Returns the loss without smoothing, the mean intersection over union, and the pixel accuracy."""
+        both, either = (
+            np.array([sums[f"{name} {k:05d}"] for k in range(self.num_classes)])
+            for name in ("intersection", "union")
+        )
+        return {
+            "loss": sums["loss"] / sums["images"],
+            "miou": float(mean_iou(both, either)),
+            "pixel_accuracy": float(both.sum()) / max(sums["pixels"], 1.0),
+        }
+
+    def pictures(self, batch: Batch) -> list[Picture]:
+        """Shows predicted and true classes over the images, and the images."""
+        original = batch.images.float() / 255
+        maps = {"predicted": self.logits(batch.images).argmax(dim=1), "true": batch.class_map()}
+        return [
+            *(Picture(name, tinted(original, classes, self.num_classes)) for name, classes in maps.items()),
+            Picture("original", original),
+        ]
+
+
+def tinted(images: Tensor, classes: Tensor, num_classes: int) -> Tensor:
+    """Lays the colors of classes int64 (B, H, W) over images (B, C, H, W) in 0..1: (B, 3, H, W)."""
+    colors = torch.from_numpy(class_colors(num_classes)).to(images.device).float() / 255
+    tint = colors[classes.clamp(min=0)].permute(0, 3, 1, 2)
+    return torch.where((classes > 0)[:, None], (1 - _TINT) * images + _TINT * tint, images)

@@ -1,0 +1,161 @@
+"""The command line itself: help, exit codes, one line for bad input, what is said at the end."""
+
+import io
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from helpers.commands import ROOT
+from PIL import Image
+
+from mae_vit.cli.main import main
+from mae_vit.core import __version__
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], "required: COMMAND"),
+        (["prepar"], 'did you mean "prepare"?'),
+        (["zzz"], "choose from"),
+        (["prepare"], "required: SRC... OUT"),
+        (["prepare", "digits"], "needs sources and an output folder"),
+        (["prepare", "digits", "{out}", "--shard-samples", "0"], "--shard-samples 0: at least 1"),
+        (["prepare", "digits", "{out}", "--shard-mib", "many"], "invalid int value: 'many'"),
+        (["prepare", "digits", "{out}", "--split", "../x"], '--split "../x": letters, digits and _ only'),
+        (["prepare", "digits", "{out}", "--overwite"], 'arguments: --overwite: did you mean "--overwrite"?'),
+        (["prepare", "--shard-mb", "3", "digits", "{out}"], 'did you mean "--shard-mib"?'),
+        (["prepare", "digits", "{out}", "--faster"], "arguments: --faster: known: --bands, "),
+        # argparse itself names what is missing, and not what was misspelled.
+        (["embed", "x", "y", "--outt", "{out}"], 'arguments: --outt: did you mean "--out"?'),
+        (["export", "x", "--too=hf"], 'arguments: --too: did you mean "--to"?'),
+        (["embed", "x", "y"], "the following arguments are required: --out"),
+        (["--versoin"], 'did you mean "--version"?'),
+        # Another command's option is no suggestion.
+        (["check", "--decde", "{out}"], 'did you mean "--decode"?'),
+        (["check", "--shard-mib=3", "{out}"], "--shard-mib: known: --decode, --help"),
+        (["check"], "required: DIR"),
+        (["check", "{out}"], "does not exist"),
+        (["check", "https://host/data"], "verified as runs fetch them"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line(tmp_path, capsys, arguments, expected):
+    out = tmp_path / "out"
+    assert main([part.format(out=out) for part in arguments]) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("mae-vit: error: ")
+    assert expected in lines[0]
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["prepare", "--help"], ["check", "--help"]])
+def test_help_says_what_there_is(capsys, arguments):
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    assert stopped.value.code == 0
+    text = capsys.readouterr().out
+    for word in {
+        "--help": ("prepare", "check", "examples:"),
+        "prepare": (
+            "--root",
+            "--split",
+            "--in-place",
+            "--fraction",
+            "--resize",
+            "--workers",
+            "cifar100",
+            ".zip",
+        ),
+    }.get(arguments[0], ("--decode",)):
+        assert word in text
+
+
+def test_usage_of_prepare_is_of_people(capsys):
+    with pytest.raises(SystemExit):
+        main(["prepare", "--help"])
+    text = capsys.readouterr().out
+    assert text.startswith("usage: mae-vit prepare [options] SRC [SRC ...] OUT\n")
+    assert text.count("SRC...") == 1  # the heading of their description
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert capsys.readouterr().out == f"mae-vit {__version__}\n"
+
+
+def test_options_may_stand_anywhere_and_the_end_says_what_was_done(tmp_path, capsys):
+    out = tmp_path / "out"
+    assert main(["prepare", "--shard-samples", "600", "digits", "--overwrite", str(out)]) == 0
+    text = capsys.readouterr().out
+    assert re.search(r"train: 1,\d\d\d images in 3 shards", text)
+    assert re.search(r"test: \d\d\d images in 1 shard\n", text)
+    assert re.search(rf"{out}: 10 classes, \d+\.\d s", text)
+
+
+def test_an_output_that_is_a_file_is_refused(tmp_path, capsys):
+    (tmp_path / "out").write_text("mine")
+    assert main(["prepare", "digits", str(tmp_path / "out")]) == 2
+    assert "not a directory" in capsys.readouterr().err.splitlines()[-1]
+    assert (tmp_path / "out").read_text() == "mine"
+
+
+@pytest.mark.parametrize("words", [["-m", "mae_vit.cli.main", "doctor"], ["pretrain/run.py", "--dry-run"]])
+def test_a_reader_who_leaves_ends_in_no_traceback(digits, tmp_path, words):
+    run = [f"data.path={digits}", f"run.dir={tmp_path}", "--config", "configs/pretrain/mae_digits.yaml"]
+    process = subprocess.Popen(
+        [sys.executable, *words, *run],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
+    process.stdout.close()
+    errors = process.stderr.read()
+    assert (process.wait(100), errors) == (0, "")
+
+
+# While processes start, and when they are at work.
+@pytest.mark.parametrize(("workers", "after_s"), [("0", 0.5), ("2", 0.15), ("2", 0.3), ("2", 0.6)])
+def test_ctrl_c_is_one_line_and_leaves_nothing(tmp_path, workers, after_s):
+    source, out = tmp_path / "src" / "cat", tmp_path / "out"
+    source.mkdir(parents=True)
+    stream = io.BytesIO()
+    Image.effect_noise((600, 600), 50).save(stream, "png")
+    # Seconds of work: the command is in mid-split when it is stopped.
+    for number in range(600):
+        (source / f"{number}.png").write_bytes(stream.getvalue())
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "mae_vit.cli.main",
+            "prepare",
+            str(source.parent),
+            str(out),
+            "--workers",
+            workers,
+        ],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        # Ctrl-C reaches every process of a terminal's foreground group.
+        start_new_session=True,
+        # Around the tests it may be ignored: they may be a background job.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    deadline = time.monotonic() + 500
+    while not (out / ".train.partial").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(after_s)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=500)
+    assert process.returncode == 130
+    assert errors.strip().splitlines()[-1].startswith("mae-vit: interrupted")
+    assert "Traceback" not in errors
+    assert not out.exists()
