@@ -113,7 +113,7 @@ def full_extension(path: str) -> str:
     return f"{inner}.{extension}" if inner else extension
 
 
-def placeholder_of(path: str) -> bool:
+def is_placeholder(path: str) -> bool:
     """Whether a file stands for one that a cloud has not yet brought here, as iCloud writes them: .NAME.icloud."""
     name = path.rpartition("/")[2]
     return name.startswith(".") and name.endswith(".icloud")

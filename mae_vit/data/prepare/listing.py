@@ -24,7 +24,7 @@ from mae_vit.core.user_files import (
     image_kind,
     is_hidden,
     is_image,
-    placeholder_of,
+    is_placeholder,
     unread_photo,
 )
 from mae_vit.data.prepare.entries import Reader
@@ -80,7 +80,7 @@ class Listing:
         extension = extension_of(path)
         if is_image(path):
             self.images.append((path, read))
-        elif placeholder_of(path):
+        elif is_placeholder(path):
             self.absent.append(path)
         elif is_hidden(path):
             self.ignored += 1

@@ -22,8 +22,8 @@ class Statistics:
 
     Attributes:
         scale: the option --scale.
-        kind: of all images, such as "13xuint16" or "8-bit"; None before the first.
-        layout: of all images; None for photographs of 8 bits.
+        kind: bands and type of all images, such as "13xuint16" or "8-bit"; None before the first.
+        layout: layout of all images; None for photographs of 8 bits.
         bands: statistics of its bands.
     """
 

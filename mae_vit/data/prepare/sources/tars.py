@@ -29,9 +29,9 @@ def open_tars(paths: Sequence[Path], folder: Path, name: str, options: SourceOpt
     """Opens tars as one source.
 
     Args:
-        paths: of the tars.
-        folder: that holds them all.
-        name: of the source.
+        paths: the tars.
+        folder: the folder that holds them all.
+        name: name of the source.
         options: which fields of samples are images and labels, and how names are read.
 
     Raises:
