@@ -47,8 +47,8 @@ def test_a_second_process_is_refused_and_harms_nothing(call, holder, tmp_path, c
     assert call() == 2
     said = capsys.readouterr().err.strip().splitlines()
     assert len(said) == 2
-    assert said[0].endswith(": waiting 1 s for it to leave")
-    assert f"is in use by process {holder.pid} on " in said[1]
+    assert "1 s" in said[0]
+    assert f"process {holder.pid} on " in said[1]
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [".lock"]
 
 
@@ -58,7 +58,7 @@ def test_a_disk_without_room_for_the_holders_name_is_an_input_error(tmp_path, mo
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_text", write_text)
-        with pytest.raises(InputError, match=r"run cannot be written: no space left on device"):
+        with pytest.raises(InputError, match="no space left"):
             lock_run(tmp_path / "run")
     # Nobody keeps it.
     lock_run(tmp_path / "run").release()
@@ -66,7 +66,7 @@ def test_a_disk_without_room_for_the_holders_name_is_an_input_error(tmp_path, mo
 
 def test_an_old_run_that_goes_on_is_not_moved_aside(call, holder, tmp_path, capsys):
     assert call("--resume", "never") == 2
-    assert "is in use by" in capsys.readouterr().err
+    assert f"process {holder.pid} on " in capsys.readouterr().err
     assert not (tmp_path / "run.1").exists()
 
 

@@ -18,7 +18,7 @@ def test_home_and_variables_are_expanded(monkeypatch, tmp_path):
         assert expand_text(text) == text
     (tmp_path / "$x").mkdir()
     assert expand_text("$x") == "$x"
-    with pytest.raises(InputError, match=r'path "\$y/z": the variable \$y is not set'):
+    with pytest.raises(InputError, match=r'path "\$y/z": .*\$y'):
         expand_path("$y/z")
 
 

@@ -18,7 +18,7 @@ def test_a_full_disk_is_an_os_error(tmp_path, monkeypatch):
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
     monkeypatch.setattr("mae_vit.training.checkpoints.format.save_file", fail)
-    with pytest.raises(OSError, match="No space left on device") as error:
+    with pytest.raises(OSError, match="No space left") as error:
         write_tensors(tmp_path / "t.safetensors", {"a": torch.ones(1)})
     assert error.value.errno == errno.ENOSPC
     assert not list(tmp_path.iterdir())
