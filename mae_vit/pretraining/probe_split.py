@@ -11,7 +11,7 @@ from mae_vit.core.errors import InputError
 from mae_vit.data.index import ShardIndex
 from mae_vit.evaluation.few_shot import draw_shots
 
-_DEFAULT_SHOTS = 25
+_SHOTS = 25
 # Images to fit, over all classes: a closed form of this size takes almost no time.
 _MAX_SUPPORT = 1000
 
@@ -49,7 +49,7 @@ def choose_probe(
     chosen = _choose(monitor, index, world_size, why_none)
     if isinstance(chosen, ProbeSplit):
         return chosen
-    for name in ("probe_every_steps", "probe_every_epochs", "probe_shots"):
+    for name in ("probe_every_steps", "probe_every_epochs"):
         if (value := getattr(monitor, name)) is not None:
             raise InputError(f"monitor.{name}={value} has no effect: there is no probe ({chosen})")
     return ProbeSplit(np.zeros(0, np.int64), np.zeros(0, np.int64), why_none=chosen)
@@ -64,21 +64,9 @@ def _choose(
     if not monitor.probe_queries:
         return "monitor.probe_queries=0"
     labels, most = np.asarray(index.labels), max(1, _MAX_SUPPORT // max(1, len(index.dataset.classes)))
-    if monitor.probe_shots is not None and monitor.probe_shots > most:
-        raise InputError(
-            f"monitor.probe_shots={monitor.probe_shots} of {len(index.dataset.classes)} classes are more than "
-            f"the {_MAX_SUPPORT} images that the probe fits on (at most monitor.probe_shots={most})"
-        )
-    asked = monitor.probe_shots or min(_DEFAULT_SHOTS, most)
-    support, queries = draw_shots(labels, shots=asked, queries=monitor.probe_queries)
+    support, queries = draw_shots(labels, shots=min(_SHOTS, most), queries=monitor.probe_queries)
     if len(np.unique(labels[support])) < 2 or not len(queries):
         return f'split "{index.split}" has no labels of two classes, with two images of each'
     if len(support) + len(queries) < world_size:
         return f'split "{index.split}" has fewer labeled images than there are ranks'
-    shots = int(np.bincount(labels[support]).max())
-    if monitor.probe_shots is not None and shots < monitor.probe_shots:
-        raise InputError(
-            f'monitor.probe_shots={monitor.probe_shots} is more than half of any class of split "{index.split}" '
-            f"(at most monitor.probe_shots={shots})"
-        )
-    return ProbeSplit(support, queries, shots)
+    return ProbeSplit(support, queries, int(np.bincount(labels[support]).max()))

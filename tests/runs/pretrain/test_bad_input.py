@@ -46,10 +46,8 @@ REFUSED = {
     "monitor.evaluate_split=train": "another split (test)",
     "train.batch_size_per_device=50": "nearest: 32",
     "train.effective_batch_size=5001 data.repeats=3": "train.effective_batch_size=5001",
-    "monitor.probe_shots=101": "at most monitor.probe_shots=100",
-    "monitor.probe_shots=100": "at most monitor.probe_shots=15",
     "data.split=test monitor.probe_every_epochs=1": "monitor.probe_every_epochs=1.0",
-    "monitor.probe_queries=0 monitor.probe_shots=5": "(monitor.probe_queries=0)",
+    "monitor.probe_queries=0 monitor.probe_every_steps=5": "(monitor.probe_queries=0)",
     "data.path=nowhere": "data folder nowhere",
     "data.split=trian": '"train"?',
     "monitor.evaluate_split=dev": 'no split "dev"',
@@ -219,10 +217,10 @@ def test_held_out_images_without_labels_of_a_supervised_run(flat_test, tmp_path,
 
 
 def test_the_plan_tells_what_the_probe_does(digits, tmp_path, capsys):
-    small = ("monitor.probe_shots=1", "monitor.probe_queries=1", "monitor.probe_every_steps=7")
+    small = ("monitor.probe_queries=1", "monitor.probe_every_steps=7")
     for options, named in (
         (("train.epochs=30",), ("149 images", "15 of each of 10", "151 others", "at the end")),
-        (small, ("10 images", "1 of each of 10", "1 other", "every 7 steps")),
+        (small, ("149 images", "1 other", "every 7 steps")),
         (("monitor.probe_queries=0",), ("none: monitor.probe_queries=0",)),
     ):
         assert call(digits, tmp_path / "run", "--dry-run", *options) == 0

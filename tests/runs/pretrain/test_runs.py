@@ -257,7 +257,7 @@ def test_held_out_options(call, tmp_path):
 
 
 def test_the_online_probe_scores_and_changes_nothing(call, tmp_path):
-    assert call("monitor.probe_every_steps=2", "monitor.probe_shots=5", name="with") == 0
+    assert call("monitor.probe_every_steps=2", name="with") == 0
     assert call("monitor.probe_queries=0", name="without") == 0
     lines = lines_of(tmp_path / "with")
     assert [line["step"] for line in lines if "probe" in line] == [2, 4, 6]
@@ -268,8 +268,7 @@ def test_the_online_probe_scores_and_changes_nothing(call, tmp_path):
     assert not any("probe" in line for line in lines_of(tmp_path / "without"))
     summary = summary_of(tmp_path / "with")
     assert summary["probe"] == lines[-1]["probe"]
-    # 5 of each digit, and the others of its 150 or fewer held-out images.
-    assert summary["probed"] == {"images": 250, "fitted_on": 50, "classes": 10}
+    assert summary["probed"] == {"images": 151, "fitted_on": 149, "classes": 10}
     assert "probed" not in summary_of(tmp_path / "without")
     one, other = ((tmp_path / name / "encoder.safetensors").read_bytes() for name in ("with", "without"))
     assert one == other
