@@ -29,8 +29,7 @@ def one_of(field: FieldInfo) -> OneOf | None:
 
 def branches(field: FieldInfo) -> Mapping[str, type[BaseModel]]:
     """Lists a field's models by the names that choose them; empty if the field has no branches."""
-    several = one_of(field)
-    return several.sections if several else {}
+    return several.sections if (several := one_of(field)) else {}
 
 
 def written_path(schema: type[BaseModel], location: Sequence[str | int]) -> list[str]:
@@ -166,17 +165,14 @@ def describe_keys(schema: type[BaseModel], *, without: Collection[str] = ()) -> 
             ]
             first = name if tag == next(iter(heads)) else ""
             rows.append((first, " ".join([f"{told}={tag}:", *keys] if tag else keys)))
-    lines = (
-        textwrap.wrap(
-            text,
-            _WIDTH,
-            initial_indent=f"  {name:<13}",
-            subsequent_indent=" " * (17 if text.split(":")[0].count("=") else 15),
-            break_on_hyphens=False,
+    lines = list[str]()
+    for name, text in rows:
+        indent = " " * (17 if text.split(":")[0].count("=") else 15)
+        first = f"  {name:<13}"
+        lines += textwrap.wrap(
+            text, _WIDTH, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False
         )
-        for name, text in rows
-    )
-    return "\n".join(line for several in lines for line in several)
+    return "\n".join(lines)
 
 
 def _leaves(model: type[BaseModel], prefix: str = "") -> Iterator[str]:

@@ -130,8 +130,7 @@ def _retype(node: Node, kinds: Sequence[Any], where: str, seen: set[int]) -> Nod
 def _expanded(text: str, where: str) -> str:
     try:
         if text in _NO_PATH and not os.path.lexists(text):
-            named = f", or ./{text} for what is called so" if text else ""
-            raise InputError(f'"{text}" is no path: write null for none{named}')
+            raise InputError(f'"{text}" is no path: write null for none')
         return expand_text(text)
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
