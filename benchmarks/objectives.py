@@ -62,10 +62,8 @@ def _with_pixio(mae: MAEConfig, workload: Workload) -> Workload:
     section = mae.model_copy(update={"decode_ratio": 1.0, **taken})
     assert isinstance(pixio.model, ViTSection)
     model = workload.config.model.model_copy(update={"class_tokens": pixio.model.class_tokens})
-    info = workload.info
-    grid = (info.img_size[0] // info.vit.patch_size, info.img_size[1] // info.vit.patch_size)
     try:
-        section.check(grid_size=grid, patch_size=info.vit.patch_size, in_chans=info.in_chans, num_classes=0)
+        section.check(workload.info.geometry, 0)
     except ValueError as error:
         raise InputError(f"pixio: {error}") from None
     return replace(workload, config=workload.config.model_copy(update={"model": model, "objective": section}))

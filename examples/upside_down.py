@@ -7,20 +7,19 @@ Shapes: B batch, D width.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
-from mae_vit.core.bands import Bands
 from mae_vit.core.batch import Batch
 from mae_vit.core.image_rows import Picture
 from mae_vit.core.keyed_rng import RngStream
 from mae_vit.models.encoders.base import Encoder, init_transformer, pool_tokens
 from mae_vit.objectives import ObjectiveSection, register_objective
-from mae_vit.objectives.objective import Objective, ObjectiveOutput
+from mae_vit.objectives.objective import Objective, ObjectiveOutput, Pixels
 
 
 class UpsideDownConfig(ObjectiveSection):
@@ -29,24 +28,13 @@ class UpsideDownConfig(ObjectiveSection):
     built_by: ClassVar[str] = f"{__name__}:UpsideDown"
     name: Literal["upside_down"]
 
-    def check(self, *, grid_size: tuple[int, int], patch_size: int, in_chans: int, num_classes: int) -> None:
-        """Any model and any data will do."""
-
 
 class UpsideDown(Objective):
     """Cross-entropy of a linear head on the mean of the patches: 1 if the image was turned."""
 
-    def __init__(
-        self,
-        encoder: Encoder,
-        config: UpsideDownConfig,
-        *,
-        mean: Sequence[float],
-        std: Sequence[float],
-        bands: Bands | None = None,
-    ) -> None:
+    def __init__(self, encoder: Encoder, config: UpsideDownConfig, **pixels: Unpack[Pixels]) -> None:
         """Adds the head to `encoder`."""
-        super().__init__(encoder, mean=mean, std=std, bands=bands)
+        super().__init__(encoder, **pixels)
         self.head = nn.Linear(encoder.embed_dim, 2)
         self.head.apply(init_transformer)
 

@@ -134,7 +134,7 @@ def finetune(
         raise InputError(f"ckpt: give a run, its folder, a file or a name, not {type(ckpt).__name__}")
     weights = None if ckpt is None else expand_text(os.fspath(ckpt))
     arguments = _arguments(config, changes, resume, extend, ckpt=weights)
-    return Run(call_in_child("mae_vit.finetuning.job:finetune", arguments))
+    return Run(call_in_child("mae_vit.finetuning.command:finetune", arguments))
 
 
 def compare(config: Config, changes: Changes | None = None) -> Run:

@@ -119,6 +119,11 @@ def _add_features(group: argparse._ArgumentGroup) -> None:
     )
 
 
+def worker_count(text: str) -> int | None:
+    """Reads `--workers`; "auto" is None."""
+    return None if text == "auto" else int(text)
+
+
 def add_speed(group: argparse._ArgumentGroup) -> None:
     """Adds the options of device, precision, batch size and workers."""
     group.add_argument(
@@ -138,6 +143,7 @@ def add_speed(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--workers",
+        type=worker_count,
         default="auto",
         metavar="N",
         help="decoding threads (auto: all cores but those that compute)",
@@ -175,15 +181,13 @@ def check_numbers(arguments: argparse.Namespace) -> None:
     Raises:
         InputError: for one that cannot be.
     """
-    for name in ("batch_size", "img_size"):
+    for name, lowest in (("batch_size", 1), ("img_size", 1), ("workers", 0)):
         value = getattr(arguments, name, None)
-        if value is not None and value < 1:
-            raise InputError(f"--{name.replace('_', '-')} {value}: at least 1")
-    if arguments.workers != "auto" and not arguments.workers.isdecimal():
-        raise InputError(f'--workers {arguments.workers}: a number, at least 0, or "auto"')
+        if value is not None and value < lowest:
+            raise InputError(f"--{name.replace('_', '-')} {value}: at least {lowest}")
 
 
-def settings_of(
+def read_settings(
     arguments: argparse.Namespace, *, dtype: Literal["float32", "float16"] = "float32"
 ) -> Settings:
     """Resolves device, batch size and workers."""
@@ -193,12 +197,11 @@ def settings_of(
     from mae_vit.weights.embed.features import Settings
 
     device = choose_device(arguments.device)
-    on_gpu = device.type == "cuda"
-    auto = arguments.workers == "auto"
+    on_gpu, workers = device.type == "cuda", arguments.workers
     return Settings(
         device=device,
         batch_size=arguments.batch_size or (_BATCH_SIZE_GPU if on_gpu else _BATCH_SIZE),
-        workers=auto_workers(cores_of_rank(), on_gpu=on_gpu) if auto else int(arguments.workers),
+        workers=auto_workers(cores_of_rank(), on_gpu=on_gpu) if workers is None else workers,
         precision=arguments.precision,
         dtype=dtype,
     )
@@ -208,14 +211,13 @@ def _embed(arguments: argparse.Namespace) -> Outcome:
     # Slow to import, so that --help is not.
     from mae_vit.runtime.signals import StopRequest
     from mae_vit.training.engines.precision import why_slow
-    from mae_vit.weights.embed.embed import embed
-    from mae_vit.weights.embed.output import check_out
+    from mae_vit.weights.embed.embed import check_out, embed
     from mae_vit.weights.encoder import load_encoder
 
     check_out(arguments.out)
     encoder = load_encoder(arguments.weights, img_size=arguments.img_size, pool=arguments.pool)
     images = open_named(arguments, out=arguments.out.parent)
-    settings = settings_of(arguments, dtype=arguments.dtype)
+    settings = read_settings(arguments, dtype=arguments.dtype)
     if slow := why_slow(settings.precision, settings.device):
         print(f"warning: {slow}")
     encoder.to(settings.device)
@@ -223,7 +225,7 @@ def _embed(arguments: argparse.Namespace) -> Outcome:
 
 
 def _report(outcome: Outcome, out: Path) -> None:
-    from mae_vit.weights.embed.output import BROKEN, FEATURES, KEYS  # slow to import
+    from mae_vit.weights.embed.embed import BROKEN  # slow to import
 
     if outcome.begun == outcome.total:
         print("all images were done already")
@@ -234,9 +236,6 @@ def _report(outcome: Outcome, out: Path) -> None:
     if outcome.broken:
         report_broken(outcome.broken, out / BROKEN)
     print(f"{out}: features of {count_of(outcome.rows or 0, 'image')}, {outcome.width} numbers each")
-    print("  import numpy as np")
-    print(f'  features = np.load("{out / FEATURES}", mmap_mode="r")')
-    print(f'  keys = open("{out / KEYS}").read().splitlines()')
 
 
 def report_broken(count: int, path: Path) -> None:

@@ -36,14 +36,6 @@ _WITHOUT_POOL = {
     "hf": "a ViTModel gives all tokens, which its user pools",
     "official": "the file is weights",
 }
-# What others call a format of ours.
-_OTHER_NAMES = {"transformers": "hf", "huggingface": "hf", "pytorch": "torch", "mae": "official"}
-
-
-def _format(text: str) -> str:
-    if meant := _OTHER_NAMES.get(text.lower()):
-        raise argparse.ArgumentTypeError(f"'{text}' is called \"{meant}\" here")
-    return text
 
 
 def add_export(commands: argparse._SubParsersAction[OneLineParser]) -> None:
@@ -65,7 +57,6 @@ def add_export(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     parser.add_argument(
         "--to",
         required=True,
-        type=_format,
         choices=("timm", "hf", "official", "onnx", "torch"),
         help="format, see below",
     )
@@ -139,11 +130,9 @@ def run_export(arguments: argparse.Namespace) -> int:
     print(f"{out}: {describe(source)}")
     _report(export)
     if hub:
-        pushed = push(out, hub, public=public)
-        print(f"  pushed    {pushed.url} ({'private' if pushed.private else 'public'})")
-        if public and pushed.private:
-            print("  note      it was private before and stays so: its settings on the Hub change that")
-        print(f'  load      mae_vit.load_encoder("{pushed.name}")')
+        url, pushed = push(out, hub, public=public)
+        print(f"  pushed    {url}")
+        print(f'  load      mae_vit.load_encoder("{pushed}")')
     return 0
 
 
@@ -154,15 +143,10 @@ def _list_files(export: Export, out: Path) -> None:
 
 
 def _report(export: Export) -> None:
-    from mae_vit.weights.export.written import TOLERANCE
-
-    written = export.written
     for path in export.files:
         print(f"  {'card' if path.suffix == '.md' else 'file':<9} {path}")
-    print(
-        f"  verified  {export.library}: {', '.join(written.outputs)} of random images differ by at most "
-        f"{export.difference:.2g} ({TOLERANCE:g} allowed)"
-    )
-    print(f"  use       in that folder: {written.load_line}")
-    for note in written.notes:
+    print(f"  verified  {export.verified}")
+    load_line = next(line for line in export.written.code.splitlines() if line.startswith("model = "))
+    print(f"  use       in that folder: {load_line}")
+    for note in export.written.notes:
         print(f"  note      {note}")

@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, TextIO
 
-from mae_vit.cli.embed import add_images, add_speed, check_numbers, open_named, report_broken, settings_of
+from mae_vit.cli.embed import add_images, add_speed, check_numbers, open_named, read_settings, report_broken
 from mae_vit.config.command_line import OneLineParser, as_path, as_path_text
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of, error_reason, plain_text
@@ -91,19 +91,18 @@ def _predict(arguments: argparse.Namespace, out: Path) -> None:
 
 def _classify(arguments: argparse.Namespace, out: Path, temporary: Path, classifier: ImageClassifier) -> None:
     from mae_vit.core.files import replacing
-    from mae_vit.weights.embed.output import write_broken
 
     images = open_named(arguments, out=temporary)
     if images.dataset is not None:
         classifier.fit_bands(images.dataset.bands, images.name)
-    settings = settings_of(arguments)
+    settings = read_settings(arguments)
     classifier.place(settings.device)
     out.parent.mkdir(parents=True, exist_ok=True)
     broken = out.with_name(f"{out.name}.broken.csv")
     broken.unlink(missing_ok=True)  # of an earlier call
     with replacing(out) as partial, partial.open("w", newline="", encoding="utf-8") as file:
         done = _write(file, classifier, images, settings, arguments.top)
-    write_broken(broken, done.broken, images)
+    images.write_broken(broken, done.broken)
     if done.broken:
         report_broken(len(done.broken), broken)
     _report(classifier, images, done)

@@ -46,7 +46,7 @@ def feature_metrics(sums: Tensor, width: int) -> dict[str, float]:
       and 0 if all images have the same ones.
 
     Args:
-        sums: from `feature_sums`, added over parts.
+        sums: result of `feature_sums`, added over parts.
         width: D.
 
     Returns:

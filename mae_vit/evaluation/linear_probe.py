@@ -64,13 +64,13 @@ def train_probe(
         probe: the probe, on the device of the features.
         features: (n, D) of the training images.
         labels: int64 (n,), on the same device.
-        steps: for each step, the learning rate and the row numbers (B,) of its images.
+        steps: learning rate and row numbers (B,) of the images of each step.
         optimizer: updates the probe's parameters.
         label_smoothing: share of the target that is spread over all classes, 0 to 1.
     """
     probe.train()
-    for rate, places in steps:
-        chosen = torch.from_numpy(places).to(features.device)  # (B,)
+    for rate, numbers in steps:
+        chosen = torch.from_numpy(numbers).to(features.device)  # (B,)
         for group in optimizer.param_groups:
             group["lr"] = rate
         loss = F.cross_entropy(probe(features[chosen]), labels[chosen], label_smoothing=label_smoothing)
@@ -89,7 +89,7 @@ def probe_top1(probe: LinearProbe, features: Tensor, labels: Tensor) -> float | 
     return float((logits.argmax(dim=-1) == labels).double().mean())
 
 
-def best_of(scores: Sequence[float | None]) -> int | None:
+def best_index(scores: Sequence[float | None]) -> int | None:
     """Returns the index of the largest score, the first of equal ones; None if no score is known."""
     known = [-math.inf if score is None else score for score in scores]
     best = max(known, default=-math.inf)

@@ -35,6 +35,10 @@ class Predictions:
     confidences: np.ndarray
     in_top5: np.ndarray
 
+    def __len__(self) -> int:
+        """Number of images."""
+        return len(self.labels)
+
     @property
     def top1(self) -> float:
         """Share of images whose predicted class is correct."""
@@ -75,8 +79,8 @@ def interval_of_share(share: float, images: int) -> tuple[float, float]:
     """Returns Wilson's 95 % interval of an accuracy (E. B. Wilson, JASA 22, 1927): what other images might give.
 
     Args:
-        share: of the images that were right, 0 to 1; a mean over draws, too.
-        images: how many there were, at least 1.
+        share: fraction of the images that were right, 0 to 1; a mean over draws, too.
+        images: number of images, at least 1.
     """
     spread = _Z_95**2 / images
     middle = (share + spread / 2) / (1 + spread)
@@ -88,9 +92,9 @@ def interpret_gap(train_top1: float, test_top1: float, *, unknown: float = 0.0) 
     """Compares the accuracy on training images with that on test images, in one sentence.
 
     Args:
-        train_top1: on training images without augmentation.
-        test_top1: on test images.
-        unknown: share of test images whose class has no training image.
+        train_top1: accuracy on training images without augmentation.
+        test_top1: accuracy on test images.
+        unknown: fraction of test images whose class has no training image.
     """
     gap = train_top1 - test_top1
     scores = f"train {train_top1:.1%}, test {test_top1:.1%}, gap {100 * gap:.1f} points"

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from mae_vit.config.command_line import parse_arguments
+from mae_vit.config.command_line import Arguments, parse_arguments
 from mae_vit.config.keys import describe_keys
-from mae_vit.config.load import ConfigSource, load_config
 from mae_vit.config.presets import as_installed
-from mae_vit.core.errors import InputError
+from mae_vit.finetuning.config.read import read_config
 from mae_vit.finetuning.config.schema import HIDDEN_KEYS, FinetuneConfig
 from mae_vit.runtime.failures import run_to_exit_code
 
@@ -38,39 +36,22 @@ def main(argv: Sequence[str] | None = None, *, prog: str | None = None) -> int:
             examples=as_installed(EXAMPLES) if prog else EXAMPLES,
             takes_ckpt=True,
         )
-        if (
-            arguments.ckpt is None
-            and isinstance(arguments.config, Path)
-            and (arguments.config.is_file() or not arguments.config.exists())
-        ):
-            # A mistake in it is known at once; what follows takes seconds to import.
-            check_without_weights(arguments.config, arguments.overrides, arguments.overrides_from)
-        from mae_vit.finetuning.job import finetune
-
         finetune(arguments)
         return 0
 
     return run_to_exit_code(job)
 
 
-def check_without_weights(source: ConfigSource, overrides: Sequence[str], overrides_from: str) -> None:
-    """Checks a config that begins from scratch, as far as it does not depend on data. Others are left alone.
+def finetune(arguments: Arguments) -> Path:
+    """Checks everything, then trains and tests, or with `dry_run` prints the plan; returns the run folder.
 
     Raises:
-        InputError: for whatever does not fit.
+        InputError: before anything is written, for every error that the user can fix.
+        TrainingFailed: if the run cannot continue.
+        RunInterrupted: if it was stopped, after saving.
     """
-    begins_from_weights = False
+    config, pretrained, notes = read_config(arguments)
+    # Takes seconds to import: a mistake in the config is known before.
+    from mae_vit.finetuning.job import run_job
 
-    def amend(raw: dict[str, Any]) -> None:
-        nonlocal begins_from_weights
-        section = raw.get("finetune")
-        begins_from_weights = isinstance(section, dict) and section.get("start") is not None
-        raw.pop("with_start", None)
-        if isinstance(run := raw.setdefault("run", {}), dict):
-            run.setdefault("name", "finetune")
-
-    try:
-        load_config(FinetuneConfig, source, overrides, amend=amend, overrides_from=overrides_from)
-    except InputError:
-        if not begins_from_weights:
-            raise
+    return run_job(arguments, config, pretrained, notes)

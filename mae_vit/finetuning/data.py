@@ -26,7 +26,7 @@ from mae_vit.data.splits import check_held_out, find_split, open_training_index,
 from mae_vit.data.training_data import TrainingData, open_training_data
 from mae_vit.data.views import check_pad
 from mae_vit.finetuning.config.recipes import TEST_SPLITS
-from mae_vit.finetuning.config.schema import CLOSED_FORM, FROZEN, SEGMENTATION, FinetuneConfig
+from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.evals import HeldOut
 from mae_vit.weights.other_bands import fit_normalization
@@ -65,14 +65,13 @@ class FinetuneData(TrainingData):
     def classes(self) -> list[str]:
         """Names of the classes; a label, or a pixel's class, is an index into it."""
         segmentation = self.index.dataset.segmentation
-        if self.config.finetune.mode in SEGMENTATION and segmentation is not None:
-            return segmentation.classes
-        return self.index.dataset.classes
+        masks = self.config.mode.labels == "mask" and segmentation is not None
+        return segmentation.classes if masks and segmentation else self.index.dataset.classes
 
     @property
     def test(self) -> np.ndarray:
         """Int64 (n,), the test samples: all samples of the test split that have a label, or a mask."""
-        return np.flatnonzero(_labels_of(self.config, self.test_index) >= 0)
+        return np.flatnonzero(read_labels(self.config, self.test_index) >= 0)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -96,8 +95,9 @@ class FinetuneData(TrainingData):
 
         Args:
             source: reads images without augmentation.
-            samples: int64 (n,), places in `source`, the same on all ranks; a rank takes every world_size-th.
-            ranks: this process's place.
+            samples: int64 (n,), numbers of samples in `source`, the same on all ranks; a rank takes every
+                world_size-th.
+            ranks: this process's rank and the world size.
             batch_size: images per batch.
             replace: replace damaged samples by intact ones; otherwise they are errors.
         """
@@ -125,7 +125,7 @@ class FinetuneData(TrainingData):
             self.config.monitor.picture_bands,
         )
 
-    def digest_of(self, samples: np.ndarray) -> str | None:
+    def digest(self, samples: np.ndarray) -> str | None:
         """Returns a digest of the keys of these training samples; None where no labels were drawn."""
         if not len(samples) or not (len(self.held_out) or self.config.data.labels_per_class):
             return None
@@ -151,7 +151,7 @@ class FinetuneData(TrainingData):
         )
 
 
-def fit_to_data(config: FinetuneConfig, start: Weights | None, *, say: bool = False) -> FinetuneConfig:
+def fit_to_data(config: FinetuneConfig, weights: Weights | None, *, say: bool = False) -> FinetuneConfig:
     """Returns the config with the channels and the normalization that fit weights and data.
 
     Weights bring their own number of channels and their own normalization into a config. Where the data have other
@@ -162,21 +162,23 @@ def fit_to_data(config: FinetuneConfig, start: Weights | None, *, say: bool = Fa
     """
     dataset = describe_data(config, say=say)
     channels, bands = dataset.channels, dataset.bands
-    if start is None or start.geometry is None:
+    if weights is None or weights.geometry is None:
         return with_channels(config, dataset)
-    theirs = start.geometry.in_chans
-    fits = theirs == channels or (bands is None and theirs in (1, 3))
+    theirs = weights.geometry.in_chans
+    fits = theirs == channels or (bands.photographs and theirs in (1, 3))
     if config.model.in_chans == theirs and not fits:
         config = set_channels(config, channels)
         if say:
-            print(f"model.in_chans={channels}: the data's bands, {start.source} was trained on {theirs}")
+            print(f"model.in_chans={channels}: the data's bands, {weights.source} was trained on {theirs}")
     config = with_channels(config, dataset)
-    if start.mean is None or start.std is None or config.data.normalize != [[*start.mean], [*start.std]]:
+    if weights.mean is None or weights.std is None:
         return config
-    fitted = fit_normalization(start, bands, config.model.channels)
+    if config.data.normalize != [[*weights.mean], [*weights.std]]:
+        return config
+    fitted = fit_normalization(weights, bands, config.model.channels)
     normalize = "dataset" if fitted is None else [[*fitted[0]], [*fitted[1]]]
     if fitted is None and say:
-        print(f"data.normalize=dataset: {start.source} was trained on other bands")
+        print(f"data.normalize=dataset: {weights.source} was trained on other bands")
     return config.model_copy(update={"data": config.data.model_copy(update={"normalize": normalize})})
 
 
@@ -205,11 +207,11 @@ def open_data(
         _check_names_near(index)
     train, held_out = _choose(config, index, ranks)
     check_held_out(index, held_out)
-    masks = config.finetune.mode in SEGMENTATION
+    masks = config.mode.labels == "mask"
     training = open_training_data(
         config, index, train, ranks, device, interpolation=interpolation, masks=masks
     )
-    if config.finetune.mode not in FROZEN:
+    if config.mode.augment:
         world, node = ranks.world_size, ranks.local_world_size
         check_cache(index, training.source, training.order, world_size=world, node_ranks=node)
     bands = index.dataset.bands
@@ -223,10 +225,10 @@ def open_data(
     )
 
 
-def _labels_of(config: FinetuneConfig, index: ShardIndex) -> np.ndarray:
+def read_labels(config: FinetuneConfig, index: ShardIndex) -> np.ndarray:
     """Returns int (N,), -1 for samples that are not used: with masks all are, those without a label as one class."""
     labels = np.asarray(index.labels)
-    return np.maximum(labels, 0) if config.finetune.mode in SEGMENTATION else labels
+    return np.maximum(labels, 0) if config.mode.labels == "mask" else labels
 
 
 def _open_train_index(config: FinetuneConfig, ranks: Ranks) -> ShardIndex:
@@ -235,7 +237,7 @@ def _open_train_index(config: FinetuneConfig, ranks: Ranks) -> ShardIndex:
     path, remote = resolve_data_path(
         section.path, cache_dir=section.cache_dir, cache_gib=section.cache_gib, say=ranks.local_rank == 0
     )
-    if config.finetune.mode in FROZEN:
+    if not config.mode.augment:
         return open_whole_index(path, section.split, remote=remote)
     return open_training_index(
         path, section.split, damage_budget=section.damage_budget, say=say, remote=remote
@@ -258,9 +260,9 @@ def _choose(config: FinetuneConfig, index: ShardIndex, ranks: Ranks) -> tuple[np
 
     It first draws the labeled subset, then the held-out share of it: both use labels.
     """
-    labels = _labels_of(config, index)
+    labels = read_labels(config, index)
     samples = np.flatnonzero(labels >= 0)
-    if config.finetune.mode not in SEGMENTATION and len(np.unique(labels[samples])) < 2:
+    if config.mode.labels == "class" and len(np.unique(labels[samples])) < 2:
         raise InputError(
             f'split "{index.split}" of {redact_url(config.data.path)} has no labels of two classes: fine-tuning needs '
             "them (mae-vit prepare takes them from class folders)"
@@ -277,17 +279,15 @@ def _choose(config: FinetuneConfig, index: ShardIndex, ranks: Ranks) -> tuple[np
         if short and ranks.rank == 0:
             print(f"{asked}: {short} of {len(counts)} classes have fewer (fewest: {fewest})")
         samples, _ = limit_per_class(samples, labels, keys, limit, draw=config.data.label_draw)
-    if config.finetune.mode in CLOSED_FORM or not share:
-        # These modes choose nothing, so they need no held-out images: all samples are support.
+    if config.mode.trains == "nothing" or not share:
+        # Without training there is nothing to choose: all samples are support.
         return samples, samples[:0]
     held_out, train = draw_held_out(samples, labels, keys, share, draw=config.data.label_draw)
     if len(held_out) < ranks.world_size:
-        chosen, else_ = ("rate", "with one of finetune.lr_factors")
-        if config.finetune.mode not in FROZEN:
-            chosen, else_ = "epoch", "for the last epoch"
+        chosen = "epoch" if config.mode.augment else "rate"
         raise InputError(
             f"finetune.holdout={share:g} of {len(samples)} images leaves {len(held_out)} to choose the {chosen} by: "
-            f"give more labels, or finetune.holdout=0 {else_}"
+            "give more labels, or finetune.holdout=0"
         )
     return train, held_out
 
@@ -307,7 +307,7 @@ def _open_test_index(config: FinetuneConfig, index: ShardIndex) -> ShardIndex:
             "mae-vit prepare ... --holdout 1/10 draws one, or give finetune.test_split"
         )
     test_index = open_whole_index(index.folder, split, remote=index.remote)
-    if not (_labels_of(config, test_index) >= 0).any():
+    if not (read_labels(config, test_index) >= 0).any():
         masks = test_index.dataset.segmentation is not None
         advice = ": its masks take finetune.mode=segment or segment_probe" if masks else ""
         where = redact_url(config.data.path)

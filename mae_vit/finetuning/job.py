@@ -1,8 +1,7 @@
-"""Puts a fine-tuning job together: config, data, pretrained weights, network, engine, resume, loop, test.
+"""Puts a fine-tuning job together: setup, resume, precision, then the training loop or the scores of frozen features.
 
-`_finetune` has all this in order. `setup.py` chooses its parts, and `mae_vit/training/trainer.py` takes the steps;
-`models/` holds the network and its loss, `results/` the test. The modes of `FROZEN` (linear_probe, few_shot, knn)
-leave it early, for `frozen/score.py`; segment_probe, which trains its layer by the same loop, stays.
+`_start` has all this in order. `setup.py` resolves data, network and steps, and `mae_vit/training/trainer.py` takes the
+steps; `models/` holds the network and its loss, `results/` the test, `frozen/` the modes that encode each image once.
 """
 
 from __future__ import annotations
@@ -11,176 +10,196 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mae_vit.config.batch import check_same_batch
 from mae_vit.config.command_line import Arguments
-from mae_vit.config.plan import Plan, check_grouping, make_plan
 from mae_vit.core.batch import Batch
 from mae_vit.core.errors import InputError
 from mae_vit.data.batches.prefetch import fetch_split
-from mae_vit.data.order.skipped_steps import Skipped
-from mae_vit.finetuning.config.read import Starts, read_config
-from mae_vit.finetuning.config.schema import FROZEN, SEGMENTATION, FinetuneConfig
-from mae_vit.finetuning.data import FinetuneData, fit_to_data, open_data
-from mae_vit.finetuning.frozen.score import score_frozen
-from mae_vit.finetuning.label_overlap import labels_after_training, start_label_overlap, warn_of_seen_labels
-from mae_vit.finetuning.models.build import (
-    build_classifier,
-    classifier_optimizer_options,
-    describe_encoder,
-    draws_noise,
-    teacher_from_config,
-)
+from mae_vit.data.order.order import Skipped
+from mae_vit.finetuning.config.schema import FinetuneConfig
+from mae_vit.finetuning.frozen.features import open_frozen
+from mae_vit.finetuning.frozen.score import describe_scoring, is_scored, say_finished, score
+from mae_vit.finetuning.models.build import Trainable, classifier_optimizer_options, draws_noise
 from mae_vit.finetuning.plan_text import (
     describe_initial_model,
+    describe_outcome,
     describe_plan,
     describe_rates,
-    rates_of,
+    rate_table,
+    segmentation_notes,
     write_rates,
 )
+from mae_vit.finetuning.results.masks import MaskResults
 from mae_vit.finetuning.results.predict import Predictor
-from mae_vit.finetuning.segmentation.build import segmentation_notes
-from mae_vit.finetuning.segmentation.results import describe_scores
-from mae_vit.finetuning.setup import choose_parts, estimate_costs, identify
+from mae_vit.finetuning.results.results import ClassResults, Results
+from mae_vit.finetuning.setup import Setup, set_up
 from mae_vit.objectives.config import PAIRS
-from mae_vit.objectives.objective import Task
 from mae_vit.runtime.collectives import run_on_rank_zero
-from mae_vit.runtime.ranks import Ranks, find_ranks
+from mae_vit.runtime.ranks import find_ranks
+from mae_vit.training.checkpoints.checkpoint import CheckpointInfo
+from mae_vit.training.checkpoints.resume import Identity
 from mae_vit.training.engines.base import Engine
 from mae_vit.training.engines.build import build_engine
-from mae_vit.training.engines.precision import choose_precision
+from mae_vit.training.engines.precision import Chosen, choose_precision
 from mae_vit.training.engines.state import BestWeights, weights_of
 from mae_vit.training.engines.step_time import time_steps
 from mae_vit.training.evals import HeldOut, OnlineProbe
-from mae_vit.training.outputs.plan_text import describe_training, print_notes
+from mae_vit.training.outputs.plan_text import print_notes
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.run import run
 from mae_vit.training.run_setup import RunSetup
 from mae_vit.training.startup import (
     agree_on_precision,
-    choose_device,
+    as_array_task,
     foresee_start,
     is_finished,
     open_run_folder,
     resume_or_start,
     settle_precision,
 )
-from mae_vit.weights.load import warn_normalization_differs
+
+if TYPE_CHECKING:
+    from mae_vit.finetuning.config.pretrained import Pretrained
 
 
-def finetune(arguments: Arguments) -> Path:
-    """Checks everything, then trains and tests, or with `dry_run` prints the plan; returns the run folder.
+def run_job(
+    arguments: Arguments, config: FinetuneConfig, pretrained: Pretrained | None, notes: list[str]
+) -> Path:
+    """Runs a job whose config is checked; returns the run folder.
 
-    Raises:
-        InputError: before anything is written, for every error that the user can fix.
-        TrainingFailed: if the run cannot continue.
-        RunInterrupted: if it was stopped, after saving.
+    Args:
+        arguments: the command line.
+        config: config of the run.
+        pretrained: weights that it begins from.
+        notes: sentences about the config, printed first.
     """
-    config, starts, notes = read_config(arguments)
-    ranks = find_ranks()
+    config, ranks = as_array_task(config), find_ranks()
     if ranks.rank == 0:
         print_notes(notes)
     with open_run_folder(config) as folder:
-        _finetune(arguments, config, starts, folder, ranks)
+        setup = set_up(arguments, config, pretrained, ranks)
+        if ranks.rank == 0:
+            print_notes([*(setup.plan.notes if setup.plan else ()), *segmentation_notes(config)])
+        _start(arguments, setup, folder)
     return folder.path
 
 
-def _finetune(
-    arguments: Arguments, config: FinetuneConfig, starts: Starts, folder: RunFolder, ranks: Ranks
-) -> None:
-    device, start = choose_device(config, ranks), starts.weights
-    config = fit_to_data(config, start, say=ranks.rank == 0)
-    data = open_data(config, ranks, device, interpolation=starts.interpolation, dry_run=arguments.dry_run)
-    info = describe_encoder(config, data)
-    teacher = teacher_from_config(config, data, device)
-    if config.finetune.mode in FROZEN:
-        if arguments.extend:
-            raise InputError(f'--extend has no effect with finetune.mode="{config.finetune.mode}"')
-        classifier = partial(build_classifier, config, data, info, teacher)
-        score_frozen(arguments, config, data, classifier, starts, folder, ranks, device)
-        return
-    build, load, make_outputs, metric = choose_parts(config, data, info, teacher, starts)
-    plan = _plan_steps(config, data, ranks, same_batch=arguments.same_batch)
-    if ranks.rank == 0:
-        print_notes([*plan.notes, *segmentation_notes(config, starts.foreign)])
-        if starts.foreign is not None:
-            warn_normalization_differs(starts.foreign, data.mean, data.std)
-    costs = estimate_costs(config, plan, build, data)
-    labels_seen = labels_after_training(config, data, start, teacher)
-    identity = identify(config, plan, data, starts, teacher, labels_seen)
-    overlap = start_label_overlap(start, teacher, config, data)
-    if overlap == "held-out" and ranks.rank == 0:
-        warn_of_seen_labels(" or ".join(filter(None, (config.finetune.start, config.finetune.teacher))))
-    describe = partial(describe_plan, config, plan, ranks, data, costs, folder)
-    training = partial(describe_training, config, plan, costs, ranks, device, folder.path)
+def _start(arguments: Arguments, setup: Setup, folder: RunFolder) -> None:
+    config, ranks, device, identity = setup.config, setup.ranks, setup.device, setup.identity
+    # 1. A dry run says what would happen.
     if arguments.dry_run:
-        checkpoint, stop = foresee_start(
-            folder, arguments.resume, identity, plan, extend=arguments.extend, warn=ranks.rank == 0
-        )
-        chosen = choose_precision(config.train.precision, device)  # the ranks are not joined
-        chosen = settle_precision(config, identity, checkpoint, chosen, device)[2]
-        model = build()
-        coverage = load(model, start) if start else None
-        if ranks.rank == 0:
-            pairs = config.finetune.mixup or config.finetune.cutmix
-            try_steps = partial(
-                time_steps,
-                *(config, plan, build, data, ranks, device, chosen.precision),
-                unit=PAIRS.unit if pairs else config.data.repeats,
-                optimizer=classifier_optimizer_options(config),
-            )
-            print(describe(training(chosen, try_steps=try_steps), checkpoint))
-            print(describe_initial_model(config, plan, model, coverage, stop))
+        (_foresee_training if setup.mode.augment else _foresee_scores)(arguments, setup, folder, identity)
         return
-    fetch_split(data.index, data.source, data.order, say=ranks.local_rank == 0)
-    checkpoint = resume_or_start(config, arguments, folder, identity, ranks, device)
-    if checkpoint is not None and is_finished(folder, checkpoint, plan, ranks):
-        if ranks.rank == 0:
-            results = folder.path / "results.json" if config.finetune.test else folder.summary
-            print(f"{folder.path} is finished ({checkpoint.step} steps); results: {results}")
+    # 2. Data, ranks, and the checkpoint to resume from.
+    if setup.mode.augment:
+        fetch_split(setup.data.index, setup.data.source, setup.data.order, say=ranks.local_rank == 0)
+    checkpoint = resume_or_start(config, arguments, folder, identity, ranks, device, saves=setup.mode.augment)
+    # 3. A finished run is left as it is.
+    if not setup.mode.augment:
+        finished = run_on_rank_zero(lambda: is_scored(folder, identity), ranks)
+    else:
+        assert setup.plan is not None
+        finished = checkpoint is not None and is_finished(folder, checkpoint, setup.plan, ranks)
+    if finished:
+        say_finished(setup, folder)
         return
+    # 4. One precision for all ranks.
     chosen = agree_on_precision(config.train.precision, device, ranks)
     config, identity, chosen = settle_precision(config, identity, checkpoint, chosen, device)
     if ranks.rank == 0:
         print(f"precision: {chosen}")
-    model = build()
-    if checkpoint is None and start is not None:
-        coverage = load(model, start)
-        if ranks.rank == 0:
-            print(coverage.describe(start.source))
-            warn_normalization_differs(start, data.mean, data.std, data.bands)
-    rates = rates_of(config, model, plan)
-    if rates:
-        if ranks.rank == 0:
+    # 5. Steps, or scores.
+    if setup.mode.augment:
+        _train(setup, config, folder, identity, chosen, checkpoint)
+    else:
+        score(setup, config, folder, identity, chosen, arguments)
+
+
+def _train(
+    setup: Setup,
+    config: FinetuneConfig,
+    folder: RunFolder,
+    identity: Identity,
+    precision: Chosen,
+    checkpoint: CheckpointInfo | None,
+) -> None:
+    """Builds network and engine, and takes the steps from `checkpoint` on."""
+    plan, ranks, say = setup.plan, setup.ranks, setup.ranks.rank == 0
+    assert plan is not None
+    model = setup.build()
+    report = setup.load(model) if checkpoint is None else None
+    if say:
+        setup.warn_of_seen_labels()
+        if report is not None:
+            print(report.describe(setup.source))
+        if checkpoint is None:
+            setup.warn_of_normalization()
+    if rates := rate_table(config, model, plan):
+        if say:
             print(describe_rates(rates))
         run_on_rank_zero(lambda: write_rates(folder, rates), ranks)
-    engine = build_engine(config, plan, model, ranks, device, optimizer=classifier_optimizer_options(config))
-    setup = RunSetup(
+    engine = build_engine(
+        config, plan, model, ranks, setup.device, optimizer=classifier_optimizer_options(config)
+    )
+    run_setup = RunSetup(
         config,
         plan,
         engine,
         folder,
         identity,
-        costs,
+        setup.costs,
         draws_noise(model),
-        metric if len(data.held_out) else None,
-        config.finetune.start or "scratch",
-        plan_text=describe(training(chosen), checkpoint) if ranks.rank == 0 else "",
+        setup.mode.metric if len(setup.data.held_out) else None,
+        setup.source,
+        plan_text=describe_plan(setup, folder, precision, checkpoint) if say else "",
     )
-    facts = {"labels_seen_by_start": overlap}
-    outputs = partial(make_outputs, config, data, folder, info=info, labels=labels_seen)
-    run(setup, Job(config, plan, data, engine, folder, build(), outputs, facts), checkpoint)
+    predictor = Predictor(ranks, engine.device, engine.module.context, plan.batch_size_per_device)
+    kind = MaskResults if setup.mode.labels == "mask" else ClassResults
+    results = kind(config, setup.data, folder, predictor, setup.info, setup.labels_seen)
+    run(run_setup, Job(setup, engine, setup.build(), results), checkpoint)
 
 
-def _plan_steps(config: FinetuneConfig, data: FinetuneData, ranks: Ranks, *, same_batch: bool) -> Plan:
-    sizes = {"num_samples": len(data.train), "world_size": ranks.world_size}
-    if same_batch:
-        check_same_batch(config, **sizes)
-    plan = make_plan(config, **sizes)
-    if config.finetune.mixup or config.finetune.cutmix:
-        check_grouping(plan, ranks.world_size, config.data.repeats, **PAIRS._asdict())
-    return plan
+def _foresee_training(arguments: Arguments, setup: Setup, folder: RunFolder, identity: Identity) -> None:
+    """Prints the plan of a run that trains; loads its weights, too."""
+    config, plan, say = setup.config, setup.plan, setup.ranks.rank == 0
+    assert plan is not None
+    checkpoint, stop = foresee_start(
+        folder, arguments.resume, identity, plan, extend=arguments.extend, warn=say
+    )
+    chosen = choose_precision(config.train.precision, setup.device)  # the ranks are not joined
+    chosen = settle_precision(config, identity, checkpoint, chosen, setup.device)[2]
+    model = setup.build()
+    report = setup.load(model)
+    if not say:
+        return
+    setup.warn_of_seen_labels()
+    pairs = config.finetune.mixup or config.finetune.cutmix
+    try_steps = partial(
+        time_steps,
+        *(config, plan, setup.build, setup.data, setup.ranks, setup.device, chosen.precision),
+        unit=PAIRS.unit if pairs else config.data.repeats,
+        optimizer=classifier_optimizer_options(config),
+    )
+    print(describe_plan(setup, folder, chosen, checkpoint, try_steps=try_steps))
+    print(describe_initial_model(setup, model, report, stop))
+
+
+def _foresee_scores(arguments: Arguments, setup: Setup, folder: RunFolder, identity: Identity) -> None:
+    """Prints the plan of a run that scores frozen features, or that it is finished."""
+    done, stop = False, ""
+    try:
+        done = arguments.resume != "never" and is_scored(folder, identity)
+    except InputError as error:
+        stop = str(error)
+    if done:
+        say_finished(setup, folder)
+    elif setup.ranks.rank == 0:
+        open_frozen(setup, say=True)
+        setup.warn_of_normalization()
+        setup.warn_of_seen_labels()
+        chosen = choose_precision(setup.config.train.precision, setup.device)
+        print(describe_scoring(setup, chosen), describe_outcome(stop, "scored"), sep="\n")
 
 
 @dataclass(frozen=True)
@@ -188,40 +207,33 @@ class Job:
     """The fine-tuning part of a run.
 
     Attributes:
-        config: of the run.
-        plan: the config's derived values.
-        data: labeled images: trained on, held out, tested.
+        setup: config, data and steps.
         engine: computes the steps.
-        folder: receives all output.
         test_model: a second network, for the chosen weights.
-        outputs: makes what measures and writes, from a predictor.
-        facts: entries of the summary beside measurements.
+        outcome: measures these weights and writes the results.
     """
 
-    config: FinetuneConfig
-    plan: Plan
-    data: FinetuneData
+    setup: Setup
     engine: Engine
-    folder: RunFolder
-    test_model: Task
-    outputs: Callable[..., Any]
-    facts: dict[str, Any]
+    test_model: Trainable
+    outcome: Results
     _summary: dict[str, Any] = field(default_factory=dict)
 
     def batches(self, start_step: int, skipped: Skipped) -> Iterator[Batch]:
         """Yields this rank's micro-batches from `start_step` to the end of the run."""
-        return self.data.batches(self.engine.ranks, self.plan, start_step, skipped)
+        assert self.setup.plan is not None
+        return self.setup.data.batches(self.engine.ranks, self.setup.plan, start_step, skipped)
 
     def samples_of(self, data_step: int) -> list[dict[str, Any]]:
         """Names the samples of a step of the data order."""
-        return self.data.samples_of(data_step)
+        return self.setup.data.samples_of(data_step)
 
     def held_out(self) -> HeldOut | None:
         """The images that choose the epoch."""
-        return self.data.held_out_batches(
+        return self.setup.data.held_out_batches(
             self.engine.ranks,
-            pictures=self.config.monitor.picture_images,
-            batch_size=self.plan.batch_size_per_device,
+            pictures=self.setup.config.monitor.picture_images,
+            batch_size=self.setup.batch_size,
         )
 
     def probe(self) -> OnlineProbe | None:
@@ -237,32 +249,10 @@ class Job:
         if best is None:
             with self.engine.full_weights():
                 best = BestWeights(step, float("nan"), weights_of(self.engine.objective))
-        predictor = Predictor(
-            self.engine.ranks,
-            self.engine.device,
-            self.engine.module.context,
-            self.plan.batch_size_per_device,
-        )
-        measured, write = self.outputs(predictor=predictor).measure(self.test_model, best)
-        self._summary.update({**self.facts, **measured})
+        measured, write = self.outcome.measure(self.test_model, best)
+        self._summary.update({"labels_seen_by_start": self.setup.label_overlap, **measured})
         return self._summary, write
 
     def results(self) -> list[str]:
         """Names the outcome and the files."""
-        summary, path = self._summary, self.folder.path
-        if self.config.finetune.mode in SEGMENTATION:
-            return describe_scores(self.config, summary, path)
-        model = f"  model     {path / 'model.safetensors'}"
-        if not self.config.finetune.test:
-            return [
-                f"  held-out  {summary['val_top1']:.2%} of {summary['val_size']:,} images at step "
-                f"{summary['best_step']}; the test split was not read (finetune.test=false)",
-                model,
-            ]
-        return [
-            f"  test      {summary['test_top1']:.2%} of {summary['test_size']:,} images, with the weights of step "
-            f"{summary['best_step']} (the most frequent class: {summary['test_most_frequent']:.2%})",
-            f"  reading   {summary['reading']}",
-            model,
-            f"  details   {path / 'results.json'}, {path / 'predictions.csv'}",
-        ]
+        return self.outcome.lines(self._summary)

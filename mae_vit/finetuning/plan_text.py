@@ -2,44 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
-from mae_vit.config.encoders import NetworkSection
 from mae_vit.config.plan import Plan
 from mae_vit.core.files import write_json
 from mae_vit.core.messages import count_of
 from mae_vit.data.data_path import describe_place
-from mae_vit.finetuning.config.schema import SEGMENTATION, FinetuneConfig
+from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.finetuning.data import FinetuneData
+from mae_vit.finetuning.setup import Setup
 from mae_vit.models.load_report import LoadReport
 from mae_vit.objectives.objective import Task
-from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.checkpoints.checkpoint import CheckpointInfo
-from mae_vit.training.engines.cost import Estimate
+from mae_vit.training.engines.precision import Chosen
+from mae_vit.training.engines.step_time import StepTime
 from mae_vit.training.optim.param_groups import LayerRate, layer_rates
-from mae_vit.training.outputs.plan_text import describe_augment, times
+from mae_vit.training.outputs.plan_text import describe_augment, describe_training, times
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.startup import describe_start
+from mae_vit.weights.names import FOREIGN_ORIGIN, is_frozen
 
 
 def describe_plan(
-    config: FinetuneConfig,
-    plan: Plan,
-    ranks: Ranks,
-    data: FinetuneData,
-    costs: Estimate,
+    setup: Setup,
     folder: RunFolder,
-    training: Mapping[str, str],
+    precision: Chosen,
     checkpoint: CheckpointInfo | None,
+    try_steps: Callable[[], StepTime | None] | None = None,
 ) -> str:
-    """Returns the resolved plan, one fact per line: also those on `training`, which pretraining has too.
+    """Returns the resolved plan, one fact per line.
 
-    The run would resume from `checkpoint`.
+    Args:
+        setup: the run's parts.
+        folder: the run folder.
+        precision: the run's precision.
+        checkpoint: checkpoint that the run resumes from.
+        try_steps: takes some steps, to tell how long the run takes; None tells no time.
     """
-    finetune = config.finetune
+    config, plan, data, costs = setup.config, setup.plan, setup.data, setup.costs
+    assert plan is not None
     height, width = config.model.image_hw
-    begin = describe_start(folder, checkpoint, plan, finetune.start or "scratch")
+    begin = describe_start(folder, checkpoint, plan, setup.source)
     chosen = (
         f"{len(data.held_out):,} images of the same split choose the best weights, "
         f"{times(plan.evaluate_every_steps, plan)}"
@@ -53,32 +57,32 @@ def describe_plan(
         "compute": costs.describe_compute(plan.total_steps * plan.effective_batch_size),
         "data": f'{place}, split "{config.data.split}": {count_of(len(data.train), "image")} of '
         f"{len(data.classes)} classes",
-        "cores": data.describe_cores(ranks),
+        "cores": data.describe_cores(setup.ranks),
         "held out": chosen,
         "tested on": describe_test(config, data),
         "views": describe_augment(config),
-        "recipe": describe_recipe(config),
-        **training,
+        "recipe": describe_recipe(setup),
+        **describe_training(
+            config, plan, costs, setup.ranks, setup.device, folder.path, precision, try_steps=try_steps
+        ),
     }
     lines = [f"{name:<12}{text}" for name, text in facts.items()]
     lines += [f"note: {text}" for text in plan.notes]
     return "\n".join([*lines, *(f"warning: {text}" for text in data.core_warnings())])
 
 
-def describe_initial_model(
-    config: FinetuneConfig, plan: Plan, model: Task, loaded: LoadReport | None, stop: str
-) -> str:
+def describe_initial_model(setup: Setup, model: Task, loaded: LoadReport | None, stop: str) -> str:
     """Returns lines on the loaded weights and the learning rates of layers, and the end of the plan.
 
     Args:
-        config: of the run.
-        plan: its numbers.
-        model: its network.
+        setup: the run's parts.
+        model: the network.
         loaded: how its pretrained weights fit.
         stop: why the run itself will stop in its folder; empty if it will not.
     """
-    lines = [] if loaded is None else [loaded.describe(config.finetune.start or "")]
-    if rates := rates_of(config, model, plan):
+    lines = [] if loaded is None else [loaded.describe(setup.source)]
+    assert setup.plan is not None
+    if rates := rate_table(setup.config, model, setup.plan):
         lines.append(describe_rates(rates))
     return "\n".join([*lines, describe_outcome(stop, "trained")])
 
@@ -97,27 +101,25 @@ def describe_test(config: FinetuneConfig, data: FinetuneData) -> str:
     return f'split "{data.test_index.split}", {len(data.test):,} images, once, at the end'
 
 
-def describe_recipe(config: FinetuneConfig) -> str:
+def describe_recipe(setup: Setup) -> str:
     """Lists the parts of the recipe that are switched on."""
-    finetune, model = config.finetune, config.model
+    config = setup.config
+    finetune = config.finetune
     parts = {
         "label smoothing": finetune.label_smoothing,
         "mixup": finetune.mixup,
         "cutmix": finetune.cutmix,
-        "drop-path": model.drops.get("drop_path_rate", 0.0),
+        "drop-path": config.model.drops.get("drop_path_rate", 0.0),
         "average of the weights": config.train.ema_decay,
         "clipped at norm": config.optim.clip_grad,
         "layer decay": config.optim.layer_decay,
     }
     texts = [f"{name} {value:g}" for name, value in parts.items() if value]
-    if finetune.mode in SEGMENTATION:
-        texts.append(
-            "linear head on the frozen encoder" if finetune.mode == "segment_probe" else "light head"
-        )
-    elif not isinstance(model, NetworkSection):
-        texts.append(
-            f"{'[CLS]' if finetune.pool == 'cls' else 'mean of the patches'}, head {finetune.head_init}"
-        )
+    if setup.mode.labels == "mask":
+        texts.append("linear head on the frozen encoder" if setup.mode.trains == "head" else "light head")
+    elif setup.info is not None:
+        pooled = "[CLS]" if finetune.pool == "cls" else "mean of the patches"
+        texts.append(f"{pooled}, head {finetune.head_init}")
     if finetune.freeze_patch_embed:
         texts.append("patch projection frozen")
     if finetune.teacher:
@@ -125,7 +127,26 @@ def describe_recipe(config: FinetuneConfig) -> str:
     return ", ".join(texts) or "no extras"
 
 
-def rates_of(config: FinetuneConfig, model: Task, plan: Plan) -> list[LayerRate]:
+def segmentation_notes(config: FinetuneConfig) -> list[str]:
+    """Returns notes on whose the weights are, and on options that have no effect on masks."""
+    if config.mode.labels != "mask":
+        return []
+    unused = [("finetune", "pool", "mean"), ("finetune", "head_init", "zero")]
+    if config.mode.trains == "head":
+        unused += [("optim", "layer_decay", None), ("finetune", "freeze_patch_embed", False)]
+        unused += [("model", "drop_rate", 0.0), ("model", "drop_path_rate", 0.0)]
+    named = []
+    for section, key, neutral in unused:
+        value = getattr(getattr(config, section), key, neutral)
+        if value != neutral:
+            named.append(f"{section}.{key}={str(value).lower() if isinstance(value, bool) else value}")
+    foreign = is_frozen(config.finetune.start)
+    whose = f"{config.finetune.start} is {FOREIGN_ORIGIN}; it stays as it is" if foreign else ""
+    ignored = f"{', '.join(named)}: no effect with finetune.mode={config.finetune.mode}" if named else ""
+    return [*filter(None, (whose, ignored))]
+
+
+def rate_table(config: FinetuneConfig, model: Task, plan: Plan) -> list[LayerRate]:
     """Lists the learning rate of each layer; empty without layer-wise decay."""
     decay = config.optim.layer_decay
     return [] if decay is None else layer_rates(model, decay, plan.lr)

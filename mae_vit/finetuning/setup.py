@@ -1,105 +1,270 @@
-"""What follows from a checked config before a fine-tuning run begins: its parts, its cost, its identity."""
+"""What follows from a checked config before a run begins: data, network, steps, costs, identity."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-from typing import Any, NamedTuple
+import sys
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from mae_vit.config.encoders import NetworkSection
-from mae_vit.config.plan import Plan
-from mae_vit.core.bands import dtype_of_raw
+import numpy as np
+import torch
+
+from mae_vit.config.batch import check_same_batch
+from mae_vit.config.command_line import Arguments
+from mae_vit.config.plan import Plan, check_grouping, make_plan
+from mae_vit.core.bands import RGB8
 from mae_vit.core.errors import InputError
-from mae_vit.finetuning.config.read import Starts
-from mae_vit.finetuning.config.schema import SEGMENTATION, FinetuneConfig
-from mae_vit.finetuning.data import FinetuneData
-from mae_vit.finetuning.models.build import build_classifier, classifier_optimizer_options, load_weights_into
-from mae_vit.finetuning.models.teacher import Teacher
-from mae_vit.finetuning.results.write import Outputs
-from mae_vit.finetuning.segmentation.build import build_segmenter, load_weights_into_segmenter
-from mae_vit.finetuning.segmentation.results import SegmentationOutputs
+from mae_vit.core.messages import count_of
+from mae_vit.finetuning.config.modes import Mode
+from mae_vit.finetuning.config.schema import FinetuneConfig
+from mae_vit.finetuning.data import FinetuneData, fit_to_data, open_data
+from mae_vit.finetuning.models.build import (
+    Trainable,
+    build_classifier,
+    build_segmenter,
+    classifier_optimizer_options,
+    describe_encoder,
+    load_into_classifier,
+    load_into_segmenter,
+    teacher_from_config,
+)
+from mae_vit.finetuning.models.classifier_file import ClassifierFile
 from mae_vit.models.encoder_file import EncoderInfo
 from mae_vit.models.load_report import LoadReport
-from mae_vit.objectives.objective import Task
+from mae_vit.objectives.config import PAIRS
+from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.checkpoints.format import LABELS_SEEN
 from mae_vit.training.checkpoints.resume import Identity, run_identity
 from mae_vit.training.engines.cost import Estimate, estimate
-from mae_vit.weights.seen_labels import SeenLabels
+from mae_vit.training.startup import choose_device
+from mae_vit.weights.foreign import ForeignWeights
+from mae_vit.weights.load import warn_normalization_differs
+from mae_vit.weights.seen_labels import Overlap, SeenLabels, most_flattering
 from mae_vit.weights.start import Weights
 
+if TYPE_CHECKING:
+    from mae_vit.finetuning.config.pretrained import Pretrained
 
-class Parts(NamedTuple):
-    """The functions that differ between classification and segmentation.
+# Images that frozen encoders take at once, where the config leaves it open.
+_MOST_ENCODED = 256
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A config, resolved for these ranks and data.
 
     Attributes:
-        build: builds the network.
-        load: loads pretrained weights into it.
-        make_outputs: makes what measures the network and writes the results.
-        metric: of the held-out images; it chooses the epoch.
+        config: resolved config of the run.
+        ranks: this process's rank and the world size.
+        device: device of this rank.
+        data: labeled images: trained on, held out, tested.
+        pretrained: weights that the run begins from; None for scratch.
+        info: geometry and normalization of the encoder; None for a network with a head of its own.
+        teacher: teacher of distillation; None without one.
+        plan: numbers of the training steps; None for a mode that trains nothing.
     """
 
-    build: Callable[[], Any]
-    load: Callable[[Any, Weights], LoadReport]
-    make_outputs: Callable[..., Any]
-    metric: str
+    config: FinetuneConfig
+    ranks: Ranks
+    device: torch.device
+    data: FinetuneData
+    pretrained: Pretrained | None
+    info: EncoderInfo | None
+    teacher: ClassifierFile | None
+    plan: Plan | None
+
+    @property
+    def mode(self) -> Mode:
+        """What `finetune.mode` stands for."""
+        return self.config.mode
+
+    @property
+    def source(self) -> str:
+        """Names the initial weights."""
+        return self.config.finetune.start or ("scratch" if self.mode.augment else "random weights")
+
+    def build(self) -> Trainable:
+        """Builds network and loss, with fresh weights drawn from the run's seed; third-party weights are its own."""
+        if self.mode.labels == "mask":
+            foreign = self.pretrained if isinstance(self.pretrained, ForeignWeights) else None
+            return build_segmenter(self.config, self.data, self.info, foreign)
+        return build_classifier(self.config, self.data, self.info, self.teacher)
+
+    def load(self, model: Trainable) -> LoadReport | None:
+        """Loads pretrained weights of ours into a fresh network; None if there are none to load.
+
+        Raises:
+            InputError: if they do not fit; names the difference.
+        """
+        if not isinstance(self.pretrained, Weights):
+            return None
+        load = load_into_segmenter if self.mode.labels == "mask" else load_into_classifier
+        return load(model, self.pretrained, self.config.model.patch_init)
+
+    def warn_of_normalization(self) -> None:
+        """Warns if images are normalized otherwise than those that the weights were trained on."""
+        if self.pretrained is not None:
+            bands = RGB8 if isinstance(self.pretrained, ForeignWeights) else self.data.bands
+            warn_normalization_differs(self.pretrained, self.data.mean, self.data.std, bands)
+
+    @property
+    def batch_size(self) -> int:
+        """Images of a micro-batch, or that a frozen encoder takes at once."""
+        if self.plan is not None and self.mode.augment:
+            return self.plan.batch_size_per_device
+        train = self.config.train
+        return train.batch_size_per_device or min(_MOST_ENCODED, train.effective_batch_size)
+
+    @cached_property
+    def costs(self) -> Estimate:
+        """Estimates the cost of a step.
+
+        Raises:
+            InputError: if the network does not take such images.
+        """
+        config = self.config
+        shape = (config.model.channels, *config.model.image_hw)
+        try:
+            return estimate(
+                self.build,
+                image_shape=shape,
+                dtype=self.data.bands.torch_dtype,
+                batch_size_per_device=self.batch_size,
+                activation_checkpointing=config.train.activation_checkpointing,
+                optimizer_slots=len(classifier_optimizer_options(config).optimizer_states),
+                averaged=config.train.ema_decay is not None,
+            )
+        except (RuntimeError, AssertionError, ValueError) as error:
+            # Our own encoders take what their config allows.
+            if self.info is not None:
+                raise
+            size = " x ".join(map(str, shape))
+            raise InputError(
+                f'model.name="{config.model.name}" does not take {size} images: {error}'
+            ) from None
+
+    @cached_property
+    def derived(self) -> dict[str, Any]:
+        """Values outside the config that must not change when the run resumes: data, weights and teacher."""
+        digest = self.pretrained.digest if self.pretrained else None
+        derived = {**self.data.identity, "finetune.start_digest": digest}
+        derived |= {"finetune.teacher_digest": self.teacher.digest} if self.teacher else {}
+        if self.plan is not None and self.mode.augment and len(self.data.held_out):
+            # When held-out images are measured decides which weights can be chosen.
+            derived["finetune.evaluate_every_steps"] = self.plan.evaluate_every_steps
+        return derived
+
+    @property
+    def identity(self) -> Identity:
+        """What must not change when the run resumes, and the labels that its weights will have seen."""
+        identity = run_identity(self.config, derived=self.derived)
+        return identity.with_history(**{LABELS_SEEN: self.labels_seen.model_dump()})
+
+    @property
+    def _labels_before(self) -> list[SeenLabels]:
+        """The labels that pretrained weights and teacher have seen."""
+        weights = self.pretrained.labels if isinstance(self.pretrained, Weights) else None
+        return [*filter(None, (weights, self.teacher and self.teacher.description.labels))]
+
+    @property
+    def labels_seen(self) -> SeenLabels:
+        """The labels that the final weights have seen, also through pretrained weights and teacher."""
+        trained_on = SeenLabels(
+            fingerprint=self.data.index.fingerprint,
+            per_class=self.config.data.labels_per_class,
+            holdout=self.config.finetune.holdout,
+            draw=self.config.data.label_draw,
+        )
+        return trained_on.joined(*self._labels_before)
+
+    @property
+    def label_overlap(self) -> Overlap | None:
+        """How labels that the weights have seen overlap with the held-out ones, at worst; None if they saw none."""
+        section, holdout = self.config.data, self.config.finetune.holdout if len(self.data.held_out) else 0.0
+        fingerprint = self.data.index.fingerprint
+        return most_flattering(
+            {
+                labels.overlap(fingerprint, section.labels_per_class, holdout, draw=section.label_draw)
+                for labels in self._labels_before
+            }
+        )
+
+    def warn_of_seen_labels(self) -> None:
+        """Warns if pretrained weights or teacher have seen the labels of the held-out images."""
+        if self.label_overlap == "held-out":
+            names = filter(None, (self.config.finetune.start, self.config.finetune.teacher))
+            print(
+                f"warning: {' or '.join(names)} was trained on the labels of the held-out images, which choose epoch "
+                "or rate here and flatter it: pretrain with data.leave_out_per_class, or give finetune.holdout=0",
+                file=sys.stderr,
+            )
 
 
-def choose_parts(
-    config: FinetuneConfig,
-    data: FinetuneData,
-    info: EncoderInfo | None,
-    teacher: Teacher | None,
-    starts: Starts,
-) -> Parts:
-    """Returns the parts of `finetune.mode`."""
-    patch_init = getattr(config.model, "patch_init", None)
-    if config.finetune.mode in SEGMENTATION:
-        build = partial(build_segmenter, config, data, info, starts.foreign)
-        load = partial(load_weights_into_segmenter, patch_init=patch_init)
-        return Parts(build, load, SegmentationOutputs, "miou")
-    classifier = partial(build_classifier, config, data, info, teacher)
-    return Parts(classifier, partial(load_weights_into, patch_init=patch_init), Outputs, "top1")
-
-
-def estimate_costs(
-    config: FinetuneConfig, plan: Plan, build: Callable[[], Task], data: FinetuneData
-) -> Estimate:
-    """Estimates the cost of the run.
+def set_up(
+    arguments: Arguments, config: FinetuneConfig, pretrained: Pretrained | None, ranks: Ranks
+) -> Setup:
+    """Opens the data and resolves everything.
 
     Raises:
-        InputError: if the network does not take such images.
+        InputError: for options that do not fit each other, the weights or the data.
     """
-    shape = (config.model.channels, *config.model.image_hw)
-    try:
-        return estimate(
-            build,
-            image_shape=shape,
-            dtype=dtype_of_raw(data.bands),
-            batch_size_per_device=plan.batch_size_per_device,
-            activation_checkpointing=config.train.activation_checkpointing,
-            optimizer_slots=len(classifier_optimizer_options(config).optimizer_states),
-            averaged=config.train.ema_decay is not None,
+    if not config.mode.augment and (arguments.extend or isinstance(arguments.resume, Path)):
+        raise InputError(
+            f'--extend and --resume PATH have no effect with finetune.mode="{config.finetune.mode}": it takes no steps'
         )
-    except (RuntimeError, AssertionError, ValueError) as error:
-        # Our own encoders take what their config allows.
-        if not isinstance(config.model, NetworkSection):
-            raise
-        size = " x ".join(map(str, shape))
-        raise InputError(f'model.name="{config.model.name}" does not take {size} images: {error}') from None
+    say, device = ranks.rank == 0, choose_device(config, ranks)
+    foreign = isinstance(pretrained, ForeignWeights)
+    config = fit_to_data(config, None if foreign else pretrained, say=say)
+    data = open_data(
+        config,
+        ranks,
+        device,
+        interpolation=pretrained.images.interpolation if foreign else "bicubic",
+        dry_run=arguments.dry_run,
+    )
+    info, teacher = describe_encoder(config, data), teacher_from_config(config, data, device)
+    if config.finetune.mode == "few_shot":
+        config = _fit_shots(config, data, say=say)
+    plan = _plan_steps(config, data, ranks, same_batch=arguments.same_batch)
+    return Setup(config, ranks, device, data, pretrained, info, teacher, plan)
 
 
-def identify(
-    config: FinetuneConfig,
-    plan: Plan,
-    data: FinetuneData,
-    starts: Starts,
-    teacher: Teacher | None,
-    labels_seen: SeenLabels,
-) -> Identity:
-    """Returns what must not change when the run resumes: options, data, pretrained weights and teacher."""
-    derived = {**data.identity, "finetune.start_digest": starts.digest}
-    derived |= {"finetune.teacher_digest": teacher.digest} if teacher else {}
-    if len(data.held_out):
-        # When held-out images are measured decides which weights can be chosen.
-        derived["finetune.evaluate_every_steps"] = plan.evaluate_every_steps
-    return run_identity(config, derived=derived).with_history(**{LABELS_SEEN: labels_seen.model_dump()})
+def _plan_steps(config: FinetuneConfig, data: FinetuneData, ranks: Ranks, *, same_batch: bool) -> Plan | None:
+    """Derives the numbers of the steps; those of a linear probe for the rate factor 1."""
+    mode, finetune = config.mode, config.finetune
+    if mode.trains == "nothing":
+        return None
+    # Every rank does the whole training of a layer on frozen features.
+    sizes = {"num_samples": len(data.train), "world_size": ranks.world_size if mode.augment else 1}
+    if same_batch:
+        check_same_batch(config, **sizes)
+    plan = make_plan(config, **sizes)
+    if finetune.mixup or finetune.cutmix:
+        check_grouping(plan, ranks.world_size, config.data.repeats, **PAIRS._asdict())
+    if not mode.augment:
+        lowest = min(finetune.lr_factors) * plan.lr
+        if config.optim.min_lr > lowest:
+            raise InputError(
+                f"optim.min_lr={config.optim.min_lr:g} is above the lowest peak rate {lowest:g} of finetune.lr_factors"
+            )
+        if plan.effective_batch_size < 2:
+            raise InputError("one image to train on: the norm of a linear probe needs 2 or more")
+    return plan
+
+
+def _fit_shots(config: FinetuneConfig, data: FinetuneData, *, say: bool) -> FinetuneConfig:
+    """Drops default shots for which a class has too few labels. If the config sets such shots, raises InputError."""
+    counts = np.bincount(np.asarray(data.index.labels)[data.train], minlength=len(data.classes))
+    fewest = int(counts[counts > 0].min())
+    if max(config.finetune.shots) <= fewest:
+        return config
+    name = data.classes[int(np.flatnonzero(counts == fewest)[0])]
+    fitting = [shots for shots in config.finetune.shots if shots <= fewest] or [fewest]
+    has = f'class "{name}" has {count_of(fewest, "labeled image")}'
+    if "shots" in config.finetune.model_fields_set:
+        raise InputError(f"finetune.shots={config.finetune.shots}: {has}: give finetune.shots={fitting}")
+    if say:
+        print(f"note: {has}: finetune.shots={fitting}, not the default {config.finetune.shots}")
+    return config.model_copy(update={"finetune": config.finetune.model_copy(update={"shots": fitting})})

@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from mae_vit.core.bands import Bands
+from mae_vit.core.bands import RGB8, Bands
 from mae_vit.core.batch import Batch
 from mae_vit.core.composites import compose
 from mae_vit.core.errors import InputError
 from mae_vit.core.keyed_rng import RngStream, SampleKeys, derive_key
+from mae_vit.core.preprocessing import Preprocessing
 from mae_vit.core.urls import is_url, redact_url
 from mae_vit.data.data_path import is_unprepared, resolve_data_path
 from mae_vit.data.images.augment import Augment
 from mae_vit.data.images.decode import DecodeError
 from mae_vit.data.images.preprocess import preprocess
-from mae_vit.data.index import ShardIndex, open_index
+from mae_vit.data.index import open_index
 from mae_vit.data.order.permutation import permute
 from mae_vit.data.prepare.sources.find import find_images
-from mae_vit.data.remote.folder import RemoteFolder
 from mae_vit.data.shards.dataset_json import read_dataset
 from mae_vit.data.shards.shard_files import ReadError
 from mae_vit.models.encoder_file import EncoderInfo
@@ -47,7 +49,7 @@ class Samples:
         labels: int64 (n,), -1 without a label.
         source: describes where they come from.
         passed_over: how many could not be decoded.
-        bands: what raw values mean; None for 8 bits.
+        bands: what raw values mean.
         picture_bands: the bands that they are drawn in; None chooses.
     """
 
@@ -55,7 +57,7 @@ class Samples:
     labels: Tensor
     source: str
     passed_over: int = 0
-    bands: Bands | None = None
+    bands: Bands = RGB8
     picture_bands: Sequence[int | str] | None = None
 
     def __len__(self) -> int:
@@ -72,24 +74,19 @@ class Samples:
         return Batch(self.images[chosen], self.labels[chosen], keys)
 
 
-def as_drawn(images: Tensor, bands: Bands | None, picture_bands: Sequence[int | str] | None = None) -> Tensor:
+def as_drawn(images: Tensor, bands: Bands, picture_bands: Sequence[int | str] | None = None) -> Tensor:
     """Maps raw images (n, C, H, W) to colors or gray, uint8 (n, 3 or 1, H, W); photographs stay as they are."""
-    if bands is None and not picture_bands:
+    if bands.photographs and not picture_bands:
         return images
-    unit = images.float() / 255 if bands is None else bands.unit(images)
-    valid = None if bands is None else bands.valid(images)
+    unit, valid = bands.unit(images), bands.valid(images)
     unit = unit if valid is None else torch.where(valid, unit, 0.0)
     return (compose(unit, bands, picture_bands)(unit) * 255).round().byte()
 
 
 def draw_samples(data: str, *, count: int, encoder: EncoderInfo, split: str | None = None) -> Samples:
-    """Draws images by a key, without augmentation: the largest centered box, resized.
+    """Draws at most `count` images by a key, without augmentation: the largest centered box, resized.
 
-    Args:
-        data: prepared shards, a folder of images or an archive of one.
-        count: how many, at most.
-        encoder: gives size and bands of the images.
-        split: of prepared data; the first of val, test, train by default.
+    Of prepared data it takes the first of val, test and train unless a split is given.
 
     Raises:
         InputError: if there is nothing to look at.
@@ -97,67 +94,57 @@ def draw_samples(data: str, *, count: int, encoder: EncoderInfo, split: str | No
     # Of a split that preparing holds out, its files do not tell.
     if split is not None or is_url(data) or not is_unprepared(Path(data)):
         folder, remote = resolve_data_path(data)
-        index = _open(folder, split, remote)
-        bands = fit_bands(encoder.bands, index.dataset.bands, redact_url(data))
-        return replace(_of_shards(index, count, encoder, redact_url(data)), bands=bands)
-    return _of_files(data, count, encoder)
-
-
-def _of_shards(index: ShardIndex, count: int, encoder: EncoderInfo, where: str) -> Samples:
-    # Only the first remote shards: each is downloaded whole.
-    shards = index.split_info.shards[: _FETCHED if index.remote else None]
-    chosen = _draw(sum(shard.samples for shard in shards), count)
-    images, kept, bands = [], [], index.dataset.bands
-    for sample in chosen.tolist():
-        try:
-            images.append(
-                preprocess(index.read(sample), encoder.in_chans, encoder.preprocessing.of_prepared, bands)
-            )
-            kept.append(sample)
-        except (ReadError, DecodeError):
-            continue
-    labels = np.asarray(index.labels)[kept].astype(np.int64)
-    return Samples(
-        _cut(images, encoder.img_size, f"{where}, split {index.split}", bands),
-        torch.from_numpy(labels).clamp(min=-1),
-        f'{where}, split "{index.split}"',
-        len(chosen) - len(kept),
-    )
-
-
-def _open(folder: Path, split: str | None, remote: RemoteFolder | None) -> ShardIndex:
-    there = read_dataset(folder).splits
-    chosen = split or next((name for name in _SPLITS if name in there), next(iter(there)))
-    return open_index(folder, chosen, remote=remote)
-
-
-def _of_files(data: str, count: int, encoder: EncoderInfo) -> Samples:
+        there = read_dataset(folder).splits
+        chosen = split or next((name for name in _SPLITS if name in there), next(iter(there)))
+        index, where = open_index(folder, chosen, remote=remote), redact_url(data)
+        # Only the first remote shards: each is downloaded whole.
+        shards = index.split_info.shards[: _FETCHED if remote else None]
+        numbers = _draw(sum(shard.samples for shard in shards), count)
+        readers = [partial(index.read, number) for number in numbers.tolist()]
+        bands = index.dataset.bands
+        images, kept = _decode(readers, encoder, encoder.preprocessing.of_prepared, bands)
+        return Samples(
+            _cut(images, encoder.img_size, f"{where}, split {chosen}", bands),
+            torch.from_numpy(np.asarray(index.labels)[numbers[kept]].astype(np.int64)).clamp(min=-1),
+            f'{where}, split "{chosen}"',
+            len(readers) - len(kept),
+            fit_bands(encoder.bands, bands, where),
+        )
     with tempfile.TemporaryDirectory(prefix="mae-vit-inspect-") as scratch:
         source = find_images(os.path.join(".", data), out=Path(scratch), class_folder="first")
-        chosen = [source.entries[place] for place in _draw(len(source.entries), count).tolist()]
-        images = []
-        for entry in chosen:
-            try:
-                images.append(
-                    preprocess(entry.read(), encoder.in_chans, encoder.preprocessing, encoder.bands)
-                )
-            except (OSError, DecodeError):
-                continue
+        entries = [source.entries[place] for place in _draw(len(source.entries), count).tolist()]
+        readers = [entry.read for entry in entries]
+        images, _ = _decode(readers, encoder, encoder.preprocessing, encoder.bands)
     return Samples(
         _cut(images, encoder.img_size, data, encoder.bands),
         torch.full((len(images),), -1),
         data,
-        len(chosen) - len(images),
+        len(readers) - len(images),
         encoder.bands,
     )
 
 
+def _decode(
+    readers: Sequence[Callable[[], bytes]],
+    encoder: EncoderInfo,
+    preprocessing: Preprocessing,
+    bands: Bands,
+) -> tuple[list[np.ndarray], list[int]]:
+    """Returns the images that can be decoded, (C, any size) each, and their places in `readers`."""
+    images, kept = [], []
+    for place, read in enumerate(readers):
+        with suppress(OSError, ReadError, DecodeError):
+            images.append(preprocess(read(), encoder.in_chans, preprocessing, bands))
+            kept.append(place)
+    return images, kept
+
+
 def _draw(total: int, count: int) -> np.ndarray:
-    """Some of `total` samples, in keyed order: fewer are the first of more."""
+    """Draws some of `total` samples, in keyed order: fewer are the first of more."""
     return permute(np.arange(min(count, total)), total, derive_key(_SEED, RngStream.ORDER, 0))
 
 
-def _cut(images: list[np.ndarray], img_size: tuple[int, int], where: str, bands: Bands | None) -> Tensor:
+def _cut(images: list[np.ndarray], img_size: tuple[int, int], where: str, bands: Bands) -> Tensor:
     if not images:
         raise InputError(f"{where}: not one of the images that were drawn can be decoded")
     augment = Augment(img_size=img_size, bands=bands)

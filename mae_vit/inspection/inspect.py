@@ -37,7 +37,7 @@ class WrittenView:
     Attributes:
         view: the picture and its text.
         picture: its picture, for a page.
-        files: of its numbers, named from the page's folder.
+        files: files of its picture and numbers, named from the page's folder.
     """
 
     view: View
@@ -62,8 +62,8 @@ def inspect(
         data: prepared shards, a folder of images or an archive.
         out: folder; a new inspection replaces an earlier one once it is complete.
         images: how many are looked at.
-        split: of prepared data.
-        norm_pix_loss: of official files with a decoder.
+        split: split of prepared data.
+        norm_pix_loss: whether the decoder of an official file predicts normalized pixels.
         device: that computes; the CPU by default.
 
     Returns:
@@ -80,7 +80,10 @@ def inspect(
         for side, subject in zip(_SIDES, subjects, strict=False):
             samples = draw_samples(data, count=images, encoder=subject.model.info, split=split)
             samples = replace(samples, picture_bands=subject.picture_bands)
-            _take_bands(subject, samples)
+            # The data's mark of missing values.
+            subject.model.info = replace(subject.model.info, bands=samples.bands)
+            if subject.objective is not None:
+                subject.objective.bands = samples.bands
             folder = partial / side if len(subjects) > 1 else partial
             folder.mkdir(parents=True)
             parts.append((subject, samples, _write_views(subject, samples, folder, partial, device)))
@@ -94,13 +97,6 @@ def inspect(
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return out / INDEX
-
-
-def _take_bands(subject: InspectedEncoder, samples: Samples) -> None:
-    """Lets encoder and objective know the data's mark of missing values."""
-    subject.model.info = replace(subject.model.info, bands=samples.bands)
-    if subject.objective is not None:
-        subject.objective.bands = samples.bands
 
 
 def _check_place(out: Path) -> None:
@@ -156,7 +152,7 @@ def _page(parts: Sequence[tuple[InspectedEncoder, Samples, list[WrittenView]]], 
 def _facts(subject: InspectedEncoder, samples: Samples) -> dict[str, str]:
     info = subject.model.info
     height, width = info.img_size
-    unfinished = subject.model.start.unfinished
+    unfinished = subject.model.start.remarks.get("unfinished")
     facts = {
         "weights": subject.name + (f" ({unfinished})" if unfinished else ""),
         "objective": info.objective + (f", {info.step:,} steps" if info.step else ""),
@@ -165,7 +161,7 @@ def _facts(subject: InspectedEncoder, samples: Samples) -> dict[str, str]:
         f"patches of {info.vit.patch_size} px in {height} x {width}, read by {subject.model.pool}",
         "images": f"{count_of(len(samples), 'image')} of {samples.source}",
     }
-    if samples.bands is not None:
+    if not samples.bands.photographs:
         facts["bands"] = f"{', '.join(samples.bands.names)} ({samples.bands.dtype})"
     if samples.passed_over:
         facts["passed over"] = f"{count_of(samples.passed_over, 'image')} that cannot be decoded"

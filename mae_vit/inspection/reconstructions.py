@@ -22,15 +22,9 @@ MASK_KINDS: tuple[MaskKind, ...] = ("random", "block", "grid")
 
 
 def mask_noise(kind: Literal["block", "grid"], images: int, grid_size: tuple[int, int]) -> Tensor:
-    """Ranks patches for `mae_vit.models.masking.random_masking`, which keeps the lowest (MAE Fig. 6).
+    """Ranks patches for `mae_vit.models.masking.random_masking`, which keeps the lowest (MAE Fig. 6): int64 (B, N).
 
-    Args:
-        kind: "block" masks a square around the middle; "grid" leaves a regular lattice.
-        images: B.
-        grid_size: rows and columns of patches.
-
-    Returns:
-        int64 (B, N), distinct within a row.
+    "block" masks a square around the middle; "grid" leaves a regular lattice.
     """
     rows, columns = grid_size
     num_patches = rows * columns
@@ -58,12 +52,8 @@ def _bayer(size: int) -> Tensor:
     """The ordered-dithering matrix: its lowest values are always spread evenly."""
     matrix = torch.zeros(1, 1, dtype=torch.int64)
     while len(matrix) < size:
-        matrix = torch.cat(
-            [
-                torch.cat([4 * matrix, 4 * matrix + 2], dim=1),
-                torch.cat([4 * matrix + 3, 4 * matrix + 1], dim=1),
-            ]
-        )
+        upper = torch.cat([4 * matrix, 4 * matrix + 2], dim=1)
+        matrix = torch.cat([upper, torch.cat([4 * matrix + 3, 4 * matrix + 1], dim=1)])
     return matrix
 
 
@@ -76,10 +66,10 @@ class Reconstruction:
     """One way of masking patches.
 
     Attributes:
-        kind: of the mask; "as trained" for objectives with masks of their own.
+        kind: kind of the mask; "as trained" for objectives with masks of their own.
         ratio: share of patches that is masked.
         rows: masked, predicted, pasted, original.
-        metrics: over all images of the batch.
+        metrics: metrics over all images of the batch.
     """
 
     kind: str
@@ -90,24 +80,15 @@ class Reconstruction:
 
 @torch.no_grad()
 def reconstruct(objective: Objective, batch: Batch, *, shown: int) -> list[Reconstruction]:
-    """Reconstructs images at several ratios with masks of each kind.
+    """Reconstructs images at several ratios with masks of each kind; all are measured, the first `shown` drawn.
 
     Objectives other than MAE mask patches in one way, their own: they are shown as trained.
-
-    Args:
-        objective: with trained parts, in evaluation mode.
-        batch: images; all of them are measured.
-        shown: how many of them are drawn.
     """
     if not isinstance(objective, MAE):
-        metrics = objective.evaluation_metrics(
-            {name: float(value) for name, value in objective.evaluation_sums(batch).items()}
-        )
-        return [
-            Reconstruction(
-                "as trained", objective.hidden_ratio, objective.pictures(_first(batch, shown)), metrics
-            )
-        ]
+        sums = {name: float(value) for name, value in objective.evaluation_sums(batch).items()}
+        keys = replace(batch.keys, index=batch.keys.index[:shown])
+        rows = objective.pictures(Batch(batch.images[:shown], batch.labels[:shown], keys))
+        return [Reconstruction("as trained", objective.mask_ratio, rows, objective.evaluation_metrics(sums))]
     # Ratios that mask some of the units of training, but not all, also do so of the smaller patches.
     count = objective.encoder.num_patches // objective.mask_unit**2
     fitting = [ratio for ratio in _RATIOS if 0 < num_masked_patches(count, ratio) < count]
@@ -127,8 +108,3 @@ def _at(mae: MAE, batch: Batch, kind: MaskKind, ratio: float, shown: int) -> Rec
     return Reconstruction(
         kind, ratio, rows, psnr_metrics({name: float(value) for name, value in sums.items()})
     )
-
-
-def _first(batch: Batch, count: int) -> Batch:
-    keys = replace(batch.keys, index=batch.keys.index[:count])
-    return Batch(batch.images[:count], batch.labels[:count], keys)

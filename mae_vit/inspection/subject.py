@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from mae_vit.config.load import load_config, read_run_config
@@ -21,7 +21,7 @@ class InspectedEncoder:
     """An encoder under inspection.
 
     Attributes:
-        name: for titles.
+        name: weights as the user named them, for titles.
         model: encoder, read-out and normalization.
         objective: around the same encoder, with trained parts; None where only the encoder is there.
         why_no_objective: the reason, for the page.
@@ -38,47 +38,40 @@ class InspectedEncoder:
 def open_subject(source: str, *, norm_pix_loss: bool = False) -> InspectedEncoder:
     """Opens what `--ckpt` names, and what its run says of pictures.
 
-    Args:
-        source: a run folder, an `encoder.safetensors`, an official MAE file, or "timm:NAME".
-        norm_pix_loss: whether an official file's decoder predicts normalized pixels, which it
-            does not say.
+    `norm_pix_loss` says that an official file's decoder predicts normalized pixels, which the file does not.
 
     Raises:
         InputError: if there is no Vision Transformer, or `norm_pix_loss` has no effect.
     """
-    subject = _open(source, norm_pix_loss=norm_pix_loss)
-    if not (Path(source) / "config.yaml").is_file():
-        return subject
-    monitor = read_run_config(Path(source)).get("monitor")
-    wanted = monitor.get("picture_bands") if isinstance(monitor, dict) else None
-    return replace(subject, picture_bands=tuple(wanted)) if isinstance(wanted, list) else subject
-
-
-def _open(source: str, *, norm_pix_loss: bool) -> InspectedEncoder:
-    start = read_weights(source)
-    model = encoder_from_weights(start)
-    assert model.info.vit  # raises for other families, which have no attention to show
-    decoder = read_decoder(start, model.encoder, model.info, norm_pix_loss=norm_pix_loss)
+    weights = read_weights(source)
+    model = encoder_from_weights(weights)
+    model.info.check_vit()  # other families have no attention to show
+    bands = None
+    if (Path(source) / "config.yaml").is_file():
+        monitor = read_run_config(Path(source)).get("monitor")
+        wanted = monitor.get("picture_bands") if isinstance(monitor, dict) else None
+        bands = tuple(wanted) if isinstance(wanted, list) else None
+    decoder = read_decoder(weights, model.encoder, model.info, norm_pix_loss=norm_pix_loss)
     if decoder is not None:
         why = "" if decoder.mae else "nothing says how many heads its decoder has"
-        return InspectedEncoder(source, model, decoder.mae, why)
-    if (start.path / STATE).is_file() and start.objective is not None:
-        return _of_run(source, start, model)
-    if "fc_norm.weight" in start.tensors or "head.weight" in start.tensors:
-        return InspectedEncoder(source, model, None, "it was fine-tuned: there is nothing to reconstruct by")
-    why = "the file holds an encoder alone: reconstructions need the run folder, which has the rest"
-    return InspectedEncoder(source, model, None, why)
+        return InspectedEncoder(source, model, decoder.mae, why, bands)
+    objective, why = _open_objective(source, weights, model)
+    return InspectedEncoder(source, model, objective, why, bands)
 
 
-def _of_run(source: str, start: Weights, model: PretrainedEncoder) -> InspectedEncoder:
-    """Another objective than MAE, with its head."""
-    config = load_config(PretrainConfig, Path(source) / "config.yaml", imports_plugins=False)
-    if config.objective.uses_labels:
-        return InspectedEncoder(
-            source, model, None, "it learned from labels: there is nothing to reconstruct by"
+def _open_objective(source: str, weights: Weights, model: PretrainedEncoder) -> tuple[Objective | None, str]:
+    """Returns another objective than MAE with its head, or None and the reason."""
+    if not (weights.path / STATE).is_file() or weights.objective is None:
+        if "fc_norm.weight" in weights.tensors or "head.weight" in weights.tensors:
+            return None, "it was fine-tuned: there is nothing to reconstruct by"
+        return (
+            None,
+            "the file holds an encoder alone: reconstructions need the run folder, which has the rest",
         )
-    objective = config.objective.build(
-        model.encoder, mean=model.info.mean, std=model.info.std, bands=model.info.bands
-    )
-    load_weights(start, objective.encoder, objective, objective=config.objective.name)
-    return InspectedEncoder(source, model, objective.eval())
+    config = load_config(PretrainConfig, Path(source) / "config.yaml", imports_plugins=False)
+    section, info = config.objective, model.info
+    if section.uses_labels:
+        return None, "it learned from labels: there is nothing to reconstruct by"
+    objective = section.build(model.encoder, mean=info.mean, std=info.std, bands=info.bands)
+    load_weights(weights, objective.encoder, objective, objective=section.name)
+    return objective.eval(), ""

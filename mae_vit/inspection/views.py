@@ -35,21 +35,18 @@ from mae_vit.inspection.subject import InspectedEncoder
 from mae_vit.models.encoders.base import Encoder
 from mae_vit.models.sizes import Pool
 from mae_vit.objectives.objective import Objective
+from mae_vit.weights.encoder import PretrainedEncoder
 
 
 class InspectableEncoder(Protocol):
-    """An encoder to inspect: `PretrainedEncoder`, or an encoder in training (`InTraining`)."""
+    """An encoder and its normalization: `PretrainedEncoder`, or an objective in training."""
 
     @property
     def encoder(self) -> Encoder:
         """Returns the encoder."""
 
-    @property
-    def pool(self) -> Pool:
-        """Returns how features are pooled."""
-
     def normalize(self, images: Tensor) -> Tensor:
-        """Maps uint8 (B, C, H, W) to what the encoder takes."""
+        """Maps raw values (B, C, H, W) to what the encoder takes."""
 
 
 _SHOWN = 8
@@ -73,7 +70,7 @@ def all_views(subject: InspectedEncoder, samples: Samples) -> Iterator[View]:
 def band_views(objective: Objective | None, samples: Samples) -> Iterator[View]:
     """Draws each band in gray, of some images and of a reconstruction; nothing of 8-bit gray or RGB."""
     bands = samples.bands
-    if bands is None:
+    if bands.photographs:
         return
     chosen = list(range(0, len(bands.names), -(-len(bands.names) // _MOST_BANDS)))
     ends = ", ".join(f"{bands.names[band]} {bands.low[band]:g} to {bands.high[band]:g}" for band in chosen)
@@ -146,35 +143,35 @@ def _describe_metrics(metrics: dict[str, float]) -> str:
     return f": {metrics['psnr_db']:.2f} dB, {metrics['psnr_gain_db']:+.2f} over its baseline"
 
 
-def attention_views(model: InspectableEncoder, samples: Samples) -> Iterator[View]:
+def attention_views(model: PretrainedEncoder, samples: Samples) -> Iterator[View]:
     """Maps by head, rollout, and how far and how widely heads look."""
     shown, depth = samples.shown(_SHOWN), len(model.encoder.blocks)
-    weights = _weights_of(model, samples.images[:_SHOWN])
+    weights = _attention_weights(model, samples.images[:_SHOWN])
+    asked = _query_name(model.encoder, model.pool)
     for block in sorted({0, depth // 2, depth - 1}):
         maps = attention_maps(weights[block], model.encoder.grid_size, query=model.pool).cpu()
         heads = [Picture(f"head {n + 1}", in_false_color(maps[:, n])) for n in range(maps.shape[1])]
         yield View(
             f"attention-block-{block + 1:02d}",
             f"Attention in block {block + 1} of {depth}",
-            f"The images, then a map for each head: where {_query_name(model)} looks (brightest: most, by its own "
-            "scale).",
+            f"The images, then a map for each head: where {asked} looks (brightest: most, by its own scale).",
             draw_tiles([Picture("image", shown / 255), *heads]),
             arrays={"maps": maps.numpy()},
         )
-    yield rollout_view(model, shown, weights)
+    yield rollout_view(model.encoder, shown, weights, model.pool)
     yield from head_views(model, samples.images[:_AVERAGED])
 
 
-def rollout_view(model: InspectableEncoder, images: Tensor, weights: Sequence[Tensor]) -> View:
-    """Attention through all blocks, of images uint8 (B, C, H, W)."""
+def rollout_view(encoder: Encoder, images: Tensor, weights: Sequence[Tensor], pool: Pool) -> View:
+    """Draws attention through all blocks, of images uint8 (B, C, H, W)."""
     joint = rollout(weights)[:, None]
-    rolled = attention_maps(joint, model.encoder.grid_size, query=model.pool)[:, 0].cpu()
+    rolled = attention_maps(joint, encoder.grid_size, query=pool)[:, 0].cpu()
     unit = images.cpu() / 255
     return View(
         "attention-rollout",
         "Attention rollout",
-        f"Attention followed through all blocks to the pixels, from {_query_name(model)}: what is bright reaches the "
-        "read-out (Abnar & Zuidema 2020; ViT Fig. 6).",
+        f"Attention followed through all blocks to the pixels, from {_query_name(encoder, pool)}: what is bright "
+        "reaches the read-out (Abnar & Zuidema 2020; ViT Fig. 6).",
         draw_tiles(
             [
                 Picture("image", unit),
@@ -187,7 +184,7 @@ def rollout_view(model: InspectableEncoder, images: Tensor, weights: Sequence[Te
 
 
 def head_views(model: InspectableEncoder, images: Tensor) -> Iterator[View]:
-    """How far each head looks, and how widely, over raw images (n, C, H, W)."""
+    """Draws how far each head looks, and how widely, over raw images (n, C, H, W)."""
     encoder = model.encoder
     distances, entropies = head_statistics(model, images)
     same = torch.ones(1, 1, encoder.num_patches, encoder.num_patches)
@@ -219,14 +216,14 @@ def head_views(model: InspectableEncoder, images: Tensor) -> Iterator[View]:
     )
 
 
-def _weights_of(model: InspectableEncoder, images: Tensor) -> list[Tensor]:
+def _attention_weights(model: InspectableEncoder, images: Tensor) -> list[Tensor]:
     return attention_weights(model.encoder, model.normalize(images.to(model.encoder.cls_token.device)))
 
 
-def _query_name(model: InspectableEncoder) -> str:
-    if model.pool == "mean":
+def _query_name(encoder: Encoder, pool: Pool) -> str:
+    if pool == "mean":
         return "the mean over all patches"
-    return "[CLS]" if model.encoder.num_prefix_tokens == 1 else "the mean over all class tokens"
+    return "[CLS]" if encoder.num_prefix_tokens == 1 else "the mean over all class tokens"
 
 
 def head_statistics(model: InspectableEncoder, images: Tensor) -> tuple[np.ndarray, np.ndarray]:
@@ -234,7 +231,7 @@ def head_statistics(model: InspectableEncoder, images: Tensor) -> tuple[np.ndarr
     encoder = model.encoder
     sums = np.zeros((2, len(encoder.blocks), 1))
     for part in images.split(_SHOWN):
-        weights = _weights_of(model, part)
+        weights = _attention_weights(model, part)
         distances = [
             mean_attention_distance(block, encoder.grid_size, encoder.patch_size) for block in weights
         ]

@@ -180,7 +180,7 @@ def nearest_size(embed_dim: int, depth: int, num_heads: int | None = None) -> st
     return names[0] if names else "S"
 
 
-def vit_geometry_of(model: VisionTransformer) -> ViTGeometry:
+def timm_geometry(model: VisionTransformer) -> ViTGeometry:
     """Returns the geometry of a model that timm has built."""
     block, embed = model.blocks[0], model.patch_embed
     width, depth, heads = model.embed_dim, len(model.blocks), block.attn.num_heads

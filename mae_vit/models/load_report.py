@@ -18,10 +18,7 @@ class LoadReport:
         random: names of the model that the file does not have; they keep their random values.
         by_design: names of model or file that are not loaded by design, with the reason.
         share: share of the encoder's parameters that were loaded, adapted, kept or left out by design, 0 to 1.
-        passed_over: reasons why newer checkpoints of the same run were skipped.
-        unfinished: of which step the weights are; empty if their run is finished.
-        found: where in a file of others the encoder was found; empty if there is nothing to say.
-        assumed: what the weights do not say; empty if they say all.
+        remarks: remarks of `Weights`, and what is "assumed" of them.
     """
 
     loaded: list[str] = field(default_factory=list)
@@ -32,18 +29,12 @@ class LoadReport:
     random: list[str] = field(default_factory=list)
     by_design: dict[str, str] = field(default_factory=dict)
     share: float = 0.0
-    passed_over: tuple[str, ...] = ()
-    unfinished: str = ""
-    found: str = ""
-    assumed: str = ""
+    remarks: dict[str, str] = field(default_factory=dict)
 
     def describe(self, source: str) -> str:
         """Returns the report as lines of text."""
         lines = [f"weights  {source}: {self.share:.1%} of the encoder's parameters"]
-        lines += [f"  found         {self.found}"] if self.found else []
-        lines += [f"  assumed       {self.assumed}"] if self.assumed else []
-        lines += [f"  passed over   {problem}" for problem in self.passed_over]
-        lines += [f"  unfinished    {self.unfinished}"] if self.unfinished else []
+        lines += [f"  {title:<13} {text}" for title, text in self.remarks.items()]
         lines.append(f"  loaded        {len(self.loaded)} tensors: {shorten(self.loaded)}")
         for title, notes in (
             ("interpolated", self.interpolated),

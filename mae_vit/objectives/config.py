@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, model_validator
+from typing_extensions import Unpack
 
 from mae_vit.config.encoders import ENCODERS, EncoderSection
 from mae_vit.config.section import Section
@@ -15,9 +14,9 @@ from mae_vit.models.counts import count_units, num_masked_patches
 from mae_vit.models.sizes import Pool
 
 if TYPE_CHECKING:
-    from mae_vit.core.bands import Bands
     from mae_vit.models.encoders.base import Encoder
-    from mae_vit.objectives.objective import Objective
+    from mae_vit.models.geometry import Geometry
+    from mae_vit.objectives.objective import Objective, Pixels
 
 
 class Grouping(NamedTuple):
@@ -51,7 +50,7 @@ def _transformers(ability: str) -> list[str]:
     return [f"model.family={family}" for family, section in ENCODERS.items() if getattr(section, ability)]
 
 
-class ObjectiveSection(Section, ABC):
+class ObjectiveSection(Section):
     """The `objective` section of a config: an objective's options, and a method that builds it.
 
     Attributes:
@@ -83,33 +82,14 @@ class ObjectiveSection(Section, ABC):
         """The rows that the loss needs together; None if each image has its own loss."""
         return None
 
-    @abstractmethod
-    def check(self, *, grid_size: tuple[int, int], patch_size: int, in_chans: int, num_classes: int) -> None:
+    def check(self, geometry: Geometry, num_classes: int) -> None:
         """Raises ValueError, which names the key, for options that do not fit model or data."""
 
-    def build(
-        self,
-        encoder: Encoder,
-        *,
-        mean: Sequence[float],
-        std: Sequence[float],
-        num_classes: int = 0,
-        bands: Bands | None = None,
-    ) -> Objective:
-        """Builds the objective around an encoder.
-
-        Args:
-            encoder: is trained together with the objective's own modules.
-            mean: per-channel mean of the pixels in 0..1.
-            std: per-channel standard deviation of these pixels.
-            num_classes: number of classes in the data; 0 without labels.
-            bands: what the images' raw values mean; None for 8 bits.
-        """
+    def build(self, encoder: Encoder, *, num_classes: int = 0, **pixels: Unpack[Pixels]) -> Objective:
+        """Builds the objective around an encoder, which is trained together with the objective's own modules."""
         module, _, name = self.built_by.partition(":")
         classes = {"num_classes": num_classes} if self.uses_labels else {}
-        objective: Objective = getattr(import_module(module), name)(
-            encoder, self, mean=mean, std=std, bands=bands, **classes
-        )
+        objective: Objective = getattr(import_module(module), name)(encoder, self, **pixels, **classes)
         return objective
 
 
@@ -147,9 +127,9 @@ class MAEConfig(ObjectiveSection):
     norm_pix_loss: bool = True
     decode_ratio: float = Field(default=1.0, gt=0, le=1)
 
-    def check(self, *, grid_size: tuple[int, int], patch_size: int, in_chans: int, num_classes: int) -> None:
+    def check(self, geometry: Geometry, num_classes: int) -> None:
         """Raises ValueError, which names the key, for options that do not fit the model."""
-        units = count_units(grid_size, self.mask_unit)
+        units = count_units(geometry.grid_size, self.mask_unit)
         num_masked = num_masked_patches(units, self.mask_ratio)
         if not 0 < num_masked < units:
             state = "visible" if num_masked else "masked"
@@ -164,7 +144,7 @@ class MAEConfig(ObjectiveSection):
                 f"decode_ratio={self.decode_ratio} predicts none of {num_masked} masked patches "
                 f"(from {self.mask_unit**2 / num_masked:.3g} to 1)"
             )
-        if self.norm_pix_loss and patch_size**2 * in_chans == 1:
+        if self.norm_pix_loss and geometry.patch_size**2 * geometry.in_chans == 1:
             raise ValueError("norm_pix_loss=true needs patches of more than one value")
         if self.decoder_embed_dim % self.decoder_num_heads:
             raise ValueError(
@@ -230,9 +210,9 @@ class MaskedPatchConfig(ObjectiveSection):
     mask_share: float = Field(default=0.8, ge=0, le=1)
     random_share: float = Field(default=0.1, ge=0, le=1)
 
-    def check(self, *, grid_size: tuple[int, int], patch_size: int, in_chans: int, num_classes: int) -> None:
+    def check(self, geometry: Geometry, num_classes: int) -> None:
         """Raises ValueError, which names the key, for options that do not fit the model."""
-        num_patches = grid_size[0] * grid_size[1]
+        num_patches = geometry.grid_size[0] * geometry.grid_size[1]
         if not 0 < round(self.corrupt_ratio * num_patches) < num_patches:
             raise ValueError(
                 f"corrupt_ratio={self.corrupt_ratio} corrupts none or all of {num_patches} patches"
@@ -240,9 +220,9 @@ class MaskedPatchConfig(ObjectiveSection):
         if self.mask_share + self.random_share > 1:
             raise ValueError(f"mask_share={self.mask_share} + random_share={self.random_share} exceed 1")
         cells = COLOR_CELLS.get(self.target, 1)
-        if patch_size % cells:
+        if geometry.patch_size % cells:
             raise ValueError(
-                f'target="{self.target}" needs a patch_size divisible by {cells}, not {patch_size} '
+                f'target="{self.target}" needs a patch_size divisible by {cells}, not {geometry.patch_size} '
                 '(target="mean_color" takes any)'
             )
 
@@ -278,13 +258,11 @@ class JointConfig(ObjectiveSection):
         parts = {key: raw[key] for key in ("mae", "masked_patch") if isinstance(raw.get(key), dict)}
         return {**raw, **{key: {"name": key, **part} for key, part in parts.items()}}
 
-    def check(self, *, grid_size: tuple[int, int], patch_size: int, in_chans: int, num_classes: int) -> None:
+    def check(self, geometry: Geometry, num_classes: int) -> None:
         """Raises ValueError, which names the key, for options that do not fit the model."""
         for key, part in (("mae", self.mae), ("masked_patch", self.masked_patch)):
             try:
-                part.check(
-                    grid_size=grid_size, patch_size=patch_size, in_chans=in_chans, num_classes=num_classes
-                )
+                part.check(geometry, num_classes)
             except ValueError as error:
                 raise ValueError(f"{key}.{error}") from None
 
@@ -305,9 +283,9 @@ class SimMIMConfig(ObjectiveSection):
     mask_ratio: float = Field(default=0.6, gt=0, lt=1)
     mask_unit: int = Field(default=2, gt=0)
 
-    def check(self, *, grid_size: tuple[int, int], patch_size: int, in_chans: int, num_classes: int) -> None:
+    def check(self, geometry: Geometry, num_classes: int) -> None:
         """Raises ValueError, which names the key, for options that do not fit the model."""
-        units = count_units(grid_size, self.mask_unit)
+        units = count_units(geometry.grid_size, self.mask_unit)
         if not 0 < num_masked_patches(units, self.mask_ratio) < units:
             raise ValueError(f"mask_ratio={self.mask_ratio} masks none or all of {units} mask units")
 
@@ -346,7 +324,7 @@ class SupervisedConfig(ObjectiveSection):
         """Mixup and cutmix need pairs of different images."""
         return PAIRS if self.mixup or self.cutmix else None
 
-    def check(self, *, grid_size: tuple[int, int], patch_size: int, in_chans: int, num_classes: int) -> None:
+    def check(self, geometry: Geometry, num_classes: int) -> None:
         """Raises ValueError, which names the key, for options that do not fit the data."""
         if num_classes < 2:
             raise ValueError(

@@ -6,46 +6,37 @@ N_keep visible patches.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
-from mae_vit.core.bands import Bands
 from mae_vit.core.batch import Batch
 from mae_vit.models.attention import without_autocast
 from mae_vit.models.encoders.base import Encoder, init_transformer
 from mae_vit.objectives.config import ContrastiveMAEConfig
 from mae_vit.objectives.mae import MAE
-from mae_vit.objectives.objective import ObjectiveOutput
+from mae_vit.objectives.objective import ObjectiveOutput, Pixels
+
+# What is logged of a contrast, in training and of held-out images.
+METRICS = ("contrast_loss", "retrieval_top1", "positive_cosine", "negative_cosine", "z_std")
+_VIEWS = "views"
 
 
-class Contrast(NamedTuple):
-    """How well each view identifies the other view of its image.
-
-    Attributes:
-        losses: float32 (B,), InfoNCE of each view.
-        retrieved: bool (B,), whether the partner is the nearest view of its group.
-        positive: float32 (B,), cosine with the partner.
-        negative: float32 (B,), mean cosine with the other views of the group.
-    """
-
-    losses: Tensor
-    retrieved: Tensor
-    positive: Tensor
-    negative: Tensor
-
-
-def contrast(z: Tensor, group_size: int, temperature: float) -> Contrast:
+def contrast(z: Tensor, group_size: int, temperature: float) -> dict[str, Tensor]:
     """Computes InfoNCE within groups (arXiv 1807.03748; NT-Xent of arXiv 2002.05709, Sec. 2.1).
 
     Args:
         z: float32 (B, d), rows of length 1. Rows 2j and 2j + 1 are partners. B is a multiple of 2G.
         group_size: G, half of a group's rows.
         temperature: divides the cosines.
+
+    Returns:
+        For each view, (B,): `contrast_loss`, InfoNCE; `retrieval_top1`, whether the partner is the nearest view of
+        its group; `positive_cosine` with the partner; `negative_cosine`, the mean with the other views of the group.
+        All but the loss are detached.
     """
     rows = 2 * group_size
     grouped = z.view(-1, rows, z.shape[-1])  # (B / 2G, 2G, d)
@@ -58,7 +49,8 @@ def contrast(z: Tensor, group_size: int, temperature: float) -> Contrast:
         positive = cosines.gather(2, partner[..., None]).flatten()  # (B,)
         others = cosines.sum(dim=2).flatten() - positive - cosines.diagonal(dim1=1, dim2=2).flatten()
         retrieved = (scores.argmax(dim=2) == partner).flatten()  # (B,)
-    return Contrast(losses, retrieved, positive.detach(), others / (rows - 2))
+    values = (losses, retrieved.float(), positive.detach(), others / (rows - 2))
+    return dict(zip(METRICS, values, strict=False))
 
 
 class ContrastiveMAE(MAE):
@@ -67,17 +59,9 @@ class ContrastiveMAE(MAE):
     It needs no teacher, no queue and no second forward pass: both views are rows of MAE's batch.
     """
 
-    def __init__(
-        self,
-        encoder: Encoder,
-        config: ContrastiveMAEConfig,
-        *,
-        mean: Sequence[float],
-        std: Sequence[float],
-        bands: Bands | None = None,
-    ) -> None:
+    def __init__(self, encoder: Encoder, config: ContrastiveMAEConfig, **pixels: Unpack[Pixels]) -> None:
         """Adds MAE's decoder and the projection head to `encoder`."""
-        super().__init__(encoder, config, mean=mean, std=std, bands=bands)
+        super().__init__(encoder, config, **pixels)
         self.contrast_weight, self.temperature = config.contrast_weight, config.temperature
         self.group_size = config.group_size
         hidden = 4 * encoder.embed_dim
@@ -100,7 +84,7 @@ class ContrastiveMAE(MAE):
         z = self.project(encoded)  # (B, d)
         with without_autocast(z):
             contrasts = contrast(z, self.group_size, self.temperature)
-        loss = reconstruction + self.contrast_weight * contrasts.losses.mean()
+        loss = reconstruction + self.contrast_weight * contrasts["contrast_loss"].mean()
         sums = contrast_sums(contrasts, z, self.group_size)
         views = sums.pop(_VIEWS)
         values = {"reconstruction_loss": (reconstruction.detach() * views, views)}
@@ -114,7 +98,7 @@ class ContrastiveMAE(MAE):
             return sums | dict.fromkeys((*METRICS, _VIEWS), torch.zeros_like(sums["loss"]))
         images = self.normalize(batch.images[:whole])
         keys = replace(batch.keys, index=batch.keys.index[:whole])
-        masks = [self.draw_masking(one) for one in (keys, replace(keys, epoch=keys.epoch + 1))]
+        masks = [self.draw_masking(keys), self.draw_masking(replace(keys, epoch=keys.epoch + 1))]
         views = [self.project(self.encoder.forward_visible(images, mask.ids_keep)) for mask in masks]
         z = torch.stack(views, dim=1).flatten(0, 1)  # (2 * whole, d), partners side by side
         with without_autocast(z):
@@ -129,25 +113,14 @@ class ContrastiveMAE(MAE):
         return metrics | {name: sums[name] / sums[_VIEWS] for name in METRICS}
 
 
-# What is logged of a contrast, in training and of held-out images.
-METRICS = ("contrast_loss", "retrieval_top1", "positive_cosine", "negative_cosine", "z_std")
-_VIEWS = "views"
-
-
-def contrast_sums(contrasts: Contrast, z: Tensor, group_size: int) -> dict[str, Tensor]:
+def contrast_sums(contrasts: dict[str, Tensor], z: Tensor, group_size: int) -> dict[str, Tensor]:
     """Sums `METRICS` over the views of whole groups, and counts the views.
 
-    `z_std` is the standard deviation of each dimension of z within a group, the mean over dimensions, times
+    `z_std` is the standard deviation of each dimension of z (B, d) within a group, the mean over dimensions, times
     sqrt(d). It is near 1 if views spread evenly over the sphere, and 0 after a collapse.
-
-    Args:
-        contrasts: of the views.
-        z: float32 (B, d), the views.
-        group_size: G, half of a group's rows.
     """
     z = z.detach()
     views = z.new_full((), len(z))
     spread = z.view(-1, 2 * group_size, z.shape[-1]).std(dim=1).mean() * z.shape[-1] ** 0.5
-    values = (contrasts.losses.detach(), contrasts.retrieved.float(), contrasts.positive, contrasts.negative)
-    totals = (*(value.sum() for value in values), spread * views)
-    return {**dict(zip(METRICS, totals, strict=True)), _VIEWS: views}
+    totals = {name: values.detach().sum() for name, values in contrasts.items()}
+    return {**totals, "z_std": spread * views, _VIEWS: views}

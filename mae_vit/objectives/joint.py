@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
-from mae_vit.core.bands import Bands
 from mae_vit.core.batch import Batch
 from mae_vit.core.image_rows import Picture
 from mae_vit.models.encoders.base import Encoder
 from mae_vit.objectives.config import JointConfig
-from mae_vit.objectives.objective import Objective, ObjectiveOutput
+from mae_vit.objectives.objective import Objective, ObjectiveOutput, Pixels
 
 
 class Joint(Objective):
@@ -21,19 +19,11 @@ class Joint(Objective):
     Each part draws the same masks as in a run of its own: both use the same noise.
     """
 
-    def __init__(
-        self,
-        encoder: Encoder,
-        config: JointConfig,
-        *,
-        mean: Sequence[float],
-        std: Sequence[float],
-        bands: Bands | None = None,
-    ) -> None:
+    def __init__(self, encoder: Encoder, config: JointConfig, **pixels: Unpack[Pixels]) -> None:
         """Adds MAE's decoder and masked patch prediction's head to `encoder`."""
-        super().__init__(encoder, mean=mean, std=std, bands=bands)
-        self.mae = config.mae.build(encoder, mean=mean, std=std, bands=bands)
-        self.masked_patch = config.masked_patch.build(encoder, mean=mean, std=std, bands=bands)
+        super().__init__(encoder, **pixels)
+        self.mae = config.mae.build(encoder, **pixels)
+        self.masked_patch = config.masked_patch.build(encoder, **pixels)
         self._weights = {"mae": config.weights.mae, "masked_patch": config.weights.masked_patch}
 
     def _parts(self) -> dict[str, Objective]:
@@ -41,14 +31,14 @@ class Joint(Objective):
 
     def forward(self, batch: Batch) -> ObjectiveOutput:
         """Computes the weighted sum of both losses."""
-        total: Tensor | float = 0.0
+        outputs = {name: part(batch) for name, part in self._parts().items()}
         values: dict[str, tuple[Tensor, Tensor]] = {}
-        for name, part in self._parts().items():
-            output = part(batch)
-            total = total + self._weights[name] * output.loss
-            values |= _named(name, output, len(batch.images))
-        assert isinstance(total, Tensor)
-        return ObjectiveOutput(total, values)
+        for name, output in outputs.items():
+            loss, images = output.loss.detach(), len(batch.images)
+            values[f"{name}_loss"] = (loss * images, torch.full_like(loss, images))
+            values |= {f"{name}_{key}": value for key, value in output.values.items()}
+        weighted = [self._weights[name] * output.loss for name, output in outputs.items()]
+        return ObjectiveOutput(weighted[0] + weighted[1], values)
 
     def evaluation_sums(self, batch: Batch) -> dict[str, Tensor]:
         """Returns the sums of both parts."""
@@ -80,9 +70,3 @@ class Joint(Objective):
             for row in part.pictures(batch)[:-1]
         ]
         return [*rows, self.mae.pictures(batch)[-1]]
-
-
-def _named(name: str, output: ObjectiveOutput, images: int) -> dict[str, tuple[Tensor, Tensor]]:
-    """Prefixes a part's loss and values with its name."""
-    loss = (output.loss.detach() * images, torch.full_like(output.loss.detach(), images))
-    return {f"{name}_loss": loss, **{f"{name}_{key}": value for key, value in output.values.items()}}

@@ -6,14 +6,12 @@ k class tokens, D encoder width, D_dec decoder width.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 import torch.nn.functional as F
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
-from mae_vit.core.bands import Bands
 from mae_vit.core.batch import Batch
 from mae_vit.core.image_rows import Picture
 from mae_vit.core.keyed_rng import SampleKeys
@@ -25,7 +23,7 @@ from mae_vit.models.patches import patchify, take_tokens
 from mae_vit.models.pos_embed import sincos_position_table
 from mae_vit.objectives.config import MAEConfig, num_decoded_patches
 from mae_vit.objectives.missing import standardize_patches, weigh
-from mae_vit.objectives.objective import Objective, ObjectiveOutput
+from mae_vit.objectives.objective import Objective, ObjectiveOutput, Pixels
 from mae_vit.objectives.reconstruction import error_sums, local_average, psnr_metrics, reconstruction_pictures
 
 # LayerNorm epsilon of the official code, everywhere (timm's default as well).
@@ -35,17 +33,9 @@ LAYER_NORM_EPS = 1e-6
 class MAE(Objective):
     """The asymmetric autoencoder of MAE Sec. 3. Parameters have the names of the official code."""
 
-    def __init__(
-        self,
-        encoder: Encoder,
-        config: MAEConfig,
-        *,
-        mean: Sequence[float],
-        std: Sequence[float],
-        bands: Bands | None = None,
-    ) -> None:
+    def __init__(self, encoder: Encoder, config: MAEConfig, **pixels: Unpack[Pixels]) -> None:
         """Adds the decoder to `encoder`."""
-        super().__init__(encoder, mean=mean, std=std, bands=bands)
+        super().__init__(encoder, **pixels)
         width = config.decoder_embed_dim
         self.mask_ratio, self.mask_unit = config.mask_ratio, config.mask_unit
         self.decode_ratio = config.decode_ratio
@@ -55,29 +45,15 @@ class MAE(Objective):
         self.decoder_pos_embed = nn.Parameter(
             sincos_position_table(encoder.grid_size, width, encoder.num_prefix_tokens), requires_grad=False
         )
-        self.decoder_blocks = nn.Sequential(
-            *[
-                Block(
-                    width,
-                    config.decoder_num_heads,
-                    mlp_ratio=4.0,
-                    qkv_bias=True,
-                    attn_layer=PlainOrFusedAttention,
-                )
-                for _ in range(config.decoder_depth)
-            ]
-        )
+        options = {"mlp_ratio": 4.0, "qkv_bias": True, "attn_layer": PlainOrFusedAttention}
+        blocks = [Block(width, config.decoder_num_heads, **options) for _ in range(config.decoder_depth)]
+        self.decoder_blocks = nn.Sequential(*blocks)
         self.decoder_norm = nn.LayerNorm(width, eps=LAYER_NORM_EPS)
         self.decoder_pred = nn.Linear(width, encoder.patch_size**2 * encoder.in_chans)
         for name, module in self.named_children():
             if name != "encoder":
                 module.apply(init_transformer)
         nn.init.normal_(self.mask_token, std=0.02)
-
-    @property
-    def hidden_ratio(self) -> float:
-        """The share of patches that are masked in training."""
-        return self.mask_ratio
 
     def draw_masking(self, keys: SampleKeys) -> Masking:
         """Draws the masks of training."""
@@ -108,21 +84,13 @@ class MAE(Objective):
         error = self.squared_error(images, prediction, ids, valid)  # (B, M, P*P*C)
         return weigh(error, None if valid is None else take_tokens(valid, ids)).mean(), encoded
 
-    def reconstruct(
-        self, images: Tensor, noise: Tensor, *, mask_ratio: float | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Masks single patches by given noise, encodes and decodes.
-
-        Args:
-            images: (B, C, H, W), normalized.
-            noise: (B, N), distinct within a row; the patches with the lowest numbers stay visible.
-            mask_ratio: replaces the ratio of training.
+    def reconstruct(self, images: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Masks the single patches of the highest noise (B, N), distinct within a row, encodes and decodes.
 
         Returns:
-            Predictions (B, N, P*P*C) for every patch, and the mask float32 (B, N),
-            1 = masked and counted in the loss.
+            Predictions (B, N, P*P*C) for every patch, and the mask float32 (B, N), 1 = masked and counted in the loss.
         """
-        masking = random_masking(noise, self.mask_ratio if mask_ratio is None else mask_ratio)
+        masking = random_masking(noise, self.mask_ratio)
         return self.predict_all(images, masking), masking.mask
 
     def predict_all(self, images: Tensor, masking: Masking) -> Tensor:
@@ -132,22 +100,14 @@ class MAE(Objective):
     def decode(self, encoded: Tensor, ids_restore: Tensor, ids: Tensor | None = None) -> Tensor:
         """Fills in mask tokens, restores the order and predicts pixels (MAE Sec. 3).
 
-        Args:
-            encoded: (B, k + N_keep, D).
-            ids_restore: int64 (B, N).
-            ids: int64 (B, M), the patches to predict; all N if not given.
-
-        Returns:
-            (B, N, P*P*C), or (B, M, P*P*C).
+        (B, k + N_keep, D), int64 (B, N) -> (B, N, P*P*C); with the patches `ids`, int64 (B, M), -> (B, M, P*P*C).
         """
         count = self.encoder.num_prefix_tokens
         tokens = self.decoder_embed(encoded)  # (B, k + N_keep, D_dec)
         num_masked = ids_restore.shape[1] - (tokens.shape[1] - count)
         mask_tokens = self.mask_token.to(tokens.dtype).expand(len(tokens), num_masked, -1)
         patches = torch.cat([tokens[:, count:], mask_tokens], dim=1)  # (B, N, D_dec), visible ones first
-        patches = patches.gather(
-            1, ids_restore[..., None].expand(-1, -1, patches.shape[-1])
-        )  # in the image's order
+        patches = take_tokens(patches, ids_restore)  # in the image's order
         tokens = torch.cat([tokens[:, :count], patches], dim=1) + self.decoder_pos_embed  # (B, k + N, D_dec)
         if ids is None:
             return self.decoder_pred(self.decoder_norm(self.decoder_blocks(tokens)))[:, count:]
@@ -157,17 +117,10 @@ class MAE(Objective):
         return self.decoder_pred(self.decoder_norm(tokens))
 
     def decode_subset(self, encoded: Tensor, ids_keep: Tensor, ids: Tensor) -> Tensor:
-        """Predicts some masked patches from the visible ones; the decoder does not see other masked patches.
+        """Predicts the masked patches `ids` from the visible ones; the decoder does not see other masked patches.
 
         Tokens carry their positions, so their order does not matter and is not restored.
-
-        Args:
-            encoded: (B, k + N_keep, D).
-            ids_keep: int64 (B, N_keep), the visible patches in the order of `encoded`.
-            ids: int64 (B, M), the patches to predict.
-
-        Returns:
-            (B, M, P*P*C).
+        (B, k + N_keep, D) in the order of `ids_keep`, int64 (B, M) -> (B, M, P*P*C).
         """
         count = self.encoder.num_prefix_tokens
         tokens = self.decoder_embed(encoded)  # (B, k + N_keep, D_dec)
@@ -187,15 +140,7 @@ class MAE(Objective):
 
         Every loss comes from here: of training, of held-out images, and of `masked_mse`.
         Errors of missing values are meaningless: `mae_vit.objectives.missing.weigh` leaves them out.
-
-        Args:
-            images: (B, C, H, W), normalized.
-            prediction: (B, N, P*P*C), or (B, M, P*P*C) of the patches `ids`.
-            ids: int64 (B, M), the predicted patches; all N if not given.
-            valid: bool (B, N, P*P*C), from `valid_patches`.
-
-        Returns:
-            float32, of the shape of `prediction`.
+        (B, N, P*P*C), or (B, M, P*P*C) of the patches `ids`, -> float32 of the same shape.
         """
         target, _, _ = self.targets(images, ids, valid)  # (B, N or M, P*P*C)
         return (prediction.float() - target).square()
@@ -203,13 +148,7 @@ class MAE(Objective):
     def masked_mse(self, images: Tensor, prediction: Tensor, mask: Tensor) -> Tensor:
         """Computes the loss from predictions of all patches, to compare with other code. Training does not call it.
 
-        Args:
-            images: (B, C, H, W), normalized.
-            prediction: (B, N, P*P*C).
-            mask: (B, N), 1 = masked and counted.
-
-        Returns:
-            Scalar float32, the mean over masked patches only.
+        (B, C, H, W), (B, N, P*P*C), (B, N) with 1 = masked and counted -> scalar float32.
         """
         error = self.squared_error(images, prediction).mean(dim=-1)  # (B, N)
         return (error * mask).sum() / mask.sum()
@@ -221,10 +160,7 @@ class MAE(Objective):
 
         With norm_pix_loss each patch is normalized by its own mean and unbiased variance (MAE Sec. 4.1,
         "Reconstruction target"), of its valid values. PSNR and pictures take the targets for pixels: a subclass with
-        others overrides both.
-
-        Returns:
-            target (B, N, P*P*C), mean (B, N, 1), scale (B, N, 1); M in place of N with `ids`.
+        others overrides both. (B, N, P*P*C), (B, N, 1), (B, N, 1); M in place of N with `ids`.
         """
         target = patchify(images, self.encoder.patch_size)  # (B, N, P*P*C)
         if ids is not None:
@@ -250,14 +186,7 @@ class MAE(Objective):
     def pixel_errors(
         self, images: Tensor, prediction: Tensor, mask: Tensor, valid: Tensor | None
     ) -> dict[str, Tensor]:
-        """Sums squared errors in pixels of the prediction and of its baseline, see `evaluation_sums`.
-
-        Args:
-            images: (B, C, H, W), normalized.
-            prediction: (B, N, P*P*C).
-            mask: (B, N), 1 = masked and counted.
-            valid: bool (B, N, P*P*C), from `valid_patches`.
-        """
+        """Sums squared errors in pixels of a prediction (B, N, P*P*C) and of its baseline, see `evaluation_sums`."""
         pixels, mean = self.undo_targets(images, prediction, valid)
         baseline = mean.expand_as(pixels)
         if not self.norm_pix_loss:

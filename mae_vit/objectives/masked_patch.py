@@ -5,12 +5,10 @@ Shapes: B images, N patches, M corrupted patches, D width.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
-from mae_vit.core.bands import Bands
 from mae_vit.core.batch import Batch
 from mae_vit.core.image_rows import Picture
 from mae_vit.models.encoders.base import Encoder, init_transformer
@@ -18,34 +16,21 @@ from mae_vit.models.masking import KIND_MASK, KIND_RANDOM, Corruption, corrupt
 from mae_vit.models.patches import take_tokens
 from mae_vit.objectives.config import MaskedPatchConfig
 from mae_vit.objectives.masked_patch_targets import make_target
-from mae_vit.objectives.objective import Objective, ObjectiveOutput
+from mae_vit.objectives.objective import Objective, ObjectiveOutput, Pixels
 
 
 class MaskedPatch(Objective):
     """Predicts the content of corrupted patches from the encoder's final states."""
 
-    def __init__(
-        self,
-        encoder: Encoder,
-        config: MaskedPatchConfig,
-        *,
-        mean: Sequence[float],
-        std: Sequence[float],
-        bands: Bands | None = None,
-    ) -> None:
+    def __init__(self, encoder: Encoder, config: MaskedPatchConfig, **pixels: Unpack[Pixels]) -> None:
         """Adds the [mask] embedding and the prediction head to `encoder`."""
-        super().__init__(encoder, mean=mean, std=std, bands=bands)
-        self.config = config
+        super().__init__(encoder, **pixels)
+        self.config, self.mask_ratio = config, config.corrupt_ratio
         self.mask_token = nn.Parameter(torch.zeros(1, 1, encoder.embed_dim))
         self.target = make_target(self, config.target)
         self.head = nn.Linear(encoder.embed_dim, self.target.num_outputs)
         self.head.apply(init_transformer)
         nn.init.normal_(self.mask_token, std=0.02)
-
-    @property
-    def hidden_ratio(self) -> float:
-        """The share of patches that are corrupted in training."""
-        return self.config.corrupt_ratio
 
     def forward(self, batch: Batch) -> ObjectiveOutput:
         """Computes the mean loss over all corrupted positions."""
@@ -56,11 +41,7 @@ class MaskedPatch(Objective):
         return ObjectiveOutput(loss, values)
 
     def predict(self, batch: Batch) -> tuple[Tensor, Corruption]:
-        """Corrupts, encodes and predicts.
-
-        Returns:
-            (B, M, num_outputs) at the M corrupted positions, and the corruption.
-        """
+        """Corrupts, encodes and predicts: (B, M, num_outputs) at the M corrupted positions, and the corruption."""
         corruption = corrupt(
             batch.keys,
             self.encoder.num_patches,
@@ -74,15 +55,7 @@ class MaskedPatch(Objective):
         return self.head(take_tokens(patches, corruption.ids)), corruption
 
     def replace(self, tokens: Tensor, corruption: Corruption) -> Tensor:
-        """Replaces patch embeddings (before positions): 80 % [mask], 10 % another patch's, 10 % kept.
-
-        Args:
-            tokens: (B, N, D), embeddings of the original patches.
-            corruption: from `corrupt`, for N patches.
-
-        Returns:
-            (B, N, D).
-        """
+        """Replaces patch embeddings (B, N, D) before positions: 80 % [mask], 10 % another patch's, 10 % kept."""
         width = tokens.shape[-1]
         kind = corruption.kind[..., None]  # (B, M, 1)
         source = corruption.source[..., None].expand(-1, -1, width)  # (B, M, D)

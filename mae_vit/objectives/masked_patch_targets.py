@@ -1,12 +1,12 @@
 """The targets of masked patch prediction: the colors of a patch, or its pixels (ViT App. B.1.2).
 
+Each turns a prediction at corrupted positions, (B, M, num_outputs), into a loss, metrics and pictures.
+
 Shapes: B batch, C channels, N patches, M corrupted patches, P patch size, A areas of a patch, K classes, Q questions
 about a patch: one of each area, or with more than 3 bands one of each band of each area.
 """
 
 from __future__ import annotations
-
-from abc import ABC, abstractmethod
 
 import torch
 import torch.nn.functional as F
@@ -29,41 +29,19 @@ from mae_vit.models.patches import (
 from mae_vit.objectives.config import COLOR_CELLS
 from mae_vit.objectives.missing import weigh
 from mae_vit.objectives.objective import Objective
-from mae_vit.objectives.reconstruction import error_sums, local_average, psnr_metrics, reconstruction_pictures
+from mae_vit.objectives.reconstruction import (
+    error_sums,
+    local_average,
+    masked_pictures,
+    psnr_metrics,
+    reconstruction_pictures,
+)
 
 # The paper's classes are joint colors of 3 channels: 8**3 = 512. Of more bands they would be too many.
 MOST_JOINT_BANDS = 3
 
 
-class PatchTarget(ABC):
-    """Turns a prediction at corrupted positions, (B, M, num_outputs), into loss, metrics and pictures."""
-
-    num_outputs: int
-
-    @abstractmethod
-    def loss(self, prediction: Tensor, batch: Batch, corruption: Corruption) -> Tensor:
-        """Computes the mean over all corrupted positions."""
-
-    @abstractmethod
-    def values(
-        self, prediction: Tensor, batch: Batch, corruption: Corruption
-    ) -> dict[str, tuple[Tensor, Tensor]]:
-        """Returns named (sum, count) pairs to log in training."""
-
-    @abstractmethod
-    def sums(self, prediction: Tensor, batch: Batch, corruption: Corruption) -> dict[str, Tensor]:
-        """Returns sums over held-out images, for the model and for a baseline without learning."""
-
-    @abstractmethod
-    def metrics(self, sums: dict[str, float]) -> dict[str, float]:
-        """Turns total sums into metrics."""
-
-    @abstractmethod
-    def pictures(self, prediction: Tensor, batch: Batch, corruption: Corruption) -> list[Picture]:
-        """Shows masked, predicted, pasted, original."""
-
-
-class ColorTarget(PatchTarget):
+class ColorTarget:
     """Classifies the 3-bit colors of the `cells` x `cells` areas of a patch in parallel.
 
     With one area this is the paper's mean color; 4 x 4 areas are its second variant. Of up to 3 bands a class
@@ -83,7 +61,7 @@ class ColorTarget(PatchTarget):
         """Returns the classes of all patches, int64 (B, N, Q), and which are known, bool or None for all."""
         objective, area = self._objective, self._encoder.patch_size // self._cells
         known: Tensor | None = None
-        if objective.bands is None or objective.bands.eight_bit:
+        if objective.bands.eight_bit:
             bins = mean_color_bins(batch.images, area)  # (B, N * A, C)
         else:
             images = objective.unit(batch.images)
@@ -115,9 +93,10 @@ class ColorTarget(PatchTarget):
         """Computes the mean cross-entropy over corrupted positions, areas and bands."""
         return self._losses(*self._aligned(prediction, batch, corruption.ids), reduction="mean")
 
-    def values(  # noqa: D102
+    def values(
         self, prediction: Tensor, batch: Batch, corruption: Corruption
     ) -> dict[str, tuple[Tensor, Tensor]]:
+        """Returns sum and count of the accuracy on [mask] positions, to log in training."""
         sums = self._hits(prediction, batch, corruption)
         return {"accuracy_on_mask": (sums["hits"], sums["on_mask"])}
 
@@ -166,18 +145,13 @@ class ColorTarget(PatchTarget):
         # Each pixel gets the color at the middle of its area's bins.
         colors = ((bins + 0.5) / 2**COLOR_BITS).unflatten(2, (cells, cells))
         pixels = colors.repeat_interleave(p // cells, 2).repeat_interleave(p // cells, 3).flatten(2)
-        painted = unpatchify(pixels, p, img_size)  # (B, C, H, W)
-        hidden = unpatchify(corruption.mask[..., None].expand(-1, -1, p * p), p, img_size)  # (B, 1, H, W)
-        original = self._objective.unit(batch.images)
-        return [
-            Picture("masked", original * (1 - hidden) + 0.5 * hidden),
-            Picture("predicted colors", painted * hidden + 0.5 * (1 - hidden)),
-            Picture("pasted", original * (1 - hidden) + painted * hidden),
-            Picture("original", original),
-        ]
+        predicted = unpatchify(torch.where(corruption.mask[..., None] > 0, pixels, 0.5), p, img_size)
+        return masked_pictures(
+            self._objective, batch.images, predicted, corruption.mask, label="predicted colors"
+        )
 
 
-class PixelTarget(PatchTarget):
+class PixelTarget:
     """L2 regression of all normalized pixels of a patch (the paper's third variant)."""
 
     def __init__(self, objective: Objective) -> None:
@@ -197,9 +171,10 @@ class PixelTarget(PatchTarget):
         """Computes the mean squared error over corrupted positions."""
         return self._errors(prediction, batch, corruption).mean()
 
-    def values(  # noqa: D102
+    def values(
         self, prediction: Tensor, batch: Batch, corruption: Corruption
     ) -> dict[str, tuple[Tensor, Tensor]]:
+        """Returns nothing: the loss says all."""
         return {}
 
     def _whole(self, prediction: Tensor, corruption: Corruption, images: Tensor) -> Tensor:
@@ -232,8 +207,6 @@ class PixelTarget(PatchTarget):
         return reconstruction_pictures(self._objective, batch.images, whole, corruption.mask)
 
 
-def make_target(objective: Objective, name: str) -> PatchTarget:
+def make_target(objective: Objective, name: str) -> ColorTarget | PixelTarget:
     """Makes the target called `name`."""
-    if name == "pixels_l2":
-        return PixelTarget(objective)
-    return ColorTarget(objective, COLOR_CELLS[name])
+    return PixelTarget(objective) if name == "pixels_l2" else ColorTarget(objective, COLOR_CELLS[name])

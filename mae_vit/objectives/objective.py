@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import NotRequired, TypedDict, Unpack
 
-from mae_vit.core.bands import Bands
+from mae_vit.core.bands import RGB8, Bands
 from mae_vit.core.batch import Batch
 from mae_vit.core.image_rows import Picture
 from mae_vit.models.encoders.base import Encoder
@@ -31,6 +32,20 @@ class ObjectiveOutput(NamedTuple):
     values: dict[str, tuple[Tensor, Tensor]] = {}  # noqa: RUF012 (only read)
 
 
+class Pixels(TypedDict):
+    """What raw pixels mean, as keyword arguments of tasks.
+
+    Attributes:
+        mean: mean of each channel, of pixels in 0..1.
+        std: standard deviation of each channel, of these pixels.
+        bands: meaning of raw values; photographs by default.
+    """
+
+    mean: Sequence[float]
+    std: Sequence[float]
+    bands: NotRequired[Bands]
+
+
 class Task(nn.Module, ABC):
     """A module that the loop trains: networks and a loss.
 
@@ -43,18 +58,12 @@ class Task(nn.Module, ABC):
     low: Tensor
     span: Tensor
 
-    def __init__(self, *, mean: Sequence[float], std: Sequence[float], bands: Bands | None = None) -> None:
-        """Holds the per-channel normalization.
-
-        Args:
-            mean: per-channel mean of the pixels in 0..1.
-            std: per-channel standard deviation of these pixels.
-            bands: what raw values mean; None for 8 bits, 0..255.
-        """
+    def __init__(self, *, mean: Sequence[float], std: Sequence[float], bands: Bands = RGB8) -> None:
+        """Holds the normalization of each channel, see `Pixels`."""
         super().__init__()
         self.bands = bands
         facts = {"mean": mean, "std": std}
-        if bands is not None:
+        if not bands.eight_bit:
             facts |= {
                 "low": bands.low,
                 "span": [high - low for low, high in zip(bands.low, bands.high, strict=True)],
@@ -70,7 +79,7 @@ class Task(nn.Module, ABC):
     def _scaled(self, images: Tensor) -> Tensor:
         # A new tensor, which `normalize` changes.
         dtype = torch.float64 if self.mean.dtype == torch.float64 else torch.float32
-        if self.bands is None or self.bands.eight_bit:
+        if self.bands.eight_bit:
             return images.to(dtype) / 255
         # In place: on a CPU, memory for the intermediate results of many bands costs more than the arithmetic.
         # From buffers: a copy from the host would block.
@@ -82,7 +91,7 @@ class Task(nn.Module, ABC):
 
     def valid(self, images: Tensor) -> Tensor | None:
         """Returns which raw values are there, bool (B, C, H, W); None if none can be missing."""
-        return None if self.bands is None else self.bands.valid(images)
+        return self.bands.valid(images)
 
     def normalize(self, images: Tensor) -> Tensor:
         """Maps raw values (B, C, H, W) to float32, zero mean and unit variance over the data; missing ones to 0."""
@@ -128,26 +137,21 @@ class Task(nn.Module, ABC):
 
 
 class Objective(Task):
-    """An encoder, and the modules that pretraining adds to it."""
+    """An encoder, and the modules that pretraining adds to it.
 
-    def __init__(
-        self,
-        encoder: Encoder,
-        *,
-        mean: Sequence[float],
-        std: Sequence[float],
-        bands: Bands | None = None,
-    ) -> None:
-        """Holds the encoder and the normalization, see `Task`."""
-        super().__init__(mean=mean, std=std, bands=bands)
+    Attributes:
+        encoder: network that is kept.
+        mask_ratio: share of patches that are masked in training; 0 without masking.
+    """
+
+    mask_ratio: float = 0.0
+
+    def __init__(self, encoder: Encoder, **pixels: Unpack[Pixels]) -> None:
+        """Holds the encoder and the normalization."""
+        super().__init__(**pixels)
         self.encoder = encoder
 
     def valid_patches(self, images: Tensor) -> Tensor | None:
         """Returns which values of patches are there, bool (B, N, P*P*C), of raw images; None if none can be missing."""
         valid = self.valid(images)
         return None if valid is None else patchify(valid, self.encoder.patch_size)
-
-    @property
-    def hidden_ratio(self) -> float:
-        """The share of patches that are masked in training; 0 without masking."""
-        return 0.0

@@ -16,29 +16,29 @@ from mae_vit.core.image_rows import Picture
 from mae_vit.models.encoders.base import Encoder
 from mae_vit.models.masking import squared_distances
 from mae_vit.models.patches import patchify, unpatchify
-from mae_vit.objectives.missing import patch_colors, spread_known, valid_share
 from mae_vit.objectives.objective import Objective
 
 
 def local_average(images: Tensor, mask: Tensor, encoder: Encoder, valid: Tensor | None = None) -> Tensor:
     """Predicts each patch as one color, the mean of visible patches with weights exp(-d^2 / 2).
 
-    Args:
-        images: (B, C, H, W), normalized.
-        mask: (B, N); at least one visible patch in each row.
-        encoder: gives patch size, channels and grid.
-        valid: leaves out missing values; a patch without any of a channel is no neighbor in that channel.
-
-    Returns:
-        (B, N, P*P*C).
+    A patch without any valid value of a channel is no neighbor in that channel. At least one patch of a row is visible.
     """
-    patches = patchify(images, encoder.patch_size)  # (B, N, P*P*C)
-    colors, known = patch_colors(patches, valid, encoder.in_chans)  # (B, N, C)
+    channels = encoder.in_chans
+    values = patchify(images, encoder.patch_size).unflatten(-1, (-1, channels))  # (B, N, P*P, C)
     distances = squared_distances(encoder.grid_size, images.device)  # (N, N)
     # A softmax stays finite even if all visible patches are far and every weight rounds to 0.
     weights = (-distances / 2).masked_fill(mask[:, None, :].bool(), -torch.inf).softmax(dim=-1)
     with torch.autocast(images.device.type, enabled=False):
-        colors = spread_known(weights, colors, known)  # (B, N, N) @ (B, N, C)
+        if valid is None:
+            colors = weights @ values.mean(dim=-2)  # (B, N, N) @ (B, N, C)
+        else:
+            count = valid.unflatten(-1, (-1, channels)).sum(dim=-2)  # (B, N, C)
+            known = count > 0
+            # Where all patches have a color, the rows' sums are 1 but for rounding.
+            sums = (weights @ known.float()).masked_fill(known.all(dim=1, keepdim=True), 1.0)
+            colors = weights @ (values.sum(dim=-2) / count.clamp(min=1))
+            colors = colors / sums.clamp(min=torch.finfo(sums.dtype).tiny)
     return colors.repeat(1, 1, encoder.patch_size**2)  # (B, N, P*P*C)
 
 
@@ -49,16 +49,9 @@ def error_sums(
     mask: Tensor,
     valid: Tensor | None = None,
 ) -> dict[str, Tensor]:
-    """Sums squared errors over masked patches, in 0..1 pixels, for a prediction and its baseline.
+    """Sums squared errors over masked patches, in 0..1 pixels, for a prediction and one without learning.
 
     `masked` counts masked patches, `measured` counts them by their shares of valid values.
-
-    Args:
-        objective: gives geometry and normalization.
-        images: (B, C, H, W), normalized.
-        predictions: the prediction, and one without learning, each (B, N, P*P*C) in the units of `images`.
-        mask: (B, N).
-        valid: leaves out missing values.
     """
     p = objective.encoder.patch_size
     original = patchify(images, p)  # (B, N, P*P*C)
@@ -70,7 +63,7 @@ def error_sums(
 
     return {
         "masked": mask.sum(),
-        "measured": valid_share(valid, mask),
+        "measured": mask.sum() if valid is None else (valid.float().mean(dim=-1) * mask).sum(),
         "squared_error": total(predictions[0]),
         "squared_error_baseline": total(predictions[1]),
     }
@@ -95,22 +88,21 @@ def psnr_metrics(sums: dict[str, float]) -> dict[str, float]:
 def reconstruction_pictures(
     objective: Objective, original: Tensor, predicted: Tensor, mask: Tensor, label: str = "predicted"
 ) -> list[Picture]:
-    """Shows masked, predicted, pasted, original.
+    """Shows masked, predicted, pasted, original of raw values and normalized predictions (B, N, P*P*C)."""
+    shown = unpatchify(predicted.float(), objective.encoder.patch_size, objective.encoder.img_size)
+    return masked_pictures(objective, original, objective.denormalize(shown), mask, label=label)
 
-    Args:
-        objective: gives geometry and normalization.
-        original: raw values (B, C, H, W).
-        predicted: (B, N, P*P*C), normalized.
-        mask: (B, N), 1 = masked.
-        label: label of the predicted row.
-    """
+
+def masked_pictures(
+    objective: Objective, original: Tensor, predicted: Tensor, mask: Tensor, *, label: str
+) -> list[Picture]:
+    """Shows masked, predicted, pasted, original of raw values and predicted pixels (B, C, H, W) in 0..1."""
     p, img_size = objective.encoder.patch_size, objective.encoder.img_size
-    shown = objective.denormalize(unpatchify(predicted.float(), p, img_size))  # (B, C, H, W)
-    hidden = unpatchify(mask[..., None].expand(-1, -1, p * p), p, img_size)  # (B, 1, H, W)
+    masked = unpatchify(mask[..., None].expand(-1, -1, p * p), p, img_size)  # (B, 1, H, W)
     pixels = objective.unit(original)
     return [
-        Picture("masked", pixels * (1 - hidden) + 0.5 * hidden),
-        Picture(label, shown),
-        Picture("pasted", pixels * (1 - hidden) + shown * hidden),
+        Picture("masked", pixels * (1 - masked) + 0.5 * masked),
+        Picture(label, predicted),
+        Picture("pasted", pixels * (1 - masked) + predicted * masked),
         Picture("original", pixels),
     ]

@@ -7,12 +7,10 @@ Shapes: B images, C channels, H W pixels, N patches, n cells of the encoder's ma
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
-from mae_vit.core.bands import Bands
 from mae_vit.core.batch import Batch
 from mae_vit.core.image_rows import Picture
 from mae_vit.models.counts import count_units
@@ -21,25 +19,17 @@ from mae_vit.models.masking import patch_noise, random_masking, spread_over_unit
 from mae_vit.models.patches import patchify, unpatchify
 from mae_vit.objectives.config import SimMIMConfig
 from mae_vit.objectives.missing import weigh
-from mae_vit.objectives.objective import Objective, ObjectiveOutput
+from mae_vit.objectives.objective import Objective, ObjectiveOutput, Pixels
 from mae_vit.objectives.reconstruction import error_sums, local_average, psnr_metrics, reconstruction_pictures
 
 
 class SimMIM(Objective):
     """Mask tokens replace masked patches; a linear head predicts pixels with an L1 loss (SimMIM Sec. 3)."""
 
-    def __init__(
-        self,
-        encoder: Encoder,
-        config: SimMIMConfig,
-        *,
-        mean: Sequence[float],
-        std: Sequence[float],
-        bands: Bands | None = None,
-    ) -> None:
+    def __init__(self, encoder: Encoder, config: SimMIMConfig, **pixels: Unpack[Pixels]) -> None:
         """Adds the mask token and the linear head to `encoder`."""
-        super().__init__(encoder, mean=mean, std=std, bands=bands)
-        self.config = config
+        super().__init__(encoder, **pixels)
+        self.mask_ratio, self.mask_unit = config.mask_ratio, config.mask_unit
         self._replaces = type(encoder).embed_patches is not Encoder.embed_patches
         width = encoder.embed_dim if self._replaces else encoder.in_chans
         self.mask_token = nn.Parameter(torch.zeros(1, 1, width))
@@ -52,9 +42,9 @@ class SimMIM(Objective):
 
     def draw_mask(self, batch: Batch) -> Tensor:
         """Draws masks (B, N) by the batch's keys, 1 = masked; a fixed count of whole units per image."""
-        grid, unit = self.encoder.grid_size, self.config.mask_unit
-        of_units = random_masking(patch_noise(batch.keys, count_units(grid, unit)), self.config.mask_ratio)
-        return spread_over_units(of_units.mask, grid, unit)
+        grid, unit = self.encoder.grid_size, self.mask_unit
+        units = random_masking(patch_noise(batch.keys, count_units(grid, unit)), self.mask_ratio)
+        return spread_over_units(units.mask, grid, unit)
 
     def reconstruct(self, images: Tensor, mask: Tensor) -> Tensor:
         """Predicts all patches, float32: (B, C, H, W) normalized, (B, N) -> (B, N, P*P*C)."""
@@ -76,11 +66,6 @@ class SimMIM(Objective):
         grid = cells.view(-1, rows, columns, height, width, encoder.in_chans)
         pixels = grid.permute(0, 5, 1, 3, 2, 4).flatten(4, 5).flatten(2, 3)  # (B, C, H, W)
         return patchify(pixels, p)
-
-    @property
-    def hidden_ratio(self) -> float:
-        """The share of patches that are masked in training."""
-        return self.config.mask_ratio
 
     def forward(self, batch: Batch) -> ObjectiveOutput:
         """Computes the mean absolute error over masked patches."""

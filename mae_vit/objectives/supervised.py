@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch.nn.functional as F
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
-from mae_vit.core.bands import Bands
 from mae_vit.core.batch import Batch
 from mae_vit.core.image_rows import Picture
 from mae_vit.models.encoders.base import Encoder, init_transformer, pool_tokens
 from mae_vit.objectives.config import SupervisedConfig
 from mae_vit.objectives.label_loss import LabelLoss
-from mae_vit.objectives.objective import Objective, ObjectiveOutput
+from mae_vit.objectives.objective import Objective, ObjectiveOutput, Pixels
 
 
 class Supervised(Objective):
@@ -24,17 +22,10 @@ class Supervised(Objective):
     """
 
     def __init__(
-        self,
-        encoder: Encoder,
-        config: SupervisedConfig,
-        *,
-        mean: Sequence[float],
-        std: Sequence[float],
-        num_classes: int,
-        bands: Bands | None = None,
+        self, encoder: Encoder, config: SupervisedConfig, *, num_classes: int, **pixels: Unpack[Pixels]
     ) -> None:
         """Adds the head to `encoder`."""
-        super().__init__(encoder, mean=mean, std=std, bands=bands)
+        super().__init__(encoder, **pixels)
         self.pool = config.pool
         self.labels = LabelLoss(
             num_classes,

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mae_vit.core.bands import Bands
+from mae_vit.core.bands import RGB8, Bands
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of
 from mae_vit.models.encoders.base import DoesNotFit, Encoder, check_finite
@@ -67,12 +67,8 @@ def load_weights(
     check_kind(start)
     if start.geometry is not None and start.geometry.family != encoder.family:
         raise another_kind(start.source, f"it is of {start.geometry.family}, the model of {encoder.family}")
-    report = LoadReport(
-        passed_over=start.passed_over,
-        unfinished=start.unfinished,
-        found=start.found,
-        assumed=start.assumes(getattr(encoder, "num_heads", None)),
-    )
+    assumed = start.assumes(getattr(encoder, "num_heads", None))
+    report = LoadReport(remarks={**start.remarks, **({"assumed": assumed} if assumed else {})})
     try:
         taken = _fit(start, encoder, report, patch_init)
     except DoesNotFit as error:
@@ -102,12 +98,11 @@ def _fit(
     """Returns the tensors as the encoder takes them; the report says how."""
     encoder.check(start.tensors, start.geometry, start.num_heads)
     check_finite(start.tensors)
-    trained = {name for name, value in encoder.named_parameters() if value.requires_grad}
     taken: dict[str, Tensor] = {}
     for name in encoder.weights():
         loaded = start.tensors.get(name)
         if loaded is None:
-            if name == "pos_embed" and name not in trained:
+            if name in encoder.fixed:
                 report.kept[name] = "fixed sin-cos table, which the file lacks"
             else:
                 report.random.append(name)
@@ -119,7 +114,7 @@ def _fit(
 
 
 def warn_normalization_differs(
-    start: Normalized, mean: Sequence[float], std: Sequence[float], bands: Bands | None = None
+    start: Normalized, mean: Sequence[float], std: Sequence[float], bands: Bands = RGB8
 ) -> None:
     """Warns if the run normalizes images differently from the pretrained weights. Only an override causes it.
 
@@ -164,11 +159,7 @@ def check_kind(start: Weights) -> None:
 
 
 def check_complete(start: Weights, absent: Sequence[str]) -> None:
-    """Refuses to measure features of a network of which tensors are random.
-
-    Args:
-        start: the weights.
-        absent: names of the tensors that the network needs and the weights lack.
+    """Refuses to measure features of a network that needs the `absent` tensors.
 
     Raises:
         InputError: if there are any; names the first ones.

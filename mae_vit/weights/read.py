@@ -5,24 +5,23 @@ No file can execute code (`mae_vit.weights.containers`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import timm
-from timm.models import PretrainedCfg
 from timm.models.vision_transformer import VisionTransformer
 
 from mae_vit.config.encoders import ENCODERS, family_of
+from mae_vit.core.bands import Bands
 from mae_vit.core.errors import FetchUnavailable, InputError
 from mae_vit.core.hub import check_reachable, download, is_hub_name, parse_hub_name
-from mae_vit.core.messages import closest, error_reason, nearest
+from mae_vit.core.messages import error_reason, nearest
 from mae_vit.core.preprocessing import Preprocessing
-from mae_vit.data.normalization import IMAGENET_MEAN
-from mae_vit.models.encoder_file import bands_from, read_metadata
-from mae_vit.models.geometry import Geometry, geometry_from, vit_geometry_of
+from mae_vit.models.encoder_file import read_metadata
+from mae_vit.models.geometry import Geometry, geometry_from, timm_geometry
 from mae_vit.models.sizes import TIMM_PREFIX, Pool
 from mae_vit.training.checkpoints.format import (
     LABELS_SEEN,
@@ -37,6 +36,7 @@ from mae_vit.training.checkpoints.format import (
 )
 from mae_vit.weights.containers import check_whole, file_in, read_content, weights_below
 from mae_vit.weights.facts_beside import CONFIGS, check_function, facts_beside
+from mae_vit.weights.foreign import nearest_timm
 from mae_vit.weights.names import FOREIGN_ORIGIN, is_frozen
 from mae_vit.weights.seen_labels import SeenLabels
 from mae_vit.weights.start import (
@@ -90,21 +90,26 @@ def read_weights(start: str) -> Weights:
 
 
 def _read_run(folder: Path) -> Weights:
-    """The newest whole checkpoint, which has the objective's parts; else the exported encoder."""
+    """Reads the newest whole checkpoint, which has the objective's parts; else the exported encoder."""
     if (folder / "model.safetensors").exists():
         # Fine-tuned: its best weights, which the newest checkpoint need not hold.
         return _read_file(folder / "model.safetensors")
+    exported = folder / "encoder.safetensors"
+    instead = f"; {exported} is there as well" if exported.exists() else ""
     try:
-        found, broken = read_newest(folder / "checkpoints", _read_checkpoint)
+        weights, broken = read_newest(folder / "checkpoints", _read_checkpoint)
     except BrokenCheckpoint as error:
-        exported = folder / "encoder.safetensors"
-        instead = f": {exported} is there as well" if exported.exists() else ""
         raise InputError(f"start {folder} cannot be used: {error}{instead}") from None
-    if found is not None:
-        if step_of(Path(found.source)) == 0:
-            raise InputError(f"start {folder} {_why_untrained(folder, broken)}")
-        so_far = describe_unfinished(folder, step_of(Path(found.source)))
-        return replace(found, passed_over=tuple(map(str, broken)), unfinished=so_far)
+    if weights is not None:
+        step = step_of(Path(weights.source))
+        if step == 0:
+            newer = str(broken[0]) if broken else "copy the folder again, if it was trained"
+            raise InputError(f"start {folder} has a checkpoint of step 0 alone: {newer}{instead}")
+        remarks = {
+            "passed over": "; ".join(map(str, broken)),
+            "unfinished": describe_unfinished(folder, step),
+        }
+        return replace(weights, remarks={title: text for title, text in remarks.items() if text})
     for name in ("encoder.safetensors", "pytorch_model.bin"):
         if (folder / name).exists():
             return _read_file(folder / name)
@@ -121,38 +126,22 @@ def _read_run(folder: Path) -> Weights:
 
 
 def _run_around(path: Path) -> Path | None:
-    """The run that a part of its checkpoints is of; None if there is none."""
+    """Returns the run folder around a part of its checkpoints; None if there is none."""
     return next((run for run in path.absolute().parents if list_checkpoints(run / "checkpoints")), None)
 
 
-def _why_untrained(folder: Path, broken: Sequence[BrokenCheckpoint]) -> str:
-    """Says why the newest whole checkpoint of a run is that of step 0."""
-    exported = folder / "encoder.safetensors"
-    instead = f"; {exported} is there as well" if exported.exists() else ""
-    if broken:
-        return f"has one whole checkpoint alone, of step 0: {broken[0]}{instead}"
-    with suppress(OSError, UnicodeDecodeError):
-        newest = (folder / "checkpoints" / "latest").read_text(encoding="utf-8").strip()
-        if not (folder / "checkpoints" / newest).exists():
-            return f"lacks its checkpoint {newest}: copy the folder again{instead}"
-    return "has not been trained yet: its only checkpoint is that of step 0"
-
-
-def _measured_part(described: Mapping[str, Any]) -> str:
-    """The weights that the run is measured by: their average, where it keeps one."""
-    return "average" if "average" in described["sha256"] else "parameters"
-
-
 def _read_checkpoint(path: Path) -> Weights:
-    """The parameters of a checkpoint of ours, and what it says of them."""
+    """Reads the parameters of a checkpoint of ours, and what it says of them."""
     with as_broken(path):
         described = read_description(path)
-        tensors = read_part(path, _measured_part(described), described)
+        # A run is measured by the average of its weights, where it keeps one.
+        part = "average" if "average" in described["sha256"] else "parameters"
+        tensors = read_part(path, part, described)
         if "buffers" in described["sha256"]:  # of batch norms
             tensors = {**tensors, **read_part(path, "buffers", described)}
         identity: dict[str, Any] = described["identity"]
     mean, std = identity.get("data.mean"), identity.get("data.std")
-    geometry = _geometry_of(identity)
+    geometry = _run_geometry(identity)
     return Weights(
         source=str(path),
         tensors={
@@ -163,30 +152,19 @@ def _read_checkpoint(path: Path) -> Weights:
         mean=tuple(mean) if mean else None,
         std=tuple(std) if std else None,
         geometry=geometry,
-        labels=_labels_seen(identity),
-        bands=bands_from(identity.get("data.bands")),
+        labels=_read_labels(identity.get(LABELS_SEEN)),
+        bands=Bands.of_entry({"bands": identity.get("data.bands")}),
         preprocessing=Preprocessing.of_entry({"preprocessing": identity.get("data.preprocessing")}),
         pool=identity.get("finetune.pool") or identity.get("objective.pool") or "mean",
     )
 
 
-def _labels_seen(identity: dict[str, Any]) -> SeenLabels | None:
-    """The labels that a run has seen, as it says; of older checkpoints, as follows from their options."""
-    if LABELS_SEEN in identity:
-        return None if identity[LABELS_SEEN] is None else SeenLabels.model_validate(identity[LABELS_SEEN])
-    if "finetune.mode" not in identity and identity.get("objective.name") != "supervised":
-        return None
-    return SeenLabels(
-        fingerprint=identity["data.fingerprint"],
-        left_out=identity.get("data.leave_out_per_class") or 0,
-        per_class=identity.get("data.labels_per_class"),
-        draw=identity.get("data.label_draw") or 0,
-        holdout=float(identity.get("finetune.holdout") or 0.0),
-    )
+def _read_labels(values: Any) -> SeenLabels | None:
+    return SeenLabels.model_validate(values) if values else None
 
 
-def _geometry_of(identity: dict[str, Any]) -> Geometry:
-    """The encoder of a run, by what its checkpoints say of its config."""
+def _run_geometry(identity: dict[str, Any]) -> Geometry:
+    """Returns the encoder's geometry from the config in a checkpoint."""
     values = {
         key.removeprefix("model."): value for key, value in identity.items() if key.startswith("model.")
     }
@@ -194,14 +172,14 @@ def _geometry_of(identity: dict[str, Any]) -> Geometry:
 
 
 def _network_geometry(metadata: Mapping[str, Any]) -> Geometry:
-    """The network that a fine-tuned classifier is, without its head."""
+    """Returns the geometry of a fine-tuned network without its head."""
     # Nothing has masked its patches.
     facts = {"name": metadata["network"], "img_size": metadata["img_size"], "patch_size": 1}
     return ENCODERS["network"].model_validate({**facts, "in_chans": len(metadata["mean"])}).geometry()
 
 
 def _read_file(path: Path, network: str | None = None) -> Weights:
-    """The encoder in a file of ours or of others, in whatever container and under whatever names."""
+    """Reads the encoder in a file, ours or third-party, in whatever container and under whatever names."""
     if (path.parent / STATE).is_file() and path.stem not in _WEIGHTS:
         raise InputError(f"{path} is a part of a checkpoint, and holds no weights: give {_run_around(path)}")
     metadata, content = read_content(path)
@@ -209,9 +187,9 @@ def _read_file(path: Path, network: str | None = None) -> Weights:
     if not metadata:
         check_whole(path, names)
     geometry = _network_geometry(metadata) if "network" in metadata else geometry_from(metadata)
-    of_vit = geometry is None or geometry.family == "vit"
-    found = find_network(content, str(path), network) if of_vit else None
-    if found is None and not metadata:
+    is_vit = geometry is None or geometry.family == "vit"
+    network_in = find_network(content, str(path), network) if is_vit else None
+    if network_in is None and not metadata:
         if not names:
             raise InputError(f"{path} holds no tensors by name: give {STARTS}")
         raise InputError(
@@ -219,7 +197,7 @@ def _read_file(path: Path, network: str | None = None) -> Weights:
             f"{', '.join(names[:3])} and others; {as_it_is(str(path))}"
         )
     # Without an encoder, a head of ours.
-    tensors = found.tensors if found else content
+    tensors, where = network_in or (content, "")
     facts = metadata or facts_beside(path)
     mean, std = facts.get("mean"), facts.get("std")
     has_decoder = any(name.startswith("decoder_") for name in tensors)
@@ -232,17 +210,17 @@ def _read_file(path: Path, network: str | None = None) -> Weights:
         mean=tuple(mean) if mean else None,
         std=tuple(std) if std else None,
         geometry=geometry,
-        labels=SeenLabels.model_validate(metadata["labels"]) if metadata.get("labels") else None,
+        labels=_read_labels(metadata.get("labels")),
         downloaded=None if network is None else path,
-        bands=bands_from(metadata.get("bands")),
+        bands=Bands.of_entry(metadata),
         preprocessing=Preprocessing.of_entry(metadata),
         pool=facts.get("pool") or own_pool,
-        found=found.found if found else "",
+        remarks={"found": where} if where else {},
     )
 
 
 def _read_hub(start: str) -> Weights:
-    """The weights of a repository at the commit that its revision is now; safetensors alone."""
+    """Reads the weights of a repository at the present commit of its revision; safetensors alone."""
     name = parse_hub_name(start)
     path, commit = download(name, _HUB_FILES)
     if not read_metadata(path):
@@ -250,16 +228,16 @@ def _read_hub(start: str) -> Weights:
             with suppress(InputError):  # it has none
                 download(replace(name, revision=commit), [file])
     try:
-        found = _read_file(path)
+        weights = _read_file(path)
     except InputError as error:
         raise InputError(f"{name}: {error}") from None
-    return replace(found, source=str(replace(name, revision=commit)), downloaded=path)
+    return replace(weights, source=str(replace(name, revision=commit)), downloaded=path)
 
 
 def _read_timm(start: str) -> Weights:
     name = start.removeprefix(TIMM_PREFIX)
     if not timm.is_model(name.split(".")[0]):
-        raise InputError(f"timm has no model {name!r}: {_nearest_timm(name)}")
+        raise InputError(f"timm has no model {name!r}: {nearest_timm(name)}")
     try:
         known = timm.models.get_pretrained_cfg(name)
     except RuntimeError:  # no such tag
@@ -273,7 +251,10 @@ def _read_timm(start: str) -> Weights:
         reason = error_reason(error).split(". ")[0][:160]
         if known is None or not known.has_weights:
             raise InputError(f"timm has no weights of {name!r} ({reason})") from None
-        by_hand = _by_hand(known) if known.hf_hub_id else ""
+        repo = known.hf_hub_id
+        by_hand = (
+            f"; or give DIR/model.safetensors after `hf download {repo} --local-dir DIR`" if repo else ""
+        )
         raise InputError(f"cannot fetch the weights of {start}, network needed ({reason}){by_hand}") from None
     if isinstance(model, VisionTransformer):
         check_function(model, start)
@@ -284,21 +265,6 @@ def _read_timm(start: str) -> Weights:
         num_heads=model.blocks[0].attn.num_heads if isinstance(model, VisionTransformer) else None,
         mean=tuple(config["mean"]),
         std=tuple(config["std"]),
-        geometry=vit_geometry_of(model) if isinstance(model, VisionTransformer) else None,
+        geometry=timm_geometry(model) if isinstance(model, VisionTransformer) else None,
         pool="mean" if getattr(model, "global_pool", None) == "avg" else "cls",
     )
-
-
-def _by_hand(config: PretrainedCfg) -> str:
-    """How to get weights where there is no network. Their file does not say the normalization."""
-    named = {IMAGENET_MEAN: "imagenet", (0.5, 0.5, 0.5): "half"}.get(tuple(config.mean))
-    normalize = named or f"[{list(config.mean)}, {list(config.std)}]".replace(" ", "")
-    return (
-        f"; fetch them by hand: hf download {config.hf_hub_id} model.safetensors --local-dir DIR, then "
-        f"give DIR/model.safetensors, and data.normalize={normalize} in training"
-    )
-
-
-def _nearest_timm(name: str) -> str:
-    known = timm.list_models()
-    return closest(name, known) or f"it has {len(known)}, such as vit_base_patch16_224"

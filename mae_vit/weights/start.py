@@ -6,13 +6,13 @@ import hashlib
 import json
 import re
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from torch import Tensor
 
-from mae_vit.core.bands import Bands
+from mae_vit.core.bands import RGB8, Bands
 from mae_vit.core.errors import InputError
 from mae_vit.core.hub import is_hub_name, parse_hub_name
 from mae_vit.core.messages import closest_path
@@ -48,8 +48,8 @@ class Normalized(Protocol):
         """Per-channel standard deviation."""
 
     @property
-    def bands(self) -> Bands | None:
-        """What raw values mean; None for 8-bit gray or RGB."""
+    def bands(self) -> Bands:
+        """What raw values mean."""
 
 
 @dataclass(frozen=True)
@@ -61,18 +61,17 @@ class Weights:
         tensors: encoder weights by timm's names; parts of an objective by the names that
             it gives them.
         objective: whose parts those are; None if there are none.
-        mean: per-channel mean the network was trained with, None if not known.
-        std: per-channel standard deviation.
+        mean: mean of each channel in its training, None if not known.
+        std: standard deviation of each channel.
         num_heads: attention heads, which no shape tells; None if not known.
-        geometry: of the encoder; None if not known.
-        passed_over: what is wrong with newer checkpoints of the same run.
-        unfinished: of which step they are; empty if their run is finished, or if it is not known.
+        geometry: geometry of the encoder; None if not known.
+        remarks: facts that a user should know: "found", place in a third-party file; "passed over", damage of newer
+            checkpoints of the run; "unfinished", step of an unfinished run.
         labels: those that it was trained on; None if on none, or not known.
         downloaded: where the file lies, of a source that is no path.
-        bands: what the raw values of its images mean; None for 8 bits, or not known.
+        bands: what the raw values of its images mean; `RGB8` if it is not known.
         preprocessing: what `prepare` did to its images; nothing if it is not known.
         pool: what reads a feature from its tokens, unless another pooling is asked for.
-        found: where in a file of others it was found, and by whose names; empty if there is nothing to say.
     """
 
     source: str
@@ -82,14 +81,12 @@ class Weights:
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     geometry: Geometry | None = None
-    passed_over: tuple[str, ...] = ()
-    unfinished: str = ""
+    remarks: dict[str, str] = field(default_factory=dict)
     labels: SeenLabels | None = None
     downloaded: Path | None = None
-    bands: Bands | None = None
+    bands: Bands = RGB8
     preprocessing: Preprocessing = UNCHANGED
     pool: Pool = "cls"
-    found: str = ""
 
     @property
     def path(self) -> Path:
@@ -97,12 +94,8 @@ class Weights:
         return self.downloaded or Path(self.source)
 
     def notes(self, asked: str) -> list[str]:
-        """Lines for who asked for these weights: what was passed over, which network is taken, and of which step."""
-        return [
-            *(f"passed over: {problem}" for problem in self.passed_over),
-            *([f"note: {asked}: the encoder was found {self.found}"] if self.found else []),
-            *([f"note: {asked} is not finished: {self.unfinished}"] if self.unfinished else []),
-        ]
+        """Returns the remarks as lines for a user who asked for these weights."""
+        return [f"note: {asked}: {title}: {text}" for title, text in self.remarks.items()]
 
     def assumes(self, num_heads: int | None) -> str:
         """Says that the number of heads is assumed; empty if the weights state it, or are of no Vision Transformer."""
@@ -114,18 +107,13 @@ class Weights:
         return "" if stated else f"num_heads={num_heads}: the file does not say how many its training had"
 
     @property
-    def grid_size(self) -> tuple[int, int] | None:
-        """Rows and columns of patches; None if not known."""
-        return self.geometry.grid_size if self.geometry else None
-
-    @property
     def digest(self) -> str:
         """Changes when any of the weights does."""
-        found = hashlib.blake2b(digest_size=16)
+        digest = hashlib.blake2b(digest_size=16)
         for name in sorted(self.tensors):
-            found.update(name.encode())
-            found.update(self.tensors[name].detach().cpu().float().contiguous().numpy().data)
-        return found.hexdigest()
+            digest.update(name.encode())
+            digest.update(self.tensors[name].detach().cpu().float().contiguous().numpy().data)
+        return digest.hexdigest()
 
 
 def origin_of(start: str | None) -> str | None:
@@ -134,22 +122,18 @@ def origin_of(start: str | None) -> str | None:
 
 
 def as_it_is(source: str) -> str:
-    """Says how weights that are none of a network of ours are measured nevertheless: the end of a line."""
-    asked = f"{FROZEN_PREFIX}{TIMM_PREFIX}NAME"
+    """Returns how weights of another network are measured as they are: the end of a message."""
+    file = source if source.endswith(".safetensors") else "FILE.safetensors"
+    named = f"{FROZEN_PREFIX}{TIMM_PREFIX}NAME"
     if source.startswith(TIMM_PREFIX):
-        named = f'"{FROZEN_PREFIX}{source}"'
-    elif source.endswith(".safetensors"):
-        named = f'"{asked}" (timm\'s own weights) or "{asked}@{source}" (these, if their names are timm\'s)'
+        choices = f'"{FROZEN_PREFIX}{source}"'
     else:
-        named = (
-            f'"{asked}" (timm\'s own weights) or "{asked}@FILE.safetensors" (these, if their names are timm\'s, '
-            "written by safetensors.torch.save_file)"
-        )
-    return f"to measure it as it is, give {named} to {MEASURED_BY}"
+        choices = f'"{named}" (timm\'s own weights) or "{named}@{file}" (these, by timm\'s names)'
+    return f"to measure it as it is, give {choices} to {MEASURED_BY}"
 
 
 def another_kind(source: str, difference: str) -> InputError:
-    """The error for a network that computes something else than ours, with what takes it."""
+    """Returns the error for a network that computes something else than ours, with what takes it."""
     return InputError(f"{source} is an encoder of another kind: {difference}; {as_it_is(source)}")
 
 
@@ -220,7 +204,7 @@ def name_of(asked: str) -> str:
 
 
 def describe_unfinished(run: Path, step: int) -> str:
-    """Says of which step a run's checkpoint is; empty if the run is finished, or does not say."""
+    """Returns the step of an unfinished run's checkpoint in words; empty if the run is finished, or does not say."""
     with suppress(OSError, ValueError, TypeError, KeyError):  # torn, or not there
         summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
         if summary["status"] != "done" and step < summary["total_steps"]:

@@ -1,4 +1,4 @@
-"""Finds the Vision Transformer in a file of others: in any container, under any prefix, by timm's names.
+"""Finds the Vision Transformer in a third-party file: in any container, under any prefix, by timm's names.
 
 A container is part of a tensor's name here: `{"model": {"head.bias": ...}}` has "model.head.bias". A network is where
 the name of a patch projection ends, as a family of libraries calls it, and blocks lie beside it. All before that name
@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from mae_vit.core.errors import InputError
-from mae_vit.models.load_report import shorten
 from mae_vit.weights.start import another_kind
 
 
@@ -26,7 +25,7 @@ class _Family:
     """How a library names the tensors of its Vision Transformers.
 
     Attributes:
-        name: of the library.
+        name: name of the library.
         anchor: the name of its patch projection.
         renames: patterns of its names, and timm's in their place; each is applied in turn.
         refused: why none of its networks is ours; empty if some are.
@@ -112,23 +111,12 @@ _FIRST = re.compile(r"(\b|_)(ema|swa|averaged?|teacher|target)(\b|_)")
 _LAST = re.compile(r"(\b|_)(student|momentum)(\b|_)")
 
 
-@dataclass(frozen=True)
-class Network:
-    """A Vision Transformer among the tensors of a file.
+def find_network(
+    content: Mapping[Any, Any], source: str, chosen: str | None = None
+) -> tuple[dict[str, Tensor], str] | None:
+    """Returns the tensors of a file's network by timm's names, and where they were.
 
-    Attributes:
-        tensors: by timm's names.
-        library: whose names they had.
-        found: where it was found, for the load report; empty if it is all of the file, by timm's names.
-    """
-
-    tensors: dict[str, Tensor]
-    library: str
-    found: str
-
-
-def find_network(content: Mapping[Any, Any], source: str, chosen: str | None = None) -> Network | None:
-    """Finds the network of a file; None if nothing in it is named like a Vision Transformer.
+    None if nothing in it is named like a Vision Transformer.
 
     Args:
         content: tensors by name, in any depth of mappings.
@@ -158,18 +146,18 @@ def find_network(content: Mapping[Any, Any], source: str, chosen: str | None = N
         raise another_kind(source, f"it is of {family.name}: {family.refused}")
     tensors = _with_whole_qkv(_renamed(named, prefix, family))
     check_values(tensors, source)
-    return Network(tensors, family.name, _describe(prefix, family, named, [*networks]))
+    return tensors, _describe(prefix, family, [*networks])
 
 
 def named_tensors(content: Mapping[Any, Any], prefix: str = "") -> dict[str, Tensor]:
     """Returns all tensors in nested mappings, by names joined with dots."""
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for key, value in content.items():
         if isinstance(value, Tensor):
-            found[f"{prefix}{key}"] = value
+            tensors[f"{prefix}{key}"] = value
         elif isinstance(value, Mapping):
-            found |= named_tensors(value, f"{prefix}{key}.")
-    return found
+            tensors |= named_tensors(value, f"{prefix}{key}.")
+    return tensors
 
 
 def _renamed(named: Mapping[str, Tensor], prefix: str, family: _Family) -> dict[str, Tensor]:
@@ -236,11 +224,9 @@ def _shown(prefix: str) -> str:
     return prefix.rstrip(".") or "one at its top"
 
 
-def _describe(prefix: str, family: _Family, named: Mapping[str, Tensor], prefixes: list[str]) -> str:
+def _describe(prefix: str, family: _Family, prefixes: list[str]) -> str:
     others = [_shown(other) for other in prefixes if other != prefix]
-    beside = [name for name in named if prefix and not name.startswith(tuple(prefixes))]
     parts = [f'below "{prefix}"'] if prefix else []
     parts += [f"by the names of {family.name}"] if family.name != "timm" else []
     parts += [f"chosen over {', '.join(others)} (FILE@NAME takes another)"] if others else []
-    parts += [f"beside it {len(beside)} tensors: {shorten(beside)}"] if beside else []
     return "; ".join(parts)

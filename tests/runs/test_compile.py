@@ -7,10 +7,9 @@ from torch._dynamo.utils import counters
 
 from mae_vit.core.batch import Batch
 from mae_vit.core.keyed_rng import RngStream, SampleKeys
-from mae_vit.finetuning.models.classifier_file import Description
+from mae_vit.finetuning.models.classifier_file import ClassifierFile, Description
 from mae_vit.finetuning.models.classifiers import NetworkClassifier
 from mae_vit.finetuning.models.distillation import Distillation, DistilledViTClassifier
-from mae_vit.finetuning.models.teacher import Teacher
 from mae_vit.models.encoders.baselines import build_network
 from mae_vit.models.encoders.vit import ViTEncoder
 from mae_vit.objectives import OBJECTIVES
@@ -50,7 +49,7 @@ def build(name: str) -> Task:
         network = build_network("SimpleCNN", num_classes=2, in_chans=3, img_size=(8, 8))
         model = NetworkClassifier(network, labels=LabelLoss(2), **common).eval().requires_grad_(False)
         description = Description(classes=["a", "b"], mean=[0.5] * 3, std=[0.25] * 3, img_size=[8, 8])
-        distillation = Distillation(Teacher(model, description, ""), "soft", 0.1, 3.0)
+        distillation = Distillation(ClassifierFile(model, description, ""), "soft", 0.1, 3.0)
         objective = DistilledViTClassifier(
             encoder, head_init="small", labels=LabelLoss(2), distillation=distillation, **common
         )

@@ -19,10 +19,10 @@ from mae_vit.evaluation.knn import knn_scores
 from mae_vit.evaluation.linear_probe import LinearProbe, probe_top1, train_probe
 from mae_vit.finetuning.frozen import closed_form
 from mae_vit.finetuning.frozen.closed_form import score_in_closed_form
+from mae_vit.finetuning.models.classifier_file import ClassifierFile
 from mae_vit.finetuning.models.classifiers import NetworkClassifier, ViTClassifier
 from mae_vit.finetuning.models.distillation import Distillation, DistilledViTClassifier
-from mae_vit.finetuning.models.teacher import Teacher
-from mae_vit.finetuning.results.predict import Predictor, predictions_of
+from mae_vit.finetuning.results.predict import Predictor, as_predictions
 from mae_vit.inspection.attention import (
     attention_maps,
     attention_weights,
@@ -172,7 +172,7 @@ def classifier_of(name: str):
         return ViTClassifier(encoder_of(), pool=name, head_init="small", **common)
     if name in ("hard", "soft"):
         taught = NetworkClassifier(network_of("SimpleCNN"), **COLORS, labels=LabelLoss(CLASSES))
-        distillation = Distillation(Teacher(taught.eval(), None, ""), name, 0.5)
+        distillation = Distillation(ClassifierFile(taught.eval(), None, ""), name, 0.5)
         return DistilledViTClassifier(encoder_of(), head_init="small", distillation=distillation, **common)
     return NetworkClassifier(network_of(name), **common)
 
@@ -218,9 +218,9 @@ def test_frozen_features(mode, left_behind, monkeypatch):
 
     def predictions_there(labels, chances):
         assert on_device(chances)
-        return predictions_of(labels, chances)
+        return as_predictions(labels, chances)
 
-    monkeypatch.setattr(closed_form, "predictions_of", predictions_there)
+    monkeypatch.setattr(closed_form, "as_predictions", predictions_there)
     options = SimpleNamespace(mode=mode, neighbors=3, shots=[1], draws=2)
     config = SimpleNamespace(finetune=options, run=SimpleNamespace(seed=0))
     task = classifier_of("cls")

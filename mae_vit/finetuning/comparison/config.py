@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -13,7 +13,8 @@ from mae_vit.config.load import ConfigSource
 from mae_vit.config.section import Section
 from mae_vit.config.typed_yaml import KeysOf, PathText
 from mae_vit.core.messages import nearest
-from mae_vit.finetuning.config.schema import SEGMENTATION, FinetuneConfig, Mode
+from mae_vit.finetuning.config.modes import MODES, ModeName
+from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.objectives.pretrain_config import PretrainConfig
 
 # Labels of each class; "all" takes all that there are.
@@ -21,7 +22,7 @@ Labels = int | Literal["all"]
 Overrides = dict[str, Any]
 FinetuneOverrides = Annotated[Overrides, KeysOf(FinetuneConfig)]
 # The modes that train a whole network, and by which held-out metric their settings are chosen.
-TUNED_BY = {"finetune": "val_top1", "segment": "val_miou"}
+TUNED_BY = {name: f"val_{mode.metric}" for name, mode in MODES.items() if mode.trains == "all"}
 # Keys that the plan sets itself -> the key of the comparison that determines the value.
 _OWN_KEYS = {
     "run.name": "run.name",
@@ -95,7 +96,7 @@ class EntrySection(Section):
     start: PathText | None = None
     set: FinetuneOverrides = Field(default_factory=dict)
     tune: list[FinetuneOverrides] | None = None
-    modes: list[Mode] | None = None
+    modes: list[ModeName] | None = None
     seeds: list[int] | None = None
     labels_per_class: list[Labels] | None = None
     compute_of: str | None = None
@@ -133,7 +134,7 @@ class CompareConfig(Section):
     labels_per_class: list[Labels] = Field(default=["all"], min_length=1)
     seeds: list[int] = Field(default=[0, 1, 2], min_length=1)
     label_draws: bool = False
-    modes: list[Mode] = Field(default=["finetune"], min_length=1)
+    modes: list[ModeName] = Field(default=["finetune"], min_length=1)
     tune: list[FinetuneOverrides] = Field(default_factory=list)
     tune_seeds: list[int] = Field(default=[1000], min_length=1)
     test_subset: int | None = Field(default=None, gt=0)
@@ -142,22 +143,33 @@ class CompareConfig(Section):
     @classmethod
     def key_of_runs(cls, path: str) -> str:
         """Returns the comparison's key for a key of its runs, written with or without section, also misspelled."""
-        section, *rest = path.split(".")
-        if section == "pretrain" and len(rest) > 1:
-            place = f"pretrain.{rest[0]}.set"
-            return _key_of_runs(PretrainSection, {place: PretrainConfig}, ".".join(rest[1:]))
-        for key, own in _OWN_KEYS.items():
-            if path in (key, key.rpartition(".")[2]) and own in cls.model_fields:
-                return own
-        return _key_of_runs(cls, {"set": FinetuneConfig, "pretrain.NAME.set": PretrainConfig}, path)
+        own: type[Section] = cls
+        runs: dict[str, type[Section]] = {"set": FinetuneConfig, "pretrain.NAME.set": PretrainConfig}
+        if path.startswith("pretrain.") and path.count(".") > 1:
+            _, name, path = path.split(".", 2)
+            own, runs = PretrainSection, {f"pretrain.{name}.set": PretrainConfig}
+        else:
+            for key, own_key in _OWN_KEYS.items():
+                if path in (key, key.rpartition(".")[2]) and own_key in cls.model_fields:
+                    return own_key
+        section, dotted, _ = path.partition(".")
+        keys = {place: list(key_paths(schema, {})) for place, schema in runs.items()}
+        for place, known in keys.items():
+            if exact := [key for key in known if path in (key, "" if dotted else key.rpartition(".")[2])]:
+                return f"{place}.{exact[0]}"
+        if section not in own.model_fields and (dotted or not meant(own, {}, path)):
+            for place, schema in runs.items():
+                if (not dotted or section in keys[place]) and (near := meant(schema, {}, path)):
+                    return f"{place}.{near[0]}"
+        return ""
 
     @model_validator(mode="after")
     def _check(self) -> CompareConfig:
         names = [entry.name for entry in self.entries]
         slugs = [slug(name) for name in names]
-        for name in names:
-            if slugs.count(slug(name)) > 1:
-                raise ValueError(f'entries: two are called "{name}", or nearly so')
+        if len(set(slugs)) < len(slugs):
+            twice = next(name for name in names if slugs.count(slug(name)) > 1)
+            raise ValueError(f'entries: two are called "{twice}", or nearly so')
         if self.reference not in names:
             raise ValueError(f'reference="{self.reference}" is no entry: {nearest(self.reference, names)}')
         for number, entry in enumerate(self.entries):
@@ -179,19 +191,19 @@ class CompareConfig(Section):
     @property
     def segments(self) -> bool:
         """Whether the comparison is of segmentation."""
-        return any(mode in SEGMENTATION for mode in self._all_modes())
+        return any(MODES[mode].labels == "mask" for mode in self._all_modes())
 
     @property
-    def tuned_mode(self) -> Mode:
+    def tuned_mode(self) -> ModeName:
         """The mode in which settings are chosen."""
         return "segment" if self.segments else "finetune"
 
-    def _all_modes(self) -> list[Mode]:
+    def _all_modes(self) -> list[ModeName]:
         return sorted({mode for entry in self.entries for mode in entry.modes or self.modes})
 
     def _check_modes(self) -> None:
         modes = self._all_modes()
-        if self.segments and not set(modes) <= {*SEGMENTATION}:
+        if len({MODES[mode].labels for mode in modes}) > 1:
             raise ValueError(
                 f"modes: {', '.join(modes)} measure different things: give segmentation a comparison of its own"
             )
@@ -221,26 +233,10 @@ class CompareConfig(Section):
         """Returns the settings that an entry is tuned over."""
         return self.tune if entry.tune is None else entry.tune
 
-    def draws_labels(self, labels: Labels, mode: Mode, settings: Overrides) -> bool:
+    def draws_labels(self, labels: Labels, mode: ModeName, settings: Overrides) -> bool:
         """Returns whether each seed takes labels or held-out images of its own. Without any, a draw has no effect."""
         held_out = mode in ("finetune", "linear_probe") and settings.get("finetune.holdout", 0.1) > 0
         return self.label_draws and (labels != "all" or held_out)
-
-
-def _key_of_runs(own: type[Section], runs: Mapping[str, type[Section]], path: str) -> str:
-    """Returns the key of one of `runs`, with its place, that a path means; empty for a key of `own`."""
-    section, dotted, _ = path.partition(".")
-    known = {place: list(key_paths(schema, {})) for place, schema in runs.items()}
-    for place, keys in known.items():
-        for key in keys:
-            if path == key or (not dotted and path == key.rpartition(".")[2]):
-                return f"{place}.{key}"
-    if section in own.model_fields or (not dotted and meant(own, {}, path)):
-        return ""
-    for place, keys in known.items():
-        if near := meant(runs[place], {}, path) if not dotted or section in keys else []:
-            return f"{place}.{near[0]}"
-    return ""
 
 
 def _check_own_keys(overrides: Sequence[Overrides], where: str) -> None:
@@ -257,13 +253,13 @@ def slug(name: str) -> str:
 
 @dataclass(frozen=True)
 class CompareArguments:
-    """What a comparison is to do: a parsed command line, or a call from Python.
+    """A parsed command line of a comparison, or a call from Python.
 
     Attributes:
         config: the YAML file, or values, whose files are named from the current folder.
-        overrides: `key.path=value`.
-        dry_run: check all of it, list the runs, run nothing.
-        report: write the report of what is finished, run nothing.
+        overrides: settings `key.path=value`.
+        dry_run: whether to check all of it and list the runs alone.
+        report: whether to write the report of the finished runs alone.
         overrides_from: who gave the overrides, for messages.
     """
 

@@ -16,14 +16,13 @@ from mae_vit.finetuning.comparison.config import (
     CompareConfig,
     EntrySection,
     Labels,
-    Mode,
     Overrides,
     slug,
 )
-from mae_vit.finetuning.comparison.inputs import Inputs, sha1_of
-from mae_vit.finetuning.comparison.settings import settings_of, settings_with_start
+from mae_vit.finetuning.comparison.inputs import Inputs, sha1
+from mae_vit.finetuning.comparison.settings import entry_settings, settings_with_start
 from mae_vit.finetuning.comparison.spec import FINETUNE, PRETRAIN, Choice, EqualCompute, RunSpec
-from mae_vit.finetuning.config.schema import CLOSED_FORM
+from mae_vit.finetuning.config.modes import MODES, ModeName
 from mae_vit.models.encoder_cost import Cost, cost_of_weights
 
 
@@ -42,7 +41,7 @@ class Cell:
 
     entry: EntrySection
     labels: Labels
-    mode: Mode
+    mode: ModeName
     seed: int
     run: RunSpec
     fixed: bool = False
@@ -85,7 +84,7 @@ class ComparisonPlan:
             Cell(entry, labels, mode, seed, self._cell(entry, labels, mode, seed), fixed)
             for entry, labels, mode in self.rows()
             for fixed in [self.seed_independent(entry, labels, mode)]
-            for seed in self.seeds_of(entry, labels, mode)
+            for seed in (entry.seeds or self.config.seeds)[: 1 if fixed else None]
         ]
 
     @property
@@ -96,34 +95,29 @@ class ComparisonPlan:
         tuning = dict.fromkeys(run for choice in choices for runs in choice.runs for run in runs)
         return [*self.pretraining.values(), *tuning, *cells]
 
-    def rows(self) -> Iterator[tuple[EntrySection, Labels, Mode]]:
+    def rows(self) -> Iterator[tuple[EntrySection, Labels, ModeName]]:
         """Yields the table's groups of cells that differ only in their seed."""
         for entry in self.config.entries:
             for labels in entry.labels_per_class or self.config.labels_per_class:
-                for mode in self.modes_of(entry):
+                for mode in self.modes(entry):
                     yield entry, labels, mode
 
-    def modes_of(self, entry: EntrySection) -> list[Mode]:
+    def modes(self, entry: EntrySection) -> list[ModeName]:
         """Returns the modes in which an entry is measured."""
         return entry.modes or self.config.modes
 
-    def seeds_of(self, entry: EntrySection, labels: Labels, mode: Mode) -> list[int]:
-        """Returns the seeds with which an entry is measured; only one if seeds make no difference."""
-        seeds = entry.seeds or self.config.seeds
-        return seeds[:1] if self.seed_independent(entry, labels, mode) else seeds
-
-    def seed_independent(self, entry: EntrySection, labels: Labels, mode: Mode) -> bool:
+    def seed_independent(self, entry: EntrySection, labels: Labels, mode: ModeName) -> bool:
         """Returns whether seeds make no difference. Several equal cells would look like evidence.
 
         With pretrained weights, `knn` draws nothing, and `few_shot` draws nothing if it uses all labels
         of the subset.
         """
-        drawn = mode not in CLOSED_FORM or (mode == "few_shot" and labels == "all")
+        drawn = MODES[mode].trains != "nothing" or (mode == "few_shot" and labels == "all")
         own_shots = mode == "few_shot" and "finetune.shots" in {**self.config.set, **entry.set}
         draws = self.config.draws_labels(labels, mode, {**self.config.set, **entry.set})
         return not (entry.start is None or drawn or own_shots or draws)
 
-    def choice(self, entry: EntrySection, labels: Labels, mode: Mode) -> Choice | None:
+    def choice(self, entry: EntrySection, labels: Labels, mode: ModeName) -> Choice | None:
         """Returns what an entry's settings are chosen from; None where there are none."""
         if entry.compute_of is not None:
             # It has no tuning of its own and takes the settings of the scratch entry.
@@ -138,7 +132,9 @@ class ComparisonPlan:
         ]
         return Choice(tuple(points), tuple(runs), TUNED_BY[self.config.tuned_mode])
 
-    def distinguishing_settings(self, entry: EntrySection, mode: Mode, determined: Overrides) -> Overrides:
+    def distinguishing_settings(
+        self, entry: EntrySection, mode: ModeName, determined: Overrides
+    ) -> Overrides:
         """Returns the settings that identify a row: config, `with_start` values, overrides, `determined` ones."""
         own = {**entry.set, **determined}
         recipe = settings_with_start(self.file(entry.config), entry, mode, {**self.config.set, **own})
@@ -197,7 +193,7 @@ class ComparisonPlan:
         settings = {**self._settings(entry, labels, self.config.tuned_mode, seed, point), **point}
         return self._identified(self._finetuning(name, entry, settings))
 
-    def _cell(self, entry: EntrySection, labels: Labels, mode: Mode, seed: int) -> RunSpec:
+    def _cell(self, entry: EntrySection, labels: Labels, mode: ModeName, seed: int) -> RunSpec:
         name = f"{entry.name}, {labels} labels, {mode}, seed {seed}"
         choice, equal = self.choice(entry, labels, mode), None
         if entry.compute_of is not None:
@@ -217,10 +213,10 @@ class ComparisonPlan:
         return RunSpec(name, FINETUNE, path, settings, row, weights=weights, pretraining=pretraining)
 
     def _settings(
-        self, entry: EntrySection, labels: Labels, mode: Mode, seed: int, point: Overrides
+        self, entry: EntrySection, labels: Labels, mode: ModeName, seed: int, point: Overrides
     ) -> Overrides:
         """Returns the overrides of a run, apart from those of `point`, a setting that it takes or may take."""
-        shared = settings_of(self.config, entry)
+        shared = entry_settings(self.config, entry)
         draws = self.config.draws_labels(labels, mode, {**shared, **point})
         settings = {
             **shared,
@@ -240,7 +236,7 @@ class ComparisonPlan:
         if spec.name not in self._specs:
             choice, equal, weights = spec.choice, spec.equal_compute, spec.weights
             tested = spec.program is FINETUNE and spec.overrides.get("finetune.test", True)
-            identity = sha1_of(
+            identity = sha1(
                 {
                     "job": spec.program[1],
                     **self.inputs.identity(spec.config, spec.overrides, tested=tested),

@@ -7,17 +7,16 @@ from pathlib import Path
 
 from mae_vit.config.overrides import drop_alternatives
 from mae_vit.config.typed_yaml import write_value
-from mae_vit.finetuning.comparison.config import CompareConfig, EntrySection, Mode, Overrides
-from mae_vit.finetuning.comparison.inputs import read_values
-from mae_vit.finetuning.config.from_start import WITH_START
-from mae_vit.finetuning.config.schema import CLOSED_FORM, TRAINS_ENCODER
+from mae_vit.finetuning.comparison.config import CompareConfig, EntrySection, Overrides
+from mae_vit.finetuning.config.modes import MODES, ModeName
+from mae_vit.finetuning.config.pretrained import WITH_START, read_values
 from mae_vit.weights.names import is_frozen
 
 # A third-party encoder brings these. What the comparison sets for all rows is for ours.
 _OF_THE_ENCODER = ("model.", "finetune.pool", "data.normalize")
 
 
-def settings_of(config: CompareConfig, entry: EntrySection) -> Overrides:
+def entry_settings(config: CompareConfig, entry: EntrySection) -> Overrides:
     """Joins the overrides of a row's runs: the comparison's and the entry's, which win."""
     shared = config.set
     if is_frozen(entry.start):
@@ -26,19 +25,19 @@ def settings_of(config: CompareConfig, entry: EntrySection) -> Overrides:
 
 
 def settings_with_start(
-    path: Path, entry: EntrySection, mode: Mode, overridden: Collection[str]
+    path: Path, entry: EntrySection, mode: ModeName, overridden: Collection[str]
 ) -> Overrides:
     """Returns what a config says with pretrained weights alone (`with_start`), by dotted keys.
 
     Reports are written without the config, too. Then it is not known, and the result is empty.
 
     Args:
-        path: of the config.
-        entry: whose config it is.
-        mode: in which the entry is measured.
+        path: file of the config.
+        entry: row of that config.
+        mode: mode in which the entry is measured.
         overridden: keys that the comparison sets, which win.
     """
-    if entry.start is None or is_frozen(entry.start) or mode in CLOSED_FORM:
+    if entry.start is None or is_frozen(entry.start) or MODES[mode].trains == "nothing":
         return {}
     sections = read_values(path).get(WITH_START)
     if not isinstance(sections, dict):
@@ -50,16 +49,17 @@ def settings_with_start(
         if isinstance(section, dict)
         for key, value in section.items()
     }
-    if mode not in TRAINS_ENCODER:
+    if MODES[mode].trains != "all":
         recipe.pop("optim.layer_decay", None)
-    return {key: value for key, value in recipe.items() if not _is_set(key, overridden)}
+
+    def is_overridden(key: str) -> bool:  # itself, a part of it, or the whole that it is part of
+        return any(
+            f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.") for other in overridden
+        )
+
+    return {key: value for key, value in recipe.items() if not is_overridden(key)}
 
 
-def _is_set(key: str, overridden: Collection[str]) -> bool:
-    """Returns whether a key, a part of it or the whole that it is part of is overridden."""
-    return any(f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.") for other in overridden)
-
-
-def lines_of(overrides: Overrides) -> list[str]:
+def override_words(overrides: Overrides) -> list[str]:
     """Writes overrides as on the command line."""
     return [f"{key}={write_value(value)}" for key, value in overrides.items()]

@@ -16,8 +16,8 @@ from filelock import FileLock
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import error_reason
 from mae_vit.finetuning.comparison.config import Overrides, slug
-from mae_vit.finetuning.comparison.settings import lines_of
-from mae_vit.finetuning.config.schema import FROZEN
+from mae_vit.finetuning.comparison.settings import override_words
+from mae_vit.finetuning.config.modes import MODES
 from mae_vit.models.encoder_cost import Cost, cost_of_weights
 from mae_vit.runtime.locks import try_lock
 from mae_vit.training.outputs.run_folder import RunFolder
@@ -119,7 +119,7 @@ class RunSpec:
             settings = {key: value for key, value in settings.items() if key not in _OTHER_LENGTHS}
         weights = ["--ckpt", self.weights] if self.weights else []
         place = [f"run.dir={self.run_folder}", f"run.name={slug(self.name)}"]
-        words = [*self.program, "--config", str(self.config), *weights, *lines_of(settings), *place]
+        words = [*self.program, "--config", str(self.config), *weights, *override_words(settings), *place]
         return [sys.executable, *words]
 
     def work(self) -> tuple[float, float] | None:
@@ -136,7 +136,8 @@ class RunSpec:
     @property
     def scores(self) -> bool:
         """Whether it scores frozen features, by a small part of the work of training."""
-        return self.overrides.get("finetune.mode") in FROZEN
+        mode = MODES.get(self.overrides.get("finetune.mode", ""))
+        return mode is not None and not mode.augment
 
 
 _OTHER_LENGTHS = ("train.epochs", "train.samples")

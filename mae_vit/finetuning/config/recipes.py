@@ -11,14 +11,15 @@ from mae_vit.config.presets import PRESETS
 from mae_vit.config.typed_yaml import parse_value, write_value
 from mae_vit.core.errors import InputError
 from mae_vit.data.data_path import check_recorded, resolve_data_path
-from mae_vit.data.shards.dataset_json import read_dataset
-from mae_vit.finetuning.config.schema import SEGMENTATION, FinetuneConfig
+from mae_vit.data.shards.dataset_json import Dataset, read_dataset
+from mae_vit.finetuning.config.modes import MODES
+from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.models.sizes import TIMM_PREFIX
 from mae_vit.weights.names import is_frozen
 from mae_vit.weights.read import read_weights
 
 # Keys of a run's data that its fine-tuning needs too.
-_KEPT = {f"data.{name}": name for name in ("path", "split", "cache_dir", "cache_gib")}
+_KEPT = ("path", "split", "cache_dir", "cache_gib")
 _PASS = "give --config FILE data.path=DIR, such as --config finetune_cifar_tiny"
 # By size: the config of the mode "finetune" and of those that train nothing.
 _RECIPES = {
@@ -38,11 +39,11 @@ TEST_SPLITS = ("test", "val")
 
 
 def find_recipe(ckpt: str | None, given: Sequence[str] = ()) -> tuple[Path, list[str]]:
-    """Returns the config and overrides for a start that is a run folder.
+    """Returns the config and overrides for pretrained weights that are a run folder.
 
     Args:
-        ckpt: the start.
-        given: overrides of the command line: other data, or a mode with recipes of its own.
+        ckpt: value of --ckpt.
+        given: overrides of the command line, such as other data, or a mode with recipes of its own.
 
     Raises:
         InputError: with the options to pass, if RUN does not determine all.
@@ -58,24 +59,52 @@ def find_recipe(ckpt: str | None, given: Sequence[str] = ()) -> tuple[Path, list
         read_weights(ckpt)
     if not folder.is_dir():
         raise InputError(f"--ckpt {ckpt} is no run folder, which would say how to fine-tune: {_PASS}")
-    run = _read_config(folder)
-    model, data = run["model"], run["data"]
-    path, split = data["path"], data["split"]
-    elsewhere, where = _given(given, "data.path"), f"the data of {folder}, {path},"
-    if elsewhere is not None:
-        data = {"augment": data["augment"]}
-        path, split = elsewhere, _given(given, "data.split") or "train"
-        where = f"data.path={elsewhere}"
+    try:
+        run = read_run_config(folder)
+        model, data = dict(run["model"]), dict(run["data"])
+        augment = dict(data["augment"])
+    except InputError as error:
+        raise InputError(f"{error}: {_PASS}") from None
+    except (KeyError, TypeError, ValueError):
+        raise InputError(f"{folder / 'config.yaml'} is no config of a run: {_PASS}") from None
+    where = f"the data of {folder}, {data['path']},"
+    if (other := _given(given, "data.path")) is not None:
+        data = {"path": other, "split": _given(given, "data.split") or "train"}
+        where = f"data.path={other}"
     else:
-        check_recorded(path, folder, "give data.path=DIR")
+        check_recorded(data["path"], folder, "give data.path=DIR")
     cache = {name: data.get(name) for name in ("cache_dir", "cache_gib")}
     cache |= {name: value for name in cache if (value := _given(given, f"data.{name}")) is not None}
-    dataset = read_dataset(resolve_data_path(path, **cache).folder)
-    mode, info = _given(given, "finetune.mode"), dataset.splits.get(split)
-    if mode in SEGMENTATION and (info is None or info.masks is None):
+    dataset = read_dataset(resolve_data_path(data["path"], **cache).folder)
+    mode = MODES.get(_given(given, "finetune.mode") or "finetune")
+    masks = mode is not None and mode.labels == "mask"
+    _check_splits(dataset, data["split"], where, masks=masks)
+    if model["name"] not in _RECIPES:
+        raise InputError(f'no recipe for model.name="{model["name"]}" of {folder}: {_PASS}')
+    taken = {f"data.{name}": data[name] for name in _KEPT if data.get(name) is not None}
+    if mode == MODES["linear_probe"]:
+        name, overrides = _PROBE_RECIPES[model["name"]]
+    else:
+        name, overrides = _RECIPES[model["name"]], ()
+        if masks and model["name"] != "tiny-cifar":
+            name, overrides = "segment_base", (f"model.name={model['name']}",)
+        # How images may be cut and mirrored depends on their sizes and on what they show; how small a cut may be is
+        # the recipe's.
+        views = {key: augment.get(key) for key in ("crop", "pad_px", "flip")}
+        taken |= {f"data.augment.{key}": value for key, value in views.items() if value is not None}
+    taken["model.img_size"] = model["img_size"]
+    return PRESETS / "finetune" / f"{name}.yaml", [
+        *overrides,
+        *(f"{key}={write_value(value)}" for key, value in taken.items()),
+    ]
+
+
+def _check_splits(dataset: Dataset, split: str, where: str, *, masks: bool) -> None:
+    """Checks that data have labels, or masks, to train on, and another split to measure on."""
+    info = dataset.splits.get(split)
+    if masks and (info is None or info.masks is None):
         raise InputError(f"{where} has no masks: {_PASS}")
-    labeled = info is not None and dataset.classes and sum(info.class_counts)
-    if mode not in SEGMENTATION and not labeled:
+    if not masks and not (info is not None and dataset.classes and sum(info.class_counts)):
         raise InputError(
             f"{where} has no labels: mae-vit prepare takes them from class folders (photos/CLASS/*.jpg); or {_PASS}"
         )
@@ -84,48 +113,9 @@ def find_recipe(ckpt: str | None, given: Sequence[str] = ()) -> tuple[Path, list
             f'{where} has no split "test" or "val" to measure on: mae-vit prepare ... --holdout 1/10 draws one; '
             f"prepare such data in another folder, and {_PASS}"
         )
-    if model["name"] not in _RECIPES:
-        raise InputError(f'no recipe for model.name="{model["name"]}" of {folder}: {_PASS}')
-    taken = {key: data[name] for key, name in _KEPT.items() if data.get(name) is not None}
-    if mode == "linear_probe":
-        # Images are taken as they are.
-        name, overrides = _PROBE_RECIPES[model["name"]]
-    else:
-        name, overrides = _RECIPES[model["name"]], ()
-        if mode in SEGMENTATION and model["name"] != "tiny-cifar":
-            name, overrides = "segment_base", (f"model.name={model['name']}",)
-        taken |= _augmentation(data["augment"])
-    taken["model.img_size"] = model["img_size"]
-    return PRESETS / "finetune" / f"{name}.yaml", [
-        *overrides,
-        *(f"{key}={write_value(value)}" for key, value in taken.items()),
-    ]
 
 
 def _given(overrides: Sequence[str], key: str) -> Any:
     """Returns the last value of a key on the command line."""
     values = [text.partition("=")[2] for text in overrides if text.startswith(f"{key}=")]
     return parse_value(FinetuneConfig, key, values[-1], f"command line: {key}") if values else None
-
-
-def _augmentation(section: dict[str, Any]) -> dict[str, Any]:
-    """Returns the part of a run's augmentation that follows from the data, not from the recipe."""
-    # How images may be cut and mirrored depends on their sizes and on what they show; how
-    # small a cut may be is the recipe's.
-    augment = {key: section.get(key) for key in ("crop", "pad_px", "flip")}
-    return {f"data.augment.{key}": value for key, value in augment.items() if value is not None}
-
-
-def _read_config(folder: Path) -> dict[str, Any]:
-    try:
-        raw = read_run_config(folder)
-    except InputError as error:
-        raise InputError(f"{error}: {_PASS}") from None
-    data = raw.get("data")
-    if (
-        isinstance(raw.get("model"), dict)
-        and isinstance(data, dict)
-        and isinstance(data.get("augment"), dict)
-    ):
-        return raw
-    raise InputError(f"{folder / 'config.yaml'} is no config of a run: {_PASS}")

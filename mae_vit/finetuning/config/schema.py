@@ -7,31 +7,21 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from mae_vit.config.data import DataSection
-from mae_vit.config.encoders import NetworkSection
 from mae_vit.config.optim import OptimSection
 from mae_vit.config.schema import Config, MonitorSection
 from mae_vit.config.section import Options, Section
 from mae_vit.config.typed_yaml import PathText
-from mae_vit.finetuning.config.mode_options import MODE_OPTIONS, unused_options
+from mae_vit.finetuning.config.modes import MODES, Mode, ModeName, unused_options
 from mae_vit.models.sizes import Pool
 from mae_vit.weights.names import is_frozen
 
 HeadInit = Literal["zero", "small"]
 DistillationKind = Literal["hard", "soft"]
-Mode = Literal["finetune", "few_shot", "knn", "linear_probe", "segment", "segment_probe"]
-# They train nothing: no image is held out to choose by.
-CLOSED_FORM = ("few_shot", "knn")
 # DeiT Eq. 3; lambda and tau of Eq. 2 as DeiT Sec. 5 has them.
 _DISTILLATION_OPTIONS: dict[str, dict[str, Any]] = {
     "hard": {"distillation_weight": 0.5},
     "soft": {"distillation_weight": 0.1, "distillation_temperature": 3.0},
 }
-# They take images as they are, and encode each once.
-FROZEN = (*CLOSED_FORM, "linear_probe")
-# They predict the class of each pixel, from masks.
-SEGMENTATION = ("segment", "segment_probe")
-# All others leave the encoder as it is.
-TRAINS_ENCODER = ("finetune", "segment")
 # Part of the schema, and refused: pretraining's, or given by --ckpt.
 _UNUSED_MONITOR = (
     "evaluate_split",
@@ -110,7 +100,7 @@ class FinetuneSection(Section):
         lr_factors: factors of the learning rate that "linear_probe" tries.
     """
 
-    mode: Mode = "finetune"
+    mode: ModeName = "finetune"
     start: PathText | None = None
     pool: Pool = "mean"
     head_init: HeadInit = "zero"
@@ -150,13 +140,12 @@ class FinetuneSection(Section):
             raise ValueError(f"shots={self.shots}: at least 1 each")
         if min(self.lr_factors) <= 0:
             raise ValueError(f"lr_factors={self.lr_factors}: above 0 each")
-        for key, mode in ((key, mode) for mode, keys in MODE_OPTIONS.items() for key in keys):
-            if self.mode != mode and getattr(self, key) != type(self).model_fields[key].default:
-                raise ValueError(f'{key} has no effect with mode="{self.mode}"; it belongs to mode="{mode}"')
-        modes = " or ".join(f'"{mode}"' for mode in CLOSED_FORM)
-        if not self.test and (self.mode in CLOSED_FORM or not self.holdout):
+        for name, key in ((name, key) for name, mode in MODES.items() for key in mode.options):
+            if self.mode != name and getattr(self, key) != type(self).model_fields[key].default:
+                raise ValueError(f'{key} has no effect with mode="{self.mode}"; it belongs to mode="{name}"')
+        if not self.test and (MODES[self.mode].trains == "nothing" or not self.holdout):
             raise ValueError(
-                f"test=false leaves nothing to measure: it needs a mode that trains (not {modes}) and holdout above 0"
+                "test=false leaves nothing to measure: it needs a mode that trains, and holdout above 0"
             )
         if self.mode == "linear_probe" and not self.holdout and len(self.lr_factors) > 1:
             raise ValueError(
@@ -186,6 +175,11 @@ class FinetuneConfig(Config):
     optim: FinetuneOptimSection
     finetune: FinetuneSection = FinetuneSection()
 
+    @property
+    def mode(self) -> Mode:
+        """What `finetune.mode` stands for."""
+        return MODES[self.finetune.mode]
+
     @model_validator(mode="after")
     def _check_finetune(self) -> FinetuneConfig:
         if self.model.init is not None:
@@ -194,7 +188,7 @@ class FinetuneConfig(Config):
             raise ValueError(f'model.patch_init="{self.model.patch_init}" has no effect without --ckpt')
         if self.finetune.teacher is not None and self.model.family != "vit":
             raise ValueError(f'finetune.teacher needs model.family="vit", not "{self.model.family}"')
-        if isinstance(self.model, NetworkSection):
+        if self.model.family == "network":
             self._check_network()
         unused = MonitorSection()
         for name in _UNUSED_MONITOR:
@@ -208,12 +202,12 @@ class FinetuneConfig(Config):
             )
         if self.finetune.mode == "linear_probe":
             self._check_probe()
-        if self.finetune.mode in SEGMENTATION:
+        if self.mode.labels == "mask":
             self._check_segmentation()
         return self
 
     def _check_probe(self) -> None:
-        if unused := unused_options(self, "linear_probe"):
+        if unused := unused_options(self, self.mode):
             raise ValueError(
                 f'{", ".join(unused)}: no effect with finetune.mode="linear_probe", which encodes each image once, '
                 "as it is, and trains one layer (see configs/finetune/linear_probe_base.yaml)"
@@ -238,32 +232,21 @@ class FinetuneConfig(Config):
                 raise ValueError(f'{key}={value} changes images without their masks: not with mode="{mode}"')
 
     def _check_network(self) -> None:
-        """A network has its own read-out and head."""
-        name, defaults = self.model.name, FinetuneSection()
-        if is_frozen(self.finetune.start):
-            self._check_frozen()
+        """A network has its own read-out and head; a third-party encoder is measured with its own pooling."""
+        name, mode, weights = self.model.name, self.finetune.mode, self.finetune.start
+        if is_frozen(weights):
+            if self.mode.trains == "all":
+                raise ValueError(f'finetune.mode="{mode}" trains, and {weights} is never trained here')
+            if self.finetune.pool != FinetuneSection().pool:
+                raise ValueError(
+                    f'finetune.pool="{self.finetune.pool}" has no effect: {weights} pools as timm says that it was '
+                    "trained"
+                )
             return
-        mode, begun = self.finetune.mode, self.finetune.start is not None
-        if begun and mode == "segment":
-            raise ValueError(
-                f'finetune.mode="segment" trains model.name="{name}" from scratch: leave --ckpt out'
-            )
-        if mode == "segment_probe" or (mode not in TRAINS_ENCODER and not begun):
+        if self.mode.trains != "all" and (weights is None or self.mode.labels == "mask"):
             raise ValueError(f'finetune.mode="{mode}" needs a Vision Transformer, not "{name}"')
         for key in ("teacher", "head_init", "freeze_patch_embed"):
-            if getattr(self.finetune, key) != getattr(defaults, key):
+            if getattr(self.finetune, key) != getattr(FinetuneSection(), key):
                 raise ValueError(f'finetune.{key} has no effect with model.name="{name}"')
         if self.finetune.pool != "mean":
             raise ValueError(f'finetune.pool="cls": model.name="{name}" has no class token')
-
-    def _check_frozen(self) -> None:
-        """An encoder of others is measured as it is, with its own pooling."""
-        start = self.finetune.start
-        if self.finetune.mode in TRAINS_ENCODER:
-            raise ValueError(
-                f'finetune.mode="{self.finetune.mode}" trains, and {start} is never trained here'
-            )
-        if self.finetune.pool != FinetuneSection().pool:
-            raise ValueError(
-                f'finetune.pool="{self.finetune.pool}" has no effect: {start} pools as timm says that it was trained'
-            )

@@ -1,4 +1,4 @@
-"""The modes without training (`CLOSED_FORM`): "knn" and "few_shot"."""
+"""The modes without training: "knn" and "few_shot"."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from mae_vit.evaluation.knn import knn_scores
 from mae_vit.evaluation.metrics import Predictions
 from mae_vit.finetuning.config.schema import FinetuneConfig, FinetuneSection
 from mae_vit.finetuning.data import FinetuneData
-from mae_vit.finetuning.frozen.features import read_features
-from mae_vit.finetuning.results.predict import Predictor, predictions_of
+from mae_vit.finetuning.frozen.features import read_features, read_test_labels, read_train_labels
+from mae_vit.finetuning.results.predict import Predictor, as_predictions
 from mae_vit.runtime.collectives import sum_over_ranks
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.weights.feature_encoder import FeatureEncoder
@@ -39,10 +39,8 @@ def score_in_closed_form(
         Entries of the summary, with measures of the training images' features, and predictions. For
         "few_shot" these are of the last draw with the most shots.
     """
-    train_labels = np.asarray(data.index.labels)[data.train].astype(np.int64)
-    labels = torch.from_numpy(train_labels).to(predictor.device)
-    test_labels = np.asarray(data.test_index.labels)[data.test].astype(np.int64)
-    classes = len(data.classes)
+    labels = read_train_labels(data, data.train, predictor.device)
+    test_labels, classes = read_test_labels(data), len(data.classes)
     support = read_features(encoder, data, data.plain, data.train, predictor)
     width = support.shape[1]
     measures = {**feature_metrics(feature_sums(support), width), "num_features": width}
@@ -52,34 +50,33 @@ def score_in_closed_form(
         scores = shared_scores(
             partial(fit, support, labels, num_classes=classes, **options), query, predictor.ranks
         )
-        guesses = predictions_of(test_labels, scores / scores.sum(dim=1, keepdim=True))
-        return {"test_top1": guesses.top1, "test_top5": guesses.top5, **options, **measures}, guesses
+        guesses = as_predictions(test_labels, scores / scores.sum(dim=1, keepdim=True))
+        measures |= {"test_top1": guesses.top1, "test_top5": guesses.top5, **options}
+        return measures | {"test_most_frequent": guesses.most_frequent}, guesses
     results: dict[str, Any] = {}
     for shots in sorted(set(config.finetune.shots)):
         top1_by_draw = []
         for draw in range(config.finetune.draws):
-            chosen, _ = draw_shots(train_labels, shots=shots, queries=0, draw=draw, seed=config.run.seed)
+            chosen, _ = draw_shots(
+                labels.cpu().numpy(), shots=shots, queries=0, draw=draw, seed=config.run.seed
+            )
             drawn = torch.from_numpy(chosen).to(predictor.device)
             fit = partial(least_squares_scores, support[drawn], labels[drawn], num_classes=classes)
-            scores = shared_scores(fit, query, predictor.ranks)
-            guesses = predictions_of(test_labels, scores.softmax(dim=1))
+            guesses = as_predictions(test_labels, shared_scores(fit, query, predictor.ranks).softmax(dim=1))
             top1_by_draw.append(guesses.top1)
         spread = float(np.std(top1_by_draw, ddof=1)) if len(top1_by_draw) > 1 else None
         results[str(shots)] = {"mean": float(np.mean(top1_by_draw)), "std": spread, "draws": top1_by_draw}
-    return {
-        "test_top1": results[str(max(config.finetune.shots))]["mean"],
-        "few_shot": results,
-        **measures,
-    }, guesses
+    measures |= {"test_top1": results[str(max(config.finetune.shots))]["mean"], "few_shot": results}
+    return measures | {"test_most_frequent": guesses.most_frequent}, guesses
 
 
 def shared_scores(score: Callable[[Tensor], Tensor], query: Tensor, ranks: Ranks) -> Tensor:
-    """Scores queries; each rank computes its share; collective.
+    """Scores queries; each rank computes every world_size-th; collective.
 
     Args:
         score: maps features (m, D) to scores (m, K); each row depends only on its own features.
         query: (n, D), the same on all ranks.
-        ranks: this process's place; each rank takes every world_size-th query.
+        ranks: this process's rank and the world size.
 
     Returns:
         (n, K) for all queries, on every rank.

@@ -1,16 +1,91 @@
-"""Computes the features of a frozen encoder."""
+"""The encoder whose frozen features are scored, with a fresh layer for them; and its features."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import NamedTuple
+
 import numpy as np
 import torch
+from torch import nn
 
 from mae_vit.core.progress import progress
 from mae_vit.data.batches.augmented import AugmentedSource
 from mae_vit.finetuning.data import FinetuneData
+from mae_vit.finetuning.models.classifiers import make_head
 from mae_vit.finetuning.results.predict import Predictor
+from mae_vit.finetuning.setup import Setup
 from mae_vit.runtime.collectives import sum_over_ranks
-from mae_vit.weights.feature_encoder import FeatureEncoder
+from mae_vit.weights.encoder import ViTFeatures, load_features
+from mae_vit.weights.feature_encoder import FeatureEncoder, ImageInput
+from mae_vit.weights.foreign import ForeignWeights
+from mae_vit.weights.foreign_encoder import open_foreign, open_untrained
+from mae_vit.weights.names import FOREIGN_ORIGIN
+
+
+class FrozenModel(NamedTuple):
+    """A frozen encoder and a layer on its features.
+
+    Attributes:
+        encoder: encoder that gives the features.
+        head: a fresh layer on them, D -> K, drawn from the run's seed.
+    """
+
+    encoder: FeatureEncoder
+    head: nn.Linear
+
+
+def open_frozen(setup: Setup, *, random: bool = False, say: bool = False) -> FrozenModel:
+    """Opens the encoder with its pretrained weights; without any, or if `random`, with those of the run's seed.
+
+    Args:
+        setup: the run's parts.
+        random: leaves out the pretrained weights.
+        say: prints how they were loaded.
+
+    Raises:
+        InputError: if the weights do not fit; names the difference.
+    """
+    config, data, weights = setup.config, setup.data, setup.pretrained
+    model, finetune = config.model, config.finetune
+
+    def fresh_head(width: int) -> nn.Linear:
+        return make_head(width, len(data.classes), finetune.head_init)
+
+    torch.manual_seed(config.run.seed)
+    if isinstance(weights, ForeignWeights):
+        images = replace(
+            weights.images, img_size=model.image_hw, mean=data.mean, std=data.std, bands=data.bands
+        )
+        foreign = (open_untrained if random else open_foreign)(weights, images)
+        if not random:
+            torch.manual_seed(config.run.seed)
+        if say:
+            count = sum(value.numel() for value in foreign.parameters())
+            size = f"{images.img_size[0]}x{images.img_size[1]} px ({images.interpolation})"
+            print(
+                f"weights  {weights.source}: {weights.name}, {FOREIGN_ORIGIN}; {count:,} parameters, all of the file; "
+                f"{size}, {foreign.num_features} features"
+            )
+        return FrozenModel(foreign, fresh_head(foreign.num_features))
+    assert setup.info is not None
+    encoder = setup.info.geometry.build(**model.drops)
+    head, fc_norm = fresh_head(encoder.embed_dim), nn.Identity()
+    if random or weights is None:
+        if encoder.has_final_norm:
+            encoder.norm = nn.LayerNorm(encoder.embed_dim, eps=1e-6)
+        if say:
+            print("note: no pretrained weights (--ckpt): these are the features of random weights")
+    else:
+        report, fc_norm = load_features(weights, encoder, model.patch_init)
+        if say:
+            print(report.describe(weights.source))
+            if "fc_norm.weight" in weights.tensors and finetune.pool == "cls":
+                print(
+                    "note: these weights were fine-tuned on the mean of the patch tokens; finetune.pool=mean uses it"
+                )
+    images = ImageInput(model.image_hw, model.channels, data.mean, data.std, bands=data.bands)
+    return FrozenModel(ViTFeatures(encoder, images, pool=finetune.pool, fc_norm=fc_norm), head)
 
 
 @torch.no_grad()
@@ -21,15 +96,13 @@ def read_features(
     samples: np.ndarray,
     predictor: Predictor,
 ) -> torch.Tensor:
-    """Encodes images, and pools as the encoder does; collective.
-
-    Each rank encodes every world_size-th image.
+    """Encodes images, and pools as the encoder does; each rank every world_size-th image; collective.
 
     Args:
-        encoder: ours, or one of others; on the device; it is left in evaluation mode.
-        data: makes the batches.
+        encoder: ours or a third-party one, on the device; it is left in evaluation mode.
+        data: labeled images, which make the batches.
         source: reads images without augmentation.
-        samples: int64 (n,), places in `source`.
+        samples: int64 (n,), numbers of samples in `source`.
         predictor: ranks, device, precision and batch size.
 
     Returns:
@@ -55,3 +128,13 @@ def read_features(
     if rows:
         features[ranks.rank :: ranks.world_size] = torch.cat(rows)
     return sum_over_ranks(features, ranks)
+
+
+def read_train_labels(data: FinetuneData, samples: np.ndarray, device: torch.device) -> torch.Tensor:
+    """Returns the labels of samples of the training split, int64 (n,) on the device."""
+    return torch.from_numpy(np.asarray(data.index.labels)[samples].astype(np.int64)).to(device)
+
+
+def read_test_labels(data: FinetuneData) -> np.ndarray:
+    """Returns the labels of the test images, int64 (n,)."""
+    return np.asarray(data.test_index.labels)[data.test].astype(np.int64)

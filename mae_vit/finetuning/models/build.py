@@ -1,43 +1,48 @@
-"""Builds the model to fine-tune and loads pretrained weights."""
+"""Builds the network of a run and loads pretrained weights."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from mae_vit.config.encoders import NetworkSection
 from mae_vit.core.errors import InputError
-from mae_vit.finetuning.config.schema import TRAINS_ENCODER, FinetuneConfig, FinetuneSection
+from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.finetuning.data import FinetuneData
+from mae_vit.finetuning.models.classifier_file import ClassifierFile, read_teacher
 from mae_vit.finetuning.models.classifiers import Classifier, NetworkClassifier, ViTClassifier
 from mae_vit.finetuning.models.distillation import Distillation, DistilledViTClassifier
-from mae_vit.finetuning.models.teacher import Teacher, read_teacher
+from mae_vit.finetuning.models.segmenter import Segmenter
 from mae_vit.models.encoder_file import EncoderInfo
+from mae_vit.models.encoders.base import Encoder
 from mae_vit.models.encoders.baselines import build_network
+from mae_vit.models.encoders.network import NetworkEncoder
 from mae_vit.models.encoders.vit import ViTEncoder
 from mae_vit.models.load_report import LoadReport
 from mae_vit.models.sizes import PatchInit
 from mae_vit.objectives.label_loss import LabelLoss
 from mae_vit.training.optim.optimizers import OptimizerOptions
 from mae_vit.training.optim.param_groups import EMBEDDINGS
-from mae_vit.weights.load import load_weights
+from mae_vit.weights.foreign import ForeignWeights
+from mae_vit.weights.foreign_encoder import ForeignEncoder, open_foreign
+from mae_vit.weights.load import check_complete, load_weights
 from mae_vit.weights.names import is_frozen
 from mae_vit.weights.start import Weights
 
+Trainable = Classifier | Segmenter
 _FINAL_NORM = ("norm.weight", "norm.bias")
 
 
 def describe_encoder(config: FinetuneConfig, data: FinetuneData) -> EncoderInfo | None:
-    """Describes the encoder; None for a network that is trained with its own head, or frozen and timm's.
+    """Describes the encoder; None for a network that is trained with its own head, or a third-party one.
 
     Raises:
         InputError: if the options do not fit each other.
     """
-    trained, frozen = config.finetune.mode in TRAINS_ENCODER, is_frozen(config.finetune.start)
-    if isinstance(config.model, NetworkSection) and (trained or frozen):
+    has_own_head = config.mode.trains == "all" or is_frozen(config.finetune.start)
+    if config.model.family == "network" and has_own_head:
         return None
     try:
         geometry = config.model.geometry()
@@ -48,34 +53,27 @@ def describe_encoder(config: FinetuneConfig, data: FinetuneData) -> EncoderInfo 
     )
 
 
-def teacher_from_config(config: FinetuneConfig, data: FinetuneData, device: torch.device) -> Teacher | None:
-    """Reads the teacher onto the device; None without `finetune.teacher`, and in the frozen modes.
+def teacher_from_config(
+    config: FinetuneConfig, data: FinetuneData, device: torch.device
+) -> ClassifierFile | None:
+    """Reads the teacher onto the device; None without `finetune.teacher`, and in other modes than "finetune".
 
     Raises:
         InputError: if it cannot be read, or does not fit the student.
     """
-    path = config.finetune.teacher
+    path, model = config.finetune.teacher, config.model
     if path is None or config.finetune.mode != "finetune":
         return None
-    model = config.model
-    teacher = read_teacher(Path(path), classes=data.classes, in_chans=model.channels, img_size=model.image_hw)
+    teacher = read_teacher(path, classes=data.classes, in_chans=model.channels, img_size=model.image_hw)
     teacher.model.to(device)
     return teacher
 
 
-def _distillation(section: FinetuneSection, teacher: Teacher) -> Distillation:
-    assert section.distillation is not None
-    assert section.distillation_weight is not None
-    return Distillation(
-        teacher,
-        section.distillation,
-        weight=section.distillation_weight,
-        temperature=section.distillation_temperature or 1.0,
-    )
-
-
 def build_classifier(
-    config: FinetuneConfig, data: FinetuneData, info: EncoderInfo | None, teacher: Teacher | None = None
+    config: FinetuneConfig,
+    data: FinetuneData,
+    info: EncoderInfo | None,
+    teacher: ClassifierFile | None = None,
 ) -> Classifier:
     """Builds the network with fresh weights drawn from the run's seed.
 
@@ -95,8 +93,15 @@ def build_classifier(
         if teacher is None:
             return ViTClassifier(encoder, pool=finetune.pool, head_init=finetune.head_init, **common)
         assert isinstance(encoder, ViTEncoder), "the config has refused others"
+        assert finetune.distillation is not None
+        distillation = Distillation(
+            teacher,
+            finetune.distillation,
+            weight=finetune.distillation_weight or 0.0,
+            temperature=finetune.distillation_temperature or 1.0,
+        )
         return DistilledViTClassifier(
-            encoder, head_init=finetune.head_init, distillation=_distillation(finetune, teacher), **common
+            encoder, head_init=finetune.head_init, distillation=distillation, **common
         )
     try:
         network = build_network(
@@ -111,6 +116,43 @@ def build_classifier(
     return NetworkClassifier(network, **common)
 
 
+def build_segmenter(
+    config: FinetuneConfig, data: FinetuneData, info: EncoderInfo | None, foreign: ForeignWeights | None
+) -> Segmenter:
+    """Builds the network with fresh weights drawn from the run's seed; a third-party encoder with its own weights.
+
+    Raises:
+        InputError: if it cannot be built with these options.
+    """
+    torch.manual_seed(config.run.seed)
+    model = config.model
+    encoder: Encoder | ForeignEncoder
+    if foreign is not None:
+        images = replace(foreign.images, img_size=model.image_hw, mean=data.mean, std=data.std)
+        # Costs are estimated on the meta device, where loading warns of each tensor.
+        with torch.device("cpu"):
+            encoder = open_foreign(foreign, images)
+    elif info is not None:
+        encoder = info.geometry.build(**model.drops)
+    else:
+        try:
+            # Nothing is masked: patches of any size do.
+            encoder = NetworkEncoder(
+                model.name, img_size=model.image_hw, patch_size=1, in_chans=model.channels, **model.drops
+            )
+        except ValueError as error:
+            raise InputError(f"model.name: {error}") from None
+    return Segmenter(
+        encoder,
+        probe=config.mode.trains == "head",
+        freeze_patch_embed=config.finetune.freeze_patch_embed,
+        num_classes=len(data.classes),
+        label_smoothing=config.finetune.label_smoothing,
+        mean=data.mean,
+        std=data.std,
+    )
+
+
 def draws_noise(model: nn.Module) -> bool:
     """Returns whether layers draw random numbers: dropout or stochastic depth."""
     return any(
@@ -120,7 +162,9 @@ def draws_noise(model: nn.Module) -> bool:
     )
 
 
-def load_weights_into(model: Classifier, start: Weights, patch_init: PatchInit | None = None) -> LoadReport:
+def load_into_classifier(
+    model: Trainable, weights: Weights, patch_init: PatchInit | None = None
+) -> LoadReport:
     """Loads pretrained weights into a fresh classifier's encoder.
 
     Returns:
@@ -130,30 +174,45 @@ def load_weights_into(model: Classifier, start: Weights, patch_init: PatchInit |
         InputError: if the weights do not fit; names the difference.
     """
     if isinstance(model, NetworkClassifier):
-        return _load_network(model, start)
-    assert isinstance(model, ViTClassifier)
-    coverage = load_weights(start, model.encoder, patch_init=patch_init)
-    if model.pool == "mean":
-        dropped = [name for name in _FINAL_NORM if name in coverage.skipped]
-        coverage.skipped = [name for name in coverage.skipped if name not in dropped]
-        if dropped:
-            note = "final norm, dropped: the mean of the patch tokens has a new norm after it (MAE)"
-            coverage.by_design[" + ".join(dropped)] = note
-        coverage.by_design["fc_norm"] = "new: the norm after the mean"
-    coverage.by_design["head"] = "new: for these classes"
+        report = load_weights(weights, model.body)
+    else:
+        assert isinstance(model, ViTClassifier)
+        report = load_weights(weights, model.encoder, patch_init=patch_init)
+        if model.pool == "mean":
+            dropped = [name for name in _FINAL_NORM if name in report.skipped]
+            report.skipped = [name for name in report.skipped if name not in dropped]
+            if dropped:
+                note = "final norm, dropped: the mean of the patch tokens has a new norm after it (MAE)"
+                report.by_design[" + ".join(dropped)] = note
+            report.by_design["fc_norm"] = "new: the norm after the mean"
+    report.by_design["head"] = "new: for these classes"
     if isinstance(model, DistilledViTClassifier):
-        coverage.by_design["dist_token + head_dist"] = "new: for the teacher"
-    return coverage
+        report.by_design["dist_token + head_dist"] = "new: for the teacher"
+    return report
 
 
-def _load_network(model: NetworkClassifier, start: Weights) -> LoadReport:
-    """Loads a pretrained network, all of it but the head, into a classifier of the same network."""
-    assert start.geometry is not None, "`WeightsOverrides` has refused it"
-    encoder = start.geometry.build()
-    coverage = load_weights(start, encoder)
-    model.network.load_state_dict({**model.network.state_dict(), **encoder.weights()})
-    coverage.by_design["head"] = "new: for these classes"
-    return coverage
+def load_into_segmenter(
+    model: Trainable, weights: Weights, patch_init: PatchInit | None = None
+) -> LoadReport:
+    """Loads pretrained weights into a fresh segmenter's encoder; returns how each tensor was loaded.
+
+    Raises:
+        InputError: if the weights do not fit; names the difference.
+    """
+    assert isinstance(model, Segmenter)
+    assert isinstance(model.encoder, Encoder)
+    # Weights fit learned positions or a fixed table, which a frozen encoder would not tell apart.
+    model.freeze(False)
+    if "norm.weight" not in weights.tensors:
+        # A classifier that pools the mean has its norm behind the mean; here it norms each token.
+        tensors = {name.removeprefix("fc_"): value for name, value in weights.tensors.items()}
+        weights = replace(weights, tensors=tensors)
+    report = load_weights(weights, model.encoder, patch_init=patch_init)
+    if model.probe:
+        check_complete(weights, report.random)
+    model.freeze(model.probe)
+    report.by_design["decode_head"] = "fresh: the classes of these masks"
+    return report
 
 
 def classifier_optimizer_options(config: FinetuneConfig) -> OptimizerOptions:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from safetensors import SafetensorError
 from torch import Tensor
 
+from mae_vit.core.bands import Bands
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import closest_path, error_reason, plain_text
 from mae_vit.core.preprocessing import Preprocessing
 from mae_vit.finetuning.models.classifiers import Classifier, NetworkClassifier, ViTClassifier
 from mae_vit.finetuning.models.distillation import Distillation, DistilledViTClassifier
-from mae_vit.models.encoder_file import bands_from
 from mae_vit.models.encoders.baselines import build_network
 from mae_vit.models.encoders.vit import ViTEncoder
 from mae_vit.models.geometry import ViTGeometry, geometry_from
@@ -39,8 +39,8 @@ class Description(BaseModel):
 
     Attributes:
         classes: names of the classes, in the order of the logits.
-        mean: per-channel mean by which its images are normalized (pixels in 0..1).
-        std: per-channel standard deviation.
+        mean: channel means by which its images are normalized (pixels in 0..1).
+        std: standard deviations of the channels.
         img_size: [H, W] in pixels.
         network: name of the network; None for our Vision Transformers.
         pool: pooling of our Vision Transformers.
@@ -64,19 +64,25 @@ class Description(BaseModel):
 
 @dataclass(frozen=True)
 class ClassifierFile:
-    """A classifier that has been read.
+    """A classifier that has been read; call it with raw images, as a student does with its teacher.
 
     Attributes:
-        model: in evaluation mode, without gradients; it normalizes images as in its own training.
+        model: classifier in evaluation mode, without gradients; it normalizes images as in its own training.
         description: the metadata of its file.
         digest: the first 16 hexadecimal digits of its file's SHA-256.
-        distilled: whether it learned from a teacher.
     """
 
     model: Classifier
     description: Description
     digest: str
-    distilled: bool
+
+    @torch.no_grad()
+    def __call__(self, images: Tensor) -> Tensor:
+        """Classifies raw images on the model's device: (B, C, H, W) in 0..255 -> float32 (B, K)."""
+        if images.is_meta:
+            # A cost estimate of the student: the teacher's cost is not counted.
+            return torch.empty(len(images), self.model.labels.num_classes, device="meta")
+        return self.model.logits(self.model.normalize(images)).float()
 
 
 def read_classifier(path: Path, named: str) -> ClassifierFile:
@@ -115,7 +121,39 @@ def read_classifier(path: Path, named: str) -> ClassifierFile:
     except Exception as error:  # any malformed content of an untrusted file
         raise InputError(f"{named} cannot be rebuilt: {error_reason(error)[:160]}") from None
     model.eval().requires_grad_(False)
-    return ClassifierFile(model, description, digest, "dist_token" in tensors)
+    return ClassifierFile(model, description, digest)
+
+
+def read_teacher(
+    path: str, *, classes: Sequence[str], in_chans: int, img_size: tuple[int, int]
+) -> ClassifierFile:
+    """Reads the teacher of a student from the `model.safetensors` of a fine-tuning run, or from its folder.
+
+    Args:
+        path: the file or the run folder.
+        classes: names of the student's classes, in the order of the logits.
+        in_chans: C of the student's images.
+        img_size: (H, W) of the student's images.
+
+    Raises:
+        InputError: if the file cannot be read, or if it does not fit the student.
+    """
+    named = f"finetune.teacher={path}"
+    teacher = read_classifier(Path(path), named)
+    facts = teacher.description
+    if isinstance(teacher.model, DistilledViTClassifier):
+        raise InputError(f"{named} was distilled itself, which does not teach: give its own teacher")
+    if facts.classes != list(classes):
+        raise InputError(
+            f"{named} tells apart {len(facts.classes)} classes ({', '.join(facts.classes[:3])}, ...), the data has "
+            f"{len(classes)} ({', '.join(classes[:3])}, ...)"
+        )
+    if (len(facts.mean), *facts.img_size) != (in_chans, *img_size):
+        raise InputError(
+            f"{named} takes {len(facts.mean)} channels of {facts.img_size}, the student's images have {in_chans} of "
+            f"{list(img_size)}"
+        )
+    return teacher
 
 
 def _check(description: Description, tensors: dict[str, Tensor]) -> None:
@@ -127,9 +165,9 @@ def _check(description: Description, tensors: dict[str, Tensor]) -> None:
     channels, classes = len(description.mean), description.classes
     if len(description.std) != channels or not all(value > 0 for value in description.std):
         raise ValueError(f"std={description.std} does not fit mean={description.mean}")
-    bands = bands_from(description.bands)
+    bands = Bands.of_entry(vars(description))
     Preprocessing.of_entry(description.model_dump())
-    if channels not in (1, 3) if bands is None else channels != len(bands.names):
+    if channels not in (1, 3) if bands.photographs else channels != len(bands.names):
         raise ValueError(f"mean={description.mean} does not fit its bands")
     if not all(1 <= side <= _LARGEST_SIDE for side in description.img_size):
         raise ValueError(f"img_size={description.img_size}: 1 to {_LARGEST_SIDE} each")
@@ -151,49 +189,43 @@ def _check(description: Description, tensors: dict[str, Tensor]) -> None:
         raise ValueError(f"it has {positions} positions and {len(blocks)} blocks, not those of its geometry")
 
 
-def _rebuild(description: Description, tensors: dict[str, Tensor]) -> Classifier:
-    """Builds the described network and loads the tensors; raises on any mismatch."""
+def _build(description: Description, *, distilled: bool) -> Classifier:
+    """Builds the described network with fresh weights."""
     common: dict[str, Any] = {
         "mean": description.mean,
         "std": description.std,
         "labels": LabelLoss(len(description.classes)),
-        "bands": bands_from(description.bands),
+        "bands": Bands.of_entry(vars(description)),
     }
-    build: Callable[[], Classifier]
     if description.network is not None:
-        name, prefix = description.network, "network."
+        network = build_network(
+            description.network,
+            num_classes=len(description.classes),
+            in_chans=len(description.mean),
+            img_size=(description.img_size[0], description.img_size[1]),
+        )
+        return NetworkClassifier(network, **common)
+    geometry = geometry_from(description.model_dump())
+    assert geometry is not None, "`_check` has refused it"
+    encoder = geometry.build()
+    if not distilled:
+        return ViTClassifier(encoder, pool=description.pool, head_init="zero", **common)
+    assert isinstance(encoder, ViTEncoder)
+    return DistilledViTClassifier(encoder, head_init="zero", distillation=_UNTAUGHT, **common)
 
-        def build() -> Classifier:
-            network = build_network(
-                name,
-                num_classes=len(description.classes),
-                in_chans=len(description.mean),
-                img_size=(description.img_size[0], description.img_size[1]),
-            )
-            return NetworkClassifier(network, **common)
 
-    else:
-        prefix = "encoder."
-        geometry = geometry_from(description.model_dump())
-        assert geometry is not None
-
-        distilled = "dist_token" in tensors
-
-        def build() -> Classifier:
-            if distilled:
-                encoder = geometry.build()
-                assert isinstance(encoder, ViTEncoder)
-                return DistilledViTClassifier(encoder, head_init="zero", distillation=_UNTAUGHT, **common)
-            return ViTClassifier(geometry.build(), pool=description.pool, head_init="zero", **common)
-
+def _rebuild(description: Description, tensors: dict[str, Tensor]) -> Classifier:
+    """Builds the described network and loads the tensors; raises on any mismatch."""
+    distilled = "dist_token" in tensors
     # Check the shapes on the meta device first: a small file may describe a network too large for memory.
     with torch.device("meta"):
-        shapes = {name: value.shape for name, value in build().state_dict().items()}
+        empty = _build(description, distilled=distilled)
+        empty.logits(torch.zeros(1, len(description.mean), *description.img_size))
+    shapes = {name: value.shape for name, value in empty.state_dict().items()}
+    prefix = "encoder." if description.network is None else "network."
     state = {name if name in shapes else prefix + name: value for name, value in tensors.items()}
     if {name: value.shape for name, value in state.items()} != shapes:
         raise ValueError("its tensors are not those of the network that it names")
-    with torch.device("meta"):
-        build().logits(torch.zeros(1, len(description.mean), *description.img_size))
-    model = build()
+    model = _build(description, distilled=distilled)
     model.load_state_dict(state, strict=True)
     return model

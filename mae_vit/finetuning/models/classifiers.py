@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mae_vit.core.bands import Bands
+from mae_vit.core.bands import RGB8, Bands
 from mae_vit.core.batch import Batch
 from mae_vit.core.image_rows import Picture
 from mae_vit.finetuning.config.schema import HeadInit
 from mae_vit.models.encoders.base import Encoder, pool_tokens
 from mae_vit.models.encoders.network import network_layers
+from mae_vit.models.geometry import NetworkGeometry
 from mae_vit.models.sizes import Pool
 from mae_vit.objectives.label_loss import LabelLoss
 from mae_vit.objectives.objective import ObjectiveOutput, Task
@@ -35,7 +37,7 @@ class Classifier(Task):
         mean: Sequence[float],
         std: Sequence[float],
         labels: LabelLoss,
-        bands: Bands | None = None,
+        bands: Bands = RGB8,
     ) -> None:
         """Holds the normalization (see `Task`) and the training loss."""
         super().__init__(mean=mean, std=std, bands=bands)
@@ -83,19 +85,9 @@ class ViTClassifier(Classifier):
     `global_pool`). Names are timm's.
     """
 
-    def __init__(
-        self,
-        encoder: Encoder,
-        *,
-        pool: Pool,
-        head_init: HeadInit,
-        mean: Sequence[float],
-        std: Sequence[float],
-        labels: LabelLoss,
-        bands: Bands | None = None,
-    ) -> None:
-        """Adds pooling and head to `encoder`. With "mean" it removes the encoder's final norm."""
-        super().__init__(mean=mean, std=std, labels=labels, bands=bands)
+    def __init__(self, encoder: Encoder, *, pool: Pool, head_init: HeadInit, **common: Any) -> None:
+        """Adds pooling and head to `encoder`; `common`: see `Classifier`. With "mean" its final norm goes."""
+        super().__init__(**common)
         self.encoder = encoder
         self.pool = pool
         if pool == "mean" and encoder.has_final_norm:
@@ -104,7 +96,7 @@ class ViTClassifier(Classifier):
         self.fc_norm: nn.Module = (
             nn.LayerNorm(encoder.embed_dim, eps=1e-6) if pool == "mean" else nn.Identity()
         )
-        self.head = make_head(encoder.embed_dim, labels.num_classes, head_init)
+        self.head = make_head(encoder.embed_dim, self.labels.num_classes, head_init)
 
     def logits(self, images: Tensor) -> Tensor:
         """Classifies normalized images: (B, C, H, W) -> (B, K)."""
@@ -126,18 +118,15 @@ def make_head(embed_dim: int, num_classes: int, init: HeadInit) -> nn.Linear:
 class NetworkClassifier(Classifier):
     """A network that already has a head."""
 
-    def __init__(
-        self,
-        network: nn.Module,
-        *,
-        mean: Sequence[float],
-        std: Sequence[float],
-        labels: LabelLoss,
-        bands: Bands | None = None,
-    ) -> None:
-        """Holds the network, (B, C, H, W) -> (B, K)."""
-        super().__init__(mean=mean, std=std, labels=labels, bands=bands)
+    def __init__(self, network: nn.Module, **common: Any) -> None:
+        """Holds the network, (B, C, H, W) -> (B, K); `common`: see `Classifier`."""
+        super().__init__(**common)
         self.network = network
+
+    @property
+    def body(self) -> NetworkBody:
+        """The network without its head, to load pretrained weights into."""
+        return NetworkBody(self.network)
 
     def layer_of(self, name: str) -> int | None:
         """Returns the number of a parameter's layer; None for the head."""
@@ -150,3 +139,25 @@ class NetworkClassifier(Classifier):
             # so weights and checkpoints keep their own layout.
             images = images.contiguous(memory_format=torch.channels_last)
         return self.network(images)
+
+
+class NetworkBody(Encoder):
+    """All of a network but its head, under the names that they have in it."""
+
+    family = NetworkGeometry.family
+
+    def __init__(self, network: nn.Module) -> None:
+        """Holds a network of layers in a row, whose last one is the head, or one of timm's."""
+        super().__init__()
+        self.network = network
+        head = network[-1] if isinstance(network, nn.Sequential) else network.get_classifier()  # type: ignore[operator]
+        self._head = {id(parameter) for parameter in head.parameters()}
+
+    def weights(self) -> dict[str, Tensor]:
+        """Returns all tensors but those of the head."""
+        state = self.network.state_dict(keep_vars=True)
+        return {name: value.detach() for name, value in state.items() if id(value) not in self._head}
+
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        """Takes all tensors but those of the head."""
+        self.network.load_state_dict({**self.network.state_dict(), **tensors})

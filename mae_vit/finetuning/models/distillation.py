@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mae_vit.core.bands import Bands
 from mae_vit.core.batch import Batch
 from mae_vit.finetuning.config.schema import DistillationKind, HeadInit
 from mae_vit.finetuning.models.classifiers import ViTClassifier, make_head
-from mae_vit.models.encoders.base import pooled
+from mae_vit.models.encoders.base import pool_tokens
 from mae_vit.models.encoders.vit import ViTEncoder
-from mae_vit.objectives.label_loss import LabelLoss
 from mae_vit.objectives.objective import ObjectiveOutput
 
 
@@ -42,8 +41,8 @@ class Distillation:
         It is a mean over images. DeiT's code also divides the soft part by the number of classes.
 
         Args:
-            logits: (B, K), of the distillation head.
-            taught: (B, K), logits of the teacher.
+            logits: logits of the distillation head, (B, K).
+            taught: logits of the teacher, (B, K).
         """
         if self.kind == "hard":
             return F.cross_entropy(logits, taught.argmax(dim=-1))
@@ -60,27 +59,17 @@ class DistilledViTClassifier(ViTClassifier):
     embedding: token plus position would act as one parameter.
     """
 
+    encoder: ViTEncoder
+
     def __init__(
-        self,
-        encoder: ViTEncoder,
-        *,
-        head_init: HeadInit,
-        mean: Sequence[float],
-        std: Sequence[float],
-        labels: LabelLoss,
-        distillation: Distillation,
-        bands: Bands | None = None,
+        self, encoder: ViTEncoder, *, head_init: HeadInit, distillation: Distillation, **common: Any
     ) -> None:
-        """Adds token and heads to `encoder`. The teacher is not a submodule."""
-        super().__init__(
-            encoder, pool="cls", head_init=head_init, mean=mean, std=std, labels=labels, bands=bands
-        )
+        """Adds token and heads to `encoder`; `common`: see `Classifier`. The teacher is not a submodule."""
+        super().__init__(encoder, pool="cls", head_init=head_init, **common)
         self.distillation = distillation
         self.dist_token = nn.Parameter(torch.zeros(1, 1, encoder.embed_dim))
         nn.init.normal_(self.dist_token, std=0.02)
-        self.head_dist = make_head(encoder.embed_dim, labels.num_classes, head_init)
-
-    encoder: ViTEncoder
+        self.head_dist = make_head(encoder.embed_dim, self.labels.num_classes, head_init)
 
     def layer_of(self, name: str) -> int | None:
         """Returns the number of a parameter's layer; the distillation token is beside [CLS]."""
@@ -93,7 +82,9 @@ class DistilledViTClassifier(ViTClassifier):
         tokens = self.encoder.encode(
             torch.cat([self.dist_token.expand(len(patches), -1, -1), patches], dim=1)
         )
-        return self.head(pooled(tokens, "cls", count)).float(), self.head_dist(tokens[:, count]).float()
+        return self.head(pool_tokens(self.encoder, tokens, "cls")).float(), self.head_dist(
+            tokens[:, count]
+        ).float()
 
     def logits(self, images: Tensor) -> Tensor:
         """Classifies normalized images by both heads: (B, K), the logarithm of the mean distribution."""

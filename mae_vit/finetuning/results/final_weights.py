@@ -1,22 +1,27 @@
-"""The weights that a run is measured by, and their file; of classifiers and of segmentation."""
+"""The weights that a run is measured by, their file, and how often the test split was read for such weights."""
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
 from safetensors.torch import save as save_tensors
 from torch import nn
 
+from mae_vit.core.files import write_json
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.finetuning.data import FinetuneData
 from mae_vit.finetuning.results.predict import Predictor
 from mae_vit.models.attention import choose_attention
-from mae_vit.models.encoder_file import EncoderInfo, plain_bands, to_metadata
-from mae_vit.runtime.ranks import share_weights
+from mae_vit.models.encoder_file import EncoderInfo, to_metadata
+from mae_vit.runtime.collectives import run_on_rank_zero
+from mae_vit.runtime.ranks import Ranks, share_weights
 from mae_vit.training.engines.state import BestWeights
+from mae_vit.training.outputs.run_folder import RunFolder
 
-# What holds a network within the model that is trained; the first is that of an encoder of others.
+TEST_READS = "test_reads.json"
+# What holds a network within the model that is trained.
 _HOLDERS = re.compile(r"^(encoder\.network|encoder|network)\.")
 
 
@@ -29,32 +34,45 @@ def load_chosen(model: nn.Module, best: BestWeights, predictor: Predictor) -> No
     choose_attention(model, predictor.device)
 
 
-def model_bytes(
-    model: nn.Module,
-    facts: dict[str, Any],
-    config: FinetuneConfig,
-    data: FinetuneData,
-    info: EncoderInfo | None,
-) -> bytes:
+def record_test_read(config: FinetuneConfig, folder: RunFolder, best: BestWeights, ranks: Ranks) -> int:
+    """Notes in `test_reads.json` that weights are about to be measured on the test split; collective.
+
+    Returns:
+        How many different weights of this folder were measured so far: more than 1 after `--extend`.
+    """
+    train = config.train
+    weights = {"step": best.step, "epochs": train.epochs, "steps": train.steps, "samples": train.samples}
+
+    def record() -> int:
+        path = folder.path / TEST_READS
+        reads = json.loads(path.read_text()) if path.exists() else []
+        # A run that was killed in the middle measures the same weights again.
+        if weights not in reads:
+            reads.append(weights)
+            write_json(path, reads)
+        return len(reads)
+
+    return run_on_rank_zero(record, ranks)
+
+
+def network_facts(config: FinetuneConfig, data: FinetuneData, info: EncoderInfo | None) -> dict[str, Any]:
+    """Returns the metadata that describe a network: the encoder's geometry, or the network's name; and its images."""
+    if info is not None:
+        return info.to_dict()
+    facts = {"network": config.model.name, "img_size": list(config.model.image_hw)}
+    facts |= data.bands.to_entry()
+    return {"mean": data.mean, "std": data.std, **facts, **data.preprocessing.to_entry()}
+
+
+def model_bytes(model: nn.Module, metadata: dict[str, Any]) -> bytes:
     """Returns a network as a safetensors file: timm's names for a Vision Transformer of ours, else the network's.
 
     Args:
-        model: holds its network as `encoder` or `network`; its other parts keep their names.
-        facts: further entries of the metadata.
-        config: the resolved config.
-        data: gives normalization, bands and preprocessing.
-        info: geometry of our encoder; None for another network.
+        model: holder of the network as `encoder` or `network`; its other parts keep their names.
+        metadata: entries of the file's description.
     """
     tensors = {
         _HOLDERS.sub("", name): value.detach().cpu().contiguous()
         for name, value in model.state_dict().items()
     }
-    metadata: dict[str, Any] = {"mean": data.mean, "std": data.std}
-    if info is not None:
-        metadata |= info.to_dict()
-    else:
-        metadata |= {"network": config.model.name, "img_size": list(config.model.image_hw)}
-        if data.bands is not None:
-            metadata["bands"] = plain_bands(data.bands)
-        metadata |= data.preprocessing.to_entry()
-    return save_tensors(tensors, metadata=to_metadata({**metadata, **facts}))
+    return save_tensors(tensors, metadata=to_metadata(metadata))

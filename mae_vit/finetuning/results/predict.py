@@ -23,7 +23,7 @@ class Predictor:
     """Classifies images on all ranks.
 
     Attributes:
-        ranks: this process's place among all ranks, which take part.
+        ranks: this process's rank and the world size; all ranks take part.
         device: this rank's device.
         autocast: returns the autocast context of the run's precision.
         batch_size: images per batch.
@@ -52,23 +52,32 @@ class Predictor:
         with self.autocast():
             for batch in batches:
                 moved = batch.to(self.device)
-                first, confidence, in_top5 = _best(model.classify(moved).softmax(dim=-1), moved.labels)
-                damaged = torch.tensor([one.sample for one in batch.damaged], dtype=torch.int64)
-                whole = ~torch.isin(batch.keys.index, damaged).to(self.device)
-                columns = [first, confidence, in_top5, whole]
-                rows.append(torch.stack(columns, dim=1).double())
-        table = torch.zeros(len(labels), 4, dtype=torch.float64, device=self.device)
-        if rows:
-            table[self.ranks.rank :: self.ranks.world_size] = torch.cat(rows)
-        summed = sum_over_ranks(table, self.ranks).cpu().numpy()
-        whole_ones = summed[:, 3] > 0
-        labels, summed = labels[whole_ones], summed[whole_ones]
+                columns = _best(model.classify(moved).softmax(dim=-1), moved.labels)
+                rows.append(torch.stack([*columns, intact(batch).to(self.device)], dim=1).double())
+        table = gather_rows(rows, (len(labels), 4), self)
+        counted = table[:, 3] > 0
+        labels, table = labels[counted], table[counted]
         return Predictions(
-            labels.astype(np.int64), summed[:, 0].astype(np.int64), summed[:, 1], summed[:, 2].astype(bool)
+            labels.astype(np.int64), table[:, 0].astype(np.int64), table[:, 1], table[:, 2].astype(bool)
         )
 
 
-def predictions_of(labels: np.ndarray, chances: Tensor) -> Predictions:
+def intact(batch: Batch) -> Tensor:
+    """Returns which images of a batch replace no damaged one: bool (B,), on the CPU."""
+    damaged = torch.tensor([sample.sample for sample in batch.damaged], dtype=torch.int64)
+    return ~torch.isin(batch.keys.index, damaged)
+
+
+def gather_rows(rows: list[Tensor], shape: tuple[int, int], predictor: Predictor) -> np.ndarray:
+    """Puts the rows of all ranks together, of which each has every world_size-th: float64 of `shape`; collective."""
+    ranks = predictor.ranks
+    table = torch.zeros(*shape, dtype=torch.float64, device=predictor.device)
+    if rows:
+        table[ranks.rank :: ranks.world_size] = torch.cat(rows)
+    return sum_over_ranks(table, ranks).cpu().numpy()
+
+
+def as_predictions(labels: np.ndarray, chances: Tensor) -> Predictions:
     """Turns labels int64 (n,) and probabilities (n, K) into predictions."""
     best = _best(chances, torch.from_numpy(labels).to(chances.device))
     first, confidence, in_top5 = (column.cpu() for column in best)

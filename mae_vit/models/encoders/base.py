@@ -9,10 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mae_vit.models.geometry import Geometry
 from mae_vit.models.load_report import LoadReport
+from mae_vit.models.patches import gather_patches
 from mae_vit.models.sizes import PatchInit, Pool
 
 
@@ -46,6 +48,7 @@ class Encoder(nn.Module):
         embed_dim: D.
         num_prefix_tokens: k, tokens in front of those of the image.
         num_class_tokens: how many of these, from the first on, `pool="cls"` reads.
+        fixed: names of tensors that follow from its geometry, which weights may lack.
         has_final_norm: whether its `norm` is the last layer, which a read-out of the mean puts behind the mean.
     """
 
@@ -58,6 +61,7 @@ class Encoder(nn.Module):
     embed_dim: int
     num_prefix_tokens: int
     num_class_tokens: int
+    fixed: frozenset[str] = frozenset()
     has_final_norm: bool = False
 
     if TYPE_CHECKING:  # as timm's modules, whose parts are not typed
@@ -74,14 +78,9 @@ class Encoder(nn.Module):
         raise NotImplementedError
 
     def forward_visible(self, images: Tensor, ids_keep: Tensor) -> Tensor:
-        """Encodes the visible patches only (MAE Sec. 3, "MAE encoder").
+        """Encodes the visible patches only (MAE Sec. 3): (B, C, H, W), int64 (B, N_keep) -> (B, k + N_keep, D).
 
-        Args:
-            images: (B, C, H, W), normalized.
-            ids_keep: int64 (B, N_keep), patch numbers; the output keeps their order.
-
-        Returns:
-            (B, k + N_keep, D).
+        The output keeps the order of the patch numbers.
         """
         raise NotImplementedError
 
@@ -90,13 +89,9 @@ class Encoder(nn.Module):
         raise NotImplementedError
 
     def forward_replaced(self, patch_tokens: Tensor) -> Tensor:
-        """Encodes patch embeddings after some were replaced (ViT App. B.1.2).
+        """Encodes patch embeddings of which some were replaced (ViT App. B.1.2): (B, N, D) -> (B, k + N, D).
 
-        Args:
-            patch_tokens: (B, N, D), from `embed_patches`, some replaced; this method gives them their positions.
-
-        Returns:
-            (B, k + N, D).
+        They are from `embed_patches`; this method gives them their positions.
         """
         raise NotImplementedError
 
@@ -119,12 +114,7 @@ class Encoder(nn.Module):
         self.load_state_dict(tensors)
 
     def check(self, tensors: dict[str, Tensor], geometry: Geometry | None, num_heads: int | None) -> None:
-        """Checks what the shapes of tensors do not tell.
-
-        Args:
-            tensors: by the names of an encoder file.
-            geometry: of the network that they are from; None if it is not known.
-            num_heads: of its blocks; None if it is not known.
+        """Checks what the shapes of tensors do not tell, as far as geometry and heads of their network are known.
 
         Raises:
             DoesNotFit: if they are of another network.
@@ -151,28 +141,108 @@ class Encoder(nn.Module):
         return loaded
 
 
-def pooled(tokens: Tensor, pool: Pool, prefix_tokens: int = 1, class_tokens: int | None = None) -> Tensor:
-    """Pools the mean of the class tokens ([CLS] itself if there is one), or that of the tokens of the image.
+class Transformer(Encoder):
+    """What Vision Transformers by timm's names share.
 
-    Args:
-        tokens: (B, k + n, D), prefix tokens first.
-        pool: "cls" or "mean".
-        prefix_tokens: k.
-        class_tokens: how many of them are class tokens; all if not given. Pixio (arXiv 2512.15715) reads the mean
-            of several.
-
-    Returns:
-        (B, D).
+    Attributes:
+        first_layer: beginnings of the names of layer 0.
     """
-    if pool == "mean":
-        return tokens[:, prefix_tokens:].mean(dim=1)
-    count = prefix_tokens if class_tokens is None else class_tokens
-    return tokens[:, 0] if count == 1 else tokens[:, :count].mean(dim=1)
+
+    has_final_norm = True
+    first_layer: tuple[str, ...]
+
+    def _init_all(self) -> None:
+        """Initializes all but positions as the official MAE code does."""
+        self.apply(init_transformer)
+        projection = self.patch_embed.proj
+        nn.init.xavier_uniform_(projection.weight.view(projection.weight.shape[0], -1))  # a linear layer
+        nn.init.zeros_(projection.bias)
+        nn.init.normal_(self.cls_token, std=0.02)
+        if self.reg_token is not None:
+            nn.init.normal_(self.reg_token, std=0.02)
+
+    def prefix(self) -> Tensor:
+        """Returns [CLS] and the tokens beside it: (1, k, D)."""
+        return self.cls_token if self.reg_token is None else torch.cat([self.cls_token, self.reg_token], 1)
+
+    def embed_patches(self, images: Tensor) -> Tensor:
+        """Projects patches, without positions: (B, C, H, W) -> (B, N, D)."""
+        return self.patch_embed(images)
+
+    def embed_visible(self, images: Tensor, ids_keep: Tensor) -> Tensor:
+        """Projects the visible patches only: (B, C, H, W), int64 (B, N_keep) -> (B, N_keep, D).
+
+        It gathers pixels before projecting them. The tokens are the same, and masked patches are not projected.
+        """
+        weight, bias = self.patch_embed.proj.weight, self.patch_embed.proj.bias
+        return F.linear(gather_patches(images, self.patch_size, ids_keep), weight.flatten(1), bias)
+
+    def layer_of(self, name: str) -> int | None:
+        """Numbers layers as ELECTRA (arXiv 2003.10555), BEiT and MAE Sec. A.1 do; None for the final norm."""
+        if name.startswith("blocks."):
+            return int(name.split(".")[1]) + 1
+        if name.startswith(self.first_layer):
+            return 0
+        if name.startswith("norm."):
+            return None
+        raise ValueError(f"parameter {name} belongs to no layer of a Vision Transformer")
+
+    def check(self, tensors: dict[str, Tensor], geometry: Geometry | None, num_heads: int | None) -> None:
+        """Checks the numbers of class tokens, blocks and heads."""
+        depth = len({name.split(".")[1] for name in tensors if name.startswith("blocks.")})
+        for key, theirs, ours in (
+            ("class_tokens", getattr(geometry, "class_tokens", 1), self.num_class_tokens),
+            ("depth", depth or None, len(self.blocks)),
+            ("num_heads", num_heads, self.num_heads),
+        ):
+            if theirs not in (None, ours):
+                raise DoesNotFit(f"{key} is {theirs} there, model.{key}={ours} here")
+
+    def adapt(
+        self,
+        name: str,
+        loaded: Tensor,
+        report: LoadReport,
+        *,
+        geometry: Geometry | None,
+        patch_init: PatchInit | None,
+    ) -> Tensor | None:
+        """Adapts the patch projection to other channels; None to keep the fresh one."""
+        theirs, ours = loaded.shape, self.state_dict()[name].shape
+        if name != "patch_embed.proj.weight":
+            if theirs != ours and (name in ("cls_token", "norm.weight") or name.endswith("norm1.weight")):
+                raise DoesNotFit(f"embed_dim is {theirs[-1]} there, model.embed_dim={ours[-1]} here")
+            return super().adapt(name, loaded, report, geometry=geometry, patch_init=patch_init)
+        if theirs == ours:
+            if patch_init is not None:
+                raise DoesNotFit(
+                    f'model.patch_init="{patch_init}" changes nothing: it takes {ours[1]} channels, too'
+                )
+            report.loaded.append(name)
+            return loaded
+        for axis, what in ((2, "patch_size"), (0, "embed_dim")):
+            if loaded.ndim == 4 and theirs[axis] != ours[axis]:
+                raise DoesNotFit(f"{what} is {theirs[axis]} there, model.{what}={ours[axis]} here")
+        if loaded.ndim != 4 or theirs[3] != ours[3]:
+            raise DoesNotFit(f"{name} is {list(theirs)} there, {list(ours)} here")
+        if patch_init == "fresh":
+            report.by_design[name] = f"fresh: {theirs[1]} -> {ours[1]} channels"
+            return None
+        adapted, report.adapted[name] = adapt_patch_projection(
+            loaded.float(), ours[1], patch_init or "repeat"
+        )
+        return adapted
 
 
 def pool_tokens(encoder: Encoder, tokens: Tensor, pool: Pool) -> Tensor:
-    """Pools the tokens of an encoder: (B, k + n, D) -> (B, D)."""
-    return pooled(tokens, pool, encoder.num_prefix_tokens, encoder.num_class_tokens)
+    """Pools the mean of the class tokens ([CLS] itself if there is one), or that of the tokens of the image.
+
+    Pixio (arXiv 2512.15715) reads the mean of several class tokens. (B, k + n, D) -> (B, D).
+    """
+    if pool == "mean":
+        return tokens[:, encoder.num_prefix_tokens :].mean(dim=1)
+    count = encoder.num_class_tokens
+    return tokens[:, 0] if count == 1 else tokens[:, :count].mean(dim=1)
 
 
 def init_transformer(module: nn.Module) -> None:
@@ -184,14 +254,6 @@ def init_transformer(module: nn.Module) -> None:
     elif isinstance(module, nn.LayerNorm):
         nn.init.ones_(module.weight)
         nn.init.zeros_(module.bias)
-
-
-def init_projection(projection: nn.Module) -> None:
-    """Initializes a patch projection as the linear layer that it is (official MAE code)."""
-    assert isinstance(projection, nn.Conv2d)
-    nn.init.xavier_uniform_(projection.weight.view(projection.weight.shape[0], -1))
-    if projection.bias is not None:
-        nn.init.zeros_(projection.bias)
 
 
 def adapt_patch_projection(weight: Tensor, channels: int, how: PatchInit) -> tuple[Tensor, str]:
@@ -219,56 +281,6 @@ def adapt_patch_projection(weight: Tensor, channels: int, how: PatchInit) -> tup
         adapted = weight.mean(dim=1, keepdim=True).expand(-1, channels, -1, -1) * scale
         done = f"each the mean of {old}, times {old}/{channels}"
     return adapted.contiguous(), f"{old} -> {channels} channels, {done}"
-
-
-def fit_patch_projection(
-    name: str, loaded: Tensor, expected: Tensor, how: PatchInit | None, report: LoadReport
-) -> Tensor | None:
-    """Adapts a patch projection that differs in its channels alone; None to keep the fresh one.
-
-    Raises:
-        DoesNotFit: if it differs in more, or if an option changes nothing.
-    """
-    theirs, ours = loaded.shape, expected.shape
-    if theirs == ours:
-        if how is not None:
-            raise DoesNotFit(f'model.patch_init="{how}" changes nothing: it takes {ours[1]} channels, too')
-        report.loaded.append(name)
-        return loaded
-    for axis, what in ((2, "patch_size"), (0, "embed_dim")):
-        if loaded.ndim == 4 and theirs[axis] != ours[axis]:
-            raise DoesNotFit(f"{what} is {theirs[axis]} there, model.{what}={ours[axis]} here")
-    if loaded.ndim != 4 or theirs[3] != ours[3]:
-        raise DoesNotFit(f"{name} is {list(theirs)} there, {list(ours)} here")
-    if how == "fresh":
-        report.by_design[name] = f"fresh: {theirs[1]} -> {ours[1]} channels"
-        return None
-    adapted, report.adapted[name] = adapt_patch_projection(loaded.float(), ours[1], how or "repeat")
-    return adapted
-
-
-def count_blocks(tensors: dict[str, Tensor]) -> int:
-    """Returns how many blocks of a Vision Transformer tensors are of."""
-    return len({name.split(".")[1] for name in tensors if name.startswith("blocks.")})
-
-
-def transformer_layer(name: str, first: tuple[str, ...]) -> int | None:
-    """Numbers the layers of a Vision Transformer: ELECTRA (arXiv 2003.10555), BEiT, MAE Sec. A.1.
-
-    Args:
-        name: of a parameter.
-        first: beginnings of the names of layer 0.
-
-    Raises:
-        ValueError: for a parameter that belongs to no layer.
-    """
-    if name.startswith("blocks."):
-        return int(name.split(".")[1]) + 1
-    if name.startswith(first):
-        return 0
-    if name.startswith("norm."):
-        return None
-    raise ValueError(f"parameter {name} belongs to no layer of a Vision Transformer")
 
 
 def as_map(encoder: Encoder, tokens: Tensor) -> Tensor:

@@ -15,22 +15,12 @@ from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
 from mae_vit.models.attention import PlainOrFusedAttention
-from mae_vit.models.encoders.base import (
-    DoesNotFit,
-    Encoder,
-    count_blocks,
-    fit_patch_projection,
-    init_projection,
-    init_transformer,
-    transformer_layer,
-)
-from mae_vit.models.geometry import Geometry, ViTGeometry
+from mae_vit.models.encoders.base import DoesNotFit, Transformer
+from mae_vit.models.geometry import Geometry
 from mae_vit.models.load_report import LoadReport
-from mae_vit.models.patches import gather_patches, take_tokens
+from mae_vit.models.patches import take_tokens
 from mae_vit.models.pos_embed import sincos_position_table
 from mae_vit.models.sizes import PatchInit, PositionKind
-
-_FIRST_LAYER = ("cls_token", "reg_token", "pos_embed", "patch_embed.")
 
 
 def block_for_queries(block: Block, tokens: Tensor, ids: Tensor) -> Tensor:
@@ -43,7 +33,7 @@ def block_for_queries(block: Block, tokens: Tensor, ids: Tensor) -> Tensor:
     return mixed + block.mlp(block.norm2(mixed))
 
 
-class ViTEncoder(VisionTransformer, Encoder):
+class ViTEncoder(VisionTransformer, Transformer):
     """timm's VisionTransformer without a head, with entries for masked images.
 
     Its state dict is timm's, so it loads strictly into `timm.create_model` of the
@@ -53,7 +43,7 @@ class ViTEncoder(VisionTransformer, Encoder):
     """
 
     family = "vit"
-    has_final_norm = True
+    first_layer = ("cls_token", "reg_token", "pos_embed", "patch_embed.")
 
     def __init__(  # noqa: PLR0913 (an architecture's options, by name)
         self,
@@ -79,7 +69,7 @@ class ViTEncoder(VisionTransformer, Encoder):
             embed_dim: D.
             depth: number of blocks.
             num_heads: attention heads; divides D.
-            mlp_ratio: hidden width of the MLP over D.
+            mlp_ratio: inner width of the MLP over D.
             pos_embed: "learnable" 1-D (ViT Sec. 3.1) or fixed 2-D "sincos" (MAE Sec. 3).
             class_tokens: k, at least 1; each has a position of its own (Pixio, arXiv 2512.15715, has 8).
             drop_rate: dropout after positions are added and after every dense layer except
@@ -107,74 +97,33 @@ class ViTEncoder(VisionTransformer, Encoder):
         self.grid_size = self.feature_grid = (img_size[0] // patch_size, img_size[1] // patch_size)
         self.num_heads = num_heads
         self.num_class_tokens = class_tokens
-        self._init_weights(pos_embed)
-
-    def _init_weights(self, pos_embed: PositionKind) -> None:
-        self.apply(init_transformer)
-        init_projection(self.patch_embed.proj)
-        nn.init.normal_(self.cls_token, std=0.02)
-        if self.reg_token is not None:
-            nn.init.normal_(self.reg_token, std=0.02)
+        self._init_all()
         if pos_embed == "sincos":
             self.pos_embed.data.copy_(
                 sincos_position_table(self.grid_size, self.embed_dim, self.num_prefix_tokens)
             )
             self.pos_embed.requires_grad_(False)
+            self.fixed = frozenset({"pos_embed"})
         else:
             nn.init.normal_(self.pos_embed, std=0.02)
 
-    def embed_patches(self, images: Tensor) -> Tensor:
-        """Projects patches, without positions: (B, C, H, W) -> (B, N, D)."""
-        return self.patch_embed(images)
-
     def encode(self, patch_tokens: Tensor) -> Tensor:
-        """Runs the class tokens and the given patch tokens through all blocks and the final norm.
+        """Runs class tokens and patch tokens with positions through all blocks and the final norm.
 
-        Args:
-            patch_tokens: (B, n, D), positions added.
-
-        Returns:
-            (B, k + n, D), class tokens first.
+        (B, n, D) -> (B, k + n, D), class tokens first.
         """
-        cls_tokens = (
-            self.cls_token if self.reg_token is None else torch.cat([self.cls_token, self.reg_token], 1)
-        )
-        cls_tokens = cls_tokens + self.pos_embed[:, : self.num_prefix_tokens]  # (1, k, D)
+        cls_tokens = self.prefix() + self.pos_embed[:, : self.num_prefix_tokens]  # (1, k, D)
         tokens = torch.cat([cls_tokens.expand(len(patch_tokens), -1, -1), patch_tokens], dim=1)
         return self.norm(self.blocks(self.pos_drop(tokens)))
 
     def forward_visible(self, images: Tensor, ids_keep: Tensor) -> Tensor:
         """Encodes the visible patches only: (B, C, H, W), int64 (B, N_keep) -> (B, k + N_keep, D)."""
-        # Gather pixels before projecting them. The tokens are the same, and masked patches are not
-        # projected.
-        weight, bias = self.patch_embed.proj.weight, self.patch_embed.proj.bias
-        # (B, N_keep, C*P*P) -> (B, N_keep, D)
-        tokens = F.linear(gather_patches(images, self.patch_size, ids_keep), weight.flatten(1), bias)
+        tokens = self.embed_visible(images, ids_keep)
         return self.encode(tokens + F.embedding(ids_keep, self.pos_embed[0, self.num_prefix_tokens :]))
 
     def forward_replaced(self, patch_tokens: Tensor) -> Tensor:
         """Encodes patch embeddings after some were replaced: (B, N, D) -> (B, k + N, D)."""
         return self.encode(patch_tokens + self.pos_embed[:, self.num_prefix_tokens :])
-
-    def layer_of(self, name: str) -> int | None:
-        """Returns the number of a parameter's layer; None for the final norm."""
-        return transformer_layer(name, _FIRST_LAYER)
-
-    def check(self, tensors: dict[str, Tensor], geometry: Geometry | None, num_heads: int | None) -> None:
-        """Checks the numbers of class tokens, blocks and heads, which tensor shapes do not reveal.
-
-        Raises:
-            DoesNotFit: if one differs.
-        """
-        stated = geometry.class_tokens if isinstance(geometry, ViTGeometry) else 1
-        depth = count_blocks(tensors)
-        for key, theirs, ours in (
-            ("class_tokens", stated, self.num_prefix_tokens),
-            ("depth", depth or None, len(self.blocks)),
-            ("num_heads", num_heads, self.num_heads),
-        ):
-            if theirs not in (None, ours):
-                raise DoesNotFit(f"{key} is {theirs} there, model.{key}={ours} here")
 
     def adapt(
         self,
@@ -190,17 +139,9 @@ class ViTEncoder(VisionTransformer, Encoder):
         Raises:
             DoesNotFit: if a tensor cannot be adapted.
         """
-        expected = self.state_dict()[name]
-        if name == "patch_embed.proj.weight":
-            return fit_patch_projection(name, loaded, expected, patch_init, report)
         if name == "pos_embed":
             return self._adapt_positions(loaded, geometry, report)
-        if loaded.shape != expected.shape:
-            if name in ("cls_token", "norm.weight") or name.endswith("norm1.weight"):
-                raise DoesNotFit(_other_width(loaded, expected))
-            raise DoesNotFit(f"{name} is {list(loaded.shape)} there, {list(expected.shape)} here")
-        report.loaded.append(name)
-        return loaded
+        return super().adapt(name, loaded, report, geometry=geometry, patch_init=patch_init)
 
     def _adapt_positions(
         self, loaded: Tensor, geometry: Geometry | None, report: LoadReport
@@ -217,7 +158,9 @@ class ViTEncoder(VisionTransformer, Encoder):
                     "has no row for the class token, so it is 0 there: the same function"
                 )
         if loaded.ndim != 3 or loaded.shape[-1] != expected.shape[-1]:
-            raise DoesNotFit(_other_width(loaded, expected))
+            raise DoesNotFit(
+                f"embed_dim is {loaded.shape[-1]} there, model.embed_dim={expected.shape[-1]} here"
+            )
         known, num_loaded = geometry.grid_size if geometry else None, loaded.shape[1] - count
         if known is not None and known[0] * known[1] != num_loaded:
             raise DoesNotFit(
@@ -247,10 +190,6 @@ class ViTEncoder(VisionTransformer, Encoder):
         return resample_abs_pos_embed(
             loaded.float(), [rows, columns], [old_rows, old_columns], num_prefix_tokens=count
         )
-
-
-def _other_width(loaded: Tensor, expected: Tensor) -> str:
-    return f"embed_dim is {loaded.shape[-1]} there, model.embed_dim={expected.shape[-1]} here"
 
 
 def with_class_position(table: Tensor) -> tuple[Tensor, bool]:

@@ -15,31 +15,17 @@ import torch.nn.functional as F
 from timm.models.eva import Eva
 from torch import Tensor, nn
 
-from mae_vit.models.encoders.base import (
-    DoesNotFit,
-    Encoder,
-    count_blocks,
-    fit_patch_projection,
-    init_projection,
-    init_transformer,
-    transformer_layer,
-)
-from mae_vit.models.geometry import Geometry
-from mae_vit.models.load_report import LoadReport
-from mae_vit.models.patches import gather_patches
-from mae_vit.models.sizes import PatchInit
-
-_FIRST_LAYER = ("cls_token", "reg_token", "patch_embed.")
+from mae_vit.models.encoders.base import Transformer
 
 
-class ViTRopeEncoder(Eva, Encoder):
+class ViTRopeEncoder(Eva, Transformer):
     """timm's Eva without a head, with entries for masked images. Its state dict is timm's.
 
     Initialization follows the official MAE code, as that of `ViTEncoder`.
     """
 
     family = "vit_rope"
-    has_final_norm = True
+    first_layer = ("cls_token", "reg_token", "patch_embed.")
 
     def __init__(
         self,
@@ -55,19 +41,9 @@ class ViTRopeEncoder(Eva, Encoder):
         drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
     ) -> None:
-        """Builds the encoder.
+        """Builds the encoder, with the options of `ViTEncoder`, but for positions and `register_tokens`.
 
-        Args:
-            img_size: (H, W) in pixels, both divisible by `patch_size`.
-            patch_size: P.
-            in_chans: C.
-            embed_dim: D.
-            depth: number of blocks.
-            num_heads: attention heads; D over heads is divisible by 4.
-            mlp_ratio: hidden width of the MLP over D.
-            register_tokens: k - 1, tokens behind [CLS] that nothing reads.
-            drop_rate: dropout, as `ViTEncoder` has it.
-            drop_path_rate: rate of stochastic depth at the last block; it grows linearly from 0 at the first.
+        These k - 1 tokens behind [CLS] are read by nothing. D over heads is divisible by 4.
         """
         super().__init__(
             img_size=img_size,
@@ -94,28 +70,16 @@ class ViTRopeEncoder(Eva, Encoder):
         self.grid_size = self.feature_grid = (img_size[0] // patch_size, img_size[1] // patch_size)
         self.num_heads = num_heads
         self.num_class_tokens = 1
-        self.apply(init_transformer)
-        init_projection(self.patch_embed.proj)
-        nn.init.normal_(self.cls_token, std=0.02)
-        if self.reg_token is not None:
-            nn.init.normal_(self.reg_token, std=0.02)
-
-    def embed_patches(self, images: Tensor) -> Tensor:
-        """Projects patches: (B, C, H, W) -> (B, N, D)."""
-        return self.patch_embed(images)
+        self._init_all()
 
     def encode(self, patch_tokens: Tensor, rope: Tensor) -> Tensor:
-        """Runs the prefix tokens and the given patch tokens through all blocks and the final norm.
+        """Runs prefix tokens and patch tokens through all blocks and the final norm: (B, n, D) -> (B, k + n, D).
 
-        Args:
-            patch_tokens: (B, n, D).
-            rope: sines and cosines of their places, (n, 2d), or (B, 1, n, 2d) if images differ.
-
-        Returns:
-            (B, k + n, D), [CLS] first.
+        `rope` has sines and cosines of the patches' places, (n, 2d), or (B, 1, n, 2d) if images differ.
         """
-        prefix = self.cls_token if self.reg_token is None else torch.cat([self.cls_token, self.reg_token], 1)
-        tokens = self.pos_drop(torch.cat([prefix.expand(len(patch_tokens), -1, -1), patch_tokens], dim=1))
+        tokens = self.pos_drop(
+            torch.cat([self.prefix().expand(len(patch_tokens), -1, -1), patch_tokens], dim=1)
+        )
         for block in self.blocks:
             tokens = block(tokens, rope=rope)
         return self.norm(tokens)
@@ -126,46 +90,9 @@ class ViTRopeEncoder(Eva, Encoder):
 
     def forward_visible(self, images: Tensor, ids_keep: Tensor) -> Tensor:
         """Encodes the visible patches only: (B, C, H, W), int64 (B, N_keep) -> (B, k + N_keep, D)."""
-        weight, bias = self.patch_embed.proj.weight, self.patch_embed.proj.bias
-        tokens = F.linear(gather_patches(images, self.patch_size, ids_keep), weight.flatten(1), bias)
+        tokens = self.embed_visible(images, ids_keep)
         return self.encode(tokens, F.embedding(ids_keep, self.rope.get_embed())[:, None])
 
     def forward_replaced(self, patch_tokens: Tensor) -> Tensor:
         """Encodes patch embeddings after some were replaced: (B, N, D) -> (B, k + N, D)."""
         return self.encode(patch_tokens, self.rope.get_embed())
-
-    def layer_of(self, name: str) -> int | None:
-        """Returns the number of a parameter's layer; None for the final norm."""
-        return transformer_layer(name, _FIRST_LAYER)
-
-    def check(self, tensors: dict[str, Tensor], geometry: Geometry | None, num_heads: int | None) -> None:
-        """Checks the numbers of blocks and heads, which tensor shapes do not reveal.
-
-        Raises:
-            DoesNotFit: if one differs.
-        """
-        depth = count_blocks(tensors)
-        for key, theirs, ours in (
-            ("depth", depth, len(self.blocks)),
-            ("num_heads", num_heads, self.num_heads),
-        ):
-            if theirs not in (None, ours):
-                raise DoesNotFit(f"{key} is {theirs} there, model.{key}={ours} here")
-
-    def adapt(
-        self,
-        name: str,
-        loaded: Tensor,
-        report: LoadReport,
-        *,
-        geometry: Geometry | None,
-        patch_init: PatchInit | None,
-    ) -> Tensor | None:
-        """Adapts the patch projection to other channels.
-
-        Raises:
-            DoesNotFit: if a tensor cannot be adapted.
-        """
-        if name == "patch_embed.proj.weight":
-            return fit_patch_projection(name, loaded, self.state_dict()[name], patch_init, report)
-        return super().adapt(name, loaded, report, geometry=geometry, patch_init=patch_init)

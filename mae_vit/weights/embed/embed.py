@@ -3,15 +3,20 @@
 `OUT.partial/features.npy` (N, D) has room for all images; its first rows are those of the images that can be read.
 `OUT.partial/state.json` counts the images whose rows are on the disk; later ones are computed again. The folder
 takes its name OUT when it is complete.
+
+Then `features.npy` has the K images that can be read. `keys.txt` has a line for each row; so have `paths.txt` of images
+that are not prepared, and `splits.txt` and `labels.npy` (int32; -1 for none) where there are any. `meta.json` describes
+the features and names the classes. `broken.csv` lists the other images.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,19 +24,24 @@ from typing import Any
 
 import numpy as np
 
-from mae_vit.core.arrays import create_array
+from mae_vit.core import __version__
+from mae_vit.core.arrays import create_array, keep_rows
 from mae_vit.core.errors import InputError
 from mae_vit.core.files import fsync_path, replace_folder, write_json
+from mae_vit.core.messages import plain_text
 from mae_vit.core.progress import progress
 from mae_vit.runtime.locks import try_lock
 from mae_vit.runtime.signals import StopRequest
-from mae_vit.weights.embed import output
-from mae_vit.weights.embed.features import Batch, Settings, compute_features
+from mae_vit.weights.embed.features import Settings, compute_features
 from mae_vit.weights.embed.images import Images
 from mae_vit.weights.feature_encoder import FeatureEncoder
 
 # A kill costs as much work.
 SAVE_EVERY_S = 5.0
+FEATURES, KEYS, META, BROKEN = "features.npy", "keys.txt", "meta.json", "broken.csv"
+# Files of a folder that is not complete.
+_STATE, _LOCK = "state.json", ".lock"
+_FILES = {FEATURES, KEYS, META, BROKEN, "paths.txt", "splits.txt", "labels.npy", _STATE, _LOCK}
 
 
 @dataclass(frozen=True)
@@ -50,12 +60,20 @@ class Outcome:
     wall_s: float = 0.0
 
 
-@dataclass
-class _State:
-    """The images that are done: the first `done`, with number and reason of each `broken` one among them."""
+def check_out(out: Path) -> None:
+    """Checks that the output can take the place of `out`.
 
-    done: int
-    broken: list[tuple[int, str]]
+    Raises:
+        InputError: if `out` is a file or the name of one, or a folder that holds something else.
+    """
+    if out.suffix in (".npy", ".npz", ".parquet"):
+        raise InputError(f"--out {out}: the output is a folder: give {out.with_suffix('')}")
+    if not out.exists():
+        return
+    names = {path.name for path in out.iterdir()} if out.is_dir() else {out.name}
+    if names and not (META in names and names <= _FILES):
+        other = min(names - _FILES, default=f"no {META}")
+        raise InputError(f"--out {out} holds {other}: it is no output of `mae-vit embed`, give another name")
 
 
 def embed(
@@ -67,14 +85,14 @@ def embed(
     restart: bool = False,
     stop: StopRequest | None = None,
 ) -> Outcome:
-    """Writes the features of all images that can be read to the folder `out` (see `output`).
+    """Writes the features of all images that can be read to the folder `out`.
 
     A call with the same arguments resumes from what is done and ends with the same bytes.
 
     Args:
-        encoder: on the settings' device.
-        images: of one source.
-        out: the folder to be (see `output.check_out`).
+        encoder: encoder on the settings' device.
+        images: images of one source.
+        out: the folder to be (see `check_out`).
         settings: device, batch size and workers may change between calls; the first two change the last bits
             of what is computed from then on.
         restart: begin again; an earlier output stays until the new one is complete.
@@ -86,51 +104,98 @@ def embed(
     """
     if images.dataset is not None:
         encoder.fit_bands(images.dataset.bands, images.name)
-    meta = output.describe_features(encoder, images, settings)
-    shape, dtype = (len(images), encoder.num_features), np.dtype(settings.dtype)
-    total, width = shape
+    meta = _describe(encoder, images, settings)
+    total, width = len(images), encoder.num_features
     with _locked(out) as folder:
-        state_file, state = folder / output.STATE, _State(0, [])
+        state: dict[str, Any] = {"done": 0, "broken": []}
         if restart:
-            for path in {*folder.iterdir()} - {folder / output.LOCK}:
+            for path in {*folder.iterdir()} - {folder / _LOCK}:
                 path.unlink()
-        if state_file.exists():
-            saved = output.read_description(state_file, meta)
-            state = _State(saved["done"], saved["broken"])
-        elif (out / output.META).exists() and not restart:
-            saved = output.read_description(out / output.META, meta)
+        if (folder / _STATE).exists():
+            state = _read_description(folder / _STATE, meta)
+        elif (out / META).exists() and not restart:
+            saved = _read_description(out / META, meta)
             return Outcome(total, total, total, saved["broken"], width, saved["rows"])
-        before, started = state.done, time.monotonic()
-        if before < total:
-            path = folder / output.FEATURES
-            rows = np.lib.format.open_memmap(path, "r+") if before else create_array(path, dtype, shape)
-            with closing(compute_features(encoder, images, settings, first=before)) as batches:
-                for _ in _fill(rows, batches, state, stop):
-                    rows.flush()
-                    write_json(state_file, {**meta, "done": state.done, "broken": state.broken})
+        before, started = state["done"], time.monotonic()
+        done, broken = _compute(encoder, images, settings, folder, meta, state, stop)
         wall_s = time.monotonic() - started
-        written = _publish(folder, out, meta, state.broken, images) if state.done == total else None
-        return Outcome(total, before, state.done, len(state.broken), width, written, wall_s)
+        rows = _publish(folder, out, meta, broken, images) if done == total else None
+        return Outcome(total, before, done, len(broken), width, rows, wall_s)
 
 
-def _fill(
-    rows: np.memmap, batches: Generator[Batch, None, None], state: _State, stop: StopRequest | None
-) -> Iterator[None]:
-    """Adds rows until all images are done or a stop is asked for; yields when it is time to save."""
-    saved = time.monotonic()
-    with progress(total=len(rows), initial=state.done, desc="embedding", unit=" images") as bar:
-        for last, features, broken in batches:
-            bar.update(last - state.done)
-            row = state.done - len(state.broken)
+def _compute(
+    encoder: FeatureEncoder,
+    images: Images,
+    settings: Settings,
+    folder: Path,
+    meta: dict[str, Any],
+    state: dict[str, Any],
+    stop: StopRequest | None,
+) -> tuple[int, list[tuple[int, str]]]:
+    """Adds rows until all images are done or a stop is asked for.
+
+    Returns:
+        The number of images that are done, and number and reason of each broken one among them.
+    """
+    done, broken, total = state["done"], [tuple(pair) for pair in state["broken"]], len(images)
+    if done == total:
+        return done, broken
+    path = folder / FEATURES
+    if not done:
+        create_array(path, np.dtype(settings.dtype), (total, encoder.num_features))
+    rows = np.lib.format.open_memmap(path, "r+")
+    saved, stopped = time.monotonic(), False
+    with (
+        progress(total=total, initial=done, desc="embedding", unit=" images") as bar,
+        closing(compute_features(encoder, images, settings, first=done)) as batches,
+    ):
+        for last, features, failed in batches:
+            bar.update(last - done)
+            row = done - len(broken)
             rows[row : row + len(features)] = features
-            state.done = last
-            state.broken += broken
-            stopped = bool(stop)
-            if stopped or last == len(rows) or time.monotonic() - saved >= SAVE_EVERY_S:
-                yield
+            done, broken, stopped = last, broken + failed, bool(stop)
+            if stopped or done == total or time.monotonic() - saved >= SAVE_EVERY_S:
+                rows.flush()
+                write_json(folder / _STATE, {**meta, "done": done, "broken": broken})
                 saved = time.monotonic()
             if stopped:
-                return
+                break
+    return done, broken
+
+
+def _describe(encoder: FeatureEncoder, images: Images, settings: Settings) -> dict[str, Any]:
+    """Describes an encoder, the images and the settings, as JSON. Equal descriptions have equal features."""
+    return {
+        "tool": f"mae-vit {__version__}",
+        **encoder.description(),
+        "precision": settings.precision,
+        "dtype": settings.dtype,
+        "data": images.name,
+        "data_images": len(images),
+        "data_fingerprint": images.fingerprint,
+        "labels": bool((images.labels >= 0).any()),
+        **encoder.input.bands.to_entry(),
+        **encoder.input.preprocessing.to_entry(),
+    }
+
+
+def _read_description(path: Path, asked: dict[str, Any]) -> dict[str, Any]:
+    """Reads `meta.json` or `state.json`, and compares it with what is asked for.
+
+    Raises:
+        InputError: if the file is damaged, or naming what differs.
+    """
+    try:
+        saved: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        raise InputError(f"{path} is damaged: --restart begins again") from None
+    differing = [key for key in asked if key not in ("tool", "data") and saved.get(key) != asked[key]]
+    if differing:
+        reasons = ", ".join(f"{key} was {saved.get(key)}, is {asked[key]}" for key in differing)
+        raise InputError(
+            f"{path.parent} was made otherwise ({reasons}): --restart begins again, another --out keeps it"
+        )
+    return saved
 
 
 def _publish(
@@ -138,16 +203,30 @@ def _publish(
 ) -> int:
     """Completes the folder, which then takes the place of `out`; returns its rows. A kill in between loses nothing."""
     if len(broken) == len(images):
-        (folder / output.STATE).unlink()  # nothing to resume
+        (folder / _STATE).unlink()  # nothing to resume
         raise InputError(f"no image of {images.name} can be read: {broken[0][1]}")
-    rows = output.write_output(folder, meta, broken, images)
+    readable = np.delete(np.arange(len(images)), [number for number, _ in broken])
+    keep_rows(folder / FEATURES, len(readable))
+    entries = [images.entries[number] for number in readable.tolist()]
+    lines = {KEYS: [plain_text(entry.key) for entry in entries]}
+    if images.dataset is None:  # a key does not tell the file: IMG_1.png beside IMG_1.jpg is IMG_1_2
+        lines["paths.txt"] = [plain_text(entry.path) for entry in entries]
+    if images.splits:
+        lines["splits.txt"] = [entry.split for entry in entries]
+    for name, values in lines.items():
+        (folder / name).write_text("".join(f"{value}\n" for value in values), encoding="utf-8")
+    if meta["labels"]:
+        np.save(folder / "labels.npy", images.labels[readable])
+    images.write_broken(folder / BROKEN, broken)
+    classes = list(images.classes) if meta["labels"] else []
+    write_json(folder / META, {**meta, "rows": len(readable), "broken": len(broken), "classes": classes})
     for path in folder.iterdir():
         fsync_path(path)
     replace_folder(folder, out)
-    for name in (output.STATE, output.LOCK):
+    for name in (_STATE, _LOCK):
         (out / name).unlink()
     fsync_path(out.parent)
-    return rows
+    return len(readable)
 
 
 @contextmanager
@@ -159,14 +238,14 @@ def _locked(out: Path) -> Iterator[Path]:
     """
     folder = out.with_name(f"{out.name}.partial")
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / output.LOCK
+    path = folder / _LOCK
     lock = try_lock(path)
     if lock is None:
         raise InputError(f"{out} is being written by {path.read_text() or 'another process'}: let it end")
     try:
-        path.write_text(f"process {os.getpid()} on {socket.gethostname()} since {time.strftime('%F %T')}")
+        path.write_text(f"process {os.getpid()} on {socket.gethostname()}")
         yield folder
     finally:
-        if not (folder / output.STATE).exists():
+        if not (folder / _STATE).exists():
             shutil.rmtree(folder, ignore_errors=True)
         lock.release()

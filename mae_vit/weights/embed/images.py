@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import glob
 import hashlib
+import io
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from mae_vit.core.errors import InputError
+from mae_vit.core.files import write_atomically
 from mae_vit.core.messages import count_of, nearest, plain_text
 from mae_vit.core.urls import is_url, redact_url
 from mae_vit.core.user_files import ARCHIVE_EXTENSIONS, HEAD_BYTES, extension_of, what_is
@@ -32,15 +35,15 @@ class Images:
     """Encoded images in the order of their source.
 
     Attributes:
-        name: of the source, without paths of this machine.
+        name: name of the source, without paths of this machine.
         entries: the N images. Of prepared shards, `path` is the shard, and a read may raise ReadError too.
         labels: int32 (N,), -1 where there is none.
         classes: names of the labels.
         splits: names; empty where nothing is split.
         fingerprint: changes when the images or their order do.
         dataset: description of prepared shards; None of other sources.
-        fingerprints: of the splits of prepared shards.
-        notes: what is said of files that are not among the images.
+        fingerprints: fingerprints of the splits of prepared shards.
+        notes: remarks on files that are not among the images.
     """
 
     name: str
@@ -55,6 +58,20 @@ class Images:
 
     def __len__(self) -> int:
         return len(self.entries)
+
+    def write_broken(self, path: Path, broken: Sequence[tuple[int, str]]) -> None:
+        """Writes split, key, path and reason of the images that cannot be read; removes an earlier list without any."""
+        if not broken:
+            path.unlink(missing_ok=True)
+            return
+        stream = io.StringIO()
+        writer = csv.writer(stream, lineterminator="\n")
+        writer.writerow(("split", "key", "path", "reason"))
+        for number, reason in broken:
+            entry = self.entries[number]
+            split = entry.split if self.splits else ""
+            writer.writerow((split, entry.key, plain_text(entry.path), plain_text(reason)))
+        write_atomically(path, stream.getvalue().encode())
 
 
 def open_images(
@@ -75,16 +92,16 @@ def open_images(
     patterns = [spec] if isinstance(spec, str) else spec
     specs = [path for pattern in patterns for path in _matching(pattern)]
     if len(specs) > 1:
-        return _images_of_files(specs, splits)
+        return _open_files(specs, splits)
     (spec,) = specs
     if is_url(spec):
         raise InputError(f"{redact_url(spec)}: images are read from here; give a folder or an archive")
     wanted = tuple(dict.fromkeys(splits))
     if (Path(spec) / FILE_NAME).is_file():
-        return _images_of_shards(Path(spec), wanted, labels)
+        return _open_shards(Path(spec), wanted, labels)
     if Path(spec).is_file() and extension_of(spec) not in (*ARCHIVE_EXTENSIONS, "parquet"):
-        return _images_of_files([spec], splits)
-    return _images_of_source(
+        return _open_files([spec], splits)
+    return _open_source(
         find_images(spec, out=out, split=_NO_SPLIT, labels=labels, class_folder="first"), Path(spec), wanted
     )
 
@@ -98,7 +115,7 @@ def _matching(spec: str) -> list[str]:
     raise InputError(f"no file matches {spec}: give files of images, or one folder or archive")
 
 
-def _images_of_files(specs: Sequence[str], splits: Sequence[str]) -> Images:
+def _open_files(specs: Sequence[str], splits: Sequence[str]) -> Images:
     if splits:
         raise InputError(f"--split {splits[0]}: files that are named are in no split")
     for spec in specs:
@@ -112,28 +129,21 @@ def _images_of_files(specs: Sequence[str], splits: Sequence[str]) -> Images:
         with min(others).open("rb") as file:
             kind = what_is(file.read(HEAD_BYTES)) or "no image"
         raise InputError(f"{min(others)} is {kind}; DATA is files of images, or one folder or archive")
-    entries = [
-        Entry(
-            _NO_SPLIT,
-            None,
-            unique_key(str(Path(name).with_suffix("")), taken),
-            name,
-            listing.extension(name),
-            read,
-        )
-        for name, read in listing.images
-    ]
+    entries = []
+    for name, read in listing.images:
+        key = unique_key(str(Path(name).with_suffix("")), taken)
+        entries.append(Entry(_NO_SPLIT, None, key, name, listing.extension(name), read))
     name = count_of(len(paths), "file") if len(paths) > 1 else paths[0].name
-    return _images_of_source(ImageSource(name, entries, notes=tuple(listing.notes)), top, ())
+    return _open_source(ImageSource(name, entries, notes=tuple(listing.notes)), top, ())
 
 
-def _images_of_shards(folder: Path, splits: tuple[str, ...], with_labels: bool) -> Images:
+def _open_shards(folder: Path, splits: tuple[str, ...], with_labels: bool) -> Images:
     dataset = read_dataset(folder)
     indexes = [open_index(folder, split) for split in splits or dataset.splits]
     labels = np.concatenate([index.labels for index in indexes]).astype(np.int32)
     return Images(
         name=folder.resolve().name,
-        entries=[entry for index in indexes for entry in _entries_of(index)],
+        entries=[entry for index in indexes for entry in _shard_entries(index)],
         labels=labels if with_labels else np.full_like(labels, -1),
         classes=tuple(dataset.classes),
         splits=tuple(index.split for index in indexes),
@@ -143,7 +153,7 @@ def _images_of_shards(folder: Path, splits: tuple[str, ...], with_labels: bool) 
     )
 
 
-def _entries_of(index: ShardIndex) -> list[Entry]:
+def _shard_entries(index: ShardIndex) -> list[Entry]:
     try:
         keys = index.keys()
     except InputError:  # some are lost with their samples, which have no features either
@@ -154,7 +164,7 @@ def _entries_of(index: ShardIndex) -> list[Entry]:
     ]
 
 
-def _images_of_source(source: ImageSource, path: Path, splits: tuple[str, ...]) -> Images:
+def _open_source(source: ImageSource, path: Path, splits: tuple[str, ...]) -> Images:
     there = dict.fromkeys(entry.split for entry in source.entries)
     for split in splits:
         if split not in there:
@@ -171,7 +181,7 @@ def _images_of_source(source: ImageSource, path: Path, splits: tuple[str, ...]) 
         classes=classes,
         splits=() if present == (_NO_SPLIT,) else present,
         fingerprint=_digest([*_sizes(path, entries), *listed]),
-        notes=tuple(source.remarks()),
+        notes=source.notes,
     )
 
 

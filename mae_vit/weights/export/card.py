@@ -10,16 +10,13 @@ from huggingface_hub import ModelCard, ModelCardData
 from mae_vit.core import __version__
 from mae_vit.core.hub import HubName
 from mae_vit.core.preprocessing import UNCHANGED
-from mae_vit.weights.export.formats import FORMATS
-from mae_vit.weights.export.source import ExportSource
-from mae_vit.weights.export.written import TOLERANCE, Written
+from mae_vit.weights.export.source import ExportSource, Written
 from mae_vit.weights.start import name_of
 
 CARD = "README.md"
 # By which an export knows another.
 SIGNATURE = "Exported by mae-vit"
 _TEMPLATE = Path(__file__).with_name("card.md.jinja")
-_TAGS = ["vision-transformer", "image-feature-extraction"]
 # Pillow's resampling differs from ours; JPEGs that are stored once more differ by their rounding too.
 _PIXELS_WITHIN, _PIXELS_WITHIN_PREPARED = 2, 6
 
@@ -29,27 +26,19 @@ def write_card(
     source: ExportSource,
     written: Written,
     *,
-    target: str,
-    library: str,
-    difference: float,
+    hub_name: str | None,
+    verified: str,
     hub: HubName | None = None,
 ) -> None:
     """Writes what the model is, how it is used, and what it cannot do.
 
     Its code turns an image file into `images` as `PretrainedEncoder.transform` does, by Pillow or NumPy alone.
-
-    Args:
-        folder: of the export.
-        source: what was exported.
-        written: what the format's writer returned.
-        target: a key of `FORMATS`.
-        library: that verified it, with its version.
-        difference: the largest absolute one of its outputs from ours.
-        hub: the repository that it is pushed to.
+    `hub_name` is the format's library on the Hub, None if it has no name there.
     """
     info, bands = source.info, source.info.bands
+    tags = ["vision-transformer", "image-feature-extraction"]
     card = ModelCard.from_template(
-        ModelCardData(library_name=FORMATS[target].hub_name, tags=_TAGS),
+        ModelCardData(library_name=hub_name, tags=tags),
         template_path=str(_TEMPLATE),
         source=source,
         info=info,
@@ -62,11 +51,10 @@ def write_card(
         width=info.img_size[1],
         mean=_rounded(info.mean),
         std=_rounded(info.std),
-        low=_rounded(bands.low) if bands else [],
-        high=_rounded(bands.high) if bands else [],
+        low=_rounded(bands.low),
+        high=_rounded(bands.high),
         within=_PIXELS_WITHIN if info.preprocessing == UNCHANGED else _PIXELS_WITHIN_PREPARED,
-        verified=f"with {library}, {', '.join(written.outputs)} of random images differ by at most {difference:.2g} "
-        f"from the source's ({TOLERANCE:g} allowed)",
+        verified=verified,
         signature=f"{SIGNATURE} {__version__}",
     )
     card.save(folder / CARD)
@@ -74,14 +62,14 @@ def write_card(
 
 def describe(source: ExportSource) -> str:
     """Returns the network in one line."""
-    info, network = source.info, source.network
+    info, network, vit = source.info, source.network, source.info.vit
     parameters = sum(parameter.numel() for parameter in network.parameters())
-    cls = "[CLS]" if info.vit.class_tokens == 1 else f"mean of {info.vit.class_tokens} class tokens"
+    cls = "[CLS]" if vit.class_tokens == 1 else f"mean of {vit.class_tokens} class tokens"
     pooling = cls if source.encoder.pool == "cls" else "mean of the patches"
-    size = info.vit.embed_dim if network.head is None else network.head.out_features
+    size = vit.embed_dim if network.head is None else network.head.out_features
     return (
-        f"Vision Transformer, {info.vit.depth} blocks of width {info.vit.embed_dim}, {info.vit.num_heads} heads, "
-        f"{info.img_size[0]} x {info.img_size[1]} px in patches of {info.vit.patch_size}, "
+        f"Vision Transformer, {vit.depth} blocks of width {vit.embed_dim}, {vit.num_heads} heads, "
+        f"{info.img_size[0]} x {info.img_size[1]} px in patches of {vit.patch_size}, "
         f"{parameters / 1e6:.3g} M parameters; {network.output_name} (B, {size}) from {pooling}"
     )
 

@@ -1,8 +1,10 @@
-"""Puts an export in place: written under a temporary name, verified there, then renamed."""
+"""The formats of `mae-vit export`, and its folder: written under a temporary name, verified there, then renamed."""
 
 from __future__ import annotations
 
+import importlib
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,22 +14,62 @@ from mae_vit.core.errors import InputError
 from mae_vit.core.files import fsync_path, replace_folder, temporary_name
 from mae_vit.core.hub import HubName
 from mae_vit.core.messages import error_reason
-from mae_vit.weights.export import to_timm
+from mae_vit.weights.export import programs, to_hf, to_timm
 from mae_vit.weights.export.card import CARD, SIGNATURE, write_card
-from mae_vit.weights.export.formats import FORMATS
-from mae_vit.weights.export.source import ExportSource
-from mae_vit.weights.export.to_hf import MAE_FOLDER
-from mae_vit.weights.export.written import Written
+from mae_vit.weights.export.source import ExportSource, Written
 from mae_vit.weights.start import name_of
 
 # What `load_encoder` looks for first in a repository of the Hub.
 NATIVE = "encoder.safetensors"
 # All that exports consist of. --force replaces folders that hold nothing else, and a card of ours.
 EXPORTED = {
-    CARD, "model.safetensors", "config.json", "preprocessor_config.json", MAE_FOLDER, "model.pth", "model.onnx",
+    CARD, "model.safetensors", "config.json", "preprocessor_config.json", to_hf.MAE_FOLDER, "model.pth", "model.onnx",
     "model.onnx.data", "model.pt2", NATIVE,
 }  # fmt: skip
 _FILES = (".safetensors", ".pth", ".pt", ".onnx", ".pt2")
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format, and the library that loads and verifies it.
+
+    Attributes:
+        write: writes an encoder to a folder, and returns what the library computes of it.
+        library: module name of the library.
+        needs: other packages that writing takes.
+        extra: extra of mae-vit that installs them; None if mae-vit itself needs them.
+        on_hub: whether the library has a name on the Hub.
+    """
+
+    write: Callable[[ExportSource, Path], Written]
+    library: str
+    needs: tuple[str, ...] = ()
+    extra: str | None = None
+    on_hub: bool = True
+
+    def library_version(self) -> str:
+        """Imports the library and all that writing needs; returns `timm 1.0.20`.
+
+        Raises:
+            InputError: if one is not installed, with the command that installs it.
+        """
+        try:
+            version = importlib.import_module(self.library).__version__
+            for package in self.needs:
+                importlib.import_module(package)
+        except ImportError as error:
+            missing = error.name or self.library
+            raise InputError(f'{missing} is not installed: pip install "mae-vit[{self.extra}]"') from None
+        return f"{self.library} {version}"
+
+
+FORMATS = {
+    "timm": Format(to_timm.write, "timm"),
+    "hf": Format(to_hf.write, "transformers", extra="hf"),
+    "official": Format(to_timm.write_official, "timm", on_hub=False),
+    "onnx": Format(programs.write_onnx, "onnxruntime", ("onnx", "onnxscript"), extra="onnx"),
+    "torch": Format(programs.write_torch, "torch", on_hub=False),
+}
 
 
 @dataclass(frozen=True)
@@ -35,22 +77,20 @@ class Export:
     """An export in its place.
 
     Attributes:
-        folder: that holds it.
-        files: in the folder, the card last.
-        library: that verified it, with its version.
-        difference: the largest absolute one of its outputs from ours.
-        written: what the format's writer returned.
+        folder: folder that holds it.
+        files: files in the folder, the card last.
+        verified: library and largest difference, as a sentence.
+        written: result of the format's writer.
     """
 
     folder: Path
     files: tuple[Path, ...]
-    library: str
-    difference: float
+    verified: str
     written: Written
 
 
 def default_folder(asked: str, target: str) -> Path:
-    """Where an export goes if nothing else is said: RUN/TARGET of a run folder, else NAME-TARGET in the current one."""
+    """Returns where an export goes by default: RUN/TARGET of a run folder, else NAME-TARGET in the current one."""
     if (Path(asked) / "config.yaml").is_file():
         return Path(asked) / target
     return Path(f"{name_of(asked)}-{target}")
@@ -62,22 +102,18 @@ def check_place(out: Path, *, force: bool) -> None:
     Raises:
         InputError: if something is there that may not be replaced, or `out` is no folder's name.
     """
-    if out.suffix in _FILES:
+    if out.suffix in _FILES or out.is_file() or out.is_symlink():
         raise InputError(
             f"--out {out}: an export is a folder, which holds its files and a card: give {out.stem}"
         )
-    if not out.exists() and not out.is_symlink():
+    names = {path.name for path in out.iterdir()} if out.exists() else set()
+    if not names:
         return
-    if not out.is_dir() or out.is_symlink():
-        raise InputError(f"--out {out} exists and is no folder: give another name")
-    names = {path.name for path in out.iterdir()}
-    if strangers := sorted(names - EXPORTED):
-        raise InputError(
-            f"--out {out} holds {strangers[0]}, which no export wrote: move it elsewhere, or give another folder"
-        )
-    if names and SIGNATURE not in _read_card(out):
-        raise InputError(f"--out {out} is no export: it has no {CARD} of one: give another folder")
-    if names and not force:
+    card = out / CARD
+    if names - EXPORTED or not card.is_file() or SIGNATURE not in card.read_text(errors="replace"):
+        other = min(names - EXPORTED, default=f"no {CARD} of one")
+        raise InputError(f"--out {out} is no export, it holds {other}: give another folder")
+    if not force:
         raise InputError(f"--out {out} exists: --force replaces it, or give another folder")
 
 
@@ -86,31 +122,30 @@ def write_export(
 ) -> Export:
     """Writes, verifies, and puts in place; whatever goes wrong, nothing half-written is left.
 
-    Args:
-        source: what is exported.
-        target: a key of `FORMATS`.
-        out: the folder to be.
-        force: replace an earlier export.
-        hub: the repository that it is for: the card names it, and what `load_encoder` reads goes along.
+    With `hub` the card names the repository, and what `load_encoder` reads goes along.
 
     Raises:
         InputError: if the other library has no such network, computes something else, or is
             missing; or if the folder cannot be written.
     """
     check_place(out, force=force)
-    library = FORMATS[target].library_version()
+    chosen = FORMATS[target]
+    library = chosen.library_version()
     partial = temporary_name(out)
     try:
         partial.mkdir(parents=True)
         with torch.no_grad():
-            written = FORMATS[target].write(source, partial)
+            written = chosen.write(source, partial)
         if any(name.startswith("decode_head.") for name in source.weights.tensors):
             left_out = "without the head of its masks, which the run's model.safetensors has"
             written = replace(written, notes=(*written.notes, left_out))
         difference = written.largest_difference(library.split()[0])
+        outputs = ", ".join(written.outputs)
+        verified = f"{library}: {outputs} of random images differ by at most {difference:.2g} from ours"
         if hub is not None and target != "timm":  # which is what `load_encoder` reads
             to_timm.write_weights(source, partial / NATIVE)
-        write_card(partial, source, written, target=target, library=library, difference=difference, hub=hub)
+        hub_name = chosen.library.removesuffix("runtime") if chosen.on_hub else None
+        write_card(partial, source, written, hub_name=hub_name, verified=verified, hub=hub)
         for path in partial.rglob("*"):
             if path.is_file():
                 fsync_path(path)
@@ -119,14 +154,5 @@ def write_export(
         raise InputError(f"cannot write {out}: {error_reason(error)}; give --out DIR") from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    files = sorted(
-        (path for path in out.rglob("*") if path.is_file()), key=lambda path: (path.name == CARD, path)
-    )
-    return Export(out, tuple(files), library, difference, written)
-
-
-def _read_card(folder: Path) -> str:
-    try:
-        return (folder / CARD).read_text()
-    except (OSError, UnicodeDecodeError):
-        return ""
+    files = sorted(filter(Path.is_file, out.rglob("*")), key=lambda path: (path.name == CARD, path))
+    return Export(out, tuple(files), verified, written)

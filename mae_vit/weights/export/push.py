@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from mae_vit.core import __version__
@@ -12,21 +9,6 @@ from mae_vit.core.errors import FetchUnavailable, InputError
 from mae_vit.core.hub import HUB_PREFIX, HubName, hub_errors, hub_library, is_offline, parse_hub_name
 from mae_vit.weights.export.export import EXPORTED
 from mae_vit.weights.export.to_hf import MAE_FOLDER
-
-
-@dataclass(frozen=True)
-class Pushed:
-    """A commit on the Hub.
-
-    Attributes:
-        url: of the repository.
-        name: of the repository at the new commit.
-        private: whether others cannot see it.
-    """
-
-    url: str
-    name: HubName
-    private: bool
 
 
 def parse_push_name(asked: str) -> HubName:
@@ -44,10 +26,6 @@ def parse_push_name(asked: str) -> HubName:
 
 def check_push(name: HubName, *, public: bool) -> None:
     """Looks at the Hub before anything is computed; changes nothing there.
-
-    Args:
-        name: of the repository, which need not be there.
-        public: whether everyone may see the push.
 
     Raises:
         InputError: if the token or the repository's visibility does not allow it.
@@ -67,44 +45,36 @@ def check_push(name: HubName, *, public: bool) -> None:
         raise InputError(f"{name.repo} is public: --public pushes to it, or give another name")
 
 
-def push(folder: Path, name: HubName, *, public: bool) -> Pushed:
-    """Uploads an export as one commit, into a repository that is created where there is none.
+def push(folder: Path, name: HubName, *, public: bool) -> tuple[str, HubName]:
+    """Uploads an export as one commit, into a repository and branch that are created where there are none.
 
     Files of an earlier export are removed: `load_encoder` would read them.
 
-    Args:
-        folder: of the export.
-        name: of the repository, and of a branch, which is created too.
-        public: visibility of a repository that is created.
+    Returns:
+        The repository's URL, with its visibility, and its name at the new commit.
 
     Raises:
         InputError: if the Hub refuses it; then nothing is committed.
         FetchUnavailable: if the connection breaks.
     """
     hub = hub_library()
-    with _errors_name_the_export(folder), hub_errors(name, task="write"):
-        api = hub.HfApi()
-        url = api.create_repo(name.repo, private=not public, exist_ok=True)
-        if name.revision:
-            api.create_branch(name.repo, branch=name.revision, exist_ok=True)
-        private = bool(api.model_info(name.repo).private)
-        commit = api.upload_folder(
-            repo_id=name.repo,
-            folder_path=folder,
-            commit_message=f"Export by mae-vit {__version__}",
-            revision=name.revision,
-            delete_patterns=[*EXPORTED, f"{MAE_FOLDER}/*"],
-        )
-    return Pushed(str(url), HubName(name.repo, commit.oid), private)
-
-
-@contextmanager
-def _errors_name_the_export(folder: Path) -> Iterator[None]:
-    """Adds to an error where the export is, which is whole."""
     again = f"the export is whole in {folder}, --force pushes it again"
     try:
-        yield
+        with hub_errors(name, task="write"):
+            api = hub.HfApi()
+            url = api.create_repo(name.repo, private=not public, exist_ok=True)
+            if name.revision:
+                api.create_branch(name.repo, branch=name.revision, exist_ok=True)
+            visibility = "private" if api.model_info(name.repo).private else "public"
+            commit = api.upload_folder(
+                repo_id=name.repo,
+                folder_path=folder,
+                commit_message=f"Export by mae-vit {__version__}",
+                revision=name.revision,
+                delete_patterns=[*EXPORTED, f"{MAE_FOLDER}/*"],
+            )
     except InputError as error:
         raise InputError(f"{error}; nothing was pushed: {again}") from None
     except FetchUnavailable as error:
         raise FetchUnavailable(f"{error}; the push is not confirmed: {again}") from None
+    return f"{url} ({visibility})", HubName(name.repo, commit.oid)

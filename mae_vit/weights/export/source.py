@@ -1,4 +1,4 @@
-"""What is exported: an encoder with its pooling, and a head or a decoder where there is one.
+"""What is exported, an encoder with its head or decoder; and what was written of it.
 
 Shapes: B batch, C channels, H W pixels, D width, K classes.
 """
@@ -22,13 +22,15 @@ from mae_vit.weights.start import Weights
 
 # Another number than programs are traced with: their batch axis must be free.
 _RANDOM_IMAGES = 3
+# float32 of two implementations of the same network differ by some 1e-6.
+TOLERANCE = 1e-4
 
 
 class Network(nn.Module):
     """An encoder, and the linear head of a classifier.
 
     Attributes:
-        encoder: with its pooling.
+        encoder: encoder with its pooling.
         head: (B, D) -> (B, K); None if there is none.
     """
 
@@ -36,6 +38,9 @@ class Network(nn.Module):
         """Puts both together, in evaluation mode."""
         super().__init__()
         self.encoder, self.head = encoder, head
+        self.output_name = "features" if head is None else "logits"
+        # A norm behind the mean, and none in front (official MAE code, `global_pool`).
+        self.has_fc_norm = isinstance(encoder.fc_norm, nn.LayerNorm)
         self.eval()
 
     def forward(self, images: Tensor) -> Tensor:
@@ -43,27 +48,13 @@ class Network(nn.Module):
         features = self.encoder(images)
         return features if self.head is None else self.head(features)
 
-    @property
-    def output_name(self) -> str:
-        """What it computes."""
-        return "features" if self.head is None else "logits"
-
-    @property
-    def has_fc_norm(self) -> bool:
-        """Whether a norm stands behind the mean, and none in front (official MAE code, `global_pool`)."""
-        return isinstance(self.encoder.fc_norm, nn.LayerNorm)
-
     def timm_state(self) -> dict[str, Tensor]:
         """Returns all weights by timm's names, float32 on the CPU."""
-        parts: dict[str, nn.Module | None] = {
-            "": self.encoder.encoder,
-            "fc_norm.": self.encoder.fc_norm,
-            "head.": self.head,
-        }
+        head = nn.Identity() if self.head is None else self.head
+        parts = {"": self.encoder.encoder, "fc_norm.": self.encoder.fc_norm, "head.": head}
         return {
             prefix + name: value.detach().float().cpu().clone().contiguous()
             for prefix, part in parts.items()
-            if part is not None
             for name, value in part.state_dict().items()
         }
 
@@ -73,10 +64,10 @@ class ExportSource:
     """What an export is made from.
 
     Attributes:
-        asked: what the user named.
+        asked: weights as the user named them.
         network: the weights, float32.
         classes: names of the head's outputs; empty without a head, or where they are not known.
-        decoder: of MAE; None if there is none.
+        decoder: decoder of MAE; None if there is none.
     """
 
     asked: str
@@ -107,7 +98,7 @@ class ExportSource:
     @property
     def preparation(self) -> str:
         """Sentences on what must be done to images before all else; empty if nothing."""
-        return self.info.preprocessing.describe(in_bands=self.info.bands is not None)
+        return self.info.preprocessing.describe(in_bands=not self.info.bands.photographs)
 
     def random_images(self) -> Tensor:
         """Returns the same normalized random images at every call: float32 (3, C, H, W)."""
@@ -120,12 +111,43 @@ class ExportSource:
         return to_metadata({**self.info.to_dict(), **more})
 
 
+@dataclass(frozen=True)
+class Written:
+    """The files of a format as the other library loaded them.
+
+    Attributes:
+        outputs: name -> results of ours and of the other library for `ExportSource.random_images`.
+        code: Python that uses the files, run in their folder. It defines `model`, and the first of `outputs` of
+            `images`.
+        notes: facts that a user should know, a sentence each.
+    """
+
+    outputs: dict[str, tuple[Tensor, Tensor]]
+    code: str
+    notes: tuple[str, ...] = ()
+
+    def largest_difference(self, library: str) -> float:
+        """Compares the outputs.
+
+        Raises:
+            InputError: naming those that have another shape, differ by more than `TOLERANCE`, or are not finite.
+        """
+        differences = []
+        for name, (ours, theirs) in self.outputs.items():
+            same_shape = ours.shape == theirs.shape
+            differences.append((ours - theirs).abs().max().item() if same_shape else float("nan"))
+            if not differences[-1] <= TOLERANCE:  # not a number is no agreement
+                problem = f"differ by {differences[-1]:.3g} from ours (at most {TOLERANCE:g})"
+                raise InputError(f"{library}'s {name} {problem}: nothing was written")
+        return max(differences)
+
+
 def load_for_export(asked: str, pool: Pool | None, *, norm_pix_loss: bool = False) -> ExportSource:
     """Reads weights of any kind, ready to be exported.
 
     Args:
         asked: what `mae_vit.weights.read.read_weights` takes.
-        pool: what features are pooled from; None for the encoder's own.
+        pool: pooling of the features; None for the encoder's own.
         norm_pix_loss: whether an official file's decoder predicts normalized pixels.
 
     Raises:
@@ -140,9 +162,9 @@ def load_for_export(asked: str, pool: Pool | None, *, norm_pix_loss: bool = Fals
     encoder = encoder_from_weights(weights, pool=pool)
     # One path for all lengths of sequence, which tracers take as one operation.
     set_fused_attention(encoder, True)
-    if head is not None and head.in_features != encoder.embed_dim:
+    if head is not None and head.in_features != encoder.num_features:
         raise InputError(
-            f"{weights.source}: its head takes {head.in_features} values, its encoder gives {encoder.embed_dim}"
+            f"{weights.source}: its head takes {head.in_features} values, its encoder gives {encoder.num_features}"
         )
     decoder = read_decoder(weights, encoder.encoder, encoder.info, norm_pix_loss=norm_pix_loss)
     return ExportSource(asked, Network(encoder, head), tuple(_read_classes(weights, head)), decoder)

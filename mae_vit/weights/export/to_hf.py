@@ -1,6 +1,7 @@
 """`--to hf`: folders that transformers loads.
 
-The folder itself is a `ViTModel` (a classifier's a `ViTForImageClassification`). Where there is a decoder, the folder
+The folder itself is a `ViTModel` (a classifier's a `ViTForImageClassification`), with several class tokens a
+`PixioModel` (arXiv 2512.15715; transformers from 5.0). Where there is a decoder, the folder
 `mae` in it is a `ViTMAEForPreTraining`, whole: one folder for both would make `AutoModel` an encoder that hides 75 %
 of the patches. Names are those of the files on the Hub, which transformers reads.
 """
@@ -9,7 +10,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,9 @@ from torch import Tensor
 
 from mae_vit.core.errors import InputError
 from mae_vit.models.encoder_file import raw_normalization
-from mae_vit.models.encoders.base import pooled
 from mae_vit.objectives.config import MAEConfig
 from mae_vit.objectives.mae import LAYER_NORM_EPS, MAE
-from mae_vit.weights.export.source import ExportSource
-from mae_vit.weights.export.written import Written
+from mae_vit.weights.export.source import ExportSource, Written
 
 MAE_FOLDER = "mae"
 _BLOCK = re.compile(r"(decoder_)?blocks\.(\d+)\.(.+)\.(weight|bias)")
@@ -52,6 +50,8 @@ def write(source: ExportSource, folder: Path) -> Written:
     Raises:
         InputError: if transformers has no such network.
     """
+    if source.info.vit.class_tokens > 1:
+        return _write_pixio(source, folder)
     if source.network.has_fc_norm:
         raise InputError(
             f"{source.weights.source} pools the mean of the patches through a norm of its own, which transformers' ViT "
@@ -62,16 +62,11 @@ def write(source: ExportSource, folder: Path) -> Written:
     mae, notes = _representable(source)
     if mae is not None:
         outputs |= _write_mae(source, mae, folder / MAE_FOLDER, images)
-    return Written(outputs, _code(source, has_mae=mae is not None), (*_preprocessor_notes(source), *notes))
+    return Written(outputs, _code(source, has_mae=mae is not None), notes)
 
 
-def hub_names(tensors: dict[str, Tensor], *, prefix: str) -> dict[str, Tensor]:
-    """Renames our tensors; queries, keys and values become three.
-
-    Args:
-        tensors: by timm's names, and a decoder's by the official ones.
-        prefix: of the encoder: "vit." inside of another model.
-    """
+def _hub_names(tensors: dict[str, Tensor], *, prefix: str) -> dict[str, Tensor]:
+    """Renames tensors from timm's names, and a decoder's official ones; queries, keys and values become three."""
     renamed = {}
     for name, value in tensors.items():
         if block := _BLOCK.fullmatch(name):
@@ -91,7 +86,7 @@ def hub_names(tensors: dict[str, Tensor], *, prefix: str) -> dict[str, Tensor]:
     return renamed
 
 
-def base_config(source: ExportSource, *, architecture: str, model_type: str) -> dict[str, Any]:
+def _base_config(source: ExportSource, *, architecture: str, model_type: str) -> dict[str, Any]:
     """Returns what the configs of all models share."""
     info = source.info
     height, width = info.img_size
@@ -115,20 +110,12 @@ def base_config(source: ExportSource, *, architecture: str, model_type: str) -> 
     }
 
 
-def write_and_load(
+def _write_and_load(
     source: ExportSource, folder: Path, config: dict[str, Any], tensors: dict[str, Tensor], **options: Any
 ) -> Any:
-    """Writes weights, config and preprocessor of a model, and loads it with transformers.
+    """Writes weights, config and preprocessor of a model, and loads it with transformers in evaluation mode.
 
-    Args:
-        source: of the weights.
-        folder: to write, which is there.
-        config: names the class under "architectures".
-        tensors: by transformers' names.
-        options: of the class's `from_pretrained`.
-
-    Returns:
-        The model, in evaluation mode.
+    `config` names the class under "architectures"; `options` are those of its `from_pretrained`.
 
     Raises:
         InputError: naming a weight that the model lacks or leaves over.
@@ -156,16 +143,17 @@ def _write_encoder(source: ExportSource, folder: Path, images: Tensor) -> Tensor
     """Returns features (B, D) or logits (B, K) by transformers."""
     head = source.network.head
     if head is None:
-        config = base_config(source, architecture="ViTModel", model_type="vit")
-        tensors = hub_names(source.network.timm_state(), prefix="")
-        model = write_and_load(source, folder, config, tensors, add_pooling_layer=False)
-        return pooled(model(pixel_values=images).last_hidden_state, source.encoder.pool)
-    config = base_config(source, architecture="ViTForImageClassification", model_type="vit")
+        config = _base_config(source, architecture="ViTModel", model_type="vit")
+        tensors = _hub_names(source.network.timm_state(), prefix="")
+        model = _write_and_load(source, folder, config, tensors, add_pooling_layer=False)
+        tokens = model(pixel_values=images).last_hidden_state
+        return tokens[:, 0] if source.encoder.pool == "cls" else tokens[:, 1:].mean(dim=1)
+    config = _base_config(source, architecture="ViTForImageClassification", model_type="vit")
     classes = source.classes or tuple(f"LABEL_{number}" for number in range(head.out_features))
     config["id2label"] = {str(number): name for number, name in enumerate(classes)}
     config["label2id"] = {name: number for number, name in enumerate(classes)}
-    tensors = hub_names(source.network.timm_state(), prefix="vit.")
-    return write_and_load(source, folder, config, tensors)(pixel_values=images).logits
+    tensors = _hub_names(source.network.timm_state(), prefix="vit.")
+    return _write_and_load(source, folder, config, tensors)(pixel_values=images).logits
 
 
 def _write_mae(
@@ -176,7 +164,7 @@ def _write_mae(
     assert source.decoder.config is not None
     decoder: MAEConfig = source.decoder.config
     config = {
-        **base_config(source, architecture="ViTMAEForPreTraining", model_type="vit_mae"),
+        **_base_config(source, architecture="ViTMAEForPreTraining", model_type="vit_mae"),
         "decoder_hidden_size": decoder.decoder_embed_dim,
         "decoder_num_hidden_layers": decoder.decoder_depth,
         "decoder_num_attention_heads": decoder.decoder_num_heads,
@@ -186,7 +174,7 @@ def _write_mae(
     }
     folder.mkdir()
     tensors = {**source.network.timm_state(), **source.decoder.tensors}
-    model = write_and_load(source, folder, config, hub_names(tensors, prefix="vit."))
+    model = _write_and_load(source, folder, config, _hub_names(tensors, prefix="vit."))
     noise = torch.rand(len(images), mae.encoder.num_patches, generator=torch.Generator().manual_seed(1))
     theirs = model(pixel_values=images, noise=noise)
     prediction, mask = mae.reconstruct(images, noise)
@@ -194,24 +182,59 @@ def _write_mae(
     return {"predictions": (prediction, theirs.logits), "loss": (loss, theirs.loss)}
 
 
+def _write_pixio(source: ExportSource, folder: Path) -> Written:
+    """Writes a `PixioModel`.
+
+    Raises:
+        InputError: if transformers has no such network.
+    """
+    import transformers  # optional, and slow to import
+
+    info, vit = source.info, source.info.vit
+    for problem, missing in (
+        (not hasattr(transformers, "PixioModel"), f"PixioModel, which {vit.class_tokens} class tokens need"),
+        (source.network.head is not None, "classifier of several class tokens"),
+        (source.network.has_fc_norm, "norm after the mean of the patches"),
+        (info.img_size[0] != info.img_size[1], "PixioModel of images that are not square"),
+        (vit.mlp_ratio != int(vit.mlp_ratio), f"PixioModel of mlp_ratio={vit.mlp_ratio:g}"),
+    ):
+        if problem:
+            raise InputError(f"{source.weights.source}: transformers has no {missing}: --to torch keeps it")
+    config = _base_config(source, architecture="PixioModel", model_type="pixio")
+    del config["intermediate_size"]
+    config |= {"mlp_ratio": int(vit.mlp_ratio), "n_cls_tokens": vit.class_tokens}
+    state = source.network.timm_state()
+    state["cls_token"] = torch.cat([state["cls_token"], state.pop("reg_token")], dim=1)  # (1, k, D)
+    tensors = {
+        name.replace(".layernorm_before.", ".norm1.").replace(".layernorm_after.", ".norm2."): value
+        for name, value in _hub_names(state, prefix="").items()
+    }
+    images = source.random_images()
+    output = _write_and_load(source, folder, config, tensors)(pixel_values=images)
+    theirs, read = output.pooler_output, "pooler_output"  # the mean of the class tokens
+    if source.encoder.pool == "mean":
+        theirs = output.last_hidden_state[:, vit.class_tokens :].mean(dim=1)
+        read = f"last_hidden_state[:, {vit.class_tokens}:].mean(dim=1)"
+    code = f"""from transformers import PixioModel
+
+model = PixioModel.from_pretrained(".").eval()
+features = model(pixel_values=images).{read}
+"""
+    note = "without its decoder: transformers has none for several class tokens"
+    return Written({"features": (source.network(images), theirs)}, code, (note,) if source.decoder else ())
+
+
 def _representable(source: ExportSource) -> tuple[MAE | None, tuple[str, ...]]:
     """Returns the objective if `ViTMAEForPreTraining` computes it, and notes on that."""
     decoder, (height, width) = source.decoder, source.info.img_size
     if decoder is None:
-        has_one = source.info.objective in ("mae", "contrastive_mae", "joint")
-        note = "without a decoder, which these weights do not have: give the run folder instead"
-        return None, (note,) if has_one else ()
+        lost = source.info.objective in ("mae", "contrastive_mae", "joint")
+        return None, ("without a decoder, which the run folder has",) if lost else ()
     if height != width:
-        note = f"ViTMAEForPreTraining knows square images alone, not {height} x {width} px"
-        return None, (f"without its decoder: {note}",)
+        return None, (f"without its decoder: ViTMAEForPreTraining has none of {height} x {width} px",)
     if decoder.mae is None:
         return None, ("without its decoder: nothing says how many heads that has",)
-    if source.info.vit.pos_embed != "learnable":
-        return decoder.mae, decoder.notes
-    note = (
-        "its position table was learned; ViTMAEForPreTraining loads it and keeps it fixed in further training"
-    )
-    return decoder.mae, (*decoder.notes, note)
+    return decoder.mae, decoder.notes
 
 
 def _preprocessor(source: ExportSource) -> dict[str, Any]:
@@ -219,9 +242,8 @@ def _preprocessor(source: ExportSource) -> dict[str, Any]:
     height, width = source.info.img_size
     size = {"height": height, "width": width}
     square = height == width
-    mean, std = raw_normalization(
-        source.info
-    )  # the processor has one factor for all bands, so it takes raw values
+    # The processor has one factor for all bands, so it takes raw values.
+    mean, std = raw_normalization(source.info)
     return {
         **({"mae_vit_beforehand": source.preparation} if source.preparation else {}),
         "image_processor_type": "ViTImageProcessor",
@@ -230,27 +252,12 @@ def _preprocessor(source: ExportSource) -> dict[str, Any]:
         "resample": _BICUBIC,
         "do_center_crop": square,
         "crop_size": size,
-        "do_rescale": source.info.bands is None,
+        "do_rescale": source.info.bands.photographs,
         "rescale_factor": 1 / 255,
         "do_normalize": True,
         "image_mean": list(mean),
         "image_std": list(std),
     }
-
-
-def _preprocessor_notes(source: ExportSource) -> Iterator[str]:
-    height, width = source.info.img_size
-    if source.info.bands is not None:
-        yield "its preprocessor knows no missing values and resizes 8 bits alone: use the card's code"
-    if height == width:
-        yield (
-            "its preprocessor resizes before it crops: its box may lie half a pixel off, that of the card's code "
-            "does not"
-        )
-    else:
-        yield "its preprocessor resizes images whole: cut them to the shape before, as the code in the card does"
-    if source.preparation:
-        yield f"its preprocessor leaves out what must be done before it: {source.preparation[:-1]}"
 
 
 def _code(source: ExportSource, *, has_mae: bool) -> str:

@@ -1,52 +1,47 @@
-"""`--to timm`: a folder that `timm.create_model("local-dir:FOLDER", pretrained=True)` loads."""
+"""`--to timm` and `--to official`: timm's names, in a folder of timm's or a file of the official MAE code."""
 
 from __future__ import annotations
 
 import json
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import timm
+import torch
 from safetensors.torch import save as save_tensors
 
 from mae_vit.core.errors import InputError
 from mae_vit.models.encoder_file import raw_normalization
-from mae_vit.weights.export.source import ExportSource
-from mae_vit.weights.export.written import Written
+from mae_vit.weights.export.source import ExportSource, Written
 
-WEIGHTS, CONFIG = "model.safetensors", "config.json"
 # timm's model nearest to each of `mae_vit.models.sizes.SIZES`; all are one class, and the geometry is given in full.
 _NAMES = {
-    "S": "vit_small_patch16_224",
-    "B": "vit_base_patch16_224",
-    "L": "vit_large_patch16_224",
-    "H": "vit_huge_patch14_224",
+    **{"S": "vit_small_patch16_224", "B": "vit_base_patch16_224"},
+    **{"L": "vit_large_patch16_224", "H": "vit_huge_patch14_224"},
 }
 
 
-def create_model_arguments(source: ExportSource) -> tuple[str, dict[str, Any]]:
+def _model_arguments(source: ExportSource) -> tuple[str, dict[str, Any]]:
     """Returns name and arguments by which timm builds the same network."""
-    info, network = source.info, source.network
+    info, network, vit = source.info, source.network, source.info.vit
     height, width = info.img_size
     arguments: dict[str, Any] = {
         "img_size": height if height == width else (height, width),
-        "patch_size": info.vit.patch_size,
-        "embed_dim": info.vit.embed_dim,
-        "depth": info.vit.depth,
-        "num_heads": info.vit.num_heads,
+        **{name: getattr(vit, name) for name in ("patch_size", "embed_dim", "depth", "num_heads")},
         "num_classes": 0 if network.head is None else network.head.out_features,
     }
     if info.in_chans != 3:
         arguments["in_chans"] = info.in_chans
-    if info.vit.class_tokens > 1:
-        arguments["reg_tokens"] = info.vit.class_tokens - 1
-    if info.vit.mlp_ratio != 4:
-        arguments["mlp_ratio"] = info.vit.mlp_ratio
+    if vit.class_tokens > 1:
+        arguments["reg_tokens"] = vit.class_tokens - 1
+    if vit.mlp_ratio != 4:
+        arguments["mlp_ratio"] = vit.mlp_ratio
     if source.encoder.pool == "mean":
         arguments |= {"global_pool": "avg", "fc_norm": network.has_fc_norm}
-    elif info.vit.class_tokens > 1:  # the model gives all tokens
+    elif vit.class_tokens > 1:  # the model gives all tokens
         arguments["global_pool"] = ""
-    return _NAMES.get(info.vit.size, "vit_tiny_patch16_224"), arguments
+    return _NAMES.get(vit.size, "vit_tiny_patch16_224"), arguments
 
 
 def write_weights(source: ExportSource, path: Path) -> None:
@@ -69,8 +64,8 @@ def write(source: ExportSource, folder: Path) -> Written:
             f"{source.weights.source} classifies by the mean of {count} class tokens, which timm does not pool: "
             "--to torch keeps it, or fine-tune with finetune.pool=mean"
         )
-    write_weights(source, folder / WEIGHTS)
-    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+    write_weights(source, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
     images, what = source.random_images(), source.network.output_name
     theirs = model(images)  # (3, D) or (3, K); (3, k + N, D) without pooling
@@ -80,17 +75,57 @@ def write(source: ExportSource, folder: Path) -> Written:
 model = timm.create_model("local-dir:.", pretrained=True)
 {what} = model.eval()(images){f"[:, :{count}].mean(dim=1)" if reads_tokens else ""}
 """
+    note = "timm does not pool the mean of several class tokens: the code takes it from the tokens"
+    return Written({what: (source.network(images), theirs)}, code, (note,) if reads_tokens else ())
+
+
+def write_official(source: ExportSource, folder: Path) -> Written:
+    """Writes the official MAE code's file: tensors alone under "model", which timm loads by the same names.
+
+    Raises:
+        InputError: if the official code has no such geometry.
+    """
+    info, vit = source.info, source.info.vit
+    problem = ""
+    if vit.class_tokens > 1:
+        problem = f"has one class token, not {vit.class_tokens}"
+    elif info.img_size[0] != info.img_size[1]:
+        problem = f"knows square images alone, not {info.img_size[0]} x {info.img_size[1]} px"
+    if problem:
+        raise InputError(f"the official MAE code {problem}: --to timm keeps them")
+    decoder = source.decoder.tensors if source.decoder else {}
+    content = BytesIO()  # of a full disk torch itself raises an error that is no OSError
+    torch.save({"model": {**source.network.timm_state(), **decoder}}, content)
+    (folder / "model.pth").write_bytes(content.getbuffer())
+    tensors = torch.load(folder / "model.pth", map_location="cpu", weights_only=True)["model"]
+    name, arguments = _model_arguments(source)
+    model = timm.create_model(name, **arguments).eval()
+    model.load_state_dict({key: tensors[key] for key in source.network.timm_state()}, strict=True)
+    images, what = source.random_images(), source.network.output_name
+    listed = ", ".join(f"{key}={value!r}" for key, value in arguments.items()).replace("'", '"')
+    code = f"""import timm
+import torch
+
+weights = torch.load("model.pth", weights_only=True)["model"]
+model = timm.create_model("{name}", {listed})
+model.load_state_dict({{name: weights[name] for name in model.state_dict()}}, strict=True)
+{what} = model.eval()(images)
+"""
     notes = []
-    if source.network.head:
-        notes.append("without its head, by `model.reset_classifier(0)`, it gives features")
-    if reads_tokens:
-        notes.append("timm does not pool the mean of several class tokens: the code takes it from the tokens")
-    return Written({what: (source.network(images), theirs)}, code, tuple(notes))
+    if source.decoder is not None and source.decoder.config is not None:
+        options = source.decoder.config.model_dump(
+            exclude={"name", "mask_ratio", "mask_unit", "decode_ratio"}
+        )
+        listed = ", ".join(f"{key}={value}" for key, value in options.items())
+        notes.append(f"the official code's models_mae.py takes the decoder with {listed}")
+    elif source.network.head is None:
+        notes.append("the weights have no decoder: for reconstructions, export a run folder")
+    return Written({what: (source.network(images), model(images))}, code, tuple(notes))
 
 
 def _config(source: ExportSource) -> dict[str, Any]:
     """Returns what timm reads beside the weights: the network, and the images that it takes."""
-    name, arguments = create_model_arguments(source)
+    name, arguments = _model_arguments(source)
     classes = arguments.pop("num_classes")
     mean, std = raw_normalization(source.info)
     return {

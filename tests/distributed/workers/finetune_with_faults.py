@@ -44,7 +44,7 @@ if __name__ == "__main__":
     from mae_vit.finetuning.data import FinetuneData
     from mae_vit.finetuning.frozen import closed_form
     from mae_vit.finetuning.frozen import score as frozen
-    from mae_vit.finetuning.results import write as results
+    from mae_vit.finetuning.results import results
     from mae_vit.training.checkpoints import checkpoint
     from mae_vit.training.outputs import run_folder
 

@@ -7,7 +7,7 @@ import shutil
 import pytest
 from helpers.commands import one_line
 
-from mae_vit.finetuning.config.from_start import start_name
+from mae_vit.finetuning.config.pretrained import run_name
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -195,11 +195,11 @@ def test_starts_have_names_of_their_own(tmp_path):
         "timm:vit_base_patch16_224.dino",
         "timm:vit_base_patch16_224.augreg",
     )
-    assert [start_name(start) for start in starts] == [
+    assert [run_name(start) for start in starts] == [
         start.removeprefix("runs/").removeprefix("timm:") for start in starts
     ]
-    assert start_name("runs/mae_v1.5/encoder.safetensors") == "mae_v1.5"
-    assert start_name(str(tmp_path / "weights.v1.pth")) == "weights.v1"
+    assert run_name("runs/mae_v1.5/encoder.safetensors") == "mae_v1.5"
+    assert run_name(str(tmp_path / "weights.v1.pth")) == "weights.v1"
 
 
 def test_a_dry_run_says_what_is_measured_on(call, capsys):

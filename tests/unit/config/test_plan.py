@@ -9,7 +9,7 @@ from mae_vit.config.batch import check_same_batch
 from mae_vit.config.load import load_config
 from mae_vit.config.plan import check_grouping, make_plan
 from mae_vit.core.errors import InputError
-from mae_vit.finetuning.config.from_start import WeightsOverrides
+from mae_vit.finetuning.config.pretrained import WeightsOverrides
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.objectives.config import PAIRS, ContrastiveMAEConfig
 from mae_vit.objectives.pretrain_config import PretrainConfig

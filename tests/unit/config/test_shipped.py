@@ -11,7 +11,7 @@ from mae_vit.config.load import dump_config, load_config
 from mae_vit.finetuning.comparison.checks import check
 from mae_vit.finetuning.comparison.config import CompareConfig
 from mae_vit.finetuning.comparison.plan import ComparisonPlan
-from mae_vit.finetuning.config.from_start import WeightsOverrides
+from mae_vit.finetuning.config.pretrained import WeightsOverrides
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.objectives import OBJECTIVES
 from mae_vit.objectives.pretrain_config import PretrainConfig

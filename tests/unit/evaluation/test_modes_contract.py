@@ -5,8 +5,8 @@ from typing import get_args
 import pytest
 import torch
 
-from mae_vit.finetuning.config.mode_options import MODE_OPTIONS
-from mae_vit.finetuning.config.schema import CLOSED_FORM, FinetuneSection, Mode
+from mae_vit.finetuning.config.modes import MODES, ModeName
+from mae_vit.finetuning.config.schema import FinetuneSection
 from mae_vit.finetuning.frozen.closed_form import WITH_ALL_LABELS
 
 CLASSES, WIDTH = 4, 16
@@ -27,14 +27,14 @@ def clusters(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def test_the_config_takes_every_mode_and_refuses_its_options_elsewhere():
-    assert {"few_shot", *WITH_ALL_LABELS} == set(CLOSED_FORM) <= set(get_args(Mode))
-    assert set(MODE_OPTIONS) <= set(get_args(Mode))
-    assert {key for keys in MODE_OPTIONS.values() for key in keys} <= set(FinetuneSection.model_fields)
+    assert {"few_shot", *WITH_ALL_LABELS} == {name for name, mode in MODES.items() if mode.trains == "nothing"}
+    assert set(MODES) == set(get_args(ModeName))
+    assert {key for mode in MODES.values() for key in mode.options} <= set(FinetuneSection.model_fields)
 
 
 def test_options_of_a_mode_are_those_that_the_config_calls_its_own():
     for mode, named in WITH_ALL_LABELS.items():
-        assert set(named(FinetuneSection(mode=mode))[1]) == set(MODE_OPTIONS.get(mode, ()))
+        assert set(named(FinetuneSection(mode=mode))[1]) == set(MODES[mode].options)
 
 
 def test_scores_become_probabilities_and_find_the_cluster(scores):

@@ -13,7 +13,7 @@ from PIL import Image
 
 import mae_vit
 from mae_vit.core.errors import InputError
-from mae_vit.finetuning.config.from_start import WeightsOverrides
+from mae_vit.finetuning.config.pretrained import WeightsOverrides
 from mae_vit.models.encoder_file import encoder_bytes
 from mae_vit.weights.read import read_weights
 

@@ -8,8 +8,8 @@ from torch import nn
 
 from mae_vit.core.bands import Bands
 from mae_vit.core.preprocessing import UNCHANGED
-from mae_vit.finetuning.results.final_weights import model_bytes
-from mae_vit.models.encoder_file import bands_from, read_metadata
+from mae_vit.finetuning.results.final_weights import model_bytes, network_facts
+from mae_vit.models.encoder_file import read_metadata
 
 TWO = Bands(("red", "nir"), "uint16", (0.0, 10.0), (4000.0, 5000.0), nodata=0)
 
@@ -21,7 +21,7 @@ def test_bands_are_in_the_file(ours, tmp_path):
     info = info_of(in_chans=2, mean=data.mean, std=data.std, bands=TWO) if ours else None
     network = nn.ModuleDict({"encoder" if ours else "network": nn.Linear(2, 2)})
     path = tmp_path / "model.safetensors"
-    path.write_bytes(model_bytes(network, {"segments": ["a", "b"]}, config, data, info))
+    path.write_bytes(model_bytes(network, {**network_facts(config, data, info), "segments": ["a", "b"]}))
     metadata = read_metadata(path)
-    assert bands_from(metadata["bands"]) == TWO
+    assert Bands.of_entry(metadata) == TWO
     assert metadata["segments"] == ["a", "b"]

@@ -14,7 +14,7 @@ import mae_vit
 from mae_vit.cli.main import main
 from mae_vit.core.errors import FetchUnavailable, InputError
 from mae_vit.core.hub import HubName, hub_errors
-from mae_vit.finetuning.config.from_start import WeightsOverrides, start_name
+from mae_vit.finetuning.config.pretrained import WeightsOverrides, run_name
 
 
 @pytest.fixture
@@ -228,7 +228,7 @@ def test_fine_tuning_pins_the_commit(hub, file):
     WeightsOverrides("hf:anna/mae@main", Path("recipe.yaml"))(raw)
     assert raw["finetune"]["start"] == f"hf:anna/mae@{repo.refs['main']}"
     assert raw["run"]["name"] == "recipe-mae"
-    assert start_name("hf:anna/mae@v1.0") == "mae"
+    assert run_name("hf:anna/mae@v1.0") == "mae"
 
 
 def test_without_the_library_one_line_says_what_installs_it(monkeypatch):

@@ -12,14 +12,14 @@ import pytest
 import torch
 from helpers.commands import ROOT, one_line
 from helpers.finetune import SMALL, TINY
+from mae_vit.finetuning.frozen.initial_model import load_frozen
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from mae_vit.finetuning.command import main
 from mae_vit.finetuning.frozen import score as frozen
-from mae_vit.finetuning.frozen.initial_model import load_frozen
 from mae_vit.finetuning.models.classifiers import ViTClassifier
-from mae_vit.models.encoders.base import pooled
+from mae_vit.models.encoders.base import pool_tokens
 from mae_vit.models.encoders.vit import ViTEncoder
 from mae_vit.objectives.label_loss import LabelLoss
 from mae_vit.weights.encoder import load_encoder
@@ -44,7 +44,7 @@ def test_features_are_those_that_the_encoder_gives_elsewhere(call, pretrained, t
         assert not coverage.random
         assert not any(name.startswith(("norm", "fc_norm")) for name in coverage.skipped)
         expected = load_encoder(path, pool=pool)(images)
-        features = model.fc_norm(pooled(model.encoder.forward_features(images), pool))
+        features = model.fc_norm(pool_tokens(model.encoder, model.encoder.forward_features(images), pool))
         torch.testing.assert_close(features, expected)
 
 

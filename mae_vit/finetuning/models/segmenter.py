@@ -1,8 +1,10 @@
-"""The networks that predict the class of each pixel, their loss and their held-out metrics."""
+"""The network that predicts the class of each pixel, its heads, its loss and its held-out metrics.
+
+Shapes: B batch, C channels, H W pixels, D width of the feature map, h w its rows and columns, K classes.
+"""
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,40 +15,113 @@ from torch import Tensor, nn
 from mae_vit.core.batch import Batch
 from mae_vit.core.image_rows import Picture
 from mae_vit.evaluation.segmentation import count_overlaps, mean_iou
-from mae_vit.finetuning.segmentation.networks import LightHead, LinearHead, patch_map
 from mae_vit.inspection.class_maps import class_colors
-from mae_vit.models.encoders.base import Encoder
+from mae_vit.models.encoders.base import Encoder, as_map
 from mae_vit.objectives.objective import ObjectiveOutput, Task
 from mae_vit.weights.foreign_encoder import ForeignEncoder
 
-# Share of the class's color in a picture.
+# Strength of the class's color in a picture.
 _TINT = 0.6
+# Width of the light head: this fraction of the map's, and at least so many channels.
+_HEAD_FRACTION, _HEAD_LEAST = 4, 64
+_GROUPS = 8
+
+
+class LinearHead(nn.Module):
+    """A norm over the batch without affine parameters, and one linear layer for each token (as MAE's linear probe)."""
+
+    def __init__(self, width: int, num_classes: int) -> None:
+        """Maps (B, D, h, w) -> (B, K, h, w)."""
+        super().__init__()
+        self.norm = nn.BatchNorm2d(width, affine=False, eps=1e-6)
+        self.classifier = nn.Conv2d(width, num_classes, 1)
+        for parameter in self.classifier.parameters():
+            nn.init.zeros_(parameter)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Computes (B, D, h, w) -> (B, K, h, w)."""
+        return self.classifier(self.norm(features))
+
+
+class LightHead(nn.Module):
+    """Two steps of a 3x3 convolution, group norm, GELU and twofold upsampling; then a 1x1 convolution.
+
+    A head of progressive upsampling (SETR-PUP, arXiv 2012.15840, Sec. 3.3), narrower and of two steps.
+    """
+
+    def __init__(self, width: int, num_classes: int) -> None:
+        """Maps (B, D, h, w) -> (B, K, 4h, 4w)."""
+        super().__init__()
+        inner = max(_HEAD_LEAST, width // _HEAD_FRACTION // _GROUPS * _GROUPS)
+        self.steps = nn.ModuleList(
+            nn.Sequential(
+                nn.Conv2d(before, inner, 3, padding=1, bias=False), nn.GroupNorm(_GROUPS, inner), nn.GELU()
+            )
+            for before in (width, inner)
+        )
+        self.classifier = nn.Conv2d(inner, num_classes, 1)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Computes (B, D, h, w) -> (B, K, 4h, 4w)."""
+        for step in self.steps:
+            features = F.interpolate(step(features), scale_factor=2, mode="bilinear", align_corners=False)
+        return self.classifier(features)
 
 
 class Segmenter(Task):
-    """A network that is trained by the cross-entropy of its pixels.
-
-    Shapes: B batch, C channels, H W pixels, D h w the feature map, K classes.
-    """
+    """An encoder's map of features and a head, trained by the cross-entropy of its pixels."""
 
     def __init__(
         self,
+        encoder: Encoder | ForeignEncoder,
         *,
-        width: int,
-        num_classes: int,
         probe: bool,
+        num_classes: int,
         label_smoothing: float,
         mean: Sequence[float],
         std: Sequence[float],
+        freeze_patch_embed: bool = False,
     ) -> None:
-        """Adds a head to a map of `width` channels: a linear one for a `probe`, which trains nothing else."""
+        """Adds a head to `encoder`: a linear one for a `probe`, which trains nothing else.
+
+        Raises:
+            InputError: if timm gives no map of features for a third-party network.
+        """
         super().__init__(mean=mean, std=std)
         self.num_classes, self.probe, self.label_smoothing = num_classes, probe, label_smoothing
+        if isinstance(encoder, ForeignEncoder):
+            with torch.no_grad():
+                device = next(encoder.parameters()).device
+                black = torch.zeros(1, encoder.input.in_chans, *encoder.input.img_size, device=device)
+                width = encoder.patch_map(black).shape[1]
+        else:
+            width = encoder.embed_dim
         self.decode_head: nn.Module = (LinearHead if probe else LightHead)(width, num_classes)
+        self.encoder = encoder
+        # A fixed table of positions, all of a third-party encoder, and what is asked for.
+        self._fixed = {name for name, value in encoder.named_parameters() if not value.requires_grad}
+        if freeze_patch_embed:
+            self._fixed |= {f"patch_embed.{name}" for name, _ in encoder.patch_embed.named_parameters()}
+        self.freeze(probe)
+        self.train()
 
-    @abstractmethod
+    def freeze(self, frozen: bool) -> None:
+        """Freezes the encoder, or trains it; what is fixed in any case stays as it is."""
+        for name, value in self.encoder.named_parameters():
+            value.requires_grad_(not frozen and name not in self._fixed)
+
+    def train(self, mode: bool = True) -> Segmenter:
+        """Sets the mode; of a probe that of the head alone: frozen features have no dropout."""
+        super().train(mode)
+        if self.probe:
+            self.encoder.eval()
+        return self
+
     def feature_map(self, images: Tensor) -> Tensor:
-        """Encodes normalized images: (B, C, H, W) -> (B, D, h, w)."""
+        """Encodes normalized images: (B, C, H, W) -> (B, D, h, w), with the final norm."""
+        if isinstance(self.encoder, ForeignEncoder):
+            return self.encoder.patch_map(images)
+        return as_map(self.encoder, self.encoder.forward_features(images))
 
     def logits(self, images: Tensor) -> Tensor:
         """Scores the pixels of raw images: uint8 (B, C, H, W) -> float32 (B, K, H, W)."""
@@ -111,125 +186,9 @@ class Segmenter(Task):
             Picture("original", original),
         ]
 
-    def train(self, mode: bool = True) -> Segmenter:
-        """Sets the mode; of a probe that of the head alone: frozen features have no dropout."""
-        super().train(mode)
-        if self.probe:
-            for name, child in self.named_children():
-                if name != "decode_head":
-                    child.eval()
-        return self
-
 
 def tinted(images: Tensor, classes: Tensor, num_classes: int) -> Tensor:
     """Lays the colors of classes int64 (B, H, W) over images (B, C, H, W) in 0..1: (B, 3, H, W)."""
     colors = torch.from_numpy(class_colors(num_classes)).to(images.device).float() / 255
     tint = colors[classes.clamp(min=0)].permute(0, 3, 1, 2)
     return torch.where((classes > 0)[:, None], (1 - _TINT) * images + _TINT * tint, images)
-
-
-class ViTSegmenter(Segmenter):
-    """One of our encoders, by the map of its patch tokens."""
-
-    def __init__(
-        self,
-        encoder: Encoder,
-        *,
-        num_classes: int,
-        probe: bool,
-        label_smoothing: float,
-        mean: Sequence[float],
-        std: Sequence[float],
-        freeze_patch_embed: bool = False,
-    ) -> None:
-        """Adds a head to `encoder`; a `probe` freezes the encoder, `freeze_patch_embed` its patch projection."""
-        super().__init__(
-            width=encoder.embed_dim,
-            num_classes=num_classes,
-            probe=probe,
-            label_smoothing=label_smoothing,
-            mean=mean,
-            std=std,
-        )
-        self.encoder = encoder
-        # A fixed table of positions, and what is asked for.
-        self._fixed = {name for name, value in encoder.named_parameters() if not value.requires_grad}
-        if freeze_patch_embed:
-            self._fixed |= {f"patch_embed.{name}" for name, _ in encoder.patch_embed.named_parameters()}
-        self.freeze(probe)
-        self.train()
-
-    def freeze(self, frozen: bool) -> None:
-        """Freezes the encoder, or trains it; a fixed table of positions and a frozen projection stay as they are."""
-        for name, value in self.encoder.named_parameters():
-            value.requires_grad_(not frozen and name not in self._fixed)
-
-    def feature_map(self, images: Tensor) -> Tensor:
-        """Encodes normalized images: (B, C, H, W) -> (B, D, h, w)."""
-        return patch_map(self.encoder, images)
-
-
-class ForeignSegmenter(Segmenter):
-    """A probe of an encoder of others, by its last map of features. Nothing trains the encoder."""
-
-    def __init__(
-        self,
-        encoder: ForeignEncoder,
-        *,
-        num_classes: int,
-        label_smoothing: float,
-        mean: Sequence[float],
-        std: Sequence[float],
-    ) -> None:
-        """Adds a linear head to the map, whose width one pass of a black image tells.
-
-        Raises:
-            InputError: if timm gives no map of features for the network.
-        """
-        with torch.no_grad():
-            black = torch.zeros(1, encoder.input.in_chans, *encoder.input.img_size)
-            width = encoder.patch_map(black).shape[1]
-        super().__init__(
-            width=width,
-            num_classes=num_classes,
-            probe=True,
-            label_smoothing=label_smoothing,
-            mean=mean,
-            std=std,
-        )
-        self.encoder = encoder
-        self.train()
-
-    def feature_map(self, images: Tensor) -> Tensor:
-        """Encodes normalized images: (B, C, H, W) -> (B, D, h, w)."""
-        return self.encoder.patch_map(images)
-
-
-class NetworkSegmenter(Segmenter):
-    """Any other network, by its last feature map."""
-
-    def __init__(
-        self,
-        network: nn.Module,
-        *,
-        width: int,
-        num_classes: int,
-        label_smoothing: float,
-        mean: Sequence[float],
-        std: Sequence[float],
-    ) -> None:
-        """Adds a head to `network`, (B, C, H, W) -> (B, D, h, w)."""
-        super().__init__(
-            width=width,
-            num_classes=num_classes,
-            probe=False,
-            label_smoothing=label_smoothing,
-            mean=mean,
-            std=std,
-        )
-        self.network = network
-
-    def feature_map(self, images: Tensor) -> Tensor:
-        """Encodes normalized images: (B, C, H, W) -> (B, D, h, w)."""
-        features: Tensor = self.network(images)
-        return features

@@ -1,0 +1,208 @@
+"""Overrides of a config that follow from pretrained weights: geometry, normalization, and `with_start`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mae_vit.config.encoders import ENCODERS, family_of
+from mae_vit.config.load import ConfigSource, ConfigValues
+from mae_vit.config.overrides import drop_alternatives
+from mae_vit.config.typed_yaml import parse_yaml
+from mae_vit.core.errors import InputError
+from mae_vit.core.hub import is_hub_name
+from mae_vit.core.user_files import read_text
+from mae_vit.finetuning.config.modes import MODES
+from mae_vit.models.geometry import Geometry, ViTGeometry
+from mae_vit.weights.names import FOREIGN_ORIGIN, is_frozen
+
+if TYPE_CHECKING:  # slow to import: not for a run from scratch
+    from mae_vit.weights.foreign import ForeignWeights
+    from mae_vit.weights.start import Weights
+
+    # Ours, or third-party ones that are only measured.
+    Pretrained = Weights | ForeignWeights
+
+# Sections of a config file that override the others with pretrained weights.
+WITH_START = "with_start"
+
+
+class WeightsOverrides:
+    """Reads pretrained weights, and applies what they say to a config file's values; overrides come after it.
+
+    First the file's section `with_start`, then the encoder's geometry and the normalization that it was trained with.
+    The size of images is the file's, where it gives one. A third-party encoder has its own network and size instead.
+
+    Attributes:
+        weights: the pretrained weights; None for a run from scratch.
+        replaced: values of the file that gave way, each with that of the weights, by key.
+    """
+
+    def __init__(self, ckpt: str | None, source: ConfigSource, overrides: Sequence[str] = ()) -> None:
+        """Reads the weights that --ckpt names, or else the file, as that of a finished run does.
+
+        Raises:
+            InputError: if the weights cannot be read, or are given in a way that does not count.
+        """
+        if ckpt is not None and not ckpt.strip():
+            raise InputError(
+                '--ckpt "" names no weights: give some, or leave --ckpt out to begin from scratch'
+            )
+        given = [text.partition("=") for text in overrides]
+        self._given = {key: value.strip("\"' ") for key, _, value in given}
+        if value := self._given.get("finetune.start"):
+            raise InputError(f'override "finetune.start={value}": weights to begin from are given by --ckpt')
+        stated = _section(read_values(source), "finetune")
+        self._name = ckpt or stated.get("start")
+        self._run = source.stem if isinstance(source, Path) else "finetune"
+        self.weights: Pretrained | None = None
+        self.replaced: dict[str, tuple[Any, Any]] = {}
+        if self._name is not None:
+            self._name = str(self._name)
+            self.weights = read_pretrained(self._name, self._mode(stated))
+
+    def _mode(self, section: Mapping[str, Any]) -> str:
+        return str(self._given.get("finetune.mode") or section.get("mode") or "finetune")
+
+    def __call__(self, raw: dict[str, Any]) -> None:
+        """Changes sections as read.
+
+        Raises:
+            InputError: if `with_start` is no mapping of sections, or names another network than the weights.
+        """
+        extra = _sections(raw.pop(WITH_START, None) or {})
+        run = raw.setdefault("run", {})
+        if isinstance(run, dict) and "name" not in run:
+            parts = [self._run, self._given.get("finetune.mode"), self._name and run_name(self._name)]
+            run["name"] = "-".join(filter(None, parts))
+        if self.weights is None:
+            return
+        if is_frozen(self._name):
+            facts = self._third_party_facts()
+            self._note_replaced(raw, facts)
+            raw["model"] = {}
+            _section(raw, "finetune").pop("pool", None)
+        else:
+            _lay_over(raw, extra)
+            facts = self._facts(raw)
+            self._note_replaced(raw, facts)
+        _lay_over(raw, facts)
+
+    def _facts(self, raw: dict[str, Any]) -> dict[str, dict[str, Any]]:
+        """Returns the values that weights of ours give: geometry, normalization and pooling."""
+        weights: Weights = self.weights  # type: ignore[assignment]
+        name, model, finetune = str(self._name), _section(raw, "model"), _section(raw, "finetune")
+        # The commit of a branch of the Hub, which moves.
+        facts: dict[str, dict[str, Any]] = {
+            "finetune": {"start": weights.source if is_hub_name(name) else name}
+        }
+        if (geometry := weights.geometry) is not None:
+            self._check_network(model, geometry)
+            facts["model"] = geometry.to_config()
+            if isinstance(geometry, ViTGeometry):
+                # As in the official MAE code: a fixed table is where learned positions begin.
+                facts["model"]["pos_embed"] = "learnable"
+            if "img_size" in model:
+                # Positions are interpolated to the size that the recipe asks for.
+                del facts["model"]["img_size"]
+            if family_of(model) != geometry.family:
+                _keep_shared(model, geometry.family)
+        if weights.mean is not None and weights.std is not None:
+            facts["data"] = {"normalize": [list(weights.mean), list(weights.std)]}
+        mode = MODES.get(self._mode(finetune))
+        if "pool" not in finetune and not (mode and mode.labels == "mask"):
+            facts["finetune"]["pool"] = weights.pool
+        return facts
+
+    def _check_network(self, model: Mapping[str, Any], geometry: Geometry) -> None:
+        """Refuses a recipe, or an override, for another network than that of the weights."""
+        stated, ours = self._given.get("model.name") or model.get("name"), geometry.to_config()["name"]
+        if stated not in (None, ours) and family_of({"name": stated}) == "network":
+            raise InputError(
+                f'model.name="{stated}" does not fit --ckpt {self._name}, which is {geometry.describe()}: '
+                f"give a config for {ours}, or model.name={ours}"
+            )
+
+    def _third_party_facts(self) -> dict[str, dict[str, Any]]:
+        """Returns network, size and normalization of a third-party encoder, which replace the file's `model`."""
+        weights: ForeignWeights = self.weights  # type: ignore[assignment]
+        asked, images = self._given.get("model.name"), weights.images
+        if asked not in (None, weights.name):
+            raise InputError(
+                f'override "model.name={asked}": {self._name} brings its own network, {weights.name}'
+            )
+        return {
+            "finetune": {"start": self._name},
+            "model": {"name": weights.name, "img_size": list(images.img_size), "in_chans": images.in_chans},
+            "data": {"normalize": [list(images.mean), list(images.std)]},
+        }
+
+    def _note_replaced(self, raw: Mapping[str, Any], facts: Mapping[str, Mapping[str, Any]]) -> None:
+        for section in ("model", "data"):
+            stated = _section(raw, section)
+            for key, value in facts.get(section, {}).items():
+                if stated.get(key, value) != value and f"{section}.{key}" not in self._given:
+                    self.replaced[f"{section}.{key}"] = (stated[key], value)
+
+
+def read_pretrained(name: str, mode: str) -> Pretrained:
+    """Reads pretrained weights, ours or third-party ones.
+
+    Raises:
+        InputError: if they cannot be read, or if third-party ones would be trained.
+    """
+    from mae_vit.weights.foreign import read_foreign
+    from mae_vit.weights.read import read_weights
+
+    if not is_frozen(name):
+        return read_weights(name)
+    # Before anything is fetched.
+    if mode in MODES and MODES[mode].trains == "all":
+        raise InputError(
+            f"{name} is {FOREIGN_ORIGIN}, and never trained here: give finetune.mode=knn, few_shot, linear_probe or "
+            f'segment_probe (in a comparison "modes" of this entry), not "{mode}"'
+        )
+    return read_foreign(name)
+
+
+def run_name(weights: str) -> str:
+    """Returns a name of weights as part of a run's name."""
+    from mae_vit.weights.start import name_of
+
+    kept = "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in name_of(weights))
+    return kept or "weights"
+
+
+def read_values(source: ConfigSource) -> dict[str, Any]:
+    """Returns the values of a config by section; empty if it is gone, or no config."""
+    try:
+        text = source.text if isinstance(source, ConfigValues) else read_text(source)
+        content = parse_yaml(text, str(source))
+    except (OSError, InputError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _section(raw: Mapping[str, Any], name: str) -> dict[str, Any]:
+    section = raw.get(name)
+    return section if isinstance(section, dict) else {}
+
+
+def _keep_shared(model: dict[str, Any], family: str) -> None:
+    """Leaves of a file's encoder what does not define it and an encoder of another family has, too."""
+    shared = {"img_size", "in_chans", "drop_path_rate", "patch_init"} & set(ENCODERS[family].model_fields)
+    for key in set(model) - shared:
+        del model[key]
+
+
+def _sections(extra: Any) -> dict[str, dict[str, Any]]:
+    if not isinstance(extra, dict) or not all(isinstance(section, dict) for section in extra.values()):
+        raise InputError(f"{WITH_START} is a mapping of sections, each with its keys")
+    return extra
+
+
+def _lay_over(raw: dict[str, Any], extra: Mapping[str, Mapping[str, Any]]) -> None:
+    drop_alternatives(raw, {f"{section}.{key}" for section, values in extra.items() for key in values})
+    for section, values in extra.items():
+        raw[section] = {**_section(raw, section), **values}

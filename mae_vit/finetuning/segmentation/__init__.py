@@ -1,1 +1,0 @@
-"""Segmentation: `finetune.mode=segment` and `finetune.mode=segment_probe`."""
