@@ -32,8 +32,8 @@ class RunSection(Section):
         deterministic: use deterministic kernels; needed on GPUs for identical results.
         hang_timeout_s: seconds without progress in a step after which a rank is killed, so that the others do not wait
             forever. An evaluation or a save may take four times as long. null never kills.
-        plugins: modules of your own that add encoders, objectives, augmentation, data or trackers, by name or as files that
-            end in .py.
+        plugins: modules of your own that add encoders, objectives, augmentation, data or trackers, by name or as files
+            that end in .py.
         plugins_may_change: lets a run resume with plug-ins whose source has changed.
     """
 
