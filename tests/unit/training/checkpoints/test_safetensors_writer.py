@@ -67,6 +67,7 @@ def longest_pause(work) -> float:
     return longest
 
 
+@pytest.mark.slow
 def test_other_threads_go_on_while_it_writes(tmp_path):
     """Against the library's `save`, which holds the interpreter's lock for as long as it copies."""
     large = {f"block.{number}": torch.ones(1 << 22) for number in range(20)}  # 335 MB
