@@ -6,12 +6,6 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from mae_vit.cli.embed import add_embed
-from mae_vit.cli.export import add_export
-from mae_vit.cli.inspect import add_inspect
-from mae_vit.cli.predict import add_predict
-from mae_vit.cli.prepare import add_prepare
-from mae_vit.cli.reading import add_check, add_replay, add_report
 from mae_vit.cli.training import add_doctor, add_jobs, add_presets, run_job
 from mae_vit.config.command_line import OneLineParser, add_local_rank
 from mae_vit.core import __version__
@@ -79,6 +73,14 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 
 
 def _parser() -> OneLineParser:
+    # A job needs none of them.
+    from mae_vit.cli.embed import add_embed
+    from mae_vit.cli.export import add_export
+    from mae_vit.cli.inspect import add_inspect
+    from mae_vit.cli.predict import add_predict
+    from mae_vit.cli.prepare import add_prepare
+    from mae_vit.cli.reading import add_check, add_replay, add_report
+
     parser = OneLineParser(
         prog="mae-vit",
         description="Self-supervised pretraining of Vision Transformers. The commands prepare data, pretrain, "

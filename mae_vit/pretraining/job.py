@@ -40,7 +40,6 @@ from mae_vit.training.startup import (
     resume_or_start,
     settle_precision,
 )
-from mae_vit.weights.encoder import cost_of_start
 
 _NOTHING_HELD_OUT = (
     "{why}: no held-out metrics and no pictures (mae-vit prepare ... --holdout 0.05 sets some images aside)"
@@ -110,10 +109,12 @@ def _train(setup: Setup, arguments: Arguments, folder: RunFolder) -> None:
     # Initial weights may have seen labels, too.
     begins_from = config.model.init or "scratch"
     if checkpoint is None:
-        start = initialize(objective, config, setup.info, say=ranks.rank == 0)
-        begins_from = start.source if start else begins_from
-        labels = seen_labels(config, setup.data, start.labels if start else None)
-        before = asdict(cost_of_start(start)) if start else None
+        weights, before = initialize(objective, config, setup.info, say=ranks.rank == 0), None
+        if weights is not None:
+            from mae_vit.weights.encoder import cost_of_start  # few runs need it
+
+            begins_from, before = weights.source, asdict(cost_of_start(weights))
+        labels = seen_labels(config, setup.data, weights.labels if weights else None)
         info = replace(setup.info, labels=labels.model_dump() if labels else None, before=before)
     else:
         known = checkpoint.identity
