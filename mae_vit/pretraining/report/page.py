@@ -123,7 +123,7 @@ def _chart(curves: Mapping[str, Points], *, whole: bool = True) -> Markup:
             steps, mean, low, high = thinned(np.array(points, np.float64))
             if len(steps) < len(points):
                 axes.fill_between(steps, low, high, color=color, alpha=0.25, linewidth=0)
-            style = {"color": color, "linewidth": 1.4, "marker": marker, "markersize": 3.5}
+            style: dict[str, Any] = {"color": color, "linewidth": 1.4, "marker": marker, "markersize": 3.5}
             axes.plot(steps, mean, label=charts.plain(name), **style)
         values = np.array([value for points in curves.values() for _, value in points])
         if values.min() > 0 and values.max() > _LOG_SPAN * values.min():
