@@ -124,7 +124,8 @@ def test_truncated_shard(damaged, tmp_path, capsys):
     path.write_bytes(path.read_bytes()[:-49_600])
     assert call(damaged, tmp_path / "run") == EXIT_INPUT
     line = one_line(capsys)
-    assert f"data.damage_budget=0.001 allows 1: shard {path}" in line
+    assert "data.damage_budget=0.001" in line
+    assert str(path) in line
     assert f"check {damaged}`" in line
     assert not (tmp_path / "run").exists()
 
