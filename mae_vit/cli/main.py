@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from mae_vit.cli.training import add_doctor, add_jobs, add_presets, run_job
 from mae_vit.config.command_line import OneLineParser, add_local_rank
 from mae_vit.core import __version__
-from mae_vit.runtime.failures import EXIT_CODES, exit_code_of, print_error
+from mae_vit.runtime.failures import EXIT_CODES, find_exit_code, print_error
 from mae_vit.runtime.terminal import ignore_closed_terminal
 
 EXAMPLES = """examples:
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except tuple(EXIT_CODES) as error:
         print_error(error, interrupted="interrupted; nothing half-written was left", program="mae-vit: ")
-        return exit_code_of(error)
+        return find_exit_code(error)
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:

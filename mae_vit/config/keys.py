@@ -47,7 +47,7 @@ def written_path(schema: type[BaseModel], location: Sequence[str | int]) -> list
         elif models:
             path.append(str(part))
             field = models[0].model_fields.get(str(part))
-            models = _models_of(field) if field else []
+            models = _field_models(field) if field else []
             tags = branches(field) if field else {}
             named = field is not None and _has_named_sections(field)
         elif isinstance(part, int):  # an index of a list
@@ -74,7 +74,7 @@ def fields_at(schema: type[BaseModel], path: Sequence[str]) -> list[FieldInfo]:
     models, matching = [schema], []
     for part in path:
         matching = [model.model_fields[part] for model in models if part in model.model_fields]
-        models = [model for field in matching for model in _models_of(field)]
+        models = [model for field in matching for model in _field_models(field)]
     return matching
 
 
@@ -93,7 +93,7 @@ def options_from(schema: type[BaseModel], path: Sequence[str]) -> int | None:
             return depth
         # Another mapping: its keys are free names and its values sections.
         depth += bool(mappings)
-        models = [model for field in fields for model in _models_of(field)]
+        models = [model for field in fields for model in _field_models(field)]
     return None
 
 
@@ -151,10 +151,10 @@ def _typed(raw: Any, key: str) -> str:
 def describe_keys(schema: type[BaseModel], *, without: Collection[str] = ()) -> str:
     """Returns the list of keys for `--help`, a few lines per section."""
     fields = schema.model_fields.items()
-    rows = [("", " ".join(name for name, field in fields if not _models_of(field)))]
+    rows = [("", " ".join(name for name, field in fields if not _field_models(field)))]
     for name, field in fields:
         free = "NAME." if _has_named_sections(field) else ""
-        heads = branches(field) or dict.fromkeys([""], next(iter(_models_of(field)), None))
+        heads = branches(field) or dict.fromkeys([""], next(iter(_field_models(field)), None))
         several = one_of(field)
         told = several.key if several else ""
         for tag, model in heads.items():
@@ -177,7 +177,7 @@ def describe_keys(schema: type[BaseModel], *, without: Collection[str] = ()) -> 
 
 def _leaves(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     for name, field in model.model_fields.items():
-        inner = _models_of(field)
+        inner = _field_models(field)
         if not inner:
             yield prefix + name
         for section in inner:
@@ -195,10 +195,10 @@ def _chosen(field: FieldInfo, raw: Any) -> list[type[BaseModel]]:
     choice = several.choice(raw) if several and isinstance(raw, dict) else None
     if several is not None and choice is not None and choice in several.sections:
         return [several.sections[choice]]
-    return _models_of(field)
+    return _field_models(field)
 
 
-def _models_of(field: FieldInfo) -> list[type[BaseModel]]:
+def _field_models(field: FieldInfo) -> list[type[BaseModel]]:
     return [*branches(field).values()] or _models_in(field.annotation)
 
 
