@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers.objectives import mean_color_classes
 
 from mae_vit.models.encoders.vit import ViTEncoder
 from mae_vit.models.patches import (
@@ -11,7 +12,6 @@ from mae_vit.models.patches import (
     join_bins,
     mean_band_bins,
     mean_color_bins,
-    mean_color_classes,
     patchify,
     split_bins,
     unpatchify,

@@ -106,11 +106,11 @@ def test_mae_and_psnr_against_plain_loops(norm_pix):
         mae.normalize(batch.images), patch_noise(batch.keys, mae.encoder.num_patches)
     )
     patches, there = patches_of(images), patches_of(valid)
-    guess, hidden = prediction.numpy().astype(np.float64), mask.numpy()
+    guess, masked = prediction.numpy().astype(np.float64), mask.numpy()
     losses, squared, baseline, measured = [], 0.0, 0.0, 0
     for image in range(len(patches)):
         errors = []
-        for patch in np.flatnonzero(hidden[image]):
+        for patch in np.flatnonzero(masked[image]):
             known = there[image, patch]
             values = patches[image, patch][known]
             if not len(values):
@@ -123,7 +123,7 @@ def test_mae_and_psnr_against_plain_loops(norm_pix):
             errors += list((predicted - (values - mean) / scale) ** 2)
             squared += (((predicted * scale + mean - values) * 0.2) ** 2).sum()
             colors = (
-                np.full(len(values), mean) if norm_pix else averaged(patches, there, hidden, image, patch)
+                np.full(len(values), mean) if norm_pix else averaged(patches, there, masked, image, patch)
             )
             baseline += (((colors - values) * 0.2) ** 2).sum()
             measured += len(values)
@@ -137,7 +137,7 @@ def test_mae_and_psnr_against_plain_loops(norm_pix):
 
 
 def averaged(
-    patches: np.ndarray, there: np.ndarray, hidden: np.ndarray, image: int, patch: int
+    patches: np.ndarray, there: np.ndarray, masked: np.ndarray, image: int, patch: int
 ) -> np.ndarray:
     """Returns the local average of a patch's known values: of visible patches that have the band."""
     columns, channels = SIDE // P, 5
@@ -145,7 +145,7 @@ def averaged(
     colors = []
     for band in range(channels):
         total = weights = 0.0
-        for other in np.flatnonzero(hidden[image] == 0):
+        for other in np.flatnonzero(masked[image] == 0):
             known = there[image, other][band::channels]
             if known.any():
                 weight = math.exp(-((other // columns - row) ** 2 + (other % columns - column) ** 2) / 2)

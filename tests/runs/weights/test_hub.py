@@ -99,7 +99,7 @@ def test_a_repository_of_transformers_is_loaded_with_its_configs(hub, tmp_path):
 def test_a_repository_without_a_known_network_says_what_it_has(hub):
     theirs = save({"text.embeddings.weight": torch.zeros(4, 4)}, {"format": "pt"})
     hub.add("anna/text", {"model.safetensors": theirs})
-    with pytest.raises(InputError, match=r"hf:anna/text: .*no weights of a Vision Transformer.*it has text"):
+    with pytest.raises(InputError, match=r"^hf:anna/text: .*text\.embeddings"):
         mae_vit.load_encoder("hf:anna/text")
 
 
@@ -111,14 +111,14 @@ def test_offline_the_cache_serves_and_nothing_else(hub, file, monkeypatch):
     hub.requests.clear()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert mae_vit.load_encoder("hf:anna/mae").start.source.endswith(repo.refs["main"])
-    with pytest.raises(InputError, match="not in the cache, and HF_HUB_OFFLINE"):
+    with pytest.raises(InputError, match="HF_HUB_OFFLINE"):
         mae_vit.load_encoder("hf:anna/other")
     assert not hub.requests
 
 
 def test_a_pickle_is_not_even_fetched(hub):
     hub.add("anna/mae", {"pytorch_model.bin": b"pickled", "model.pth": b"pickled"})
-    with pytest.raises(InputError, match=r"has no encoder.safetensors or model.safetensors"):
+    with pytest.raises(InputError, match=r"encoder\.safetensors or model\.safetensors"):
         mae_vit.load_encoder("hf:anna/mae")
     assert not hub.downloads()
 
@@ -164,15 +164,15 @@ def test_the_librarys_log_of_retries_is_silent_meanwhile_and_as_before_afterward
 
 
 WRONG = {
-    "hf:": (2, "names no repository of the Hub"),
-    "hf:a/b/c": (2, "names no repository of the Hub"),
-    "hf:anna/mae@": (2, "names no repository of the Hub"),
-    "hf:anna/..": (2, "names no repository of the Hub"),
+    "hf:": (2, "no repository"),
+    "hf:a/b/c": (2, "no repository"),
+    "hf:anna/mae@": (2, "no repository"),
+    "hf:anna/..": (2, "no repository"),
     "hf://anna/mae": (2, 'give "hf:anna/mae"'),
-    "hf:anna/maee": (2, "there is no model anna/maee on the Hub, or it is private"),
-    "hf:anna/mae@mian": (2, 'has no revision "mian"'),
-    "hf:anna/gated": (2, "is gated: ask for access on its page"),
-    "hf:anna/private": (2, "there is no model anna/private on the Hub, or it is private"),
+    "hf:anna/maee": (2, "no model anna/maee"),
+    "hf:anna/mae@mian": (2, '"mian"'),
+    "hf:anna/gated": (2, "gated"),
+    "hf:anna/private": (2, "no model anna/private"),
     "hf:anna/broken": (75, "status 500"),
 }
 
@@ -187,18 +187,18 @@ def test_what_goes_wrong_is_one_line(hub, file, tmp_path, capfd, name):
     hub.add("anna/broken", content)
     hub.faults["/anna/broken/"] = ["always 500"]
     assert main(["export", name, "--to", "timm", "--out", str(tmp_path / "out")]) == code
-    said = capfd.readouterr().err
-    assert line in said
-    assert len(said.splitlines()) == 1
+    error = capfd.readouterr().err
+    assert line in error
+    assert len(error.splitlines()) == 1
     assert not (tmp_path / "out").exists()
 
 
 def test_a_hub_that_is_not_there_is_one_line(hub, tmp_path, capfd):
     hub.stop()
     assert main(["export", "hf:anna/mae", "--to", "timm", "--out", str(tmp_path / "out")]) == 75
-    said = capfd.readouterr().err
-    assert "cannot be reached" in said
-    assert len(said.splitlines()) == 1
+    error = capfd.readouterr().err
+    assert "cannot be reached" in error
+    assert len(error.splitlines()) == 1
 
 
 @pytest.mark.parametrize("token", ["hf_aWrongToken", "hf_wröng"])
@@ -206,11 +206,11 @@ def test_a_wrong_token_is_one_line_without_the_token(hub, file, monkeypatch, tmp
     hub.add("anna/mae", {"encoder.safetensors": file.read_bytes()})
     monkeypatch.setenv("HF_TOKEN", token)
     assert main(["export", "hf:anna/mae", "--to", "timm", "--out", str(tmp_path / "out")]) == 2
-    said = capfd.readouterr().err
-    assert "token" in said
-    assert "hf auth login" in said
-    assert token not in said
-    assert len(said.splitlines()) == 1
+    error = capfd.readouterr().err
+    assert "token" in error
+    assert "hf auth login" in error
+    assert token not in error
+    assert len(error.splitlines()) == 1
 
 
 def test_a_token_opens_what_is_private(hub, file, monkeypatch, tmp_path):
