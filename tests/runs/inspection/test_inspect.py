@@ -103,14 +103,6 @@ def test_random_masks_as_trained_say_what_training_says(runs, digits):
     assert all(len(row.images) == 2 for row in reconstruction.rows)
 
 
-def test_mean_color_shows_predicted_colors(runs, tmp_path):
-    out = tmp_path / "look"
-    assert main(["inspect", "--ckpt", str(runs / "masked_patch"), "--images", "40", "--out", str(out)]) == 0
-    (row,) = table(out / "reconstructions-as-trained.csv")
-    assert 0 <= float(row["accuracy_on_mask"]) <= 1
-    assert "predicted" in (out / "index.html").read_text()
-
-
 def test_two_side_by_side_and_an_encoder_alone(runs, digits, tmp_path, capsys):
     out = tmp_path / "pair"
     encoder = str(runs / "masked_patch" / "encoder.safetensors")

@@ -5,15 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.export import encoder_file, export, mae_run
-from helpers.servers.hub_server import TOKEN, Hub, use_hub
+from helpers.export import encoder_file
+from helpers.servers.hub_server import Hub, use_hub
 from safetensors.torch import save
 from transformers import ViTConfig, ViTModel
 
 import mae_vit
 from mae_vit.cli.main import main
 from mae_vit.core.errors import FetchUnavailable, InputError
-from mae_vit.core.hub import HubName, hub_errors
 from mae_vit.finetuning.config.pretrained import WeightsOverrides, run_name
 
 
@@ -48,29 +47,6 @@ def test_an_encoder_of_the_hub_is_the_files_to_the_bit_and_its_commit_is_named(h
     assert loaded.info.images_seen == 700
     assert torch.equal(features(loaded), features(ours))
     assert features(ours).isfinite().all()
-
-
-def test_a_revision_is_loaded_though_the_branch_has_moved(hub, tmp_path):
-    old, new = (
-        encoder_file(tmp_path / "a.safetensors", step=1),
-        encoder_file(tmp_path / "b.safetensors", step=2),
-    )
-    repo = hub.add("anna/mae", {"encoder.safetensors": old.read_bytes()})
-    first = repo.refs["main"]
-    repo.commit({"encoder.safetensors": new.read_bytes()})
-    assert mae_vit.load_encoder("hf:anna/mae").info.step == 2
-    pinned = mae_vit.load_encoder(f"hf:anna/mae@{first}")
-    assert pinned.info.step == 1
-    assert pinned.start.source.endswith(first)
-
-
-def test_an_export_to_timm_is_loaded(hub, tmp_path):
-    mae_run(tmp_path / "run")
-    assert export(tmp_path / "run", "--to", "timm", "--out", tmp_path / "out") == 0
-    hub.add("anna/mae", {"model.safetensors": (tmp_path / "out" / "model.safetensors").read_bytes()})
-    loaded = mae_vit.load_encoder("hf:anna/mae")
-    assert torch.equal(features(loaded), features(mae_vit.load_encoder(tmp_path / "run")))
-    assert loaded.info.step == 7
 
 
 def test_a_repository_of_transformers_is_loaded_with_its_configs(hub, tmp_path):
@@ -150,22 +126,8 @@ def test_an_encoder_that_does_not_come_is_not_replaced_by_another_file(hub, file
         mae_vit.load_encoder("hf:anna/mae")
 
 
-def test_the_librarys_log_of_retries_is_silent_meanwhile_and_as_before_afterwards(monkeypatch):
-    from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars, logging
-
-    enable_progress_bars()  # other tests may have left them off
-    logging.set_verbosity_info()
-    with hub_errors(HubName("anna/mae")):
-        assert logging.get_verbosity() == logging.ERROR
-        assert are_progress_bars_disabled()  # no terminal shows them
-    assert logging.get_verbosity() == logging.INFO
-    assert not are_progress_bars_disabled()
-    logging.set_verbosity_warning()
-
-
 WRONG = {
     "hf:": (2, "no repository"),
-    "hf:a/b/c": (2, "no repository"),
     "hf:anna/mae@": (2, "no repository"),
     "hf:anna/..": (2, "no repository"),
     "hf://anna/mae": (2, 'give "hf:anna/mae"'),
@@ -193,14 +155,6 @@ def test_what_goes_wrong_is_one_line(hub, file, tmp_path, capfd, name):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_hub_that_is_not_there_is_one_line(hub, tmp_path, capfd):
-    hub.stop()
-    assert main(["export", "hf:anna/mae", "--to", "timm", "--out", str(tmp_path / "out")]) == 75
-    error = capfd.readouterr().err
-    assert "cannot be reached" in error
-    assert len(error.splitlines()) == 1
-
-
 @pytest.mark.parametrize("token", ["hf_aWrongToken", "hf_wröng"])
 def test_a_wrong_token_is_one_line_without_the_token(hub, file, monkeypatch, tmp_path, capfd, token):
     hub.add("anna/mae", {"encoder.safetensors": file.read_bytes()})
@@ -211,15 +165,6 @@ def test_a_wrong_token_is_one_line_without_the_token(hub, file, monkeypatch, tmp
     assert "hf auth login" in error
     assert token not in error
     assert len(error.splitlines()) == 1
-
-
-def test_a_token_opens_what_is_private(hub, file, monkeypatch, tmp_path):
-    hub.add("anna/mae", {"encoder.safetensors": file.read_bytes()}, private=True)
-    monkeypatch.setenv("HF_TOKEN", TOKEN)
-    assert mae_vit.load_encoder("hf:anna/mae").info.step == 7
-    assert not [
-        path for path in tmp_path.rglob("*") if path.is_file() and TOKEN.encode() in path.read_bytes()
-    ]
 
 
 def test_fine_tuning_pins_the_commit(hub, file):

@@ -1,8 +1,5 @@
 """The pixels that training reads from the shards are those that an encoder is given of the user's own files."""
 
-import io
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -19,7 +16,6 @@ from mae_vit.core.errors import InputError
 from mae_vit.core.preprocessing import UNCHANGED, Preprocessing
 from mae_vit.data.batches.augmented import open_source
 from mae_vit.data.images.augment import Augment
-from mae_vit.data.images.decode import decode
 from mae_vit.data.index import open_index
 from mae_vit.models.encoder_file import encoder_bytes, read_info
 from mae_vit.weights.embed.images import open_images
@@ -136,13 +132,6 @@ def test_photographs_are_those_of_training(tmp_path, options, channels):
         )
 
 
-@pytest.mark.parametrize("options", [[], SMALL])
-def test_scans_of_eight_bits_are_those_of_training(tmp_path, options):
-    files = {"a.dcm": dicom(values(1, "uint8", high=255)), "b.dcm": dicom(values(1, "uint8", high=90))}
-    pixels, encoder, source, _ = prepare_and_read(tmp_path, files, options, 1)
-    assert_the_same(pixels, encoder, source, files)
-
-
 def with_gaps() -> np.ndarray:
     raw = values(5, "uint16")
     raw[1, 3:9, 5:20] = 7
@@ -204,16 +193,6 @@ def test_bands_are_those_of_training(tmp_path, kind, options):
         np.testing.assert_array_equal(cropped, pixels[name], err_msg=name)
 
 
-def test_prepared_data_of_another_orientation_are_turned(tmp_path):
-    """The encoder learned upright images; these shards hold them as the camera wrote them."""
-    files = {"a.jpg": oriented(6)}
-    *_, out = prepare_and_read(tmp_path / "as is", files, [], 3)
-    upright, encoder, *_ = prepare_and_read(tmp_path / "upright", files, UPRIGHT, 3)
-    encoder.fit_bands(None, "the data")
-    (entry,) = open_images(str(out), out=tmp_path).entries
-    np.testing.assert_array_equal(encoder.crop_pixels(encoder.decode(entry.read())), upright["a.jpg"])
-
-
 def test_the_record_is_in_the_encoders_file_only_where_something_was_done(tmp_path):
     how = Preprocessing(resize=24, quality=90, exif_orientation="apply", bands=("3", "red"), window=(-2.5, 7))
     path = encoder_file(tmp_path / "encoder.safetensors", preprocessing=how)
@@ -255,18 +234,6 @@ def test_a_photograph_is_taken_in_every_form(tmp_path):
     ):
         with pytest.raises(InputError, match=f"{kind}$"):
             encoder.transform(given)
-
-
-def test_an_array_is_made_smaller_as_its_file_is(tmp_path):
-    how = Preprocessing(resize=24, quality=80, exif_orientation="apply")
-    encoder = mae_vit.load_encoder(encoder_file(tmp_path / "encoder.safetensors", preprocessing=how))
-    data = encoded(picture(3, (90, 60)), "png")
-    pixels = decode(data, 3)
-    for given in (pixels.transpose(1, 2, 0), torch.from_numpy(pixels.copy()), Image.open(io.BytesIO(data))):
-        assert torch.equal(encoder.transform(given), encoder.transform(data))
-    plain = replace(encoder.input, preprocessing=UNCHANGED)
-    smaller, encoder.input = encoder.transform(data), plain
-    assert not torch.equal(encoder.transform(data), smaller)
 
 
 def test_raw_values_of_other_forms_are_refused_in_a_line(tmp_path):

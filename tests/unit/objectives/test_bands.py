@@ -158,10 +158,8 @@ def averaged(
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
-        ("mae", {}),
         ("mae", {"decode_ratio": 0.5}),
         ("simmim", {}),
-        ("masked_patch", {}),
         ("masked_patch", {"target": "pixels_l2"}),
         ("masked_patch", {"target": "downsized_4x4"}),
         ("supervised", {"mixup": 0.8, "cutmix": 1.0}),
@@ -246,25 +244,3 @@ def test_mixtures_miss_what_either_image_misses():
     either = (missing | missing.unflatten(0, (-1, 2)).flip(1).flatten(0, 1)).numpy()
     np.testing.assert_array_equal(mixed.isnan().numpy(), either)
     assert (objective.normalize(mixed)[torch.from_numpy(either)] == 0).all()
-
-
-def test_eight_bit_images_of_four_bands_take_the_exact_path():
-    bands = Bands(("r", "g", "b", "nir"), "uint8", (0.0,) * 4, (255.0,) * 4)
-    objective = objective_of("masked_patch", bands)
-    images = torch.randint(0, 256, (2, 4, SIDE, SIDE), dtype=torch.uint8)
-    assert objective.valid(images) is None
-    expected = (images.float() / 255 - objective.mean) / objective.std
-    assert torch.equal(objective.normalize(images), expected)
-    assert objective.head.out_features == 4 * 8
-
-
-def test_pictures_undo_normalization_and_scale():
-    """What is drawn is the share of each band's low..high, which the scale in pictures names in raw values."""
-    bands = sixteen_bit(5)
-    objective, batch = objective_of("mae", bands), raw_batch(bands)
-    low, high = (torch.tensor(ends).view(-1, 1, 1) for ends in (bands.low, bands.high))
-    expected = ((batch.images.float() - low) / (high - low)).clamp(0, 1)
-    drawn, valid = objective.denormalize(objective.normalize(batch.images)), bands.valid(batch.images)
-    assert 0 < valid.float().mean() < 1
-    assert expected[valid].std() > 0.1
-    torch.testing.assert_close(drawn[valid], expected[valid], rtol=0, atol=1e-5)

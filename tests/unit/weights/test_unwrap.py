@@ -84,7 +84,6 @@ WRAPPED = {
         lambda net, _: {"model": {**net, "decoder_embed.weight": torch.zeros(4, 4)}},
         'below "model."',
     ),
-    "classifier": (lambda net, _: {"state_dict": {**net, **HEAD}, "epoch": 3}, 'below "state_dict."'),
     "DDP": (
         lambda net, _: {"model": below("module.", net), "optimizer": OPTIMIZER},
         'below "model.module."',
@@ -93,14 +92,6 @@ WRAPPED = {
     "compiled blocks": (
         lambda net, _: {k.replace("attn.", "_orig_mod.attn."): v for k, v in net.items()},
         "",
-    ),
-    "Lightning": (
-        lambda net, _: {
-            "state_dict": {**below("model.backbone.", net), "model.loss.center": torch.zeros(4)},
-            "hyper_parameters": Hyperparameters(),
-            "pytorch-lightning_version": "2.5.0",
-        },
-        'below "state_dict.model.backbone."',
     ),
     "Lightning's own options": (
         lambda net, _: {
