@@ -22,7 +22,7 @@ from mae_vit.core.messages import error_reason, nearest
 from mae_vit.core.urls import redact_url
 from mae_vit.data.remote.folder import RemoteFolder, fetch_index
 from mae_vit.data.remote.shards import RemoteShards
-from mae_vit.data.shards.dataset_json import Dataset, Split, read_dataset
+from mae_vit.data.shards.dataset_json import SOURCES, Dataset, Split, read_dataset
 from mae_vit.data.shards.index_files import (
     cache_folder,
     fingerprint_of,
@@ -47,28 +47,32 @@ class ShardIndex:
 
     Attributes:
         split: its name.
-        folder: of the shards.
+        folder: folder of the shards.
         dataset: what the folder holds; not in data workers.
         one_size: (height, width) of all images of the split in pixels, None where they differ.
         fingerprint: changes when any shard does.
         remote: what the folder stands in for; None if it holds the shards itself.
-        array_path: of the index.
+        array_path: file of the index.
     """
 
     def __init__(
         self, folder: Path, split: str, dataset: Dataset, array_path: Path, remote: RemoteFolder | None = None
     ) -> None:
         """Maps an index; `open_index` looks for it."""
-        self.folder, self.remote, self.array_path = folder, remote, array_path
-        self.split = split
-        self.dataset = dataset
+        self.array_path = array_path
+        self._describe(folder, split, dataset, remote)
+        shards = self.split_info.shards
+        self._shards = ShardTable([shard.file for shard in shards], [shard.bytes for shard in shards])
+        self._files = RemoteShards(remote, shards) if remote else ShardFiles(folder, self._shards)
+
+    def _describe(
+        self, folder: Path, split: str, dataset: Dataset, remote: RemoteFolder | None = None
+    ) -> None:
+        self.folder, self.split, self.dataset, self.remote = folder, split, dataset, remote
         self.fingerprint = fingerprint_of(dataset.splits[split])
         self._open_rows()
         (low, high), (left, right) = self.split_info.height, self.split_info.width
         self.one_size = (low, left) if (low, left) == (high, right) else None
-        shards = self.split_info.shards
-        self._shards = ShardTable([shard.file for shard in shards], [shard.bytes for shard in shards])
-        self._files = RemoteShards(remote, shards) if remote else ShardFiles(folder, self._shards)
 
     @property
     def split_info(self) -> Split:
@@ -126,7 +130,7 @@ class ShardIndex:
         """Lists the samples that shards of these sizes lack: int64 (K,), sorted.
 
         Args:
-            sizes: in bytes, by number of shard; None for one that is missing.
+            sizes: bytes of each shard, by its number; None for one that is missing.
         """
         lost, shards = [np.zeros(0, np.int64)], self.split_info.shards
         ends = np.cumsum([shard.samples for shard in shards])
@@ -251,7 +255,7 @@ def open_index(folder: Path, split: str, *, remote: RemoteFolder | None = None) 
     """Opens the index of a split, which lies beside its shards; reads none of them.
 
     Args:
-        folder: of the shards.
+        folder: folder of the shards.
         split: its name.
         remote: what the folder stands in for.
 
@@ -267,6 +271,9 @@ def open_index(folder: Path, split: str, *, remote: RemoteFolder | None = None) 
         raise InputError(
             f"dataset.json of {folder} is damaged: it says {info.samples} samples, its shards {described}"
         )
+    if own := SOURCES.get(str(folder)):
+        index: ShardIndex = own.open(split)
+        return index
     if info.index is None:
         where = redact_url(remote.url) if remote else str(folder)
         hint = "run `mae-vit prepare --reindex DIR` where it lies" if remote else reindex_hint(folder)

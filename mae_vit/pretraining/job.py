@@ -14,7 +14,7 @@ from mae_vit.config.plan import Plan
 from mae_vit.core.batch import Batch
 from mae_vit.core.files import write_atomically
 from mae_vit.data.batches.prefetch import fetch_split
-from mae_vit.data.order.skipped_steps import Skipped
+from mae_vit.data.order.order import Skipped
 from mae_vit.models.encoder_file import EncoderInfo, encoder_bytes
 from mae_vit.objectives.objective import Objective
 from mae_vit.objectives.pretrain_config import PretrainConfig

@@ -21,8 +21,7 @@ from mae_vit.core.image_rows import Picture, draw_rows
 from mae_vit.core.keyed_rng import SampleKeys
 from mae_vit.data.batches.loader import load_batches
 from mae_vit.data.data_path import check_recorded
-from mae_vit.data.order.order import RankSlice
-from mae_vit.data.order.skipped_steps import data_step
+from mae_vit.data.order.order import RankSlice, data_step
 from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.pretraining.data import open_data
 from mae_vit.pretraining.setup import build_objective, count_classes, describe_encoder

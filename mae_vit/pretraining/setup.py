@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 
 from mae_vit.config.plan import Plan, check_grouping, make_plan
-from mae_vit.core.bands import dtype_of_raw
 from mae_vit.core.errors import InputError
 from mae_vit.data.channels import describe_data, with_channels
 from mae_vit.models.encoder_file import EncoderInfo
@@ -91,7 +90,7 @@ def estimate_costs(
     return estimate(
         lambda: build_objective(config, info, num_classes=num_classes),
         image_shape=(info.in_chans, *info.img_size),
-        dtype=dtype_of_raw(info.bands),
+        dtype=info.bands.torch_dtype,
         batch_size_per_device=batch_size_per_device,
         activation_checkpointing=config.train.activation_checkpointing,
         optimizer_slots=len(optimizer_options(config).optimizer_states),
@@ -108,7 +107,7 @@ def least_kept(setup: Setup) -> int:
     return kept_bytes(
         setup.build,
         image_shape=(info.in_chans, *info.img_size),
-        dtype=dtype_of_raw(info.bands),
+        dtype=info.bands.torch_dtype,
         batch_size_per_device=setup.plan.batch_size_per_device,
         precision=train.precision,
         fused_attention=setup.device.type == "cuda",

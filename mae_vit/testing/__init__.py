@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from mae_vit.config.encoders import ENCODERS, EncoderSection, family_of
-from mae_vit.core.bands import Bands
+from mae_vit.core.bands import RGB8, Bands
 from mae_vit.core.batch import Batch
 from mae_vit.core.keyed_rng import SampleKeys
 from mae_vit.models.geometry import geometry_from
@@ -39,7 +39,7 @@ def read_objective(objective: Mapping[str, Any]) -> ObjectiveSection:
 
 
 def build_objective(
-    objective: Mapping[str, Any], model: Mapping[str, Any], *, bands: Bands | None = None
+    objective: Mapping[str, Any], model: Mapping[str, Any], *, bands: Bands = RGB8
 ) -> Objective:
     """Builds an objective around an encoder, the same for each call; 5 classes."""
     torch.manual_seed(0)

@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from mae_vit.core.bands import Bands
+from mae_vit.core.bands import RGB8, Bands
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import error_reason
 from mae_vit.core.preprocessing import UNCHANGED, Preprocessing
@@ -44,7 +44,7 @@ class ImageInput:
         mean: mean of each channel, of pixels in 0..1.
         std: standard deviation of each channel, of these pixels.
         interpolation: resizes images to `img_size`.
-        bands: what raw values mean; None for 8-bit gray or RGB.
+        bands: what raw values mean.
         preprocessing: what is done to images before.
     """
 
@@ -53,7 +53,7 @@ class ImageInput:
     mean: Sequence[float]
     std: Sequence[float]
     interpolation: Interpolation = "bicubic"
-    bands: Bands | None = None
+    bands: Bands = RGB8
     preprocessing: Preprocessing = UNCHANGED
 
 
@@ -157,7 +157,7 @@ class FeatureEncoder(nn.Module):
         """
         wanted = self.input
         pixels = preprocess(data, wanted.in_chans, wanted.preprocessing, wanted.bands)
-        if wanted.bands is None and jpeg_size(data) is None:
+        if wanted.bands.photographs and jpeg_size(data) is None:
             with suppress(DecodeError):  # an array, which has no header
                 if any("16 bits" in note for note in read_header(data).notes):
                     self._warn_deep(pixels)
@@ -175,7 +175,7 @@ class FeatureEncoder(nn.Module):
     def _opened(self, image: Image.Image | np.ndarray | Tensor) -> np.ndarray:
         """Does the same to pixels in memory."""
         wanted = self.input
-        if wanted.bands is not None:
+        if not wanted.bands.photographs:
             return shape_bands(_raw_values(image, wanted.bands), wanted.preprocessing, wanted.bands.nodata)
         photograph = _photograph(image)
         if photograph.mode == "I" and photograph.format is None:
@@ -197,12 +197,10 @@ class FeatureEncoder(nn.Module):
             for values in (self.input.mean, self.input.std)
         )
         bands = self.input.bands
-        if bands is None:
-            return (images.float() / 255 - mean) / std
         normalized, valid = bands.unit(images).sub_(mean).div_(std), bands.valid(images)
         return normalized if valid is None else normalized.masked_fill_(~valid, 0.0)
 
-    def fit_bands(self, bands: Bands | None, where: str) -> None:
+    def fit_bands(self, bands: Bands, where: str) -> None:
         """Reads prepared data from here on: bands were chosen, raw values go by the encoder's own scale.
 
         See `other_bands.fit_bands`.

@@ -18,6 +18,7 @@ import timm
 from timm.data import resolve_data_config
 from timm.models import PretrainedCfg, get_pretrained_cfg
 
+from mae_vit.core.bands import RGB8, Bands
 from mae_vit.core.errors import FetchUnavailable, InputError
 from mae_vit.core.hub import HubName, download
 from mae_vit.core.messages import closest, closest_path, error_reason
@@ -69,8 +70,9 @@ class ForeignWeights:
         return tuple(self.images.std)
 
     @property
-    def bands(self) -> None:
-        """None: timm's weights are of 8-bit images."""
+    def bands(self) -> Bands:
+        """Bands of timm's weights: those of photographs."""
+        return RGB8
 
     @cached_property
     def digest(self) -> str:

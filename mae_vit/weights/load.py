@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mae_vit.core.bands import Bands
+from mae_vit.core.bands import RGB8, Bands
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of
 from mae_vit.models.encoders.base import DoesNotFit, Encoder, check_finite
@@ -114,7 +114,7 @@ def _fit(
 
 
 def warn_normalization_differs(
-    start: Normalized, mean: Sequence[float], std: Sequence[float], bands: Bands | None = None
+    start: Normalized, mean: Sequence[float], std: Sequence[float], bands: Bands = RGB8
 ) -> None:
     """Warns if the run normalizes images differently from the pretrained weights. Only an override causes it.
 

@@ -15,11 +15,12 @@ import timm
 from timm.models.vision_transformer import VisionTransformer
 
 from mae_vit.config.encoders import ENCODERS, family_of
+from mae_vit.core.bands import Bands
 from mae_vit.core.errors import FetchUnavailable, InputError
 from mae_vit.core.hub import check_reachable, download, is_hub_name, parse_hub_name
 from mae_vit.core.messages import error_reason, nearest
 from mae_vit.core.preprocessing import Preprocessing
-from mae_vit.models.encoder_file import bands_from, read_metadata
+from mae_vit.models.encoder_file import read_metadata
 from mae_vit.models.geometry import Geometry, geometry_from, timm_geometry
 from mae_vit.models.sizes import TIMM_PREFIX, Pool
 from mae_vit.training.checkpoints.format import (
@@ -152,7 +153,7 @@ def _read_checkpoint(path: Path) -> Weights:
         std=tuple(std) if std else None,
         geometry=geometry,
         labels=_read_labels(identity.get(LABELS_SEEN)),
-        bands=bands_from(identity.get("data.bands")),
+        bands=Bands.of_entry({"bands": identity.get("data.bands")}),
         preprocessing=Preprocessing.of_entry({"preprocessing": identity.get("data.preprocessing")}),
         pool=identity.get("finetune.pool") or identity.get("objective.pool") or "mean",
     )
@@ -211,7 +212,7 @@ def _read_file(path: Path, network: str | None = None) -> Weights:
         geometry=geometry,
         labels=_read_labels(metadata.get("labels")),
         downloaded=None if network is None else path,
-        bands=bands_from(metadata.get("bands")),
+        bands=Bands.of_entry(metadata),
         preprocessing=Preprocessing.of_entry(metadata),
         pool=facts.get("pool") or own_pool,
         remarks={"found": where} if where else {},

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from mae_vit.core.bands import Bands
+from mae_vit.core.bands import RGB8, Bands
 from mae_vit.core.errors import InputError
 from mae_vit.core.hub import is_hub_name, parse_hub_name
 from mae_vit.core.messages import closest_path
@@ -48,8 +48,8 @@ class Normalized(Protocol):
         """Per-channel standard deviation."""
 
     @property
-    def bands(self) -> Bands | None:
-        """What raw values mean; None for 8-bit gray or RGB."""
+    def bands(self) -> Bands:
+        """What raw values mean."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Weights:
             checkpoints of the run; "unfinished", step of an unfinished run.
         labels: those that it was trained on; None if on none, or not known.
         downloaded: where the file lies, of a source that is no path.
-        bands: what the raw values of its images mean; None for 8 bits, or not known.
+        bands: what the raw values of its images mean; `RGB8` if it is not known.
         preprocessing: what `prepare` did to its images; nothing if it is not known.
         pool: what reads a feature from its tokens, unless another pooling is asked for.
     """
@@ -84,7 +84,7 @@ class Weights:
     remarks: dict[str, str] = field(default_factory=dict)
     labels: SeenLabels | None = None
     downloaded: Path | None = None
-    bands: Bands | None = None
+    bands: Bands = RGB8
     preprocessing: Preprocessing = UNCHANGED
     pool: Pool = "cls"
 

@@ -12,18 +12,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from PIL import Image
 from timm.data.auto_augment import NAME_TO_OP, posterize, translate_x_abs, translate_y_abs
 
 from mae_vit.core.keyed_rng import RngStream, derive_key, uniform
-from mae_vit.data.images.augment import Policy
-from mae_vit.data.images.color import ColorJitter
-
-if TYPE_CHECKING:  # not imported by data processes
-    from mae_vit.config.data import AugmentSection
 
 # timm's levels go from 0 to 10.
 _MAX_LEVEL = 10.0
@@ -78,12 +73,8 @@ OPS: dict[str, Callable[..., Image.Image]] = {
 class _Policy(ABC):
     """A policy whose ops work on PIL images."""
 
+    name: ClassVar[str]
     resample: ClassVar[Image.Resampling]
-
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """The value of `data.augment.policy`."""
 
     @abstractmethod
     def draw(self, seed: int, epoch: int, index: np.ndarray) -> list[tuple[Call, ...]]:
@@ -261,16 +252,3 @@ class AutoAugmentCifar(_Policy):
             )
             for pair, *of_image in zip(chosen.tolist(), numbers[:, 1:3].tolist(), signs.tolist(), strict=True)
         ]
-
-
-# By the name in `data.augment.policy`; built with the options of `AugmentSection` (config/data.py).
-POLICIES: dict[str, Callable[..., Policy]] = {
-    "randaugment": RandAugment,
-    "autoaugment_cifar": AutoAugmentCifar,
-    "color": ColorJitter,
-}
-
-
-def make_policy(section: AugmentSection) -> Policy | None:
-    """Returns the policy of `data.augment.policy`, None for "none"."""
-    return None if section.policy == "none" else POLICIES[section.policy](**section.options_of("policy"))

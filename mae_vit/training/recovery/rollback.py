@@ -11,7 +11,7 @@ from typing import Any
 
 from mae_vit.config.schema import GuardSection
 from mae_vit.core.files import write_json
-from mae_vit.data.order.skipped_steps import data_step, skip
+from mae_vit.data.order.order import data_step, skip
 from mae_vit.runtime.collectives import run_on_rank_zero
 from mae_vit.runtime.failures import BadStep, TrainingFailed
 from mae_vit.runtime.ranks import Ranks

@@ -98,7 +98,7 @@ class ExportSource:
     @property
     def preparation(self) -> str:
         """Sentences on what must be done to images before all else; empty if nothing."""
-        return self.info.preprocessing.describe(in_bands=self.info.bands is not None)
+        return self.info.preprocessing.describe(in_bands=not self.info.bands.photographs)
 
     def random_images(self) -> Tensor:
         """Returns the same normalized random images at every call: float32 (3, C, H, W)."""

@@ -252,7 +252,7 @@ def _preprocessor(source: ExportSource) -> dict[str, Any]:
         "resample": _BICUBIC,
         "do_center_crop": square,
         "crop_size": size,
-        "do_rescale": source.info.bands is None,
+        "do_rescale": source.info.bands.photographs,
         "rescale_factor": 1 / 255,
         "do_normalize": True,
         "image_mean": list(mean),

@@ -9,8 +9,7 @@ from helpers.leaked_tensors import Leftovers
 
 from mae_vit.config.schema import GuardSection
 from mae_vit.data.index import open_index
-from mae_vit.data.order.order import GlobalOrder
-from mae_vit.data.order.skipped_steps import data_step, skip
+from mae_vit.data.order.order import GlobalOrder, data_step, skip
 from mae_vit.runtime.failures import BadStep
 from mae_vit.training.checkpoints.checkpoint import list_checkpoints, load_checkpoint
 from mae_vit.training.engines.state import LossHistory

@@ -11,7 +11,7 @@ from unit.data.band_files import chunky, dicom, npy, png, tiff, values
 
 import mae_vit
 from mae_vit.cli.main import main
-from mae_vit.core.bands import Bands
+from mae_vit.core.bands import RGB8, Bands
 from mae_vit.core.errors import InputError
 from mae_vit.core.preprocessing import UNCHANGED, Preprocessing
 from mae_vit.data.batches.augmented import open_source
@@ -82,8 +82,8 @@ def prepare_and_read(tmp_path, files, options, channels):
     path = encoder_file(
         tmp_path / "encoder.safetensors",
         in_chans=channels,
-        mean=dataset.mean[:1] * channels if dataset.bands is None else dataset.mean,
-        std=dataset.std[:1] * channels if dataset.bands is None else dataset.std,
+        mean=dataset.mean[:1] * channels if dataset.bands.photographs else dataset.mean,
+        std=dataset.std[:1] * channels if dataset.bands.photographs else dataset.std,
         bands=dataset.bands,
         preprocessing=index.split_info.processing.of_images,
     )
@@ -124,7 +124,7 @@ def test_photographs_are_those_of_training(tmp_path, options, channels):
         if name.endswith((".png", ".bmp", ".tiff", ".gif")) and "named" not in name:
             np.testing.assert_array_equal(encoder.crop(Image.open(source / name)), pixels[name], err_msg=name)
     # Of prepared data, which are read as they are.
-    encoder.fit_bands(None, "the data")
+    encoder.fit_bands(RGB8, "the data")
     for entry in open_images(str(out), out=tmp_path).entries:
         name = next(name for name in files if name.rpartition(".")[0] == entry.key)
         np.testing.assert_array_equal(

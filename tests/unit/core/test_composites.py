@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from mae_vit.core.bands import Bands
+from mae_vit.core.bands import RGB8, Bands
 from mae_vit.core.composites import compose, find_bands, in_colors
 from mae_vit.core.errors import InputError
 from mae_vit.core.image_rows import Picture
@@ -55,7 +55,7 @@ def test_rows_get_the_colors_of_the_original_and_photographs_stay():
     ]
     assert torch.equal(drawn[0].images, IMAGES[:, [3, 2, 1]] * 0.5)
     photographs = [Picture("original", IMAGES[:, :3])]
-    assert in_colors(photographs, None)[0] is photographs[0]
+    assert in_colors(photographs, RGB8)[0] is photographs[0]
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ from helpers.export import encoder_file, info_of
 from timm.models._manipulate import adapt_input_conv
 
 import mae_vit
-from mae_vit.core.bands import Bands
+from mae_vit.core.bands import RGB8, Bands
 from mae_vit.core.errors import InputError
-from mae_vit.models.encoder_file import EncoderInfo, bands_from, encoder_bytes, read_info
+from mae_vit.models.encoder_file import EncoderInfo, encoder_bytes, read_info
 from mae_vit.models.encoders.base import adapt_patch_projection
 from mae_vit.models.encoders.vit import ViTEncoder
 from mae_vit.objectives.config import MAEConfig
@@ -86,7 +86,7 @@ def test_raw_values_are_normalized_as_in_pretraining_in_another_scale():
         normalized(other, *fitted), normalized(FIVE, start.mean, start.std), atol=1e-4, rtol=1e-4
     )
     assert fit_normalization(start, FIVE, 5) == (start.mean, start.std)
-    for bands, channels in ((replace(FIVE, dtype="int16"), 5), (None, 5), (FIVE, 3)):
+    for bands, channels in ((replace(FIVE, dtype="int16"), 5), (RGB8, 5), (FIVE, 3)):
         assert fit_normalization(start, bands, channels) is None
 
 
@@ -111,7 +111,7 @@ def test_an_encoder_file_describes_its_bands_and_others_are_as_before(tmp_path):
 )
 def test_damaged_descriptions_are_refused(broken):
     with pytest.raises((ValueError, TypeError)):
-        bands_from({**vars(FIVE), **broken})
+        Bands.of_entry({"bands": {**vars(FIVE), **broken}})
 
 
 def test_features_of_raw_values_are_the_objectives(tmp_path):
@@ -133,11 +133,11 @@ def test_features_of_raw_values_are_the_objectives(tmp_path):
 
 def test_data_of_other_bands_are_refused_with_both():
     ours, three = FIVE, replace(FIVE, names=tuple("abc"), low=(0.0,) * 3, high=(1.0,) * 3)
-    assert fit_bands(None, None, "data") is None
+    assert fit_bands(RGB8, RGB8, "data") == RGB8
     assert fit_bands(ours, replace(FIVE, low=(1.0,) * 5, nodata=7), "data") == replace(FIVE, nodata=7)
     # Data that were prepared without a mark hold the same missing pixels.
     marked = replace(FIVE, nodata=7)
     assert fit_bands(marked, replace(FIVE, low=(1.0,) * 5, nodata=None), "data") == marked
-    for bands, kind in ((None, "8-bit"), (three, "3 bands of uint16")):
+    for bands, kind in ((RGB8, "8-bit"), (three, "3 bands of uint16")):
         with pytest.raises(InputError, match=f"^data.*{kind}.*5 bands of uint16"):
             fit_bands(ours, bands, "data")

@@ -12,12 +12,12 @@ import pytest
 import torch
 from helpers.commands import ROOT, one_line
 from helpers.finetune import SMALL, TINY
+from mae_vit.finetuning.frozen.initial_model import load_frozen
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from mae_vit.finetuning.command import main
 from mae_vit.finetuning.frozen import score as frozen
-from mae_vit.finetuning.frozen.initial_model import load_frozen
 from mae_vit.finetuning.models.classifiers import ViTClassifier
 from mae_vit.models.encoders.base import pool_tokens
 from mae_vit.models.encoders.vit import ViTEncoder

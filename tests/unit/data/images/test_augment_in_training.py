@@ -16,10 +16,10 @@ from mae_vit.core.errors import InputError
 from mae_vit.data.batches.augmented import Views, open_source
 from mae_vit.data.batches.loader import choose_workers, load_batches, start_worker_server
 from mae_vit.data.images.augment import Augment
-from mae_vit.data.images.auto_augment import RANDAUGMENT, AutoAugmentCifar, RandAugment, make_policy
+from mae_vit.data.images.auto_augment import RANDAUGMENT, AutoAugmentCifar, RandAugment
 from mae_vit.data.index import open_index
-from mae_vit.data.normalization import fill_color
 from mae_vit.data.order.order import GlobalOrder, RankSlice
+from mae_vit.data.views import fill_color, make_policy
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.finetuning.data import open_data as open_finetune_data
 from mae_vit.objectives.pretrain_config import PretrainConfig
@@ -31,7 +31,6 @@ FILL = (120, 60, 30)
 POLICIES = {
     "randaugment": {"policy": RandAugment(), "erasing": 0.5},
     "autoaugment": {"policy": AutoAugmentCifar(), "erasing": 0.5},
-    "policy alone": {"policy": RandAugment()},
     "erasing alone": {"erasing": 0.5},
 }
 CROPS = {
@@ -41,9 +40,16 @@ CROPS = {
 }
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("crop", CROPS)
-@pytest.mark.parametrize("changes", POLICIES)
+@pytest.mark.parametrize(
+    ("changes", "crop", "channels"),
+    [
+        ("randaugment", "none", 3),
+        ("randaugment", "random_resized", 1),
+        ("autoaugment", "pad", 3),
+        ("autoaugment", "none", 1),
+        ("erasing alone", "random_resized", 3),
+    ],
+)
 def test_one_by_one_in_a_batch_and_in_another_batch_are_the_same(changes, crop, channels):
     images = smooth(channels, 32, 32, count=24)
     augment = Augment(img_size=(32, 32), **CROPS[crop], **POLICIES[changes], fill=FILL[:channels])
@@ -63,7 +69,7 @@ def test_one_by_one_in_a_batch_and_in_another_batch_are_the_same(changes, crop, 
         assert (other != batch).any(axis=(1, 2, 3)).mean() > 0.3
 
 
-@pytest.mark.parametrize("changes", POLICIES)
+@pytest.mark.parametrize("changes", ["randaugment", "autoaugment"])
 def test_no_generator_is_read_or_moved(changes):
     images = smooth(3, 32, 32, count=24)
     augment = Augment(img_size=(32, 32), **POLICIES[changes])
@@ -92,7 +98,7 @@ def test_draws_of_a_seed_stay_what_they_are():
     assert digests == ["d48c83b2bdacfcd3", "7b044026a3747b11", "fa01d0d6a12fa49b"]
 
 
-@pytest.mark.parametrize("changes", POLICIES)
+@pytest.mark.parametrize("changes", ["randaugment", "autoaugment"])
 def test_both_sources_give_the_same_images(digits, changes):
     index = open_index(digits, "train")
     augment = Augment(img_size=(16, 16), **CROPS["random_resized"], **POLICIES[changes], fill=(90,))
