@@ -8,7 +8,6 @@ import re
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from torch import Tensor
 
@@ -30,26 +29,6 @@ MEASURED_BY = (
     "`mae-vit embed`, or to fine-tuning with finetune.mode=knn, few_shot, linear_probe or segment_probe"
 )
 STARTS = f'a run folder, an encoder.safetensors, a file of a Vision Transformer, "{TIMM_PREFIX}NAME" or "hf:USER/NAME"'
-
-
-class Normalized(Protocol):
-    """Weights that know the normalization of their training, or None."""
-
-    @property
-    def source(self) -> str:
-        """The name of the weights."""
-
-    @property
-    def mean(self) -> tuple[float, ...] | None:
-        """Per-channel mean."""
-
-    @property
-    def std(self) -> tuple[float, ...] | None:
-        """Per-channel standard deviation."""
-
-    @property
-    def bands(self) -> Bands:
-        """What raw values mean."""
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,7 @@ def test_forms_that_cannot_say_so(path, tmp_path, capsys):
 
 def test_other_numbers_of_class_tokens_do_not_fit(path):
     start = read_weights(str(path))
-    with pytest.raises(InputError, match=r"class_tokens is 4 .*model\.class_tokens=1"):
+    with pytest.raises(InputError, match=r"model\.class_tokens=1"):
         load_weights(start, info_of(pos_embed="learnable").geometry.build())
 
 
