@@ -10,11 +10,10 @@ from mae_vit.cli.embed import add_embed
 from mae_vit.cli.export import add_export
 from mae_vit.cli.inspect import add_inspect
 from mae_vit.cli.predict import add_predict
-from mae_vit.cli.prepare.command import add_prepare
+from mae_vit.cli.prepare import add_prepare
 from mae_vit.cli.reading import add_check, add_replay, add_report
 from mae_vit.cli.training import add_doctor, add_jobs, add_presets, run_job
 from mae_vit.config.command_line import OneLineParser, add_local_rank
-from mae_vit.config.plugins import import_plugins
 from mae_vit.core import __version__
 from mae_vit.runtime.failures import EXIT_CODES, exit_code_of, print_error
 from mae_vit.runtime.terminal import ignore_closed_terminal
@@ -51,7 +50,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     ignore_closed_terminal()
     try:
         arguments = parse(words)
-        import_plugins(getattr(arguments, "plugin", ()))
+        if plugins := getattr(arguments, "plugin", ()):
+            # Imports pydantic: not for --help.
+            from mae_vit.config.plugins import import_plugins
+
+            import_plugins(plugins)
         code: int = arguments.run(arguments)
         return code
     except tuple(EXIT_CODES) as error:

@@ -68,7 +68,7 @@ class Overlaps:
         return len(self.pixels)
 
     @classmethod
-    def of_counts(cls, intersections: np.ndarray, unions: np.ndarray) -> Overlaps:
+    def from_counts(cls, intersections: np.ndarray, unions: np.ndarray) -> Overlaps:
         """Counts the pixels too: a wrong one is in two unions, its class's and the predicted one's."""
         right = intersections.sum(axis=1)
         return cls(intersections, unions, right + (unions.sum(axis=1) - right) / 2)

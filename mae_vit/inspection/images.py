@@ -84,13 +84,9 @@ def as_drawn(images: Tensor, bands: Bands, picture_bands: Sequence[int | str] | 
 
 
 def draw_samples(data: str, *, count: int, encoder: EncoderInfo, split: str | None = None) -> Samples:
-    """Draws images by a key, without augmentation: the largest centered box, resized.
+    """Draws at most `count` images by a key, without augmentation: the largest centered box, resized.
 
-    Args:
-        data: prepared shards, a folder of images or an archive of one.
-        count: how many, at most.
-        encoder: gives size and bands of the images.
-        split: split of prepared data; the first of val, test, train by default.
+    Of prepared data it takes the first of val, test and train unless a split is given.
 
     Raises:
         InputError: if there is nothing to look at.

@@ -28,8 +28,8 @@ class EncoderInfo:
 
     Attributes:
         geometry: architecture of the encoder.
-        mean: per-channel mean of the pixels (in 0..1) that the network was trained on.
-        std: per-channel standard deviation of these pixels.
+        mean: mean of each channel, of the pixels (in 0..1) that the network was trained on.
+        std: standard deviation of each channel, of these pixels.
         objective: name of the pretraining objective.
         step: optimizer steps of pretraining.
         labels: the labels it was trained on, in the form of `mae_vit.weights.seen_labels.SeenLabels`; None

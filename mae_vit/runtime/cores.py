@@ -89,8 +89,8 @@ def control_groups(
 ) -> Iterator[Path]:
     """Yields the folders of this process's control groups, each with those above it: a limit holds for all below.
 
-    `controller` is "cpu" or "memory". Some folders may not be there. In a container a path may be the host's, and of its
-    folders only the root is to be seen.
+    `controller` is "cpu" or "memory". Some folders may not be there. In a container a path may be the host's, and of
+    its folders only the root is to be seen.
     """
     with suppress(OSError):
         for line in process_cgroups.read_text().splitlines():

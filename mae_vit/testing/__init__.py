@@ -61,10 +61,9 @@ def batch_for(objective: Objective, start: int = 0, stop: int = _IMAGES) -> Batc
 
 
 def assert_encoder_contract(model: Mapping[str, Any]) -> None:
-    """Checks what fine-tuning, weights and SimMIM need of an encoder.
+    """Checks what fine-tuning, weights and SimMIM need of an encoder, by the `model` section of a config.
 
-    Args:
-        model: the `model` section of a config. Small images and few blocks are fastest.
+    Small images and few blocks are fastest.
 
     Raises:
         AssertionError: that says what is broken.
@@ -105,11 +104,7 @@ def assert_encoder_contract(model: Mapping[str, Any]) -> None:
 
 
 def assert_objective_contract(objective: Mapping[str, Any], model: Mapping[str, Any]) -> None:
-    """Checks what the training loop needs of an objective with an encoder.
-
-    Args:
-        objective: the `objective` section of a config.
-        model: its `model` section.
+    """Checks what the training loop needs of an objective with an encoder, by their sections of a config.
 
     Raises:
         AssertionError: that says what is broken.

@@ -159,11 +159,7 @@ def check_kind(start: Weights) -> None:
 
 
 def check_complete(start: Weights, absent: Sequence[str]) -> None:
-    """Refuses to measure features of a network of which tensors are random.
-
-    Args:
-        start: the weights.
-        absent: names of the tensors that the network needs and the weights lack.
+    """Refuses to measure features of a network that needs the `absent` tensors.
 
     Raises:
         InputError: if there are any; names the first ones.

@@ -14,16 +14,8 @@ def fit_normalization(
 ) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
     """Returns the mean and std of pretrained weights in the unit scale of other data.
 
-    Raw values are then normalized as in pretraining, also if the data's 0..1 are other raw values.
-
-    Args:
-        start: pretrained weights.
-        bands: bands of the data.
-        channels: their number.
-
-    Returns:
-        Mean and std, one a channel; None if raw values of both do not compare: another number of bands, another
-        type of values, or a normalization that is not known.
+    Raw values are then normalized as in pretraining, also if the data's 0..1 are other raw values. None if raw
+    values of both do not compare: another number of bands, another type, or an unknown normalization.
     """
     mean, std, theirs = start.mean, start.std, start.bands
     if mean is None or std is None or len(mean) != channels:

@@ -61,10 +61,10 @@ class Weights:
         tensors: encoder weights by timm's names; parts of an objective by the names that
             it gives them.
         objective: whose parts those are; None if there are none.
-        mean: per-channel mean the network was trained with, None if not known.
-        std: per-channel standard deviation.
+        mean: mean of each channel in its training, None if not known.
+        std: standard deviation of each channel.
         num_heads: attention heads, which no shape tells; None if not known.
-        geometry: of the encoder; None if not known.
+        geometry: geometry of the encoder; None if not known.
         remarks: facts that a user should know: "found", place in a third-party file; "passed over", damage of newer
             checkpoints of the run; "unfinished", step of an unfinished run.
         labels: those that it was trained on; None if on none, or not known.

@@ -105,22 +105,7 @@ def decode(data: bytes, channels: int, *, max_pixels: int | None = None, bands: 
             return np.asarray(pixels.transpose(2, 0, 1))
         except ValueError:
             pass  # simplejpeg refuses it, or it is damaged; Pillow decides
-    elif is_tiff(data):
-        _check_bands(data, bound)
     return _decode_with_pillow(data, channels, bound)
-
-
-def _check_bands(data: bytes, bound: int) -> None:
-    """Refuses TIFF files of which Pillow would drop bands.
-
-    Raises:
-        DecodeError: naming them.
-    """
-    raster = open_raster(data, max_pixels=bound)
-    if raster is not None and len(raster.pixels) not in (1, 3):
-        raise DecodeError(
-            f"{raster.kind}: an image of {len(raster.pixels)} bands, where 8-bit gray or RGB is expected"
-        )
 
 
 def jpeg_size(data: bytes, *, max_pixels: int = MAX_PIXELS) -> tuple[int, int] | None:
@@ -203,7 +188,11 @@ def _notes(image: Image.Image, data: bytes) -> tuple[str, ...]:
 def _decode_with_pillow(data: bytes, channels: int, bound: int) -> np.ndarray:
     if data.startswith(PNG_MAGIC):
         check_png(data)
+    raster = open_raster(data, max_pixels=bound) if is_tiff(data) else None
     with _pillow_errors(data), Image.open(io.BytesIO(data), formats=_FORMATS) as image:
+        # Of other bands Pillow reads the first ones, and of several pages the first.
+        if raster is not None and len(raster.pixels) != (3 if image.mode.startswith("RGB") else 1):
+            raise DecodeError(f"{raster.kind}, where 8-bit gray or RGB is expected")
         if image.width * image.height > bound:
             raise DecodeError(f"{image.width}x{image.height} pixels are over the bound of {bound}")
         image.load()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 
 from mae_vit.config.load import load_config
@@ -12,7 +15,7 @@ from mae_vit.data.shards.dataset_json import read_dataset
 from mae_vit.finetuning.comparison.config import TUNED_BY, EntrySection
 from mae_vit.finetuning.comparison.inputs import data_folder
 from mae_vit.finetuning.comparison.plan import ComparisonPlan
-from mae_vit.finetuning.comparison.settings import lines_of, settings_of
+from mae_vit.finetuning.comparison.settings import entry_settings, override_words
 from mae_vit.finetuning.config.modes import ModeName
 from mae_vit.finetuning.config.pretrained import WeightsOverrides
 from mae_vit.finetuning.config.schema import FinetuneConfig
@@ -26,20 +29,27 @@ def check(plan: ComparisonPlan) -> None:
     Raises:
         InputError: if one is wrong; names the entry.
     """
+    pretraining = {}
     for name, section in plan.config.pretrain.items():
-        path = plan.file(section.config)
-        try:
-            load_config(PretrainConfig, path, lines_of(section.set), overrides_from="set")
-        except InputError as error:
-            raise InputError(f"pretrain.{name}: {error}") from None
+        with _naming(f"pretrain.{name}"):
+            path, words = plan.file(section.config), override_words(section.set)
+            pretraining[name] = load_config(PretrainConfig, path, words, overrides_from="set")
     for entry in plan.config.entries:
-        try:
+        with _naming(f'entry "{entry.name}"'):
             if entry.compute_of is not None:
-                _check_equal_compute(plan, entry)
-            for mode in plan.modes_of(entry):
+                other = plan.entry(entry.compute_of)
+                made = pretraining.get(other.start or "")
+                _check_equal_compute(plan, entry, other, made.model.init if made else other.start)
+            for mode in plan.modes(entry):
                 _check_mode(plan, entry, mode)
-        except InputError as error:
-            raise InputError(f'entry "{entry.name}": {error}') from None
+
+
+@contextmanager
+def _naming(place: str) -> Iterator[None]:
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{place}: {error}") from None
 
 
 def check_data(plan: ComparisonPlan) -> None:
@@ -66,44 +76,33 @@ def check_data(plan: ComparisonPlan) -> None:
 def _check_mode(plan: ComparisonPlan, entry: EntrySection, mode: ModeName) -> None:
     path = plan.file(entry.config)
     # Weights that the comparison still has to pretrain are checked when they exist.
-    start = None if entry.start in plan.config.pretrain else entry.start
+    ckpt = None if entry.start in plan.config.pretrain else entry.start
     points = plan.config.tuning_settings(entry) if mode in TUNED_BY else []
     for point in points or [{}]:
-        lines = lines_of({**settings_of(plan.config, entry), **point, "finetune.mode": mode})
-        amend = WeightsOverrides(start, path, lines)
+        words = override_words({**entry_settings(plan.config, entry), **point, "finetune.mode": mode})
         try:
-            load_config(FinetuneConfig, path, lines, amend=amend, overrides_from="set")
+            amend = WeightsOverrides(ckpt, path, words)
+            load_config(FinetuneConfig, path, words, amend=amend, overrides_from="set")
         except InputError as error:
             by_default = mode != "finetune" and entry.modes is None
             hint = " (or give this entry modes of its own: modes: [finetune])" if by_default else ""
             raise InputError(f"{error}{hint}") from None
 
 
-def _check_equal_compute(plan: ComparisonPlan, entry: EntrySection) -> None:
+def _check_equal_compute(
+    plan: ComparisonPlan, entry: EntrySection, other: EntrySection, weights: str | None
+) -> None:
     """Checks that the cells exist from which a `compute_of` entry takes its cost and its settings."""
-    if others := [mode for mode in plan.modes_of(entry) if mode != "finetune"]:
+    if extra := [mode for mode in plan.modes(entry) if mode != "finetune"]:
         raise InputError(
-            f'compute_of: "{entry.name}" trains as long as another: not in mode {", ".join(others)}'
+            f'compute_of: "{entry.name}" trains as long as another: not in mode {", ".join(extra)}'
         )
-    other = plan.entry(entry.compute_of)
-    if unknown := _weights_of_unknown_cost(plan, other):
+    if weights is not None and cost_of_weights(weights).flops is None:
         raise InputError(
-            f'compute_of: the cost of "{other.name}" is not known: {unknown} does not record what it cost'
+            f'compute_of: the cost of "{other.name}" is not known: {weights} does not record what it cost'
         )
     for needed in (other, plan.usual(entry)):
-        for what, own, theirs in (
-            ("labels_per_class", entry.labels_per_class, needed.labels_per_class),
-            ("modes", entry.modes, needed.modes),
-        ):
-            default = getattr(plan.config, what)
-            if missing := set(own or default) - set(theirs or default):
-                raise InputError(f'compute_of: "{needed.name}" has no {what} {", ".join(map(str, missing))}')
-
-
-def _weights_of_unknown_cost(plan: ComparisonPlan, entry: EntrySection) -> str | None:
-    """Returns the weights that an entry, or its pretraining, begins from if they do not record their cost."""
-    section, weights = plan.config.pretrain.get(entry.start or ""), entry.start
-    if section is not None:
-        path = plan.file(section.config)
-        weights = load_config(PretrainConfig, path, lines_of(section.set), overrides_from="set").model.init
-    return weights if weights is not None and cost_of_weights(weights).flops is None else None
+        for key in ("labels_per_class", "modes"):
+            default = getattr(plan.config, key)
+            if missing := set(getattr(entry, key) or default) - set(getattr(needed, key) or default):
+                raise InputError(f'compute_of: "{needed.name}" has no {key} {", ".join(map(str, missing))}')

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -143,22 +143,33 @@ class CompareConfig(Section):
     @classmethod
     def key_of_runs(cls, path: str) -> str:
         """Returns the comparison's key for a key of its runs, written with or without section, also misspelled."""
-        section, *rest = path.split(".")
-        if section == "pretrain" and len(rest) > 1:
-            place = f"pretrain.{rest[0]}.set"
-            return _key_of_runs(PretrainSection, {place: PretrainConfig}, ".".join(rest[1:]))
-        for key, own in _OWN_KEYS.items():
-            if path in (key, key.rpartition(".")[2]) and own in cls.model_fields:
-                return own
-        return _key_of_runs(cls, {"set": FinetuneConfig, "pretrain.NAME.set": PretrainConfig}, path)
+        own: type[Section] = cls
+        runs: dict[str, type[Section]] = {"set": FinetuneConfig, "pretrain.NAME.set": PretrainConfig}
+        if path.startswith("pretrain.") and path.count(".") > 1:
+            _, name, path = path.split(".", 2)
+            own, runs = PretrainSection, {f"pretrain.{name}.set": PretrainConfig}
+        else:
+            for key, own_key in _OWN_KEYS.items():
+                if path in (key, key.rpartition(".")[2]) and own_key in cls.model_fields:
+                    return own_key
+        section, dotted, _ = path.partition(".")
+        keys = {place: list(key_paths(schema, {})) for place, schema in runs.items()}
+        for place, known in keys.items():
+            if exact := [key for key in known if path in (key, "" if dotted else key.rpartition(".")[2])]:
+                return f"{place}.{exact[0]}"
+        if section not in own.model_fields and (dotted or not meant(own, {}, path)):
+            for place, schema in runs.items():
+                if (not dotted or section in keys[place]) and (near := meant(schema, {}, path)):
+                    return f"{place}.{near[0]}"
+        return ""
 
     @model_validator(mode="after")
     def _check(self) -> CompareConfig:
         names = [entry.name for entry in self.entries]
         slugs = [slug(name) for name in names]
-        for name in names:
-            if slugs.count(slug(name)) > 1:
-                raise ValueError(f'entries: two are called "{name}", or nearly so')
+        if len(set(slugs)) < len(slugs):
+            twice = next(name for name in names if slugs.count(slug(name)) > 1)
+            raise ValueError(f'entries: two are called "{twice}", or nearly so')
         if self.reference not in names:
             raise ValueError(f'reference="{self.reference}" is no entry: {nearest(self.reference, names)}')
         for number, entry in enumerate(self.entries):
@@ -228,22 +239,6 @@ class CompareConfig(Section):
         return self.label_draws and (labels != "all" or held_out)
 
 
-def _key_of_runs(own: type[Section], runs: Mapping[str, type[Section]], path: str) -> str:
-    """Returns the key of one of `runs`, with its place, that a path means; empty for a key of `own`."""
-    section, dotted, _ = path.partition(".")
-    known = {place: list(key_paths(schema, {})) for place, schema in runs.items()}
-    for place, keys in known.items():
-        for key in keys:
-            if path == key or (not dotted and path == key.rpartition(".")[2]):
-                return f"{place}.{key}"
-    if section in own.model_fields or (not dotted and meant(own, {}, path)):
-        return ""
-    for place, keys in known.items():
-        if near := meant(runs[place], {}, path) if not dotted or section in keys else []:
-            return f"{place}.{near[0]}"
-    return ""
-
-
 def _check_own_keys(overrides: Sequence[Overrides], where: str) -> None:
     for key in (key for settings in overrides for key in settings):
         if key in _OWN_KEYS:
@@ -258,13 +253,13 @@ def slug(name: str) -> str:
 
 @dataclass(frozen=True)
 class CompareArguments:
-    """What a comparison is to do: a parsed command line, or a call from Python.
+    """A parsed command line of a comparison, or a call from Python.
 
     Attributes:
         config: the YAML file, or values, whose files are named from the current folder.
-        overrides: `key.path=value`.
-        dry_run: check all of it, list the runs, run nothing.
-        report: write the report of what is finished, run nothing.
+        overrides: settings `key.path=value`.
+        dry_run: whether to check all of it and list the runs alone.
+        report: whether to write the report of the finished runs alone.
         overrides_from: who gave the overrides, for messages.
     """
 

@@ -10,8 +10,8 @@ from statistics import fmean
 from mae_vit.core.messages import count_of
 from mae_vit.finetuning.comparison.config import EntrySection
 from mae_vit.finetuning.comparison.plan import Cell, ComparisonPlan
-from mae_vit.finetuning.comparison.report.rows import describe_labels, title_of
-from mae_vit.finetuning.comparison.runner import slots_of
+from mae_vit.finetuning.comparison.report.rows import describe_labels, row_title
+from mae_vit.finetuning.comparison.runner import count_slots
 from mae_vit.finetuning.comparison.spec import RunSpec
 from mae_vit.training.engines.precision import Chosen
 
@@ -20,10 +20,10 @@ def describe_plan(plan: ComparisonPlan, precision: Chosen) -> str:
     """Returns the plan as a tree: each pretraining run, below it the rows that begin from it, below these their runs.
 
     Args:
-        plan: of the comparison.
-        precision: of the runs that name none.
+        plan: plan of the comparison.
+        precision: precision of the runs that name none.
     """
-    slots = slots_of(plan.config.parallel)
+    slots = count_slots(plan.config.parallel)
     lines = [
         f"comparison  {plan.folder}, {count_of(slots, 'run')} at a time",
         f"precision   {precision}",
@@ -43,7 +43,7 @@ def describe_plan(plan: ComparisonPlan, precision: Chosen) -> str:
 
 
 def _row(plan: ComparisonPlan, entry: EntrySection, indent: str = "") -> list[str]:
-    lines = [f"{indent}{title_of(entry)}"]
+    lines = [f"{indent}{row_title(entry)}"]
     groups: dict[tuple[object, str], list[Cell]] = {}
     for cell in plan.cells:
         if cell.entry is entry:

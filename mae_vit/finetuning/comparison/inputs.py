@@ -32,7 +32,7 @@ class Inputs:
     Reports are also written where an input is gone. Its digest is then the one that `protocol.json` recorded.
 
     Attributes:
-        digests: of all that was asked for so far.
+        digests: digests of all inputs that were asked for so far, by name.
     """
 
     def __init__(self, recorded: Mapping[str, Any]) -> None:
@@ -44,7 +44,7 @@ class Inputs:
 
         Args:
             config: its YAML file. Only the values count, not comments or the place of the file.
-            overrides: by dotted key. Keys that a run may change when it resumes do not count.
+            overrides: values by dotted key. Keys that a run may change when it resumes do not count.
             tested: whether it reads a test split, too.
 
         Returns:
@@ -63,10 +63,14 @@ class Inputs:
         known = (name for name in TEST_SPLITS if name in splits and name != train)
         test = setting("finetune.test_split") or next(known, "")
         given = {option: setting(option) for option in _WEIGHTS_OPTIONS}
+        kept = {
+            section: {key: value for key, value in values.items() if f"{section}.{key}" not in FREE_KEYS}
+            if isinstance(values, dict)
+            else values
+            for section, values in content.items()
+        }
         return {
-            "config": self._keep(
-                f"config {config}", sha1_of(_without_free_keys(content)) if content else None
-            ),
+            "config": self._keep(f"config {config}", sha1(kept) if kept else None),
             "overrides": {key: value for key, value in overrides.items() if key not in FREE_KEYS},
             "data": [splits.get(train), splits.get(test) if tested else None],
             **{
@@ -91,9 +95,14 @@ class Inputs:
         """Returns the fingerprint of each split; none if the data were never there."""
         name = f"data {redact_url(path)}"
         if name not in self.digests:
-            self._keep(name, _fingerprints(path, cache_dir))
-        splits: dict[str, str] = self.digests[name] or {}
-        return splits
+            splits = None
+            try:
+                dataset = read_dataset(resolve_data_path(path, cache_dir=cache_dir).folder)
+                splits = {name: fingerprint_of(split) for name, split in dataset.splits.items()}
+            except InputError:  # The data are gone.
+                pass
+            self._keep(name, splits)
+        return self.digests[name] or {}
 
     def _keep(self, name: str, digest: Any) -> Any:
         self.digests[name] = self._recorded.get(name) if digest is None else digest
@@ -109,30 +118,12 @@ def data_folder(path: str, settings: Mapping[str, Any]) -> Path:
     return resolve_data_path(settings.get("data.path", path), cache_dir=settings.get("data.cache_dir")).folder
 
 
-def sha1_of(identity: Any) -> str:
+def sha1(identity: Any) -> str:
     """Returns the SHA-1 of plain data."""
     return hashlib.sha1(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def _without_free_keys(content: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        section: {key: value for key, value in values.items() if f"{section}.{key}" not in FREE_KEYS}
-        if isinstance(values, dict)
-        else values
-        for section, values in content.items()
-    }
 
 
 @lru_cache
 def _file_digest(path: Path, size: int, changed_ns: int) -> str:
     """Returns the digest of a file, cached until it changes: many runs read the same weights."""
     return file_digest(path)
-
-
-def _fingerprints(path: str, cache_dir: str | None) -> dict[str, str] | None:
-    """Returns the fingerprint of each split; None if the data cannot be had."""
-    try:
-        folder = resolve_data_path(path, cache_dir=cache_dir).folder
-        return {name: fingerprint_of(split) for name, split in read_dataset(folder).splits.items()}
-    except InputError:
-        return None

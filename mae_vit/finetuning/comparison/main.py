@@ -21,8 +21,8 @@ from mae_vit.finetuning.comparison.dry_run import describe_plan
 from mae_vit.finetuning.comparison.plan import ComparisonPlan
 from mae_vit.finetuning.comparison.progress_bar import Bar
 from mae_vit.finetuning.comparison.protocol import keep_protocol, read_protocol, recorded_inputs
-from mae_vit.finetuning.comparison.report.write import write_report
-from mae_vit.finetuning.comparison.runner import Runner, slots_of
+from mae_vit.finetuning.comparison.report.page import write_report
+from mae_vit.finetuning.comparison.runner import Runner, count_slots
 from mae_vit.runtime.device import choose_device
 from mae_vit.runtime.failures import RunInterrupted, TrainingFailed
 from mae_vit.runtime.signals import STOP_SIGNALS, early_signal, handling
@@ -47,7 +47,7 @@ def compare(arguments: CompareArguments) -> Path:
         check(plan)
         check_data(plan)
     if arguments.dry_run:
-        print(describe_plan(plan, choose_precision_of(config, protocol["precision"])))
+        print(describe_plan(plan, shared_precision(config, protocol["precision"])))
         return folder
     failed = {} if arguments.report else _run(plan)
     with _writing(folder):
@@ -61,11 +61,11 @@ def compare(arguments: CompareArguments) -> Path:
     return folder
 
 
-def choose_precision_of(config: CompareConfig, begun: Precision | None) -> Chosen:
+def shared_precision(config: CompareConfig, begun: Precision | None) -> Chosen:
     """Returns the precision of all runs that name none: that in which the comparison began, on any machine.
 
     Args:
-        config: of the comparison.
+        config: config of the comparison.
         begun: the precision in its protocol.
     """
     device = choose_device(config.set.get("run.device") or "auto")
@@ -83,10 +83,10 @@ def choose_precision_of(config: CompareConfig, begun: Precision | None) -> Chose
 def _run(plan: ComparisonPlan) -> dict[str, str]:
     """Runs all that is missing; returns why runs failed, by their names."""
     with _writing(plan.folder):
-        chosen = choose_precision_of(plan.config, read_protocol(plan.folder)["precision"])
+        chosen = shared_precision(plan.config, read_protocol(plan.folder)["precision"])
         keep_protocol(plan, precision=chosen.precision)
     print(f"precision: {chosen}")
-    runner, bar = Runner(slots_of(plan.config.parallel), chosen.precision), Bar(plan.runs)
+    runner, bar = Runner(count_slots(plan.config.parallel), chosen.precision), Bar(plan.runs)
     with _stopping(runner):
         try:
             runner.run(plan.runs, bar)

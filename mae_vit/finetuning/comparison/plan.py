@@ -19,8 +19,8 @@ from mae_vit.finetuning.comparison.config import (
     Overrides,
     slug,
 )
-from mae_vit.finetuning.comparison.inputs import Inputs, sha1_of
-from mae_vit.finetuning.comparison.settings import settings_of, settings_with_start
+from mae_vit.finetuning.comparison.inputs import Inputs, sha1
+from mae_vit.finetuning.comparison.settings import entry_settings, settings_with_start
 from mae_vit.finetuning.comparison.spec import FINETUNE, PRETRAIN, Choice, EqualCompute, RunSpec
 from mae_vit.finetuning.config.modes import MODES, ModeName
 from mae_vit.models.encoder_cost import Cost, cost_of_weights
@@ -84,7 +84,7 @@ class ComparisonPlan:
             Cell(entry, labels, mode, seed, self._cell(entry, labels, mode, seed), fixed)
             for entry, labels, mode in self.rows()
             for fixed in [self.seed_independent(entry, labels, mode)]
-            for seed in self.seeds_of(entry, labels, mode)
+            for seed in (entry.seeds or self.config.seeds)[: 1 if fixed else None]
         ]
 
     @property
@@ -99,17 +99,12 @@ class ComparisonPlan:
         """Yields the table's groups of cells that differ only in their seed."""
         for entry in self.config.entries:
             for labels in entry.labels_per_class or self.config.labels_per_class:
-                for mode in self.modes_of(entry):
+                for mode in self.modes(entry):
                     yield entry, labels, mode
 
-    def modes_of(self, entry: EntrySection) -> list[ModeName]:
+    def modes(self, entry: EntrySection) -> list[ModeName]:
         """Returns the modes in which an entry is measured."""
         return entry.modes or self.config.modes
-
-    def seeds_of(self, entry: EntrySection, labels: Labels, mode: ModeName) -> list[int]:
-        """Returns the seeds with which an entry is measured; only one if seeds make no difference."""
-        seeds = entry.seeds or self.config.seeds
-        return seeds[:1] if self.seed_independent(entry, labels, mode) else seeds
 
     def seed_independent(self, entry: EntrySection, labels: Labels, mode: ModeName) -> bool:
         """Returns whether seeds make no difference. Several equal cells would look like evidence.
@@ -221,7 +216,7 @@ class ComparisonPlan:
         self, entry: EntrySection, labels: Labels, mode: ModeName, seed: int, point: Overrides
     ) -> Overrides:
         """Returns the overrides of a run, apart from those of `point`, a setting that it takes or may take."""
-        shared = settings_of(self.config, entry)
+        shared = entry_settings(self.config, entry)
         draws = self.config.draws_labels(labels, mode, {**shared, **point})
         settings = {
             **shared,
@@ -241,7 +236,7 @@ class ComparisonPlan:
         if spec.name not in self._specs:
             choice, equal, weights = spec.choice, spec.equal_compute, spec.weights
             tested = spec.program is FINETUNE and spec.overrides.get("finetune.test", True)
-            identity = sha1_of(
+            identity = sha1(
                 {
                     "job": spec.program[1],
                     **self.inputs.identity(spec.config, spec.overrides, tested=tested),

@@ -3,33 +3,11 @@
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import MutableMapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from tqdm import tqdm
 
 from mae_vit.finetuning.comparison.spec import RunSpec
-
-
-class _Eta(tqdm):
-    """A bar whose `{eta}` is at least the time that the longest run still takes.
-
-    The mean rate alone would promise too little while few long runs are left for many slots.
-    """
-
-    longest_s = 0.0
-
-    @property
-    def format_dict(self) -> MutableMapping[str, Any]:
-        values = super().format_dict
-        done, elapsed = values["n"] - values["initial"], values["elapsed"]
-        if done > 0:
-            left = max(elapsed * (values["total"] - values["n"]) / done, self.longest_s)
-            values["eta"] = self.format_interval(left)
-        else:
-            values["eta"] = "?"
-        return values
 
 
 class Bar:
@@ -38,16 +16,13 @@ class Bar:
     def __init__(self, specs: Sequence[RunSpec]) -> None:
         """Counts `specs`."""
         self._specs = specs
-        self._begun: dict[RunSpec, float] = {}  # what was done of each when it was first looked at
+        self._first: dict[RunSpec, float] = {}  # work of each when it was first looked at
         self._done: dict[RunSpec, tuple[float, float]] = {}
-        self._first_seen: dict[
-            RunSpec, tuple[float, float]
-        ] = {}  # when each was first seen, and what was done
-        self._bar = _Eta(
+        self._bar = tqdm(
             total=1.0,
             unit="",
             dynamic_ncols=True,
-            bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{eta}{postfix}",
+            bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}",
             # In a file, a line a minute.
             mininterval=0.5 if sys.stderr.isatty() else 60,
             miniters=0,
@@ -65,28 +40,17 @@ class Bar:
         whole = sum(totals) or 1.0
         so_far = {spec: work[0] if work else 0.0 for spec, work in works.items()}
         # Work of earlier processes is not part of the rate.
-        self._begun = so_far | self._begun
-        self._bar.initial = sum(min(self._begun[spec], done) for spec, done in so_far.items()) / whole
+        self._first = so_far | self._first
+        self._bar.initial = sum(min(self._first[spec], done) for spec, done in so_far.items()) / whole
         done = sum(work is not None and work[0] == work[1] for work in works.values())
         self._bar.set_description_str(f"{done}/{len(works)} runs", refresh=False)
         names = ", ".join(spec.name for spec in running)
-        self._bar.longest_s = max(map(self._left_s, running), default=0.0)
         self._bar.set_postfix_str(names or ("waiting for other processes" if waits else ""), refresh=False)
         self._bar.update(max(0.0, min(sum(so_far.values()) / whole, 1.0)) - self._bar.n)
 
-    def _left_s(self, spec: RunSpec) -> float:
-        """Estimates the seconds that a run still takes; 0 before it has done anything."""
-        done, total = self._work(spec) or (0.0, 0.0)
-        since, at_first = self._first_seen.setdefault(spec, (time.monotonic(), done))
-        if done <= at_first:
-            return 0.0
-        return (time.monotonic() - since) * (total - done) / (done - at_first)
-
     def _work(self, spec: RunSpec) -> tuple[float, float] | None:
         """Reads finished runs once: there may be hundreds."""
-        if spec in self._done:
-            return self._done[spec]
-        work = spec.work()
+        work = self._done.get(spec) or spec.work()
         if work is not None and work[0] == work[1]:
             self._done[spec] = work
         return work

@@ -13,10 +13,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from mae_vit.core.errors import InputError
 from mae_vit.core.files import write_json
 from mae_vit.core.messages import count_of
-from mae_vit.finetuning.comparison.inputs import sha1_of
+from mae_vit.finetuning.comparison.inputs import sha1
 from mae_vit.finetuning.comparison.plan import ComparisonPlan
 
 PROTOCOL = "protocol.json"
@@ -27,20 +26,11 @@ _AFTER_THE_TEST = ("test_reads.json", "results.json")
 
 
 def read_protocol(folder: Path) -> dict[str, Any]:
-    """Returns the protocol of a comparison's folder; one without plans where there is none.
-
-    Raises:
-        InputError: if the folder is of an earlier version, which named its runs otherwise.
-    """
+    """Returns the protocol of a comparison's folder; one without plans where there is none."""
     path = folder / PROTOCOL
-    if not path.exists():
-        return {"precision": None, "plans": []}
-    protocol: dict[str, Any] = json.loads(path.read_text())
-    if "plans" not in protocol:
-        raise InputError(
-            f"{folder} holds a comparison of an earlier version, whose runs cannot be taken over: give this one "
-            "another run.name, or delete the folder"
-        )
+    protocol: dict[str, Any] = (
+        json.loads(path.read_text()) if path.exists() else {"precision": None, "plans": []}
+    )
     return protocol
 
 
@@ -54,13 +44,12 @@ def keep_protocol(plan: ComparisonPlan, *, precision: str) -> None:
     """Writes the plan if it is another than before, and how many runs had read the test split by then.
 
     Args:
-        plan: of the comparison, whose folder exists.
+        plan: plan of the comparison, whose folder exists.
         precision: what `train.precision=auto` is in this comparison.
     """
     plans = read_protocol(plan.folder)["plans"]
-    settings = plan.config.model_dump(mode="json")
-    settings = {key: value for key, value in settings.items() if key not in _FREE}
-    identity = sha1_of([settings, {run.name: run.id for run in plan.runs}])
+    settings = plan.config.model_dump(mode="json", exclude=set(_FREE))
+    identity = sha1([settings, {run.name: run.id for run in plan.runs}])
     if not plans or plans[-1]["plan"] != identity:
         plans.append(
             {
@@ -81,26 +70,21 @@ def tested_runs(folder: Path) -> set[Path]:
 
 def describe_changes(plan: ComparisonPlan) -> list[str]:
     """Returns a sentence for each change of the plan after test images were read, and for runs of earlier plans."""
-    plans = read_protocol(plan.folder)["plans"]
-    changes = [
-        f"The protocol was changed after test results were read ({after['time']}, "
-        f"{count_of(after['tested_runs'], 'run')}): {', '.join(_changed(before, after))}."
-        for before, after in pairwise(plans)
-        if after["tested_runs"]
-    ]
+    changes = []
+    for before, after in pairwise(read_protocol(plan.folder)["plans"]):
+        files = [
+            name for name, digest in after["inputs"].items() if before["inputs"].get(name, digest) != digest
+        ]
+        changed = ", ".join([*_differences(before["settings"], after["settings"]), *files])
+        if tested := after["tested_runs"]:
+            when = f"{after['time']}, {count_of(tested, 'run')}"
+            changes.append(f"The protocol was changed after test results were read ({when}): {changed}.")
     earlier = tested_runs(plan.folder) - {cell.run.folder for cell in plan.cells}
     if earlier:
         rows = ", ".join(sorted({path.parent.name for path in earlier}))
-        changes.append(
-            f"Test images were also read by {count_of(len(earlier), 'run')} of earlier settings ({rows})."
-        )
+        runs = count_of(len(earlier), "run")
+        changes.append(f"Test images were also read by {runs} of earlier settings ({rows}).")
     return changes
-
-
-def _changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """Names the settings that differ between two plans, and the files that both read."""
-    files = [name for name, digest in after["inputs"].items() if before["inputs"].get(name, digest) != digest]
-    return [*_differences(before["settings"], after["settings"]), *files]
 
 
 def _differences(before: Any, now: Any, place: str = "") -> Iterator[str]:

@@ -167,7 +167,7 @@ class Runner:
         tqdm.write(f"failed: {spec.name}: {self.failed[spec.name]}", file=sys.stderr)
 
 
-def slots_of(parallel: int | str) -> int:
+def count_slots(parallel: int | str) -> int:
     """Returns the number of runs at the same time: as asked, else one for each GPU, or one for each core."""
     if isinstance(parallel, int):
         return parallel

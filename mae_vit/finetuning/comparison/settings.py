@@ -16,7 +16,7 @@ from mae_vit.weights.names import is_frozen
 _OF_THE_ENCODER = ("model.", "finetune.pool", "data.normalize")
 
 
-def settings_of(config: CompareConfig, entry: EntrySection) -> Overrides:
+def entry_settings(config: CompareConfig, entry: EntrySection) -> Overrides:
     """Joins the overrides of a row's runs: the comparison's and the entry's, which win."""
     shared = config.set
     if is_frozen(entry.start):
@@ -32,9 +32,9 @@ def settings_with_start(
     Reports are written without the config, too. Then it is not known, and the result is empty.
 
     Args:
-        path: of the config.
-        entry: whose config it is.
-        mode: in which the entry is measured.
+        path: file of the config.
+        entry: row of that config.
+        mode: mode in which the entry is measured.
         overridden: keys that the comparison sets, which win.
     """
     if entry.start is None or is_frozen(entry.start) or MODES[mode].trains == "nothing":
@@ -51,14 +51,15 @@ def settings_with_start(
     }
     if MODES[mode].trains != "all":
         recipe.pop("optim.layer_decay", None)
-    return {key: value for key, value in recipe.items() if not _is_set(key, overridden)}
+
+    def is_overridden(key: str) -> bool:  # itself, a part of it, or the whole that it is part of
+        return any(
+            f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.") for other in overridden
+        )
+
+    return {key: value for key, value in recipe.items() if not is_overridden(key)}
 
 
-def _is_set(key: str, overridden: Collection[str]) -> bool:
-    """Returns whether a key, a part of it or the whole that it is part of is overridden."""
-    return any(f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.") for other in overridden)
-
-
-def lines_of(overrides: Overrides) -> list[str]:
+def override_words(overrides: Overrides) -> list[str]:
     """Writes overrides as on the command line."""
     return [f"{key}={write_value(value)}" for key, value in overrides.items()]

@@ -16,7 +16,7 @@ from filelock import FileLock
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import error_reason
 from mae_vit.finetuning.comparison.config import Overrides, slug
-from mae_vit.finetuning.comparison.settings import lines_of
+from mae_vit.finetuning.comparison.settings import override_words
 from mae_vit.finetuning.config.modes import MODES
 from mae_vit.models.encoder_cost import Cost, cost_of_weights
 from mae_vit.runtime.locks import try_lock
@@ -119,7 +119,7 @@ class RunSpec:
             settings = {key: value for key, value in settings.items() if key not in _OTHER_LENGTHS}
         weights = ["--ckpt", self.weights] if self.weights else []
         place = [f"run.dir={self.run_folder}", f"run.name={slug(self.name)}"]
-        words = [*self.program, "--config", str(self.config), *weights, *lines_of(settings), *place]
+        words = [*self.program, "--config", str(self.config), *weights, *override_words(settings), *place]
         return [sys.executable, *words]
 
     def work(self) -> tuple[float, float] | None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from mae_vit.config.command_line import Arguments
 from mae_vit.config.load import ConfigValues, load_config
-from mae_vit.config.plugins import add_plugins
+from mae_vit.config.plugins import import_plugins, named_plugins
 from mae_vit.core.user_files import read_text
 from mae_vit.finetuning.config.pretrained import WeightsOverrides, read_values
 from mae_vit.finetuning.config.schema import FinetuneConfig
@@ -33,7 +33,7 @@ def read_config(arguments: Arguments) -> tuple[FinetuneConfig, Pretrained | None
     if isinstance(source, Path) and source.is_fifo():  # can be read once
         source = ConfigValues(read_text(source))
     # A plug-in may bring the encoder of the weights.
-    add_plugins(FinetuneConfig, read_values(source), overrides)
+    import_plugins(named_plugins(read_values(source), overrides))
     pretrained = WeightsOverrides(arguments.ckpt, source, overrides)
     config = load_config(
         FinetuneConfig,

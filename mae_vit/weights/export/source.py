@@ -116,7 +116,7 @@ class Written:
     """The files of a format as the other library loaded them.
 
     Attributes:
-        outputs: by name, what ours and the other library compute of `ExportSource.random_images`.
+        outputs: name -> results of ours and of the other library for `ExportSource.random_images`.
         code: Python that uses the files, run in their folder. It defines `model`, and the first of `outputs` of
             `images`.
         notes: facts that a user should know, a sentence each.

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 
 from markupsafe import Markup
 
 from mae_vit.core.messages import count_of, format_decimal
-from mae_vit.finetuning.comparison.config import CompareConfig
+from mae_vit.finetuning.comparison.config import TUNED_BY, CompareConfig
 from mae_vit.finetuning.comparison.report import charts
 from mae_vit.finetuning.comparison.report.rows import Row
 from mae_vit.finetuning.comparison.report.significance import Gap
 from mae_vit.finetuning.comparison.report.summary import Line, at_most_labels
+from mae_vit.weights.start import origin_of
 
 # Two entries are level if the whole interval of their difference is within so many points of zero.
 LEVEL_POINTS = 3.0
@@ -20,38 +21,39 @@ LEVEL_POINTS = 3.0
 def answer(config: CompareConfig, lines: Sequence[Line]) -> str:
     """Says in one sentence what pretraining without labels is worth here, as far as there is something to compare.
 
-    The sentence is on the best entry whose start has seen no labels (without one, the best with a start, then
-    any, encoders of others last): against the reference, against the best entry without a start, and against
+    The sentence is on the best entry whose weights have seen no labels (without one, the best with weights, then
+    any, third-party encoders last): against the reference, against the best entry from scratch, and against
     whatever is clearly better.
     """
     scored = [line for line in at_most_labels(config, lines) if line.score is not None]
     reference = next((line for line in scored if line.entry == config.reference), None)
     others = [line for line in scored if line is not reference]
-    own = [line for line in others if line.origin is None]
-    subject = _best(own, _unlabeled_start) or _best(own, _has_start) or _best(own, lambda line: True)
-    subject = subject or _best(others, lambda line: True)
+    own = [line for line in others if origin_of(line.weights) is None]
+    subject = (
+        _best(line for line in own if line.unlabeled)
+        or _best(line for line in own if line.weights)
+        or _best(own)
+        or _best(others)
+    )
     if reference is None or subject is None:
         return f"Not finished yet: {config.reference} and a row to compare it with."
     gap = subject.gap_to(reference)
     parts = [_against(gap, reference)]
     rest = [line for line in others if line is not subject]
-    rival = _best(rest, lambda line: not _has_start(line)) if _has_start(subject) else None
+    rival = _best(line for line in rest if not line.weights) if subject.weights else None
     if rival is not None:
         parts.append(_against(subject.gap_to(rival), rival, ", the best without pretraining"))
-    noun = "mask" if subject.segments else "label"
-    text = (
-        f"With {count_of(subject.size, noun)}, {subject.title} reaches {_percent(subject)}{subject.by_mode}, "
-    )
-    text += " and ".join(parts)
-    better = _best([line for line in rest if line is not rival], lambda line: _clearly_above(line, subject))
+    noun, mode = "mask" if subject.segments else "label", subject.mode
+    text = f"With {count_of(subject.size, noun)}, {subject.title} reaches {_percent(subject)}"
+    text += f"{'' if mode in TUNED_BY else f' by {mode}'}, {' and '.join(parts)}"
+    better = _best(line for line in rest if line is not rival and _is_clearly_above(line, subject))
     if better is not None:
         text += f"; {better.title} is better still, at {_percent(better)}"
-        text += (
-            ", from a start that has seen labels"
-            if _has_start(better) and better.origin is None and not _unlabeled_start(better)
-            else ""
-        )
-    return f"{text} ({_seeds(gap, subject)})."
+        if better.weights and origin_of(better.weights) is None and not better.unlabeled:
+            text += ", from weights that have seen labels"
+    seeds = gap.seeds if gap is not None else len(subject.rows)
+    how = "one seed: intervals cover test images alone" if seeds == 1 else f"{seeds} seeds"
+    return f"{text} ({how})."
 
 
 def first_chart(
@@ -70,19 +72,11 @@ def first_chart(
     return (drawn, f"{what} on test images: mean over seeds, a dot for each.") if drawn else None
 
 
-def _best(lines: Sequence[Line], wanted: Callable[[Line], bool]) -> Line | None:
-    return max((line for line in lines if wanted(line)), key=lambda line: line.score or 0, default=None)
+def _best(lines: Iterable[Line]) -> Line | None:
+    return max(lines, key=lambda line: line.score or 0, default=None)
 
 
-def _has_start(line: Line) -> bool:
-    return line.rows[0].cell.entry.start is not None
-
-
-def _unlabeled_start(line: Line) -> bool:
-    return _has_start(line) and not any(row.values.get("labels_seen_by_start") for row in line.rows)
-
-
-def _clearly_above(line: Line, other: Line) -> bool:
+def _is_clearly_above(line: Line, other: Line) -> bool:
     gap = line.gap_to(other)
     return gap is not None and gap.is_clear and gap.points > 0
 
@@ -101,8 +95,3 @@ def _against(gap: Gap | None, other: Line, what: str = "") -> str:
 
 def _percent(line: Line) -> str:
     return f"{format_decimal(100 * (line.score or 0))} %" + (" mIoU" if line.segments else "")
-
-
-def _seeds(gap: Gap | None, subject: Line) -> str:
-    seeds = gap.seeds if gap is not None else len(subject.rows)
-    return "one seed: intervals cover test images alone" if seeds == 1 else f"{seeds} seeds"

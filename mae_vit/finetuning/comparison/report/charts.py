@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from mae_vit.core.messages import format_decimal
 from mae_vit.finetuning.comparison.config import TUNED_BY
-from mae_vit.finetuning.comparison.report.rows import Row, group, title_of
+from mae_vit.finetuning.comparison.report.rows import Row, group, row_title
 from mae_vit.pages import charts
 
 _MARKERS = "osD^vPX*<"
@@ -69,7 +69,7 @@ def bars(entries: Sequence[tuple[str, Sequence[Row]]], palette: Palette) -> Mark
             axes.barh(number, scores.mean(), height=0.34, color=color, alpha=0.75)
             if len(scores) > 1:
                 axes.plot(scores, np.full(len(scores), number), "o", color=color, markersize=4)
-            label = f"{charts.plain(title_of(several[0].cell.entry))}: {format_decimal(scores.mean())} %"
+            label = f"{charts.plain(row_title(several[0].cell.entry))}: {format_decimal(scores.mean())} %"
             axes.text(0.5, number - 0.24, label, va="bottom", fontsize=11)
         axes.set_xlim(0, 100)
         axes.set_ylim(len(entries) - 0.5, -0.75)

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from typing import NamedTuple
 
+import numpy as np
 from markupsafe import Markup
 
 from mae_vit.core.errors import InputError
-from mae_vit.core.messages import format_decimal
+from mae_vit.core.files import write_atomically
+from mae_vit.core.messages import count_of, format_decimal
 from mae_vit.data.shards.dataset_json import read_dataset
-from mae_vit.finetuning.comparison.config import TUNED_BY, CompareConfig
+from mae_vit.evaluation.segmentation import IMAGES_FILE
+from mae_vit.finetuning.comparison.config import TUNED_BY, CompareConfig, Overrides
 from mae_vit.finetuning.comparison.inputs import data_folder
 from mae_vit.finetuning.comparison.plan import ComparisonPlan
 from mae_vit.finetuning.comparison.protocol import describe_changes
 from mae_vit.finetuning.comparison.report import charts
 from mae_vit.finetuning.comparison.report.answer import answer, first_chart
-from mae_vit.finetuning.comparison.report.rows import Row, describe_labels
-from mae_vit.finetuning.comparison.report.segmentation import OVERLAYS_CAPTION, SEGMENTATION_READING
-from mae_vit.finetuning.comparison.report.summary import (
-    Line,
-    at_most_labels,
-    lines_of,
-    notes_of,
-)
-from mae_vit.finetuning.comparison.report.tried_settings import settings_of_all, settings_table
+from mae_vit.finetuning.comparison.report.predictions import PREDICTIONS, pack_predictions
+from mae_vit.finetuning.comparison.report.rows import Row, describe_labels, read_rows, row_title, table
+from mae_vit.finetuning.comparison.report.summary import Line, at_most_labels, collect_notes, table_lines
+from mae_vit.finetuning.comparison.settings import override_words
+from mae_vit.inspection.class_maps import draw_class_maps
 from mae_vit.pages import image, render
 
 _READING = """Accuracy is top-1 accuracy on the test images ({size:,}, split {split}). Each run reads them once,
@@ -32,6 +32,13 @@ _READING = """Accuracy is top-1 accuracy on the test images ({size:,}, split {sp
 paired by seed and image. It is in parentheses if it may be chance. Its interval covers the choice of test images and
 of seeds. {covered} another pretraining run. The first p is McNemar's exact test on the test images, for the seed with
 the weakest evidence. The second is the paired t-test over seeds."""
+_READING_OF_MASKS = """mIoU is the mean over classes of the intersection over union of all pixels of the test
+images ({size:,}, split {split}), at the size that the network sees. A class that is neither there nor predicted does
+not count. Each run reads the test images once. The table has the mean and standard deviation over seeds. The gap is
+the difference from the reference in the same mode, seed by seed. It is in parentheses if it may be chance. Its
+interval covers the choice of test images (a bootstrap of images) and of seeds. It does not cover another subset of
+masks or another pretraining run. The first p is Wilcoxon's signed-rank test on each image's mean IoU, for the seed
+with the weakest evidence. The second is the paired t-test over seeds."""
 _BEST = "after images held out of its labels have chosen the epoch"
 _LAST = "with no labeled image held out to choose an epoch"
 _TUNED = "Settings were chosen only on held-out images, each row's from the same number."
@@ -41,6 +48,9 @@ affect any choice."""
 _PAIRS = """Each cell is the test result of the row minus that of the column, in points, with its 95 % interval, for
 the largest number of labels. Cells in parentheses may be chance. The intervals are not widened for the number of
 comparisons."""
+_OVERLAYS = "Some test images, drawn before any result; the classes of each entry's first seed."
+# Classes in the table of gains.
+_MOST_CLASSES = 100
 
 
 class Table(NamedTuple):
@@ -60,41 +70,38 @@ class Section(NamedTuple):
 
 
 class Report:
-    """What the report of a comparison says, for both of its forms."""
+    """The text, tables and charts of a comparison's report, for both of its forms."""
 
     def __init__(self, plan: ComparisonPlan, rows: Sequence[Row], missing: Sequence[str]) -> None:
         """Puts it together.
 
         Args:
-            plan: of the comparison.
+            plan: plan of the comparison.
             rows: the cells that are done.
             missing: names of the others.
         """
         self._plan, self._rows, self._config = plan, rows, plan.config
-        self._lines = lines_of(plan.config, rows)
+        self._lines = lines = table_lines(plan.config, rows)
         self._missing = "; ".join(missing)
-        self._table = _table(plan.config, self._lines)
-        self._pairs = _pairs(plan.config, self._lines)
-        self._settings = Table(*settings_table(plan))
-        self.answer = answer(plan.config, self._lines)
-        self.notes = notes_of(self._lines)
-        self._reading = [" ".join(reading(plan.config, self._lines))] if self._lines else []
+        self._table, self._settings = _table(plan.config, lines), settings_table(plan)
+        self._pairs = _pairs(at_most_labels(plan.config, lines))
+        self.answer, self.notes = answer(plan.config, lines), collect_notes(lines)
+        self._below = [*self.notes, *([" ".join(reading(plan.config, lines))] if lines else [])]
         self._provisos = [*_left_out(plan), *describe_changes(plan)]
+        self._shared = f"All: {_words(plan.config.set) or 'as their configs have it'}."
 
     def to_markdown(self) -> str:
         """Returns `report.md`."""
-        parts = [f"# {self._config.run.name}", self.answer, _markdown(self._table)]
-        parts += [*self.notes, *self._reading]
+        parts = [f"# {self._config.run.name}", self.answer, _markdown(self._table), *self._below]
         parts += [_markdown(self._pairs), _PAIRS] if self._pairs else []
         parts += self._provisos
         parts += [f"Not finished: {self._missing}."] if self._missing else []
-        parts += ["## Settings", _markdown(self._settings, align="---"), settings_of_all(self._plan)]
+        parts += ["## Settings", _markdown(self._settings, align="---"), self._shared]
         return "\n\n".join(parts) + "\n"
 
     def to_html(self, masks: bytes | None = None) -> str:
         """Returns `report.html`; `masks`: a PNG of test images and their predicted classes."""
         palette = charts.Palette([entry.name for entry in self._config.entries])
-        reference = [n for n, line in enumerate(self._lines) if line.entry == self._config.reference]
         return render(
             "comparison.html",
             title=self._config.run.name,
@@ -103,50 +110,113 @@ class Report:
             missing=self._missing,
             measured="Mean IoU" if self._config.segments else "Accuracy",
             table=self._table,
-            marked=reference,
-            notes=[*self.notes, *self._reading, *self._provisos],
-            sections=self._sections(palette, masks),
+            marked=[n for n, line in enumerate(self._lines) if line.entry == self._config.reference],
+            notes=[*self._below, *self._provisos],
+            sections=list(self._sections(palette, masks)),
         )
 
-    def _sections(self, palette: charts.Palette, masks: bytes | None) -> list[Section]:
-        sections = [Section("Each against each", table=self._pairs, note=_PAIRS)] if self._pairs else []
+    def _sections(self, palette: charts.Palette, masks: bytes | None) -> Iterator[Section]:
+        if self._pairs:
+            yield Section("Each against each", table=self._pairs, note=_PAIRS)
         for labels in dict.fromkeys(row.cell.labels for row in self._rows):
             if drawn := charts.curves(self._rows, palette, labels):
                 caption = "Held-out images; mean and range over seeds."
-                sections.append(Section(f"Learning curves, {describe_labels(labels)}", (drawn, caption)))
+                yield Section(f"Learning curves, {describe_labels(labels)}", (drawn, caption))
         if drawn := charts.against_compute(self._rows, palette):
             caption = (
                 "Pretraining counts whole for each entry that begins from it, though one run serves all."
             )
             title = "Against compute" if self._config.segments else "Accuracy against compute"
-            sections.append(Section(title, (drawn, caption), _costs(self._lines)))
+            yield Section(title, (drawn, caption), _costs(self._lines))
         if masks:
-            sections.append(Section("Masks", (image(masks, "masks"), OVERLAYS_CAPTION)))
-        sections += _per_class(self._config, self._lines)
-        sections.append(Section("Settings", table=self._settings, note=settings_of_all(self._plan)))
+            yield Section("Masks", (image(masks, "masks"), _OVERLAYS))
+        if gains := _per_class(self._config, self._lines):
+            yield Section(f"Gain by class over {self._config.reference}, in points", table=gains)
+        yield Section("Settings", table=self._settings, note=self._shared)
         for name, run in self._plan.pretraining.items():
             if pictures := sorted((run.run_folder / "pictures").glob("step-*.png")):
-                drawn = image(pictures[-1].read_bytes(), name)
                 caption = "held-out images; the original is the last row"
-                sections.append(Section(f"Pretraining: {name}", (drawn, caption)))
-        return sections
+                yield Section(f"Pretraining: {name}", (image(pictures[-1].read_bytes(), name), caption))
+
+
+def write_report(plan: ComparisonPlan) -> None:
+    """Writes table, predictions and both forms of the report from the cells that are done, and says what came out.
+
+    Raises:
+        OSError: if a file cannot be read or written.
+    """
+    rows, folder = read_rows(plan), plan.folder
+    done = {row.cell.run for row in rows}
+    report = Report(plan, rows, [cell.run.name for cell in plan.cells if cell.run not in done])
+    masks = overlays(rows)
+    files = {
+        "results.csv": table(rows).encode(),
+        PREDICTIONS: pack_predictions(rows),
+        "report.md": report.to_markdown().encode("utf-8", "replace"),
+        "report.html": report.to_html(masks).encode("utf-8", "replace"),
+        **({"masks.png": masks} if masks else {}),
+    }
+    for name, content in files.items():
+        write_atomically(folder / name, content)
+    print("", report.answer, *report.notes, "", sep="\n")
+    print(f"{len(rows)} of {count_of(len(plan.cells), 'cell')} done")
+    print(f"  report    {folder / 'report.html'} (open in a browser), {folder / 'report.md'}")
+    print(f"  table     {folder / 'results.csv'}, predictions of every cell: {folder / PREDICTIONS}")
 
 
 def reading(config: CompareConfig, lines: Sequence[Line]) -> list[str]:
     """Explains the numbers of a comparison, of which some are finished."""
     values = lines[0].rows[0].values
-    covered = (
-        "Each seed has its own draw of labels. It does not cover"
-        if config.label_draws
-        else "It does not cover another draw of labels or"
-    )
+    covered = "It does not cover another draw of labels or"
+    if config.label_draws:
+        covered = "Each seed has its own draw of labels. It does not cover"
     chosen = _BEST if any(row.values["val_size"] for line in lines for row in line.rows) else _LAST
     facts = {"size": values["test_size"], "split": values["test_split"], "covered": covered, "chosen": chosen}
-    notes = [(SEGMENTATION_READING if config.segments else _READING).format(**facts)]
+    notes = [(_READING_OF_MASKS if config.segments else _READING).format(**facts)]
     notes += [_TUNED] if any(len(config.tuning_settings(entry)) > 1 for entry in config.entries) else []
     notes += [_ONE_SEED] if any(line.gap and line.gap.seeds == 1 for line in lines) else []
     notes += [_MONITORED] if config.pretrain else []
     return [" ".join(text.split()) for text in notes]
+
+
+def settings_table(plan: ComparisonPlan) -> Table:
+    """Returns a line for each setting that was tried, with its score on held-out images."""
+    body = []
+    for entry, labels, mode in plan.rows():
+        own = _words(plan.distinguishing_settings(entry, mode, {}))
+        if mode not in TUNED_BY or entry.compute_of is not None:
+            more = f", as much compute as {entry.compute_of}" if entry.compute_of else ""
+            body.append([row_title(entry), f"{labels}, {mode}", own + more, "", ""])
+            continue
+        choice = plan.choice(entry, labels, mode)
+        scores, best = (choice.scores(), choice.best()) if choice else ([], None)
+        for point, score in zip_longest(choice.settings if choice else [{}], scores):
+            shown = format_decimal(100 * score) if score is not None else "not finished" if scores else ""
+            chosen = "chosen" if scores and point == best else ""
+            settings = ", ".join(filter(None, (own, _words(point))))
+            body.append([entry.name, str(labels), settings, shown, chosen])
+    return Table(["entry", "labels / class", "settings", "held-out %", ""], body)
+
+
+def overlays(rows: Sequence[Row]) -> bytes | None:
+    """Draws some test images with their true classes, and those that each entry predicts, as a PNG.
+
+    Whole networks are shown, other modes where there are none; None without segmentation.
+    """
+    segmented = [row for row in rows if row.overlaps is not None]
+    first: dict[str, Row] = {}
+    for row in [row for row in segmented if row.cell.mode in TUNED_BY] or segmented:
+        first.setdefault(row.cell.entry.name, row)
+    if not first:
+        return None
+    columns, pixels, classes = dict[str, np.ndarray](), np.zeros(0), list[str]()
+    for name, row in first.items():
+        with np.load(row.cell.run.folder / IMAGES_FILE) as file:
+            if not columns:
+                columns, pixels, classes = {"true": file["truth"]}, file["pixels"], file["classes"].tolist()
+            if np.array_equal(file["truth"], columns["true"]):
+                columns[name] = file["predicted"]
+    return draw_class_maps(pixels, columns, classes, columns["true"])
 
 
 def _table(config: CompareConfig, lines: Sequence[Line]) -> Table:
@@ -178,18 +248,15 @@ def _table(config: CompareConfig, lines: Sequence[Line]) -> Table:
     return Table(list(kept), [list(row) for row in zip(*kept.values(), strict=True)])
 
 
-def _pairs(config: CompareConfig, lines: Sequence[Line]) -> Table | None:
+def _pairs(lines: Sequence[Line]) -> Table | None:
     """Compares each pair of entries; None if the reference's column suffices."""
-    compared = at_most_labels(config, lines)
-    if len(compared) < 3:
+    if len(lines) < 3:
         return None
-    body = [[line.title, *(_gap(line, other) for other in compared)] for line in compared]
-    return Table(["above", *(line.title for line in compared)], body)
-
-
-def _gap(line: Line, other: Line) -> str:
-    gap = None if other is line else line.gap_to(other)
-    return gap.in_brackets() if gap else ""
+    body = []
+    for line in lines:
+        gaps = [None if other is line else line.gap_to(other) for other in lines]
+        body.append([line.title, *(gap.in_brackets() if gap else "" for gap in gaps)])
+    return Table(["above", *(line.title for line in lines)], body)
 
 
 def _mode(line: Line) -> str:
@@ -198,48 +265,37 @@ def _mode(line: Line) -> str:
 
 
 def _costs(lines: Sequence[Line]) -> Table:
+    def known(value: float | None, form: str) -> str:
+        return "not known" if value is None else format(value, form)
+
     flops = ["pretraining FLOPs", "fine-tuning FLOPs"]
     head = ["entry", "labels / class", *flops, "images seen", "hours, pretraining", "hours, fine-tuning"]
     body = []
-    for line in lines:
-        if line.mode not in TUNED_BY:
-            continue
-        images = [line.mean("images_seen"), line.mean("pretrain_images_seen")]
-        seconds = [line.mean("pretrain_s"), line.mean("finetune_s")]
-        body.append(
-            [
-                line.title,
-                str(line.labels),
-                _known(line.mean("pretrain_flops"), ".2e"),
-                _known(line.mean("finetune_flops"), ".2e"),
-                _known(None if None in images else sum(filter(None, images)), ",.0f"),
-                *(_known(None if value is None else value / 3600, ".3g") for value in seconds),
-            ]
-        )
+    for line in (line for line in lines if line.mode in TUNED_BY):
+        seen = [line.mean("images_seen"), line.mean("pretrain_images_seen")]
+        cells = [known(line.mean(name), ".2e") for name in ("pretrain_flops", "finetune_flops")]
+        cells.append(known(None if None in seen else sum(filter(None, seen)), ",.0f"))
+        for seconds in (line.mean("pretrain_s"), line.mean("finetune_s")):
+            cells.append(known(None if seconds is None else seconds / 3600, ".3g"))
+        body.append([line.title, str(line.labels), *cells])
     return Table(head, body)
 
 
-def _known(value: float | None, form: str) -> str:
-    return "not known" if value is None else format(value, form)
-
-
-def _per_class(config: CompareConfig, lines: Sequence[Line]) -> list[Section]:
-    """Gains over the reference by class, at the most labels."""
+def _per_class(config: CompareConfig, lines: Sequence[Line]) -> Table | None:
+    """Compares the accuracy of each class with the reference's, at the most labels."""
     by_entry = {line.entry: line for line in at_most_labels(config, lines) if line.mode in TUNED_BY}
     base = by_entry.pop(config.reference, None)
     if base is None or not by_entry:
-        return []
+        return None
+
+    def mean(line: Line, name: str) -> float:
+        return 100 * sum(row.per_class.get(name, 0.0) for row in line.rows) / len(line.rows)
+
     body = []
-    for name in sorted(base.rows[0].per_class)[:100]:
-        own = _class_mean(base, name)
-        gains = [format_decimal(100 * (_class_mean(line, name) - own), "+") for line in by_entry.values()]
-        body.append([name, format_decimal(100 * own), *gains])
-    head = ["class", f"{base.title}, %", *(line.title for line in by_entry.values())]
-    return [Section(f"Gain by class over {config.reference}, in points", table=Table(head, body))]
-
-
-def _class_mean(line: Line, name: str) -> float:
-    return sum(row.per_class.get(name, 0.0) for row in line.rows) / len(line.rows)
+    for name in sorted(base.rows[0].per_class)[:_MOST_CLASSES]:
+        gains = [format_decimal(mean(line, name) - mean(base, name), "+") for line in by_entry.values()]
+        body.append([name, format_decimal(mean(base, name)), *gains])
+    return Table(["class", f"{base.title}, %", *(line.title for line in by_entry.values())], body)
 
 
 def _left_out(plan: ComparisonPlan) -> list[str]:
@@ -262,6 +318,10 @@ def _left_out(plan: ComparisonPlan) -> list[str]:
 def _markdown(table: Table, *, align: str = "---:") -> str:
     first, *more = ["| " + " | ".join(row) + " |" for row in (table.head, *table.body)]
     return "\n".join([first, "| --- |" + f" {align} |" * (len(table.head) - 1), *more])
+
+
+def _words(settings: Overrides) -> str:
+    return ", ".join(override_words(settings))
 
 
 def _mean(line: Line, column: str) -> str:

@@ -28,7 +28,7 @@ Group = tuple[str, str, str]
 def pack_predictions(rows: Sequence[Row]) -> bytes:
     """Packs what all cells predict, compressed.
 
-    Arrays: `cells`, JSON with a row's place in `results.csv` and whether all seeds give its result; for each test
+    Arrays: `cells`, JSON with a row's number in `results.csv` and whether all seeds give its result; for each test
     split `keys_I` (n,), `truth_I` (n,) and `predicted_I` (cells, n), or of segmentation the pixels of each class
     `intersections_I` and `unions_I` (cells, n, K); in the smallest unsigned integers.
     """
@@ -91,4 +91,4 @@ def _results(packed: Mapping[str, np.ndarray], split: int) -> Iterator[tuple[np.
             yield predicted == packed[f"truth_{split}"], None
         return
     for both, either in zip(packed[f"intersections_{split}"], packed[f"unions_{split}"], strict=True):
-        yield np.zeros(0, bool), Overlaps.of_counts(both.astype(float), either.astype(float))
+        yield np.zeros(0, bool), Overlaps.from_counts(both.astype(float), either.astype(float))

@@ -35,14 +35,14 @@ class Row:
     """A finished cell.
 
     Attributes:
-        cell: where it stands.
+        cell: cell of the plan.
         values: columns of `results.csv`.
-        keys: of the test images, sorted.
+        keys: keys of the test images, sorted.
         truth: int (n,), the classes of the test images, in the order of `keys`; empty for segmentation.
         predicted: int (n,), the predicted classes.
         curve: epochs and held-out accuracies.
         per_class: class -> accuracy, or intersection over union, on test images.
-        overlaps: of segmentation, by test image in the order of `keys`.
+        overlaps: pixel counts by test image in the order of `keys`; None for classification.
     """
 
     cell: Cell
@@ -78,8 +78,8 @@ class Row:
         return int(self.values["train_size"] + (self.values["val_size"] or 0))
 
 
-def title_of(entry: EntrySection) -> str:
-    """Returns an entry's name as tables show it: with who trained its start, if others did."""
+def row_title(entry: EntrySection) -> str:
+    """Returns an entry's name as tables show it: with who trained its weights, if others did."""
     origin = origin_of(entry.start)
     return f"{entry.name} ({origin})" if origin else entry.name
 
@@ -96,14 +96,18 @@ def read_rows(plan: ComparisonPlan) -> list[Row]:
 
 def _read(plan: ComparisonPlan, cell: Cell) -> Row:
     summary, folder = cell.run.summary, cell.run.folder
-    details = json.loads((folder / "results.json").read_text())
+    details, environment = (
+        json.loads((folder / f"{name}.json").read_text()) for name in ("results", "environment")
+    )
     table = list(csv.DictReader(io.StringIO((folder / "predictions.csv").read_text())))
     order = sorted(range(len(table)), key=lambda number: table[number]["key"])
     lines = [table[number] for number in order]
     keys = tuple(line["key"] for line in lines)
     overlaps, truth, predicted = None, np.zeros(0, int), np.zeros(0, int)
     if MODES[cell.mode].labels == "mask":
-        overlaps = _overlaps(folder, order)
+        with np.load(folder / IMAGES_FILE) as arrays:
+            counts = [arrays[name][order].astype(float) for name in ("intersections", "unions")]
+        overlaps = Overlaps.from_counts(*counts)
     else:
         numbers = {name: number for number, name in enumerate(details["classes"])}
         truth, predicted = (
@@ -128,7 +132,11 @@ def _read(plan: ComparisonPlan, cell: Cell) -> Row:
         "test_size": summary.get("test_size"),
         "best_step": summary.get("best_step"),
         **{name: summary.get(name) for name in _SCORES[overlaps is not None]},
-        **_provenance(summary, folder),
+        # What a reader needs to run the cell again, or to see why another run differs.
+        "commit": environment.get("git_commit") or f"none; sources {environment.get('source_digest')}",
+        "torch": environment.get("packages", {}).get("torch"),
+        "hardware": ", ".join([environment.get("processor") or "", *environment.get("gpus", ())]),
+        **{name: summary.get(name) for name in _PROVENANCE},
     }
     if (size := plan.config.test_subset) is not None:
         labels = [line["label"] for line in lines]
@@ -147,28 +155,11 @@ def _read(plan: ComparisonPlan, cell: Cell) -> Row:
     return Row(cell, values, keys, truth, predicted, curve, per_class, overlaps)
 
 
-def _provenance(summary: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Returns what a reader needs to run the cell again, or to see why another run differs."""
-    environment = json.loads((folder / "environment.json").read_text())
-    return {
-        "commit": environment.get("git_commit") or f"none; sources {environment.get('source_digest')}",
-        "torch": environment.get("packages", {}).get("torch"),
-        "hardware": ", ".join([environment.get("processor") or "", *environment.get("gpus", ())]),
-        **{name: summary.get(name) for name in _PROVENANCE},
-    }
-
-
-def _overlaps(folder: Path, order: Sequence[int]) -> Overlaps:
-    with np.load(folder / IMAGES_FILE) as arrays:
-        both, either = (arrays[name][order].astype(float) for name in ("intersections", "unions"))
-    return Overlaps.of_counts(both, either)
-
-
 def choose_subset(keys: Sequence[str], labels: Sequence[str], size: int) -> np.ndarray:
     """Chooses as many images of each class, by the hash that nested training subsets are drawn by.
 
     Returns:
-        Sorted places, `size` or, rounded to whole classes, a few less.
+        Their ascending indices, `size` or, rounded to whole classes, a few less.
     """
     classes, numbers = np.unique(np.array(labels), return_inverse=True)
     taken, _ = limit_per_class(np.arange(len(keys)), numbers, keys, size // len(classes))
@@ -176,15 +167,13 @@ def choose_subset(keys: Sequence[str], labels: Sequence[str], size: int) -> np.n
 
 
 def _curve(metrics: Path) -> list[tuple[float, float]]:
-    if not metrics.exists():
-        return []
-    lines = read_json_lines(metrics)
+    """Returns epochs and scores of held-out images; empty for a run that logs none."""
+    lines = read_json_lines(metrics) if metrics.exists() else []
     return [
-        (line["epoch"], held_out[name])
+        (line["epoch"], line["heldout"][name])
         for line in lines
-        if (held_out := line.get("heldout", {}))
         for name in ("top1", "miou")
-        if name in held_out
+        if name in line.get("heldout", {})
     ]
 
 

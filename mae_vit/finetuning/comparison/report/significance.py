@@ -17,10 +17,10 @@ class Scores:
     """Which test images one run classifies correctly, or how its masks overlap with the true ones.
 
     Attributes:
-        seed: of the run; None if every seed gives the same result.
+        seed: seed of the run; None if every seed gives the same result.
         correct: bool (n,), in the order of `keys`; empty for segmentation.
-        keys: of the test images, sorted.
-        overlaps: of segmentation, by test image in the order of `keys`.
+        keys: keys of the test images, sorted.
+        overlaps: pixel counts by test image in the order of `keys`; None for classification.
     """
 
     seed: int | None
@@ -44,8 +44,8 @@ class Gap:
 
     Attributes:
         points: mean difference over seeds, in points.
-        half_width: of the 95 % interval, in points.
-        seeds: how many are paired.
+        half_width: half of the 95 % interval, in points.
+        seeds: number of paired seeds.
         p_images: McNemar's exact test on the test images, of segmentation Wilcoxon's signed-rank test
             on their mean intersections over union; the seed that speaks least for a difference.
         p_seeds: paired t-test over seeds; None for less than two.
@@ -81,16 +81,16 @@ def gap_between(ours: Sequence[Scores], theirs: Sequence[Scores]) -> Gap | None:
     run or data.
     """
     pairs = _pairs(ours, theirs)
-    if not pairs or any(one.keys != other.keys for one, other in pairs):
+    if not pairs or any(row.keys != other.keys for row, other in pairs):
         return None
-    by_run = np.array([one.score - other.score for one, other in pairs])
+    by_run = np.array([row.score - other.score for row, other in pairs])
     p_seeds = None
     if len(pairs) > 1 and np.ptp(by_run) > 0:  # equal ones leave a spread of rounding
         spread = by_run.std(ddof=1) / np.sqrt(len(pairs))
         p_seeds = float(2 * stats.t.sf(abs(by_run.mean()) / spread, len(pairs) - 1))
-    p_images = max(_p_images(one, other) for one, other in pairs)
+    p_images = max(_p_images(row, other) for row, other in pairs)
     if pairs[0][0].overlaps is None:
-        differences = [one.correct.astype(float) - other.correct for one, other in pairs]
+        differences = [row.correct.astype(float) - other.correct for row, other in pairs]
         half = _half_width(np.array(differences))  # of (seeds, images)
     else:
         half = _half_width_of_overlaps(pairs, by_run)
@@ -110,22 +110,27 @@ def _half_width(differences: np.ndarray) -> float:
     """
     seeds, images = differences.shape
     by_run, by_image = differences.mean(axis=1), differences.mean(axis=0)
-    ms_images, ms_rest, from_seeds = seeds * by_image.var(ddof=1), 0.0, 0.0
+    ms_images, ms_rest = seeds * by_image.var(ddof=1), 0.0
     if seeds > 1:
         rest = differences - by_run[:, None] - by_image + differences.mean()
         ms_rest = float((rest**2).sum()) / ((seeds - 1) * (images - 1))
-        from_seeds = stats.t.ppf(0.975, seeds - 1) * by_run.std(ddof=1) / np.sqrt(seeds)
     from_images = stats.norm.ppf(0.975) * np.sqrt(max(ms_images - ms_rest, 0.0) / differences.size)
-    return float(np.hypot(from_images, from_seeds))
+    return float(np.hypot(from_images, _half_width_of_seeds(by_run)))
+
+
+def _half_width_of_seeds(by_run: np.ndarray) -> float:
+    """Returns half of the 95 % interval of the mean of (seeds,) differences, by t; 0 for one seed."""
+    seeds = len(by_run)
+    return 0.0 if seeds == 1 else stats.t.ppf(0.975, seeds - 1) * by_run.std(ddof=1) / np.sqrt(seeds)
 
 
 def _pairs(ours: Sequence[Scores], theirs: Sequence[Scores]) -> list[tuple[Scores, Scores]]:
     if ours[0].seed is None:
         return [(ours[0], other) for other in theirs]
     if theirs[0].seed is None:
-        return [(one, theirs[0]) for one in ours]
+        return [(row, theirs[0]) for row in ours]
     by_seed = {other.seed: other for other in theirs}
-    return [(one, by_seed[one.seed]) for one in ours if one.seed in by_seed]
+    return [(row, by_seed[row.seed]) for row in ours if row.seed in by_seed]
 
 
 def _half_width_of_overlaps(pairs: Sequence[tuple[Scores, Scores]], by_run: np.ndarray) -> float:
@@ -135,23 +140,20 @@ def _half_width_of_overlaps(pairs: Sequence[tuple[Scores, Scores]], by_run: np.n
     variance between seeds a second time: the interval is a little too wide.
 
     Args:
-        pairs: (one, other) of each seed.
+        pairs: scores of both rows, for each seed.
         by_run: (seeds,), their differences.
     """
-    images, seeds = len(pairs[0][0].keys), len(pairs)
+    images = len(pairs[0][0].keys)
     # How often each image is drawn; a constant seed: the same report from the same runs.
     drawn = np.random.default_rng(0).multinomial(images, np.full(images, 1 / images), size=_DRAWS)
     gaps = [
-        mean_iou(drawn @ one.intersections, drawn @ one.unions)
+        mean_iou(drawn @ row.intersections, drawn @ row.unions)
         - mean_iou(drawn @ other.intersections, drawn @ other.unions)
-        for one, other in ((a.overlaps, b.overlaps) for a, b in pairs)
-        if one is not None and other is not None
+        for row, other in ((a.overlaps, b.overlaps) for a, b in pairs)
+        if row is not None and other is not None
     ]
     from_images = stats.norm.ppf(0.975) * np.mean(gaps, axis=0).std(ddof=1)
-    from_seeds = 0.0
-    if seeds > 1:
-        from_seeds = stats.t.ppf(0.975, seeds - 1) * by_run.std(ddof=1) / np.sqrt(seeds)
-    return float(np.hypot(from_images, from_seeds))
+    return float(np.hypot(from_images, _half_width_of_seeds(by_run)))
 
 
 def _p_images(row: Scores, other: Scores) -> float:
@@ -165,8 +167,8 @@ def mcnemar(correct: np.ndarray, others: np.ndarray) -> float:
     """Returns the two-sided p-value of McNemar's exact test (McNemar 1947; binomial form).
 
     Args:
-        correct: bool (n,), of one classifier.
-        others: bool (n,), of another on the same images.
+        correct: bool (n,), hits of a classifier.
+        others: bool (n,), hits of another on the same images.
     """
     won, lost = int((correct & ~others).sum()), int((~correct & others).sum())
     if won + lost == 0:

@@ -8,16 +8,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from mae_vit.finetuning.comparison.config import TUNED_BY, CompareConfig, Labels
-from mae_vit.finetuning.comparison.report.rows import Row, group, title_of
+from mae_vit.finetuning.comparison.report.rows import Row, group, row_title
 from mae_vit.finetuning.comparison.report.significance import Gap, gap_between
 from mae_vit.weights.start import origin_of
 
-# By what a run's summary says of its start's labels.
+# By a run's `labels_seen_by_start`, worst first.
 _SEEN = {
-    "held-out": "its start or teacher was trained with the held-out labels, so its held-out accuracy is too high",
-    "others": "its start or teacher was trained with labels of this data set, none of them held out here",
-    "other data": "its start or teacher was trained with labels of other data",
+    "held-out": "its weights or teacher were trained with the held-out labels, so its held-out accuracy is too high",
+    "others": "its weights or teacher were trained with labels of this data set, none of them held out here",
+    "other data": "its weights or teacher were trained with labels of other data",
 }
+_READ_AGAIN = "test images were read more than once, for weights of several lengths of the run"
 
 
 @dataclass(frozen=True)
@@ -25,11 +26,12 @@ class Line:
     """A row of the table: an entry on so many labels, over its seeds.
 
     Attributes:
-        entry: its name.
-        labels: of each class.
+        entry: name of the entry.
+        labels: number of labels of each class.
         mode: how it was measured.
-        rows: one for each seed.
-        gap: to the reference with the same labels and mode; None for the reference itself, or without one.
+        rows: results, one for each seed.
+        gap: difference from the reference with the same labels and mode; None for the reference itself, or without
+            one.
     """
 
     entry: str
@@ -40,36 +42,32 @@ class Line:
 
     @property
     def title(self) -> str:
-        """Its name as tables show it: with who trained its start, if others did."""
-        return title_of(self.rows[0].cell.entry)
+        """Its name as tables show it: with who trained its weights, if others did."""
+        return row_title(self.rows[0].cell.entry)
 
     @property
-    def origin(self) -> str | None:
-        """Who trained its start, if others did."""
-        return origin_of(self.rows[0].cell.entry.start)
+    def weights(self) -> str | None:
+        """The weights that it begins from; None for scratch."""
+        return self.rows[0].cell.entry.start
+
+    @property
+    def unlabeled(self) -> bool:
+        """Whether it begins from weights that have seen no labels, as far as is known."""
+        return self.weights is not None and not any(
+            row.values.get("labels_seen_by_start") for row in self.rows
+        )
 
     @property
     def notes(self) -> list[str]:
-        """Returns what a reader must know of this row: the config's note, and which labels its start has seen."""
-        own, seen = (
+        """Returns what a reader must know of this row: the config's note, and which labels its weights have seen."""
+        seen, origin = {row.values.get("labels_seen_by_start") for row in self.rows}, origin_of(self.weights)
+        notes = [
             self.rows[0].cell.entry.note,
-            {row.values.get("labels_seen_by_start") for row in self.rows},
-        )
-        unknown = f"{self.origin}: which images and labels they were is not known" if self.origin else ""
-        several = any((row.values.get("test_reads") or 1) > 1 for row in self.rows)
-        more = (
-            "test images were read more than once, for weights of several lengths of the run"
-            if several
-            else ""
-        )
-        return [
-            note for note in (own, unknown, *(_SEEN[what] for what in _SEEN if what in seen), more) if note
+            f"{origin}: which images and labels they were is not known" if origin else "",
+            *(note for overlap, note in _SEEN.items() if overlap in seen),
+            _READ_AGAIN if any((row.values.get("test_reads") or 1) > 1 for row in self.rows) else "",
         ]
-
-    @property
-    def by_mode(self) -> str:
-        """How the result came about, where no whole network was trained: " by knn"."""
-        return "" if self.mode in TUNED_BY else f" by {self.mode}"
+        return [note for note in notes if note]
 
     @property
     def size(self) -> int:
@@ -109,29 +107,29 @@ class Line:
         return [float(row.values[column]) for row in self.rows if row.values.get(column) is not None]
 
 
-def lines_of(config: CompareConfig, rows: Sequence[Row]) -> list[Line]:
+def table_lines(config: CompareConfig, rows: Sequence[Row]) -> list[Line]:
     """Puts the table together, in the config's order."""
     groups = group(rows)
     lines = []
     for (entry, labels, mode), several in groups.items():
-        others = groups.get((config.reference, labels, mode))
-        gap = None
-        if others and entry != config.reference:
-            gap = gap_between([row.scores for row in several], [row.scores for row in others])
-        lines.append(Line(entry, labels, mode, tuple(several), gap))
+        line = Line(entry, labels, mode, tuple(several), None)
+        reference = groups.get((config.reference, labels, mode))
+        if reference and entry != config.reference:
+            gap = line.gap_to(Line(config.reference, labels, mode, tuple(reference), None))
+            line = Line(entry, labels, mode, tuple(several), gap)
+        lines.append(line)
     return lines
 
 
-def notes_of(lines: Sequence[Line]) -> list[str]:
+def collect_notes(lines: Sequence[Line]) -> list[str]:
     """Returns the notes of all rows, once for each entry."""
     return list(dict.fromkeys(f"{line.entry}: {'; '.join(line.notes)}." for line in lines if line.notes))
 
 
 def at_most_labels(config: CompareConfig, lines: Sequence[Line]) -> list[Line]:
     """Takes the lines of one mode where the reference has most labels: of whole networks, else of its first mode."""
-    of_reference = [line for line in lines if line.entry == config.reference] or list(lines)
-    modes = [line.mode for line in of_reference]
+    reference = [line for line in lines if line.entry == config.reference] or list(lines)
+    modes = [line.mode for line in reference]
     mode = next((mode for mode in modes if mode in TUNED_BY), modes[0] if modes else None)
-    tuned = [line for line in lines if line.mode == mode]
-    sizes = [line.size for line in tuned if line.entry == config.reference] or [line.size for line in tuned]
-    return [line for line in tuned if line.size == max(sizes)]
+    size = max((line.size for line in reference if line.mode == mode), default=0)
+    return [line for line in lines if (line.mode, line.size) == (mode, size)]

@@ -174,7 +174,7 @@ def test_incidents_and_damaged_samples_are_listed(run_folder):
     assert "<h2>Damaged samples: 60</h2>" in page
     assert ">k49</td>" in page
     assert ">k50</td>" not in page
-    assert "10 more are in quarantine.jsonl" in page
+    assert "10 more" in page
 
 
 def test_what_is_no_run_is_one_line(run_folder, tmp_path, capsys):
