@@ -152,7 +152,9 @@ def _listed(splits: dict[str, list[Entry]], path: Path) -> dict[str, list[Entry]
         hint = closest(missing[0], paths) if missing and len(paths) <= _NEAREST_OF else ""
         first = f', first "{missing[0]}"' if missing else ""
         hint = hint or "give keys or paths"
-        raise InputError(f"--subset {path}: {len(missing)} of {len(wanted)} lines name no sample{first}: {hint}")
+        raise InputError(
+            f"--subset {path}: {len(missing)} of {len(wanted)} lines name no sample{first}: {hint}"
+        )
     return {
         split: [entry for entry in entries if entry.key in chosen[split]] if chosen[split] else entries
         for split, entries in splits.items()
