@@ -31,7 +31,7 @@ from mae_vit.data.prepare.entries import ImageSource, SourceOptions
 from mae_vit.data.prepare.listing import Listing, shown
 from mae_vit.data.prepare.path_entries import entries_from_paths
 from mae_vit.data.prepare.sources.archives import holds_images, is_tar, open_zip
-from mae_vit.data.prepare.sources.downloads import DOWNLOADS, digits, download
+from mae_vit.data.prepare.sources.downloads import DATASETS
 from mae_vit.data.prepare.sources.folders import open_folder
 from mae_vit.data.prepare.sources.foreign_shards import find_shards
 from mae_vit.data.prepare.sources.rows import find_parquet, open_hub_dataset, open_parquet
@@ -88,10 +88,8 @@ def _open(specs: list[str], options: SourceOptions) -> ImageSource:
     """Opens a source, or several files that are one; refuses one without images."""
     spec, paths = specs[0], [Path(spec) for spec in specs]
     kind = _file_kind(paths[0])
-    if spec == "digits":
-        source = digits()
-    elif spec in DOWNLOADS:
-        source = download(spec, options)
+    if spec in DATASETS:
+        source = DATASETS[spec](options)
     elif is_hub_name(spec):
         source = open_hub_dataset(spec, options)
     elif paths[0].is_dir():
@@ -123,8 +121,7 @@ def _no_source(spec: str, path: Path) -> str:
     if not path.exists():
         if is_url(spec):
             return f"source {redact_url(spec)} lies elsewhere: download it, and give the file or folder here"
-        names = ["digits", *DOWNLOADS]
-        meant = closest(spec, names, cutoff=0.6) or closest_path(path) or nearest(spec, names)
+        meant = closest(spec, DATASETS, cutoff=0.6) or closest_path(path) or nearest(spec, DATASETS)
         return f"source {spec} does not exist; {meant}"
     if _PART.search(path.name):
         return f"source {spec}: a part of an archive: join the parts first (cat ARCHIVE.* > ARCHIVE; zip -s 0 of .z01)"
