@@ -82,7 +82,7 @@ def check_recorded(path: str, run: Path, remedy: str) -> None:
     if is_url(path) or path in SOURCES or os.path.exists(path):
         return
     around = (parent / path for parent in run.absolute().parents)
-    near = next((place for place in around if place.exists()), None)
+    near = next((candidate for candidate in around if candidate.exists()), None)
     seen = "" if os.path.isabs(path) else f" from {Path.cwd()}"
     raise InputError(
         f"{run} recorded data.path={path}, which does not exist{seen}: {remedy.replace('DIR', str(near or 'DIR'))}"

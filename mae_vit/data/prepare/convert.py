@@ -164,9 +164,9 @@ def convert_chunk(chunk: list[tuple[bytes, str]], options: Conversion) -> list[C
         except MemoryError:
             # The others may be smaller.
             results.append("takes more memory than there is (see --max-pixels)")
-    for place, result in enumerate(results):
+    for index, result in enumerate(results):
         if isinstance(result, Converted) and result.layout is not None:
-            results[place] = replace(result, sums=tuple(sums.items()))
+            results[index] = replace(result, sums=tuple(sums.items()))
             break
     return results
 

@@ -19,13 +19,13 @@ from mae_vit.core.user_files import (
     LIST_EXTENSIONS,
     OTHER_EXTENSIONS,
     TABLE_EXTENSIONS,
+    UNREAD_EXTENSIONS,
     extension_of,
     full_extension,
     image_kind,
     is_hidden,
     is_image,
     is_placeholder,
-    unread_photo,
 )
 from mae_vit.data.prepare.entries import Reader
 from mae_vit.data.prepare.folder_names import Parts, companions_among
@@ -41,6 +41,7 @@ _SIZE = re.compile(r"[-_. ]thumb(nail)?s?$|@\dx$|^(thumb(nail)?s?|tn)[-_. ]", re
 # cat.0.jpg, dog_12.jpg, and not IMG_0001.jpg.
 _CLASS_IN_NAME = re.compile(r"(\D*[a-z]{2}\D*?)[-_. ]*\d+\.\w+")
 _NAMED = 3
+_DECODED = (*IMAGE_EXTENSIONS, *ARRAY_EXTENSIONS)
 # Of one folder so many texts may be lists of labels; more are captions, one of each image.
 _FEW_TEXTS = 8
 
@@ -90,7 +91,7 @@ class Listing:
             folder, before = path.rpartition("/")[0], self.texts[-_FEW_TEXTS:]
             few = len(before) < _FEW_TEXTS or before[0][0].rpartition("/")[0] != folder
             self.texts += [(path, read)] if few and extension in LIST_EXTENSIONS else []
-        elif (kind := unread_photo(path) or image_kind(head())) in (*IMAGE_EXTENSIONS, *ARRAY_EXTENSIONS):
+        elif (kind := extension if extension in UNREAD_EXTENSIONS else image_kind(head())) in _DECODED:
             self.kinds[path] = kind or ""
             self.images.append((path, read))
         elif extension in ARCHIVE_EXTENSIONS and full_extension(path) not in CONVERTIBLE_EXTENSIONS:
