@@ -67,7 +67,9 @@ def load_weights(
     """
     check_kind(weights)
     if weights.geometry is not None and weights.geometry.family != encoder.family:
-        raise another_kind(weights.source, f"it is of {weights.geometry.family}, the model of {encoder.family}")
+        raise another_kind(
+            weights.source, f"it is of {weights.geometry.family}, the model of {encoder.family}"
+        )
     assumed = weights.assumes(getattr(encoder, "num_heads", None))
     report = LoadReport(remarks={**weights.remarks, **({"assumed": assumed} if assumed else {})})
     try:
@@ -182,7 +184,8 @@ def _load_parts(weights: Weights, parts: nn.Module, objective: str | None, repor
         if value.requires_grad and not name.startswith(ENCODER_PREFIX)
     }
     same = weights.objective == objective and all(
-        name in weights.tensors and weights.tensors[name].shape == value.shape for name, value in state.items()
+        name in weights.tensors and weights.tensors[name].shape == value.shape
+        for name, value in state.items()
     )
     if not same:
         report.random += list(state)
