@@ -66,7 +66,7 @@ def read_decoder(
         tensors.setdefault(
             "decoder_pos_embed", sincos_position_table(encoder.grid_size, width, encoder.num_prefix_tokens)
         )
-    options = _options_of(weights, f"objective.{prefix}")
+    options = _read_options(weights, f"objective.{prefix}")
     heads = options.get("decoder_num_heads") or (_OFFICIAL_HEADS if width == _OFFICIAL_WIDTH else None)
     notes = []
     if "norm_pix_loss" not in options:
@@ -110,7 +110,7 @@ def _build(
     return mae.eval()
 
 
-def _options_of(weights: Weights, prefix: str) -> dict[str, Any]:
+def _read_options(weights: Weights, prefix: str) -> dict[str, Any]:
     """Returns the objective's options from one of our checkpoints; empty for other files."""
     path = weights.path
     if not (path / STATE).is_file():
