@@ -81,8 +81,7 @@ def test_a_policy_of_ones_own_changes_the_images_that_the_key_draws(digits, tmp_
     losses = []
     for workers in (0, 2):
         folder = tmp_path / str(workers)
-        said = command(*pretrain, plugin, f"run.dir={folder}", "data.source=tar", f"data.workers={workers}")
-        assert "solarize" in said
+        command(*pretrain, plugin, f"run.dir={folder}", "data.source=tar", f"data.workers={workers}")
         losses.append(
             [line for line in (folder / "metrics.jsonl").read_text().splitlines() if "loss" in line]
         )
