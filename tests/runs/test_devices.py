@@ -19,9 +19,9 @@ from mae_vit.evaluation.knn import knn_scores
 from mae_vit.evaluation.linear_probe import LinearProbe, probe_top1, train_probe
 from mae_vit.finetuning.frozen import closed_form
 from mae_vit.finetuning.frozen.closed_form import score_in_closed_form
+from mae_vit.finetuning.models.classifier_file import ClassifierFile
 from mae_vit.finetuning.models.classifiers import NetworkClassifier, ViTClassifier
 from mae_vit.finetuning.models.distillation import Distillation, DistilledViTClassifier
-from mae_vit.finetuning.models.classifier_file import ClassifierFile
 from mae_vit.finetuning.results.predict import Predictor, as_predictions
 from mae_vit.inspection.attention import (
     attention_maps,
