@@ -59,11 +59,12 @@ def test_damaged_held_out_images_end_the_run(call, digits, split, tmp_path, caps
     warning, error = capsys.readouterr().err.splitlines()
     assert warning.startswith("warning: 20 of 1,497")
     assert error.startswith(f"error: {lost} of the {len(held_out)} held-out")
-    assert f"{copy}/train-000001.tar has 778240 bytes" in error
+    assert f"{copy}/train-000001.tar" in error
+    assert "778240 bytes" in error
     assert not (tmp_path / "other").exists()
 
 
-def test_of_a_shard_cut_short_labels_are_known_and_keys_are_not(call, digits, tmp_path, capsys):
+def test_a_shard_cut_short_tells_labels_and_no_keys(call, digits, tmp_path, capsys):
     copy = copy_of(digits, tmp_path / "data")
     os.truncate(copy / "train-000001.tar", 800_000)
     assert call(*EPOCH, f"data.path={copy}") == 2
