@@ -19,7 +19,7 @@ from mae_vit.config.load import load_config
 from mae_vit.config.plan import Plan
 from mae_vit.core.batch import Batch
 from mae_vit.core.keyed_rng import SampleKeys
-from mae_vit.data.order.skipped_steps import Skipped
+from mae_vit.data.order.order import Skipped
 from mae_vit.models.encoder_file import EncoderInfo
 from mae_vit.objectives import ObjectiveSection
 from mae_vit.objectives.objective import Objective

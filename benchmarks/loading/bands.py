@@ -70,7 +70,6 @@ def ours(folder: Path, size: int, unit: bool, pipe: Connection) -> None:
     order = GlobalOrder(len(index), BATCH, seed=0)
     batches = load_batches(source, order, RankSlice(), start_step=0, stop_step=STEPS_OF_ALL)
     bands = index.dataset.bands
-    assert bands is not None
     mean, std = (torch.tensor(v).view(-1, 1, 1) for v in normalization("dataset", index.dataset, BANDS))
 
     def step(_: int) -> None:
@@ -89,7 +88,6 @@ def theirs(folder: Path, size: int, pipe: Connection) -> None:
 
     torch.set_num_threads(1)
     description = open_index(folder / "shards", "train").dataset
-    assert description.bands is not None
     limits = (description.bands.low, description.bands.high, description.mean, description.std)
     low, high, mean, std = (torch.tensor(values).view(-1, 1, 1) for values in limits)
     crop = v2.RandomResizedCrop(size, interpolation=v2.InterpolationMode.BICUBIC, **BOX)

@@ -2,13 +2,46 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from mae_vit.config.section import Options, Section
 from mae_vit.config.typed_yaml import PathText
+from mae_vit.core.messages import nearest
 from mae_vit.core.urls import is_url
+
+if TYPE_CHECKING:  # imports torch
+    from mae_vit.data.images.augment import Policy
+
+# Name in `data.augment.policy` -> module and class, which takes the options of that name; "none" has no class.
+POLICIES = {
+    "none": "",
+    "randaugment": "mae_vit.data.images.auto_augment:RandAugment",
+    "autoaugment_cifar": "mae_vit.data.images.auto_augment:AutoAugmentCifar",
+    "color": "mae_vit.data.images.color:ColorJitter",
+}
+
+
+def register_policy(policy: type[Policy]) -> None:
+    """Adds an augmentation policy without options, under its `name`. A plug-in calls it when it is imported.
+
+    Raises:
+        ValueError: if there is another of that name.
+    """
+    where = f"{policy.__module__}:{policy.__qualname__}"
+    if POLICIES.setdefault(policy.name, where) != where:
+        raise ValueError(f'there is a policy "{policy.name}"')
+
+
+def _check_policy(name: str) -> str:
+    if name not in POLICIES:
+        raise ValueError(nearest(name, POLICIES))
+    return name
+
+
+# Plug-ins add to the names.
+PolicyName = Annotated[str, AfterValidator(_check_policy)]
 
 
 class AugmentSection(Section):
@@ -16,63 +49,56 @@ class AugmentSection(Section):
 
     Attributes:
         crop: shift after padding, or random resized crop.
-        pad_px: for `crop=pad`: padding in pixels.
-        scale: for `crop=random_resized`: range of the crop's share of the area.
-        ratio: for `crop=random_resized`: range of width over height.
+        pad_px: padding of `crop=pad`, in pixels.
+        scale: range of the share of the area that `crop=random_resized` takes.
+        ratio: range of width over height of `crop=random_resized`.
         flip: mirror half of the images.
-        policy: color and shape augmentation.
-        num_ops: for `randaugment`: operations for each image.
-        magnitude: for `randaugment`: strength of an operation, 0 to 10.
-        magnitude_std: for `randaugment`: standard deviation of the strength.
-        brightness: for `color`: range of brightness.
-        contrast: for `color`: range of contrast.
-        saturation: for `color`: range of saturation.
-        hue: for `color`: range of hue.
-        gray: for `color`: probability of a gray image.
+        policy: color and shape augmentation: `none`, `randaugment`, `autoaugment_cifar`, `color`, or a plug-in's.
+        num_ops: operations of `randaugment` for each image.
+        magnitude: strength of an operation of `randaugment`, 0 to 10.
+        magnitude_std: standard deviation of the strength of `randaugment`.
+        brightness: range of brightness of `color`.
+        contrast: range of contrast of `color`.
+        saturation: range of saturation of `color`.
+        hue: range of hue of `color`.
+        gray: probability that `color` makes an image gray.
         erasing: probability that a box of an image is erased.
     """
 
     options: ClassVar[Options] = {
-        "crop": {
-            "pad": {"pad_px": 4},  # as usual for CIFAR
-            # The scale of MAE Sec. A.1, torchvision's ratio.
-            "random_resized": {"scale": [0.2, 1.0], "ratio": [3 / 4, 4 / 3]},
-        },
+        "crop": {"pad": ("pad_px",), "random_resized": ("scale", "ratio")},
         "policy": {
-            # MAE's fine-tuning (Sec. A.1: RandAugment "9, 0.5"), which is timm's rand-m9-mstd0.5-inc1.
-            "randaugment": {"num_ops": 2, "magnitude": 9.0, "magnitude_std": 0.5},
-            # SimCLR for CIFAR-10 (arXiv 2002.05709, App. A and B.9: strength 0.5).
-            "color": {"brightness": 0.4, "contrast": 0.4, "saturation": 0.4, "hue": 0.1, "gray": 0.2},
+            "randaugment": ("num_ops", "magnitude", "magnitude_std"),
+            "color": ("brightness", "contrast", "saturation", "hue", "gray"),
         },
     }
 
     crop: Literal["none", "pad", "random_resized"] = "none"
-    pad_px: int | None = Field(default=None, gt=0)
-    scale: list[float] | None = Field(default=None, min_length=2, max_length=2)
-    ratio: list[float] | None = Field(default=None, min_length=2, max_length=2)
+    pad_px: int = Field(default=4, gt=0)  # as usual for CIFAR
+    # The scale of MAE Sec. A.1, torchvision's ratio.
+    scale: list[float] = Field(default=[0.2, 1.0], min_length=2, max_length=2)
+    ratio: list[float] = Field(default=[3 / 4, 4 / 3], min_length=2, max_length=2)
     flip: bool = True
-    policy: Literal["none", "randaugment", "autoaugment_cifar", "color"] = "none"
-    num_ops: int | None = Field(default=None, gt=0)
-    magnitude: float | None = Field(default=None, ge=0, le=10)
-    magnitude_std: float | None = Field(default=None, ge=0)
-    brightness: float | None = Field(default=None, ge=0, le=1)
-    contrast: float | None = Field(default=None, ge=0, le=1)
-    saturation: float | None = Field(default=None, ge=0, le=1)
-    hue: float | None = Field(default=None, ge=0, le=0.5)
-    gray: float | None = Field(default=None, ge=0, le=1)
+    policy: PolicyName = "none"
+    # MAE's fine-tuning (Sec. A.1: RandAugment "9, 0.5"), which is timm's rand-m9-mstd0.5-inc1.
+    num_ops: int = Field(default=2, gt=0)
+    magnitude: float = Field(default=9.0, ge=0, le=10)
+    magnitude_std: float = Field(default=0.5, ge=0)
+    # SimCLR for CIFAR-10 (arXiv 2002.05709, App. A and B.9: strength 0.5).
+    brightness: float = Field(default=0.4, ge=0, le=1)
+    contrast: float = Field(default=0.4, ge=0, le=1)
+    saturation: float = Field(default=0.4, ge=0, le=1)
+    hue: float = Field(default=0.1, ge=0, le=0.5)
+    gray: float = Field(default=0.2, ge=0, le=1)
     erasing: float = Field(default=0.0, ge=0, le=1)
 
     @model_validator(mode="after")
     def _check(self) -> AugmentSection:
-        if self.scale and not 0 < self.scale[0] <= self.scale[1] <= 1:
+        if not 0 < self.scale[0] <= self.scale[1] <= 1:
             raise ValueError(f"scale={self.scale}: needs 0 < low <= high <= 1 (shares of the image's area)")
-        if self.ratio and not 0 < self.ratio[0] <= self.ratio[1]:
+        if not 0 < self.ratio[0] <= self.ratio[1]:
             raise ValueError(f"ratio={self.ratio}: needs 0 < low <= high (width over height)")
         return self
-
-
-# Of images that are kept in memory.
-_MEMORY_LIMIT_GIB = 4.0
 
 
 class DataSection(Section):
@@ -86,8 +112,8 @@ class DataSection(Section):
         split: split to train on.
         source: keep decoded images in memory, or read the shards. `auto` keeps images of one size, if they fit.
         order: "global" permutes all images. With "blocks" a rank reads only the shards of its lanes, a few at a time.
-        lanes: for `order=blocks`: parts of an epoch that read different shards.
-        block_shards: for `order=blocks`: shards of a lane that are mixed.
+        lanes: parts of an epoch that read different shards, with `order=blocks`.
+        block_shards: shards of a lane that `order=blocks` mixes.
         workers: decoding processes of a rank.
         memory_limit_gib: largest size of the images that are kept in memory.
         repeats: the number of views (crops) of each image in a batch. The image is decoded once for all of them
@@ -108,7 +134,7 @@ class DataSection(Section):
         # Eight lanes suit a usual node of 8 ranks, and any power of two ranks. Every step then draws from 8 x 4 shards,
         # which is 320,000 samples with 10,000 per shard. webdataset's examples shuffle within 1,000 to 5,000 samples.
         "order": {"blocks": {"lanes": 8, "block_shards": 4}},
-        "source": {name: {"memory_limit_gib": _MEMORY_LIMIT_GIB} for name in ("auto", "memory")},
+        "source": {"auto": ("memory_limit_gib",), "memory": ("memory_limit_gib",)},
     }
 
     path: PathText
@@ -120,7 +146,7 @@ class DataSection(Section):
     lanes: int | None = Field(default=None, gt=0, le=65536)
     block_shards: int | None = Field(default=None, gt=0, le=65536)
     workers: int | Literal["auto"] = "auto"
-    memory_limit_gib: float = Field(default=_MEMORY_LIMIT_GIB, gt=0)
+    memory_limit_gib: float = Field(default=4.0, gt=0)
     repeats: int = Field(default=1, gt=0, le=64)
     normalize: Literal["dataset", "imagenet", "half"] | list[list[float]] = "dataset"
     leave_out_per_class: int | None = Field(default=None, gt=0)

@@ -1,8 +1,8 @@
 """Modules of the user's own, which add to the dictionaries of the library: `run.plugins`.
 
 A module is imported before the config is checked, and adds by `register_encoder`, `register_objective`,
-`register_tracker`, or an entry of a dictionary. It is code that the user runs: only a command's own config or an option
-names it, never a run folder or a file of weights.
+`register_policy`, `register_source`, `register_tracker`, or an entry of a dictionary. It is code that the user runs:
+only a command's own config or an option names it, never a run folder or a file of weights.
 """
 
 from __future__ import annotations

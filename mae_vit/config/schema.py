@@ -7,6 +7,7 @@ learning rate and steps.
 from __future__ import annotations
 
 import re
+from importlib.util import find_spec
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -31,7 +32,8 @@ class RunSection(Section):
         deterministic: use deterministic kernels; needed on GPUs for identical results.
         hang_timeout_s: seconds without progress in a step after which a rank is killed, so that the others do not wait
             forever. An evaluation or a save may take four times as long. null never kills.
-        plugins: modules of your own that add encoders, objectives or trackers, by name or as files that end in .py.
+        plugins: modules of your own that add encoders, objectives, augmentation, data or trackers, by name or as files
+            that end in .py.
         plugins_may_change: lets a run resume with plug-ins whose source has changed.
     """
 
@@ -59,6 +61,10 @@ class RunSection(Section):
         if name is None or (isinstance(name, str) and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name)):
             raise ValueError("letters, digits, . _ - (a letter or digit first); a folder goes in run.dir")
         return name
+
+
+def _has_deepspeed() -> bool:
+    return find_spec("deepspeed") is not None
 
 
 class TrainSection(Section):
@@ -104,6 +110,10 @@ class TrainSection(Section):
     def _check(self) -> TrainSection:
         exactly_one(self, ("steps", "epochs", "samples"), required=True)
         exactly_one(self, ("warmup_steps", "warmup_epochs", "warmup_samples"), required=False)
+        if (self.engine == "deepspeed" or self.zero_stage) and not _has_deepspeed():
+            raise ValueError(
+                'deepspeed is not installed (off Linux it never is): use engine="torch", zero_stage=0'
+            )
         if self.engine == "torch" and self.zero_stage:
             raise ValueError(f'zero_stage={self.zero_stage} needs engine="deepspeed"')
         if self.ema_decay is not None and self.zero_stage == 3:
@@ -117,7 +127,8 @@ class TrainSection(Section):
         if self.engine != "auto":
             return self.engine
         # Several processes use DeepSpeed until a measurement on GPUs shows that torch is faster.
-        return "torch" if world_size == 1 and self.zero_stage == 0 else "deepspeed"
+        needless = world_size == 1 and self.zero_stage == 0
+        return "torch" if needless or not _has_deepspeed() else "deepspeed"
 
 
 class CheckpointSection(Section):
@@ -197,7 +208,6 @@ class MonitorSection(Section):
             chooses (docs/bands.md).
         probe_every_steps: steps between online probes.
         probe_every_epochs: epochs between online probes.
-        probe_shots: images of each class that the probe is fitted on.
         probe_queries: images that the probe is scored on; 0 for no probe.
         inspect_every_epochs: epochs between views of the encoder in TensorBoard and trackers; null for none.
         tensorboard: write TensorBoard files.
@@ -215,7 +225,6 @@ class MonitorSection(Section):
     picture_bands: list[int | str] | None = None
     probe_every_steps: int | None = Field(default=None, gt=0)
     probe_every_epochs: float | None = Field(default=None, gt=0)
-    probe_shots: int | None = Field(default=None, gt=0)
     probe_queries: int = Field(default=500, ge=0)
     inspect_every_epochs: float | None = Field(default=None, gt=0)
     tensorboard: bool = True

@@ -15,8 +15,8 @@ PHOTOGRAPH_CHANNELS = 3
 MAX_CHANNELS = 4096
 
 
-# A key -> each of its values -> the options of this value, with their defaults.
-Options = Mapping[str, Mapping[str, Mapping[str, Any]]]
+# A key -> each of its values -> the options of this value; a mapping gives defaults that depend on the value.
+Options = Mapping[str, Mapping[str, Mapping[str, Any] | tuple[str, ...]]]
 
 
 class Section(BaseModel):
@@ -36,8 +36,12 @@ class Section(BaseModel):
         """Fills in the defaults of the chosen values' options."""
         if isinstance(raw, dict):
             for key, kinds in cls.options.items():
-                chosen = kinds.get(str(raw.get(key, cls.model_fields[key].default)), {})
-                raw = {**raw, **{name: value for name, value in chosen.items() if raw.get(name) is None}}
+                chosen = kinds.get(str(raw.get(key, cls.model_fields[key].default)), ())
+                optional = {option for options in kinds.values() for option in options}
+                given = {
+                    name: value for name, value in raw.items() if value is not None or name not in optional
+                }
+                raw = {**(chosen if isinstance(chosen, Mapping) else {}), **given}
         return raw
 
     @model_validator(mode="after")
@@ -47,7 +51,7 @@ class Section(BaseModel):
             choice = getattr(self, key)
             for option in dict.fromkeys(option for options in kinds.values() for option in options):
                 unset = getattr(self, option) == type(self).model_fields[option].default
-                if option not in kinds.get(choice, {}) and not unset:
+                if option not in kinds.get(choice, ()) and not unset:
                     owners = " or ".join(f'"{name}"' for name, options in kinds.items() if option in options)
                     raise ValueError(
                         f'{option} has no effect with {key}="{choice}"; it belongs to {key}={owners}'
@@ -56,7 +60,7 @@ class Section(BaseModel):
 
     def options_of(self, key: str) -> dict[str, Any]:
         """Returns the options of the value of a key, as they are set."""
-        return {name: getattr(self, name) for name in self.options[key].get(getattr(self, key), {})}
+        return {name: getattr(self, name) for name in self.options[key].get(getattr(self, key), ())}
 
     @classmethod
     def key_of_runs(cls, path: str) -> str:

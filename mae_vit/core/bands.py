@@ -5,8 +5,9 @@ Shapes: B images, C bands, H W pixels.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 # torch is imported where it computes: the processes of `prepare` start several times as fast without.
 if TYPE_CHECKING:
@@ -18,14 +19,14 @@ DTYPES = ("uint8", "uint16", "int16", "float16", "float32")
 
 @dataclass(frozen=True)
 class Bands:
-    """Bands of a data set, as dataset.json describes them.
+    """Bands of a data set, as dataset.json describes them; `RGB8` for photographs, which it does not describe.
 
     The loader hands out raw values of `dtype`. `unit` maps each band's low..high to 0..1. Mean and std of
     dataset.json, PSNR and pictures are in these units, so 8-bit images (low 0, high 255) need no case of their own.
 
     Attributes:
         names: one a band.
-        dtype: of the raw values, one of DTYPES.
+        dtype: type of the raw values, one of DTYPES.
         low: raw value of each band that becomes 0.
         high: raw value of each band that becomes 1.
         nodata: raw value that marks a missing pixel of a band; NaN marks one in floating-point images without it.
@@ -38,9 +39,14 @@ class Bands:
     nodata: float | None = None
 
     @property
+    def photographs(self) -> bool:
+        """True for `RGB8`: gray and RGB are read as whichever the model takes."""
+        return not self.names
+
+    @property
     def eight_bit(self) -> bool:
         """True for uint8 images of the full range without missing values: the path of RGB and gray images."""
-        full = set(self.low) == {0.0} and set(self.high) == {255.0}
+        full = set(self.low) <= {0.0} and set(self.high) <= {255.0}
         return self.dtype == "uint8" and full and self.nodata is None
 
     def unit(self, images: Tensor) -> Tensor:
@@ -62,10 +68,44 @@ class Bands:
         valid = ~values.isnan()
         return valid if self.nodata is None else valid & (values != self.nodata)
 
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """Type of raw values in tensors."""
+        import torch
 
-def dtype_of_raw(bands: Bands | None) -> torch.dtype:
-    """Returns the type of raw images in tensors: uint8 for gray and RGB of 8 bits."""
-    import torch
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        return dtype
 
-    dtype: torch.dtype = torch.uint8 if bands is None else getattr(torch, bands.dtype)
-    return dtype
+    def to_entry(self) -> dict[str, Any]:
+        """Returns the entry "bands" of a file of weights; none for photographs."""
+        plain = {
+            name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()
+        }
+        return {} if self.photographs else {"bands": plain}
+
+    @classmethod
+    def of_entry(cls, values: Mapping[str, Any]) -> Bands:
+        """Reads the entry "bands" of a file of weights; without it the images are photographs.
+
+        Raises:
+            ValueError: if it describes no bands.
+            TypeError: if it describes no bands.
+        """
+        if (entry := values.get("bands")) is None:
+            return RGB8
+        bands = cls(
+            **{name: tuple(value) if isinstance(value, list) else value for name, value in entry.items()}
+        )
+        count = len(bands.names)
+        numbers = [*bands.low, *bands.high, *([] if bands.nodata is None else [bands.nodata])]
+        if not count == len(bands.low) == len(bands.high) > 0 or bands.dtype not in DTYPES:
+            raise ValueError("bands need a known dtype, and low and high for each name")
+        if not all(isinstance(value, int | float) for value in numbers):
+            raise ValueError("low, high and nodata of bands are numbers")
+        if not all(low < high for low, high in zip(bands.low, bands.high, strict=True)):
+            raise ValueError("low of bands is below high")
+        return bands
+
+
+# 8-bit gray or RGB, the two kinds of photographs.
+RGB8 = Bands((), "uint8", (), ())

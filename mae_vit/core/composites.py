@@ -45,7 +45,7 @@ class Composite:
         return (colors + self.offset).clamp(0, 1)
 
 
-def find_bands(wanted: Sequence[int | str], bands: Bands | None, channels: int) -> list[int]:
+def find_bands(wanted: Sequence[int | str], bands: Bands, channels: int) -> list[int]:
     """Returns the places of bands that are given by number, from 1 on, or by name.
 
     Raises:
@@ -55,7 +55,7 @@ def find_bands(wanted: Sequence[int | str], bands: Bands | None, channels: int) 
         raise InputError(
             f"picture bands {list(wanted)}: give three, for red, green and blue, or one for gray"
         )
-    names = bands.names if bands else tuple(str(number + 1) for number in range(channels))
+    names = bands.names or tuple(str(number + 1) for number in range(channels))
     places = []
     for one in wanted:
         if str(one) in names:
@@ -68,12 +68,12 @@ def find_bands(wanted: Sequence[int | str], bands: Bands | None, channels: int) 
     return places
 
 
-def compose(images: Tensor, bands: Bands | None, wanted: Sequence[int | str] | None = None) -> Composite:
+def compose(images: Tensor, bands: Bands, wanted: Sequence[int | str] | None = None) -> Composite:
     """Chooses the colors of images.
 
     Args:
         images: (B, C, H, W) in 0..1; principal components are of these.
-        bands: names and scale; None for 8 bits.
+        bands: names and scale.
         wanted: three bands, or one, by number from 1 on or by name. None takes gray and RGB as they are, red, green
             and blue by their usual names, the first of two bands, and else principal components.
 
@@ -92,7 +92,7 @@ def compose(images: Tensor, bands: Bands | None, wanted: Sequence[int | str] | N
 
 
 def in_colors(
-    rows: Sequence[Picture], bands: Bands | None, wanted: Sequence[int | str] | None = None
+    rows: Sequence[Picture], bands: Bands, wanted: Sequence[int | str] | None = None
 ) -> list[Picture]:
     """Maps rows of pictures to colors, by the colors of the last, which is the original; its label says which.
 
@@ -101,15 +101,15 @@ def in_colors(
     Raises:
         InputError: if a wanted band is not there.
     """
-    if not rows or (bands is None and not wanted):
+    if not rows or (bands.photographs and not wanted):
         return list(rows)
     colors = compose(rows[-1].images, bands, wanted)
     drawn = [Picture(row.label, colors(row.images)) for row in rows]
     return [*drawn[:-1], Picture(f"{rows[-1].label}: {colors.label}", drawn[-1].images)]
 
 
-def _natural(bands: Bands | None, channels: int) -> list[int] | None:
-    names = [name.lower() for name in bands.names] if bands else []
+def _natural(bands: Bands, channels: int) -> list[int] | None:
+    names = [name.lower() for name in bands.names]
     for three in _NATURAL:
         if set(three) <= set(names):
             return [names.index(name) for name in three]
@@ -118,8 +118,8 @@ def _natural(bands: Bands | None, channels: int) -> list[int] | None:
     return None
 
 
-def _describe(place: int, bands: Bands | None) -> str:
-    if bands is None:
+def _describe(place: int, bands: Bands) -> str:
+    if bands.photographs:
         return f"band {place + 1}"
     return f"{bands.names[place]} {bands.low[place]:g}..{bands.high[place]:g}"
 

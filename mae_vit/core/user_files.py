@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import unicodedata
-from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 from mae_vit.core.errors import InputError
@@ -22,25 +22,14 @@ ARRAY_EXTENSIONS = ("npy", "npz", *DICOM_EXTENSIONS)
 # What phones and cameras write, and Pillow does not read.
 _UNREAD_EXTENSIONS = ("heic", "heif", "jxl", "cr2", "cr3", "nef", "arw", "dng", "orf", "raf", "rw2",
     "pef", "srw", "nrw", "3fr", "iiq", "kdc", "mrw", "sr2", "erf", "rwl", "x3f")  # fmt: skip
-# Files of these kinds are many beside images: labels, captions. No other kind of file is known to be no image.
-TEXT_EXTENSIONS = ("txt", "json", "xml", "csv", "tsv", "jsonl", "cls", "caption", "yaml", "yml", "md")
-# What lies beside images and is known to be none: code, notes, what GDAL and systems write.
+# What lies beside images and is known to be none: labels, captions, code, notes, what GDAL and systems write.
 OTHER_EXTENSIONS = (
-    *TEXT_EXTENSIONS,
-    "html",
-    "py",
-    "ipynb",
-    "log",
-    "sh",
-    "db",
-    "ini",
-    "ovr",
-    "msk",
-    "tfw",
-    "xlsx",
+    *("txt", "json", "xml", "csv", "tsv", "jsonl", "cls", "caption", "yaml", "yml", "md"),
+    *("html", "py", "ipynb", "log", "sh", "db", "ini", "ovr", "msk", "tfw", "xlsx"),
 )
 # Formats that may hold images; of no other unread file it is known.
 CONVERTIBLE_EXTENSIONS = frozenset((
+    *_UNREAD_EXTENSIONS,
     *("nd2", "czi", "lif", "oib", "oif", "svs", "ndpi", "mrxs", "vsi"),
     *("nii", "nii.gz", "mha", "mhd", "nrrd", "jp2", "j2k", "exr", "fits", "psd", "svg", "pdf", "tga", "ico"),
     *("idx", "idx.gz"),
@@ -91,7 +80,6 @@ _NO_IMAGES = (
     (b"%pdf", "a PDF: convert it to PNG first"),
     (b"%!ps", "a drawing in PostScript: convert it to PNG first"),
     (b"8bps", "a Photoshop file: convert it to PNG first"),
-    (b"rar!", "a RAR archive: unpack it"),
 )
 _BRANDS = {b"avif": "avif", b"avis": "avif"} | dict.fromkeys(
     (b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1"), "heic"
@@ -193,25 +181,22 @@ def image_kind(head: bytes) -> str | None:
 
 def what_is(head: bytes) -> str | None:
     """Says what a file is that is no readable image, with the remedy; None if its first bytes do not tell."""
-    kind = image_kind(head)
-    if kind in _UNREAD_EXTENSIONS:
-        return f"a photograph in the format {kind.upper()}, which cannot be read: convert it to JPEG first"
+    if not head:
+        return "an empty file: is it a placeholder of a cloud, not downloaded?"
+    if (kind := image_kind(head)) in _UNREAD_EXTENSIONS:
+        return (
+            f"a photograph in the format {str(kind).upper()}, which cannot be read: convert it to JPEG first"
+        )
     text = head.lstrip(b"\xef\xbb\xbf \r\n\t").lower()
-    return (
-        next((what for mark, what in _NO_IMAGES if text.startswith(mark)), None)
-        if head
-        else "an empty file: is it a placeholder of a cloud, not downloaded?"
-    )
+    return next((what for mark, what in _NO_IMAGES if text.startswith(mark)), None)
 
 
 def what_file_is(path: Path) -> str | None:
     """Says what `what_is` does of a file; None of an empty one, too, or if it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            head = file.read(HEAD_BYTES)
-    except OSError:
-        return None
-    return what_is(head) if head else None
+    with suppress(OSError), path.open("rb") as file:
+        head = file.read(HEAD_BYTES)
+        return what_is(head) if head else None
+    return None
 
 
 def read_text(path: Path, *, errors: str = "strict") -> str:
@@ -256,36 +241,27 @@ def expand_text(text: str) -> str:
 
 
 def _check_written(text: str) -> None:
+    """Refuses names that are not there yet with characters of text from elsewhere, and paths of Windows."""
     if not text:
         raise InputError("a path is empty: is a variable unset?")
-    parts, clean, alien = text.split("/"), list[str](), Counter[str]()
+    parts = text.split("/")
     for at, part in enumerate(parts):
-        # What is there has its name, whatever that is.
-        exists = os.path.lexists("/".join(parts[: at + 1]))
-        clean.append(part if exists else _clean_name(part))
-        alien += Counter(part) - Counter(clean[-1])
-    if alien:
-        named = ", ".join(
-            f"U+{ord(char):04X} ({unicodedata.name(char, 'a control character')})" for char in alien
-        )
-        raise InputError(
-            f'path "{plain_text(text)}" has {named} where no name has it: write "{"/".join(clean)}"'
-        )
+        if os.path.lexists("/".join(parts[: at + 1])):
+            continue  # it has its name, whatever that is
+        alien = [c for c in part if unicodedata.category(c) == "Cc"]
+        alien += [c for c in (part[:1], part[-1:]) if _is_alien(c)]
+        if alien:
+            named = ", ".join(f"U+{ord(c):04X} ({unicodedata.name(c, 'a control character')})" for c in alien)
+            raise InputError(f'path "{plain_text(text)}" has {named} where no name has it: write it without')
     if (drive := re.match(r"([A-Za-z]):[\\/]", text)) and not os.path.lexists(parts[0]):
         there = f"/mnt/{drive[1].lower()}/{text[3:]}".replace("\\", "/")
         raise InputError(f'path "{text}" is one of Windows: in WSL it is {there}')
 
 
-def _clean_name(name: str) -> str:
-    """A name without what comes with text from elsewhere: control characters; at its ends blanks and quotes too."""
-    name = "".join(char for char in name if unicodedata.category(char) != "Cc")
-    ends = [at for at, char in enumerate(name) if not _is_alien(char)] or [len(name)]
-    return name[ends[0] : ends[-1] + 1]
-
-
 def _is_alien(char: str) -> bool:
     """Whether a character at the end of a name is none of it: invisible, or a quote of text editors."""
-    return char in "\u201c\u201d\u201e\u2018\u2019" or unicodedata.category(char) in ("Cf", "Zs", "Zl", "Zp")
+    quotes = ("\u201c", "\u201d", "\u201e", "\u2018", "\u2019")
+    return char in quotes or (char != "" and unicodedata.category(char) in ("Cf", "Zs", "Zl", "Zp"))
 
 
 def expand_path(path: str | os.PathLike[str]) -> Path:

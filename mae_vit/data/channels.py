@@ -13,7 +13,6 @@ from mae_vit.data.shards.dataset_json import Dataset, read_dataset
 AnyConfig = TypeVar("AnyConfig", bound=Config)
 # 8-bit photographs are read as gray or as RGB, whichever they are.
 _OF_PHOTOGRAPHS = (1, 3)
-_MOST_NAMED = 4
 
 
 def describe_data(config: Config, *, say: bool = False) -> Dataset:
@@ -38,15 +37,15 @@ def with_channels(config: AnyConfig, dataset: Dataset) -> AnyConfig:
     wanted, count = config.model.in_chans, dataset.channels
     if wanted is None:
         # Gray photographs are read as RGB where the normalization is that of RGB.
-        as_rgb = config.data.normalize == "imagenet" and dataset.bands is None
+        as_rgb = config.data.normalize == "imagenet" and dataset.bands.photographs
         return set_channels(config, 3 if as_rgb else count)
     path = redact_url(config.data.path)
-    if dataset.bands is not None and wanted != count:
+    if not dataset.bands.photographs and wanted != count:
         raise InputError(
-            f"model.in_chans={wanted}, but the images of {path} have {count} bands ({name_bands(dataset)}): leave it "
-            "out, or choose bands when they are prepared (mae-vit prepare --bands)"
+            f"model.in_chans={wanted}, but the images of {path} have {count} bands: leave it out, or choose bands when "
+            "they are prepared (mae-vit prepare --bands)"
         )
-    if dataset.bands is None and wanted not in _OF_PHOTOGRAPHS:
+    if dataset.bands.photographs and wanted not in _OF_PHOTOGRAPHS:
         raise InputError(
             f"model.in_chans={wanted}, but the images of {path} are 8-bit photographs: leave it out, or give 1 or 3"
         )
@@ -56,9 +55,3 @@ def with_channels(config: AnyConfig, dataset: Dataset) -> AnyConfig:
 def set_channels(config: AnyConfig, channels: int) -> AnyConfig:
     """Returns the config with another `model.in_chans`."""
     return config.model_copy(update={"model": config.model.model_copy(update={"in_chans": channels})})
-
-
-def name_bands(dataset: Dataset) -> str:
-    """Lists the names of bands, some of many."""
-    names = dataset.bands.names if dataset.bands else ()
-    return ", ".join(names[:_MOST_NAMED]) + (", ..." if len(names) > _MOST_NAMED else "")

@@ -25,7 +25,7 @@ from mae_vit.data.prepare.sources.find import find_images
 from mae_vit.data.prepare.sources.folders import walk
 from mae_vit.data.prepare.sources.tables import is_table, read_table
 from mae_vit.data.remote.folder import DataLocation, open_remote
-from mae_vit.data.shards.dataset_json import FILE_NAME
+from mae_vit.data.shards.dataset_json import FILE_NAME, SOURCES
 
 # Copies of other states of the same source are removed when no run began with them for so long: one may still read.
 _UNUSED_S = 30 * 24 * 3600
@@ -50,6 +50,8 @@ def resolve_data_path(
     Raises:
         InputError: if a URL cannot be opened, or images cannot be prepared.
     """
+    if path in SOURCES:
+        return DataLocation(Path(path))
     if is_url(path):
         return open_remote(path, cache_dir=cache_dir, cache_gib=cache_gib, say=say)
     source = Path(path)
@@ -77,7 +79,7 @@ def check_recorded(path: str, run: Path, remedy: str) -> None:
     Raises:
         InputError: if there is nothing at the path.
     """
-    if is_url(path) or os.path.exists(path):
+    if is_url(path) or path in SOURCES or os.path.exists(path):
         return
     around = (parent / path for parent in run.absolute().parents)
     near = next((place for place in around if place.exists()), None)

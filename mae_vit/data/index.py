@@ -22,7 +22,7 @@ from mae_vit.core.messages import error_reason, nearest
 from mae_vit.core.urls import redact_url
 from mae_vit.data.remote.folder import RemoteFolder, fetch_index
 from mae_vit.data.remote.shards import RemoteShards
-from mae_vit.data.shards.dataset_json import Dataset, Split, read_dataset
+from mae_vit.data.shards.dataset_json import SOURCES, Dataset, Split, read_dataset
 from mae_vit.data.shards.index_files import (
     cache_folder,
     fingerprint_of,
@@ -30,7 +30,7 @@ from mae_vit.data.shards.index_files import (
     reindex_hint,
     stored_keys,
 )
-from mae_vit.data.shards.index_rows import ROW, RowFile, key_check, load_rows, plain_key_fits
+from mae_vit.data.shards.index_rows import ROW, key_check, load_rows, plain_key_fits
 from mae_vit.data.shards.samples import read_samples, split_key
 from mae_vit.data.shards.shard_files import ReadError, ShardFiles, ShardTable, misfit_shards
 from mae_vit.data.shards.tar_headers import BLOCK, DamagedTar, name_is_cut, plain_name, walk_tar
@@ -39,7 +39,7 @@ _NPY_HEADER = 4096  # at most
 # Up to 170,000 samples all of an index is compared at each start, in 0.01 s; of a larger one size and type.
 _COMPARED_BYTES = 1 << 22
 # Not taken along to another process.
-_OWN = ("_rows", "_row", "_row_file", "dataset")
+_OWN = ("_rows", "dataset")
 
 
 class ShardIndex:
@@ -47,28 +47,32 @@ class ShardIndex:
 
     Attributes:
         split: its name.
-        folder: of the shards.
+        folder: folder of the shards.
         dataset: what the folder holds; not in data workers.
         one_size: (height, width) of all images of the split in pixels, None where they differ.
         fingerprint: changes when any shard does.
         remote: what the folder stands in for; None if it holds the shards itself.
-        array_path: of the index.
+        array_path: file of the index.
     """
 
     def __init__(
         self, folder: Path, split: str, dataset: Dataset, array_path: Path, remote: RemoteFolder | None = None
     ) -> None:
         """Maps an index; `open_index` looks for it."""
-        self.folder, self.remote, self.array_path = folder, remote, array_path
-        self.split = split
-        self.dataset = dataset
+        self.array_path = array_path
+        self._describe(folder, split, dataset, remote)
+        shards = self.split_info.shards
+        self._shards = ShardTable([shard.file for shard in shards], [shard.bytes for shard in shards])
+        self._files = RemoteShards(remote, shards) if remote else ShardFiles(folder, self._shards)
+
+    def _describe(
+        self, folder: Path, split: str, dataset: Dataset, remote: RemoteFolder | None = None
+    ) -> None:
+        self.folder, self.split, self.dataset, self.remote = folder, split, dataset, remote
         self.fingerprint = fingerprint_of(dataset.splits[split])
         self._open_rows()
         (low, high), (left, right) = self.split_info.height, self.split_info.width
         self.one_size = (low, left) if (low, left) == (high, right) else None
-        shards = self.split_info.shards
-        self._shards = ShardTable([shard.file for shard in shards], [shard.bytes for shard in shards])
-        self._files = RemoteShards(remote, shards) if remote else ShardFiles(folder, self._shards)
 
     @property
     def split_info(self) -> Split:
@@ -85,11 +89,11 @@ class ShardIndex:
 
     def labels_of(self, samples: np.ndarray) -> np.ndarray:
         """int32 (B,), the labels of samples (B,)."""
-        return self._row_file.labels(samples)
+        return np.asarray(self._rows["label"][samples])
 
     def label(self, sample: int) -> int:
         """The label of a sample, -1 where there is none."""
-        return int(self._row(sample)[3])
+        return int(self._rows.item(sample)[3])
 
     def read(self, sample: int) -> bytes:
         """Reads the encoded image of a sample.
@@ -97,7 +101,7 @@ class ShardIndex:
         Raises:
             ReadError: if it is not there.
         """
-        offset, length, shard, _, check = self._row(sample)
+        offset, length, shard, _, check = self._rows.item(sample)
         # With its header: a shard that somebody wrote anew may hold another image there.
         data = self._files.read(shard, offset - BLOCK, BLOCK + length)
         if not plain_key_fits(data, check) and self._holds_other(shard, offset, data[:BLOCK]):
@@ -110,7 +114,7 @@ class ShardIndex:
         Raises:
             ReadError: if they are not there.
         """
-        return self._files.read(self._row(sample)[2], offset, length)
+        return self._files.read(self._rows.item(sample)[2], offset, length)
 
     def _holds_other(self, shard: int, offset: int, header: bytes) -> bool:
         """Whether a header with another name is that of another sample: long names stand in blocks before it."""
@@ -126,7 +130,7 @@ class ShardIndex:
         """Lists the samples that shards of these sizes lack: int64 (K,), sorted.
 
         Args:
-            sizes: in bytes, by number of shard; None for one that is missing.
+            sizes: bytes of each shard, by its number; None for one that is missing.
         """
         lost, shards = [np.zeros(0, np.int64)], self.split_info.shards
         ends = np.cumsum([shard.samples for shard in shards])
@@ -243,15 +247,15 @@ class ShardIndex:
         self._open_rows()
 
     def _open_rows(self) -> None:
-        self._row_file = RowFile(self.array_path)
-        self._rows, self._row = self._row_file.all, self._row_file.row
+        # As a plain array: to take a row of np.memmap's class costs as much as to read a small image.
+        self._rows = np.asarray(np.load(self.array_path, mmap_mode="r"))
 
 
 def open_index(folder: Path, split: str, *, remote: RemoteFolder | None = None) -> ShardIndex:
     """Opens the index of a split, which lies beside its shards; reads none of them.
 
     Args:
-        folder: of the shards.
+        folder: folder of the shards.
         split: its name.
         remote: what the folder stands in for.
 
@@ -267,6 +271,9 @@ def open_index(folder: Path, split: str, *, remote: RemoteFolder | None = None) 
         raise InputError(
             f"dataset.json of {folder} is damaged: it says {info.samples} samples, its shards {described}"
         )
+    if own := SOURCES.get(str(folder)):
+        index: ShardIndex = own.open(split)
+        return index
     if info.index is None:
         where = redact_url(remote.url) if remote else str(folder)
         hint = "run `mae-vit prepare --reindex DIR` where it lies" if remote else reindex_hint(folder)

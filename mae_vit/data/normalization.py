@@ -24,13 +24,13 @@ def normalization(
         return tuple(choice[0]), tuple(choice[1])
     mean, std = tuple(dataset.mean), tuple(dataset.std)
     if choice == "imagenet":
-        if dataset.bands is not None:
+        if not dataset.bands.photographs:
             raise InputError(
                 f'data.normalize="imagenet" is of 8-bit RGB photographs; the images have {dataset.channels} bands of '
                 f'{dataset.bands.dtype}: give data.normalize="dataset"'
             )
         mean, std = IMAGENET_MEAN, IMAGENET_STD
-    if len(mean) == 1 and channels == 3 and dataset.bands is None:
+    if len(mean) == 1 and channels == 3 and dataset.bands.photographs:
         mean, std = mean * 3, std * 3
     if len(mean) != channels:
         raise InputError(
@@ -39,13 +39,8 @@ def normalization(
             "[[mean], [std]]"
         )
     # A channel of one value would divide by zero.
-    smallest = 1e-3 if dataset.bands is None else 1e-6  # of a scale that is far wider than the values
+    smallest = 1e-3 if dataset.bands.photographs else 1e-6  # of a scale that is far wider than the values
     return mean, tuple(max(value, smallest) for value in std)
-
-
-def fill_color(mean: Sequence[float]) -> tuple[int, ...]:
-    """Returns the uint8 color nearest to a mean of pixels in 0..1 (timm's `img_mean`)."""
-    return tuple(min(255, max(0, round(255 * value))) for value in mean)
 
 
 # Of ImageNet's channels, as torchvision's models and the official MAE code use them.

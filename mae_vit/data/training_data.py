@@ -9,7 +9,7 @@ An image's way to the loss, in the order of the code:
 5. `index`, `shards`, `remote`: the position of a sample; its bytes, from disk or cache.
 6. `images.decode`: uint8 pixels (C, H, W), or raw values of bands.
 7. `images.augment`: crop, resize, flip, policy, erasing, drawn from the sample's key.
-8. `batches.damaged`: another sample replaces one that cannot be decoded.
+8. `batches.loader`: another sample replaces one that cannot be decoded.
 9. `core.batch.Batch`: (B, C, H, W) in shared memory, of the type of the data; labels, keys.
 10. `training.copying`: to the device, ahead of its step; the objective normalizes there.
 """
@@ -39,10 +39,8 @@ from mae_vit.data.images.augment import Interpolation
 from mae_vit.data.index import ShardIndex
 from mae_vit.data.normalization import normalization
 from mae_vit.data.order.block_order import BlockOrder
-from mae_vit.data.order.order import GlobalOrder, Order, RankSlice, RepeatedOrder, micro_batches
-from mae_vit.data.order.skipped_steps import Skipped
+from mae_vit.data.order.order import GlobalOrder, Order, RankSlice, RepeatedOrder, Skipped, micro_batches
 from mae_vit.data.views import make_augment
-from mae_vit.models.encoder_file import plain_bands
 from mae_vit.runtime.ranks import Ranks
 
 
@@ -59,12 +57,12 @@ def make_order(
     """Returns the order of a split's samples, or of some of them.
 
     Args:
-        index: of the split.
+        index: index of the split.
         samples: sorted sample numbers; the order is then one of places in it.
         effective_batch_size: samples of a step.
         seed: the run's.
-        lanes: of the order "blocks"; None for "global".
-        block_shards: of the order "blocks".
+        lanes: lanes of the order "blocks"; None for "global".
+        block_shards: shards of a block of the order "blocks".
         repeats: how often in a row each sample comes; divides the batch.
 
     Raises:
@@ -97,23 +95,21 @@ class TrainingData:
     """The images that a run trains on.
 
     Attributes:
-        index: of the split that they are of.
+        index: index of their split.
         samples: their numbers in it, sorted; None for all.
-        source: of them, augmented.
-        order: of the places in `source`.
-        decodes: images are decoded each time, not once for all.
-        cores: of this rank.
-        workers: its data processes.
-        mean: per-channel mean that images are normalized by (of pixels in 0..1).
-        std: per-channel standard deviation.
-        pin_memory: for copies to a GPU.
+        source: reads and augments them.
+        order: order of the places in `source`.
+        cores: number of CPU cores of this rank.
+        workers: number of its data processes.
+        mean: mean of each channel of pixels in 0..1, by which images are normalized.
+        std: standard deviation of each channel.
+        pin_memory: whether batches are copied to a GPU.
     """
 
     index: ShardIndex
     samples: np.ndarray | None
     source: AugmentedSource
     order: Order
-    decodes: bool
     cores: int
     workers: int
     mean: tuple[float, ...]
@@ -128,14 +124,15 @@ class TrainingData:
     @property
     def identity(self) -> dict[str, Any]:
         """Returns the identity of the data: its shards' fingerprint, normalization and preprocessing."""
-        bands = {} if self.bands is None else {"data.bands": plain_bands(self.bands)}
-        facts = {"data.mean": list(self.mean), "data.std": list(self.std), **bands}
-        done = {f"data.{name}": value for name, value in self.preprocessing.to_entry().items()}
-        return {"data.fingerprint": self.index.fingerprint, **facts, **done}
+        entries = {**self.bands.to_entry(), **self.preprocessing.to_entry()}
+        facts = {"mean": list(self.mean), "std": list(self.std), **entries}
+        return {
+            f"data.{name}": value for name, value in {"fingerprint": self.index.fingerprint, **facts}.items()
+        }
 
     @property
-    def bands(self) -> Bands | None:
-        """What the raw values of the images mean; None for 8 bits."""
+    def bands(self) -> Bands:
+        """What the raw values of the images mean."""
         return self.index.dataset.bands
 
     @property
@@ -151,7 +148,7 @@ class TrainingData:
     def core_warnings(self) -> list[str]:
         """Returns warnings about settings that let a GPU wait for images."""
         # Only GPUs need pinned batches.
-        if not (self.pin_memory and self.decodes) or self.cores >= _FEW_CORES:
+        if not self.pin_memory or self.source.in_memory or self.cores >= _FEW_CORES:
             return []
         return [
             f"{count_of(self.cores, 'core')} for each GPU, which will wait for images to be decoded: give its rank "
@@ -160,11 +157,11 @@ class TrainingData:
 
     def batches(self, ranks: Ranks, plan: Plan, start_step: int, skipped: Skipped) -> Iterator[Batch]:
         """Yields this rank's micro-batches from `start_step` to the end of the run."""
-        share = RankSlice(ranks.rank, ranks.world_size, plan.accumulation)
+        rank_slice = RankSlice(ranks.rank, ranks.world_size, plan.accumulation)
         batches = load_batches(
             self.source,
             self.order,
-            share,
+            rank_slice,
             start_step=start_step,
             stop_step=plan.total_steps,
             skipped=skipped,
@@ -174,7 +171,7 @@ class TrainingData:
         if self.index.remote is None or not self.source.reads_shards:
             return batches
         positions = micro_batches(
-            self.order, share, start_step=start_step, stop_step=plan.total_steps, skipped=skipped
+            self.order, rank_slice, start_step=start_step, stop_step=plan.total_steps, skipped=skipped
         )
         coming = (self.source.numbers(places) for _, places in positions)
         return fetch_ahead(batches, self.index, coming, node_ranks=ranks.local_world_size)
@@ -216,11 +213,11 @@ def open_training_data(
     """Opens the images of a split, or some of them, and chooses source, order and workers.
 
     Args:
-        config: of the run.
-        index: of the split.
+        config: config of the run.
+        index: index of the split.
         samples: their numbers in it, sorted; None for all.
-        ranks: of the run.
-        device: that batches go to.
+        ranks: this process's place among the run's.
+        device: the device that batches go to.
         interpolation: resizes crops.
         masks: read the masks of the images too.
 
@@ -257,7 +254,6 @@ def open_training_data(
         samples=samples,
         source=replace(source, samples=samples),
         order=order,
-        decodes=not source.in_memory,
         cores=cores,
         workers=workers,
         mean=mean,

@@ -165,7 +165,7 @@ def fit_to_data(config: FinetuneConfig, weights: Weights | None, *, say: bool = 
     if weights is None or weights.geometry is None:
         return with_channels(config, dataset)
     theirs = weights.geometry.in_chans
-    fits = theirs == channels or (bands is None and theirs in (1, 3))
+    fits = theirs == channels or (bands.photographs and theirs in (1, 3))
     if config.model.in_chans == theirs and not fits:
         config = set_channels(config, channels)
         if say:

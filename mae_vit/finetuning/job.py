@@ -16,7 +16,7 @@ from mae_vit.config.command_line import Arguments
 from mae_vit.core.batch import Batch
 from mae_vit.core.errors import InputError
 from mae_vit.data.batches.prefetch import fetch_split
-from mae_vit.data.order.skipped_steps import Skipped
+from mae_vit.data.order.order import Skipped
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.finetuning.frozen.features import open_frozen
 from mae_vit.finetuning.frozen.score import describe_scoring, is_scored, say_finished, score

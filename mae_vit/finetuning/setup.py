@@ -14,7 +14,7 @@ import torch
 from mae_vit.config.batch import check_same_batch
 from mae_vit.config.command_line import Arguments
 from mae_vit.config.plan import Plan, check_grouping, make_plan
-from mae_vit.core.bands import dtype_of_raw
+from mae_vit.core.bands import RGB8
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of
 from mae_vit.finetuning.config.modes import Mode
@@ -106,7 +106,7 @@ class Setup:
     def warn_of_normalization(self) -> None:
         """Warns if images are normalized otherwise than those that the weights were trained on."""
         if self.pretrained is not None:
-            bands = None if isinstance(self.pretrained, ForeignWeights) else self.data.bands
+            bands = RGB8 if isinstance(self.pretrained, ForeignWeights) else self.data.bands
             warn_normalization_differs(self.pretrained, self.data.mean, self.data.std, bands)
 
     @property
@@ -130,7 +130,7 @@ class Setup:
             return estimate(
                 self.build,
                 image_shape=shape,
-                dtype=dtype_of_raw(self.data.bands),
+                dtype=self.data.bands.torch_dtype,
                 batch_size_per_device=self.batch_size,
                 activation_checkpointing=config.train.activation_checkpointing,
                 optimizer_slots=len(classifier_optimizer_options(config).optimizer_states),

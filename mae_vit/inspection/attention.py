@@ -15,17 +15,10 @@ from mae_vit.models.masking import squared_distances
 
 @torch.no_grad()
 def attention_weights(encoder: Encoder, images: Tensor) -> list[Tensor]:
-    """Computes softmax(q k^T / sqrt(d)) of all blocks (ViT App. A, eq. 6).
+    """Computes softmax(q k^T / sqrt(d)) of all blocks (ViT App. A, eq. 6): for each float32 (B, H, T, T).
 
-    The blocks' inputs are caught on their way; weights are computed beside the forward pass,
-    which fused attention never spells out.
-
-    Args:
-        encoder: encoder, which keeps its mode.
-        images: (B, C, H, W), normalized.
-
-    Returns:
-        For each block float32 (B, H, T, T): rows are queries and add up to 1.
+    Rows are queries and add up to 1. The blocks' inputs are caught on their way; weights are computed beside the
+    forward pass of normalized images (B, C, H, W), which fused attention never spells out. The encoder keeps its mode.
     """
     layers = [block.attn for block in encoder.blocks]
     caught: list[Tensor] = []
@@ -53,16 +46,10 @@ def _weights(attention: Module, tokens: Tensor) -> Tensor:
 
 
 def attention_maps(weights: Tensor, grid_size: tuple[int, int], *, query: str = "cls") -> Tensor:
-    """Lays attention to the patches over the image.
+    """Lays attention to the patches over the image: (B, H, T, T) -> (B, H, rows, columns).
 
-    Args:
-        weights: (B, H, T, T), from `attention_weights`.
-        grid_size: rows and columns of patches.
-        query: "cls", who asks, the average over class tokens if there are several; or "mean", the
-            average over all patches, where the read-out is their mean and no class token is read.
-
-    Returns:
-        (B, H, rows, columns); the rest of the sum of 1 is attention to class tokens.
+    The query is "cls", the average over class tokens, or "mean", that over all patches, where the read-out is their
+    mean. The rest of the sum of 1 is attention to class tokens.
     """
     count = count_class_tokens(weights, grid_size)
     asked = weights[:, :, :count] if query == "cls" else weights[:, :, count:]
@@ -77,14 +64,9 @@ def count_class_tokens(weights: Tensor, grid_size: tuple[int, int]) -> int:
 def rollout(weights: Sequence[Tensor]) -> Tensor:
     """Follows attention through all blocks (Abnar & Zuidema, arXiv 2005.00928, Sec. 3).
 
-    The mean over heads, half of it the residual connection, 0.5 A + 0.5 I, rows adding up
-    to 1, multiplied up from the first block (as ViT Sec. 4.5 uses it).
-
-    Args:
-        weights: weights of each block in order, (B, H, T, T).
-
-    Returns:
-        (B, T, T): how much of each input token is in each output token; rows add up to 1.
+    The mean over heads, half of it the residual connection, 0.5 A + 0.5 I, rows adding up to 1, multiplied up from the
+    first block (as ViT Sec. 4.5 uses it): (B, H, T, T) each -> (B, T, T), how much of each input token is in each
+    output token.
     """
     joint: Tensor | None = None
     for block in weights:
@@ -98,17 +80,10 @@ def rollout(weights: Sequence[Tensor]) -> Tensor:
 
 
 def mean_attention_distance(weights: Tensor, grid_size: tuple[int, int], patch_size: int) -> Tensor:
-    """How far heads look: distance between patch centers, weighted by attention (ViT Sec. 4.5, App. D.7).
+    """Measures how far heads look: distance between patch centers, weighted by attention (ViT Sec. 4.5, App. D.7).
 
-    Counts attention from patches to patches: class tokens have no place in the image, so the rest is normalized to 1.
-
-    Args:
-        weights: (B, H, T, T).
-        grid_size: rows and columns of patches.
-        patch_size: P.
-
-    Returns:
-        (H,) in pixels, the mean over images and queries.
+    Attention from patches to patches counts: class tokens have no place in the image, so the rest is normalized to 1.
+    (B, H, T, T) -> (H,) in pixels, the mean over images and queries.
     """
     distances = squared_distances(grid_size, weights.device).sqrt() * patch_size
     count = count_class_tokens(weights, grid_size)
@@ -118,12 +93,8 @@ def mean_attention_distance(weights: Tensor, grid_size: tuple[int, int], patch_s
 
 
 def head_entropy(weights: Tensor) -> Tensor:
-    """How widely heads look: the entropy of a query's attention, over all T tokens.
+    """Measures how widely heads look: the entropy of a query's attention over all T tokens, (B, H, T, T) -> (H,).
 
-    Args:
-        weights: (B, H, T, T).
-
-    Returns:
-        (H,) in nats, the mean over images and queries: 0 for a single token, log T for uniform attention.
+    In nats, the mean over images and queries: 0 for a single token, log T for uniform attention.
     """
     return -(weights * weights.clamp(min=torch.finfo(weights.dtype).tiny).log()).sum(dim=-1).mean(dim=(0, 2))

@@ -34,13 +34,8 @@ def draw_class_maps(
 ) -> bytes:
     """Draws the images, below them a row of each of `maps`, and the names of the colors, as a PNG.
 
-    Class 0 stays clear, pixels that do not count turn gray.
-
-    Args:
-        pixels: uint8 (n, C, H, W), C 1 or 3.
-        maps: title -> int (n, H, W), -1 where a pixel does not count.
-        classes: names.
-        truth: int (n, H, W), whose classes are named.
+    Class 0 stays clear, pixels that do not count (-1) turn gray. Images are uint8 (n, C, H, W), C 1 or 3; maps and
+    `truth`, whose classes are named, int (n, H, W).
     """
     images = np.broadcast_to(pixels / 255, (len(pixels), 3, *pixels.shape[2:]))
     colors = class_colors(len(classes))

@@ -12,14 +12,9 @@ from torch import Tensor
 
 @torch.no_grad()
 def position_similarity(pos_embed: Tensor, class_tokens: int = 1) -> Tensor:
-    """Cosine similarity of all pairs of position embeddings (ViT Sec. 4.5, Fig. 7 center).
+    """Computes the cosine similarity of all pairs of position embeddings (ViT Sec. 4.5, Fig. 7 center).
 
-    Args:
-        pos_embed: (1, k + N, D).
-        class_tokens: k; their rows come first and are left out.
-
-    Returns:
-        float32 (N, N).
+    (1, k + N, D), the k rows of class tokens first, -> float32 (N, N).
     """
     directions = F.normalize(pos_embed[0, class_tokens:].float(), dim=-1)
     return directions @ directions.T
@@ -28,13 +23,8 @@ def position_similarity(pos_embed: Tensor, class_tokens: int = 1) -> Tensor:
 def feature_components(features: Tensor, count: int = 3) -> tuple[Tensor, Tensor]:
     """Projects patch features of several images on their joint principal components (DINOv2, arXiv 2304.07193, Fig. 1).
 
-    Args:
-        features: (n, N, D).
-        count: number of components, at most D.
-
-    Returns:
-        float32 (n, N, count), the largest component first; and the share of the variance of each (count,). The largest
-        weight of a component is positive, so that equal features give equal pictures.
+    (n, N, D) -> float32 (n, N, count), the largest component first; and the share of the variance of each (count,). The
+    largest weight of a component is positive, so that equal features give equal pictures.
     """
     flat = features.detach().double().cpu().flatten(0, 1)
     centered = flat - flat.mean(dim=0)

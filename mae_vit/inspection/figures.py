@@ -87,15 +87,9 @@ def darkened(images: Tensor, maps: Tensor) -> Tensor:
 
 
 def by_depth(values: np.ndarray, label: str, *, uniform: float, uniform_label: str) -> Figure:
-    """Draws a number of each head against depth.
+    """Draws a number of each head against depth, (L, H) from 0 on; a dashed line is the value of uniform attention.
 
     The axis ends at `uniform`, so that charts of two encoders compare, unless a head is far above it.
-
-    Args:
-        values: (L, H), from 0 on.
-        label: label of the number.
-        uniform: the value of uniform attention, drawn as a dashed line.
-        uniform_label: its label.
     """
     figure = Figure(figsize=(5.2, 3.2), layout="constrained")
     axes = figure.subplots()
@@ -113,11 +107,9 @@ def by_depth(values: np.ndarray, label: str, *, uniform: float, uniform_label: s
 
 
 def similarity_grid(similarity: np.ndarray, grid_size: tuple[int, int]) -> Figure:
-    """Draws each position's similarity to all others as a map, laid out as the patches are.
+    """Draws each position's similarity (N, N) to all others as a map, laid out as the patches are.
 
-    Args:
-        similarity: (N, N).
-        grid_size: rows and columns of patches; of large grids every second, third, ... is drawn.
+    Of large grids every second, third, ... is drawn.
     """
     rows, columns = grid_size
     step = -(-max(rows, columns) // _MAX_MAPS)

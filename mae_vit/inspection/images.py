@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mae_vit.core.bands import Bands
+from mae_vit.core.bands import RGB8, Bands
 from mae_vit.core.batch import Batch
 from mae_vit.core.composites import compose
 from mae_vit.core.errors import InputError
@@ -49,7 +49,7 @@ class Samples:
         labels: int64 (n,), -1 without a label.
         source: describes where they come from.
         passed_over: how many could not be decoded.
-        bands: what raw values mean; None for 8 bits.
+        bands: what raw values mean.
         picture_bands: the bands that they are drawn in; None chooses.
     """
 
@@ -57,7 +57,7 @@ class Samples:
     labels: Tensor
     source: str
     passed_over: int = 0
-    bands: Bands | None = None
+    bands: Bands = RGB8
     picture_bands: Sequence[int | str] | None = None
 
     def __len__(self) -> int:
@@ -74,24 +74,19 @@ class Samples:
         return Batch(self.images[chosen], self.labels[chosen], keys)
 
 
-def as_drawn(images: Tensor, bands: Bands | None, picture_bands: Sequence[int | str] | None = None) -> Tensor:
+def as_drawn(images: Tensor, bands: Bands, picture_bands: Sequence[int | str] | None = None) -> Tensor:
     """Maps raw images (n, C, H, W) to colors or gray, uint8 (n, 3 or 1, H, W); photographs stay as they are."""
-    if bands is None and not picture_bands:
+    if bands.photographs and not picture_bands:
         return images
-    unit = images.float() / 255 if bands is None else bands.unit(images)
-    valid = None if bands is None else bands.valid(images)
+    unit, valid = bands.unit(images), bands.valid(images)
     unit = unit if valid is None else torch.where(valid, unit, 0.0)
     return (compose(unit, bands, picture_bands)(unit) * 255).round().byte()
 
 
 def draw_samples(data: str, *, count: int, encoder: EncoderInfo, split: str | None = None) -> Samples:
-    """Draws images by a key, without augmentation: the largest centered box, resized.
+    """Draws at most `count` images by a key, without augmentation: the largest centered box, resized.
 
-    Args:
-        data: prepared shards, a folder of images or an archive of one.
-        count: how many, at most.
-        encoder: gives size and bands of the images.
-        split: split of prepared data; the first of val, test, train by default.
+    Of prepared data it takes the first of val, test and train unless a split is given.
 
     Raises:
         InputError: if there is nothing to look at.
@@ -133,7 +128,7 @@ def _decode(
     readers: Sequence[Callable[[], bytes]],
     encoder: EncoderInfo,
     preprocessing: Preprocessing,
-    bands: Bands | None,
+    bands: Bands,
 ) -> tuple[list[np.ndarray], list[int]]:
     """Returns the images that can be decoded, (C, any size) each, and their places in `readers`."""
     images, kept = [], []
@@ -149,7 +144,7 @@ def _draw(total: int, count: int) -> np.ndarray:
     return permute(np.arange(min(count, total)), total, derive_key(_SEED, RngStream.ORDER, 0))
 
 
-def _cut(images: list[np.ndarray], img_size: tuple[int, int], where: str, bands: Bands | None) -> Tensor:
+def _cut(images: list[np.ndarray], img_size: tuple[int, int], where: str, bands: Bands) -> Tensor:
     if not images:
         raise InputError(f"{where}: not one of the images that were drawn can be decoded")
     augment = Augment(img_size=img_size, bands=bands)

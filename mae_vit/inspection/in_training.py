@@ -19,12 +19,9 @@ from mae_vit.objectives.objective import Objective, Task
 def draw_views(
     task: Task, images: Tensor, picture_bands: Sequence[int | str] | None = None
 ) -> dict[str, np.ndarray]:
-    """Draws rollout, attention distance and positions: name -> uint8 (H, W, 3).
+    """Draws rollout, attention distance and positions of an objective in training: name -> uint8 (H, W, 3).
 
-    Args:
-        task: an objective in training; its mode is as before afterwards.
-        images: raw values (n, C, H, W), held out, on its device; distances are averaged over them.
-        picture_bands: bands that images are drawn in; None chooses.
+    Distances are averaged over held-out images, raw values (n, C, H, W) on its device. It keeps its mode.
     """
     assert isinstance(task, Objective)
     encoder, shown = task.encoder, as_drawn(images, task.bands, picture_bands)

@@ -161,7 +161,7 @@ def _facts(subject: InspectedEncoder, samples: Samples) -> dict[str, str]:
         f"patches of {info.vit.patch_size} px in {height} x {width}, read by {subject.model.pool}",
         "images": f"{count_of(len(samples), 'image')} of {samples.source}",
     }
-    if samples.bands is not None:
+    if not samples.bands.photographs:
         facts["bands"] = f"{', '.join(samples.bands.names)} ({samples.bands.dtype})"
     if samples.passed_over:
         facts["passed over"] = f"{count_of(samples.passed_over, 'image')} that cannot be decoded"

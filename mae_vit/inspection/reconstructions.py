@@ -22,15 +22,9 @@ MASK_KINDS: tuple[MaskKind, ...] = ("random", "block", "grid")
 
 
 def mask_noise(kind: Literal["block", "grid"], images: int, grid_size: tuple[int, int]) -> Tensor:
-    """Ranks patches for `mae_vit.models.masking.random_masking`, which keeps the lowest (MAE Fig. 6).
+    """Ranks patches for `mae_vit.models.masking.random_masking`, which keeps the lowest (MAE Fig. 6): int64 (B, N).
 
-    Args:
-        kind: "block" masks a square around the middle; "grid" leaves a regular lattice.
-        images: B.
-        grid_size: rows and columns of patches.
-
-    Returns:
-        int64 (B, N), distinct within a row.
+    "block" masks a square around the middle; "grid" leaves a regular lattice.
     """
     rows, columns = grid_size
     num_patches = rows * columns
@@ -86,14 +80,9 @@ class Reconstruction:
 
 @torch.no_grad()
 def reconstruct(objective: Objective, batch: Batch, *, shown: int) -> list[Reconstruction]:
-    """Reconstructs images at several ratios with masks of each kind.
+    """Reconstructs images at several ratios with masks of each kind; all are measured, the first `shown` drawn.
 
     Objectives other than MAE mask patches in one way, their own: they are shown as trained.
-
-    Args:
-        objective: trained objective, in evaluation mode.
-        batch: images; all of them are measured.
-        shown: how many of them are drawn.
     """
     if not isinstance(objective, MAE):
         sums = {name: float(value) for name, value in objective.evaluation_sums(batch).items()}

@@ -38,10 +38,7 @@ class InspectedEncoder:
 def open_subject(source: str, *, norm_pix_loss: bool = False) -> InspectedEncoder:
     """Opens what `--ckpt` names, and what its run says of pictures.
 
-    Args:
-        source: a run folder, an `encoder.safetensors`, an official MAE file, or "timm:NAME".
-        norm_pix_loss: whether an official file's decoder predicts normalized pixels, which it
-            does not say.
+    `norm_pix_loss` says that an official file's decoder predicts normalized pixels, which the file does not.
 
     Raises:
         InputError: if there is no Vision Transformer, or `norm_pix_loss` has no effect.

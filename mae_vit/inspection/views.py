@@ -70,7 +70,7 @@ def all_views(subject: InspectedEncoder, samples: Samples) -> Iterator[View]:
 def band_views(objective: Objective | None, samples: Samples) -> Iterator[View]:
     """Draws each band in gray, of some images and of a reconstruction; nothing of 8-bit gray or RGB."""
     bands = samples.bands
-    if bands is None:
+    if bands.photographs:
         return
     chosen = list(range(0, len(bands.names), -(-len(bands.names) // _MOST_BANDS)))
     ends = ", ".join(f"{bands.names[band]} {bands.low[band]:g} to {bands.high[band]:g}" for band in chosen)

@@ -46,11 +46,8 @@ def cost_of_info(info: EncoderInfo | None) -> Cost:
 def cost_of_weights(weights: str | None) -> Cost:
     """Reads the cost of weights, with all that their pretraining began from (`model.init`).
 
-    Args:
-        weights: run folder, or value of `--ckpt`; None for random weights, which cost nothing.
-
-    Returns:
-        The cost. Our encoders record it; classifiers and files of others do not.
+    `weights` is a run folder or a value of `--ckpt`; None is random weights, which cost nothing. Our encoders record
+    their cost; classifiers and third-party files do not.
     """
     if weights is None:
         return Cost(0, 0.0)

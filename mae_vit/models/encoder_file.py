@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as save_tensors
 
-from mae_vit.core.bands import DTYPES, Bands
+from mae_vit.core.bands import RGB8, Bands
 from mae_vit.core.errors import InputError
 from mae_vit.core.preprocessing import UNCHANGED, Preprocessing
 from mae_vit.models.encoders.base import Encoder
@@ -28,8 +28,8 @@ class EncoderInfo:
 
     Attributes:
         geometry: architecture of the encoder.
-        mean: per-channel mean of the pixels (in 0..1) that the network was trained on.
-        std: per-channel standard deviation of these pixels.
+        mean: mean of each channel, of the pixels (in 0..1) that the network was trained on.
+        std: standard deviation of each channel, of these pixels.
         objective: name of the pretraining objective.
         step: optimizer steps of pretraining.
         labels: the labels it was trained on, in the form of `mae_vit.weights.seen_labels.SeenLabels`; None
@@ -52,7 +52,7 @@ class EncoderInfo:
     images_seen: int | None = None
     flops: float | None = None
     before: dict[str, Any] | None = None
-    bands: Bands | None = None
+    bands: Bands = RGB8
     preprocessing: Preprocessing = UNCHANGED
     pool: Pool = "mean"
 
@@ -87,52 +87,22 @@ class EncoderInfo:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields as plain data; those that say nothing new are left out."""
-        own = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "geometry"}
+        own = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "geometry"}
         values = {**self.geometry.to_dict(), **own}
         del values["bands"], values["before"], values["preprocessing"]
         if self.pool == "mean":
             del values["pool"]
         before = {} if self.before is None else {"before": self.before}
-        bands = {} if self.bands is None else {"bands": plain_bands(self.bands)}
-        return {**values, **before, **bands, **self.preprocessing.to_entry()}
+        return {**values, **before, **self.bands.to_entry(), **self.preprocessing.to_entry()}
 
 
 def raw_normalization(info: EncoderInfo) -> tuple[list[float], list[float]]:
     """Returns mean and std of raw values; of 8-bit images those of pixels in 0..1."""
-    if info.bands is None:
+    if info.bands.photographs:
         return list(info.mean), list(info.std)
     ends = list(zip(info.bands.low, info.bands.high, strict=True))
     mean = [low + (high - low) * value for (low, high), value in zip(ends, info.mean, strict=True)]
     return mean, [(high - low) * value for (low, high), value in zip(ends, info.std, strict=True)]
-
-
-def plain_bands(bands: Bands) -> dict[str, Any]:
-    """Returns bands as plain data, as JSON reads it."""
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(bands).items()}
-
-
-def bands_from(values: Mapping[str, Any] | None) -> Bands | None:
-    """Returns bands from plain data.
-
-    Raises:
-        ValueError: if they are none.
-        TypeError: if they are none.
-    """
-    if values is None:
-        return None
-    known: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
-    }
-    bands = Bands(**known)
-    count = len(bands.names)
-    numbers = [*bands.low, *bands.high, *([] if bands.nodata is None else [bands.nodata])]
-    if len(bands.low) != count or len(bands.high) != count or bands.dtype not in DTYPES:
-        raise ValueError("bands need a known dtype, and low and high for each name")
-    if not all(isinstance(value, int | float) for value in numbers):
-        raise ValueError("low, high and nodata of bands are numbers")
-    if not all(low < high for low, high in zip(bands.low, bands.high, strict=True)):
-        raise ValueError("low of bands is below high")
-    return bands
 
 
 def encoder_bytes(encoder: Encoder, info: EncoderInfo) -> bytes:
@@ -177,7 +147,7 @@ def read_info(path: Path) -> EncoderInfo | None:
             return None
         changed = {
             "geometry": geometry,
-            "bands": bands_from(metadata.get("bands")),
+            "bands": Bands.of_entry(metadata),
             "preprocessing": Preprocessing.of_entry(metadata),
         }
         return EncoderInfo(**{**known, **changed})

@@ -56,12 +56,7 @@ class Masking:
 
 
 def random_masking(noise: Tensor, mask_ratio: float) -> Masking:
-    """Keeps the patches with the lowest noise (MAE Sec. 3, "Masking").
-
-    Args:
-        noise: (B, N), distinct within a row (`patch_noise`).
-        mask_ratio: share of patches that are masked, in (0, 1).
-    """
+    """Keeps the patches with the lowest noise (B, N), distinct within a row (MAE Sec. 3, "Masking")."""
     batch, num_patches = noise.shape
     num_keep = num_patches - num_masked_patches(num_patches, mask_ratio)
     ids_shuffle = noise.argsort(dim=1)  # (B, N)
@@ -82,16 +77,10 @@ def spread_over_units(of_units: Tensor, grid_size: tuple[int, int], mask_unit: i
 def unit_masking(
     keys: SampleKeys, grid_size: tuple[int, int], mask_ratio: float, mask_unit: int = 1
 ) -> Masking:
-    """Masks whole squares of patches, a fixed number per image, drawn by the keys.
+    """Masks whole squares of `mask_unit` x `mask_unit` patches, a fixed number per image, drawn by the keys.
 
     SimMIM (arXiv 2111.09886, Sec. 3.2) and Pixio (arXiv 2512.15715) mask such squares. The patches of a
     square are consecutive in the shuffled order. A unit of 1 gives the masks of single patches.
-
-    Args:
-        keys: of the images.
-        grid_size: rows and columns of patches, both divisible by `mask_unit`.
-        mask_ratio: share of units that are masked, in (0, 1).
-        mask_unit: u, side of a square in patches.
     """
     of_units = random_masking(patch_noise(keys, count_units(grid_size, mask_unit)), mask_ratio)
     if mask_unit == 1:
@@ -160,14 +149,9 @@ def corrupt(
 
 
 def nearest_visible(mask: Tensor, grid_size: tuple[int, int]) -> Tensor:
-    """Finds the nearest visible patch of each patch; of equally near ones that with the lowest number.
+    """Finds the nearest visible patch of each patch: (B, N) -> int64 (B, N) patch numbers.
 
-    Args:
-        mask: (B, N), 1 = masked, 0 = visible; at least one visible per row.
-        grid_size: (rows, columns) of patches.
-
-    Returns:
-        int64 (B, N) patch numbers; a visible patch has its own number.
+    At least one patch of a row is visible, and has its own number. Of equally near ones it takes the lowest number.
     """
     weights = squared_distances(grid_size, mask.device)  # (N, N)
     blocked = mask[:, None, :].bool()  # (B, 1, N)

@@ -19,15 +19,9 @@ COLOR_BITS = 3
 
 
 def patchify(images: Tensor, patch_size: int) -> Tensor:
-    """Cuts images into flattened patches, in raster order.
+    """Cuts images into flattened patches, in raster order: (B, C, H, W) of any dtype -> (B, N, P*P*C).
 
-    Args:
-        images: (B, C, H, W), any dtype; H and W divisible by `patch_size`.
-        patch_size: P.
-
-    Returns:
-        (B, N, P*P*C), each patch ordered row, column, channel as in the official
-        MAE code (MAE Sec. 3).
+    Each patch is ordered row, column, channel as in the official MAE code (MAE Sec. 3).
     """
     batch, channels, height, width = images.shape
     p = patch_size
@@ -36,19 +30,11 @@ def patchify(images: Tensor, patch_size: int) -> Tensor:
 
 
 def gather_patches(images: Tensor, patch_size: int, ids: Tensor) -> Tensor:
-    """Cuts some patches out of images, in the order of a convolution's weights.
+    """Cuts the patches `ids` out of images, in the order of a convolution's weights: channel, row, column.
 
-    The values are those of `F.unfold` at `ids`. This function copies only these patches and runs in
-    one kernel. CUDA's unfold launches one kernel per image (torch 2.15,
+    (B, C, H, W), int64 (B, M) -> (B, M, C*P*P). The values are those of `F.unfold` at `ids`. This function copies only
+    these patches and runs in one kernel. CUDA's unfold launches one kernel per image (torch 2.15,
     aten/src/ATen/native/cuda/Im2Col.cu).
-
-    Args:
-        images: (B, C, H, W), any dtype; H and W divisible by `patch_size`.
-        patch_size: P.
-        ids: int64 (B, M), patch numbers in raster order.
-
-    Returns:
-        (B, M, C*P*P), each patch ordered channel, row, column.
     """
     batch, channels, height, width = images.shape
     p, columns = patch_size, width // patch_size
@@ -58,16 +44,7 @@ def gather_patches(images: Tensor, patch_size: int, ids: Tensor) -> Tensor:
 
 
 def unpatchify(patches: Tensor, patch_size: int, img_size: tuple[int, int]) -> Tensor:
-    """Inverts `patchify`.
-
-    Args:
-        patches: (B, N, P*P*C).
-        patch_size: P.
-        img_size: (H, W).
-
-    Returns:
-        (B, C, H, W).
-    """
+    """Inverts `patchify`: (B, N, P*P*C) -> (B, C, H, W)."""
     p = patch_size
     rows, columns = img_size[0] // p, img_size[1] // p
     grid = patches.reshape(patches.shape[0], rows, columns, p, p, -1)  # (B, R, K, P, P, C)
@@ -77,15 +54,8 @@ def unpatchify(patches: Tensor, patch_size: int, img_size: tuple[int, int]) -> T
 def mean_color_bins(images: Tensor, patch_size: int) -> Tensor:
     """Quantizes the mean of each channel of each patch to 3 bits (ViT App. B.1.2).
 
-    The mean is over the raw pixels, per channel; bin = min(7, floor(mean / 32)). Computed in integers, so it
+    uint8 (B, C, H, W), raw 0..255 -> int64 (B, N, C) in [0, 8): min(7, floor(mean / 32)). Computed in integers, so it
     is exact on any device.
-
-    Args:
-        images: uint8 (B, C, H, W), raw 0..255, after crop and flip.
-        patch_size: P.
-
-    Returns:
-        int64 (B, N, C) in [0, 8).
     """
     pixels = patch_size * patch_size
     batch, channels = images.shape[:2]
@@ -132,15 +102,9 @@ def _class_weights(channels: int, device: torch.device) -> Tensor:
 
 
 def gather_cells(values: Tensor, grid_size: tuple[int, int], cells: int) -> Tensor:
-    """Sorts the areas of a grid into the patches that they are of.
+    """Sorts the areas of a grid into the patches that they are of; `cells` areas lie along a side of a patch.
 
-    Args:
-        values: (B, N * cells**2, Q), areas of the whole image in raster order.
-        grid_size: (R, K), rows and columns of patches.
-        cells: areas along a side of a patch.
-
-    Returns:
-        (B, N, cells * cells, Q), areas of each patch in raster order.
+    (B, N * cells**2, Q), areas of the whole image in raster order -> (B, N, cells**2, Q), those of each patch.
     """
     rows, columns = grid_size
     grid = values.reshape(-1, rows, cells, columns, cells, values.shape[-1])  # (B, R, cells, K, cells, Q)

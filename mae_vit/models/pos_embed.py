@@ -11,18 +11,10 @@ from torch import Tensor
 
 
 def sincos_position_table(grid_size: tuple[int, int], embed_dim: int, class_tokens: int = 1) -> Tensor:
-    """Builds the fixed 2-D table of the official MAE code.
+    """Builds the fixed 2-D table of the official MAE code: float32 (1, k + N, D), D divisible by 4.
 
     The first half of the channels encodes the column and the second half the row, each as
-    sines, then cosines. The first rows are zero: they belong to the class tokens.
-
-    Args:
-        grid_size: (rows, columns) of patches.
-        embed_dim: D, divisible by 4.
-        class_tokens: k.
-
-    Returns:
-        float32 (1, k + N, D).
+    sines, then cosines. The first k rows are zero: they belong to the class tokens.
 
     Raises:
         ValueError: if `embed_dim` is not divisible by 4.

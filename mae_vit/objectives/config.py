@@ -86,13 +86,7 @@ class ObjectiveSection(Section):
         """Raises ValueError, which names the key, for options that do not fit model or data."""
 
     def build(self, encoder: Encoder, *, num_classes: int = 0, **pixels: Unpack[Pixels]) -> Objective:
-        """Builds the objective around an encoder, which is trained together with the objective's own modules.
-
-        Args:
-            encoder: encoder to train.
-            num_classes: number of classes in the data; 0 without labels.
-            pixels: normalization and bands of the images.
-        """
+        """Builds the objective around an encoder, which is trained together with the objective's own modules."""
         module, _, name = self.built_by.partition(":")
         classes = {"num_classes": num_classes} if self.uses_labels else {}
         objective: Objective = getattr(import_module(module), name)(encoder, self, **pixels, **classes)

@@ -116,13 +116,8 @@ class ContrastiveMAE(MAE):
 def contrast_sums(contrasts: dict[str, Tensor], z: Tensor, group_size: int) -> dict[str, Tensor]:
     """Sums `METRICS` over the views of whole groups, and counts the views.
 
-    `z_std` is the standard deviation of each dimension of z within a group, the mean over dimensions, times
+    `z_std` is the standard deviation of each dimension of z (B, d) within a group, the mean over dimensions, times
     sqrt(d). It is near 1 if views spread evenly over the sphere, and 0 after a collapse.
-
-    Args:
-        contrasts: from `contrast`.
-        z: float32 (B, d), the views.
-        group_size: G, half of a group's rows.
     """
     z = z.detach()
     views = z.new_full((), len(z))

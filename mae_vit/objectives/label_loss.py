@@ -21,14 +21,7 @@ class LabelLoss(nn.Module):
     def __init__(
         self, num_classes: int, *, label_smoothing: float = 0.0, mixup: float = 0.0, cutmix: float = 0.0
     ) -> None:
-        """Holds the options.
-
-        Args:
-            num_classes: K.
-            label_smoothing: share of the target that is spread over all classes (arXiv 1512.00567).
-            mixup: alpha of mixup; 0 turns it off.
-            cutmix: alpha of cutmix; 0 turns it off.
-        """
+        """Holds the options; alphas of 0 turn mixup and cutmix off. Label smoothing is that of arXiv 1512.00567."""
         super().__init__()
         self.num_classes, self.label_smoothing = num_classes, label_smoothing
         self.mixing = Mixing(mixup=mixup, cutmix=cutmix) if mixup or cutmix else None
@@ -44,12 +37,9 @@ class LabelLoss(nn.Module):
         return F.cross_entropy(logits, targets, label_smoothing=self.label_smoothing)
 
     def pictures(self, batch: Batch, original: Tensor, logits: Tensor) -> list[Picture]:
-        """Shows the wrongly classified images, and all images. Images without a label are never wrong.
+        """Shows the wrongly classified images, and all images (B, C, H, W) in 0..1, by logits (B, K).
 
-        Args:
-            batch: gives the labels.
-            original: its images (B, C, H, W) in 0..1.
-            logits: (B, K).
+        Images without a label are never wrong.
         """
         wrong = (logits.argmax(dim=-1) != batch.labels) & (batch.labels >= 0)  # (B,)
         return [

@@ -85,15 +85,10 @@ class MAE(Objective):
         return weigh(error, None if valid is None else take_tokens(valid, ids)).mean(), encoded
 
     def reconstruct(self, images: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Masks single patches by given noise, encodes and decodes.
-
-        Args:
-            images: (B, C, H, W), normalized.
-            noise: (B, N), distinct within a row; the patches with the lowest numbers stay visible.
+        """Masks the single patches of the highest noise (B, N), distinct within a row, encodes and decodes.
 
         Returns:
-            Predictions (B, N, P*P*C) for every patch, and the mask float32 (B, N),
-            1 = masked and counted in the loss.
+            Predictions (B, N, P*P*C) for every patch, and the mask float32 (B, N), 1 = masked and counted in the loss.
         """
         masking = random_masking(noise, self.mask_ratio)
         return self.predict_all(images, masking), masking.mask
@@ -105,13 +100,7 @@ class MAE(Objective):
     def decode(self, encoded: Tensor, ids_restore: Tensor, ids: Tensor | None = None) -> Tensor:
         """Fills in mask tokens, restores the order and predicts pixels (MAE Sec. 3).
 
-        Args:
-            encoded: (B, k + N_keep, D).
-            ids_restore: int64 (B, N).
-            ids: int64 (B, M), the patches to predict; all N if not given.
-
-        Returns:
-            (B, N, P*P*C), or (B, M, P*P*C).
+        (B, k + N_keep, D), int64 (B, N) -> (B, N, P*P*C); with the patches `ids`, int64 (B, M), -> (B, M, P*P*C).
         """
         count = self.encoder.num_prefix_tokens
         tokens = self.decoder_embed(encoded)  # (B, k + N_keep, D_dec)
@@ -128,17 +117,10 @@ class MAE(Objective):
         return self.decoder_pred(self.decoder_norm(tokens))
 
     def decode_subset(self, encoded: Tensor, ids_keep: Tensor, ids: Tensor) -> Tensor:
-        """Predicts some masked patches from the visible ones; the decoder does not see other masked patches.
+        """Predicts the masked patches `ids` from the visible ones; the decoder does not see other masked patches.
 
         Tokens carry their positions, so their order does not matter and is not restored.
-
-        Args:
-            encoded: (B, k + N_keep, D).
-            ids_keep: int64 (B, N_keep), the visible patches in the order of `encoded`.
-            ids: int64 (B, M), the patches to predict.
-
-        Returns:
-            (B, M, P*P*C).
+        (B, k + N_keep, D) in the order of `ids_keep`, int64 (B, M) -> (B, M, P*P*C).
         """
         count = self.encoder.num_prefix_tokens
         tokens = self.decoder_embed(encoded)  # (B, k + N_keep, D_dec)
@@ -158,15 +140,7 @@ class MAE(Objective):
 
         Every loss comes from here: of training, of held-out images, and of `masked_mse`.
         Errors of missing values are meaningless: `mae_vit.objectives.missing.weigh` leaves them out.
-
-        Args:
-            images: (B, C, H, W), normalized.
-            prediction: (B, N, P*P*C), or (B, M, P*P*C) of the patches `ids`.
-            ids: int64 (B, M), the predicted patches; all N if not given.
-            valid: bool (B, N, P*P*C), from `valid_patches`.
-
-        Returns:
-            float32, of the shape of `prediction`.
+        (B, N, P*P*C), or (B, M, P*P*C) of the patches `ids`, -> float32 of the same shape.
         """
         target, _, _ = self.targets(images, ids, valid)  # (B, N or M, P*P*C)
         return (prediction.float() - target).square()
@@ -174,13 +148,7 @@ class MAE(Objective):
     def masked_mse(self, images: Tensor, prediction: Tensor, mask: Tensor) -> Tensor:
         """Computes the loss from predictions of all patches, to compare with other code. Training does not call it.
 
-        Args:
-            images: (B, C, H, W), normalized.
-            prediction: (B, N, P*P*C).
-            mask: (B, N), 1 = masked and counted.
-
-        Returns:
-            Scalar float32, the mean over masked patches only.
+        (B, C, H, W), (B, N, P*P*C), (B, N) with 1 = masked and counted -> scalar float32.
         """
         error = self.squared_error(images, prediction).mean(dim=-1)  # (B, N)
         return (error * mask).sum() / mask.sum()
@@ -192,10 +160,7 @@ class MAE(Objective):
 
         With norm_pix_loss each patch is normalized by its own mean and unbiased variance (MAE Sec. 4.1,
         "Reconstruction target"), of its valid values. PSNR and pictures take the targets for pixels: a subclass with
-        others overrides both.
-
-        Returns:
-            target (B, N, P*P*C), mean (B, N, 1), scale (B, N, 1); M in place of N with `ids`.
+        others overrides both. (B, N, P*P*C), (B, N, 1), (B, N, 1); M in place of N with `ids`.
         """
         target = patchify(images, self.encoder.patch_size)  # (B, N, P*P*C)
         if ids is not None:
@@ -221,14 +186,7 @@ class MAE(Objective):
     def pixel_errors(
         self, images: Tensor, prediction: Tensor, mask: Tensor, valid: Tensor | None
     ) -> dict[str, Tensor]:
-        """Sums squared errors in pixels of the prediction and of its baseline, see `evaluation_sums`.
-
-        Args:
-            images: (B, C, H, W), normalized.
-            prediction: (B, N, P*P*C).
-            mask: (B, N), 1 = masked and counted.
-            valid: bool (B, N, P*P*C), from `valid_patches`.
-        """
+        """Sums squared errors in pixels of a prediction (B, N, P*P*C) and of its baseline, see `evaluation_sums`."""
         pixels, mean = self.undo_targets(images, prediction, valid)
         baseline = mean.expand_as(pixels)
         if not self.norm_pix_loss:

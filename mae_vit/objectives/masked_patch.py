@@ -41,11 +41,7 @@ class MaskedPatch(Objective):
         return ObjectiveOutput(loss, values)
 
     def predict(self, batch: Batch) -> tuple[Tensor, Corruption]:
-        """Corrupts, encodes and predicts.
-
-        Returns:
-            (B, M, num_outputs) at the M corrupted positions, and the corruption.
-        """
+        """Corrupts, encodes and predicts: (B, M, num_outputs) at the M corrupted positions, and the corruption."""
         corruption = corrupt(
             batch.keys,
             self.encoder.num_patches,
@@ -59,15 +55,7 @@ class MaskedPatch(Objective):
         return self.head(take_tokens(patches, corruption.ids)), corruption
 
     def replace(self, tokens: Tensor, corruption: Corruption) -> Tensor:
-        """Replaces patch embeddings (before positions): 80 % [mask], 10 % another patch's, 10 % kept.
-
-        Args:
-            tokens: (B, N, D), embeddings of the original patches.
-            corruption: from `corrupt`, for N patches.
-
-        Returns:
-            (B, N, D).
-        """
+        """Replaces patch embeddings (B, N, D) before positions: 80 % [mask], 10 % another patch's, 10 % kept."""
         width = tokens.shape[-1]
         kind = corruption.kind[..., None]  # (B, M, 1)
         source = corruption.source[..., None].expand(-1, -1, width)  # (B, M, D)

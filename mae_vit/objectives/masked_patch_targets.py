@@ -61,7 +61,7 @@ class ColorTarget:
         """Returns the classes of all patches, int64 (B, N, Q), and which are known, bool or None for all."""
         objective, area = self._objective, self._encoder.patch_size // self._cells
         known: Tensor | None = None
-        if objective.bands is None or objective.bands.eight_bit:
+        if objective.bands.eight_bit:
             bins = mean_color_bins(batch.images, area)  # (B, N * A, C)
         else:
             images = objective.unit(batch.images)

@@ -14,15 +14,11 @@ TARGET_VARIANCE_EPS = 1e-6
 
 
 def weigh(errors: Tensor, valid: Tensor | None, mask: Tensor | None = None) -> Tensor:
-    """Multiplies errors by weights: 0 for missing values; the others of an image share what these leave.
+    """Multiplies errors (B, M, V) by weights: 0 for missing values; the others of an image share what these leave.
 
     Each image has the same sum of weights, however many values it misses. So the mean over any split of a batch
-    equals that over the whole batch. An image without any valid value has no loss.
-
-    Args:
-        errors: float32 (B, M, V).
-        valid: bool (B, M, V), or None.
-        mask: (B, M), 1 = counted by the caller; all by default.
+    equals that over the whole batch. An image without any valid value has no loss. `mask` (B, M) is 1 where the caller
+    counts a patch; all by default.
     """
     if valid is None:
         return errors
@@ -33,14 +29,10 @@ def weigh(errors: Tensor, valid: Tensor | None, mask: Tensor | None = None) -> T
 
 
 def standardize_patches(patches: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Normalizes each patch by its own mean and unbiased variance (MAE Sec. 4.1), both of its valid values.
-
-    Args:
-        patches: (B, N, V), 0 where a value is missing.
-        valid: bool (B, N, V), or None.
+    """Normalizes each patch (B, N, V) by its own mean and unbiased variance (MAE Sec. 4.1), of its valid values.
 
     Returns:
-        Normalized patches (B, N, V), 0 where a value is missing; mean and scale (B, N, 1), which undo it.
+        Normalized patches, 0 where a value is missing; mean and scale (B, N, 1), which undo it.
     """
     if valid is None:
         mean = patches.mean(dim=-1, keepdim=True)

@@ -39,11 +39,7 @@ class Mixing(nn.Module):
     cuts: Tensor
 
     def __init__(self, *, mixup: float, cutmix: float) -> None:
-        """Makes the tables.
-
-        Args:
-            mixup: alpha of mixup; 0 turns it off.
-            cutmix: alpha of cutmix; 0 turns it off.
+        """Makes the tables; an alpha of 0 turns mixup or cutmix off.
 
         Raises:
             ValueError: if both are 0.
@@ -58,11 +54,7 @@ class Mixing(nn.Module):
         self.register_buffer("cuts", (1 - _quantiles(cutmix)).sqrt(), persistent=False)
 
     def forward(self, batch: Batch, num_classes: int) -> tuple[Tensor, Tensor]:
-        """Mixes a micro-batch of whole pairs.
-
-        Args:
-            batch: whole pairs, so B is even; every image has a label.
-            num_classes: K.
+        """Mixes a micro-batch of whole pairs; every image has a label.
 
         Returns:
             Images, float32 (B, C, H, W) in 0..255, and labels, float32 (B, K) of sum 1.

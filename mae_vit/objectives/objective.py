@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import NotRequired, TypedDict, Unpack
 
-from mae_vit.core.bands import Bands
+from mae_vit.core.bands import RGB8, Bands
 from mae_vit.core.batch import Batch
 from mae_vit.core.image_rows import Picture
 from mae_vit.models.encoders.base import Encoder
@@ -38,12 +38,12 @@ class Pixels(TypedDict):
     Attributes:
         mean: mean of each channel, of pixels in 0..1.
         std: standard deviation of each channel, of these pixels.
-        bands: meaning of raw values; None for 8 bits, 0..255.
+        bands: meaning of raw values; photographs by default.
     """
 
     mean: Sequence[float]
     std: Sequence[float]
-    bands: NotRequired[Bands | None]
+    bands: NotRequired[Bands]
 
 
 class Task(nn.Module, ABC):
@@ -58,12 +58,12 @@ class Task(nn.Module, ABC):
     low: Tensor
     span: Tensor
 
-    def __init__(self, *, mean: Sequence[float], std: Sequence[float], bands: Bands | None = None) -> None:
+    def __init__(self, *, mean: Sequence[float], std: Sequence[float], bands: Bands = RGB8) -> None:
         """Holds the normalization of each channel, see `Pixels`."""
         super().__init__()
         self.bands = bands
         facts = {"mean": mean, "std": std}
-        if bands is not None:
+        if not bands.eight_bit:
             facts |= {
                 "low": bands.low,
                 "span": [high - low for low, high in zip(bands.low, bands.high, strict=True)],
@@ -79,7 +79,7 @@ class Task(nn.Module, ABC):
     def _scaled(self, images: Tensor) -> Tensor:
         # A new tensor, which `normalize` changes.
         dtype = torch.float64 if self.mean.dtype == torch.float64 else torch.float32
-        if self.bands is None or self.bands.eight_bit:
+        if self.bands.eight_bit:
             return images.to(dtype) / 255
         # In place: on a CPU, memory for the intermediate results of many bands costs more than the arithmetic.
         # From buffers: a copy from the host would block.
@@ -91,7 +91,7 @@ class Task(nn.Module, ABC):
 
     def valid(self, images: Tensor) -> Tensor | None:
         """Returns which raw values are there, bool (B, C, H, W); None if none can be missing."""
-        return None if self.bands is None else self.bands.valid(images)
+        return self.bands.valid(images)
 
     def normalize(self, images: Tensor) -> Tensor:
         """Maps raw values (B, C, H, W) to float32, zero mean and unit variance over the data; missing ones to 0."""

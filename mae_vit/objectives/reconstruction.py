@@ -22,14 +22,7 @@ from mae_vit.objectives.objective import Objective
 def local_average(images: Tensor, mask: Tensor, encoder: Encoder, valid: Tensor | None = None) -> Tensor:
     """Predicts each patch as one color, the mean of visible patches with weights exp(-d^2 / 2).
 
-    Args:
-        images: (B, C, H, W), normalized.
-        mask: (B, N); at least one visible patch in each row.
-        encoder: gives patch size, channels and grid.
-        valid: leaves out missing values; a patch without any of a channel is no neighbor in that channel.
-
-    Returns:
-        (B, N, P*P*C).
+    A patch without any valid value of a channel is no neighbor in that channel. At least one patch of a row is visible.
     """
     channels = encoder.in_chans
     values = patchify(images, encoder.patch_size).unflatten(-1, (-1, channels))  # (B, N, P*P, C)
@@ -56,16 +49,9 @@ def error_sums(
     mask: Tensor,
     valid: Tensor | None = None,
 ) -> dict[str, Tensor]:
-    """Sums squared errors over masked patches, in 0..1 pixels, for a prediction and its baseline.
+    """Sums squared errors over masked patches, in 0..1 pixels, for a prediction and one without learning.
 
     `masked` counts masked patches, `measured` counts them by their shares of valid values.
-
-    Args:
-        objective: gives geometry and normalization.
-        images: (B, C, H, W), normalized.
-        predictions: the prediction, and one without learning, each (B, N, P*P*C) in the units of `images`.
-        mask: (B, N).
-        valid: leaves out missing values.
     """
     p = objective.encoder.patch_size
     original = patchify(images, p)  # (B, N, P*P*C)
@@ -102,15 +88,7 @@ def psnr_metrics(sums: dict[str, float]) -> dict[str, float]:
 def reconstruction_pictures(
     objective: Objective, original: Tensor, predicted: Tensor, mask: Tensor, label: str = "predicted"
 ) -> list[Picture]:
-    """Shows masked, predicted, pasted, original.
-
-    Args:
-        objective: gives geometry and normalization.
-        original: raw values (B, C, H, W).
-        predicted: (B, N, P*P*C), normalized.
-        mask: (B, N), 1 = masked.
-        label: label of the predicted row.
-    """
+    """Shows masked, predicted, pasted, original of raw values and normalized predictions (B, N, P*P*C)."""
     shown = unpatchify(predicted.float(), objective.encoder.patch_size, objective.encoder.img_size)
     return masked_pictures(objective, original, objective.denormalize(shown), mask, label=label)
 
@@ -118,15 +96,7 @@ def reconstruction_pictures(
 def masked_pictures(
     objective: Objective, original: Tensor, predicted: Tensor, mask: Tensor, *, label: str
 ) -> list[Picture]:
-    """Shows masked, predicted, pasted, original.
-
-    Args:
-        objective: gives geometry and scale.
-        original: raw values (B, C, H, W).
-        predicted: (B, C, H, W) in 0..1.
-        mask: (B, N), 1 = masked.
-        label: label of the predicted row.
-    """
+    """Shows masked, predicted, pasted, original of raw values and predicted pixels (B, C, H, W) in 0..1."""
     p, img_size = objective.encoder.patch_size, objective.encoder.img_size
     masked = unpatchify(mask[..., None].expand(-1, -1, p * p), p, img_size)  # (B, 1, H, W)
     pixels = objective.unit(original)

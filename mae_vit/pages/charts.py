@@ -43,13 +43,9 @@ _STYLE: Any = {
 def chart(
     horizontal: str, vertical: str, *, width: float = 6.2, height: float = 3.7
 ) -> Iterator[tuple[Figure, Axes]]:
-    """Opens a figure with one pair of axes, in the style of pages; `to_svg` belongs inside.
+    """Opens a figure of `width` x `height` inches with one pair of axes, in the style of pages.
 
-    Args:
-        horizontal: label of the x axis.
-        vertical: label of the y axis.
-        width: in inches; the page scales it.
-        height: in inches.
+    `to_svg` belongs inside; the page scales the figure.
     """
     with plt.rc_context(_STYLE):
         figure, axes = plt.subplots(figsize=(width, height))
@@ -68,13 +64,7 @@ def plain(name: str) -> str:
 
 
 def legend_below(axes: Axes, *, columns: int = 2, gap: float = 0.18) -> None:
-    """Puts the legend below the axes, so that it hides no line.
-
-    Args:
-        axes: that it belongs to.
-        columns: of the legend.
-        gap: between axes and legend, as a share of the axes' height.
-    """
+    """Puts the legend below the axes, so that it hides no line; `gap` is a share of the axes' height."""
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -gap), ncol=columns, fontsize=10)
 
 

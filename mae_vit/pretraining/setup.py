@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from mae_vit.config.plan import Plan, check_grouping, make_plan
-from mae_vit.core.bands import dtype_of_raw
 from mae_vit.core.errors import InputError
 from mae_vit.data.channels import describe_data, with_channels
 from mae_vit.models.encoder_file import EncoderInfo
@@ -20,10 +20,10 @@ from mae_vit.training.engines.build import optimizer_options
 from mae_vit.training.engines.compiling import choose_compiling
 from mae_vit.training.engines.cost import Estimate, estimate, kept_bytes
 from mae_vit.training.startup import choose_device
-from mae_vit.weights.load import load_weights, warn_normalization_differs
-from mae_vit.weights.read import read_weights
 from mae_vit.weights.seen_labels import SeenLabels
-from mae_vit.weights.start import Weights
+
+if TYPE_CHECKING:
+    from mae_vit.weights.start import Weights
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def estimate_costs(
     return estimate(
         lambda: build_objective(config, info, num_classes=num_classes),
         image_shape=(info.in_chans, *info.img_size),
-        dtype=dtype_of_raw(info.bands),
+        dtype=info.bands.torch_dtype,
         batch_size_per_device=batch_size_per_device,
         activation_checkpointing=config.train.activation_checkpointing,
         optimizer_slots=len(optimizer_options(config).optimizer_states),
@@ -108,7 +108,7 @@ def least_kept(setup: Setup) -> int:
     return kept_bytes(
         setup.build,
         image_shape=(info.in_chans, *info.img_size),
-        dtype=dtype_of_raw(info.bands),
+        dtype=info.bands.torch_dtype,
         batch_size_per_device=setup.plan.batch_size_per_device,
         precision=train.precision,
         fused_attention=setup.device.type == "cuda",
@@ -176,15 +176,14 @@ def initialize(
     """
     if config.model.init is None:
         return None
-    start = read_weights(config.model.init)
-    coverage = load_weights(
-        start,
-        objective.encoder,
-        objective,
-        objective=config.objective.name,
-        patch_init=config.model.patch_init,
-    )
+    # Readers of many kinds of files: few runs need them.
+    from mae_vit.weights.load import load_weights, warn_normalization_differs
+    from mae_vit.weights.read import read_weights
+
+    weights = read_weights(config.model.init)
+    name, patch_init = config.objective.name, config.model.patch_init
+    coverage = load_weights(weights, objective.encoder, objective, objective=name, patch_init=patch_init)
     if say:
-        print(coverage.describe(start.source))
-        warn_normalization_differs(start, info.mean, info.std, info.bands)
-    return start
+        print(coverage.describe(weights.source))
+        warn_normalization_differs(weights, info.mean, info.std, info.bands)
+    return weights

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from mae_vit.config.encoders import ENCODERS, EncoderSection, family_of
-from mae_vit.core.bands import Bands
+from mae_vit.core.bands import RGB8, Bands
 from mae_vit.core.batch import Batch
 from mae_vit.core.keyed_rng import SampleKeys
 from mae_vit.models.geometry import geometry_from
@@ -39,7 +39,7 @@ def read_objective(objective: Mapping[str, Any]) -> ObjectiveSection:
 
 
 def build_objective(
-    objective: Mapping[str, Any], model: Mapping[str, Any], *, bands: Bands | None = None
+    objective: Mapping[str, Any], model: Mapping[str, Any], *, bands: Bands = RGB8
 ) -> Objective:
     """Builds an objective around an encoder, the same for each call; 5 classes."""
     torch.manual_seed(0)
@@ -61,10 +61,9 @@ def batch_for(objective: Objective, start: int = 0, stop: int = _IMAGES) -> Batc
 
 
 def assert_encoder_contract(model: Mapping[str, Any]) -> None:
-    """Checks what fine-tuning, weights and SimMIM need of an encoder.
+    """Checks what fine-tuning, weights and SimMIM need of an encoder, by the `model` section of a config.
 
-    Args:
-        model: the `model` section of a config. Small images and few blocks are fastest.
+    Small images and few blocks are fastest.
 
     Raises:
         AssertionError: that says what is broken.
@@ -105,11 +104,7 @@ def assert_encoder_contract(model: Mapping[str, Any]) -> None:
 
 
 def assert_objective_contract(objective: Mapping[str, Any], model: Mapping[str, Any]) -> None:
-    """Checks what the training loop needs of an objective with an encoder.
-
-    Args:
-        objective: the `objective` section of a config.
-        model: its `model` section.
+    """Checks what the training loop needs of an objective with an encoder, by their sections of a config.
 
     Raises:
         AssertionError: that says what is broken.

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from mae_vit.config.plan import Plan
 from mae_vit.config.schema import Config
 from mae_vit.core.batch import Batch
-from mae_vit.data.order.skipped_steps import Skipped
+from mae_vit.data.order.order import Skipped
 from mae_vit.training.checkpoints.resume import Identity
 from mae_vit.training.engines.base import Engine
 from mae_vit.training.engines.cost import Estimate

@@ -178,10 +178,6 @@ def _describe(path: Path, head: bytes) -> str | None:
 def check_whole(path: Path, names: Collection[str]) -> None:
     """Refuses a file that has a part of a network only, or all of it in one piece, or something beside it.
 
-    Args:
-        path: file that was read.
-        names: names of its tensors.
-
     Raises:
         InputError: that names what to give instead.
     """

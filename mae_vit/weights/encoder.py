@@ -42,7 +42,7 @@ class ViTFeatures(FeatureEncoder):
     Attributes:
         encoder: timm's VisionTransformer.
         pool: "cls" pools [CLS], "mean" the mean of the patch tokens.
-        fc_norm: behind the pooling, for weights that were trained with it.
+        fc_norm: norm behind the pooling, for weights that were trained with it.
     """
 
     def __init__(self, encoder: Encoder, images: ImageInput, *, pool: Pool, fc_norm: nn.Module) -> None:
@@ -65,8 +65,13 @@ class ViTFeatures(FeatureEncoder):
     def description(self) -> dict[str, Any]:
         """Returns JSON facts that determine the features, without those of the weights."""
         images = self.input
-        facts = {"img_size": list(images.img_size), "mean": list(images.mean), "std": list(images.std)}
-        return {"pool": self.pool, "embed_dim": self.num_features, **facts}
+        return {
+            "pool": self.pool,
+            "img_size": list(images.img_size),
+            "embed_dim": self.num_features,
+            "mean": list(images.mean),
+            "std": list(images.std),
+        }
 
     def place(self, device: torch.device) -> None:
         """Moves the encoder to a device, and chooses the attention that is faster there."""
@@ -88,14 +93,8 @@ class PretrainedEncoder(ViTFeatures):
         self, encoder: Encoder, *, fc_norm: nn.Module, pool: Pool, info: EncoderInfo, start: Weights
     ) -> None:
         """Wraps an encoder whose weights are already loaded. Use `load_encoder` to load them."""
-        images = ImageInput(
-            info.img_size,
-            info.in_chans,
-            info.mean,
-            info.std,
-            bands=info.bands,
-            preprocessing=info.preprocessing,
-        )
+        facts = (info.img_size, info.in_chans, info.mean, info.std)
+        images = ImageInput(*facts, bands=info.bands, preprocessing=info.preprocessing)
         super().__init__(encoder, images, pool=pool, fc_norm=fc_norm)
         self.info, self.start = info, start
         self.eval()
@@ -106,40 +105,37 @@ class PretrainedEncoder(ViTFeatures):
         return self.num_features
 
     def notes(self, asked: str) -> list[str]:
-        """Lines for who asked for these weights: those of the weights, and what is assumed of them."""
-        unsaid = (
-            "" if self.start.mean else "ImageNet's normalization: the file does not say that of its training"
-        )
-        assumed = filter(None, (self.start.assumes(getattr(self.info.geometry, "num_heads", None)), unsaid))
-        return [*self.start.notes(asked), *(f"note: {asked} is taken to have {one}" for one in assumed)]
+        """Returns remarks on the weights, and what is assumed of them, as lines for a user who asked for them."""
+        assumed = [self.start.assumes(getattr(self.info.geometry, "num_heads", None))]
+        if not self.start.mean:
+            assumed.append("ImageNet's normalization: the file does not say that of its training")
+        return [
+            *self.start.notes(asked),
+            *(f"note: {asked} is taken to have {fact}" for fact in filter(None, assumed)),
+        ]
 
     def description(self) -> dict[str, Any]:
         """Returns JSON facts that determine the features: source, digest, sizes, normalization."""
-        info = self.info
         return {
             "start": self.start.source,
             "digest": self.start.digest,
-            "objective": info.objective,
-            "step": info.step,
-            "pool": self.pool,
-            "img_size": list(info.img_size),
-            "patch_size": info.geometry.patch_size,
-            "embed_dim": self.embed_dim,
-            "mean": list(info.mean),
-            "std": list(info.std),
+            "objective": self.info.objective,
+            "step": self.info.step,
+            "patch_size": self.info.geometry.patch_size,
+            **super().description(),
         }
 
 
 def load_encoder(
     start: str | os.PathLike[str], *, img_size: int | Sequence[int] | None = None, pool: Pool | None = None
 ) -> FeatureEncoder:
-    """Loads an encoder, ours or one of others; what is assumed of it goes to stderr.
+    """Loads an encoder, ours or third-party; what is assumed of it goes to stderr.
 
     Args:
         start: what `load_vit` takes; or "frozen:timm:NAME", "frozen:timm:NAME@FILE.safetensors" or
             "frozen:FILE.safetensors" for any backbone of timm (`mae_vit.weights.foreign`).
         img_size: side in pixels, or (H, W); None takes the size of its training.
-        pool: "cls" or "mean"; None takes the encoder's own. Encoders of others have their own.
+        pool: "cls" or "mean"; None takes the encoder's own. Third-party backbones have their own.
 
     Raises:
         InputError: if there are no weights, or they do not fit.
@@ -271,22 +267,22 @@ def _geometry_of_shapes(start: Weights) -> Geometry:
     try:
         embed_dim, in_chans, patch_size, _ = tensors["patch_embed.proj.weight"].shape
         positions = with_class_position(tensors["pos_embed"])[0]
-        num_patches = positions.shape[1] - 1
-        hidden = tensors["blocks.0.mlp.fc1.weight"].shape[0]
+        mlp_width = tensors["blocks.0.mlp.fc1.weight"].shape[0]
     except KeyError as error:
         or_lost = ", or it is not complete" if "patch_embed.proj.weight" in tensors else ""
         raise another_kind(start.source, f"it has no {error.args[0]}{or_lost}") from None
     except ValueError:
         raise another_kind(start.source, "its patches are no images") from None
+    num_patches = positions.shape[1] - 1
     depth = len({name.split(".")[1] for name in tensors if name.startswith("blocks.")})
     side = round(num_patches**0.5)
     if side * side != num_patches:
         raise InputError(
             f"{start.source}: its positions are of no square image, and it does not say of which"
         )
-    known = nearest_size(embed_dim, depth)
-    exact = (SIZES[known].embed_dim, SIZES[known].depth) == (embed_dim, depth)
-    heads = start.num_heads or (SIZES[known].num_heads if exact else None)
+    size = SIZES[nearest_size(embed_dim, depth)]
+    exact = (size.embed_dim, size.depth) == (embed_dim, depth)
+    heads = start.num_heads or (size.num_heads if exact else None)
     if heads is None:
         raise InputError(
             f"{start.source} does not say how many heads it has, and width {embed_dim} with {depth} blocks is none "
@@ -295,14 +291,14 @@ def _geometry_of_shapes(start: Weights) -> Geometry:
     table = sincos_position_table((side, side), embed_dim) if embed_dim % 4 == 0 else None
     fixed = table is not None and torch.allclose(positions.float(), table, atol=1e-4)
     return ViTGeometry(
-        size=known,
+        size=nearest_size(embed_dim, depth),
         img_size=(side * patch_size, side * patch_size),
         patch_size=patch_size,
         in_chans=in_chans,
         embed_dim=embed_dim,
         depth=depth,
         num_heads=heads,
-        mlp_ratio=hidden / embed_dim,
+        mlp_ratio=mlp_width / embed_dim,
         pos_embed="sincos" if fixed else "learnable",
     )
 
@@ -318,12 +314,11 @@ def _imagenet(values: tuple[float, ...], channels: int, source: str) -> tuple[fl
 
 def _size(img_size: int | Sequence[int], patch_size: int) -> tuple[int, int]:
     height, width = sides = _sides(img_size)
-    for side in sides:
-        if side % patch_size or side < patch_size:
-            nearest = max(1, round(side / patch_size)) * patch_size
-            raise InputError(
-                f"img_size={img_size}: {side} is not divisible by the encoder's patch_size={patch_size}: {nearest} is"
-            )
+    if any(side % patch_size for side in sides):
+        nearest = [max(1, round(side / patch_size)) * patch_size for side in sides]
+        raise InputError(
+            f"img_size={img_size} is not divisible by the encoder's patch_size={patch_size}: {nearest} is"
+        )
     return height, width
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from abc import abstractmethod
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from mae_vit.core.bands import Bands
+from mae_vit.core.bands import RGB8, Bands
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import error_reason
 from mae_vit.core.preprocessing import UNCHANGED, Preprocessing
@@ -40,10 +41,10 @@ class ImageInput:
     Attributes:
         img_size: (H, W) in pixels.
         in_chans: C.
-        mean: per-channel mean of the pixels (in 0..1).
-        std: per-channel standard deviation of these pixels.
+        mean: mean of each channel, of pixels in 0..1.
+        std: standard deviation of each channel, of these pixels.
         interpolation: resizes images to `img_size`.
-        bands: what raw values mean; None for 8-bit gray or RGB.
+        bands: what raw values mean.
         preprocessing: what is done to images before.
     """
 
@@ -52,7 +53,7 @@ class ImageInput:
     mean: Sequence[float]
     std: Sequence[float]
     interpolation: Interpolation = "bicubic"
-    bands: Bands | None = None
+    bands: Bands = RGB8
     preprocessing: Preprocessing = UNCHANGED
 
 
@@ -156,22 +157,17 @@ class FeatureEncoder(nn.Module):
         """
         wanted = self.input
         pixels = preprocess(data, wanted.in_chans, wanted.preprocessing, wanted.bands)
-        if (
-            wanted.bands is None
-            and jpeg_size(data) is None
-            and any("16 bits" in note for note in _notes(data))
-        ):
-            self._warn_deep(pixels)
+        if wanted.bands.photographs and jpeg_size(data) is None:
+            with suppress(DecodeError):  # an array, which has no header
+                if any("16 bits" in note for note in read_header(data).notes):
+                    self._warn_deep(pixels)
         return pixels
 
     def _warn_deep(self, pixels: np.ndarray) -> None:
-        """Says once how images of 16 bits are read, and once that the scale of dark ones is not known."""
+        """Warns once of images of 16 bits, and once of dark ones, whose scale is not known."""
         warning = "images of 16 bits are read by their upper 8"
         if pixels.max(initial=0) < _DARK:
-            warning = (
-                "images of 16 bits hold small values alone, as of 12 bits, and come near black: the weights know no "
-                "scale of theirs; stretch the values to 0..65535 first"
-            )
+            warning += ", and come near black if they hold 12: stretch the values to 0..65535 first"
         if warning not in self._warned:
             self._warned |= {warning}
             print(f"warning: {warning}", file=sys.stderr)
@@ -179,14 +175,12 @@ class FeatureEncoder(nn.Module):
     def _opened(self, image: Image.Image | np.ndarray | Tensor) -> np.ndarray:
         """Does the same to pixels in memory."""
         wanted = self.input
-        if wanted.bands is not None:
+        if not wanted.bands.photographs:
             return shape_bands(_raw_values(image, wanted.bands), wanted.preprocessing, wanted.bands.nodata)
         photograph = _photograph(image)
         if photograph.mode == "I" and photograph.format is None:
             # In an image from a file, mode "I" means 16 bits.
-            raise DecodeError(
-                'pixels of mode "I" have no known range if they come from no file: convert them'
-            )
+            raise DecodeError('pixels of mode "I" have no known range if they come from no file')
         pixels = preprocess_opened(photograph, wanted.in_chans, wanted.preprocessing)
         if photograph.mode.startswith("I"):
             self._warn_deep(pixels)
@@ -203,12 +197,10 @@ class FeatureEncoder(nn.Module):
             for values in (self.input.mean, self.input.std)
         )
         bands = self.input.bands
-        if bands is None:
-            return (images.float() / 255 - mean) / std
         normalized, valid = bands.unit(images).sub_(mean).div_(std), bands.valid(images)
         return normalized if valid is None else normalized.masked_fill_(~valid, 0.0)
 
-    def fit_bands(self, bands: Bands | None, where: str) -> None:
+    def fit_bands(self, bands: Bands, where: str) -> None:
         """Reads prepared data from here on: bands were chosen, raw values go by the encoder's own scale.
 
         See `other_bands.fit_bands`.
@@ -223,21 +215,14 @@ class FeatureEncoder(nn.Module):
 def _raw_values(image: object, bands: Bands) -> np.ndarray:
     """Returns raw values (C, H, W)."""
     count, values = len(bands.names), image.detach().cpu().numpy() if isinstance(image, Tensor) else image
-    fits = isinstance(values, np.ndarray) and (values.dtype, values.ndim) == (bands.dtype, 3)
-    if isinstance(values, np.ndarray) and fits and len(values) == count and values.size:
-        return values
-    raise InputError(
-        f"images are a path, the bytes of a file, or an array or tensor {bands.dtype} ({count}, H, W) of raw values, "
-        f"not {_kind(image)}"
-    )
-
-
-def _notes(data: bytes) -> tuple[str, ...]:
-    """Returns what decoding changes; of arrays nothing."""
-    try:
-        return read_header(data).notes
-    except DecodeError:
-        return ()
+    if (
+        not isinstance(values, np.ndarray)
+        or (values.dtype, values.ndim) != (bands.dtype, 3)
+        or len(values) != count
+        or not values.size
+    ):
+        raise _wrong_image(image, f"an array or tensor {bands.dtype} ({count}, H, W) of raw values")
+    return values
 
 
 def _photograph(image: object) -> Image.Image:
@@ -246,26 +231,24 @@ def _photograph(image: object) -> Image.Image:
         try:
             image.load()
         except (ValueError, AssertionError):
-            raise InputError(
-                "the PIL image cannot be read: its file was closed before (load it first)"
-            ) from None
+            raise InputError("the PIL image was closed before it was read: load it first") from None
         return image
     pixels = image
     if isinstance(image, Tensor) and image.ndim == 3 and len(image) in (1, 3):
         pixels = image.detach().cpu().permute(1, 2, 0).squeeze(-1).numpy()
-    pixels = pixels if isinstance(pixels, np.ndarray) else np.empty(0)
     # The 4th value of a color is its transparency, which files lose too.
-    shaped = pixels.ndim == 2 or pixels.shape[2:] in ((3,), (4,))
-    if pixels.dtype == np.uint8 and pixels.size and shaped:
+    if (
+        isinstance(pixels, np.ndarray)
+        and pixels.dtype == np.uint8
+        and pixels.size
+        and (pixels.ndim == 2 or pixels.shape[2:] in ((3,), (4,)))
+    ):
         return Image.fromarray(pixels)
-    raise InputError(
-        "images are a path, the bytes of a file, a PIL image, a uint8 array (H, W, 3) or (H, W), or a uint8 tensor "
-        f"(3, H, W), not {_kind(image)}"
-    )
+    raise _wrong_image(image, "a PIL image, a uint8 array (H, W, 3) or (H, W), or a uint8 tensor (3, H, W)")
 
 
-def _kind(image: object) -> str:
-    if not isinstance(image, np.ndarray | Tensor):
-        return "a PIL image" if isinstance(image, Image.Image) else f"of type {type(image).__name__}"
-    dtype = str(image.dtype).removeprefix("torch.")
-    return f"{'a tensor' if isinstance(image, Tensor) else 'an array'} {dtype} {tuple(image.shape)}"
+def _wrong_image(image: object, forms: str) -> InputError:
+    kind = f"of type {type(image).__name__}"
+    if isinstance(image, np.ndarray | Tensor):
+        kind = f"{str(image.dtype).removeprefix('torch.')} {tuple(image.shape)}"
+    return InputError(f"images are a path, the bytes of a file, or {forms}, not {kind}")

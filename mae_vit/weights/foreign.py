@@ -18,6 +18,7 @@ import timm
 from timm.data import resolve_data_config
 from timm.models import PretrainedCfg, get_pretrained_cfg
 
+from mae_vit.core.bands import RGB8, Bands
 from mae_vit.core.errors import FetchUnavailable, InputError
 from mae_vit.core.hub import HubName, download
 from mae_vit.core.messages import closest, closest_path, error_reason
@@ -38,11 +39,11 @@ class ForeignWeights:
     """A file of weights, and what timm says of it.
 
     Attributes:
-        source: as it was asked for.
+        source: name that was asked for.
         architecture: timm's name, without the tag of the weights.
         file: safetensors.
         config: timm's facts of these weights.
-        arguments: of `timm.create_model`, beside the architecture's.
+        arguments: arguments of `timm.create_model` beside the architecture's own.
         images: what it was trained on.
     """
 
@@ -69,8 +70,9 @@ class ForeignWeights:
         return tuple(self.images.std)
 
     @property
-    def bands(self) -> None:
-        """None: timm's weights are of 8-bit images."""
+    def bands(self) -> Bands:
+        """Bands of timm's weights: those of photographs."""
+        return RGB8
 
     @cached_property
     def digest(self) -> str:
@@ -87,40 +89,30 @@ def read_foreign(start: str) -> ForeignWeights:
         FetchUnavailable: if the Hub cannot be reached.
     """
     name, file = split_frozen(start)
-    if file is not None:
-        _check_file(start, file)
+    if file is not None and not (file.is_file() and file.suffix == ".safetensors"):
+        raise InputError(f"{start}: no .safetensors file there: {closest_path(file) or f'give {_FORMS}'}")
     if name is None:
         assert file is not None
         return _with_config_beside(start, file)
     architecture, _, tag = name.partition(".")
     if not timm.is_model(architecture):
-        known = timm.list_models()
-        raise InputError(f"{start}: timm has no network {architecture!r}: {_meant(architecture, known)}")
-    config = _config_of(name)
+        raise InputError(f"{start}: timm has no network {architecture!r}: {nearest_timm(architecture)}")
+    config = _find_config(name)
     if config is None and file is None:
-        tags = [one.partition(".")[2] for one in timm.list_pretrained(f"{architecture}.*")]
-        weights = f"weights {tag!r}" if tag else "weights"
-        has = f"it has {', '.join(tags)}" if tags else "give a file of yours"
-        raise InputError(f"{start}: timm has no {weights} of {architecture}: {has}, as {_FORMS}")
-    config = config or _config_of(architecture) or PretrainedCfg()
+        tags = [known.partition(".")[2] for known in timm.list_pretrained(f"{architecture}.*")]
+        raise InputError(f"{start}: timm has weights {tags} of {architecture}, not {tag!r}: give {_FORMS}")
+    config = config or _find_config(architecture) or PretrainedCfg()
     return ForeignWeights(
-        start, architecture, file or _fetch(start, name, config), config, {}, _images_of(start, config)
+        start, architecture, file or _fetch(start, name, config), config, {}, _read_images(start, config)
     )
 
 
-def _config_of(name: str) -> PretrainedCfg | None:
+def _find_config(name: str) -> PretrainedCfg | None:
     """Returns timm's facts of weights; None if it has none of that name."""
     try:
         return get_pretrained_cfg(name)
     except RuntimeError:
         return None
-
-
-def _check_file(start: str, file: Path) -> None:
-    if not file.is_file():
-        raise InputError(f"{start}: {file} does not exist: {closest_path(file) or f'give {_FORMS}'}")
-    if file.suffix != ".safetensors":
-        raise InputError(f"{start}: {file.name} is no .safetensors file, which alone is read: give {_FORMS}")
 
 
 def _with_config_beside(start: str, file: Path) -> ForeignWeights:
@@ -133,7 +125,7 @@ def _with_config_beside(start: str, file: Path) -> ForeignWeights:
         known = {field.name for field in fields(PretrainedCfg)} - {"url", "file", "hf_hub_id", "source"}
         if not isinstance(arguments, dict) or not timm.is_model(architecture):
             raise ValueError(f"timm has no network {architecture!r}")
-        base = _config_of(architecture) or PretrainedCfg()
+        base = _find_config(architecture) or PretrainedCfg()
         config = replace(base, **{key: value for key, value in facts.items() if key in known})
     except FileNotFoundError:
         named = f"{FROZEN_PREFIX}{TIMM_PREFIX}NAME@{file}"
@@ -144,10 +136,10 @@ def _with_config_beside(start: str, file: Path) -> ForeignWeights:
         raise InputError(f"cannot read {path}: {error_reason(error)}") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path} is no {_CONFIG} of timm's: {short_reason(error)}") from None
-    return ForeignWeights(start, architecture, file, config, arguments, _images_of(start, config))
+    return ForeignWeights(start, architecture, file, config, arguments, _read_images(start, config))
 
 
-def _images_of(start: str, config: PretrainedCfg) -> ImageInput:
+def _read_images(start: str, config: PretrainedCfg) -> ImageInput:
     """Reads timm's data config.
 
     Raises:
@@ -183,8 +175,10 @@ def _fetch(start: str, name: str, config: PretrainedCfg) -> Path:
         ) from None
 
 
-def _meant(name: str, known: list[str]) -> str:
-    return closest(name, known) or f"it has {len(known)}, such as vit_small_patch14_dinov2"
+def nearest_timm(name: str) -> str:
+    """Returns a hint at timm's name nearest to one that it does not have."""
+    known = timm.list_models()
+    return closest(name, known) or f"it has {len(known)}, such as vit_base_patch16_224"
 
 
 def short_reason(error: Exception) -> str:

@@ -9,7 +9,6 @@ from typing import Any
 
 import timm
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from mae_vit.core.errors import InputError
@@ -56,16 +55,13 @@ class ForeignEncoder(FeatureEncoder):
             ) from None
 
     def _check_patches(self, img_size: tuple[int, int]) -> None:
-        """Some of timm's networks leave out pixels of a last, incomplete patch without a word."""
+        """Refuses pixels of a last, incomplete patch, which some of timm's networks leave out without a word."""
         patch_size = getattr(getattr(self.network, "patch_embed", None), "patch_size", None) or (1, 1)
         sides = (patch_size, patch_size) if isinstance(patch_size, int) else patch_size
         if any(side % patch for side, patch in zip(img_size, sides, strict=True)):
-            nearest = [
-                max(1, round(side / patch)) * patch for side, patch in zip(img_size, sides, strict=True)
-            ]
             raise InputError(
                 f"{self.weights.name} does not take images of {img_size[0]}x{img_size[1]} px: its patches have "
-                f"{sides[0]}x{sides[1]} px; {nearest[0]}x{nearest[1]} are whole patches"
+                f"{sides[0]}x{sides[1]} px"
             )
 
     def features(self, images: Tensor) -> Tensor:
@@ -114,10 +110,7 @@ def open_foreign(weights: ForeignWeights, images: ImageInput) -> ForeignEncoder:
     Raises:
         InputError: if weights and network do not fit, or the network does not take such a size.
     """
-    try:
-        tensors = named_tensors(read_content(weights.file)[1])
-    except (OSError, SafetensorError) as error:
-        raise InputError(f"cannot read {weights.file}: {short_reason(error)}") from None
+    tensors = named_tensors(read_content(weights.file)[1])
     check_values(tensors, weights.file)
     network = _load(weights, tensors, images.img_size)
     network.pretrained_cfg.pop("state_dict", None)  # it would keep all weights twice

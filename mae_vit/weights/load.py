@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mae_vit.core.bands import Bands
+from mae_vit.core.bands import RGB8, Bands
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of
 from mae_vit.models.encoders.base import DoesNotFit, Encoder, check_finite
@@ -21,7 +21,8 @@ from mae_vit.models.geometry import ViTGeometry
 from mae_vit.models.load_report import LoadReport, shorten
 from mae_vit.models.sizes import PatchInit
 from mae_vit.weights import other_bands
-from mae_vit.weights.start import ENCODER_PREFIX, Normalized, Weights, another_kind
+from mae_vit.weights.foreign import ForeignWeights
+from mae_vit.weights.start import ENCODER_PREFIX, Weights, another_kind
 
 # A file with a smaller share of the encoder's parameters belongs to another model.
 MIN_COVERAGE = 0.9
@@ -114,7 +115,7 @@ def _fit(
 
 
 def warn_normalization_differs(
-    start: Normalized, mean: Sequence[float], std: Sequence[float], bands: Bands | None = None
+    start: Weights | ForeignWeights, mean: Sequence[float], std: Sequence[float], bands: Bands = RGB8
 ) -> None:
     """Warns if the run normalizes images differently from the pretrained weights. Only an override causes it.
 
@@ -159,11 +160,7 @@ def check_kind(start: Weights) -> None:
 
 
 def check_complete(start: Weights, absent: Sequence[str]) -> None:
-    """Refuses to measure features of a network of which tensors are random.
-
-    Args:
-        start: the weights.
-        absent: names of the tensors that the network needs and the weights lack.
+    """Refuses to measure features of a network that needs the `absent` tensors.
 
     Raises:
         InputError: if there are any; names the first ones.

@@ -43,15 +43,12 @@ def read_decoder(
 ) -> Decoder | None:
     """Reads the decoder of an MAE, also of one inside a joint objective; None if there is none.
 
-    Args:
-        start: pretrained weights from `read_weights`.
-        encoder: the encoder of these weights, already loaded; the objective wraps it.
-        info: geometry and normalization of the encoder.
-        norm_pix_loss: the decoder predicts normalized pixels; for files that do not say it.
+    The objective wraps `encoder`, which has these weights. `norm_pix_loss` is for files that do not say whether the
+    decoder predicts normalized pixels.
 
     Raises:
         InputError: if the decoder does not fit the encoder. Also if `norm_pix_loss` is set, but there is no
-            decoder, or the file itself says whether it predicts normalized pixels.
+            decoder, or the file itself says it.
     """
     prefix = "mae." if start.objective == "joint" else ""
     tensors = {

@@ -3,34 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from mae_vit.core.bands import Bands
 from mae_vit.core.errors import InputError
-from mae_vit.weights.start import Normalized
+
+if TYPE_CHECKING:
+    from mae_vit.weights.foreign import ForeignWeights
+    from mae_vit.weights.start import Weights
 
 
 def fit_normalization(
-    start: Normalized, bands: Bands | None, channels: int
+    weights: Weights | ForeignWeights, bands: Bands, channels: int
 ) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
     """Returns the mean and std of pretrained weights in the unit scale of other data.
 
-    Raw values are then normalized as in pretraining, also if the data's 0..1 are other raw values.
-
-    Args:
-        start: pretrained weights.
-        bands: of the data; None for 8 bits.
-        channels: of the data.
-
-    Returns:
-        Mean and std, one a channel; None if raw values of both do not compare: another number of bands, another
-        type of values, or a normalization that is not known.
+    Raw values are then normalized as in pretraining, also if the data's 0..1 are other raw values. None if raw
+    values of both do not compare: another number of bands, another type, or an unknown normalization.
     """
-    mean, std, theirs = start.mean, start.std, start.bands
+    mean, std, theirs = weights.mean, weights.std, weights.bands
     if mean is None or std is None or len(mean) != channels:
         return None
-    if theirs is None and bands is None:
-        return mean, std
-    if theirs is None or bands is None or theirs.dtype != bands.dtype:
+    if theirs.photographs != bands.photographs or theirs.dtype != bands.dtype:
         return None
     if (theirs.low, theirs.high) == (bands.low, bands.high):
         return mean, std
@@ -44,7 +38,7 @@ def fit_normalization(
     return tuple(fitted_mean), tuple(fitted_std)
 
 
-def fit_bands(theirs: Bands | None, bands: Bands | None, where: str) -> Bands | None:
+def fit_bands(theirs: Bands, bands: Bands, where: str) -> Bands:
     """Returns how an encoder of bands `theirs` reads the raw values of data.
 
     It reads them by its own scale, with the data's mark of missing values, or its own where the data have none.
@@ -52,13 +46,7 @@ def fit_bands(theirs: Bands | None, bands: Bands | None, where: str) -> Bands | 
     Raises:
         InputError: if the data have other bands than the encoder, with both.
     """
-    if theirs is None and bands is None:
-        return None
-    if (
-        theirs is None
-        or bands is None
-        or (len(theirs.names), theirs.dtype) != (len(bands.names), bands.dtype)
-    ):
+    if (len(theirs.names), theirs.dtype) != (len(bands.names), bands.dtype):
         raise InputError(
             f"{where} holds images of {_kind(bands)}, the encoder takes {_kind(theirs)}: "
             "fine-tune it, which adapts its patch projection"
@@ -66,5 +54,5 @@ def fit_bands(theirs: Bands | None, bands: Bands | None, where: str) -> Bands | 
     return replace(theirs, nodata=theirs.nodata if bands.nodata is None else bands.nodata)
 
 
-def _kind(bands: Bands | None) -> str:
-    return "8-bit gray or RGB" if bands is None else f"{len(bands.names)} bands of {bands.dtype}"
+def _kind(bands: Bands) -> str:
+    return "8-bit gray or RGB" if bands.photographs else f"{len(bands.names)} bands of {bands.dtype}"

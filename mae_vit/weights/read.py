@@ -15,11 +15,12 @@ import timm
 from timm.models.vision_transformer import VisionTransformer
 
 from mae_vit.config.encoders import ENCODERS, family_of
+from mae_vit.core.bands import Bands
 from mae_vit.core.errors import FetchUnavailable, InputError
 from mae_vit.core.hub import check_reachable, download, is_hub_name, parse_hub_name
-from mae_vit.core.messages import closest, error_reason, nearest
+from mae_vit.core.messages import error_reason, nearest
 from mae_vit.core.preprocessing import Preprocessing
-from mae_vit.models.encoder_file import bands_from, read_metadata
+from mae_vit.models.encoder_file import read_metadata
 from mae_vit.models.geometry import Geometry, geometry_from, timm_geometry
 from mae_vit.models.sizes import TIMM_PREFIX, Pool
 from mae_vit.training.checkpoints.format import (
@@ -35,6 +36,7 @@ from mae_vit.training.checkpoints.format import (
 )
 from mae_vit.weights.containers import check_whole, file_in, read_content, weights_below
 from mae_vit.weights.facts_beside import CONFIGS, check_function, facts_beside
+from mae_vit.weights.foreign import nearest_timm
 from mae_vit.weights.names import FOREIGN_ORIGIN, is_frozen
 from mae_vit.weights.seen_labels import SeenLabels
 from mae_vit.weights.start import (
@@ -151,7 +153,7 @@ def _read_checkpoint(path: Path) -> Weights:
         std=tuple(std) if std else None,
         geometry=geometry,
         labels=_read_labels(identity.get(LABELS_SEEN)),
-        bands=bands_from(identity.get("data.bands")),
+        bands=Bands.of_entry({"bands": identity.get("data.bands")}),
         preprocessing=Preprocessing.of_entry({"preprocessing": identity.get("data.preprocessing")}),
         pool=identity.get("finetune.pool") or identity.get("objective.pool") or "mean",
     )
@@ -210,7 +212,7 @@ def _read_file(path: Path, network: str | None = None) -> Weights:
         geometry=geometry,
         labels=_read_labels(metadata.get("labels")),
         downloaded=None if network is None else path,
-        bands=bands_from(metadata.get("bands")),
+        bands=Bands.of_entry(metadata),
         preprocessing=Preprocessing.of_entry(metadata),
         pool=facts.get("pool") or own_pool,
         remarks={"found": where} if where else {},
@@ -235,7 +237,7 @@ def _read_hub(start: str) -> Weights:
 def _read_timm(start: str) -> Weights:
     name = start.removeprefix(TIMM_PREFIX)
     if not timm.is_model(name.split(".")[0]):
-        raise InputError(f"timm has no model {name!r}: {_nearest_timm(name)}")
+        raise InputError(f"timm has no model {name!r}: {nearest_timm(name)}")
     try:
         known = timm.models.get_pretrained_cfg(name)
     except RuntimeError:  # no such tag
@@ -266,8 +268,3 @@ def _read_timm(start: str) -> Weights:
         geometry=timm_geometry(model) if isinstance(model, VisionTransformer) else None,
         pool="mean" if getattr(model, "global_pool", None) == "avg" else "cls",
     )
-
-
-def _nearest_timm(name: str) -> str:
-    known = timm.list_models()
-    return closest(name, known) or f"it has {len(known)}, such as vit_base_patch16_224"

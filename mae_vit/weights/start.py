@@ -8,11 +8,10 @@ import re
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from torch import Tensor
 
-from mae_vit.core.bands import Bands
+from mae_vit.core.bands import RGB8, Bands
 from mae_vit.core.errors import InputError
 from mae_vit.core.hub import is_hub_name, parse_hub_name
 from mae_vit.core.messages import closest_path
@@ -32,26 +31,6 @@ MEASURED_BY = (
 STARTS = f'a run folder, an encoder.safetensors, a file of a Vision Transformer, "{TIMM_PREFIX}NAME" or "hf:USER/NAME"'
 
 
-class Normalized(Protocol):
-    """Weights that know the normalization of their training, or None."""
-
-    @property
-    def source(self) -> str:
-        """The name of the weights."""
-
-    @property
-    def mean(self) -> tuple[float, ...] | None:
-        """Per-channel mean."""
-
-    @property
-    def std(self) -> tuple[float, ...] | None:
-        """Per-channel standard deviation."""
-
-    @property
-    def bands(self) -> Bands | None:
-        """What raw values mean; None for 8-bit gray or RGB."""
-
-
 @dataclass(frozen=True)
 class Weights:
     """Named weights, and where they are from.
@@ -61,15 +40,15 @@ class Weights:
         tensors: encoder weights by timm's names; parts of an objective by the names that
             it gives them.
         objective: whose parts those are; None if there are none.
-        mean: per-channel mean the network was trained with, None if not known.
-        std: per-channel standard deviation.
+        mean: mean of each channel in its training, None if not known.
+        std: standard deviation of each channel.
         num_heads: attention heads, which no shape tells; None if not known.
-        geometry: of the encoder; None if not known.
+        geometry: geometry of the encoder; None if not known.
         remarks: facts that a user should know: "found", place in a third-party file; "passed over", damage of newer
             checkpoints of the run; "unfinished", step of an unfinished run.
         labels: those that it was trained on; None if on none, or not known.
         downloaded: where the file lies, of a source that is no path.
-        bands: what the raw values of its images mean; None for 8 bits, or not known.
+        bands: what the raw values of its images mean; `RGB8` if it is not known.
         preprocessing: what `prepare` did to its images; nothing if it is not known.
         pool: what reads a feature from its tokens, unless another pooling is asked for.
     """
@@ -84,7 +63,7 @@ class Weights:
     remarks: dict[str, str] = field(default_factory=dict)
     labels: SeenLabels | None = None
     downloaded: Path | None = None
-    bands: Bands | None = None
+    bands: Bands = RGB8
     preprocessing: Preprocessing = UNCHANGED
     pool: Pool = "cls"
 
@@ -98,13 +77,10 @@ class Weights:
         return [f"note: {asked}: {title}: {text}" for title, text in self.remarks.items()]
 
     def assumes(self, num_heads: int | None) -> str:
-        """Says that the number of heads is assumed; empty if the weights state it, or are of no Vision Transformer."""
-        stated = (
-            self.geometry is not None
-            or self.num_heads is not None
-            or "blocks.0.norm1.weight" not in self.tensors
-        )
-        return "" if stated else f"num_heads={num_heads}: the file does not say how many its training had"
+        """Returns the assumed number of heads in words; empty if the weights state it, or have no blocks."""
+        if self.geometry or self.num_heads or "blocks.0.norm1.weight" not in self.tensors:
+            return ""
+        return f"num_heads={num_heads}: the file does not say how many its training had"
 
     @property
     def digest(self) -> str:
@@ -117,7 +93,7 @@ class Weights:
 
 
 def origin_of(start: str | None) -> str | None:
-    """Says who trained a start, if its name shows that others did."""
+    """Returns who trained weights, if their name shows that others did."""
     return FOREIGN_ORIGIN if is_frozen(start) else None
 
 
@@ -158,7 +134,7 @@ def split_network(start: str) -> tuple[Path, str | None]:
 
 
 def check_there(start: str) -> None:
-    """Makes sure that there is something at a start's path.
+    """Checks that there is something at the path of weights.
 
     Raises:
         InputError: if there is not.

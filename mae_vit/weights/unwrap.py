@@ -25,7 +25,7 @@ class _Family:
     """How a library names the tensors of its Vision Transformers.
 
     Attributes:
-        name: of the library.
+        name: name of the library.
         anchor: the name of its patch projection.
         renames: patterns of its names, and timm's in their place; each is applied in turn.
         refused: why none of its networks is ours; empty if some are.

@@ -14,7 +14,6 @@ from sklearn.datasets import load_digits
 from mae_vit.data.prepare.masks import pair_masks, read_classes
 from mae_vit.data.prepare.prepare import prepare
 from mae_vit.data.prepare.sources.find import find_images
-from mae_vit.data.prepare.sources.folders import open_folder
 
 
 def picture(seed: int = 0, size: tuple[int, int] = (40, 30), mode: str = "RGB") -> Image.Image:
@@ -161,14 +160,8 @@ def write_pairs(
 def prepare_pairs(folder: Path, out: Path, *, ignore: int = 255, partly: bool = False, **options):
     """Prepares what `write_pairs` wrote."""
     source = find_images(str(folder / "images"), out=out, split="train", root=None)
-    paired = pair_masks(
-        source,
-        open_folder(folder / "masks"),
-        where="masks",
-        segmentation=read_classes(folder / "classes.txt", ignore),
-        partly=partly,
-    )
-    return prepare([paired], out, **options)
+    segmentation = read_classes(folder / "classes.txt", ignore)
+    return prepare([pair_masks(source, folder / "masks", segmentation, partly=partly)], out, **options)
 
 
 def boxes_of(augment, drawn, height: int, width: int) -> np.ndarray:

@@ -1,7 +1,8 @@
 """Small objectives of every kind on small encoders, and a batch for them."""
 
 from mae_vit.config.encoders import EncoderSection
-from mae_vit.core.bands import Bands
+from mae_vit.core.bands import RGB8, Bands
+from mae_vit.models.patches import join_bins, mean_color_bins
 from mae_vit.objectives.objective import Objective
 from mae_vit.testing import batch_for, build_objective, read_model, read_objective
 
@@ -67,8 +68,13 @@ def takes(name: str, encoder_name: str) -> bool:
     return True
 
 
-def build(name: str, encoder_name: str, bands: Bands | None = None, **changes) -> Objective:
+def build(name: str, encoder_name: str, bands: Bands = RGB8, **changes) -> Objective:
     return build_objective(options_of(name, **changes), model_of(encoder_name), bands=bands)
 
 
 batch_of = batch_for
+
+
+def mean_color_classes(images, patch_size: int):
+    """Mean colors of patches as classes: uint8 (B, C, H, W) -> int64 (B, N)."""
+    return join_bins(mean_color_bins(images, patch_size))

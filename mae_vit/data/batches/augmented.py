@@ -8,9 +8,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from mae_vit.core.errors import Damage, DamagedSample, InputError
-from mae_vit.data.batches.decoded import array_bytes, warn_of_changes
 from mae_vit.data.batches.masks import StoredMasks
-from mae_vit.data.batches.sources import MemorySource, Sample, Source, TarSource
+from mae_vit.data.batches.sources import MemorySource, Sample, Source, TarSource, array_bytes, warn_of_changes
 from mae_vit.data.images.augment import Augment, AugmentParams
 from mae_vit.data.images.masks import crop_mask
 from mae_vit.data.index import ShardIndex
@@ -101,7 +100,7 @@ class AugmentedSource:
 
         Args:
             seed: the run's seed.
-            epoch: from 0.
+            epoch: the epoch, 0 for the first.
             places: int64 (B,).
             keys: int64 (B,), the key of each view's random draws; `numbers(places)` if None.
             out: receives the views; new memory if None.
@@ -173,11 +172,11 @@ def open_source(
     """Opens the samples of a split.
 
     Args:
-        index: of the split.
+        index: index of the split.
         name: "auto" takes "memory" if all images have one size and fit into `memory_limit_gib`.
         channels: 1 for gray, 3 for RGB, or the number of bands.
         augment: how images are seen.
-        memory_limit_gib: for all images, decoded.
+        memory_limit_gib: largest size of all images, decoded.
         masks: read the masks of the images too.
         say: warn of pixels that were decoded from earlier shards.
 
@@ -186,7 +185,7 @@ def open_source(
             go with the images' bands, or if there are no masks.
     """
     bands = index.dataset.bands
-    if augment.policy and bands and not (bands.eight_bit and len(bands.names) in (1, 3)):
+    if augment.policy and not (bands.eight_bit and len(bands.names) in (0, 1, 3)):
         raise InputError(
             f'data.augment.policy="{augment.policy.name}" changes colors of 8-bit gray or RGB; the images have '
             f"{len(bands.names)} bands of {bands.dtype}: data.augment.policy=none (crop, flip and erasing work)"
@@ -206,4 +205,4 @@ def open_source(
     source = reader(index, channels=channels, masks=stored_masks)
     if say and isinstance(source, MemorySource):
         warn_of_changes(index, source.path)
-    return AugmentedSource(source, augment if bands is None else replace(augment, bands=bands))
+    return AugmentedSource(source, replace(augment, bands=bands))

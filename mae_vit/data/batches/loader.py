@@ -8,6 +8,7 @@ import multiprocessing
 import multiprocessing.forkserver
 import signal
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,7 @@ from mae_vit.core.batch import Batch
 from mae_vit.core.errors import Damage, DamagedSample, FetchUnavailable
 from mae_vit.core.keyed_rng import SampleKeys
 from mae_vit.data.batches.augmented import AugmentedSource, Views
-from mae_vit.data.batches.damaged import WholeSamples
-from mae_vit.data.order.order import Order, RankSlice, micro_batches, view_keys
-from mae_vit.data.order.skipped_steps import Skipped
+from mae_vit.data.order.order import Order, RankSlice, Skipped, micro_batches, view_keys
 from mae_vit.runtime.signals import STOP_SIGNALS, exit_with_parent, handling, without_main
 
 _MAX_AUTO_WORKERS = 16
@@ -68,6 +67,70 @@ def _set_up_worker(worker: int) -> None:
     # torch notices a dead trainer by the parent's process id. A worker's parent is the fork server, which
     # lives on: workers would stay and keep their memory.
     exit_with_parent()
+
+
+class WholeSamples:
+    """Renders samples of a source; a later sample replaces one that is damaged.
+
+    The candidates for sample i are i + 1, i + 3, i + 7, ... (modulo N). The first intact one is taken.
+    The steps double, so 14 candidates suffice to leave a lost shard of 10,000 samples.
+    The choice depends only on what is damaged, not on rank, worker or epoch.
+    """
+
+    def __init__(self, source: AugmentedSource, repeats: int = 1) -> None:
+        """Starts without known damage.
+
+        Args:
+            source: renders samples.
+            repeats: how often in a row each place occurs.
+        """
+        self._source, self._repeats, self._folder = source, repeats, Path()
+        # Later epochs do not try to decode a damaged sample again.
+        self._known: dict[int, Damage] = {}
+
+    def read(
+        self, seed: int, epoch: int, index: np.ndarray, out: Views | None = None
+    ) -> tuple[Views, tuple[Damage, ...]]:
+        """Renders the places `index` (B,), into `out` if it is given.
+
+        Returns:
+            The views, and all damaged samples that were replaced.
+
+        Raises:
+            DamagedSample: if all candidates for a place are damaged.
+        """
+        while True:
+            places, passed, stuck = self._skip_damaged(index)
+            if stuck:
+                raise DamagedSample(stuck, self._folder)
+            try:
+                keys = view_keys(self._source.numbers(places), self._repeats)
+                return self._source.render(seed, epoch, places, keys, out), tuple(passed.values())
+            except DamagedSample as error:
+                self._known |= {int(places[position]): damage for position, damage in error.damaged}
+                self._folder = error.folder
+
+    def _skip_damaged(
+        self, index: np.ndarray
+    ) -> tuple[np.ndarray, dict[int, Damage], list[tuple[int, Damage]]]:
+        """Returns the places to read, the damaged samples passed over, and the places without an intact candidate."""
+        count, places = len(self._source), index.copy()
+        passed, stuck = dict[int, Damage](), list[tuple[int, Damage]]()
+        for position, place in enumerate(index.tolist()):
+            for candidate in replacement_candidates(place, count):
+                if candidate not in self._known:
+                    places[position] = candidate
+                    break
+                passed[candidate] = self._known[candidate]
+            else:
+                stuck.append((position, self._known[place]))
+        return places, passed, stuck
+
+
+def replacement_candidates(place: int, samples: int) -> Iterator[int]:
+    """Yields `place` itself, then the places that may replace it, all in 0..samples-1."""
+    for power in range(samples.bit_length() + 1):
+        yield (place + (1 << power) - 1) % samples
 
 
 class _Batches(Dataset[Any]):
@@ -127,7 +190,7 @@ def _unchanged(batch: Any) -> Any:
 def load_batches(
     source: AugmentedSource,
     order: Order,
-    share: RankSlice,
+    rank_slice: RankSlice,
     *,
     start_step: int,
     stop_step: int,
@@ -137,13 +200,13 @@ def load_batches(
 ) -> Iterator[Batch]:
     """Yields a rank's micro-batches of steps start_step..stop_step-1, in order.
 
-    Intact samples replace damaged ones (`mae_vit.data.batches.damaged`). The loader has no state:
+    Intact samples replace damaged ones (`WholeSamples`). The loader has no state:
     the batches depend only on the arguments, and are the same for any `workers`.
 
     Args:
         source: renders samples.
         order: which samples make up each step.
-        share: this rank's slice of each step.
+        rank_slice: this rank's slice of each step.
         start_step: first optimizer step, from 0.
         stop_step: one past the last optimizer step.
         skipped: data steps that are not taken.
@@ -151,32 +214,17 @@ def load_batches(
         pin_memory: put batches in page-locked memory, from which copies to a GPU do not block.
     """
     batches = _Batches(source, order.seed, replace=True, repeats=order.repeats)
-    positions = micro_batches(order, share, start_step=start_step, stop_step=stop_step, skipped=skipped)
-    yield from _load(batches, positions, workers=workers, pin_memory=pin_memory)
+    positions = micro_batches(order, rank_slice, start_step=start_step, stop_step=stop_step, skipped=skipped)
+    return _load(batches, positions, workers=workers, pin_memory=pin_memory)
 
 
-def _load(batches: _Batches, positions: Any, *, workers: int, pin_memory: bool) -> Iterator[Batch]:
-    """Yields the batch of each (epoch, places)."""
-    for loaded in load_in_order(batches, positions, workers=workers, pin_memory=pin_memory):
-        if isinstance(loaded, (DamagedSample, FetchUnavailable)):
-            raise loaded
-        yield loaded
-
-
-def load_in_order(
-    dataset: Dataset[Any], positions: Iterable[Any], *, workers: int, pin_memory: bool = False
-) -> Iterator[Any]:
-    """Yields `dataset.__getitems__` of each position, in order, for any number of workers.
-
-    Args:
-        dataset: is pickled and sent to each worker.
-        positions: each is one argument of `__getitems__`. The loader is two positions ahead per worker.
-        workers: data processes, which ignore stop signals; 0 reads in this process.
-        pin_memory: put tensors in page-locked memory, from which copies to a GPU do not block.
-    """
+def _load(
+    batches: _Batches, positions: Iterable[tuple[int, np.ndarray]], *, workers: int, pin_memory: bool
+) -> Iterator[Batch]:
+    """Yields the batch of each (epoch, places), in order; the loader is two positions ahead per worker."""
     loader = DataLoader(
-        dataset,
-        batch_sampler=positions,
+        batches,
+        batch_sampler=positions,  # type: ignore[arg-type]
         num_workers=workers,
         collate_fn=_unchanged,
         worker_init_fn=_set_up_worker,
@@ -187,7 +235,11 @@ def load_in_order(
         generator=torch.Generator(),
     )
     with without_main():
-        return iter(loader)
+        loading = iter(loader)
+    for loaded in loading:
+        if isinstance(loaded, (DamagedSample, FetchUnavailable)):
+            raise loaded
+        yield loaded
 
 
 class FixedBatches:
@@ -236,18 +288,10 @@ def choose_workers(
 ) -> int:
     """Returns the number of data processes per rank: `asked`, or a choice if that is "auto".
 
-    For images that are decoded on demand "auto" takes `auto_workers`. For images in memory it takes
-    0 on a CPU: one core crops faster than the CPU trains, and training uses all cores. On a GPU it
-    takes up to four: one core makes some 20,000 random crops of 32 px per second, and the GPU would
-    wait if the thread that launches its kernels made them.
-
-    Args:
-        asked: `data.workers`, a number or "auto".
-        source: reads the images.
-        cores: CPU cores of this rank.
-        on_gpu: the model trains on a GPU.
-        policies: an augmentation policy is applied. It takes 0.1 ms for an image of 32 px, so with a GPU
-            images in memory get as many processes as others do.
+    Images that are decoded on demand get `auto_workers`. Images in memory get none on a CPU: one core crops faster than
+    the CPU trains. With a GPU they get up to four: one core makes some 20,000 random crops of 32 px per second, and the
+    GPU would wait if the thread that launches its kernels made them. `policies` take 0.1 ms for such an image, so
+    with them and a GPU images in memory count as decoded on demand. `cores` are those of this rank.
     """
     if isinstance(asked, int):
         return asked

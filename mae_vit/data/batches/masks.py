@@ -32,7 +32,7 @@ class StoredMasks:
                 "--mask-classes FILE writes them"
             )
         bands = dataset.bands
-        if bands is not None and not bands.eight_bit:
+        if not bands.eight_bit:
             raise InputError(
                 f"{index.folder} has masks beside images of {bands.dtype}: segmentation takes images of 8 bits "
                 "without missing values (mae-vit prepare --take 8-bit)"

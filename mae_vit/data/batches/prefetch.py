@@ -77,25 +77,24 @@ def fetch_ahead(
     """Yields batches while a thread fetches the remote shards of those to come.
 
     Args:
-        batches: of the split; their number goes with that of `coming`.
-        index: of the split.
-        coming: sample numbers of each batch.
+        batches: batches of the split; their number goes with that of `coming`.
+        index: index of the split.
+        coming: sample numbers int64 (B,) of each batch.
         node_ranks: ranks that share this node's cache.
     """
     assert index.remote is not None
     # The prefetcher gets a third of the cache. The shards that are being read need the rest: one or
     # two blocks of each lane.
-    prefetcher = ShardPrefetcher(index, coming, window_bytes=index.remote.cache_bytes // (3 * node_ranks))
-    prefetcher.start()
+    prefetcher = _Prefetcher(index, coming, window_bytes=index.remote.cache_bytes // (3 * node_ranks))
     try:
         for number, batch in enumerate(batches):
             prefetcher.advance_to(number)
             yield batch
     finally:
-        prefetcher.end()
+        prefetcher.advance_to(None)
 
 
-class ShardPrefetcher:
+class _Prefetcher:
     """A thread that walks through the samples of coming batches and downloads their shards.
 
     It stays at most `window_bytes` ahead: the cache would evict a shard that came earlier before it is
@@ -103,37 +102,20 @@ class ShardPrefetcher:
     """
 
     def __init__(self, index: ShardIndex, batches: Iterator[np.ndarray], window_bytes: int) -> None:
-        """Prepares the thread; `start` starts it.
-
-        Args:
-            index: the split's shards.
-            batches: sample numbers int64 (B,) of each coming batch.
-            window_bytes: largest total size of the shards that wait for a later batch.
-        """
         self._index, self._batches, self._window = index, batches, window_bytes
         self._sizes = [shard.bytes for shard in index.split_info.shards]
-        self._reached, self._ended = 0, False
+        self._reached: int | None = 0
         self._moved = threading.Condition()
-        self._thread = threading.Thread(target=self._run, daemon=True, name="shard-prefetch")
+        threading.Thread(target=self._run, daemon=True, name="shard-prefetch").start()
 
-    def start(self) -> None:
-        """Starts the thread at the first batch."""
-        self._thread.start()
-
-    def advance_to(self, batch: int) -> None:
-        """Tells the thread that training has taken all batches before `batch`."""
+    def advance_to(self, batch: int | None) -> None:
+        """Tells the thread that training has taken all batches before `batch`; None ends it after this download."""
         with self._moved:
             self._reached = batch
             self._moved.notify()
 
-    def end(self) -> None:
-        """Stops the thread after the current download. Does not wait for it."""
-        with self._moved:
-            self._ended = True
-            self._moved.notify()
-
     def _run(self) -> None:
-        # For each shard: the first and the last batch known to need it.
+        # Shard -> the first and the last batch known to need it.
         known = dict[int, tuple[int, int]]()
         for number, samples in enumerate(self._batches):
             for shard in np.unique(self._index.shards_of(samples)).tolist():
@@ -147,13 +129,9 @@ class ShardPrefetcher:
                     self._index.fetch(shard)
 
     def _wait_for_room(self, known: dict[int, tuple[int, int]]) -> bool:
-        """Waits until the shards that no batch has needed yet fit into the window.
-
-        Returns:
-            False if `end` was called.
-        """
+        """Waits until the shards that no batch has needed yet fit into the window; False if the thread is to end."""
         with self._moved:
-            while not self._ended:
+            while self._reached is not None:
                 for shard in [shard for shard, (_, last) in known.items() if last < self._reached]:
                     del known[shard]
                 ahead = [self._sizes[shard] for shard, (first, _) in known.items() if first > self._reached]

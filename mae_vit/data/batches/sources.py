@@ -5,21 +5,26 @@ Both give the same pixels.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from mae_vit.core.errors import DamagedSample
-from mae_vit.data.batches.decoded import decode_sample, decoded_array, dtype_of
+from mae_vit.core.arrays import create_array
+from mae_vit.core.bands import RGB8, Bands
+from mae_vit.core.errors import DamagedSample, InputError
+from mae_vit.core.files import replacing
+from mae_vit.core.messages import count_of, error_reason
+from mae_vit.core.progress import progress
 from mae_vit.data.batches.masks import StoredMasks
-from mae_vit.data.images.decode import DecodeError
+from mae_vit.data.images.decode import DecodeError, decode
 from mae_vit.data.index import ShardIndex
 from mae_vit.data.shards.shard_files import ReadError
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(NamedTuple):
     """One sample of a data set, decoded.
 
     Attributes:
@@ -64,10 +69,10 @@ class TarSource:
     """Reads and decodes each sample of a split on demand (for large images).
 
     Attributes:
-        index: of the split.
+        index: index of the split.
         channels: 1 for gray, 3 for RGB, or the number of bands.
-        bands: what raw values mean; None for 8-bit gray or RGB.
-        masks: of the samples; None without.
+        bands: what raw values mean.
+        masks: the samples' masks; None without any.
     """
 
     def __init__(self, index: ShardIndex, *, channels: int, masks: StoredMasks | None = None) -> None:
@@ -78,7 +83,7 @@ class TarSource:
     @property
     def dtype(self) -> np.dtype:
         """Type of the pixels."""
-        return dtype_of(self.bands)
+        return np.dtype(self.bands.dtype)
 
     @property
     def labels(self) -> np.ndarray:
@@ -146,3 +151,82 @@ class MemorySource(TarSource):
     def __getstate__(self) -> dict[str, object]:
         # Pickle would send the memory map to workers as a copy of the data. They map the file again.
         return {**self.__dict__, "_array": None}
+
+
+def decode_sample(index: ShardIndex, sample: int, channels: int, bands: Bands = RGB8) -> np.ndarray:
+    """Reads and decodes one sample: raw values (C, H, W) of `bands`, those of the data set.
+
+    Raises:
+        ReadError: if its bytes cannot be read.
+        DecodeError: if they are no complete image, or if its size differs in a split of equal-size images.
+    """
+    image, expected = decode(index.read(sample), channels, bands=bands), index.one_size
+    # `crop="pad"` and `MemorySource` rely on equal sizes.
+    if expected is not None and image.shape[1:] != expected:
+        _, height, width = image.shape
+        raise DecodeError(f"{width}x{height} px, where all images are {expected[1]}x{expected[0]}")
+    return image
+
+
+def array_bytes(index: ShardIndex, channels: int) -> int:
+    """Returns the size of all images of a split, decoded."""
+    split = index.split_info
+    itemsize = np.dtype(index.dataset.bands.dtype).itemsize
+    return len(index) * channels * split.height[1] * split.width[1] * itemsize
+
+
+def decoded_array(index: ShardIndex, channels: int) -> Path:
+    """Returns the file of all images, (N, C, H, W), damaged ones black; writes it if it is missing."""
+    kind = np.dtype(index.dataset.bands.dtype)
+    path, size = index.cache_path(f"{kind.name}-{channels}.npy"), index.one_size
+    assert size is not None
+    shape = (len(index), channels, *size)
+    with index.locked():
+        if not path.exists() and index.misfit_shards():
+            # By another name: once the shards are whole again, all images are decoded.
+            path = path.with_name(f"{path.stem}-partial.npy")
+        if not _is_whole(path, kind, shape):
+            index.drop_stale()
+            try:
+                with replacing(path) as partial:
+                    array = create_array(partial, kind, shape)
+                    _decode_all(index, channels, array)
+                    array.flush()
+            except OSError as error:
+                mib = array_bytes(index, channels) / 2**20
+                raise InputError(
+                    f"{path.parent} cannot keep the decoded images, {mib:,.0f} MiB: {error_reason(error)}: make room "
+                    "there, or data.source=tar decodes them in each epoch"
+                ) from None
+    return path
+
+
+def warn_of_changes(index: ShardIndex, array: Path) -> None:
+    """Says which shards were written after their images were decoded into `array`."""
+    made, changed = array.stat().st_mtime_ns, list[str]()
+    for shard in () if index.remote else index.split_info.shards:
+        with suppress(OSError):  # one that is missing is named elsewhere
+            if (index.folder / shard.file).stat().st_mtime_ns > made:
+                changed.append(shard.file)
+    if changed:
+        print(
+            f"warning: {count_of(len(changed), 'shard')} of {index.folder} may have changed ({changed[0]}), and this "
+            f"run takes the pixels of before: see `mae-vit check {index.folder}`, or delete {array} to decode them "
+            "again",
+            file=sys.stderr,
+        )
+
+
+def _is_whole(path: Path, kind: np.dtype, shape: tuple[int, ...]) -> bool:
+    """Whether the array is there; a copy that was cut short is made again."""
+    try:
+        array = np.load(path, mmap_mode="r")
+    except (OSError, ValueError, EOFError):
+        return False
+    return bool(array.shape == shape and array.dtype == kind)
+
+
+def _decode_all(index: ShardIndex, channels: int, array: np.ndarray) -> None:
+    for sample in progress(range(len(index)), desc="decoding", unit=" images", delay=2, leave=False):
+        with suppress(ReadError, DecodeError):  # a damaged image stays black
+            array[sample] = decode_sample(index, sample, channels, index.dataset.bands)

@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-from mae_vit.core.bands import Bands
+from mae_vit.core.bands import RGB8, Bands
 from mae_vit.core.keyed_rng import RngStream, derive_key, random_uint32, uniform
 from mae_vit.data.images.bands.resize import resize_bands
 from mae_vit.data.images.random_erasing import Erasing, draw_erasing
@@ -30,11 +30,13 @@ Box = tuple[int, int, int, int]
 
 
 class Policy(Protocol):
-    """Changes pixels and keeps the image's size (`mae_vit.data.images.auto_augment`)."""
+    """Changes pixels and keeps the image's size (`mae_vit.data.images.auto_augment`).
 
-    @property
-    def name(self) -> str:
-        """The value of `data.augment.policy`."""
+    Attributes:
+        name: value of `data.augment.policy`.
+    """
+
+    name: ClassVar[str]
 
     def draw(self, seed: int, epoch: int, index: np.ndarray) -> Sequence[Any]:
         """Draws the change of each sample in `index` (B,); a false value means no change."""
@@ -78,7 +80,7 @@ class Augment:
         policy: changes pixels after the crop; None for no policy.
         erasing: probability that an image gets a box of random bytes, 0 to 1.
         fill: color (one value per channel) of pixels that a policy moves in from outside; None for black.
-        bands: what raw values mean; None for 8-bit gray or RGB.
+        bands: what raw values mean.
         interpolation: resizes images, antialiased.
     """
 
@@ -91,7 +93,7 @@ class Augment:
     policy: Policy | None = None
     erasing: float = 0.0
     fill: tuple[int, ...] | None = None
-    bands: Bands | None = None
+    bands: Bands = RGB8
     interpolation: Interpolation = "bicubic"
 
     def draw(self, seed: int, epoch: int, index: np.ndarray) -> AugmentParams:
@@ -99,7 +101,7 @@ class Augment:
 
         Args:
             seed: the run's seed.
-            epoch: from 0.
+            epoch: the epoch, 0 for the first.
             index: int64 (B,), the key of each image's draws.
         """
         flips = np.zeros(len(index), bool)
@@ -133,13 +135,17 @@ class Augment:
         """Returns the box that is cut out of an image, in pixels.
 
         Args:
-            drawn: from `draw`.
-            number: of the image in the batch.
+            drawn: result of `draw`.
+            number: place of the image in the batch.
             size: its (height, width) in pixels.
         """
         height, width = size
         if drawn.crops is None:
-            return _center_box((height, width), self.img_size)
+            return (
+                (0, 0, height, width)
+                if size == self.img_size
+                else _center_box((height, width), self.img_size)
+            )
         numbers = drawn.crops[number].tolist()
         if self.crop == "pad":
             return numbers[0], numbers[1], height, width
@@ -156,7 +162,7 @@ class Augment:
 
         Args:
             image: (C, H, W), uint8 or raw values of `bands`.
-            box: from `box`.
+            box: result of `box`.
             flip: mirror it.
 
         Returns:
@@ -167,11 +173,12 @@ class Augment:
         """
         top, left, height, width = box
         if self.crop == "pad":
-            cut = self._shift(image[None], np.array([[top, left]]))[0]
+            top, left, (height, width) = top + self.pad_px, left + self.pad_px, self.img_size
+            cut = self._padded(image)[:, top : top + height, left : left + width]
         else:
             cut = image[:, top : top + height, left : left + width]
             if cut.shape[1:] != self.img_size:
-                if self.bands is not None and not self.bands.eight_bit:
+                if not self.bands.eight_bit:
                     return resize_bands(cut, self.img_size, self.bands.nodata, flip=flip)
                 cut = _resize(cut, self.img_size, self.interpolation)
         return cut[..., ::-1] if flip else cut
@@ -200,7 +207,7 @@ class Augment:
 
         Args:
             images: (B, C, *img_size), uint8 or raw values of `bands`.
-            drawn: from `draw`.
+            drawn: result of `draw`.
         """
         if self.policy is not None and drawn.calls is not None:
             for number, calls in enumerate(drawn.calls):
@@ -211,19 +218,24 @@ class Augment:
 
     def _shift(self, images: np.ndarray, shifts: np.ndarray) -> np.ndarray:
         """Moves images (B, C, *img_size) by shifts int64 (B, 2), down and right if negative."""
-        if images.shape[2:] != self.img_size:
+        windows = np.lib.stride_tricks.sliding_window_view(self._padded(images), self.img_size, axis=(2, 3))
+        rows, columns = (shifts + self.pad_px).T
+        shifted: np.ndarray = windows[np.arange(len(images)), :, rows, columns]
+        return shifted
+
+    def _padded(self, images: np.ndarray) -> np.ndarray:
+        """Returns images (..., C, *img_size) with a border of `pad_px` pixels."""
+        if images.shape[-2:] != self.img_size:
             raise ValueError(
-                f'data.augment.crop="pad" needs images of {self.img_size}, not {images.shape[2:]}: '
+                f'data.augment.crop="pad" needs images of {self.img_size}, not {images.shape[-2:]}: '
                 'use "random_resized", or prepare the data with that size'
             )
         pad, (height, width) = self.pad_px, self.img_size
-        padded = np.zeros((*images.shape[:2], height + 2 * pad, width + 2 * pad), images.dtype)
-        if self.bands is not None and not self.bands.eight_bit:
+        padded = np.zeros((*images.shape[:-2], height + 2 * pad, width + 2 * pad), images.dtype)
+        if not self.bands.eight_bit:
             padded[:] = _border(self.bands)
-        padded[:, :, pad : pad + height, pad : pad + width] = images
-        windows = np.lib.stride_tricks.sliding_window_view(padded, self.img_size, axis=(2, 3))
-        shifted: np.ndarray = windows[np.arange(len(images)), :, shifts[:, 0] + pad, shifts[:, 1] + pad]
-        return shifted
+        padded[..., pad : pad + height, pad : pad + width] = images
+        return padded
 
 
 def _border(bands: Bands) -> np.ndarray:
@@ -252,7 +264,7 @@ def _resize(image: np.ndarray, img_size: tuple[int, int], interpolation: Interpo
 def center_crop(
     image: np.ndarray,
     img_size: tuple[int, int],
-    bands: Bands | None = None,
+    bands: Bands = RGB8,
     interpolation: Interpolation = "bicubic",
 ) -> np.ndarray:
     """Crops the largest centered box of the result's aspect ratio and resizes it. Evaluation uses this view.
@@ -260,7 +272,7 @@ def center_crop(
     Args:
         image: (C, H, W), uint8 or raw values of `bands`.
         img_size: (H, W) of the result.
-        bands: what raw values mean; None for 8-bit gray or RGB.
+        bands: what raw values mean.
         interpolation: resizes the box.
 
     Returns:

@@ -12,18 +12,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from PIL import Image
 from timm.data.auto_augment import NAME_TO_OP, posterize, translate_x_abs, translate_y_abs
+from torchvision.transforms import AutoAugment, AutoAugmentPolicy
 
 from mae_vit.core.keyed_rng import RngStream, derive_key, uniform
-from mae_vit.data.images.augment import Policy
-from mae_vit.data.images.color import ColorJitter
-
-if TYPE_CHECKING:  # not imported by data processes
-    from mae_vit.config.data import AugmentSection
 
 # timm's levels go from 0 to 10.
 _MAX_LEVEL = 10.0
@@ -78,12 +74,8 @@ OPS: dict[str, Callable[..., Image.Image]] = {
 class _Policy(ABC):
     """A policy whose ops work on PIL images."""
 
+    name: ClassVar[str]
     resample: ClassVar[Image.Resampling]
-
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """The value of `data.augment.policy`."""
 
     @abstractmethod
     def draw(self, seed: int, epoch: int, index: np.ndarray) -> list[tuple[Call, ...]]:
@@ -203,36 +195,8 @@ AUTOAUGMENT: dict[str, _Level] = {
     "Equalize": _Level(),
     "Invert": _Level(),
 }
-# arXiv 1805.09501, appendix, "AutoAugment policy found on reduced CIFAR-10": op, probability,
-# bin; no bin where the op has no magnitude.
-_SubPolicy = tuple[tuple[str, float, int | None], tuple[str, float, int | None]]
-CIFAR10_POLICY: tuple[_SubPolicy, ...] = (
-    (("Invert", 0.1, None), ("Contrast", 0.2, 6)),
-    (("Rotate", 0.7, 2), ("TranslateX", 0.3, 9)),
-    (("Sharpness", 0.8, 1), ("Sharpness", 0.9, 3)),
-    (("ShearY", 0.5, 8), ("TranslateY", 0.7, 9)),
-    (("AutoContrast", 0.5, None), ("Equalize", 0.9, None)),
-    (("ShearY", 0.2, 7), ("Posterize", 0.3, 7)),
-    (("Color", 0.4, 3), ("Brightness", 0.6, 7)),
-    (("Sharpness", 0.3, 9), ("Brightness", 0.7, 9)),
-    (("Equalize", 0.6, None), ("Equalize", 0.5, None)),
-    (("Contrast", 0.6, 7), ("Sharpness", 0.6, 5)),
-    (("Color", 0.7, 7), ("TranslateX", 0.5, 8)),
-    (("Equalize", 0.3, None), ("AutoContrast", 0.4, None)),
-    (("TranslateY", 0.4, 3), ("Sharpness", 0.2, 6)),
-    (("Brightness", 0.9, 6), ("Color", 0.2, 8)),
-    (("Solarize", 0.5, 2), ("Invert", 0.0, None)),
-    (("Equalize", 0.2, None), ("AutoContrast", 0.6, None)),
-    (("Equalize", 0.2, None), ("Equalize", 0.6, None)),
-    (("Color", 0.9, 9), ("Equalize", 0.6, None)),
-    (("AutoContrast", 0.8, None), ("Solarize", 0.2, 8)),
-    (("Brightness", 0.1, 3), ("Color", 0.7, 0)),
-    (("Solarize", 0.4, 5), ("AutoContrast", 0.9, None)),
-    (("TranslateY", 0.9, 9), ("TranslateY", 0.7, 9)),
-    (("AutoContrast", 0.9, None), ("Solarize", 0.8, 3)),
-    (("Equalize", 0.8, None), ("Invert", 0.1, None)),
-    (("TranslateY", 0.7, 9), ("AutoContrast", 0.9, None)),
-)
+# Pairs of op, probability and bin (None where the op has no magnitude), from the paper's appendix.
+CIFAR10_POLICY = AutoAugment(AutoAugmentPolicy.CIFAR10).policies
 
 
 @dataclass(frozen=True)
@@ -261,16 +225,3 @@ class AutoAugmentCifar(_Policy):
             )
             for pair, *of_image in zip(chosen.tolist(), numbers[:, 1:3].tolist(), signs.tolist(), strict=True)
         ]
-
-
-# By the name in `data.augment.policy`; built with the options of `AugmentSection` (config/data.py).
-POLICIES: dict[str, Callable[..., Policy]] = {
-    "randaugment": RandAugment,
-    "autoaugment_cifar": AutoAugmentCifar,
-    "color": ColorJitter,
-}
-
-
-def make_policy(section: AugmentSection) -> Policy | None:
-    """Returns the policy of `data.augment.policy`, None for "none"."""
-    return None if section.policy == "none" else POLICIES[section.policy](**section.options_of("policy"))

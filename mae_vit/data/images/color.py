@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -44,16 +44,13 @@ class ColorJitter:
         gray: probability that an image loses its color, 0 to 1.
     """
 
+    name: ClassVar[str] = "color"
+
     brightness: float = 0.4
     contrast: float = 0.4
     saturation: float = 0.4
     hue: float = 0.1
     gray: float = 0.2
-
-    @property
-    def name(self) -> str:
-        """The value of `data.augment.policy`."""
-        return "color"
 
     def draw(self, seed: int, epoch: int, index: np.ndarray) -> list[Change]:
         """Draws the change of each sample of `index` (B,)."""

@@ -12,7 +12,7 @@ import numpy as np
 import simplejpeg
 from PIL import ExifTags, Image
 
-from mae_vit.core.bands import Bands
+from mae_vit.core.bands import RGB8, Bands
 from mae_vit.core.user_files import ARRAY_EXTENSIONS, HEAD_BYTES, image_kind, what_is
 from mae_vit.data.images.bands.dicom import is_dicom
 from mae_vit.data.images.bands.numpy_files import ARRAY_MAGIC
@@ -75,9 +75,7 @@ class Header:
     notes: tuple[str, ...] = ()
 
 
-def decode(
-    data: bytes, channels: int, *, max_pixels: int | None = None, bands: Bands | None = None
-) -> np.ndarray:
+def decode(data: bytes, channels: int, *, max_pixels: int | None = None, bands: Bands = RGB8) -> np.ndarray:
     """Decodes an image, or the first frame of an animation.
 
     EXIF orientation is not applied: the official MAE code and torchvision's ImageFolder do not
@@ -87,7 +85,7 @@ def decode(
         data: an encoded image; its bytes, not its name, determine the format.
         channels: 1 for gray, 3 for RGB; other color modes are converted.
         max_pixels: largest height x width, against decompression bombs; `MAX_PIXELS` if None.
-        bands: of the image, whose raw values are wanted; None for 8-bit gray or RGB.
+        bands: bands of the image, whose raw values are wanted.
 
     Returns:
         uint8 (C, H, W); 16 bits are scaled to 8. With `bands` raw values of their type instead. The channels of a
@@ -97,7 +95,7 @@ def decode(
     Raises:
         DecodeError: for anything truncated, damaged, too large or unknown.
     """
-    if bands is not None:
+    if not bands.photographs:
         return decode_bands(data, bands, max_pixels=max_pixels)
     bound = MAX_PIXELS if max_pixels is None else max_pixels
     if jpeg_size(data, max_pixels=bound) is not None:
@@ -107,22 +105,7 @@ def decode(
             return np.asarray(pixels.transpose(2, 0, 1))
         except ValueError:
             pass  # simplejpeg refuses it, or it is damaged; Pillow decides
-    elif is_tiff(data):
-        _check_bands(data, bound)
     return _decode_with_pillow(data, channels, bound)
-
-
-def _check_bands(data: bytes, bound: int) -> None:
-    """Refuses TIFF files of which Pillow would drop bands.
-
-    Raises:
-        DecodeError: naming them.
-    """
-    raster = open_raster(data, max_pixels=bound)
-    if raster is not None and len(raster.pixels) not in (1, 3):
-        raise DecodeError(
-            f"{raster.kind}: an image of {len(raster.pixels)} bands, where 8-bit gray or RGB is expected"
-        )
 
 
 def jpeg_size(data: bytes, *, max_pixels: int = MAX_PIXELS) -> tuple[int, int] | None:
@@ -205,7 +188,14 @@ def _notes(image: Image.Image, data: bytes) -> tuple[str, ...]:
 def _decode_with_pillow(data: bytes, channels: int, bound: int) -> np.ndarray:
     if data.startswith(PNG_MAGIC):
         check_png(data)
+    raster = open_raster(data, max_pixels=bound) if is_tiff(data) else None
+    other = DecodeError(f"{raster.kind if raster else ''}, where 8-bit gray or RGB is expected")
+    # Of other bands Pillow reads the first ones, and of several pages the first.
+    if raster is not None and len(raster.pixels) not in (1, 3):
+        raise other
     with _pillow_errors(data), Image.open(io.BytesIO(data), formats=_FORMATS) as image:
+        if raster is not None and len(raster.pixels) != (3 if image.mode.startswith("RGB") else 1):
+            raise other
         if image.width * image.height > bound:
             raise DecodeError(f"{image.width}x{image.height} pixels are over the bound of {bound}")
         image.load()
@@ -226,7 +216,9 @@ def pixels_of(image: Image.Image, channels: int) -> np.ndarray:
         if deep.size and not 0 <= deep.min() <= deep.max() <= 0xFFFF:
             raise DecodeError("pixels of more than 16 bits")
         return np.repeat((deep >> 8).astype(np.uint8)[..., None], channels, axis=2).transpose(2, 0, 1)
-    pixels = np.array(image.convert("L" if channels == 1 else "RGB"))
+    mode = "L" if channels == 1 else "RGB"
+    # Pillow's conversion to the same mode copies.
+    pixels = np.array(image if image.mode == mode else image.convert(mode))
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image
 
-from mae_vit.core.bands import Bands
+from mae_vit.core.bands import RGB8, Bands
 from mae_vit.core.messages import nearest
 from mae_vit.core.preprocessing import UNCHANGED, Preprocessing
 from mae_vit.data.images.bands.dicom import is_dicom
@@ -36,16 +36,14 @@ _LOSSLESS = ("png", "bmp", "gif", "tiff", "ppm")
 _RANGE = re.compile(r"(\d{1,4})-(\d{1,4})")
 
 
-def preprocess(
-    data: bytes, channels: int, how: Preprocessing = UNCHANGED, bands: Bands | None = None
-) -> np.ndarray:
+def preprocess(data: bytes, channels: int, how: Preprocessing = UNCHANGED, bands: Bands = RGB8) -> np.ndarray:
     """Decodes a user's image to the pixels that training read from the shards, had it been among them.
 
     Args:
         data: an encoded image.
         channels: 1 for gray, 3 for RGB, or the number of bands.
         how: what `prepare` did to the images of the training.
-        bands: of the shards; None for 8-bit gray or RGB.
+        bands: bands of the shards.
 
     Returns:
         uint8 (C, H, W), or raw values of the type of `bands`.
@@ -54,7 +52,7 @@ def preprocess(
         DecodeError: for anything damaged, too large, unknown, or of other bands.
         InputError: if a package is missing.
     """
-    if bands is not None:
+    if not bands.photographs:
         raster = open_raster(data, every_band=True) if how.bands else None
         pixels, _ = take_bands(raster or open_bands(data, bands), how, bands.nodata)
         check_kind(pixels, bands)

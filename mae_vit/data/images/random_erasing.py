@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mae_vit.core.bands import Bands
+from mae_vit.core.bands import RGB8, Bands
 from mae_vit.core.keyed_rng import RngStream, derive_key, threefry2x32, uniform
 
 # Share of the image's area. The paper's s_h is 0.4; timm's RandomErasing, which MAE's fine-tuning
@@ -37,7 +37,7 @@ class Erasing:
     key: tuple[int, int]
     index: np.ndarray
 
-    def fill(self, images: np.ndarray, bands: Bands | None = None) -> None:
+    def fill(self, images: np.ndarray, bands: Bands = RGB8) -> None:
         """Fills the boxes in place with uniform random bytes, independent for each pixel and channel.
 
         This is the paper's fill. It departs from timm's "pixel" mode, which MAE chose: that mode draws
@@ -45,12 +45,12 @@ class Erasing:
 
         Args:
             images: (B, C, H, W), uint8 or raw values of `bands`.
-            bands: bytes 0..255 are spread over their scale; None for 8-bit gray or RGB.
+            bands: scale that the bytes 0..255 are spread over.
         """
         for row, pixels in self._noise(images.shape[1]):
             top, left, height, width = self.boxes[row]
             values = pixels.reshape(-1, height, width)
-            if bands is not None and not bands.eight_bit:
+            if not bands.eight_bit:
                 values = _in_scale(values, bands)
             images[row, :, top : top + height, left : left + width] = values
 
@@ -93,7 +93,7 @@ def draw_erasing(
         share: probability that an image is erased, 0 to 1.
         img_size: (H, W) of all images.
         seed: the run's seed.
-        epoch: from 0.
+        epoch: the epoch, 0 for the first.
         index: sample indices (B,).
     """
     numbers = uniform(derive_key(seed, RngStream.ERASE, epoch), index, 1 + 2 * _TRIES + 2)

@@ -104,15 +104,15 @@ class BlockOrder:
         slot = np.searchsorted(layout.shard_starts, stream, side="right") - 1
         return self._firsts[layout.shards[slot]] + stream - layout.shard_starts[slot]
 
-    def shards_of(self, share: RankSlice, epoch: int) -> np.ndarray:
+    def shards_of(self, rank_slice: RankSlice, epoch: int) -> np.ndarray:
         """Returns the shards that a rank may open in an epoch, in stream order.
 
         These are all shards of the blocks that its lanes touch.
         """
         layout = self._layout(epoch)
-        per_rank = self.effective_batch_size // share.world_size
-        first_lane = share.rank * per_rank // self._per_lane
-        last_lane = ((share.rank + 1) * per_rank - 1) // self._per_lane
+        per_rank = self.effective_batch_size // rank_slice.world_size
+        first_lane = rank_slice.rank * per_rank // self._per_lane
+        last_lane = ((rank_slice.rank + 1) * per_rank - 1) // self._per_lane
         ends = np.array([first_lane * self._lane_length, (last_lane + 1) * self._lane_length - 1])
         first, last = np.searchsorted(layout.block_starts, ends, side="right") - 1
         return layout.shards[first * self.block_shards : (last + 1) * self.block_shards]

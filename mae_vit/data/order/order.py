@@ -16,11 +16,13 @@ import numpy as np
 
 from mae_vit.core.keyed_rng import RngStream, derive_key
 from mae_vit.data.order.permutation import permute
-from mae_vit.data.order.skipped_steps import Skipped, data_step
 
 if TYPE_CHECKING:
     from mae_vit.data.order.block_order import BlockOrder
 
+# Windows (first, stop) of data steps first..stop-1 that a run does not take, ascending, with at least one step between
+# two windows. A run's n-th step takes the n-th data step that is not skipped: step and windows suffice to resume.
+Skipped = tuple[tuple[int, int], ...]
 # Positions per call of `Order.samples`. Larger calls cost the same per position.
 _AT_ONCE = 4096
 
@@ -159,7 +161,7 @@ class RankSlice:
 
 
 def micro_batches(
-    order: Order, share: RankSlice, *, start_step: int, stop_step: int, skipped: Skipped = ()
+    order: Order, rank_slice: RankSlice, *, start_step: int, stop_step: int, skipped: Skipped = ()
 ) -> Iterator[tuple[int, np.ndarray]]:
     """Yields (epoch, sample indices int64) of a rank's micro-batches in steps start_step..stop_step-1.
 
@@ -167,20 +169,40 @@ def micro_batches(
     `skipped` are not taken; later data steps take their place.
     """
     size = order.effective_batch_size
-    per_rank = size // share.world_size
-    micro = per_rank // share.accumulation
+    per_rank = size // rank_slice.world_size
+    micro = per_rank // rank_slice.accumulation
     # For small batches, compute several steps per call: the cost is per call, not per position.
     ahead = max(1, _AT_ONCE // size)
     held, samples = (-1, -1), np.zeros(0, np.int64)
     for step in range(start_step, stop_step):
         epoch, step_in_epoch = divmod(data_step(step, skipped), order.steps_per_epoch)
         chunk, number_in_chunk = divmod(step_in_epoch, ahead)
-        start = number_in_chunk * size + share.rank * per_rank
+        start = number_in_chunk * size + rank_slice.rank * per_rank
         if ahead == 1:
             first = step_in_epoch * size + start
             samples, start = order.samples(epoch, first, first + per_rank), 0
         elif held != (epoch, chunk):
             held, last = (epoch, chunk), min((chunk + 1) * ahead, order.steps_per_epoch)
             samples = order.samples(epoch, chunk * ahead * size, last * size)
-        for number in range(share.accumulation):
+        for number in range(rank_slice.accumulation):
             yield epoch, samples[start + number * micro : start + (number + 1) * micro]
+
+
+def data_step(step: int, skipped: Skipped) -> int:
+    """Returns the data step that a run's step takes; both count from 0."""
+    for first, stop in skipped:
+        if step < first:
+            break
+        step += stop - first
+    return step
+
+
+def skip(skipped: Skipped, first: int, stop: int) -> Skipped:
+    """Adds the data steps first..stop-1 to windows."""
+    merged: list[tuple[int, int]] = []
+    for start, end in sorted([*skipped, (first, stop)]):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((start, end))
+    return tuple(merged)

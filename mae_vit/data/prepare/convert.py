@@ -35,12 +35,12 @@ class Conversion:
 
     Attributes:
         resize: short side of larger images becomes this many pixels; None keeps them.
-        quality: of JPEGs that are encoded anew.
+        quality: quality of JPEGs that are encoded anew.
         upright: apply EXIF orientation.
         max_pixels: larger images are left out.
         hashed: hash the stored image.
         in_place: the bytes of images stay as they are.
-        bands: of images other than 8-bit photographs.
+        bands: options of images other than 8-bit photographs.
     """
 
     resize: int | None = None
@@ -70,14 +70,14 @@ class Converted:
 
     Attributes:
         data: its bytes; None if they are those of the source.
-        extension: under which it is stored.
-        height: in pixels.
-        width: in pixels.
+        extension: extension under which it is stored.
+        height: height in pixels.
+        width: width in pixels.
         gray: it has one channel.
         total: sum of its pixels, by RGB channel.
         squares: sum of their squares.
         notes: remarks, printed once for all equal ones.
-        hash: of the image and of its mirror image, where asked for.
+        hash: hashes of the image and of its mirror image, where asked for.
         layout: its bands; None for photographs of 8 bits.
         sums: statistics of its bands and those of images of the same chunk; one image of a chunk has them.
     """
@@ -105,8 +105,8 @@ def convert(data: bytes, extension: str, options: Conversion, sums: Sums | None 
 
     Args:
         data: an encoded image.
-        extension: that its file has.
-        options: of the whole call.
+        extension: extension of its file.
+        options: options of the whole call.
         sums: receives the statistics of its bands; photographs of 8 bits have theirs in the result.
 
     Raises:

@@ -25,16 +25,16 @@ class SourceOptions:
 
     Attributes:
         out: the output folder, where temporary files go.
-        split: of images outside of split folders.
+        split: split of images outside of split folders.
         root: where torchvision keeps, or puts, its download.
         labels: class folders, columns and members of labels are read; False ignores them.
         image_column: column of images, of paths in a table, or field of a shard; None for the one that is there.
         label_column: the same of labels; None for the one that is there, if any.
-        config_name: of several configurations of a data set of the Hub.
+        config_name: configuration of a data set of the Hub that has several.
         overwrite: False refuses splits that exist before anything is read for long.
         class_folder: "first" (below the split) or "last" (that holds the image) is the class, and names that may
             be splits or classes are classes; None asks where it matters.
-        name_encoding: of names in archives; None for UTF-8.
+        name_encoding: encoding of names in archives; None for UTF-8.
     """
 
     out: Path
@@ -57,7 +57,7 @@ class Entry:
         split: "train", "val" or "test" (or the name given with --split).
         class_name: its label, None without one.
         key: its name in the shards, unique within a split.
-        path: in the source.
+        path: its path in the source.
         extension: lower case, without the dot.
         read: returns the encoded bytes; raises OSError or DecodeError.
         read_mask: the same for its mask; None without one.
@@ -77,25 +77,18 @@ class ImageSource:
     """The images of one source, in a fixed order, read at random.
 
     Attributes:
-        name: for messages and `dataset.json`, without paths of this machine.
+        name: name in messages and `dataset.json`, without paths of this machine.
         entries: all images.
-        ignored: files that are no images.
         classes: all class names, where the source gives them an order.
-        notes: remarks on other skipped files.
+        notes: remarks on files that are not among the images.
         segmentation: the classes of the images' masks; None without masks.
     """
 
     name: str
     entries: Sequence[Entry]
-    ignored: int = 0
     classes: tuple[str, ...] | None = None
     notes: tuple[str, ...] = ()
     segmentation: Segmentation | None = None
-
-    def remarks(self) -> list[str]:
-        """Lines on the files that are not among the images."""
-        ignored = [f"ignored {count_of(self.ignored, 'file')} (no images)"] if self.ignored else []
-        return [*ignored, *self.notes]
 
 
 def safe_member_path(name: str, where: str) -> str:
@@ -106,9 +99,7 @@ def safe_member_path(name: str, where: str) -> str:
     """
     if name.startswith(("/", "\\")) or _DRIVE.match(name) or (".." in name and _PARENT.search(name)):
         remedy = ": unpack it, and pack it without absolute names (tar without -P)" if name[0] == "/" else ""
-        raise InputError(
-            f'archive {where} holds the path "{plain_text(name)}", which leaves its folder: refused{remedy}'
-        )
+        raise InputError(f'archive {where} holds the path "{name}", which leaves its folder: refused{remedy}')
     return str(PurePosixPath(name))
 
 
@@ -148,6 +139,6 @@ def numbered_classes(largest: int, where: str) -> tuple[str, ...]:
     return tuple(str(number) for number in range(largest + 1))
 
 
-def without_label_note(count: int, reason: str) -> tuple[str, ...]:
+def without_label_note(count: int, reason: str) -> list[str]:
     """Says of how many images there is no label, and why."""
-    return (f"{count_of(count, 'image')} without a label: {reason}",) if count else ()
+    return [f"{count_of(count, 'image')} without a label: {reason}"] if count else []

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from math import gcd
 
 from mae_vit.core.errors import InputError
@@ -40,7 +39,6 @@ _HEX = frozenset("0123456789abcdefABCDEF")
 # Albums of one year each: Photos from 2019.
 _YEAR = re.compile(r"(\D+)(?:19|20)\d\d")
 _NAMED = 3
-_BY_ITSELF = "prepare each folder by itself (--split NAME)"
 # For messages about names that are no UTF-8.
 NAME_ENCODING = "name the encoding of an archive (--name-encoding gbk, cp932, cp437 ...), or rename it"
 Parts = tuple[str, ...]
@@ -52,9 +50,9 @@ def place(
     """Takes the common top and the split folder off each path: (split, (class, ..., file)).
 
     Args:
-        paths: of images, and of what else lies beside them.
-        split: of images outside of split folders.
-        where: names the source in errors.
+        paths: paths of the images.
+        split: split of images outside of split folders.
+        where: name of the source in errors.
         class_folder: as in `SourceOptions`.
 
     Raises:
@@ -62,7 +60,8 @@ def place(
     """
     top = _common_top(paths)
     below = [path[top:] for path in paths]
-    splits, question = _splits_among({parts[0] for parts in below if len(parts) > 1}, _direct(below), where)
+    direct = {parts[0] for parts in below if len(parts) == 2}
+    splits, unclear = _splits_among({parts[0] for parts in below if len(parts) > 1}, direct, where)
     placed = [
         (splits[parts[0]], parts[1:]) if len(parts) > 1 and parts[0] in splits else (split, parts)
         for parts in below
@@ -75,31 +74,14 @@ def place(
             (own, (parts[-2], *parts[:-2], parts[-1])) if len(parts) > 1 else (own, parts)
             for own, parts in placed
         ]
-    if class_folder is None and (question := question or next(_questions(placed), None)):
-        raise question.error(where)
+    if class_folder is None and (unclear := unclear or _unclear_classes(placed)):
+        raise InputError(
+            f"{where}: are the folders {_listed(name or '.' for name in unclear)} classes? If so, mae-vit prepare "
+            "--class-folder first; if the folders that hold the images are, --class-folder last; if they are splits, "
+            "versions or masks of the same images, prepare each by itself (--split NAME, --masks DIR); for images "
+            "alone, --no-labels"
+        )
     return placed
-
-
-@dataclass(frozen=True)
-class _Question:
-    """What the names of folders leave open.
-
-    Attributes:
-        text: the question.
-        answers: what to do for other meanings than that of --class-folder first.
-        first: that meaning.
-        alone: --no-labels, which takes images to train on and nothing else, is an answer too.
-    """
-
-    text: str
-    answers: tuple[str, ...]
-    first: str = "classes"
-    alone: bool = True
-
-    def error(self, where: str) -> InputError:
-        images = ("for images alone, --no-labels",) if self.alone else ()
-        given = "; ".join(("mae-vit prepare --class-folder first", *self.answers, *images))
-        return InputError(f"{where}: {self.text} If {self.first}, {given}")
 
 
 def _common_top(paths: Sequence[Parts]) -> int:
@@ -112,11 +94,6 @@ def _common_top(paths: Sequence[Parts]) -> int:
     ):
         top += 1
     return top
-
-
-def _direct(paths: Iterable[Parts]) -> set[str]:
-    """The first folders that hold images themselves."""
-    return {parts[0] for parts in paths if len(parts) == 2}
 
 
 def _rest(folder: str) -> str:
@@ -134,13 +111,13 @@ def companions_among(names: set[str]) -> set[str]:
     """Returns those of sibling folders that belong to the others: masks beside images, ground_truth beside train.
 
     Args:
-        names: of all that hold images; "" for images that lie beside them. Where others may be classes, none belongs.
+        names: all folders that hold images; "" for images beside them. Where others may be classes, none belongs.
     """
-    found = set(filter(_is_companion, names))
-    others = names - found
+    companions = set(filter(_is_companion, names))
+    others = names - companions
     splits = {split for name in others if (split := split_named(name))}
     wrapped = all(not name or name.lower() in _WRAPPERS or surely_split(name) for name in others)
-    return found if len(splits) > 1 or (others and wrapped) else set()
+    return companions if len(splits) > 1 or (others and wrapped) else set()
 
 
 def _is_companion(folder: str) -> bool:
@@ -148,35 +125,33 @@ def _is_companion(folder: str) -> bool:
     return bool(_COMPANION.fullmatch(folder) or _TRUTH.match(folder))
 
 
-def _splits_among(folders: set[str], direct: set[str], where: str) -> tuple[dict[str, str], _Question | None]:
-    """The split of each of some sibling folders, none if they are classes; and the question if they may be both.
+def _splits_among(folders: set[str], direct: set[str], where: str) -> tuple[dict[str, str], set[str]]:
+    """Returns the split of each of some sibling folders, none if they are classes; and folders that may be either.
 
     Two split names make all of them splits, the others by their own name (extra, test_A). One among other names
     is a class like its brothers.
 
     Args:
-        folders: their names.
-        direct: those that hold images themselves.
-        where: names the source in errors.
+        folders: names of the folders.
+        direct: folders that hold images themselves.
+        where: name of the source in errors.
     """
     exact = {folder: split for folder in sorted(folders) if (split := split_named(folder))}
     if len(set(exact.values())) > 1 or len(exact) == len(folders):
         own = {folder: surely_split(folder) or re.sub(r"\W", "_", folder) for folder in sorted(folders)}
-        return _distinct(own, where), None
+        return _distinct(own, where), set()
     inside = {folder: split for folder in sorted(folders) if (split := split_and_rest(folder)[0])}
     several = len(set(inside.values())) > 1
-    may_be_splits = f"are {_listed(folders)} splits or classes?"
     if len(inside) == len(folders) and (several or not _rest(min(folders))):
         if len(set(map(_rest, folders))) == 1:
-            return _distinct(inside, where), None
-        return {}, _Question(may_be_splits, ("if splits, call them train, val or test",))
+            return _distinct(inside, where), set()
+        return {}, folders
     pairs = {(" ".join(split_and_rest(folder)[1]), split) for folder, split in inside.items()}
     if _PARTS & {folder.lower() for folder in folders} or len(pairs) > len({rest for rest, _ in pairs}):
-        return {}, _Question(may_be_splits, (f"if splits, {_BY_ITSELF}",))
+        return {}, folders
     if any(folder not in direct or split == "unlabeled" for folder, split in exact.items()):
-        text = f"is {_listed(exact)} beside {_listed(folders - exact.keys())} a split or a class?"
-        return {}, _Question(text, (f"if a split, {_BY_ITSELF}",), first="a class")
-    return {}, None
+        return {}, folders
+    return {}, set()
 
 
 def _distinct(splits: dict[str, str], where: str) -> dict[str, str]:
@@ -215,40 +190,31 @@ def _unwrapped(placed: list[tuple[str, Parts]]) -> list[tuple[str, Parts]]:
     return _unwrapped([(own, parts[1:] if own in wrapped else parts) for own, parts in placed])
 
 
-def _questions(placed: Sequence[tuple[str, Parts]]) -> Iterator[_Question]:
-    """Yields what the names of class folders, and of folders in them, leave open."""
+def _unclear_classes(placed: Sequence[tuple[str, Parts]]) -> set[str]:
+    """Returns folders that may be no classes, by their names and by those of the folders in them."""
     first: dict[str, set[str]] = defaultdict(set)
     inner: dict[tuple[str, str], set[str]] = defaultdict(set)
     for split, parts in placed:
         first[split].add(parts[0] if len(parts) > 1 else "")
         if len(parts) > 1:
             inner[split, parts[0]].add(parts[1] if len(parts) > 2 else "")
-    # Classes that are called like what wraps images or belongs to them: images, masks.
+    # Names of what wraps images or belongs to them: images, masks.
     for names in first.values():
         odd = {name for name in names if name.lower() in _WRAPPERS or _is_companion(name)}
         if (odd and names - odd) or len(odd) > 1:
-            answer = "if not, prepare the folder of the images by itself (--masks DIR reads masks)"
-            yield _Question(f"are {_listed(name or '.' for name in names)} classes?", (answer,), alone=False)
+            return names
     below = {"/".join(parts[:-1]) for _, parts in placed if len(parts) > 2}
     if odd := {folder for folder in below if _is_companion(folder.rpartition("/")[2])}:
-        answer = "if masks or labels of other images, move them elsewhere first"
-        what = "images of the classes"
-        yield _Question(f"are {_listed(odd)} {what}?", (answer,), first=what, alone=False)
+        return odd
     # Two folders that hold folders of the same names: SITE/CLASS, or CLASS/SITE?
-    seen: dict[tuple[str, str], str] = {}
-    common: dict[tuple[str, str], set[str]] = defaultdict(set)
+    holder: dict[tuple[str, str], str] = {}
+    shared = Counter[tuple[str, str]]()
     for (split, folder), names in inner.items():
         for name in () if "" in names else sorted(names):
-            if (other := seen.setdefault((split, name), folder)) != folder:
-                common[other, folder].add(name)
-    for pair, shared in common.items():
-        if len(shared) > 1:
-            versions = "if both hold versions of the same images, prepare one of them by itself"
-            yield _Question(
-                f"{_listed(pair)} hold the same folders, {_listed(shared)}: which are the classes?",
-                ("if the lower, --class-folder last", versions),
-                first="the upper",
-            )
+            if (other := holder.setdefault((split, name), folder)) != folder:
+                shared[other, folder] += 1
+    if pairs := [pair for pair, count in shared.items() if count > 1]:
+        return set(pairs[0])
     # Parts of one set, by their names, by letters of a hash, or by numbers of tiles.
     levels = [{parts[at] if len(parts) > at + 1 else "" for _, parts in placed} for at in range(3)]
     tops, lower = levels[0], levels[1]
@@ -257,16 +223,13 @@ def _questions(placed: Sequence[tuple[str, Parts]]) -> Iterator[_Question]:
     single = [all(len(name) == 1 for name in level) for level in levels]
     hashed = len(lower) > 1 and single[1] and (single[0] or single[2])
     tiles = all(map(str.isdigit, tops | lower | {parts[-1].partition(".")[0] for _, parts in placed}))
-    if len(tops) > 1 and (letters or hashed or tiles or _are_parts(tops) or _are_ranges(tops, placed)):
-        last = len(lower) > 1 and not (hashed or tiles or _are_parts(lower))
-        answer = "--class-folder last (classes are the folders in them)" if last else "--no-labels"
-        text = f"are {_listed(tops)} classes, or parts of one set?"
-        yield _Question(text, (f"if parts, {answer}",), alone=last)
+    cut = letters or hashed or tiles or _are_parts(tops) or _are_ranges(tops, placed)
+    return tops if len(tops) > 1 and cut else set()
 
 
 def _are_parts(names: set[str]) -> bool:
     """Whether folders are called as the parts of one set are."""
-    years = [found[1] for name in names if (found := _YEAR.fullmatch(name))]
+    years = [match[1] for name in names if (match := _YEAR.fullmatch(name))]
     # Digits alone are classes, and so are letters alone.
     hashed = names <= _HEX and 0 < sum(map(str.isdigit, names)) < len(names)
     return hashed or (len(years) > 1 and len(set(years)) == 1) or all(map(_NUMBERED.fullmatch, names))
@@ -274,7 +237,7 @@ def _are_parts(names: set[str]) -> bool:
 
 def _are_ranges(tops: set[str], placed: Sequence[tuple[str, Parts]]) -> bool:
     """Whether numbered folders hold the images of the numbers from theirs on: 01000/01234.png."""
-    first = {name: int(found[1]) for name in tops if (found := _ONE_NUMBER.fullmatch(name))}
+    first = {name: int(match[1]) for name in tops if (match := _ONE_NUMBER.fullmatch(name))}
     part = gcd(*first.values())
     if len(first) < len(tops) or part < _SMALLEST_PART:
         return False
@@ -306,18 +269,3 @@ def _listed(names: Iterable[str]) -> str:
 def decode_name(raw: bytes, encoding: str | None) -> str:
     """Decodes a file's name in an archive, UTF-8 unless told; what cannot be decoded becomes surrogates."""
     return raw.decode(encoding or "utf-8", "surrogateescape")
-
-
-def check_encoding(name: str) -> str:
-    """Returns the name of an encoding that Python knows.
-
-    Raises:
-        InputError: for others.
-    """
-    try:
-        "".encode(name)
-    except (LookupError, UnicodeError):
-        raise InputError(
-            f"--name-encoding {name}: no encoding; usual ones are gbk, big5, cp932, euc-kr, cp1251, cp437"
-        ) from None
-    return name

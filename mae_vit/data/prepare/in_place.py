@@ -16,19 +16,17 @@ from mae_vit.core.messages import count_of, error_reason
 from mae_vit.core.progress import progress
 from mae_vit.core.user_files import split_from_path
 from mae_vit.data.images.bounds import MAX_PIXELS
-from mae_vit.data.prepare.bands.options import BandOptions
+from mae_vit.data.prepare.bands.options import NO_OPTIONS, BandOptions
 from mae_vit.data.prepare.convert import Conversion
 from mae_vit.data.prepare.convert_pool import ConverterPool
 from mae_vit.data.prepare.entries import numbered_classes, without_label_note
 from mae_vit.data.prepare.publish import describe, index_path, write_description, write_index, write_rows
 from mae_vit.data.prepare.report import Report
-from mae_vit.data.prepare.sources.foreign_shards import find_shards, label_hint
-from mae_vit.data.prepare.sources.tars import are_classes
 from mae_vit.data.prepare.statistics import Statistics
 from mae_vit.data.shards.dataset_json import FILE_NAME, Shard, describe_shard, read_dataset
 from mae_vit.data.shards.index_files import reindex_hint
 from mae_vit.data.shards.index_rows import index_shard, load_rows
-from mae_vit.data.shards.samples import Sample, class_number, read_groups, read_samples
+from mae_vit.data.shards.samples import Sample, class_number, read_samples
 from mae_vit.data.shards.tar_headers import DamagedTar, IncompleteTar, Tar
 
 _NAMED = 3
@@ -39,19 +37,19 @@ def index_in_place(
     *,
     split: str = "train",
     overwrite: bool = False,
-    max_pixels: int | None = None,
-    bands: BandOptions | None = None,
+    max_pixels: int = MAX_PIXELS,
+    bands: BandOptions = NO_OPTIONS,
     workers: int = 0,
 ) -> Report:
     """Reads, decodes and describes the shards of a folder.
 
     Args:
-        folder: of tars that hold images, and class numbers where there are labels.
-        split: of shards whose names tell none.
+        folder: folder of tars that hold images, and class numbers where there are labels.
+        split: split of shards whose names tell none.
         overwrite: replace `dataset.json`.
         max_pixels: larger images count as unreadable.
         bands: scale, value of missing pixels.
-        workers: processes that decode.
+        workers: number of processes that decode.
 
     Raises:
         InputError: if a shard or an image cannot be read, a label is no number, or
@@ -61,38 +59,38 @@ def index_in_place(
         raise InputError(f"--in-place {folder}: is no folder")
     if (folder / FILE_NAME).exists() and not overwrite:
         raise InputError(f"{folder} already has {FILE_NAME}: --overwrite makes it anew")
-    paths = _tars(folder)
+    paths = sorted(path for path in folder.glob("*.tar") if path.is_file() and path.name[0] != ".")
     images = {path: _list_images(path, folder) for path in paths}
+    if not any(images.values()):
+        raise InputError(
+            f"--in-place {folder}: no images in {count_of(len(paths), '.tar file')}; {_anew(folder)}"
+        )
     by_split: dict[str, list[Path]] = defaultdict(list)
     for path in paths:
         if images[path]:
             by_split[split_from_path(path, folder, split)].append(path)
-    if not by_split:
-        raise InputError(f"--in-place {folder}: its {len(paths)} tars hold no images")
     labels = [image.label for path in paths for image in images[path]]
     classes = list(numbered_classes(max(labels), str(folder)))
-    options = bands or BandOptions()
-    conversion = Conversion(max_pixels=max_pixels or MAX_PIXELS, in_place=True, bands=options)
-    gathered: dict[str, Statistics] = {}
+    conversion = Conversion(max_pixels=max_pixels, in_place=True, bands=bands)
+    statistics: dict[str, Statistics] = {}
     splits = {}
     with ConverterPool(conversion, workers) as pool:
         for name, shards in sorted(by_split.items()):
-            statistics = Statistics(scale=options.scale)
-            if gathered:
-                statistics.expect(next(iter(gathered.values())).layout)
-            gathered[name] = statistics
-            _measure(name, [image for path in shards for image in images[path]], pool, folder, statistics)
+            own = Statistics(scale=bands.scale)
+            for before in list(statistics.values())[:1]:
+                own.expect(before.layout)
+            _measure(name, [image for path in shards for image in images[path]], pool, folder, own)
+            statistics[name] = own
             described = [describe_shard(path, len(images[path])) for path in shards]
-            splits[name] = statistics.describe(
-                described, source=f"{folder.resolve().name} (in place)", classes=len(classes)
-            )
+            source = f"{folder.resolve().name} (in place)"
+            splits[name] = own.describe(described, source=source, classes=len(classes))
     for name in splits:
         if not overwrite and index_path(folder, name).exists():
             raise InputError(f"{index_path(folder, name)} is there already: --overwrite replaces it")
     for name, info in splits.items():
         splits[name] = info.model_copy(update={"index": write_index(folder, info.shards, name)})
-    statistics = gathered.get("train") or next(iter(gathered.values()))
-    dataset = describe(classes, splits, statistics)
+    main = statistics.get("train") or next(iter(statistics.values()))
+    dataset = describe(classes, splits, main)
     write_description(folder, dataset)
     empty = sum(not images[path] for path in paths)
     notes = [f"left out {empty} tars that hold no images"] if empty else []
@@ -100,28 +98,14 @@ def index_in_place(
     negative = sum(image.sample.label is not None and image.label < 0 for image in every)
     notes += without_label_note(negative, "the class is negative")
     if max(labels) < 0:
-        notes += _where_labels_are(folder, paths)
-    notes += statistics.remarks()
-    conversions = sum((s.notes for s in gathered.values()), Counter[str]())
+        notes.append(f"no labels, which are class numbers in .cls; {_anew(folder)}")
+    notes += main.remarks()
+    conversions = sum((s.notes for s in statistics.values()), Counter[str]())
     return Report(dataset, sorted(splits), notes=notes, conversions=conversions)
 
 
-def _where_labels_are(folder: Path, paths: list[Path]) -> list[str]:
-    """Says where labels may be that are not in `.cls`; nothing where none are seen."""
-    anew = f"`mae-vit prepare {folder} OUT"
-    if are_classes(paths):
-        return [f"no labels; {anew}` takes each tar for the class of its name"]
-    hint = label_hint([(Tar(paths[0], paths[0]), group) for group in read_groups(paths[0])])
-    return [f"{hint}, of {anew}`"] if hint else []
-
-
-def _tars(folder: Path) -> list[Path]:
-    paths = sorted(path for path in folder.glob("*.tar") if path.is_file() and not path.name.startswith("."))
-    if not paths:
-        others = find_shards(folder)
-        hint = f"; `mae-vit prepare {folder} OUT` reads {others[0].relative_to(folder)}" if others else ""
-        raise InputError(f"--in-place {folder}: holds no .tar shards{hint}")
-    return paths
+def _anew(folder: Path) -> str:
+    return f"`mae-vit prepare {folder} OUT` reads other labels, compressed tars and folders below"
 
 
 def reindex(folder: Path) -> Report:
@@ -170,7 +154,7 @@ def reindex(folder: Path) -> Report:
 
 
 def _rows(path: Path, number: int, classes: int) -> np.ndarray:
-    """The rows of a shard that is described."""
+    """Returns the rows of a shard that is described."""
     other = f"`mae-vit prepare {path.parent} OUT` may write others from it"
     try:
         rows = index_shard(path, number)
@@ -232,6 +216,6 @@ def _measure(
     if failed:
         more = f" and {len(failed) - _NAMED} more" if len(failed) > _NAMED else ""
         raise InputError(
-            f"{len(failed)} images cannot be read ({'; '.join(failed[:_NAMED])}{more}): "
+            f"{count_of(len(failed), 'image')} cannot be read ({'; '.join(failed[:_NAMED])}{more}): "
             f"`mae-vit prepare {folder} OUT` writes shards without them"
         )

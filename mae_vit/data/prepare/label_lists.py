@@ -5,12 +5,13 @@ from __future__ import annotations
 import csv
 import io
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of, plain_text
 from mae_vit.core.user_files import ARRAY_EXTENSIONS, IMAGE_EXTENSIONS, decode_text, extension_of
 from mae_vit.data.images.decode import DecodeError
+from mae_vit.data.prepare.entries import Reader
 from mae_vit.data.prepare.listing import is_sample, shown
 
 _ALL = frozenset((*IMAGE_EXTENSIONS, *ARRAY_EXTENSIONS))
@@ -26,100 +27,80 @@ class Names:
         self._paths = set(paths)
         self._by_stem: dict[str, list[str]] = defaultdict(list)
         for path in self._paths:
-            self._by_stem[stem_of(path.rpartition("/")[2]).casefold()].append(path)
+            self._by_stem[image_stem(path.rpartition("/")[2]).casefold()].append(path)
+
+    def __str__(self) -> str:
+        """The first few, for messages."""
+        return shown(sorted(self._paths))
 
     def find(self, name: str) -> str | None:
-        """Returns the path of the one image that is meant, in any case; None of none or several."""
+        """Returns the path of the one image that is meant, in any case; None for none or several."""
         name = name.replace("\\", "/").removeprefix("./")
         if name in self._paths:
             return name
         wanted = f"/{name}"
-        alike = self._by_stem.get(stem_of(wanted.rpartition("/")[2]).casefold(), ())
+        alike = self._by_stem.get(image_stem(wanted.rpartition("/")[2]).casefold(), ())
         for cased in (str, str.casefold):
-            found = [
+            paths = [
                 path
                 for path in alike
                 if cased(f"/{path}").endswith(cased(wanted))
-                or stem_of(cased(f"/{path}")).endswith(cased(wanted))
+                or image_stem(cased(f"/{path}")).endswith(cased(wanted))
             ]
             # Beside photographs arrays are features, masks or metadata.
-            found = [path for path in found if extension_of(path) in IMAGE_EXTENSIONS] or found
-            if found:
-                return found[0] if len(found) == 1 else None
+            paths = [path for path in paths if extension_of(path) in IMAGE_EXTENSIONS] or paths
+            if paths:
+                return paths[0] if len(paths) == 1 else None
         return None
 
-    def shown(self) -> str:
-        """Lists the first few, for messages."""
-        return shown(sorted(self._paths))
 
-
-def stem_of(name: str) -> str:
-    """Returns a name without the extension of an image; what else follows a dot is of the name."""
+def image_stem(name: str) -> str:
+    """Returns a name without the extension of an image; what else follows a dot is part of the name."""
     return name.rpartition(".")[0] if extension_of(name) in _ALL else name
 
 
 def labels_beside(
-    paths: Sequence[str], classes: Collection[str], texts: Iterable[tuple[str, Callable[[], bytes]]]
+    paths: Sequence[str], classes: Collection[str], texts: Iterable[tuple[str, Reader]]
 ) -> tuple[dict[str, str], list[str]]:
     """Reads labels from lists: a column of names of these images, and one that holds classes of others alone.
 
     Args:
-        paths: of images without a label.
-        classes: of other images.
+        paths: paths of images without a label.
+        classes: classes of other images.
         texts: path and reader of each text that may be such a list; it lists what lies beside it or below.
 
     Returns:
         The label of each path that has one, and remarks.
     """
-    told, notes = dict[str, str](), list[str]()
-    names: dict[str, Names] = {}
-    above = {folder for path in {path.rpartition("/")[0] for path in paths} for folder in _and_above(path)}
-    for text, read in texts:
-        folder, _, own = text.rpartition("/")
-        if folder not in above or is_sample(own):
+    labels, notes = dict[str, str](), list[str]()
+    folders = [path.split("/")[:-1] for path in paths]
+    above = {"/".join(parts[:count]) for parts in folders for count in range(len(parts) + 1)}
+    for text, read in texts if classes else ():
+        folder, _, name = text.rpartition("/")
+        if folder not in above or is_sample(name):
             continue
         prefix = f"{folder}/" if folder else ""
-        if folder not in names:
-            names[folder] = Names(path.removeprefix(prefix) for path in paths if path.startswith(prefix))
-        rows = [(prefix + path, cells) for path, cells in _rows(read, names[folder])]
-        rows = [(path, cells) for path, cells in rows if path not in told]
-        if len(images := dict(rows)) < 2:
-            continue
-        columns = [{(path, cells[n]) for path, cells in rows} for n in range(min(len(c) for _, c in rows))]
-        labels = next((pairs for pairs in columns if _are_labels(pairs, len(images), classes)), None)
-        count = count_of(len(images), "image")
-        if labels:
-            told |= dict(labels)
-            notes.append(
-                f"took the labels of {count} from {plain_text(text)}, which names classes of the others"
-            )
-        elif len(columns) > 1 and (classes or extension_of(own) == "txt"):
-            why = (
-                "no column has a class of the others for each" if classes else "labels are read from folders"
-            )
-            notes.append(
-                f"{plain_text(text)} lists {count} without a label, but {why}: make it a CSV whose first line is "
-                "path,label, and give that as a source (mae-vit prepare LIST.csv OUT --split NAME)"
-            )
-    return told, notes
+        below = [
+            path.removeprefix(prefix) for path in paths if path.startswith(prefix) and path not in labels
+        ]
+        rows = [(prefix + path, cells) for path, cells in _rows(read, Names(below))]
+        images = len(dict(rows))
+        columns = [
+            {(path, cells[n]) for path, cells in rows}
+            for n in range(min((len(c) for _, c in rows), default=0))
+        ]
+        for pairs in columns:
+            values = {value for _, value in pairs}
+            # One class of all images is more likely a stand-in.
+            if len(pairs) == images and len(values) > 1 and values.issubset(classes):
+                labels |= dict(pairs)
+                notes.append(f"took the labels of {count_of(images, 'image')} from {plain_text(text)}")
+                break
+    return labels, notes
 
 
-def _are_labels(pairs: set[tuple[str, str]], images: int, classes: Collection[str]) -> bool:
-    """Whether a column has one class of each image; one of all images is more likely a stand-in."""
-    values = {value for _, value in pairs}
-    return len(pairs) == images and len(values) > 1 and all(value in classes for value in values)
-
-
-def _and_above(folder: str) -> list[str]:
-    """A folder and those around it, "" last."""
-    found = [folder]
-    while found[-1]:
-        found.append(found[-1].rpartition("/")[0])
-    return found
-
-
-def _rows(read: Callable[[], bytes], names: Names) -> list[tuple[str, list[str]]]:
-    """The lines that name images: the path of the image, and all cells; of the column that names most."""
+def _rows(read: Reader, names: Names) -> list[tuple[str, list[str]]]:
+    """Returns the lines that name images: the path of the image, and all cells; of the column that names most."""
     try:
         text = decode_text(read(), "")
         first = text.partition("\n")[0]

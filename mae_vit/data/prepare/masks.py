@@ -12,22 +12,22 @@ import numpy as np
 from PIL import Image
 
 from mae_vit.core.errors import InputError
-from mae_vit.core.messages import count_of, plain_text
+from mae_vit.core.messages import count_of
 from mae_vit.core.user_files import read_text
 from mae_vit.data.images.decode import DecodeError, decode_mask, read_header
 from mae_vit.data.images.masks import id_table, numbered
 from mae_vit.data.prepare.entries import Entry, ImageSource
-from mae_vit.data.prepare.listing import Listing, shown
+from mae_vit.data.prepare.listing import shown
+from mae_vit.data.prepare.sources.folders import open_folder
 from mae_vit.data.shards.dataset_json import Segmentation
 
-DEFAULT_IGNORE = 255
 _ID_AND_NAME = re.compile(r"(\d{1,5}):\s*(.+)")
 
 
 def read_classes(path: Path, ignore: int) -> Segmentation:
     """Reads the names of classes, one a line: the first is that of id 0, or all are as `ID: NAME`.
 
-    That of `ignore` is no class.
+    The id `ignore` is no class.
 
     Raises:
         InputError: if the file cannot be read, or names less than two classes or one twice.
@@ -36,52 +36,45 @@ def read_classes(path: Path, ignore: int) -> Segmentation:
         lines = read_text(path).splitlines()
     except OSError as error:
         raise InputError(f"--mask-classes {path} cannot be read: {error}") from None
-    numbered_lines = [_ID_AND_NAME.fullmatch(line.strip()) for line in lines if line.strip()]
-    if all(numbered_lines):
-        names = [(int(line[1]), line[2]) for line in numbered_lines if line]
-    else:
-        names = list(enumerate(lines))
-    named = {number: name.strip() for number, name in names if number != ignore and name.strip()}
-    if len(named) < 2 or len(set(named.values())) < len(named):
+    matches = [_ID_AND_NAME.fullmatch(line.strip()) for line in lines if line.strip()]
+    ids = [(int(match[1]), match[2]) for match in matches if match]
+    pairs = ids if len(ids) == len(matches) else enumerate(lines)
+    names = {number: name.strip() for number, name in pairs if number != ignore and name.strip()}
+    if len(names) < 2 or len(set(names.values())) < len(names):
         raise InputError(
-            f"--mask-classes {path}: {count_of(len(set(named.values())), 'name')} for {len(named)} ids (without id "
-            f"{ignore} of --mask-ignore): give each class a line with its own name, two classes or more"
+            f"--mask-classes {path}: {len(set(names.values()))} names for {len(names)} ids (without id {ignore} of "
+            "--mask-ignore): give each class a line with its own name, two classes or more"
         )
-    return Segmentation(classes=list(named.values()), ids=list(named), ignore=ignore)
+    return Segmentation(classes=list(names.values()), ids=list(names), ignore=ignore)
 
 
 def pair_masks(
-    source: ImageSource, masks: Listing, *, where: str, segmentation: Segmentation, partly: bool = False
+    source: ImageSource, folder: Path, segmentation: Segmentation, *, partly: bool = False
 ) -> ImageSource:
     """Gives each image the mask at the same path, but for the extension.
 
     Args:
         source: the images.
-        masks: the files of the masks' folder.
-        where: names that folder in errors.
+        folder: the folder of the masks.
         segmentation: the classes.
         partly: leave out images without a mask.
 
     Raises:
         InputError: naming images that have none.
     """
-    by_stem = {_stem(path): read for path, read in masks.images if path.lower().endswith(".png")}
+    masks = open_folder(folder).images
+    by_stem = {_stem(path): read for path, read in masks if path.lower().endswith(".png")}
     entries = [replace(entry, read_mask=by_stem.get(_stem(entry.path))) for entry in source.entries]
     missing = [entry.path for entry in entries if entry.read_mask is None]
     if missing and (not partly or len(missing) == len(entries)):
-        there = ", ".join(plain_text(path) for path, _ in masks.images[:1]) or "no images"
-        way = (
-            f"the folder holds {there}: write masks as PNGs, by the names of their images"
-            if len(missing) == len(entries)
-            else "--masked-only leaves such images out"
-        )
+        there = shown(path for path, _ in masks) or "no images"
         raise InputError(
-            f"{where} has no mask for {count_of(len(missing), 'image')} of {len(entries):,}: {shown(missing)} "
-            f"(a mask is {_stem(missing[0])}.png; {way})"
+            f"{folder} has no mask for {count_of(len(missing), 'image')} of {len(entries):,}: {shown(missing)} "
+            f"(a mask is {_stem(missing[0])}.png; the folder holds {there}; --masked-only leaves such images out)"
         )
     notes = [f"left out {count_of(len(missing), 'image')} without a mask"] if missing else []
     if unused := len(by_stem.keys() - {_stem(entry.path) for entry in source.entries}):
-        notes.append(f"{count_of(unused, 'mask')} of {where} without an image")
+        notes.append(f"{count_of(unused, 'mask')} of {folder} without an image")
     return replace(
         source,
         entries=[entry for entry in entries if entry.read_mask is not None],
@@ -115,11 +108,9 @@ def two_values_note(segmentation: Segmentation, pixels: np.ndarray | None) -> li
     if pixels is None or not pixels[0] or np.count_nonzero(pixels[1:]) > 1:
         return []
     ignore, counted = segmentation.ignore, segmentation.ids[int(pixels[1:].argmax())]
-    other = 254 if ignore == DEFAULT_IGNORE else DEFAULT_IGNORE
     return [
-        f"warning: all pixels of the masks have the id {counted} or the id {ignore}, which does not count: if {ignore} "
-        f'is an object, give --mask-ignore {other}, and name it by lines "{counted}: background" and "{ignore}: '
-        f'object" in --mask-classes'
+        f"warning: all pixels of the masks have the id {counted} or the id {ignore}, which does not count: if "
+        f"{ignore} is an object, give another --mask-ignore, and name it in --mask-classes"
     ]
 
 
@@ -149,27 +140,23 @@ class MaskReader:
         assert entry.read_mask is not None
         data = entry.read_mask()
         mask, header = decode_mask(data), read_header(image)
-        name = plain_text(entry.path)
         if mask.shape != (header.height, header.width):
+            size = f"{mask.shape[1]}x{mask.shape[0]}"
             raise InputError(
-                f"the mask of {name} has {mask.shape[1]}x{mask.shape[0]} px, its image {header.width}x{header.height}"
+                f"the mask of {entry.path} has {size} px, its image {header.width}x{header.height}"
             )
         try:
             numbers = numbered(mask, self._table)
         except DecodeError as error:
             raise InputError(
-                f"the mask of {name}: {error}: --mask-classes names {self._classes} ids, --mask-ignore one more"
+                f"the mask of {entry.path}: {error}: --mask-classes names {self._classes} ids, --mask-ignore one more"
             ) from None
         if mask.shape != stored:
-            resized = Image.fromarray(mask).resize((stored[1], stored[0]), Image.Resampling.NEAREST)
-            data, numbers = _encoded(np.array(resized)), numbered(np.array(resized), self._table)
+            mask = np.array(Image.fromarray(mask).resize((stored[1], stored[0]), Image.Resampling.NEAREST))
+            stream = io.BytesIO()
+            Image.fromarray(mask.astype(np.uint8) if mask.max() < 256 else mask).save(stream, "png")
+            data, numbers = stream.getvalue(), numbered(mask, self._table)
         return data, np.bincount(numbers.ravel(), minlength=1 + self._classes)
-
-
-def _encoded(mask: np.ndarray) -> bytes:
-    stream = io.BytesIO()
-    Image.fromarray(mask.astype(np.uint8) if mask.max() < 256 else mask).save(stream, "png")
-    return stream.getvalue()
 
 
 def _stem(path: str) -> str:

@@ -27,8 +27,6 @@ from mae_vit.data.shards.tar_headers import Tar
 # third, which is why of the 286 test images that ciFAIR (arXiv 1902.00423) lists with a
 # near-duplicate about a quarter is found.
 DEFAULT_DISTANCE = 4
-# Beyond, all images of some kinds are one.
-MAX_DISTANCE = 16
 _MEASURED = ("test", "val")
 
 
@@ -38,11 +36,11 @@ class Exclusion:
 
     Attributes:
         sources: names of the folders and splits of known images; no machine's path.
-        images: of each known image its place in `sources`, and its key with its split.
-        hashes: uint64 (N, 2), of each known image and of its mirror image.
+        images: index in `sources` of each known image, and its key with its split.
+        hashes: uint64 (N, 2), hashes of each known image and of its mirror image.
         distance: the largest number of differing bits at which an image is left out.
-        lines: of each image left out its key, what it is like, and the distance.
-        counts: images left out, by place in `sources`.
+        lines: key of each image left out, what it is like, and the distance.
+        counts: images left out, by index in `sources`.
     """
 
     sources: list[str]
@@ -57,7 +55,7 @@ class Exclusion:
         self.lines, self.counts = [], Counter()
 
     def nearest(self, value: int) -> tuple[int, int, str]:
-        """Returns distance, place in `sources` and key of the nearest known image; of equal ones the first."""
+        """Returns distance, index in `sources` and key of the nearest known image; of equal ones the first."""
         distances = np.bitwise_count(self.hashes ^ np.uint64(value)).min(axis=1)
         closest = int(distances.argmin())
         return int(distances[closest]), *self.images[closest]
@@ -86,7 +84,7 @@ def open_exclusion(specs: Sequence[str], distance: int, workers: int) -> Exclusi
     Args:
         specs: data folders, `DIR` or `DIR:SPLIT`; without a split those called test and val.
         distance: see `Exclusion`.
-        workers: processes that decode.
+        workers: number of processes that decode.
 
     Raises:
         InputError: if a folder or split is missing or cannot be read, or ImageHash is not installed.

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 
 from mae_vit.core.errors import InputError
-from mae_vit.core.messages import count_of, plain_text
 from mae_vit.data.prepare.entries import Entry, ImageSource, SourceOptions, class_text, unique_key
 from mae_vit.data.prepare.folder_names import NAME_ENCODING, Parts, level_note, place
 from mae_vit.data.prepare.label_lists import labels_beside
@@ -21,10 +20,10 @@ def entries_from_paths(
     """Reads split and class off paths: [SPLIT/][CLASS/].../file below one common top.
 
     Args:
-        files: of the source.
+        files: files of the source.
         options: the split of images outside of split folders, and which folders are classes.
-        where: names the source in errors.
-        name: names it in `dataset.json`.
+        where: name of the source in errors.
+        name: its name in `dataset.json`.
         wrapped: one folder around all files is the archive's wrapping, no class.
 
     Raises:
@@ -38,11 +37,11 @@ def entries_from_paths(
     try:
         placed = place(paths, split, where=where, class_folder=level)
     except InputError as error:
-        if not (tables := files.tables() if labels else []):
-            raise
-        raise InputError(
-            f"{error}; {shown(tables)} may hold labels: {files.table_way(tables)} in place of the folder"
-        ) from None
+        if tables := files.tables() if labels else []:
+            raise InputError(
+                f"{error}; {shown(tables)} may hold labels: give it in place of the folder"
+            ) from None
+        raise
     folders = {parts[0] if len(parts) > 1 else None for _, parts in placed}
     if wrapped and len(folders) == 1 and {own for own, _ in placed} == {split}:
         below = [parts[1:] for _, parts in placed]
@@ -62,53 +61,28 @@ def entries_from_paths(
             base = f"{class_name}/{'_'.join([*parts[1:-1], stem]).replace('.', '_')}"
         key = unique_key(base, keys.setdefault(own, {}))
         entries.append(Entry(own, class_name, key, path, files.extension(path), read))
-    told, listed = dict[str, str](), list[str]()
+    list_notes: list[str] = []
     if labels:
         classes = {entry.class_name for entry in entries if entry.class_name is not None}
-        told, listed = labels_beside([e.path for e in entries if e.class_name is None], classes, files.texts)
-    if told:
-        entries = [replace(e, class_name=told.get(e.path, e.class_name)) for e in entries]
-    notes = files.all_notes(labeled=any(entry.class_name is not None for entry in entries)) + tuple(listed)
-    notes += tuple(
-        level_note([(own, parts) for own, parts in placed if own not in flat], options.class_folder)
-    )
-    if without := _without_images(files.bare, paths, placed, flat):
-        count = count_of(len(without), "folder")
-        notes += (f"{count} beside the classes without a readable image, so no class: {shown(without)}",)
-    return ImageSource(name, entries, files.ignored, notes=notes)
+        unlabeled = [entry.path for entry in entries if entry.class_name is None]
+        listed, list_notes = labels_beside(unlabeled, classes, files.texts)
+        entries = [replace(e, class_name=listed[e.path]) if e.path in listed else e for e in entries]
+    labeled = any(entry.class_name is not None for entry in entries)
+    classed = [(own, parts) for own, parts in placed if own not in flat]
+    notes = [*files.all_notes(labeled=labeled), *list_notes, *level_note(classed, options.class_folder)]
+    return ImageSource(name, entries, notes=tuple(notes))
 
 
 def _checked_class(folder: str, where: str) -> str:
     name = class_text(folder)
     if name != unicodedata.normalize("NFC", folder):
         # Names that are no UTF-8 reach Python as surrogates, which JSON refuses.
-        utf_8 = "\\x" not in name
-        why = "has an unprintable name: rename it" if utf_8 else f"is not named in UTF-8: {NAME_ENCODING}"
-        raise InputError(f"{where}: the class folder {name} {why}")
+        raise InputError(f"{where}: the class folder {name} is unprintable or not in UTF-8: {NAME_ENCODING}")
     return name
 
 
-def _without_images(
-    bare: set[str], paths: Sequence[Parts], placed: Sequence[tuple[str, Parts]], flat: set[str]
-) -> list[str]:
-    """The folders that lie where classes lie, and hold no image."""
-    classes = {
-        path[: path.index(parts[0]) + 1]
-        for path, (own, parts) in zip(paths, placed, strict=True)
-        if own not in flat
-    }
-    among = {folder[:-1] for folder in classes}
-    found = {
-        parts[:depth]
-        for parts in (tuple(folder.split("/")) for folder in bare if folder)
-        for depth in range(1, len(parts) + 1)
-        if parts[: depth - 1] in among
-    }
-    return sorted("/".join(folder) for folder in found - classes if folder not in among)
-
-
-def _flat_splits(placed: Sequence[tuple[str, tuple[str, ...]]], where: str) -> set[str]:
-    """The splits whose images lie in no class folder."""
+def _flat_splits(placed: Sequence[tuple[str, Parts]], where: str) -> set[str]:
+    """Returns the splits whose images lie in no class folder."""
     classed = {own for own, parts in placed if len(parts) > 1}
     flat: dict[str, str] = {}
     for own, parts in placed:
@@ -116,7 +90,7 @@ def _flat_splits(placed: Sequence[tuple[str, tuple[str, ...]]], where: str) -> s
             flat.setdefault(own, parts[0])
     for own in sorted(classed & set(flat)):
         raise InputError(
-            f'{where}: the image "{plain_text(flat[own])}" lies in no class folder, while others of split '
-            f'"{own}" do: move it, or mae-vit prepare --no-labels'
+            f'{where}: the image "{flat[own]}" lies in no class folder, while others of split "{own}" do: move it, '
+            "or mae-vit prepare --no-labels"
         )
     return set(flat)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from mae_vit.core.messages import plain_text
 from mae_vit.core.progress import progress
 from mae_vit.data.images.decode import DecodeError
 from mae_vit.data.order.permutation import permute
-from mae_vit.data.prepare.bands.options import BandOptions, layout_of
+from mae_vit.data.prepare.bands.options import shared_layout
 from mae_vit.data.prepare.convert import Conversion
 from mae_vit.data.prepare.convert_pool import ConverterPool
 from mae_vit.data.prepare.entries import Entry, ImageSource
@@ -24,21 +24,14 @@ from mae_vit.data.prepare.listing import shown
 from mae_vit.data.prepare.masks import MaskReader, agreed_segmentation, two_values_note
 from mae_vit.data.prepare.near_duplicates import DEFAULT_DISTANCE, Exclusion, open_exclusion
 from mae_vit.data.prepare.publish import check_no_foreign_shards, excluded_file, partial_folder, publish
-from mae_vit.data.prepare.report import Report, class_notes, processing_notes
+from mae_vit.data.prepare.report import Report, dataset_notes
 from mae_vit.data.prepare.selection import HOLDOUT_SPLIT, MEASURED, Selection
 from mae_vit.data.prepare.shard_writer import ShardWriter
 from mae_vit.data.prepare.statistics import Statistics
-from mae_vit.data.shards.dataset_json import (
-    FILE_NAME,
-    Dataset,
-    Segmentation,
-    read_dataset,
-)
+from mae_vit.data.shards.dataset_json import FILE_NAME, Dataset, read_dataset
 
 # A constant: equal sources give equal shards.
 _SEED = 0
-DEFAULT_SHARD_MIB, DEFAULT_SHARD_SAMPLES = 256, 10_000
-_MIB = 1 << 20
 
 
 def prepare(
@@ -46,8 +39,8 @@ def prepare(
     out: Path,
     *,
     overwrite: bool = False,
-    shard_bytes: int = DEFAULT_SHARD_MIB * _MIB,
-    shard_samples: int = DEFAULT_SHARD_SAMPLES,
+    shard_bytes: int = 256 << 20,
+    shard_samples: int = 10_000,
     selection: Selection | None = None,
     conversion: Conversion | None = None,
     exclude: Sequence[str] = (),
@@ -60,7 +53,7 @@ def prepare(
     all are there, `dataset.json` last.
 
     Args:
-        sources: their splits must not overlap.
+        sources: sources whose splits do not overlap.
         out: the data folder.
         overwrite: replace splits that exist.
         shard_bytes: largest shard, about.
@@ -70,7 +63,7 @@ def prepare(
         exclude: data folders, `DIR` or `DIR:SPLIT`, whose images other splits than val and test
             are to be without.
         exclude_distance: bits of 64 that may differ between an image's hash and theirs.
-        workers: processes that decode; 0 decodes in this one.
+        workers: number of processes that decode; 0 decodes in this one.
 
     Raises:
         InputError: if a split exists, comes from two sources, brings classes that the
@@ -86,11 +79,15 @@ def prepare(
     if not overwrite:
         check_no_foreign_shards(by_split, existing, out)
     classes = _agree_on_classes(sources, by_split, existing, out, overwrite)
-    segmentation = agreed_segmentation(sources, _remaining_segmentation(existing, by_split))
+    remaining = {} if existing is None else {n: s for n, s in existing.splits.items() if n not in by_split}
+    masked = existing is not None and any(info.masks is not None for info in remaining.values())
+    segmentation = agreed_segmentation(sources, existing.segmentation if existing and masked else None)
     if exclude and set(by_split) <= set(MEASURED):
         raise InputError(f"--exclude leaves val and test whole; there is only {', '.join(sorted(by_split))}")
     exclusion = open_exclusion(exclude, exclude_distance, workers) if exclude else None
-    _check_scale(conversion.bands, existing, by_split, out)
+    scale = conversion.bands.scale
+    if scale is not None and remaining and "train" not in by_split:
+        raise InputError(f"--scale: the scale of {out} is that of its {', '.join(sorted(remaining))} already")
     dataset, unreadable, conversions = existing, list[str](), Counter[str]()
     masks = None if segmentation is None else MaskReader(segmentation)
     notes = [note for source in sources for note in source.notes]
@@ -98,15 +95,17 @@ def prepare(
     written = sorted(by_split, key=lambda name: (name != "train", name))
     with ConverterPool(conversion, workers) as pool:
         for split in written:
-            statistics = _begin_statistics(
-                conversion.bands, dataset, set(by_split) if split == written[0] else {split}
-            )
+            statistics = Statistics(scale=scale)
+            replaced = set(by_split) if split == written[0] else {split}
+            if dataset is not None and set(dataset.splits) - replaced:
+                # Images of other bands than those of splits that stay are refused.
+                statistics.expect(None if dataset.bands.photographs else shared_layout(dataset.bands))
             writer = ShardWriter(partial_folder(out, split), split, shard_bytes, shard_samples)
             leaves_out = None if split in MEASURED else exclusion
             unreadable += _write_split(
                 writer, by_split[split], classes, pool, statistics, exclusion=leaves_out, masks=masks
             )
-            noted = selection.note(split, whole=len(by_split[split]) == len(entries.get(split, ())))
+            processing = selection.note(split, whole=len(by_split[split]) == len(entries.get(split, ())))
             done = dict(conversion.preprocessing) | (
                 {"excluded": leaves_out.describe()} if leaves_out is not None else {}
             )
@@ -114,7 +113,7 @@ def prepare(
                 writer.shards,
                 source=names[split],
                 classes=len(classes),
-                processing=noted.model_copy(update=done),
+                processing=processing.model_copy(update=done),
             )
             dataset = publish(out, dataset, classes, split, part, statistics, segmentation)
             notes += statistics.remarks() if dataset.splits.keys() == {split} or split == "train" else []
@@ -122,25 +121,7 @@ def prepare(
             if segmentation is not None:
                 notes += two_values_note(segmentation, statistics.mask_pixels)
     assert dataset is not None
-    notes += class_notes(dataset) + processing_notes(dataset)
-    return Report(dataset, written, unreadable, sum(s.ignored for s in sources), notes, conversions)
-
-
-def _check_scale(
-    options: BandOptions, existing: Dataset | None, by_split: Collection[str], out: Path
-) -> None:
-    """Refuses a scale for splits beside those of train, whose scale is the data set's."""
-    left = set(existing.splits) - set(by_split) if existing else set()
-    if options.scale is not None and left and "train" not in by_split:
-        raise InputError(f"--scale: the scale of {out} is that of its {', '.join(sorted(left))} already")
-
-
-def _begin_statistics(options: BandOptions, dataset: Dataset | None, replaced: set[str]) -> Statistics:
-    """Returns empty statistics, which refuse images of other bands than those of splits that stay."""
-    statistics = Statistics(scale=options.scale)
-    if dataset is not None and set(dataset.splits) - replaced:
-        statistics.expect(None if dataset.bands is None else layout_of(dataset.bands))
-    return statistics
+    return Report(dataset, written, unreadable, notes + dataset_notes(dataset), conversions)
 
 
 def _group(sources: Sequence[ImageSource]) -> tuple[dict[str, list[Entry]], dict[str, str]]:
@@ -166,13 +147,13 @@ def _agree_on_classes(
     out: Path,
     overwrite: bool,
 ) -> list[str]:
-    found = {
+    names = {
         entry.class_name for entries in by_split.values() for entry in entries if entry.class_name is not None
     }
     # A source may have an order of its own: numbers, or that of the shards it read.
     ordered = {source.classes for source in sources if source.classes is not None}
-    fresh = list(ordered.pop()) if len(ordered) == 1 else sorted(found)
-    fresh = fresh if found <= set(fresh) else sorted(found)
+    fresh = list(ordered.pop()) if len(ordered) == 1 else sorted(names)
+    fresh = fresh if names <= set(fresh) else sorted(names)
     if existing is None:
         return fresh
     taken = [split for split in by_split if split in existing.splits]
@@ -180,19 +161,11 @@ def _agree_on_classes(
         raise InputError(f'{out} already has split "{taken[0]}": --overwrite replaces it')
     if set(existing.splits) <= set(by_split) or not existing.classes:
         return fresh
-    if new := sorted(found - set(existing.classes)):
+    if new := sorted(names - set(existing.classes)):
         raise InputError(
             f"{len(new)} classes are not among the {len(existing.classes)} of {out}: {shown(new)}"
         )
     return existing.classes
-
-
-def _remaining_segmentation(existing: Dataset | None, by_split: Collection[str]) -> Segmentation | None:
-    """Returns the classes of masks in splits that stay."""
-    stay = existing is not None and any(
-        info.masks is not None for name, info in existing.splits.items() if name not in by_split
-    )
-    return existing.segmentation if stay and existing is not None else None
 
 
 def _write_split(
@@ -208,9 +181,9 @@ def _write_split(
     """Writes the shards of a split into the writer's folder, which is begun anew.
 
     Args:
-        writer: of the shards.
-        entries: of the split.
-        classes: all of the dataset.
+        writer: writer of the shards.
+        entries: entries of the split.
+        classes: all classes of the dataset.
         pool: converts the images.
         statistics: gets what is written.
         exclusion: what to leave out; None where nothing is.

@@ -13,8 +13,7 @@ from mae_vit.data.prepare.bands.describe import band_notes, describe_bands
 from mae_vit.data.prepare.bands.options import EIGHT_BIT, BandLayout
 from mae_vit.data.prepare.bands.statistics import BandStatistics
 from mae_vit.data.prepare.convert import Converted
-from mae_vit.data.shards.band_table import BandTable
-from mae_vit.data.shards.dataset_json import Masks, Processing, Shard, Split
+from mae_vit.data.shards.dataset_json import BandTable, Masks, Processing, Shard, Split
 
 
 @dataclass

@@ -35,7 +35,7 @@ class RemoteFile:
     Attributes:
         url: where it is.
         bytes: its size.
-        sha256: of its bytes.
+        sha256: checksum of its bytes.
     """
 
     url: str
@@ -53,7 +53,7 @@ class Cache:
         """Opens an existing folder; never touches files that it did not write.
 
         Args:
-            folder: of the files.
+            folder: folder of the files.
             limit_bytes: what they may take together, half-fetched ones at their full sizes.
             patience_s: how long to wait between tries, and for room in the cache.
         """

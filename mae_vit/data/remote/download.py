@@ -44,9 +44,9 @@ def download(url: str, stream: BinaryIO, *, size: int | None = None, patience_s:
     """Writes a remote file into a stream, from its beginning at each try.
 
     Args:
-        url: of the file.
-        stream: for its bytes; what it holds is replaced.
-        size: in bytes; None if unknown, at most 1 GiB then.
+        url: where the file is.
+        stream: receives its bytes in place of what it holds.
+        size: number of bytes; None if unknown, at most 1 GiB then.
         patience_s: how long to wait between tries, all together.
 
     Returns:

@@ -39,7 +39,7 @@ class RemoteFolder:
     """A data folder elsewhere.
 
     Attributes:
-        url: of the folder.
+        url: where the folder is.
         cache_folder: where its shards go.
         cache_bytes: what all shards there may take.
     """

@@ -4,21 +4,91 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from pathlib import Path
+from typing import Any, Literal, Protocol
 
-from pydantic import ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from mae_vit.core.bands import Bands
+from mae_vit.core.bands import RGB8, Bands
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import closest_path
 from mae_vit.core.preprocessing import Preprocessing
-from mae_vit.data.shards.band_table import BandTable, StrictModel
 
 FORMAT = 1
 FILE_NAME = "dataset.json"
 # The sources that `mae-vit prepare` has by name, for the message about a missing folder.
 BUILT_IN = ("digits", "cifar10", "cifar100")
+
+
+# `mae_vit.core.bands.DTYPES`, as a type.
+Dtype = Literal["uint8", "uint16", "int16", "float16", "float32"]
+
+
+class StrictModel(BaseModel):
+    """A part of `dataset.json`: unchangeable, without unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Scale(StrictModel):
+    """Raw values of each band that are 0 and 1 in unit scale.
+
+    Attributes:
+        low: is 0.
+        high: is 1.
+        by: "percentiles 1, 99" of the band, "given" by the user, or "none": the type's own range (0..1 of floats).
+    """
+
+    low: list[float]
+    high: list[float]
+    by: str
+
+
+class BandTable(StrictModel):
+    """The section "bands" of images other than 8-bit gray or RGB: what their values mean, and raw statistics of train.
+
+    Attributes:
+        names: one a band.
+        dtype: type of raw values.
+        scale: raw values to unit scale, in which the mean and std of the data set are.
+        nodata: raw value of missing pixels; None if there is none (NaN in floating-point images).
+        nodata_share: share of each band's pixels without a value, 0 to 1.
+        min: smallest raw value of each band.
+        max: largest.
+        percentiles: raw values by percentile ("1", "2", "50", "98", "99"), one a band.
+        exact: whether the percentiles are of all pixels; else of a sample of them.
+    """
+
+    names: list[str] = Field(min_length=1)
+    dtype: Dtype
+    scale: Scale
+    nodata: float | None = None
+    nodata_share: list[float]
+    min: list[float]
+    max: list[float]
+    percentiles: dict[str, list[float]]
+    exact: bool
+
+    @model_validator(mode="after")
+    def _check(self) -> BandTable:
+        count = len(self.names)
+        if len(set(self.names)) < count:
+            raise ValueError("two bands have one name")
+        for name, values in {
+            "scale.low": self.scale.low,
+            "scale.high": self.scale.high,
+            "nodata_share": self.nodata_share,
+            "min": self.min,
+            "max": self.max,
+            **{f"percentiles.{key}": values for key, values in self.percentiles.items()},
+        }.items():
+            if len(values) != count or not all(map(math.isfinite, values)):
+                raise ValueError(f"{name} needs {count} finite numbers, one for each name")
+        if any(high <= low for low, high in zip(self.scale.low, self.scale.high, strict=True)):
+            raise ValueError("scale.high must be above scale.low in each band")
+        return self
 
 
 class Shard(StrictModel):
@@ -46,7 +116,7 @@ class Excluded(StrictModel):
 
     Attributes:
         source: the test set's folder and splits.
-        hash: by which images are compared.
+        hash: the hash that images are compared by.
         distance: the most bits that may differ.
         samples: how many were left out.
     """
@@ -98,7 +168,7 @@ class Masks(StrictModel):
     """The masks of a split: each image has one.
 
     Attributes:
-        shares: of the pixels that count, by class.
+        shares: share of each class in the pixels that count.
         ignored: share of all pixels that do not count.
     """
 
@@ -118,7 +188,7 @@ class Split(StrictModel):
 
     Attributes:
         samples: images.
-        shards: in order.
+        shards: the tar files, in order.
         source: what it was prepared from.
         height: smallest and largest, in pixels.
         width: smallest and largest.
@@ -127,7 +197,7 @@ class Split(StrictModel):
             a label are not among them.
         processing: what was done to the images and their choice.
         index: its index; None in folders that only lie here.
-        masks: of its images; None without masks.
+        masks: its images' masks; None without any.
     """
 
     samples: int = Field(gt=0)
@@ -150,11 +220,11 @@ class Dataset(StrictModel):
         tool: what wrote it.
         classes: names; a sample's `.cls` is its place here; none if there are no labels.
         channels: bands of the images; of 8-bit photographs 1 if all are gray, else 3.
-        mean: per-channel mean of train's pixels in 0..1 (of `bands` in unit scale, without missing ones).
-        std: per-channel standard deviation.
+        mean: mean of each channel of train's pixels in 0..1 (of `bands` in unit scale, without missing ones).
+        std: standard deviation of each channel.
         statistics_images: how many images mean and std are from.
         band_table: the section "bands"; None for 8-bit gray or RGB.
-        splits: by name.
+        splits: each split, by its name.
         segmentation: the classes of masks; None without masks.
     """
 
@@ -179,17 +249,31 @@ class Dataset(StrictModel):
         return self
 
     @property
-    def bands(self) -> Bands | None:
-        """What the values of the images mean; None for 8-bit gray or RGB."""
+    def bands(self) -> Bands:
+        """What the values of the images mean."""
         table = self.band_table
         if table is None:
-            return None
+            return RGB8
         low, high = tuple(table.scale.low), tuple(table.scale.high)
         return Bands(tuple(table.names), table.dtype, low, high, table.nodata)
 
     def to_json(self) -> str:
         """Returns the text of `dataset.json`."""
         return self.model_dump_json(indent=1, exclude_none=True, by_alias=True) + "\n"
+
+
+class OwnData(Protocol):
+    """A data set of a plug-in, which has no folder (`mae_vit.data.map_source`)."""
+
+    def describe(self) -> Dataset:
+        """Returns what `dataset.json` would say of it."""
+
+    def open(self, split: str) -> Any:
+        """Opens a split, as a `ShardIndex`."""
+
+
+# By the name in `data.path`.
+SOURCES: dict[str, OwnData] = {}
 
 
 def describe_shard(path: Path, samples: int) -> Shard:
@@ -212,39 +296,11 @@ def read_dataset(folder: Path) -> Dataset:
     Raises:
         InputError: if the folder is missing, empty, or not ours.
     """
-    if not folder.is_dir() and re.search(r"[{*?[]|\.tar$", folder.name):
-        raise InputError(
-            f"data folder {folder} names shards: give the folder that holds them, {folder.parent}"
-        )
-    if folder.exists() and not folder.is_dir():
-        raise InputError(
-            f"data folder {folder} is a file: give the folder that holds {FILE_NAME}, {folder.parent}"
-        )
-    if not folder.exists() and (folder.parent / FILE_NAME).is_file():
-        splits = ", ".join(read_dataset(folder.parent).splits)
-        raise InputError(
-            f"data folder {folder} does not exist: give {folder.parent}, which has the splits {splits}"
-        )
-    command = f"`mae-vit prepare {folder.name if folder.name in BUILT_IN else 'SRC'} {folder}`"
-    if not folder.is_dir():
-        hint = closest_path(folder)
-        # By the name of a built-in source, another one that lies there is not meant.
-        if folder.name in BUILT_IN and not hint.endswith(f'/{folder.name}"?'):
-            hint = ""
-        raise InputError(
-            f"data folder {folder} does not exist: make it with {command}{f' ({hint})' if hint else ''}"
-        )
+    if own := SOURCES.get(str(folder)):
+        return own.describe()
     path = folder / FILE_NAME
     if not path.exists():
-        tars = len(list(folder.glob("*.tar")))
-        what = f"{tars} tar files but no {FILE_NAME}" if tars else f"no shards ({FILE_NAME} is missing)"
-        if tars:
-            others = any(file.suffix != ".tar" and file.name[:1] != "." for file in folder.iterdir())
-            instead = f" if these are its data, else with `mae-vit prepare {folder} OUT`, and give OUT"
-            command = f"`mae-vit prepare --in-place {folder}`{instead if others else ''}"
-        elif any(folder.iterdir()):
-            command = f"`mae-vit prepare {folder} OUT`, and give OUT"
-        raise InputError(f"data folder {folder} holds {what}: make it with {command}")
+        raise InputError(f"data folder {folder} {_why_none(folder)}")
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -252,12 +308,39 @@ def read_dataset(folder: Path) -> Dataset:
     return parse_dataset(data, str(path))
 
 
+def _why_none(folder: Path) -> str:
+    """Says what lies in place of a data folder, and how to get one."""
+    if not folder.is_dir():
+        if (
+            folder.exists()
+            or re.search(r"[{*?[]|\.tar$", folder.name)
+            or (folder.parent / FILE_NAME).is_file()
+        ):
+            return f"is no folder: give the one that holds {FILE_NAME}, {folder.parent}"
+        hint, name = closest_path(folder), folder.name if folder.name in BUILT_IN else ""
+        # By the name of a built-in source, another one that lies there is not meant.
+        hint = "" if name and not hint.endswith(f'/{name}"?') else hint
+        return f"does not exist: make it with `mae-vit prepare {name or 'SRC'} {folder}`{f' ({hint})' if hint else ''}"
+    tars = len(list(folder.glob("*.tar")))
+    what = (
+        f"holds {tars} tar files but no {FILE_NAME}" if tars else f"holds no shards ({FILE_NAME} is missing)"
+    )
+    if not any(folder.iterdir()):
+        return f"{what}: make it with `mae-vit prepare SRC {folder}`"
+    anew = f"`mae-vit prepare {folder} OUT`, and give OUT"
+    if not tars:
+        return f"{what}: make it with {anew}"
+    others = any(file.suffix != ".tar" and file.name[:1] != "." for file in folder.iterdir())
+    instead = f" if these are its data, else with {anew}" if others else ""
+    return f"{what}: make it with `mae-vit prepare --in-place {folder}`{instead}"
+
+
 def parse_dataset(data: bytes, name: str) -> Dataset:
     """Checks a description.
 
     Args:
         data: the bytes of a `dataset.json`.
-        name: of it, for messages.
+        name: its name in messages.
 
     Raises:
         InputError: if it is none.

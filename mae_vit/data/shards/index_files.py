@@ -17,26 +17,18 @@ from mae_vit.data.shards.index_rows import load_rows, rows_fit
 
 def reindex_hint(folder: Path) -> str:
     """Says how a folder gets its index."""
-    if os.access(folder, os.W_OK):
-        return f"run `mae-vit prepare --reindex {folder}`"
-    links, shards = Path("data", folder.resolve().name), folder.resolve()
-    if links.exists():
-        links = links.with_name(f"{links.name}_links")
-    return (
-        f"{folder} cannot be written, so let its owner run `mae-vit prepare --reindex {folder}`, or link it: "
-        f"`mkdir -p {links} && ln -s {shards}/*.tar {shards}/dataset.json {links} && "
-        f"mae-vit prepare --reindex {links}`, then data.path={links}"
-    )
+    owner = "" if os.access(folder, os.W_OK) else ", or let its owner run it: you cannot write there"
+    return f"run `mae-vit prepare --reindex {folder}`{owner}"
 
 
 def index_problem(path: Path, info: Split, classes: int, *, compare: bool) -> str | None:
     """Says what is wrong with an index that lies beside its shards, as a predicate; None if nothing is.
 
     Args:
-        path: of the index.
+        path: file of the index.
         info: what `dataset.json` says of the split and of its index.
         classes: that there are.
-        compare: with its checksum, and each row with its shard.
+        compare: whether to compare its checksum, and each row with its shard.
     """
     assert info.index is not None
     try:

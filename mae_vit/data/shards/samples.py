@@ -34,8 +34,8 @@ class Sample:
     Attributes:
         key: shared with its other members.
         field: what webdataset calls the image: all after the first dot of its name, in lower case.
-        offset: of its first byte in the tar.
-        length: in bytes.
+        offset: place of its first byte in the tar.
+        length: number of bytes.
         label: what its `.cls` holds, None where there is none.
     """
 
@@ -61,7 +61,7 @@ class Group:
     """The members of a key.
 
     Attributes:
-        key: of them.
+        key: their key.
         fields: offset and size of each, by what follows the first dot of its name, in lower case.
     """
 

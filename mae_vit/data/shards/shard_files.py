@@ -51,7 +51,7 @@ class ShardFiles:
         """Opens nothing yet.
 
         Args:
-            folder: of the shards.
+            folder: folder of the shards.
             shards: their names, and the sizes that are described.
         """
         self._folder, self._shards = folder, shards

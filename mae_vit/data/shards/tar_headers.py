@@ -50,9 +50,9 @@ class Tar:
 
     Attributes:
         name: what users call it, a path; it may lie in another tar, or be compressed.
-        path: of the file that holds it.
-        start: of its first byte there.
-        end: behind its last byte; None for the end of the file.
+        path: the file that holds it.
+        start: place of its first byte there.
+        end: place behind its last byte; None for the end of the file.
         file: keeps a file without a name.
     """
 
@@ -81,8 +81,8 @@ class Member:
 
     Attributes:
         name: its path.
-        offset: of its first byte in the file.
-        size: in bytes.
+        offset: place of its first byte in the file.
+        size: number of bytes.
     """
 
     name: str

@@ -75,7 +75,7 @@ def _check_shard(
     described: np.ndarray | None,
     classes: int,
     decode_all: bool,
-    bands: Bands | None,
+    bands: Bands,
 ) -> list[str]:
     try:
         size = path.stat().st_size
@@ -103,7 +103,7 @@ def _check_shard(
     return problems
 
 
-def _undecodable(path: Path, bands: Bands | None) -> list[str]:
+def _undecodable(path: Path, bands: Bands) -> list[str]:
     """Names the samples of a shard that do not decode."""
     bad = []
     for sample, data in images_of(path, read_samples(path)):

@@ -13,12 +13,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from safetensors import SafetensorError
 from torch import Tensor
 
+from mae_vit.core.bands import Bands
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import closest_path, error_reason, plain_text
 from mae_vit.core.preprocessing import Preprocessing
 from mae_vit.finetuning.models.classifiers import Classifier, NetworkClassifier, ViTClassifier
 from mae_vit.finetuning.models.distillation import Distillation, DistilledViTClassifier
-from mae_vit.models.encoder_file import bands_from
 from mae_vit.models.encoders.baselines import build_network
 from mae_vit.models.encoders.vit import ViTEncoder
 from mae_vit.models.geometry import ViTGeometry, geometry_from
@@ -165,9 +165,9 @@ def _check(description: Description, tensors: dict[str, Tensor]) -> None:
     channels, classes = len(description.mean), description.classes
     if len(description.std) != channels or not all(value > 0 for value in description.std):
         raise ValueError(f"std={description.std} does not fit mean={description.mean}")
-    bands = bands_from(description.bands)
+    bands = Bands.of_entry(vars(description))
     Preprocessing.of_entry(description.model_dump())
-    if channels not in (1, 3) if bands is None else channels != len(bands.names):
+    if channels not in (1, 3) if bands.photographs else channels != len(bands.names):
         raise ValueError(f"mean={description.mean} does not fit its bands")
     if not all(1 <= side <= _LARGEST_SIDE for side in description.img_size):
         raise ValueError(f"img_size={description.img_size}: 1 to {_LARGEST_SIDE} each")
@@ -195,7 +195,7 @@ def _build(description: Description, *, distilled: bool) -> Classifier:
         "mean": description.mean,
         "std": description.std,
         "labels": LabelLoss(len(description.classes)),
-        "bands": bands_from(description.bands),
+        "bands": Bands.of_entry(vars(description)),
     }
     if description.network is not None:
         network = build_network(

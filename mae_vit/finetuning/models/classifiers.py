@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mae_vit.core.bands import Bands
+from mae_vit.core.bands import RGB8, Bands
 from mae_vit.core.batch import Batch
 from mae_vit.core.image_rows import Picture
 from mae_vit.finetuning.config.schema import HeadInit
@@ -37,7 +37,7 @@ class Classifier(Task):
         mean: Sequence[float],
         std: Sequence[float],
         labels: LabelLoss,
-        bands: Bands | None = None,
+        bands: Bands = RGB8,
     ) -> None:
         """Holds the normalization (see `Task`) and the training loss."""
         super().__init__(mean=mean, std=std, bands=bands)

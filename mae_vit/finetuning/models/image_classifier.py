@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mae_vit.core.bands import Bands
 from mae_vit.core.preprocessing import Preprocessing
 from mae_vit.core.user_files import expand_path
 from mae_vit.finetuning.models.classifier_file import ClassifierFile, read_classifier
 from mae_vit.models.attention import choose_attention
-from mae_vit.models.encoder_file import bands_from
 from mae_vit.weights.feature_encoder import FeatureEncoder, ImageInput
 
 
@@ -37,7 +37,7 @@ class ImageClassifier(FeatureEncoder):
                 len(described.mean),
                 described.mean,
                 described.std,
-                bands=bands_from(described.bands),
+                bands=Bands.of_entry(vars(described)),
                 preprocessing=Preprocessing.of_entry(described.model_dump()),
             )
         )

@@ -14,7 +14,7 @@ from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.finetuning.data import FinetuneData
 from mae_vit.finetuning.results.predict import Predictor
 from mae_vit.models.attention import choose_attention
-from mae_vit.models.encoder_file import EncoderInfo, plain_bands, to_metadata
+from mae_vit.models.encoder_file import EncoderInfo, to_metadata
 from mae_vit.runtime.collectives import run_on_rank_zero
 from mae_vit.runtime.ranks import Ranks, share_weights
 from mae_vit.training.engines.state import BestWeights
@@ -60,7 +60,7 @@ def network_facts(config: FinetuneConfig, data: FinetuneData, info: EncoderInfo 
     if info is not None:
         return info.to_dict()
     facts = {"network": config.model.name, "img_size": list(config.model.image_hw)}
-    facts |= {} if data.bands is None else {"bands": plain_bands(data.bands)}
+    facts |= data.bands.to_entry()
     return {"mean": data.mean, "std": data.std, **facts, **data.preprocessing.to_entry()}
 
 

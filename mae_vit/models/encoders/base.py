@@ -78,14 +78,9 @@ class Encoder(nn.Module):
         raise NotImplementedError
 
     def forward_visible(self, images: Tensor, ids_keep: Tensor) -> Tensor:
-        """Encodes the visible patches only (MAE Sec. 3, "MAE encoder").
+        """Encodes the visible patches only (MAE Sec. 3): (B, C, H, W), int64 (B, N_keep) -> (B, k + N_keep, D).
 
-        Args:
-            images: (B, C, H, W), normalized.
-            ids_keep: int64 (B, N_keep), patch numbers; the output keeps their order.
-
-        Returns:
-            (B, k + N_keep, D).
+        The output keeps the order of the patch numbers.
         """
         raise NotImplementedError
 
@@ -94,13 +89,9 @@ class Encoder(nn.Module):
         raise NotImplementedError
 
     def forward_replaced(self, patch_tokens: Tensor) -> Tensor:
-        """Encodes patch embeddings after some were replaced (ViT App. B.1.2).
+        """Encodes patch embeddings of which some were replaced (ViT App. B.1.2): (B, N, D) -> (B, k + N, D).
 
-        Args:
-            patch_tokens: (B, N, D), from `embed_patches`, some replaced; this method gives them their positions.
-
-        Returns:
-            (B, k + N, D).
+        They are from `embed_patches`; this method gives them their positions.
         """
         raise NotImplementedError
 
@@ -123,12 +114,7 @@ class Encoder(nn.Module):
         self.load_state_dict(tensors)
 
     def check(self, tensors: dict[str, Tensor], geometry: Geometry | None, num_heads: int | None) -> None:
-        """Checks what the shapes of tensors do not tell.
-
-        Args:
-            tensors: weights by the names of an encoder file.
-            geometry: geometry of their network; None if it is not known.
-            num_heads: attention heads of its blocks; None if it is not known.
+        """Checks what the shapes of tensors do not tell, as far as geometry and heads of their network are known.
 
         Raises:
             DoesNotFit: if they are of another network.
@@ -251,15 +237,7 @@ class Transformer(Encoder):
 def pool_tokens(encoder: Encoder, tokens: Tensor, pool: Pool) -> Tensor:
     """Pools the mean of the class tokens ([CLS] itself if there is one), or that of the tokens of the image.
 
-    Pixio (arXiv 2512.15715) reads the mean of several class tokens.
-
-    Args:
-        encoder: encoder that gave the tokens.
-        tokens: (B, k + n, D), prefix tokens first.
-        pool: "cls" or "mean".
-
-    Returns:
-        (B, D).
+    Pixio (arXiv 2512.15715) reads the mean of several class tokens. (B, k + n, D) -> (B, D).
     """
     if pool == "mean":
         return tokens[:, encoder.num_prefix_tokens :].mean(dim=1)

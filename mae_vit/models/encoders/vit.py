@@ -69,7 +69,7 @@ class ViTEncoder(VisionTransformer, Transformer):
             embed_dim: D.
             depth: number of blocks.
             num_heads: attention heads; divides D.
-            mlp_ratio: hidden width of the MLP over D.
+            mlp_ratio: inner width of the MLP over D.
             pos_embed: "learnable" 1-D (ViT Sec. 3.1) or fixed 2-D "sincos" (MAE Sec. 3).
             class_tokens: k, at least 1; each has a position of its own (Pixio, arXiv 2512.15715, has 8).
             drop_rate: dropout after positions are added and after every dense layer except
@@ -108,13 +108,9 @@ class ViTEncoder(VisionTransformer, Transformer):
             nn.init.normal_(self.pos_embed, std=0.02)
 
     def encode(self, patch_tokens: Tensor) -> Tensor:
-        """Runs the class tokens and the given patch tokens through all blocks and the final norm.
+        """Runs class tokens and patch tokens with positions through all blocks and the final norm.
 
-        Args:
-            patch_tokens: (B, n, D), positions added.
-
-        Returns:
-            (B, k + n, D), class tokens first.
+        (B, n, D) -> (B, k + n, D), class tokens first.
         """
         cls_tokens = self.prefix() + self.pos_embed[:, : self.num_prefix_tokens]  # (1, k, D)
         tokens = torch.cat([cls_tokens.expand(len(patch_tokens), -1, -1), patch_tokens], dim=1)

@@ -41,19 +41,9 @@ class ViTRopeEncoder(Eva, Transformer):
         drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
     ) -> None:
-        """Builds the encoder.
+        """Builds the encoder, with the options of `ViTEncoder`, but for positions and `register_tokens`.
 
-        Args:
-            img_size: (H, W) in pixels, both divisible by `patch_size`.
-            patch_size: P.
-            in_chans: C.
-            embed_dim: D.
-            depth: number of blocks.
-            num_heads: attention heads; D over heads is divisible by 4.
-            mlp_ratio: hidden width of the MLP over D.
-            register_tokens: k - 1, tokens behind [CLS] that nothing reads.
-            drop_rate: dropout, as `ViTEncoder` has it.
-            drop_path_rate: rate of stochastic depth at the last block; it grows linearly from 0 at the first.
+        These k - 1 tokens behind [CLS] are read by nothing. D over heads is divisible by 4.
         """
         super().__init__(
             img_size=img_size,
@@ -83,14 +73,9 @@ class ViTRopeEncoder(Eva, Transformer):
         self._init_all()
 
     def encode(self, patch_tokens: Tensor, rope: Tensor) -> Tensor:
-        """Runs the prefix tokens and the given patch tokens through all blocks and the final norm.
+        """Runs prefix tokens and patch tokens through all blocks and the final norm: (B, n, D) -> (B, k + n, D).
 
-        Args:
-            patch_tokens: (B, n, D).
-            rope: sines and cosines of their places, (n, 2d), or (B, 1, n, 2d) if images differ.
-
-        Returns:
-            (B, k + n, D), [CLS] first.
+        `rope` has sines and cosines of the patches' places, (n, 2d), or (B, 1, n, 2d) if images differ.
         """
         tokens = self.pos_drop(
             torch.cat([self.prefix().expand(len(patch_tokens), -1, -1), patch_tokens], dim=1)

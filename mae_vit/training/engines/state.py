@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from mae_vit.data.order.skipped_steps import Skipped
+from mae_vit.data.order.order import Skipped
 from mae_vit.training.engines.staging import to_host
 from mae_vit.training.optim.loss_scale import LossScale
 

@@ -30,7 +30,6 @@ from mae_vit.core.errors import InputError
 from mae_vit.core.files import fsync_path, replace_folder, write_json
 from mae_vit.core.messages import plain_text
 from mae_vit.core.progress import progress
-from mae_vit.models.encoder_file import plain_bands
 from mae_vit.runtime.locks import try_lock
 from mae_vit.runtime.signals import StopRequest
 from mae_vit.weights.embed.features import Settings, compute_features
@@ -175,7 +174,7 @@ def _describe(encoder: FeatureEncoder, images: Images, settings: Settings) -> di
         "data_images": len(images),
         "data_fingerprint": images.fingerprint,
         "labels": bool((images.labels >= 0).any()),
-        **({} if encoder.input.bands is None else {"bands": plain_bands(encoder.input.bands)}),
+        **encoder.input.bands.to_entry(),
         **encoder.input.preprocessing.to_entry(),
     }
 

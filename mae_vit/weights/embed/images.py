@@ -181,7 +181,7 @@ def _open_source(source: ImageSource, path: Path, splits: tuple[str, ...]) -> Im
         classes=classes,
         splits=() if present == (_NO_SPLIT,) else present,
         fingerprint=_digest([*_sizes(path, entries), *listed]),
-        notes=tuple(source.remarks()),
+        notes=source.notes,
     )
 
 

@@ -33,14 +33,7 @@ def write_card(
     """Writes what the model is, how it is used, and what it cannot do.
 
     Its code turns an image file into `images` as `PretrainedEncoder.transform` does, by Pillow or NumPy alone.
-
-    Args:
-        folder: folder of the export.
-        source: encoder that was exported.
-        written: result of the format's writer.
-        hub_name: name of the format's library on the Hub; None if it has none.
-        verified: library that verified it, and how far its outputs are from ours.
-        hub: repository that it is pushed to.
+    `hub_name` is the format's library on the Hub, None if it has no name there.
     """
     info, bands = source.info, source.info.bands
     tags = ["vision-transformer", "image-feature-extraction"]
@@ -58,8 +51,8 @@ def write_card(
         width=info.img_size[1],
         mean=_rounded(info.mean),
         std=_rounded(info.std),
-        low=_rounded(bands.low) if bands else [],
-        high=_rounded(bands.high) if bands else [],
+        low=_rounded(bands.low),
+        high=_rounded(bands.high),
         within=_PIXELS_WITHIN if info.preprocessing == UNCHANGED else _PIXELS_WITHIN_PREPARED,
         verified=verified,
         signature=f"{SIGNATURE} {__version__}",

@@ -122,12 +122,7 @@ def write_export(
 ) -> Export:
     """Writes, verifies, and puts in place; whatever goes wrong, nothing half-written is left.
 
-    Args:
-        source: encoder to export.
-        target: a key of `FORMATS`.
-        out: the folder to be.
-        force: replace an earlier export.
-        hub: repository that it is for: the card names it, and what `load_encoder` reads goes along.
+    With `hub` the card names the repository, and what `load_encoder` reads goes along.
 
     Raises:
         InputError: if the other library has no such network, computes something else, or is

@@ -27,10 +27,6 @@ def parse_push_name(asked: str) -> HubName:
 def check_push(name: HubName, *, public: bool) -> None:
     """Looks at the Hub before anything is computed; changes nothing there.
 
-    Args:
-        name: name of the repository, which need not be there.
-        public: whether everyone may see the push.
-
     Raises:
         InputError: if the token or the repository's visibility does not allow it.
         FetchUnavailable: if the Hub cannot be reached.
@@ -50,14 +46,9 @@ def check_push(name: HubName, *, public: bool) -> None:
 
 
 def push(folder: Path, name: HubName, *, public: bool) -> tuple[str, HubName]:
-    """Uploads an export as one commit, into a repository that is created where there is none.
+    """Uploads an export as one commit, into a repository and branch that are created where there are none.
 
     Files of an earlier export are removed: `load_encoder` would read them.
-
-    Args:
-        folder: folder of the export.
-        name: name of the repository, and of a branch, which is created too.
-        public: whether everyone may see a repository that is created.
 
     Returns:
         The repository's URL, with its visibility, and its name at the new commit.

@@ -98,7 +98,7 @@ class ExportSource:
     @property
     def preparation(self) -> str:
         """Sentences on what must be done to images before all else; empty if nothing."""
-        return self.info.preprocessing.describe(in_bands=self.info.bands is not None)
+        return self.info.preprocessing.describe(in_bands=not self.info.bands.photographs)
 
     def random_images(self) -> Tensor:
         """Returns the same normalized random images at every call: float32 (3, C, H, W)."""
@@ -116,7 +116,7 @@ class Written:
     """The files of a format as the other library loaded them.
 
     Attributes:
-        outputs: by name, what ours and the other library compute of `ExportSource.random_images`.
+        outputs: name -> results of ours and of the other library for `ExportSource.random_images`.
         code: Python that uses the files, run in their folder. It defines `model`, and the first of `outputs` of
             `images`.
         notes: facts that a user should know, a sentence each.

@@ -66,12 +66,7 @@ def write(source: ExportSource, folder: Path) -> Written:
 
 
 def _hub_names(tensors: dict[str, Tensor], *, prefix: str) -> dict[str, Tensor]:
-    """Renames our tensors; queries, keys and values become three.
-
-    Args:
-        tensors: tensors by timm's names, and a decoder's by the official ones.
-        prefix: beginning of the encoder's names: "vit." inside of another model.
-    """
+    """Renames tensors from timm's names, and a decoder's official ones; queries, keys and values become three."""
     renamed = {}
     for name, value in tensors.items():
         if block := _BLOCK.fullmatch(name):
@@ -120,12 +115,7 @@ def _write_and_load(
 ) -> Any:
     """Writes weights, config and preprocessor of a model, and loads it with transformers in evaluation mode.
 
-    Args:
-        source: encoder that is exported.
-        folder: folder to write to.
-        config: names the class under "architectures".
-        tensors: tensors by transformers' names.
-        options: options of the class's `from_pretrained`.
+    `config` names the class under "architectures"; `options` are those of its `from_pretrained`.
 
     Raises:
         InputError: naming a weight that the model lacks or leaves over.
@@ -262,7 +252,7 @@ def _preprocessor(source: ExportSource) -> dict[str, Any]:
         "resample": _BICUBIC,
         "do_center_crop": square,
         "crop_size": size,
-        "do_rescale": source.info.bands is None,
+        "do_rescale": source.info.bands.photographs,
         "rescale_factor": 1 / 255,
         "do_normalize": True,
         "image_mean": list(mean),

@@ -6,10 +6,9 @@ from typing import get_args
 import pytest
 import torch
 
-from mae_vit.core.bands import DTYPES, Bands
+from mae_vit.core.bands import DTYPES, RGB8, Bands
 from mae_vit.core.errors import InputError
-from mae_vit.data.shards.band_table import Dtype
-from mae_vit.data.shards.dataset_json import parse_dataset
+from mae_vit.data.shards.dataset_json import Dtype, parse_dataset
 
 
 def test_unit_maps_low_and_high_of_each_band():
@@ -84,7 +83,7 @@ def test_dataset_json_holds_bands():
 def test_without_bands_nothing_is_added():
     plain = {**{key: value for key, value in DATASET.items() if key != "bands"}}
     dataset = parse_dataset(json.dumps(plain).encode(), "dataset.json")
-    assert dataset.bands is None
+    assert dataset.bands is RGB8
     assert dataset.to_json() == json.dumps(plain, indent=1) + "\n"
 
 

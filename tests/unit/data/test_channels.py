@@ -74,5 +74,5 @@ def test_it_is_a_positive_number(value):
 
 
 def test_a_way_to_adapt_nothing_is_refused():
-    with pytest.raises(InputError, match=r"patch_init.* has no effect without model\.init"):
+    with pytest.raises(InputError, match=r"patch_init.* model\.init"):
         config_of("model.patch_init=average")

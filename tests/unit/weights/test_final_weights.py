@@ -9,7 +9,7 @@ from torch import nn
 from mae_vit.core.bands import Bands
 from mae_vit.core.preprocessing import UNCHANGED
 from mae_vit.finetuning.results.final_weights import model_bytes, network_facts
-from mae_vit.models.encoder_file import bands_from, read_metadata
+from mae_vit.models.encoder_file import read_metadata
 
 TWO = Bands(("red", "nir"), "uint16", (0.0, 10.0), (4000.0, 5000.0), nodata=0)
 
@@ -23,5 +23,5 @@ def test_bands_are_in_the_file(ours, tmp_path):
     path = tmp_path / "model.safetensors"
     path.write_bytes(model_bytes(network, {**network_facts(config, data, info), "segments": ["a", "b"]}))
     metadata = read_metadata(path)
-    assert bands_from(metadata["bands"]) == TWO
+    assert Bands.of_entry(metadata) == TWO
     assert metadata["segments"] == ["a", "b"]

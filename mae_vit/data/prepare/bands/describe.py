@@ -7,10 +7,11 @@ from typing import cast
 import numpy as np
 
 from mae_vit.core.errors import InputError
+from mae_vit.core.messages import count_of
 from mae_vit.data.prepare.bands.options import NONE, PERCENTILES, BandLayout
 from mae_vit.data.prepare.bands.statistics import LONE, BandStatistics, BandSummary
 from mae_vit.data.prepare.bands.statistics import PERCENTILES as SHARES
-from mae_vit.data.shards.band_table import BandTable, Dtype, Scale
+from mae_vit.data.shards.dataset_json import BandTable, Dtype, Scale
 
 _LOW, _HIGH = 1, 99
 _SMALL_SHARE = 0.25
@@ -28,11 +29,11 @@ def describe_bands(
         InputError: if a band has no value in any image.
     """
     bands = statistics.summary()
-    empty = [name for name, band in zip(layout.names, bands, strict=True) if not band.pixels]
-    if empty:
-        raise InputError(
-            f'band "{empty[0]}" has no value in any image (no-data: {_nodata(layout)}): leave it out by --bands'
-        )
+    for name, band in zip(layout.names, bands, strict=True):
+        if not band.pixels:
+            raise InputError(
+                f'band "{name}" has no value in any image: leave it out by --bands, or mend --nodata'
+            )
     limits = _limits(layout.dtype, bands, scale)
     table = BandTable(
         names=list(layout.names),
@@ -43,7 +44,7 @@ def describe_bands(
         min=[band.low for band in bands],
         max=[band.high for band in bands],
         percentiles={
-            str(share): [band.percentiles[place] for band in bands] for place, share in enumerate(SHARES)
+            str(share): [band.percentiles[index] for band in bands] for index, share in enumerate(SHARES)
         },
         exact=statistics.exact,
     )
@@ -51,10 +52,6 @@ def describe_bands(
     mean = (np.array([band.mean for band in bands]) - low) / (high - low)
     std = np.array([band.std for band in bands]) / (high - low)
     return table, [float(f"{v:.9g}") for v in mean], [float(f"{v:.9g}") for v in std]
-
-
-def _nodata(layout: BandLayout) -> str:
-    return "NaN" if layout.nodata is None else f"{layout.nodata:g}"
 
 
 def _limits(dtype: str, bands: list[BandSummary], scale: str | tuple[float, float] | None) -> Scale:
@@ -76,38 +73,26 @@ def _limits(dtype: str, bands: list[BandSummary], scale: str | tuple[float, floa
 
 def band_notes(table: BandTable, statistics: BandStatistics) -> list[str]:
     """Returns what a user should know of the values: lines of text."""
-    notes = []
-    scaled = table.scale.by if table.scale.by != "given" else "the given range"
-    scaled = "their type's range" if scaled == NONE else scaled
-    notes.append(f"{len(table.names)} bands of {table.dtype}, scaled by {scaled}")
+    scaled = {"given": "the given range", NONE: "their type's range"}.get(table.scale.by, table.scale.by)
+    exact = "" if table.exact else f", of a sample of {statistics.sampled:,} pixels of each band"
+    notes = [f"{count_of(len(table.names), 'band')} of {table.dtype}, scaled by {scaled}{exact}"]
     if constant := [
         name for name, low, high in zip(table.names, table.min, table.max, strict=True) if low == high
     ]:
-        notes.append(f"warning: constant in all images: {_listed(constant)} (leave it out by --bands)")
-    if "16" in table.dtype and "int" in table.dtype:
-        whole, low, high = 1 << 16, min(table.min), max(table.max)
-        share = (high - low + 1) / whole
-        if share < _SMALL_SHARE:
-            advice = " --scale percentiles would use all of it" if table.scale.by == NONE else ""
-            notes.append(
-                f"warning: values from {low:.0f} to {high:.0f} are {100 * share:.2g} % of the range of {table.dtype};"
-                f"{advice or f' unit scale is by {scaled}'}"
-            )
+        notes.append(f"warning: constant in all images: {', '.join(constant)} (leave it out by --bands)")
+    used = (max(table.max) - min(table.min) + 1) / (1 << 16)
+    if table.dtype in ("uint16", "int16") and table.scale.by == NONE and used < _SMALL_SHARE:
+        notes.append(
+            f"warning: values use {used:.2%} of the range of {table.dtype}: --scale percentiles uses all"
+        )
     if statistics.lone_zeros >= _MANY_ZEROS:
         notes.append(
-            f"warning: {100 * statistics.lone_zeros:.2g} % of each band's pixels or more are 0, and none are 1 to "
-            f"{LONE - 1}: if 0 means no data, give --nodata 0"
+            f"warning: {statistics.lone_zeros:.2%} of each band's pixels or more are 0, and none are 1 to {LONE - 1}: "
+            "if 0 means no data, give --nodata 0"
         )
     if any(table.nodata_share):
-        shares = [f"{100 * share:.2g}" for share in table.nodata_share]
-        what = "NaN" if table.nodata is None else f"{table.nodata:g}"
-        text = shares[0] if len(set(shares)) == 1 else f"{min(shares, key=float)} to {max(shares, key=float)}"
-        notes.append(f"no-data ({what}): {text} % of the pixels, left out of the statistics")
-    if not table.exact:
-        notes.append(f"percentiles are from a sample of {statistics.sampled:,} pixels of each band")
+        value, low, high = table.nodata, min(table.nodata_share), max(table.nodata_share)
+        notes.append(
+            f"no-data ({'NaN' if value is None else f'{value:g}'}): {low:.2%} to {high:.2%} of the pixels"
+        )
     return notes
-
-
-def _listed(names: list[str]) -> str:
-    shown = ", ".join(f'"{name}"' for name in names[:5])
-    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"

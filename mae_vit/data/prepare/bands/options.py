@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
 
 import numpy as np
 
-from mae_vit.core.bands import DTYPES, Bands
-from mae_vit.core.errors import InputError
+from mae_vit.core.bands import Bands
 from mae_vit.data.images.bounds import DecodeError
 
 EIGHT_BIT = "8-bit"
 PERCENTILES, NONE = "percentiles", "none"
-_KIND = re.compile(rf"[1-9]\d{{0,3}}x({'|'.join(DTYPES)})")
 
 
 @dataclass(frozen=True)
@@ -22,8 +19,8 @@ class BandLayout:
     """What all images of a data set have in common.
 
     Attributes:
-        names: one a band.
-        dtype: of raw values.
+        names: one name a band.
+        dtype: type of raw values.
         nodata: raw value of missing pixels; None if there is none.
         named: the files name their bands; else their numbers do.
     """
@@ -45,7 +42,7 @@ class BandLayout:
         return self.names == other.names or not (self.named and other.named)
 
 
-def layout_of(bands: Bands) -> BandLayout:
+def shared_layout(bands: Bands) -> BandLayout:
     """Returns the layout that the images of a prepared data set have."""
     named = not all(name.startswith("band ") for name in bands.names)
     return BandLayout(bands.names, bands.dtype, bands.nodata, named)
@@ -85,61 +82,6 @@ class BandOptions:
 
 
 NO_OPTIONS = BandOptions()
-
-
-def read_options(
-    *, bands: str | None, scale: str | None, nodata: str | None, window: str | None, take: str | None
-) -> BandOptions:
-    """Reads the options of the command line.
-
-    Raises:
-        InputError: for one that makes no sense.
-    """
-    select = tuple(part.strip() for part in bands.split(",")) if bands is not None else ()
-    if any(not part for part in select):
-        raise InputError(
-            f"--bands {bands}: give numbers from 1, ranges or names, such as 4,3,2 or 1-4 or red,nir"
-        )
-    if take is not None and take != EIGHT_BIT and not _KIND.fullmatch(take):
-        raise InputError(
-            f"--take {take}: give bands and type such as 13xuint16 ({', '.join(DTYPES)}), or {EIGHT_BIT}"
-        )
-    center = None if window is None else _two("--window", window, "CENTER,WIDTH")
-    if center is not None and center[1] <= 0:
-        raise InputError(f"--window {window}: its width must be above 0")
-    if center is not None and scale is not None:
-        raise InputError("--window sets the scale: leave --scale out")
-    limits = None if center is None else (center[0] - center[1] / 2, center[0] + center[1] / 2)
-    return BandOptions(select, _scale(scale) if limits is None else limits, _nodata(nodata), limits, take)
-
-
-def _scale(text: str | None) -> str | tuple[float, float] | None:
-    if text in (None, PERCENTILES, NONE):
-        return text
-    low, high = _two("--scale", text, f"{PERCENTILES}, {NONE} or LOW,HIGH")
-    if low >= high:
-        raise InputError(f"--scale {text}: LOW must be below HIGH")
-    return low, high
-
-
-def _two(option: str, text: str, usage: str) -> tuple[float, float]:
-    try:
-        first, second = (float(part) for part in text.split(","))
-    except ValueError:
-        raise InputError(f"{option} {text}: give {usage}") from None
-    if not (math.isfinite(first) and math.isfinite(second)):
-        raise InputError(f"{option} {text}: give finite numbers")
-    return first, second
-
-
-def _nodata(text: str | None) -> float | None:
-    try:
-        value = None if text is None else float(text)
-    except ValueError:
-        raise InputError(f"--nodata {text}: give a number") from None
-    if value is not None and math.isinf(value):
-        raise InputError(f"--nodata {text}: give a finite number, or nan")
-    return value
 
 
 def nodata_for(dtype: str, option: float | None, stated: float | None) -> float | None:

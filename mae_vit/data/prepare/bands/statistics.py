@@ -21,12 +21,12 @@ class BandSummary:
     """Raw statistics of one band, without missing pixels.
 
     Attributes:
-        pixels: with a value.
-        missing: pixels without.
-        mean: of the values.
-        std: of the values.
-        low: smallest.
-        high: largest.
+        pixels: number of pixels with a value.
+        missing: number of pixels without.
+        mean: mean of the values.
+        std: standard deviation of the values.
+        low: smallest value.
+        high: largest value.
         percentiles: by `PERCENTILES`; the smallest value that this share of the values does not exceed.
     """
 
@@ -57,8 +57,8 @@ class BandStatistics:
         flat = np.ascontiguousarray(image).reshape(self.count, -1)
         if self.exact:
             for counts, band in zip(self._counts, flat, strict=True):
-                found = np.bincount(band.view(np.uint8 if self.dtype == "uint8" else np.uint16))
-                counts[: len(found)] += found
+                new = np.bincount(band.view(np.uint8 if self.dtype == "uint8" else np.uint16))
+                counts[: len(new)] += new
             return
         valid = ~np.isnan(flat)
         if self.nodata is not None:
@@ -66,8 +66,8 @@ class BandStatistics:
         self._missing += flat.shape[1] - valid.sum(axis=1)
         for moments, band, mask in zip(self._moments, flat, valid, strict=True):
             moments.add(band[mask].astype(np.float64))
-        places = _places(flat.shape[1])
-        self._keep([np.where(valid[:, places], flat[:, places], np.nan)])
+        pixels = _sampled_pixels(flat.shape[1])
+        self._keep([np.where(valid[:, pixels], flat[:, pixels], np.nan)])
 
     def merge(self, other: BandStatistics) -> None:
         """Adds what another has collected."""
@@ -88,7 +88,7 @@ class BandStatistics:
 
     def summary(self) -> list[BandSummary]:
         """Returns the statistics of each band; a band without any value has zeros."""
-        return [self._exact(n) if self.exact else self._sampled(n) for n in range(self.count)]
+        return [self._summary(n) for n in range(self.count)]
 
     @property
     def lone_zeros(self) -> float:
@@ -102,7 +102,9 @@ class BandStatistics:
         """Pixels of a band that its percentiles are from, if not from all."""
         return sum(sample.shape[1] for sample in self._samples)
 
-    def _exact(self, number: int) -> BandSummary:
+    def _summary(self, number: int) -> BandSummary:
+        if not self.exact:
+            return self._sampled(number)
         values, order = _values(self.dtype)
         counts = self._counts[number][order]
         valid = ~np.isnan(values) if self.nodata is None else values != self.nodata
@@ -115,9 +117,9 @@ class BandStatistics:
         mean = float(values @ counts / total)
         std = float(np.sqrt(np.square(values - mean) @ counts / total))
         ends = np.cumsum(counts)
-        places = [int(np.searchsorted(ends, -(-share * total // 100))) for share in PERCENTILES]
-        found = tuple(float(values[place]) for place in places)
-        return BandSummary(total, missing, mean, std, float(values[0]), float(values[-1]), found)
+        indices = [int(np.searchsorted(ends, -(-share * total // 100))) for share in PERCENTILES]
+        percentiles = tuple(float(values[index]) for index in indices)
+        return BandSummary(total, missing, mean, std, float(values[0]), float(values[-1]), percentiles)
 
     def _sampled(self, number: int) -> BandSummary:
         moments, missing = self._moments[number], int(self._missing[number])
@@ -127,22 +129,28 @@ class BandStatistics:
             return BandSummary(0, missing, 0.0, 0.0, 0.0, 0.0, (0.0,) * len(PERCENTILES))
         # Missing pixels may hide all of the sample; the mean is then as good as any.
         values = values if len(values) else np.array([moments.mean])
-        found = np.percentile(values, PERCENTILES, method="inverted_cdf")
+        percentiles = np.percentile(values, PERCENTILES, method="inverted_cdf")
         std = float(np.sqrt(moments.squares / moments.pixels))
         return BandSummary(
-            moments.pixels, missing, moments.mean, std, moments.low, moments.high, tuple(map(float, found))
+            moments.pixels,
+            missing,
+            moments.mean,
+            std,
+            moments.low,
+            moments.high,
+            tuple(map(float, percentiles)),
         )
 
     def __getstate__(self) -> dict[str, object]:
         # Between processes: most images use a small part of all values.
         used = np.flatnonzero(self._counts.any(axis=0))
-        return {**self.__dict__, "_counts": None, "_used": used, "_of_used": self._counts[:, used]}
+        return {**self.__dict__, "_counts": (used, self._counts[:, used])}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        used, of_used = state.pop("_used"), state.pop("_of_used")
+        used, counts = state.pop("_counts")
         self.__dict__.update(state)
         self._counts = _no_counts(self.count, self.dtype)
-        self._counts[:, used] = of_used
+        self._counts[:, used] = counts
 
 
 def _no_counts(count: int, dtype: str) -> np.ndarray:
@@ -183,7 +191,7 @@ def _values(dtype: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 @lru_cache(maxsize=16)
-def _places(pixels: int) -> np.ndarray:
+def _sampled_pixels(pixels: int) -> np.ndarray:
     """Returns the pixels of an image that percentiles are from, spread at random, the same in each image."""
     if pixels <= _SAMPLE_OF_IMAGE:
         return np.arange(pixels)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import io
+import shutil
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
 from mae_vit.core.errors import InputError
-from mae_vit.data.prepare.entries import Entry, ImageSource, Reader
+from mae_vit.data.prepare.entries import Entry, ImageSource, SourceOptions
 from mae_vit.data.prepare.selection import draw_holdout
 
+# Names of sources -> torchvision's classes.
+DOWNLOADS = {"cifar10": "CIFAR10", "cifar100": "CIFAR100"}
 _DIGITS_TEST_SHARE = Fraction(1, 6)
 
 
@@ -33,45 +37,41 @@ def digits() -> ImageSource:
     return ImageSource("digits (scikit-learn)", [*train, *test])
 
 
-def cifar10(root: Path) -> ImageSource:
-    """CIFAR-10, lossless."""
-    return _cifar("CIFAR10", root)
+def download(name: str, options: SourceOptions) -> ImageSource:
+    """Reads CIFAR (CIFAR-100: fine classes) through torchvision, which unpickles only files of published checksums.
 
+    Downloads go into a hidden folder of the output, kept for the next call; a failure leaves nothing.
 
-def cifar100(root: Path) -> ImageSource:
-    """CIFAR-100 with its 100 fine classes, lossless."""
-    return _cifar("CIFAR100", root)
-
-
-def _cifar(name: str, root: Path) -> ImageSource:
-    """Reads CIFAR through torchvision, which unpickles only files of the published checksums."""
+    Raises:
+        InputError: if there is neither a copy nor a network.
+    """
     # Slow to import, and only used here.
     from torchvision import datasets
 
-    kind = getattr(datasets, name)
+    kind = getattr(datasets, DOWNLOADS[name])
+    root = options.root or options.out / ".download"
     entries = []
     for split, train in (("train", True), ("test", False)):
         try:
             data = kind(str(root), train=train, download=True)
         except (OSError, RuntimeError) as error:
+            if options.root is None:
+                shutil.rmtree(root, ignore_errors=True)
             raise InputError(
-                f"{name.lower()}: no copy under {root} and no download ({str(error).splitlines()[0]}): "
+                f"{name}: no copy under {root} and no download ({str(error).splitlines()[0]}): "
                 f"give --root DIR with torchvision's {kind.base_folder}, or an archive of class folders"
             ) from None
         for number, (pixels, label) in enumerate(zip(data.data, data.targets, strict=True)):
             entries.append(_entry(split, data.classes[label], f"{number:05d}", pixels))
-    return ImageSource(f"{name.lower()} (torchvision)", entries)
+    return ImageSource(f"{name} (torchvision)", entries)
 
 
 def _entry(split: str, class_name: str, stem: str, pixels: np.ndarray) -> Entry:
     key = f"{class_name}/{stem}"
-    return Entry(split, class_name, key, f"{split}/{key}.png", "png", _png_of(pixels))
+    return Entry(split, class_name, key, f"{split}/{key}.png", "png", partial(_encode, pixels))
 
 
-def _png_of(pixels: np.ndarray) -> Reader:
-    def read() -> bytes:
-        stream = io.BytesIO()
-        Image.fromarray(pixels).save(stream, "png")
-        return stream.getvalue()
-
-    return read
+def _encode(pixels: np.ndarray) -> bytes:
+    stream = io.BytesIO()
+    Image.fromarray(pixels).save(stream, "png")
+    return stream.getvalue()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path, PurePosixPath
 from types import ModuleType
 from typing import Any
@@ -24,14 +25,19 @@ from mae_vit.data.images.bounds import DecodeError
 from mae_vit.data.prepare.entries import (
     Entry,
     ImageSource,
-    Reader,
     SourceOptions,
     class_text,
     numbered_classes,
     unique_key,
     without_label_note,
 )
-from mae_vit.data.prepare.sources.columns import Columns, choose_columns, decode_base64, parquet_library
+from mae_vit.data.prepare.sources.columns import (
+    Columns,
+    choose_columns,
+    decode_base64,
+    parquet_library,
+    unread_note,
+)
 from mae_vit.data.prepare.sources.spool import Spool
 from mae_vit.data.shards.dataset_json import FILE_NAME, read_dataset
 
@@ -46,11 +52,10 @@ class _ParquetTable:
     """A Parquet file as rows of one split.
 
     Attributes:
-        name: in messages.
-        split: of rows that name none.
-        stem: of the keys of rows that name no path.
-        schema: of pyarrow.
-        first: the first row; empty if there is none.
+        name: its name in messages.
+        split: split of rows that name none.
+        stem: stem of the keys of rows that name no path.
+        schema: schema of pyarrow.
     """
 
     def __init__(self, path: Path, folder: Path, split: str) -> None:
@@ -65,12 +70,11 @@ class _ParquetTable:
             reason = f"no whole Parquet file: {error_reason(error)[:_LONGEST_REASON]}"
             raise InputError(f"{self.name} is {what_file_is(path) or reason}") from None
         self.schema = self._file.schema_arrow
-        self.first = next(self.rows(None, batch_rows=1), {})
 
-    def rows(self, columns: list[str] | None, batch_rows: int = _BATCH_ROWS) -> Iterator[dict[str, Any]]:
+    def rows(self, columns: list[str] | None = None) -> Iterator[dict[str, Any]]:
         """Yields each row by column."""
         try:
-            for batch in self._file.iter_batches(batch_rows, columns=columns, use_threads=False):
+            for batch in self._file.iter_batches(_BATCH_ROWS, columns=columns, use_threads=False):
                 yield from batch.to_pylist()
         except self._errors as error:
             raise InputError(f"{self.name} is damaged: {error_reason(error)[:_LONGEST_REASON]}") from None
@@ -84,11 +88,10 @@ class _HubTable:
         stream = stream if stream.features else stream._resolve_features()
         self._stream = stream.decode(False)  # images stay bytes
         self.schema = stream.features.arrow_schema
-        self.first: dict[str, Any] = next(iter(self._stream), {})
 
-    def rows(self, columns: list[str]) -> Iterator[dict[str, Any]]:
+    def rows(self, columns: list[str] | None = None) -> Iterator[dict[str, Any]]:
         """Yields each row by column."""
-        return iter(self._stream.select_columns(columns))
+        return iter(self._stream.select_columns(columns) if columns else self._stream)
 
 
 def find_parquet(folder: Path) -> list[Path]:
@@ -101,9 +104,9 @@ def open_parquet(paths: Sequence[Path], folder: Path, name: str, options: Source
     """Reads Parquet files.
 
     Args:
-        paths: of the files, in the order of their images.
-        folder: that holds them; names of files and folders tell splits.
-        name: of the source.
+        paths: files, in the order of their images.
+        folder: the folder that holds them; names of files and folders tell splits.
+        name: name of the source.
         options: columns, and the split of files whose names tell none.
 
     Raises:
@@ -142,8 +145,7 @@ def open_hub_dataset(spec: str, options: SourceOptions) -> ImageSource:
             raise
         except (library.exceptions.DatasetsError, ValueError, RuntimeError) as error:
             reason = " ".join(str(error).split())[:_LONGEST_REASON]
-            hint = "" if options.config_name else "; --config-name NAME chooses a configuration"
-            raise InputError(f"{asked}: {reason}{hint if 'onfig' in reason else ''}") from None
+            raise InputError(f"{asked}: {reason} (--config-name NAME chooses a configuration)") from None
 
 
 def _datasets_library() -> ModuleType:
@@ -175,12 +177,12 @@ def _read_tables(
     """
     spool, entries, without, largest = Spool(options.out), list[Entry](), 0, -1
     keys: dict[str, dict[str, int]] = {}
-    notes: dict[str, None] = {}
+    unread: dict[str, None] = {}
     table_of_names: dict[tuple[str, ...] | None, str] = {}
     for table in tables:
-        columns = choose_columns(table.schema, table.first, table.name, options)
-        wanted = [name for name in (columns.image, columns.label, columns.split) if name]
-        notes |= dict.fromkeys(columns.notes)
+        columns = choose_columns(table.schema, next(table.rows(), {}), table.name, options)
+        wanted = [column for column in (columns.image, columns.label, columns.split) if column]
+        unread |= dict.fromkeys(columns.unread)
         if columns.label:
             table_of_names.setdefault(columns.names, table.name)
         bar = progress(table.rows(wanted), desc=f"reading {table.name}", unit=" rows", delay=2, leave=False)
@@ -188,8 +190,8 @@ def _read_tables(
             where = f"{table.name}, row {number}"
             data, path = _image(row[columns.image])
             stem = PurePosixPath(path).stem or f"{table.stem}-{number:06d}"
-            told = columns.split and row[columns.split]
-            split = split_told(told) if told else table.split
+            split_text = columns.split and row[columns.split]
+            split = split_told(split_text) if split_text else table.split
             class_name = None
             if columns.label:
                 label = _label(row[columns.label], columns)
@@ -199,16 +201,15 @@ def _read_tables(
             key = unique_key(stem.replace(".", "_"), keys.setdefault(split, {}))
             origin = f"{where} ({plain_text(path)})" if path else where
             kind = image_kind(data[:HEAD_BYTES]) if isinstance(data, bytes) else None
-            read = spool.write(data) if isinstance(data, bytes) else _raising(data)
+            read = spool.write(data) if isinstance(data, bytes) else partial(_fail, data)
             entries.append(Entry(split, class_name, key, origin, kind or "jpg", read))
     if len(table_of_names) > 1:
-        one, other, *_ = table_of_names.values()
-        raise InputError(
-            f"{one} and {other} name their classes differently: prepare them one after the other"
-        )
+        first, second, *_ = table_of_names.values()
+        raise InputError(f"{first} and {second} name their classes differently: prepare one after the other")
     classes = next(iter(table_of_names), None) or numbered_classes(largest, name) or None
-    said = without_label_note(without, "the column holds none, or a negative number")
-    return ImageSource(name, entries, classes=classes, notes=(*notes, *said))
+    notes = unread_note(name, unread)
+    notes += without_label_note(without, "the column holds none, or a negative number")
+    return ImageSource(name, entries, classes=classes, notes=tuple(notes))
 
 
 def _image(cell: Any) -> tuple[bytes | str, str]:
@@ -250,8 +251,5 @@ def _class_name(label: int | str | None, names: Sequence[str] | None, where: str
     return plain_text(names[label])
 
 
-def _raising(reason: str) -> Reader:
-    def read() -> bytes:
-        raise DecodeError(reason)
-
-    return read
+def _fail(reason: str) -> bytes:
+    raise DecodeError(reason)

@@ -6,7 +6,6 @@ import csv
 import io
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
@@ -15,7 +14,6 @@ from typing import NamedTuple
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import closest, count_of, plain_text
 from mae_vit.core.user_files import (
-    ARCHIVE_EXTENSIONS,
     LABEL_NAMES,
     decode_text,
     extension_of,
@@ -32,8 +30,9 @@ from mae_vit.data.prepare.entries import (
     unique_key,
     without_label_note,
 )
-from mae_vit.data.prepare.label_lists import Names, stem_of
+from mae_vit.data.prepare.label_lists import Names, image_stem
 from mae_vit.data.prepare.listing import shown
+from mae_vit.data.prepare.sources.columns import unread_note
 from mae_vit.data.prepare.sources.folders import is_regular, reader, walk
 from mae_vit.data.shards.samples import label_number, no_single_label
 
@@ -43,8 +42,8 @@ _LOOKED_AT = 8
 _FIRST_LINE = 4096
 # The latter is fastai's.
 _SPLITS = ("split", "is_valid")
-_DEFAULTS = SourceOptions(Path())
 _BITS = {"0": 0, "0.0": 0, "false": 0, "1": 1, "1.0": 1, "true": 1}
+Cells = Mapping[str, str]
 
 
 class Row(NamedTuple):
@@ -68,6 +67,7 @@ class _Files:
 
     Attributes:
         elsewhere: folders at the beginning of all paths, which may be those of another machine.
+        names: the images below the folder.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -75,46 +75,25 @@ class _Files:
         self.elsewhere: tuple[str, ...] = ()
 
     @cached_property
-    def _below(self) -> Names:
+    def names(self) -> Names:
         paths = (file.relative_to(self._folder).as_posix() for file in walk(self._folder))
         return Names(path for path in paths if is_image(path))
 
     def find(self, path: str) -> Path | None:
-        """Returns the one file that is meant; None of none or several, and of an address."""
+        """Returns the one file that is meant; None for none or several, and for an address."""
         if "://" in path:
             return None
         path = path.replace("\\", "/")
         if is_regular(self._folder / path):
             return self._folder / path
         for cut in ("/".join(self.elsewhere[:count]) for count in range(len(self.elsewhere) + 1)):
-            if found := self._below.find(path.removeprefix(cut).lstrip("/") if cut else path):
-                return self._folder / found
+            if name := self.names.find(path.removeprefix(cut).lstrip("/") if cut else path):
+                return self._folder / name
         return None
-
-    def hint(self, missing: Sequence[str], all_missing: bool) -> str:
-        """Says where files may be that are not found."""
-        names = sorted(file.name for file in self._folder.iterdir() if file.is_file())
-        if any("://" in path for path in missing):
-            return ": download them first"
-        if archives := [name for name in names if extension_of(name) in ARCHIVE_EXTENSIONS]:
-            return f": unpack {shown(archives)} first, which may hold them"
-        if not all_missing:
-            return ""
-        there = self._below.shown()
-        return f"; there are {there}" if there else self.beside(missing)
-
-    def beside(self, names: Iterable[str]) -> str:
-        """Says which folder beside that of the table has images of these names, and what to do; "" if none has."""
-        stems = {stem_of(name.replace("\\", "/").rpartition("/")[2]) for name in names}
-        with suppress(OSError):  # folders may be another user's
-            for folder in sorted(filter(Path.is_dir, self._folder.resolve().parent.iterdir())):
-                if any(is_image(file.name) and stem_of(file.name) in stems for file in folder.iterdir()):
-                    return f"; {folder} has images of these names: if they are meant, move the table there"
-        return ""
 
 
 def _shared_folders(paths: Iterable[str]) -> tuple[str, ...]:
-    """The folders at the beginning of all paths, up to one that is called like a split; none of addresses."""
+    """Returns the folders at the beginning of all paths, up to one that is called like a split; none of addresses."""
     parts = [tuple(path.replace("\\", "/").split("/")[:-1]) for path in paths]
     if not parts or any("//" in path for path in paths):
         return ()
@@ -134,7 +113,7 @@ def is_table(path: Path) -> bool:
         return "\t" in decode_text(file.read(_FIRST_LINE), "", errors="replace").partition("\n")[0]
 
 
-def read_table(table: Path, options: SourceOptions = _DEFAULTS) -> Table:
+def read_table(table: Path, options: SourceOptions | None = None) -> Table:
     """Reads the rows of a table.
 
     Args:
@@ -144,66 +123,64 @@ def read_table(table: Path, options: SourceOptions = _DEFAULTS) -> Table:
     Raises:
         InputError: if it has no column of files, several that may be meant, or is no text.
     """
+    options = options or SourceOptions(Path())
     name, files = table.name, _Files(table.parent)
     columns, cells = _read(table)
     path, label = _choose_columns(table, columns, cells, files, options)
     split, notes = next((column for column in _SPLITS if column in columns), None), list[str]()
-    if split == "is_valid":
-        notes.append(f"took the rows of {name} whose is_valid is true for val, the others for train")
     if without := sum(not row[path] for row in cells):
         notes.append(f"left out {count_of(without, 'row')} of {name} that name no file")
     cells = [row for row in cells if row[path]]
     # Where some are found as they are named, others are missing.
     if not any(files.find(row[path]) for row in cells):
-        files.elsewhere = _shared_folders(row[path] for row in cells)
+        files.elsewhere = _shared_folders([row[path] for row in cells])
     unread = [column for column in columns if column not in (path, label, split)]
     hot: list[str] = []
     if options.labels and not label:
-        hot, remarks = _one_hot(unread, path, columns, cells)
-        notes += remarks
-    if unread := [column for column in unread if column not in hot]:
-        hint = f" (for labels, mae-vit prepare {shlex.quote(str(table))} OUT --label-column NAME)"
-        listed = shown(columns[column] for column in unread)
-        notes.append(
-            f"columns of {name} that are not read: {listed}{hint if options.labels and not (label or hot) else ''}"
-        )
+        # Columns of 0 and 1 with a single 1 in each row are one label.
+        bits = [column for column in unread if cells and all(row[column].lower() in _BITS for row in cells)]
+        if len(bits) > 1 and all(len(_ones(row, bits)) == 1 for row in cells):
+            hot = bits
+            listed = shown(columns[bit] for bit in hot)
+            notes.append(f"took columns with a single 1 in each row for the labels: {listed}")
+    notes += unread_note(name, [columns[column] for column in unread if column not in hot])
     rows = []
     for row in cells:
-        told = row[split] if split else ""
+        split_text = row[split] if split else ""
         if split == "is_valid":
-            told = "val" if _BITS.get(told.lower()) else "train"
+            split_text = "val" if _BITS.get(split_text.lower()) else "train"
         named = columns[_ones(row, hot)[0]] if hot else row[label] if label else ""
-        rows.append(Row(row[path], files.find(row[path]), named, told))
+        rows.append(Row(row[path], files.find(row[path]), named, split_text))
     return Table(rows, notes)
 
 
+def _ones(row: Cells, columns: Sequence[str]) -> list[str]:
+    return [name for name in columns if _BITS[row[name].lower()]]
+
+
 def _read(table: Path) -> tuple[dict[str, str], list[dict[str, str]]]:
-    """The columns, by their names in lower case, as they are written; and the cells of each row, by the same names."""
+    """Returns the columns, by their names in lower case, as they are written; and the cells of each row, by these."""
     text = read_text(table)
     delimiter = max("\t", ";", ",", key=text.partition("\n")[0].count)
-    reading = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+    lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
     try:
-        written = [name.strip() for name in next(reading, [])]
-        rows = [[cell.strip() for cell in row] for row in reading]
+        written = [name.strip() for name in next(lines, [])]
+        rows = [[cell.strip() for cell in row] for row in lines]
     except csv.Error as error:
-        raise InputError(f"table {table}: line {reading.line_num} cannot be read: {error}") from None
-    places = {name.lower(): place for place, name in enumerate(written) if name}
-    if len(places) < sum(map(bool, written)):
+        raise InputError(f"table {table}: line {lines.line_num} cannot be read: {error}") from None
+    indices = {name.lower(): index for index, name in enumerate(written) if name}
+    if len(indices) < sum(map(bool, written)):
         raise InputError(f"table {table}: two columns have one name ({shown(written)}): rename one")
-    found = [
-        {name: row[place] if place < len(row) else "" for name, place in places.items()}
+    cells = [
+        {name: row[index] if index < len(row) else "" for name, index in indices.items()}
         for row in rows
         if any(row)
     ]
-    return {name: written[place] for name, place in places.items()}, found
+    return {name: written[index] for name, index in indices.items()}, cells
 
 
 def _choose_columns(
-    table: Path,
-    columns: Mapping[str, str],
-    cells: Sequence[Mapping[str, str]],
-    files: _Files,
-    options: SourceOptions,
+    table: Path, columns: Cells, cells: Sequence[Cells], files: _Files, options: SourceOptions
 ) -> tuple[str, str | None]:
     """Returns the columns of paths and of labels.
 
@@ -222,55 +199,31 @@ def _choose_columns(
     if options.label_column:
         labels = [_asked_column(table, columns, options.label_column, "--label-column")]
     labels = labels if options.labels else []
-    why, command = [], ""
+    command = ""
     if len(paths) != 1:
-        why.append(f"{'several columns name' if paths else 'no column names'} images beside it or below")
         command += f" --image-column {shlex.quote(columns[paths[0]]) if paths else 'NAME'}"
     if len(labels) > 1:
-        why.append("several columns may be labels")
         command += f" --label-column {shlex.quote(columns[labels[0]])}"
-    if why:
+    if command:
         listed = plain_text(", ".join(columns.values())[:80])
-        near = "" if paths else files.beside(cell for row in cells[:_LOOKED_AT] for cell in row.values())
         raise InputError(
-            f"table {table}: {' and '.join(why)}: its first line has {listed}; "
-            f"mae-vit prepare {shlex.quote(str(table))} OUT{command} chooses{near}"
+            f"table {table}: which columns of {listed} name images (beside it or below) and labels is not clear: "
+            f"mae-vit prepare {shlex.quote(str(table))} OUT{command} chooses"
         )
     return paths[0], labels[0] if labels else None
 
 
-def _asked_column(table: Path, columns: Mapping[str, str], asked: str, option: str) -> str:
+def _asked_column(table: Path, columns: Cells, asked: str, option: str) -> str:
     if (name := asked.strip().lower()) not in columns:
         hint = closest(asked, columns.values()) or f"it has {shown(columns.values())}"
         raise InputError(f"{option} {asked}: table {table} has no such column: {hint}")
     return name
 
 
-def _holds_files(name: str, cells: Sequence[Mapping[str, str]], files: _Files) -> bool:
+def _holds_files(name: str, cells: Sequence[Cells], files: _Files) -> bool:
     """Whether the first cells of a column name files."""
     first = [row[name] for row in cells[:_LOOKED_AT]]
     return bool(first) and all(path and files.find(path) for path in first)
-
-
-def _one_hot(
-    names: Sequence[str], path: str, columns: Mapping[str, str], rows: Sequence[Mapping[str, str]]
-) -> tuple[list[str], list[str]]:
-    """The columns that are one label, since each row has a single 1 in them; and a remark on columns of 0 and 1."""
-    bits = [name for name in names if all(row[name].lower() in _BITS for row in rows)]
-    if len(bits) < 2 or not rows:
-        return [], []
-    listed = shown(columns[name] for name in bits)
-    odd = next((row for row in rows if len(_ones(row, bits)) != 1), None)
-    if odd is None:
-        return bits, [f"took columns with a single 1 in each row for the labels: {listed}"]
-    return [], [
-        f"columns {listed} of 0 and 1 are not one label: {plain_text(odd[path])} has {len(_ones(odd, bits)) or 'no'} "
-        "ones, and one class of each image is read (multi-label tables are not supported)"
-    ]
-
-
-def _ones(row: Mapping[str, str], columns: Sequence[str]) -> list[str]:
-    return [name for name in columns if _BITS[row[name].lower()]]
 
 
 def open_table(table: Path, options: SourceOptions) -> ImageSource:
@@ -287,39 +240,42 @@ def open_table(table: Path, options: SourceOptions) -> ImageSource:
     entries, missing = list[Entry](), [row.path for row in rows if row.file is None]
     label_of: dict[tuple[str, Path], str | None] = {}
     keys: dict[str, dict[str, int]] = {}
-    below = list[str]()
+    by_end = list[str]()
     folders, notes = _splits_of_folders(rows, table, options.split)
     signed = {label_number((row.label or "x").encode()) for row in rows} == {-1, 1}
     if signed:
         notes.append(f"took the labels 1 and -1 of {table.name} for two classes, since there are no others")
-    for (path, file, label, told), folder_split in zip(rows, folders, strict=True):
+    for (path, file, label, split_text), folder_split in zip(rows, folders, strict=True):
         if file is None:
             continue
-        name, split = _class_name(label, signed=signed), split_told(told) if told else folder_split
+        name, split = (
+            _class_name(label, signed=signed),
+            split_told(split_text) if split_text else folder_split,
+        )
         twice = (split, file) in label_of
         other = label_of.setdefault((split, file), name)
         if other != name or (name and no_single_label(name.encode())):
             both = f'"{other}" and "{name}"' if other != name else f'"{name}"'
             raise InputError(
-                f"table {table}: the label of {plain_text(path)} is {both}: one class of each image is read; "
+                f"table {table}: the label of {path} is {both}: one class of each image is read; "
                 "mae-vit prepare --no-labels takes the images alone"
             )
         if twice:
             continue
         where = _beside(path, file, table)
         if where != path.replace("\\", "/").removeprefix("./"):
-            below.append(f"{plain_text(path)} is {plain_text(where)}")
-        stem = stem_of(where).replace(".", "_").strip("/") or where
+            by_end.append(f"{plain_text(path)} is {plain_text(where)}")
+        stem = image_stem(where).replace(".", "_").strip("/") or where
         key = unique_key(stem, keys.setdefault(split, {}))
         entries.append(Entry(split, name, key, where, extension_of(where) or "jpg", reader(file)))
     if missing:
-        hint = _Files(table.parent).hint(missing, not entries)
+        there = "" if entries else f"; there are {_Files(table.parent).names}"
         count = count_of(len(missing), "file")
-        notes.append(f"{count} of {table.name} not found beside it: {shown(missing)}{hint}")
-    if below:
+        notes.append(f"{count} of {table.name} not found beside it or below: {shown(missing)}{there}")
+    if by_end:
         notes.append(
-            f"found {count_of(len(below), 'file')} of {table.name} by the ends of their paths (folder, case or "
-            f"extension differ): {below[0]}"
+            f"found {count_of(len(by_end), 'file')} of {table.name} by the ends of their paths (folder, case or "
+            f"extension differ): {by_end[0]}"
         )
     if repeated := len(rows) - len(missing) - len(entries):
         notes.append(f"{table.name} names images again in {count_of(repeated, 'row')}: each is taken once")
@@ -338,35 +294,30 @@ def open_table(table: Path, options: SourceOptions) -> ImageSource:
 
 
 def _beside(path: str, file: Path, table: Path) -> str:
-    """The path of a row's file beside its table."""
+    """Returns the path of a row's file beside its table."""
     return file.relative_to(table.parent).as_posix() if file.is_relative_to(table.parent) else path
 
 
 def _splits_of_folders(rows: Sequence[Row], table: Path, split: str) -> tuple[list[str], list[str]]:
-    """The split of each row that tells none: of the folder that it lies in where there are several; and remarks."""
-    told = []
+    """Returns the split of each row: of the folder that it lies in, if these are several; and remarks."""
+    splits = []
     for row in rows:
         folders = _beside(row.path, row.file, table).split("/")[:-1] if row.file and not row.split else []
-        told.append(next(filter(None, map(split_named, folders)), None))
-    there = sorted({name for name in told if name})
+        splits.append(next(filter(None, map(split_named, folders)), None))
+    there = sorted({name for name in splits if name})
     if len(there) > 1:
-        listed = ", ".join(there)
-        remark = f"took the splits of {table.name} from the folders of its images: {listed}"
-        return [name or split for name in told], [f"{remark} (a column split tells others)"]
-    remarks = []
-    if there and there[0] != split and None not in told:
-        remarks.append(
-            f"all images of {table.name} lie in the folder of split {there[0]}, but were taken for {split} (--split "
-            f"{there[0]} takes them for it)"
-        )
-    return [split] * len(rows), remarks
+        remark = f"took the splits of {table.name} from the folders of its images: {', '.join(there)}"
+        return [name or split for name in splits], [f"{remark} (a column split tells others)"]
+    if there and there[0] != split and None not in splits:
+        return [split] * len(rows), [f"all images of {table.name} lie in {there[0]}: --split {there[0]}?"]
+    return [split] * len(rows), []
 
 
 def _class_name(label: str, *, signed: bool) -> str | None:
-    """The class that a cell names: whole numbers without decimals, as pandas writes those with gaps; not negative.
+    """Returns the class that a cell names: whole numbers without decimals, as pandas writes them; not negative.
 
     Args:
-        label: of the cell.
+        label: the text of the cell.
         signed: negative numbers are classes, too.
     """
     name = class_text(label)

@@ -80,7 +80,7 @@ def _open_archives(tars: Sequence[Tar], folder: Path, name: str, options: Source
         # A folder called like its tar is its wrapping.
         wrapped = len(tars) > 1 and all(path.startswith(f"{stem}/") for path, _ in listing.images)
         place = ("" if one_split else f"{split}/") + (f"{stem}/" if classes else "")
-        files.add(listing, wrapping=f"{stem}/" if wrapped else "", place=place)
+        files.add(listing, wrapping=f"{stem}/" if wrapped else "", folder=place)
     if classes and options.labels:
         files.notes.append(
             f"took each of {count_of(len(tars), 'tar')} for the class of its name (--no-labels)"

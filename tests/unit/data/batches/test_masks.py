@@ -39,8 +39,7 @@ def expected_classes(images: torch.Tensor) -> torch.Tensor:
     return torch.where(gray < FIRST, -1, (gray - FIRST) // STEP)
 
 
-@pytest.mark.parametrize("name", ["tar", "memory"])
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(("name", "workers"), [("tar", 0), ("memory", 1)])
 def test_batches_have_the_masks_of_their_views(pairs, name, workers):
     source = replace(opened(pairs, name), samples=np.arange(3, 37))
     order, share = GlobalOrder(34, 8, seed=1), RankSlice(0, 1, 2)
@@ -107,7 +106,7 @@ def test_places_of_masks_that_were_cut_short_are_found_again(pairs, tmp_path):
 
 
 def test_data_without_masks_are_refused(digits):
-    with pytest.raises(InputError, match=r"has no masks: mae-vit prepare SRC OUT --masks"):
+    with pytest.raises(InputError, match="--masks"):
         opened(digits)
 
 
@@ -117,5 +116,5 @@ def test_masks_beside_images_of_more_than_8_bits_are_refused(tmp_path):
         values = np.asarray(Image.open(file).convert("L")).astype(np.uint16) * 257
         Image.fromarray(values).save(file)
     prepare_pairs(folder, tmp_path / "out")
-    with pytest.raises(InputError, match=r"images of uint16: segmentation takes images of 8 bits"):
+    with pytest.raises(InputError, match=r"uint16"):
         opened(tmp_path / "out")

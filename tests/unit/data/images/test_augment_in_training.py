@@ -16,22 +16,20 @@ from mae_vit.core.errors import InputError
 from mae_vit.data.batches.augmented import Views, open_source
 from mae_vit.data.batches.loader import choose_workers, load_batches, start_worker_server
 from mae_vit.data.images.augment import Augment
-from mae_vit.data.images.auto_augment import RANDAUGMENT, AutoAugmentCifar, RandAugment, make_policy
+from mae_vit.data.images.auto_augment import RANDAUGMENT, AutoAugmentCifar, RandAugment
 from mae_vit.data.index import open_index
-from mae_vit.data.normalization import fill_color
 from mae_vit.data.order.order import GlobalOrder, RankSlice
+from mae_vit.data.views import fill_color, make_policy
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.finetuning.data import open_data as open_finetune_data
 from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.pretraining.data import open_data
 from mae_vit.runtime.ranks import Ranks
-from mae_vit.training.checkpoints.resume import check_identity, run_identity
 
 FILL = (120, 60, 30)
 POLICIES = {
     "randaugment": {"policy": RandAugment(), "erasing": 0.5},
     "autoaugment": {"policy": AutoAugmentCifar(), "erasing": 0.5},
-    "policy alone": {"policy": RandAugment()},
     "erasing alone": {"erasing": 0.5},
 }
 CROPS = {
@@ -41,9 +39,16 @@ CROPS = {
 }
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("crop", CROPS)
-@pytest.mark.parametrize("changes", POLICIES)
+@pytest.mark.parametrize(
+    ("changes", "crop", "channels"),
+    [
+        ("randaugment", "none", 3),
+        ("randaugment", "random_resized", 1),
+        ("autoaugment", "pad", 3),
+        ("autoaugment", "none", 1),
+        ("erasing alone", "random_resized", 3),
+    ],
+)
 def test_one_by_one_in_a_batch_and_in_another_batch_are_the_same(changes, crop, channels):
     images = smooth(channels, 32, 32, count=24)
     augment = Augment(img_size=(32, 32), **CROPS[crop], **POLICIES[changes], fill=FILL[:channels])
@@ -63,7 +68,7 @@ def test_one_by_one_in_a_batch_and_in_another_batch_are_the_same(changes, crop, 
         assert (other != batch).any(axis=(1, 2, 3)).mean() > 0.3
 
 
-@pytest.mark.parametrize("changes", POLICIES)
+@pytest.mark.parametrize("changes", ["randaugment", "autoaugment"])
 def test_no_generator_is_read_or_moved(changes):
     images = smooth(3, 32, 32, count=24)
     augment = Augment(img_size=(32, 32), **POLICIES[changes])
@@ -92,7 +97,7 @@ def test_draws_of_a_seed_stay_what_they_are():
     assert digests == ["d48c83b2bdacfcd3", "7b044026a3747b11", "fa01d0d6a12fa49b"]
 
 
-@pytest.mark.parametrize("changes", POLICIES)
+@pytest.mark.parametrize("changes", ["randaugment", "autoaugment"])
 def test_both_sources_give_the_same_images(digits, changes):
     index = open_index(digits, "train")
     augment = Augment(img_size=(16, 16), **CROPS["random_resized"], **POLICIES[changes], fill=(90,))
@@ -276,23 +281,3 @@ def test_what_has_no_effect_or_no_meaning_is_refused(digits, overrides):
     with pytest.raises(InputError) as caught:
         configured(PretrainConfig, digits, *overrides.split(" "))
     assert REFUSED[overrides] in str(caught.value)
-
-
-def test_defaults_of_a_policy_stand_in_the_config(digits):
-    section = configured(PretrainConfig, digits, RANDAUGMENTED).data.augment
-    assert section.options_of("policy") == {"num_ops": 2, "magnitude": 9.0, "magnitude_std": 0.5}
-    assert make_policy(section) == RandAugment()
-    plain = configured(PretrainConfig, digits).data.augment
-    assert (plain.options_of("policy"), make_policy(plain)) == ({}, None)
-
-
-def test_a_run_from_before_there_were_policies_goes_on(digits, tmp_path):
-    new = ["policy", "num_ops", "magnitude", "magnitude_std", "erasing"]
-    now = run_identity(configured(PretrainConfig, digits), derived={})
-    before = {key: value for key, value in now.values.items() if key.rpartition(".")[2] not in new}
-    assert len(now.values) == len(before) + len(new)
-    check_identity(before, now, tmp_path)
-    for change in (RANDAUGMENTED, "data.augment.erasing=0.5"):
-        other = run_identity(configured(PretrainConfig, digits, change), derived={})
-        with pytest.raises(InputError, match=f"{change.partition('=')[0]} was unset, now"):
-            check_identity(before, other, tmp_path)

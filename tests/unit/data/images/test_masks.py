@@ -86,7 +86,7 @@ def test_anything_else_is_refused(data, reason):
 def test_ids_become_classes():
     table = id_table([1, 5, 700], 0)
     np.testing.assert_array_equal(numbered(np.array([[1, 5], [700, 0]], np.uint16), table), [[1, 2], [3, 0]])
-    with pytest.raises(DecodeError, match=r"pixel \(0, 1\) has the id 4"):
+    with pytest.raises(DecodeError, match=r"\(0, 1\).* 4"):
         numbered(np.array([[1, 4]], np.uint16), table)
 
 

@@ -9,12 +9,12 @@ from helpers.batch_digests import digest_of_global_batches
 
 from mae_vit.core.keyed_rng import RngStream, derive_key, threefry2x32
 from mae_vit.data.batches.loader import start_worker_server
-from mae_vit.data.order.order import GlobalOrder, RankSlice, micro_batches
+from mae_vit.data.order.order import GlobalOrder, RankSlice, data_step, micro_batches
 from mae_vit.data.order.permutation import permute
-from mae_vit.data.order.skipped_steps import data_step
 
 BATCH = 96
 DIGITS = 1497  # images in their train split
+SKIPPED = ((1, 2), (40, 43))
 
 
 @pytest.mark.parametrize("num_samples", [1, 2, 3, 10, 97, 1534, 4096])
@@ -105,8 +105,8 @@ def test_epochs_differ_and_each_holds_every_sample_once():
     assert set(epochs[0].tolist()) != set(epochs[1].tolist())  # another remainder is dropped
 
 
-@pytest.mark.parametrize("batch", [96, 1536, 4608])  # many steps of a call, two, less than one
-@pytest.mark.parametrize("skipped", [(), ((1, 2), (40, 43))])
+# Many steps of a call, two, less than one.
+@pytest.mark.parametrize(("batch", "skipped"), [(96, SKIPPED), (96, ()), (1536, SKIPPED), (4608, SKIPPED)])
 def test_each_step_is_its_slice_of_the_order_wherever_one_begins(batch, skipped):
     order = GlobalOrder(10_000, batch, seed=3)
     stop = 2 * order.steps_per_epoch
@@ -129,20 +129,13 @@ def test_each_step_is_its_slice_of_the_order_wherever_one_begins(batch, skipped)
 def test_global_batches_do_not_depend_on_ranks_or_workers(digits, source_name):
     start_worker_server()
     order = GlobalOrder(DIGITS, BATCH, seed=7)
-    steps = range(0, 2 * (DIGITS // BATCH))  # two epochs
+    steps = range(12, 18)  # over the end of an epoch
     expected = digest_of_global_batches(digits, order, source_name, 1, 0, steps)
     assert len(set(expected)) == len(expected)
-    for world_size, workers in ((2, 0), (4, 0), (1, 2), (4, 2)):
+    for world_size, workers in ((4, 0), (2, 2)):
         digest = digest_of_global_batches(digits, order, source_name, world_size, workers, steps)
         assert digest == expected
     digest = digest_of_global_batches(digits, order, source_name, 2, 0, steps, accumulation=3)
     assert digest == expected
     # From the middle of an epoch on: no state to restore.
-    assert digest_of_global_batches(digits, order, source_name, 2, 2, range(5, 9)) == expected[5:9]
-
-
-def test_memory_and_tar_give_the_same_pixels(digits):
-    order, steps = GlobalOrder(DIGITS, BATCH, seed=7), range(3)
-    assert digest_of_global_batches(digits, order, "memory", 1, 0, steps) == digest_of_global_batches(
-        digits, order, "tar", 1, 0, steps
-    )
+    assert digest_of_global_batches(digits, order, source_name, 2, 0, range(14, 18)) == expected[2:]

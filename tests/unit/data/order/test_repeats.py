@@ -10,9 +10,8 @@ from helpers.batch_digests import digest_of_global_batches, open_digits
 from helpers.damage import WAYS, copy_of, damage
 
 from mae_vit.core.errors import InputError
-from mae_vit.data.batches import decoded as reading
-from mae_vit.data.batches.damaged import replacement_candidates
-from mae_vit.data.batches.loader import load_batches, start_worker_server
+from mae_vit.data.batches import sources as reading
+from mae_vit.data.batches.loader import load_batches, replacement_candidates, start_worker_server
 from mae_vit.data.index import open_index
 from mae_vit.data.order.order import GlobalOrder, RankSlice, RepeatedOrder, micro_batches, view_keys
 from mae_vit.data.training_data import make_order

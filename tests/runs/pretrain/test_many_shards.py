@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import time
 from pathlib import Path
 
 import pytest
@@ -67,12 +66,3 @@ def test_a_run_over_thousands_of_shards_starts_and_goes_on(thousands, tmp_path, 
     encoders = [(tmp_path / kind / "encoder.safetensors").read_bytes() for kind in ("straight", "resumed")]
     assert encoders[0] == encoders[1]
     assert [line["step"] for line in lines_of(tmp_path / "straight") if "loss" in line] == list(range(1, 41))
-
-
-def test_an_index_of_thousands_of_shards_opens_in_no_time(thousands):
-    open_index(thousands, "train")
-    # This process's own time: other processes take none of it.
-    begun = time.process_time()
-    index = open_index(thousands, "train")
-    assert len(index) == 2 * SHARDS
-    assert time.process_time() - begun < 2

@@ -91,7 +91,7 @@ def test_a_plan_of_fine_tuning_does_not_fetch_all(server, tmp_path, monkeypatch,
         f"run.dir={tmp_path / 'run'}",
     ]
     assert finetune(words) == 2
-    assert "--dry-run would fetch 0.003" in capsys.readouterr().err
+    assert "--dry-run" in capsys.readouterr().err
     assert not [name for name, _ in server.requests if name.endswith(".tar")]
     assert finetune([*words, "finetune.holdout=0", "data.source=tar"]) == 0
     assert 0 < len({name for name, _ in server.requests if name.endswith(".tar")}) < 64

@@ -1,0 +1,396 @@
+"""`mae-vit prepare`: its options, their checks and its final output."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+import time
+from collections.abc import Callable, Iterator, Set
+from contextlib import contextmanager
+from dataclasses import fields
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from mae_vit.config.command_line import OneLineParser, as_path, as_path_text
+from mae_vit.core.bands import DTYPES
+from mae_vit.core.errors import InputError
+from mae_vit.core.files import leaving_no_empty_folders
+from mae_vit.core.hub import is_hub_name
+from mae_vit.core.messages import count_of, error_reason
+from mae_vit.core.user_files import expand_text
+from mae_vit.data.images.bounds import MAX_PIXELS
+
+# The modules of `mae_vit.data.prepare` are slow to import, so that --help would be.
+if TYPE_CHECKING:
+    from mae_vit.data.prepare.bands.options import BandOptions
+    from mae_vit.data.prepare.entries import ImageSource
+    from mae_vit.data.prepare.report import Report
+
+T = TypeVar("T")
+_DESCRIPTION = """Write images as webdataset shards with a dataset.json. A later call adds splits.
+Image bytes are stored unchanged, except with --resize or --exif-orientation apply."""
+_SOURCES = (
+    "one or more sources, then the output folder; a source is digits, cifar10, cifar100, a folder with or without "
+    "class folders, a .tar, .tar.gz or .zip of such a folder, a folder of existing webdataset shards, Parquet files or "
+    "a folder of them, a CSV or TSV of paths and labels, or hf:USER/NAME[@REVISION] on the Hugging Face Hub"
+)
+_IN_PLACE = {"--in-place", "--split", "--overwrite", "--max-pixels", "--workers", "--scale", "--nodata"}
+# An option -> others, one of which it needs to have an effect.
+_NEEDS = {
+    "--quality": ("--resize", "--exif-orientation"),
+    "--exclude-distance": ("--exclude",),
+    **dict.fromkeys(("--mask-classes", "--mask-ignore", "--masked-only"), ("--masks",)),
+}
+# Beyond, all images of some kinds are one.
+_MAX_DISTANCE = 16
+
+
+def add_prepare(commands: argparse._SubParsersAction[OneLineParser]) -> None:
+    """Adds the command `prepare`."""
+    parser = commands.add_parser(
+        "prepare",
+        help="write images as webdataset shards",
+        usage="%(prog)s [options] SRC [SRC ...] OUT",
+        description=_DESCRIPTION,
+    )
+    # fmt: off
+    parser.add_argument("paths", nargs="+", metavar="SRC... OUT", help=_SOURCES)
+    instead = parser.add_mutually_exclusive_group()
+    _add_switch(instead, "--in-place", "the only path is a folder of existing webdataset shards: write dataset.json "
+        "and indexes beside them")
+    _add_switch(instead, "--reindex", "the only path is a prepared folder: write its indexes again, from the headers "
+        "of its shards")
+    _add(parser, "--root", "DIR", as_path, "folder of torchvision's CIFAR files, which are downloaded if missing")
+    _add(parser, "--split", "NAME", _word, "split of the images that are outside of train/, val/ and test/ folders "
+        "(train)", "train")
+    parser.add_argument("--no-labels", dest="labels", action="store_false", help="do not take folders as classes")
+    parser.add_argument("--class-folder", choices=("first", "last"), help="the folder that is the class: the first "
+        "below the split, or the last, which holds the image; prepare asks where folders have two meanings (first)")
+    _add(parser, "--name-encoding", "NAME", _encoding, "encoding of names in an archive that are not in UTF-8: gbk, "
+        "big5, cp932, cp437 ...")
+    _add_switch(parser, "--overwrite", "replace splits that exist")
+
+    group = parser.add_argument_group("Parquet files, tables, data sets of the Hub, shards")
+    _add(group, "--image-column", "NAME", str, "column of the images, as {bytes, path} or bytes, in a table their "
+        "paths (the only such column); of shards with several images a sample, the extension of the one to take, such "
+        "as input.jpg")
+    _add(group, "--label-column", "NAME", str, "column of the labels, as ClassLabel, integers or strings (the "
+        "ClassLabel, or a column named label); of shards a key of their .json members, or an extension such as txt "
+        "(cls)")
+    _add(group, "--config-name", "NAME", str, "configuration of a Hub data set that has several (default)")
+
+    group = parser.add_argument_group("segmentation")
+    _add(group, "--masks", "DIR", as_path, "folder of the masks: PNGs at the paths of the images of SRC")
+    _add(group, "--mask-classes", "FILE", as_path, "names of classes, one a line: the first is that of id 0, or lines "
+        '"ID: NAME"')
+    _add(group, "--mask-ignore", "ID", _whole(0, 0xFFFF), "id of pixels that do not count (255)", 255)
+    _add_switch(group, "--masked-only", "leave out images that have no mask")
+
+    group = parser.add_argument_group("selecting images (of train; val and test stay whole)")
+    _add(group, "--subset", "LIST", as_path, "only images listed in this text file: keys, paths or file names, one a "
+        "line")
+    _add(group, "--holdout", "SHARE", _share, "move this share of each class to a split val: held-out images (0.1 or "
+        "1/10)")
+    _add(group, "--fraction", "SHARE", _share, "only this share of each class, drawn by a hash of the key; a smaller "
+        "share is part of a larger one")
+    _add(group, "--limit-per-class", "N", _whole(1), "at most N of each class, drawn in the same way")
+    group.add_argument("--exclude", metavar="DIR", type=as_path_text, action="append", help="leave out images that "
+        "also occur in the test and val splits of the prepared data in DIR, so that pretraining sees no test images "
+        "(DIR:SPLIT for one split); may be given several times")
+    _add(group, "--exclude-distance", "N", _whole(0, _MAX_DISTANCE), "for --exclude: two images are copies if their "
+        "64-bit hashes differ in at most N bits (4)", 4)
+
+    group = parser.add_argument_group("format")
+    _add(group, "--resize", "PX", _whole(1), "resize larger images to a short side of PX (JPEG, bicubic, antialiased)")
+    _add(group, "--quality", "Q", _whole(1, 100), "JPEG quality of images that are encoded again (90)", 90)
+    group.add_argument("--exif-orientation", choices=("apply", "ignore"), default="ignore", help="apply: turn images "
+        "upright by their EXIF orientation, and encode them again (ignore)")
+    _add(group, "--max-pixels", "N", _whole(1, MAX_PIXELS), f"leave out images of more pixels ({MAX_PIXELS}, which "
+        "training decodes at most)", MAX_PIXELS)
+    _add(group, "--workers", "N", _whole(0), "decoding processes (one for each core)")
+    _add(group, "--shard-mib", "N", _whole(1), "largest size of a shard, in MiB (256)", 256)
+    _add(group, "--shard-samples", "N", _whole(1), "largest number of images in a shard (10000)", 10_000)
+
+    group = parser.add_argument_group("images of bands (TIFF, NPY, DICOM, 16 bits)")
+    _add(group, "--bands", "LIST", _bands, "take these bands in this order: numbers from 1, ranges or names (4,3,2 or "
+        "1-4 or red,nir)")
+    _add(group, "--scale", "BY", _scale, "raw values that become 0 and 1: LOW,HIGH, or percentiles (1 and 99 of each "
+        "band), or none (the range of their type). The default is percentiles, of 8 bits none. Stored values stay raw")
+    _add(group, "--nodata", "V", _nodata, "raw value of missing pixels, left out of statistics and losses (what GDAL "
+        "wrote into the files; NaN)")
+    _add(group, "--window", "C,W", _window, "clip raw values to a center and a width, such as 40,400 Hounsfield units, "
+        "which is the scale too")
+    _add(group, "--take", "KIND", _kind, "where files differ, leave out all but these: bands and type (13xuint16), or "
+        "8-bit (16 bits become 8)")
+    # fmt: on
+    parser.set_defaults(run=run_prepare, parser=parser)
+
+
+def _add(
+    group: argparse._ActionsContainer,
+    name: str,
+    metavar: str,
+    kind: Callable[[str], Any],
+    text: str,
+    default: Any = None,
+) -> None:
+    """Adds an option with a value of type `kind` and the help `text`."""
+    group.add_argument(name, metavar=metavar, type=kind, default=default, help=text)
+
+
+def _add_switch(group: argparse._ActionsContainer, name: str, text: str) -> None:
+    group.add_argument(name, action="store_true", help=text)
+
+
+def _reader(usage: str) -> Callable[[Callable[[str], T]], Callable[[str], T]]:
+    """Makes an argparse type of a function that raises ValueError: the message repeats the text and the usage."""
+
+    def decorate(read: Callable[[str], T]) -> Callable[[str], T]:
+        def checked(text: str) -> T:
+            try:
+                return read(text)
+            except (ValueError, LookupError, ZeroDivisionError):
+                raise argparse.ArgumentTypeError(f"{text!r}: give {usage}") from None
+
+        return checked
+
+    return decorate
+
+
+def _require(condition: bool) -> None:
+    if not condition:
+        raise ValueError
+
+
+def _whole(low: int, high: int | None = None) -> Callable[[str], int]:
+    @_reader(f"a whole number, {f'at least {low}' if high is None else f'{low} to {high}'}")
+    def read(text: str) -> int:
+        _require(low <= int(text) <= (high or 1 << 62))
+        return int(text)
+
+    return read
+
+
+@_reader("letters, digits and _ only")
+def _word(text: str) -> str:
+    _require(text.replace("_", "").isalnum())
+    return text
+
+
+@_reader("a share over 0, at most 1, such as 0.1 or 1/10")
+def _share(text: str) -> Fraction:
+    _require(0 < Fraction(text) <= 1)
+    return Fraction(text)
+
+
+@_reader("an encoding, such as gbk, big5, cp932, euc-kr, cp1251 or cp437")
+def _encoding(name: str) -> str:
+    "".encode(name)
+    return name
+
+
+@_reader("numbers from 1, ranges or names: 4,3,2 or 1-4 or red,nir")
+def _bands(text: str) -> tuple[str, ...]:
+    names = tuple(part.strip() for part in text.split(","))
+    _require(all(names))
+    return names
+
+
+@_reader("percentiles, none or LOW,HIGH (LOW below HIGH)")
+def _scale(text: str) -> str | tuple[float, float]:
+    if text in ("percentiles", "none"):
+        return text
+    low, high = map(float, text.split(","))
+    _require(math.isfinite(low) and math.isfinite(high) and low < high)
+    return low, high
+
+
+@_reader("CENTER,WIDTH (WIDTH above 0)")
+def _window(text: str) -> tuple[float, float]:
+    """Returns the lowest and the highest value."""
+    center, width = map(float, text.split(","))
+    _require(math.isfinite(center) and 0 < width < math.inf)
+    return center - width / 2, center + width / 2
+
+
+@_reader("a finite number, or nan")
+def _nodata(text: str) -> float:
+    _require(not math.isinf(float(text)))
+    return float(text)
+
+
+@_reader(f"8-bit, or bands and type such as 13xuint16 ({', '.join(DTYPES)})")
+def _kind(text: str) -> str:
+    _require(text == "8-bit" or bool(re.fullmatch(rf"[1-9]\d{{0,3}}x({'|'.join(DTYPES)})", text)))
+    return text
+
+
+def run_prepare(arguments: argparse.Namespace) -> int:
+    """Runs the command.
+
+    Raises:
+        InputError: for every error that the user can fix.
+    """
+    # Here and not by argparse, which leaves words behind an option as they are (`parse`).
+    arguments.paths = [expand_text(text) for text in arguments.paths]
+    described = arguments.in_place or arguments.reindex
+    _check(arguments)
+    begun = time.monotonic()
+    out = Path(arguments.paths[-1])
+    try:
+        report = _describe(arguments) if described else _prepare(arguments)
+    except OSError as error:
+        raise InputError(f"{error.filename or out}: {error_reason(error)}") from None
+    print("\n".join(report.lines()))
+    classes = len(report.dataset.classes)
+    labels = count_of(classes, "class", "classes") if classes else "no labels"
+    print(f"{out}: {labels}, {time.monotonic() - begun:.1f} s")
+    if classes == 1 and report.dataset.segmentation is None:
+        alone = "" if described else "; --no-labels prepares images alone"
+        print(f"note: with one class there is nothing to tell apart{alone}")
+    return 0
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """Refuses combinations that cannot be, and options that change nothing beside the others.
+
+    Raises:
+        InputError: for the first.
+    """
+    *sources, last = arguments.paths
+    parser = arguments.parser
+    changed = {name for name, value in vars(arguments).items() if value != parser.get_default(name)}
+    options = {name for action in parser._actions if action.dest in changed for name in action.option_strings}
+    for way, allowed in {"--in-place": _IN_PLACE, "--reindex": {"--reindex"}}.items():
+        if way in options and sources:
+            raise InputError(f"{way} takes one folder, not {len(arguments.paths)}")
+        if way in options and (others := sorted(options - allowed)):
+            raise InputError(f"{way} changes no shards, so it does not go with {others[0]}")
+    if not sources and options.isdisjoint(("--in-place", "--reindex")):
+        raise InputError(f"prepare needs sources and an output folder, not {last} alone (see --help)")
+    if arguments.holdout == 1:
+        raise InputError("--holdout 1: below 1, or no training images would be left")
+    if {"--window", "--scale"} <= options:
+        raise InputError("--window sets the scale: leave --scale out")
+    for name, needed in _NEEDS.items():
+        if name in options and options.isdisjoint(needed):
+            raise InputError(f"{name} changes nothing without {' or '.join(needed)}")
+    if sources:
+        _check_sources(sources, options)
+    if arguments.masks:
+        _check_masks(arguments)
+
+
+def _check_sources(sources: list[str], options: Set[str]) -> None:
+    """Refuses options that change nothing for these sources."""
+    from mae_vit.data.prepare.sources.downloads import DOWNLOADS
+
+    whole = set(sources) <= {*DOWNLOADS, "digits"}
+    useless = {
+        "--root": DOWNLOADS.keys().isdisjoint(sources),
+        "--config-name": not any(map(is_hub_name, sources)),
+        **dict.fromkeys(("--split", "--image-column", "--label-column"), whole),
+    }
+    if "--no-labels" in options:
+        useless |= {"--class-folder": True, "--label-column": True}
+    for name in sorted(options):
+        if useless.get(name):
+            raise InputError(
+                f"{name} changes nothing for {', '.join(sources)}{' --no-labels' * ('--no-labels' in options)}"
+            )
+
+
+def _check_masks(arguments: argparse.Namespace) -> None:
+    if arguments.mask_classes is None:
+        raise InputError("--masks needs --mask-classes FILE: names of classes, one a line, the first of id 0")
+    if len(arguments.paths) != 2 or not Path(arguments.paths[0]).is_dir():
+        raise InputError("--masks takes one source, a folder of images")
+    if not arguments.masks.is_dir():
+        raise InputError(f"--masks {arguments.masks} is no folder")
+    if arguments.exif_orientation == "apply":
+        raise InputError("--exif-orientation apply turns images, not masks: leave it out with --masks")
+
+
+def _prepare(arguments: argparse.Namespace) -> Report:
+    from mae_vit.data.prepare.convert import Conversion
+    from mae_vit.data.prepare.convert_pool import default_workers
+    from mae_vit.data.prepare.prepare import prepare
+    from mae_vit.data.prepare.selection import Selection
+
+    with _opened_sources(arguments) as sources:
+        return prepare(
+            sources,
+            Path(arguments.paths[-1]),
+            overwrite=arguments.overwrite,
+            shard_bytes=arguments.shard_mib << 20,
+            shard_samples=arguments.shard_samples,
+            selection=Selection(**_values(Selection, arguments)),
+            conversion=Conversion(
+                resize=arguments.resize,
+                quality=arguments.quality,
+                upright=arguments.exif_orientation == "apply",
+                max_pixels=arguments.max_pixels,
+                bands=_band_options(arguments),
+            ),
+            exclude=arguments.exclude or (),
+            exclude_distance=arguments.exclude_distance,
+            workers=default_workers() if arguments.workers is None else arguments.workers,
+        )
+
+
+def _values(kind: type, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Returns the values of the options that are called like fields of a dataclass."""
+    return {field.name: getattr(arguments, field.name) for field in fields(kind) if field.name in arguments}
+
+
+@contextmanager
+def _opened_sources(arguments: argparse.Namespace) -> Iterator[list[ImageSource]]:
+    """Opens the sources that the command line names; leaves no empty output folder if the command fails.
+
+    Raises:
+        InputError: if there is none, or holds no images.
+        FetchUnavailable: if one cannot be fetched now.
+    """
+    from mae_vit.data.prepare.entries import SourceOptions
+    from mae_vit.data.prepare.masks import pair_masks, read_classes
+    from mae_vit.data.prepare.sources.find import find_sources
+
+    *specs, out = arguments.paths
+    options = SourceOptions(out=Path(out), **_values(SourceOptions, arguments))
+    with leaving_no_empty_folders(options.out):
+        sources = find_sources(specs, options)
+        if arguments.masks:
+            segmentation = read_classes(arguments.mask_classes, arguments.mask_ignore)
+            sources = [pair_masks(sources[0], arguments.masks, segmentation, partly=arguments.masked_only)]
+        yield sources
+
+
+def _describe(arguments: argparse.Namespace) -> Report:
+    from mae_vit.data.prepare.convert_pool import default_workers
+    from mae_vit.data.prepare.in_place import index_in_place, reindex
+
+    folder = Path(arguments.paths[0])
+    if arguments.reindex:
+        return reindex(folder)
+    return index_in_place(
+        folder,
+        split=arguments.split,
+        overwrite=arguments.overwrite,
+        max_pixels=arguments.max_pixels,
+        bands=_band_options(arguments),
+        workers=default_workers() if arguments.workers is None else arguments.workers,
+    )
+
+
+def _band_options(arguments: argparse.Namespace) -> BandOptions:
+    from mae_vit.data.prepare.bands.options import BandOptions
+
+    return BandOptions(
+        select=arguments.bands or (),
+        scale=arguments.window or arguments.scale,
+        nodata=arguments.nodata,
+        window=arguments.window,
+        take=arguments.take,
+    )

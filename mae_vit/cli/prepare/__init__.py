@@ -1,1 +1,0 @@
-"""`mae-vit prepare`."""

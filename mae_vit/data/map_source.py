@@ -1,0 +1,168 @@
+"""Data sets of the user's own, read by number: `data.path` names one in place of a folder of shards."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from mae_vit.core import __version__
+from mae_vit.core.errors import Damage
+from mae_vit.core.messages import error_reason
+from mae_vit.data.index import ShardIndex
+from mae_vit.data.shards.dataset_json import FORMAT, SOURCES, Dataset, Shard, Split
+from mae_vit.data.shards.shard_files import ReadError
+
+
+class MapSource(ABC):
+    """The photographs of one split, by number 0..N-1, always the same. Processes that load data get a pickled copy.
+
+    Attributes:
+        labels: int (N,), class of each image; -1 without one.
+        height: smallest and largest height in pixels.
+        width: smallest and largest width in pixels.
+        fingerprint: any text that changes when the images do. A run does not resume on others.
+    """
+
+    labels: np.ndarray
+    height: tuple[int, int]
+    width: tuple[int, int]
+    fingerprint: str
+
+    @abstractmethod
+    def read(self, sample: int) -> np.ndarray | bytes:
+        """Returns an image: uint8 (C, H, W) of gray or RGB, or the bytes of a JPEG, PNG and the like.
+
+        Raises:
+            OSError: if it is lost; another takes its place, within `data.damage_budget`.
+            ValueError: if it is damaged; likewise.
+        """
+
+
+@dataclass
+class _Data:
+    """A registered data set; splits are opened when they are needed."""
+
+    name: str
+    splits: Mapping[str, Callable[[], MapSource]]
+    classes: Sequence[str]
+    mean: Sequence[float]
+    std: Sequence[float]
+
+    def __post_init__(self) -> None:
+        self._opened: dict[str, MapSource] = {}
+
+    def source(self, split: str) -> MapSource:
+        if split not in self._opened:
+            self._opened[split] = self.splits[split]()
+        return self._opened[split]
+
+    def describe(self) -> Dataset:
+        return Dataset(
+            format=FORMAT,
+            tool=f"mae-vit {__version__}",
+            classes=list(self.classes),
+            channels=len(self.mean),
+            mean=list(self.mean),
+            std=list(self.std),
+            statistics_images=len(self.source(next(iter(self.splits))).labels),
+            splits={split: self._describe_split(self.source(split)) for split in self.splits},
+        )
+
+    def _describe_split(self, source: MapSource) -> Split:
+        labels, total = np.asarray(source.labels), len(source.labels)
+        digest = hashlib.sha256(source.fingerprint.encode() + labels.astype("<i8").tobytes()).hexdigest()
+        return Split(
+            samples=total,
+            shards=[Shard(file=f"{self.name}.tar", samples=total, bytes=total, sha256=digest)],
+            source=self.name,
+            height=source.height,
+            width=source.width,
+            formats={},
+            class_counts=np.bincount(labels[labels >= 0], minlength=len(self.classes)).tolist(),
+        )
+
+    def open(self, split: str) -> ShardIndex:
+        return _SourceIndex(self.name, split, self.describe(), self.source(split))
+
+
+class _SourceIndex(ShardIndex):
+    """A split of a `MapSource` as the loader reads it: one shard, whose keys are the numbers of the samples."""
+
+    def __init__(self, name: str, split: str, dataset: Dataset, source: MapSource) -> None:
+        self._source, self.array_path = source, Path()
+        self._describe(Path(name), split, dataset)
+
+    def __len__(self) -> int:
+        return len(self._source.labels)
+
+    @property
+    def labels(self) -> np.ndarray:
+        return np.asarray(self._source.labels, np.int32)
+
+    def labels_of(self, samples: np.ndarray) -> np.ndarray:
+        return self.labels[samples]
+
+    def label(self, sample: int) -> int:
+        return int(self._source.labels[sample])
+
+    def read(self, sample: int) -> bytes:
+        try:
+            image = self._source.read(sample)
+        except (OSError, ValueError) as error:
+            raise ReadError(error_reason(error)) from None
+        if isinstance(image, bytes):
+            return image
+        stream = io.BytesIO()
+        # The fastest format: nothing is compressed.
+        Image.fromarray(image[0] if len(image) == 1 else image.transpose(1, 2, 0)).save(stream, "bmp")
+        return stream.getvalue()
+
+    def misfit_shards(self) -> dict[int, int | None]:
+        return {}
+
+    def shard_of(self, sample: int) -> str:
+        return self.folder.name
+
+    def find_key(self, sample: int) -> str:
+        return f"{sample:09d}"
+
+    def keys(self) -> list[str]:
+        return [self.find_key(sample) for sample in range(len(self))]
+
+    def damage(self, sample: int, reason: str) -> Damage:
+        return Damage(sample, self.shard_of(sample), self.find_key(sample), None, reason)
+
+    def _open_rows(self) -> None:
+        """Maps nothing: the source is pickled."""
+
+
+def register_source(
+    name: str,
+    splits: Mapping[str, Callable[[], MapSource]],
+    *,
+    classes: Sequence[str],
+    mean: Sequence[float],
+    std: Sequence[float],
+) -> None:
+    """Adds a data set, which `data.path=NAME` reads. A plug-in calls it when it is imported.
+
+    Args:
+        name: its name.
+        splits: what opens each split, `train` first.
+        classes: names of the classes; none without labels.
+        mean: mean of each channel of pixels in 0..1.
+        std: standard deviation of each channel.
+
+    Raises:
+        ValueError: if there is another of that name.
+    """
+    if name in SOURCES:
+        raise ValueError(f'there is a data set "{name}"')
+    SOURCES[name] = _Data(name, splits, classes, mean, std)
