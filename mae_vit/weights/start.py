@@ -29,6 +29,8 @@ ENCODER_PREFIX = "encoder."
 MEASURED_BY = (
     "`mae-vit embed`, or to fine-tuning with finetune.mode=knn, few_shot, linear_probe or segment_probe"
 )
+# How a user states what no tensor does.
+HEADS_BESIDE = 'a config.json beside it can, as {"architecture": "vit_small_patch16_224", "model_args": {"num_heads": 12}}'
 STARTS = f'a run folder, an encoder.safetensors, a file of a Vision Transformer, "{TIMM_PREFIX}NAME" or "hf:USER/NAME"'
 
 
@@ -104,7 +106,8 @@ class Weights:
             or self.num_heads is not None
             or "blocks.0.norm1.weight" not in self.tensors
         )
-        return "" if stated else f"num_heads={num_heads}: the file does not say how many its training had"
+        not_said = f"num_heads={num_heads}: the file does not say how many its training had"
+        return "" if stated else f"{not_said}; {HEADS_BESIDE}"
 
     @property
     def digest(self) -> str:
