@@ -30,7 +30,9 @@ MEASURED_BY = (
     "`mae-vit embed`, or to fine-tuning with finetune.mode=knn, few_shot, linear_probe or segment_probe"
 )
 # How a user states what no tensor does.
-HEADS_BESIDE = 'a config.json beside it can, as {"architecture": "vit_small_patch16_224", "model_args": {"num_heads": 12}}'
+HEADS_BESIDE = (
+    'a config.json beside it can: {"architecture": "vit_small_patch16_224", "model_args": {"num_heads": 12}}'
+)
 STARTS = f'a run folder, an encoder.safetensors, a file of a Vision Transformer, "{TIMM_PREFIX}NAME" or "hf:USER/NAME"'
 
 
