@@ -8,7 +8,6 @@ import re
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from torch import Tensor
 
@@ -34,26 +33,6 @@ HEADS_BESIDE = (
     'a config.json beside it can: {"architecture": "vit_small_patch16_224", "model_args": {"num_heads": 12}}'
 )
 STARTS = f'a run folder, an encoder.safetensors, a file of a Vision Transformer, "{TIMM_PREFIX}NAME" or "hf:USER/NAME"'
-
-
-class Normalized(Protocol):
-    """Weights that know the normalization of their training, or None."""
-
-    @property
-    def source(self) -> str:
-        """The name of the weights."""
-
-    @property
-    def mean(self) -> tuple[float, ...] | None:
-        """Per-channel mean."""
-
-    @property
-    def std(self) -> tuple[float, ...] | None:
-        """Per-channel standard deviation."""
-
-    @property
-    def bands(self) -> Bands:
-        """What raw values mean."""
 
 
 @dataclass(frozen=True)
@@ -102,14 +81,10 @@ class Weights:
         return [f"note: {asked}: {title}: {text}" for title, text in self.remarks.items()]
 
     def assumes(self, num_heads: int | None) -> str:
-        """Says that the number of heads is assumed; empty if the weights state it, or are of no Vision Transformer."""
-        stated = (
-            self.geometry is not None
-            or self.num_heads is not None
-            or "blocks.0.norm1.weight" not in self.tensors
-        )
-        not_said = f"num_heads={num_heads}: the file does not say how many its training had"
-        return "" if stated else f"{not_said}; {HEADS_BESIDE}"
+        """Returns the assumed number of heads in words; empty if the weights state it, or have no blocks."""
+        if self.geometry or self.num_heads or "blocks.0.norm1.weight" not in self.tensors:
+            return ""
+        return f"num_heads={num_heads}: the file does not say how many its training had; {HEADS_BESIDE}"
 
     @property
     def digest(self) -> str:
@@ -122,7 +97,7 @@ class Weights:
 
 
 def origin_of(start: str | None) -> str | None:
-    """Says who trained a start, if its name shows that others did."""
+    """Returns who trained weights, if their name shows that others did."""
     return FOREIGN_ORIGIN if is_frozen(start) else None
 
 
@@ -163,7 +138,7 @@ def split_network(start: str) -> tuple[Path, str | None]:
 
 
 def check_there(start: str) -> None:
-    """Makes sure that there is something at a start's path.
+    """Checks that there is something at the path of weights.
 
     Raises:
         InputError: if there is not.
