@@ -38,6 +38,17 @@ _BAND = re.compile(
 )
 # Other sizes of NAME.jpg: NAME_thumb.jpg, thumb_NAME.jpg, NAME@2x.jpg.
 _SIZE = re.compile(r"[-_. ]thumb(nail)?s?$|@\dx$|^(thumb(nail)?s?|tn)[-_. ]", re.IGNORECASE)
+# What was drawn on NAME.jpg: NAME_mask.png, NAME_mask_1.png, NAME-labelled.png, mask_NAME.png; ADE20K's NAME_parts_1,
+# CHASE_DB1's NAME_1stHO.
+_DRAWN = (
+    "masks?|label(l?ed|s|_?ids)?|seg(mentation|mented)?|gt|ground[-_ ]?truth|annot(ation|ated)?s?|"
+    "overlays?|parts_?(?=\\d)|superpixels|depth|contours?"
+)
+_MASK = re.compile(
+    rf"[-_. ]+(({_DRAWN})([-_. ]?\(?\d{{1,3}}\)?)?|\d(st|nd|rd)HO)$|^({_DRAWN})[-_. ]+", re.IGNORECASE
+)
+# What the name of the image itself may say beside it: DeepGlobe's NAME_sat.jpg and NAME_mask.png.
+_IMAGE_OF_PAIR = ("{}", "{}_sat", "{}_image", "{}_img", "{}_rgb", "image_{}", "img_{}")
 # cat.0.jpg, dog_12.jpg, and not IMG_0001.jpg.
 _CLASS_IN_NAME = re.compile(r"(\D*[a-z]{2}\D*?)[-_. ]*\d+\.\w+")
 _NAMED = 3
@@ -200,7 +211,7 @@ def leave_out(files: Listing, top: str, *, companions: bool) -> None:
     """
     _leave_out_arrays(files)
     _leave_out_doubled(files, top)
-    _leave_out_sizes(files)
+    _leave_out_derived(files)
     if companions:
         _leave_out_companions(files)
     _warn_of_parts(files)
@@ -236,17 +247,28 @@ def _leave_out_doubled(files: Listing, top: str) -> None:
     files.leave_out(doubled, "the folder around theirs has its name, and images of the same names")
 
 
-def _leave_out_sizes(files: Listing) -> None:
-    """Leaves out thumbnails and other sizes of images that lie beside them: 1_thumb.jpg beside 1.jpg or 1.png."""
+def _leave_out_derived(files: Listing) -> None:
+    """Leaves out what was made of images that lie beside them: 1_thumb.jpg and 1_mask.png beside 1.jpg."""
     # A thumbnail may keep its image's extension: 1.webp_thumb.jpg.
     names = {name for path, _ in files.images for name in (path, path.rpartition(".")[0])}
-    sizes = []
-    for path, _ in files.images:
-        folder, slash, name = path.rpartition("/")
-        stem = name.rpartition(".")[0]
-        if _SIZE.search(stem) and f"{folder}{slash}{_SIZE.sub('', stem)}" in names:
-            sizes.append(path)
-    files.leave_out(sizes, "by the name, a thumbnail or another size of the image beside it")
+    for pattern, images, why in (
+        (_SIZE, ("{}",), "a thumbnail or another size of the image beside it"),
+        (
+            _MASK,
+            _IMAGE_OF_PAIR,
+            "a mask, labels, depth or an overlay of the image beside it (to take them for images, give them a folder "
+            "of their own)",
+        ),
+    ):
+        derived = []
+        for path, _ in files.images:
+            folder, slash, name = path.rpartition("/")
+            stem = name.rpartition(".")[0]
+            if pattern.search(stem):
+                rest = pattern.sub("", stem)
+                if any(f"{folder}{slash}{image.format(rest)}" in names for image in images):
+                    derived.append(path)
+        files.leave_out(derived, f"by the name, {why}")
 
 
 def _leave_out_companions(files: Listing) -> None:

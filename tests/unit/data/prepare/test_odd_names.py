@@ -1,0 +1,40 @@
+"""Images that are masks, bands or copies by their names, and names that tables and downloads change."""
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from mae_vit.data.prepare.entries import ImageSource, SourceOptions
+from mae_vit.data.prepare.listing import Listing
+from mae_vit.data.prepare.path_entries import entries_from_paths
+
+
+def open_listed(*paths: str, read=bytes, **options) -> ImageSource:
+    files = Listing(images=[(path, partial(read)) for path in sorted(paths)])
+    return entries_from_paths(files, SourceOptions(Path("out"), **options), where="photos", name="photos")
+
+
+# Images, and what is drawn on them.
+DRAWN = {
+    "BUSI": (["benign (1).png"], ["benign (1)_mask.png", "benign (1)_mask_1.png"]),
+    "LGG": (["P_4941_1.tif", "P_4941_2.tif"], ["P_4941_1_mask.tif", "P_4941_2_mask.tif"]),
+    "QuPath": (["S21.svs [x=0,y=2048].jpg"], ["S21.svs [x=0,y=2048]-labelled.png"]),
+    "ISIC": (["ISIC_1.jpg"], ["ISIC_1_segmentation.png", "ISIC_1_superpixels.png"]),
+    "ADE20K": (["ADE_1.jpg"], ["ADE_1_seg.png", "ADE_1_parts_1.png"]),
+    "CHASE_DB1": (["Image_01L.jpg"], ["Image_01L_1stHO.png", "Image_01L_2ndHO.png"]),
+    "DeepGlobe": (["104_sat.jpg"], ["104_mask.png"]),
+    "in front": (["1.jpg", "image_2.jpg"], ["mask_1.png", "mask_2.png"]),
+    "other words": (["1.jpg"], ["1_gt.png", "1.jpg_label.png", "1.annotation.png", "1 overlay.png"]),
+    "masks alone": (["1_mask.png", "2_mask.png", "2_mask_1.png"], []),
+    "words alone": (["wine.jpg", "beer_label.jpg", "car_parts.jpg", "car.jpg", "masks.jpg"], []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_masks_that_lie_beside_their_images_are_left_out(name):
+    images, masks = DRAWN[name]
+    for options in ({}, {"class_folder": "last"}, {"labels": False}):
+        source = open_listed(*(f"a/{path}" for path in (*images, *masks)), "b/0.jpg", **options)
+        assert {entry.path for entry in source.entries} == {f"a/{path}" for path in images} | {"b/0.jpg"}
+        assert ("overlay" in "".join(source.notes)) == bool(masks)
