@@ -4,11 +4,12 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from helpers.images import encoded, picture
+from helpers.images import encoded, picture, write_files
 
 from mae_vit.data.prepare.entries import ImageSource, SourceOptions
 from mae_vit.data.prepare.listing import Listing
 from mae_vit.data.prepare.path_entries import entries_from_paths
+from mae_vit.data.prepare.sources.find import find_images
 
 
 def open_listed(*paths: str, read=bytes, **options) -> ImageSource:
@@ -74,3 +75,25 @@ def test_numbered_images_of_several_sizes_are_no_bands():
         *BANDS["two of two"], read=lambda: encoded(picture(2, size=(8, next(sizes))), "tiff")
     )
     assert not source.notes
+
+
+# A table, the images beside it, and the paths of those that are taken.
+TABLES = {
+    "CIFAR-10 of Kaggle": (
+        "trainLabels.csv", "id,label 1,frog 2,cat", "train/1.png train/2.png test/1.png test/2.png",
+        "train/1.png train/2.png",
+    ),
+    "of a test": ("test.csv", "file,label 1,frog 2,cat", "train_images/1.png test_images/1.png test_images/2.png",
+                  "test_images/1.png test_images/2.png"),
+    "of no split": ("labels.csv", "image,label 1,frog 2,cat", "train/1.png test/1.png test/2.png", "test/2.png"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_tables_find_the_images_that_they_mean(tmp_path, name):
+    table, rows, images, expected = TABLES[name]
+    files = dict.fromkeys(images.split(), encoded(picture(1), "png")) | {
+        table: rows.replace(" ", "\n").encode()
+    }
+    source = find_images(str(write_files(tmp_path / "src", files) / table), tmp_path / "out")
+    assert [entry.path for entry in source.entries] == expected.split()
