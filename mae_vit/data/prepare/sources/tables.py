@@ -10,6 +10,7 @@ from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import unquote
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import closest, count_of, plain_text
@@ -100,8 +101,10 @@ class _Files:
             return self._folder / path
         for cut in ("/".join(self.elsewhere[:count]) for count in range(len(self.elsewhere) + 1)):
             end = path.removeprefix(cut).lstrip("/") if cut else path
-            if name := self.names.find(end) or self.own_names.find(end):
-                return self._folder / name
+            # Percent-encoded, as Label Studio writes them: /data/local-files/?d=my%20photos/1.jpg.
+            for name in (end, unquote(end.rpartition("?d=")[2])):
+                if image := self.names.find(name) or self.own_names.find(name):
+                    return self._folder / image
         return None
 
 

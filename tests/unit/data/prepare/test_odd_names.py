@@ -85,6 +85,10 @@ TABLES = {
     ),
     "of a test": ("test.csv", "file,label 1,frog 2,cat", "train_images/1.png test_images/1.png test_images/2.png",
                   "test_images/1.png test_images/2.png"),
+    "Label Studio": (
+        "p.csv", "image,choice /data/local-files/?d=my%2Bcats/1.jpg,x /data/local-files/?d=my%2Bdogs/1.jpg,x",
+        "my+cats/1.jpg my+dogs/1.jpg", "my+cats/1.jpg my+dogs/1.jpg",
+    ),
     "of no split": ("labels.csv", "image,label 1,frog 2,cat", "train/1.png test/1.png test/2.png", "test/2.png"),
 }  # fmt: skip
 
