@@ -58,6 +58,8 @@ _IMAGE_OF_PAIR = ("{}", "{}_sat", "{}_image", "{}_img", "{}_rgb", "image_{}", "i
 # cat.0.jpg, dog_12.jpg, and not IMG_0001.jpg.
 _CLASS_IN_NAME = re.compile(r"(\D*[a-z]{2}\D*?)[-_. ]*\d+\.\w+")
 _NAMED = 3
+# Of a folder that may be a copy, so many images are compared.
+_COMPARED = 4
 # Of one folder so many texts may be lists of labels; more are captions, one of each image.
 _FEW_TEXTS = 8
 
@@ -237,20 +239,35 @@ def _leave_out_arrays(files: Listing) -> None:
 
 
 def _leave_out_doubled(files: Listing, top: str) -> None:
-    """Leaves out a copy of a folder that lies in it under its own name, as in chest_xray/chest_xray/train/..."""
-    paths = {(top, *path.split("/")) for path, _ in files.images}
-    inner: dict[Parts, list[Parts]] = defaultdict(list)
-    for parts in paths:
-        for depth in range(1, len(parts) - 1):
-            if parts[depth - 1] == parts[depth]:
-                inner[parts[: depth + 1]].append(parts)
-    doubled = [
-        "/".join(parts[1:])
-        for folder, own in inner.items()
-        if all(parts[: len(folder) - 1] + parts[len(folder) :] in paths for parts in own)
-        for parts in own
-    ]
-    files.leave_out(doubled, "the folder around theirs has its name, and images of the same names")
+    """Leaves out copies of a folder that lie in it: under its own name (chest_xray/chest_xray/train/...), or whole."""
+    readers: dict[Parts, dict[str, Reader]] = defaultdict(dict)
+    for path, read in files.images:
+        *parts, name = (top, *path.split("/"))
+        readers[tuple(parts)][name] = read
+    below: dict[Parts, list[Parts]] = defaultdict(list)
+    for folder in readers:
+        for depth in range(1, len(folder) + 1):
+            below[folder[:depth]].append(folder)
+    again: dict[bool, list[str]] = {True: [], False: []}
+    for folder, own in below.items():
+        pairs = [(readers[inner], readers.get(folder[:-1] + inner[len(folder) :], {})) for inner in own]
+        if len(folder) == 1 or any(inner.keys() - outer.keys() for inner, outer in pairs):
+            continue
+        named = folder[-1] == folder[-2]
+        whole = 2 * len(own) == len(below[folder[:-1]])
+        if named or (whole and all(_hold_the_same(inner, outer) for inner, outer in pairs)):
+            again[named] += ["/".join((*inner[1:], name)) for inner in own for name in readers[inner]]
+    files.leave_out(again[True], "the folder around theirs has its name, and images of the same names")
+    files.leave_out(again[False], "their folder repeats the folder around it, file by file")
+
+
+def _hold_the_same(first: dict[str, Reader], second: dict[str, Reader]) -> bool:
+    """Whether two folders hold the same names and, of the first few, the same bytes."""
+    with suppress(OSError, DecodeError):
+        return first.keys() == second.keys() and all(
+            first[name]() == second[name]() != b"" for name in islice(first, _COMPARED)
+        )
+    return False
 
 
 def _leave_out_derived(files: Listing) -> None:

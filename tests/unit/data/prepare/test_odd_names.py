@@ -101,3 +101,26 @@ def test_tables_find_the_images_that_they_mean(tmp_path, name):
     }
     source = find_images(str(write_files(tmp_path / "src", files) / table), tmp_path / "out")
     assert [entry.path for entry in source.entries] == expected.split()
+
+
+# Images that are taken, and those that are left out; of "gray" the bytes differ.
+COPIES = {
+    "navoneel": ("yes/1 no/2", "brain/yes/1 brain/no/2"),
+    "below others": ("s/yes/1 s/no/2 t/yes/1", "s/brain/yes/1 s/brain/no/2"),
+    "of other bytes": ("yes/1 no/2 gray/yes/1 gray/no/2", ""),
+    "of a part": ("yes/1 no/2 small/yes/1", ""),
+    "of more": ("yes/1 no/2 more/yes/1 more/no/2 more/no/3", ""),
+    "of images": ("yes/1 yes/2", "yes/copy/1 yes/copy/2"),
+}
+
+
+@pytest.mark.parametrize("name", COPIES)
+@pytest.mark.parametrize("class_folder", ["first", "last"])
+def test_a_copy_of_a_whole_folder_in_it_is_left_out(tmp_path, name, class_folder):
+    taken, copied = (text.split() for text in COPIES[name])
+    files = {f"{path}.jpg": encoded(picture("gray" in path)) for path in taken + copied}
+    source = find_images(
+        str(write_files(tmp_path / "src", files)), tmp_path / "out", class_folder=class_folder
+    )
+    assert sorted(entry.path for entry in source.entries) == sorted(f"{path}.jpg" for path in taken)
+    assert any("repeats" in note for note in source.notes) == bool(copied)
