@@ -57,6 +57,10 @@ _MASK = re.compile(
 _IMAGE_OF_PAIR = ("{}", "{}_sat", "{}_image", "{}_img", "{}_rgb", "image_{}", "img_{}")
 # cat.0.jpg, dog_12.jpg, and not IMG_0001.jpg.
 _CLASS_IN_NAME = re.compile(r"(\D*[a-z]{2}\D*?)[-_. ]*\d+\.\w+")
+ARCHIVE_PART = re.compile(
+    r"\.(z\d\d|(zip|7z|rar|tar|tgz|gz)[-_.]?(\d{2,3}|part\w*|[a-z]{2}))$", re.IGNORECASE
+)
+JOIN_PARTS = "join the parts first (cat ARCHIVE.* > ARCHIVE; zip -s 0 of .z01)"
 _NAMED = 3
 # Of a folder that may be a copy, so many images are compared.
 _COMPARED = 4
@@ -75,6 +79,7 @@ class Listing:
         unread: number of files in formats that are not read and may matter, by extension.
         absent: placeholders of files that a cloud keeps.
         beside: tables and archives among the other files.
+        parts: parts of archives among them.
         texts: path and reader of texts that may list labels, a few of each folder.
         notes: remarks on skipped files.
     """
@@ -85,6 +90,7 @@ class Listing:
     unread: Counter[str] = field(default_factory=Counter)
     absent: list[str] = field(default_factory=list)
     beside: list[str] = field(default_factory=list)
+    parts: list[str] = field(default_factory=list)
     texts: list[tuple[str, Reader]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -115,6 +121,8 @@ class Listing:
         elif extension in ARCHIVE_EXTENSIONS and full_extension(path) not in CONVERTIBLE_EXTENSIONS:
             self.ignored += 1
             self.beside.append(path)
+        elif ARCHIVE_PART.search(path):
+            self.parts.append(path)
         else:
             self.unread[kind or full_extension(path)] += 1
 
@@ -130,6 +138,7 @@ class Listing:
         self.unread += other.unread
         self.absent += map(moved, other.absent)
         self.beside += map(moved, other.beside)
+        self.parts += map(moved, other.parts)
         self.texts += [(moved(path), read) for path, read in other.texts]
         self.notes += other.notes
 
@@ -169,6 +178,10 @@ class Listing:
             notes.append(f"not read: {counts}{remedy}")
         if archives := [path for path in self.beside if extension_of(path) in ARCHIVE_EXTENSIONS]:
             notes.append(f"left out {count_of(len(archives), 'archive')} ({shown(archives)}): unpack first")
+        if self.parts:
+            notes.append(
+                f"left out {count_of(len(self.parts), 'part')} of archives ({shown(self.parts)}): {JOIN_PARTS}"
+            )
         if not labeled and (tables := self.tables()):
             notes.append(
                 f"{shown(tables)} may hold labels, but the labels of a folder are its folders (CLASS/*.jpg); a CSV or "

@@ -10,6 +10,7 @@ from mae_vit.data.prepare.entries import ImageSource, SourceOptions
 from mae_vit.data.prepare.listing import Listing
 from mae_vit.data.prepare.path_entries import entries_from_paths
 from mae_vit.data.prepare.sources.find import find_images
+from mae_vit.data.prepare.sources.folders import open_folder
 
 
 def open_listed(*paths: str, read=bytes, **options) -> ImageSource:
@@ -124,3 +125,16 @@ def test_a_copy_of_a_whole_folder_in_it_is_left_out(tmp_path, name, class_folder
     )
     assert sorted(entry.path for entry in source.entries) == sorted(f"{path}.jpg" for path in taken)
     assert any("repeats" in note for note in source.notes) == bool(copied)
+
+
+PARTS = ["a.tar.gz.partaa", "a.tar.gz.partab", "b.zip.001", "c.z01", "d.tar.aa"]
+
+
+@pytest.mark.parametrize("images", [{}, {"cat/1.jpg": encoded(picture(1))}])
+def test_parts_of_archives_in_a_folder_name_the_remedy(tmp_path, images):
+    source = open_folder(
+        write_files(tmp_path / "src", dict.fromkeys(PARTS, b"PK") | images | {"e.xyz": b"x"})
+    )
+    notes = source.all_notes(labeled=True)
+    assert (source.parts, source.unread) == (PARTS, {"xyz": 1})
+    assert ["cat ARCHIVE" in note for note in notes] == [False, True]
