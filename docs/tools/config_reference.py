@@ -62,8 +62,8 @@ def _sections(
     schema: type[BaseModel], *, besides: type[BaseModel] | None = None, without: Collection[str] = ()
 ) -> Iterator[str]:
     """A table for each section, of the keys that the section of another schema that it extends does not have alike."""
-    others = {name: model for name, _, model in _models_of(besides)} if besides else {}
-    for name, tag, model in _models_of(schema):
+    others = {name: model for name, _, model in _field_models(besides)} if besides else {}
+    for name, tag, model in _field_models(schema):
         known = dict(_rows(others[name])) if name in others and issubclass(model, others[name]) else {}
         rows = [row for key, row in _rows(model) if known.get(key) != row and f"{name}.{key}" not in without]
         if rows:
@@ -75,7 +75,7 @@ def _sections(
         yield "\n".join((f"### At the top\n\n{_TOP}", *alone)) + "\n"
 
 
-def _models_of(schema: type[BaseModel]) -> Iterator[tuple[str, str | None, type[BaseModel]]]:
+def _field_models(schema: type[BaseModel]) -> Iterator[tuple[str, str | None, type[BaseModel]]]:
     """The sections by name; where there are several of a name, with the key `name` that chooses among them."""
     for name, field in schema.model_fields.items():
         several = one_of(field)

@@ -73,11 +73,7 @@ class Run:
             return [{name: _value(text) for name, text in row.items()} for row in csv.DictReader(file)]
 
     def _file(self, name: str) -> Path:
-        """The path of a file in the folder.
-
-        Raises:
-            InputError: if the folder is not there.
-        """
+        """Returns the path of a file in the folder; raises InputError if the folder is not there."""
         if not self.path.is_dir():
             hint = f"give {self.path.parent}" if self.path.is_file() else closest_path(self.path)
             raise InputError(f"no run folder {self.path}{f': {hint}' if hint else ''}")
@@ -144,14 +140,8 @@ def finetune(
 def compare(config: Config, changes: Changes | None = None) -> Run:
     """Compares starts and networks on the same labels, as `mae-vit compare` does.
 
-    Its runs are processes of their own, as many at a time as there are GPUs or cores.
-
-    Args:
-        config: the name of a preset, a YAML file or a mapping, whose files are named from the current folder.
-        changes: values to change, by dotted keys: `{"seeds": [0]}`.
-
-    Returns:
-        Its folder; `Run.rows` has a row for each cell.
+    Its runs are processes of their own, as many at a time as there are GPUs or cores. A mapping names its files from
+    the current folder. `Run.rows` has a row for each cell.
 
     Raises:
         InputError: for whatever does not fit.
@@ -197,11 +187,7 @@ def prepare(
 
 
 def _option_words(name: str, value: Any) -> list[str]:
-    """Writes an option of Python as the command line has it; none for None and False.
-
-    Raises:
-        InputError: for values without an order.
-    """
+    """Writes an option of Python as the command line has it; none for None and False."""
     option = f"--{name.replace('_', '-')}"
     if hasattr(value, "tolist"):  # of NumPy or torch
         value = value.tolist()
@@ -243,11 +229,7 @@ def _overrides(changes: Changes | None) -> list[str]:
 
 
 def _plain(value: Any, key: str) -> str:
-    """Writes a value as JSON, which is YAML.
-
-    Raises:
-        InputError: if it is none of text, numbers, lists and mappings.
-    """
+    """Writes a value as JSON, which is YAML."""
 
     def convert(other: Any) -> Any:
         if isinstance(other, os.PathLike):
@@ -256,9 +238,7 @@ def _plain(value: Any, key: str) -> str:
             return dict(other)
         if getattr(other, "ndim", None) == 0:  # a number of NumPy or torch
             return other.item()
-        raise TypeError(
-            f"a value of type {type(other).__name__} is none of text, numbers, lists and mappings"
-        )
+        raise TypeError(f"{type(other).__name__} is none of text, numbers, lists and mappings")
 
     try:
         return json.dumps(value, default=convert, ensure_ascii=False)

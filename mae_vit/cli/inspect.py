@@ -94,9 +94,12 @@ def run_inspect(arguments: argparse.Namespace) -> int:
         )
     if arguments.out is None and not is_run:
         raise InputError(f"--out is needed: {arguments.ckpt} is no run folder to put it in")
+    data = arguments.data or (_own_data(run) if is_run else None)
+    if data is None:
+        raise InputError(f"--data is needed: {run} does not say which images it was trained on")
     page = inspect(
         [arguments.ckpt, *([arguments.against] if arguments.against else [])],
-        arguments.data or _own_data(run, is_run=is_run),
+        data,
         arguments.out or run / "inspect",
         images=arguments.images,
         split=arguments.split,
@@ -108,17 +111,14 @@ def run_inspect(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _own_data(run: Path, *, is_run: bool) -> str:
-    """The data that a run was trained on."""
-    if not is_run:
-        raise InputError(f"--data is needed: {run} does not say which images it was trained on")
+def _own_data(run: Path) -> str | None:
+    """Returns the data that a run was trained on; None if it does not say."""
     # Imports NumPy: not for --help.
     from mae_vit.config.load import read_run_config
     from mae_vit.data.data_path import check_recorded
 
     data = read_run_config(run).get("data")
     path = data.get("path") if isinstance(data, dict) else None
-    if not path:
-        raise InputError(f"--data is needed: {run} does not say which images it was trained on")
-    check_recorded(str(path), run, "give --data DIR")
-    return str(path)
+    if path:
+        check_recorded(str(path), run, "give --data DIR")
+    return path

@@ -6,16 +6,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from mae_vit.cli.embed import add_embed
-from mae_vit.cli.export import add_export
-from mae_vit.cli.inspect import add_inspect
-from mae_vit.cli.predict import add_predict
-from mae_vit.cli.prepare import add_prepare
-from mae_vit.cli.reading import add_check, add_replay, add_report
 from mae_vit.cli.training import add_doctor, add_jobs, add_presets, run_job
 from mae_vit.config.command_line import OneLineParser, add_local_rank
 from mae_vit.core import __version__
-from mae_vit.runtime.failures import EXIT_CODES, exit_code_of, print_error
+from mae_vit.runtime.failures import EXIT_CODES, find_exit_code, print_error
 from mae_vit.runtime.terminal import ignore_closed_terminal
 
 EXAMPLES = """examples:
@@ -59,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except tuple(EXIT_CODES) as error:
         print_error(error, interrupted="interrupted; nothing half-written was left", program="mae-vit: ")
-        return exit_code_of(error)
+        return find_exit_code(error)
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
@@ -79,6 +73,14 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 
 
 def _parser() -> OneLineParser:
+    # A job needs none of them.
+    from mae_vit.cli.embed import add_embed
+    from mae_vit.cli.export import add_export
+    from mae_vit.cli.inspect import add_inspect
+    from mae_vit.cli.predict import add_predict
+    from mae_vit.cli.prepare import add_prepare
+    from mae_vit.cli.reading import add_check, add_replay, add_report
+
     parser = OneLineParser(
         prog="mae-vit",
         description="Self-supervised pretraining of Vision Transformers. The commands prepare data, pretrain, "

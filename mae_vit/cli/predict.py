@@ -67,7 +67,7 @@ def run_predict(arguments: argparse.Namespace) -> int:
     """
     check_numbers(arguments)
     out: Path = arguments.out
-    if out.suffix != ".csv":
+    if out.suffix != ".csv" or out.is_dir():
         raise InputError(f"--out {out}: the predictions are a .csv file")
     try:
         _predict(arguments, out)
@@ -78,31 +78,24 @@ def run_predict(arguments: argparse.Namespace) -> int:
 
 def _predict(arguments: argparse.Namespace, out: Path) -> None:
     # Slow to import, so that --help is not.
+    from mae_vit.core.files import replacing
     from mae_vit.finetuning.models.image_classifier import load_classifier
 
-    if out.is_dir():
-        raise InputError(f"--out {out} is a folder: give a file, such as {out / 'predictions.csv'}")
     classifier = load_classifier(arguments.run_folder)
     if not 1 <= arguments.top <= len(classifier.classes):
         raise InputError(f"--top {arguments.top}: 1 to {len(classifier.classes)}, the run's classes")
     with TemporaryDirectory() as temporary:
-        _classify(arguments, out, Path(temporary), classifier)
-
-
-def _classify(arguments: argparse.Namespace, out: Path, temporary: Path, classifier: ImageClassifier) -> None:
-    from mae_vit.core.files import replacing
-
-    images = open_named(arguments, out=temporary)
-    if images.dataset is not None:
-        classifier.fit_bands(images.dataset.bands, images.name)
-    settings = read_settings(arguments)
-    classifier.place(settings.device)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    broken = out.with_name(f"{out.name}.broken.csv")
-    broken.unlink(missing_ok=True)  # of an earlier call
-    with replacing(out) as partial, partial.open("w", newline="", encoding="utf-8") as file:
-        done = _write(file, classifier, images, settings, arguments.top)
-    images.write_broken(broken, done.broken)
+        images = open_named(arguments, out=Path(temporary))
+        if images.dataset is not None:
+            classifier.fit_bands(images.dataset.bands, images.name)
+        settings = read_settings(arguments)
+        classifier.place(settings.device)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        broken = out.with_name(f"{out.name}.broken.csv")
+        broken.unlink(missing_ok=True)  # of an earlier call
+        with replacing(out) as partial, partial.open("w", newline="", encoding="utf-8") as file:
+            done = _write(file, classifier, images, settings, arguments.top)
+        images.write_broken(broken, done.broken)
     if done.broken:
         report_broken(len(done.broken), broken)
     _report(classifier, images, done)
@@ -115,23 +108,15 @@ class _Done:
 
     Attributes:
         broken: number and reason of each image that cannot be read.
-        predicted: images by predicted class.
-        right: whether each image, whose label is a class of the run, is predicted right.
-        others: images by label that is none of these classes.
+        predicted: number of images of each predicted class.
+        right: whether an image is predicted right, for images with a class of the run as label.
+        others: number of images of each other label.
     """
 
     broken: list[tuple[int, str]] = field(default_factory=list)
     predicted: Counter[str] = field(default_factory=Counter)
     right: list[bool] = field(default_factory=list)
     others: Counter[str] = field(default_factory=Counter)
-
-    def count(self, name: str, label: str, known: frozenset[str]) -> None:
-        """Counts a prediction; `label` is empty where there is none."""
-        self.predicted[name] += 1
-        if label in known:
-            self.right.append(label == name)
-        elif label:
-            self.others[label] += 1
 
 
 def _write(file: TextIO, classifier: ImageClassifier, images: Images, settings: Settings, top: int) -> _Done:
@@ -164,7 +149,11 @@ def _write(file: TextIO, classifier: ImageClassifier, images: Images, settings: 
                 values = {"path": entry.path, "key": entry.key, "split": entry.split, "label": label}
                 pairs = zip(names, (f"{chance:.6f}" for chance in chances), strict=True)
                 writer.writerow([*(plain_text(values[fact]) for fact in facts), *chain.from_iterable(pairs)])
-                done.count(names[0], label, known)
+                done.predicted[names[0]] += 1
+                if label in known:
+                    done.right.append(label == names[0])
+                elif label:
+                    done.others[label] += 1
             bar.update(stop - first)
             first = stop
     if not done.predicted:

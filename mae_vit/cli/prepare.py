@@ -198,7 +198,7 @@ def _bands(text: str) -> tuple[str, ...]:
     return names
 
 
-@_reader("percentiles, none or LOW,HIGH, the former below the latter")
+@_reader("percentiles, none or LOW,HIGH (LOW below HIGH)")
 def _scale(text: str) -> str | tuple[float, float]:
     if text in ("percentiles", "none"):
         return text
@@ -207,7 +207,7 @@ def _scale(text: str) -> str | tuple[float, float]:
     return low, high
 
 
-@_reader("CENTER,WIDTH, the latter above 0")
+@_reader("CENTER,WIDTH (WIDTH above 0)")
 def _window(text: str) -> tuple[float, float]:
     """Returns the lowest and the highest value."""
     center, width = map(float, text.split(","))

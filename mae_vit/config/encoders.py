@@ -139,7 +139,6 @@ class _TransformerSection(EncoderSection):
 
     @property
     def drops(self) -> dict[str, float]:
-        """The rates of its layers that draw random numbers, as `Geometry.build` takes them."""
         return {"drop_rate": self.drop_rate, "drop_path_rate": self.drop_path_rate}
 
     def _shared(self) -> dict[str, Any]:
@@ -170,12 +169,7 @@ class ViTSection(_TransformerSection):
     pos_embed: Literal["learnable", "sincos"] = "learnable"
     class_tokens: int = Field(default=1, gt=0)
 
-    def geometry(self) -> ViTGeometry:
-        """Returns the architecture that the options define.
-
-        Raises:
-            ValueError: if the number of heads does not divide the width, or the width does not fit the positions.
-        """
+    def geometry(self) -> ViTGeometry:  # noqa: D102
         shared = self._shared()
         if self.pos_embed == "sincos" and shared["embed_dim"] % 4:
             raise ValueError(f'embed_dim={shared["embed_dim"]} must be divisible by 4 for pos_embed="sincos"')
@@ -192,12 +186,7 @@ class ViTRopeSection(_TransformerSection):
     family: Literal["vit_rope"]
     register_tokens: int = Field(default=4, ge=0)
 
-    def geometry(self) -> ViTRopeGeometry:
-        """Returns the architecture that the options define.
-
-        Raises:
-            ValueError: if the number of heads does not divide the width, or a head's width is not divisible by 4.
-        """
+    def geometry(self) -> ViTRopeGeometry:  # noqa: D102
         shared = self._shared()
         if shared["embed_dim"] // shared["num_heads"] % 4:
             raise ValueError(
@@ -221,8 +210,7 @@ class NetworkSection(EncoderSection):
     drop_path_rate: float = Field(default=0.0, ge=0, lt=1)
 
     @property
-    def drops(self) -> dict[str, float]:
-        """The rates of its layers that draw random numbers, as `Geometry.build` takes them."""
+    def drops(self) -> dict[str, float]:  # noqa: D102
         return {"drop_path_rate": self.drop_path_rate}
 
     @field_validator("name")
@@ -252,12 +240,7 @@ class NetworkSection(EncoderSection):
             )
         return self
 
-    def geometry(self) -> NetworkGeometry:
-        """Returns the architecture that the options define.
-
-        Raises:
-            ValueError: if patches do not fill the images.
-        """
+    def geometry(self) -> NetworkGeometry:  # noqa: D102
         patch_size = self.patch_size
         if patch_size is None:
             patch_size = _SMALL_PATCH if min(self.image_hw) < _SMALL_IMAGES else _LARGE_PATCH

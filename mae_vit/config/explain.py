@@ -67,12 +67,10 @@ def _why_missing(document: Document, path: Sequence[str]) -> str:
     if len(path) == 3 and any(key.startswith(".".join(path[:-1]) + ".") for key in document.overridden):
         # SECTION.NAME.KEY: the NAME may be meant for that of the file.
         section, name, key = path
-        others = [
-            other
-            for other, content in document.raw[section].items()
-            if isinstance(content, dict) and key in content
-        ]
-        if hint := closest(name, others):
+        contents = document.raw[section].items()
+        if hint := closest(
+            name, [n for n, content in contents if isinstance(content, dict) and key in content]
+        ):
             return "; " + hint.replace('"', f'"{section}.', 1)
     return ""
 
@@ -115,13 +113,7 @@ def _explain(schema: type[BaseModel], path: Sequence[str], problem: Any) -> tupl
         shown = f'"{tag}"' if len(str(tag)) <= _MAX_SHOWN else show(tag)
         return f"{key}.{told}={shown}: ", nearest(str(tag), tags)
     begin = f"{key}={show(value)}: "
-    if kind in (
-        "model_type",
-        "model_attributes_type",
-        "dict_type",
-        "union_tag_not_found",
-        "union_tag_invalid",
-    ):
+    if kind.startswith(("model_", "dict_", "union_tag_")):
         inside = (known for known in key_paths(schema, {}) if known.startswith(f"{key}."))
         example = f", e.g. {first}=..." if (first := next(inside, None)) else ""
         return begin, f"this is a section: give its keys{example}"

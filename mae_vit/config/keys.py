@@ -29,8 +29,7 @@ def one_of(field: FieldInfo) -> OneOf | None:
 
 def branches(field: FieldInfo) -> Mapping[str, type[BaseModel]]:
     """Lists a field's models by the names that choose them; empty if the field has no branches."""
-    several = one_of(field)
-    return several.sections if several else {}
+    return several.sections if (several := one_of(field)) else {}
 
 
 def written_path(schema: type[BaseModel], location: Sequence[str | int]) -> list[str]:
@@ -48,7 +47,7 @@ def written_path(schema: type[BaseModel], location: Sequence[str | int]) -> list
         elif models:
             path.append(str(part))
             field = models[0].model_fields.get(str(part))
-            models = _models_of(field) if field else []
+            models = _field_models(field) if field else []
             tags = branches(field) if field else {}
             named = field is not None and _has_named_sections(field)
         elif isinstance(part, int):  # an index of a list
@@ -75,7 +74,7 @@ def fields_at(schema: type[BaseModel], path: Sequence[str]) -> list[FieldInfo]:
     models, matching = [schema], []
     for part in path:
         matching = [model.model_fields[part] for model in models if part in model.model_fields]
-        models = [model for field in matching for model in _models_of(field)]
+        models = [model for field in matching for model in _field_models(field)]
     return matching
 
 
@@ -94,7 +93,7 @@ def options_from(schema: type[BaseModel], path: Sequence[str]) -> int | None:
             return depth
         # Another mapping: its keys are free names and its values sections.
         depth += bool(mappings)
-        models = [model for field in fields for model in _models_of(field)]
+        models = [model for field in fields for model in _field_models(field)]
     return None
 
 
@@ -152,10 +151,10 @@ def _typed(raw: Any, key: str) -> str:
 def describe_keys(schema: type[BaseModel], *, without: Collection[str] = ()) -> str:
     """Returns the list of keys for `--help`, a few lines per section."""
     fields = schema.model_fields.items()
-    rows = [("", " ".join(name for name, field in fields if not _models_of(field)))]
+    rows = [("", " ".join(name for name, field in fields if not _field_models(field)))]
     for name, field in fields:
         free = "NAME." if _has_named_sections(field) else ""
-        heads = branches(field) or dict.fromkeys([""], next(iter(_models_of(field)), None))
+        heads = branches(field) or dict.fromkeys([""], next(iter(_field_models(field)), None))
         several = one_of(field)
         told = several.key if several else ""
         for tag, model in heads.items():
@@ -166,22 +165,19 @@ def describe_keys(schema: type[BaseModel], *, without: Collection[str] = ()) -> 
             ]
             first = name if tag == next(iter(heads)) else ""
             rows.append((first, " ".join([f"{told}={tag}:", *keys] if tag else keys)))
-    lines = (
-        textwrap.wrap(
-            text,
-            _WIDTH,
-            initial_indent=f"  {name:<13}",
-            subsequent_indent=" " * (17 if text.split(":")[0].count("=") else 15),
-            break_on_hyphens=False,
+    lines = list[str]()
+    for name, text in rows:
+        indent = " " * (17 if text.split(":")[0].count("=") else 15)
+        first = f"  {name:<13}"
+        lines += textwrap.wrap(
+            text, _WIDTH, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False
         )
-        for name, text in rows
-    )
-    return "\n".join(line for several in lines for line in several)
+    return "\n".join(lines)
 
 
 def _leaves(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     for name, field in model.model_fields.items():
-        inner = _models_of(field)
+        inner = _field_models(field)
         if not inner:
             yield prefix + name
         for section in inner:
@@ -199,10 +195,10 @@ def _chosen(field: FieldInfo, raw: Any) -> list[type[BaseModel]]:
     choice = several.choice(raw) if several and isinstance(raw, dict) else None
     if several is not None and choice is not None and choice in several.sections:
         return [several.sections[choice]]
-    return _models_of(field)
+    return _field_models(field)
 
 
-def _models_of(field: FieldInfo) -> list[type[BaseModel]]:
+def _field_models(field: FieldInfo) -> list[type[BaseModel]]:
     return [*branches(field).values()] or _models_in(field.annotation)
 
 

@@ -115,7 +115,7 @@ class Header:
 def read_header(path: Path) -> Header:
     """Reads the header of a preset."""
     title, lines, last = "", dict[str, str](), ""
-    for text in _comment_of(path):
+    for text in _header_lines(path):
         if named := re.match(r"([A-Z]\w+): +(.*)", text):
             last = named[1]
             lines[last] = named[2]
@@ -126,7 +126,7 @@ def read_header(path: Path) -> Header:
     return Header(path.stem, title, lines)
 
 
-def _comment_of(path: Path) -> Iterator[str]:
+def _header_lines(path: Path) -> Iterator[str]:
     for line in path.read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):
             return

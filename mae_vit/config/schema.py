@@ -208,7 +208,6 @@ class MonitorSection(Section):
             chooses (docs/bands.md).
         probe_every_steps: steps between online probes.
         probe_every_epochs: epochs between online probes.
-        probe_shots: images of each class that the probe is fitted on.
         probe_queries: images that the probe is scored on; 0 for no probe.
         inspect_every_epochs: epochs between views of the encoder in TensorBoard and trackers; null for none.
         tensorboard: write TensorBoard files.
@@ -226,7 +225,6 @@ class MonitorSection(Section):
     picture_bands: list[int | str] | None = None
     probe_every_steps: int | None = Field(default=None, gt=0)
     probe_every_epochs: float | None = Field(default=None, gt=0)
-    probe_shots: int | None = Field(default=None, gt=0)
     probe_queries: int = Field(default=500, ge=0)
     inspect_every_epochs: float | None = Field(default=None, gt=0)
     tensorboard: bool = True

@@ -130,8 +130,7 @@ def _retype(node: Node, kinds: Sequence[Any], where: str, seen: set[int]) -> Nod
 def _expanded(text: str, where: str) -> str:
     try:
         if text in _NO_PATH and not os.path.lexists(text):
-            named = f", or ./{text} for what is called so" if text else ""
-            raise InputError(f'"{text}" is no path: write null for none{named}')
+            raise InputError(f'"{text}" is no path: write null for none')
         return expand_text(text)
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
@@ -149,11 +148,11 @@ def _step(kinds: Sequence[Any], name: str) -> Sequence[Any]:
         if get_origin(kind) is dict:
             inner.append(get_args(kind)[1])
         elif isinstance(kind, type) and name in getattr(kind, "model_fields", ()):
-            inner.append(_kind_of(kind.model_fields[name]))  # type: ignore[attr-defined]
+            inner.append(_field_kind(kind.model_fields[name]))  # type: ignore[attr-defined]
     return inner
 
 
-def _kind_of(field: FieldInfo) -> Any:
+def _field_kind(field: FieldInfo) -> Any:
     for mark in field.metadata:
         if isinstance(mark, KeysOf):
             return mark.schema

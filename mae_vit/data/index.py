@@ -30,7 +30,7 @@ from mae_vit.data.shards.index_files import (
     reindex_hint,
     stored_keys,
 )
-from mae_vit.data.shards.index_rows import ROW, RowFile, key_check, load_rows, plain_key_fits
+from mae_vit.data.shards.index_rows import ROW, key_check, load_rows, plain_key_fits
 from mae_vit.data.shards.samples import read_samples, split_key
 from mae_vit.data.shards.shard_files import ReadError, ShardFiles, ShardTable, misfit_shards
 from mae_vit.data.shards.tar_headers import BLOCK, DamagedTar, name_is_cut, plain_name, walk_tar
@@ -39,7 +39,7 @@ _NPY_HEADER = 4096  # at most
 # Up to 170,000 samples all of an index is compared at each start, in 0.01 s; of a larger one size and type.
 _COMPARED_BYTES = 1 << 22
 # Not taken along to another process.
-_OWN = ("_rows", "_row", "_row_file", "dataset")
+_OWN = ("_rows", "dataset")
 
 
 class ShardIndex:
@@ -89,11 +89,11 @@ class ShardIndex:
 
     def labels_of(self, samples: np.ndarray) -> np.ndarray:
         """int32 (B,), the labels of samples (B,)."""
-        return self._row_file.labels(samples)
+        return np.asarray(self._rows["label"][samples])
 
     def label(self, sample: int) -> int:
         """The label of a sample, -1 where there is none."""
-        return int(self._row(sample)[3])
+        return int(self._rows.item(sample)[3])
 
     def read(self, sample: int) -> bytes:
         """Reads the encoded image of a sample.
@@ -101,7 +101,7 @@ class ShardIndex:
         Raises:
             ReadError: if it is not there.
         """
-        offset, length, shard, _, check = self._row(sample)
+        offset, length, shard, _, check = self._rows.item(sample)
         # With its header: a shard that somebody wrote anew may hold another image there.
         data = self._files.read(shard, offset - BLOCK, BLOCK + length)
         if not plain_key_fits(data, check) and self._holds_other(shard, offset, data[:BLOCK]):
@@ -114,7 +114,7 @@ class ShardIndex:
         Raises:
             ReadError: if they are not there.
         """
-        return self._files.read(self._row(sample)[2], offset, length)
+        return self._files.read(self._rows.item(sample)[2], offset, length)
 
     def _holds_other(self, shard: int, offset: int, header: bytes) -> bool:
         """Whether a header with another name is that of another sample: long names stand in blocks before it."""
@@ -247,8 +247,8 @@ class ShardIndex:
         self._open_rows()
 
     def _open_rows(self) -> None:
-        self._row_file = RowFile(self.array_path)
-        self._rows, self._row = self._row_file.all, self._row_file.row
+        # As a plain array: to take a row of np.memmap's class costs as much as to read a small image.
+        self._rows = np.asarray(np.load(self.array_path, mmap_mode="r"))
 
 
 def open_index(folder: Path, split: str, *, remote: RemoteFolder | None = None) -> ShardIndex:

@@ -99,7 +99,6 @@ class TrainingData:
         samples: their numbers in it, sorted; None for all.
         source: reads and augments them.
         order: order of the places in `source`.
-        decodes: images are decoded each time, not once for all.
         cores: number of CPU cores of this rank.
         workers: number of its data processes.
         mean: mean of each channel of pixels in 0..1, by which images are normalized.
@@ -111,7 +110,6 @@ class TrainingData:
     samples: np.ndarray | None
     source: AugmentedSource
     order: Order
-    decodes: bool
     cores: int
     workers: int
     mean: tuple[float, ...]
@@ -150,7 +148,7 @@ class TrainingData:
     def core_warnings(self) -> list[str]:
         """Returns warnings about settings that let a GPU wait for images."""
         # Only GPUs need pinned batches.
-        if not (self.pin_memory and self.decodes) or self.cores >= _FEW_CORES:
+        if not self.pin_memory or self.source.in_memory or self.cores >= _FEW_CORES:
             return []
         return [
             f"{count_of(self.cores, 'core')} for each GPU, which will wait for images to be decoded: give its rank "
@@ -256,7 +254,6 @@ def open_training_data(
         samples=samples,
         source=replace(source, samples=samples),
         order=order,
-        decodes=not source.in_memory,
         cores=cores,
         workers=workers,
         mean=mean,

@@ -87,7 +87,7 @@ class EncoderInfo:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields as plain data; those that say nothing new are left out."""
-        own = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "geometry"}
+        own = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "geometry"}
         values = {**self.geometry.to_dict(), **own}
         del values["bands"], values["before"], values["preprocessing"]
         if self.pool == "mean":

@@ -53,7 +53,7 @@ class Geometry(ABC):
 
     def _arguments(self) -> dict[str, Any]:
         """Returns the arguments of the encoder's class; of a size, its numbers say all."""
-        return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "size"}
+        return {item.name: getattr(self, item.name) for item in fields(self) if item.name != "size"}
 
     @abstractmethod
     def describe(self) -> str:
@@ -71,29 +71,22 @@ class Geometry(ABC):
 
 
 @dataclass(frozen=True)
-class ViTGeometry(Geometry):
-    """A Vision Transformer.
+class _TransformerGeometry(Geometry):
+    """What Vision Transformers share.
 
     Attributes:
         size: name in `mae_vit.models.sizes.SIZES` that it derives from, or that is nearest.
         embed_dim: D.
         depth: number of blocks.
         num_heads: attention heads; divides D.
-        mlp_ratio: hidden width of the MLP over D.
-        pos_embed: "learnable" or "sincos".
-        class_tokens: class tokens; files do not state it where there is one.
+        mlp_ratio: inner width of the MLP over D.
     """
-
-    family = "vit"
-    built_by = "mae_vit.models.encoders.vit:ViTEncoder"
 
     size: str
     embed_dim: int
     depth: int
     num_heads: int
     mlp_ratio: float
-    pos_embed: PositionKind
-    class_tokens: int = field(default=1, kw_only=True)
 
     def describe(self) -> str:
         """Says in words what it is."""
@@ -101,31 +94,37 @@ class ViTGeometry(Geometry):
 
 
 @dataclass(frozen=True)
-class ViTRopeGeometry(Geometry):
-    """A Vision Transformer with rotary positions and register tokens.
+class ViTGeometry(_TransformerGeometry):
+    """A Vision Transformer.
 
     Attributes:
-        size: name in `mae_vit.models.sizes.SIZES` that it derives from.
-        embed_dim: D.
-        depth: number of blocks.
-        num_heads: attention heads; D / heads is divisible by 4.
-        mlp_ratio: hidden width of the MLP over D.
+        pos_embed: "learnable" or "sincos".
+        class_tokens: class tokens; files do not state it where there is one.
+    """
+
+    family = "vit"
+    built_by = "mae_vit.models.encoders.vit:ViTEncoder"
+
+    pos_embed: PositionKind
+    class_tokens: int = field(default=1, kw_only=True)
+
+
+@dataclass(frozen=True)
+class ViTRopeGeometry(_TransformerGeometry):
+    """A Vision Transformer with rotary positions and register tokens; D / heads is divisible by 4.
+
+    Attributes:
         register_tokens: tokens beside [CLS] that nothing reads.
     """
 
     family = "vit_rope"
     built_by = "mae_vit.models.encoders.vit_rope:ViTRopeEncoder"
 
-    size: str
-    embed_dim: int
-    depth: int
-    num_heads: int
-    mlp_ratio: float
     register_tokens: int
 
     def describe(self) -> str:
         """Says in words what it is."""
-        return f"{self.depth} blocks of {self.num_heads} heads, width {self.embed_dim}, rotary positions"
+        return f"{super().describe()}, rotary positions"
 
 
 @dataclass(frozen=True)
@@ -151,7 +150,7 @@ class NetworkGeometry(Geometry):
 
 
 GEOMETRIES: dict[str, type[Geometry]] = {
-    one.family: one for one in (ViTGeometry, ViTRopeGeometry, NetworkGeometry)
+    kind.family: kind for kind in (ViTGeometry, ViTRopeGeometry, NetworkGeometry)
 }
 
 
@@ -161,8 +160,8 @@ def geometry_from(values: Mapping[str, Any]) -> Geometry | None:
     if kind is None:
         return None
     geometry: dict[str, Any] = {
-        one.name: values.get(one.name, None if one.default is MISSING else one.default)
-        for one in fields(kind)
+        item.name: values.get(item.name, None if item.default is MISSING else item.default)
+        for item in fields(kind)
     }
     if any(value is None for value in geometry.values()):
         return None

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from mae_vit.config.schema import Config
+from mae_vit.config.schema import Config, MonitorSection
 from mae_vit.core.composites import find_bands
 from mae_vit.core.errors import InputError
 from mae_vit.core.keyed_rng import RngStream, derive_key
@@ -25,7 +25,7 @@ from mae_vit.data.shards.index_rows import NO_LABEL
 from mae_vit.data.splits import find_split, open_training_index, open_whole_index
 from mae_vit.data.training_data import TrainingData, open_training_data
 from mae_vit.data.views import check_pad
-from mae_vit.pretraining.probe_split import ProbeSplit, choose_probe
+from mae_vit.evaluation.few_shot import draw_shots
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.evals import HeldOut, OnlineProbe
 
@@ -33,6 +33,31 @@ from mae_vit.training.evals import HeldOut, OnlineProbe
 _HELD_OUT_SPLITS = ("val", "test")
 # Not the run's seed: runs of all seeds are measured on the same images and masks.
 _HELD_OUT_SEED = 0
+_SHOTS = 25
+# Images to fit, over all classes: a closed form of this size takes almost no time.
+_MAX_SUPPORT = 1000
+
+
+@dataclass(frozen=True)
+class ProbeSplit:
+    """Labeled held-out images, by their numbers in the split.
+
+    Attributes:
+        support: images to fit on.
+        queries: images to score.
+        shots: most images of a class among `support`.
+        why_none: why there is no probe; empty if there is one.
+    """
+
+    support: np.ndarray
+    queries: np.ndarray
+    shots: int = 0
+    why_none: str = ""
+
+    @property
+    def samples(self) -> np.ndarray:
+        """All of them, support first."""
+        return np.concatenate([self.support, self.queries])
 
 
 @dataclass(frozen=True)
@@ -183,3 +208,37 @@ def _choose(config: Config, index: ShardIndex) -> np.ndarray | None:
         draws = f" data.leave_out_draws={config.data.leave_out_draws}" * (config.data.leave_out_draws > 1)
         raise InputError(f'data.leave_out_per_class={limit}{draws} leaves nothing of split "{index.split}"')
     return rest
+
+
+def choose_probe(
+    monitor: MonitorSection, index: ShardIndex | None, world_size: int, why_none: str
+) -> ProbeSplit:
+    """Chooses images of the held-out split for the probe; `why_none`: why there is no such split, if `index` is None.
+
+    Raises:
+        InputError: for an option that cannot take effect.
+    """
+    chosen = _draw_probe(monitor, index, world_size, why_none)
+    if isinstance(chosen, ProbeSplit):
+        return chosen
+    for name in ("probe_every_steps", "probe_every_epochs"):
+        if (value := getattr(monitor, name)) is not None:
+            raise InputError(f"monitor.{name}={value} has no effect: there is no probe ({chosen})")
+    return ProbeSplit(np.zeros(0, np.int64), np.zeros(0, np.int64), why_none=chosen)
+
+
+def _draw_probe(
+    monitor: MonitorSection, index: ShardIndex | None, world_size: int, why_none: str
+) -> ProbeSplit | str:
+    """Returns the images, or why there are none."""
+    if index is None:
+        return why_none
+    if not monitor.probe_queries:
+        return "monitor.probe_queries=0"
+    labels, most = np.asarray(index.labels), max(1, _MAX_SUPPORT // max(1, len(index.dataset.classes)))
+    support, queries = draw_shots(labels, shots=min(_SHOTS, most), queries=monitor.probe_queries)
+    if len(np.unique(labels[support])) < 2 or not len(queries):
+        return f'split "{index.split}" has no labels of two classes, with two images of each'
+    if len(support) + len(queries) < world_size:
+        return f'split "{index.split}" has fewer labeled images than there are ranks'
+    return ProbeSplit(support, queries, int(np.bincount(labels[support]).max()))

@@ -8,7 +8,7 @@ import resource
 import shutil
 import socket
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -181,7 +181,7 @@ def check_software(config: PretrainConfig | None, ranks: Ranks) -> list[Check]:
             reason = f"cannot be imported: {error_reason(error)}; train.engine=torch does without"
             checks.append(Check("FAIL", "deepspeed", reason))
     compilers = (os.environ.get("CXX", "c++"), "g++", "clang++")
-    if config and config.train.compile not in (False, "auto") and not any(map(shutil.which, compilers)):
+    if config and config.train.compile is True and not any(map(shutil.which, compilers)):
         checks.append(Check("FAIL", "compiler", "none, but train.compile=true needs one: install g++"))
     return checks
 
@@ -319,15 +319,14 @@ def check_exchange(ranks: Ranks, device: torch.device | None) -> Check:
         return Check("FAIL", "network", f"ranks have different devices, or none: {devices}")
     try:
         torch.distributed.all_reduce(torch.ones(1, device=device))
-        values = torch.ones(_EXCHANGED_BYTES // 4, device=device)
-        begun = time.monotonic()
+        values, begun = torch.ones(_EXCHANGED_BYTES // 4, device=device), time.monotonic()
         torch.distributed.all_reduce(values)
         right = bool((values == ranks.world_size).all())
-        rate = _EXCHANGED_BYTES / (time.monotonic() - begun) / 1e9
     except RuntimeError as error:
         return Check("FAIL", "network", f"ranks cannot add their numbers: {error_reason(error)[:200]}")
     if not right:
         return Check("FAIL", "network", f"{ranks.world_size} ranks do not add up: the network changes data")
+    rate = _EXCHANGED_BYTES / (time.monotonic() - begun) / 1e9
     return Check("ok", "network", f"ranks add {rate:.2f} GB/s on {device.type}")
 
 
@@ -347,13 +346,13 @@ def check_versions(ranks: Ranks) -> Check:
     return Check("ok", "versions", ", ".join(f"{name} {version}" for name, version in versions.items()))
 
 
-def merge_checks(checks: Iterable[Check], ranks: Ranks) -> list[Check]:
+def merge_checks(checks: list[Check], ranks: Ranks) -> list[Check]:
     """Returns rank 0's findings, and those of other ranks that are not well; collective."""
-    by_rank: list[list[Check]] = gather_objects(list(checks), ranks)
+    by_rank: list[list[Check]] = gather_objects(checks, ranks)
     merged = {(check.name, check.text): check for check in by_rank[0]}
     for rank, rank_checks in enumerate(by_rank):
         for check in rank_checks:
             if check.status != "ok":
-                named = Check(check.status, check.name, f"rank {rank}: {check.text}")
+                named = replace(check, text=f"rank {rank}: {check.text}")
                 merged.setdefault((check.name, check.text), named)
     return list(merged.values())

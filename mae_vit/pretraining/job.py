@@ -40,7 +40,6 @@ from mae_vit.training.startup import (
     resume_or_start,
     settle_precision,
 )
-from mae_vit.weights.encoder import cost_of_start
 
 _NOTHING_HELD_OUT = (
     "{why}: no held-out metrics and no pictures (mae-vit prepare ... --holdout 0.05 sets some images aside)"
@@ -108,17 +107,19 @@ def _train(setup: Setup, arguments: Arguments, folder: RunFolder) -> None:
         print(f"precision: {chosen}")
     objective = setup.build()
     # Initial weights may have seen labels, too.
-    begins_from = config.model.init or "scratch"
+    begins_from, before = config.model.init or "scratch", dict[str, Any]()
     if checkpoint is None:
-        start = initialize(objective, config, setup.info, say=ranks.rank == 0)
-        begins_from = start.source if start else begins_from
-        labels = seen_labels(config, setup.data, start.labels if start else None)
-        before = asdict(cost_of_start(start)) if start else None
-        info = replace(setup.info, labels=labels.model_dump() if labels else None, before=before)
+        weights = initialize(objective, config, setup.info, say=ranks.rank == 0)
+        if weights is not None:
+            from mae_vit.weights.encoder import cost_of_start  # few runs need it
+
+            begins_from, before = weights.source, asdict(cost_of_start(weights))
+        labels = seen_labels(config, setup.data, weights.labels if weights else None)
+        seen = labels.model_dump() if labels else None
     else:
-        known = checkpoint.identity
-        before = known.get(COST_BEFORE)
-        info = replace(setup.info, labels=known.get(LABELS_SEEN, setup.info.labels), before=before)
+        before = checkpoint.identity.get(COST_BEFORE) or before
+        seen = checkpoint.identity.get(LABELS_SEEN, setup.info.labels)
+    info = replace(setup.info, labels=seen, before=before or None)
     history = {LABELS_SEEN: info.labels} | ({COST_BEFORE: info.before} if info.before else {})
     engine = build_engine(config, setup.plan, objective, ranks, setup.device)
     noisy = any(config.model.drops.values())

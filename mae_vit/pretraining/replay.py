@@ -27,8 +27,8 @@ from mae_vit.pretraining.data import open_data
 from mae_vit.pretraining.setup import build_objective, count_classes, describe_encoder
 from mae_vit.runtime.device import find_device
 from mae_vit.runtime.ranks import Ranks
-from mae_vit.training.checkpoints.checkpoint import Checkpoint, load_checkpoint
-from mae_vit.training.checkpoints.format import BrokenCheckpoint, list_checkpoints, step_of
+from mae_vit.training.checkpoints.checkpoint import load_checkpoint
+from mae_vit.training.checkpoints.format import newest_before
 
 _IMAGES_IN_A_ROW = 16
 _COLUMNS = ("place", "epoch", "sample", "shard", "key", "label")
@@ -82,7 +82,8 @@ def replay(run: Path, *, step: int | None, of_data: int | None = None, rank: int
     plan = make_plan(config, num_samples=data.num_samples, world_size=ranks.world_size)
     if step is not None and not 1 <= step <= plan.total_steps:
         raise InputError(f"--step {step}: the run has steps 1 to {plan.total_steps}")
-    newest = _newest(run)
+    checkpoints = run / "checkpoints"
+    newest = newest_before(checkpoints, None, load_checkpoint)
     skipped = newest.state.course.skipped if newest else ()
     position = of_data if of_data is not None else data_step((step or 1) - 1, skipped)
     share = RankSlice(rank, ranks.world_size, plan.accumulation)
@@ -95,7 +96,7 @@ def replay(run: Path, *, step: int | None, of_data: int | None = None, rank: int
     )
     classes = count_classes(config, data)
     objective = build_objective(config, describe_encoder(config, data), num_classes=classes)
-    weights = _newest(run, before=step) if step is not None else newest
+    weights = newest if step is None else newest_before(checkpoints, step, load_checkpoint)
     if weights is not None:
         objective.load_state_dict({**weights.state.parameters, **weights.state.buffers})
     pictures = objective.to(device).eval().pictures(batch.to(device))
@@ -128,14 +129,3 @@ def write_replay(record: Replay, path: Path, *, images: int) -> Path:
         for place, sample in enumerate(record.samples):
             writer.writerow({"place": place, "epoch": record.epoch, **sample})
     return names
-
-
-def _newest(run: Path, *, before: int | None = None) -> Checkpoint | None:
-    """The newest whole checkpoint; of those from before a step, where one is named."""
-    for path in reversed(list_checkpoints(run / "checkpoints")):
-        if before is None or step_of(path) < before:
-            try:
-                return load_checkpoint(path)
-            except BrokenCheckpoint:
-                continue
-    return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -19,10 +20,10 @@ from mae_vit.training.engines.build import optimizer_options
 from mae_vit.training.engines.compiling import choose_compiling
 from mae_vit.training.engines.cost import Estimate, estimate, kept_bytes
 from mae_vit.training.startup import choose_device
-from mae_vit.weights.load import load_weights, warn_normalization_differs
-from mae_vit.weights.read import read_weights
 from mae_vit.weights.seen_labels import SeenLabels
-from mae_vit.weights.start import Weights
+
+if TYPE_CHECKING:
+    from mae_vit.weights.start import Weights
 
 
 @dataclass(frozen=True)
@@ -175,15 +176,14 @@ def initialize(
     """
     if config.model.init is None:
         return None
-    start = read_weights(config.model.init)
-    coverage = load_weights(
-        start,
-        objective.encoder,
-        objective,
-        objective=config.objective.name,
-        patch_init=config.model.patch_init,
-    )
+    # Readers of many kinds of files: few runs need them.
+    from mae_vit.weights.load import load_weights, warn_normalization_differs
+    from mae_vit.weights.read import read_weights
+
+    weights = read_weights(config.model.init)
+    name, patch_init = config.objective.name, config.model.patch_init
+    coverage = load_weights(weights, objective.encoder, objective, objective=name, patch_init=patch_init)
     if say:
-        print(coverage.describe(start.source))
-        warn_normalization_differs(start, info.mean, info.std, info.bands)
-    return start
+        print(coverage.describe(weights.source))
+        warn_normalization_differs(weights, info.mean, info.std, info.bands)
+    return weights

@@ -77,7 +77,7 @@ def call_in_child(function: str, argument: Any) -> Any:
             process.wait()
             for reader in readers:
                 reader.join(_LAST_OUTPUT_S)
-        result = pickle.loads(answer.read_bytes()) if answer.exists() else _error_of(process.returncode)
+        result = pickle.loads(answer.read_bytes()) if answer.exists() else _error_from(process.returncode)
     if isinstance(result, RunInterrupted) and result.reason == "SIGINT":
         raise KeyboardInterrupt
     if isinstance(result, BaseException):
@@ -92,7 +92,7 @@ def _forward(pipe: BufferedReader, stream: TextIO) -> None:
         stream.flush()
 
 
-def _error_of(code: int) -> BaseException:
+def _error_from(code: int) -> BaseException:
     """What a process without an answer means, by its exit code."""
     if code in (EXIT_INTERRUPTED, -signal.SIGINT):
         return KeyboardInterrupt()

@@ -68,12 +68,12 @@ def cpu_quota(root: Path = _CGROUPS, process_cgroups: Path = _OWN_CGROUPS) -> fl
     quotas = [
         quota
         for group in control_groups("cpu", root, process_cgroups)
-        if (quota := _quota_of(group)) is not None
+        if (quota := _read_quota(group)) is not None
     ]
     return min(quotas, default=None)
 
 
-def _quota_of(group: Path) -> float | None:
+def _read_quota(group: Path) -> float | None:
     """The quota of one group, of version 2 or 1; None where it has none."""
     with suppress(OSError, ValueError):
         most, period = (group / "cpu.max").read_text().split()

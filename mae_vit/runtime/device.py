@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 
 from mae_vit.core.errors import InputError
 from mae_vit.runtime.cores import control_groups
-from mae_vit.runtime.ranks import Ranks, _share_compilers, choose_threads
+from mae_vit.runtime.ranks import Ranks, choose_threads
 
 
 def forbid_tf32() -> None:
@@ -71,7 +72,11 @@ def find_device(ranks: Ranks, asked: str = "auto") -> torch.device:
     Raises:
         InputError: if the node has fewer GPUs than ranks.
     """
-    _share_compilers(ranks)
+    # By itself each rank starts a compiler for every core that it sees: 256 on a node of eight unbound ranks.
+    from torch._inductor import config  # slow to import, and there already where a model is
+
+    if "TORCHINDUCTOR_COMPILE_THREADS" not in os.environ:
+        config.compile_threads = min(32, ranks.cores)
     forbid_tf32()
     if asked != "cpu" and torch.cuda.is_available():
         count = torch.cuda.device_count()

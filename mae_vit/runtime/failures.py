@@ -32,7 +32,7 @@ def run_to_exit_code(job: Callable[[], int]) -> int:
         # All other errors occur on every rank: one line per node is enough.
         elif is_local_rank_zero():
             print_error(error)
-        return exit_code_of(error)
+        return find_exit_code(error)
 
 
 def print_error(error: BaseException, *, interrupted: str = INTERRUPTED, program: str = "") -> None:
@@ -44,7 +44,7 @@ def print_error(error: BaseException, *, interrupted: str = INTERRUPTED, program
     print("\n".join(program + line for line in lines), file=sys.stderr, flush=True)
 
 
-def exit_code_of(error: BaseException) -> int:
+def find_exit_code(error: BaseException) -> int:
     """The exit code of an error of `EXIT_CODES`."""
     return next(code for kind, code in EXIT_CODES.items() if isinstance(error, kind))
 

@@ -33,11 +33,8 @@ def meet(
 ) -> torch.distributed.Store:
     """Waits at MASTER_ADDR:MASTER_PORT until all ranks are there; returns the store that they share.
 
-    Args:
-        ranks: this process's place.
-        timeout: longest time for the meeting, and for each later wait for a key of the store.
-        first_word_s: when it says the first time whom it waits for.
-        next_word_s: how long after that it says so again.
+    The first word on whom it waits for comes after `first_word_s`, each further one `next_word_s` later. `timeout` is
+    that of the meeting, and of each later wait for a key of the store.
 
     Raises:
         InputError: if not all came in time.
@@ -77,25 +74,21 @@ class _Wait:
         self._begun, self._next = time.monotonic(), first_word_s
 
     @property
-    def waited_s(self) -> float:
-        """How long it has waited."""
-        return time.monotonic() - self._begun
-
-    @property
     def over(self) -> bool:
         """Whether it has waited for too long."""
-        return self.waited_s > self._timeout_s
+        return time.monotonic() - self._begun > self._timeout_s
 
     def pause(self, whom: str, *, speak: bool = True) -> None:
         """Waits a moment; `speak` is whether this rank may say so."""
-        since = format_duration(self.waited_s)
+        waited_s = time.monotonic() - self._begun
+        since = format_duration(waited_s)
         if self.over:
             raise InputError(
                 f"waited {since} for {whom}: start every rank, with a MASTER_ADDR and MASTER_PORT that it reaches"
                 + REMEDY
             )
-        if speak and self.waited_s > self._next:
-            self._next = self.waited_s + self._next_word_s
+        if speak and waited_s > self._next:
+            self._next = waited_s + self._next_word_s
             print(f"waiting for {whom}, since {since}{REMEDY}", file=sys.stderr, flush=True)
         time.sleep(_POLL_S)
 
@@ -116,7 +109,7 @@ def _open_store(
             raise InputError(
                 f"rank 0 cannot serve at {wait.address}: {error_reason(error)}: choose another MASTER_PORT{REMEDY}"
             ) from None
-    found: list[torch.distributed.TCPStore | Exception] = []
+    answers: list[torch.distributed.TCPStore | Exception] = []
     why = "no answer yet"
 
     def find() -> None:
@@ -133,17 +126,17 @@ def _open_store(
             return
         why = "something answers, but not as rank 0 does"
         try:
-            found.append(store_at(host, serves=False))
+            answers.append(store_at(host, serves=False))
         except Exception as error:
-            found.append(error)
+            answers.append(error)
 
     # A thread of its own: torch waits without end for a stranger's answer, and hears no Ctrl-C.
     threading.Thread(target=find, daemon=True, name="meeting").start()
-    while not found:
+    while not answers:
         wait.pause(f"rank 0 at {wait.address} ({why})", speak=is_local_rank_zero())
-    if isinstance(found[0], Exception):
-        raise InputError(f"no rank 0 at {wait.address}: {error_reason(found[0])}{REMEDY}")
-    return found[0]
+    if isinstance(answers[0], Exception):
+        raise InputError(f"no rank 0 at {wait.address}: {error_reason(answers[0])}{REMEDY}")
+    return answers[0]
 
 
 def _port(text: str) -> int:

@@ -110,18 +110,6 @@ def choose_threads(ranks: Ranks) -> tuple[int, str]:
     return ranks.cores, "one for each core of the rank"
 
 
-def _share_compilers(ranks: Ranks) -> None:
-    """Lets torch.compile start as many processes as this rank has cores, at most torch's 32.
-
-    By itself each rank starts one for every core that it sees: 256 on a node of eight whose ranks are not bound.
-    """
-    # Slow to import, and there already where a model is.
-    from torch._inductor import config
-
-    if "TORCHINDUCTOR_COMPILE_THREADS" not in os.environ:
-        config.compile_threads = min(32, ranks.cores)
-
-
 def share_weights(model: torch.nn.Module, ranks: Ranks) -> None:
     """Gives all ranks rank 0's parameters and buffers of a model that has the same ones everywhere; collective."""
     if ranks.world_size > 1:

@@ -9,7 +9,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from multiprocessing import resource_tracker
 from types import FrameType
 from typing import Any, NoReturn
@@ -116,9 +115,7 @@ def exit_on_signal() -> Iterator[None]:
     if early_signal():
         end()
     over = threading.Event()
-    if launchers := find_launchers():
-        watch = partial(_watch, launchers, lambda reason: end(), over.is_set)
-        threading.Thread(target=watch, daemon=True, name="launcher-watch").start()
+    _watch_launchers(lambda reason: end(), over.is_set)
     try:
         with handling((signal.SIGTERM, signal.SIGUSR1), lambda number, frame: end()):
             yield
@@ -126,15 +123,21 @@ def exit_on_signal() -> Iterator[None]:
         over.set()
 
 
-def _watch(launchers: list[psutil.Process], then: Callable[[str], object], over: Callable[[], bool]) -> None:
-    """Calls `then` with a reason once a launcher is gone, until it is `over`."""
-    # is_running() compares creation times, so a reused pid does not deceive it.
-    while not over():
-        for launcher in launchers:
-            if not _alive(launcher):
-                then(f"launcher {launcher.pid} ended")
-                return
-        threading.Event().wait(_POLL_S)
+def _watch_launchers(then: Callable[[str], object], over: Callable[[], bool]) -> None:
+    """Starts a thread that calls `then` with a reason once a launcher is gone, until it is `over`."""
+    launchers = find_launchers()
+
+    def watch() -> None:
+        # is_running() compares creation times, so a reused pid does not deceive it.
+        while not over():
+            for launcher in launchers:
+                if not _alive(launcher):
+                    then(f"launcher {launcher.pid} ended")
+                    return
+            threading.Event().wait(_POLL_S)
+
+    if launchers:
+        threading.Thread(target=watch, daemon=True, name="launcher-watch").start()
 
 
 def _end_now(line: str, code: int = EXIT_INTERRUPTED) -> NoReturn:
@@ -183,11 +186,7 @@ class StopRequest:
                 # Ignored signals stay ignored: under nohup a closed terminal stops nothing.
                 if signal.getsignal(number) != signal.SIG_IGN:
                     signal.signal(number, handler)
-        launchers = find_launchers()
-        if launchers:
-            over = lambda: self.reason is not None or self._ended  # noqa: E731
-            watch = partial(_watch, launchers, self._stop_for, over)
-            threading.Thread(target=watch, daemon=True, name="launcher-watch").start()
+        _watch_launchers(self._stop_for, lambda: self.reason is not None or self._ended)
 
     def __bool__(self) -> bool:
         """True once a stop was requested."""

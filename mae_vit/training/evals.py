@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,6 +32,15 @@ MOST_RANKED = 2048
 Views = Callable[[Task, Tensor], Mapping[str, np.ndarray]]
 
 
+@contextmanager
+def _evaluating(engine: Engine) -> Iterator[Task]:
+    """Yields the objective in evaluation mode, in the precision of the run."""
+    engine.objective.eval()
+    with engine.module.context():
+        yield engine.objective
+    engine.objective.train()
+
+
 @dataclass(frozen=True)
 class HeldOut:
     """Fixed images of a split that is not trained on.
@@ -49,12 +59,10 @@ class HeldOut:
     def evaluate(self, engine: Engine) -> dict[str, float]:
         """Computes the metrics of the objective and of its encoder's features over all ranks' parts; collective."""
         totals: dict[str, torch.Tensor] = {}
-        engine.objective.eval()
-        with engine.module.context():
+        with _evaluating(engine) as objective:
             for batch in self.batches:
-                for name, value in engine.objective.evaluation_sums(batch.to(engine.device)).items():
+                for name, value in objective.evaluation_sums(batch.to(engine.device)).items():
                     totals[name] = totals.get(name, 0.0) + value.double()
-        engine.objective.train()
         names = sorted(totals)
         sums = engine.all_reduce_sum(torch.stack([totals[name] for name in names])).tolist()
         metrics = engine.objective.evaluation_metrics(dict(zip(names, sums, strict=True)))
@@ -70,24 +78,20 @@ class HeldOut:
         width = objective.encoder.embed_dim
         left = len(range(engine.ranks.rank, MOST_RANKED, engine.ranks.world_size))
         sums = torch.zeros(width**2 + 2 * width + 1, dtype=torch.float64, device=engine.device)
-        objective.eval()
-        with engine.module.context():
+        with _evaluating(engine):
             for batch in self.batches:
                 images = batch.images[:left]
                 left -= len(images)
                 if len(images):
                     sums += feature_sums(mean_features(objective, images.to(engine.device)))
-        objective.train()
         return feature_metrics(engine.all_reduce_sum(sums), width)
 
     @torch.no_grad()
     def pictures(self, engine: Engine) -> list[Picture]:
         """Draws the few that are shown; not collective."""
-        engine.objective.eval()
-        with engine.module.context():
-            rows = engine.objective.pictures(self.shown.to(engine.device))
-        engine.objective.train()
-        return in_colors(rows, engine.objective.bands, self.picture_bands)
+        with _evaluating(engine) as objective:
+            rows = objective.pictures(self.shown.to(engine.device))
+        return in_colors(rows, objective.bands, self.picture_bands)
 
 
 def mean_features(objective: Objective, images: Tensor) -> Tensor:
@@ -125,12 +129,9 @@ class OnlineProbe:
         begun = time.monotonic()
         objective = engine.objective
         assert isinstance(objective, Objective)
-        encoder = objective.encoder
-        objective.eval()
-        features = torch.zeros(len(self.labels), encoder.embed_dim, device=engine.device)
-        with engine.module.context():
+        features = torch.zeros(len(self.labels), objective.encoder.embed_dim, device=engine.device)
+        with _evaluating(engine):
             parts = [mean_features(objective, batch.images.to(engine.device)) for batch in self.batches]
-        objective.train()
         features[self.places.to(engine.device)] = torch.cat(parts)
         features = engine.all_reduce_sum(features)
         labels = self.labels.to(engine.device)

@@ -98,15 +98,8 @@ def build_trainer(
         selects=setup.selects,
         best=best,
     )
-    outputs = RunOutputs(
-        config,
-        plan,
-        folder,
-        ranks,
-        start_step=start_step,
-        facts=setup.summary_facts(),
-        damaged=quarantine.samples,
-    )
+    facts, damaged = setup.summary_facts(), quarantine.samples
+    outputs = RunOutputs(config, plan, folder, ranks, start_step=start_step, facts=facts, damaged=damaged)
     saver = Saver(
         engine,
         folder.checkpoints,

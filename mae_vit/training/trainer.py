@@ -191,7 +191,7 @@ class Trainer:
             "lr": self.lr(done - 1),
             "grad_norm": finite_or_none(values.grad_norm),
             **values.means,
-            **_loss_scale_of(self.engine),
+            **_loss_scale_values(self.engine),
             **timer.rates(),
             "peak_memory_gib": peak_memory_gib(self.engine.device),
         }
@@ -248,7 +248,7 @@ def restore(engine: Engine, checkpoint: CheckpointInfo) -> BestWeights | None:
     return replace(state.best, tensors={})
 
 
-def _loss_scale_of(engine: Engine) -> dict[str, float]:
+def _loss_scale_values(engine: Engine) -> dict[str, float]:
     """fp16's loss scale, and the steps skipped so far."""
     scale = engine.loss_scale
     return {} if scale is None else {"loss_scale": scale.scale, "skipped_steps": scale.skipped_steps}

@@ -93,8 +93,8 @@ class PretrainedEncoder(ViTFeatures):
         self, encoder: Encoder, *, fc_norm: nn.Module, pool: Pool, info: EncoderInfo, start: Weights
     ) -> None:
         """Wraps an encoder whose weights are already loaded. Use `load_encoder` to load them."""
-        more = {"bands": info.bands, "preprocessing": info.preprocessing}
-        images = ImageInput(info.img_size, info.in_chans, info.mean, info.std, **more)
+        facts = (info.img_size, info.in_chans, info.mean, info.std)
+        images = ImageInput(*facts, bands=info.bands, preprocessing=info.preprocessing)
         super().__init__(encoder, images, pool=pool, fc_norm=fc_norm)
         self.info, self.start = info, start
         self.eval()

@@ -21,7 +21,8 @@ from mae_vit.models.geometry import ViTGeometry
 from mae_vit.models.load_report import LoadReport, shorten
 from mae_vit.models.sizes import PatchInit
 from mae_vit.weights import other_bands
-from mae_vit.weights.start import ENCODER_PREFIX, Normalized, Weights, another_kind
+from mae_vit.weights.foreign import ForeignWeights
+from mae_vit.weights.start import ENCODER_PREFIX, Weights, another_kind
 
 # A file with a smaller share of the encoder's parameters belongs to another model.
 MIN_COVERAGE = 0.9
@@ -114,7 +115,7 @@ def _fit(
 
 
 def warn_normalization_differs(
-    start: Normalized, mean: Sequence[float], std: Sequence[float], bands: Bands = RGB8
+    start: Weights | ForeignWeights, mean: Sequence[float], std: Sequence[float], bands: Bands = RGB8
 ) -> None:
     """Warns if the run normalizes images differently from the pretrained weights. Only an override causes it.
 

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from mae_vit.core.bands import Bands
 from mae_vit.core.errors import InputError
-from mae_vit.weights.start import Normalized
+
+if TYPE_CHECKING:
+    from mae_vit.weights.foreign import ForeignWeights
+    from mae_vit.weights.start import Weights
 
 
 def fit_normalization(
-    start: Normalized, bands: Bands, channels: int
+    weights: Weights | ForeignWeights, bands: Bands, channels: int
 ) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
     """Returns the mean and std of pretrained weights in the unit scale of other data.
 
     Raw values are then normalized as in pretraining, also if the data's 0..1 are other raw values. None if raw
     values of both do not compare: another number of bands, another type, or an unknown normalization.
     """
-    mean, std, theirs = start.mean, start.std, start.bands
+    mean, std, theirs = weights.mean, weights.std, weights.bands
     if mean is None or std is None or len(mean) != channels:
         return None
     if theirs.photographs != bands.photographs or theirs.dtype != bands.dtype:

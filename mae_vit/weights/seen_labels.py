@@ -39,13 +39,11 @@ class SplitLabels(BaseModel):
 
     @model_serializer(mode="wrap")
     def _leave_out_usual_draw(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Draw 0 and a single draw are not written: files stay as those of earlier versions."""
+        """Leaves out draw 0 and a single draw, so that bytes of encoder files stay."""
         values: dict[str, Any] = handler(self)
-        if not self.draw:
-            values.pop("draw", None)
-        if self.draws == 1:
-            values.pop("draws", None)
-        return values
+        return {
+            key: value for key, value in values.items() if (key, value) not in (("draw", 0), ("draws", 1))
+        }
 
     def and_of_this_split(self, before: SplitLabels) -> SplitLabels:
         """Returns the union with labels of the same split."""
@@ -95,8 +93,8 @@ class SeenLabels(SplitLabels):
     def joined(self, *before: SeenLabels | None) -> SeenLabels:
         """Adds the labels that pretrained weights or a teacher had seen before."""
         known: dict[str, SplitLabels] = {}
-        for one in (self, *filter(None, before)):
-            for split in (one, *one.elsewhere):
+        for labels in (self, *filter(None, before)):
+            for split in (labels, *labels.elsewhere):
                 same = known.get(split.fingerprint)
                 known[split.fingerprint] = same.and_of_this_split(split) if same else split
         of_this_data = known.pop(self.fingerprint)
@@ -125,7 +123,7 @@ class SeenLabels(SplitLabels):
 
 
 def most_flattering(overlaps: Collection[Overlap]) -> Overlap | None:
-    """Returns the overlap that flatters a result most; None if `found` is empty."""
+    """Returns the overlap that flatters a result most; None if there is none."""
     return next((overlap for overlap in get_args(Overlap) if overlap in overlaps), None)
 
 

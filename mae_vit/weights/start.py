@@ -8,7 +8,6 @@ import re
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from torch import Tensor
 
@@ -30,26 +29,6 @@ MEASURED_BY = (
     "`mae-vit embed`, or to fine-tuning with finetune.mode=knn, few_shot, linear_probe or segment_probe"
 )
 STARTS = f'a run folder, an encoder.safetensors, a file of a Vision Transformer, "{TIMM_PREFIX}NAME" or "hf:USER/NAME"'
-
-
-class Normalized(Protocol):
-    """Weights that know the normalization of their training, or None."""
-
-    @property
-    def source(self) -> str:
-        """The name of the weights."""
-
-    @property
-    def mean(self) -> tuple[float, ...] | None:
-        """Per-channel mean."""
-
-    @property
-    def std(self) -> tuple[float, ...] | None:
-        """Per-channel standard deviation."""
-
-    @property
-    def bands(self) -> Bands:
-        """What raw values mean."""
 
 
 @dataclass(frozen=True)
@@ -98,13 +77,10 @@ class Weights:
         return [f"note: {asked}: {title}: {text}" for title, text in self.remarks.items()]
 
     def assumes(self, num_heads: int | None) -> str:
-        """Says that the number of heads is assumed; empty if the weights state it, or are of no Vision Transformer."""
-        stated = (
-            self.geometry is not None
-            or self.num_heads is not None
-            or "blocks.0.norm1.weight" not in self.tensors
-        )
-        return "" if stated else f"num_heads={num_heads}: the file does not say how many its training had"
+        """Returns the assumed number of heads in words; empty if the weights state it, or have no blocks."""
+        if self.geometry or self.num_heads or "blocks.0.norm1.weight" not in self.tensors:
+            return ""
+        return f"num_heads={num_heads}: the file does not say how many its training had"
 
     @property
     def digest(self) -> str:
@@ -117,7 +93,7 @@ class Weights:
 
 
 def origin_of(start: str | None) -> str | None:
-    """Says who trained a start, if its name shows that others did."""
+    """Returns who trained weights, if their name shows that others did."""
     return FOREIGN_ORIGIN if is_frozen(start) else None
 
 
@@ -158,7 +134,7 @@ def split_network(start: str) -> tuple[Path, str | None]:
 
 
 def check_there(start: str) -> None:
-    """Makes sure that there is something at a start's path.
+    """Checks that there is something at the path of weights.
 
     Raises:
         InputError: if there is not.

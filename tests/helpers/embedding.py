@@ -2,14 +2,10 @@
 
 import io
 import json
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import torch
-from helpers.commands import ROOT
 from helpers.encoders import vit_info
 from PIL import Image
 
@@ -56,34 +52,6 @@ def call(*arguments: str | Path) -> int:
     """`mae-vit embed` in this process; --workers 0 unless given."""
     words = [str(word) for word in arguments]
     return main(["embed", *words, *([] if "--workers" in words else ["--workers", "0"])])
-
-
-def stop_by(
-    number: int, out: Path, arguments: list[str | Path], after_s: float
-) -> subprocess.CompletedProcess:
-    """`mae-vit embed`, which saves after each batch, in a process that gets a signal `after_s` after its first save."""
-    code = (
-        "import sys; from mae_vit.weights.embed import embed; embed.SAVE_EVERY_S = 0; "
-        "from mae_vit.cli.main import main; sys.exit(main(['embed', *sys.argv[1:]]))"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, *map(str, arguments)],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        before = done_of(out)
-        deadline = time.monotonic() + 500
-        while done_of(out) <= before and process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.002)
-        time.sleep(after_s)
-        process.send_signal(number)
-        stdout, stderr = process.communicate(timeout=500)
-    finally:
-        process.kill()
-    return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
 
 def done_of(out: Path) -> int:

@@ -37,3 +37,9 @@ def vit_info(
         class_tokens=class_tokens,
     )
     return EncoderInfo(geometry, mean, std, objective, step, **facts)
+
+
+def vit_geometry(**changes) -> ViTGeometry:
+    """A small geometry: 4 x 4 patches of 4 px unless changed."""
+    facts = {"img_size": (16, 16), "patch_size": 4, "in_chans": 3, "size": "S", "embed_dim": 32, "depth": 2}
+    return ViTGeometry(**{**facts, "num_heads": 4, "mlp_ratio": 4.0, "pos_embed": "learnable", **changes})

@@ -2,6 +2,7 @@
 
 from mae_vit.config.encoders import EncoderSection
 from mae_vit.core.bands import RGB8, Bands
+from mae_vit.models.patches import join_bins, mean_color_bins
 from mae_vit.objectives.objective import Objective
 from mae_vit.testing import batch_for, build_objective, read_model, read_objective
 
@@ -72,3 +73,8 @@ def build(name: str, encoder_name: str, bands: Bands = RGB8, **changes) -> Objec
 
 
 batch_of = batch_for
+
+
+def mean_color_classes(images, patch_size: int):
+    """Mean colors of patches as classes: uint8 (B, C, H, W) -> int64 (B, N)."""
+    return join_bins(mean_color_bins(images, patch_size))

@@ -79,7 +79,7 @@ def test_usage_of_prepare_is_of_people(capsys):
     with pytest.raises(SystemExit):
         main(["prepare", "--help"])
     text = capsys.readouterr().out
-    assert text.startswith("usage: mae-vit prepare [options] SRC [SRC ...] OUT\n")
+    assert text.splitlines()[0].endswith(" SRC [SRC ...] OUT")
     assert text.count("SRC...") == 1  # the heading of their description
 
 
@@ -93,8 +93,8 @@ def test_options_may_stand_anywhere_and_the_end_says_what_was_done(tmp_path, cap
     out = tmp_path / "out"
     assert main(["prepare", "--shard-samples", "600", "digits", "--overwrite", str(out)]) == 0
     text = capsys.readouterr().out
-    assert re.search(r"train: 1,\d\d\d images in 3 shards", text)
-    assert re.search(r"test: \d\d\d images in 1 shard\n", text)
+    assert re.search(r"train: 1,\d\d\d .* 3 shards", text)
+    assert re.search(r"test: \d\d\d .* 1 shard\n", text)
     assert re.search(rf"{out}: 10 classes, \d+\.\d s", text)
 
 

@@ -70,7 +70,7 @@ def test_all_examples_together_pretrain_resume_and_are_fine_tuned(digits, tmp_pa
     ]
     finetune += ["data.augment.pad_px=1", "model.img_size=8", "optim.layer_decay=0.8"]
     said = command(*finetune, f"run.dir={tmp_path / 'finetuned'}")
-    assert "100.0% of the encoder's parameters" in said
+    assert "100.0%" in said
     assert "block 2" in said
 
 

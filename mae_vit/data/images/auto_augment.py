@@ -17,6 +17,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from PIL import Image
 from timm.data.auto_augment import NAME_TO_OP, posterize, translate_x_abs, translate_y_abs
+from torchvision.transforms import AutoAugment, AutoAugmentPolicy
 
 from mae_vit.core.keyed_rng import RngStream, derive_key, uniform
 
@@ -194,36 +195,8 @@ AUTOAUGMENT: dict[str, _Level] = {
     "Equalize": _Level(),
     "Invert": _Level(),
 }
-# arXiv 1805.09501, appendix, "AutoAugment policy found on reduced CIFAR-10": op, probability,
-# bin; no bin where the op has no magnitude.
-_SubPolicy = tuple[tuple[str, float, int | None], tuple[str, float, int | None]]
-CIFAR10_POLICY: tuple[_SubPolicy, ...] = (
-    (("Invert", 0.1, None), ("Contrast", 0.2, 6)),
-    (("Rotate", 0.7, 2), ("TranslateX", 0.3, 9)),
-    (("Sharpness", 0.8, 1), ("Sharpness", 0.9, 3)),
-    (("ShearY", 0.5, 8), ("TranslateY", 0.7, 9)),
-    (("AutoContrast", 0.5, None), ("Equalize", 0.9, None)),
-    (("ShearY", 0.2, 7), ("Posterize", 0.3, 7)),
-    (("Color", 0.4, 3), ("Brightness", 0.6, 7)),
-    (("Sharpness", 0.3, 9), ("Brightness", 0.7, 9)),
-    (("Equalize", 0.6, None), ("Equalize", 0.5, None)),
-    (("Contrast", 0.6, 7), ("Sharpness", 0.6, 5)),
-    (("Color", 0.7, 7), ("TranslateX", 0.5, 8)),
-    (("Equalize", 0.3, None), ("AutoContrast", 0.4, None)),
-    (("TranslateY", 0.4, 3), ("Sharpness", 0.2, 6)),
-    (("Brightness", 0.9, 6), ("Color", 0.2, 8)),
-    (("Solarize", 0.5, 2), ("Invert", 0.0, None)),
-    (("Equalize", 0.2, None), ("AutoContrast", 0.6, None)),
-    (("Equalize", 0.2, None), ("Equalize", 0.6, None)),
-    (("Color", 0.9, 9), ("Equalize", 0.6, None)),
-    (("AutoContrast", 0.8, None), ("Solarize", 0.2, 8)),
-    (("Brightness", 0.1, 3), ("Color", 0.7, 0)),
-    (("Solarize", 0.4, 5), ("AutoContrast", 0.9, None)),
-    (("TranslateY", 0.9, 9), ("TranslateY", 0.7, 9)),
-    (("AutoContrast", 0.9, None), ("Solarize", 0.8, 3)),
-    (("Equalize", 0.8, None), ("Invert", 0.1, None)),
-    (("TranslateY", 0.7, 9), ("AutoContrast", 0.9, None)),
-)
+# Pairs of op, probability and bin (None where the op has no magnitude), from the paper's appendix.
+CIFAR10_POLICY = AutoAugment(AutoAugmentPolicy.CIFAR10).policies
 
 
 @dataclass(frozen=True)

@@ -189,10 +189,13 @@ def _decode_with_pillow(data: bytes, channels: int, bound: int) -> np.ndarray:
     if data.startswith(PNG_MAGIC):
         check_png(data)
     raster = open_raster(data, max_pixels=bound) if is_tiff(data) else None
+    other = DecodeError(f"{raster.kind if raster else ''}, where 8-bit gray or RGB is expected")
+    # Of other bands Pillow reads the first ones, and of several pages the first.
+    if raster is not None and len(raster.pixels) not in (1, 3):
+        raise other
     with _pillow_errors(data), Image.open(io.BytesIO(data), formats=_FORMATS) as image:
-        # Of other bands Pillow reads the first ones, and of several pages the first.
         if raster is not None and len(raster.pixels) != (3 if image.mode.startswith("RGB") else 1):
-            raise DecodeError(f"{raster.kind}, where 8-bit gray or RGB is expected")
+            raise other
         if image.width * image.height > bound:
             raise DecodeError(f"{image.width}x{image.height} pixels are over the bound of {bound}")
         image.load()

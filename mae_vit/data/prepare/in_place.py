@@ -62,7 +62,9 @@ def index_in_place(
     paths = sorted(path for path in folder.glob("*.tar") if path.is_file() and path.name[0] != ".")
     images = {path: _list_images(path, folder) for path in paths}
     if not any(images.values()):
-        raise InputError(f"--in-place {folder}: its {len(paths)} .tar files hold no images; {_anew(folder)}")
+        raise InputError(
+            f"--in-place {folder}: no images in {count_of(len(paths), '.tar file')}; {_anew(folder)}"
+        )
     by_split: dict[str, list[Path]] = defaultdict(list)
     for path in paths:
         if images[path]:
@@ -214,6 +216,6 @@ def _measure(
     if failed:
         more = f" and {len(failed) - _NAMED} more" if len(failed) > _NAMED else ""
         raise InputError(
-            f"{len(failed)} images cannot be read ({'; '.join(failed[:_NAMED])}{more}): "
+            f"{count_of(len(failed), 'image')} cannot be read ({'; '.join(failed[:_NAMED])}{more}): "
             f"`mae-vit prepare {folder} OUT` writes shards without them"
         )

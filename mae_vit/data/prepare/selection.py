@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.keyed_rng import SUBSET_HASH, hash_key
-from mae_vit.core.messages import error_reason, nearest, plain_text
+from mae_vit.core.messages import closest, error_reason
 from mae_vit.core.user_files import read_text, split_named
 from mae_vit.data.prepare.entries import Entry
 from mae_vit.data.shards.dataset_json import Processing
@@ -54,15 +54,14 @@ class Selection:
         """
         taken = _listed(splits, self.subset) if self.subset else dict(splits)
         if self.holdout is not None:
-            if "train" not in taken:
-                raise InputError(f'--holdout draws from split "train"; there is {", ".join(taken)}')
-            if HOLDOUT_SPLIT in taken:
-                raise InputError(f'--holdout draws a split "{HOLDOUT_SPLIT}", but the sources have one')
+            if "train" not in taken or HOLDOUT_SPLIT in taken:
+                raise InputError(f"--holdout draws {HOLDOUT_SPLIT} from train; there is {', '.join(taken)}")
             train, held_out = draw_holdout(taken["train"], self.holdout, HOLDOUT_SPLIT)
             if not held_out:
+                largest = max(Counter(entry.class_name for entry in train).values(), default=0)
                 raise InputError(
-                    f"--holdout {self.holdout} of each class is no image: the largest has {_largest(train)}; a larger "
-                    "share, or --no-labels, which draws from all together"
+                    f"--holdout {self.holdout} of each class is no image: the largest has {largest}; a larger share, "
+                    "or --no-labels, which draws from all together"
                 )
             taken |= {"train": train, HOLDOUT_SPLIT: held_out}
         for split in taken:
@@ -71,7 +70,7 @@ class Selection:
         return taken
 
     def note(self, split: str, *, whole: bool) -> Processing:
-        """What is to be written down of it for a split.
+        """Returns the record of it for a split.
 
         Args:
             split: its name.
@@ -80,11 +79,9 @@ class Selection:
         cut = split not in MEASURED
         return Processing(
             subset=self.subset.name if self.subset and not whole else None,
-            fraction=str(self.fraction) if self.fraction is not None and cut else None,
+            fraction=str(self.fraction) if self.fraction and cut else None,
             limit_per_class=self.limit_per_class if cut else None,
-            holdout=str(self.holdout)
-            if self.holdout is not None and split in ("train", HOLDOUT_SPLIT)
-            else None,
+            holdout=str(self.holdout) if self.holdout and split in ("train", HOLDOUT_SPLIT) else None,
         )
 
     def _subsample(self, entries: list[Entry], split: str) -> list[Entry]:
@@ -108,14 +105,8 @@ def draw_holdout(entries: Sequence[Entry], share: Fraction, split: str) -> tuple
         entries, lambda count: min(math.floor(share * count + Fraction(1, 2)), count - 1), _HOLDOUT_HASH
     )
     keys = {entry.key for entry in drawn}
-    return [entry for entry in entries if entry.key not in keys], [
-        replace(entry, split=split) for entry in drawn
-    ]
-
-
-def _largest(entries: Sequence[Entry]) -> int:
-    """Images of the class that has the most."""
-    return max(Counter(entry.class_name for entry in entries).values(), default=0)
+    left = [entry for entry in entries if entry.key not in keys]
+    return left, [replace(entry, split=split) for entry in drawn]
 
 
 def _first_by_hash(entries: Sequence[Entry], quota: Callable[[int], int], salt: bytes) -> list[Entry]:
@@ -132,42 +123,47 @@ def _first_by_hash(entries: Sequence[Entry], quota: Callable[[int], int], salt: 
 
 def _listed(splits: dict[str, list[Entry]], path: Path) -> dict[str, list[Entry]]:
     """Takes the entries that a file lists; val and test only by paths that name the split."""
-    wanted = _read_list(path)
+    try:
+        lines = read_text(path, errors="surrogateescape").splitlines()
+    except OSError as error:
+        raise InputError(f"--subset {path}: {error_reason(error)}") from None
+    wanted = dict.fromkeys(line.strip().removeprefix("./") for line in lines if line.strip())
     chosen: dict[str, set[str]] = defaultdict(set)
     by_file_name: dict[str, list[tuple[str, str]]] = defaultdict(list)
-    found = set()
+    known = set()
     for split, entries in splits.items():
         for entry in entries:
-            for name in _names(entry, wide=split not in MEASURED):
-                if name in wanted:
-                    found.add(name)
-                    chosen[split].add(entry.key)
+            names = [name for name in _names(entry, wide=split not in MEASURED) if name in wanted]
+            if names:
+                known.update(names)
+                chosen[split].add(entry.key)
             file_name = PurePosixPath(entry.path).name
             if split not in MEASURED and file_name in wanted:
                 by_file_name[file_name].append((split, entry.key))
-    for name in sorted(set(by_file_name) - found):
-        places = by_file_name[name]
-        if len(places) > 1:
-            raise InputError(f'--subset {path}: "{plain_text(name)}" names {len(places)} images: give paths')
-        found.add(name)
-        chosen[places[0][0]].add(places[0][1])
-    if missing := [name for name in wanted if name not in found]:
-        known = [entry.path for entries in splits.values() for entry in entries[:_NEAREST_OF]]
-        close = nearest(missing[0], known) if len(known) <= _NEAREST_OF else "give keys or paths"
+    for name in sorted(set(by_file_name) - known):
+        samples = by_file_name[name]
+        if len(samples) > 1:
+            raise InputError(f'--subset {path}: "{name}" names {len(samples)} images: give paths')
+        known.add(name)
+        chosen[samples[0][0]].add(samples[0][1])
+    missing = [name for name in wanted if name not in known]
+    if missing or not wanted:
+        paths = [entry.path for entries in splits.values() for entry in entries[:_NEAREST_OF]]
+        hint = closest(missing[0], paths) if missing and len(paths) <= _NEAREST_OF else ""
+        first = f', first "{missing[0]}"' if missing else ""
+        hint = hint or "give keys or paths"
         raise InputError(
-            f'--subset {path}: {len(missing)} of {len(wanted)} lines name no sample, first "'
-            f'{plain_text(missing[0])}"; {close if len(close) < 200 else "give keys or paths"}'
+            f"--subset {path}: {len(missing)} of {len(wanted)} lines name no sample{first}: {hint}"
         )
-    kept = {
+    return {
         split: [entry for entry in entries if entry.key in chosen[split]] if chosen[split] else entries
         for split, entries in splits.items()
         if chosen[split] or split in MEASURED
     }
-    return kept
 
 
 def _names(entry: Entry, wide: bool) -> Iterable[str]:
-    """What a list may call an entry: its path, and if `wide` its key and the path below its split."""
+    """Returns what a list may call an entry: its path, and if `wide` its key and the path below its split."""
     parts = PurePosixPath(entry.path).parts
     # From the split's folder on; above it is what wraps the whole source.
     at = next((i for i, part in enumerate(parts[:-1]) if split_named(part)), None)
@@ -177,14 +173,3 @@ def _names(entry: Entry, wide: bool) -> Iterable[str]:
     if wide:
         names |= {entry.key, "/".join(parts[at + 1 :] if at is not None else parts[-2:])}
     return names
-
-
-def _read_list(path: Path) -> dict[str, None]:
-    try:
-        lines = read_text(path, errors="surrogateescape").splitlines()
-    except OSError as error:
-        raise InputError(f"--subset {path}: {error_reason(error)}") from None
-    wanted = dict.fromkeys(line.strip().removeprefix("./") for line in lines if line.strip())
-    if not wanted:
-        raise InputError(f"--subset {path}: names no sample")
-    return wanted

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import struct
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,8 +13,6 @@ from mae_vit.data.shards.samples import class_number, read_samples
 from mae_vit.data.shards.tar_headers import BLOCK
 
 ROW = np.dtype([("offset", "<i8"), ("length", "<i4"), ("shard", "<i4"), ("label", "<i4"), ("key", "<u4")])
-_ROW = struct.Struct("<qiiiI")
-_SMALL_INDEX = 1 << 26
 NO_LABEL = -1
 
 
@@ -69,34 +65,3 @@ def load_rows(path: Path, samples: int | None = None) -> np.ndarray | None:
     if not isinstance(rows, np.ndarray) or rows.dtype != ROW or rows.ndim != 1:
         return None
     return rows if samples in (None, len(rows)) else None
-
-
-class RowFile:
-    """Rows of an index file, one by one.
-
-    Those of a large index are read, not mapped: to touch a mapped row here and there maps up to 2 MB of
-    the file for each, which counts as the process's memory.
-    """
-
-    def __init__(self, path: Path) -> None:
-        """Opens an index file."""
-        # As a plain array: to take a row of np.memmap's class costs as much as to read a small image.
-        mapped = np.load(path, mmap_mode="r")
-        self.all = np.asarray(mapped)
-        self._start = int(mapped.offset)
-        self._file = path.open("rb", buffering=0) if self.all.nbytes > _SMALL_INDEX else None
-
-    def row(self, sample: int) -> tuple[int, int, int, int, int]:
-        """A sample's offset, length, shard, label and key check."""
-        if self._file is None:
-            return self.all.item(sample)
-        if not 0 <= sample < len(self.all):
-            raise IndexError(f"sample {sample} of {len(self.all)}")
-        data = os.pread(self._file.fileno(), _ROW.size, self._start + sample * _ROW.size)
-        return _ROW.unpack(data)
-
-    def labels(self, samples: np.ndarray) -> np.ndarray:
-        """int32 (B,): of samples (B,)."""
-        if self._file is None:
-            return np.asarray(self.all["label"][samples])
-        return np.array([self.row(sample)[3] for sample in samples.tolist()], np.int32)

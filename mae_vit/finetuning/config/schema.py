@@ -28,7 +28,6 @@ _UNUSED_MONITOR = (
     "evaluate_images",
     "probe_every_steps",
     "probe_every_epochs",
-    "probe_shots",
     "probe_queries",
     "inspect_every_epochs",
 )

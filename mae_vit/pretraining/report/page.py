@@ -76,19 +76,12 @@ def write_page(record: RunRecord) -> str:
 
 def _about(record: RunRecord) -> str:
     """What the run is: objective, network, data, seed."""
-    model, objective = record.section("model"), record.section("objective")
-    sizes = f"on {_text(model.get('img_size'))} px in patches of {_text(model.get('patch_size'))}"
-    parts = [
-        f"Pretraining run {record.path.resolve().name}",
-        f"objective {objective['name']}" if objective else "",
-        f"network {model['name']} {sizes}" if model else "",
-        f"{_text(record.summary['parameters'])} parameters with the objective's"
-        if "parameters" in record.summary
-        else "",
-        f"data {record.section('data').get('path')}" if record.section("data") else "",
-        f"seed {record.section('run').get('seed')}" if record.section("run") else "",
-    ]
-    return ", ".join(filter(None, parts)) + "."
+    keys = {"objective": ("objective", "name"), "network": ("model", "name"), "data": ("data", "path")}
+    parts = [f"Pretraining run {record.path.resolve().name}"]
+    for title, (section, key) in {**keys, "seed": ("run", "seed")}.items():
+        if key in record.section(section):
+            parts.append(f"{title} {_text(record.section(section)[key])}")
+    return ", ".join(parts) + "."
 
 
 def _learned(record: RunRecord) -> Charts:
@@ -130,15 +123,8 @@ def _chart(curves: Mapping[str, Points], *, whole: bool = True) -> Markup:
             steps, mean, low, high = thinned(np.array(points, np.float64))
             if len(steps) < len(points):
                 axes.fill_between(steps, low, high, color=color, alpha=0.25, linewidth=0)
-            axes.plot(
-                steps,
-                mean,
-                color=color,
-                linewidth=1.4,
-                marker=marker,
-                markersize=3.5,
-                label=charts.plain(name),
-            )
+            style: dict[str, Any] = {"color": color, "linewidth": 1.4, "marker": marker, "markersize": 3.5}
+            axes.plot(steps, mean, label=charts.plain(name), **style)
         values = np.array([value for points in curves.values() for _, value in points])
         if values.min() > 0 and values.max() > _LOG_SPAN * values.min():
             axes.set_yscale("log")
@@ -211,23 +197,18 @@ def _plan(text: str) -> tuple[dict[str, str], list[str]]:
 
 
 def _environment(record: RunRecord) -> dict[str, str]:
-    rows = {}
-    for name, value in record.environment.items():
-        if name == "command":
-            rows[name] = record.command
-        elif isinstance(value, dict):
-            rows[name] = ", ".join(f"{package} {version}" for package, version in value.items())
-        elif isinstance(value, list):
-            rows[name] = ", ".join(map(_text, value))
-        elif value is not None:
-            rows[name] = _text(value)
-    return {name: text for name, text in rows.items() if text}
+    rows = {name: _text(value) for name, value in record.environment.items() if value not in (None, [], "")}
+    return rows | ({"command": record.command} if "command" in rows else {})
 
 
 def _text(value: Any) -> str:
     """A value of a file as the page shows it: numbers short, null as `none`."""
     if value is None:
         return "none"
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {inner}" for name, inner in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(_text, value))
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value if isinstance(value, str) else json.dumps(value)
     return f"{value:,}" if isinstance(value, int) else f"{value:.5g}"

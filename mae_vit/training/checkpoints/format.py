@@ -11,7 +11,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -71,6 +71,15 @@ def read_newest(folder: Path, read: Callable[[Path], Found]) -> tuple[Found | No
     if paths:
         raise BrokenCheckpoint(f"all {len(paths)} checkpoints in {folder} are broken: {broken[0]}")
     return None, broken
+
+
+def newest_before(folder: Path, step: int | None, read: Callable[[Path], Found]) -> Found | None:
+    """Reads the newest intact checkpoint from before a step, or of all; None without one."""
+    for path in reversed(list_checkpoints(folder)):
+        if step is None or step_of(path) < step:
+            with suppress(BrokenCheckpoint):
+                return read(path)
+    return None
 
 
 def read_description(path: Path) -> dict[str, Any]:

@@ -197,11 +197,9 @@ class Engine(ABC):
 
     def gather_local(self, optimizer: torch.optim.Optimizer) -> TrainState:
         """Collects the state to save. This process must hold the optimizer's state whole."""
-        optimizer_states = {
-            slot: slot_tensors(optimizer, self.trainable, slot)
-            for slot in self.options.optimizer.optimizer_states
-        }
-        return self.make_state(self.objective.named_parameters(), optimizer_states)
+        slots = self.options.optimizer.optimizer_states
+        tensors = {slot: slot_tensors(optimizer, self.trainable, slot) for slot in slots}
+        return self.make_state(self.objective.named_parameters(), tensors)
 
     def make_state(
         self, parameters: NamedTensors, optimizer_states: Mapping[str, NamedTensors]
@@ -226,8 +224,7 @@ class Engine(ABC):
         with torch.no_grad():
             for name, parameter in self.objective.named_parameters():
                 parameter.copy_(state.parameters[name])
-        counts_updates = self.options.optimizer.counts_updates
-        restore_slots(optimizer, self.trainable, state, counts_updates=counts_updates)
+        restore_slots(optimizer, self.trainable, state, counts_updates=self.options.optimizer.counts_updates)
 
     def restore_counters(self, state: TrainState) -> None:
         """Restores counters, loss scale, moving average and the layers' buffers."""

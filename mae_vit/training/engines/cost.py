@@ -107,15 +107,8 @@ def estimate(
 ) -> Estimate:
     """Measures an objective's costs by building and running it on the meta device.
 
-    Args:
-        build: makes the objective.
-        image_shape: (C, H, W) of its images.
-        batch_size_per_device: images per micro-batch.
-        activation_checkpointing: each block keeps only its input; the backward pass recomputes
-            one block at a time.
-        optimizer_slots: tensors that the optimizer keeps for each parameter.
-        averaged: the run keeps a moving average of the weights.
-        dtype: type of the raw images, which stay on the device through the step.
+    `image_shape` is (C, H, W). The raw images, of `dtype`, stay on the device through the step. With
+    `activation_checkpointing` each block keeps only its input, and the backward pass recomputes one block at a time.
     """
     with torch.device("meta"):
         model = build()
@@ -158,16 +151,7 @@ def kept_bytes(
 
     An eager step keeps at least these. The measurement uses fake CPU tensors: autocast and fused
     attention keep the same there as on a GPU, namely queries, keys, values, the result and one sum
-    per row.
-
-    Args:
-        build: makes the objective.
-        image_shape: (C, H, W) of its images.
-        batch_size_per_device: images per micro-batch.
-        precision: precision of the forward pass.
-        fused_attention: use fused attention, which keeps no attention maps, as on a GPU.
-        activation_checkpointing: each block keeps only its input.
-        dtype: type of the raw images.
+    per row. Other arguments are those of `estimate`.
     """
     with torch.device("meta"):
         model = build()

@@ -58,6 +58,10 @@ def describe_training(
     optim, train = config.optim, config.train
     memory = costs.memory_gib(world_size=ranks.world_size, zero_stage=train.zero_stage)
     kept, disk = retention(config, plan, costs)
+    minutes, saves = config.checkpoint.every_minutes, times(plan.checkpoint_every_steps, plan)
+    if minutes is not None:
+        saves = f"every {minutes:g} min{' and' if saves == 'at the end' else ','} {saves}"
+    threads = "" if device.type == "cuda" else ", threads {} ({})".format(*choose_threads(ranks))
     free = shutil.disk_usage(nearest_existing(folder)).free
     return {
         "batch": f"{plan.effective_batch_size:,} = {count_of(ranks.world_size, 'rank')} x "
@@ -68,7 +72,7 @@ def describe_training(
         "lr": f"{plan.lr:.3e} at most, after {count_of(plan.warmup_steps, 'step')} of warm-up; cosine to "
         f"{optim.min_lr:g}; {optim.name}",
         **({} if try_steps is None else {"time": describe_time(plan, ranks, try_steps())}),
-        "engine": f"{describe_engine(config, ranks)}, {device}{_describe_threads(ranks, device)}",
+        "engine": f"{describe_engine(config, ranks)}, {device}{threads}",
         "precision": str(precision),
         "compiled": str(choose_compiling(config, plan, device)),
         # Measured once, by hand: the resident memory of a run of the smallest network.
@@ -76,15 +80,8 @@ def describe_training(
         "torch and other libraries (about 1 GiB on a CPU)",
         "disk": f"{disk / 2**20:,.0f} MiB for at most {count_of(kept, 'checkpoint')} of "
         f"{costs.checkpoint_bytes / 2**20:,.1f} MiB, saved "
-        f"{save_times(config, plan)}; free: {free / 2**30:,.0f} GiB",
+        f"{saves}; free: {free / 2**30:,.0f} GiB",
     }
-
-
-def _describe_threads(ranks: Ranks, device: torch.device) -> str:
-    if device.type == "cuda":
-        return ""
-    threads, why = choose_threads(ranks)
-    return f", threads {threads} ({why})"
 
 
 def describe_engine(config: Config, ranks: Ranks) -> str:
@@ -126,12 +123,6 @@ def retention(config: Config, plan: Plan, costs: Estimate) -> tuple[int, int]:
     if config.checkpoint.keep_every:
         kept += plan.total_steps // (plan.checkpoint_every_steps * config.checkpoint.keep_every)
     return kept, kept * costs.checkpoint_bytes + 4 * costs.encoder_parameters
-
-
-def save_times(config: Config, plan: Plan) -> str:
-    """When checkpoints are saved."""
-    minutes, at = config.checkpoint.every_minutes, times(plan.checkpoint_every_steps, plan)
-    return at if minutes is None else f"every {minutes:g} min{' and' if at == 'at the end' else ','} {at}"
 
 
 def times(every_steps: int, plan: Plan) -> str:

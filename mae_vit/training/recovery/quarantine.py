@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -105,7 +106,8 @@ def _lines(entries: Iterable[Entry]) -> bytes:
 
 def _read(path: Path) -> list[Entry]:
     """Reads a list; skips a torn line, which a power cut can leave."""
-    if not path.exists():
-        return []
-    lines = [line for line in read_json_lines(path) if isinstance(line, dict) and "step" in line]
-    return [Entry(int(line.pop("step")), Damage(**line)) for line in lines]
+    entries = []
+    for line in read_json_lines(path) if path.exists() else ():
+        with suppress(ValueError, TypeError, AttributeError, KeyError):
+            entries.append(Entry(int(line.pop("step")), Damage(**line)))
+    return entries

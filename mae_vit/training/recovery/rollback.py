@@ -16,7 +16,7 @@ from mae_vit.runtime.collectives import run_on_rank_zero
 from mae_vit.runtime.failures import BadStep, TrainingFailed
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.checkpoints.checkpoint import CheckpointInfo, verify_checkpoint
-from mae_vit.training.checkpoints.format import BrokenCheckpoint, list_checkpoints, step_of
+from mae_vit.training.checkpoints.format import list_checkpoints, newest_before, step_of
 from mae_vit.training.engines.state import LossHistory
 from mae_vit.training.outputs.run_folder import RunFolder
 
@@ -51,7 +51,8 @@ class Rollback:
             TrainingFailed: on all ranks, if there is no checkpoint before it, or after too many tries.
         """
         # Rank 0 looks for all: on a network file system another node may see the folder with a delay.
-        checkpoint = run_on_rank_zero(lambda: self._newest_before(bad.step), self.ranks)
+        folder = self.folder.checkpoints
+        checkpoint = run_on_rank_zero(lambda: newest_before(folder, bad.step, verify_checkpoint), self.ranks)
         if checkpoint is None:
             raise TrainingFailed(f"{bad}; there is no checkpoint from before it")
         tried = self._tries[checkpoint.step] = self._tries.get(checkpoint.step, 0) + 1
@@ -73,7 +74,10 @@ class Rollback:
         given_up = tried > self.options.max_rollbacks
         if self.ranks.rank == 0:
             self._report(incident, culprit, tried)
-            self._drop_after(checkpoint.step)
+            # Later checkpoints follow the bad step or are broken.
+            for path in list_checkpoints(folder):
+                if step_of(path) > checkpoint.step:
+                    shutil.rmtree(path, ignore_errors=True)
         if given_up:
             raise TrainingFailed(
                 f"{bad}; tries from the checkpoint of step {checkpoint.step}: {tried - 1} of "
@@ -82,26 +86,11 @@ class Rollback:
         skipped = skip(course.skipped, first, culprit + 1)
         return checkpoint, LossHistory(skipped, checkpoint.course.losses)
 
-    def _newest_before(self, step: int) -> CheckpointInfo | None:
-        for path in reversed(list_checkpoints(self.folder.checkpoints)):
-            if step_of(path) < step:
-                with suppress(BrokenCheckpoint):
-                    return verify_checkpoint(path)
-        return None
-
-    def _drop_after(self, step: int) -> None:
-        """Removes later checkpoints, because they follow the bad step or are broken."""
-        for path in list_checkpoints(self.folder.checkpoints):
-            if step_of(path) > step:
-                shutil.rmtree(path, ignore_errors=True)
-
     def _path(self, step: int, tried: int) -> Path:
         return self.folder.path / "incidents" / f"step-{step:08d}-{tried}.json"
 
     def _report(self, incident: dict[str, Any], culprit: int, tried: int) -> None:
         path = self._path(incident["step"], tried)
-        try:
+        with suppress(OSError):  # a full disk must not prevent the rollback
             path.parent.mkdir(exist_ok=True)
             write_json(path, {**incident, "samples": self.samples_of(culprit)})
-        except OSError:
-            pass  # a full disk must not prevent the rollback

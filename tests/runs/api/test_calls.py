@@ -73,17 +73,17 @@ def test_a_mapping_is_a_config(changes, commanded):
     values["run"]["dir"] = changes["run.dir"]
     assert encoder_bytes(mae_vit.pretrain(values).path) == encoder_bytes(commanded)
     del values["run"]["name"]
-    with pytest.raises(mae_vit.InputError, match=r'^config: "run\.name" is missing$'):
+    with pytest.raises(mae_vit.InputError, match=r'^config: "run\.name"'):
         mae_vit.pretrain(values)
 
 
 @pytest.mark.parametrize(
     ("config", "changed", "expected"),
     [
-        ("mae_digit", {}, 'cannot read config mae_digit: no such file or directory; did you mean "'),
-        ("mae_digits", {"train.step": 3}, 'changes: unknown key "train.step": did you mean "train.steps"?'),
-        ("mae_digits", {"train.steps": object()}, "train.steps: a value of type object is none of text"),
-        ("mae_digits", {"data.path": "nowhere"}, "data folder nowhere does not exist"),
+        ("mae_digit", {}, "config mae_digit: "),
+        ("mae_digits", {"train.step": 3}, 'changes: unknown key "train.step": '),
+        ("mae_digits", {"train.steps": object()}, "train.steps: "),
+        ("mae_digits", {"data.path": "nowhere"}, "data folder nowhere "),
     ],
 )
 def test_bad_input_is_raised_and_leaves_nothing(changes, capsys, config, changed, expected):
@@ -182,7 +182,7 @@ def test_a_process_that_dies_is_a_failed_run(changes, monkeypatch):
 def test_a_process_group_of_the_callers_is_refused(changes, tmp_path):
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
-        with pytest.raises(mae_vit.InputError, match=r"has a torch\.distributed process group"):
+        with pytest.raises(mae_vit.InputError, match=r"torch\.distributed"):
             mae_vit.pretrain("mae_digits", changes)
     finally:
         torch.distributed.destroy_process_group()
@@ -194,7 +194,7 @@ def test_a_run_is_named_by_text_too_and_a_misspelled_one_is_no_empty_run(command
     assert run.summary["status"] == "done"
     misspelled = mae_vit.Run(f"{commanded}s")
     for name in ("summary", "metrics", "rows"):
-        with pytest.raises(mae_vit.InputError, match=f"no run folder {commanded}s: did you mean"):
+        with pytest.raises(mae_vit.InputError, match=f'{commanded}s: did you mean "{commanded}"'):
             getattr(misspelled, name)
     with pytest.raises(mae_vit.InputError, match=f"config.yaml: give {commanded}$"):
         mae_vit.Run(commanded / "config.yaml").summary  # noqa: B018
@@ -204,11 +204,11 @@ def test_a_run_and_numbers_of_numpy_stand_where_paths_and_numbers_do(commanded):
     run = mae_vit.Run(commanded)
     encoder = mae_vit.load_encoder(run)
     assert encoder.info.step == run.summary["steps"]
-    with pytest.raises(mae_vit.InputError, match="a run of pretraining has no classes"):
+    with pytest.raises(mae_vit.InputError, match="no classes"):
         mae_vit.load_classifier(run)
-    with pytest.raises(mae_vit.InputError, match=r"ckpt: give a run, .*, not Pretrained"):
+    with pytest.raises(mae_vit.InputError, match=r"ckpt: .* Pretrained"):
         mae_vit.finetune(encoder)
-    with pytest.raises(mae_vit.InputError, match=r"changes: give a mapping, as .*, not list"):
+    with pytest.raises(mae_vit.InputError, match=r"changes: .* list"):
         mae_vit.pretrain("mae_digits", ["train.steps=2"])
     for number in (np.int64(2), torch.tensor(2)):
         assert _overrides({"train.steps": number}) == ["train.steps=2"]
@@ -229,7 +229,7 @@ def test_prepare_is_the_command(tmp_path, capsys):
     assert "train: " in capsys.readouterr().out
     splits = json.loads((folder / "dataset.json").read_text())["splits"]
     assert set(splits) == {"train", "test", "val"}
-    with pytest.raises(mae_vit.InputError, match=r'--holdot.*did you mean "--holdout"'):
+    with pytest.raises(mae_vit.InputError, match=r'--holdot.*"--holdout"'):
         mae_vit.prepare("digits", tmp_path / "other", holdot=0.1)
     with pytest.raises(mae_vit.InputError, match="overwrite"):
         mae_vit.prepare("digits", folder)
@@ -249,7 +249,7 @@ def test_values_of_options_mean_what_their_text_does_on_the_command_line(tmp_pat
     assert expected["nodata"] == 0
     for order in ([3, 1], (3, 1), np.array([3, 1])):
         assert bands(type(order).__name__, bands=order, scale=(0, 4000), nodata=0) == expected
-    with pytest.raises(mae_vit.InputError, match="bands: give a list, not set"):
+    with pytest.raises(mae_vit.InputError, match=r"bands: .* set"):
         bands("set", bands={3, 1})
     arguments = parse(["prepare", *_option_words("exclude", ["a", "b"]), "in", "out"])
     assert arguments.exclude == ["a", "b"]

@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from helpers.commands import ROOT
+from helpers.commands import ROOT, one_line
 from helpers.comparison import compare_command, write_config
 from helpers.encoders import vit_info
 
@@ -20,54 +20,31 @@ from mae_vit.finetuning.config.pretrained import WeightsOverrides
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.models.encoder_file import encoder_bytes
 
-WRONG = {
-    "unknown reference": (
-        "reference: ViT from scratch",
-        "reference: ViT from scrach",
-        'did you mean "ViT from scratch"?',
-    ),
-    "own key": (
-        "  train.steps:",
-        "  run.seed: 3\n  train.steps:",
-        '"run.seed" is given by the comparison (seeds)',
-    ),
-    "uneven budget": (
-        "[{optim.lr: 2e-3}, {optim.lr: 4e-3}]",
-        "[{optim.lr: 2e-3}]",
-        "give all the same number",
-    ),
-    "unknown key of a run": ("  model.img_size: 8\n", "  model.img_sise: 8\n", '"model.img_size"'),
-    "as long, in another mode": (
-        "compute_of: ViT from MAE",
-        "compute_of: ViT from MAE, modes: [finetune, few_shot]",
-        'compute_of: "as long as MAE" trains as long as another: not in mode few_shot',
-    ),
-    "as long as weights of unknown cost": (
+# What is changed in the file, and what the line names.
+WRONG = [
+    ("reference: ViT from scratch", "reference: ViT from scrach", '"ViT from scratch"'),
+    ("  train.steps:", "  run.seed: 3\n  train.steps:", '"run.seed"'),
+    ("[{optim.lr: 2e-3}, {optim.lr: 4e-3}]", "[{optim.lr: 2e-3}]", "same number"),
+    ("  model.img_size: 8\n", "  model.img_sise: 8\n", '"model.img_size"'),
+    ("compute_of: ViT from MAE", "compute_of: ViT from MAE, modes: [finetune, few_shot]", "mode few_shot"),
+    (
         "train.warmup_steps: 1, monitor.tensorboard: false,",
         'train.warmup_steps: 1, monitor.tensorboard: false, model.init: "timm:vit_tiny_patch16_224",',
-        'compute_of: the cost of "ViT from MAE" is not known: timm:vit_tiny_patch16_224 does not record what it cost',
+        'cost of "ViT from MAE"',
     ),
-    "a way of measuring that one entry has not": (
-        "test_subset: 50",
-        "modes: [finetune, knn]",
-        'set: finetune.mode="knn" needs a Vision Transformer, not "SimpleCNN" (or give this entry modes of its own',
+    ("test_subset: 50", "modes: [finetune, knn]", "modes: [finetune]"),
+    ("data: {path: ", "data: {path: no", "does not exist"),
+    ("labels_per_class: [25]", "labels_per_class: [100000]", "labels_per_class: 100000"),
+    (
+        "config: simple_cnn_cifar.yaml",
+        "config: configs/finetune/simple_cnn_cifar.yaml",
+        "beside the comparison",
     ),
-    "missing data": ("data: {path: ", "data: {path: no", "does not exist"),
-    "more labels than there are": (
-        "labels_per_class: [25]",
-        "labels_per_class: [100000]",
-        "labels_per_class: 100000 is more than any class",
-    ),
-    "config named from elsewhere": (
-        f"{ROOT}/configs/finetune/simple_cnn_cifar.yaml",
-        "configs/finetune/simple_cnn_cifar.yaml",
-        'config "configs/finetune/simple_cnn_cifar.yaml" is looked for beside the comparison',
-    ),
-    "missing file": ("simple_cnn_cifar.yaml", "simple_cnn.yaml", "cannot read config"),
-    "seed of tuning": ("seeds: [0]", "seeds: [1000]", "tune_seeds"),
-    "seed of tuning, of one entry": ("modes: [finetune, few_shot]}", "seeds: [1000]}", "tune_seeds"),
-    "two of a name": ("name: SimpleCNN", "name: ViT-from scratch", "two are called"),
-}
+    ("simple_cnn_cifar.yaml", "simple_cnn.yaml", "read config"),
+    ("seeds: [0]", "seeds: [1000]", "tune_seeds"),
+    ("modes: [finetune, few_shot]}", "seeds: [1000]}", "tune_seeds"),
+    ("name: SimpleCNN", "name: ViT-from scratch", "entries: two"),
+]
 
 
 def test_one_option_of_a_comparison_is_changed_by_its_dotted_name(digits, tmp_path):
@@ -109,7 +86,7 @@ def test_one_option_of_a_comparison_is_changed_by_its_dotted_name(digits, tmp_pa
     }.items(),
 )
 def test_a_key_of_the_runs_is_named_as_the_comparison_has_it(key, meant):
-    with pytest.raises(InputError, match=rf'unknown key "[\w.]+": did you mean "{re.escape(meant)}"\?$'):
+    with pytest.raises(InputError, match=rf' "{re.escape(meant)}"\?$'):
         load_config(CompareConfig, find_config("compare_demo"), [f"{key}=3"])
 
 
@@ -140,18 +117,18 @@ def test_what_a_comparison_sets_wins_over_with_start(tmp_path):
     (tmp_path / "x.yaml").write_text(json.dumps({"with_start": recipe}))
     entry = EntrySection(name="x", config="x.yaml", start="runs/mae", set={"train.steps": 100})
 
-    def found(mode="finetune", overridden=()):
+    def settings(mode="finetune", overridden=()):
         return settings_with_start(tmp_path / "x.yaml", entry, mode, overridden)
 
-    assert found() == {
+    assert settings() == {
         "optim.blr": 1e-3,
         "optim.layer_decay": 0.8,
         "train.epochs": 5,
         "data.augment": {"crop": "none"},
     }
-    assert found(overridden=["optim.lr", "train.steps", "data.augment.crop"]) == {"optim.layer_decay": 0.8}
-    assert "optim.layer_decay" not in found("linear_probe")
-    assert found("few_shot") == {}
+    assert settings(overridden=["optim.lr", "train.steps", "data.augment.crop"]) == {"optim.layer_decay": 0.8}
+    assert "optim.layer_decay" not in settings("linear_probe")
+    assert settings("few_shot") == {}
 
 
 @pytest.mark.parametrize(
@@ -177,13 +154,10 @@ def test_a_malformed_with_start_is_named_before_anything_runs(tmp_path, content)
         load_config(FinetuneConfig, path, [], amend=WeightsOverrides(None, path))
 
 
-def test_a_pretraining_run_that_is_not_in_the_file_is_named_with_the_one_that_is():
-    with pytest.raises(
-        InputError, match=r'^command line: "pretrain.Mae.config" is missing; did you mean "pretrain.MAE"\?$'
-    ):
-        load_config(CompareConfig, find_config("compare_demo"), ["pretrain.Mae.set.train.epochs=3"])
-    with pytest.raises(InputError, match=r'^command line: "pretrain.DINOv2.config" is missing$'):
-        load_config(CompareConfig, find_config("compare_demo"), ["pretrain.DINOv2.set.train.epochs=3"])
+@pytest.mark.parametrize(("name", "hint"), [("Mae", '"pretrain.MAE"'), ("DINOv2", "missing")])
+def test_a_pretraining_run_that_is_not_in_the_file_is_named_with_the_one_that_is(name, hint):
+    with pytest.raises(InputError, match=rf'"pretrain.{name}.config".*{hint}'):
+        load_config(CompareConfig, find_config("compare_demo"), [f"pretrain.{name}.set.train.epochs=3"])
 
 
 def test_equal_compute_is_counted_in_steps(digits, tmp_path):
@@ -213,15 +187,11 @@ def test_equal_compute_is_counted_in_steps(digits, tmp_path):
     assert "train.steps=15" in longer.command()
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_bad_input_is_one_line(digits, tmp_path, capsys, name):
+@pytest.mark.parametrize(("old", "new", "named"), WRONG)
+def test_bad_input_is_one_line(digits, tmp_path, capsys, old, new, named):
     config = write_config(tmp_path, digits, steps=2)
-    old, new, expected = WRONG[name]
     assert old in config.read_text()
     config.write_text(config.read_text().replace(old, new, 1))
     assert main(compare_command(config, tmp_path / "run")[1:]) == 2
-    errors = capsys.readouterr().err.strip().splitlines()
-    assert len(errors) == 1
-    assert errors[0].startswith("error: ")
-    assert expected in errors[0]
+    assert named in one_line(capsys)
     assert not (tmp_path / "run").exists()

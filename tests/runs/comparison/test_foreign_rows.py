@@ -1,13 +1,11 @@
-"""Rows of encoders of others: marked in every table and sentence, and never what a comparison is about."""
+"""Rows of third-party encoders: with their own size and pooling, and marked in every table."""
 
 import csv
-import json
 import re
-from dataclasses import replace
 
 import pytest
-from helpers.commands import ROOT, run
-from helpers.comparison import TINY_MODEL, config_of, rows_of
+from helpers.commands import run, summary_of
+from helpers.comparison import TINY_MODEL
 from helpers.weights.foreign import write_backbone
 
 from mae_vit.core.errors import InputError
@@ -15,90 +13,31 @@ from mae_vit.finetuning.comparison.checks import check
 from mae_vit.finetuning.comparison.config import CompareConfig
 from mae_vit.finetuning.comparison.inputs import Inputs
 from mae_vit.finetuning.comparison.plan import ComparisonPlan
-from mae_vit.finetuning.comparison.report.answer import answer, first_chart
-from mae_vit.finetuning.comparison.report.charts import Palette
-from mae_vit.finetuning.comparison.report.page import Report
-from mae_vit.finetuning.comparison.report.summary import lines_of, notes_of
-
-MARK = "(trained by others on other data)"
-START = "frozen:timm:vit_small_patch14_dinov2"
-SCRATCH = rows_of("scratch", [0.29, 0.30, 0.28])
-MAE = rows_of("MAE", [0.973, 0.972, 0.974], start="MAE")
-# Nobody knows what it cost.
-DINO = [
-    replace(one, values=one.values | {"pretrain_flops": None})
-    for one in rows_of("DINOv2", [0.99, 0.99, 0.99], start=START)
-]
+from mae_vit.weights.names import FOREIGN_ORIGIN
 
 
-def plan(config, folder) -> ComparisonPlan:
+def plan_with(folder, entry: dict, **shared) -> ComparisonPlan:
+    content = {"run": {"name": "x"}, "data": {"path": "data"}, "set": shared, "reference": "it"}
+    entries = [{"name": "it", "config": "linear_probe_cifar_tiny", **entry}]
+    config = CompareConfig.model_validate({**content, "modes": ["knn"], "entries": entries})
     return ComparisonPlan(config, folder, folder / "out")
 
 
-def answer_of(*groups):
-    rows = [row for group in groups for row in group]
-    config = config_of(rows)
-    return answer(config, lines_of(config, rows))
-
-
-def test_it_is_marked_wherever_it_is_named(tmp_path):
-    rows = [*SCRATCH, *MAE, *DINO]
-    config = config_of(rows)
-    entries = [{"name": "DINOv2", "config": "x.yaml", "start": START, "modes": ["knn"]}]
-    config = config.model_copy(
-        update={"entries": [*config.entries[:2], *(type(config.entries[0])(**entry) for entry in entries)]}
-    )
-    report, lines = Report(plan(config, tmp_path), rows, []), lines_of(config, rows)
-    page, text = report.to_html(), report.to_markdown()
-    chart, _ = first_chart(config, rows, lines, Palette([entry.name for entry in config.entries]))
-    for shown in (page, text, chart):
-        assert MARK in shown
-    marked = re.sub(re.escape(f"DINOv2 {MARK}"), "", page)
-    # What is left is the note below the table, which says more.
-    assert re.findall(r"DINOv2.{12}", marked) == ["DINOv2: trained by"] * marked.count("DINOv2")
-    assert notes_of(lines) == [
-        "DINOv2: trained by others on other data: which images and labels they were is not known."
-    ]
-
-
-def test_the_sentence_is_about_ours_and_names_it_last():
-    sentence = answer_of(SCRATCH, MAE, DINO)
-    assert sentence.startswith("With 200 labels, MAE reaches 97.3 %")
-    assert f"; DINOv2 {MARK} is better still, at 99.0 % (3 seeds)." in sentence
-    assert answer_of(SCRATCH, DINO).startswith(f"With 200 labels, DINOv2 {MARK} reaches 99.0 %")
-    assert f"above DINOv2 {MARK} (50.0 %)" in answer_of(rows_of("DINOv2", [0.5] * 3, start=START), MAE)
-
-
-def config_with(entry: dict, **shared) -> CompareConfig:
-    config = str(ROOT / "configs" / "finetune" / "linear_probe_cifar_tiny.yaml")
-    content = {"run": {"name": "x"}, "data": {"path": "data"}, "set": shared, "reference": "it"}
-    return CompareConfig.model_validate(
-        {**content, "modes": ["knn"], "entries": [{"name": "it", "config": config, **entry}]}
-    )
-
-
 def test_it_keeps_its_own_size_and_pooling_whatever_all_rows_are_given(tmp_path):
-    file = write_backbone(tmp_path / "dinov2", "dinov2")
+    start = f"frozen:{write_backbone(tmp_path / 'dinov2', 'dinov2')}"
     shared = {"model.img_size": 8, "model.in_chans": 1, "finetune.pool": "mean", "finetune.neighbors": 5}
-    config = config_with({"start": f"frozen:{file}"}, **shared)
-    shared_settings = plan(config, tmp_path)
-    check(shared_settings)
-    (cell,) = shared_settings.cells
+    plan = plan_with(tmp_path, {"start": start}, **shared)
+    check(plan)
+    (cell,) = plan.cells
     assert "finetune.neighbors=5" in cell.run.command()
     assert not [word for word in cell.run.command() if word.startswith(("model.", "finetune.pool"))]
     assert cell.fixed  # no seed makes a difference
-    own = config_with({"start": f"frozen:{file}", "set": {"model.img_size": 42}}, **shared)
-    (cell,) = plan(own, tmp_path).cells
-    assert "model.img_size=42" in cell.run.command()
-    cost = shared_settings.cost_before(config.entries[0])
+    cost = plan.cost_before(plan.config.entries[0])
     assert (cost.images_seen, cost.flops) == (None, None)
-
-
-def test_to_train_it_is_refused_with_its_name(tmp_path):
-    file = write_backbone(tmp_path / "dinov2", "dinov2")
-    config = config_with({"start": f"frozen:{file}", "modes": ["finetune"]})
-    with pytest.raises(InputError, match=r'entry "it": frozen:.* never trained here: give finetune.mode=knn'):
-        check(plan(config, tmp_path))
+    (cell,) = plan_with(tmp_path, {"start": start, "set": {"model.img_size": 42}}, **shared).cells
+    assert "model.img_size=42" in cell.run.command()
+    with pytest.raises(InputError, match=r'entry "it": frozen:.*finetune.mode=knn'):
+        check(plan_with(tmp_path, {"start": start, "modes": ["finetune"]}))
 
 
 def test_other_weights_in_its_file_are_other_inputs(tmp_path):
@@ -151,16 +90,15 @@ def test_a_comparison_with_ours_scratch_supervised_and_two_of_others(digits, tmp
         table = list(csv.DictReader(file))
     assert len(table) == 10
     for line in table:
-        of_others = line["entry"] in ("DINOv2", "ConvNeXt")
-        assert line["start_origin"] == ("trained by others on other data" if of_others else "")
-        assert line["start"].startswith("frozen:") == of_others
-        assert (line["pretrain_flops"] == "") == of_others
+        foreign = line["entry"] in ("DINOv2", "ConvNeXt")
+        assert line["start_origin"] == (FOREIGN_ORIGIN if foreign else "")
+        assert line["start"].startswith("frozen:") == foreign
+        assert (line["pretrain_flops"] == "") == foreign
         assert line["labels_seen_by_start"] == ("others" if line["entry"] == "supervised" else "")
         assert 0 <= float(line["test_top1"]) <= 1
     text = (out / "report.md").read_text()
     rows = [line for line in text.splitlines() if line.startswith("| ")]
-    assert sum(f"DINOv2 {MARK}" in line for line in rows) >= 2
+    assert sum(f"DINOv2 ({FOREIGN_ORIGIN})" in line for line in rows) >= 2
     assert not re.search(r"(DINOv2|ConvNeXt)(?! \(trained|: trained)", text)
     (place,) = [line["run"] for line in table if (line["entry"], line["mode"]) == ("DINOv2", "knn")]
-    summary = json.loads((out / place / "summary.json").read_text())
-    assert summary["start_origin"] == "trained by others on other data"
+    assert summary_of(out / place)["start_origin"] == FOREIGN_ORIGIN

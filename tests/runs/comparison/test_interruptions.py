@@ -108,6 +108,6 @@ def test_nothing_begins_from_a_finished_run_that_is_another(digits, tmp_path, ca
     capfd.readouterr()
     assert main(compare_command(config, tmp_path / "run")[1:]) == EXIT_FAILED
     errors = capfd.readouterr().err
-    assert "train.steps was 2, now 3" in errors
-    assert "it needs pretrain MAE, which failed" in errors
+    assert "train.steps was 2" in errors
+    assert "needs pretrain MAE" in errors
     assert [line["entry"] for line in read_rows(tmp_path / "run")] == ["ViT from scratch"]

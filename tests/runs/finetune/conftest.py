@@ -1,6 +1,9 @@
 """Fine-tuning runs in this process, on the torch engine, and what they begin from."""
 
+import io
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from helpers.commands import ROOT
@@ -21,6 +24,35 @@ def call(digits, tmp_path):
         file = str(ROOT / "configs" / f"{config}.yaml")
         geometry = ["model.img_size=8"] if ckpt else model
         return main(["--config", file, *start, *SMALL, *geometry, *options, *arguments])
+
+    return run
+
+
+class Done(NamedTuple):
+    """A run that others look at, too: leave it as it is."""
+
+    folder: Path
+    out: str
+    err: str
+
+
+@pytest.fixture(scope="session")
+def shared(digits, tmp_path_factory):
+    """Fine-tunes on the digits once a session: shared("key=value", ..., ckpt=None) -> Done."""
+    runs: dict[tuple, Done] = {}
+
+    def run(*arguments, ckpt=None, config="finetune_cifar_tiny", model=TINY, small=SMALL) -> Done:
+        key = (*arguments, ckpt, config, *model, *small)
+        if key not in runs:
+            folder = tmp_path_factory.mktemp("shared") / "run"
+            words = ["--config", config, *(["--ckpt", str(ckpt)] if ckpt else []), *small]
+            words += ["model.img_size=8"] if ckpt else model
+            place = [f"data.path={digits}", f"run.dir={folder}", "run.name=run"]
+            out, err = io.StringIO(), io.StringIO()
+            with redirect_stdout(out), redirect_stderr(err):
+                assert main([*words, *place, *arguments]) == 0, err.getvalue()
+            runs[key] = Done(folder, out.getvalue(), err.getvalue())
+        return runs[key]
 
     return run
 

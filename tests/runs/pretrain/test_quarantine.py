@@ -27,12 +27,8 @@ from mae_vit.training.recovery.quarantine import Quarantine
 BAD = {57 + 99 * number: list(WAYS)[number % 5] for number in range(15)}
 # An epoch of three steps, which takes every sample.
 LONG = [
-    *(
-        "train.effective_batch_size=499",
-        "train.steps=3",
-        "checkpoint.every_steps=1",
-        "checkpoint.keep_last=9",
-    ),
+    *("train.effective_batch_size=499", "train.steps=3"),
+    *("checkpoint.every_steps=1", "checkpoint.keep_last=9"),
     *("monitor.evaluate_every_steps=3", "monitor.evaluate_images=16", "monitor.probe_queries=0"),
     "model.patch_size=4",
 ]
@@ -89,10 +85,8 @@ def test_within_the_budget_the_run_ends_and_lists_exactly_what_is_damaged(
             assert line["offset"] > 0
             assert line["sample"] in healthy[line["step"] - 1]
         assert summary_of(tmp_path / source)["damaged_samples"] == len(BAD)
-        warnings = [
-            line for line in capsys.readouterr().err.splitlines() if "takes the place of shard" in line
-        ]
-        assert len(warnings) == 10
+        warnings = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
+        assert sum("shard train-" in line for line in warnings) == 10
 
 
 def test_over_the_budget_the_run_stops_and_says_why(call, damaged, tmp_path, capsys):
@@ -101,10 +95,13 @@ def test_over_the_budget_the_run_stops_and_says_why(call, damaged, tmp_path, cap
     assert len(error) == 1
     count, path = len(listed(tmp_path / "run")), tmp_path / "run" / "quarantine.jsonl"
     assert count > 7
-    assert error[0] == (
-        f"error: {count} of 1,497 samples are damaged, data.damage_budget=0.005 allows 7: {path} lists them. Mend the "
-        f"shards (see `mae-vit check {damaged}`) or raise the budget; the same command resumes"
+    named = (
+        f"{count} of 1,497",
+        "data.damage_budget=0.005 allows 7",
+        str(path),
+        f"`mae-vit check {damaged}`",
     )
+    assert all(part in error[0] for part in named), error[0]
     assert {line["sample"] for line in listed(tmp_path / "run")} <= set(BAD)
     summary = summary_of(tmp_path / "run")
     assert (summary["status"], summary["damaged_samples"]) == ("failed", count)
@@ -122,7 +119,9 @@ def test_by_default_the_second_damaged_sample_of_1497_is_too_many(call, digits, 
         options = [*LONG, f"data.path={copy}", f"data.source={source}"]
         assert call(*options, name=f"run-{len(bad)}") == len(bad) - 1
         assert sorted(line["sample"] for line in listed(tmp_path / f"run-{len(bad)}")) == bad
-    assert "2 of 1,497 samples are damaged, data.damage_budget=0.001 allows 1: " in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "2 of 1,497 " in error
+    assert "data.damage_budget=0.001 allows 1" in error
     assert call(*options, "data.damage_budget=0", name="none") == 1
     assert "data.damage_budget=0 allows 0: " in capsys.readouterr().err
 
@@ -152,9 +151,9 @@ def test_a_resumed_run_counts_on_and_repeats_no_line(call, damaged, tmp_path, ca
     cut_back(folder, 1)
     capsys.readouterr()
     assert call(*options, f"data.damage_budget={(len(BAD) - 1) / 1497}") == 1
-    assert "15 of 1,497 samples are damaged" in capsys.readouterr().err
+    assert "15 of 1,497 " in capsys.readouterr().err
     assert call(*options, "data.damage_budget=0.005") == 2
-    assert "quarantine.jsonl lists " in capsys.readouterr().err
+    assert "quarantine.jsonl" in capsys.readouterr().err
 
 
 def test_a_run_that_stopped_goes_on_with_mended_shards(call, digits, tmp_path):
@@ -191,9 +190,8 @@ def test_a_shard_that_vanishes_in_mid_run_is_replaced_too(call, digits, tmp_path
     lines = listed(tmp_path / "run")
     assert {line["sample"] for line in lines} == set(lost)
     assert min(lost) >= 1200
-    assert {(line["shard"], line["reason"]) for line in lines} == {
-        ("train-000003.tar", "the shard is gone: no such file or directory")
-    }
+    assert {line["shard"] for line in lines} == {"train-000003.tar"}
+    assert len({line["reason"] for line in lines}) == 1
     assert {line["step"] for line in lines} == {2, 3}
 
 

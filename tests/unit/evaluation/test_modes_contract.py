@@ -27,7 +27,9 @@ def clusters(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def test_the_config_takes_every_mode_and_refuses_its_options_elsewhere():
-    assert {"few_shot", *WITH_ALL_LABELS} == {name for name, mode in MODES.items() if mode.trains == "nothing"}
+    assert {"few_shot", *WITH_ALL_LABELS} == {
+        name for name, mode in MODES.items() if mode.trains == "nothing"
+    }
     assert set(MODES) == set(get_args(ModeName))
     assert {key for mode in MODES.values() for key in mode.options} <= set(FinetuneSection.model_fields)
 

@@ -3,15 +3,14 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers.objectives import mean_color_classes
 
 from mae_vit.models.encoders.vit import ViTEncoder
 from mae_vit.models.patches import (
-    gather_cells,
     gather_patches,
     join_bins,
     mean_band_bins,
     mean_color_bins,
-    mean_color_classes,
     patchify,
     split_bins,
     unpatchify,
@@ -59,11 +58,6 @@ def test_mean_color_classes_by_hand():
     assert mean_color_classes(image, 2).tolist() == [[64 * 4 + 8 * 0 + 1, 64 * 7 + 8 * 7 + 6]]
 
 
-def test_mean_color_of_gray_images_has_eight_classes():
-    image = torch.full((1, 1, 2, 2), 100, dtype=torch.uint8)
-    assert mean_color_classes(image, 2).tolist() == [[3]]
-
-
 def test_split_bins_lie_in_their_class():
     classes = torch.arange(512)[None]
     colors = split_bins(classes, 3) * 32 + 16
@@ -93,19 +87,3 @@ def test_bins_of_bands_are_those_of_the_same_image_in_8_bits():
     bins, known = mean_band_bins(images.float() / 256, 4)
     assert known is None
     assert torch.equal(bins, mean_color_bins(images, 4))
-
-
-def test_downsized_colors_by_hand():
-    """One 8 x 16 image of 8 px patches, 4 x 4 areas of 2 x 2 px: the area's number times 2 in green."""
-    image = torch.zeros(1, 3, 8, 16, dtype=torch.uint8)
-    for row in range(4):
-        for column in range(8):
-            image[0, 1, 2 * row : 2 * row + 2, 2 * column : 2 * column + 2] = 8 * (8 * row + column)
-    image[0, 0, 0, 0] = 255  # one of four pixels: mean 63.75, bin 1
-    classes = gather_cells(mean_color_classes(image, 2)[..., None], (1, 2), 4)[..., 0]
-    expected = [
-        [8 * ((8 * (8 * row + column)) // 32) for row in range(4) for column in range(4 * p, 4 * p + 4)]
-        for p in (0, 1)
-    ]
-    expected[0][0] += 64
-    assert classes.tolist() == [expected]

@@ -53,13 +53,10 @@ def test_parameter_counts(name, patch_size):
         assert sum(p.numel() for p in encoder.parameters()) == COUNTS[name, patch_size]
 
 
-def test_tiny_cifar_count_with_a_ten_way_head():
-    encoder = build("tiny-cifar", (32, 32), 4)
-    assert sum(p.numel() for p in encoder.parameters()) + 128 * 10 + 10 == 1_205_898
-
-
-@pytest.mark.parametrize("pos_embed", ["learnable", "sincos"])
-@pytest.mark.parametrize(("img_size", "patch_size", "in_chans"), [((32, 32), 4, 3), ((24, 40), 8, 1)])
+@pytest.mark.parametrize(
+    ("img_size", "patch_size", "in_chans", "pos_embed"),
+    [((32, 32), 4, 3, "learnable"), ((24, 40), 8, 1, "sincos")],
+)
 def test_saved_encoder_loads_strictly_into_timm_with_the_same_features(
     tmp_path, img_size, patch_size, in_chans, pos_embed
 ):
@@ -94,25 +91,14 @@ def test_saved_encoder_loads_strictly_into_timm_with_the_same_features(
     assert (read.step, read.img_size, read.vit.pos_embed) == (7, img_size, pos_embed)
 
 
-def test_seeing_all_patches_equals_the_plain_forward():
-    encoder = build("tiny-cifar", (32, 32), 4).eval()
-    images = torch.randn(2, 3, 32, 32)
-    ids = torch.arange(64).expand(2, -1)
-    with torch.no_grad():
-        expected = encoder.forward_features(images)
-        torch.testing.assert_close(encoder.forward_visible(images, ids), expected, atol=1e-5, rtol=0)
-        replaced = encoder.forward_replaced(encoder.embed_patches(images))
-        torch.testing.assert_close(replaced, expected, atol=1e-6, rtol=0)
-
-
-def test_hidden_patches_do_not_reach_the_encoder():
+def test_masked_patches_do_not_reach_the_encoder():
     encoder = build("tiny-cifar", (32, 32), 4).eval()
     images = torch.randn(2, 3, 32, 32)
     masking = random_masking(torch.rand(2, 64).argsort(dim=1), 0.75)
-    hidden = masking.mask.reshape(2, 1, 8, 8).repeat_interleave(4, 2).repeat_interleave(4, 3)
+    masked = masking.mask.reshape(2, 1, 8, 8).repeat_interleave(4, 2).repeat_interleave(4, 3)
     with torch.no_grad():
         first = encoder.forward_visible(images, masking.ids_keep)
-        second = encoder.forward_visible(images + 10 * hidden, masking.ids_keep)
+        second = encoder.forward_visible(images + 10 * masked, masking.ids_keep)
     assert torch.equal(first, second)
 
 

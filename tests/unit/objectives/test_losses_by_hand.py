@@ -4,10 +4,11 @@ import math
 
 import pytest
 import torch
-from helpers.objectives import batch_of, build
+from helpers.encoders import vit_geometry
+from helpers.objectives import batch_of, build, mean_color_classes
 from pydantic import ValidationError
 
-from mae_vit.models.patches import mean_color_classes, patchify
+from mae_vit.models.patches import patchify
 from mae_vit.objectives import OBJECTIVES
 
 
@@ -83,9 +84,21 @@ def test_supervised_is_measured_on_images_with_a_label_alone():
     assert objective.evaluation_metrics(objective.evaluation_sums(whole)) == {}
 
 
-@pytest.mark.parametrize("changes", [{"head": "linear"}, {"pool": "mean"}, {"label_smoothing": 0.1}])
-def test_supervised_options_have_an_effect(changes):
-    first, second = build("supervised", "tiny"), build("supervised", "tiny", **changes)
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        *[("supervised", {name: value}) for name, value in (("head", "linear"), ("pool", "mean"))],
+        ("supervised", {"label_smoothing": 0.1}),
+        *[("mae", {name: 0.5}) for name in ("mask_ratio", "decode_ratio")],
+        *[("mae", {f"decoder_{name}": value}) for name, value in (("depth", 2), ("embed_dim", 64))],
+        *[("mae", {name: value}) for name, value in (("decoder_num_heads", 4), ("norm_pix_loss", False))],
+        ("masked_patch", {"corrupt_ratio": 0.25}),
+        ("masked_patch", {"mask_share": 0.2}),
+        ("masked_patch", {"random_share": 0.0, "mask_share": 0.5}),
+    ],
+)
+def test_every_option_has_an_effect(name, changes):
+    first, second = build(name, "tiny"), build(name, "tiny", **changes)
     assert first(batch_of(first)).loss != second(batch_of(second)).loss
 
 
@@ -106,27 +119,36 @@ def test_joint_parts_see_the_masks_that_they_would_see_alone():
     assert objective.mae(batch).loss == alone(batch).loss
 
 
-GEOMETRY = {"grid_size": (4, 4), "patch_size": 4, "in_chans": 3, "num_classes": 5}
-
-
 @pytest.mark.parametrize(
     ("name", "options", "geometry", "expected"),
     [
-        ("masked_patch", {"target": "downsized_4x4"}, {"patch_size": 14}, "divisible by 4, not 14"),
-        ("masked_patch", {"target": "downsized_4x4"}, {"patch_size": 2}, "divisible by 4, not 2"),
-        ("simmim", {"mask_unit": 3}, {}, "mask_unit=3 does not divide"),
-        ("simmim", {"mask_ratio": 0.01}, {"grid_size": (2, 2)}, "masks none or all of 1 mask units"),
-        ("supervised", {}, {"num_classes": 0}, "needs labels"),
-        ("joint", {"mae": {"mask_ratio": 0.99}}, {}, "mae.mask_ratio=0.99 leaves none"),
+        (
+            "masked_patch",
+            {"target": "downsized_4x4"},
+            {"patch_size": 14, "img_size": (28, 28)},
+            r"^target=.*14",
+        ),
+        ("masked_patch", {"target": "downsized_4x4"}, {"patch_size": 2}, r"^target=.*\b2\b"),
+        ("simmim", {"mask_unit": 3}, {}, "^mask_unit=3"),
+        ("simmim", {"mask_ratio": 0.01}, {"img_size": (8, 8)}, "^mask_ratio=0.01"),
+        ("supervised", {}, {"num_classes": 0}, "^name=.*labels"),
+        ("joint", {"mae": {"mask_ratio": 0.99}}, {}, "^mae.mask_ratio=0.99"),
+        ("mae", {"decode_ratio": 0.04}, {}, r"^decode_ratio=0.04.*0\.0833 to 1"),
+        ("mae", {"mask_unit": 4}, {"img_size": (56, 56)}, "^mask_unit=4.*14 x 14"),
+        ("mae", {"mask_unit": 4}, {}, "^mask_ratio=0.75"),
     ],
 )
 def test_what_does_not_fit_is_refused(name, options, geometry, expected):
     section = OBJECTIVES[name].model_validate({"name": name, **options})
+    num_classes = geometry.pop("num_classes", 5)
     with pytest.raises(ValueError, match=expected):
-        section.check(**{**GEOMETRY, **geometry})
-    OBJECTIVES["mae"].model_validate({"name": "mae"}).check(**GEOMETRY)
+        section.check(vit_geometry(**geometry), num_classes)
+    OBJECTIVES["mae"].model_validate({"name": "mae"}).check(vit_geometry(), 0)
 
 
-def test_joint_refuses_misspelled_options_of_its_parts():
+@pytest.mark.parametrize(
+    "options", [{"name": "joint", "mae": {"mask_ration": 0.5}}, {"name": "mae", "decode_ratio": 1.1}]
+)
+def test_misspelled_options_and_wrong_values_are_refused(options):
     with pytest.raises(ValidationError):
-        OBJECTIVES["joint"].model_validate({"name": "joint", "mae": {"mask_ration": 0.5}})
+        OBJECTIVES[options["name"]].model_validate(options)

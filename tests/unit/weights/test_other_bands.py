@@ -33,11 +33,12 @@ def test_repeat_is_what_timm_does(channels):
     weight = torch.randn(8, 3, 4, 4)
     adapted, said = adapt_patch_projection(weight, channels, "repeat")
     torch.testing.assert_close(adapted, adapt_input_conv(channels, weight.clone()))
-    assert said.startswith(f"3 -> {channels} channels")
+    assert f"3 -> {channels}" in said
 
 
-@pytest.mark.parametrize("how", ["repeat", "average"])
-@pytest.mark.parametrize(("old", "channels"), [(3, 6), (3, 1), (13, 3), (3, 13), (4, 2)])
+@pytest.mark.parametrize(
+    ("old", "channels", "how"), [(3, 6, "repeat"), (13, 3, "repeat"), (3, 13, "average"), (4, 2, "average")]
+)
 def test_images_of_equal_channels_keep_their_embedding(old, channels, how):
     """Only whole turns repeat each channel as often."""
     weight = torch.randn(8, old, 4, 4)
@@ -54,21 +55,20 @@ def test_the_report_says_how_weights_were_adapted(tmp_path, how):
     before = encoder.patch_embed.proj.weight.detach().clone()
     report = load_weights(start, encoder, patch_init=how)
     assert report.share == 1
-    text = report.describe("START")
     after = encoder.patch_embed.proj.weight.detach()
+    notes = report.by_design if how == "fresh" else report.adapted
+    assert "3 -> 5 channels" in notes["patch_embed.proj.weight"]
     if how == "fresh":
         assert torch.equal(after, before)
-        assert "not loaded    patch_embed.proj.weight (fresh: 3 -> 5 channels)" in text
     else:
         expected, _ = adapt_patch_projection(start.tensors["patch_embed.proj.weight"], 5, how or "repeat")
         assert torch.equal(after, expected)
-        assert "adapted       patch_embed.proj.weight (3 -> 5 channels" in text
     assert "patch_embed.proj.weight" not in report.loaded + report.random + report.skipped
 
 
 def test_an_option_without_effect_is_refused(tmp_path):
     start = read_weights(str(encoder_file(tmp_path / "encoder.safetensors")))
-    with pytest.raises(InputError, match=r"patch_init=.average. changes nothing: .* takes 3 channels, too"):
+    with pytest.raises(InputError, match=r"patch_init=.average.*\b3 channels"):
         load_weights(start, encoder_of(3), patch_init="average")
 
 
@@ -127,7 +127,7 @@ def test_features_of_raw_values_are_the_objectives(tmp_path):
     assert (images[0, 2, :5] == 0).all()
     np.save(tmp_path / "image.npy", raw)
     assert torch.equal(encoder.transform(tmp_path / "image.npy"), images[0])
-    with pytest.raises(InputError, match=r"tensor uint16 \(5, H, W\) of raw values, not an array uint8"):
+    with pytest.raises(InputError, match=r"uint16 \(5, H, W\).*uint8 \(5, 16, 16\)"):
         encoder.transform(raw.astype(np.uint8))
 
 
@@ -138,8 +138,6 @@ def test_data_of_other_bands_are_refused_with_both():
     # Data that were prepared without a mark hold the same missing pixels.
     marked = replace(FIVE, nodata=7)
     assert fit_bands(marked, replace(FIVE, low=(1.0,) * 5, nodata=None), "data") == marked
-    for bands, kind in ((RGB8, "8-bit gray or RGB"), (three, "3 bands of uint16")):
-        with pytest.raises(
-            InputError, match=f"data holds images of {kind}, the encoder takes 5 bands of uint16"
-        ):
+    for bands, kind in ((RGB8, "8-bit"), (three, "3 bands of uint16")):
+        with pytest.raises(InputError, match=f"^data.*{kind}.*5 bands of uint16"):
             fit_bands(ours, bands, "data")

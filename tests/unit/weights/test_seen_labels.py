@@ -5,9 +5,6 @@ import json
 import pytest
 from pydantic import ValidationError
 
-from mae_vit.models.encoder_cost import cost_of_weights
-from mae_vit.pretraining.command import main
-from mae_vit.weights.read import read_weights
 from mae_vit.weights.seen_labels import SeenLabels, SplitLabels
 
 ALL = SeenLabels(fingerprint="a")
@@ -41,58 +38,6 @@ def test_a_file_cannot_say_anything():
         SeenLabels.model_validate({"fingerprint": "a", "per_class": "many"})
 
 
-def pretrain_some(digits, folder, *arguments: str) -> None:
-    small = ["model.embed_dim=16", "model.depth=1", "model.num_heads=2", "monitor.tensorboard=false"]
-    settings = [f"data.path={digits}", f"run.dir={folder}", "train.engine=torch", "train.warmup_steps=0"]
-    assert (
-        main(
-            [
-                "--config",
-                "mae_digits",
-                *small,
-                *settings,
-                *arguments,
-            ]
-        )
-        == 0
-    )
-
-
-def test_labels_are_known_through_what_a_run_began_from(digits, tmp_path):
-    """Else a start that has them by way of another run would be compared as if it had none."""
-    supervised = ["objective={name: supervised}", "train.steps=2", "data.leave_out_per_class=20"]
-    pretrain_some(digits, tmp_path / "first", *supervised)
-    known = read_weights(str(tmp_path / "first")).labels
-    assert known is not None
-    assert known.left_out == 20
-    begun = [f"model.init={tmp_path / 'first'}"]
-    pretrain_some(digits, tmp_path / "second", *begun, "train.steps=2")
-    # Goes on without it.
-    (tmp_path / "first").rename(tmp_path / "elsewhere")
-    pretrain_some(digits, tmp_path / "second", *begun, "train.steps=4", "--extend")
-    pretrain_some(digits, tmp_path / "none", "train.steps=2")
-    for name, expected in (("second", known), ("second/encoder.safetensors", known), ("none", None)):
-        assert read_weights(str(tmp_path / name)).labels == expected
-    # Nor is the cost of what it began from lost.
-    first, own = cost_of_weights(str(tmp_path / "elsewhere")), cost_of_weights(str(tmp_path / "none"))
-    whole = cost_of_weights(str(tmp_path / "second"))
-    assert first.images_seen == own.images_seen == 256
-    assert whole.images_seen == first.images_seen + 2 * own.images_seen
-    assert whole.flops == first.flops + 2 * own.flops
-
-
-def test_a_checkpoint_that_does_not_say_is_known_by_its_options(digits, tmp_path):
-    pretrain_some(digits, tmp_path / "old", "objective={name: supervised}", "train.steps=2")
-    path = tmp_path / "old"
-    expected = read_weights(str(path)).labels
-    states = sorted(path.glob("checkpoints/step-*/state.json"))
-    for state in states:
-        described = json.loads(state.read_text())
-        assert described["identity"].pop("labels_seen")
-        state.write_text(json.dumps(described))
-    assert read_weights(str(path)).labels == expected == SeenLabels(fingerprint=expected.fingerprint)
-
-
 @pytest.mark.parametrize(
     ("later", "before", "together"),
     [
@@ -123,3 +68,38 @@ def test_labels_of_three_stages_on_two_splits():
     assert REST.joined(OTHER).overlap("a", 500, 0.1) == "other data"
     assert REST.joined(OTHER, TUNED) == seen
     assert SeenLabels.model_validate(json.loads(seen.model_dump_json())) == seen
+
+
+def test_what_another_draw_left_out_was_not_left_out_here():
+    left_out = SeenLabels(fingerprint="data", left_out=50, draw=1)
+    assert left_out.overlap("data", 50, 0.1, draw=1) == "others"
+    assert left_out.overlap("data", 50, 0.1, draw=2) == "held-out"
+    assert left_out.overlap("data", 50, 0.0, draw=2) == "others"
+
+
+def test_several_draws_left_out_cover_each_of_them():
+    left_out = SeenLabels(fingerprint="data", left_out=50, draw=1, draws=2)
+    assert left_out.model_dump()["draws"] == 2
+    assert SeenLabels(**left_out.model_dump()) == left_out
+    assert "draws" not in SeenLabels(fingerprint="data", left_out=50).model_dump()
+    overlaps = [left_out.overlap("data", 50, 0.1, draw=draw) for draw in range(4)]
+    assert overlaps == ["held-out", "others", "others", "held-out"]
+    assert left_out.overlap("data", 51, 0.1, draw=2) == "held-out"
+    # Joined with weights that left out other draws, none counts as left out: that is cautious.
+    joined = left_out.joined(SeenLabels(fingerprint="data", left_out=50, draw=1))
+    assert [joined.overlap("data", 50, 0.1, draw=draw) for draw in (1, 2)] == ["held-out", "held-out"]
+    assert left_out.joined(left_out).overlap("data", 50, 0.1, draw=2) == "others"
+
+
+def test_held_out_images_of_another_draw_are_not_held_out_here():
+    tuned = SeenLabels(fingerprint="data", per_class=50, holdout=0.1, draw=1)
+    assert tuned.overlap("data", 50, 0.1, draw=1) == "others"
+    assert tuned.overlap("data", 50, 0.1, draw=0) == "held-out"
+
+
+def test_weights_of_two_draws_have_seen_the_labels_of_both():
+    both = SeenLabels(fingerprint="data", per_class=50, holdout=0.1, draw=2).joined(
+        SeenLabels(fingerprint="data", per_class=50, holdout=0.1, draw=1)
+    )
+    assert (both.per_class, both.holdout) == (None, 0.0)
+    assert both.overlap("data", 50, 0.1, draw=2) == "held-out"

@@ -7,6 +7,7 @@ from typing import cast
 import numpy as np
 
 from mae_vit.core.errors import InputError
+from mae_vit.core.messages import count_of
 from mae_vit.data.prepare.bands.options import NONE, PERCENTILES, BandLayout
 from mae_vit.data.prepare.bands.statistics import LONE, BandStatistics, BandSummary
 from mae_vit.data.prepare.bands.statistics import PERCENTILES as SHARES
@@ -74,7 +75,7 @@ def band_notes(table: BandTable, statistics: BandStatistics) -> list[str]:
     """Returns what a user should know of the values: lines of text."""
     scaled = {"given": "the given range", NONE: "their type's range"}.get(table.scale.by, table.scale.by)
     exact = "" if table.exact else f", of a sample of {statistics.sampled:,} pixels of each band"
-    notes = [f"{len(table.names)} bands of {table.dtype}, scaled by {scaled}{exact}"]
+    notes = [f"{count_of(len(table.names), 'band')} of {table.dtype}, scaled by {scaled}{exact}"]
     if constant := [
         name for name, low, high in zip(table.names, table.min, table.max, strict=True) if low == high
     ]:

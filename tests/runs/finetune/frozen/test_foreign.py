@@ -1,4 +1,4 @@
-"""Encoders of others in the modes on frozen features: as they are, marked as such, and never trained."""
+"""Third-party encoders: measured as they are, marked as such, and never trained."""
 
 import csv
 import json
@@ -6,120 +6,171 @@ import json
 import numpy as np
 import pytest
 import torch
-from helpers.commands import ROOT, one_line
-from helpers.weights.foreign import build, write_backbone
+import torch.nn.functional as F
+from helpers.commands import one_line, summary_of
+from helpers.finetune import SMALL
+from helpers.weights.foreign import KINDS, build, write_backbone
 from safetensors import safe_open
+from safetensors.torch import load_file
 
+from mae_vit.data.batches.subset import limit_per_class
 from mae_vit.data.index import open_index
 from mae_vit.evaluation.knn import knn_scores
 from mae_vit.finetuning.command import main
+from mae_vit.finetuning.models.segmenter import Segmenter
 from mae_vit.weights.encoder import load_encoder
+from mae_vit.weights.names import FOREIGN_ORIGIN
 
 SHORT = ["train.epochs=2", "train.warmup_epochs=0.5", "train.effective_batch_size=64"]
+WIDTHS = {"dinov2": 24, "swin": 96, "convnext": 20}
 
 
 @pytest.fixture
-def measure(digits, tmp_path):
-    """measure(start, mode, *overrides, config="linear_probe_cifar_tiny") -> exit code, run folder."""
+def measure(digits, pairs, tmp_path):
+    """measure(file, mode, *overrides, name="run") -> exit code, run folder; on masks where the mode is theirs."""
 
-    def run(start, mode, *overrides, config="linear_probe_cifar_tiny", name="run"):
-        place = [f"data.path={digits}", f"run.dir={tmp_path / name}", "data.labels_per_class=20"]
-        words = ["--config", str(ROOT / "configs" / f"{config}.yaml"), "--ckpt", start]
-        return main([*words, *SHORT, *place, f"finetune.mode={mode}", *overrides]), tmp_path / name
+    def run(file, mode, *overrides, name="run"):
+        place = [f"run.dir={tmp_path / name}", f"finetune.mode={mode}"]
+        if mode.startswith("segment"):
+            words = ["--config", "finetune_cifar_tiny", *SMALL, f"data.path={pairs}"]
+            words += ["train.effective_batch_size=8", "data.augment.crop=random_resized", "data.label_draw=1"]
+        else:
+            words = ["--config", "linear_probe_cifar_tiny", *SHORT, f"data.path={digits}"]
+            words += ["data.labels_per_class=20"]
+        return main([*words, "--ckpt", f"frozen:{file}", *place, *overrides]), tmp_path / name
 
     return run
 
 
 def test_neighbors_are_those_of_timms_features(measure, digits, tmp_path, capsys):
     file = write_backbone(tmp_path / "clip", "clip", interpolation="bilinear")
-    code, folder = measure(f"frozen:{file}", "knn")
+    code, folder = measure(file, "knn")
     assert code == 0
     out = capsys.readouterr().out
-    assert "trained by others on other data" in out
-    assert "the pretrained weights have model.name=timm:vit_base" in out
-    summary = json.loads((folder / "summary.json").read_text())
-    assert summary["start_origin"] == "trained by others on other data"
-    assert summary["model"] == "timm:vit_base_patch32_clip_224"
+    assert FOREIGN_ORIGIN in out
+    assert "model.name=timm:vit_base" in out
+    summary = summary_of(folder)
+    assert (summary["start_origin"], summary["model"]) == (FOREIGN_ORIGIN, "timm:vit_base_patch32_clip_224")
     assert summary["labels_seen_by_start"] is None
     # timm's own random weights, which another process draws alike.
     assert 0 <= summary["random_weights_top1"] <= 1
-
     encoder, network = load_encoder(f"frozen:{file}"), build("clip", 64, file=file)
 
-    def features(split, keys=None):
+    def features(split, numbers):
         index = open_index(digits, split)
-        numbers = [place for place, key in enumerate(index.keys()) if keys is None or key in keys]
-        images = torch.stack([encoder.transform(index.read(place)) for place in numbers])
+        images = torch.stack([encoder.transform(index.read(number)) for number in numbers])
         with torch.no_grad():
             return network(images), torch.from_numpy(np.asarray(index.labels)[numbers].astype(np.int64))
 
-    with (folder / "predictions.csv").open() as rows:
-        guesses = [row["prediction"] for row in csv.DictReader(rows)]
-    query, _ = features("test")
-    support, labels = features("train", subset_keys(digits))
+    train = open_index(digits, "train")
+    samples, _ = limit_per_class(np.arange(len(train)), np.asarray(train.labels), train.keys(), 20)
+    support, labels = features("train", np.sort(samples))
+    query, _ = features("test", np.arange(len(open_index(digits, "test"))))
     expected = knn_scores(support, labels, query, num_classes=10).argmax(dim=1)
-    assert [str(number) for number in expected.tolist()] == guesses
-
-
-def subset_keys(digits) -> set[str]:
-    from mae_vit.data.batches.subset import limit_per_class
-
-    index = open_index(digits, "train")
-    labels, keys = np.asarray(index.labels), index.keys()
-    samples, _ = limit_per_class(np.arange(len(index)), labels, keys, 20)
-    return {keys[sample] for sample in samples}
+    with (folder / "predictions.csv").open() as rows:
+        assert [row["prediction"] for row in csv.DictReader(rows)] == [str(n) for n in expected.tolist()]
 
 
 @pytest.mark.slow
 def test_a_probe_of_another_size_and_its_dry_run(measure, tmp_path, capsys):
     file = write_backbone(tmp_path / "convnext", "convnext")
-    start = f"frozen:{file}"
-    assert measure(start, "linear_probe", "model.img_size=32", "--dry-run")[0] == 0
-    out = capsys.readouterr().out
-    assert "timm:convnext_atto, 32x32 px, frozen; trained by others on other data" in out
-    code, folder = measure(start, "linear_probe", "model.img_size=32")
+    assert measure(file, "linear_probe", "model.img_size=32", "--dry-run")[0] == 0
+    assert f"timm:convnext_atto, 32x32 px, frozen; {FOREIGN_ORIGIN}" in capsys.readouterr().out
+    code, folder = measure(file, "linear_probe", "model.img_size=32")
     assert code == 0
-    assert "(linear_probe, trained by others on other data; always" in capsys.readouterr().out
+    assert f"(linear_probe, {FOREIGN_ORIGIN}; " in capsys.readouterr().out
     with safe_open(folder / "linear.safetensors", framework="pt") as weights:
         assert weights.get_slice("head.weight").get_shape() == [10, 20]
         facts = json.loads(weights.metadata()["mae_vit"])
-    assert facts["network"] == "timm:convnext_atto"
-    assert "pool" not in facts
-    assert measure(start, "linear_probe", "model.img_size=32")[0] == 0
+    assert (facts["network"], "pool" in facts) == ("timm:convnext_atto", False)
+    assert measure(file, "linear_probe", "model.img_size=32")[0] == 0
     assert "is finished" in capsys.readouterr().out
     write_backbone(tmp_path / "convnext", "convnext", seed=1)
-    assert measure(start, "linear_probe", "model.img_size=32")[0] == 2
-    assert "finetune.start_digest was" in one_line(capsys)
+    assert measure(file, "linear_probe", "model.img_size=32")[0] == 2
+    assert "finetune.start_digest" in one_line(capsys)
 
 
 @pytest.mark.parametrize(
-    ("mode", "overrides", "expected"),
+    ("mode", "overrides", "named"),
     [
-        (
-            "finetune",
-            [],
-            "never trained here: give finetune.mode=knn, few_shot, linear_probe or segment_probe",
-        ),
-        ("knn", ["finetune.pool=cls"], 'finetune.pool="cls" has no effect'),
-        ("knn", ["model.name=B"], "brings its own network, timm:vit_small_patch14_reg4_dinov2"),
-        ("knn", ["model.name=timm:resnet18"], "brings its own network"),
-        ("knn", ["model.img_size=30"], "does not take images of 30x30 px"),
-        ("linear_probe", ["optim.layer_decay=0.75"], "optim.layer_decay=0.75: no effect"),
+        ("finetune", [], "finetune.mode=knn"),
+        ("segment", [], "segment_probe"),
+        ("knn", ["finetune.pool=cls"], 'finetune.pool="cls"'),
+        ("segment_probe", ["finetune.pool=cls"], 'finetune.pool="cls"'),
+        ("knn", ["model.name=B"], "timm:vit_small_patch14_reg4_dinov2"),
+        ("knn", ["model.name=timm:resnet18"], "timm:vit_small_patch14_reg4_dinov2"),
+        ("knn", ["model.img_size=30"], "30x30 px"),
+        ("segment_probe", ["model.img_size=30"], "30x30 px"),
+        ("linear_probe", ["optim.layer_decay=0.75"], "optim.layer_decay=0.75"),
     ],
 )
 def test_what_does_not_fit_is_one_line_and_nothing_is_written(
-    measure, tmp_path, capsys, mode, overrides, expected
+    measure, tmp_path, capsys, mode, overrides, named
 ):
-    code, folder = measure(f"frozen:{write_backbone(tmp_path / 'dinov2', 'dinov2')}", mode, *overrides)
+    code, folder = measure(write_backbone(tmp_path / "dinov2", "dinov2"), mode, *overrides)
     assert code == 2
-    assert expected in one_line(capsys)
+    assert named in one_line(capsys)
     assert not folder.exists()
 
 
 def test_training_is_refused_before_anything_is_fetched(measure, capsys, monkeypatch):
-    def refuse(*_):
-        raise AssertionError("fetched")
+    monkeypatch.setattr("mae_vit.weights.foreign.download", None)
+    assert measure("timm:vit_small_patch14_dinov2", "finetune")[0] == 2
+    assert "never trained" in one_line(capsys)
 
-    monkeypatch.setattr("mae_vit.weights.foreign.download", refuse)
-    assert measure("frozen:timm:vit_small_patch14_dinov2", "finetune")[0] == 2
-    assert "never trained here" in one_line(capsys)
+
+def segmenter(file) -> Segmenter:
+    encoder = load_encoder(f"frozen:{file}")
+    mean, std = encoder.input.mean, encoder.input.std
+    return Segmenter(encoder, probe=True, num_classes=3, label_smoothing=0.0, mean=mean, std=std)
+
+
+@pytest.mark.parametrize("kind", WIDTHS)
+def test_its_map_is_timms_and_the_head_alone_is_trained(kind, tmp_path):
+    side = KINDS[kind][2]
+    file = write_backbone(tmp_path, kind)
+    model, network = segmenter(file).train(), build(kind, side, file=file)
+    assert not any(module.training for module in model.encoder.modules())
+    trained = {name for name, value in model.named_parameters() if value.requires_grad}
+    assert trained == {"decode_head.classifier.weight", "decode_head.classifier.bias"}
+    images = torch.randint(0, 256, (2, 3, side, side), dtype=torch.uint8)
+    facts = json.loads((tmp_path / "config.json").read_text())["pretrained_cfg"]
+    mean, std = (torch.tensor(facts[name]).view(3, 1, 1) for name in ("mean", "std"))
+    with torch.no_grad():
+        normed = (images / 255 - mean) / std
+        expected = network.forward_intermediates(normed, intermediates_only=True, norm=True)[-1]
+        drawn = model.feature_map(model.normalize(images))
+        torch.testing.assert_close(drawn, expected, rtol=0, atol=1e-6)
+        assert drawn.shape[1] == WIDTHS[kind]
+        layer = model.decode_head.classifier
+        torch.nn.init.normal_(layer.weight)
+        scores = F.conv2d(expected / (1 + 1e-6) ** 0.5, layer.weight, layer.bias)
+        logits = F.interpolate(scores, (side, side), mode="bilinear", align_corners=False)
+        torch.testing.assert_close(model.eval().logits(images), logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "kind", ["dinov2", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("swin", "convnext"))]
+)
+def test_a_run_on_masks_keeps_the_weights_and_says_whose_they_are(kind, measure, tmp_path, capsys):
+    file = write_backbone(tmp_path / kind, kind)
+    assert measure(file, "segment_probe", "--dry-run")[0] == 0
+    code, folder = measure(file, "segment_probe")
+    assert code == 0
+    assert capsys.readouterr().out.count(f"{file} is {FOREIGN_ORIGIN}") == 2
+    summary = summary_of(folder)
+    assert (summary["start_origin"], summary["model"]) == (FOREIGN_ORIGIN, f"timm:{KINDS[kind][0]}")
+    assert 0 < summary["test_miou"] <= 1
+    before, after = load_file(file), load_file(folder / "model.safetensors")
+    facts = json.loads((tmp_path / kind / "config.json").read_text())["pretrained_cfg"]
+    heads = ("head.", *facts["classifier"].split(" "))
+    for name in before:
+        assert name.startswith(heads) or torch.equal(after[name], before[name]), name
+    assert after["decode_head.classifier.weight"].abs().sum() > 0
+    with safe_open(folder / "model.safetensors", framework="pt") as weights:
+        assert json.loads(weights.metadata()["mae_vit"])["origin"] == FOREIGN_ORIGIN
+    assert measure(file, "segment_probe")[0] == 0
+    assert "is finished" in capsys.readouterr().out
+    write_backbone(tmp_path / kind, kind, seed=1)
+    assert measure(file, "segment_probe")[0] == 2
+    assert "finetune.start_digest" in one_line(capsys)

@@ -10,163 +10,140 @@ import sys
 import numpy as np
 import pytest
 import torch
-from helpers.commands import ROOT, one_line
+from helpers.commands import ROOT, one_line, summary_of
 from helpers.finetune import SMALL, TINY
-from mae_vit.finetuning.frozen.initial_model import load_frozen
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from mae_vit.data.batches.augmented import AugmentedSource
+from mae_vit.data.index import open_index
+from mae_vit.finetuning import job
 from mae_vit.finetuning.command import main
-from mae_vit.finetuning.frozen import score as frozen
-from mae_vit.finetuning.models.classifiers import ViTClassifier
-from mae_vit.models.encoders.base import pool_tokens
-from mae_vit.models.encoders.vit import ViTEncoder
-from mae_vit.objectives.label_loss import LabelLoss
-from mae_vit.weights.encoder import load_encoder
-from mae_vit.weights.read import read_weights
+
+KNN = "finetune.mode=knn"
+PROBE = ["finetune.mode=linear_probe", "finetune.test=false", "train.epochs=1", "train.warmup_epochs=0.5"]
+PROBE += ["train.effective_batch_size=64"]
 
 
-def classifier(pool: str) -> ViTClassifier:
-    encoder = ViTEncoder(img_size=(8, 8), patch_size=2, in_chans=1, embed_dim=16, depth=2, num_heads=2)
-    return ViTClassifier(encoder, pool=pool, head_init="zero", mean=[0.5], std=[0.2], labels=LabelLoss(10))
+@pytest.fixture
+def scored(shared, pretrained, tmp_path):
+    """Scores of nearest neighbors in `run`, which another session's run left."""
+    folder = shutil.copytree(shared(KNN, ckpt=pretrained).folder, tmp_path / "run")
+    return folder / "summary.json"
 
 
-@pytest.mark.parametrize("pool", ["cls", "mean"])
-def test_features_are_those_that_the_encoder_gives_elsewhere(call, pretrained, tmp_path, pool):
-    """Of a pretrained start and of one that was fine-tuned on the mean, whose norm stands behind it."""
-    assert call(f"finetune.pool={pool}", ckpt=pretrained, name="tuned") == 0
-    images = torch.rand(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-    for path in (pretrained, tmp_path / "tuned"):
-        start = read_weights(str(path))
-        model = classifier(pool).eval()
-        coverage = load_frozen(model, start)
-        assert coverage is not None
-        assert not coverage.random
-        assert not any(name.startswith(("norm", "fc_norm")) for name in coverage.skipped)
-        expected = load_encoder(path, pool=pool)(images)
-        features = model.fc_norm(pool_tokens(model.encoder, model.encoder.forward_features(images), pool))
-        torch.testing.assert_close(features, expected)
+@pytest.mark.parametrize("mode", ["few_shot", "knn"])
+def test_frozen_features_are_scored(call, shared, digits, pretrained, tmp_path, mode):
+    before = {path: path.read_bytes() for path in pretrained.rglob("*") if path.is_file()}
+    folder = shared(f"finetune.mode={mode}", ckpt=pretrained).folder
+    summary = summary_of(folder)
+    assert (summary["status"], summary["train_size"], summary["val_size"]) == ("done", 1497, 0)
+    # Even random features tell digits apart far above the 10 % of chance.
+    assert 0.2 < summary["test_top1"] <= 1
+    if mode == "few_shot":
+        assert list(summary["few_shot"]) == ["1", "5", "10", "25"]
+        means = [scores["mean"] for scores in summary["few_shot"].values()]
+        assert means[0] < means[-1]
+        for scores in summary["few_shot"].values():
+            assert scores["mean"] == pytest.approx(np.mean(scores["draws"]))
+            assert scores["std"] == pytest.approx(np.std(scores["draws"], ddof=1))
+            assert len(set(scores["draws"])) > 1
+    assert {path: path.read_bytes() for path in pretrained.rglob("*") if path.is_file()} == before
 
 
 @pytest.mark.parametrize("mode", ["knn", "few_shot", "linear_probe"])
-def test_random_weights_are_measured_beside_the_pretrained_ones(
-    call, digits, pretrained, tmp_path, capsys, mode
-):
-    """What they reach is what a run without --ckpt reaches."""
-
-    def measure(name, *start) -> tuple[dict, str]:
-        if mode == "linear_probe":
-            config = str(ROOT / "configs" / "finetune" / "linear_probe_cifar_tiny.yaml")
-            short = ["train.epochs=1", "train.warmup_epochs=0.5", "train.effective_batch_size=64"]
-            place = [f"data.path={digits}", f"run.dir={tmp_path / name}", "finetune.test=false"]
-            geometry = ["model.img_size=8"] if start else TINY
-            assert main(["--config", config, *start, *geometry, *short, *place]) == 0
-        else:
-            assert call(f"finetune.mode={mode}", "finetune.pool=mean", *start, name=name) == 0
-        return json.loads((tmp_path / name / "summary.json").read_text()), capsys.readouterr().out
-
+def test_random_weights_are_measured_beside_the_pretrained_ones(shared, pretrained, mode):
+    """What they reach is what a run without --ckpt reaches; the config that a run leaves is that run."""
+    words, options = [f"finetune.mode={mode}", "finetune.pool=mean"], {}
+    if mode == "linear_probe":
+        words, options = PROBE, {"config": "linear_probe_cifar_tiny", "small": ()}
     top1 = "val_top1" if mode == "linear_probe" else "test_top1"
-    summary, out = measure("run", "--ckpt", str(pretrained))
+    folder, out, _ = shared(*words, ckpt=pretrained, **options)
+    summary = summary_of(folder)
     low, high = summary["interval_95"]
     assert 0 <= low < summary[top1] < high <= 1
-    assert f"  95 %      {low:.1%} to {high:.1%}, with other " in out
-    assert f"random weights has {summary['random_weights_top1']:.2%}: " in out
-    alone, out = measure("random")
+    assert f"  95 %      {low:.1%} to {high:.1%}" in out
+    assert f"{summary['random_weights_top1']:.2%}: " in out
+    alone = summary_of(shared(*words, **options).folder)
     assert summary["random_weights_top1"] == alone[top1]
     assert "random_weights_top1" not in alone
-    assert "random weights has" not in out
+    assert main(["--config", str(folder / "config.yaml")]) == 0
+
+
+def test_frozen_options_have_effects(call, shared, pretrained, tmp_path):
+    base = ["finetune.mode=few_shot", "finetune.shots=[5]", "finetune.draws=2"]
+    changes = {
+        "shots and draws": [*base, "finetune.shots=[6]", "finetune.draws=3"],
+        "pool": [*base, "finetune.pool=cls", "data.labels_per_class=30"],
+        "neighbors": [KNN, "finetune.neighbors=3"],
+    }
+    seen = {(shared(KNN, ckpt=pretrained).folder / "predictions.csv").read_text()}
+    for name, change in {"base": base, **changes}.items():
+        assert call(*change, name=name, ckpt=pretrained) == 0
+        seen.add((tmp_path / name / "predictions.csv").read_text())
+    assert len(seen) == len(changes) + 2
+
+
+def test_the_test_split_is_read_once(call, digits, pretrained, monkeypatch):
+    seen: list[int] = []
+    render = AugmentedSource.render
+
+    def counted(source, seed, epoch, places, *more, **options):
+        if source.source.index.split == "test":
+            seen.extend(source.numbers(places))
+        return render(source, seed, epoch, places, *more, **options)
+
+    monkeypatch.setattr(AugmentedSource, "render", counted)
+    assert call("finetune.mode=few_shot", ckpt=pretrained) == 0
+    # By the encoder, and by the same network with random weights.
+    assert sorted(seen) == sorted(2 * list(range(len(open_index(digits, "test")))))
 
 
 def test_options_that_do_nothing_are_named(call, pretrained, capsys):
-    assert call("finetune.mode=knn", "finetune.holdout=0.3", "optim.clip_grad=2.0", ckpt=pretrained) == 0
+    assert call(KNN, "finetune.holdout=0.3", "optim.clip_grad=2.0", ckpt=pretrained) == 0
     (note,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note: knn")]
-    for setting in ("finetune.holdout=0.3", "optim.clip_grad=2.0", "train.steps=6"):
-        assert setting in note
-    for key in ("finetune.mode", "finetune.neighbors", "data.path", "model.embed_dim"):
-        assert key not in note
+    named = {option.partition("=")[0] for option in note.partition(": ")[2].partition(": ")[2].split(", ")}
+    assert {"finetune.holdout", "optim.clip_grad", "train.steps"} <= named
+    assert not {"finetune.mode", "finetune.neighbors", "data.path", "model.embed_dim"} & named
 
 
 def test_the_default_shots_are_those_that_there_are_labels_for(call, pretrained, tmp_path, capsys):
     for _ in range(2):
         assert call("finetune.mode=few_shot", "data.labels_per_class=20", ckpt=pretrained) == 0
         out = capsys.readouterr().out
-        assert (
-            'class "0" has 20 labeled images: finetune.shots=[1, 5, 10], not the default [1, 5, 10, 25]'
-            in out
-        )
+        assert "finetune.shots=[1, 5, 10], not" in out
     assert "is finished" in out
-    assert list(json.loads((tmp_path / "run" / "summary.json").read_text())["few_shot"]) == ["1", "5", "10"]
+    assert list(summary_of(tmp_path / "run")["few_shot"]) == ["1", "5", "10"]
 
 
-def test_new_data_are_another_run(call, digits, pretrained, tmp_path, capsys):
-    copy = shutil.copytree(digits, tmp_path / "data")
-    arguments = ["finetune.mode=knn", f"data.path={copy}"]
-    assert call(*arguments, ckpt=pretrained) == 0
-    assert call(*arguments, ckpt=pretrained) == 0
+def test_what_a_run_read_is_its_identity(call, digits, pretrained, scored, tmp_path, capsys):
+    """Data and weights may move, and what changes no score may change."""
+    data = shutil.copytree(digits, tmp_path / "data")
+    weights = shutil.copytree(pretrained, tmp_path / "weights")
+    free = [f"data.path={data}", "monitor.log_every_steps=7", "train.batch_size_per_device=32"]
+    assert call(KNN, *free, ckpt=weights) == 0
     assert "is finished" in capsys.readouterr().out
-    described = json.loads((copy / "dataset.json").read_text())
-    described["splits"]["train"]["shards"][0]["sha256"] = "0" * 64
-    (copy / "dataset.json").write_text(json.dumps(described))
-    assert call(*arguments, ckpt=pretrained) == 2
-    assert "belongs to another run: data.fingerprint was" in capsys.readouterr().err
-
-
-def test_another_setting_is_named(call, pretrained, capsys):
-    assert call("finetune.mode=knn", ckpt=pretrained) == 0
-    capsys.readouterr()
-    assert call("finetune.mode=knn", "finetune.neighbors=7", ckpt=pretrained) == 2
-    assert "belongs to another run: finetune.neighbors was 20, now 7. Take those back" in one_line(capsys)
-
-
-def test_moved_data_and_weights_and_another_monitor_are_the_same_run(
-    call, digits, pretrained, tmp_path, capsys
-):
-    assert call("finetune.mode=knn", ckpt=pretrained) == 0
-    data, start = tmp_path / "elsewhere", tmp_path / "start"
-    shutil.copytree(digits, data)
-    shutil.copytree(pretrained, start)
-    changes = [f"data.path={data}", "monitor.log_every_steps=7", "train.batch_size_per_device=32"]
-    capsys.readouterr()
-    assert call("finetune.mode=knn", *changes, ckpt=start) == 0
-    assert "is finished" in capsys.readouterr().out
-    tensors = load_file(start / "encoder.safetensors")
+    tensors = load_file(weights / "encoder.safetensors")
+    with safe_open(weights / "encoder.safetensors", "pt") as file:
+        header = file.metadata()
     other = tmp_path / "other.safetensors"
-    save_file({name: value + 1 for name, value in tensors.items()}, other, read_header(start))
-    assert call("finetune.mode=knn", ckpt=other) == 2
-    assert "belongs to another run: finetune.start_digest was" in one_line(capsys)
-
-
-@pytest.mark.parametrize("mode", ["knn", "few_shot", "linear_probe"])
-def test_the_config_that_a_run_leaves_is_that_run(call, digits, pretrained, tmp_path, capsys, mode):
-    run = tmp_path / "run"
-    if mode == "linear_probe":
-        short = ["train.epochs=1", "train.warmup_epochs=0.5", "train.effective_batch_size=64"]
-        place = [f"data.path={digits}", f"run.dir={run}", "model.img_size=8"]
-        config = str(ROOT / "configs" / "finetune" / "linear_probe_cifar_tiny.yaml")
-        assert main(["--config", config, "--ckpt", str(pretrained), *short, *place]) == 0
-    else:
-        assert call(f"finetune.mode={mode}", ckpt=pretrained) == 0
-    capsys.readouterr()
-    assert main(["--config", str(run / "config.yaml")]) == 0
-    assert "is finished" in capsys.readouterr().out
+    save_file({name: value + 1 for name, value in tensors.items()}, other, header)
+    described = json.loads((data / "dataset.json").read_text())
+    described["splits"]["train"]["shards"][0]["sha256"] = "0" * 64
+    (data / "dataset.json").write_text(json.dumps(described))
+    for words, ckpt, key in (
+        (["finetune.neighbors=7"], pretrained, "finetune.neighbors"),
+        ([], other, "finetune.start_digest"),
+        ([f"data.path={data}"], pretrained, "data.fingerprint"),
+    ):
+        assert call(KNN, *words, ckpt=ckpt) == 2
+        assert key in one_line(capsys)
 
 
 def test_a_pretraining_run_in_the_folder_is_refused(call, pretrained, tmp_path, capsys):
     shutil.copytree(pretrained, tmp_path / "run")
-    capsys.readouterr()
-    assert call("finetune.mode=knn", ckpt=pretrained) == 2
-    assert "holds a run of another command" in one_line(capsys)
-
-
-def read_header(run):
-    """The metadata of a run's encoder."""
-    with safe_open(run / "encoder.safetensors", "pt") as file:
-        return file.metadata()
-
-
-def test_a_checkpoint_to_go_on_from_is_refused(call, pretrained, tmp_path, capsys):
-    assert call("finetune.mode=knn", "--resume", str(tmp_path), ckpt=pretrained) == 2
-    assert "--resume PATH has no effect" in capsys.readouterr().err
+    assert call(KNN, ckpt=pretrained) == 2
+    assert "another command" in one_line(capsys)
 
 
 def test_a_failure_is_named_by_the_folder_and_the_next_run_is_whole(call, pretrained, tmp_path, monkeypatch):
@@ -176,85 +153,61 @@ def test_a_failure_is_named_by_the_folder_and_the_next_run_is_whole(call, pretra
     with monkeypatch.context() as patched:
         patched.setattr("mae_vit.finetuning.frozen.closed_form.knn_scores", fail)
         with pytest.raises(RuntimeError, match="no"):
-            call("finetune.mode=knn", ckpt=pretrained)
-    summary = tmp_path / "run" / "summary.json"
-    assert json.loads(summary.read_text())["status"] == "failed"
-    assert call("finetune.mode=knn", ckpt=pretrained) == 0
-    assert json.loads(summary.read_text())["status"] == "done"
+            call(KNN, ckpt=pretrained)
+    assert summary_of(tmp_path / "run")["status"] == "failed"
+    assert call(KNN, ckpt=pretrained) == 0
+    assert summary_of(tmp_path / "run")["status"] == "done"
 
 
 @pytest.mark.slow
 def test_a_second_process_is_refused_and_a_signal_ends_the_first(digits, pretrained, tmp_path):
-    config = [
-        "--config",
-        str(ROOT / "configs" / "finetune" / "finetune_cifar_tiny.yaml"),
-        "--ckpt",
-        str(pretrained),
-    ]
-    options = [
-        *SMALL,
-        "model.img_size=8",
-        f"data.path={digits}",
-        f"run.dir={tmp_path / 'run'}",
-        "finetune.mode=knn",
-    ]
     waits = (
         "import sys, time; import mae_vit.finetuning.frozen.closed_form as scoring;"
         "from mae_vit.finetuning.command import main;"
         "scoring.read_features = lambda *a: (print('reading', flush=True), time.sleep(600));"
         "sys.exit(main(sys.argv[1:]))"
     )
-    command = [sys.executable, "-c", waits, *config, *options]
+    words = ["--config", "finetune_cifar_tiny", "--ckpt", str(pretrained), *SMALL, "model.img_size=8", KNN]
+    place = [f"data.path={digits}", f"run.dir={tmp_path / 'run'}"]
+    command = [sys.executable, "-c", waits, *words, *place]
     first = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         while "reading" not in (line := first.stdout.readline()):
             assert line, first.stderr.read()
         second = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500)
         assert second.returncode == 2
-        assert "is in use by process" in second.stderr
+        assert "in use by" in second.stderr
         os.kill(first.pid, signal.SIGUSR1)
         assert first.wait(100) == 75
     finally:
         first.kill()
         first.communicate()
-    assert np.all([not (tmp_path / "run" / name).exists() for name in ("results.json", "predictions.csv")])
+    assert not any((tmp_path / "run" / name).exists() for name in ("results.json", "predictions.csv"))
 
 
-def test_a_norm_that_does_not_fit_is_one_line(call, pretrained, tmp_path, capsys):
-    assert call("finetune.pool=mean", ckpt=pretrained, name="tuned") == 0
-    tensors = load_file(tmp_path / "tuned" / "model.safetensors")
+def test_a_norm_that_does_not_fit_is_one_line(call, shared, pretrained, tmp_path, capsys):
+    tensors = load_file(shared(ckpt=pretrained).folder / "model.safetensors")
     # Official files tell no geometry.
     torch.save({"model": tensors}, tmp_path / "whole.pth")
     del tensors["fc_norm.bias"]
     torch.save({"model": tensors}, tmp_path / "half.pth")
-    knn = [
-        "finetune.mode=knn",
-        "finetune.pool=mean",
-        "model.patch_size=2",
-        "model.in_chans=1",
-        "model.depth=2",
-    ]
-    capsys.readouterr()
-    for file, width, said in (
-        ("whole", 32, "does not fit the model"),
-        ("half", 16, "it has no fc_norm.bias"),
-    ):
-        sizes = [f"model.embed_dim={width}", "model.num_heads=2"]
-        assert call(*knn, *sizes, ckpt=tmp_path / f"{file}.pth", name=file) == 2
-        assert said in one_line(capsys)
+    sizes = [option for option in TINY if "img_size" not in option and "embed_dim" not in option]
+    for file, width, named in (("whole", 32, "embed_dim"), ("half", 16, "fc_norm.bias")):
+        words = [KNN, "finetune.pool=mean", *sizes, f"model.embed_dim={width}"]
+        assert call(*words, ckpt=tmp_path / f"{file}.pth", name=file) == 2
+        line = one_line(capsys)
+        assert named in line or str(tmp_path / "whole.pth") in line
 
 
-def test_a_run_that_ends_while_it_is_waited_for_is_finished(call, pretrained, tmp_path, monkeypatch, capsys):
-    assert call("finetune.mode=knn", ckpt=pretrained) == 0
-    done = (tmp_path / "run" / "summary.json").read_bytes()
-    (tmp_path / "run" / "summary.json").write_bytes(done.replace(b'"done"', b'"running"'))
-    before = frozen.resume_or_start
+def test_a_run_that_ends_while_it_is_waited_for_is_finished(call, pretrained, scored, monkeypatch, capsys):
+    done = scored.read_bytes()
+    scored.write_bytes(done.replace(b'"done"', b'"running"'))
+    before = job.resume_or_start
 
     def end_meanwhile(*arguments, **options):
-        (tmp_path / "run" / "summary.json").write_bytes(done)
+        scored.write_bytes(done)
         return before(*arguments, **options)
 
-    monkeypatch.setattr(frozen, "resume_or_start", end_meanwhile)
-    capsys.readouterr()
-    assert call("finetune.mode=knn", ckpt=pretrained) == 0
+    monkeypatch.setattr(job, "resume_or_start", end_meanwhile)
+    assert call(KNN, ckpt=pretrained) == 0
     assert "is finished" in capsys.readouterr().out

@@ -7,28 +7,24 @@ import torch.nn.functional as F
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import jaccard_score, log_loss
 
-from mae_vit.config.encoders import NetworkSection
 from mae_vit.core.batch import Batch
 from mae_vit.core.keyed_rng import SampleKeys
-from mae_vit.finetuning.segmentation.build import load_weights_into_segmenter
-from mae_vit.finetuning.segmentation.networks import build_map_network, map_width
-from mae_vit.finetuning.segmentation.segmenter import ViTSegmenter
+from mae_vit.finetuning.models.build import load_into_segmenter
+from mae_vit.finetuning.models.segmenter import Segmenter
+from mae_vit.models.encoders.network import NetworkEncoder
 from mae_vit.models.encoders.vit import ViTEncoder
 from mae_vit.weights.start import Weights
 
 
-def segmenter(*, probe: bool, patch_size: int = 2, classes: int = 3) -> ViTSegmenter:
+def small_encoder(patch_size: int = 2, **options) -> ViTEncoder:
+    sizes = {"img_size": (8, 8), "in_chans": 1, "embed_dim": 16, "depth": 2, "num_heads": 2}
+    return ViTEncoder(patch_size=patch_size, **sizes, **options)
+
+
+def segmenter(*, probe: bool, patch_size: int = 2, classes: int = 3) -> Segmenter:
     torch.manual_seed(0)
-    encoder = ViTEncoder(
-        img_size=(8, 8),
-        patch_size=patch_size,
-        in_chans=1,
-        embed_dim=16,
-        depth=2,
-        num_heads=2,
-        drop_path_rate=0.2,
-    )
-    return ViTSegmenter(encoder, num_classes=classes, probe=probe, label_smoothing=0.0, mean=[0.5], std=[0.2])
+    encoder = small_encoder(patch_size, drop_path_rate=0.2)
+    return Segmenter(encoder, num_classes=classes, probe=probe, label_smoothing=0.0, mean=[0.5], std=[0.2])
 
 
 def batch_of(images: torch.Tensor, truth: torch.Tensor) -> Batch:
@@ -41,9 +37,8 @@ def random_batch(count: int, classes: int = 3) -> Batch:
     images = torch.randint(0, 256, (count, 1, 8, 8), generator=generator, dtype=torch.uint8)
     noise = torch.randint(0, classes, (count, 8, 8), generator=generator)
     # Half of the pixels tell their class by their gray value: neither random nor separable.
-    truth = torch.where(
-        torch.rand(noise.shape, generator=generator) < 0.5, images[:, 0].long() * classes // 256, noise
-    )
+    told = torch.rand(noise.shape, generator=generator) < 0.5
+    truth = torch.where(told, images[:, 0].long() * classes // 256, noise)
     truth[torch.rand(noise.shape, generator=generator) < 0.2] = -1
     return batch_of(images, truth)
 
@@ -57,55 +52,46 @@ def test_the_probe_is_scikit_learns_logistic_regression():
 
     def closure():
         optimizer.zero_grad()
-        scores = model.logits(batch.images)
         # Over pixels, as scikit-learn's; the run's loss gives each image the same weight.
-        loss = F.cross_entropy(scores, batch.class_map(), ignore_index=-1)
+        loss = F.cross_entropy(model.logits(batch.images), batch.class_map(), ignore_index=-1)
         loss.backward()
         return loss
 
     optimizer.step(closure)
     with torch.no_grad():
-        features = (
-            model.encoder.forward_features(model.normalize(batch.images))[:, 1:]
-            .reshape(-1, 16)
-            .double()
-            .numpy()
-        )
-        chances = (
-            model.logits(batch.images).softmax(dim=1).permute(0, 2, 3, 1).reshape(-1, 3).double().numpy()
-        )
+        tokens = model.encoder.forward_features(model.normalize(batch.images))[:, 1:]
+        chances = model.logits(batch.images).softmax(dim=1).permute(0, 2, 3, 1)
+    features, chances = tokens.reshape(-1, 16).double().numpy(), chances.reshape(-1, 3).double().numpy()
     labels = batch.class_map().flatten().numpy()
     features = (features - features.mean(axis=0)) / features.std(axis=0)
     counted = labels >= 0
     other = LogisticRegression(C=np.inf, tol=1e-8, max_iter=5000).fit(features[counted], labels[counted])
     expected = other.predict_proba(features)
     assert np.abs(chances - expected).max() < 5e-3
-    ours, theirs = (log_loss(labels[counted], one[counted]) for one in (chances, expected))
+    ours, theirs = (log_loss(labels[counted], values[counted]) for values in (chances, expected))
     assert ours == pytest.approx(theirs, abs=1e-5)
     assert theirs < 1.0  # it has learned something: 1.10 is a guess
 
 
 def test_the_loss_is_that_of_a_plain_loop():
-    model, batch = segmenter(probe=False), random_batch(5)
+    model, batch = segmenter(probe=False).eval(), random_batch(5)
     truth = batch.class_map()
     truth[2] = -1  # an image in which nothing counts
     batch = batch_of(batch.images, truth)
-    model.eval()
     output = model(batch)
     chances = model.logits(batch.images).softmax(dim=1).detach()
     means, hits, counted = [], 0, 0
     for number in range(5):
         losses = []
-        for row in range(8):
-            for column in range(8):
-                k = int(truth[number, row, column])
-                if k >= 0:
-                    losses.append(-float(chances[number, k, row, column].log()))
-                    hits += int(chances[number, :, row, column].argmax()) == k
-                    counted += 1
+        for row, column in np.ndindex(8, 8):
+            k = int(truth[number, row, column])
+            if k >= 0:
+                losses.append(-float(chances[number, k, row, column].log()))
+                hits += int(chances[number, :, row, column].argmax()) == k
+                counted += 1
         means.append(sum(losses) / max(len(losses), 1))
     assert float(output.loss) == pytest.approx(sum(means) / 5, rel=1e-5)
-    assert [int(one) for one in output.values["pixel_accuracy"]] == [hits, counted]
+    assert [int(value) for value in output.values["pixel_accuracy"]] == [hits, counted]
     parts = [
         model(batch_of(batch.images[cut], truth[cut])).loss * (cut.stop - cut.start)
         for cut in (slice(0, 2), slice(2, 5))
@@ -130,46 +116,44 @@ def test_held_out_metrics_are_scikit_learns():
 
 
 def test_a_norm_behind_the_mean_norms_each_token():
-    """Of a start that was fine-tuned as a classifier that pools the mean."""
-    trained = ViTEncoder(img_size=(8, 8), patch_size=2, in_chans=1, embed_dim=16, depth=2, num_heads=2)
-    tensors = {name: value + 1 for name, value in trained.state_dict().items()}
-    renamed = {f"fc_{name}" if name.startswith("norm.") else name: each for name, each in tensors.items()}
+    """Of weights that were fine-tuned as a classifier that pools the mean."""
+    tensors = {name: value + 1 for name, value in small_encoder().state_dict().items()}
+    renamed = {f"fc_{name}" if name.startswith("norm.") else name: value for name, value in tensors.items()}
     model = segmenter(probe=True)
-    load_weights_into_segmenter(model, Weights("start", renamed))
+    load_into_segmenter(model, Weights("weights", renamed))
     assert torch.equal(model.encoder.norm.weight, tensors["norm.weight"])
 
 
 def test_a_probe_trains_its_head_alone():
-    model, batch = segmenter(probe=True), random_batch(4)
-    model.train()
+    model, batch = segmenter(probe=True).train(), random_batch(4)
     before = model.decode_head.norm.running_mean.clone()
     model(batch).loss.backward()
-    trained = {name for name, one in model.named_parameters() if one.grad is not None}
+    trained = {name for name, value in model.named_parameters() if value.grad is not None}
     assert trained == {"decode_head.classifier.weight", "decode_head.classifier.bias"}
-    assert not model.encoder.training
-    assert model.decode_head.training
+    assert (model.encoder.training, model.decode_head.training) == (False, True)
     assert not torch.equal(before, model.decode_head.norm.running_mean)
-    whole = segmenter(probe=False)
-    whole.train()
+    whole = segmenter(probe=False).train()
     whole(batch).loss.backward()
-    assert all(one.grad is not None for one in whole.parameters())
+    assert all(value.grad is not None for value in whole.parameters())
 
 
 @pytest.mark.parametrize(
-    ("name", "width", "rows"),
+    ("name", "width"),
     [
-        ("SimpleCNN", 128, 8),
-        ("SmallResNet", 64, 8),
-        ("SmallBiT", 128, 8),
-        ("SmallHybrid", 128, 8),
-        ("timm:resnet10t", 512, 1),
+        ("SimpleCNN", 128),
+        ("SmallResNet", 64),
+        ("SmallBiT", 128),
+        ("SmallHybrid", 128),
+        ("timm:resnet10t", 512),
     ],
 )
-def test_networks_have_feature_maps(name, width, rows):
-    section = NetworkSection(name=name, img_size=32, in_chans=3)
-    network = build_map_network(section)
-    assert map_width(network, section) == width
-    features = network(torch.rand(2, 3, 32, 32))
-    assert features.shape == (2, width, rows, rows)
-    features.square().mean().backward()
-    assert [n for n, one in network.named_parameters() if one.grad is None and one.requires_grad] == []
+def test_networks_are_segmented_by_their_last_map(name, width):
+    encoder = NetworkEncoder(name, img_size=(32, 32), patch_size=1, in_chans=3)
+    common = {"num_classes": 3, "label_smoothing": 0.0, "mean": [0.5] * 3, "std": [0.2] * 3}
+    model = Segmenter(encoder, probe=False, **common)
+    side = 1 if name.startswith("timm") else 8
+    assert model.feature_map(torch.rand(2, 3, 32, 32)).shape == (2, width, side, side)
+    images = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)
+    assert model.logits(images).shape == (2, 3, 32, 32)
+    model.logits(images).square().mean().backward()
+    assert [n for n, value in model.named_parameters() if value.grad is None and value.requires_grad] == []

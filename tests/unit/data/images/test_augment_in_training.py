@@ -25,7 +25,6 @@ from mae_vit.finetuning.data import open_data as open_finetune_data
 from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.pretraining.data import open_data
 from mae_vit.runtime.ranks import Ranks
-from mae_vit.training.checkpoints.resume import check_identity, run_identity
 
 FILL = (120, 60, 30)
 POLICIES = {
@@ -282,23 +281,3 @@ def test_what_has_no_effect_or_no_meaning_is_refused(digits, overrides):
     with pytest.raises(InputError) as caught:
         configured(PretrainConfig, digits, *overrides.split(" "))
     assert REFUSED[overrides] in str(caught.value)
-
-
-def test_defaults_of_a_policy_stand_in_the_config(digits):
-    section = configured(PretrainConfig, digits, RANDAUGMENTED).data.augment
-    assert section.options_of("policy") == {"num_ops": 2, "magnitude": 9.0, "magnitude_std": 0.5}
-    assert make_policy(section) == RandAugment()
-    plain = configured(PretrainConfig, digits).data.augment
-    assert (plain.options_of("policy"), make_policy(plain)) == ({}, None)
-
-
-def test_a_run_from_before_there_were_policies_goes_on(digits, tmp_path):
-    new = ["policy", "num_ops", "magnitude", "magnitude_std", "erasing"]
-    now = run_identity(configured(PretrainConfig, digits), derived={})
-    before = {key: value for key, value in now.values.items() if key.rpartition(".")[2] not in new}
-    assert len(now.values) == len(before) + len(new)
-    check_identity(before, now, tmp_path)
-    for change in (RANDAUGMENTED, "data.augment.erasing=0.5"):
-        other = run_identity(configured(PretrainConfig, digits, change), derived={})
-        with pytest.raises(InputError, match=f"{change.partition('=')[0]} was unset, now"):
-            check_identity(before, other, tmp_path)

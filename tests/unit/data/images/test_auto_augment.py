@@ -76,8 +76,7 @@ def test_randaugment_ops_have_timms_pixels(name, channels, sign):
         assert seen != {image.tobytes()}
 
 
-def test_the_table_of_autoaugment_is_torchvisions():
-    assert list(CIFAR10_POLICY) == TORCHVISION.policies
+def test_every_op_of_autoaugment_is_known():
     assert {op for pair in CIFAR10_POLICY for op, *_ in pair} == set(AUTOAUGMENT)
 
 

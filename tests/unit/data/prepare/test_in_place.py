@@ -1,88 +1,169 @@
-"""Shards made by others, described where they lie."""
+"""Shards of others, described where they lie, and indexes that are written again."""
 
+import json
+import os
+import shutil
+import subprocess
+import tarfile
+
+import numpy as np
 import pytest
 from helpers.images import encoded, img2dataset, labeled_shards, picture, write_tar
+from unit.data.band_files import planes, values
 
 from mae_vit.cli.main import main
+from mae_vit.core.errors import InputError
+from mae_vit.data.index import open_index
+from mae_vit.data.prepare import in_place
 from mae_vit.data.shards.dataset_json import read_dataset
 
-
-def prepare(*arguments: object) -> int:
-    return main(["prepare", *map(str, arguments)])
+IMAGE = encoded(picture(), "png")
 
 
-def test_in_place_is_measured_like_prepared(tmp_path):
-    folder = labeled_shards(tmp_path / "src")
-    assert prepare(folder, tmp_path / "out") == 0
-    assert prepare("--in-place", folder) == 0
-    one, two = read_dataset(tmp_path / "out"), read_dataset(folder)
-    assert (one.mean, one.std, one.channels, one.classes) == (two.mean, two.std, two.channels, two.classes)
-    for name in ("train", "val"):
-        a, b = one.splits[name], two.splits[name]
-        assert (a.height, a.width, a.formats, a.class_counts) == (
-            b.height,
-            b.width,
-            b.formats,
-            b.class_counts,
-        )
-
-
-def test_a_fresh_folder_of_tars_says_what_to_do(tmp_path, capsys):
-    folder = img2dataset(tmp_path / "src")
+@pytest.mark.parametrize("shards", [labeled_shards, img2dataset])
+def test_in_place_is_measured_like_prepared(tmp_path, call, said, shards):
+    folder = shards(tmp_path / "src")
+    before = {path: path.read_bytes() for path in folder.iterdir()}
     assert main(["check", str(folder)]) == 2
-    assert f"holds 2 tar files but no dataset.json: make it with `mae-vit prepare --in-place {folder}`" in (
-        capsys.readouterr().err
-    )
+    prepared, described = call(folder), call(folder, options="--in-place")
+    said(described.text)
+    one, two = prepared.dataset, described.dataset
+    assert (one.mean, one.std, one.channels, one.classes) == (two.mean, two.std, two.channels, two.classes)
+    for name, split in one.splits.items():
+        other = two.splits[name]
+        assert (split.height, split.width, split.formats) == (other.height, other.width, other.formats)
+    assert prepared.counts() == described.counts()
+    after = {path: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    indexes = {folder / f"{split}-index.npy" for split in two.splits}
+    assert after.keys() - before.keys() == {folder / "dataset.json", *indexes}
+    assert {path: after[path] for path in before} == before
+    assert main(["check", str(folder), "--decode"]) == 0
 
 
-IN_PLACE = {
-    "a size": (
-        ["{src}", "--shard-mib", "9"],
-        "--in-place changes no shards: --shard-mib needs an OUT folder",
-    ),
-    "with an output": (["{src}", "{tmp}/out"], "--in-place takes one folder, not 2"),
-    "with --resize": (
-        ["{src}", "--resize", "8"],
-        "--in-place changes no shards: --resize needs an OUT folder",
-    ),
-    "turned": (["{src}", "--exif-orientation", "apply"], "--exif-orientation needs an OUT folder"),
-    "no folder": (["{tmp}/none"], "none: is no folder"),
-    "no shards": (["{tmp}/empty"], "holds no .tar shards"),
-    "no images": (["{tmp}/texts"], "its 1 tars hold no images"),
-    "described": (["{tmp}/ours"], "already has dataset.json: --overwrite makes it anew"),
-    "words": (["{tmp}/words"], "0.cls is no class number: b'dog'; `mae-vit prepare {tmp}/words OUT`"),
-    "huge class": (["{tmp}/huge"], "class 999999999; at most 1000000 are taken"),
-    "broken image": (
-        ["{tmp}/broken"],
-        "1 images cannot be read (a.tar, 1.jpg: not an image): `mae-vit prepare",
-    ),
-    "damaged": (["{tmp}/damaged"], "a.tar: the member at offset 0 passes the end of the file"),
+def test_bands_in_place(tmp_path, call):
+    wide = values(13, "uint16")
+    files = {f"{n}.tif": planes(wide + np.uint16(100 * n), compression="lzw") for n in range(3)}
+    write_tar(tmp_path / "one" / "train-0.tar", files)
+    result = call(tmp_path / "one", options="--in-place --scale 0,9")
+    assert {f"{key}.tif": sample["tif"] for key, sample in result.images().items()} == files
+    assert (set(result.dataset.bands.low), set(result.dataset.bands.high)) == ({0}, {9})
+
+
+# Members of a.tar (None: no tar, bytes: their first), options behind --in-place.
+REFUSED = {
+    "a size": ({"1.png": IMAGE}, "--shard-mib 9"),
+    "bands": ({"1.png": IMAGE}, "--bands 1"),
+    "no shards": (None, ""),
+    "no images": ({"1.txt": b"x"}, ""),
+    "words": ({"1.png": IMAGE, "1.cls": b"dog"}, ""),
+    "a huge class": ({"1.png": IMAGE, "1.cls": b"999999999"}, ""),
+    "a broken image": ({"1.jpg": b"no image", "2.png": IMAGE}, ""),
+    "described": ({"1.png": IMAGE, "dataset.json": b"{}"}, ""),
+    "an index": ({"1.png": IMAGE, "train-index.npy": b"mine"}, ""),
+    "damaged": ({"1.png": IMAGE}, ""),
 }
 
 
-@pytest.mark.parametrize("name", IN_PLACE)
-def test_what_cannot_be_used_in_place_is_one_line(tmp_path, capsys, name):
-    image = encoded(picture())
-    for folder, members in {
-        "src": {"1.jpg": image},
-        "ours": {"1.jpg": image},
-        "texts": {"1.txt": b"x"},
-        "broken": {"1.jpg": b"no image", "2.jpg": image},
-        "damaged": {"1.jpg": image},
-        "huge": {"1.jpg": image, "1.cls": b"999999999"},
-        "empty": {},
-    }.items():
-        write_tar(tmp_path / folder / "a.tar", members)
-    labeled_shards(tmp_path / "words", [b"dog"])
-    (tmp_path / "empty" / "a.tar").unlink()
-    path = tmp_path / "damaged" / "a.tar"
-    path.write_bytes(path.read_bytes()[:1200])
-    (tmp_path / "ours" / "dataset.json").write_text("{}")
-    arguments, expected = IN_PLACE[name]
-    files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    assert (
-        prepare("--in-place", *[part.format(src=tmp_path / "src", tmp=tmp_path) for part in arguments]) == 2
-    )
-    line = capsys.readouterr().err.strip().splitlines()[-1]
-    assert expected.format(tmp=tmp_path) in line
-    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == files
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_used_in_place_is_one_line(tmp_path, call, said, name):
+    members, options = REFUSED[name]
+    folder = tmp_path / "src"
+    folder.mkdir()
+    for member in ("dataset.json", "train-index.npy"):
+        if members and member in members:
+            (folder / member).write_bytes(members[member])
+    if members:
+        path = write_tar(folder / "a.tar", {name: data for name, data in members.items() if name[0] == "1"})
+        path.write_bytes(path.read_bytes()[: 1200 if name == "damaged" else None])
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    result = call(folder, options=f"--in-place {options}")
+    said(result.text)
+    assert result.code == 2
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+
+
+@pytest.fixture
+def copy(digits, tmp_path):
+    return shutil.copytree(digits, tmp_path / "data", ignore=shutil.ignore_patterns(".index"))
+
+
+@pytest.fixture
+def without_index(copy):
+    described = json.loads((copy / "dataset.json").read_text())
+    for split in described["splits"].values():
+        (copy / split.pop("index")["file"]).unlink()
+    (copy / "dataset.json").write_text(json.dumps(described))
+    return copy
+
+
+def test_a_folder_without_index_gets_the_one_that_prepare_writes(digits, without_index, call, monkeypatch):
+    command = f"prepare --reindex {without_index}"
+    with pytest.raises(InputError, match=command):
+        open_index(without_index, "train")
+    assert main(["check", str(without_index)]) == 1
+    # Shards as described are not read whole.
+    monkeypatch.setattr(in_place, "describe_shard", None)
+    assert call(without_index, options="--reindex --workers 0").code == 2
+    assert main(command.split()) == 0
+    for path in digits.glob("*.*"):
+        if path.is_file():
+            assert (without_index / path.name).read_bytes() == path.read_bytes(), path
+    assert open_index(without_index, "train").fingerprint == open_index(digits, "train").fingerprint
+
+
+def test_shards_written_anew_are_described_anew(digits, copy, capsys):
+    """Fewer samples, in another order."""
+    before, path = open_index(digits, "train"), copy / "train-000001.tar"
+    with tarfile.open(path) as tar:
+        members = [(member.name, tar.extractfile(member).read()) for member in tar]
+    write_tar(path, [*members[-200:], *members[:200]])
+    assert main(["prepare", "--reindex", str(copy)]) == 0
+    index, split = open_index(copy, "train"), read_dataset(copy).splits["train"]
+    assert len(index) == 1497 - 200 == split.samples
+    assert index.fingerprint != before.fingerprint
+    taken = [*range(400), *range(700, 800), *range(400, 500), *range(800, 1497)]
+    assert [index.read(n) for n in range(395, 605)] == [before.read(n) for n in taken[395:605]]
+    assert index.labels.tolist() == before.labels[taken].tolist()
+    assert split.class_counts == np.bincount(before.labels[taken]).tolist()
+    assert split.shards[0] == before.split_info.shards[0]
+
+
+SPOIL = {
+    "truncated": lambda path: os.truncate(path, 5000),
+    "no such file": os.unlink,
+    "an empty image": lambda path: write_tar(path, {"a.png": b""}),
+    "no images": lambda path: write_tar(path, {"a.txt": b"x"}),
+    "class 10": lambda path: write_tar(path, [("a.png", b"x"), ("a.cls", b"10")]),
+    "is no index": lambda path: (path.parent / "train-index.npy").write_bytes(b"mine"),
+}
+
+
+@pytest.mark.parametrize("problem", SPOIL)
+def test_what_cannot_be_indexed_is_one_line_and_changes_nothing(without_index, problem):
+    SPOIL[problem](without_index / "train-000001.tar")
+    before = {path: path.read_bytes() for path in without_index.iterdir()}
+    with pytest.raises(InputError, match=problem):
+        in_place.reindex(without_index)
+    assert {path: path.read_bytes() for path in without_index.iterdir()} == before
+
+
+@pytest.mark.parametrize("options", ["x", "--resize 8", "--overwrite", "--split val", "--in-place"])
+def test_options_without_effect_are_refused(copy, options):
+    assert main(["prepare", "--reindex", *options.split(), str(copy)]) == 2
+
+
+def test_a_folder_that_cannot_be_written_is_linked(without_index, tmp_path, monkeypatch):
+    """The line that says so holds commands that work."""
+    old, access = without_index, os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: path != old and access(path, mode))
+    with pytest.raises(InputError, match="index") as raised:
+        open_index(old, "train")
+    assert main(["prepare", "--reindex", str(old)]) == 2
+    commands = str(raised.value).split("or link it: `")[1].split("`")[0]
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    *shell, ours = commands.split(" && ")
+    subprocess.run(" && ".join(shell), shell=True, check=True)
+    assert main(ours.split()[1:]) == 0
+    assert len(open_index(tmp_path / "elsewhere" / "data" / "data", "train").read(3)) > 50
+    assert "index" not in (old / "dataset.json").read_text()

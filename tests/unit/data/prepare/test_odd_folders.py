@@ -1,275 +1,256 @@
-"""Folders as people have them: parts that are no classes, links, formats that are not read, copies in copies."""
+"""Folders, archives and files as people have them: what is taken, and what is said."""
+
+import bz2
+import os
 
 import numpy as np
 import pytest
-from helpers.images import encoded, picture, read_back, write_files, write_tar, write_zip
+from helpers.images import encoded, picture, write_files, write_pairs, write_tar, write_zip
+from PIL import Image
 from unit.data.band_files import npz
 
-from mae_vit.cli.main import main
-from mae_vit.data.shards.dataset_json import read_dataset
-
-JPEG, TIFF = encoded(picture(1)), encoded(picture(2, mode="L"), "tiff")
+JPEG, PNG, TIFF = encoded(picture(1)), encoded(picture(2), "png"), encoded(picture(2, mode="L"), "tiff")
+HEIC = b"\0\0\0\x18ftypheic" + b"\0" * 200
 TREE = {"cat/1.jpg": JPEG, "dog/2.jpg": JPEG}
+TWO = "train: cat 1, dog 1"
+PAGE = b"<!DOCTYPE html><html>Sign in"
 MNIST = {
     f"raw/train-{what}-ubyte{end}": b"\0\0\x08\3"
     for what in ("images-idx3", "labels-idx1")
     for end in ("", ".gz")
 }
 STACKS = npz(train_images=np.zeros((4, 8, 8, 3), np.uint8), train_labels=np.zeros((4, 1), np.uint8))
+TINY = {
+    **{f"train/n0{n}/images/n0{n}_{m}.JPEG": JPEG for n in (1, 2) for m in range(3)},
+    **{f"train/n0{n}/n0{n}_boxes.txt": f"n0{n}_0.JPEG\t0\t32".encode() for n in (1, 2)},
+    **{f"val/images/val_{n}.JPEG": JPEG for n in range(4)},
+    "val/val_annotations.txt": "\n".join(f"val_{n}.JPEG\tn0{1 + n // 3}\t0\t32" for n in range(4)).encode(),
+    "test/images/test_0.JPEG": JPEG,
+    "wnids.txt": b"n01\nn02",
+}
 
 
-@pytest.fixture
-def prepared(tmp_path, capsys):
-    """Prepares a source: (exit code, what was said)."""
+def images(*paths, data=JPEG):
+    return dict.fromkeys(paths, data)
 
-    def run(source, *options):
-        source = write_files(tmp_path / "src", source) if isinstance(source, dict) else source
-        more = [option for option in options if option.endswith(".zip")]
-        options = [option for option in options if option not in more]
-        code = main(["prepare", str(source), *more, str(tmp_path / "out"), *options, "--workers", "0"])
-        return code, "".join(capsys.readouterr())
 
-    return run
+# Files of a folder, options, and the classes of its images; 2 if it is refused.
+FOLDERS = {
+    "a class like a part": (images("query/1.jpg", "cat/1.jpg"), "--class-folder first", "train: cat 1, query 1"),
+    "not decoded": (
+        {**TREE, **images("cat/1.czi", "cat/2.CZI", "a.nii.gz", "b.xyz", "README", "c.txt", data=b"x"),
+         **images("cat/3.HEIC", "dog/4.heic", "raw.NEF", data=HEIC), "e.zip": b"PK"}, "", TWO,
+    ),
+    "arrow": (images("data-00000-of-00001.arrow", "state.json", data=b"{}"), "", 2),
+    "MNIST": (MNIST, "", 2),
+    "MedMNIST": ({"pathmnist.npz": STACKS}, "", 2),
+    "placeholders": ({**TREE, "cat/.2.jpg.icloud": b"bplist00", "cat/3.jpg": b""}, "", TWO),
+    "pyramids": ({"1.tif": TIFF, "1.tif.ovr": TIFF, "1.tif.aux.xml": b"<PAMDataset>"}, "", "train: - 1"),
+    "Sentinel-2": (images("p/S2A_1_B02.tif", "p/S2A_1_B8A.tif", "q/S2A_1_B02.tif", "q/S2A_1_B8A.tif", data=TIFF), "",
+                   "train: p 2, q 2"),
+    "Micro-Manager": (images("img_channel000_z0.tif", "img_channel001_z0.tif", data=TIFF), "", "train: - 2"),
+    "Opera": (images("r01c01-ch1sk1fk1fl1.tif", "r01c01-ch2sk1fk1fl1.tif", data=TIFF), "", "train: - 2"),
+    "wells": (images("plate_C01.tif", "plate_C02.tif", data=TIFF), "", "train: - 2"),
+    "two formats": (images("a/1.jpg", "a/1.png", "b/2.jpg", "b/2.png"), "", "train: a 2, b 2"),
+    "classes in names": (
+        {**images(*(f"train/{name}.{n}.jpg" for name in ("cat", "dog") for n in "01")),
+         "sample_submission.csv": b"id,label"}, "", "train: - 4",
+    ),
+    "numbers in names": (images("train/IMG_0.jpg", "train/IMG_1.jpg"), "", "train: - 2"),
+    "a table beside classes of no names": (
+        {**images("patient1/a.jpg", "patient2/a.jpg"), "labels.csv": b"path,label"}, "", 2,
+    ),
+    "digits": (images(*(f"{n}/1.jpg" for n in range(10))), "", f"train: {', '.join(f'{n} 1' for n in range(10))}"),
+    "stages": (images("stage_2_train_images/1.jpg", "stage_2_test_images/2.jpg"), "", "test: - 1 | train: - 1"),
+    "names that tell nothing": (
+        {**TREE, "eel/IMG_1": JPEG, "eel/IMG_2": PNG, "fox/3.JFIF": JPEG, "gnu/4.jpe": JPEG, "hen/5.dat": PNG,
+         "notes.bin": b"\0" * 300}, "", f"{TWO}, eel 2, fox 1, gnu 1, hen 1",
+    ),
+    "classes without an image": ({**TREE, "eel/1.psd": b"8BPS", "fox/1.heic": HEIC, "gnu/1.txt": b"x"}, "", TWO),
+    "not an image": (
+        {**TREE, "cat/a.jpg": HEIC, "cat/b.jpg": b"\n<!DOCTYPE html><html>404", "cat/c.jpg": b"hello",
+         "cat/d.jpg": b"version https://git-lfs.github.com/spec/v1\n"}, "", TWO,
+    ),
+    "what systems leave": (
+        {**TREE, **images("cat/._1.jpg", "__MACOSX/cat/1.jpg", ".thumbnails/cat/1.jpg", "cat/@eaDir/1.jpg/S_M.jpg"),
+         "cat/Thumbs.db": b"x", ".DS_Store": b"x"}, "", TWO,
+    ),
+    "labels in a table": ({"1.jpg": JPEG, "labels.csv": b"1.jpg,cat\n"}, "", "train: - 1"),
+    "tiny-imagenet": (TINY, "", "test: - 1 | train: n01 3, n02 3 | val: n01 3, n02 1"),
+    "classes of the test": (
+        images("train/cat/1.jpg", "train/Dog/1.jpg", "test/dog/1.jpg"), "", "test: dog 1 | train: Dog 1, cat 1",
+    ),
+    "one class": (images("all/1.jpg", "all/2.jpg"), "", "train: all 2"),
+    "a copy in itself": (
+        images(*(f"chest/{again}{s}/{path}" for again in ("", "chest/") for s in ("train", "test") for path in TREE)),
+        "", "test: cat 1, dog 1 | train: cat 1, dog 1",
+    ),
+    "some in no class folder": (images("cat/1.png", "2.png"), "", 2),
+    "no readable image": ({"1.jpg": b"text"}, "", 2),
+    "a table": ({"a.txt": b"x"}, "", 2),
+    "an escape": ({"cat/\x1b[2J\n.png": b"no image", "cat/1.png": PNG, "dog/\x1b]0;x\x07.png": PNG}, "",
+                  "train: cat 1, dog 1"),
+    "keys of metadata": (images("__meta__/a.b.png", "cat/a_b.png", "cat/a.b.png", data=PNG), "",
+                         "train: __meta__ 1, cat 2"),
+    "Unicode in two forms": (images("train/Caf\u00e9/1.jpg", "test/Cafe\u0301/2.jpg"), "",
+                             "test: Café 1 | train: Café 1"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_folders(call, said, name):
+    files, options, expected = FOLDERS[name]
+    result = call(files, options=options)
+    said(result.text)
+    assert result.code == (2 if expected == 2 else 0)
+    assert expected == 2 or result.counts() == expected
+
+
+@pytest.mark.parametrize("pack", [write_tar, write_zip])
+@pytest.mark.parametrize(
+    "name", ["not decoded", "names that tell nothing", "tiny-imagenet", "a copy in itself"]
+)
+def test_archives_are_read_as_their_folders(tmp_path, call, name, pack):
+    files, _, expected = FOLDERS[name]
+    folder, archive = call(files), call(pack(tmp_path / f"src.{pack.__name__[6:]}", files), out="b")
+    assert archive.counts() == folder.counts() == expected
+    assert archive.images() == folder.images()
+    assert archive.text.replace(str(archive.out), str(folder.out)) == folder.text
 
 
 @pytest.mark.parametrize(
     "folders",
     [
         ("bounding_box_train", "bounding_box_test", "query", "gt_bbox"),
-        ("bounding_box_train", "bounding_box_test", "extra"),
         ("train", "query", "gallery"),
-        ("train", "evaluation"),
         ("leftImg8bit/train/aachen", "leftImg8bit/val/ulm", "gtFine/train/aachen", "gtFine/val/ulm"),
+        ("Photos from 2019", "Photos from 2020", "Rome", "Trash"),
+        ("p/originals/0", "p/originals/A", "p/resources/derivatives/0"),
+        ("patient00001/study1", "patient00002/study1", "patient00002/study2"),
+        ("imagesc/c/e", "imagesr/r/g"),
     ],
 )
-def test_parts_of_a_benchmark_are_a_question(tmp_path, prepared, folders):
-    code, said = prepared({f"{folder}/1.jpg": JPEG for folder in folders})
-    assert code == 2
-    assert "classes?" in said
-    assert "prepare " in said
-    assert not (tmp_path / "out").exists()
+def test_folders_that_may_be_no_classes_are_a_question(call, folders):
+    files = images(*(f"{folder}/{n}.jpg" for n, folder in enumerate(folders)))
+    result = call(files)
+    assert result.code == 2
+    assert "--class-folder first" in result.text
+    assert not result.out.exists()
+    assert call(files, options="--no-labels").code == 0
 
 
-def test_a_class_may_be_called_like_a_part(tmp_path, prepared):
-    assert prepared(dict.fromkeys(("query/1.jpg", "cat/1.jpg"), JPEG), "--class-folder", "first")[0] == 0
-    assert read_dataset(tmp_path / "out").classes == ["cat", "query"]
+@pytest.mark.parametrize(
+    "paths", [("2/0/2/202cd.jpg", "6/e/1/6e158.jpg"), ("14/8801/5373.png", "15/17602/10746.png")]
+)
+def test_numbers_of_tiles_and_hashes_are_a_question(call, paths):
+    assert call(images(*paths)).code == 2
 
 
-def test_a_link_to_a_folder_that_is_taken_is_named(tmp_path, prepared):
-    source = write_files(tmp_path / "photos", {f"train/{path}": data for path, data in TREE.items()})
+def test_links(tmp_path, call, said):
+    source = write_files(tmp_path / "src", {f"train/{path}": data for path, data in TREE.items()})
     (source / "val").symlink_to("train")
-    code, said = prepared(source)
-    assert code == 0
-    assert "skipped links to folders that are taken already: val\n" in said
+    (source / "test").symlink_to(tmp_path / "nowhere")
+    os.mkfifo(source / "train" / "cat" / "pipe.png")
+    (source / "train" / "cat" / "zero.png").symlink_to("/dev/zero")
+    (source / "train" / "cat" / "itself.png").symlink_to("itself.png")
+    (source / "train" / "dog" / "loop").symlink_to(source)
+    (source / "train" / "cat" / "more").symlink_to(write_files(tmp_path / "there", {"3.jpg": JPEG}))
+    result = call(source)
+    said(result.text)
+    assert result.counts() == "train: cat 2, dog 1"
 
 
-def test_a_dead_link_to_a_folder_is_named(tmp_path, prepared):
-    source = write_files(tmp_path / "photos", TREE)
-    (source / "val").symlink_to(tmp_path / "nowhere")
-    assert "no regular files: pipes, devices or dead links (val)" in prepared(source)[1]
+def gbk(path):
+    """A zip of a Chinese Windows: names in GBK, and no flag that says so."""
+    write_zip(path, {"XXXX/1.jpg": JPEG, "dog/2.jpg": JPEG})
+    path.write_bytes(path.read_bytes().replace(b"XXXX", "猫科".encode("gbk")))
+    return path
 
 
-@pytest.mark.parametrize("pack", [write_files, write_tar, write_zip])
-def test_what_is_not_read_is_counted(tmp_path, prepared, pack):
-    odd = {
-        "cat/1.czi": b"x",
-        "cat/2.CZI": b"x",
-        "a.nii.gz": b"x",
-        "b.xyz": b"x",
-        "README": b"x",
-        "c.txt": b"x",
-        **dict.fromkeys(("cat/3.HEIC", "dog/4.heic", "raw.NEF"), b"\0\0\0\x18ftypheic"),
+def test_names_in_other_encodings(tmp_path, call, said):
+    refused = call(gbk(tmp_path / "a.zip"))
+    said(refused.text)
+    assert refused.code == 2
+    write_tar(tmp_path / "a.tar", {"猫科/1.jpg": JPEG, "dog/2.jpg": JPEG}, format=1, encoding="gbk")
+    assert call(tmp_path / "a.tar").code == 2
+    for name in ("a.zip", "a.tar"):
+        assert (
+            call(tmp_path / name, options="--name-encoding gbk", out=name[2:]).counts()
+            == "train: dog 1, 猫科 1"
+        )
+    said(call(tmp_path / "a.zip", options="--name-encoding klingon").text)
+    path = write_zip(tmp_path / "mac.zip", {"XXXXX/1.jpg": JPEG, "dog/YY.jpg": JPEG})
+    data = path.read_bytes().replace(b"XXXXX", "Café".encode())
+    path.write_bytes(data.replace(b"YY", "猫".encode("cp932")))
+    result = call(path, out="c")
+    said(result.text)
+    assert result.counts() == "train: Café 1, dog 1"
+
+
+def test_files_that_are_no_source(tmp_path, call, said, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    contents = {
+        **images("x.tar", "x.zip", "x.parquet", "x.jpg", data=PAGE),
+        **images("a.zip.001", "a.z01", "a.tar.aa", "pathmnist.npz", "train-images-idx3-ubyte.gz", data=b"PK"),
+        **images("cats.rar", "list.txt", data=b"cat/1.jpg"),
     }
-    code, said = prepared(pack(tmp_path / f"a.{pack.__name__[6:]}", TREE | odd))
-    assert code == 0
-    assert (
-        "not read: 1 without an extension, 2 .czi, 1 .nii.gz, 1 .xyz; of .czi, .nii.gz, write each image as PNG "
-        "or .npy, and give the folder\n"
-    ) in said
-    assert "ignored 1 file (no images)" in said
-    assert "left out 3 photographs in a format that cannot be read (2 .heic, 1 .nef)" in said
-    assert "archive" not in said
+    write_files(tmp_path, contents)
+    write_tar(tmp_path / "cifar-10-python.tar.gz", {"data_batch_1": b"x"})
+    write_zip(tmp_path / "all.zip", {"train.zip": b"PK", "test.zip": b"PK"})
+    for name in (*contents, "cifar-10-python.tar.gz", "all.zip", "photos/*.jpg", "pipe:cat s.tar"):
+        result = call(name)
+        said(result.text)
+        assert (result.code, len(result.text.splitlines())) == (2, 1)
 
 
-def test_of_formats_that_are_not_read_alone_the_error_names_them(prepared):
-    code, said = prepared(
-        {"data-00000-of-00001.arrow": b"x", "state.json": b"{}", "dataset_info.json": b"{}"}
-    )
-    assert code == 2
-    assert "not read: 1 .arrow; of .arrow, write each image as" in said
-    assert '["train"].to_parquet("train.parquet")' in said
-    assert len(said.splitlines()) == 1
-
-
-@pytest.mark.parametrize("folder", [MNIST, {"pathmnist.npz": STACKS}], ids=["MNIST", "MedMNIST"])
-def test_a_folder_of_stacks_gets_the_line_of_its_files(prepared, folder):
-    code, said = prepared(folder)
-    assert code == 2
-    assert "write each image as PNG or .npy, and give the folder" in said
-    assert "unpack" not in said
-
-
-def test_placeholders_of_a_cloud_are_named(prepared):
-    code, said = prepared(TREE | {"cat/.2.jpg.icloud": b"bplist00", "cat/3.jpg": b""})
-    assert code == 0
-    assert "not downloaded: 1 file that iCloud keeps (cat/.2.jpg.icloud): download the folder first" in said
-    assert "cat/3.jpg: an empty file: is it a placeholder of a cloud, not downloaded?" in said
-
-
-def test_pyramids_beside_rasters_are_no_images(tmp_path, prepared):
-    code, said = prepared({"1.tif": TIFF, "1.tif.ovr": TIFF, "1.tif.aux.xml": b"<PAMDataset>"})
-    assert (code, len(read_back(tmp_path / "out"))) == (0, 1)
-    assert "ignored 2 files (no images)" in said
-
-
-@pytest.mark.parametrize(
-    "bands",
-    [
-        ("S2A_1_B02", "S2A_1_B03", "S2A_1_B8A"),
-        ("img_channel000_time0_z0", "img_channel001_time0_z0"),
-        ("r01c01-ch1sk1fk1fl1", "r01c01-ch2sk1fk1fl1"),
-        ("AA02_s1_w1", "AA02_s1_w2"),
-    ],
-)
-def test_bands_in_files_of_their_own_are_named(prepared, bands):
-    code, said = prepared({f"{folder}/{band}.tif": TIFF for folder in "pq" for band in bands})
-    assert code == 0
-    assert f"warning: {', '.join(f'p/{band}.tif' for band in bands)} are by their names bands of one " in said
-
-
-def test_wells_are_no_bands(prepared):
-    assert "bands of one" not in prepared({f"plate_C{n:02}.tif": TIFF for n in range(4)})[1]
-
-
-@pytest.mark.parametrize(
-    "paths",
-    [
-        ("Photos from 2019/1.jpg", "Photos from 2020/2.jpg", "Rome/3.jpg", "Trash/4.jpg"),
-        ("p/originals/0/1.jpg", "p/originals/A/2.jpg", "p/resources/derivatives/0/1_1.jpg"),
-        ("patient00001/study1/a.jpg", "patient00002/study1/a.jpg", "patient00002/study2/a.jpg"),
-        ("2/0/2/202cd.jpg", "6/e/1/6e158.jpg"),
-        ("imagesc/c/e/1.jpg", "imagesr/r/g/2.jpg"),
-        ("14/8801/5373.png", "15/17602/10746.png"),
-    ],
-)
-def test_folders_that_are_no_classes_are_a_question(tmp_path, prepared, paths):
-    files = dict.fromkeys(paths, JPEG) | {"labels.csv": b"path,label"}
-    code, said = prepared(files)
-    assert code == 2
-    assert (
-        " classes, or parts of one set? If classes, mae-vit prepare --class-folder first; if parts, --no-labels"
-        in said
-    )
-    assert "; labels.csv may hold labels: give it in place of the folder" in said
-    assert prepared(files, "--no-labels")[0] == 0
-
-
-@pytest.mark.parametrize("names", ["0123456789", "0123456789ABCDEFGHIJ", "ABCD"])
-def test_digits_and_letters_are_classes(prepared, names):
-    assert prepared({f"{name}/{at}.jpg": JPEG for at, name in enumerate(names)})[0] == 0
-
-
-@pytest.mark.parametrize(
-    "folders",
-    [
-        ("stage_2_train_images", "stage_2_test_images"),
-        ("images_training_rev1", "images_test_rev1"),
-        ("cars_train/cars_train", "cars_test/cars_test"),
-    ],
-)
-def test_split_words_amid_names_of_brothers_are_splits(tmp_path, prepared, folders):
-    assert prepared({f"{folder}/{at}.jpg": JPEG for at, folder in enumerate(folders)})[0] == 0
-    dataset = read_dataset(tmp_path / "out")
-    assert (set(dataset.splits), dataset.classes) == ({"train", "test"}, [])
-
-
-def test_names_in_two_formats_are_said(prepared):
-    files = {f"{room}/{n}.{kind}": JPEG for room in "ab" for n in "12" for kind in ("jpg", "png")}
-    assert (
-        "warning: 4 names in several formats (a/1.jpg, a/1.png), and each was taken for "
-        in prepared(files)[1]
-    )
-
-
-@pytest.mark.parametrize(
-    ("names", "said"),
-    [(("cat.0", "cat.1", "dog.0", "dog.1"), True), (("IMG_0", "IMG_1", "DSC_0", "DSC_1"), False)],
-)
-def test_names_that_hold_classes_are_said(prepared, names, said):
-    files = {f"train/{name}.jpg": JPEG for name in names} | {"sample_submission.csv": b"id,label"}
-    lines = prepared(files)[1]
-    assert ("names of images may hold their classes (cat, dog), which are not read" in lines) == said
-    assert "may hold labels" not in lines
-
-
-def test_the_parts_of_a_download_are_one_folder(tmp_path, prepared):
+def test_the_parts_of_a_download_are_one_folder(tmp_path, call, said):
     parts = [
-        write_zip(tmp_path / f"photos-2024Z-00{number}.zip", {f"photos/{path}": data})
-        for number, (path, data) in enumerate(TREE.items(), 1)
+        write_zip(tmp_path / f"photos-00{n}.zip", {f"photos/{path}": JPEG}) for n, path in enumerate(TREE)
     ]
-    assert prepared(parts[0], str(parts[1]))[0] == 0
-    assert read_dataset(tmp_path / "out").classes == ["cat", "dog"]
+    assert call(*parts).counts() == TWO
     other = write_zip(tmp_path / "more.zip", {"photos/cat/9.jpg": JPEG, "photos/dog/9.jpg": JPEG})
-    code, said = prepared(parts[0], str(other), "--split", "val")
-    assert code == 2
-    assert "archives unpacked into it" in said
-    code, said = prepared(parts[0], str(parts[0]), "--overwrite")
-    assert code == 2
-    assert "both hold photos/cat/1.jpg: give one" in said
+    for sources in ((parts[0], other), (parts[0], parts[0])):
+        result = call(*sources, out="b")
+        said(result.text)
+        assert result.code == 2
 
 
-def test_an_archive_of_cifar_names_its_command(tmp_path, prepared):
-    code, said = prepared(write_tar(tmp_path / "cifar-10-python.tar.gz", {"data_batch_1": b"x"}))
-    assert code == 2
-    assert f"; mae-vit prepare cifar10 OUT --root {tmp_path} reads it" in said
-
-
-@pytest.mark.parametrize("pack", [write_files, write_tar, write_zip])
-def test_a_copy_of_a_folder_in_itself_is_left_out(tmp_path, prepared, pack):
-    splits = {f"{split}/{path}": data for split in ("train", "test") for path, data in TREE.items()}
-    files = {f"chest/{again}{path}": data for again in ("", "chest/") for path, data in splits.items()}
-    code, said = prepared(
-        pack(tmp_path / f"chest.{pack.__name__[6:]}", files | {"__MACOSX/chest/._1.jpg": JPEG})
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_lists_are_read_as_editors_save_them(tmp_path, call, encoding):
+    chosen = tmp_path / "list.txt"
+    chosen.write_text("cat/1.jpg\r\ndog/2.jpg\r\n", encoding=encoding)
+    assert call(TREE, options=f"--subset {chosen}").counts() == TWO
+    pairs = write_pairs(tmp_path / "pairs", count=2)
+    (pairs / "classes.txt").write_text("ground\nsky\nsea\n", encoding=encoding)
+    result = call(
+        pairs / "images", options=f"--masks {pairs}/masks --mask-classes {pairs}/classes.txt", out="b"
     )
-    assert code == 0
-    assert set(read_dataset(tmp_path / "out").splits) == {"train", "test"}
-    assert "left out 4 images of chest/chest: the folder around it holds images of the same names" in said
+    assert result.dataset.segmentation.classes == ["ground", "sky", "sea"]
 
 
-@pytest.mark.parametrize("pack", [write_tar, write_zip])
-def test_a_picture_beside_the_classes_of_an_archive_is_no_silent_loss_of_labels(tmp_path, prepared, pack):
-    files = {f"repo/data/{path}": data for path, data in TREE.items()}
-    code, said = prepared(pack(tmp_path / f"a.{pack.__name__[6:]}", files | {"repo/logo.jpg": JPEG}))
-    assert code == 2
-    assert (
-        'are "." and "data" classes? If classes, mae-vit prepare --class-folder first; if not, prepare'
-        in said
-    )
+def test_a_picture_beside_the_classes_of_an_archive_is_a_question(tmp_path, call):
+    files = {**{f"repo/data/{path}": data for path, data in TREE.items()}, "repo/logo.jpg": JPEG}
+    for pack in (write_tar, write_zip):
+        assert call(pack(tmp_path / f"a.{pack.__name__[6:]}", files)).code == 2
 
 
-PAGE = b"<!DOCTYPE html><html>Sign in"
+def test_a_folder_of_a_name_that_is_not_in_utf_8(tmp_path, call, said):
+    for folder in (b"/src/caf\xe9", b"/flat"):
+        os.makedirs(os.fsencode(tmp_path) + folder)
+        with open(os.fsencode(tmp_path) + folder + b"/caf\xe9.png", "wb") as file:
+            file.write(PNG)
+    refused = call(tmp_path / "src")
+    said(refused.text)
+    assert refused.code == 2
+    assert call(tmp_path / "flat").images() == {r"caf\xe9": {"png": PNG}}
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "expected"),
-    [
-        *(
-            (f"x.{kind}", PAGE, "x.{} is a web page: the download failed")
-            for kind in ("tar", "zip", "parquet", "jpg")
-        ),
-        *(
-            (name, b"PK", "a part of an archive in several files: join them")
-            for name in ("a.zip.001", "a.z01", "a.tar.aa")
-        ),
-        *(
-            (name, b"\x1f\x8b", "one file of arrays or images, which is not read: write each image as PNG")
-            for name in ("pathmnist.npz", "train-images-idx3-ubyte.gz", "brain.nii.gz", "data.h5")
-        ),
-    ],
-)
-def test_files_that_are_no_source_say_what_they_are(tmp_path, prepared, name, content, expected):
-    (tmp_path / name).write_bytes(content)
-    code, said = prepared(tmp_path / name)
-    assert code == 2
-    assert expected.format(name.rpartition(".")[2]) in said
-    assert len(said.splitlines()) == 1
+def test_one_image_in_many_colors_is_measured(call):
+    gray = Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8))
+    dataset = call({"a.png": encoded(gray, "png")}).dataset
+    assert dataset.mean == pytest.approx([np.arange(64).mean() / 255], abs=1e-6)
+
+
+def test_a_packed_tar_in_a_folder(tmp_path, call):
+    packed = bz2.compress(write_tar(tmp_path / "a.tar", TREE).read_bytes())
+    assert call(write_files(tmp_path / "packed", {"a.tbz2": packed})).counts() == TWO

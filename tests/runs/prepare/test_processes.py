@@ -1,0 +1,162 @@
+"""`mae-vit prepare` on several processes, killed, and trained on."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from helpers.commands import ROOT, SMALL_MAE
+from helpers.images import encoded, labeled_shards, picture, write_files, write_zip
+from unit.data.band_files import npy, values
+
+from mae_vit.cli.main import main
+from mae_vit.data.prepare.convert import Conversion
+from mae_vit.data.prepare.convert_pool import ConverterPool
+from mae_vit.data.shards.dataset_json import read_dataset
+from mae_vit.pretraining.command import main as pretrain
+
+
+@pytest.fixture
+def many(tmp_path):
+    files = {f"c{n % 3}/{n}.jpg": encoded(picture(n, (50 + n % 7, 40))) for n in range(700)}
+    return write_files(tmp_path / "src", files | {"c0/broken.jpg": b"\xff\xd8\xff\xe0 no"})
+
+
+def test_processes_write_the_same_bytes(many, tmp_path, digits):
+    options = ["--resize", "32", "--exclude", str(digits)]
+    for workers in ("0", "2"):
+        assert main(["prepare", str(many), str(tmp_path / workers), "--workers", workers, *options]) == 0
+    names = sorted(path.name for path in (tmp_path / "0").iterdir())
+    assert names == ["dataset.json", "train-000000.tar", "train-index.npy"]
+    for name in names:
+        assert (tmp_path / "0" / name).read_bytes() == (tmp_path / "2" / name).read_bytes()
+
+
+def test_processes_measure_bands_the_same(tmp_path):
+    files = {f"{n}.npy": npy(values(2, "float32", n, n + 5) + np.float32(n / 7)) for n in range(530)}
+    source = write_files(tmp_path / "src", files)
+    for workers in ("0", "2"):
+        assert main(["prepare", str(source), str(tmp_path / workers), "--workers", workers]) == 0
+    one, two = (read_dataset(tmp_path / name) for name in ("0", "2"))
+    # Images are grouped differently, which moves the last digits of floats.
+    np.testing.assert_allclose(one.mean, two.mean, rtol=1e-7)
+    np.testing.assert_allclose(one.std, two.std, rtol=1e-7)
+    assert one.band_table.percentiles == two.band_table.percentiles
+    assert not one.band_table.exact
+
+
+def test_results_come_in_order_and_are_read_ahead_in_bounds():
+    read = []
+
+    def images():
+        for number in range(3000):
+            read.append(number)
+            yield number, encoded(picture(number % 5, (8, 8)), "bmp"), "bmp"
+
+    with ConverterPool(Conversion(), 1) as pool:
+        results = pool.run(images(), 3000)
+        assert next(results)[0] == 0
+        assert len(read) < 1500
+        assert [number for number, _, _ in results] == list(range(1, 3000))
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "mae_vit.cli.main", "prepare", *map(str, arguments)]
+
+
+def group(leader: int) -> list[psutil.Process]:
+    """The living processes of a group."""
+    members = []
+    for process in psutil.process_iter():
+        try:
+            if os.getpgid(process.pid) == leader and process.status() != psutil.STATUS_ZOMBIE:
+                members.append(process)
+        except (ProcessLookupError, psutil.NoSuchProcess):
+            pass
+    return members
+
+
+def test_processes_go_when_their_parent_is_killed(many, tmp_path):
+    process = subprocess.Popen(
+        command(many, tmp_path / "out", "--workers", 2, "--shard-samples", 1),
+        start_new_session=True,
+        stderr=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 500
+    # The command, the tracker of its semaphores, two workers.
+    while len(group(process.pid)) < 4 and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert len(group(process.pid)) == 4
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    while group(process.pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert group(process.pid) == []
+
+
+def test_a_kill_leaves_what_dataset_json_says(tmp_path):
+    """SIGKILL at several moments of adding a split: the folder stays whole."""
+    out = tmp_path / "out"
+    assert main(["prepare", "digits", str(out)]) == 0
+    before = (out / "dataset.json").read_bytes()
+    files = {f"src/val/{n % 10}/{n}.jpg": encoded(picture(n, (200, 200))) for n in range(400)}
+    write_files(tmp_path, files)
+    for killed in range(3):
+        process = subprocess.Popen(
+            command(tmp_path / "src", out), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+        )
+        deadline = time.monotonic() + 500
+        while not (out / ".val.partial").exists() and time.monotonic() < deadline:
+            time.sleep(0.005)
+        time.sleep(0.05 * killed)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        if (out / "dataset.json").read_bytes() != before:
+            break
+        assert main(["check", str(out)]) == 0
+    assert subprocess.run(command(tmp_path / "src", out), capture_output=True).returncode == 0
+    assert main(["check", str(out)]) == 0
+    assert set(json.loads((out / "dataset.json").read_text())["splits"]) == {"train", "test", "val"}
+    assert [name for name in os.listdir(out) if "partial" in name] == []
+
+
+def one_shard(folder: Path) -> Path:
+    return labeled_shards(folder) / "imagenet-train-000000.tar"
+
+
+def flat_zip(folder: Path) -> Path:
+    return write_zip(folder.with_suffix(".zip"), {f"{n:03d}.jpg": encoded(picture(n)) for n in range(12)})
+
+
+@pytest.mark.parametrize("make", [one_shard, flat_zip, None])
+def test_what_is_prepared_trains(tmp_path, make, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    out = tmp_path / "out"
+    if make is None:  # a folder of images is enough
+        write_files(out, {f"{'ab'[n % 2]}/{n:03d}.jpg": encoded(picture(n)) for n in range(24)})
+    else:
+        assert main(["prepare", str(make(tmp_path / "src")), str(out)]) == 0
+    options = [
+        *SMALL_MAE,
+        "train.steps=2",
+        "train.warmup_steps=1",
+        "train.effective_batch_size=4",
+        "train.batch_size_per_device=4",
+        "data.augment.crop=random_resized",
+        "model.in_chans=3",
+        "monitor.log_every_steps=1",
+        "monitor.evaluate_every_steps=2",
+        "monitor.evaluate_images=4",
+        "monitor.tensorboard=false",
+        f"data.path={out}",
+        f"run.dir={tmp_path / 'run'}",
+    ]
+    assert pretrain(["--config", str(ROOT / "configs" / "pretrain" / "mae_digits.yaml"), *options]) == 0
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "done"
