@@ -90,10 +90,11 @@ class _Files:
     @cached_property
     def own_names(self) -> Names:
         own = self._split
+        folders = {path: path.split("/")[:-1] for path in self._paths}
         return Names(
             path
-            for path in self._paths
-            if own and own in (split_and_rest(part)[0] for part in path.split("/")[:-1])
+            for path, parts in folders.items()
+            if own and own in (split_and_rest(part)[0] for part in parts)
         )
 
     def find(self, path: str) -> Path | None:
