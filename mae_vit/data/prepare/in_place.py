@@ -24,8 +24,7 @@ from mae_vit.data.prepare.publish import describe, index_path, write_description
 from mae_vit.data.prepare.report import Report
 from mae_vit.data.prepare.statistics import Statistics
 from mae_vit.data.shards.dataset_json import FILE_NAME, describe_shard, read_dataset
-from mae_vit.data.shards.index_files import reindex_hint
-from mae_vit.data.shards.index_rows import index_shard, load_rows
+from mae_vit.data.shards.index_files import index_shard, load_rows, reindex_hint
 from mae_vit.data.shards.samples import Sample, class_number, read_samples
 from mae_vit.data.shards.tar_headers import DamagedTar, IncompleteTar, Tar
 

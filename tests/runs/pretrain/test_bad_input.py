@@ -218,6 +218,7 @@ def test_held_out_images_without_labels_of_a_supervised_run(flat_test, tmp_path,
     assert "monitor.probe_every_steps=1" in one_line(capsys)
 
 
+@pytest.mark.timeout(300)
 def test_the_plan_tells_what_the_probe_does(digits, tmp_path, capsys):
     small = ("monitor.probe_queries=1", "monitor.probe_every_steps=7")
     for options, named in (
