@@ -207,7 +207,7 @@ def _translated(error: Any, name: HubName, task: str) -> Exception:
             f"{hub.constants.ENDPOINT} cannot be reached, or the connection broke ({_short(error)}): run the command "
             "again"
         )
-    return error  # type: ignore[no-any-return]
+    return error
 
 
 def _short(error: Exception | str) -> str:
