@@ -20,7 +20,7 @@ from mae_vit.core.user_files import (
     extension_of,
     is_image,
     read_text,
-    split_in,
+    split_and_rest,
     split_named,
     split_told,
 )
@@ -75,7 +75,7 @@ class _Files:
 
     def __init__(self, table: Path) -> None:
         self._folder = table.parent
-        self._split = split_in(table.stem)
+        self._split = split_and_rest(table.stem)[0]
         self.elsewhere: tuple[str, ...] = ()
 
     @cached_property
@@ -90,7 +90,11 @@ class _Files:
     @cached_property
     def own_names(self) -> Names:
         own = self._split
-        return Names(path for path in self._paths if own and own in map(split_in, path.split("/")[:-1]))
+        return Names(
+            path
+            for path in self._paths
+            if own and own in (split_and_rest(part)[0] for part in path.split("/")[:-1])
+        )
 
     def find(self, path: str) -> Path | None:
         """Returns the one file that is meant; None for none or several, and for an address."""
