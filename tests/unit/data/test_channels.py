@@ -56,7 +56,7 @@ def test_photographs_may_be_read_as_gray_or_rgb():
             3,
             13,
             True,
-            r"model.in_chans=3, but the images of data/tiles have 13 bands \(B0, B1, B2, B3, ...\)",
+            r"model.in_chans=3, but the images of data/tiles have 13 bands",
         ),
         (4, 3, False, "model.in_chans=4, but the images of data/tiles are 8-bit photographs"),
     ],
