@@ -96,8 +96,8 @@ class _HubTable:
 
 def find_parquet(folder: Path) -> list[Path]:
     """Returns the Parquet files below a folder, but for hidden ones."""
-    found = (path for path in folder.rglob("*.parquet") if path.is_file())
-    return sorted(path for path in found if not f"/{path.relative_to(folder)}".count("/."))
+    paths = (path for path in folder.rglob("*.parquet") if path.is_file())
+    return sorted(path for path in paths if not f"/{path.relative_to(folder)}".count("/."))
 
 
 def open_parquet(paths: Sequence[Path], folder: Path, name: str, options: SourceOptions) -> ImageSource:

@@ -102,7 +102,7 @@ def test_eight_bits_with_and_without_a_fourth_band(call):
     assert result.dataset.bands == Bands(names, "uint8", (0,) * 4, (255,) * 4)
     np.testing.assert_array_equal(stored(result, "a"), byte)
     plain = call({"a.tif": chunky(byte[:3], photometric="rgb")}, out="photos")
-    assert plain.dataset.bands is None
+    assert plain.dataset.bands.photographs
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.commands import lines_of, summary_of
-from unit.pretraining.report.run_files import change, page_of
+from helpers.report_files import change, page_of
 
 from mae_vit.pretraining.report.run_record import RunRecord
 from mae_vit.pretraining.report.verdict import verdict
