@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from mae_vit.config.command_line import OneLineParser, as_path, as_path_text
+from mae_vit.config.command_line import OneLineParser, add_plugin, as_path, as_path_text
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of, error_reason
 from mae_vit.runtime.exit_codes import EXIT_REQUEUE
@@ -64,6 +64,7 @@ def add_embed(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     )
     _add_features(parser.add_argument_group("which features"))
     add_speed(parser.add_argument_group("how fast"))
+    add_plugin(parser)
     parser.set_defaults(run=run_embed, parser=parser)
 
 

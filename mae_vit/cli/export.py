@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from mae_vit.config.command_line import OneLineParser, as_path, as_path_text
+from mae_vit.config.command_line import OneLineParser, add_plugin, as_path, as_path_text
 from mae_vit.core.errors import InputError
 from mae_vit.core.files import nearest_existing
 
@@ -90,6 +90,7 @@ def add_export(commands: argparse._SubParsersAction[OneLineParser]) -> None:
         "--dry-run", action="store_true", help="list the files and their sizes; write and push nothing"
     )
     parser.add_argument("--force", action="store_true", help="replace an earlier export in the folder")
+    add_plugin(parser)
     parser.set_defaults(run=run_export, parser=parser)
 
 

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, TextIO
 
 from mae_vit.cli.embed import add_images, add_speed, check_numbers, open_named, read_settings, report_broken
-from mae_vit.config.command_line import OneLineParser, as_path, as_path_text
+from mae_vit.config.command_line import OneLineParser, add_plugin, as_path, as_path_text
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of, error_reason, plain_text
 
@@ -56,6 +56,7 @@ def add_predict(commands: argparse._SubParsersAction[OneLineParser]) -> None:
         "--top", type=int, default=1, metavar="N", help="the N most probable classes of each image (1)"
     )
     add_speed(parser.add_argument_group("how fast"))
+    add_plugin(parser)
     parser.set_defaults(run=run_predict, parser=parser)
 
 

@@ -14,6 +14,7 @@ from pydantic import Field, field_validator, model_validator
 
 from mae_vit.config.section import MAX_CHANNELS, PHOTOGRAPH_CHANNELS, OneOf, Section, height_width
 from mae_vit.config.typed_yaml import PathText
+from mae_vit.core.errors import InputError
 from mae_vit.core.messages import closest
 from mae_vit.models.geometry import GEOMETRIES, Geometry, NetworkGeometry, ViTGeometry, ViTRopeGeometry
 from mae_vit.models.sizes import BASELINE_NAMES, SIZES, TIMM_PREFIX, WITHOUT_DROP_PATH, PatchInit, Size
@@ -27,8 +28,12 @@ _SMALL_IMAGES, _SMALL_PATCH, _LARGE_PATCH = 128, 4, 16
 class EncoderSection(Section, ABC):
     """The `model` section of a config.
 
+    A family's section states what its encoder can do: `skips_patches` (encode the visible patches alone, which MAE
+    needs), `replaces_patches` (take other embeddings of patches), `has_class_token`, and `one_graph` (torch.compile is
+    known to make one graph of it).
+
     Attributes:
-        family: kind of the encoder; by default that of `name`.
+        family: kind of the encoder; by default that of `name`, but one of a plug-in is always given.
         name: size or name of the network.
         img_size: side of the images in pixels, or `[height, width]`.
         in_chans: number of bands of the images; null takes the data's.
@@ -37,11 +42,9 @@ class EncoderSection(Section, ABC):
             channels in turn, "average" their mean, both times old / new channels; "fresh" begins at random.
     """
 
-    # Whether it can encode visible patches alone, as MAE wants it; whether patch embeddings can be replaced.
     skips_patches: ClassVar[bool] = False
     replaces_patches: ClassVar[bool] = False
     has_class_token: ClassVar[bool] = False
-    # Whether torch.compile is known to make one graph of it.
     one_graph: ClassVar[bool] = False
 
     family: str
@@ -221,7 +224,7 @@ class NetworkSection(EncoderSection):
         if not name.startswith(TIMM_PREFIX):
             known = (*SIZES, *BASELINE_NAMES)
             meant = closest(name, known) or f'give one of {", ".join(known)} or "{TIMM_PREFIX}NAME"'
-            raise ValueError(f'there is no "{name}": {meant}')
+            raise ValueError(f'there is no "{name}": {meant}; an encoder of a plug-in needs model.family too')
         # Imports timm: only for its networks.
         from mae_vit.models.encoders.baselines import check_network
 
@@ -260,6 +263,20 @@ def family_of(raw: Any) -> str:
     get = raw.get if isinstance(raw, dict) else lambda key: getattr(raw, key, None)
     name = get("name")
     return str(get("family") or ("vit" if name is None or str(name) in SIZES else "network"))
+
+
+def section_class(family: object, source: object) -> type[EncoderSection]:
+    """Returns the section of the family of the weights in `source`.
+
+    Raises:
+        InputError: if no module that is imported has registered it.
+    """
+    if (section := ENCODERS.get(str(family))) is None:
+        raise InputError(
+            f'{source} has model.family="{family}", which a plug-in registers: give it by --plugin FILE, for training '
+            "by run.plugins=[FILE]; in Python import its module first"
+        )
+    return section
 
 
 def register_encoder(section: type[EncoderSection], geometry: type[Geometry]) -> None:

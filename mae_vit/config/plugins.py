@@ -81,7 +81,7 @@ def _import(name: str) -> ModuleType:
     if folder not in sys.path:
         sys.path.append(folder)
     try:
-        return import_module(module)
+        imported = import_module(module)
     except ModuleNotFoundError as error:
         if error.name != module.partition(".")[0]:
             raise InputError(f"run.plugins: {name} fails: {error_reason(error)}") from None
@@ -98,6 +98,9 @@ def _import(name: str) -> ModuleType:
         raise InputError(
             f"run.plugins: {name} fails{at}: {type(error).__name__}: {error_reason(error)}"
         ) from None
+    if name.endswith(".py") and Path(imported.__file__ or "").resolve() != path.resolve():
+        raise InputError(f"run.plugins: another module than {name} is called {module}: rename the file")
+    return imported
 
 
 def _digest(module: ModuleType) -> str:

@@ -1,7 +1,8 @@
 """Pretraining objectives: one line in the dictionary below for each.
 
-To add one, give its options a section in `mae_vit.objectives.config`, and write the objective in a file of its own.
-Config, command line and contract tests iterate over the dictionary.
+A plug-in adds its own by `register_objective`. Inside the package, give its options a section in
+`mae_vit.objectives.config`, and write the objective in a file of its own. Config, command line and contract tests
+iterate over the dictionary.
 """
 
 from __future__ import annotations

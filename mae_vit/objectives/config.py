@@ -46,10 +46,6 @@ _NEEDED = {
 }
 
 
-def _transformers(ability: str) -> list[str]:
-    return [f"model.family={family}" for family, section in ENCODERS.items() if getattr(section, ability)]
-
-
 class ObjectiveSection(Section):
     """The `objective` section of a config: an objective's options, and a method that builds it.
 
@@ -72,9 +68,10 @@ class ObjectiveSection(Section):
             ValueError: if not; the message names what would fit.
         """
         if self.needs is not None and not getattr(model, self.needs):
+            able = [family for family, section in ENCODERS.items() if getattr(section, self.needs)]
             raise ValueError(
                 f'objective.name="{self.name}" {_NEEDED[self.needs]}, which model.name="{model.name}" cannot: it takes '
-                f"{' and '.join(_transformers(self.needs))}; simmim and supervised take every encoder"
+                f"one of {', '.join(able)} (model.family); simmim and supervised take every encoder"
             )
 
     @property

@@ -1,41 +1,63 @@
 """What encoders and objectives promise, as checks for the tests of those who write one.
 
-from mae_vit.testing import assert_encoder_contract, assert_objective_contract
+import mixer  # registers the encoder
+from mae_vit.testing import assert_encoder_contract
 
 def test_my_encoder():
-assert_encoder_contract({"family": "mixer", "name": "mixer", "img_size": 16})
+    assert_encoder_contract({"family": "mixer", "name": "mixer", "img_size": 16})
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from torch import nn
 
 from mae_vit.config.encoders import ENCODERS, EncoderSection, family_of
+from mae_vit.config.section import Section
 from mae_vit.core.bands import RGB8, Bands
 from mae_vit.core.batch import Batch
+from mae_vit.core.errors import InputError
 from mae_vit.core.keyed_rng import SampleKeys
 from mae_vit.models.geometry import geometry_from
+from mae_vit.models.patches import patchify, unpatchify
 from mae_vit.objectives import OBJECTIVES, ObjectiveSection
 from mae_vit.objectives.objective import Objective
 
 _IMAGES, _CLASSES = 8, 5
 _TOLERANCE = 1e-5
+SectionType = TypeVar("SectionType", bound=Section)
 
 
 def read_model(model: Mapping[str, Any]) -> EncoderSection:
-    """Reads the `model` section of a config."""
+    """Reads the `model` section of a config; raises AssertionError for a family that is not registered."""
     values = dict(model)
-    return ENCODERS[family_of(values)].model_validate(values)
+    return _registered("encoder", family_of(values), ENCODERS).model_validate(values)
 
 
 def read_objective(objective: Mapping[str, Any]) -> ObjectiveSection:
-    """Reads the `objective` section of a config."""
-    return OBJECTIVES[str(objective["name"])].model_validate(dict(objective))
+    """Reads the `objective` section of a config; raises AssertionError for a name that is not registered."""
+    return _registered("objective", str(objective["name"]), OBJECTIVES).model_validate(dict(objective))
+
+
+def _registered(kind: str, name: str, sections: dict[str, type[SectionType]]) -> type[SectionType]:
+    assert name in sections, (
+        f'no {kind} "{name}" is registered: import your module first; known: {", ".join(sections)}'
+    )
+    return sections[name]
+
+
+@contextmanager
+def _names_missing_methods() -> Iterator[None]:
+    try:
+        yield
+    except InputError as error:  # of the methods of `Encoder`
+        raise AssertionError(str(error)) from None
 
 
 def build_objective(
@@ -60,6 +82,7 @@ def batch_for(objective: Objective, start: int = 0, stop: int = _IMAGES) -> Batc
     return Batch(images[start:stop], index % _CLASSES, SampleKeys(3, 1, index))
 
 
+@_names_missing_methods()
 def assert_encoder_contract(model: Mapping[str, Any]) -> None:
     """Checks what fine-tuning, weights and SimMIM need of an encoder, by the `model` section of a config.
 
@@ -90,9 +113,20 @@ def assert_encoder_contract(model: Mapping[str, Any]) -> None:
             assert torch.allclose(visible, whole, atol=1e-4), (
                 "forward_visible of all patches is not forward_features"
             )
+            half = (encoder.num_patches + 1) // 2
+            kept = torch.arange(half).expand(2, -1)
+            patches = patchify(images, encoder.patch_size).clone()
+            patches[:, half:] = torch.randn_like(patches[:, half:])
+            changed = unpatchify(patches, encoder.patch_size, encoder.img_size)
+            seen = [encoder.forward_visible(each, kept) for each in (images, changed)]
+            assert torch.allclose(*seen, atol=1e-4), "forward_visible depends on patches that are left out"
         if section.replaces_patches:
             replaced = encoder.forward_replaced(encoder.embed_patches(images))
             assert torch.allclose(replaced, tokens, atol=1e-4), "forward_replaced is not forward_features"
+    if encoder.has_final_norm:
+        assert isinstance(getattr(encoder, "norm", None), nn.Module), (
+            "has_final_norm: no module is called norm"
+        )
     numbers = [encoder.layer_of(name) for name, _ in encoder.named_parameters()]
     known = {number for number in numbers if number is not None}
     assert known and min(known) == 0, "layer_of: no parameter is of layer 0, which embeds the images"
@@ -103,6 +137,7 @@ def assert_encoder_contract(model: Mapping[str, Any]) -> None:
         assert torch.equal(other.forward_features(images), tokens), "load(weights()) gives other features"
 
 
+@_names_missing_methods()
 def assert_objective_contract(objective: Mapping[str, Any], model: Mapping[str, Any]) -> None:
     """Checks what the training loop needs of an objective with an encoder, by their sections of a config.
 

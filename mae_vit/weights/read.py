@@ -14,7 +14,7 @@ from typing import Any
 import timm
 from timm.models.vision_transformer import VisionTransformer
 
-from mae_vit.config.encoders import ENCODERS, family_of
+from mae_vit.config.encoders import ENCODERS, family_of, section_class
 from mae_vit.core.bands import Bands
 from mae_vit.core.errors import FetchUnavailable, InputError
 from mae_vit.core.hub import check_reachable, download, is_hub_name, parse_hub_name
@@ -141,7 +141,7 @@ def _read_checkpoint(path: Path) -> Weights:
             tensors = {**tensors, **read_part(path, "buffers", described)}
         identity: dict[str, Any] = described["identity"]
     mean, std = identity.get("data.mean"), identity.get("data.std")
-    geometry = _run_geometry(identity)
+    geometry = _run_geometry(identity, path)
     return Weights(
         source=str(path),
         tensors={
@@ -163,12 +163,13 @@ def _read_labels(values: Any) -> SeenLabels | None:
     return SeenLabels.model_validate(values) if values else None
 
 
-def _run_geometry(identity: dict[str, Any]) -> Geometry:
-    """Returns the encoder's geometry from the config in a checkpoint."""
+def _run_geometry(identity: dict[str, Any], path: Path) -> Geometry:
+    """Returns the encoder's geometry from the config in the checkpoint at `path`."""
     values = {
         key.removeprefix("model."): value for key, value in identity.items() if key.startswith("model.")
     }
-    return ENCODERS[family_of(values)].model_validate({**values, "init": None, "patch_init": None}).geometry()
+    section = section_class(family_of(values), path)
+    return section.model_validate({**values, "init": None, "patch_init": None}).geometry()
 
 
 def _network_geometry(metadata: Mapping[str, Any]) -> Geometry:
@@ -186,6 +187,7 @@ def _read_file(path: Path, network: str | None = None) -> Weights:
     names = [*named_tensors(content)]
     if not metadata:
         check_whole(path, names)
+    section_class(metadata.get("family") or "vit", path)
     geometry = _network_geometry(metadata) if "network" in metadata else geometry_from(metadata)
     is_vit = geometry is None or geometry.family == "vit"
     network_in = find_network(content, str(path), network) if is_vit else None

@@ -2,6 +2,8 @@
 
 import json
 import pickle
+import re
+import shlex
 import shutil
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from mae_vit.objectives import OBJECTIVES
 from mae_vit.testing import assert_encoder_contract, assert_objective_contract
 
 EXAMPLES = ROOT / "examples"
+PAGE = ROOT / "docs" / "extending.md"
 SHORT = ["train.warmup_steps=1", "train.warmup_epochs=null", "train.effective_batch_size=32"]
 SHORT += ["monitor.tensorboard=false", "monitor.probe_queries=0", "train.engine=torch"]
 
@@ -28,26 +31,25 @@ def command(script: str, *arguments: str, expect: int = 0) -> str:
     return done.stdout + done.stderr
 
 
-def test_all_examples_together_pretrain_resume_and_are_fine_tuned(digits, tmp_path):
+def page_command(job: str, folder, digits) -> list[str]:
+    """The words of docs/extending.md that train with plug-ins, here with copies of the examples."""
+    (line,) = re.findall(rf"^mae-vit {job} .*examples/mixer.py.*$", PAGE.read_text(), re.M)
+    line = line.replace("examples/", f"{folder}/").replace("runs/simmim_digits", f"{folder}/run")
+    return ["-m", "mae_vit.cli", *shlex.split(line)[1:], f"data.path={digits}"]
+
+
+def test_all_examples_together_pretrain_resume_and_are_fine_tuned(digits, tmp_path, said):
     names = ("mixer.py", "upside_down.py", "csv_tracker.py")
     for name in names:
         shutil.copy(EXAMPLES / name, tmp_path)
-    files = f"run.plugins=[{','.join(f'{tmp_path}/{name}' for name in names)}]"
-    folder = tmp_path / "run"
-    pretrain = [
-        "pretrain/run.py",
-        "--config",
-        "configs/pretrain/simmim_digits.yaml",
-        f"data.path={digits}",
-        files,
-    ]
-    pretrain += ["model.family=mixer", "model.name=mixer", "model.depth=2", "objective={name: upside_down}"]
-    pretrain += ["monitor.trackers=[csv]", "monitor.log_every_steps=1"]
+    folder, tracker = tmp_path / "run", f",{tmp_path}/csv_tracker.py]"
+    pretrain = [word.replace("]", tracker) for word in page_command("pretrain", tmp_path, digits)]
+    pretrain += ["model.depth=2", "monitor.trackers=[csv]", "monitor.log_every_steps=1"]
     pretrain += [*SHORT, f"run.dir={folder}", "checkpoint.every_steps=2", "checkpoint.every_epochs=null"]
-    said = command(*pretrain, "train.steps=2", "train.epochs=null")
-    assert "accuracy" in said
-    said = command(*pretrain, "train.steps=4", "train.epochs=null", "--extend")
-    assert "step 2 of 4" in said
+    told = command(*pretrain, "train.steps=2", "train.epochs=null")
+    assert "accuracy" in told
+    told = command(*pretrain, "train.steps=4", "train.epochs=null", "--extend")
+    assert "step 2 of 4" in told
     rows = [line.split(",") for line in (folder / "metrics.csv").read_text().splitlines()]
     assert [int(step) for step, name, _ in rows if name == "train/loss"] == [1, 2, 3, 4]
     # What lies in a run folder imports nothing, unless the command names it.
@@ -58,27 +60,43 @@ def test_all_examples_together_pretrain_resume_and_are_fine_tuned(digits, tmp_pa
     # Another source is another run, unless that is allowed.
     (tmp_path / "upside_down.py").open("a").write("# changed\n")
     refused = command(*pretrain, "train.steps=6", "train.epochs=null", "--extend", expect=2)
-    assert "run.plugins" in refused
+    assert "upside_down.py" in refused
+    assert "mixer.py" not in refused
+    assert "run.plugins_may_change" in refused
     command(*pretrain, "train.steps=6", "train.epochs=null", "--extend", "run.plugins_may_change=true")
-    finetune = [
-        "finetune/run.py",
-        "--config",
-        "configs/finetune/finetune_cifar_tiny.yaml",
-        "--ckpt",
-        str(folder),
-        files,
+    finetune = page_command("finetune", tmp_path, digits)
+    tuned = tmp_path / "tuned"
+    short = [*SHORT[:4], "train.steps=2", "train.epochs=null", "data.labels_per_class=10", f"run.dir={tuned}"]
+    told = command(*finetune, *short, "optim.layer_decay=0.8")
+    assert "100.0%" in told
+    assert "block 2" in told
+    check_commands_on_its_runs(folder, tuned, finetune, digits, said)
+
+
+def check_commands_on_its_runs(folder, tuned, finetune, digits, said):
+    """Each command names the missing plug-in, then runs with it: all in one process, which imports torch once."""
+    words = finetune[2:]
+    size = words.index("model.img_size=8")
+    embed = ["embed", str(folder), str(digits), "--split", "test"]
+    predict = ["predict", str(tuned), str(digits), "--split", "test"]
+    export = ["export", str(folder), "--to", "torch"]
+    inspect = ["inspect", str(folder), "--images", "4"]
+    commands = [[*embed, f"--out={tuned}.e"], [*predict, f"--out={tuned}.csv"], export, inspect]
+    encoder = [*embed[:1], str(folder / "encoder.safetensors"), *embed[2:], f"--out={tuned}.e"]
+    plugin = ["--plugin", str(folder.with_name("mixer.py"))]
+    lines = [
+        *commands,
+        encoder,
+        [word for word in words if "finetune_cifar_tiny" not in word and word != "--config"],
     ]
-    finetune += [
-        f"data.path={digits}",
-        *SHORT[:4],
-        "train.steps=2",
-        "train.epochs=null",
-        "data.labels_per_class=10",
-    ]
-    finetune += ["data.augment.pad_px=1", "model.img_size=8", "optim.layer_decay=0.8"]
-    said = command(*finetune, f"run.dir={tmp_path / 'finetuned'}")
-    assert "100.0%" in said
-    assert "block 2" in said
+    lines += [[*words[:size], *words[size + 1 :]], *([*line, *plugin] for line in commands)]
+    code = "import sys, json; from mae_vit.cli.main import main; print([*map(main, json.loads(sys.argv[1]))])"
+    done = run("-c", code, json.dumps(lines))
+    # Our inspection is of Vision Transformers.
+    assert done.stdout.splitlines()[-1] == str([2] * 7 + [0, 0, 0, 2]), done.stdout + done.stderr
+    for line in done.stderr.splitlines():
+        if "error: " in line:
+            said(line)
 
 
 def test_a_policy_of_ones_own_changes_the_images_that_the_key_draws(digits, tmp_path):
@@ -141,15 +159,16 @@ def test_the_examples_keep_the_contracts(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("source", "expected"),
+    ("name", "source", "expected"),
     [
-        (None, "there is no file"),
-        ("import nothing_of_this_name", "nothing_of_this_name"),
-        ("\n1 / 0\n", "in line 2: ZeroDivisionError"),
+        ("mine", None, "there is no file"),
+        ("mine", "import nothing_of_this_name", "nothing_of_this_name"),
+        ("mine", "\n1 / 0\n", "in line 2: ZeroDivisionError"),
+        ("statistics", "", "rename"),
     ],
 )
-def test_a_plugin_that_fails_is_one_line(digits, tmp_path, source, expected):
-    path = tmp_path / "mine.py"
+def test_a_plugin_that_fails_is_one_line(digits, tmp_path, name, source, expected):
+    path = tmp_path / f"{name}.py"
     if source is not None:
         path.write_text(source)
     said = command(

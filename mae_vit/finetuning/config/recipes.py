@@ -80,7 +80,8 @@ def find_recipe(ckpt: str | None, given: Sequence[str] = ()) -> tuple[Path, list
     masks = mode is not None and mode.labels == "mask"
     _check_splits(dataset, data["split"], where, masks=masks)
     if model["name"] not in _RECIPES:
-        raise InputError(f'no recipe for model.name="{model["name"]}" of {folder}: {_PASS}')
+        size = f"model.img_size={write_value(model['img_size'])}"
+        raise InputError(f'no recipe for model.name="{model["name"]}" of {folder}: {_PASS} {size}')
     taken = {f"data.{name}": data[name] for name in _KEPT if data.get(name) is not None}
     if mode == MODES["linear_probe"]:
         name, overrides = _PROBE_RECIPES[model["name"]]

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from safetensors import SafetensorError
 from torch import Tensor
 
+from mae_vit.config.encoders import section_class
 from mae_vit.core.bands import Bands
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import closest_path, error_reason, plain_text
@@ -101,6 +102,7 @@ def read_classifier(path: Path, named: str) -> ClassifierFile:
         if "segments" in metadata and "classes" not in metadata:
             raise InputError(f"{named} gives each pixel a class: it classifies no whole images")
         description = Description.model_validate(metadata)
+        section_class(metadata.get("family") or "vit", named)
         digest = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
     except OSError as error:
         hint = f"give {_WANTED}"

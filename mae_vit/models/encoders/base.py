@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mae_vit.core.errors import InputError
 from mae_vit.models.geometry import Geometry
 from mae_vit.models.load_report import LoadReport
 from mae_vit.models.patches import gather_patches
@@ -73,27 +74,30 @@ class Encoder(nn.Module):
         """N."""
         return self.grid_size[0] * self.grid_size[1]
 
+    def _lacks(self, method: str) -> InputError:
+        return InputError(f"the encoder {type(self).__name__} has no method {method}, which is needed here")
+
     def forward_features(self, images: Tensor) -> Tensor:
         """Encodes whole images: normalized (B, C, H, W) -> (B, k + n, D)."""
-        raise NotImplementedError
+        raise self._lacks("forward_features")
 
     def forward_visible(self, images: Tensor, ids_keep: Tensor) -> Tensor:
         """Encodes the visible patches only (MAE Sec. 3): (B, C, H, W), int64 (B, N_keep) -> (B, k + N_keep, D).
 
         The output keeps the order of the patch numbers.
         """
-        raise NotImplementedError
+        raise self._lacks("forward_visible")
 
     def embed_patches(self, images: Tensor) -> Tensor:
         """Projects patches, without positions: (B, C, H, W) -> (B, N, D)."""
-        raise NotImplementedError
+        raise self._lacks("embed_patches")
 
     def forward_replaced(self, patch_tokens: Tensor) -> Tensor:
         """Encodes patch embeddings of which some were replaced (ViT App. B.1.2): (B, N, D) -> (B, k + N, D).
 
         They are from `embed_patches`; this method gives them their positions.
         """
-        raise NotImplementedError
+        raise self._lacks("forward_replaced")
 
     def layer_of(self, name: str) -> int | None:
         """Returns the number of a parameter's layer for layer-wise rate decay.
@@ -103,7 +107,7 @@ class Encoder(nn.Module):
         Raises:
             ValueError: for a name that is none of its parameters'.
         """
-        raise NotImplementedError
+        raise self._lacks("layer_of")
 
     def weights(self) -> dict[str, Tensor]:
         """Returns all tensors by the names of an encoder file."""
@@ -136,7 +140,12 @@ class Encoder(nn.Module):
         """
         expected = self.weights()[name]
         if loaded.shape != expected.shape:
-            raise DoesNotFit(f"{name} is {list(loaded.shape)} there, {list(expected.shape)} here")
+            size, hint = None if geometry is None else geometry.img_size, ""
+            if type(self).adapt is Encoder.adapt and size not in (None, self.img_size):
+                hint = (
+                    f": give model.img_size={list(size)}, or let `adapt` of {type(self).__name__} resize it"
+                )
+            raise DoesNotFit(f"{name} is {list(loaded.shape)} there, {list(expected.shape)} here{hint}")
         report.loaded.append(name)
         return loaded
 

@@ -45,6 +45,7 @@ FREE_KEYS = (
     "train.activation_checkpointing",
 )
 PRECISION = "train.precision"
+_PLUGINS = "run.plugins"
 _LENGTH_KEYS = ("train.steps", "train.epochs", "train.samples")
 
 
@@ -87,9 +88,9 @@ def run_identity(config: Config, *, derived: Mapping[str, Any]) -> Identity:
         for key, value in _flatten(section, options)
         if key not in FREE_KEYS
     }
-    values["run.plugins"] = plugin_digests(config.run.plugins)
+    values[_PLUGINS] = plugin_digests(config.run.plugins)
     new = {key for key in values if _at_default(config, dumped, key)}
-    ignored = frozenset({"run.plugins"} if config.run.plugins_may_change else ())
+    ignored = frozenset({_PLUGINS} if config.run.plugins_may_change else ())
     return Identity({**values, **derived}, frozenset({*new, *derived}), ignored)
 
 
@@ -145,10 +146,14 @@ def describe_differences(saved: Mapping[str, Any], identity: Identity, *, extend
     def shown(values: Mapping[str, Any], key: str) -> str:
         return "unset" if values.get(key) is None else repr(values[key])
 
-    differing = _differing_keys(saved, identity, extend=extend)
-    return "; ".join(
-        f"{key} was {shown(saved, key)}, now {shown(identity.values, key)}" for key in differing[:4]
-    )
+    def difference(key: str) -> str:
+        if key == _PLUGINS:  # digests by name
+            was, now = saved.get(key) or {}, identity.values[key]
+            names = [name for name in {**was, **now} if was.get(name) != now.get(name)]
+            return f"{key}: {', '.join(names)} changed, which run.plugins_may_change=true allows"
+        return f"{key} was {shown(saved, key)}, now {shown(identity.values, key)}"
+
+    return "; ".join(map(difference, _differing_keys(saved, identity, extend=extend)[:4]))
 
 
 def _differing_keys(saved: Mapping[str, Any], identity: Identity, *, extend: bool) -> list[str]:
