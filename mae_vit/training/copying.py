@@ -1,4 +1,4 @@
-"""Copies batches to a GPU while it computes."""
+"""Copies batches to the device while a GPU computes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from mae_vit.core.batch import Batch
 class Copier:
     """Copies batches to the device; to a GPU on a separate stream.
 
-    The loop asks for a step's batch while the GPU still computes the step before (only log steps
-    wait for it). A copy on the same stream would delay the next step; on a separate stream it overlaps.
+    The loop requests the next batch while the GPU still computes. On a separate stream the copy
+    overlaps with the computation instead of delaying the next step.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -20,7 +20,7 @@ class Copier:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def __call__(self, batch: Batch) -> Batch:
-        """Starts the copies from pinned memory without blocking; later kernels wait for them on the GPU."""
+        """Starts the copies without blocking; later kernels wait for them on the GPU."""
         if self._stream is None:
             return batch.to(self._device)
         with torch.cuda.stream(self._stream):
@@ -28,7 +28,7 @@ class Copier:
         computing = torch.cuda.current_stream(self._device)
         computing.wait_stream(self._stream)
         for tensor in (copied.images, copied.labels, copied.keys.index, copied.masks):
-            # Without this the next copy could reuse the memory once the host frees it, while the GPU still reads it.
+            # Otherwise the next copy could reuse memory that the host has freed and the GPU still reads.
             if tensor is not None:
                 tensor.record_stream(computing)
         return copied

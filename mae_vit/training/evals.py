@@ -1,4 +1,4 @@
-"""Held-out metrics, the online probe and views of the encoder, with the same images and masks every time."""
+"""Held-out metrics, the online probe and views of the encoder, with the same images and masks each time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from mae_vit.training.engines.base import Engine
 from mae_vit.training.engines.state import BestWeights, weights_of
 from mae_vit.training.outputs.run_outputs import RunOutputs
 
-# The first held-out images whose features are measured: their rank cannot exceed this number.
+# Number of held-out images whose features are measured: an upper bound of their rank.
 MOST_RANKED = 2048
 
 # Draws views of a task with some held-out images: name -> uint8 (H, W, 3).
@@ -46,9 +46,9 @@ class HeldOut:
     """Fixed images of a split that is not trained on.
 
     Attributes:
-        batches: this rank's part, without augmentation, keyed alike in every run.
-        shown: the few that are drawn.
-        picture_bands: the bands that they are drawn in; None chooses.
+        batches: this rank's part, without augmentation, with the same keys in every run.
+        shown: the few images to draw.
+        picture_bands: bands to draw; None for the default bands.
     """
 
     batches: Iterable[Batch]
@@ -57,7 +57,7 @@ class HeldOut:
 
     @torch.no_grad()
     def evaluate(self, engine: Engine) -> dict[str, float]:
-        """Computes the metrics of the objective and of its encoder's features over all ranks' parts; collective."""
+        """Computes the metrics of the objective and of its encoder's features over all ranks; collective."""
         totals: dict[str, torch.Tensor] = {}
         with _evaluating(engine) as objective:
             for batch in self.batches:
@@ -71,9 +71,9 @@ class HeldOut:
         return {**metrics, **self._feature_metrics(engine, engine.objective)}
 
     def _feature_metrics(self, engine: Engine, objective: Objective) -> dict[str, float]:
-        """Measures the features of whole images, `rankme` and `feature_std`; collective.
+        """Measures `rankme` and `feature_std` of the online probe's features; collective.
 
-        They are those of the online probe. The images do not depend on the number of ranks.
+        The images do not depend on the number of ranks.
         """
         width = objective.encoder.embed_dim
         left = len(range(engine.ranks.rank, MOST_RANKED, engine.ranks.world_size))
@@ -88,7 +88,7 @@ class HeldOut:
 
     @torch.no_grad()
     def pictures(self, engine: Engine) -> list[Picture]:
-        """Draws the few that are shown; not collective."""
+        """Draws the images in `shown`; not collective."""
         with _evaluating(engine) as objective:
             rows = objective.pictures(self.shown.to(engine.device))
         return in_colors(rows, objective.bands, self.picture_bands)
@@ -106,8 +106,8 @@ class OnlineProbe:
 
     Attributes:
         batches: this rank's part, without augmentation.
-        places: int64, where this rank's images stand among all ranks'.
-        labels: int64 (n + m,), of all ranks' images, support first.
+        places: int64, index of each image of this rank among the images of all ranks.
+        labels: int64 (n + m,), labels of the images of all ranks, support first.
         num_support: n.
         num_classes: K.
     """
@@ -123,8 +123,8 @@ class OnlineProbe:
         """Scores mean-pooled features of the final norm; collective.
 
         Returns:
-            few_shot_top1 (least squares), knn_top1, chance_top1 (what it takes to name the class that
-            most of the scored images have), and the seconds it took.
+            few_shot_top1 (least squares), knn_top1, chance_top1 (accuracy of always guessing the most
+            frequent class), and the seconds it took.
         """
         begun = time.monotonic()
         objective = engine.objective
@@ -146,10 +146,10 @@ class OnlineProbe:
 
 
 class Evals:
-    """What is measured beside training; all ranks call it alike.
+    """The evaluations during training; all ranks make the same calls.
 
     Attributes:
-        best: the weights with the largest held-out metric so far, where a run chooses among its epochs.
+        best: weights with the largest `selects` metric so far; None without `selects`.
     """
 
     def __init__(
@@ -163,17 +163,16 @@ class Evals:
         selects: str | None = None,
         best: BestWeights | None = None,
     ) -> None:
-        """Takes what there is to measure.
+        """Takes the evaluations to run; `selects` names the held-out metric that chooses the best weights.
 
-        With `selects`, the weights of the largest held-out metric of this name are kept in `best`, and with every
-        checkpoint: so a resumed run chooses as the undisturbed one does.
+        Checkpoints include the best weights, so a resumed run chooses as an uninterrupted one does.
         """
         self._engine, self._watchdog = engine, watchdog
         self.held_out, self._probe, self._views = held_out, probe, views
         self._selects, self.best = selects, best
 
     def run(self, due: Due, step: int, outputs: RunOutputs) -> dict[str, dict[str, float]]:
-        """Measures what is due after a step, and shows pictures; collective. Empty where nothing is."""
+        """Runs the evaluations that are due after a step, and shows pictures; collective."""
         results = {}
         if due.evaluate and self.held_out is not None:
             results["heldout"] = self._evaluate(self.held_out, step, outputs)
@@ -186,7 +185,7 @@ class Evals:
             return probe.evaluate(self._engine)
 
     def probe_first(self, outputs: RunOutputs) -> None:
-        """Measures the weights that a run begins with, which later probes are compared with; collective."""
+        """Probes the initial weights, as a reference for later probes; collective."""
         if self._probe is None:
             return
         scores = self._measure(self._probe)
@@ -206,7 +205,7 @@ class Evals:
         with self._watchdog.long_phase("measuring held-out images"), self._engine.full_weights():
             metrics = held_out.evaluate(self._engine)
             score = metrics[self._selects] if self._selects is not None else None
-            # Of equal scores the first; all ranks choose alike, rank 0 keeps the weights.
+            # The first of equal scores wins. All ranks choose the same step; rank 0 keeps the weights.
             if score is not None and (self.best is None or score > self.best.score):
                 weights = weights_of(self._engine.objective) if outputs.writes else {}
                 self.best = BestWeights(step, score, weights)

@@ -1,4 +1,4 @@
-"""One run from start to end; pretraining and fine-tuning share it."""
+"""Runs training from start to end; pretraining and fine-tuning share it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from mae_vit.training.trainer import Outcome, Trainer, restore
 
 _MEND = "Mend the shards (see `mae-vit check {data}`) or raise the budget; the same command resumes"
 
-# The reason of a stop that this rank has none of its own for.
+# Reason of a stop that another rank requested.
 OTHER_RANK = "the request of another rank"
 
 
@@ -39,10 +39,9 @@ def run(setup: RunSetup, job: Job, checkpoint: CheckpointInfo | None) -> None:
     """Trains from `checkpoint`, or from the beginning, to the end or to a signal.
 
     Raises:
-        InputError: if the run already has more damaged samples than allowed, or if a rank
-            cannot read `checkpoint`.
+        InputError: if too many samples are damaged already, or if a rank cannot read `checkpoint`.
         TrainingFailed: if it cannot continue.
-        RunInterrupted: on all ranks, if a signal or a lost launcher stopped it, after saving.
+        RunInterrupted: on all ranks, after saving, if a signal or a lost launcher stopped it.
     """
     begun, start_step = time.monotonic(), checkpoint.step if checkpoint else 0
     quarantine = _open_quarantine(setup, start_step)
@@ -54,8 +53,7 @@ def run(setup: RunSetup, job: Job, checkpoint: CheckpointInfo | None) -> None:
                 raise _lost(setup.engine.ranks.rank) from None
             raise
         outcome = _train(trainer, checkpoint)
-        # All ranks leave together: when one exits, the launcher kills the
-        # others, even while they write.
+        # All ranks leave together: when one exits, the launcher kills the others, even while they write.
         trainer.stop.end()
         barrier(setup.engine.ranks)
         setup.engine.close()
@@ -130,17 +128,17 @@ def _prepare_folder(setup: RunSetup, checkpoint: CheckpointInfo | None) -> None:
     environment = describe_environment(sys.argv, setup.engine.ranks.world_size)
     setup.folder.create(dump_config(setup.config), environment, setup.plan_text)
     if checkpoint is None:
-        # A new run must not continue the tracked run of an earlier one in this folder.
+        # A new run must not continue the tracked run of an earlier run in this folder.
         setup.folder.trackers.unlink(missing_ok=True)
     own = setup.folder.checkpoints
     if checkpoint and checkpoint.step and checkpoint.path.parent.resolve() != own.resolve():
-        # Of an earlier start, without training: a rollback must not go back to it.
+        # A rollback must not return to the untrained checkpoint of an earlier start.
         for untrained in (path for path in list_checkpoints(own) if step_of(path) == 0):
             shutil.rmtree(untrained)
 
 
 def _train(trainer: Trainer, checkpoint: CheckpointInfo | None) -> Outcome:
-    """Trains and writes the results. The run's summary states how it ended, after an error too."""
+    """Trains and writes the results. The summary states how the run ended, also after an error."""
     ranks = trainer.ranks
     try:
         with trainer.watchdog:
@@ -183,7 +181,7 @@ def _end(trainer: Trainer, outcome: Outcome) -> None:
 
 
 def _open_quarantine(setup: RunSetup, start_step: int) -> Quarantine:
-    """Loads the list of damaged samples; raises if it exceeds the budget already."""
+    """Loads the list of damaged samples; raises InputError if it already exceeds the budget."""
     quarantine = Quarantine(
         setup.folder.quarantine,
         setup.engine.ranks,

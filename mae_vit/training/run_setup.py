@@ -27,14 +27,13 @@ class RunSetup:
         plan: the config's derived values, such as `total_steps`.
         engine: computes the steps.
         folder: receives all output.
-        identity: must not change when the run resumes.
+        identity: values that must not change when the run resumes.
         costs: FLOPs and memory of a step.
         noisy: whether layers draw noise (dropout, drop-path).
-        selects: the name of the held-out metric by which the best weights are kept; None
-            for the last weights.
-        begins_from: describes the initial weights, for the log.
-        advice: printed if no images are held out.
-        plan_text: goes into `plan.txt`; empty for none.
+        selects: held-out metric that chooses the best weights; None for the last weights.
+        begins_from: description of the initial weights, for the log.
+        advice: line to print if no images are held out.
+        plan_text: content of `plan.txt`; empty for none.
     """
 
     config: Config
@@ -50,7 +49,7 @@ class RunSetup:
     plan_text: str = ""
 
     def summary_facts(self) -> dict[str, Any]:
-        """Returns the facts that a comparison needs of each run, and where it departs from its config."""
+        """Returns the summary entries that a comparison reads, and notes on departures from the config."""
         return {
             "parameters": self.costs.parameters,
             "epochs": self.plan.total_steps / self.plan.steps_per_epoch,
@@ -60,7 +59,7 @@ class RunSetup:
 
 
 class Job(Protocol):
-    """The job-specific parts of a run: data, evaluation, outputs. Every rank calls every method but `results`."""
+    """The job-specific parts of a run: data, evaluation, outputs. All ranks call every method except `results`."""
 
     def batches(self, start_step: int, skipped: Skipped) -> Iterator[Batch]:
         """Yields this rank's micro-batches from `start_step` to the end of the run."""
@@ -78,10 +77,10 @@ class Job(Protocol):
         """Returns the function that draws views of the encoder; None if none are due."""
 
     def finish(self, step: int, best: BestWeights | None) -> tuple[dict[str, Any], Callable[[], None]]:
-        """Computes the results; returns entries of the summary, and a function that writes files on rank 0.
+        """Returns entries of the summary, and a function that writes result files on rank 0.
 
-        That function makes no collective call, so a full disk on one node leaves no rank waiting.
+        That function makes no collective call, so an error on a full disk leaves no rank waiting.
         """
 
     def results(self) -> list[str]:
-        """Returns lines about results and files to print; called on rank 0 only, after the process group has closed."""
+        """Returns lines to print about results and files; on rank 0 only, after the process group has closed."""

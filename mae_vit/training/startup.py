@@ -1,4 +1,4 @@
-"""Startup of a run: its folder, its ranks and its checkpoint."""
+"""Startup of a run: device, folder, ranks, precision and checkpoint."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.outputs.trackers.registry import check_installed
 
 C = TypeVar("C", bound=Config)
-# From this size on, a CPU core takes years.
+# From this size on, training on a CPU core takes years.
 _LARGE = SIZES["Ti"]
 
 
@@ -54,7 +54,7 @@ def choose_device(config: Config, ranks: Ranks) -> torch.device:
 
 
 def as_array_task(config: C) -> C:
-    """Gives each task of a Slurm array a seed, a name and a folder of its own (slurm/pretrain.sh, finetune.sh)."""
+    """Gives each task of a Slurm array its own seed, name and folder (slurm/pretrain.sh, finetune.sh)."""
     task = os.environ.get("MAE_VIT_ARRAY_TASK")
     if not task:
         return config
@@ -66,11 +66,7 @@ def as_array_task(config: C) -> C:
 
 
 def open_run_folder(config: Config) -> RunFolder:
-    """Returns the run's folder after checks that it can be written and its trackers are installed; on every rank.
-
-    Raises:
-        InputError: on all ranks, with the folder or the tracker.
-    """
+    """Returns the run's folder; raises InputError if it cannot be written or a tracker is not installed."""
     check_installed(config.monitor.trackers)
     folder = _run_folder(config)
     folder.check_writable()
@@ -82,7 +78,7 @@ def _run_folder(config: Config) -> RunFolder:
 
 
 def note_of_run_around(arguments: Arguments, config: Config) -> list[str]:
-    """Says how to resume the run in whose folder the config lies, where the job has another: a run was moved."""
+    """Says how to resume a moved run: its config lies in a run folder that differs from this job's."""
     named = {override.partition("=")[0] for override in arguments.overrides} & {"run.name", "run.dir"}
     folder = _run_folder(config).path
     if named or not isinstance(arguments.config, Path):
@@ -110,7 +106,7 @@ def resume_or_start(
     `saves` is False for a run that writes no checkpoints.
 
     Raises:
-        InputError: if it cannot resume, or if the checkpoint has another identity.
+        InputError: if the run cannot resume, or if the checkpoint has another identity.
     """
     if config.run.deterministic:
         enable_determinism()
@@ -135,7 +131,7 @@ def resume_or_start(
 
 
 def agree_on_precision(asked: Precision | Literal["auto"], device: torch.device, ranks: Ranks) -> Chosen:
-    """Resolves `train.precision`: "auto" is fp32 for all ranks if it is so for any; collective."""
+    """Resolves `train.precision`; "auto" is fp32 on all ranks if it is fp32 on any; collective."""
     by_rank: list[Chosen] = gather_objects(choose_precision(asked, device), ranks)
     return next((chosen for chosen in by_rank if chosen.precision == "fp32"), by_rank[0])
 
@@ -143,10 +139,10 @@ def agree_on_precision(asked: Precision | Literal["auto"], device: torch.device,
 def settle_precision(
     config: C, identity: Identity, checkpoint: CheckpointInfo | None, chosen: Chosen, device: torch.device
 ) -> tuple[C, Identity, Chosen]:
-    """Puts the precision of the run in the place of "auto": `chosen`, or that of a checkpoint that it resumes from.
+    """Replaces "auto" in config and identity by `chosen`, or by the precision of the checkpoint.
 
     Returns:
-        Config and identity with the precision of the run, and why it is this.
+        Config, identity, and the precision with the reason for it.
     """
     if checkpoint is not None and config.train.precision == "auto":
         chosen = fixed(checkpoint.identity[PRECISION], "auto: the run began so", device)
@@ -156,7 +152,7 @@ def settle_precision(
 
 
 def check_resumable(folder: RunFolder, *, extend: bool) -> None:
-    """Raises InputError for a run without checkpoints that is finished, or that is to be extended."""
+    """Raises InputError for a run without checkpoints that is finished or is to be extended."""
     if folder.read_status() == "done":
         raise InputError(
             f"{folder.path} holds a finished run that left no checkpoints to resume from: give this one another "
@@ -171,16 +167,15 @@ def check_resumable(folder: RunFolder, *, extend: bool) -> None:
 def foresee_start(
     folder: RunFolder, resume: ResumeMode, identity: Identity, plan: Plan, *, extend: bool, warn: bool
 ) -> tuple[CheckpointInfo | None, str]:
-    """Says where a run would begin, without a change to its folder; `warn` names broken checkpoints.
+    """Finds where a run would begin, without changing its folder; `warn` names broken checkpoints.
 
-    A dry run trains nothing there, so that a folder of another run is no error of its own.
+    A dry run trains nothing, so a folder that belongs to another run is returned as a problem, not raised.
 
     Returns:
-        The checkpoint that it would resume from, None for a fresh start; and why it would stop in its folder, empty
-        if it would not.
+        The checkpoint to resume from (None for a fresh start), and the problem (empty if there is none).
 
     Raises:
-        InputError: if an explicit checkpoint does not fit.
+        InputError: if an explicit checkpoint does not match.
     """
     try:
         checkpoint = find_checkpoint(folder, resume, identity, extend=extend, warn=warn)
@@ -195,7 +190,7 @@ def foresee_start(
 
 
 def describe_start(folder: RunFolder, checkpoint: CheckpointInfo | None, plan: Plan, weights: str) -> str:
-    """Returns where a run begins, for its plan; without a checkpoint from `weights`."""
+    """Describes where a run begins, for its plan; `weights` describes the initial weights."""
     if checkpoint is None:
         return f"from {weights}"
     if checkpoint.step == plan.total_steps and folder.read_status() == "done":
@@ -207,7 +202,7 @@ def check_ranks_agree(identity: Identity, ranks: Ranks) -> None:
     """Checks that all ranks have the same inputs; collective.
 
     Raises:
-        InputError: on all ranks, with what differs: for example, one node has another copy of the data.
+        InputError: on all ranks, with the values that differ (one node may have another copy of the data).
     """
     by_rank = gather_objects((socket.gethostname(), identity.values), ranks)
     host, on_rank_0 = by_rank[0]
@@ -222,7 +217,7 @@ def check_ranks_agree(identity: Identity, ranks: Ranks) -> None:
 
 @contextmanager
 def run_folder_locked(folder: RunFolder, ranks: Ranks) -> Iterator[None]:
-    """Locks the run folder, and creates it if needed; entering is collective.
+    """Locks the run folder; creates it if needed; entering is collective.
 
     Raises:
         InputError: on all ranks, if another process has the lock.
@@ -248,11 +243,7 @@ def check_length(folder: RunFolder, checkpoint: CheckpointInfo | None, plan: Pla
 
 
 def is_finished(folder: RunFolder, checkpoint: CheckpointInfo | None, plan: Plan, ranks: Ranks) -> bool:
-    """Whether a run has done all its steps; collective.
-
-    Raises:
-        InputError: if it has done more steps than configured.
-    """
+    """Returns whether a run has done all its steps; raises InputError if it has done more; collective."""
     check_length(folder, checkpoint, plan)
     if checkpoint is None or checkpoint.step < plan.total_steps:
         return False

@@ -44,7 +44,7 @@ from mae_vit.training.checkpoints.format import (
 from mae_vit.training.engines.state import BestWeights, LossHistory, TrainState
 from mae_vit.training.optim.loss_scale import LossScale
 
-# Seconds; the longest time after which a node must see another node's files.
+# Seconds within which a node must see another node's files.
 LATE_S = 60
 _SLOT = re.compile(r"[a-z_]+")
 
@@ -57,7 +57,7 @@ class CheckpointInfo:
         path: its folder.
         step: optimizer steps done. Step and config determine the position in the data.
         identity: config values and digests that must not change when the run resumes.
-        course: the loss history until this step.
+        course: loss history up to this step.
     """
 
     path: Path
@@ -172,7 +172,7 @@ def load_checkpoint(path: Path, *, load: bool = True) -> Checkpoint:
 def load_together(path: Path, ranks: Ranks) -> TrainState:
     """Reads a checkpoint on every rank after rank 0 has verified it; collective.
 
-    A network file system may show another node's files some seconds late, so a rank tries again for `LATE_S`.
+    A network file system may show another node's files seconds late, so a rank retries for `LATE_S`.
 
     Raises:
         BrokenCheckpoint: on all ranks, if one rank still cannot read it; the message names the rank.
@@ -197,8 +197,7 @@ def newest_checkpoint(folder: Path, *, warn: bool = True) -> CheckpointInfo | No
     """Returns the newest intact checkpoint. Skips broken ones, with a warning if `warn` is set.
 
     Raises:
-        InputError: if there are checkpoints and all are broken. A silent restart would
-            discard the run.
+        InputError: if there are checkpoints and all are broken. A silent restart would discard the run.
     """
     try:
         newest, broken = read_newest(folder, verify_checkpoint)

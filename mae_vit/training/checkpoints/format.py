@@ -26,9 +26,9 @@ _NAME = re.compile(r"step-(\d{8,})")
 FORMAT = 1
 # Every checkpoint folder has this file.
 STATE = "state.json"
-# A key of the identity. Its value: the labels that the weights were trained on (`seen_labels.SeenLabels`), or None.
+# Identity key: the labels that the weights were trained on (`seen_labels.SeenLabels`), or None.
 LABELS_SEEN = "labels_seen"
-# Also, the cost of the weights that the run began from.
+# Identity key: the training cost of the pretrained weights.
 COST_BEFORE = "cost_before"
 HISTORY = (LABELS_SEEN, COST_BEFORE)
 Found = TypeVar("Found")
@@ -39,7 +39,7 @@ class BrokenCheckpoint(ValueError):
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """Returns complete-looking checkpoints, oldest first."""
+    """Returns the folders with a checkpoint's name, oldest first."""
     if not folder.is_dir():
         return []
     folders = [path for path in folder.iterdir() if path.is_dir() and _NAME.fullmatch(path.name)]
@@ -74,7 +74,7 @@ def read_newest(folder: Path, read: Callable[[Path], Found]) -> tuple[Found | No
 
 
 def newest_before(folder: Path, step: int | None, read: Callable[[Path], Found]) -> Found | None:
-    """Reads the newest intact checkpoint from before a step, or of all; None without one."""
+    """Reads the newest intact checkpoint, before `step` if it is given; None if there is none."""
     for path in reversed(list_checkpoints(folder)):
         if step is None or step_of(path) < step:
             with suppress(BrokenCheckpoint):
@@ -86,7 +86,7 @@ def read_description(path: Path) -> dict[str, Any]:
     """Reads a checkpoint's `state.json`.
 
     Raises:
-        BrokenCheckpoint: if its format is another one.
+        BrokenCheckpoint: if it has another format.
         Exception: any other error; `as_broken` turns it into BrokenCheckpoint.
     """
     described: dict[str, Any] = json.loads((path / STATE).read_text())
@@ -96,7 +96,7 @@ def read_description(path: Path) -> dict[str, Any]:
 
 
 def read_part(path: Path, part: str, described: dict[str, Any], *, load: bool = True) -> dict[str, Tensor]:
-    """Verifies the tensors of one part, such as "parameters", and reads them; none if `load` is False.
+    """Verifies one part, such as "parameters", and reads its tensors; none if `load` is False.
 
     Raises:
         BrokenCheckpoint: if its checksum differs.
@@ -122,8 +122,7 @@ def sha256_of_file(path: Path) -> str:
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
     """Writes CPU tensors atomically. They are on disk when it returns.
 
-    It uses safetensors' `save_file`. The library's `save` holds the GIL while it copies, which stops
-    training for a second per GB.
+    safetensors' `save` would hold the GIL while it copies, which stops training for a second per GB.
 
     Returns:
         The SHA-256 of the file.
@@ -136,7 +135,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
         try:
             save_file(contiguous, partial)
         except SafetensorError as error:
-            # The saver checks `errno` for a full disk, which safetensors gives only inside its message.
+            # The saver checks `errno` for a full disk; safetensors gives it only in its message.
             if (number := re.search(r"\(os error (\d+)\)", str(error))) is None:
                 raise
             raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from None

@@ -1,4 +1,4 @@
-"""Decides where a run starts, and checks that its options fit.
+"""Finds the checkpoint that a run resumes from, and checks that the run's options match it.
 
 Precedence: the run's own checkpoints, then an explicit checkpoint, then scratch.
 """
@@ -19,7 +19,7 @@ from mae_vit.training.checkpoints.checkpoint import CheckpointInfo, newest_check
 from mae_vit.training.checkpoints.format import HISTORY, STATE, BrokenCheckpoint, list_checkpoints
 from mae_vit.training.outputs.run_folder import RunFolder
 
-# These sections and options may change when a run resumes. A change of any other is an error that names it.
+# These sections and options may change when a run resumes. A change to any other is an error that names it.
 _FREE_SECTIONS = ("monitor", "checkpoint", "guard")
 FREE_KEYS = (
     "run.name",
@@ -57,7 +57,7 @@ class Identity:
         values: options and derived values by dotted key, as plain data.
         new: keys that an older checkpoint may lack: options at their defaults, and derived values.
             Without them a new option would prevent old runs from resuming.
-        ignored: keys that may differ because the config says so.
+        ignored: keys that may differ because the config allows it.
     """
 
     values: dict[str, Any]
@@ -65,10 +65,9 @@ class Identity:
     ignored: frozenset[str] = frozenset()
 
     def with_history(self, **facts: Any) -> Identity:
-        """Adds facts on the weights (`HISTORY`): the labels that they have seen, the cost of what they began from.
+        """Adds the history of the weights (keys of `HISTORY`), which `check_identity` does not compare.
 
-        Runs that start from this run's weights read them, and so does the run when it resumes. `check_identity`
-        does not compare them.
+        The run reads it when it resumes, and so do runs that start from this run's weights.
         """
         return replace(self, values={**self.values, **facts})
 
@@ -76,9 +75,7 @@ class Identity:
 def run_identity(config: Config, *, derived: Mapping[str, Any]) -> Identity:
     """Flattens a resolved config, without the options that may change.
 
-    Args:
-        config: the resolved config.
-        derived: values that follow from the data, such as its fingerprint and normalization.
+    `derived` holds values that follow from the data, such as its fingerprint and normalization.
     """
     dumped = config.model_dump(mode="json")
     values = {
@@ -108,7 +105,7 @@ def _at_default(config: Config, dumped: dict[str, Any], key: str) -> bool:
     try:
         return type(config).model_validate(without) == config
     except ValueError:
-        return False  # the key is required, or one of several of which one is required
+        return False  # the key is required, alone or as one of a group
 
 
 def _flatten(prefix: str, value: Any) -> list[tuple[str, Any]]:
@@ -125,7 +122,7 @@ def check_identity(
     Args:
         saved: values of the saved identity.
         identity: identity of the run that resumes.
-        place: the checkpoint or run folder that holds the saved identity; for the message.
+        place: checkpoint or run folder that the message names.
         extend: the run's length may change.
 
     Raises:
@@ -165,7 +162,7 @@ def _differing_keys(saved: Mapping[str, Any], identity: Identity, *, extend: boo
         and saved.get(key) != now.get(key)
         and (key in saved or key not in identity.new)
         and not (extend and key in _LENGTH_KEYS)
-        # A run keeps what "auto" was when it began.
+        # A resumed run keeps the precision that "auto" chose at its start.
         and not (key == PRECISION and now.get(key) == "auto")
     ]
 
@@ -181,13 +178,13 @@ def find_checkpoint(
     """Returns the checkpoint that the run resumes from; None for a fresh start.
 
     Raises:
-        InputError: if an explicit path holds no intact checkpoint, if the checkpoint belongs
-            to another run, or if all checkpoints of this run are broken.
+        InputError: if an explicit path holds no intact checkpoint, the checkpoint belongs to
+            another run, or all checkpoints of this run are broken.
     """
     if resume == "never":
         return None
     checkpoint = newest_checkpoint(folder.checkpoints, warn=warn)
-    # The run's own checkpoint of step 0 holds no training yet. Another that is asked for goes before it.
+    # The run's own checkpoint of step 0 holds no training, so an explicit checkpoint takes precedence.
     untrained = checkpoint is None or checkpoint.step == 0
     if untrained and isinstance(resume, Path):
         checkpoint, untrained = find_explicit(resume, warn=warn), False
@@ -220,7 +217,7 @@ def find_explicit(path: Path, *, warn: bool = True) -> CheckpointInfo:
 
 
 def set_aside(folder: RunFolder) -> Path | None:
-    """Moves an existing run folder to NAME.1, NAME.2, ...; returns the new path, None without a folder."""
+    """Moves an existing run folder to NAME.1, NAME.2, ...; returns the new path, or None if there is no folder."""
     if not folder.path.exists():
         return None
     number = 1

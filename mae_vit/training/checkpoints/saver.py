@@ -1,4 +1,4 @@
-"""Saves during training: ranks gather the state, and a thread of rank 0 writes it. All ranks learn of a failure."""
+"""Saves during training: ranks gather the state, a thread on rank 0 writes it, and all ranks learn of a failure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mae_vit.training.engines.base import Engine
 from mae_vit.training.engines.state import BestWeights, LossHistory, TrainState
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
-# A longer wait for a write is reported.
+# Waits for a write that are longer are reported.
 _SLOW_S = 10.0
 _NOT_FINITE = "left weights that are not finite"
 
@@ -35,7 +35,7 @@ class Saver:
     but never the newest intact one.
 
     Attributes:
-        stall_s: seconds that training waited for saves since this was last set to 0.
+        stall_s: seconds that training has waited for saves since the last reset.
     """
 
     def __init__(
@@ -49,14 +49,14 @@ class Saver:
         say: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Removes the leftovers of interrupted saves in `folder`, which contains the checkpoints.
+        """Removes the leftovers of interrupted saves.
 
         Args:
             engine: gathers the state.
             folder: folder of the checkpoints.
             options: when to save and what to keep.
             identity: values that must not change when the run resumes.
-            every_steps: steps between two saves of the plan.
+            every_steps: steps between two planned saves.
             say: prints a line.
             clock: returns seconds; only rank 0's clock counts.
         """
@@ -80,15 +80,15 @@ class Saver:
         self._saved_s = self._clock()
 
     def take_stall(self) -> dict[str, float]:
-        """Returns the wait for saves since the last call, as metrics; empty if there was none."""
+        """Returns `stall_s` as a metric and resets it; empty if training did not wait."""
         stall, self.stall_s = self.stall_s, 0.0
         return {"save_stall_s": stall} if stall else {}
 
     def due(self) -> bool:
-        """Returns whether it is time for a save by `checkpoint.every_minutes`; always False on ranks other than 0.
+        """Returns whether `checkpoint.every_minutes` have passed since the last save; False on ranks other than 0.
 
-        A step's report carries rank 0's decision to the other ranks. No save is due during a write: the
-        save would wait for the write, and training for both.
+        The step report carries rank 0's decision to the other ranks. No save is due during a write:
+        training would wait for both.
         """
         minutes = self._options.every_minutes
         if minutes is None or self._engine.ranks.rank != 0:
@@ -103,7 +103,7 @@ class Saver:
             False if this save is known to have failed.
 
         Raises:
-            BadStep: on all ranks, if this state, or the one before it, is not finite.
+            BadStep: on all ranks, if this state or the previous one is not finite.
             TrainingFailed: on all ranks, after too many failures in a row.
         """
         begun = time.monotonic()
@@ -122,10 +122,7 @@ class Saver:
         return good
 
     def wait(self) -> bool:
-        """Waits for the current write; all ranks agree on its result; collective.
-
-        Returns:
-            False if it failed.
+        """Waits for the current write; returns False on all ranks if it failed; collective.
 
         Raises:
             BadStep: on all ranks, if the state was not finite.
@@ -161,7 +158,7 @@ class Saver:
             self._say(f"training waited {waited:.0f} s for a checkpoint to be written")
 
     def _write(self, step: int, state: TrainState) -> None:
-        """Writes a checkpoint in the thread; stores an error as one line in `_problem`."""
+        """Writes a checkpoint in the thread; stores any error in `_problem`."""
         try:
             if not state.is_finite():
                 self._problem = _NOT_FINITE

@@ -1,10 +1,9 @@
 """The interface of engines: how an optimizer step is computed.
 
-With bf16 and fp16 parameters stay fp32 and the forward pass runs under autocast, as in the
-official MAE code. The autocast wraps the objective inside the engine. So both engines compute the
-same values, and gradients are reduced in fp32. (DeepSpeed's own `torch_autocast` section would
-reduce them in bf16.) Both engines use our loss scale for fp16
-(`mae_vit.training.optim.loss_scale.LossScale`).
+With bf16 and fp16, parameters stay fp32 and the forward pass runs under autocast, as in the
+official MAE code. Our own autocast and loss scale (`mae_vit.training.optim.loss_scale.LossScale`)
+make both engines compute the same values and reduce gradients in fp32. (DeepSpeed's own
+`torch_autocast` section would reduce them in bf16.)
 """
 
 from __future__ import annotations
@@ -49,9 +48,8 @@ class StepOptions:
         batch_size_per_device: images per micro-batch.
         accumulation: micro-batches per step.
         zero_stage: DeepSpeed's ZeRO stage, 0 to 3.
-        zero_keeps_whole_below: ZeRO 3 keeps parameters of fewer numbers whole on every rank (DeepSpeed's default).
-        compile: fuse the objective's operations by torch.compile. This takes a minute at the
-            start; on a CPU it needs a C++ compiler.
+        zero_keeps_whole_below: ZeRO 3 does not shard parameters with fewer elements (DeepSpeed's default).
+        compile: apply torch.compile to the objective. This takes a minute; on a CPU it needs a C++ compiler.
         activation_checkpointing: recompute each block's activations in the backward pass.
         ema_decay: decay of the moving average of the weights (`mae_vit.training.engines.ema`); None for no average.
     """
@@ -73,7 +71,7 @@ class StepResult(NamedTuple):
 
     Attributes:
         grad_norm: global gradient norm before clipping, without the loss scale.
-        skipped: True if fp16 gradients overflowed. The step then updated nothing.
+        skipped: True if fp16 gradients overflowed, so that the step updated nothing.
     """
 
     grad_norm: Tensor
@@ -107,8 +105,8 @@ class Engine(ABC):
         if options.activation_checkpointing:
             recompute_blocks(objective)
         if options.compile:
-            # Compile in place: `torch.compile` would return a wrapper that changes the names in state
-            # dicts. Shapes never change in a run, hence dynamic=False.
+            # In place: the wrapper that `torch.compile` returns changes the names in state dicts.
+            # Shapes never change in a run, hence dynamic=False.
             self.objective.compile(dynamic=False)
         self.module = Autocast(self.objective, device, options.precision)
 
@@ -137,10 +135,7 @@ class Engine(ABC):
 
     @contextmanager
     def full_weights(self) -> Iterator[None]:
-        """Gives `objective` its whole weights within the context, for evaluation and export; collective.
-
-        If the run keeps a moving average, these weights are the average.
-        """
+        """Gives `objective` whole weights, for evaluation and export; the moving average if there is one; collective."""
         with nullcontext() if self.average is None else self.average.swapped_in():
             yield
 
@@ -155,7 +150,7 @@ class Engine(ABC):
     def reduce_buffers(self) -> None:
         """Averages the layers' statistics (BatchNorm) over ranks.
 
-        It runs after every step, so the statistics do not depend on when a run was saved.
+        Called in every step, so the statistics do not depend on when a run was saved.
         """
         if self.ranks.world_size == 1:
             return
@@ -179,9 +174,9 @@ class Engine(ABC):
         return self.update_loss_scale(clip_gradients(parameters, self.options.clip_grad))
 
     def update_loss_scale(self, grad_norm: Tensor) -> StepResult:
-        """Decides whether fp16 skips this step, from the unscaled gradient norm; counts the update if not.
+        """Decides from the unscaled gradient norm whether fp16 skips this step; counts the update if not.
 
-        Every precision calls it. It waits for the device only in fp16.
+        Called in every precision. It waits for the device only in fp16.
         """
         skipped = self.loss_scale is not None and self.loss_scale.update(
             overflow=not bool(grad_norm.isfinite())
@@ -238,7 +233,7 @@ class Engine(ABC):
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], clip_grad: float | None) -> Tensor:
-    """Returns the global gradient norm before clipping, and clips if asked."""
+    """Clips gradients unless `clip_grad` is None; returns the global norm before clipping."""
     trained = [parameter for parameter in parameters if parameter.grad is not None]
     if clip_grad is None:
         return nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None])
@@ -246,9 +241,9 @@ def clip_gradients(parameters: Iterable[nn.Parameter], clip_grad: float | None) 
 
 
 def recompute_blocks(model: nn.Module) -> None:
-    """Makes every transformer block keep only its input and recompute the rest in the backward pass.
+    """Makes every transformer block keep only its input and recompute the rest in the backward pass, in place.
 
-    It changes encoder and decoder in place. Parameter names and results stay the same. A block that
+    Parameter names and results stay the same. A block that
     `mae_vit.models.encoders.vit.block_for_queries` runs in parts keeps its activations.
 
     Raises:

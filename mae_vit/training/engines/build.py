@@ -1,4 +1,4 @@
-"""Builds an engine from a config. Process group and determinism must be set up before."""
+"""Builds an engine from a config. Process group and determinism must be set up first."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from mae_vit.training.optim.optimizers import OptimizerOptions
 def enable_determinism() -> None:
     """Makes two runs of the same config on the same kind of device equal bit for bit.
 
-    An operation that has no deterministic version raises an error. `warn_only` is not an option: with
-    it, flash and memory-efficient attention keep a backward pass whose order varies.
+    Operations without a deterministic version raise an error. Without the error (`warn_only`), flash and
+    memory-efficient attention would keep a backward pass whose order varies.
     """
     # cuBLAS is deterministic only with this setting.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -49,7 +49,7 @@ def build_engine(
     *,
     optimizer: OptimizerOptions | None = None,
 ) -> Engine:
-    """Builds the config's engine, with the config's optimizer or a given one."""
+    """Builds the config's engine; `optimizer` replaces the config's optimizer."""
     precision = config.train.precision
     assert precision != "auto", "`settle_precision` comes first"
     options = StepOptions(
@@ -67,7 +67,7 @@ def build_engine(
         return TorchEngine(objective, options, ranks, device)
     if device.type == "cpu":  # DeepSpeed would take a GPU that run.device=cpu leaves alone
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    # DeepSpeed takes seconds to import, so it is imported only after the input was checked.
+    # DeepSpeed takes seconds to import: check the input first.
     from mae_vit.training.engines.deepspeed_engine import DeepSpeedEngine
 
     return DeepSpeedEngine(objective, options, ranks, device)

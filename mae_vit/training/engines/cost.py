@@ -17,7 +17,7 @@ from mae_vit.models.attention import set_fused_attention
 from mae_vit.objectives.objective import Task
 from mae_vit.training.engines.precision import AUTOCAST_DTYPES, Precision
 
-# Size of a bucket on GPUs at ZeRO 1 to 3, in numbers of 4 bytes. DeepSpeed's default is 500 M.
+# Bucket size on GPUs at ZeRO 1 to 3, in float32 elements. DeepSpeed's default is 500 M.
 ZERO_BUCKET = 25_000_000
 # Largest number of weights that ZeRO 3 keeps gathered: DeepSpeed's default of `stage3_max_live_parameters`.
 _ZERO_3_GATHERED = 1_000_000_000
@@ -28,13 +28,13 @@ class Estimate:
     """Costs of an objective.
 
     Attributes:
-        parameters: number of parameters: the encoder's and those that the objective adds.
-        encoder_parameters: number of the encoder's parameters; of all, if the network has no encoder.
+        parameters: number of all parameters.
+        encoder_parameters: number of the encoder's parameters; of all if the network has no encoder.
         trainable: number of parameters that have optimizer state.
         flops_per_image: model FLOPs of a training step: 3 x forward, without recomputation.
-        activation_bytes: bytes of one micro-batch: its raw images, and what autograd keeps in float32
-            with plain attention. This is an upper bound for bf16, fp16 and fused attention.
-        optimizer_slots: float32 numbers that the optimizer keeps for each trainable parameter.
+        activation_bytes: bytes of a micro-batch's raw images and of what autograd keeps, in float32 with
+            plain attention: an upper bound for bf16, fp16 and fused attention.
+        optimizer_slots: float32 values that the optimizer keeps for each trainable parameter.
         averaged: each rank keeps a whole moving average of all parameters.
     """
 
@@ -47,35 +47,27 @@ class Estimate:
     averaged: bool = False
 
     def memory_gib(self, *, world_size: int, zero_stage: int) -> float:
-        """Returns an approximate upper bound of one rank's memory in GiB.
-
-        It adds parameters, gradients, optimizer state and activations.
-        """
+        """Returns an approximate upper bound of one rank's memory in GiB: weights, gradients, states, activations."""
         lasting, gradients = self._states(world_size, zero_stage)
         return (lasting + gradients + self.activation_bytes) / 2**30
 
     def least_gib(self, *, world_size: int, zero_stage: int, kept_bytes: int) -> float:
         """Returns a lower bound of one rank's memory in GiB.
 
-        It counts gradients or activations, whichever is larger: the backward pass frees activations
-        while it makes gradients.
-
-        Args:
-            world_size: number of ranks.
-            zero_stage: DeepSpeed's ZeRO stage, 0 to 3.
-            kept_bytes: bytes that autograd keeps of a micro-batch at least, from the function `kept_bytes`.
+        It counts gradients or activations (from the function `kept_bytes`), whichever is larger: the
+        backward pass frees activations while it creates gradients.
         """
         lasting, gradients = self._states(world_size, zero_stage)
         return (lasting + max(gradients, kept_bytes)) / 2**30
 
     def _states(self, world_size: int, zero_stage: int) -> tuple[float, float]:
-        """Returns one rank's bytes that last from step to step, and its bytes of gradients."""
+        """Returns one rank's persistent bytes (weights, optimizer state) and its bytes of gradients."""
         rank_part = 1 / world_size
         # From ZeRO 1 on, a rank also keeps a flat float32 copy of its share of the parameters.
         slots = 4 * (self.optimizer_slots + (zero_stage > 0)) * (rank_part if zero_stage else 1)
         whole: float = 4 * self.parameters * (1 + self.averaged)
         if zero_stage == 3:
-            # A rank keeps its own share, and the gathered parameters of other ranks up to a limit.
+            # A rank keeps its own shard, and gathered parameters up to a limit.
             whole += 4 * (
                 rank_part * self.parameters + min(self.parameters, _ZERO_3_GATHERED) - self.parameters
             )
@@ -109,12 +101,12 @@ def estimate(
 ) -> Estimate:
     """Measures an objective's costs by building and running it on the meta device.
 
-    `image_shape` is (C, H, W). The raw images, of `dtype`, stay on the device through the step. With
+    `image_shape` is (C, H, W). The raw images, of `dtype`, stay on the device throughout the step. With
     `activation_checkpointing` each block keeps only its input, and the backward pass recomputes one block at a time.
     """
     with torch.device("meta"):
         model = build()
-    model.to("meta")  # tables computed in NumPy are not on the meta device yet
+    model.to("meta")  # tables that NumPy computed are still on the CPU
     # The counter counts the matrix products of plain attention only.
     set_fused_attention(model, False)
     images = torch.empty(batch_size_per_device, *image_shape, dtype=dtype, device="meta")
@@ -149,11 +141,10 @@ def kept_bytes(
     activation_checkpointing: bool = False,
     dtype: torch.dtype = torch.uint8,
 ) -> int:
-    """Measures the bytes that autograd keeps of a micro-batch, including autocast's copies of weights.
+    """Measures the least bytes that autograd keeps in an eager step, including autocast's copies of weights.
 
-    An eager step keeps at least these. The measurement uses fake CPU tensors: autocast and fused
-    attention keep the same there as on a GPU, namely queries, keys, values, the result and one sum
-    per row. Other arguments are those of `estimate`.
+    It uses fake CPU tensors: there autocast and fused attention keep the same tensors as on a GPU
+    (queries, keys, values, the result, one sum per row). Other arguments are those of `estimate`.
     """
     with torch.device("meta"):
         model = build()
@@ -161,7 +152,7 @@ def kept_bytes(
     set_fused_attention(model, fused_attention)
     autocast = AUTOCAST_DTYPES.get(precision)
     with FakeTensorMode():
-        # Each module once: joint's objectives share the encoder, and a fake parameter may refuse to be replaced again.
+        # Each module once: joint objectives share the encoder, and a fake parameter may not be replaced twice.
         for module in model.modules():
             module._apply(lambda t: torch.empty(t.shape, dtype=t.dtype), recurse=False)
         images = torch.empty(batch_size_per_device, *image_shape, dtype=dtype)
@@ -177,12 +168,12 @@ def kept_bytes(
 
 
 class _Activations:
-    """Adds up the storages that autograd keeps, each once, without those of parameters."""
+    """Counts the bytes of the storages that autograd keeps, each once, without those of parameters."""
 
     def __init__(self, model: Task, *, recomputed: bool) -> None:
         self._own = {p.untyped_storage()._cdata for p in model.parameters()}
         self._kept: dict[int, int] = {}
-        # Within a block that is recomputed: the storages that the recomputation keeps. Else None.
+        # Storages that the recomputation of the current block keeps; None outside of blocks.
         self._inside: dict[int, int] | None = None
         self._largest_block = 0
         for module in model.modules() if recomputed else ():
@@ -211,8 +202,8 @@ class _Activations:
         self._inside = None
 
 
-# Dense 16-bit tensor peaks in FLOP/s by the words of a device's name, more specific names first. They are
-# from NVIDIA's datasheets. Most of these state the peak with sparsity, which is twice as high.
+# Dense 16-bit tensor peaks in FLOP/s by the words of a device's name, more specific names first. Source: NVIDIA's
+# datasheets, most of which state the peak with sparsity, twice as high.
 _PEAKS = (
     ("GB200", 2500e12),
     ("B200", 2250e12),
@@ -228,7 +219,7 @@ _PEAKS = (
     ("L40S", 362e12),
     ("L40", 181e12),
     ("L4", 121e12),
-    # These have no bf16; the peak is that of fp16.
+    # No bf16; peak of fp16.
     ("V100 PCIe", 112e12),
     ("V100", 125e12),
 )

@@ -1,8 +1,7 @@
 """The DeepSpeed engine: ZeRO 0 to 3, on CPU (gloo) or GPU (nccl).
 
-This is the only file that imports DeepSpeed. Scheduler, loader, gradient norm, loss scale and
-checkpoints are ours. DeepSpeed reduces gradients, and shards optimizer state (ZeRO 1),
-gradients (2) and parameters (3).
+The only file that imports DeepSpeed. Schedule, loader, gradient norm, loss scale and checkpoints are
+ours. DeepSpeed reduces gradients, and shards optimizer state (ZeRO 1), gradients (2) and parameters (3).
 """
 
 from __future__ import annotations
@@ -42,16 +41,15 @@ from mae_vit.training.optim.optimizers import make_optimizer
 def _use_process_group(device: torch.device) -> None:
     """Makes DeepSpeed use the process group that the ranks have joined."""
     if device.type == "cuda":
-        # DeepSpeed takes its GPU's number from LOCAL_RANK; ZeRO 3 does so throughout the run. A launcher
-        # may show each rank only its own GPU, which then is number 0 for every rank.
+        # DeepSpeed takes its GPU's number from LOCAL_RANK, at ZeRO 3 throughout the run. If the launcher
+        # shows each rank only its own GPU, that GPU is number 0 on every rank.
         os.environ.setdefault(PLACE_ON_NODE, os.environ.get("LOCAL_RANK", "0"))
         os.environ["LOCAL_RANK"] = str(device.index)
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
-    # DeepSpeed would compile a C++ shared-memory op here (30 to 70 s, needs g++ and
-    # ninja), which only its inference uses. With an empty table of compatible ops it
-    # skips the build. Drop this line when the build becomes optional.
+    # An empty table of compatible ops skips the build of a C++ shared-memory op (30 to 70 s, needs g++
+    # and ninja) that only DeepSpeed's inference uses. Drop this line when the build becomes optional.
     deepspeed.ops.__compatible_ops__ = {}
-    # ZeRO 3 would warn that it finds no tensors in a `Batch`. It needs none: no input has a gradient.
+    # Silences ZeRO 3's warning that a `Batch` has no tensors. It needs none: no input has a gradient.
     deepspeed.runtime.zero.utils.warned = True
     backend = "nccl" if device.type == "cuda" else "gloo"
     deepspeed.init_distributed(dist_backend=backend, verbose=False)
@@ -86,7 +84,7 @@ class DeepSpeedEngine(Engine):
         return self._engine(batch)
 
     def backward(self, loss: Tensor) -> None:  # noqa: D102
-        # From ZeRO 1 on DeepSpeed applies the loss scale itself (`_hand_over_scale`).
+        # From ZeRO 1 on, DeepSpeed applies the loss scale (`_hand_over_scale`).
         self._engine.backward(loss if self.options.zero_stage else self.scale_loss(loss))
         if not self._engine.is_gradient_accumulation_boundary():
             self._engine.step()
@@ -97,7 +95,7 @@ class DeepSpeedEngine(Engine):
         self.reduce_buffers()
         if self.options.zero_stage:
             self._engine.step()
-            # DeepSpeed itself skips a step whose gradients are not finite, and reports an infinite norm.
+            # DeepSpeed skips a step whose gradients are not finite, and reports an infinite norm.
             norm = torch.as_tensor(self._engine.get_global_grad_norm(), device=self.device)
             result = self.update_loss_scale(norm)
             self._hand_over_scale()
@@ -105,7 +103,7 @@ class DeepSpeedEngine(Engine):
         # At ZeRO 0 the backward pass has reduced the gradients, and DeepSpeed computes no norm.
         result = self.unscale_and_clip()
         if result.skipped:
-            # Drop the gradients: an optimizer ignores parameters that have none, so the step updates nothing.
+            # An optimizer ignores parameters without gradients, so the step updates nothing.
             self._optimizer.zero_grad(set_to_none=True)
         self._engine.step()
         return self.update_ema(result)
@@ -118,7 +116,7 @@ class DeepSpeedEngine(Engine):
         return self.make_state(self._whole_parameters(), optimizer_states)
 
     def _whole_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Yields each parameter whole; it stays whole until the next one is asked for; collective."""
+        """Yields each parameter; it stays gathered until the next one is requested; collective."""
         for name, parameter in self.objective.named_parameters():
             with GatheredParameters([parameter], enabled=self._replica is not None):
                 yield name, parameter
@@ -148,11 +146,10 @@ class DeepSpeedEngine(Engine):
 
     @contextmanager
     def full_weights(self) -> Iterator[None]:
-        """At ZeRO 3, gathers parameters into a second objective that has none of DeepSpeed's hooks.
+        """At ZeRO 3, gathers all parameters on each rank, in a second objective without DeepSpeed's hooks.
 
         The hooks are collective. Without them ranks may run the objective differently: different
-        numbers of held-out batches, pictures on one rank. Within the context each rank holds all
-        parameters.
+        numbers of held-out batches, pictures on one rank.
         """
         if self._replica is None:
             with super().full_weights():
@@ -172,19 +169,19 @@ class DeepSpeedEngine(Engine):
             _free(shell)
 
     def close(self) -> None:
-        """Leaves the process group and makes DeepSpeed forget it. The next run in this process joins a new one."""
+        """Leaves the process group, also within DeepSpeed, so that the next run in this process joins a new one."""
         deepspeed.comm.destroy_process_group()
 
     def _set_master(self, parameter: nn.Parameter, value: Tensor, slot: str | None) -> None:
-        """Sets ZeRO's float32 copy of a parameter (slot None) or one of its optimizer slots."""
+        """Sets an optimizer slot of a parameter, or (slot None) ZeRO's float32 copy of the parameter."""
         if self.options.zero_stage < 3:
             if slot is None:
                 safe_set_full_fp32_param(parameter, value)
             else:
                 safe_set_full_optimizer_state(parameter, value, slot)
             return
-        # Each rank sets its own part. DeepSpeed 0.19's call for whole values fails if the number of
-        # ranks does not divide the parameter's size.
+        # Each rank sets its own part: DeepSpeed 0.19's call for whole values fails if the parameter's
+        # size is not a multiple of the number of ranks.
         size = parameter.ds_tensor.numel()  # type: ignore[attr-defined]
         padded = F.pad(value.flatten(), (0, size * self.ranks.world_size - value.numel()))
         part = padded.narrow(0, size * self.ranks.rank, size)
@@ -200,11 +197,10 @@ class DeepSpeedEngine(Engine):
         return [group["params"][0] for group in self._optimizer.param_groups]
 
     def _make_slots(self) -> None:
-        """Creates the state that the optimizer would make at its first step, and links it to the parameters.
+        """Creates the optimizer's state before its first step, and links it to the parameters.
 
-        DeepSpeed 0.19 links all groups when the first group has stepped. The other groups have no
-        state at that time, so safe_get_full_optimizer_state fails for them. If the state exists
-        before, all links are complete.
+        DeepSpeed 0.19 links all groups once the first group has stepped, when the other groups have no
+        state yet: safe_get_full_optimizer_state would fail for them.
         """
         for flat in self._flat_partitions():
             state = {slot: torch.zeros_like(flat) for slot in self.options.optimizer.optimizer_states}
@@ -215,13 +211,13 @@ class DeepSpeedEngine(Engine):
             self._wrapped._lazy_init_hp_params_optimizer_state()
 
     def _hand_over_scale(self) -> None:
-        """Gives DeepSpeed our loss scale. It multiplies losses by it and divides its parts of the gradients."""
+        """Gives DeepSpeed our loss scale, which it applies to losses and removes from its shards of the gradients."""
         if self.loss_scale is not None:
             self._wrapped.override_loss_scale(self.loss_scale.scale)
 
 
 def _empty_replica(objective: Task) -> Task:
-    """Copies an objective; the copy's parameters are empty and need no gradients."""
+    """Copies an objective, with empty parameters that need no gradients."""
     shell = copy.deepcopy(objective).requires_grad_(False)
     _free(shell)
     return shell
@@ -233,13 +229,7 @@ def _free(shell: Task) -> None:
 
 
 def deepspeed_config(options: StepOptions, *, trainable: int, device: torch.device) -> dict[str, Any]:
-    """Generates DeepSpeed's config from our options.
-
-    Args:
-        options: options of the engine.
-        trainable: number of trainable parameters (scalars).
-        device: this rank's device; sets the size of buckets.
-    """
+    """Generates DeepSpeed's config from our options; `trainable` is the number of trainable scalars."""
     return {
         "train_micro_batch_size_per_gpu": options.batch_size_per_device,
         "gradient_accumulation_steps": options.accumulation,
@@ -250,9 +240,9 @@ def deepspeed_config(options: StepOptions, *, trainable: int, device: torch.devi
             "stage3_param_persistence_threshold": options.zero_keeps_whole_below,
             **_exchange(trainable, device),
         },
-        # SGD works on flat parts, as Adam does. LARS does not; the config refuses it with ZeRO 1 to 3.
+        # SGD and Adam work on flat shards. LARS does not; the config rejects it with ZeRO 1 to 3.
         "zero_allow_untested_optimizer": True,
-        # DeepSpeed prints nothing: our own loop reports progress.
+        # Our own loop reports progress.
         "steps_per_print": None,
         # The timer would wait for the device twice in each micro-batch. The loop measures time itself.
         "timers": {"throughput": {"enabled": False}},
@@ -260,15 +250,12 @@ def deepspeed_config(options: StepOptions, *, trainable: int, device: torch.devi
 
 
 def _exchange(trainable: int, device: torch.device) -> dict[str, Any]:
-    """Returns the sizes of the buckets in which ranks exchange gradients and weights at ZeRO 1 to 3.
-
-    ZeRO 0 reduces all gradients at once, after the backward pass.
-    """
+    """Returns the bucket sizes for ZeRO 1 to 3. ZeRO 0 reduces all gradients at once, after the backward pass."""
     if device.type != "cuda":
         # One bucket: a CPU cannot overlap communication with computation. DeepSpeed allocates the
-        # whole bucket (5e8 numbers by default), so it is no larger than needed.
+        # whole bucket (5e8 elements by default), so make it no larger than needed.
         return {"reduce_bucket_size": max(1, min(500_000_000, trainable))}
-    # DeepSpeed sends a bucket while the backward pass fills the next one. It must be large enough for
-    # the network's full rate, and small enough that the first is full early (ViT-B has 86 M numbers).
+    # DeepSpeed sends a bucket while the backward pass fills the next one. A bucket must be large enough for
+    # the interconnect's full rate, and small enough that the first is full early (ViT-B: 86 M parameters).
     bucket = max(1, min(ZERO_BUCKET, trainable))
     return {"overlap_comm": True, "reduce_bucket_size": bucket, "allgather_bucket_size": ZERO_BUCKET}

@@ -15,19 +15,13 @@ from mae_vit.training.engines.state import persistent_buffers
 class EMA:
     """Computes average = decay * average + (1 - decay) * weights at each update.
 
-    The average begins at the model's weights. Early updates use a lower decay, (1 + n) / (10 + n) at
-    the n-th update, as in TensorFlow. Otherwise the initial weights would still dominate after a run
-    of 1 / (1 - decay) updates or less. The layers' statistics (BatchNorm) are averaged too; their integer
-    counters are copied.
+    Early updates use a lower decay, (1 + n) / (10 + n) at the n-th update, as in TensorFlow. Otherwise
+    the initial weights would still dominate after 1 / (1 - decay) updates. BatchNorm's statistics are
+    averaged too; integer buffers are copied.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
-        """Begins at the model's weights, on its device.
-
-        Args:
-            model: the model; this rank must hold its parameters whole.
-            decay: largest decay, 0 < decay < 1.
-        """
+        """Starts at the weights of `model`, which this rank must hold whole; `decay` is the largest, 0 to 1."""
         self._model, self._decay = model, decay
         self._kept = {name: tensor.detach().clone() for name, tensor in self._now().items()}
 
@@ -43,7 +37,7 @@ class EMA:
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
-        """Gives the model the average's weights within the context. Neither may be updated meanwhile."""
+        """Swaps the average into the model. Neither may be updated within the context."""
         self._swap()
         try:
             yield
@@ -52,7 +46,7 @@ class EMA:
 
     @property
     def tensors(self) -> Mapping[str, Tensor]:
-        """The average by name, on the model's device; not a copy."""
+        """The average by parameter name, on the model's device; not a copy."""
         return self._kept
 
     def restore(self, saved: Mapping[str, Tensor]) -> None:

@@ -16,11 +16,11 @@ from mae_vit.objectives.objective import ObjectiveOutput, Task
 
 Precision = Literal["fp32", "bf16", "fp16"]
 AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-# A comparison sets this variable, so that "auto" is the same for all of its runs.
+# A comparison sets this variable, so that "auto" is the same for all its runs.
 AUTO_PRECISION = "MAE_VIT_AUTO_PRECISION"
 # The oldest compute capability with bf16 (Ampere).
 _BF16_GPU = (8, 0)
-# Large enough that instructions decide, not overheads; a product takes a millisecond in float32.
+# Large enough that instructions decide, not overheads: a float32 product takes a millisecond.
 _SIDE, _TRIES = 256, 5
 
 
@@ -29,8 +29,8 @@ class Chosen(NamedTuple):
 
     Attributes:
         precision: precision of its forward and backward pass.
-        why: who or what chose it.
-        warning: why another would be better here; empty if it would not.
+        why: reason for the choice.
+        warning: why another precision would be better here; empty if none would.
     """
 
     precision: Precision
@@ -48,7 +48,7 @@ def choose_precision(asked: Precision | Literal["auto"], device: torch.device) -
 
 
 def fixed(precision: Precision, why: str, device: torch.device) -> Chosen:
-    """Returns a precision that cannot be chosen, with a warning if the device has no instructions for it."""
+    """Returns a given precision, with a warning if the device has no instructions for it."""
     slow = why_slow(precision, device)
     return Chosen(
         precision, why, slow and f"{slow}; train.precision=auto is {_automatic(device).precision} here"
@@ -56,7 +56,7 @@ def fixed(precision: Precision, why: str, device: torch.device) -> Chosen:
 
 
 def why_slow(precision: Precision, device: torch.device) -> str:
-    """Says how slow a precision is that the device has no instructions for; empty if it has them."""
+    """Says why a precision is slow on the device; empty if the device has instructions for it."""
     if device.type == "cuda" and precision == "bf16" and not _has_bf16(device):
         return f"{torch.cuda.get_device_name(device)} has no bf16, but fp16"
     if device.type == "cpu" and precision != "fp32" and (times := _slowdown(precision)) > 1:
@@ -77,7 +77,7 @@ def _automatic(device: torch.device) -> Chosen:
         return Chosen("fp32", f"auto: on {device.type}")
     if not (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()):
         return Chosen("fp32", "auto: this processor has neither AVX512_BF16 nor AMX")
-    # Libraries may be held to older instructions (ONEDNN_MAX_CPU_ISA), and virtual machines may emulate new ones.
+    # ONEDNN_MAX_CPU_ISA may forbid the new instructions, and a virtual machine may emulate them.
     if _slowdown("bf16") > 1:
         return Chosen("fp32", "auto: bf16 is slower, though this processor has instructions for it")
     return Chosen("bf16", "auto: this processor has bf16 instructions")
@@ -89,19 +89,19 @@ def _has_bf16(device: torch.device) -> bool:
 
 @lru_cache
 def _slowdown(precision: Precision) -> float:
-    """Measures how many times longer a matrix product takes than in float32, on one core: the fastest of some tries."""
+    """Measures how many times longer a matrix product takes than in float32: one core, fastest of `_TRIES`."""
     full = torch.ones(_SIDE, _SIDE)
     reduced = full.to(AUTOCAST_DTYPES[precision])
     fastest = {full.dtype: float("inf"), reduced.dtype: float("inf")}
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        # In turns: what else the machine does meets both.
+        # Alternate, so that other load on the machine affects both.
         for matrix in [full, reduced] * _TRIES:
             start = time.perf_counter()
             matrix @ matrix
             fastest[matrix.dtype] = min(fastest[matrix.dtype], time.perf_counter() - start)
-    except RuntimeError:  # oneDNN has no such product for the instructions that it may use
+    except RuntimeError:  # oneDNN has no such product for the allowed instructions
         return float("inf")
     finally:
         torch.set_num_threads(threads)
@@ -109,7 +109,7 @@ def _slowdown(precision: Precision) -> float:
 
 
 def autocast(device: torch.device, precision: Precision) -> torch.autocast:
-    """Returns a context of a precision, for a forward pass without `Autocast`."""
+    """Returns the autocast context of a precision, for a forward pass without `Autocast`."""
     dtype = AUTOCAST_DTYPES.get(precision)
     return torch.autocast(device.type, dtype=dtype, enabled=dtype is not None)
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-# PyTorch rounds a pinned allocation up to a power of two. One allocation for a whole state could
-# take twice its size, so there are several of 128 MiB.
+# Bytes. PyTorch rounds a pinned allocation up to a power of two: a single one for a whole state could
+# take twice its size.
 _CHUNK = 1 << 27
-# Bytes; a multiple of every dtype's alignment.
+# Bytes; a multiple of every dtype's size.
 _ALIGN = 64
 
 
@@ -20,15 +20,15 @@ def to_host(tensor: Tensor, dtype: torch.dtype | None = torch.float32) -> Tensor
 
 
 def pinned(size: int) -> Tensor:
-    """Allocates `size` page-locked bytes. A GPU copies there at full speed and without the host."""
+    """Allocates `size` page-locked bytes, to which a GPU copies at full speed without the host."""
     return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
 
 class Staging:
     """The memory to which rank 0 copies a state and from which a thread writes it.
 
-    For a GPU it is pinned memory, which the first save allocates and later saves reuse. The GPU
-    queues the copies, and `wait` waits once for all of them. On a CPU each copy is new memory.
+    For a GPU it is pinned memory that the first save allocates and later saves reuse; copies are
+    queued, and `wait` waits for all of them. On a CPU each copy is new memory.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Staging:
         Args:
             device: device of the tensors to copy.
             copies: whether this rank makes copies.
-            allocate: allocates a reusable buffer of a number of bytes; by default pinned memory for a GPU.
+            allocate: allocates a reusable buffer of so many bytes; by default pinned memory for a GPU.
         """
         self._device, self._copies = device, copies
         self._allocate = allocate or (pinned if device.type == "cuda" else None)
@@ -47,7 +47,7 @@ class Staging:
         self._used: list[int] = []
 
     def begin(self) -> None:
-        """Frees all earlier copies: later copies overwrite them. Nobody may still read them."""
+        """Frees all earlier copies; nobody may read them any more."""
         self._used = [0] * len(self._chunks)
 
     def collect(
@@ -55,7 +55,7 @@ class Staging:
     ) -> dict[str, Tensor]:
         """Copies named tensors in `dtype`, or in their own. The copies are valid from `wait` to the next `begin`.
 
-        Ranks that make no copies iterate over `tensors` too, because producing one may be collective.
+        Ranks that make no copies iterate too, because producing a tensor may be collective.
         """
         copied = {}
         for name, tensor in tensors:
@@ -73,7 +73,7 @@ class Staging:
             return to_host(tensor, dtype)
         source = tensor.detach().to(dtype or tensor.dtype)
         target = self._room(source.nbytes, self._allocate).view(source.dtype).view(source.shape)
-        # The copy is queued in the compute stream, so it runs before any later change of the tensor.
+        # Queued in the compute stream: the copy runs before any later change of the tensor.
         return target.copy_(source, non_blocking=True)
 
     def _room(self, size: int, allocate: Callable[[int], Tensor]) -> Tensor:

@@ -1,4 +1,4 @@
-"""The state of training, in a form that is independent of engine, ZeRO stage and world size."""
+"""The state of training, independent of engine, ZeRO stage and world size."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class LossHistory:
     """The loss history of a run. Checkpoints store it, so a resumed run makes the same decisions.
 
     Attributes:
-        skipped: windows of data steps that the run does not take.
+        skipped: windows of data steps that the run skips.
         losses: losses of the latest good steps, oldest first.
-        streak: number of latest steps in a row whose loss jumped.
+        streak: number of consecutive latest steps whose loss jumped.
     """
 
     skipped: Skipped = ()
@@ -50,13 +50,13 @@ class TrainState:
     After `Engine.gather` only rank 0 has the tensors; on other ranks the dictionaries are empty.
 
     Attributes:
-        parameters: every parameter of the objective, also frozen ones.
+        parameters: all parameters of the objective, including frozen ones.
         optimizer_states: the optimizer's tensors by slot (`exp_avg`, `exp_avg_sq`;
             `momentum_buffer`), then by trainable parameter.
         optimizer_step: updates that the optimizer has made; skipped steps do not count.
         loss_scale: the loss scale of fp16; None in other precisions.
         buffers: persistent buffers of layers (statistics of BatchNorm), by name.
-        best: the best weights so far; None in runs that do not choose an epoch, and before the first score.
+        best: the best weights so far; None before the first score and in runs that keep the last weights.
         average: the moving average of the weights, by name; empty without `ema_decay`.
         course: the loss history of the run.
     """
@@ -71,10 +71,7 @@ class TrainState:
     course: LossHistory = field(default_factory=LossHistory)
 
     def is_finite(self) -> bool:
-        """Returns whether parameters and optimizer states are finite.
-
-        The loss of a step cannot show it: the update comes after the loss.
-        """
+        """Returns whether parameters and optimizer states are finite. The loss precedes the update, so cannot show it."""
         return all(
             bool(tensor.isfinite().all())
             for tensors in (self.parameters, *self.optimizer_states.values())
@@ -101,10 +98,7 @@ def weights_of(model: nn.Module) -> dict[str, Tensor]:
 def slot_tensors(
     optimizer: torch.optim.Optimizer, trainable: Mapping[str, nn.Parameter], slot: str
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yields (parameter name, tensor) of one slot; zeros before the first step.
-
-    This process's optimizer must hold the slot whole.
-    """
+    """Yields (parameter name, tensor) of one slot, which this process must hold whole; zeros before the first step."""
     for name, parameter in trainable.items():
         kept = optimizer.state.get(parameter, {}).get(slot)
         yield name, torch.zeros_like(parameter) if kept is None else kept

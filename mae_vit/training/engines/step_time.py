@@ -1,4 +1,4 @@
-"""How long a step takes on this machine: some real ones of a run's network, before it begins."""
+"""Measures how long a step takes on this machine: times some real steps of the network before the run."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from mae_vit.training.engines.build import build_engine
 from mae_vit.training.engines.precision import Precision
 from mae_vit.training.optim.optimizers import OptimizerOptions
 
-# Seconds that all tries take about, and those of a micro-batch where fewer images can be taken.
+# Approximate seconds for all tries, and for one micro-batch if it can be reduced.
 _ALL_S, _ONE_S = 2.0, 0.5
 _FEWEST_TRIES = 3
-# Steps of six configs took 0.9 to 1.15 times as long as the tries, on a quiet core and on one that others used too.
+# Steps of six configs took 0.9 to 1.15 times as long as the tries, on an idle core and on a shared one.
 _SLACK = 1.3
-# Larger networks are not tried on a CPU: weights, gradients and moments take 16 bytes for each.
+# Larger networks are not tried on a CPU: weights, gradients and moments take 16 bytes a parameter.
 _MOST_PARAMETERS_ON_CPU = 150_000_000
 
 
 class StepTime(NamedTuple):
-    """Seconds of a step of one rank, as tried.
+    """Measured seconds of a step of one rank.
 
     Attributes:
-        alone_s: processor time of the fastest try, and some less: where nothing else runs.
-        slowest_s: that passed in the slowest try, and some more.
-        tries: how many there were.
-        images: images of a try: those of a micro-batch, or fewer.
+        alone_s: lower bound: processor time of the fastest try / `_SLACK`, for an idle machine.
+        slowest_s: upper bound: wall time of the slowest try x `_SLACK`.
+        tries: number of tries.
+        images: images of a try: a micro-batch or fewer.
     """
 
     alone_s: float
@@ -55,10 +55,10 @@ def time_steps(
     unit: int,
     optimizer: OptimizerOptions | None = None,
 ) -> StepTime | None:
-    """Takes steps for some seconds, on one rank and not compiled; None if the network is too large to try.
+    """Times steps for some seconds, on one rank and not compiled; None if the network is too large to try.
 
-    `build` makes the network, of which the weights change. `precision` is that of the run, which the config may leave
-    open; `unit` the images that a micro-batch has together. Without an `optimizer`, it is the config's.
+    `build` makes a network whose weights the steps change. A try's number of images is a multiple of `unit`.
+    `precision` and `optimizer` replace those of the config.
     """
     task = build()
     if device.type == "cpu" and sum(p.numel() for p in task.parameters()) > _MOST_PARAMETERS_ON_CPU:
@@ -73,7 +73,7 @@ def time_steps(
         position = 0
 
         def take(images: int) -> np.ndarray:
-            """Seconds (3, 2): to read, to compute and to update; that passed, and that this process had of them."""
+            """Returns seconds (3, 2): rows read, compute, update; columns wall time, processor time."""
             nonlocal position
             times = [_clock(device)]
             batch = data.read_some(position, images)
@@ -84,11 +84,11 @@ def time_steps(
             engine.step(plan.lr)
             return np.diff([*times, _clock(device)], axis=0)
 
-        # At least two: batch normalization needs them.
+        # Batch normalization needs at least two images.
         images, begun = min(2 * unit, plan.batch_size_per_device), time.monotonic()
         take(images)  # loads libraries, makes optimizer states
         while images < plan.batch_size_per_device and time.monotonic() < begun + _ALL_S:
-            # The first of a size takes memory, too.
+            # The first try of a size also allocates memory.
             seconds = take(images)[:2, 0].sum()
             fitting = int(images * min(8.0, _ONE_S / seconds)) // unit * unit
             if fitting <= images:
@@ -110,16 +110,16 @@ def time_steps(
 
 
 def _micro_batch(reading: np.ndarray, computing: np.ndarray, data: TrainingData, threads: int) -> np.ndarray:
-    """Returns the time of a micro-batch, from that of one process that reads it and of all threads that compute."""
+    """Returns the time of a micro-batch, from the times of reading (one process) and computing (all threads)."""
     if not data.workers:
         return reading + computing
-    # Workers read while threads compute, as far as there are cores.
+    # Workers read while threads compute, limited by the number of cores.
     shared = (reading + computing * threads) / data.cores
     return np.maximum(np.maximum(computing, reading / data.workers), shared)
 
 
 def _clock(device: torch.device) -> tuple[float, float]:
-    """Returns the time, and the time that a processor gave to this thread, which takes part in all computing."""
+    """Returns wall time and this thread's processor time; the thread takes part in all computing."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     now = time.perf_counter()

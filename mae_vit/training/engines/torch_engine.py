@@ -24,15 +24,14 @@ _NO_SYNC_OF_BUFFERS = (
 
 
 class DataParallel:
-    """Runs a module whose parameters are equal on all ranks. After the backward pass the gradients are equal too."""
+    """Runs a module with equal parameters on all ranks; the backward pass makes the gradients equal."""
 
     def __init__(self, module: nn.Module) -> None:
         """Wraps `module`, which computes the loss of a batch. The process group must exist."""
         self._ddp = DistributedDataParallel(
             module,
             **{_NO_SYNC_OF_BUFFERS: False},  # type: ignore[arg-type]
-            # Gradients share memory with the buckets. There is a second copy only while micro-batches
-            # before the last one add up.
+            # Gradients share memory with the buckets, except while micro-batches before the last add up.
             gradient_as_bucket_view=True,
             # Every step uses the same parameters, so an unused one stays unused.
             static_graph=True,
@@ -56,10 +55,10 @@ class DataParallel:
     def _lay_out(self, batch: Batch) -> None:
         """Runs two backward passes and discards them, so that the first step reduces like all others.
 
-        DistributedDataParallel starts with one bucket. The first two backward passes show in which order
-        gradients come, and only then it makes its final buckets. The place in a bucket changes the
-        rounding of a sum over ranks, so a resumed run would differ from an uninterrupted one. With
-        `static_graph` the first pass must also not skip the reduction.
+        DistributedDataParallel starts with one bucket and makes its final buckets after two backward
+        passes, in the order of the gradients. The position in a bucket changes the rounding of a sum over
+        ranks, so a resumed run would differ from an uninterrupted one. Also, with `static_graph` the
+        first pass must not skip the reduction.
         """
         self._laid_out = True
         buffers = persistent_buffers(self._ddp.module)
@@ -78,7 +77,7 @@ class TorchEngine(Engine):
     """Plain PyTorch. Every rank has a whole model; several ranks use DistributedDataParallel."""
 
     def __init__(self, objective: Task, options: StepOptions, ranks: Ranks, device: torch.device) -> None:
-        """Prepares to train `objective`. For several ranks the process group must exist."""
+        """Prepares to train `objective`. With several ranks the process group must exist."""
         super().__init__(objective, options, ranks, device)
         assert options.zero_stage == 0
         self._parallel = DataParallel(self.module) if ranks.world_size > 1 else None
@@ -87,7 +86,7 @@ class TorchEngine(Engine):
 
     def forward(self, batch: Batch) -> ObjectiveOutput:  # noqa: D102
         if self._parallel is not None:
-            # Gradients add up locally; only the last micro-batch of a step sends them.
+            # Gradients add up locally; only the last micro-batch of a step reduces them.
             return self._parallel.forward(batch, reduces=self._micro_batches == self.options.accumulation - 1)
         return self.module(batch)
 

@@ -1,1 +1,1 @@
-"""mae_vit/training/optim/__init__.py."""
+"""Optimizers, parameter groups, learning-rate schedule and loss scale."""

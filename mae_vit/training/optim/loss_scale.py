@@ -12,8 +12,8 @@ class LossScale:
 
     The loss is multiplied by `scale`, and gradients are divided by it. If gradients overflow, the
     step is skipped and the scale is halved. After `growth_interval` good steps in a row the scale
-    doubles. It is always a power of two, so scaling rounds nothing. The values are those of
-    torch.amp.GradScaler; that class supports neither sharded gradients nor a lowest scale.
+    doubles. It is always a power of two, so scaling never rounds. The defaults are those of
+    torch.amp.GradScaler, which supports neither sharded gradients nor a lowest scale.
 
     Attributes:
         scale: the factor, a power of two from `LOWEST` to `HIGHEST`.
@@ -33,13 +33,10 @@ class LossScale:
     HIGHEST: ClassVar[float] = 2.0**24
 
     def update(self, *, overflow: bool) -> bool:
-        """Updates the scale after a backward pass.
+        """Updates the scale after a backward pass; returns whether to skip the step.
 
         An overflow at the lowest scale is not skipped. It is a bad step, which the guard treats as in
         any other precision.
-
-        Returns:
-            Whether to skip the step.
         """
         if overflow:
             if self.scale <= self.LOWEST:

@@ -12,8 +12,8 @@ def lr_at(step: int, *, peak_lr: float, warmup_steps: int, total_steps: int, min
         step: optimizer steps done so far, 0 <= step < total_steps.
         peak_lr: learning rate at the end of the warm-up.
         warmup_steps: steps of warm-up; 0 for none.
-        total_steps: steps of the run.
-        min_lr: learning rate at the end of the decay.
+        total_steps: steps of the run, including the warm-up.
+        min_lr: learning rate at the end of the run.
     """
     if step < warmup_steps:
         return peak_lr * step / warmup_steps

@@ -1,4 +1,4 @@
-"""Builds optimizers by name, and lists the tensors that each keeps for a parameter."""
+"""Builds optimizers by name, and lists the state tensors of each."""
 
 from __future__ import annotations
 
@@ -22,14 +22,13 @@ class OptimizerOptions:
 
     Attributes:
         name: "adamw", "adam", "sgd" or "lars". "adamw" with betas 0.9 / 0.999 and weight decay 0.1
-            is the recipe of ViT Sec. 4.1 in its authors' code. The weight decay of "adam" is an L2
-            term of the gradient. "lars" is for linear probing (MAE Sec. A.1; arXiv 1708.03888).
+            is the recipe of ViT Sec. 4.1 in its authors' code. "adam" applies weight decay as an L2
+            penalty. "lars" is for linear probing (MAE Sec. A.1; arXiv 1708.03888).
         weight_decay: weight decay of the parameters that decay.
         betas: decays of the moments of "adamw" and "adam".
         momentum: momentum of "sgd" and "lars".
-        exempt: parameters whose name ends in one of these parts do not decay; biases and 1-D
-            parameters never do.
-        layer_decay: learning rate of a layer over that of the next layer, 0 to 1; None for one rate.
+        exempt: last parts of parameter names that do not decay; biases and 1-D parameters never do.
+        layer_decay: ratio of a layer's learning rate to the next layer's, 0 to 1; None for one rate.
     """
 
     name: OptimizerName
@@ -41,7 +40,7 @@ class OptimizerOptions:
 
     @property
     def optimizer_states(self) -> tuple[str, ...]:
-        """Names of the tensors that it keeps for each parameter, each of the parameter's shape."""
+        """Names of the state tensors, each of its parameter's shape."""
         if self.counts_updates:
             return ("exp_avg", "exp_avg_sq")
         return ("momentum_buffer",) if self.momentum else ()
@@ -55,8 +54,7 @@ class OptimizerOptions:
 def make_optimizer(model: nn.Module, options: OptimizerOptions) -> torch.optim.Optimizer:
     """Builds an optimizer over the decay groups of `model`. The engine sets the learning rate before each step.
 
-    Biases and 1-D parameters never decay. LARS does not adapt their rate either, as in
-    the official MAE code.
+    Biases and 1-D parameters never decay, and LARS does not adapt their rate, as in the official MAE code.
     """
     scales = None
     if options.layer_decay is not None:
@@ -67,11 +65,11 @@ def make_optimizer(model: nn.Module, options: OptimizerOptions) -> torch.optim.O
         del group["names"]
     if options.name in ("adamw", "adam"):
         kind = torch.optim.AdamW if options.name == "adamw" else torch.optim.Adam
-        # Tests compare with a plain loop that also uses the fused kernel, so both are equal bit for bit.
+        # The reference loop of the tests uses the fused kernel too: results are equal bit for bit.
         return kind(groups, lr=0.0, betas=(options.betas[0], options.betas[1]), fused=True)
     if options.name == "sgd":
         return torch.optim.SGD(groups, lr=0.0, momentum=options.momentum)
     for group in groups:
-        # timm adapts only the rates of parameters that decay. With weight_decay=0 it would adapt none.
+        # timm adapts only the rates of parameters that decay, so with weight_decay=0 it would adapt none.
         group["always_adapt"] = group["params"][0].ndim > 1
     return Lars(groups, lr=0.0, momentum=options.momentum)

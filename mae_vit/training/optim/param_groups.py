@@ -31,13 +31,12 @@ def decay_groups(
     Args:
         model: the model.
         weight_decay: weight decay of the parameters that decay.
-        exempt: parameters whose name ends in one of these parts do not decay either.
-        lr_scales: each parameter's learning rate as a share of the run's, from
-            `layer_scales`; None for one rate.
+        exempt: last parts of parameter names that do not decay either.
+        lr_scales: factor of the learning rate by parameter name (`layer_scales`); None for one rate.
 
     Returns:
-        Optimizer groups with keys `params`, `names`, `weight_decay` and, with
-        `lr_scales`, `lr_scale`. No group is empty.
+        Non-empty optimizer groups with keys `params`, `names`, `weight_decay` and, with
+        `lr_scales`, `lr_scale`.
     """
     members: dict[tuple[float, bool], list[tuple[str, nn.Parameter]]] = {}
     for name, parameter in model.named_parameters():
@@ -60,8 +59,8 @@ def decay_groups(
 def layer_scales(model: Task, layer_decay: float) -> dict[str, float]:
     """Returns each parameter's scale under layer-wise rate decay (ELECTRA, arXiv 2003.10555; BEiT; MAE Sec. A.1).
 
-    Layer 0 holds what embeds images. Layer i holds the i-th block. The last layer L holds the final norm and the
-    head. Layer l has the scale `layer_decay ** (L - l)`.
+    Layer 0 holds the embeddings, layer i the i-th block, the last layer L the final norm and the head.
+    Layer l has the scale `layer_decay ** (L - l)`.
 
     Raises:
         ValueError: for a parameter that belongs to no layer.
@@ -77,7 +76,7 @@ class LayerRate:
 
     Attributes:
         layer: "embeddings", "block 1", ..., "norm and head".
-        lr_scale: the layer's share of the run's learning rate.
+        lr_scale: ratio of the layer's learning rate to the run's.
         lr: the layer's peak learning rate.
         parameters: number of trainable parameters.
     """

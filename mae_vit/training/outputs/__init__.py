@@ -1,1 +1,1 @@
-"""mae_vit/training/outputs/__init__.py."""
+"""The outputs of a run: its folder, metrics, plan and trackers."""

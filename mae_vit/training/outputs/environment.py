@@ -1,4 +1,4 @@
-"""What a run ran on: versions, commit, hardware."""
+"""Describes the environment of a run: versions, commit, hardware."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def describe_environment(command: list[str], world_size: int) -> dict[str, Any]:
 
 
 def versions_of(packages: Iterable[str]) -> dict[str, str]:
-    """The installed version of each package."""
+    """Returns the installed version of each package."""
     versions = {}
     for name in packages:
         try:
@@ -48,9 +48,9 @@ def versions_of(packages: Iterable[str]) -> dict[str, str]:
 
 
 def _git_commit() -> str | None:
-    """The commit of the sources that run, with "+changes" if files differ; None where git does not track them."""
+    """Returns the commit of our sources, with "+changes" if files differ; None if git does not track them."""
     here = Path(__file__).resolve()
-    # Sources that were copied into another project, or installed inside of it, are not of its commit.
+    # Sources that were copied into another project, or installed inside it, do not belong to its commit.
     if _git(here.parent, "ls-files", "--error-unmatch", here.name) is None:
         return None
     commit, changes = (
@@ -70,7 +70,7 @@ def _git(folder: Path, *words: str) -> str | None:
 
 
 def _source_digest() -> str:
-    """The first digits of the SHA-256 of all modules, which tells copies without a commit apart."""
+    """Returns 16 digits of the SHA-256 of all modules, to distinguish copies without a commit."""
     package = Path(mae_vit.__file__).resolve().parent
     digest = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):

@@ -1,4 +1,4 @@
-"""The part of a plan for people that pretraining and fine-tuning share."""
+"""Formats the parts of the plan that pretraining and fine-tuning share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _YEAR_S = 365 * 86400
 
 
 def describe_augment(config: Config) -> str:
-    """Says how training images are seen."""
+    """Describes the augmentation of training images."""
     augment = config.data.augment
     parts = [f"crop {augment.crop}", *(["flip"] if augment.flip else [])]
     if config.data.repeats > 1:
@@ -35,7 +35,7 @@ def describe_augment(config: Config) -> str:
 
 
 def print_notes(notes: Iterable[str]) -> None:
-    """Prints where a run departs from its config."""
+    """Prints notes, such as where a run departs from its config."""
     for note in notes:
         print(f"note: {note}")
 
@@ -51,9 +51,9 @@ def describe_training(
     *,
     try_steps: Callable[[], StepTime | None] | None = None,
 ) -> dict[str, str]:
-    """Says how long, how large and how fast a run trains, and what it takes: a line for each name.
+    """Describes length, batch, time, memory and disk space of a run: title -> line.
 
-    `try_steps` takes some steps, to tell how long the run takes; None tells no time.
+    `try_steps` times some steps to estimate the run's time; None leaves the time out.
     """
     optim, train = config.optim, config.train
     memory = costs.memory_gib(world_size=ranks.world_size, zero_stage=train.zero_stage)
@@ -75,7 +75,7 @@ def describe_training(
         "engine": f"{describe_engine(config, ranks)}, {device}{threads}",
         "precision": str(precision),
         "compiled": str(choose_compiling(config, plan, device)),
-        # Measured once, by hand: the resident memory of a run of the smallest network.
+        # 1 GiB: resident memory of a run of the smallest network, measured once by hand.
         "memory": f"about {memory:.2f} GiB for each rank (weights, gradients, moments and float32 activations), beside "
         "torch and other libraries (about 1 GiB on a CPU)",
         "disk": f"{disk / 2**20:,.0f} MiB for at most {count_of(kept, 'checkpoint')} of "
@@ -85,7 +85,7 @@ def describe_training(
 
 
 def describe_engine(config: Config, ranks: Ranks) -> str:
-    """Says which engine a run is on, and why."""
+    """Names the run's engine and the reason for it."""
     train = config.train
     engine, several = train.engine_on(ranks.world_size), ranks.world_size > 1
     if engine == "deepspeed":
@@ -98,7 +98,7 @@ def describe_engine(config: Config, ranks: Ranks) -> str:
 
 
 def describe_time(plan: Plan, ranks: Ranks, step_time: StepTime | None) -> str:
-    """Says how long all steps take, from those that were tried; None if they cannot be."""
+    """Estimates the time of all steps from the measured ones (None: the network is too large to try)."""
     if step_time is None:
         return "cannot be estimated here: the network is too large to try on this device"
     least, most = (plan.total_steps * seconds for seconds in step_time[:2])
@@ -115,8 +115,8 @@ def describe_time(plan: Plan, ranks: Ranks, step_time: StepTime | None) -> str:
 
 
 def retention(config: Config, plan: Plan, costs: Estimate) -> tuple[int, int]:
-    """Returns how many checkpoints lie on the disk at most, and the bytes of all that the run leaves, about."""
-    written = 1 + -(-plan.total_steps // plan.checkpoint_every_steps)  # with that of step 0
+    """Returns the largest number of checkpoints on disk, and the approximate bytes of all that the run writes."""
+    written = 1 + -(-plan.total_steps // plan.checkpoint_every_steps)  # including step 0
     kept = config.checkpoint.keep_last + 1
     if config.checkpoint.every_minutes is None:
         kept = min(kept, written)
@@ -126,7 +126,7 @@ def retention(config: Config, plan: Plan, costs: Estimate) -> tuple[int, int]:
 
 
 def times(every_steps: int, plan: Plan) -> str:
-    """When something is done that is done at the end of a run in any case."""
+    """Says how often something happens that always happens at the end too."""
     if every_steps >= plan.total_steps:
         return "at the end"
     return "every step" if every_steps == 1 else f"every {every_steps:,} steps and at the end"

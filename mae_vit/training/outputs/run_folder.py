@@ -1,9 +1,9 @@
-"""The run folder: what a run leaves behind, readable by scripts and people.
+"""The run folder: the files of a run.
 
 `config.yaml`, `environment.json`, `metrics.jsonl`, `tensorboard/`, `checkpoints/`,
-`pictures/`, `encoder.safetensors`, `summary.json`, `plan.txt`; `results.json`, `predictions.csv`,
-`test_reads.json` and `rates.json` of fine-tuning; `quarantine.jsonl` where samples were damaged,
-`trackers.json` where experiment trackers follow the run.
+`pictures/`, `encoder.safetensors`, `summary.json`, `plan.txt`; with fine-tuning `results.json`,
+`predictions.csv`, `test_reads.json` and `rates.json`; with damaged samples `quarantine.jsonl`; with
+experiment trackers `trackers.json`.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from mae_vit.core.messages import error_reason
 from mae_vit.runtime.locks import try_lock
 
 Status = Literal["running", "interrupted", "done", "failed"]
-# A comparison names its runs by their identity in this variable; `summary.json` records it as `run_id`.
+# Environment variable by which a comparison identifies its runs; `summary.json` records it as `run_id`.
 RUN_ID = "MAE_VIT_RUN_ID"
-# Long enough for ranks whose launcher was killed: they finish a step, save and leave.
+# Long enough for the ranks of a killed launcher to finish a step, save and exit.
 _WAIT_S = 20.0
 # A network file system frees the locks of a machine that crashed after its lease (NFS: 90 s).
 _WAIT_FOR_OTHERS_S = 120.0
@@ -58,11 +58,7 @@ class RunFolder:
         self.unlock()
 
     def check_writable(self) -> None:
-        """Makes sure that the folder can be made and written, leaving nothing behind.
-
-        Raises:
-            InputError: naming the folder.
-        """
+        """Raises InputError if the folder cannot be created or written; leaves nothing behind."""
         existing = nearest_existing(self.path)
         if not existing.is_dir():
             raise InputError(f"run folder {self.path}: {existing} is not a folder")
@@ -75,21 +71,17 @@ class RunFolder:
             raise InputError(f"run folder {self.path} cannot be written: {existing}: {reason}") from None
 
     def lock(self) -> None:
-        """Takes the folder, which is made if need be, for this process; until `unlock`, or its end.
-
-        Raises:
-            InputError: if another process keeps it, or if it cannot be written.
-        """
+        """Locks the folder with `lock_run` until `unlock` or the end of the process."""
         self._lock = self._lock or lock_run(self.path)
 
     def unlock(self) -> None:
-        """Gives the folder free; once more does no harm."""
+        """Releases the lock, if there is one."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None
 
     def create(self, config_yaml: str, environment: dict[str, Any], plan: str = "") -> None:
-        """Makes the folder and describes the run in it; `plan`: what `--dry-run` prints, for `plan.txt`."""
+        """Creates the folder and writes the files that describe the run; `plan` is the output of `--dry-run`."""
         self.path.mkdir(parents=True, exist_ok=True)
         write_atomically(self.path / "config.yaml", config_yaml.encode())
         write_json(self.path / "environment.json", environment)
@@ -97,7 +89,7 @@ class RunFolder:
             write_atomically(self.plan, (plan + "\n").encode())
 
     def read_summary(self) -> dict[str, Any]:
-        """Returns `summary.json`; empty where there is none."""
+        """Returns `summary.json`; empty if there is none."""
         try:
             summary = json.loads(self.summary.read_text())
         except (OSError, ValueError):
@@ -105,7 +97,7 @@ class RunFolder:
         return summary if isinstance(summary, dict) else {}
 
     def read_status(self) -> Status | None:
-        """Returns the status in `summary.json`, None where there is no run."""
+        """Returns the status in `summary.json`; None if there is no run."""
         status = self.read_summary().get("status")
         return status if status in ("running", "interrupted", "done", "failed") else None
 
@@ -117,20 +109,16 @@ class RunFolder:
     def append_metrics(self, line: dict[str, Any]) -> None:
         """Appends a line to `metrics.jsonl`."""
         with self.metrics.open("ab+") as file:
-            # A line that a full disk cut short ends here.
+            # Terminate a line that a full disk cut short.
             torn = file.tell() and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n"
             file.write((b"\n" if torn else b"") + (to_json(line) + "\n").encode())
 
     def cut_metrics(self, step: int) -> dict[str, Any] | None:
-        """Drops lines after `step` (and a torn last one), so that no step is written twice.
-
-        Returns:
-            The last line kept.
-        """
+        """Drops lines after `step` and a torn last line, so that no step is written twice; returns the last line kept."""
         if not self.metrics.exists():
             return None
         last, end, read = None, 0, 0
-        # In place: a full disk must not keep a run from going back.
+        # In place: a full disk must not prevent a rollback.
         with self.metrics.open("rb+") as file:
             for line in file:
                 read += len(line)
@@ -146,10 +134,10 @@ class RunFolder:
 
 
 def lock_run(folder: Path) -> FileLock:
-    """Takes a run folder, which is made if need be, for this process.
+    """Locks a run folder for this process; creates it if needed.
 
     Raises:
-        InputError: if another process keeps it, or if it cannot be written.
+        InputError: if another process keeps the lock, or if the folder cannot be written.
     """
     path, begun, announced = folder / ".lock", time.monotonic(), False
     while True:
@@ -180,7 +168,7 @@ def lock_run(folder: Path) -> FileLock:
 
 
 def _read_holder(path: Path) -> tuple[str, float]:
-    """Who has the lock, for people, and how long to wait for it."""
+    """Returns a description of the lock's holder, and the seconds to wait for it."""
     try:
         holder = json.loads(path.read_text())
         host, who = holder["host"], f"process {holder['pid']} on {holder['host']} since {holder['since']}"

@@ -1,4 +1,4 @@
-"""What a run reports while it trains: metrics, pictures, its summary, progress on the terminal."""
+"""The outputs of a run while it trains: metrics, pictures, summary, progress on the terminal."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class RunOutputs:
     """The outputs of a run: all ranks call it, rank 0 writes.
 
     Attributes:
-        writes: whether this rank writes; others need not make what is shown.
+        writes: whether this rank writes; other ranks need not prepare pictures.
     """
 
     def __init__(
@@ -53,9 +53,9 @@ class RunOutputs:
             plan: numbers of the run.
             folder: run folder.
             ranks: this process's place among all ranks.
-            start_step: steps done before; metrics of later ones are dropped.
+            start_step: steps done before; metrics of later steps are dropped.
             facts: entries of every summary.
-            damaged: numbers of the samples that are known to be damaged, updated during the run.
+            damaged: numbers of the damaged samples; grows during the run.
         """
         self.writes = ranks.rank == 0
         self._folder, self._plan = folder, plan
@@ -74,7 +74,7 @@ class RunOutputs:
                 self._cut_metrics(start_step)
             else:
                 folder.metrics.unlink(missing_ok=True)
-            # Also of a run that resumes at step 0.
+            # A run that resumes at step 0 keeps them too.
             if (scores := folder.read_summary().get(_PROBE_AT_START)) is not None:
                 self._facts[_PROBE_AT_START] = scores
             self._trackers = open_trackers(config, folder, start_step=start_step)
@@ -88,14 +88,14 @@ class RunOutputs:
         self._wall_s_before = self._last_line.get("wall_s", 0.0)
 
     def begin(self, step: int, source: str, advice: str) -> None:
-        """Says where the run begins, and leaves its first summary."""
+        """Reports where the run begins, and writes the first summary."""
         self.summarize("running", step)
         self.say(f"{self._folder.path}: {source}, step {step} of {self._plan.total_steps}")
         if advice:
             self.say(advice)
 
     def note_first_probe(self, scores: Mapping[str, float]) -> None:
-        """Keeps in every summary what the online probe says of the weights that the run begins with."""
+        """Adds the online probe's scores of the initial weights to every summary."""
         self._facts[_PROBE_AT_START] = dict(scores)
         shown = ", ".join(f"{name} {value:.4f}" for name, value in scores.items() if name != "images")
         self.say(f"step 0 online probe: {shown}")
@@ -106,7 +106,7 @@ class RunOutputs:
             tqdm.write(text, file=sys.stderr)
 
     def show(self, rows: Sequence[Picture], step: int) -> None:
-        """Writes labeled rows of images as a PNG, and to trackers with the step's metrics."""
+        """Writes labeled rows of images as a PNG, and passes them to trackers with the step's metrics."""
         if not self.writes:
             return
         picture = draw_rows(rows)
@@ -116,11 +116,11 @@ class RunOutputs:
         self._pictures["pictures/held-out"] = picture
 
     def show_views(self, views: Mapping[str, np.ndarray]) -> None:
-        """Writes pictures uint8 (H, W, 3), by name, to trackers with the step's metrics."""
+        """Passes pictures by name, uint8 (H, W, 3), to trackers with the step's metrics."""
         self._pictures |= {f"inspect/{name}": picture for name, picture in views.items()}
 
     def show_step(self, step: int, seconds: float) -> None:
-        """Shows that a step is done: by the bar on a terminal; in a log, a line says how long the first one took."""
+        """Advances the progress bar on a terminal; in a log, prints the time of the first step."""
         if self._bar is not None:
             self._bar.update(step - self._bar.n)
         elif not self._stepped:
@@ -128,7 +128,7 @@ class RunOutputs:
         self._stepped = True
 
     def log(self, line: dict[str, Any]) -> None:
-        """Writes a line of metrics and shows it; its wall time counts all processes that the run had."""
+        """Writes and shows a line of metrics; its wall time includes earlier processes of the run."""
         line["wall_s"] += self._wall_s_before
         self._last_line = line
         if not self.writes:
@@ -152,9 +152,9 @@ class RunOutputs:
             )
 
     def _eta(self, step: int) -> str:
-        """Estimates the time left from that of all steps since the first line, evaluation and saves among them.
+        """Estimates the time left from all steps since the first line, including evaluation and saves.
 
-        The first line tells none: its steps are those in which memory is allocated and graphs are compiled.
+        Steps before the first line do not count: they allocate memory and compile graphs.
         """
         now = time.monotonic()
         if self._first is None:
@@ -166,7 +166,7 @@ class RunOutputs:
 
     @contextmanager
     def _tolerant(self, what: str) -> Iterator[None]:
-        """A full disk takes nothing from a run but what people look at; a warning is printed once for each kind."""
+        """Turns disk errors into a warning, one for each kind of output: training continues without these files."""
         try:
             yield
         except OSError as error:
@@ -178,12 +178,12 @@ class RunOutputs:
                 )
 
     def go_back(self, bad: BadStep, step: int, skipped: Sequence[tuple[int, int]]) -> None:
-        """Takes all outputs back to the checkpoint of `step`, and says why.
+        """Rolls all outputs back to the checkpoint of `step`, and prints why.
 
         Args:
-            bad: the step that the run goes back from.
+            bad: the step that caused the rollback.
             step: steps done at the checkpoint.
-            skipped: [first, stop) of the steps of data that are left out.
+            skipped: windows [first, stop) of data steps that the run skips.
         """
         if not self.writes:
             return
@@ -199,7 +199,7 @@ class RunOutputs:
         )
 
     def end(self, status: Status, step: int | None, results: dict[str, Any] | None = None) -> None:
-        """Leaves the last summary, with what came of the run, and closes; without a step, that of the last line."""
+        """Writes the last summary, with `results`, and closes; `step` defaults to that of the last line."""
         if not self.writes:
             return
         last = self._last_line.get("step", 0) if step is None else step
@@ -215,7 +215,7 @@ class RunOutputs:
         try:
             self._folder.write_summary(status, self._summary(step, results))
         except OSError as error:
-            # Others read from it whether the run is done: that must not fail in silence.
+            # A comparison reads from it whether the run is done: this must not fail silently.
             if status == "done":
                 raise
             self.say(f"warning: {self._folder.summary} cannot be written: {error_reason(error)}")
@@ -233,14 +233,14 @@ class RunOutputs:
         }
 
     def files(self) -> list[str]:
-        """Names what lies in the folder, and where trackers show the run."""
+        """Returns lines that name the latest picture, the metrics, and where trackers show the run."""
         pictures = sorted(self._folder.pictures.glob("step-*.png"))
         lines = [f"  pictures  {pictures[-1]}"] if pictures else []
         return [*lines, f"  metrics   {self._folder.metrics}", *self._trackers.look()]
 
 
 def peak_memory_gib(device: torch.device) -> float:
-    """Peak memory of this rank: the GPU's allocations, or the process's resident set on CPU."""
+    """Returns this rank's peak memory: GPU allocations, or the resident set on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

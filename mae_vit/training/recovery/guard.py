@@ -11,7 +11,7 @@ from mae_vit.runtime.failures import BadStep
 from mae_vit.training.engines.state import LossHistory
 
 _WINDOW = 256
-# Fewer losses give no reliable estimate of their spread.
+# Fewer losses give no reliable estimate of the spread.
 _ENOUGH = 128
 # For a normal distribution: standard deviation = 1.4826 x median absolute deviation.
 _SIGMA_PER_MAD = 1.4826
@@ -32,7 +32,7 @@ class Guard:
 
     @property
     def course(self) -> LossHistory:
-        """Returns the loss history for the checkpoint."""
+        """The loss history for the checkpoint."""
         return LossHistory(self._skipped, tuple(self._losses), self._streak)
 
     @property

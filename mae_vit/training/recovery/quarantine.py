@@ -1,4 +1,4 @@
-"""Collects the damaged samples of all ranks, lists them in `quarantine.jsonl`, and counts them against a budget."""
+"""Collects the damaged samples of all ranks, lists them in `quarantine.jsonl`, and checks the budget."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Entry:
 
 
 class Quarantine:
-    """The distinct damaged samples. After `exchange` they are the same on all ranks. Rank 0 writes the list.
+    """The distinct damaged samples, equal on all ranks after `exchange`. Rank 0 writes the list.
 
     Attributes:
         path: file of the list.
@@ -38,9 +38,9 @@ class Quarantine:
     """
 
     def __init__(self, path: Path, ranks: Ranks, *, share: float, samples: int, start_step: int) -> None:
-        """Loads the list of a resumed run up to `start_step`, the optimizer steps done before; drops later entries.
+        """Loads the list of a resumed run, and drops entries after `start_step`, the optimizer steps done before.
 
-        The run meets the samples of later entries again, unless they have been repaired.
+        The run reads the samples of these entries again, unless they have been repaired.
         """
         self.path, self.share, self.total, self._ranks = path, share, samples, ranks
         self.allowed = damage_allowed(share, samples)
@@ -76,8 +76,7 @@ class Quarantine:
         """Shares the recorded samples with all ranks and writes them to the list; collective.
 
         Returns:
-            The samples that are new to the run, ordered by step and number, so the order does not depend
-            on the number of ranks.
+            The samples that are new to the run, in an order (step, number) that does not depend on ranks.
         """
         gathered = [e for entries in gather_objects([*self._waiting.values()], self._ranks) for e in entries]
         self._waiting, new = {}, []

@@ -1,4 +1,4 @@
-"""Recovery of a run: lists damaged samples and rolls back bad steps."""
+"""Recovery of a run: rolls back bad steps and lists damaged samples."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mae_vit.training.recovery.quarantine import Quarantine
 from mae_vit.training.recovery.rollback import Rollback
 from mae_vit.training.step_report import StepValues
 
-# Most warnings about damaged samples that a process prints; the list has all of them.
+# Largest number of warnings about damaged samples that a process prints.
 _MAX_WARNINGS = 10
 
 
@@ -23,7 +23,7 @@ class Recovery:
     """Guard, rollback and quarantine of a run. Every method must be called on every rank.
 
     Attributes:
-        guard: checks steps, and has the loss history for the checkpoint.
+        guard: checks steps, and keeps the loss history.
         quarantine: collects the damaged samples.
     """
 
@@ -67,11 +67,7 @@ class Recovery:
         return checkpoint
 
     def _sync_damage(self) -> None:
-        """Shares new damaged samples with all ranks, and lists and prints them.
-
-        Raises:
-            TrainingFailed: on all ranks, if more samples are damaged than allowed.
-        """
+        """Shares new damaged samples with all ranks, lists and prints them; raises TrainingFailed above the budget."""
         new, quarantine = self.quarantine.exchange(), self.quarantine
         for damage in new:
             self._warn(f"warning: another image takes the place of {damage}")

@@ -26,7 +26,7 @@ _LISTED_LOSSES = 32
 
 @dataclass
 class Rollback:
-    """Rolls back at most `guard.max_rollbacks` times to each checkpoint. A newer checkpoint starts a new count.
+    """Rolls back to the same checkpoint at most `guard.max_rollbacks` times.
 
     Attributes:
         folder: run folder.
@@ -50,7 +50,7 @@ class Rollback:
         Raises:
             TrainingFailed: on all ranks, if there is no checkpoint before it, or after too many tries.
         """
-        # Rank 0 looks for all: on a network file system another node may see the folder with a delay.
+        # Only rank 0 looks: on a network file system other nodes may see the folder with a delay.
         folder = self.folder.checkpoints
         checkpoint = run_on_rank_zero(lambda: newest_before(folder, bad.step, verify_checkpoint), self.ranks)
         if checkpoint is None:
@@ -74,7 +74,7 @@ class Rollback:
         given_up = tried > self.options.max_rollbacks
         if self.ranks.rank == 0:
             self._report(incident, culprit, tried)
-            # Later checkpoints follow the bad step or are broken.
+            # Later checkpoints come after the bad step or are broken.
             for path in list_checkpoints(folder):
                 if step_of(path) > checkpoint.step:
                     shutil.rmtree(path, ignore_errors=True)

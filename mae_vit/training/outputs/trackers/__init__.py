@@ -1,1 +1,1 @@
-"""mae_vit/training/outputs/trackers/__init__.py."""
+"""Experiment trackers: TensorBoard, Weights & Biases, MLflow."""

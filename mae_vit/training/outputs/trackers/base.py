@@ -1,4 +1,4 @@
-"""The interface of everything that a run is logged to: TensorBoard, experiment trackers, those of plug-ins."""
+"""The interface of trackers: TensorBoard, experiment trackers, plug-ins."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ import numpy as np
 
 from mae_vit.training.outputs.run_folder import Status
 
-# By name, as TensorBoard shows them: "train/loss".
+# By name as TensorBoard shows it: "train/loss".
 Scalars = Mapping[str, float]
 # By name; uint8 (H, W, 3).
 Pictures = Mapping[str, np.ndarray]
 ROLLED_BACK = "guard/went_back_to_step"
-# The group of a value that is no metric of the objective.
+# Groups of the values that are not metrics of the objective.
 _GROUPS = {
     **dict.fromkeys(("lr", "grad_norm", "loss_scale", "skipped_steps"), "optimizer"),
     **dict.fromkeys(("images_per_s", "data_wait_frac", "mfu", "peak_memory_gib", "save_stall_s"), "speed"),
 }
 _NESTED = ("heldout", "probe")
-# They say where a line stands.
+# Positions in the run, not metrics.
 _NOT_SHOWN = ("step", "epoch", "samples", "wall_s")
 
 
 class Tracker(Protocol):
-    """Receives what a run logs, on rank 0. Its methods may raise: the run then continues without it.
+    """Receives the metrics and pictures of a run, on rank 0. If a method raises, the run continues without it.
 
     Attributes:
-        title: its name in messages.
-        where: the command or the URL that shows the run.
-        run_id: the tracked run's id in the tracker's store, in which a resumed run continues; empty without a store.
+        title: name in messages.
+        where: command or URL that shows the run.
+        run_id: id in the tracker's store, by which a resumed run continues; empty without a store.
     """
 
     title: str
@@ -40,10 +40,10 @@ class Tracker(Protocol):
     run_id: str
 
     def log(self, step: int, scalars: Scalars, pictures: Pictures) -> None:
-        """Stores the metrics and the pictures of a step. After a rollback or a resume, a step may come again."""
+        """Stores the metrics and pictures of a step. A step may repeat after a rollback or a resume."""
 
     def go_back(self, step: int) -> None:
-        """Notes that the run rolled back to the checkpoint of `step`."""
+        """Records that the run rolled back to the checkpoint of `step`."""
 
     def finish(self, status: Status, summary: Mapping[str, Any]) -> None:
         """Stores the run's summary and closes."""
@@ -54,11 +54,11 @@ class TrackedRun:
     """Describes a run to an experiment tracker.
 
     Attributes:
-        name: shown by the tracker.
-        group: group of a comparison's runs; None without one.
+        name: the run's name in the tracker.
+        group: name of the comparison that the run belongs to, or None.
         folder: the run folder.
         config: values by dotted key, without credentials.
-        run_id: id of the tracked run to continue; None begins a new one.
+        run_id: id of the tracked run to continue; None creates a new one.
     """
 
     name: str
@@ -69,7 +69,7 @@ class TrackedRun:
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "", separator: str = ".") -> dict[str, Any]:
-    """Returns nested mappings as one mapping of joined keys."""
+    """Flattens nested mappings into one with joined keys."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
         name = f"{prefix}{separator}{key}" if prefix else str(key)
@@ -78,7 +78,7 @@ def flatten(values: Mapping[str, Any], prefix: str = "", separator: str = ".") -
 
 
 def shown_scalars(line: Mapping[str, Any]) -> dict[str, float]:
-    """Returns the numbers of a line of `metrics.jsonl` by their shown name: `train/loss`, `heldout/loss`."""
+    """Returns the numbers in a line of `metrics.jsonl` by display name: `train/loss`, `heldout/loss`."""
     values = {
         f"{_GROUPS.get(name, 'train')}/{name}": value
         for name, value in line.items()

@@ -1,4 +1,4 @@
-"""Logs a run to MLflow. The only file that imports its package."""
+"""Logs a run to MLflow. The only file that imports mlflow."""
 
 from __future__ import annotations
 
@@ -17,38 +17,38 @@ from mae_vit.training.outputs.run_folder import Status
 from mae_vit.training.outputs.trackers.base import ROLLED_BACK, Pictures, Scalars, TrackedRun, flatten
 
 _DEFAULTS = {
-    # It reports its use over the network.
+    # MLflow would report usage over the network.
     "MLFLOW_DISABLE_TELEMETRY": "true",
-    # Training waits for a server's answer: its own values are 120 s, eight times.
+    # Training waits for the server's answer; MLflow's defaults are 120 s and seven retries.
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
 }
 _STATUS: dict[Status, str] = {"done": "FINISHED", "interrupted": "KILLED"}
-# A server takes no more in one request.
+# Largest number that a server accepts in one request.
 _MAX_PARAMETERS = 100
 
 
 class MlflowTracker:
-    """A run of MLflow: on the server of MLFLOW_TRACKING_URI, without one in a database beside the runs.
+    """A run in MLflow: on the server of MLFLOW_TRACKING_URI, or else in a database beside the runs.
 
-    A step that comes again has both values in its history.
+    A repeated step has both values in its history.
     """
 
     title = "mlflow"
 
     def __init__(self, run: TrackedRun) -> None:
-        """Opens the run; a new one where the store does not know its id, such as on another machine."""
+        """Opens the run; creates a new one if the store does not know its id (on another machine)."""
         for name, value in _DEFAULTS.items():
             os.environ.setdefault(name, value)
         from mlflow import MlflowClient, entities, exceptions
 
-        # After the import, which sets levels itself.
+        # After the import, which sets these levels.
         for name in ("mlflow", "alembic"):
             logging.getLogger(name).setLevel(logging.WARNING)
         self._metric = entities.Metric
         server, local = os.environ.get("MLFLOW_TRACKING_URI"), _local_folder(run.folder)
         uri = server or f"sqlite:///{local / 'mlflow.db'}"
-        # Two runs that begin together must not create the tables twice.
+        # Two runs that start together must not create the tables twice.
         with nullcontext() if server else FileLock(local / ".mlflow.lock"):
             self._client: Any = MlflowClient(tracking_uri=uri)
             name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "mae-vit")
@@ -85,7 +85,7 @@ class MlflowTracker:
         self.log(step + 1, {ROLLED_BACK: step}, {})
 
     def finish(self, status: Status, summary: Mapping[str, Any]) -> None:
-        """Stores the summary: numbers of a finished run as metrics, the rest as tags, which can be replaced."""
+        """Stores the summary: numbers of a finished run as metrics, other values as tags, which can be replaced."""
         flat = flatten({"summary": {**summary, "status": status}}, separator="/")
         numbers = {name: value for name, value in flat.items() if isinstance(value, int | float)}
         if status == "done":
@@ -97,6 +97,6 @@ class MlflowTracker:
 
 
 def _local_folder(run: Path) -> Path:
-    """Returns the folder `runs` above a run, so that all runs share a database; without one, the folder above it."""
+    """Returns the ancestor folder named `runs`, so that all runs share a database; by default the run's parent."""
     above = run.absolute().parents
     return next((folder for folder in above if folder.name == "runs"), above[0])

@@ -1,4 +1,4 @@
-"""All that one run is logged to."""
+"""Opens the trackers of a run and logs to all of them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from mae_vit.training.outputs.trackers.base import (
 )
 from mae_vit.training.outputs.trackers.tensorboard import TensorBoard
 
-# What the extra of the same name installs.
+# Packages that the extra of the same name installs.
 _PACKAGES = {"wandb": ("wandb",), "mlflow": ("mlflow", "sqlalchemy", "alembic")}
 # Their values never appear in a message.
 _SECRETS = ("WANDB_API_KEY", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
@@ -55,14 +55,14 @@ def check_installed(trackers: Sequence[str]) -> None:
 
 
 class RunTrackers:
-    """All that a run is logged to. A tracker that fails gives one warning and gets no more; training continues."""
+    """The trackers of a run. One that fails is dropped with a warning; training continues."""
 
     def __init__(self) -> None:
-        """Logs to nothing yet."""
+        """Starts without trackers."""
         self._trackers: list[Tracker] = []
 
     def log(self, step: int, scalars: Scalars, pictures: Pictures) -> None:
-        """Logs the metrics and the pictures of a step."""
+        """Logs the metrics and pictures of a step."""
         for tracker in [*self._trackers]:
             with self.guarded(tracker.title):
                 tracker.log(step, scalars, pictures)
@@ -84,12 +84,12 @@ class RunTrackers:
         return [f"  watch     {tracker.where}" for tracker in self._trackers]
 
     def add(self, tracker: Tracker) -> None:
-        """Logs to a tracker from here on."""
+        """Adds a tracker."""
         self._trackers.append(tracker)
 
     @contextmanager
     def guarded(self, title: str) -> Iterator[None]:
-        """Turns whatever a tracker raises into a warning, and drops the tracker."""
+        """Turns any exception of a tracker into a warning, and drops the tracker."""
         try:
             yield
         except (Exception, SystemExit) as error:
@@ -102,14 +102,9 @@ class RunTrackers:
 
 
 def open_trackers(config: Config, folder: RunFolder, *, start_step: int) -> RunTrackers:
-    """Opens TensorBoard and the experiment trackers of a run.
+    """Opens TensorBoard and the experiment trackers of a run that begins or resumes at `start_step`.
 
-    A tracked run that is new gets all of `metrics.jsonl`.
-
-    Args:
-        config: config of the run.
-        folder: run folder, which has the ids of its tracked runs; its metrics end at `start_step`.
-        start_step: steps done before.
+    `folder` stores the ids of the tracked runs. A new tracked run gets all of `metrics.jsonl`.
     """
     trackers = RunTrackers()
     if config.monitor.tensorboard:
@@ -148,7 +143,7 @@ def describe_run(config: Config, folder: RunFolder) -> TrackedRun:
 
 
 def _without_secrets(text: str) -> str:
-    """Blanks out keys, passwords and tokens of the environment."""
+    """Masks keys, passwords and tokens from the environment."""
     secrets = [os.environ.get(name, "") for name in _SECRETS]
     secrets += [urlsplit(os.environ.get(name, "")).netloc.rpartition("@")[0] for name in _URLS]
     for secret in filter(None, secrets):

@@ -10,7 +10,7 @@ from typing import Any
 from mae_vit.training.outputs.run_folder import Status
 from mae_vit.training.outputs.trackers.base import ROLLED_BACK, Pictures, Scalars
 
-# The page "Custom scalars": what a person looks at first.
+# The page "Custom scalars".
 _LAYOUT = {
     "is it learning?": {
         "loss": ["Multiline", ["train/loss", "heldout/loss"]],
@@ -25,7 +25,7 @@ _LAYOUT = {
 
 
 class TensorBoard:
-    """TensorBoard's files of one run. It hides what was logged after a step that the run goes back to."""
+    """TensorBoard's files of one run. A rollback hides later steps."""
 
     title = "TensorBoard"
     run_id = ""
@@ -40,14 +40,14 @@ class TensorBoard:
             self._writer.add_custom_scalars(_LAYOUT)
 
     def log(self, step: int, scalars: Scalars, pictures: Pictures) -> None:
-        """Writes the metrics and the pictures of a step."""
+        """Writes the metrics and pictures of a step."""
         for name, value in scalars.items():
             self._writer.add_scalar(name, value, step)
         for name, picture in pictures.items():
             self._writer.add_image(name, picture, step, dataformats="HWC")
 
     def go_back(self, step: int) -> None:
-        """Hides all after `step`, and marks it."""
+        """Hides all steps after `step`, and marks the rollback."""
         self._writer.close()
         self._writer = _open_writer(self._folder, purge_step=step + 1)
         self._writer.add_scalar(ROLLED_BACK, step, step + 1)
@@ -58,7 +58,7 @@ class TensorBoard:
 
 
 def _open_writer(path: Path, purge_step: int | None) -> Any:
-    # Importing TensorBoard takes a second: only where it is written.
+    # Importing TensorBoard takes a second: import it only when needed.
     logging.getLogger("tensorboard").setLevel(logging.ERROR)
     from torch.utils.tensorboard import SummaryWriter
 

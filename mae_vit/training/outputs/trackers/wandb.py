@@ -1,4 +1,4 @@
-"""Logs a run to Weights & Biases. The only file that imports its package."""
+"""Logs a run to Weights & Biases. The only file that imports wandb."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 from mae_vit.training.outputs.run_folder import Status
 from mae_vit.training.outputs.trackers.base import ROLLED_BACK, Pictures, Scalars, TrackedRun, flatten
 
-# The longest that training waits for the package, at its start and at its end.
+# Longest time that training waits for the package at start and end.
 _PATIENCE_S = 20.0
 _EXIT_CODES: dict[Status, int] = {"done": 0, "interrupted": 75}
 
 
 class WandbTracker:
-    """A run of Weights & Biases: online with a key or a login, otherwise offline in the run folder.
+    """A run in Weights & Biases: online with a key or a login, otherwise offline in the run folder.
 
-    Charts are drawn over the metric "step". The package's own step only grows, so it would drop what a run
-    repeats after a rollback or a resume.
+    Charts use the metric "step" as x-axis: the package's own step only grows, so it would drop steps that
+    repeat after a rollback or a resume.
     """
 
     title = "wandb"
@@ -28,7 +28,7 @@ class WandbTracker:
         # Otherwise the package prints, and reports its own errors over the network.
         os.environ.setdefault("WANDB_SILENT", "true")
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
-        # The service of a parent process, such as a notebook, takes the run of a killed process for one in use.
+        # The service of a parent process, such as a notebook, would consider a killed process's run in use.
         os.environ.pop("WANDB_SERVICE", None)
         import wandb
 
@@ -43,7 +43,7 @@ class WandbTracker:
             config=dict(run.config),
             mode=None if has_login else "offline",
             resume="allow",
-            # The command line and the git remote may hold tokens: they are not collected.
+            # Do not collect the command line and the git remote: they may hold tokens.
             settings=wandb.Settings(
                 console="off",
                 silent=True,
