@@ -1,1 +1,1 @@
-"""Puts pretraining jobs together."""
+"""Pretraining jobs."""

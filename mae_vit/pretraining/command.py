@@ -1,4 +1,4 @@
-"""The command line of pretraining, which is checked without importing torch."""
+"""The command line of pretraining; checks the config before it imports torch."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def main(argv: Sequence[str] | None = None, *, prog: str | None = None) -> int:
     """Runs the command line; returns the exit code.
 
     Args:
-        argv: the words; None for this process's.
-        prog: the command that they belong to; None for a script of a checkout.
+        argv: arguments; None for those of this process.
+        prog: command name in the help; None for the script of a checkout.
     """
 
     def job() -> int:
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None, *, prog: str | None = None) -> int:
             keys=describe_keys(PretrainConfig),
             examples=as_installed(EXAMPLES) if prog else EXAMPLES,
         )
-        # A mistake in it is known at once; what follows takes seconds to import. A pipe is read once alone.
+        # Report config errors before the slow imports. A pipe can be read only once, so it is checked later.
         if isinstance(arguments.config, Path) and (
             arguments.config.is_file() or not arguments.config.exists()
         ):

@@ -29,24 +29,24 @@ from mae_vit.evaluation.few_shot import draw_shots
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.evals import HeldOut, OnlineProbe
 
-# Where held-out images are looked for, best first.
+# Splits of held-out images, in order of preference.
 _HELD_OUT_SPLITS = ("val", "test")
-# Not the run's seed: runs of all seeds are measured on the same images and masks.
+# Not the run's seed: runs of all seeds are evaluated on the same images and masks.
 _HELD_OUT_SEED = 0
 _SHOTS = 25
-# Images to fit, over all classes: a closed form of this size takes almost no time.
+# Images to fit, over all classes: the closed form takes almost no time at this size.
 _MAX_SUPPORT = 1000
 
 
 @dataclass(frozen=True)
 class ProbeSplit:
-    """Labeled held-out images, by their numbers in the split.
+    """Labeled held-out images, by their sample numbers in the split.
 
     Attributes:
         support: images to fit on.
         queries: images to score.
-        shots: most images of a class among `support`.
-        why_none: why there is no probe; empty if there is one.
+        shots: largest number of `support` images of a class.
+        why_none: reason for having no probe; empty if there is one.
     """
 
     support: np.ndarray
@@ -56,7 +56,7 @@ class ProbeSplit:
 
     @property
     def samples(self) -> np.ndarray:
-        """All of them, support first."""
+        """All sample numbers, support first."""
         return np.concatenate([self.support, self.queries])
 
 
@@ -66,10 +66,10 @@ class Data(TrainingData):
 
     Attributes:
         held_out_index: index of the held-out split; None without one.
-        why_none: reason that there is none.
-        held_out_source: its images without augmentation.
-        probe_split: those of them that the online probe is about.
-        picture_bands: the bands that held-out images are drawn in; None chooses.
+        why_none: reason for having no held-out split.
+        held_out_source: images of the held-out split, without augmentation.
+        probe_split: held-out images of the online probe.
+        picture_bands: bands to draw held-out images in; None for the default bands.
     """
 
     held_out_index: ShardIndex | None
@@ -80,16 +80,12 @@ class Data(TrainingData):
 
     @cached_property
     def num_classes(self) -> int:
-        """Classes of the labels; 0 if any image has none. Looks at all of them: 2 GB at 100 million images."""
+        """Number of classes; 0 if any image has no label. Reads all labels: 2 GB at 100 million images."""
         unlabeled = (np.asarray(self.source.labels) == NO_LABEL).any()
         return 0 if unlabeled else len(self.index.dataset.classes)
 
     def check_held_out_labels(self) -> None:
-        """Checks that an objective with labels has labeled held-out images.
-
-        Raises:
-            InputError: if no held-out image has one, naming the split.
-        """
+        """Raises InputError if no held-out image has a label, which an objective with labels needs."""
         index = self.held_out_index
         if index is None or (index.labels >= 0).any():
             return
@@ -105,7 +101,7 @@ class Data(TrainingData):
         )
 
     def probe(self, ranks: Ranks, *, batch_size: int) -> OnlineProbe | None:
-        """Loads the online probe, this rank's part of its images; None without one."""
+        """Loads this rank's images of the online probe; None without a probe."""
         source, samples = self.held_out_source, self.probe_split.samples
         if source is None or self.probe_split.why_none:
             return None
@@ -119,7 +115,7 @@ class Data(TrainingData):
         )
 
     def held_out(self, ranks: Ranks, *, images: int, picture_images: int, batch_size: int) -> HeldOut | None:
-        """Loads fixed held-out images, this rank's part of them; None without any."""
+        """Loads this rank's part of the fixed held-out images; None without any."""
         if self.held_out_index is None or self.held_out_source is None:
             return None
         total = len(self.held_out_index)
@@ -138,8 +134,8 @@ def open_data(config: Config, ranks: Ranks, device: torch.device) -> Data:
     """Opens the splits and chooses source and workers.
 
     Raises:
-        InputError: for a missing, empty or damaged data folder, an unknown split, or
-            settings that do not fit the images.
+        InputError: for a missing, empty or damaged data folder, an unknown split, or options that
+            do not suit the images.
     """
     section = config.data
     folder, remote = resolve_data_path(
@@ -152,7 +148,7 @@ def open_data(config: Config, ranks: Ranks, device: torch.device) -> Data:
         say=ranks.rank == 0,
         remote=remote,
     )
-    # Fetch remote shards first: the choice of samples reads keys of all shards.
+    # Remote shards are fetched by now: choosing samples reads the keys of all shards.
     check_pad(section.augment.crop, index, config.model.image_hw)
     split = find_split(
         index.dataset.splits,
@@ -164,7 +160,7 @@ def open_data(config: Config, ranks: Ranks, device: torch.device) -> Data:
     held_out = open_whole_index(folder, split, remote=remote) if split else None
     why_none = "" if held_out else 'no split "val" or "test"'
     if held_out and len(held_out) < ranks.world_size:
-        # A rank without images could not take part.
+        # Every rank needs at least one image.
         why_none = f'split "{held_out.split}" has {len(held_out)} images for {ranks.world_size} ranks'
         held_out = None
     if (wanted := config.monitor.picture_bands) is not None:
@@ -194,7 +190,7 @@ def open_data(config: Config, ranks: Ranks, device: torch.device) -> Data:
 
 
 def _choose(config: Config, index: ShardIndex) -> np.ndarray | None:
-    """Chooses the samples that are trained on; None for all."""
+    """Chooses the samples to train on; None for all."""
     limit = config.data.leave_out_per_class
     if limit is None:
         return None
@@ -213,7 +209,7 @@ def _choose(config: Config, index: ShardIndex) -> np.ndarray | None:
 def choose_probe(
     monitor: MonitorSection, index: ShardIndex | None, world_size: int, why_none: str
 ) -> ProbeSplit:
-    """Chooses images of the held-out split for the probe; `why_none`: why there is no such split, if `index` is None.
+    """Chooses held-out images for the probe. If `index` is None, `why_none` says why there is no held-out split.
 
     Raises:
         InputError: for an option that cannot take effect.
@@ -230,7 +226,7 @@ def choose_probe(
 def _draw_probe(
     monitor: MonitorSection, index: ShardIndex | None, world_size: int, why_none: str
 ) -> ProbeSplit | str:
-    """Returns the images, or why there are none."""
+    """Returns the images of the probe, or the reason for having no probe."""
     if index is None:
         return why_none
     if not monitor.probe_queries:

@@ -44,25 +44,25 @@ from mae_vit.training.outputs.environment import versions_of
 from mae_vit.training.outputs.plan_text import retention
 from mae_vit.training.startup import agree_on_precision, foresee_start, open_run_folder, settle_precision
 
-_FULL = 0.9  # of a memory or a disk, beyond which nothing is left for fragments and libraries
+_FULL = 0.9  # usable fraction of memory or disk; fragmentation and libraries take the rest
 _OPEN_FILES = 1024
 _READ_SAMPLES = 64
 _JOIN_TIMEOUT_S = 60.0
-# Joined ranks wait for each other's data folders.
+# Joined ranks wait for each other to open the data.
 _CHECK_TIMEOUT_S = 1800.0
 _EXCHANGED_BYTES = 64 << 20
-# Ranks must share these: collectives and data reading depend on them.
+# Packages whose versions must be equal on all ranks: collectives and data reading depend on them.
 _COMPARED = ("mae-vit", "torch", "torchvision", "timm", "deepspeed", "numpy", "simplejpeg", "pillow")
 
 
 @dataclass(frozen=True)
 class Check:
-    """One finding.
+    """The result of a check.
 
     Attributes:
-        status: "ok", "warn" (works, but look) or "FAIL" (will not work).
+        status: "ok", "warn" (works, but needs a look) or "FAIL" (will not work).
         name: name of the check.
-        text: the result and, if there is a problem, what to do.
+        text: the result and, if there is a problem, the remedy.
     """
 
     status: Literal["ok", "warn", "FAIL"]
@@ -74,14 +74,14 @@ class Check:
 
 
 def doctor(path: Path | None, overrides: Sequence[str]) -> int:
-    """Checks everything that a run needs and prints what it finds; returns the exit code.
+    """Checks the requirements of a run and prints the results.
 
     Args:
         path: config file; None checks only what every run needs.
         overrides: `key.path=value`.
 
     Returns:
-        0, 1 if a check fails, 2 for bad input; else as jobs end.
+        The exit code: 1 if a check fails, otherwise as for jobs.
     """
 
     def job() -> int:
@@ -96,20 +96,20 @@ def doctor(path: Path | None, overrides: Sequence[str]) -> int:
 def check_all(
     config: PretrainConfig | None, ranks: Ranks, *, resume: ResumeMode = "auto", extend: bool = False
 ) -> int:
-    """Prints the plan of a run and all checks on rank 0, trains nothing; collective.
+    """Prints the plan of a run and all checks on rank 0; trains nothing; collective.
 
     Returns:
         0, or 1 if a check fails.
 
     Raises:
-        InputError: if the run cannot be set up; of several ranks, after what each of them found was printed.
+        InputError: if the run cannot be set up; with several ranks only after their checks are printed.
     """
     device = None
-    with suppress(InputError):  # the setup says why there is none
+    with suppress(InputError):  # `set_up` or `find_device` raises it again below
         device = find_device(ranks, config.run.device if config else "auto")
     met = join_ranks(ranks, device)
     if met.status != "ok":
-        # Ranks that cannot meet print for themselves.
+        # Without a connection each rank prints for itself.
         print(met, flush=True)
         return EXIT_FAILED
     asked = config.train.precision if config else "auto"
@@ -145,7 +145,7 @@ def check_all(
 def _examine_run(
     config: PretrainConfig, ranks: Ranks, resume: ResumeMode, chosen: Chosen, *, extend: bool
 ) -> tuple[str, list[Check]]:
-    """Sets up a run without a change to its folder; returns its plan as text, and the checks of this rank."""
+    """Sets up a run without changing its folder; returns its plan as text, and this rank's checks."""
     setup = set_up(config, ranks)
     config = setup.config
     folder = open_run_folder(config)
@@ -164,7 +164,7 @@ def _examine_run(
 
 
 def check_software(config: PretrainConfig | None, ranks: Ranks) -> list[Check]:
-    """Checks that torch sees the GPUs, and what the run's options need beside torch."""
+    """Checks that torch sees the GPUs, and that other software for the run's options is installed."""
     driver = shutil.which("nvidia-smi") and os.environ.get("CUDA_VISIBLE_DEVICES") not in ("", "-1")
     text = f"torch {torch.__version__}, CUDA {torch.version.cuda or 'not built in'}"
     if torch.cuda.is_available():
@@ -187,7 +187,7 @@ def check_software(config: PretrainConfig | None, ranks: Ranks) -> list[Check]:
 
 
 def check_devices(ranks: Ranks, device: torch.device, precision: Chosen) -> list[Check]:
-    """Checks this rank's device, its precision, and whether the node has GPUs that nobody uses."""
+    """Checks this rank's device and precision, and whether the node has unused GPUs."""
     precise = Check("warn" if precision.warning else "ok", "precision", precision.warning or str(precision))
     if device.type != "cuda":
         return [Check("ok", "device", f"CPU, {count_of(ranks.cores, 'core')} for each rank"), precise]
@@ -215,7 +215,7 @@ def check_run(setup: Setup, folder: Path) -> list[Check]:
 
 
 def _check_room(name: str, text: str, remedy: str, *, least: float, most: float, free: float) -> Check:
-    """Fails what needs more than is free, and warns of what may fill it up; any unit."""
+    """Fails if `least` exceeds `free`, and warns if `most` may fill it; all in the same unit."""
     status: Literal["ok", "warn", "FAIL"] = (
         "FAIL" if least > free else "warn" if most > _FULL * free else "ok"
     )
@@ -241,7 +241,7 @@ def check_disk(folder: Path, needed: int) -> Check:
 
 
 def check_loading(data: Data, batch_bytes: int, ranks: Ranks) -> list[Check]:
-    """Checks shards, cores, shared memory and open files of the data workers, with micro-batches of `batch_bytes`."""
+    """Checks shards, cores, open files and shared memory for the data workers; micro-batches have `batch_bytes`."""
     workers = data.workers
     warnings = [("shards", text) for text in order_warnings(data)]
     warnings += [("cores", text) for text in data.core_warnings()]
@@ -267,7 +267,7 @@ def check_loading(data: Data, batch_bytes: int, ranks: Ranks) -> list[Check]:
 def check_samples(data: Data, channels: int, budget: float) -> Check:
     """Reads and decodes some samples, evenly spread over the split."""
     index = data.index
-    # From elsewhere each shard would be fetched whole.
+    # Remote shards would be fetched whole, so read the first one only.
     last = len(index) if index.remote is None else index.split_info.shards[0].samples
     chosen = np.linspace(0, last - 1, min(_READ_SAMPLES, last)).astype(int).tolist()
     broken, begun = [], time.monotonic()
@@ -284,14 +284,14 @@ def check_samples(data: Data, channels: int, budget: float) -> Check:
         f"; {len(broken)} damaged, the first: {broken[0]}; data.damage_budget allows "
         f"{damage_allowed(budget, len(index)):,} of all: `mae-vit check {index.folder}`"
     )
-    # The share of these few stands for that of all.
+    # The sampled fraction estimates that of the whole split.
     return Check("FAIL" if len(broken) / len(chosen) > budget else "warn", "samples", text)
 
 
 def join_ranks(ranks: Ranks, device: torch.device | None, *, timeout_s: float = _JOIN_TIMEOUT_S) -> Check:
-    """Joins all ranks as a run does; the process group stays.
+    """Joins all ranks as a run does; the process group remains.
 
-    Ranks whose devices differ, or that have none (None), join by the CPU, to say so.
+    Ranks with different or missing devices join on the CPU, so that `check_exchange` can report them.
     """
     if ranks.world_size == 1:
         return Check("ok", "ranks", "one rank: no others to connect to")
@@ -309,7 +309,7 @@ def join_ranks(ranks: Ranks, device: torch.device | None, *, timeout_s: float = 
 
 
 def check_exchange(ranks: Ranks, device: torch.device | None) -> Check:
-    """Lets ranks that have met add numbers, as gradients are; collective."""
+    """Times an all-reduce over the joined ranks, and checks its result; collective."""
     if ranks.world_size == 1:
         return Check("ok", "network", "one rank: nothing to exchange")
     kind = device.type if device else "none"
@@ -331,7 +331,7 @@ def check_exchange(ranks: Ranks, device: torch.device | None) -> Check:
 
 
 def check_versions(ranks: Ranks) -> Check:
-    """Compares the versions of all ranks, which must have joined; collective."""
+    """Compares the package versions of all ranks, which must have joined; collective."""
     versions = {"python": platform.python_version(), **versions_of(_COMPARED)}
     by_rank: list[tuple[str, dict[str, str]]] = gather_objects((socket.gethostname(), versions), ranks)
     differing = [
@@ -347,7 +347,7 @@ def check_versions(ranks: Ranks) -> Check:
 
 
 def merge_checks(checks: list[Check], ranks: Ranks) -> list[Check]:
-    """Returns rank 0's findings, and those of other ranks that are not well; collective."""
+    """Returns rank 0's checks, and those of other ranks that are not "ok"; collective."""
     by_rank: list[list[Check]] = gather_objects(checks, ranks)
     merged = {(check.name, check.text): check for check in by_rank[0]}
     for rank, rank_checks in enumerate(by_rank):

@@ -1,4 +1,4 @@
-"""Puts a pretraining job together: config, data, objective, engine, resume, loop."""
+"""Runs a pretraining job: config, data, objective, engine, resume, loop."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def check(arguments: Arguments) -> int:
     Raises:
         InputError: for every error that the user can fix.
     """
-    # Imports what only checks need.
+    # Has imports that only checks need.
     from mae_vit.pretraining.doctor import check_all
 
     config, ranks = read_config(arguments)
@@ -61,11 +61,7 @@ def check(arguments: Arguments) -> int:
 
 
 def read_config(arguments: Arguments) -> tuple[PretrainConfig, Ranks]:
-    """Reads the config and finds this process's rank; rank 0 prints notes.
-
-    Raises:
-        InputError: for whatever does not fit.
-    """
+    """Reads the config and finds this process's rank; rank 0 prints notes; raises InputError for bad input."""
     assert arguments.config is not None
     notes, given = list[str](), (arguments.config, arguments.overrides)
     config = load_config(PretrainConfig, *given, overrides_from=arguments.overrides_from, notes=notes)
@@ -107,12 +103,12 @@ def _train(setup: Setup, arguments: Arguments, folder: RunFolder) -> None:
     if ranks.rank == 0:
         print(f"precision: {chosen}")
     objective = setup.build()
-    # Initial weights may have seen labels, too.
+    # Initial weights may have seen labels.
     begins_from, before = config.model.init or "scratch", dict[str, Any]()
     if checkpoint is None:
         weights = initialize(objective, config, setup.info, say=ranks.rank == 0)
         if weights is not None:
-            from mae_vit.weights.encoder import cost_of_start  # few runs need it
+            from mae_vit.weights.encoder import cost_of_start  # slow import that few runs need
 
             begins_from, before = weights.source, asdict(cost_of_start(weights))
         labels = seen_labels(config, setup.data, weights.labels if weights else None)
@@ -157,7 +153,7 @@ class Job:
         return self.data.batches(self.engine.ranks, self.plan, start_step, skipped)
 
     def samples_of(self, data_step: int) -> list[dict[str, Any]]:
-        """Names the samples of a step of the data order."""
+        """Describes the samples of a data step."""
         return self.data.samples_of(data_step)
 
     def held_out(self) -> HeldOut | None:
@@ -178,13 +174,13 @@ class Job:
         """Returns the function that draws views of the encoder."""
         if self.config.monitor.inspect_every_epochs is None:
             return None
-        # Imports matplotlib: only where it draws.
+        # Imports matplotlib.
         from mae_vit.inspection.in_training import draw_views
 
         return partial(draw_views, picture_bands=self.config.monitor.picture_bands)
 
     def finish(self, step: int, best: BestWeights | None) -> tuple[dict[str, Any], Callable[[], None]]:
-        """Says which images the probe's scores are of, and gives what writes `encoder.safetensors`; collective."""
+        """Returns the numbers of the probe's images, and a function that writes `encoder.safetensors`; collective."""
         content = b""
         with self.engine.full_weights():
             if self.engine.ranks.rank == 0:
@@ -201,5 +197,5 @@ class Job:
         return results, partial(write_atomically, self.folder.encoder, content)
 
     def results(self) -> list[str]:
-        """Names the encoder."""
+        """Returns the line that names the encoder."""
         return [f"  encoder   {self.folder.encoder}"]

@@ -1,4 +1,4 @@
-"""The plan of a run, as `--dry-run` prints it."""
+"""Formats the plan of a run, which `--dry-run` prints."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from mae_vit.training.outputs.plan_text import describe_augment, describe_traini
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.startup import describe_start
 
-# On 8x8 digits fine-tuning gains little from more than this, in steps of 128 images; on photographs it does
-# (docs/choosing.md).
+# On 8x8 digits more steps (of 128 images) improve fine-tuning little; on photographs they do (docs/choosing.md).
 _FEW_STEPS = 1_000
 
 
@@ -29,7 +28,7 @@ def describe_plan(
     *,
     timed: bool = True,
 ) -> str:
-    """Returns the resolved plan, a line for each fact; `timed`: with the time that it takes, after some steps of it."""
+    """Returns the resolved plan, one fact a line; `timed` takes some steps to estimate the run's time."""
     config, plan, ranks, data, costs = setup.config, setup.plan, setup.ranks, setup.data, setup.costs
     model, geometry = config.model, setup.info.geometry
     height, width = model.image_hw
@@ -98,7 +97,7 @@ def describe_plan(
 
 
 def describe_probe(data: Data, plan: Plan) -> str:
-    """Returns which images the online probe fits and scores, and how often; or why there is no probe."""
+    """Describes the images and the interval of the online probe, or why there is none."""
     probe, index = data.probe_split, data.held_out_index
     if index is None or probe.why_none:
         return f"none: {probe.why_none}"
@@ -111,7 +110,7 @@ def describe_probe(data: Data, plan: Plan) -> str:
 
 
 def describe_order(data: Data, ranks: Ranks) -> str:
-    """Says which shards a rank reads."""
+    """Describes which shards a rank reads."""
     order, shards = data.order.blocks, len(data.index.split_info.shards)
     if order is None:
         return f"global: each rank reads {'all ' if shards > 1 else ''}{count_of(shards, 'shard')}"
@@ -127,7 +126,7 @@ def describe_order(data: Data, ranks: Ranks) -> str:
 
 
 def order_warnings(data: Data) -> list[str]:
-    """Returns warnings about settings that work but defeat the purpose of the order mode."""
+    """Returns warnings about valid options that defeat the purpose of the block order."""
     order, shards = data.order.blocks, len(data.index.split_info.shards)
     if order is None or order.num_blocks >= order.lanes:
         return []

@@ -1,4 +1,4 @@
-"""Rebuilds the images, crops and masks of any step of a pretraining run: what it saw, as a picture with keys."""
+"""Rebuilds the images, crops and masks of any step of a pretraining run, as a picture and a table of keys."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ _COLUMNS = ("place", "epoch", "sample", "shard", "key", "label")
 
 @dataclass(frozen=True)
 class Replay:
-    """One step of a run, of one rank.
+    """A step of a run on one rank.
 
     Attributes:
-        batch: its images as the objective took them.
-        samples: their names, in the same order.
+        batch: images as the objective received them.
+        samples: descriptions of the samples, in the same order.
         epoch: epoch of the data order.
-        data_step: step of the data order, which differs from the run's once steps were left out.
-        pictures: the objective's, of the images with the step's masks.
-        weights_step: step of the weights that predictions are made by; None without any.
+        data_step: step of the data order; differs from the run's step after skipped steps.
+        pictures: rows that the objective draws, with the step's masks.
+        weights_step: step of the weights that predict; None without any.
     """
 
     batch: Batch
@@ -60,13 +60,13 @@ def replay(run: Path, *, step: int | None, of_data: int | None = None, rank: int
     """Rebuilds a step.
 
     Args:
-        run: its folder.
-        step: training step, from 1, as metrics have it.
-        of_data: the step of the data order instead, from 0, as incident reports have it.
+        run: run folder.
+        step: training step, counted from 1 as in `metrics.jsonl`.
+        of_data: data step, counted from 0 as in incident reports; overrides `step`.
         rank: rank whose part is rebuilt.
 
     Raises:
-        InputError: if folder, data or step are not there.
+        InputError: if folder, data, step or rank do not exist.
     """
     if "finetune" in read_run_config(run):
         raise InputError(f"{run} is a fine-tuning run: only pretraining is replayed")
@@ -76,7 +76,7 @@ def replay(run: Path, *, step: int | None, of_data: int | None = None, rank: int
     ranks = Ranks(rank, json.loads(environment.read_text())["world_size"] if environment.exists() else 1)
     if not 0 <= rank < ranks.world_size:
         raise InputError(f"--rank {rank}: the run has ranks 0 to {ranks.world_size - 1}")
-    # This process stands in for a rank.
+    # This process takes the place of the rank.
     device = find_device(Ranks())
     data = open_data(config, Ranks(), device)
     plan = make_plan(config, num_samples=data.num_samples, world_size=ranks.world_size)
@@ -113,7 +113,7 @@ def replay(run: Path, *, step: int | None, of_data: int | None = None, rank: int
 
 
 def write_replay(record: Replay, path: Path, *, images: int) -> Path:
-    """Writes the first images as PNG, and the names of all as CSV beside it; returns the path of the CSV."""
+    """Writes the first `images` as PNG, and all samples as CSV beside it; returns the path of the CSV."""
     shown = min(images, len(record.samples))
     width = min(shown, _IMAGES_IN_A_ROW)
     rows = []

@@ -1,4 +1,4 @@
-"""From a config to all that a pretraining run is made of, checked, before its ranks are joined."""
+"""Builds and checks the parts of a pretraining run from its config, before the ranks join."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def set_up(config: PretrainConfig, ranks: Ranks) -> Setup:
     """Opens the data and resolves everything.
 
     Raises:
-        InputError: for options that do not fit each other or the data.
+        InputError: for options that conflict with each other or with the data.
     """
     device = choose_device(config, ranks)
     config = with_channels(config, describe_data(config, say=ranks.local_rank == 0))
@@ -80,14 +80,14 @@ def set_up(config: PretrainConfig, ranks: Ranks) -> Setup:
 
 
 def count_classes(config: PretrainConfig, data: Data) -> int:
-    """Returns the classes of the labels; 0 where they are of no use."""
+    """Returns the number of classes; 0 if the objective uses no labels."""
     return data.num_classes if config.objective.uses_labels else 0
 
 
 def estimate_costs(
     config: PretrainConfig, info: EncoderInfo, *, num_classes: int, batch_size_per_device: int
 ) -> Estimate:
-    """Estimates the cost of steps with a micro-batch size."""
+    """Estimates the cost of a step at a micro-batch size."""
     return estimate(
         lambda: build_objective(config, info, num_classes=num_classes),
         image_shape=(info.in_chans, *info.img_size),
@@ -100,7 +100,7 @@ def estimate_costs(
 
 
 def least_kept(setup: Setup) -> int:
-    """Returns the fewest bytes that a step keeps for its backward pass; 0 if the compiler chooses them."""
+    """Returns the least bytes that a step keeps for its backward pass; 0 (unknown) if it is compiled."""
     train, info = setup.config.train, setup.info
     assert train.precision != "auto", "`settle_precision` comes first"
     if choose_compiling(setup.config, setup.plan, setup.device).on:
@@ -117,7 +117,7 @@ def least_kept(setup: Setup) -> int:
 
 
 def describe_encoder(config: PretrainConfig, data: Data) -> EncoderInfo:
-    """Describes the encoder, before any step."""
+    """Describes the untrained encoder."""
     labels = seen_labels(config, data, None)
     pool: Pool = getattr(config.objective, "pool", "mean")
     return EncoderInfo(
@@ -133,7 +133,7 @@ def describe_encoder(config: PretrainConfig, data: Data) -> EncoderInfo:
 
 
 def seen_labels(config: PretrainConfig, data: Data, before: SeenLabels | None) -> SeenLabels | None:
-    """The labels that a run's weights will have seen, after those that they had seen `before` it."""
+    """Returns the labels that the run's weights will have seen; `before`: those seen by its initial weights."""
     if not config.objective.uses_labels:
         return before
     trained_on = SeenLabels(
@@ -149,7 +149,7 @@ def build_objective(config: PretrainConfig, info: EncoderInfo, *, num_classes: i
     """Builds encoder and objective, initialized from the run's seed.
 
     Raises:
-        InputError: if objective and model do not fit.
+        InputError: if the objective does not suit the model.
     """
     geometry = info.geometry
     try:
@@ -169,14 +169,14 @@ def build_objective(config: PretrainConfig, info: EncoderInfo, *, num_classes: i
 def initialize(
     objective: Objective, config: PretrainConfig, info: EncoderInfo, *, say: bool
 ) -> Weights | None:
-    """Loads `model.init` into a fresh objective, where one is asked for; returns it.
+    """Loads `model.init`, if set, into a new objective and returns the weights.
 
     Raises:
-        InputError: if there is nothing to load, or if it does not fit.
+        InputError: if the weights cannot be read or do not match the model.
     """
     if config.model.init is None:
         return None
-    # Readers of many kinds of files: few runs need them.
+    # Slow imports that few runs need.
     from mae_vit.weights.load import load_weights, warn_normalization_differs
     from mae_vit.weights.read import read_weights
 

@@ -1,4 +1,4 @@
-"""The report of a step: reduced over ranks on the device, read by the host one step late."""
+"""The report of a step: reduced over ranks on the device, and read by the host one step late."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ class StepTimer:
     wait_s: float = 0.0
 
     def count(self, images: int, *, since: float) -> None:
-        """Adds images, and the time since a value of `time.monotonic`."""
+        """Adds images, and the seconds since `since`, a value of `time.monotonic`."""
         self.images += images
         self.train_s += time.monotonic() - since
 
     def rates(self) -> dict[str, float]:
-        """Returns images per second, and the share of the host's time spent waiting for data."""
+        """Returns images per second, and the fraction of the host's time spent waiting for data."""
         seconds = max(self.train_s, 1e-9)
         return {"images_per_s": self.images / seconds, "data_wait_frac": self.wait_s / seconds}
 
 
 @dataclass(frozen=True)
 class StepValues:
-    """A step's report, as the host reads it; the same on all ranks.
+    """A step's report on the host, equal on all ranks.
 
     Attributes:
         loss: mean over the global batch.
-        grad_norm: global, before clipping.
-        stop: whether a rank was asked to stop.
+        grad_norm: global gradient norm before clipping.
+        stop: whether any rank was asked to stop.
         skipped: whether fp16 gradients overflowed, so that the step changed nothing.
         damaged: number of samples newly known to be damaged.
-        save_due: whether rank 0 asks for a save.
+        save_due: whether rank 0 requests a save.
         means: means of the objective's other values, by name.
     """
 
@@ -59,7 +59,7 @@ class StepReport:
     """Collects a step's report on the device, over micro-batches and then over ranks.
 
     Attributes:
-        damaged: samples of this rank that are newly known to be damaged.
+        damaged: number of this rank's samples newly known to be damaged.
     """
 
     def __init__(self, engine: Engine, *, stop: bool, save_due: bool) -> None:
@@ -77,14 +77,14 @@ class StepReport:
             self._values[name] = self._values.get(name, 0.0) + torch.stack([part.float() for part in value])
 
     def reduce(self, result: StepResult) -> StepReport:
-        """Sums over ranks in one collective and adds the result of the step."""
+        """Sums over ranks in one collective, and adds the result of the step."""
         flags = (
             _on_device(float(flag), self._engine.device)
             for flag in (self._stop, self.damaged, self._save_due)
         )
         parts = (part for name in self.names for part in self._values[name])
         sums = self._engine.all_reduce_sum(torch.stack([self._loss, *flags, *parts]))
-        # The gradient norm is global already, and fp16's skip the same on all ranks.
+        # The gradient norm is already global, and all ranks skip the same fp16 steps.
         skipped = _on_device(float(result.skipped), self._engine.device)
         head = (sums[0], result.grad_norm.float(), sums[1], skipped, sums[2], sums[3])
         self._packed = torch.stack([*head, *sums[4:]])
@@ -111,10 +111,10 @@ class StepReport:
 
 
 class ReportReader:
-    """Copies each step's report to the host without blocking; it is read when the next is pushed, or on request.
+    """Copies each step's report to the host without blocking; reads it when the next is pushed, or on request.
 
-    On a GPU the copy goes to pinned memory behind an event. The next step finds it done, so reading does not wait for
-    the device.
+    On a GPU the copy goes to pinned memory and records an event. One step later it is complete, so reading does not
+    wait for the device.
     """
 
     def __init__(self) -> None:
@@ -122,7 +122,7 @@ class ReportReader:
         self._pending: tuple[StepReport, Tensor, torch.cuda.Event | None] | None = None
 
     def push(self, report: StepReport) -> StepValues | None:
-        """Queues a step's report; returns the previous step's, None at first."""
+        """Queues a step's report; returns the previous step's, or None at first."""
         previous, values = self.flush(), report.packed
         if values.is_cuda:
             host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
@@ -135,7 +135,7 @@ class ReportReader:
         return previous
 
     def flush(self) -> StepValues | None:
-        """Waits for the last report and returns it."""
+        """Waits for the last report and returns it; None if there is none."""
         if self._pending is None:
             return None
         (report, host, event), self._pending = self._pending, None
@@ -145,10 +145,10 @@ class ReportReader:
 
 
 def _on_device(value: float, device: torch.device) -> Tensor:
-    """Fills a scalar on the device; `torch.tensor` would copy it from the host and wait for all earlier work."""
+    """Makes a scalar on the device; `torch.tensor` would copy it from the host and wait for all earlier work."""
     return torch.full((), value, device=device)
 
 
 def finite_or_none(value: float) -> float | None:
-    """Returns a value for JSON, which has no infinity: only steps that fp16 skipped are not finite."""
+    """Replaces inf and NaN, which JSON lacks, by None; only steps that fp16 skipped have them."""
     return value if math.isfinite(value) else None

@@ -1,4 +1,4 @@
-"""The training loop: one for all objectives, engines and launchers. One step is `Trainer.train_step`."""
+"""The training loop for all objectives, engines and launchers; `Trainer.train_step` is one step."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Trainer:
         stop: StopRequest,
         watchdog: Watchdog,
     ) -> None:
-        """Puts the parts together; `run` builds them."""
+        """Takes the parts, which `run` builds."""
         self.setup, self.job, self.evals, self.outputs = setup, job, evals, outputs
         self.recovery, self.saver, self.stop, self.watchdog = recovery, saver, stop, watchdog
         self.engine, self.plan, self.ranks = setup.engine, setup.plan, setup.engine.ranks
@@ -79,7 +79,7 @@ class Trainer:
         step = checkpoint.step if checkpoint else 0
         if checkpoint is None:
             self.evals.probe_first(self.outputs)
-            # A rollback needs it if a step before the next save is bad.
+            # A rollback needs this checkpoint if a step before the next save is bad.
             try:
                 self.save(0)
             except BadStep:
@@ -95,14 +95,13 @@ class Trainer:
 
         Raises:
             BadStep: on all ranks, if the guard finds one.
-            TrainingFailed: on all ranks, if more samples are damaged than allowed, or too many
-                saves failed.
+            TrainingFailed: on all ranks, if more samples are damaged than allowed, or too many saves failed.
         """
         batches = self.job.batches(start_step, self.recovery.guard.course.skipped)
         try:
             return self._train_on(batches, start_step)
         finally:
-            # Ends data workers now: a traceback, which a notebook keeps, holds this frame and them.
+            # End data workers now: a notebook keeps tracebacks, which keep this frame and its workers.
             if isinstance(batches, Generator):
                 batches.close()
 
@@ -132,12 +131,12 @@ class Trainer:
                 line |= self.evals.run(due, done, self.outputs)
                 line["wall_s"] = time.monotonic() - begun
                 line |= self.saver.take_stall()
-                # Before its line: a tracker takes a step once.
+                # Before the step's line, because trackers accept a step once.
                 if due.inspect:
                     self.evals.inspect(self.outputs)
                 self.outputs.log(line)
                 timer = StepTimer()
-            # Do not save a state whose steps may turn out bad; the next save follows soon.
+            # Do not save a state that may turn out bad; the next save follows soon.
             if due.last or stopping or (saving and self.recovery.guard.no_suspects):
                 saved = self.save(done, last=due.last, wait=due.last or stopping)
                 if stopping and not due.last:
@@ -162,7 +161,7 @@ class Trainer:
         return report.reduce(self.engine.step(self.lr(step)))
 
     def lr(self, step: int) -> float:
-        """The learning rate of a step, counted from 0."""
+        """Returns the learning rate of a step, counted from 0."""
         return lr_at(
             step,
             peak_lr=self.plan.lr,
@@ -182,7 +181,7 @@ class Trainer:
         return values
 
     def line(self, done: int, values: StepValues, timer: StepTimer) -> dict[str, Any]:
-        """A line of metrics, as `metrics.jsonl` holds it."""
+        """Returns a line of `metrics.jsonl`."""
         line: dict[str, Any] = {
             "step": done,
             "epoch": done / self.plan.steps_per_epoch,
@@ -204,7 +203,7 @@ class Trainer:
         """Saves a checkpoint; returns False if it is known to have failed; collective.
 
         Raises:
-            TrainingFailed: on all ranks, if the last state of the run, or too many in a row, could not be saved.
+            TrainingFailed: on all ranks, if the run's last state or too many states in a row could not be saved.
         """
         self.outputs.summarize("running", step)
         with self.watchdog.long_phase("saving"):
@@ -217,7 +216,7 @@ class Trainer:
         return saved
 
     def recover(self, bad: BadStep) -> int:
-        """Rolls back to a checkpoint from before a bad step; returns the step to resume from; collective."""
+        """Rolls back to a checkpoint before a bad step; returns the step to resume from; collective."""
         with suppress(BadStep):  # from the current save
             self.saver.wait()
         with self.watchdog.long_phase("going back"):
@@ -226,20 +225,19 @@ class Trainer:
                 self.evals.best = restore(self.engine, checkpoint)
             except BrokenCheckpoint as error:
                 raise TrainingFailed(f"{bad}; {error}") from None
-        # The current save has finished, so the newest checkpoint is on disk.
+        # The pending save has finished, so the newest checkpoint is on disk.
         self.saver.restart_clock()
         self.outputs.go_back(bad, checkpoint.step, self.recovery.guard.course.skipped)
         return checkpoint.step
 
 
 def restore(engine: Engine, checkpoint: CheckpointInfo) -> BestWeights | None:
-    """Restores a saved state into the engine and returns its best weights; collective.
+    """Restores a checkpoint into the engine and returns its best weights; collective.
 
-    The state occupies host memory only during this call: on every rank it is two to three times
-    the model's size.
+    During this call the state takes host memory on every rank: two to three times the model's size.
 
     Raises:
-        BrokenCheckpoint: on all ranks, if one cannot read it.
+        BrokenCheckpoint: on all ranks, if any rank cannot read it.
     """
     state = load_together(checkpoint.path, engine.ranks)
     engine.restore(state)
@@ -249,6 +247,6 @@ def restore(engine: Engine, checkpoint: CheckpointInfo) -> BestWeights | None:
 
 
 def _loss_scale_values(engine: Engine) -> dict[str, float]:
-    """fp16's loss scale, and the steps skipped so far."""
+    """Returns fp16's loss scale, and the number of steps skipped so far."""
     scale = engine.loss_scale
     return {} if scale is None else {"loss_scale": scale.scale, "skipped_steps": scale.skipped_steps}

@@ -1,4 +1,4 @@
-"""The page of a pretraining run: what `run.html` shows, as texts and charts."""
+"""Writes the page of a pretraining run: texts and charts for the template `run.html`."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from mae_vit.pages import charts, image, render
 from mae_vit.pretraining.report.run_record import RunRecord
 from mae_vit.pretraining.report.verdict import Points, metric_values, verdict
 
-# A chart of more points shows means and ranges: the page of a long run stays small.
+# A chart of more points shows means and ranges, so that the page of a long run stays small.
 _MOST_POINTS = 400
-# A chart whose values span more has a logarithmic axis.
+# Ratio of values above which a chart has a logarithmic axis.
 _LOG_SPAN = 100.0
-# Damaged samples that the page lists.
+# Largest number of damaged samples on the page.
 _MOST_ROWS = 50
 # Width of the column of names in a plan's text.
 _PLAN_COLUMN = 12
@@ -75,7 +75,7 @@ def write_page(record: RunRecord) -> str:
 
 
 def _about(record: RunRecord) -> str:
-    """What the run is: objective, network, data, seed."""
+    """Describes the run: objective, network, data, seed."""
     keys = {"objective": ("objective", "name"), "network": ("model", "name"), "data": ("data", "path")}
     parts = [f"Pretraining run {record.path.resolve().name}"]
     for title, (section, key) in {**keys, "seed": ("run", "seed")}.items():
@@ -85,13 +85,13 @@ def _about(record: RunRecord) -> str:
 
 
 def _learned(record: RunRecord) -> Charts:
-    """Charts of what was learned: losses, metrics of held-out images, the online probe."""
+    """Draws losses, metrics of held-out images and the online probe."""
     lines, drawn = record.lines, Charts()
     if losses := metric_values(lines, "loss"):
         drawn.append(("training loss", _chart({"": losses})))
     for name in _names(lines, "heldout"):
         points = metric_values(lines, name, "heldout")
-        # A constant (the baseline of held-out images) shows nothing.
+        # Leave out constants, such as the baseline of held-out images.
         if len(points) == 1 or len({value for _, value in points}) > 1:
             drawn.append((f"held-out images: {_HELD_OUT_TITLES.get(name, name)}", _chart({"": points})))
     scores = {
@@ -105,7 +105,7 @@ def _learned(record: RunRecord) -> Charts:
 
 
 def _course(record: RunRecord) -> Charts:
-    """Charts of how the training went."""
+    """Draws learning rate, gradient norm and speed."""
     curves = {title: metric_values(record.lines, name) for name, title in _COURSE_TITLES.items()}
     return [(title, _chart({"": points}, whole=False)) for title, points in curves.items() if points]
 
@@ -115,7 +115,7 @@ def _names(lines: Sequence[Mapping[str, Any]], group: str) -> list[str]:
 
 
 def _chart(curves: Mapping[str, Points], *, whole: bool = True) -> Markup:
-    """Draws curves of (step, value) points by name; `whole` axes reach zero, so that noise looks like noise."""
+    """Draws curves of (step, value) by name; with `whole` the y-axis includes zero, so that noise looks small."""
     with charts.chart("step", "", width=4.6, height=2.7) as (figure, axes):
         for number, (name, points) in enumerate(curves.items()):
             color = charts.COLORS[number % len(charts.COLORS)]
@@ -138,13 +138,10 @@ def _chart(curves: Mapping[str, Points], *, whole: bool = True) -> Markup:
 
 
 def thinned(points: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Means and ranges of many points.
-
-    Args:
-        points: float (n, 2), step and value.
+    """Reduces points, float (n, 2) of step and value, to at most `_MOST_POINTS` groups.
 
     Returns:
-        Steps, means, lowest and highest values, each (m,): the points themselves if there are few.
+        Last steps, means, lowest and highest values of the groups, each (m,).
     """
     parts = np.array_split(points, min(len(points), _MOST_POINTS))
     steps = np.array([part[-1, 0] for part in parts])
@@ -153,14 +150,14 @@ def thinned(points: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.
 
 
 def _pictures(paths: Sequence[Path]) -> Charts:
-    """The first, the middle and the last pictures."""
+    """Returns the first, middle and last pictures."""
     chosen = sorted({0, len(paths) // 2, len(paths) - 1}) if paths else []
     titles = {paths[n]: f"step {int(paths[n].stem.removeprefix('step-'))}" for n in chosen}
     return [(title, image(path.read_bytes(), f"pictures of {title}")) for path, title in titles.items()]
 
 
 def _results(record: RunRecord) -> dict[str, str]:
-    """The summary's values; without a summary, those of the last line of metrics."""
+    """Formats the summary's values; without a summary, those of the last line of metrics."""
     rows = dict[str, str]()
     for name, value in (record.summary or (record.lines[-1] if record.lines else {})).items():
         if isinstance(value, dict):
@@ -180,12 +177,12 @@ def _with_span(incident: Mapping[str, Any]) -> dict[str, Any]:
 def _table(
     records: Sequence[Mapping[str, Any]], columns: Mapping[str, str]
 ) -> tuple[list[str], list[list[str]]]:
-    """Head and body of a table of records; columns: key of a record -> title."""
+    """Returns head and body of a table of records; columns: key of a record -> title."""
     return list(columns.values()), [[_text(record.get(name)) for name in columns] for record in records]
 
 
 def _plan(text: str) -> tuple[dict[str, str], list[str]]:
-    """The rows of a plan's text, and its notes and warnings."""
+    """Splits a plan's text into rows (title -> text) and notes."""
     rows, notes = dict[str, str](), []
     for line in text.splitlines():
         name, value = line[:_PLAN_COLUMN].strip(), line[_PLAN_COLUMN:].strip()
@@ -202,7 +199,7 @@ def _environment(record: RunRecord) -> dict[str, str]:
 
 
 def _text(value: Any) -> str:
-    """A value of a file as the page shows it: numbers short, null as `none`."""
+    """Formats a value for the page: numbers short, null as `none`."""
     if value is None:
         return "none"
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Reads what a pretraining run has left in its folder, at any moment of the run."""
+"""Reads the files in the folder of a pretraining run, at any moment of the run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mae_vit.training.outputs.run_folder import RunFolder
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A run as its files describe it; what cannot be read is empty.
+    """A run as its files describe it. Values of unreadable files are empty.
 
     Attributes:
         path: the run folder.
@@ -30,7 +30,7 @@ class RunRecord:
         incidents: the rollback reports, by step.
         pictures: paths of PNG files, by step.
         plan: text of `plan.txt`.
-        problems: what cannot be read, a line each.
+        problems: a line for each unreadable file.
     """
 
     path: Path
@@ -46,30 +46,30 @@ class RunRecord:
 
     @property
     def name(self) -> str:
-        """The run's name; that of its folder where the config cannot be read."""
+        """The run's name; the folder's name if the config cannot be read."""
         return str(self.section("run").get("name") or self.path.resolve().name)
 
     @property
     def step(self) -> int:
-        """Steps done, as far as the files say."""
+        """Steps done according to metrics and summary."""
         return max(self.lines[-1]["step"] if self.lines else 0, self.summary.get("steps", 0))
 
     @property
     def command(self) -> str:
-        """The command line of the last process; empty where it is not known."""
+        """The command line of the last process; empty if unknown."""
         return shlex.join(map(str, self.environment.get("command", [])))
 
     def section(self, name: str) -> Mapping[str, Any]:
-        """A section of the config; empty without one."""
+        """Returns a section of the config; empty if there is none."""
         section = self.config.get(name)
         return section if isinstance(section, dict) else {}
 
 
 def read_run(path: Path) -> RunRecord:
-    """Reads a run folder. Files that are missing or torn become `problems`.
+    """Reads a run folder. Missing or damaged files become `problems`.
 
     Raises:
-        InputError: if it is no folder of a pretraining run.
+        InputError: if it is not the folder of a pretraining run.
     """
     folder, problems = RunFolder(path), list[str]()
     _check_kind(path)
@@ -94,7 +94,7 @@ def read_run(path: Path) -> RunRecord:
 
 
 def _check_kind(path: Path) -> None:
-    """Raises InputError for what holds no run, with what it is instead, or which may be meant."""
+    """Raises InputError if a folder holds no run; the message names what it is, or the runs inside."""
     if any((path / name).exists() for name in ("config.yaml", "metrics.jsonl", "summary.json")):
         return
     if (path / "results.csv").exists():
@@ -105,7 +105,7 @@ def _check_kind(path: Path) -> None:
 
 
 def _read(path: Path, problems: list[str], read: Callable[[Path], Any] = read_json) -> Any:
-    """Reads a file; what cannot be read is an empty mapping and a problem."""
+    """Reads a file; if that fails, notes a problem and returns an empty mapping."""
     try:
         return read(path)
     except (OSError, ValueError) as error:
@@ -115,13 +115,13 @@ def _read(path: Path, problems: list[str], read: Callable[[Path], Any] = read_js
 
 
 def redacted(value: Any) -> Any:
-    """Returns plain data with every URL, alone or behind `key=`, without credentials: pages are passed on."""
+    """Removes credentials from every URL in plain data, also behind `key=`, because pages are shared."""
     if isinstance(value, dict):
         return {key: redacted(inner) for key, inner in value.items()}
     if isinstance(value, list):
         return [redacted(inner) for inner in value]
     if isinstance(value, str):
         key, equals, url = value.partition("=")
-        # The "=" of a URL's query is no key's.
+        # An "=" after "://" belongs to the URL's query.
         return f"{key}={redact_url(url)}" if equals and "://" not in key else redact_url(value)
     return value

@@ -1,4 +1,4 @@
-"""A run's verdict in words: how it ended, whether it learned, whether it was long enough, and what to do next."""
+"""Words a verdict on a run: how it ended, whether it learned, whether it was long enough, and what to do next."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from mae_vit.core.messages import count_of
 from mae_vit.evaluation.metrics import interval_of_share
 from mae_vit.pretraining.report.run_record import RunRecord
 
-# Features of a lower effective rank are nearly the same for all images. A fall alone is no warning: in our runs of MAE
-# the rank falls to a third while the probes improve (docs/results/rankme.json).
+# Below this effective rank, features are nearly equal for all images. A fall alone is no warning: in our MAE runs the
+# rank falls to a third while the probes improve (docs/results/rankme.json).
 _COLLAPSED = 2.0
-# A loss that fell by a smaller share of its first value did not learn. Ours: a run that learns loses 20 % and more.
+# A run whose loss fell by a smaller fraction did not learn. In our runs that learn it falls by 20 % or more.
 _LEAST_FALL = 0.05
-# A loss whose last fifth brought a larger share of its whole fall still falls. Ours: after a cosine schedule a run of
-# full length has about 3 % there, and a line from start to end has 22 %.
+# A loss is still falling if the last fifth of the run brought a larger fraction of its whole fall. Our runs of full
+# length with a cosine schedule have about 3 %, a straight line has 22 %.
 _STILL_FALLING = 0.06
-# Fewer values do not tell a trend from noise.
+# With fewer values a trend cannot be told from noise.
 _FEWEST_VALUES = 5
 _PROBE = "few_shot_top1"
 Points = Sequence[tuple[int, float]]
 
 
 def verdict(record: RunRecord) -> list[str]:
-    """Returns sentences: the state, what was learned, whether the run was long enough, the next step."""
+    """Returns sentences: the state, whether the run learned and was long enough, the next step."""
     if not record.lines:
         return [f"{_state(record)}.", "Nothing was logged yet."]
     sentences = [f"{_state(record)}."]
     held_out, training = metric_values(record.lines, "loss", "heldout"), metric_values(record.lines, "loss")
-    # Noise and over-fitting blur the loss of held-out images least.
+    # The held-out loss suffers least from noise and over-fitting.
     name, points = ("held-out", held_out) if len(held_out) >= _FEWEST_VALUES else ("training", training)
     ranks = metric_values(record.lines, "rankme", "heldout")
     learned: bool | None
     if ranks and ranks[-1][1] < _COLLAPSED:
         rank = f"effective rank {ranks[-1][1]:.3g}, 1 is the least"
         sentences.append(f"It collapsed: all images have nearly the same features ({rank}).")
-        learned, falling = False, None  # a longer run would not mend it
+        learned, falling = False, None  # a longer run would not help
     else:
         learned, by_probe = _by_probe(record)
         sentences += by_probe
@@ -72,7 +72,7 @@ def _state(record: RunRecord) -> str:
 
 
 def _by_probe(record: RunRecord) -> tuple[bool | None, list[str]]:
-    """Compares the online probe with its score on random weights; None where nobody can tell."""
+    """Compares the online probe with its score before training; None if the difference is not significant."""
     scores = metric_values(record.lines, _PROBE, "probe")
     if not scores:
         return None, []
@@ -83,7 +83,7 @@ def _by_probe(record: RunRecord) -> tuple[bool | None, list[str]]:
         return None, [f"At the end {now}; how many it did before training is not known."]
     first, images = start[_PROBE], start["images"]
     low, high = interval_of_share(score, images)
-    # One image that is no longer right, of all that were, is no fall.
+    # Compare intervals: after a perfect first score, one wrong image is no fall.
     learned = True if low > first else False if high < interval_of_share(first, images)[0] else None
     words = {True: "It learned", False: "It unlearned", None: "This does not show whether it learned"}
     interval = f"95 % interval of {images:,} images: {low:.1%} to {high:.1%}"
@@ -95,20 +95,20 @@ def _last(points: Points) -> float:
 
 
 def _fall(points: Points) -> float | None:
-    """Returns by which share of its first value a loss fell; None where that says nothing."""
+    """Returns the fraction of its first value by which a loss fell; None if that is undefined."""
     if len(points) < 2 or points[0][1] <= 0:
         return None
     return 1 - _last(points) / points[0][1]
 
 
 def _still_falling(points: Points) -> bool | None:
-    """Whether the end brought much of the fall; None where too few values tell, or there is no fall to speak of."""
+    """Returns whether the last fifth brought much of the fall; None with too few values or hardly any fall."""
     if len(points) < _FEWEST_VALUES:
         return None
     end, first = points[-1][0], points[0][1]
     last = fmean(value for step, value in points if step > 0.8 * end)
     before = [value for step, value in points if 0.6 * end < step <= 0.8 * end]
-    # Noise has no end to wait for.
+    # Hardly any fall: the values are noise.
     if not before or first - last < _LEAST_FALL * abs(first):
         return None
     return (fmean(before) - last) / (first - last) > _STILL_FALLING
@@ -134,7 +134,7 @@ def _next(record: RunRecord, learned: bool | None, falling: bool | None) -> list
 def metric_values(
     lines: Sequence[Mapping[str, Any]], name: str, group: str | None = None
 ) -> list[tuple[int, float]]:
-    """Returns (step, value) of a metric, of `group` if it is in one, where it is a finite number."""
+    """Returns (step, value) pairs of a metric, optionally in `group`, where the value is finite."""
     values = [(line["step"], (line if group is None else line.get(group, {})).get(name)) for line in lines]
     # `metrics.jsonl` has null for numbers that are not finite.
     return [(step, float(value)) for step, value in values if value is not None]
