@@ -1,1 +1,1 @@
-"""mae_vit/runtime/__init__.py."""
+"""Ranks, devices, signals and exit codes of a process."""

@@ -1,7 +1,7 @@
-"""Runs a job of a call from Python in a process of its own, so that the caller's process stays as it is.
+"""Runs a job that is called from Python in a new process, so that the caller's process stays unchanged.
 
-The child's output goes to the caller's `sys.stdout` and `sys.stderr`, which need not be files (a notebook). Its result
-or its error comes back in a file.
+The child's output goes to the caller's `sys.stdout` and `sys.stderr`, which may be a notebook's. Its result or error
+comes back in a file.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from mae_vit.runtime.failures import EXIT_CODES, RunInterrupted, TrainingFailed
 from mae_vit.runtime.signals import STOP_SIGNALS, handling, install_early_handlers
 from mae_vit.runtime.terminal import ignore_closed_terminal
 
-# The first path, the current folder, may hold modules that are named as the standard library's are.
+# Drops the first path, the current folder, whose modules may shadow the standard library.
 _PROGRAM = (
     "import sys; del sys.path[0]; import pickle; sys.path[:] = pickle.load(sys.stdin.buffer); "
     "from mae_vit.runtime.child import answer_parent; answer_parent()"
 )
-# Errors that the caller gets; any other is a bug, whose traceback the child prints.
+# Errors to pass to the caller; any other is a bug, whose traceback the child prints.
 _ERRORS: tuple[type[BaseException], ...] = (RunInterrupted, *EXIT_CODES)
-# Processes that the child has left may keep its output open.
+# Limit, since processes that the child has left behind may keep its output open.
 _LAST_OUTPUT_S = 5.0
 
 
 def call_in_child(function: str, argument: Any) -> Any:
     """Calls a function, `module:name`, with a picklable argument in a new process.
 
-    It gets this process's stop signals and saves, and ends if this process dies.
+    The new process receives this process's stop signals, and saves and ends if this process dies.
 
     Raises:
-        InputError: as the function does; also if this process has a process group, whose ranks it would join.
+        InputError: as the function does; also if this process has a process group.
         KeyboardInterrupt: after Ctrl-C, once the run is saved.
         RunInterrupted: after another stop request, once the run is saved.
         TrainingFailed: as the function does; also if its process ends without an answer.
@@ -53,11 +53,11 @@ def call_in_child(function: str, argument: Any) -> Any:
         raise InputError(
             "this process has a torch.distributed process group: destroy it first, for a run makes its own"
         )
-    # Jupyter's streams are no terminals, and show bars.
+    # Jupyter's streams are not terminals, but show progress bars.
     shows_bars = sys.stderr.isatty() or "ipykernel" in sys.modules
     with TemporaryDirectory(prefix="mae-vit-") as folder:
         answer = Path(folder) / "answer.pickle"
-        # In a session of its own: Ctrl-C reaches it once, by the handler below.
+        # A new session: Ctrl-C reaches the child only through the handler below.
         process = subprocess.Popen(
             [sys.executable, "-c", _PROGRAM],
             stdin=subprocess.PIPE,
@@ -93,7 +93,7 @@ def _forward(pipe: BufferedReader, stream: TextIO) -> None:
 
 
 def _error_from(code: int) -> BaseException:
-    """What a process without an answer means, by its exit code."""
+    """Returns the error for a process that ended without an answer, by its exit code."""
     if code in (EXIT_INTERRUPTED, -signal.SIGINT):
         return KeyboardInterrupt()
     if code == EXIT_REQUEUE:
@@ -103,14 +103,14 @@ def _error_from(code: int) -> BaseException:
 
 
 def answer_parent() -> None:
-    """The child's program: makes the call that the parent sends, and writes its result or its error."""
+    """Runs in the child: makes the call that the parent sends, and writes its result or error."""
     install_early_handlers()
     function, argument, sys.argv, shows_bars, answer = pickle.load(sys.stdin.buffer)
     for stream in (sys.stdout, sys.stderr):
         cast("Any", stream).reconfigure(encoding="utf-8", errors="replace", line_buffering=True)
     if shows_bars:
         sys.stderr.isatty = lambda: True  # type: ignore[method-assign]
-    # A parent that is gone reads nothing, and the run is still saved.
+    # The run is saved even if the parent no longer reads its output.
     ignore_closed_terminal()
     Thread(target=_stop_after_parent, daemon=True).start()
     try:
@@ -123,8 +123,8 @@ def answer_parent() -> None:
 
 
 def _stop_after_parent() -> None:
-    """Asks this process to save and end when its parent is gone, which closes the pipe."""
-    # Not by `sys.stdin`, whose lock Python would wait for at its end.
+    """Sends this process SIGTERM, which saves, when its parent ends and so closes the pipe."""
+    # Not `sys.stdin`: at exit Python would wait for its lock.
     while os.read(0, 1):
         pass
     os.kill(os.getpid(), signal.SIGTERM)

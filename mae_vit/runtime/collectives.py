@@ -33,10 +33,10 @@ def broadcast_from_rank_zero(text: str | None, ranks: Ranks) -> str | None:
 def run_on_rank_zero(decide: Callable[[], T], ranks: Ranks) -> T:
     """Runs a function on rank 0 and broadcasts its result or error; collective.
 
-    Only one rank looks at the disk: another node may see changes late.
+    It serves decisions about files, because other nodes may see changes late.
 
     Raises:
-        InputError: on all ranks, if `decide` does, or if a file is not to be had.
+        InputError: on all ranks, if `decide` raises InputError or OSError.
     """
     outcome: list[Any] = [None, None]
     if ranks.rank == 0:

@@ -1,4 +1,4 @@
-"""The resources of this machine that this process may use."""
+"""The cores and control groups of this process."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ _OWN_CGROUPS = Path("/proc/self/cgroup")
 
 
 def cores_of_rank(*, world_size: int = 1, local_world_size: int = 1) -> int:
-    """Cores that one rank may use, at least one; by default those of a process that runs alone.
+    """Returns the number of cores that one rank may use, at least one; by default for a single process.
 
-    The affinity mask of a task of srun is the task's own where Slurm binds tasks (task/affinity,
-    task/cgroup), and the whole node's where it does not (task/none): what the task was given says how
-    much of it is its own. Processes of one launcher share the mask that the launcher itself has.
+    An srun task has its own affinity mask if Slurm binds tasks (task/affinity, task/cgroup), and the
+    whole node's if not (task/none), so Slurm's variables limit it. Processes of one launcher share the
+    launcher's mask.
 
     Args:
-        world_size: processes of the run.
-        local_world_size: those on this node, or of this launcher on it.
+        world_size: number of processes of the run.
+        local_world_size: number of processes on this node, or of this launcher on it.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     sharing, on_node = local_world_size, _number("SLURM_CPUS_ON_NODE")
     if "SLURM_STEP_ID" in os.environ:
         tasks = _tasks_of_node()
-        # Ranks may be tasks, or processes of torchrun or deepspeed inside of one task.
+        # Ranks may be tasks, or processes of torchrun or deepspeed inside one task.
         sharing = min(local_world_size, world_size // (_number("SLURM_STEP_NUM_TASKS") or 1))
         if allotted := _number("SLURM_CPUS_PER_TASK"):
             cores = min(cores, allotted)
@@ -38,13 +38,13 @@ def cores_of_rank(*, world_size: int = 1, local_world_size: int = 1) -> int:
         cores = min(cores, on_node)
     cores //= max(1, sharing)
     if (quota := cpu_quota()) is not None:
-        # The group that has it may hold all ranks of the node.
+        # All ranks of the node may share the quota's control group.
         cores = min(cores, int(quota / local_world_size))
     return max(1, cores)
 
 
 def _tasks_of_node() -> int:
-    """Tasks of this step on this node, of text like "2(x3),1": two on each of three nodes, one on the fourth."""
+    """Returns this node's number of tasks, from text like "2(x3),1": two on each of three nodes, one on the fourth."""
     node = _number("SLURM_NODEID") or 0
     with suppress(ValueError):
         for part in os.environ.get("SLURM_STEP_TASKS_PER_NODE", "1").split(","):
@@ -61,9 +61,9 @@ def _number(variable: str) -> int | None:
 
 
 def cpu_quota(root: Path = _CGROUPS, process_cgroups: Path = _OWN_CGROUPS) -> float | None:
-    """Cores' worth of time that a container or a job may take; None where nothing limits it.
+    """Returns the CPU time limit of a container or job, in cores; None if there is no limit.
 
-    `docker run --cpus` and Kubernetes limit time, and leave the affinity mask as it is.
+    `docker run --cpus` and Kubernetes limit time and leave the affinity mask unchanged.
     """
     quotas = [
         quota
@@ -74,7 +74,7 @@ def cpu_quota(root: Path = _CGROUPS, process_cgroups: Path = _OWN_CGROUPS) -> fl
 
 
 def _read_quota(group: Path) -> float | None:
-    """The quota of one group, of version 2 or 1; None where it has none."""
+    """Returns the quota of a control group, version 2 or 1; None if it has none."""
     with suppress(OSError, ValueError):
         most, period = (group / "cpu.max").read_text().split()
         return None if most == "max" else int(most) / int(period)
@@ -87,20 +87,20 @@ def _read_quota(group: Path) -> float | None:
 def control_groups(
     controller: str, root: Path = _CGROUPS, process_cgroups: Path = _OWN_CGROUPS
 ) -> Iterator[Path]:
-    """Yields the folders of this process's control groups, each with those above it: a limit holds for all below.
+    """Yields the folders of this process's control groups and of their ancestors, whose limits apply too.
 
-    `controller` is "cpu" or "memory". Some folders may not be there. In a container a path may be the host's, and of
-    its folders only the root is to be seen.
+    `controller` is "cpu" or "memory". Some folders may not exist: in a container a path may be the host's, of which
+    only the root is visible.
     """
     with suppress(OSError):
         for line in process_cgroups.read_text().splitlines():
             _, kinds, path = line.split(":", 2)
             if kinds and controller not in kinds.split(","):
                 continue
-            # Version 1 has a folder for each controller, or set of them; version 2 one for all.
+            # Version 1 has a folder for each controller or set of controllers; version 2 one for all.
             mounts = dict.fromkeys((root / kinds, root / controller)) if kinds else [root]
             parts = Path(path.lstrip("/")).parts
-            # A namespace shows paths outside of it in this form.
+            # A namespace shows paths outside it in this form.
             parts = () if ".." in parts else parts
             for mount in mounts:
                 for length in range(len(parts), -1, -1):

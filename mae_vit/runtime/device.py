@@ -1,4 +1,4 @@
-"""This process's device, cores and memory."""
+"""The device and memory of this process."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from mae_vit.runtime.ranks import Ranks, choose_threads
 
 
 def forbid_tf32() -> None:
-    """Keeps float32 in convolutions of this process; torch lets them, but not matrix products, use TF32 on a GPU.
+    """Forbids TF32 in convolutions, such as patch projections; torch allows it there, not in matrix products.
 
-    A patch projection is a convolution. With TF32 its relative error is near 1e-3, and whether it is used depends
-    on the memory layout, which compiling changes.
+    With TF32 the relative error is near 1e-3, and whether it is used depends on the memory layout, which compiling
+    changes.
     """
     torch.backends.cudnn.allow_tf32 = False
 
 
 def choose_device(asked: str) -> torch.device:
-    """Resolves "auto": a GPU if there is one. For a process that computes features; it uses no TF32.
+    """Resolves "auto" (a GPU if there is one) for a process that computes features; forbids TF32.
 
     Raises:
-        InputError: if the device that is asked for is not there.
+        InputError: if the device does not exist.
     """
     forbid_tf32()
     if asked == "auto":
@@ -48,14 +48,11 @@ _NEVER_TRIM = 2**31 - 1
 
 
 def keep_freed_memory() -> bool:
-    """Makes glibc reuse freed memory instead of giving it back to the kernel.
+    """Makes glibc reuse freed memory instead of returning it to the kernel; returns False without glibc.
 
-    By default each large tensor is mapped afresh, and its pages are zeroed at first
-    touch, in every operation of every step: a third of the time of a small ViT's
-    training step on a CPU (`benchmarks/step.py` measures it). Peak memory is as before.
-
-    Returns:
-        False where the C library is not glibc; then nothing is changed.
+    By default every operation maps its large tensors afresh, and their pages are zeroed at first touch:
+    a third of the time of a small ViT's training step on a CPU (`benchmarks/step.py` measures it).
+    Peak memory does not change.
     """
     if not sys.platform.startswith("linux"):
         return False
@@ -67,13 +64,13 @@ def keep_freed_memory() -> bool:
 
 
 def find_device(ranks: Ranks, asked: str = "auto") -> torch.device:
-    """Returns this rank's GPU, or the CPU without one or for `asked` "cpu"; sets its threads, forbids TF32.
+    """Returns this rank's GPU, or the CPU if there is none or `asked` is "cpu"; sets threads, forbids TF32.
 
     Raises:
         InputError: if the node has fewer GPUs than ranks.
     """
-    # By itself each rank starts a compiler for every core that it sees: 256 on a node of eight unbound ranks.
-    from torch._inductor import config  # slow to import, and there already where a model is
+    # By default each rank starts a compiler for every core that it sees: 256 on a node of eight unbound ranks.
+    from torch._inductor import config  # slow import, which a process with a model has already done
 
     if "TORCHINDUCTOR_COMPILE_THREADS" not in os.environ:
         config.compile_threads = min(32, ranks.cores)
@@ -92,22 +89,22 @@ def find_device(ranks: Ranks, asked: str = "auto") -> torch.device:
 
 
 def free_memory_gib(ranks: Ranks, device: torch.device) -> tuple[float, str]:
-    """Memory that a rank may take, and whose it is."""
+    """Returns the free memory of a rank in GiB, and a description of that memory."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0] / 2**30, "the GPU"
-    # A container or a job may have less than its machine.
+    # A container or a job may have less memory than its machine.
     rooms = (room_in(group) for group in control_groups("memory"))
     free = min([psutil.virtual_memory().available, *(room for room in rooms if room is not None)])
     return free / 2**30 / max(1, ranks.local_world_size), "a rank's share of this machine"
 
 
 def room_in(group: Path) -> int | None:
-    """Bytes below the memory limit of a control group, of version 2 or 1; None where it has none."""
+    """Returns the bytes left below a control group's memory limit, version 2 or 1; None without a limit."""
     names = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
     for most, used in names:
-        with suppress(OSError, ValueError):  # not there; or "max", which is no number
+        with suppress(OSError, ValueError):  # missing, or "max"
             limit, taken = int((group / most).read_text()), int((group / used).read_text())
-            # The kernel gives up cached files when memory is needed.
+            # The kernel drops cached files when memory is needed.
             stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
             return limit - taken + int(stat.get("inactive_file", 0))
     return None

@@ -6,8 +6,8 @@ from __future__ import annotations
 EXIT_FAILED = 1
 # Bad config, command line or input.
 EXIT_INPUT = 2
-# EX_TEMPFAIL of sysexits.h, to be run again: stopped by a signal after a save, another rank is
-# gone, or data that lie elsewhere cannot be had now.
+# EX_TEMPFAIL of sysexits.h: run again. A signal stopped the run after a save, another rank is gone, or
+# remote data are unavailable.
 EXIT_REQUEUE = 75
-# What shells say of a program that Ctrl-C ended: before there was anything to save, or by a second one.
+# Ctrl-C before there was anything to save, or a second Ctrl-C; the code that shells report.
 EXIT_INTERRUPTED = 130

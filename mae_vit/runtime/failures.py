@@ -1,4 +1,4 @@
-"""How a run fails: on all ranks together."""
+"""Failures of a run, which all ranks raise together, and their exit codes."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from mae_vit.runtime.terminal import ignore_closed_terminal
 
 
 def run_to_exit_code(job: Callable[[], int]) -> int:
-    """Runs a job; turns input errors and failures of a run into one line and an exit code."""
+    """Runs a job; turns input errors and failures into one line and an exit code."""
     ignore_closed_terminal()
     try:
         try:
             code = job()
         except RunInterrupted:
             code = EXIT_REQUEUE
-        # Of a job that has got so far that it was imported, which imports torch.
+        # Imported (with torch) only if the job got far enough.
         if process_group := sys.modules.get("mae_vit.runtime.process_group"):
             process_group.leave()
         return code
@@ -36,7 +36,7 @@ def run_to_exit_code(job: Callable[[], int]) -> int:
 
 
 def print_error(error: BaseException, *, interrupted: str = INTERRUPTED, program: str = "") -> None:
-    """Prints an error of `EXIT_CODES` to stderr, a line for each mistake; after Ctrl-C, the line `interrupted`."""
+    """Prints an error of `EXIT_CODES` to stderr, a line for each mistake; for Ctrl-C the line `interrupted`."""
     if isinstance(error, KeyboardInterrupt):
         lines = [interrupted]
     else:
@@ -45,7 +45,7 @@ def print_error(error: BaseException, *, interrupted: str = INTERRUPTED, program
 
 
 def find_exit_code(error: BaseException) -> int:
-    """The exit code of an error of `EXIT_CODES`."""
+    """Returns the exit code of an error of `EXIT_CODES`."""
     return next(code for kind, code in EXIT_CODES.items() if isinstance(error, kind))
 
 
@@ -57,14 +57,14 @@ _LOST = (
 
 
 def is_lost_rank(error: BaseException) -> bool:
-    """Whether a collective failed because another rank is gone."""
+    """Returns whether a collective failed because another rank is gone."""
     return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _LOST)
 
 
 class LostRank(RuntimeError):
     """Another rank has ended (exit code 75): start the run again to resume.
 
-    Of a node's failure the other ranks may know before Slurm does.
+    Other ranks may notice a node's failure before Slurm does.
     """
 
 
@@ -72,7 +72,7 @@ class RunInterrupted(RuntimeError):
     """A stop request ended the run after it was saved (exit code 75); all ranks raise it together.
 
     Attributes:
-        reason: the signal's name, or what else asked for the stop.
+        reason: name of the signal, or another reason for the stop.
     """
 
     def __init__(self, reason: str) -> None:
@@ -93,11 +93,11 @@ class BadStep(RuntimeError):
     """A step after which the run must roll back; all ranks raise it together.
 
     Attributes:
-        step: its number, from 1; of a spike, where it began.
+        step: number of the step, counted from 1; the first step of a spike.
         reason: short reason.
-        loss: loss of the step that was judged.
-        grad_norm: gradient norm of that step.
-        losses: losses of the good steps before it.
+        loss: loss at detection (of a spike's last step).
+        grad_norm: gradient norm at detection.
+        losses: losses of earlier good steps.
     """
 
     step: int
@@ -110,7 +110,7 @@ class BadStep(RuntimeError):
         return f"step {self.step} {self.reason}"
 
 
-# These become a line and an exit code; any other error is a bug and shows its traceback.
+# These errors become a line and an exit code; any other is a bug and shows its traceback.
 EXIT_CODES: dict[type[BaseException], int] = {
     InputError: EXIT_INPUT,
     TrainingFailed: EXIT_FAILED,

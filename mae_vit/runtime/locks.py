@@ -9,12 +9,12 @@ from filelock import FileLock, Timeout
 
 
 def try_lock(path: Path) -> FileLock | None:
-    """Locks a file, which is made if need be; None if another process holds it.
+    """Locks a file, creating it if needed; returns None if another process holds the lock.
 
     Raises:
         OSError: if the file cannot be written.
     """
-    # Any thread may release it.
+    # Not thread-local: any thread may release the lock.
     lock = FileLock(path, timeout=0, thread_local=False)
     try:
         lock.acquire()
@@ -24,10 +24,7 @@ def try_lock(path: Path) -> FileLock | None:
 
 
 def try_lock_descriptor(descriptor: int) -> bool:
-    """Locks an open file; False if another process holds it.
-
-    Where the file system has no locks, the answer is True: nothing keeps processes apart there.
-    """
+    """Locks an open file; returns False if another process holds the lock, True if the file system has no locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,4 +1,4 @@
-"""How the ranks of a run find each other, which says who waits for whom."""
+"""Lets the ranks of a run meet, and reports which ranks are missing."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from mae_vit.core.messages import error_reason, format_duration
 from mae_vit.runtime.ranks import REMEDY, Ranks
 from mae_vit.runtime.signals import is_local_rank_zero
 
-# A person wonders after a few seconds; ranks of one node rarely start further apart. Ours.
+# Ranks of one node rarely start further apart than this. Our choice.
 _FIRST_WORD_S, _NEXT_WORD_S = 3.0, 30.0
 _POLL_S = 0.05
 _MOST_NAMED = 8
-# Of this process: a launcher's store outlives a meeting, so each has keys of its own.
+# Count of this process's meetings: a launcher's store outlives a meeting, so each needs its own keys.
 _meetings = 0
 
 
@@ -31,13 +31,13 @@ def meet(
     first_word_s: float = _FIRST_WORD_S,
     next_word_s: float = _NEXT_WORD_S,
 ) -> torch.distributed.Store:
-    """Waits at MASTER_ADDR:MASTER_PORT until all ranks are there; returns the store that they share.
+    """Waits at MASTER_ADDR:MASTER_PORT until all ranks have arrived; returns the store that they share.
 
-    The first word on whom it waits for comes after `first_word_s`, each further one `next_word_s` later. `timeout` is
-    that of the meeting, and of each later wait for a key of the store.
+    Prints the missing ranks after `first_word_s`, and then every `next_word_s`. `timeout` applies to the meeting, and
+    to each later wait for a key of the store.
 
     Raises:
-        InputError: if not all came in time.
+        InputError: if a rank does not arrive in time.
     """
     global _meetings
     _meetings += 1
@@ -67,7 +67,7 @@ def meet(
 
 
 class _Wait:
-    """Says what it waits for, again and again, and gives up in the end."""
+    """Prints repeatedly what this rank waits for, and gives up after a timeout."""
 
     def __init__(self, address: str, timeout_s: float, first_word_s: float, next_word_s: float) -> None:
         self.address, self._timeout_s, self._next_word_s = address, timeout_s, next_word_s
@@ -75,11 +75,11 @@ class _Wait:
 
     @property
     def over(self) -> bool:
-        """Whether it has waited for too long."""
+        """Whether the timeout has passed."""
         return time.monotonic() - self._begun > self._timeout_s
 
     def pause(self, whom: str, *, speak: bool = True) -> None:
-        """Waits a moment; `speak` is whether this rank may say so."""
+        """Waits a moment; prints if it is time and `speak` is set; raises InputError after the timeout."""
         waited_s = time.monotonic() - self._begun
         since = format_duration(waited_s)
         if self.over:
@@ -101,7 +101,7 @@ def _open_store(
             host, port, ranks.world_size, serves, timeout, wait_for_workers=False, multi_tenant=serves
         )
 
-    # Launchers of PyTorch serve one themselves.
+    # PyTorch's launchers serve a store themselves.
     if ranks.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         try:
             return store_at("localhost", serves=True)
@@ -114,7 +114,7 @@ def _open_store(
 
     def find() -> None:
         nonlocal why
-        # torch prints a stack for each attempt that fails, so it tries what answers.
+        # torch prints a stack for each failed attempt, so wait until something answers.
         while not wait.over:
             try:
                 socket.create_connection((host, port), timeout=_NEXT_WORD_S).close()
@@ -130,7 +130,7 @@ def _open_store(
         except Exception as error:
             answers.append(error)
 
-    # A thread of its own: torch waits without end for a stranger's answer, and hears no Ctrl-C.
+    # In a thread: if a stranger listens at the port, torch waits for ever and ignores Ctrl-C.
     threading.Thread(target=find, daemon=True, name="meeting").start()
     while not answers:
         wait.pause(f"rank 0 at {wait.address} ({why})", speak=is_local_rank_zero())

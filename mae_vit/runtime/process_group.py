@@ -1,4 +1,4 @@
-"""Joining and leaving the process group, for runs on every engine and for the doctor."""
+"""Joins and leaves the process group."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ from mae_vit.runtime.meeting import meet
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.runtime.watchdog import PATIENCE
 
-# Beyond the watchdog's longest patience: phases that each stay within it may follow one another,
-# and nodes do not start in the same minute. Ours.
+# Added to the watchdog's longest timeout: several long phases may follow one another, and nodes start
+# minutes apart. Our choice.
 MARGIN_S = 600.0
-# Of the group that was joined last.
+# Timeout of the latest process group.
 _timeout: timedelta | None = None
 
 
 def give_up_after(hang_timeout_s: float | None) -> timedelta:
-    """How long a collective waits: the watchdog, which names the rank that stands still, speaks first.
+    """Returns the timeout of collectives, for `run.hang_timeout_s`; a day if that is None.
 
-    Args:
-        hang_timeout_s: `run.hang_timeout_s`; None, where nothing is watched, gives a day.
+    It exceeds the watchdog's, so that the watchdog names the rank that hangs.
     """
     if hang_timeout_s is None:
         return timedelta(days=1)
@@ -32,21 +31,21 @@ def give_up_after(hang_timeout_s: float | None) -> timedelta:
 def join(
     ranks: Ranks, device: torch.device, *, timeout: timedelta, store: torch.distributed.Store | None = None
 ) -> None:
-    """Makes the process group of all ranks; every rank calls it once.
+    """Creates the process group of all ranks; every rank calls it once.
 
     Args:
-        ranks: this process's place.
-        device: device by which this rank exchanges numbers.
+        ranks: this process's rank.
+        device: device of this rank's collectives.
         timeout: longest time for joining, and for each collective.
-        store: where ranks have met; None to meet at the launcher's MASTER_ADDR and MASTER_PORT.
+        store: store from `meet`; None to meet at the launcher's MASTER_ADDR and MASTER_PORT.
 
     Raises:
-        InputError: if not all ranks come in time.
+        InputError: if a rank does not arrive in time.
     """
     global _timeout
     _timeout = timeout
     if store is None:
-        # One rank meets nobody, whatever address another job left in the environment.
+        # A single rank ignores the address that another job may have left in the environment.
         store = meet(ranks, timeout=timeout) if ranks.world_size > 1 else torch.distributed.HashStore()
     options: dict[str, Any] = {
         "timeout": timeout,
@@ -57,17 +56,17 @@ def join(
     if device.type != "cuda":
         torch.distributed.init_process_group("gloo", **options)
         return
-    # Bound to its device: NCCL else guesses one by the rank's number at the first collective. One
-    # single rank has no peer to reach (DeepSpeed leaves it unbound, too).
+    # Bind to the device: otherwise NCCL guesses it from the rank at the first collective. A single
+    # rank has no peer, and DeepSpeed leaves it unbound, too.
     if ranks.world_size > 1:
         options["device_id"] = device
     torch.distributed.init_process_group("nccl", **options)
 
 
 def group_as_patient() -> torch.distributed.ProcessGroup:
-    """Makes another group of all ranks, whose collectives wait as long as those of the first; collective.
+    """Creates a second group of all ranks with the timeout of the first; collective.
 
-    torch gives a new group its own default, of 10 minutes for NCCL.
+    torch would give it the default timeout, 10 minutes for NCCL.
     """
     group = torch.distributed.new_group(timeout=_timeout)
     assert isinstance(group, torch.distributed.ProcessGroup)  # all ranks are of it
@@ -75,6 +74,6 @@ def group_as_patient() -> torch.distributed.ProcessGroup:
 
 
 def leave() -> None:
-    """Closes the process group, if there is one: where all ranks have made their last collective call."""
+    """Closes the process group, if there is one; call it after the last collective of all ranks."""
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()

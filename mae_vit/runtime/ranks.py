@@ -18,9 +18,9 @@ class Ranks:
 
     Attributes:
         rank: 0..world_size-1.
-        world_size: processes of the run.
+        world_size: number of processes of the run.
         local_rank: rank on this node; chooses the GPU.
-        local_world_size: processes on this node.
+        local_world_size: number of processes on this node.
     """
 
     rank: int = 0
@@ -30,15 +30,14 @@ class Ranks:
 
     @property
     def cores(self) -> int:
-        """Cores that this rank may use, at least one; its own share of what the ranks of the node have."""
+        """Number of cores that this rank may use, at least one."""
         return cores_of_rank(world_size=self.world_size, local_world_size=self.local_world_size)
 
 
 ALONE = Ranks()
 REMEDY = "; RANK and WORLD_SIZE are set: unset them to run one process"
-# Each launcher's names for: rank, world size, local rank, local world size.
-# SLURM_STEP_ID tells a task that srun started from a plain process in an allocation,
-# which sees SLURM_PROCID too.
+# Each launcher's names for: rank, world size, local rank, local world size. SLURM_STEP_ID marks a task of
+# srun; a plain process in an allocation sees SLURM_PROCID too.
 _LAUNCHERS = (
     ("RANK", ("RANK", "WORLD_SIZE", "LOCAL_RANK", ("LOCAL_WORLD_SIZE", "LOCAL_SIZE"))),
     (
@@ -92,20 +91,20 @@ def _read_environment() -> Ranks:
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on."""
+    """Returns an unused port of this machine."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
 
 
 def choose_threads(ranks: Ranks) -> tuple[int, str]:
-    """Returns how many threads a rank computes with on a CPU, and why: as it is told, else one for each core."""
+    """Returns a rank's number of CPU threads, and why: as configured, else one for each core."""
     told = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     if told == "1" and ranks.local_world_size > 1 and "TORCHELASTIC_RUN_ID" in os.environ:
-        # Torchrun sets it where nobody does, so that ranks that know nothing of each other do not overload the node.
+        # torchrun sets 1 by default, so that ranks do not overload the node; we know each rank's cores.
         return ranks.cores, "one for each core of the rank"
     if told.isdecimal() and int(told):
-        # On a machine that others use too, threads that wait for one another spin; a caller knows what is free.
+        # On a shared machine waiting threads waste time by spinning; the user knows how many cores are free.
         return int(told), "OMP_NUM_THREADS"
     if (told_torch := torch.get_num_threads()) < ranks.cores:
         return told_torch, "as torch is set"
@@ -113,7 +112,7 @@ def choose_threads(ranks: Ranks) -> tuple[int, str]:
 
 
 def share_weights(model: torch.nn.Module, ranks: Ranks) -> None:
-    """Gives all ranks rank 0's parameters and buffers of a model that has the same ones everywhere; collective."""
+    """Broadcasts rank 0's parameters and buffers to the same model on all ranks; collective."""
     if ranks.world_size > 1:
         for tensor in model.state_dict().values():
             torch.distributed.broadcast(tensor, src=0)

@@ -17,8 +17,8 @@ import psutil
 
 from mae_vit.runtime.exit_codes import EXIT_INTERRUPTED, EXIT_REQUEUE
 
-# Programs, or Python programs, whose death means that nobody waits for their ranks.
-# A shell or a terminal is none: its end must not end a run.
+# Programs (or Python modules) whose death stops their ranks. Not shells and terminals, whose end must
+# not end a run.
 _LAUNCHERS = ("deepspeed", "torchrun", "torch.distributed", "srun", "slurmstepd", "mpirun")
 _POLL_S = 1.0
 INTERRUPTED = "interrupted; the same command resumes"
@@ -31,11 +31,11 @@ Handler = Callable[[int, FrameType | None], object] | int
 
 
 def install_early_handlers() -> None:
-    """Handles signals until there is a `StopRequest`; for a program's first lines.
+    """Handles signals from a program's first lines until there is a `StopRequest`.
 
-    SIGUSR1, which a scheduler may send at any time, is kept: it would kill a process that still
-    imports, and a job with a short limit would never take a step. Ctrl-C ends at once, in a line. SIGTERM
-    keeps its default, and ends the process: there is nothing to save yet.
+    SIGUSR1, which a scheduler may send at any time, is recorded: its default would kill a process that
+    still imports, so a job with a short limit would never take a step. Ctrl-C ends the process with one
+    line. SIGTERM keeps its default, which ends the process: there is nothing to save yet.
     """
     signal.signal(signal.SIGUSR1, lambda number, frame: _heard_early.append(signal.Signals(number).name))
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
@@ -46,7 +46,7 @@ def install_early_handlers() -> None:
 def handling(numbers: Iterable[int], handler: Handler) -> Iterator[None]:
     """Handles signals by `handler` within the context; ignored signals stay ignored, as `nohup` needs.
 
-    Only in the main thread, where Python lets it; elsewhere nothing changes.
+    Has no effect outside the main thread, because of Python's rules.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -64,8 +64,8 @@ def handling(numbers: Iterable[int], handler: Handler) -> Iterator[None]:
 
 @contextmanager
 def blocked(numbers: Iterable[int]) -> Iterator[None]:
-    """Holds signals back within the context; processes of multiprocessing's that start in it have them blocked, too."""
-    # Its first start lets them through, whatever is blocked.
+    """Blocks signals within the context, also in multiprocessing's processes that start in it."""
+    # Start it before: its first start would unblock signals.
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
@@ -76,9 +76,9 @@ def blocked(numbers: Iterable[int]) -> Iterator[None]:
 
 @contextmanager
 def without_main() -> Iterator[None]:
-    """Processes of multiprocessing's that start meanwhile do not run the main program again.
+    """Keeps multiprocessing's processes that start in the context from running the main program again.
 
-    They have work of their own, and a script that calls the library may have no guard.
+    They do not need it, and a script that calls the library may lack the `__main__` guard.
     """
     main = sys.modules["__main__"].__dict__
     held: dict[str, Any] = {name: main.pop(name) for name in ("__file__", "__spec__") if name in main}
@@ -90,10 +90,10 @@ def without_main() -> Iterator[None]:
 
 
 def exit_with_parent() -> None:
-    """Ends this process of multiprocessing's when the one that started it is gone, however that went.
+    """Ends this multiprocessing process once the process that started it is gone.
 
-    Not by the parent's process id: a forked worker's parent is the server that it was forked from,
-    which lives as long as the worker does, and one that waits at a queue holds both of its ends.
+    It cannot watch the parent's process id, because a forked worker's parent is the fork server, which lives
+    as long as the worker. Nor can it watch a queue: the worker holds both ends.
     """
     threading.Thread(target=_end_after_parent, daemon=True, name="parent-watch").start()
 
@@ -107,7 +107,7 @@ def _end_after_parent() -> None:
 
 @contextmanager
 def exit_on_signal() -> Iterator[None]:
-    """Lets signals, or the loss of a launcher, end this process without more ado: it has nothing to save yet."""
+    """Ends this process at once on a signal or the loss of a launcher, as long as there is nothing to save."""
 
     def end() -> NoReturn:
         _end_now(INTERRUPTED, EXIT_REQUEUE)
@@ -124,11 +124,11 @@ def exit_on_signal() -> Iterator[None]:
 
 
 def _watch_launchers(then: Callable[[str], object], over: Callable[[], bool]) -> None:
-    """Starts a thread that calls `then` with a reason once a launcher is gone, until it is `over`."""
+    """Starts a thread that calls `then` with a reason once a launcher is gone; the thread ends when `over()`."""
     launchers = find_launchers()
 
     def watch() -> None:
-        # is_running() compares creation times, so a reused pid does not deceive it.
+        # is_running() compares creation times, so it detects a reused pid.
         while not over():
             for launcher in launchers:
                 if not _alive(launcher):
@@ -141,38 +141,37 @@ def _watch_launchers(then: Callable[[str], object], over: Callable[[], bool]) ->
 
 
 def _end_now(line: str, code: int = EXIT_INTERRUPTED) -> NoReturn:
-    """Ends this process at once: files on disk are complete at any moment.
+    """Ends this process at once, which is safe: files on disk are complete at any moment.
 
-    An exception instead could surface anywhere, inside an import or a library's thread, or be swallowed there.
+    An exception could surface anywhere, inside an import or a library's thread, or be swallowed.
     """
     _say(line)
     os._exit(code)
 
 
 def _say(line: str) -> None:
-    """Prints from a signal's handler, where buffered writing is not allowed; once on each node."""
+    """Prints from a signal handler, which must not use buffered writing; once on each node."""
     if is_local_rank_zero():
         os.write(2, f"\n{line}\n".encode())
 
 
 def is_local_rank_zero() -> bool:
-    """Whether this rank prints for its node; reads only the environment, so it works at any moment."""
+    """Returns whether this rank prints for its node; reads only the environment, so it works at any time."""
     names = (PLACE_ON_NODE, "LOCAL_RANK", "SLURM_LOCALID")
     return next((os.environ[name] for name in names if name in os.environ), "0") == "0"
 
 
 def early_signal() -> str | None:
-    """The name of the signal that came since `install_early_handlers`, if any."""
+    """Returns the name of the first signal since `install_early_handlers`, if any."""
     return _heard_early[0] if _heard_early else None
 
 
 class StopRequest:
-    """A flag that SIGTERM, SIGUSR1, Ctrl-C, a closed terminal or the loss of a launcher raises.
+    """A flag that SIGTERM, SIGUSR1, Ctrl-C, a closed terminal or the loss of a launcher sets.
 
-    A step takes the flag into its report when it begins, and ranks read a report one step late. So a run takes at
-    most two more steps after the one in which the signal comes. All ranks agree before any leaves.
-    SIGTERM to the `deepspeed` runner kills the runner alone and would leave its
-    ranks training as orphans, so a thread watches the launchers above this process.
+    A step puts the flag into its report when it begins, and ranks read the report one step late. So a run takes at
+    most two more steps after the one in which the signal arrives. All ranks agree before any leaves. SIGTERM to the
+    `deepspeed` runner kills only the runner, so a thread watches the launchers above this process.
     """
 
     def __init__(self) -> None:
@@ -183,7 +182,7 @@ class StopRequest:
         if threading.current_thread() is threading.main_thread():
             handler = self._hear_in_thread()
             for number in STOP_SIGNALS:
-                # Ignored signals stay ignored: under nohup a closed terminal stops nothing.
+                # Under nohup a closed terminal must stop nothing.
                 if signal.getsignal(number) != signal.SIG_IGN:
                     signal.signal(number, handler)
         _watch_launchers(self._stop_for, lambda: self.reason is not None or self._ended)
@@ -193,21 +192,20 @@ class StopRequest:
         return self.reason is not None
 
     def end(self) -> None:
-        """Ends the watch and ignores further signals, once the run is saved and this rank leaves.
+        """Ends the watch and ignores further signals; call it once the run is saved and this rank leaves.
 
-        A launcher that sees one rank leave signals the others; Python gives signals
-        their deadly default back while it shuts down, which would turn this rank's
-        exit code into that of a kill.
+        When one rank leaves, the launcher signals the others. Python restores the default handlers at
+        shutdown, so such a signal would kill this rank and change its exit code.
         """
         self._ended = True
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
 
     def _hear_in_thread(self) -> Handler:
-        """Starts a thread that acts on signals at once; returns a handler that leaves them to it.
+        """Starts a thread that acts on signals at once; returns a handler that does nothing.
 
-        Python runs a handler between two operations of the main thread, and one may take a minute: a backward pass.
-        But its own C handler tells a file of each signal, however long the operation is.
+        Python runs handlers between operations of the main thread, and an operation, such as a backward pass, may
+        take a minute. Python's C handler writes each signal to a pipe at once, and the thread reads it.
         """
         heard, told = os.pipe()
         os.set_blocking(told, False)
@@ -219,7 +217,7 @@ class StopRequest:
         def listen() -> None:
             while True:
                 number = os.read(heard, 1)[0]
-                # Not after `end`.
+                # False after `end`.
                 if signal.getsignal(number) is leave_to_thread:
                     self._on_signal(number)
 

@@ -1,4 +1,4 @@
-"""Restarts of a job by Slurm: it runs the same command again, and counts in SLURM_RESTART_COUNT."""
+"""Restarts by Slurm, which runs the same command again and counts restarts in SLURM_RESTART_COUNT."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from mae_vit.core.messages import error_reason
 
 
 def mark_slurm_progress() -> None:
-    """Notes at which restart something was saved, for slurm/common.sh.
+    """Records the number of the restart that saved something, for slurm/common.sh.
 
-    That gives a job up after some restarts in a row that saved nothing: it sees those too
-    that end before they know their run folder.
+    The script gives up a job after several restarts in a row that saved nothing, including those that
+    ended before they knew their run folder.
     """
     path = os.environ.get("MAE_VIT_SAVED")
     if path is None:
@@ -23,15 +23,15 @@ def mark_slurm_progress() -> None:
     try:
         write_atomically(Path(path), f"{_restart()}\n".encode())
     except OSError as error:
-        # No reason to end a run: at worst its job is not restarted.
+        # The run continues: at worst its job is not restarted.
         reason = error_reason(error)
         print(f"warning: {path}: {reason}; this restart counts as one that saved nothing", file=sys.stderr)
 
 
 def is_requeued_run(run: Path) -> bool:
-    """Whether an earlier start of this job made the run folder, so that the job must resume it.
+    """Returns whether an earlier start of this job created the run folder, so that the job must resume it.
 
-    `--resume never` would else begin again at each restart.
+    Otherwise `--resume never` would begin again at each restart.
     """
     if not _restart():
         return False

@@ -1,4 +1,4 @@
-"""Output for a reader who may be gone: a closed terminal, a broken pipe."""
+"""Output to a terminal or pipe that may be closed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, TextIO
 class TolerantStream:
     """A text stream that writes to the null device once its reader is gone.
 
-    A closed terminal must never cost a run its save, and `... --dry-run | head` must not end in a traceback.
+    A closed terminal must not prevent a save, and `... --dry-run | head` must not end in a traceback.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -18,7 +18,7 @@ class TolerantStream:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Writes, or gives up on the reader."""
+        """Writes; redirects to the null device if the reader is gone."""
         try:
             return self._stream.write(text)
         except OSError:
@@ -26,14 +26,14 @@ class TolerantStream:
             return len(text)
 
     def flush(self) -> None:
-        """Flushes, or gives up on the reader."""
+        """Flushes; redirects to the null device if the reader is gone."""
         try:
             self._stream.flush()
         except OSError:
             self._give_up()
 
     def _give_up(self) -> None:
-        # The descriptor itself, since buffers and libraries write to it too.
+        # Redirect the descriptor, since buffers and libraries write to it too.
         with open(os.devnull, "w") as nowhere:
             os.dup2(nowhere.fileno(), self._stream.fileno())
 
@@ -42,7 +42,7 @@ class TolerantStream:
 
 
 def ignore_closed_terminal() -> None:
-    """Makes standard output and standard error unbreakable."""
+    """Wraps standard output and standard error in `TolerantStream`."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if not isinstance(stream, TolerantStream):

@@ -1,4 +1,4 @@
-"""Kills a rank that hangs: the others would wait for it, and the cluster would pay, for hours."""
+"""Kills a rank that hangs, for which the others would wait for hours."""
 
 from __future__ import annotations
 
@@ -12,21 +12,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _POLL_S = 1.0
-# How much longer evaluation and saving may take than a step.
+# Factor by which evaluation and saving may take longer than a step.
 PATIENCE = 4.0
 
 
 class Watchdog:
     """A thread that kills this process when no heartbeat has come for too long.
 
-    It uses SIGKILL, since a thread that waits in a collective, or on a dead file system, reacts to nothing else.
-    The launcher then ends the other ranks, each of which has its own watchdog. `faulthandler.dump_traceback_later`
-    does not serve: it ends the process with exit code 1, that of a run which must not be requeued, and it cannot
-    print what the rank was doing.
+    It uses SIGKILL, since a thread that waits in a collective or on a dead file system reacts to nothing else. The
+    launcher then ends the other ranks. `faulthandler.dump_traceback_later` would not do: it exits with code 1, which
+    forbids a requeue, and cannot print what the rank was doing.
     """
 
     def __init__(self, timeout_s: float | None, *, rank: int) -> None:
-        """Watches while it is open as a context; with None never."""
+        """Watches while it is open as a context; never if `timeout_s` is None."""
         self._timeout_s, self._rank = timeout_s, rank
         self._doing, self._since = "beginning", time.monotonic()
         self._patience = 1.0
@@ -47,7 +46,7 @@ class Watchdog:
 
     @contextmanager
     def long_phase(self, doing: str) -> Iterator[None]:
-        """Allows `PATIENCE` times as long, for one long thing."""
+        """Multiplies the timeout by `PATIENCE` within the context."""
         self.heartbeat(doing)
         self._patience = PATIENCE
         try:
