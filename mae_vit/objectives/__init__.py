@@ -1,8 +1,7 @@
 """Pretraining objectives: one line in the dictionary below for each.
 
-A plug-in adds its own by `register_objective`. Inside the package, give its options a section in
-`mae_vit.objectives.config`, and write the objective in a file of its own. Config, command line and contract tests
-iterate over the dictionary.
+A plug-in adds its objective by `register_objective`. An objective of the package has its options in
+`mae_vit.objectives.config`, and its own file. Config, command line and contract tests iterate over the dictionary.
 """
 
 from __future__ import annotations
@@ -33,10 +32,10 @@ ObjectiveConfig = Annotated[ObjectiveSection, OneOf(OBJECTIVES, "name")]
 
 
 def register_objective(section: type[ObjectiveSection]) -> None:
-    """Adds an objective, under the one value of its section's `name`. A plug-in calls it when it is imported.
+    """Adds an objective under the value of its section's `name`. A plug-in calls it on import.
 
     Raises:
-        ValueError: if there is another of that name.
+        ValueError: if another objective has that name.
     """
     (name,) = get_args(section.model_fields["name"].annotation)
     if OBJECTIVES.setdefault(name, section) is not section:

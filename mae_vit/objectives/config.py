@@ -1,4 +1,4 @@
-"""Options of the pretraining objectives. A config is checked by them alone, without importing torch."""
+"""Options of the pretraining objectives; checked without importing torch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Grouping(NamedTuple):
         unit: number of consecutive rows. Each micro-batch has whole units, so the split of a batch does
             not change the loss.
         views: number of rows that are views of one image (`data.repeats`).
-        why: start of an error message that explains the unit.
+        why: beginning of an error message; explains the unit.
     """
 
     unit: int
@@ -34,9 +34,9 @@ class Grouping(NamedTuple):
     why: str
 
 
-# Rows 2j and 2j + 1 of the global order; they are different images.
+# Rows 2j and 2j + 1 of the global order, which are different images.
 PAIRS = Grouping(unit=2, views=1, why="mixup and cutmix pair neighbors")
-# Areas along a side of a patch of masked patch prediction. Each area is predicted as one color.
+# Cells along a patch's side, by target of masked patch prediction. Each cell is predicted as one color.
 COLOR_CELLS = {"mean_color": 1, "downsized_4x4": 4}
 
 
@@ -62,11 +62,7 @@ class ObjectiveSection(Section):
     needs: ClassVar[Literal["skips_patches", "replaces_patches"] | None] = None
 
     def check_encoder(self, model: EncoderSection) -> None:
-        """Checks that the encoder offers what the objective needs.
-
-        Raises:
-            ValueError: if not; the message names what would fit.
-        """
+        """Raises ValueError if the encoder lacks what the objective needs; the message names alternatives."""
         if self.needs is not None and not getattr(model, self.needs):
             able = [family for family, section in ENCODERS.items() if getattr(section, self.needs)]
             raise ValueError(
@@ -80,10 +76,10 @@ class ObjectiveSection(Section):
         return None
 
     def check(self, geometry: Geometry, num_classes: int) -> None:
-        """Raises ValueError, which names the key, for options that do not fit model or data."""
+        """Raises ValueError, which names the key, for options that do not suit model or data."""
 
     def build(self, encoder: Encoder, *, num_classes: int = 0, **pixels: Unpack[Pixels]) -> Objective:
-        """Builds the objective around an encoder, which is trained together with the objective's own modules."""
+        """Builds the objective around an encoder, which it trains with its own modules."""
         module, _, name = self.built_by.partition(":")
         classes = {"num_classes": num_classes} if self.uses_labels else {}
         objective: Objective = getattr(import_module(module), name)(encoder, self, **pixels, **classes)
@@ -91,7 +87,7 @@ class ObjectiveSection(Section):
 
 
 def num_decoded_patches(num_masked: int, decode_ratio: float, mask_unit: int) -> int:
-    """Returns how many of an image's masked patches training predicts: those of whole mask units."""
+    """Returns the number of masked patches of an image that training predicts: those of whole mask units."""
     return round(decode_ratio * num_masked / mask_unit**2) * mask_unit**2
 
 
@@ -182,7 +178,7 @@ class ContrastiveMAEConfig(MAEConfig):
 
     @property
     def grouping(self) -> Grouping:
-        """Groups two views of each of `group_size` images."""
+        """Two views of each of `group_size` images."""
         why = (
             f"objective.group_size={self.group_size} contrasts two views of each of {self.group_size} images"
         )
@@ -240,7 +236,7 @@ class JointConfig(ObjectiveSection):
     """Options of the `joint` objective: those of its two parts, and the weights of their losses."""
 
     built_by: ClassVar[str] = "mae_vit.objectives.joint:Joint"
-    needs = "skips_patches"  # all that do let embeddings be replaced, too
+    needs = "skips_patches"  # every such encoder also replaces patches
     name: Literal["joint"]
     weights: LossWeights = LossWeights()
     mae: MAEConfig = MAEConfig(name="mae")
@@ -308,11 +304,7 @@ class SupervisedConfig(ObjectiveSection):
     cutmix: float = Field(default=0.0, ge=0)
 
     def check_encoder(self, model: EncoderSection) -> None:
-        """Checks that there is a class token to read.
-
-        Raises:
-            ValueError: if not.
-        """
+        """Raises ValueError if `pool` is "cls" and the encoder has no class token."""
         if self.pool == "cls" and not model.has_class_token:
             raise ValueError(f'model.name="{model.name}" has no class token: give objective.pool=mean')
 
@@ -322,7 +314,7 @@ class SupervisedConfig(ObjectiveSection):
         return PAIRS if self.mixup or self.cutmix else None
 
     def check(self, geometry: Geometry, num_classes: int) -> None:
-        """Raises ValueError, which names the key, for options that do not fit the data."""
+        """Raises ValueError, which names the key, for options that do not suit the data."""
         if num_classes < 2:
             raise ValueError(
                 f'name="supervised" needs labels of two classes at least; the data has {num_classes}'

@@ -20,7 +20,7 @@ from mae_vit.objectives.config import ContrastiveMAEConfig
 from mae_vit.objectives.mae import MAE
 from mae_vit.objectives.objective import ObjectiveOutput, Pixels
 
-# What is logged of a contrast, in training and of held-out images.
+# Logged values of a contrast, in training and on held-out images.
 METRICS = ("contrast_loss", "retrieval_top1", "positive_cosine", "negative_cosine", "z_std")
 _VIEWS = "views"
 
@@ -35,7 +35,7 @@ def contrast(z: Tensor, group_size: int, temperature: float) -> dict[str, Tensor
 
     Returns:
         For each view, (B,): `contrast_loss`, InfoNCE; `retrieval_top1`, whether the partner is the nearest view of
-        its group; `positive_cosine` with the partner; `negative_cosine`, the mean with the other views of the group.
+        its group; `positive_cosine` with the partner; `negative_cosine`, mean over the other views of the group.
         All but the loss are detached.
     """
     rows = 2 * group_size
@@ -116,8 +116,8 @@ class ContrastiveMAE(MAE):
 def contrast_sums(contrasts: dict[str, Tensor], z: Tensor, group_size: int) -> dict[str, Tensor]:
     """Sums `METRICS` over the views of whole groups, and counts the views.
 
-    `z_std` is the standard deviation of each dimension of z (B, d) within a group, the mean over dimensions, times
-    sqrt(d). It is near 1 if views spread evenly over the sphere, and 0 after a collapse.
+    `z_std` is sqrt(d) times the standard deviation of z (B, d) within a group, averaged over dimensions. It is near
+    1 if views spread evenly over the sphere, and 0 after a collapse.
     """
     z = z.detach()
     views = z.new_full((), len(z))

@@ -1,4 +1,4 @@
-"""Trains MAE and masked patch prediction on one encoder, with the sum of both losses. The objective is ours."""
+"""Trains MAE and masked patch prediction on one encoder, by the sum of both losses. Our own objective."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from mae_vit.objectives.objective import Objective, ObjectiveOutput, Pixels
 
 
 class Joint(Objective):
-    """Both masked objectives share the encoder; each keeps its own head.
+    """Both objectives share the encoder, and each has its own head.
 
-    Each part draws the same masks as in a run of its own: both use the same noise.
+    Each part draws the same masks as when it is trained alone: both use the same noise.
     """
 
     def __init__(self, encoder: Encoder, config: JointConfig, **pixels: Unpack[Pixels]) -> None:

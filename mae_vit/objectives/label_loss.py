@@ -1,4 +1,4 @@
-"""The loss of training with labels: mixes images, and computes the cross-entropy."""
+"""The loss of training with labels: mixup or cutmix, and cross-entropy."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class LabelLoss(nn.Module):
     def __init__(
         self, num_classes: int, *, label_smoothing: float = 0.0, mixup: float = 0.0, cutmix: float = 0.0
     ) -> None:
-        """Holds the options; alphas of 0 turn mixup and cutmix off. Label smoothing is that of arXiv 1512.00567."""
+        """Takes the options; alphas of 0 turn mixup and cutmix off. Label smoothing follows arXiv 1512.00567."""
         super().__init__()
         self.num_classes, self.label_smoothing = num_classes, label_smoothing
         self.mixing = Mixing(mixup=mixup, cutmix=cutmix) if mixup or cutmix else None
 
     def targets(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Returns raw images (B, C, H, W) as trained on, and labels: int64 (B,), or mixed float32 (B, K)."""
+        """Returns raw images (B, C, H, W), mixed or not, and labels: int64 (B,), or mixed float32 (B, K)."""
         if self.mixing is None:
             return batch.images, batch.labels
         return self.mixing(batch, self.num_classes)
@@ -37,7 +37,7 @@ class LabelLoss(nn.Module):
         return F.cross_entropy(logits, targets, label_smoothing=self.label_smoothing)
 
     def pictures(self, batch: Batch, original: Tensor, logits: Tensor) -> list[Picture]:
-        """Shows the wrongly classified images, and all images (B, C, H, W) in 0..1, by logits (B, K).
+        """Shows the images that logits (B, K) classify wrongly, and all images (B, C, H, W) in 0..1.
 
         Images without a label are never wrong.
         """

@@ -31,7 +31,7 @@ LAYER_NORM_EPS = 1e-6
 
 
 class MAE(Objective):
-    """The asymmetric autoencoder of MAE Sec. 3. Parameters have the names of the official code."""
+    """The asymmetric autoencoder of MAE Sec. 3, with the official code's parameter names."""
 
     def __init__(self, encoder: Encoder, config: MAEConfig, **pixels: Unpack[Pixels]) -> None:
         """Adds the decoder to `encoder`."""
@@ -56,7 +56,7 @@ class MAE(Objective):
         nn.init.normal_(self.mask_token, std=0.02)
 
     def draw_masking(self, keys: SampleKeys) -> Masking:
-        """Draws the masks of training."""
+        """Draws the training masks."""
         return unit_masking(keys, self.encoder.grid_size, self.mask_ratio, self.mask_unit)
 
     def forward(self, batch: Batch) -> ObjectiveOutput:
@@ -67,7 +67,7 @@ class MAE(Objective):
         """Masks by the batch's keys and predicts.
 
         Returns:
-            The loss, scalar float32, and the encoded visible tokens (B, k + N_keep, D), class tokens first.
+            The loss, float32 (), and the encoded visible tokens (B, k + N_keep, D), class tokens first.
         """
         masking = self.draw_masking(batch.keys)
         images = self.normalize(batch.images)  # float32 (B, C, H, W)
@@ -78,17 +78,17 @@ class MAE(Objective):
             ids = ids[:, : num_decoded_patches(ids.shape[1], self.decode_ratio, self.mask_unit)]
             prediction = self.decode_subset(encoded, masking.ids_keep, ids)  # (B, M, P*P*C)
         else:
-            # Visible patches are not in the loss, so they are not predicted.
+            # Visible patches do not enter the loss, so they are not predicted.
             prediction = self.decode(encoded, masking.ids_restore, ids)  # (B, M, P*P*C)
         valid = self.valid_patches(batch.images)  # (B, N, P*P*C)
         error = self.squared_error(images, prediction, ids, valid)  # (B, M, P*P*C)
         return weigh(error, None if valid is None else take_tokens(valid, ids)).mean(), encoded
 
     def reconstruct(self, images: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Masks the single patches of the highest noise (B, N), distinct within a row, encodes and decodes.
+        """Masks the patches with the highest noise (B, N; distinct within a row), encodes and decodes.
 
         Returns:
-            Predictions (B, N, P*P*C) for every patch, and the mask float32 (B, N), 1 = masked and counted in the loss.
+            Predictions (B, N, P*P*C) for all patches, and the mask float32 (B, N), 1 = masked and counted in the loss.
         """
         masking = random_masking(noise, self.mask_ratio)
         return self.predict_all(images, masking), masking.mask
@@ -100,32 +100,32 @@ class MAE(Objective):
     def decode(self, encoded: Tensor, ids_restore: Tensor, ids: Tensor | None = None) -> Tensor:
         """Fills in mask tokens, restores the order and predicts pixels (MAE Sec. 3).
 
-        (B, k + N_keep, D), int64 (B, N) -> (B, N, P*P*C); with the patches `ids`, int64 (B, M), -> (B, M, P*P*C).
+        (B, k + N_keep, D), int64 (B, N) -> (B, N, P*P*C), or (B, M, P*P*C) for the patches `ids`, int64 (B, M).
         """
         count = self.encoder.num_prefix_tokens
         tokens = self.decoder_embed(encoded)  # (B, k + N_keep, D_dec)
         num_masked = ids_restore.shape[1] - (tokens.shape[1] - count)
         mask_tokens = self.mask_token.to(tokens.dtype).expand(len(tokens), num_masked, -1)
         patches = torch.cat([tokens[:, count:], mask_tokens], dim=1)  # (B, N, D_dec), visible ones first
-        patches = take_tokens(patches, ids_restore)  # in the image's order
+        patches = take_tokens(patches, ids_restore)  # in image order
         tokens = torch.cat([tokens[:, :count], patches], dim=1) + self.decoder_pos_embed  # (B, k + N, D_dec)
         if ids is None:
             return self.decoder_pred(self.decoder_norm(self.decoder_blocks(tokens)))[:, count:]
         tokens = self.decoder_blocks[:-1](tokens)
-        # Class tokens stand in front.
+        # Class tokens come first.
         tokens = block_for_queries(self.decoder_blocks[-1], tokens, ids + count)  # (B, M, D_dec)
         return self.decoder_pred(self.decoder_norm(tokens))
 
     def decode_subset(self, encoded: Tensor, ids_keep: Tensor, ids: Tensor) -> Tensor:
         """Predicts the masked patches `ids` from the visible ones; the decoder does not see other masked patches.
 
-        Tokens carry their positions, so their order does not matter and is not restored.
-        (B, k + N_keep, D) in the order of `ids_keep`, int64 (B, M) -> (B, M, P*P*C).
+        (B, k + N_keep, D) in the order of `ids_keep`, int64 (B, M) -> (B, M, P*P*C). The order of tokens is not
+        restored: it does not matter, because tokens carry their positions.
         """
         count = self.encoder.num_prefix_tokens
         tokens = self.decoder_embed(encoded)  # (B, k + N_keep, D_dec)
         mask_tokens = self.mask_token.to(tokens.dtype).expand(*ids.shape, -1)  # (B, M, D_dec)
-        # (B, k + N_keep + M); the table has the same row, of zeros, for all class tokens.
+        # (B, k + N_keep + M); row 0 of the table, zeros, serves all class tokens.
         places = F.pad(torch.cat([ids_keep, ids], dim=1) + count, (count, 0))
         tokens = torch.cat([tokens, mask_tokens], dim=1) + F.embedding(places, self.decoder_pos_embed[0])
         tokens = self.decoder_blocks[:-1](tokens)
@@ -136,17 +136,17 @@ class MAE(Objective):
     def squared_error(
         self, images: Tensor, prediction: Tensor, ids: Tensor | None = None, valid: Tensor | None = None
     ) -> Tensor:
-        """Computes the squared errors; the loss is their mean over masked patches only (MAE Sec. 3).
+        """Computes the squared errors, for training, held-out images and `masked_mse`.
 
-        Every loss comes from here: of training, of held-out images, and of `masked_mse`.
-        Errors of missing values are meaningless: `mae_vit.objectives.missing.weigh` leaves them out.
-        (B, N, P*P*C), or (B, M, P*P*C) of the patches `ids`, -> float32 of the same shape.
+        The loss is their mean over masked patches only (MAE Sec. 3). Errors of missing values are meaningless:
+        `mae_vit.objectives.missing.weigh` leaves them out.
+        (B, N, P*P*C), or (B, M, P*P*C) for the patches `ids`, -> float32 of the same shape.
         """
         target, _, _ = self.targets(images, ids, valid)  # (B, N or M, P*P*C)
         return (prediction.float() - target).square()
 
     def masked_mse(self, images: Tensor, prediction: Tensor, mask: Tensor) -> Tensor:
-        """Computes the loss from predictions of all patches, to compare with other code. Training does not call it.
+        """Computes the loss from predictions of all patches, for comparison with other code, not for training.
 
         (B, C, H, W), (B, N, P*P*C), (B, N) with 1 = masked and counted -> scalar float32.
         """
@@ -158,9 +158,9 @@ class MAE(Objective):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Returns the regression target of all patches or of `ids`, and the mean and scale that undo its normalization.
 
-        With norm_pix_loss each patch is normalized by its own mean and unbiased variance (MAE Sec. 4.1,
-        "Reconstruction target"), of its valid values. PSNR and pictures take the targets for pixels: a subclass with
-        others overrides both. (B, N, P*P*C), (B, N, 1), (B, N, 1); M in place of N with `ids`.
+        With norm_pix_loss the mean and unbiased variance of its valid values normalize each patch (MAE Sec. 4.1,
+        "Reconstruction target"). PSNR and pictures treat targets as pixels: a subclass with other targets overrides
+        both. (B, N, P*P*C), (B, N, 1), (B, N, 1); M instead of N with `ids`.
         """
         target = patchify(images, self.encoder.patch_size)  # (B, N, P*P*C)
         if ids is not None:
@@ -171,10 +171,10 @@ class MAE(Objective):
         return standardize_patches(target, valid)
 
     def evaluation_sums(self, batch: Batch) -> dict[str, Tensor]:
-        """Sums the loss and the squared errors on masked patches, for the model and for a baseline.
+        """Sums the loss and the squared errors on masked patches, for the model and for an untrained baseline.
 
-        The baseline needs no learning. Under norm_pix_loss it predicts zero and uses the
-        true patch statistics; in raw pixels it is a local average of the visible patches.
+        With norm_pix_loss the baseline predicts zero and uses the true patch statistics; in raw pixels it
+        is a local average of the visible patches.
         """
         images, masking = self.normalize(batch.images), self.draw_masking(batch.keys)
         prediction, mask = self.predict_all(images, masking), masking.mask
@@ -186,7 +186,7 @@ class MAE(Objective):
     def pixel_errors(
         self, images: Tensor, prediction: Tensor, mask: Tensor, valid: Tensor | None
     ) -> dict[str, Tensor]:
-        """Sums squared errors in pixels of a prediction (B, N, P*P*C) and of its baseline, see `evaluation_sums`."""
+        """Sums squared errors in pixels of a prediction (B, N, P*P*C) and of the baseline of `evaluation_sums`."""
         pixels, mean = self.undo_targets(images, prediction, valid)
         baseline = mean.expand_as(pixels)
         if not self.norm_pix_loss:
@@ -203,7 +203,7 @@ class MAE(Objective):
         return {"loss": sums["loss"] / sums["masked"], **psnr_metrics(sums)}
 
     def pictures(self, batch: Batch) -> list[Picture]:
-        """Shows masked, predicted, pasted, original; the label states if the true patch statistics are used."""
+        """Shows masked, predicted, pasted and original images."""
         images, masking = self.normalize(batch.images), self.draw_masking(batch.keys)
         prediction, mask = self.predict_all(images, masking), masking.mask
         valid = self.valid_patches(batch.images)
@@ -212,5 +212,5 @@ class MAE(Objective):
 
     @property
     def predicted_label(self) -> str:
-        """The label of predictions in pictures. It states if they borrow the true patch statistics."""
+        """The label of predictions in pictures; states whether they use the true patch statistics."""
         return "predicted (true patch mean and std)" if self.norm_pix_loss else "predicted"

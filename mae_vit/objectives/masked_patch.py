@@ -41,7 +41,7 @@ class MaskedPatch(Objective):
         return ObjectiveOutput(loss, values)
 
     def predict(self, batch: Batch) -> tuple[Tensor, Corruption]:
-        """Corrupts, encodes and predicts: (B, M, num_outputs) at the M corrupted positions, and the corruption."""
+        """Corrupts, encodes and predicts; returns (B, M, num_outputs) at corrupted positions, and the corruption."""
         corruption = corrupt(
             batch.keys,
             self.encoder.num_patches,
@@ -55,7 +55,7 @@ class MaskedPatch(Objective):
         return self.head(take_tokens(patches, corruption.ids)), corruption
 
     def replace(self, tokens: Tensor, corruption: Corruption) -> Tensor:
-        """Replaces patch embeddings (B, N, D) before positions: 80 % [mask], 10 % another patch's, 10 % kept."""
+        """Corrupts patch embeddings (B, N, D), before positions: 80 % [mask], 10 % another patch's, 10 % kept."""
         width = tokens.shape[-1]
         kind = corruption.kind[..., None]  # (B, M, 1)
         source = corruption.source[..., None].expand(-1, -1, width)  # (B, M, D)
@@ -65,7 +65,7 @@ class MaskedPatch(Objective):
         return tokens.scatter(1, ids, replaced)  # (B, N, D)
 
     def evaluation_sums(self, batch: Batch) -> dict[str, Tensor]:
-        """Returns the sums of the target over the batch."""
+        """Returns the target's sums over the batch."""
         prediction, corruption = self.predict(batch)
         return self.target.sums(prediction, batch, corruption)
 
@@ -74,6 +74,6 @@ class MaskedPatch(Objective):
         return self.target.metrics(sums)
 
     def pictures(self, batch: Batch) -> list[Picture]:
-        """Shows masked, predicted, pasted, original."""
+        """Shows masked, predicted, pasted and original images."""
         prediction, corruption = self.predict(batch)
         return self.target.pictures(prediction, batch, corruption)

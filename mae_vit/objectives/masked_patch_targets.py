@@ -2,8 +2,8 @@
 
 Each turns a prediction at corrupted positions, (B, M, num_outputs), into a loss, metrics and pictures.
 
-Shapes: B batch, C channels, N patches, M corrupted patches, P patch size, A areas of a patch, K classes, Q questions
-about a patch: one of each area, or with more than 3 bands one of each band of each area.
+Shapes: B batch, C channels, N patches, M corrupted patches, P patch size, A areas of a patch, K classes, Q
+classifications of a patch: one for each area, or with more than 3 bands one for each band of each area.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from mae_vit.objectives.reconstruction import (
     reconstruction_pictures,
 )
 
-# The paper's classes are joint colors of 3 channels: 8**3 = 512. Of more bands they would be too many.
+# The paper's classes are joint colors of 3 channels: 8**3 = 512. More bands would give too many classes.
 MOST_JOINT_BANDS = 3
 
 
 class ColorTarget:
     """Classifies the 3-bit colors of the `cells` x `cells` areas of a patch in parallel.
 
-    With one area this is the paper's mean color; 4 x 4 areas are its second variant. Of up to 3 bands a class
-    is a color, as in the paper. Of more bands each is classified by itself, in 8 classes: joint classes would
-    be 8**C. An area without any value of a band asks nothing.
+    One area is the paper's mean color; 4 x 4 areas are its second variant. With up to 3 bands a class is a color,
+    as in the paper. With more, each band is classified separately, in 8 classes (joint classes would be 8**C).
+    Areas without any valid value of a band do not count.
     """
 
     def __init__(self, objective: Objective, cells: int) -> None:
@@ -58,7 +58,7 @@ class ColorTarget:
         self.num_outputs = cells * cells * (1 if self._joint else channels) * self._classes
 
     def _all_classes(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
-        """Returns the classes of all patches, int64 (B, N, Q), and which are known, bool or None for all."""
+        """Returns the classes of all patches, int64 (B, N, Q), and which are known, bool (B, N, Q) or None for all."""
         objective, area = self._objective, self._encoder.patch_size // self._cells
         known: Tensor | None = None
         if objective.bands.eight_bit:
@@ -82,7 +82,7 @@ class ColorTarget:
         return logits, take_tokens(classes, ids), None if known is None else take_tokens(known, ids)
 
     def _losses(self, logits: Tensor, classes: Tensor, known: Tensor | None, reduction: str) -> Tensor:
-        """Computes the mean or sum of cross-entropies over what is known; each image weighs the same."""
+        """Computes the mean or sum of cross-entropies over known classes; all images have the same weight."""
         if known is None:
             return F.cross_entropy(logits.flatten(0, 2), classes.flatten(), reduction=reduction)
         each = F.cross_entropy(logits.flatten(0, 2), classes.flatten(), reduction="none")
@@ -96,7 +96,7 @@ class ColorTarget:
     def values(
         self, prediction: Tensor, batch: Batch, corruption: Corruption
     ) -> dict[str, tuple[Tensor, Tensor]]:
-        """Returns sum and count of the accuracy on [mask] positions, to log in training."""
+        """Returns sum and count of the accuracy on [mask] positions, for the log."""
         sums = self._hits(prediction, batch, corruption)
         return {"accuracy_on_mask": (sums["hits"], sums["on_mask"])}
 
@@ -110,7 +110,7 @@ class ColorTarget:
         }
 
     def sums(self, prediction: Tensor, batch: Batch, corruption: Corruption) -> dict[str, Tensor]:
-        """Counts hits on [mask] positions, for the model and for a copy of the nearest visible patch."""
+        """Sums the loss; counts hits on [mask] positions, for the model and for copies of the nearest visible patch."""
         logits, classes, known = self._aligned(prediction, batch, corruption.ids)
         nearest = nearest_visible(corruption.mask, self._encoder.grid_size).gather(1, corruption.ids)
         everywhere, there = self._all_classes(batch)
@@ -126,7 +126,7 @@ class ColorTarget:
         }
 
     def metrics(self, sums: dict[str, float]) -> dict[str, float]:
-        """Returns the loss over corrupted positions, and the accuracy on [mask] positions with its baseline."""
+        """Returns the loss over corrupted positions, and the accuracy and its baseline on [mask] positions."""
         return {
             "loss": sums["loss"] / sums["predicted"],
             "accuracy_on_mask": sums["hits"] / max(sums["on_mask"], 1),
@@ -134,7 +134,7 @@ class ColorTarget:
         }
 
     def pictures(self, prediction: Tensor, batch: Batch, corruption: Corruption) -> list[Picture]:
-        """Shows masked, predicted, pasted, original; each area has one color."""
+        """Shows masked, predicted, pasted and original images; each area has one color."""
         encoder, cells = self._encoder, self._cells
         logits, _, _ = self._aligned(prediction, batch, corruption.ids)
         everywhere, _ = self._all_classes(batch)
@@ -174,7 +174,7 @@ class PixelTarget:
     def values(
         self, prediction: Tensor, batch: Batch, corruption: Corruption
     ) -> dict[str, tuple[Tensor, Tensor]]:
-        """Returns nothing: the loss says all."""
+        """Returns nothing to log beside the loss."""
         return {}
 
     def _whole(self, prediction: Tensor, corruption: Corruption, images: Tensor) -> Tensor:
@@ -183,7 +183,7 @@ class PixelTarget:
         return patchify(images, self._objective.encoder.patch_size).scatter(1, ids, prediction.float())
 
     def sums(self, prediction: Tensor, batch: Batch, corruption: Corruption) -> dict[str, Tensor]:
-        """Sums the loss over corrupted positions, and squared errors on [mask] positions with a baseline's."""
+        """Sums the loss over corrupted positions, and squared errors of model and baseline on [mask] positions."""
         images, valid = self._objective.normalize(batch.images), self._objective.valid_patches(batch.images)
         on_mask = torch.zeros_like(corruption.mask)  # (B, N)
         on_mask.scatter_(1, corruption.ids, (corruption.kind == KIND_MASK).to(on_mask.dtype))
@@ -197,11 +197,11 @@ class PixelTarget:
         }
 
     def metrics(self, sums: dict[str, float]) -> dict[str, float]:
-        """Returns the loss over corrupted positions, and PSNR on [mask] positions with the local average's."""
+        """Returns the loss over corrupted positions, and PSNR of model and local average on [mask] positions."""
         return {"loss": sums["loss"] / sums["predicted"], **psnr_metrics(sums)}
 
     def pictures(self, prediction: Tensor, batch: Batch, corruption: Corruption) -> list[Picture]:
-        """Shows masked, predicted, pasted, original; visible patches are unchanged."""
+        """Shows masked, predicted, pasted and original images; visible patches are unchanged."""
         images = self._objective.normalize(batch.images)
         whole = self._whole(prediction, corruption, images)
         return reconstruction_pictures(self._objective, batch.images, whole, corruption.mask)

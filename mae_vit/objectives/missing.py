@@ -1,8 +1,8 @@
-"""Missing values of images: how losses and averages leave them out.
+"""Leaves missing values of images out of losses and averages.
 
-Masks of valid values are bool; true means that the value is there. None in place of a mask means that none is
-missing. Then, and where a mask is true everywhere, results are those without masks, to the bit.
-Shapes: B batch, C channels, N patches, M patches that a loss looks at, V = P*P*C values of a patch.
+Masks of valid values are bool, true = present; None means that no value is missing. With None, or a mask that is true
+everywhere, results equal those without masks to the bit.
+Shapes: B batch, C channels, N patches, M patches in the loss, V = P*P*C values of a patch.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ TARGET_VARIANCE_EPS = 1e-6
 
 
 def weigh(errors: Tensor, valid: Tensor | None, mask: Tensor | None = None) -> Tensor:
-    """Multiplies errors (B, M, V) by weights: 0 for missing values; the others of an image share what these leave.
+    """Multiplies errors (B, M, V) by weights: 0 for missing values, and equal weights for an image's other values.
 
-    Each image has the same sum of weights, however many values it misses. So the mean over any split of a batch
-    equals that over the whole batch. An image without any valid value has no loss. `mask` (B, M) is 1 where the caller
-    counts a patch; all by default.
+    Each image has the same sum of weights, however many values it misses, so the split of a batch does not change the
+    mean. An image without any valid value has no loss. `mask` (B, M) is 1 where the caller counts a patch; None
+    counts all.
     """
     if valid is None:
         return errors
@@ -29,7 +29,7 @@ def weigh(errors: Tensor, valid: Tensor | None, mask: Tensor | None = None) -> T
 
 
 def standardize_patches(patches: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Normalizes each patch (B, N, V) by its own mean and unbiased variance (MAE Sec. 4.1), of its valid values.
+    """Normalizes each patch (B, N, V) by mean and unbiased variance of its valid values (MAE Sec. 4.1).
 
     Returns:
         Normalized patches, 0 where a value is missing; mean and scale (B, N, 1), which undo it.

@@ -1,7 +1,7 @@
-"""Mixup and cutmix over neighbors of the global order: the same pairs on any number of ranks.
+"""Mixup and cutmix over neighbors in the global order: the same pairs on any number of ranks.
 
-Images 2j and 2j + 1 of an epoch's order make a pair; the key of its first sample keys its draws.
-The recipe is timm's. timm pairs the images of a micro-batch and draws from a global generator,
+Images 2j and 2j + 1 of an epoch's order are a pair; its draws depend on the key of its first sample.
+The recipe is timm's, but timm pairs images within a micro-batch and draws from a global generator,
 so its result depends on the split over ranks.
 Shapes: B images, P = B / 2 pairs, C channels, H W pixels, K classes.
 """
@@ -25,36 +25,31 @@ _QUANTILES = 1 << 16
 class Mixing(nn.Module):
     """Blends the two images of a pair, or pastes a box of each into the other, and mixes their labels.
 
-    Mixup (arXiv 1710.09412) adds a share lambda of one image and 1 - lambda of the other, with
-    lambda from Beta(alpha, alpha). Cutmix (arXiv 1905.04899) pastes a box of (1 - lambda) of the
-    area, clipped at the edges; labels follow the area. With both options, each pair draws one of
-    the two with equal chances (timm's defaults, as in MAE's fine-tuning, Sec. A.1; there a whole
-    batch draws once).
+    Mixup (arXiv 1710.09412) averages both images with weights lambda and 1 - lambda, with lambda from
+    Beta(alpha, alpha). Cutmix (arXiv 1905.04899) pastes a box of (1 - lambda) of the area, clipped at
+    the edges; labels follow the area. With both options, each pair draws one of the two with equal
+    chances (timm's defaults, as in MAE's fine-tuning, Sec. A.1, where a whole batch draws once).
 
-    Draws are table look-ups or integer arithmetic, so all devices agree. Logarithms and roots
-    differ between devices, so the CPU computes them once, for the tables.
+    Draws are table look-ups or integer arithmetic, so all devices agree. Logarithms and roots differ
+    between devices, so the CPU computes them once, for the tables.
     """
 
     blends: Tensor
     cuts: Tensor
 
     def __init__(self, *, mixup: float, cutmix: float) -> None:
-        """Makes the tables; an alpha of 0 turns mixup or cutmix off.
-
-        Raises:
-            ValueError: if both are 0.
-        """
+        """Builds the tables; an alpha of 0 turns mixup or cutmix off; raises ValueError if both are 0."""
         super().__init__()
         if not (mixup or cutmix):
             raise ValueError("nothing to mix by: mixup and cutmix are 0")
         self.mixup, self.cutmix = mixup, cutmix
         # Not persistent: the tables are constants, not part of a model's state.
         self.register_buffer("blends", _quantiles(mixup), persistent=False)
-        # Side of the box over the image's side.
+        # Ratio of the box's side to the image's side.
         self.register_buffer("cuts", (1 - _quantiles(cutmix)).sqrt(), persistent=False)
 
     def forward(self, batch: Batch, num_classes: int) -> tuple[Tensor, Tensor]:
-        """Mixes a micro-batch of whole pairs; every image has a label.
+        """Mixes a micro-batch of whole pairs; every image must have a label.
 
         Returns:
             Images, float32 (B, C, H, W) in 0..255, and labels, float32 (B, K) of sum 1.
@@ -77,7 +72,7 @@ class Mixing(nn.Module):
         )
 
     def _draw(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Returns each image's share in its mixture, for P pairs: of every pixel (P, H, W), and overall (P,)."""
+        """Returns the weight of an image in its own mixture, for P pairs: per pixel (P, H, W), and overall (P,)."""
         height, width = batch.images.shape[-2:]
         keys = batch.keys
         drawn = replace(keys, index=keys.index[::2]).random_uint32(RngStream.MIX, 4)  # (P, 4)
@@ -111,10 +106,10 @@ class Mixing(nn.Module):
 
 
 def _quantiles(alpha: float) -> Tensor:
-    """Returns quantiles of Beta(alpha, alpha), float32 (2**16,). For alpha 0 it returns ones, which nothing uses."""
+    """Returns quantiles of Beta(alpha, alpha), float32 (2**16,); unused ones for alpha 0."""
     if not alpha:
         return torch.ones(_QUANTILES)
     with torch.device("cpu"):
-        # Cost estimates build models on the meta device, where numpy() below would fail.
+        # Cost estimates build models on the meta device, where numpy() would fail.
         chances = (torch.arange(_QUANTILES, dtype=torch.float64) + 0.5) / _QUANTILES
     return torch.from_numpy(betaincinv(alpha, alpha, chances.numpy())).float()

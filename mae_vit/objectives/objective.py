@@ -1,4 +1,4 @@
-"""The interface between the training loop and what it trains: pretraining objectives and fine-tuning tasks."""
+"""The interface of pretraining objectives and fine-tuning tasks to the training loop."""
 
 from __future__ import annotations
 
@@ -23,9 +23,8 @@ class ObjectiveOutput(NamedTuple):
 
     Attributes:
         loss: scalar float32, the mean over the micro-batch.
-        values: named numbers to log, each a detached sum and its divisor. Both are summed
-            over micro-batches and ranks before the division, so the value does not depend on
-            the split of a batch.
+        values: numbers to log by name, each a detached sum and its divisor. Both are summed over
+            micro-batches and ranks before the division, so the split of a batch does not matter.
     """
 
     loss: Tensor
@@ -33,11 +32,11 @@ class ObjectiveOutput(NamedTuple):
 
 
 class Pixels(TypedDict):
-    """What raw pixels mean, as keyword arguments of tasks.
+    """The meaning of raw pixels, as keyword arguments of tasks.
 
     Attributes:
-        mean: mean of each channel, of pixels in 0..1.
-        std: standard deviation of each channel, of these pixels.
+        mean: mean of each channel, for pixels in 0..1.
+        std: standard deviation of each channel, for pixels in 0..1.
         bands: meaning of raw values; photographs by default.
     """
 
@@ -47,7 +46,7 @@ class Pixels(TypedDict):
 
 
 class Task(nn.Module, ABC):
-    """A module that the loop trains: networks and a loss.
+    """A module to train: networks and a loss.
 
     Images arrive as raw values of the data's type. The task normalizes them on the device, because some targets
     need raw values.
@@ -69,7 +68,7 @@ class Task(nn.Module, ABC):
                 "span": [high - low for low, high in zip(bands.low, bands.high, strict=True)],
             }
         for name, values in facts.items():
-            # Not persistent: they describe the data, not the model. The exported encoder's metadata has them.
+            # Not persistent: they describe the data, and the exported encoder's metadata has them.
             self.register_buffer(name, torch.tensor(values).view(-1, 1, 1), persistent=False)
 
     def unit(self, images: Tensor) -> Tensor:
@@ -77,12 +76,12 @@ class Task(nn.Module, ABC):
         return self._without_missing(self._scaled(images), images)
 
     def _scaled(self, images: Tensor) -> Tensor:
-        # A new tensor, which `normalize` changes.
+        # Returns a new tensor, which `normalize` changes in place.
         dtype = torch.float64 if self.mean.dtype == torch.float64 else torch.float32
         if self.bands.eight_bit:
             return images.to(dtype) / 255
-        # In place: on a CPU, memory for the intermediate results of many bands costs more than the arithmetic.
-        # From buffers: a copy from the host would block.
+        # In place: on a CPU, allocating intermediate results of many bands costs more than the arithmetic.
+        # Buffers hold `low` and `span`, because a copy from the host would block.
         return images.to(dtype, copy=True).sub_(self.low).div_(self.span)
 
     def _without_missing(self, values: Tensor, images: Tensor) -> Tensor:
@@ -90,15 +89,15 @@ class Task(nn.Module, ABC):
         return values if valid is None else values.masked_fill_(~valid, 0.0)
 
     def valid(self, images: Tensor) -> Tensor | None:
-        """Returns which raw values are there, bool (B, C, H, W); None if none can be missing."""
+        """Returns which raw values are present, bool (B, C, H, W); None if none can be missing."""
         return self.bands.valid(images)
 
     def normalize(self, images: Tensor) -> Tensor:
-        """Maps raw values (B, C, H, W) to float32, zero mean and unit variance over the data; missing ones to 0."""
+        """Maps raw values (B, C, H, W) to float32 of zero mean and unit variance over the data; missing ones to 0."""
         return self._without_missing(self._scaled(images).sub_(self.mean).div_(self.std), images)
 
     def mark_missing(self, batch: Batch) -> Batch:
-        """Replaces missing values by NaN, so that mixtures of images miss them, too."""
+        """Replaces missing values by NaN, so that they are missing in mixtures of images, too."""
         valid = self.valid(batch.images)
         if valid is None:
             return batch
@@ -109,10 +108,10 @@ class Task(nn.Module, ABC):
         return (images * self.std + self.mean).clamp(0, 1)
 
     def layer_of(self, name: str) -> int | None:
-        """Returns the number of a parameter's layer for layer-wise rate decay; None for the last, with the head.
+        """Returns the number of a parameter's layer for layer-wise rate decay; None for the last layer, with the head.
 
         Raises:
-            ValueError: for a parameter of an encoder that belongs to no layer.
+            ValueError: for an encoder's parameter that belongs to no layer.
         """
         held, _, rest = name.partition(".")
         encoder = getattr(self, "encoder", None) if held == "encoder" else None
@@ -133,25 +132,25 @@ class Task(nn.Module, ABC):
 
     @abstractmethod
     def pictures(self, batch: Batch) -> list[Picture]:
-        """Returns labeled image rows: masked, predicted, pasted (where they exist), original last."""
+        """Returns labeled image rows: masked, predicted, pasted (if they exist), and the original last."""
 
 
 class Objective(Task):
     """An encoder, and the modules that pretraining adds to it.
 
     Attributes:
-        encoder: network that is kept.
-        mask_ratio: share of patches that are masked in training; 0 without masking.
+        encoder: the encoder, the result of pretraining.
+        mask_ratio: fraction of patches that training masks; 0 without masking.
     """
 
     mask_ratio: float = 0.0
 
     def __init__(self, encoder: Encoder, **pixels: Unpack[Pixels]) -> None:
-        """Holds the encoder and the normalization."""
+        """Takes the encoder and the normalization."""
         super().__init__(**pixels)
         self.encoder = encoder
 
     def valid_patches(self, images: Tensor) -> Tensor | None:
-        """Returns which values of patches are there, bool (B, N, P*P*C), of raw images; None if none can be missing."""
+        """Returns which patch values of raw images are present, bool (B, N, P*P*C); None if none can be missing."""
         valid = self.valid(images)
         return None if valid is None else patchify(valid, self.encoder.patch_size)

@@ -1,4 +1,4 @@
-"""The config of a pretraining run. It is apart from the job, because comparisons check it too."""
+"""The config of a pretraining run; not in the job's module, because comparisons check it too."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """PSNR, its baseline and pictures, for all objectives that predict pixels.
 
-Shapes: B batch, C channels, N patches, P patch size. Patches are (B, N, P*P*C) of
-normalized pixels; masks (B, N), 1 = masked and counted. `valid` is bool (B, N, P*P*C), true where a
-value is there, or None if none is missing.
+Shapes: B batch, C channels, N patches, P patch size. Patches are (B, N, P*P*C) of normalized pixels; masks (B, N),
+1 = masked and counted; `valid` bool (B, N, P*P*C), true = present, or None if no value is missing.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from mae_vit.objectives.objective import Objective
 def local_average(images: Tensor, mask: Tensor, encoder: Encoder, valid: Tensor | None = None) -> Tensor:
     """Predicts each patch as one color, the mean of visible patches with weights exp(-d^2 / 2).
 
-    A patch without any valid value of a channel is no neighbor in that channel. At least one patch of a row is visible.
+    A patch without any valid value in a channel does not count in that channel. Each image needs a visible patch.
     """
     channels = encoder.in_chans
     values = patchify(images, encoder.patch_size).unflatten(-1, (-1, channels))  # (B, N, P*P, C)
@@ -35,7 +34,7 @@ def local_average(images: Tensor, mask: Tensor, encoder: Encoder, valid: Tensor 
         else:
             count = valid.unflatten(-1, (-1, channels)).sum(dim=-2)  # (B, N, C)
             known = count > 0
-            # Where all patches have a color, the rows' sums are 1 but for rounding.
+            # If all patches have a color, the sums are 1 apart from rounding.
             sums = (weights @ known.float()).masked_fill(known.all(dim=1, keepdim=True), 1.0)
             colors = weights @ (values.sum(dim=-2) / count.clamp(min=1))
             colors = colors / sums.clamp(min=torch.finfo(sums.dtype).tiny)
@@ -49,9 +48,9 @@ def error_sums(
     mask: Tensor,
     valid: Tensor | None = None,
 ) -> dict[str, Tensor]:
-    """Sums squared errors over masked patches, in 0..1 pixels, for a prediction and one without learning.
+    """Sums squared errors over masked patches, in 0..1 pixels, for a prediction and a baseline.
 
-    `masked` counts masked patches, `measured` counts them by their shares of valid values.
+    `masked` counts masked patches; `measured` weights each by its fraction of valid values.
     """
     p = objective.encoder.patch_size
     original = patchify(images, p)  # (B, N, P*P*C)
@@ -70,15 +69,15 @@ def error_sums(
 
 
 def psnr_metrics(sums: dict[str, float]) -> dict[str, float]:
-    """Computes PSNR on masked patches in dB, that of the baseline, and the gain, from `error_sums`.
+    """Computes PSNR on masked patches in dB, the baseline's PSNR, and the gain, from `error_sums`.
 
-    Returns an empty dictionary if no patch was masked, or all masked values are missing. With few images this
-    happens if every corrupted patch kept its embedding or got that of another patch.
+    Returns an empty dictionary if no value was masked, or all masked values are missing. With few images this
+    happens if every corrupted patch kept its embedding or got another patch's.
     """
     if not sums["measured"]:
         return {}
     psnr, baseline = (
-        # Constant images may be reconstructed exactly. The floor limits PSNR to 120 dB.
+        # Constant images may be reconstructed exactly: the floor limits PSNR to 120 dB.
         -10 * math.log10(max(sums[name] / sums["measured"], 1e-12))
         for name in ("squared_error", "squared_error_baseline")
     )
@@ -88,7 +87,7 @@ def psnr_metrics(sums: dict[str, float]) -> dict[str, float]:
 def reconstruction_pictures(
     objective: Objective, original: Tensor, predicted: Tensor, mask: Tensor, label: str = "predicted"
 ) -> list[Picture]:
-    """Shows masked, predicted, pasted, original of raw values and normalized predictions (B, N, P*P*C)."""
+    """Shows masked, predicted, pasted and original, from raw values and normalized predictions (B, N, P*P*C)."""
     shown = unpatchify(predicted.float(), objective.encoder.patch_size, objective.encoder.img_size)
     return masked_pictures(objective, original, objective.denormalize(shown), mask, label=label)
 
@@ -96,7 +95,7 @@ def reconstruction_pictures(
 def masked_pictures(
     objective: Objective, original: Tensor, predicted: Tensor, mask: Tensor, *, label: str
 ) -> list[Picture]:
-    """Shows masked, predicted, pasted, original of raw values and predicted pixels (B, C, H, W) in 0..1."""
+    """Shows masked, predicted, pasted and original, from raw values and predicted pixels (B, C, H, W) in 0..1."""
     p, img_size = objective.encoder.patch_size, objective.encoder.img_size
     masked = unpatchify(mask[..., None].expand(-1, -1, p * p), p, img_size)  # (B, 1, H, W)
     pixels = objective.unit(original)

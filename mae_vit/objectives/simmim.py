@@ -1,7 +1,7 @@
 """SimMIM: predicts masked pixels from the encoder's own tokens by L1 regression (arXiv 2111.09886).
 
-An encoder whose patch embeddings cannot be replaced sees images in which the pixels of masked patches are replaced
-by a learned color, and its cells predict the pixels that they cover.
+If an encoder's patch embeddings cannot be replaced, a learned color replaces the pixels of masked patches, and the
+cells of the encoder's map predict the pixels that they cover.
 Shapes: B images, C channels, H W pixels, N patches, n cells of the encoder's map, P patch size, D width, u mask unit.
 """
 
@@ -34,14 +34,14 @@ class SimMIM(Objective):
         width = encoder.embed_dim if self._replaces else encoder.in_chans
         self.mask_token = nn.Parameter(torch.zeros(1, 1, width))
         nn.init.normal_(self.mask_token, std=0.02)
-        # Height and width in pixels of what a token predicts.
+        # Height and width in pixels of a token's prediction.
         rows, columns = encoder.feature_grid
         self._cell = (encoder.img_size[0] // rows, encoder.img_size[1] // columns)
         self.head = nn.Linear(encoder.embed_dim, self._cell[0] * self._cell[1] * encoder.in_chans)
         self.head.apply(init_transformer)
 
     def draw_mask(self, batch: Batch) -> Tensor:
-        """Draws masks (B, N) by the batch's keys, 1 = masked; a fixed count of whole units per image."""
+        """Draws masks (B, N) by the batch's keys, 1 = masked; whole units, the same number in each image."""
         grid, unit = self.encoder.grid_size, self.mask_unit
         units = random_masking(patch_noise(batch.keys, count_units(grid, unit)), self.mask_ratio)
         return spread_over_units(units.mask, grid, unit)
@@ -90,6 +90,6 @@ class SimMIM(Objective):
         return {"loss": sums["loss"] / sums["masked"], **psnr_metrics(sums)}
 
     def pictures(self, batch: Batch) -> list[Picture]:
-        """Shows masked, predicted, pasted, original."""
+        """Shows masked, predicted, pasted and original images."""
         mask, images = self.draw_mask(batch), self.normalize(batch.images)
         return reconstruction_pictures(self, batch.images, self.reconstruct(images, mask), mask)

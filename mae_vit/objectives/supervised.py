@@ -53,7 +53,7 @@ class Supervised(Objective):
         return self.logits(self.normalize(batch.images)).float()
 
     def evaluation_sums(self, batch: Batch) -> dict[str, Tensor]:
-        """Sums hits and loss over images with a label. Held-out labels have the numbers of the training classes."""
+        """Sums hits and loss over images with a label. Held-out labels use the numbers of the training classes."""
         logits = self.classify(batch)
         return {
             "images": (batch.labels >= 0).sum().float(),
@@ -62,7 +62,7 @@ class Supervised(Objective):
         }
 
     def evaluation_metrics(self, sums: dict[str, float]) -> dict[str, float]:
-        """Returns the loss without smoothing and the accuracy; nothing if no image has a label."""
+        """Returns the accuracy and the loss without label smoothing; nothing if no image has a label."""
         if not sums["images"]:
             return {}
         return {"loss": sums["loss"] / sums["images"], "accuracy": sums["hits"] / sums["images"]}
