@@ -1,1 +1,1 @@
-"""mae_vit/models/__init__.py."""
+"""Encoders, masks, patches and encoder files."""

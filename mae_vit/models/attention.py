@@ -1,4 +1,4 @@
-"""timm's attention with a plain path, and the choice between the two.
+"""timm's attention with a plain path, and the choice between fused and plain.
 
 Shapes: B batch, n tokens, m queries, D width, h heads, d = D / h width of a head.
 """
@@ -16,7 +16,7 @@ from mae_vit.models.patches import take_tokens
 
 
 def without_autocast(tensor: Tensor) -> AbstractContextManager[object]:
-    """Turns autocast off, so that tensors keep their types. The meta device, used to estimate costs, has none."""
+    """Turns autocast off, so that tensors keep their types. The meta device (cost estimates) has no autocast."""
     return nullcontext() if tensor.is_meta else torch.autocast(tensor.device.type, enabled=False)
 
 
@@ -24,8 +24,8 @@ class PlainOrFusedAttention(Attention):
     """timm's attention, with a plain path made for short sequences on a CPU.
 
     It has the same parameters and computes the same function. A single copy makes queries, keys
-    and values contiguous. In bf16 the softmax stays in bf16 (its sums are float32 inside);
-    autocast would convert to float32 and back.
+    and values contiguous. In bf16 the softmax stays in bf16 (with float32 sums inside); autocast
+    would convert to float32 and back.
     """
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
@@ -70,10 +70,7 @@ def choose_attention(model: nn.Module, device: torch.device) -> None:
 
 
 def set_fused_attention(model: nn.Module, fused: bool) -> None:
-    """Chooses PyTorch's fused attention or plain matmul-softmax-matmul, per module.
-
-    Both compute the same function; `choose_attention` chooses the faster one.
-    """
+    """Sets all attention modules to PyTorch's fused attention or to plain matmul-softmax-matmul: the same function."""
     for module in model.modules():
         if isinstance(module, Attention):
             module.fused_attn = fused

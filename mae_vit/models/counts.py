@@ -1,4 +1,4 @@
-"""How many patches are masked. Apart from the masks, so that a config is checked without importing torch."""
+"""Numbers of masked patches; in its own module, so that config checks do not import torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def count_units(grid_size: tuple[int, int], mask_unit: int) -> int:
     """Returns U, the number of squares of `mask_unit` x `mask_unit` patches in an image.
 
     Raises:
-        ValueError: if they do not fill the grid; the message begins with the key.
+        ValueError: if the squares do not fill the grid; the message begins with the key.
     """
     rows, columns = grid_size
     if rows % mask_unit or columns % mask_unit:

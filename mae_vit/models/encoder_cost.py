@@ -1,4 +1,4 @@
-"""What pretrained weights have cost."""
+"""The training cost of pretrained weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Cost:
     """The cost of training. A value is None if it is unknown.
 
     Attributes:
-        images_seen: images seen; each view counts.
+        images_seen: number of images seen; each view counts.
         flops: model FLOPs.
     """
 
@@ -36,7 +36,7 @@ UNKNOWN = Cost(None, None)
 
 
 def cost_of_info(info: EncoderInfo | None) -> Cost:
-    """Returns the cost that an encoder file records, with all that its pretraining began from (`model.init`)."""
+    """Returns the cost that an encoder file records, including the weights it was initialized from (`model.init`)."""
     if info is None:
         return UNKNOWN
     own = Cost(info.images_seen, info.flops)
@@ -44,10 +44,10 @@ def cost_of_info(info: EncoderInfo | None) -> Cost:
 
 
 def cost_of_weights(weights: str | None) -> Cost:
-    """Reads the cost of weights, with all that their pretraining began from (`model.init`).
+    """Reads the cost of weights, including the weights they were initialized from (`model.init`).
 
-    `weights` is a run folder or a value of `--ckpt`; None is random weights, which cost nothing. Our encoders record
-    their cost; classifiers and third-party files do not.
+    `weights` is a run folder or a value of `--ckpt`; None is random weights, which cost nothing. Classifiers and
+    third-party files record no cost.
     """
     if weights is None:
         return Cost(0, 0.0)

@@ -28,19 +28,19 @@ class EncoderInfo:
 
     Attributes:
         geometry: architecture of the encoder.
-        mean: mean of each channel, of the pixels (in 0..1) that the network was trained on.
-        std: standard deviation of each channel, of these pixels.
+        mean: mean of each channel of the training images, in 0..1.
+        std: standard deviation of each channel of the training images, in 0..1.
         objective: name of the pretraining objective.
         step: optimizer steps of pretraining.
-        labels: the labels it was trained on, in the form of `mae_vit.weights.seen_labels.SeenLabels`; None
-            if none (older files never have them).
-        images_seen: images of these steps; each view counts. None if unknown.
+        labels: labels of the training data, as `mae_vit.weights.seen_labels.SeenLabels`; None without any
+            (and in older files).
+        images_seen: number of images in these steps; each view counts. None if unknown.
         flops: model FLOPs of these steps; None if unknown.
-        before: `images_seen` and `flops` of the weights that pretraining began from (`model.init`), with all before
-            them; each None if unknown. None if it began from random weights (older files never have it).
-        bands: what the raw values of images mean, in whose unit scale mean and std are; None for 8 bits.
-        preprocessing: what `prepare` did to the images before training read them.
-        pool: what reads a feature from the tokens. A file states it only where it is not the mean.
+        before: total `images_seen` and `flops` of the initial weights (`model.init`), each None if unknown; None
+            for random initial weights (and in older files).
+        bands: meaning of the raw values; mean and std refer to its 0..1 scale.
+        preprocessing: changes that `prepare` made to the images.
+        pool: how a feature is pooled from the tokens; files state it only if it is not the mean.
     """
 
     geometry: Geometry
@@ -58,27 +58,23 @@ class EncoderInfo:
 
     @property
     def img_size(self) -> tuple[int, int]:
-        """(H, W) of its images in pixels."""
+        """(H, W) of the images in pixels."""
         return self.geometry.img_size
 
     @property
     def in_chans(self) -> int:
-        """C of its images."""
+        """C of the images."""
         return self.geometry.in_chans
 
     @property
     def vit(self) -> ViTGeometry:
-        """The geometry of a Vision Transformer of the papers; see `check_vit`."""
+        """The geometry of a plain Vision Transformer; see `check_vit`."""
         self.check_vit()
         assert isinstance(self.geometry, ViTGeometry)
         return self.geometry
 
     def check_vit(self) -> None:
-        """Refuses encoders of other families, for commands that know Vision Transformers of the papers alone.
-
-        Raises:
-            InputError: naming the family.
-        """
+        """Raises InputError for other families, in commands that support only the plain Vision Transformer."""
         if not isinstance(self.geometry, ViTGeometry):
             raise InputError(
                 f"the encoder is {self.geometry.describe()} (model.family={self.geometry.family}): this takes "
@@ -86,7 +82,7 @@ class EncoderInfo:
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the fields as plain data; those that say nothing new are left out."""
+        """Returns the fields as plain data, without some that have their default."""
         own = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "geometry"}
         values = {**self.geometry.to_dict(), **own}
         del values["bands"], values["before"], values["preprocessing"]
@@ -97,7 +93,7 @@ class EncoderInfo:
 
 
 def raw_normalization(info: EncoderInfo) -> tuple[list[float], list[float]]:
-    """Returns mean and std of raw values; of 8-bit images those of pixels in 0..1."""
+    """Returns mean and std of raw values; for 8-bit images those of pixels in 0..1."""
     if info.bands.photographs:
         return list(info.mean), list(info.std)
     ends = list(zip(info.bands.low, info.bands.high, strict=True))
@@ -117,7 +113,7 @@ def encoder_bytes(encoder: Encoder, info: EncoderInfo) -> bytes:
 def to_metadata(values: Mapping[str, Any]) -> dict[str, str]:
     """Packs facts as the metadata of a safetensors file.
 
-    Files of one class token do not state it: their bytes are those of versions without the option.
+    It omits `class_tokens=1`, so that bytes equal those of versions without the option.
     """
     stated = {key: value for key, value in values.items() if (key, value) != ("class_tokens", 1)}
     return {_KEY: json.dumps(stated, sort_keys=True)}
@@ -128,7 +124,7 @@ def read_metadata(path: Path) -> dict[str, Any]:
 
     Raises:
         OSError: if it cannot be read.
-        SafetensorError: if it is no safetensors file.
+        SafetensorError: if it is not a safetensors file.
         ValueError: if our metadata is not JSON.
     """
     with safe_open(path, framework="pt") as file:
@@ -140,7 +136,7 @@ def read_info(path: Path) -> EncoderInfo | None:
     """Reads the metadata of an `encoder.safetensors` or of a classifier; None if the file is not ours."""
     try:
         metadata = read_metadata(path)
-        # Classifiers and exports tell more, such as their classes.
+        # Classifiers and exports have more keys, such as their classes.
         known = {field.name: metadata[field.name] for field in fields(EncoderInfo) if field.name in metadata}
         geometry = geometry_from(metadata)
         if geometry is None:

@@ -1,4 +1,4 @@
-"""What defines the architecture of an encoder: one class a family. Importing it imports no torch."""
+"""The architecture of an encoder, one class for each family. Importing this module imports no torch."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Geometry(ABC):
-    """What every family states.
+    """The architecture of an encoder, as far as all families share it.
 
     Attributes:
         img_size: (H, W) in pixels, both divisible by `patch_size`.
-        patch_size: P, the side in pixels of what objectives mask.
+        patch_size: P, side in pixels of the patches that objectives mask.
         in_chans: C.
     """
 
     family: ClassVar[str]
-    # Its module and class, "package.module:Class", imported when it is built: this module imports no torch.
+    # Module and class of the encoder, "package.module:Class", imported by `build`.
     built_by: ClassVar[str]
-    # What the names of an encoder's parameters begin with, which an encoder file leaves out.
+    # Prefix of an encoder's parameter names that an encoder file leaves out.
     holder: ClassVar[str] = ""
 
     img_size: tuple[int, int]
@@ -42,25 +42,25 @@ class Geometry(ABC):
         return self.img_size[0] // self.patch_size, self.img_size[1] // self.patch_size
 
     def build(self, **drops: float) -> Encoder:
-        """Builds an encoder of this geometry, with fresh weights; `drops` are its rates of dropout and the like.
+        """Builds an encoder of this geometry with fresh weights; `drops` are rates of dropout and drop-path.
 
         Raises:
-            ValueError: if there is no such encoder, as of a network that does not take such images.
+            ValueError: if there is no such encoder, for example if a network does not take such images.
         """
         module, _, name = self.built_by.partition(":")
         encoder: Encoder = getattr(import_module(module), name)(**self._arguments(), **drops)
         return encoder
 
     def _arguments(self) -> dict[str, Any]:
-        """Returns the arguments of the encoder's class; of a size, its numbers say all."""
+        """Returns the arguments of the encoder's class, without `size`, a mere name."""
         return {item.name: getattr(self, item.name) for item in fields(self) if item.name != "size"}
 
     @abstractmethod
     def describe(self) -> str:
-        """Says in words what it is."""
+        """Describes the architecture in words."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the facts as plain data; `geometry_from` reads them. Files of a `vit` do not state their family."""
+        """Returns plain data for `geometry_from`. A `vit` does not state its family."""
         return asdict(self) | ({} if self.family == "vit" else {"family": self.family})
 
     def to_config(self) -> dict[str, Any]:
@@ -72,14 +72,14 @@ class Geometry(ABC):
 
 @dataclass(frozen=True)
 class _TransformerGeometry(Geometry):
-    """What Vision Transformers share.
+    """The common part of Vision Transformers.
 
     Attributes:
-        size: name in `mae_vit.models.sizes.SIZES` that it derives from, or that is nearest.
+        size: name in `mae_vit.models.sizes.SIZES` of its size, or of the nearest.
         embed_dim: D.
         depth: number of blocks.
         num_heads: attention heads; divides D.
-        mlp_ratio: inner width of the MLP over D.
+        mlp_ratio: ratio of the MLP's inner width to D.
     """
 
     size: str
@@ -89,7 +89,7 @@ class _TransformerGeometry(Geometry):
     mlp_ratio: float
 
     def describe(self) -> str:
-        """Says in words what it is."""
+        """Describes the architecture in words."""
         return f"{self.depth} blocks of {self.num_heads} heads, width {self.embed_dim}"
 
 
@@ -99,7 +99,7 @@ class ViTGeometry(_TransformerGeometry):
 
     Attributes:
         pos_embed: "learnable" or "sincos".
-        class_tokens: class tokens; files do not state it where there is one.
+        class_tokens: number of class tokens; files do not state 1.
     """
 
     family = "vit"
@@ -114,7 +114,7 @@ class ViTRopeGeometry(_TransformerGeometry):
     """A Vision Transformer with rotary positions and register tokens; D / heads is divisible by 4.
 
     Attributes:
-        register_tokens: tokens beside [CLS] that nothing reads.
+        register_tokens: number of tokens beside [CLS] that nothing reads.
     """
 
     family = "vit_rope"
@@ -123,16 +123,16 @@ class ViTRopeGeometry(_TransformerGeometry):
     register_tokens: int
 
     def describe(self) -> str:
-        """Says in words what it is."""
+        """Describes the architecture in words."""
         return f"{super().describe()}, rotary positions"
 
 
 @dataclass(frozen=True)
 class NetworkGeometry(Geometry):
-    """A baseline, or a network of timm's, that gives a map of features.
+    """A baseline, or one of timm's networks, with a feature map.
 
     Attributes:
-        size: its name, as `model.name` has it.
+        size: name of the network, as in `model.name`.
     """
 
     family = "network"
@@ -145,7 +145,7 @@ class NetworkGeometry(Geometry):
         return {"name": self.size, **super()._arguments()}
 
     def describe(self) -> str:
-        """Says in words what it is."""
+        """Describes the architecture in words."""
         return self.size
 
 
@@ -155,7 +155,7 @@ GEOMETRIES: dict[str, type[Geometry]] = {
 
 
 def geometry_from(values: Mapping[str, Any]) -> Geometry | None:
-    """Returns the geometry from a mapping by field names; None if a field without a default is missing."""
+    """Returns the geometry from field names and values; None if a field without a default is missing."""
     kind = GEOMETRIES.get(values.get("family") or "vit")
     if kind is None:
         return None
@@ -170,7 +170,7 @@ def geometry_from(values: Mapping[str, Any]) -> Geometry | None:
 
 
 def nearest_size(embed_dim: int, depth: int, num_heads: int | None = None) -> str:
-    """Returns the name of the size of this width and depth; "S" if there is none."""
+    """Returns the name of the size with this width and depth; "S" if there is none."""
     names = [
         name
         for name, size in SIZES.items()
@@ -180,7 +180,7 @@ def nearest_size(embed_dim: int, depth: int, num_heads: int | None = None) -> st
 
 
 def timm_geometry(model: VisionTransformer) -> ViTGeometry:
-    """Returns the geometry of a model that timm has built."""
+    """Returns the geometry of a model from timm."""
     block, embed = model.blocks[0], model.patch_embed
     width, depth, heads = model.embed_dim, len(model.blocks), block.attn.num_heads
     height, width_px = embed.img_size

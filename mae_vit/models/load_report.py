@@ -1,4 +1,4 @@
-"""How each tensor of pretrained weights was loaded."""
+"""Reports how each tensor of pretrained weights was loaded."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from dataclasses import dataclass, field
 
 @dataclass
 class LoadReport:
-    """Reports how each tensor of pretrained weights was loaded.
+    """How each tensor of pretrained weights was loaded.
 
     Attributes:
-        loaded: names that were loaded.
-        interpolated: position tables that were resampled to another grid, with both grids.
-        adapted: patch projections that were changed to another number of channels, and how.
-        kept: names that the model keeps on purpose, with the reason.
+        loaded: names of the loaded tensors.
+        interpolated: position tables that were resampled to another grid -> both grids.
+        adapted: patch projections that were changed to another number of channels -> description.
+        kept: tensors of the model that replace those of the file -> reason.
         skipped: names in the file that the model does not use.
-        random: names of the model that the file does not have; they keep their random values.
-        by_design: names of model or file that are not loaded by design, with the reason.
-        share: share of the encoder's parameters that were loaded, adapted, kept or left out by design, 0 to 1.
-        remarks: remarks of `Weights`, and what is "assumed" of them.
+        random: names of the model that the file lacks; they keep their random values.
+        by_design: names of model or file that are not loaded by design -> reason.
+        share: fraction of the encoder's parameters that were loaded, adapted, kept or left out by design, 0 to 1.
+        remarks: remarks of `Weights`, and assumptions about them.
     """
 
     loaded: list[str] = field(default_factory=list)

@@ -1,7 +1,6 @@
 """Chooses the masked patches, as a pure function of (seed, epoch, sample index).
 
-Masks index patches only (0..N-1), never prefix tokens; 1 = masked and counted in
-the loss, 0 = visible.
+Masks index patches only (0..N-1), never prefix tokens; 1 = masked and counted in the loss, 0 = visible.
 Shapes: B images, N patches, N_keep visible patches, M corrupted patches, u mask unit, U = N / u**2 units.
 """
 
@@ -19,10 +18,7 @@ KIND_MASK, KIND_RANDOM, KIND_UNCHANGED = 0, 1, 2
 
 
 def patch_noise(keys: SampleKeys, num_patches: int) -> Tensor:
-    """Draws one distinct integer for each patch, for sorting: int64 (B, N).
-
-    The patch number fills the low 16 bits, so no two integers are equal, and sorting gives the same
-    order on every device.
+    """Draws integers for sorting, int64 (B, N), distinct within a row, so that all devices sort them in the same order.
 
     Raises:
         ValueError: for more than 2**16 patches.
@@ -68,7 +64,7 @@ def random_masking(noise: Tensor, mask_ratio: float) -> Masking:
 
 
 def spread_over_units(of_units: Tensor, grid_size: tuple[int, int], mask_unit: int) -> Tensor:
-    """Gives each patch the value of its square of patches: (B, U) -> (B, N)."""
+    """Gives each patch the value of its mask unit: (B, U) -> (B, N)."""
     rows, columns = grid_size
     grid = of_units.reshape(-1, rows // mask_unit, columns // mask_unit)  # (B, rows / u, columns / u)
     return grid.repeat_interleave(mask_unit, 1).repeat_interleave(mask_unit, 2).flatten(1)
@@ -77,10 +73,10 @@ def spread_over_units(of_units: Tensor, grid_size: tuple[int, int], mask_unit: i
 def unit_masking(
     keys: SampleKeys, grid_size: tuple[int, int], mask_ratio: float, mask_unit: int = 1
 ) -> Masking:
-    """Masks whole squares of `mask_unit` x `mask_unit` patches, a fixed number per image, drawn by the keys.
+    """Masks squares of `mask_unit` x `mask_unit` patches, a fixed number per image, drawn by the keys.
 
     SimMIM (arXiv 2111.09886, Sec. 3.2) and Pixio (arXiv 2512.15715) mask such squares. The patches of a
-    square are consecutive in the shuffled order. A unit of 1 gives the masks of single patches.
+    square are consecutive in the shuffled order. A `mask_unit` of 1 masks single patches.
     """
     of_units = random_masking(patch_noise(keys, count_units(grid_size, mask_unit)), mask_ratio)
     if mask_unit == 1:
@@ -104,8 +100,8 @@ class Corruption:
 
     Attributes:
         ids: int64 (B, M), the corrupted patches, ascending.
-        kind: int64 (B, M), KIND_MASK, KIND_RANDOM or KIND_UNCHANGED for each.
-        source: int64 (B, M), the other patch whose embedding replaces a KIND_RANDOM one.
+        kind: int64 (B, M), KIND_MASK, KIND_RANDOM or KIND_UNCHANGED.
+        source: int64 (B, M), the other patch whose embedding replaces a KIND_RANDOM patch.
         mask: float32 (B, N), 1 = corrupted and counted in the loss.
     """
 
@@ -125,9 +121,9 @@ def corrupt(
 ) -> Corruption:
     """Draws exactly round(corrupt_ratio * N) corrupted patches per image.
 
-    A fixed number per image is our reading of the paper's "50 %". It gives a static shape, and each
-    image the same weight however the batch is split over ranks. Each patch's kind is drawn from
-    a random number of its own. A "random other patch" is another patch of the same image.
+    A fixed number per image is our reading of the paper's "50 %". Shapes are static, and each image has the
+    same weight however the batch is split over ranks. Each patch's kind depends on its own random number.
+    A "random other patch" is another patch of the same image.
     """
     num_corrupted = round(corrupt_ratio * num_patches)
     streams = (RngStream.MASK, RngStream.CORRUPT_KIND, RngStream.CORRUPT_SOURCE)
@@ -141,17 +137,16 @@ def corrupt(
     kind = torch.full_like(ids, KIND_UNCHANGED)
     kind = kind.masked_fill(is_mask, KIND_MASK).masked_fill(is_random, KIND_RANDOM)
 
-    # Multiply-and-shift maps a 32-bit word to 0..N-2. A step of 1..N-1 (modulo N) never ends
-    # at the patch itself.
+    # Multiply-and-shift maps a 32-bit word to 0..N-2. A step of 1..N-1 (modulo N) never ends at the patch itself.
     drawn = sources.gather(1, ids)  # (B, M)
     step = 1 + ((drawn * (num_patches - 1)) >> 32)
     return Corruption(ids, kind, (ids + step) % num_patches, mask)
 
 
 def nearest_visible(mask: Tensor, grid_size: tuple[int, int]) -> Tensor:
-    """Finds the nearest visible patch of each patch: (B, N) -> int64 (B, N) patch numbers.
+    """Finds the nearest visible patch of each patch (for a visible patch itself): (B, N) -> int64 (B, N) patch numbers.
 
-    At least one patch of a row is visible, and has its own number. Of equally near ones it takes the lowest number.
+    Each row needs a visible patch. Of equally near patches it takes the lowest number.
     """
     weights = squared_distances(grid_size, mask.device)  # (N, N)
     blocked = mask[:, None, :].bool()  # (B, 1, N)

@@ -1,7 +1,6 @@
 """Images as patches, and colors as classes.
 
-Shapes: B batch, C channels, H W pixels, P patch size, N = H*W / P**2 patches
-(R rows of them, K columns), M chosen patches.
+Shapes: B batch, C channels, H W pixels, P patch size, N = H*W / P**2 patches (R rows, K columns), M chosen patches.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ COLOR_BITS = 3
 def patchify(images: Tensor, patch_size: int) -> Tensor:
     """Cuts images into flattened patches, in raster order: (B, C, H, W) of any dtype -> (B, N, P*P*C).
 
-    Each patch is ordered row, column, channel as in the official MAE code (MAE Sec. 3).
+    The order within a patch is row, column, channel, as in the official MAE code (MAE Sec. 3).
     """
     batch, channels, height, width = images.shape
     p = patch_size
@@ -32,9 +31,8 @@ def patchify(images: Tensor, patch_size: int) -> Tensor:
 def gather_patches(images: Tensor, patch_size: int, ids: Tensor) -> Tensor:
     """Cuts the patches `ids` out of images, in the order of a convolution's weights: channel, row, column.
 
-    (B, C, H, W), int64 (B, M) -> (B, M, C*P*P). The values are those of `F.unfold` at `ids`. This function copies only
-    these patches and runs in one kernel. CUDA's unfold launches one kernel per image (torch 2.15,
-    aten/src/ATen/native/cuda/Im2Col.cu).
+    (B, C, H, W), int64 (B, M) -> (B, M, C*P*P). It equals `F.unfold` at `ids`, but copies only these patches, in one
+    kernel. CUDA's unfold launches one kernel per image (torch 2.15, aten/src/ATen/native/cuda/Im2Col.cu).
     """
     batch, channels, height, width = images.shape
     p, columns = patch_size, width // patch_size
@@ -67,15 +65,15 @@ def mean_color_bins(images: Tensor, patch_size: int) -> Tensor:
 def mean_band_bins(
     images: Tensor, patch_size: int, valid: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """Quantizes the mean of each band of each patch to 3 bits, as `mean_color_bins` does for 8 bits.
+    """Quantizes the mean of each band of each patch to 3 bits, as `mean_color_bins` does for 8-bit images.
 
     Args:
-        images: float32 (B, C, H, W), 0..1; values beyond count for the first or last bin, missing ones are 0.
+        images: float32 (B, C, H, W), 0..1, missing values 0. Values outside go into the first or last bin.
         patch_size: P.
-        valid: bool (B, C, H, W), true where a value is there; None if none is missing.
+        valid: bool (B, C, H, W), true = present; None if no value is missing.
 
     Returns:
-        int64 (B, N, C) in [0, 8), and bool (B, N, C), false where a patch has no value of a band; None
+        int64 (B, N, C) in [0, 8); and bool (B, N, C), false if a patch has no valid value of a band, or None
         without `valid`.
     """
     channels = images.shape[1]
@@ -83,7 +81,7 @@ def mean_band_bins(
     def by_channel(values: Tensor) -> Tensor:
         return patchify(values, patch_size).unflatten(-1, (-1, channels))  # (B, N, P*P, C)
 
-    # In float64 no device rounds a mean to another side of a bin's edge, but for ties.
+    # In float64 all devices put a mean on the same side of a bin's edge, apart from ties.
     sums = by_channel(images).sum(dim=2, dtype=torch.float64)  # (B, N, C)
     count = None if valid is None else by_channel(valid).sum(dim=2)  # (B, N, C)
     means = sums / (patch_size * patch_size if count is None else count.clamp(min=1))
@@ -97,14 +95,14 @@ def join_bins(bins: Tensor) -> Tensor:
 
 
 def _class_weights(channels: int, device: torch.device) -> Tensor:
-    """Returns 64, 8, 1 for three channels. It is computed on the device, because a copy from the host would block."""
+    """Computes 64, 8, 1 for three channels, on the device, because a copy from the host would block."""
     return 2 ** (COLOR_BITS * torch.arange(channels - 1, -1, -1, device=device))
 
 
 def gather_cells(values: Tensor, grid_size: tuple[int, int], cells: int) -> Tensor:
-    """Sorts the areas of a grid into the patches that they are of; `cells` areas lie along a side of a patch.
+    """Groups the areas of an image by patch; each patch has `cells` x `cells` areas.
 
-    (B, N * cells**2, Q), areas of the whole image in raster order -> (B, N, cells**2, Q), those of each patch.
+    (B, N * cells**2, Q), areas of the whole image in raster order -> (B, N, cells**2, Q).
     """
     rows, columns = grid_size
     grid = values.reshape(-1, rows, cells, columns, cells, values.shape[-1])  # (B, R, cells, K, cells, Q)

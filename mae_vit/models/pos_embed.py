@@ -1,4 +1,4 @@
-"""Tables of fixed positions.
+"""Fixed position tables.
 
 Shapes: N patches, k class tokens, D width.
 """
@@ -13,11 +13,8 @@ from torch import Tensor
 def sincos_position_table(grid_size: tuple[int, int], embed_dim: int, class_tokens: int = 1) -> Tensor:
     """Builds the fixed 2-D table of the official MAE code: float32 (1, k + N, D), D divisible by 4.
 
-    The first half of the channels encodes the column and the second half the row, each as
-    sines, then cosines. The first k rows are zero: they belong to the class tokens.
-
-    Raises:
-        ValueError: if `embed_dim` is not divisible by 4.
+    The first half of the channels encodes the column and the second half the row, each as sines, then
+    cosines. The first k rows, for the class tokens, are zero. Raises ValueError if 4 does not divide D.
     """
     if embed_dim % 4:
         raise ValueError(f"sincos positions need a width divisible by 4, not {embed_dim}")

@@ -1,18 +1,18 @@
-"""Sizes of encoders, and other choices that are only names: importing them imports no torch."""
+"""Sizes of encoders, and names of other choices. Importing this module imports no torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-# Networks beside our Vision Transformer: of this package (`mae_vit.models.encoders.baselines`), and of timm.
+# Networks of `mae_vit.models.encoders.baselines`.
 BASELINE_NAMES = ("SimpleCNN", "SmallResNet", "SmallBiT", "SmallHybrid")
 WITHOUT_DROP_PATH = ("SimpleCNN", "SmallResNet")
-# Prefix of timm's names: architectures and pretrained weights.
+# Prefix of timm's architectures and pretrained weights.
 TIMM_PREFIX = "timm:"
 PositionKind = Literal["learnable", "sincos"]
 Pool = Literal["cls", "mean"]
-# How weights of another number of channels are adapted (`mae_vit.models.encoders.base.adapt_patch_projection`).
+# How weights for another number of channels are adapted (`mae_vit.models.encoders.base.adapt_patch_projection`).
 PatchInit = Literal["repeat", "average", "fresh"]
 
 
@@ -29,8 +29,8 @@ class Size:
         return Size(embed_dim or self.embed_dim, depth or self.depth, num_heads or self.num_heads)
 
 
-# ViT Table 1 (B, L, H); DeiT Table 1 (Ti, S); "tiny-cifar" is the 1.2 M parameter
-# network of small-data CIFAR experiments (32 px, patch 4).
+# ViT Table 1 (B, L, H); DeiT Table 1 (Ti, S); "tiny-cifar" has 1.2 M parameters, for small-data CIFAR
+# experiments (32 px, patch 4).
 SIZES = {
     "tiny-cifar": Size(128, 6, 4),
     "Ti": Size(192, 12, 3),

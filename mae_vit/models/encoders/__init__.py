@@ -1,1 +1,1 @@
-"""mae_vit/models/encoders/__init__.py."""
+"""The encoder interface and its families."""

@@ -1,7 +1,7 @@
-"""What an encoder offers to objectives, weights, fine-tuning and inspection.
+"""The interface of encoders to objectives, weights, fine-tuning and inspection.
 
-Shapes: B batch, C channels, H W pixels, P patch size, N patches, N_keep visible patches, k prefix tokens, n tokens of
-places in the image (N, or the cells of a network's map), D width.
+Shapes: B batch, C channels, H W pixels, P patch size, N patches, N_keep visible patches, k prefix tokens, n image
+tokens (N, or the cells of a network's map), D width.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from mae_vit.models.sizes import PatchInit, Pool
 
 
 class DoesNotFit(ValueError):
-    """Weights do not fit an encoder; the message names the difference.
+    """Weights do not match an encoder; the message names the difference.
 
     Attributes:
-        other_kind: whether they are of a network that computes something else.
+        other_kind: whether the weights belong to a network that computes another function.
     """
 
     def __init__(self, difference: str, *, other_kind: bool = False) -> None:
-        """Holds the difference."""
+        """Takes the difference."""
         super().__init__(difference)
         self.other_kind = other_kind
 
@@ -35,22 +35,22 @@ class DoesNotFit(ValueError):
 class Encoder(nn.Module):
     """An encoder of images.
 
-    A family that can leave masked patches out overrides `forward_visible` (MAE and contrastive MAE); one whose patch
-    embeddings can be replaced overrides `embed_patches` and `forward_replaced` (masked patch prediction). Its config
-    section says which it does. All take `forward_features`, of which SimMIM needs no more: it masks pixels.
+    All families override `forward_features`, which suffices for SimMIM. Families that can skip masked patches (for MAE
+    and contrastive MAE) override `forward_visible`; families whose patch embeddings can be replaced (for masked patch
+    prediction) override `embed_patches` and `forward_replaced`. Config sections declare both abilities.
 
     Attributes:
-        family: its key in `ENCODERS`.
+        family: key in `ENCODERS`.
         img_size: (H, W).
         patch_size: P.
         in_chans: C.
         grid_size: rows and columns of patches.
-        feature_grid: rows and columns of the n tokens of `forward_features`; those of the patches, but for networks.
+        feature_grid: rows and columns of the n tokens of `forward_features`; differs from `grid_size` in networks.
         embed_dim: D.
-        num_prefix_tokens: k, tokens in front of those of the image.
-        num_class_tokens: how many of these, from the first on, `pool="cls"` reads.
-        fixed: names of tensors that follow from its geometry, which weights may lack.
-        has_final_norm: whether its `norm` is the last layer, which a read-out of the mean puts behind the mean.
+        num_prefix_tokens: k, number of tokens before the image tokens.
+        num_class_tokens: number of first prefix tokens that `pool="cls"` reads.
+        fixed: names of tensors that follow from the geometry, which weights may lack.
+        has_final_norm: whether `norm` is the last layer; a mean read-out moves it after the mean.
     """
 
     family: str
@@ -65,7 +65,7 @@ class Encoder(nn.Module):
     fixed: frozenset[str] = frozenset()
     has_final_norm: bool = False
 
-    if TYPE_CHECKING:  # as timm's modules, whose parts are not typed
+    if TYPE_CHECKING:  # timm's modules are not typed
 
         def __getattr__(self, name: str) -> Any: ...
 
@@ -84,7 +84,7 @@ class Encoder(nn.Module):
     def forward_visible(self, images: Tensor, ids_keep: Tensor) -> Tensor:
         """Encodes the visible patches only (MAE Sec. 3): (B, C, H, W), int64 (B, N_keep) -> (B, k + N_keep, D).
 
-        The output keeps the order of the patch numbers.
+        The output has the order of `ids_keep`.
         """
         raise self._lacks("forward_visible")
 
@@ -93,35 +93,35 @@ class Encoder(nn.Module):
         raise self._lacks("embed_patches")
 
     def forward_replaced(self, patch_tokens: Tensor) -> Tensor:
-        """Encodes patch embeddings of which some were replaced (ViT App. B.1.2): (B, N, D) -> (B, k + N, D).
+        """Adds positions to patch embeddings, some of them replaced (ViT App. B.1.2), and encodes.
 
-        They are from `embed_patches`; this method gives them their positions.
+        (B, N, D) from `embed_patches` -> (B, k + N, D).
         """
         raise self._lacks("forward_replaced")
 
     def layer_of(self, name: str) -> int | None:
         """Returns the number of a parameter's layer for layer-wise rate decay.
 
-        0 holds what embeds images, 1 the first block, and so on; None is the last layer, with the final norm.
+        0 is the embedding layer, 1 the first block, and so on; None is the last layer, with the final norm.
 
         Raises:
-            ValueError: for a name that is none of its parameters'.
+            ValueError: for a name that belongs to no layer.
         """
         raise self._lacks("layer_of")
 
     def weights(self) -> dict[str, Tensor]:
-        """Returns all tensors by the names of an encoder file."""
+        """Returns all tensors by their names in an encoder file."""
         return self.state_dict()
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        """Takes all tensors by the names of an encoder file."""
+        """Loads all tensors by their names in an encoder file."""
         self.load_state_dict(tensors)
 
     def check(self, tensors: dict[str, Tensor], geometry: Geometry | None, num_heads: int | None) -> None:
-        """Checks what the shapes of tensors do not tell, as far as geometry and heads of their network are known.
+        """Checks differences that tensor shapes do not show; `geometry` and `num_heads` are None if unknown.
 
         Raises:
-            DoesNotFit: if they are of another network.
+            DoesNotFit: if the tensors belong to another network.
         """
 
     def adapt(
@@ -133,7 +133,7 @@ class Encoder(nn.Module):
         geometry: Geometry | None,
         patch_init: PatchInit | None,
     ) -> Tensor | None:
-        """Returns a tensor as this encoder takes it; None to keep its own. The report says what was done.
+        """Adapts a loaded tensor to this encoder and records it in `report`; returns None to keep the encoder's own.
 
         Raises:
             DoesNotFit: if it cannot be adapted.
@@ -151,17 +151,17 @@ class Encoder(nn.Module):
 
 
 class Transformer(Encoder):
-    """What Vision Transformers by timm's names share.
+    """The common parts of Vision Transformers with timm's names.
 
     Attributes:
-        first_layer: beginnings of the names of layer 0.
+        first_layer: name prefixes of the parameters in layer 0.
     """
 
     has_final_norm = True
     first_layer: tuple[str, ...]
 
     def _init_all(self) -> None:
-        """Initializes all but positions as the official MAE code does."""
+        """Initializes all parameters except positions as the official MAE code does."""
         self.apply(init_transformer)
         projection = self.patch_embed.proj
         nn.init.xavier_uniform_(projection.weight.view(projection.weight.shape[0], -1))  # a linear layer
@@ -171,7 +171,7 @@ class Transformer(Encoder):
             nn.init.normal_(self.reg_token, std=0.02)
 
     def prefix(self) -> Tensor:
-        """Returns [CLS] and the tokens beside it: (1, k, D)."""
+        """Returns the prefix tokens, [CLS] first: (1, k, D)."""
         return self.cls_token if self.reg_token is None else torch.cat([self.cls_token, self.reg_token], 1)
 
     def embed_patches(self, images: Tensor) -> Tensor:
@@ -181,7 +181,7 @@ class Transformer(Encoder):
     def embed_visible(self, images: Tensor, ids_keep: Tensor) -> Tensor:
         """Projects the visible patches only: (B, C, H, W), int64 (B, N_keep) -> (B, N_keep, D).
 
-        It gathers pixels before projecting them. The tokens are the same, and masked patches are not projected.
+        It gathers the pixels first, so masked patches are not projected.
         """
         weight, bias = self.patch_embed.proj.weight, self.patch_embed.proj.bias
         return F.linear(gather_patches(images, self.patch_size, ids_keep), weight.flatten(1), bias)
@@ -216,7 +216,7 @@ class Transformer(Encoder):
         geometry: Geometry | None,
         patch_init: PatchInit | None,
     ) -> Tensor | None:
-        """Adapts the patch projection to other channels; None to keep the fresh one."""
+        """Adapts the patch projection to another number of channels; returns None to keep the fresh one."""
         theirs, ours = loaded.shape, self.state_dict()[name].shape
         if name != "patch_embed.proj.weight":
             if theirs != ours and (name in ("cls_token", "norm.weight") or name.endswith("norm1.weight")):
@@ -244,10 +244,7 @@ class Transformer(Encoder):
 
 
 def pool_tokens(encoder: Encoder, tokens: Tensor, pool: Pool) -> Tensor:
-    """Pools the mean of the class tokens ([CLS] itself if there is one), or that of the tokens of the image.
-
-    Pixio (arXiv 2512.15715) reads the mean of several class tokens. (B, k + n, D) -> (B, D).
-    """
+    """Averages the class tokens, as Pixio (arXiv 2512.15715) does, or the image tokens: (B, k + n, D) -> (B, D)."""
     if pool == "mean":
         return tokens[:, encoder.num_prefix_tokens :].mean(dim=1)
     count = encoder.num_class_tokens
@@ -255,7 +252,7 @@ def pool_tokens(encoder: Encoder, tokens: Tensor, pool: Pool) -> Tensor:
 
 
 def init_transformer(module: nn.Module) -> None:
-    """Initializes one layer as the official MAE code does. Use it with `Module.apply`."""
+    """Initializes one layer as the official MAE code does; for `Module.apply`."""
     if isinstance(module, nn.Linear):
         nn.init.xavier_uniform_(module.weight)
         if module.bias is not None:
@@ -266,19 +263,19 @@ def init_transformer(module: nn.Module) -> None:
 
 
 def adapt_patch_projection(weight: Tensor, channels: int, how: PatchInit) -> tuple[Tensor, str]:
-    """Makes a projection of images with `channels` channels from one with another number.
+    """Adapts a patch projection to another number of channels.
 
-    Weights are scaled by old / new channels. So an image with equal channels gives the embedding that an image
-    with equal channels gave before (timm's `adapt_input_conv`, which does the same from 3 channels).
+    Weights are scaled by old / new channels, so that an image whose channels are all equal keeps its embedding
+    (as in timm's `adapt_input_conv`, which starts from 3 channels).
 
     Args:
-        weight: (D, C, P, P).
-        channels: the new number, other than C.
-        how: "repeat" takes the channels in turn: 0, 1, 2, 0, 1, ...; for fewer channels it averages, because it
+        weight: projection (D, C, P, P).
+        channels: new number of channels, other than C.
+        how: "repeat" cycles through the channels (0, 1, 2, 0, 1, ...), but averages if there are fewer, because it
             would drop some. "average" gives each new channel the mean of all.
 
     Returns:
-        The weights (D, channels, P, P), and a phrase that says what was done.
+        The weights (D, channels, P, P), and a phrase that describes the change.
     """
     old = weight.shape[1]
     scale = old / channels
@@ -293,16 +290,12 @@ def adapt_patch_projection(weight: Tensor, channels: int, how: PatchInit) -> tup
 
 
 def as_map(encoder: Encoder, tokens: Tensor) -> Tensor:
-    """Arranges the tokens of the image as a map: (B, k + n, D) -> (B, D, rows, columns)."""
+    """Arranges the image tokens as a map: (B, k + n, D) -> (B, D, rows, columns)."""
     return tokens[:, encoder.num_prefix_tokens :].transpose(1, 2).unflatten(2, encoder.feature_grid)
 
 
 def check_finite(tensors: dict[str, Tensor]) -> None:
-    """Refuses weights that no training can go on from.
-
-    Raises:
-        DoesNotFit: that names the first such tensor.
-    """
+    """Raises DoesNotFit, which names the tensor, for weights that are not finite."""
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not tensor.is_meta and not bool(torch.isfinite(tensor).all()):
             raise DoesNotFit(f"{name} has values that are not finite; these weights are of no use")

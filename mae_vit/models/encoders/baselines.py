@@ -1,8 +1,8 @@
 """Baselines of the small-data experiment, and any timm model by name.
 
-SimpleCNN and SmallResNet come from the experiment's report. Its parameter counts, 141,354
-and 175,258 with ten classes, fix widths and depths. SmallBiT and SmallHybrid are the ViT
-paper's comparisons at 32 px; they are about as large as ViT-Tiny.
+SimpleCNN and SmallResNet follow the experiment's report, whose parameter counts (141,354 and
+175,258 with ten classes) determine widths and depths. SmallBiT and SmallHybrid are the ViT
+paper's comparisons at 32 px, about as large as ViT-Tiny.
 Shapes: B batch, C channels, H W pixels, K classes.
 """
 
@@ -90,8 +90,8 @@ class SmallResNet(nn.Sequential):
 class SmallBiT(ResNetV2):
     """A residual network like BiT (arXiv 1912.11370, Sec. 3.1), for small images.
 
-    It has group norms, standardized weights and pre-activation. BiT's stem divides both sides by 4;
-    a convolution of stride 1 replaces it. The three stages are 32 / 64 / 128 wide.
+    It has group norms, standardized weights and pre-activation. A convolution of stride 1 replaces BiT's
+    stem, which divides both sides by 4. The three stages are 32 / 64 / 128 wide.
     """
 
     def __init__(
@@ -139,13 +139,13 @@ def small_hybrid(
         drop_path_rate=drop_path_rate,
         embed_layer=partial(HybridEmbed, backbone=backbone),
     )
-    # timm's transformer has initialized the backbone's residual branches at zero, but standardized
-    # weights must not be zero. So initialize it again.
+    # Initialize the backbone again: timm's transformer has set its residual branches to zero, which
+    # standardized weights must not be.
     backbone.init_weights(zero_init_last=False)
     return model
 
 
-# Each builds a network from the number of classes, channels, (H, W) and the rate of stochastic depth.
+# Builders; arguments: number of classes, channels, (H, W), rate of stochastic depth.
 BASELINES: dict[str, Callable[[int, int, tuple[int, int], float], nn.Module]] = {
     "SimpleCNN": lambda classes, chans, size, rate: SimpleCNN(classes, chans),
     "SmallResNet": lambda classes, chans, size, rate: SmallResNet(classes, chans),
@@ -155,11 +155,7 @@ BASELINES: dict[str, Callable[[int, int, tuple[int, int], float], nn.Module]] = 
 
 
 def check_network(name: str) -> None:
-    """Checks that timm knows an architecture.
-
-    Raises:
-        ValueError: if it does not; the message names the nearest.
-    """
+    """Raises ValueError, which names the closest architecture, if timm does not know `name`."""
     known, wanted = timm.list_models(), name.removeprefix(TIMM_PREFIX)
     if wanted not in known:
         hint = closest(wanted, known)
@@ -180,7 +176,7 @@ def build_network(
         drop_path_rate: rate of stochastic depth, for architectures that have it.
 
     Raises:
-        ValueError: if timm does not know it, or cannot build it with these sizes.
+        ValueError: if timm does not know the architecture, or cannot build it with these sizes.
     """
     if not name.startswith(TIMM_PREFIX):
         return BASELINES[name](num_classes, in_chans, img_size, drop_path_rate)

@@ -1,4 +1,4 @@
-"""Baselines and networks of timm's as encoders: by their last map of features.
+"""Baselines and timm's networks as encoders, by their last feature map.
 
 Shapes: B batch, C channels, H W pixels, n cells of the map, D its width.
 """
@@ -18,14 +18,14 @@ from mae_vit.models.encoders.baselines import SmallBiT, build_network
 from mae_vit.models.geometry import NetworkGeometry
 
 _HELD = NetworkGeometry.holder
-# What stands behind the map of a baseline of layers in a row: global average, flattening, one layer.
+# Number of layers after the map of a sequential baseline: global average, flattening, linear layer.
 _BEHIND_MAP = 3
 
 
 class NetworkEncoder(Encoder):
-    """A network without its head. It masks nothing itself: SimMIM masks the pixels.
+    """A network without its head. It supports no masking of tokens: SimMIM masks pixels.
 
-    Its weights have the names that they have in a classifier of the same network.
+    Weights have the same names as in a classifier of the same network.
     """
 
     family = "network"
@@ -43,7 +43,7 @@ class NetworkEncoder(Encoder):
         """Builds the network with fresh weights.
 
         Raises:
-            ValueError: if it has no map of features, or does not take such images.
+            ValueError: if it has no feature map, or does not take such images.
         """
         super().__init__()
         self.img_size, self.patch_size, self.in_chans = img_size, patch_size, in_chans
@@ -77,12 +77,12 @@ class NetworkEncoder(Encoder):
             images = images.contiguous(memory_format=torch.channels_last)
         if isinstance(self.network, nn.Sequential):
             return self.network(images)
-        if isinstance(self.network, SmallBiT):  # its stem is none of timm's
+        if isinstance(self.network, SmallBiT):  # its stem is not timm's
             return self.network.forward_features(images)
         maps: list[Tensor] = self.network.forward_intermediates(  # type: ignore[operator]
             images, indices=1, norm=True, output_fmt="NCHW", intermediates_only=True
         )
-        # Some have their norm behind the pooling: here it norms each cell.
+        # Some networks have a norm after the pooling: here it norms each cell.
         norm = getattr(getattr(self.network, "head", None), "norm", None)
         return maps[-1] if norm is None else norm(maps[-1])
 
@@ -95,16 +95,16 @@ class NetworkEncoder(Encoder):
         return network_layers(self.network)[name.removeprefix(_HELD)]
 
     def weights(self) -> dict[str, Tensor]:
-        """Returns all tensors by the network's own names, which for timm's are timm's."""
+        """Returns all tensors by the network's own names (timm's, for its networks)."""
         return {name.removeprefix(_HELD): value for name, value in self.state_dict().items()}
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        """Takes all tensors by the network's own names."""
+        """Loads all tensors by the network's own names."""
         self.network.load_state_dict(tensors)
 
 
 def without_head(network: nn.Module) -> nn.Module:
-    """Takes the head off a network; other names stay."""
+    """Removes the head of a network; other names stay the same."""
     if isinstance(network, nn.Sequential):
         return nn.Sequential(OrderedDict([*network.named_children()][:-_BEHIND_MAP]))
     network.reset_classifier(0)  # type: ignore[operator]
@@ -114,10 +114,10 @@ def without_head(network: nn.Module) -> nn.Module:
 
 
 def network_layers(network: nn.Module) -> dict[str, int | None]:
-    """Numbers the layers of a network with a head for layer-wise rate decay; None is the head.
+    """Returns layer numbers by parameter name, for layer-wise rate decay; None is the last layer.
 
-    Keys are its parameters' names. Layers of timm's networks are timm's. Of layers in a row each convolution, with
-    the norm behind it, is one.
+    timm defines the layers of its networks. In a sequential network each convolution with the norm after it is a
+    layer.
     """
     if isinstance(network, nn.Sequential):
         layers: dict[str, int | None] = {}

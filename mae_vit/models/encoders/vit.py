@@ -1,7 +1,6 @@
 """The Vision Transformer of the papers: timm's, with two entry points for masked images.
 
-Shapes: B batch, C channels, H W pixels, P patch size, N patches, N_keep visible
-patches, k class tokens, D width.
+Shapes: B batch, C channels, H W pixels, P patch size, N patches, N_keep visible patches, k class tokens, D width.
 """
 
 from __future__ import annotations
@@ -26,20 +25,20 @@ from mae_vit.models.sizes import PatchInit, PositionKind
 def block_for_queries(block: Block, tokens: Tensor, ids: Tensor) -> Tensor:
     """Runs a block for the tokens `ids` (B, m), which attend to all n: (B, n, D) -> (B, m, D).
 
-    The result equals that of the whole block at `ids`, but no queries and no MLP are computed for other
-    tokens. The block must have no drop-path and no layer scale.
+    The result equals that of the whole block at `ids`, without the queries and MLP of other tokens. The
+    block must have no drop-path and no layer scale.
     """
     mixed = take_tokens(tokens, ids) + block.attn.forward_queries(block.norm1(tokens), ids)  # (B, m, D)
     return mixed + block.mlp(block.norm2(mixed))
 
 
 class ViTEncoder(VisionTransformer, Transformer):
-    """timm's VisionTransformer without a head, with entries for masked images.
+    """timm's VisionTransformer without a head, with entry points for masked images.
 
-    Its state dict is timm's, so it loads strictly into `timm.create_model` of the
-    same geometry. Initialization follows the official MAE code: xavier-uniform
-    linear layers (the patch projection as a linear layer), class tokens and learnable
-    positions normal with std 0.02. Class tokens beyond the first are timm's register tokens.
+    Its state dict is timm's, so it loads strictly into `timm.create_model` of the same geometry.
+    Initialization follows the official MAE code: xavier-uniform linear layers (including the patch
+    projection), class tokens and learnable positions normal with std 0.02. Class tokens beyond the first
+    are timm's register tokens.
     """
 
     family = "vit"
@@ -71,7 +70,7 @@ class ViTEncoder(VisionTransformer, Transformer):
             num_heads: attention heads; divides D.
             mlp_ratio: inner width of the MLP over D.
             pos_embed: "learnable" 1-D (ViT Sec. 3.1) or fixed 2-D "sincos" (MAE Sec. 3).
-            class_tokens: k, at least 1; each has a position of its own (Pixio, arXiv 2512.15715, has 8).
+            class_tokens: k, at least 1; each has its own position (Pixio, arXiv 2512.15715, has 8).
             drop_rate: dropout after positions are added and after every dense layer except
                 the q, k, v projection (ViT App. B.1).
             drop_path_rate: rate of stochastic depth at the last block; it grows linearly from 0 at the first.
@@ -134,7 +133,7 @@ class ViTEncoder(VisionTransformer, Transformer):
         geometry: Geometry | None,
         patch_init: PatchInit | None,
     ) -> Tensor | None:
-        """Adapts the patch projection to other channels, and learned positions to another grid.
+        """Adapts the patch projection to another number of channels, and learned positions to another grid.
 
         Raises:
             DoesNotFit: if a tensor cannot be adapted.
@@ -146,7 +145,7 @@ class ViTEncoder(VisionTransformer, Transformer):
     def _adapt_positions(
         self, loaded: Tensor, geometry: Geometry | None, report: LoadReport
     ) -> Tensor | None:
-        """Resamples learnable positions in 2-D for another grid and keeps the rows of class tokens.
+        """Resamples learnable positions in 2-D for another grid, and keeps the rows of class tokens.
 
         Fixed positions are only checked: the encoder computes its own table.
         """
@@ -193,10 +192,10 @@ class ViTEncoder(VisionTransformer, Transformer):
 
 
 def with_class_position(table: Tensor) -> tuple[Tensor, bool]:
-    """Gives a table of positions (1, N, D) of a square image a row of zeros for the class token, if it has none.
+    """Adds a row of zeros for the class token to positions (1, N, D) of a square image, if they have none.
 
     Returns:
-        The table, and whether it had none: as many rows as a square has are one more than no other square's.
+        The table, and whether the row was added: if N is a square, because a square plus 1 is never a square.
     """
     if table.ndim != 3 or isqrt(table.shape[1]) ** 2 != table.shape[1]:
         return table, False

@@ -1,7 +1,7 @@
-"""A Vision Transformer with 2-D rotary positions and register tokens: timm's Eva, as it builds DINOv3.
+"""A Vision Transformer with 2-D rotary positions and register tokens: timm's Eva, as in timm's DINOv3.
 
-Positions turn queries and keys by their places in the image, from -1 to 1 along both sides (RoPE, arXiv 2104.09864;
-DINOv3, arXiv 2508.10104, Sec. 3.2), so images of another size need no table. Unlike DINOv3 it has no layer scale.
+Queries and keys are rotated by their coordinates, -1 to 1 along both sides (RoPE, arXiv 2104.09864; DINOv3,
+arXiv 2508.10104, Sec. 3.2), so images of another size need no table. Unlike DINOv3 it has no layer scale.
 Shapes: B batch, C channels, H W pixels, P patch size, N patches, N_keep visible patches, k prefix tokens, D width,
 d width of a head.
 """
@@ -19,9 +19,9 @@ from mae_vit.models.encoders.base import Transformer
 
 
 class ViTRopeEncoder(Eva, Transformer):
-    """timm's Eva without a head, with entries for masked images. Its state dict is timm's.
+    """timm's Eva without a head, with entry points for masked images. Its state dict is timm's.
 
-    Initialization follows the official MAE code, as that of `ViTEncoder`.
+    Initialization follows the official MAE code, as in `ViTEncoder`.
     """
 
     family = "vit_rope"
@@ -41,9 +41,9 @@ class ViTRopeEncoder(Eva, Transformer):
         drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
     ) -> None:
-        """Builds the encoder, with the options of `ViTEncoder`, but for positions and `register_tokens`.
+        """Builds the encoder with options of `ViTEncoder`; the k - 1 `register_tokens` come after [CLS].
 
-        These k - 1 tokens behind [CLS] are read by nothing. D over heads is divisible by 4.
+        Nothing reads register tokens. D / heads must be divisible by 4.
         """
         super().__init__(
             img_size=img_size,
@@ -75,7 +75,7 @@ class ViTRopeEncoder(Eva, Transformer):
     def encode(self, patch_tokens: Tensor, rope: Tensor) -> Tensor:
         """Runs prefix tokens and patch tokens through all blocks and the final norm: (B, n, D) -> (B, k + n, D).
 
-        `rope` has sines and cosines of the patches' places, (n, 2d), or (B, 1, n, 2d) if images differ.
+        `rope` has sines and cosines of the patches' coordinates, (n, 2d), or (B, 1, n, 2d) if images differ.
         """
         tokens = self.pos_drop(
             torch.cat([self.prefix().expand(len(patch_tokens), -1, -1), patch_tokens], dim=1)
