@@ -1,1 +1,1 @@
-"""mae_vit/weights/__init__.py."""
+"""Pretrained weights: reading, loading, embedding, export."""

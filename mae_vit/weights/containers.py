@@ -1,7 +1,6 @@
-"""What a file or folder of weights is, by its first bytes and names: its tensors, or a line with the remedy.
+"""Reads a file or folder of weights by its first bytes and names; anything else is an error that names the remedy.
 
-Nothing read here can execute code: safetensors hold no objects, and pickled files
-go through torch's restricted reader.
+Nothing that is read can execute code: safetensors hold no objects, and torch's restricted reader reads pickles.
 """
 
 from __future__ import annotations
@@ -27,39 +26,39 @@ from mae_vit.core.user_files import image_kind, what_is
 from mae_vit.models.encoder_file import read_metadata
 from mae_vit.weights.start import STARTS
 
-# Where tar's mark ends.
+# tar's signature ends here.
 _HEAD_BYTES = 512
 _PACKED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"7z\xbc\xaf")
 _UNPACK = "packed: unpack it, and give the file of weights in it"
 _CUT_SHORT = "cut short: download or copy it again"
 _SAVE = "if you trust who made it, save its tensors alone, as torch.save(network.state_dict(), NEW) does"
 _JAX = "of JAX: timm has Google's weights in PyTorch, such as timm:vit_base_patch16_224.augreg_in21k"
-# What ONNX and torch.export write.
+# Files of ONNX and torch.export.
 _PROGRAMS = (".onnx", ".pt2")
 _PROGRAM = "a program that was exported from weights: give those weights"
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _PART = re.compile(r"-\d{5}-of-(\d{5})\.(safetensors|bin)$")
-# Weights by the names that trainers give them, and what else trainers write by such names.
+# Names that trainers give to weights, and to other files with the same extensions.
 _WEIGHTS = re.compile(r"\.(pth(\.tar)?|pt|bin|ckpt|safetensors|index\.json)$")
 _NO_WEIGHTS = re.compile(
     r"(optimi[sz]er|scheduler|scaler|training_args|rng_state|random_states)|" + _PART.pattern
 )
 # Files that stand for their folder.
 _FOLDER_FILES = ("encoder.safetensors", "model.safetensors", "pytorch_model.bin", *_INDEXES)
-# Files of a folder that are looked through: a folder of images may be given by mistake.
+# Largest number of files to look through in a folder: a user may give a folder of images by mistake.
 _MAX_NAMES = 10_000
 # DeepSpeed's names for the weights of the first process, without and with ZeRO-3.
 _DEEPSPEED = ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt")
 _ADAPTER = re.compile(r"^base_model\.model\.|\.(lora_\w+|base_layer)\.")
-# What optimizers keep of each parameter.
+# Names of optimizer states.
 _OPTIMIZER = re.compile(r"(^|\.)(state\.\d+\.\w+|exp_avg(_sq)?|momentum_buffer)$")
 
 
 def file_in(folder: Path) -> Path | None:
-    """Returns the file that stands for the weights of a third-party folder; None if it holds none that is known.
+    """Returns the file of weights in a third-party folder; None if no known file is there.
 
     Raises:
-        InputError: if they are there, in a form that is not read here.
+        InputError: if the weights have an unsupported form.
     """
     if (folder / ".metadata").is_file() or any(folder.glob("*.distcp")):
         raise InputError(
@@ -75,16 +74,16 @@ def file_in(folder: Path) -> Path | None:
 
 
 def weights_below(folder: Path) -> Path | None:
-    """Returns what a third-party training folder probably stands for: its best weights, else the newest.
+    """Returns the best weights in a third-party training folder, else the newest.
 
-    It is a file, or the folder that a file such as model.safetensors stands for. None if there is nothing.
+    The result is a file, or the folder of a file such as model.safetensors; None if there are no weights.
 
     Raises:
-        InputError: if there are only programs, which are not read here.
+        InputError: if there are only exported programs, which are not supported.
     """
 
     def preference(path: Path) -> tuple[bool, list[int], float]:
-        # By number before the time, which copies do not keep: checkpoint-1000 is newer than checkpoint-500.
+        # Number before time, which copies do not keep: checkpoint-1000 is newer than checkpoint-500.
         numbers = [int(number) for number in re.findall(r"\d+", str(path.relative_to(folder)))]
         return "best" in path.name, numbers, path.stat().st_mtime
 
@@ -103,17 +102,17 @@ def weights_below(folder: Path) -> Path | None:
 
 
 def read_content(path: Path, *, wanted: str = STARTS) -> tuple[dict[str, Any], dict[Any, Any]]:
-    """Reads a file of weights in whatever container.
+    """Reads a file of weights in any supported container.
 
     Args:
-        path: file to read; its name does not matter, but for the index of several files.
-        wanted: what a message says to give instead of a file without weights.
+        path: file to read; only an index of several files needs its own name.
+        wanted: description of supported weights, for error messages.
 
     Returns:
-        Our metadata, empty in third-party files; and the tensors by name, in any depth of mappings.
+        Our metadata, empty for third-party files; and tensors by name, in mappings of any depth.
 
     Raises:
-        InputError: if it is none: the line says what it is.
+        InputError: if it is no file of weights; the message says what it is.
         OSError: if it cannot be read.
     """
     if path.name in _INDEXES:
@@ -140,7 +139,7 @@ def read_content(path: Path, *, wanted: str = STARTS) -> tuple[dict[str, Any], d
 
 
 def _join(index: Path) -> dict[str, Any]:
-    """Joins the files that an index of transformers names."""
+    """Reads and joins the files in an index of transformers."""
     try:
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
         parts = [index.parent / Path(name).name for name in names]
@@ -157,7 +156,7 @@ def _join(index: Path) -> dict[str, Any]:
 
 
 def _describe(path: Path, head: bytes) -> str | None:
-    """Returns what a file is; None if it may be a pickle of torch's."""
+    """Describes a file that holds no weights; None if it may be one of torch's pickles."""
     if path.suffix in _PROGRAMS:
         return _PROGRAM
     if head.startswith(_PACKED) or head[257:262] == b"ustar":
@@ -176,11 +175,7 @@ def _describe(path: Path, head: bytes) -> str | None:
 
 
 def check_whole(path: Path, names: Collection[str]) -> None:
-    """Refuses a file that has a part of a network only, or all of it in one piece, or something beside it.
-
-    Raises:
-        InputError: that names what to give instead.
-    """
+    """Raises InputError for a part of a network, adapters, optimizer states or FSDP's flat parameters."""
     problem = None
     if any(name.endswith("flat_param") for name in names):
         problem = "holds FSDP's flat parameters, without shapes: save it under StateDictType.FULL_STATE_DICT"
@@ -200,7 +195,7 @@ def check_whole(path: Path, names: Collection[str]) -> None:
 
 
 class _Inert:
-    """Stands for an object in a pickle that is no tensor: options, a logger. It keeps its values, and does nothing."""
+    """Replaces an object in a pickle that is no tensor, such as options or a logger; keeps its values only."""
 
     def __new__(cls, *_args: Any, **_options: Any) -> _Inert:
         return object.__new__(cls)
@@ -210,29 +205,26 @@ class _Inert:
 
 
 class _InertDict:
-    """Stands for a kind of dict, as Lightning's options are: torch's reader puts items into its own kinds alone."""
+    """Replaces a subclass of dict, such as Lightning's options, since torch's reader fills only its own kinds."""
 
     def __new__(cls, *_args: Any) -> OrderedDict[Any, Any]:  # type: ignore[misc]
         return OrderedDict()
 
 
 def _unpickle(path: Path, *, pickled: bool, wanted: str) -> dict[Any, Any]:
-    """Reads a pickle by torch's restricted reader, which calls nothing that it does not know.
-
-    Other objects beside the weights, such as the options of a Lightning checkpoint, become inert.
-    """
+    """Reads a pickle by torch's restricted reader. Other objects (options of Lightning) become inert."""
     others = {"argparse.Namespace"}
-    with suppress(Exception), path.open("rb") as file:  # an old format, or no pickle: the reader says so
+    with suppress(Exception), path.open("rb") as file:  # an old format, or no pickle: torch.load raises below
         others |= {*torch.serialization.get_unsafe_globals_in_checkpoint(file)}
     inert: list[Any] = [(_InertDict if name.lower().endswith("dict") else _Inert, name) for name in others]
     try:
-        # As a file, because torch goes by some names.
+        # An open file, because torch treats some names specially.
         with torch.serialization.safe_globals(inert), warnings.catch_warnings(), path.open("rb") as file:
-            warnings.simplefilter("ignore")  # about pickle protocols, of files that are then refused
+            warnings.simplefilter("ignore")  # about pickle protocols of files that are then rejected
             content = torch.load(file, map_location="cpu", weights_only=True)
     except OSError:
         raise
-    except Exception as error:  # text, or what torch began and could not end
+    except Exception as error:  # malformed content of any kind
         if isinstance(error, pickle.UnpicklingError) and "GLOBAL" in str(error):
             raise InputError(f"{path} is refused, because it holds more than weights: {_SAVE}") from None
         if pickled and re.search("EOF|truncated|corrupted|archive", str(error)):

@@ -1,4 +1,4 @@
-"""Loads an encoder from any supported weights, ready to turn images into features.
+"""Loads an encoder from any supported weights, to compute features of images.
 
 Shapes: B batch, C channels, H W pixels, D width.
 """
@@ -40,9 +40,9 @@ class ViTFeatures(FeatureEncoder):
     """Pools the tokens of our encoder.
 
     Attributes:
-        encoder: timm's VisionTransformer.
-        pool: "cls" pools [CLS], "mean" the mean of the patch tokens.
-        fc_norm: norm behind the pooling, for weights that were trained with it.
+        encoder: encoder of any of our families.
+        pool: "cls" for [CLS], "mean" for the mean of the patch tokens.
+        fc_norm: norm after the pooling, for weights that were trained with it.
     """
 
     def __init__(self, encoder: Encoder, images: ImageInput, *, pool: Pool, fc_norm: nn.Module) -> None:
@@ -58,12 +58,12 @@ class ViTFeatures(FeatureEncoder):
     def patch_map(self, images: Tensor) -> Tensor:
         """Returns the patch tokens as a map: (B, C, H, W) -> (B, D, rows, columns).
 
-        A norm that was trained behind the mean is applied to each token.
+        A norm that was trained after the mean is applied to each token.
         """
         return as_map(self.encoder, self.fc_norm(self.encoder.forward_features(images)))
 
     def description(self) -> dict[str, Any]:
-        """Returns JSON facts that determine the features, without those of the weights."""
+        """Returns the facts, as JSON, that determine the features, except the weights."""
         images = self.input
         return {
             "pool": self.pool,
@@ -74,7 +74,7 @@ class ViTFeatures(FeatureEncoder):
         }
 
     def place(self, device: torch.device) -> None:
-        """Moves the encoder to a device, and chooses the attention that is faster there."""
+        """Moves the encoder to a device, and chooses the faster attention there."""
         choose_attention(self, device)
         super().place(device)
 
@@ -83,8 +83,8 @@ class PretrainedEncoder(ViTFeatures):
     """A pretrained encoder with its pooling and its normalization.
 
     Attributes:
-        encoder: timm's VisionTransformer, in evaluation mode.
-        pool: "cls" pools [CLS] or the mean of several class tokens, "mean" that of the patch tokens.
+        encoder: encoder of any of our families, in evaluation mode.
+        pool: "cls" for the mean of the class tokens, "mean" for that of the patch tokens.
         info: geometry, normalization and history.
         start: all tensors of the file, including a decoder if it has one.
     """
@@ -105,7 +105,7 @@ class PretrainedEncoder(ViTFeatures):
         return self.num_features
 
     def notes(self, asked: str) -> list[str]:
-        """Returns remarks on the weights, and what is assumed of them, as lines for a user who asked for them."""
+        """Returns remarks on the weights and assumptions about them, as lines; `asked` is the user's name for them."""
         assumed = [self.start.assumes(getattr(self.info.geometry, "num_heads", None))]
         if not self.start.mean:
             assumed.append("ImageNet's normalization: the file does not say that of its training")
@@ -115,7 +115,7 @@ class PretrainedEncoder(ViTFeatures):
         ]
 
     def description(self) -> dict[str, Any]:
-        """Returns JSON facts that determine the features: source, digest, sizes, normalization."""
+        """Returns the facts, as JSON, that determine the features: source, digest, sizes, normalization."""
         return {
             "start": self.start.source,
             "digest": self.start.digest,
@@ -129,16 +129,16 @@ class PretrainedEncoder(ViTFeatures):
 def load_encoder(
     start: str | os.PathLike[str], *, img_size: int | Sequence[int] | None = None, pool: Pool | None = None
 ) -> FeatureEncoder:
-    """Loads an encoder, ours or third-party; what is assumed of it goes to stderr.
+    """Loads an encoder, ours or third-party; prints assumptions about it to stderr.
 
     Args:
-        start: what `load_vit` takes; or "frozen:timm:NAME", "frozen:timm:NAME@FILE.safetensors" or
+        start: weights as for `load_vit`; or "frozen:timm:NAME", "frozen:timm:NAME@FILE.safetensors" or
             "frozen:FILE.safetensors" for any backbone of timm (`mae_vit.weights.foreign`).
-        img_size: side in pixels, or (H, W); None takes the size of its training.
-        pool: "cls" or "mean"; None takes the encoder's own. Third-party backbones have their own.
+        img_size: side in pixels, or (H, W); None for the training size.
+        pool: "cls" or "mean"; None for the encoder's own. Third-party backbones always use their own.
 
     Raises:
-        InputError: if there are no weights, or they do not fit.
+        InputError: if there are no weights, or they do not match.
         FetchUnavailable: if the Hub cannot be reached.
     """
     start = os.fspath(start)
@@ -158,18 +158,18 @@ def load_encoder(
 def load_vit(
     start: str | os.PathLike[str], *, img_size: int | Sequence[int] | None = None, pool: Pool | None = None
 ) -> PretrainedEncoder:
-    """Loads a Vision Transformer of ours.
+    """Loads weights into one of our encoders.
 
     Args:
-        start: a run folder, an `encoder.safetensors`, a file of others (official MAE, DINO, MoCo v3, Lightning,
+        start: a run folder, an `encoder.safetensors`, a third-party file (official MAE, DINO, MoCo v3, Lightning,
             transformers, mmpretrain, torchvision; "FILE@teacher" takes one of several networks), "timm:NAME", or
-            "hf:USER/NAME[@REVISION]" of the Hub. `start.source` of the result names the commit.
-        img_size: side in pixels, or (H, W), divisible by the patch size. Positions are interpolated.
-            None takes the size of its training.
-        pool: "cls" or "mean". None takes "mean", or what a classifier was trained with; for weights of others "cls".
+            "hf:USER/NAME[@REVISION]" on the Hub. `start.source` of the result names the commit.
+        img_size: side in pixels, or (H, W), divisible by the patch size; positions are interpolated.
+            None for the training size.
+        pool: "cls" or "mean". None takes "mean", or a classifier's own; for third-party weights "cls".
 
     Raises:
-        InputError: if there are no weights, or they are of no Vision Transformer that we support.
+        InputError: if there are no weights, or they belong to no supported encoder.
         FetchUnavailable: if the Hub cannot be reached.
     """
     return encoder_from_weights(read_weights(expand_text(os.fspath(start))), img_size=img_size, pool=pool)
@@ -181,7 +181,7 @@ def encoder_from_weights(
     """Builds the encoder from weights that `read_weights` returned; see `load_vit`.
 
     Raises:
-        InputError: if the weights are of no encoder that we support, or the size does not fit.
+        InputError: if the weights belong to no supported encoder, or the size is not divisible by the patch size.
     """
     if pool not in (None, "cls", "mean"):
         raise InputError(f'pool="{pool}": give "cls" or "mean"')
@@ -197,16 +197,16 @@ def encoder_from_weights(
 def load_features(
     start: Weights, encoder: Encoder, patch_init: PatchInit | None = None
 ) -> tuple[LoadReport, nn.Module]:
-    """Loads an encoder whose features are read, with the norm that it was trained with.
+    """Loads an encoder to compute features, with the norm of its training.
 
     Usually this is the final norm, after the last block, for both kinds of pooling. Weights that were
     fine-tuned on the mean of the patch tokens have `fc_norm` after the mean instead (official MAE code).
 
     Returns:
-        How each tensor was loaded, and the norm after the pooling: the identity where there is none.
+        How each tensor was loaded, and the norm after the pooling (the identity if there is none).
 
     Raises:
-        InputError: if the weights do not fit, or lack a tensor.
+        InputError: if the weights do not match, or lack a tensor.
     """
     if not encoder.has_final_norm:
         report = load_weights(start, encoder, patch_init=patch_init)
@@ -225,10 +225,10 @@ def load_features(
 
 
 def info_from_weights(start: Weights) -> EncoderInfo:
-    """Returns geometry, normalization and history of weights, from their metadata and their shapes.
+    """Returns geometry, normalization and history of weights, from their metadata and shapes.
 
     Raises:
-        InputError: if they are of no Vision Transformer, or if the number of heads is unknown.
+        InputError: if they belong to no supported network, or if the number of heads is unknown.
     """
     geometry = start.geometry or _geometry_of_shapes(start)
     info = EncoderInfo(
@@ -242,7 +242,7 @@ def info_from_weights(start: Weights) -> EncoderInfo:
     )
     path, history = start.path, ("objective", "step", "images_seen", "flops", "before")
     known = read_info(path)
-    if (path / STATE).is_file():  # one of our checkpoints; a finished run leaves its encoder two folders up
+    if (path / STATE).is_file():  # one of our checkpoints; a finished run has its encoder two folders up
         info = replace(info, step=step_of(path))
         beside = read_info(path.parents[1] / "encoder.safetensors")
         same = beside is not None and (beside.step, beside.objective) == (info.step, info.objective)
@@ -251,17 +251,17 @@ def info_from_weights(start: Weights) -> EncoderInfo:
 
 
 def cost_of_start(start: Weights) -> Cost:
-    """Returns what weights that were read have cost: those of a checkpoint only if a finished run records them."""
+    """Returns the cost of weights; that of a checkpoint is known only if the finished run records it."""
     if start.path.is_file():
         return cost_of_weights(str(start.path))
     try:
         return cost_of_info(info_from_weights(start))
-    except InputError:  # weights of others
+    except InputError:  # third-party weights
         return UNKNOWN
 
 
 def _geometry_of_shapes(start: Weights) -> Geometry:
-    """Derives the geometry from tensor shapes, for files without metadata (official MAE files, timm's names)."""
+    """Derives the geometry from tensor shapes, for files without metadata (official MAE, timm's names)."""
     check_kind(start)
     tensors = start.tensors
     try:
@@ -304,7 +304,7 @@ def _geometry_of_shapes(start: Weights) -> Geometry:
 
 
 def _imagenet(values: tuple[float, ...], channels: int, source: str) -> tuple[float, ...]:
-    """Returns ImageNet's values for weights that do not state their normalization. Gray takes the colors' mean."""
+    """Returns ImageNet's values for weights that do not state their normalization; for gray images their mean."""
     if channels == len(values):
         return values
     if channels == 1:

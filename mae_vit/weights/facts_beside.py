@@ -1,6 +1,6 @@
-"""What shapes do not tell of others' weights: heads, activation, norms, normalization.
+"""Finds facts about third-party weights that tensor shapes do not show: heads, activation, norms, normalization.
 
-The configs beside the weights say it, or the name of the architecture within the file.
+Sources are the configs beside the weights, and the name of the architecture in the file.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from timm.models.vision_transformer import VisionTransformer
 from mae_vit.models.encoders.vit import ViTEncoder
 from mae_vit.weights.start import another_kind
 
-# Of timm and of transformers; the second has the normalization of the latter.
+# Config files of timm and transformers; transformers has its normalization in the second.
 CONFIGS = ("config.json", "preprocessor_config.json")
-# As LayerNorm of ours. A smaller one, as transformers' 1e-12, changes trained features by rounding alone.
+# eps of our LayerNorm. A smaller one, such as transformers' 1e-12, changes trained features only by rounding.
 _LARGEST_EPS = 1e-6
-# ViT-S of MoCo v3 (its vits.py), in mmpretrain too, and of SLIP; that of timm, DeiT, DINO and iBOT has 6 heads.
+# ViT-S of MoCo v3 (its vits.py; also in mmpretrain) and of SLIP. ViT-S of timm, DeiT, DINO and iBOT has 6 heads.
 _SMALL_OF_12_HEADS = re.compile(r"arch='(vit_small|mocov3-s(mall)?)'|model='\w+_VITS16'")
 
 
 def facts_beside(path: Path, content: Mapping[Any, Any]) -> dict[str, Any]:
-    """Returns what is said of others' weights: `num_heads`, `mean`, `std`, `pool`; each may be missing.
+    """Returns facts about third-party weights: `num_heads`, `mean`, `std`, `pool`; each may be missing.
 
     Args:
-        path: file of the weights. Configs beside it go before what it says itself.
+        path: file of the weights. Configs beside it take precedence over its content.
         content: content of the file.
 
     Raises:
-        InputError: if the network computes something else than ours.
+        InputError: if the network computes another function than ours.
     """
     config, images = (_read(path.with_name(name)) for name in CONFIGS)
     if "hidden_size" in config:
@@ -59,7 +59,7 @@ def facts_beside(path: Path, content: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def _said_inside(content: Mapping[Any, Any]) -> str:
-    """Returns what a checkpoint says of its architecture: `arch`, `args.model`, and mmengine's config in `meta`."""
+    """Returns a checkpoint's texts on its architecture: `arch`, `args.model`, and mmengine's config in `meta`."""
     args, meta = content.get("args"), content.get("meta")
     model = args.get("model") if isinstance(args, Mapping) else getattr(args, "model", None)
     texts = map(str, meta.values() if isinstance(meta, Mapping) else ())
@@ -67,11 +67,7 @@ def _said_inside(content: Mapping[Any, Any]) -> str:
 
 
 def check_function(model: VisionTransformer, source: str) -> None:
-    """Refuses what has our names and shapes and computes something else.
-
-    Raises:
-        InputError: that names the difference.
-    """
+    """Raises InputError if a network with our names and shapes has another block, activation or norm."""
     own = ViTEncoder(img_size=(1, 1), patch_size=1, embed_dim=4, depth=1, num_heads=1).blocks[0]
     other = model.blocks[0]
     facts = [("blocks are", type(other).__name__, type(own).__name__)]

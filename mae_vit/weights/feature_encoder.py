@@ -1,4 +1,4 @@
-"""What kNN, few-shot, probes and `mae-vit embed` need of an encoder: ours and those of others have it.
+"""The interface of encoders, ours and third-party, to kNN, few-shot, probes and `mae-vit embed`.
 
 Shapes: B batch, C channels, H W pixels, D width of a feature, D_map width of a patch's token.
 """
@@ -29,7 +29,7 @@ from mae_vit.data.images.decode import DecodeError, jpeg_size, read_header
 from mae_vit.data.images.preprocess import preprocess, preprocess_opened, shape_bands
 from mae_vit.weights.other_bands import fit_bands
 
-# As bright as 12 of 16 bits come at most, in 8 bits.
+# Largest 8-bit value of 16-bit images that hold only 12 bits, plus one.
 _DARK = 16
 ImageLike = str | Path | bytes | Image.Image | np.ndarray | Tensor
 
@@ -41,11 +41,11 @@ class ImageInput:
     Attributes:
         img_size: (H, W) in pixels.
         in_chans: C.
-        mean: mean of each channel, of pixels in 0..1.
-        std: standard deviation of each channel, of these pixels.
-        interpolation: resizes images to `img_size`.
-        bands: what raw values mean.
-        preprocessing: what is done to images before.
+        mean: mean of each channel, for pixels in 0..1.
+        std: standard deviation of each channel, for pixels in 0..1.
+        interpolation: method of resizing to `img_size`.
+        bands: meaning of raw values.
+        preprocessing: earlier changes to the images.
     """
 
     img_size: tuple[int, int]
@@ -58,13 +58,13 @@ class ImageInput:
 
 
 class FeatureEncoder(nn.Module):
-    """An encoder whose features are measured or stored. Nothing trains it.
+    """An encoder whose features are evaluated or stored, not trained.
 
     Attributes:
         input: the images that it takes.
         num_features: D.
-        num_prefix_tokens: tokens before those of the patches, such as [CLS] and registers.
-        origin: who trained it, if others did; None for encoders of mae-vit.
+        num_prefix_tokens: number of tokens before the patch tokens, such as [CLS] and registers.
+        origin: who trained a third-party encoder; None for encoders of mae-vit.
     """
 
     input: ImageInput
@@ -74,7 +74,7 @@ class FeatureEncoder(nn.Module):
     _warned: frozenset[str] = frozenset()
 
     def __init__(self, images: ImageInput) -> None:
-        """Holds what the encoder takes."""
+        """Takes the description of its images."""
         super().__init__()
         self.input = images
 
@@ -84,14 +84,14 @@ class FeatureEncoder(nn.Module):
 
     @abstractmethod
     def patch_map(self, images: Tensor) -> Tensor:
-        """Encodes normalized images, without pooling: (B, C, H, W) -> (B, D_map, rows, columns).
+        """Encodes normalized images, without pooling and prefix tokens, with the final norm.
 
-        Prefix tokens are left out. The final norm is applied.
+        (B, C, H, W) -> (B, D_map, rows, columns).
         """
 
     @abstractmethod
     def description(self) -> dict[str, Any]:
-        """Returns JSON facts that determine the features: source, digest, sizes, normalization."""
+        """Returns the facts, as JSON, that determine the features: source, digest, sizes, normalization."""
 
     def place(self, device: torch.device) -> None:
         """Moves the encoder to a device, in evaluation mode."""
@@ -114,7 +114,7 @@ class FeatureEncoder(nn.Module):
         return self.features(images)
 
     def transform(self, image: ImageLike) -> Tensor:
-        """Makes one image what training saw of it: what `prepare` did to its images, then crop, size and normalization.
+        """Prepares one image: the changes of `prepare`, then crop, resizing and normalization.
 
         It crops the largest centered box of the encoder's aspect ratio, resizes it (antialiased)
         and normalizes it. Fine-tuning evaluates on the same view.
@@ -129,11 +129,11 @@ class FeatureEncoder(nn.Module):
         Raises:
             InputError: if the image cannot be read or decoded, or is none of these.
         """
-        pixels = np.require(self.crop(image), requirements="W")  # of a file, it may be read-only
+        pixels = np.require(self.crop(image), requirements="W")  # pixels from a file may be read-only
         return self.normalize(torch.from_numpy(pixels)[None])[0]
 
     def crop(self, image: ImageLike) -> np.ndarray:
-        """Does all that `transform` does but to normalize: raw values (C, H, W).
+        """Does the same as `transform` without normalization: returns raw values (C, H, W).
 
         Raises:
             InputError: if the image cannot be read or decoded, or is none.
@@ -150,7 +150,7 @@ class FeatureEncoder(nn.Module):
             raise InputError(f"{named} cannot be decoded: {error}") from None
 
     def decode(self, data: bytes) -> np.ndarray:
-        """Decodes an image file, and does to it what `prepare` did to those of the training: (C, H, W).
+        """Decodes an image file, and changes it as `prepare` changed the training images: (C, H, W).
 
         Raises:
             DecodeError: if it is damaged, or has other bands.
@@ -158,13 +158,13 @@ class FeatureEncoder(nn.Module):
         wanted = self.input
         pixels = preprocess(data, wanted.in_chans, wanted.preprocessing, wanted.bands)
         if wanted.bands.photographs and jpeg_size(data) is None:
-            with suppress(DecodeError):  # an array, which has no header
+            with suppress(DecodeError):  # arrays have no header
                 if any("16 bits" in note for note in read_header(data).notes):
                     self._warn_deep(pixels)
         return pixels
 
     def _warn_deep(self, pixels: np.ndarray) -> None:
-        """Warns once of images of 16 bits, and once of dark ones, whose scale is not known."""
+        """Warns once about 16-bit images, and once about dark ones, whose scale is unknown."""
         warning = "images of 16 bits are read by their upper 8"
         if pixels.max(initial=0) < _DARK:
             warning += ", and come near black if they hold 12: stretch the values to 0..65535 first"
@@ -173,7 +173,7 @@ class FeatureEncoder(nn.Module):
             print(f"warning: {warning}", file=sys.stderr)
 
     def _opened(self, image: Image.Image | np.ndarray | Tensor) -> np.ndarray:
-        """Does the same to pixels in memory."""
+        """Does the same as `decode` for pixels in memory."""
         wanted = self.input
         if not wanted.bands.photographs:
             return shape_bands(_raw_values(image, wanted.bands), wanted.preprocessing, wanted.bands.nodata)
@@ -201,12 +201,10 @@ class FeatureEncoder(nn.Module):
         return normalized if valid is None else normalized.masked_fill_(~valid, 0.0)
 
     def fit_bands(self, bands: Bands, where: str) -> None:
-        """Reads prepared data from here on: bands were chosen, raw values go by the encoder's own scale.
-
-        See `other_bands.fit_bands`.
+        """Switches to prepared data, whose bands are already chosen; see `other_bands.fit_bands`.
 
         Raises:
-            InputError: if the data have other bands than the encoder, with both.
+            InputError: if the data have other bands than the encoder.
         """
         fitted = fit_bands(self.input.bands, bands, where)
         self.input = replace(self.input, bands=fitted, preprocessing=self.input.preprocessing.of_prepared)
@@ -226,7 +224,7 @@ def _raw_values(image: object, bands: Bands) -> np.ndarray:
 
 
 def _photograph(image: object) -> Image.Image:
-    """Returns 8-bit gray or RGB as an image of Pillow."""
+    """Converts 8-bit gray or RGB to a PIL image."""
     if isinstance(image, Image.Image):
         try:
             image.load()
@@ -236,7 +234,7 @@ def _photograph(image: object) -> Image.Image:
     pixels = image
     if isinstance(image, Tensor) and image.ndim == 3 and len(image) in (1, 3):
         pixels = image.detach().cpu().permute(1, 2, 0).squeeze(-1).numpy()
-    # The 4th value of a color is its transparency, which files lose too.
+    # The 4th value of a color is its transparency, which is dropped as in files.
     if (
         isinstance(pixels, np.ndarray)
         and pixels.dtype == np.uint8

@@ -1,7 +1,7 @@
-"""Finds weights of others for any backbone of timm, and what timm knows of them.
+"""Finds third-party weights for any backbone of timm, with timm's facts about them.
 
-"frozen:timm:NAME" takes timm's weights of that name from the Hub; "frozen:timm:NAME@FILE.safetensors" takes those of
-a file. "frozen:FILE.safetensors" takes name and data config from timm's `config.json` beside the file.
+"frozen:timm:NAME" takes timm's weights from the Hub, "frozen:timm:NAME@FILE.safetensors" those of a file.
+"frozen:FILE.safetensors" takes name and data config from timm's `config.json` beside the file.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ _LONGEST_REASON = 200
 
 @dataclass(frozen=True)
 class ForeignWeights:
-    """A file of weights, and what timm says of it.
+    """A file of weights, with timm's facts about it.
 
     Attributes:
-        source: name that was asked for.
+        source: weights as the user named them.
         architecture: timm's name, without the tag of the weights.
-        file: safetensors.
-        config: timm's facts of these weights.
-        arguments: arguments of `timm.create_model` beside the architecture's own.
-        images: what it was trained on.
+        file: safetensors file.
+        config: timm's config of these weights.
+        arguments: more arguments of `timm.create_model`.
+        images: the images of its training.
     """
 
     source: str
@@ -56,36 +56,36 @@ class ForeignWeights:
 
     @property
     def name(self) -> str:
-        """The architecture, as `model.name` has it."""
+        """The architecture as in `model.name`."""
         return TIMM_PREFIX + self.architecture
 
     @property
     def mean(self) -> tuple[float, ...]:
-        """Per-channel mean that it was trained with."""
+        """Mean of each channel in its training."""
         return tuple(self.images.mean)
 
     @property
     def std(self) -> tuple[float, ...]:
-        """Per-channel standard deviation that it was trained with."""
+        """Standard deviation of each channel in its training."""
         return tuple(self.images.std)
 
     @property
     def bands(self) -> Bands:
-        """Bands of timm's weights: those of photographs."""
+        """Bands of timm's weights: photographs."""
         return RGB8
 
     @cached_property
     def digest(self) -> str:
-        """Changes when the weights or the network do."""
+        """A digest of weights and network."""
         facts = [self.architecture, dict(self.arguments), self.images.interpolation, file_digest(self.file)]
         return hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
 
 
 def read_foreign(start: str) -> ForeignWeights:
-    """Finds the weights of a start "frozen:...", and what timm knows of them. It builds nothing.
+    """Finds the weights "frozen:..." and timm's facts about them, without building the network.
 
     Raises:
-        InputError: if there are none, timm does not know the network, or they cannot be fetched.
+        InputError: if there are no weights, timm does not know the network, or they cannot be fetched.
         FetchUnavailable: if the Hub cannot be reached.
     """
     name, file = split_frozen(start)
@@ -108,7 +108,7 @@ def read_foreign(start: str) -> ForeignWeights:
 
 
 def _find_config(name: str) -> PretrainedCfg | None:
-    """Returns timm's facts of weights; None if it has none of that name."""
+    """Returns timm's config of weights; None if it has none of that name."""
     try:
         return get_pretrained_cfg(name)
     except RuntimeError:
@@ -140,11 +140,7 @@ def _with_config_beside(start: str, file: Path) -> ForeignWeights:
 
 
 def _read_images(start: str, config: PretrainedCfg) -> ImageInput:
-    """Reads timm's data config.
-
-    Raises:
-        InputError: if it is none that we follow.
-    """
+    """Reads timm's data config; raises InputError if it is not supported."""
     try:
         data = resolve_data_config(pretrained_cfg=config.to_dict())
         channels, height, width = (int(side) for side in data["input_size"])
@@ -162,7 +158,7 @@ def _read_images(start: str, config: PretrainedCfg) -> ImageInput:
 
 
 def _fetch(start: str, name: str, config: PretrainedCfg) -> Path:
-    """Brings timm's weights into the cache of huggingface_hub, where they are not there yet."""
+    """Downloads timm's weights into the cache of huggingface_hub, unless they are there."""
     repo = config.hf_hub_id
     if not repo:
         raise InputError(f"{start}: timm has no safetensors of it on the Hub: give {_FORMS}")
@@ -176,12 +172,12 @@ def _fetch(start: str, name: str, config: PretrainedCfg) -> Path:
 
 
 def nearest_timm(name: str) -> str:
-    """Returns a hint at timm's name nearest to one that it does not have."""
+    """Returns a hint at timm's name nearest to an unknown one."""
     known = timm.list_models()
     return closest(name, known) or f"it has {len(known)}, such as vit_base_patch16_224"
 
 
 def short_reason(error: Exception) -> str:
-    """The first lines of a reason, as one."""
+    """Returns an error's message as one line, cut to `_LONGEST_REASON` letters."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]}..."

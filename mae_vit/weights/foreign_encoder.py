@@ -1,4 +1,4 @@
-"""Backbones of timm with weights of others: as they are, with their own pooling.
+"""timm's backbones with third-party weights, unchanged and with their own pooling.
 
 Shapes: B batch, C channels, H W pixels, D width of a feature, D_map width of a patch's token.
 """
@@ -18,7 +18,7 @@ from mae_vit.weights.foreign import ForeignWeights, short_reason
 from mae_vit.weights.names import FOREIGN_ORIGIN
 from mae_vit.weights.unwrap import check_values, named_tensors
 
-# Arguments of timm's `create_model` that are given here.
+# Arguments of timm's `create_model` that this module sets.
 _GIVEN = ("num_classes", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay")
 
 
@@ -27,14 +27,14 @@ class ForeignEncoder(FeatureEncoder):
 
     Attributes:
         network: timm's model without a head, in evaluation mode.
-        weights: what it was built from.
+        weights: source of the weights.
     """
 
     origin = FOREIGN_ORIGIN
     network: Any
 
     def __init__(self, network: Any, images: ImageInput, weights: ForeignWeights) -> None:
-        """Wraps a model whose weights are already loaded, and encodes a black image to see that it can.
+        """Wraps a model whose weights are already loaded, and encodes a black image as a check.
 
         Raises:
             InputError: if the network does not take such images, or gives no vector.
@@ -55,7 +55,7 @@ class ForeignEncoder(FeatureEncoder):
             ) from None
 
     def _check_patches(self, img_size: tuple[int, int]) -> None:
-        """Refuses pixels of a last, incomplete patch, which some of timm's networks leave out without a word."""
+        """Rejects sizes with an incomplete last patch, which some of timm's networks silently drop."""
         patch_size = getattr(getattr(self.network, "patch_embed", None), "patch_size", None) or (1, 1)
         sides = (patch_size, patch_size) if isinstance(patch_size, int) else patch_size
         if any(side % patch for side, patch in zip(img_size, sides, strict=True)):
@@ -65,11 +65,11 @@ class ForeignEncoder(FeatureEncoder):
             )
 
     def features(self, images: Tensor) -> Tensor:
-        """Encodes and pools normalized images as timm does without a head: (B, C, H, W) -> (B, D)."""
+        """Encodes and pools normalized images as timm does: (B, C, H, W) -> (B, D)."""
         return self.network(images)
 
     def patch_map(self, images: Tensor) -> Tensor:
-        """Returns the last map of features, normed: (B, C, H, W) -> (B, D_map, rows, columns).
+        """Returns the last feature map, normed: (B, C, H, W) -> (B, D_map, rows, columns).
 
         Raises:
             InputError: if timm gives none for this network.
@@ -80,15 +80,15 @@ class ForeignEncoder(FeatureEncoder):
             maps: Tensor = self.network.forward_intermediates(
                 images, indices=1, norm=True, output_fmt="NCHW", intermediates_only=True
             )[-1]
-        except AssertionError as error:  # as Hiera's, which cannot norm its maps
+        except AssertionError as error:  # for example Hiera, which cannot norm its maps
             raise InputError(f"timm gives no map of features for {self.weights.name}: {error}") from None
-        # A network that pools the mean may have its norm behind the mean: here it norms each token.
+        # A network that pools the mean may have its norm after the mean: here it norms each token.
         if isinstance(getattr(self.network, "norm", None), nn.Identity) and hasattr(self.network, "fc_norm"):
             maps = self.network.fc_norm(maps.movedim(1, -1)).movedim(-1, 1)
         return maps
 
     def description(self) -> dict[str, Any]:
-        """Returns JSON facts that determine the features: source, digest, sizes, normalization."""
+        """Returns the facts, as JSON, that determine the features: source, digest, sizes, normalization."""
         pool = getattr(self.network, "global_pool", None)
         return {
             "start": self.weights.source,
@@ -105,10 +105,10 @@ class ForeignEncoder(FeatureEncoder):
 
 
 def open_foreign(weights: ForeignWeights, images: ImageInput) -> ForeignEncoder:
-    """Builds the network for images of a size, and loads all weights but the head.
+    """Builds the network for images of a size, and loads all weights except the head.
 
     Raises:
-        InputError: if weights and network do not fit, or the network does not take such a size.
+        InputError: if the weights do not match the network, or it does not take such a size.
     """
     tensors = named_tensors(read_content(weights.file)[1])
     check_values(tensors, weights.file)
@@ -139,7 +139,7 @@ def _load(weights: ForeignWeights, tensors: dict[str, Tensor], img_size: tuple[i
                 weights.architecture,
                 pretrained=True,
                 pretrained_cfg=weights.config,
-                # With the number of classes that the network has, timm demands every tensor, and no other.
+                # With the network's own number of classes, timm requires exactly all tensors.
                 pretrained_cfg_overlay={"state_dict": kept, "num_classes": 0, "source": None},
                 num_classes=0,
                 **options,
@@ -154,7 +154,7 @@ def _load(weights: ForeignWeights, tensors: dict[str, Tensor], img_size: tuple[i
 
 
 def _heads(weights: ForeignWeights) -> list[tuple[str, ...]]:
-    """Lists prefixes of the head's tensors to leave out: its last layer; if that fails, the module around it."""
+    """Lists prefixes of the head's tensors, in order of trial: its last layer, then the module around it."""
     named = weights.config.classifier or ()
     layers = (named,) if isinstance(named, str) else tuple(named)
     around = [layer.rpartition(".")[0] or layer for layer in layers]

@@ -1,7 +1,4 @@
-"""Loads pretrained weights into a model: loads what fits and reports the rest.
-
-`mae_vit.weights.read` reads the weights from a file.
-"""
+"""Loads pretrained weights (from `mae_vit.weights.read`) into a model: loads matching tensors and reports the rest."""
 
 from __future__ import annotations
 
@@ -24,12 +21,12 @@ from mae_vit.weights import other_bands
 from mae_vit.weights.foreign import ForeignWeights
 from mae_vit.weights.start import ENCODER_PREFIX, Weights, another_kind
 
-# A file with a smaller share of the encoder's parameters belongs to another model.
+# A file with a smaller fraction of the encoder's parameters belongs to another model.
 MIN_COVERAGE = 0.9
-# How many missing tensors a message names.
+# Largest number of missing tensors that a message names.
 _NAMED = 3
-# Parts that only other encoders have (layer scale, registers, a norm before the blocks, rotary positions).
-# Without them the remaining weights compute something else.
+# Parts of other encoders (layer scale, registers, a norm before the blocks, rotary positions), without which the
+# remaining weights compute another function.
 _OWN = re.compile(r"blocks\.\d+\.(norm1|attn\.qkv|attn\.proj|norm2|mlp\.fc1|mlp\.fc2)\.(weight|bias)")
 _FOREIGN = (
     "blocks.",
@@ -52,18 +49,18 @@ def load_weights(
     objective: str | None = None,
     patch_init: PatchInit | None = None,
 ) -> LoadReport:
-    """Loads an encoder, and the parts of an objective if the weights are of the same objective.
+    """Loads an encoder, and the parts of an objective if the weights come from the same objective.
 
     Args:
         weights: pretrained weights from `read_weights`.
-        encoder: the encoder; it is changed in place.
+        encoder: the encoder; changed in place.
         parts: the objective around the encoder; None to load only the encoder.
         objective: name of that objective.
-        patch_init: how the patch projection is adapted to another number of channels; None is "repeat".
+        patch_init: how to adapt the patch projection to another number of channels; None is "repeat".
 
     Raises:
-        InputError: if the geometry does not fit (names the difference), or if the weights have less
-            than `MIN_COVERAGE` of the encoder's parameters.
+        InputError: if the geometry differs (names the difference), or if the weights have less than
+            `MIN_COVERAGE` of the encoder's parameters.
     """
     check_kind(weights)
     if weights.geometry is not None and weights.geometry.family != encoder.family:
@@ -98,7 +95,7 @@ def load_weights(
 def _fit(
     weights: Weights, encoder: Encoder, report: LoadReport, patch_init: PatchInit | None
 ) -> dict[str, Tensor]:
-    """Returns the tensors as the encoder takes them; the report says how."""
+    """Returns the tensors adapted to the encoder; records the changes in `report`."""
     encoder.check(weights.tensors, weights.geometry, weights.num_heads)
     check_finite(weights.tensors)
     taken: dict[str, Tensor] = {}
@@ -119,9 +116,9 @@ def _fit(
 def warn_normalization_differs(
     weights: Weights | ForeignWeights, mean: Sequence[float], std: Sequence[float], bands: Bands = RGB8
 ) -> None:
-    """Warns if the run normalizes images differently from the pretrained weights. Only an override causes it.
+    """Warns if the run normalizes images differently from the pretrained weights, which only an override causes.
 
-    With another number or type of bands it has to: the load report says so.
+    With another number or type of bands it must differ: the load report says so.
     """
     fitted = other_bands.fit_normalization(weights, bands, len(mean))
     if fitted is not None and not np.allclose(fitted, (mean, std), rtol=1e-9, atol=0):
@@ -134,11 +131,7 @@ def warn_normalization_differs(
 
 
 def check_kind(weights: Weights) -> None:
-    """Checks that the weights have no parts that our encoder lacks, and every block.
-
-    Raises:
-        InputError: if they have; without these parts the rest computes something else. Or if a block is missing.
-    """
+    """Raises InputError if the weights have parts that our encoder lacks, or lack a block."""
     if weights.geometry is not None and not isinstance(weights.geometry, ViTGeometry):
         return
     own = {"reg_token"} if weights.geometry and weights.geometry.class_tokens > 1 else set()
@@ -162,21 +155,17 @@ def check_kind(weights: Weights) -> None:
 
 
 def check_complete(weights: Weights, absent: Sequence[str]) -> None:
-    """Refuses to measure features of a network that needs the `absent` tensors.
-
-    Raises:
-        InputError: if there are any; names the first ones.
-    """
+    """Raises InputError, which names the first tensors, if any needed ones are `absent`."""
     if absent:
         more = f" and {len(absent) - _NAMED} more" if len(absent) > _NAMED else ""
         raise InputError(f"{weights.source} is not complete: it has no {', '.join(absent[:_NAMED])}{more}")
 
 
 def _load_parts(weights: Weights, parts: nn.Module, objective: str | None, report: LoadReport) -> set[str]:
-    """Loads the decoder or heads if the weights are of the same objective: all of them or none.
+    """Loads the decoder or heads, all or none, if the weights come from the same objective.
 
     Returns:
-        The names that were loaded. Fixed tables are not among them, because the model computes its own.
+        The loaded names, without fixed tables, which the model computes.
     """
     state = {
         name: value

@@ -1,4 +1,4 @@
-"""Reads the decoder with which an MAE was trained, if the weights contain it."""
+"""Reads the decoder of a trained MAE, if the weights contain it."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Decoder:
 
     Attributes:
         tensors: tensors by the official names, which are also ours: `decoder_embed.weight` and so on.
-        config: the options; None if the number of heads is unknown.
+        config: options of the objective; None if the number of heads is unknown.
         mae: the objective around the encoder; None if the number of heads is unknown.
-        notes: assumptions that had to be made, one sentence each.
+        notes: assumptions, one sentence each.
     """
 
     tensors: dict[str, Tensor]
@@ -41,14 +41,14 @@ class Decoder:
 def read_decoder(
     weights: Weights, encoder: Encoder, info: EncoderInfo, *, norm_pix_loss: bool = False
 ) -> Decoder | None:
-    """Reads the decoder of an MAE, also of one inside a joint objective; None if there is none.
+    """Reads the decoder of an MAE, also inside a joint objective; None if there is none.
 
     The objective wraps `encoder`, which has these weights. `norm_pix_loss` is for files that do not say whether the
     decoder predicts normalized pixels.
 
     Raises:
-        InputError: if the decoder does not fit the encoder. Also if `norm_pix_loss` is set, but there is no
-            decoder, or the file itself says it.
+        InputError: if the decoder does not match the encoder; or if `norm_pix_loss` is set, but there is no decoder,
+            or the file states its value.
     """
     prefix = "mae." if weights.objective == "joint" else ""
     tensors = {
@@ -62,7 +62,7 @@ def read_decoder(
         return None
     width = tensors["decoder_embed.weight"].shape[0]
     if width % 4 == 0:
-        # The table is fixed, so some files do not contain it.
+        # Some files lack the table, which is fixed.
         tensors.setdefault(
             "decoder_pos_embed", sincos_position_table(encoder.grid_size, width, encoder.num_prefix_tokens)
         )
@@ -94,11 +94,7 @@ def read_decoder(
 def _build(
     config: MAEConfig, encoder: Encoder, info: EncoderInfo, tensors: dict[str, Tensor], source: str
 ) -> MAE:
-    """Builds the objective with these weights, in evaluation mode.
-
-    Raises:
-        InputError: if the decoder has another geometry than the encoder.
-    """
+    """Builds the objective in evaluation mode; raises InputError if decoder and encoder differ in geometry."""
     state = {f"encoder.{name}": value for name, value in encoder.state_dict().items()}
     try:
         config.check(info.geometry, 0)

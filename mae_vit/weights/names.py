@@ -1,13 +1,13 @@
-"""Names of weights that others trained, and that are only measured."""
+"""Names of third-party weights that are evaluated and never trained."""
 
 from __future__ import annotations
 
-# Of encoders that are measured as they are (`mae_vit.weights.foreign`).
+# Prefix of their names (`mae_vit.weights.foreign`).
 FROZEN_PREFIX = "frozen:"
-# What tables, summaries and reports say of them.
+# Their origin in tables, summaries and reports.
 FOREIGN_ORIGIN = "trained by others on other data"
 
 
 def is_frozen(start: str | None) -> bool:
-    """Whether a start names an encoder of others that is measured and never trained."""
+    """Returns True for `frozen:...`: third-party weights, for evaluation only."""
     return start is not None and start.startswith(FROZEN_PREFIX)

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 def fit_normalization(
     weights: Weights | ForeignWeights, bands: Bands, channels: int
 ) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-    """Returns the mean and std of pretrained weights in the unit scale of other data.
+    """Converts mean and std of pretrained weights to the 0..1 scale of other data.
 
-    Raw values are then normalized as in pretraining, also if the data's 0..1 are other raw values. None if raw
-    values of both do not compare: another number of bands, another type, or an unknown normalization.
+    Raw values are then normalized as in pretraining, even if 0..1 means other raw values. None if raw values are not
+    comparable: another number or type of bands, or an unknown normalization.
     """
     mean, std, theirs = weights.mean, weights.std, weights.bands
     if mean is None or std is None or len(mean) != channels:
@@ -39,12 +39,12 @@ def fit_normalization(
 
 
 def fit_bands(theirs: Bands, bands: Bands, where: str) -> Bands:
-    """Returns how an encoder of bands `theirs` reads the raw values of data.
+    """Returns the bands with which an encoder of bands `theirs` reads data: its own scale, and the data's `nodata`.
 
-    It reads them by its own scale, with the data's mark of missing values, or its own where the data have none.
+    If the data have no `nodata`, the encoder's own remains.
 
     Raises:
-        InputError: if the data have other bands than the encoder, with both.
+        InputError: if the data have another number or type of bands than the encoder.
     """
     if (len(theirs.names), theirs.dtype) != (len(bands.names), bands.dtype):
         raise InputError(

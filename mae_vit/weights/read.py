@@ -1,4 +1,4 @@
-"""Weights to begin from: our runs and encoders, timm models, repositories of the Hub, files of others.
+"""Reads pretrained weights: our runs and encoders, timm models, repositories on the Hub, third-party files.
 
 No file can execute code (`mae_vit.weights.containers`).
 """
@@ -51,22 +51,22 @@ from mae_vit.weights.start import (
 )
 from mae_vit.weights.unwrap import find_network, named_tensors
 
-# What a repository of the Hub may hold: what `mae-vit export` writes. Others' files by timm's names fit too.
+# Files in a repository on the Hub, as `mae-vit export` writes them. Third-party files with timm's names work too.
 _HUB_FILES = ("encoder.safetensors", "model.safetensors")
-# The parts of a checkpoint of ours that are weights; others are of the optimizer.
+# The parts of our checkpoints that are weights, not optimizer states.
 _WEIGHTS = ("parameters", "average", "best")
 _TIMM_FILES = ("model.safetensors", "pytorch_model.bin")
 
 
 def read_weights(start: str) -> Weights:
-    """Reads weights to begin from.
+    """Reads pretrained weights.
 
     Args:
-        start: a run folder, an `encoder.safetensors`, a file of others (`mae_vit.weights.unwrap`; "FILE@NAME" takes
+        start: a run folder, an `encoder.safetensors`, a third-party file (`mae_vit.weights.unwrap`; "FILE@NAME" takes
             one of its networks), a folder of transformers, "timm:NAME", or "hf:USER/NAME[@REVISION]".
 
     Raises:
-        InputError: if there is nothing readable there.
+        InputError: if there are no readable weights.
         FetchUnavailable: if the Hub cannot be reached.
     """
     if is_frozen(start):
@@ -90,9 +90,9 @@ def read_weights(start: str) -> Weights:
 
 
 def _read_run(folder: Path) -> Weights:
-    """Reads the newest whole checkpoint, which has the objective's parts; else the exported encoder."""
+    """Reads the newest intact checkpoint, which has the objective's parts; else the exported encoder."""
     if (folder / "model.safetensors").exists():
-        # Fine-tuned: its best weights, which the newest checkpoint need not hold.
+        # Fine-tuned: these are its best weights, which the newest checkpoint may lack.
         return _read_file(folder / "model.safetensors")
     exported = folder / "encoder.safetensors"
     instead = f"; {exported} is there as well" if exported.exists() else ""
@@ -131,13 +131,13 @@ def _run_around(path: Path) -> Path | None:
 
 
 def _read_checkpoint(path: Path) -> Weights:
-    """Reads the parameters of a checkpoint of ours, and what it says of them."""
+    """Reads the parameters of one of our checkpoints, and the facts about them."""
     with as_broken(path):
         described = read_description(path)
-        # A run is measured by the average of its weights, where it keeps one.
+        # If a run keeps an average of its weights, that is its result.
         part = "average" if "average" in described["sha256"] else "parameters"
         tensors = read_part(path, part, described)
-        if "buffers" in described["sha256"]:  # of batch norms
+        if "buffers" in described["sha256"]:  # BatchNorm's statistics
             tensors = {**tensors, **read_part(path, "buffers", described)}
         identity: dict[str, Any] = described["identity"]
     mean, std = identity.get("data.mean"), identity.get("data.std")
@@ -174,13 +174,13 @@ def _run_geometry(identity: dict[str, Any], path: Path) -> Geometry:
 
 def _network_geometry(metadata: Mapping[str, Any]) -> Geometry:
     """Returns the geometry of a fine-tuned network without its head."""
-    # Nothing has masked its patches.
+    # Patch size 1: nothing masked its patches.
     facts = {"name": metadata["network"], "img_size": metadata["img_size"], "patch_size": 1}
     return ENCODERS["network"].model_validate({**facts, "in_chans": len(metadata["mean"])}).geometry()
 
 
 def _read_file(path: Path, network: str | None = None) -> Weights:
-    """Reads the encoder in a file, ours or third-party, in whatever container and under whatever names."""
+    """Reads the encoder in a file, ours or third-party, in any supported container and naming."""
     if (path.parent / STATE).is_file() and path.stem not in _WEIGHTS:
         raise InputError(f"{path} is a part of a checkpoint, and holds no weights: give {_run_around(path)}")
     metadata, content = read_content(path)
@@ -198,7 +198,7 @@ def _read_file(path: Path, network: str | None = None) -> Weights:
             f"{path} holds no weights of a Vision Transformer by names that are known here: it has "
             f"{', '.join(names[:3])} and others; {as_it_is(str(path))}"
         )
-    # Without an encoder, a head of ours.
+    # A file of ours without an encoder holds a head.
     tensors, where = network_in or (content, "")
     facts = metadata or facts_beside(path, content)
     mean, std = facts.get("mean"), facts.get("std")
@@ -222,12 +222,12 @@ def _read_file(path: Path, network: str | None = None) -> Weights:
 
 
 def _read_hub(start: str) -> Weights:
-    """Reads the weights of a repository at the present commit of its revision; safetensors alone."""
+    """Reads the weights of a repository at the current commit of its revision; safetensors only."""
     name = parse_hub_name(start)
     path, commit = download(name, _HUB_FILES)
     if not read_metadata(path):
         for file in CONFIGS:
-            with suppress(InputError):  # it has none
+            with suppress(InputError):  # the repository has no such file
                 download(replace(name, revision=commit), [file])
     try:
         weights = _read_file(path)

@@ -1,6 +1,6 @@
-"""Records the labels that weights were trained on. A fair comparison must state them.
+"""Records the labels that weights were trained on, which a fair comparison must state.
 
-Pretrained weights and a teacher may pass on labels of the images that choose the epoch.
+Pretrained weights or a teacher may have seen labels of the images that choose the epoch.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
-# The overlap that flatters a result most comes first.
+# The overlap that inflates a result most comes first.
 Overlap = Literal["held-out", "other data", "others"]
 
 
@@ -20,12 +20,12 @@ class SplitLabels(BaseModel):
 
     Attributes:
         fingerprint: fingerprint of the split.
-        left_out: images of each class whose labels were not used (`data.leave_out_per_class`). They
-            are the first in the order of hashes by which `per_class` also draws.
-        per_class: images of each class whose labels were used (`data.labels_per_class`); None for all.
-        holdout: share of these images that only chose the epoch (`finetune.holdout`), 0 to 1.
+        left_out: number of images per class whose labels were not used (`data.leave_out_per_class`): the
+            first in the order of hashes, by which `per_class` also draws.
+        per_class: number of images per class whose labels were used (`data.labels_per_class`); None for all.
+        holdout: fraction of these images that only chose the epoch (`finetune.holdout`), 0 to 1.
         draw: number of the draw of these images (`data.label_draw`).
-        draws: so many draws were left out, this one and the numbers after it (`data.leave_out_draws`).
+        draws: number of draws that were left out, from `draw` on (`data.leave_out_draws`).
     """
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False, frozen=True)
@@ -39,7 +39,7 @@ class SplitLabels(BaseModel):
 
     @model_serializer(mode="wrap")
     def _leave_out_usual_draw(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leaves out draw 0 and a single draw, so that bytes of encoder files stay."""
+        """Omits `draw=0` and `draws=1`, so that bytes of encoder files stay the same."""
         values: dict[str, Any] = handler(self)
         return {
             key: value for key, value in values.items() if (key, value) not in (("draw", 0), ("draws", 1))
@@ -51,7 +51,7 @@ class SplitLabels(BaseModel):
         same_draw = (self.draw, self.draws) == (before.draw, before.draws)
         return SplitLabels(
             fingerprint=self.fingerprint,
-            # Of two draws the images that neither has seen are not the first of any order.
+            # For different draws, the images that neither has seen are not the first in any order.
             left_out=min(self.left_out, before.left_out) if same_draw else 0,
             per_class=None if None in sizes or not same_draw else max(filter(None, sizes)),
             # Only draws from the same labels hold out the same images.
@@ -63,13 +63,13 @@ class SplitLabels(BaseModel):
     def overlap_of_this_split(
         self, fingerprint: str, per_class: int | None, holdout: float, draw: int
     ) -> Overlap:
-        """Computes `SeenLabels.overlap` for the labels of this split only."""
+        """Computes `SeenLabels.overlap` for this split's labels only."""
         if fingerprint != self.fingerprint:
             return "other data"
         left_out = self.draw <= draw < self.draw + self.draws
         if not holdout or (left_out and self.left_out >= (per_class or math.inf)):
             return "others"
-        # Draws from the same labels hold out the same images, and a smaller share is part of a larger one.
+        # Draws from the same labels hold out the same images, and a smaller holdout is part of a larger one.
         same = (
             draw == self.draw
             and not self.left_out
@@ -80,18 +80,18 @@ class SplitLabels(BaseModel):
 
 
 class SeenLabels(SplitLabels):
-    """The labels that weights were trained on, as their file says.
+    """The labels that weights were trained on, as recorded in their file.
 
     The fields of `SplitLabels` describe the split of the last training.
 
     Attributes:
-        elsewhere: labels of other splits, from earlier trainings.
+        elsewhere: labels of other splits, from earlier training.
     """
 
     elsewhere: list[SplitLabels] = []
 
     def joined(self, *before: SeenLabels | None) -> SeenLabels:
-        """Adds the labels that pretrained weights or a teacher had seen before."""
+        """Adds the labels that pretrained weights or a teacher had seen."""
         known: dict[str, SplitLabels] = {}
         for labels in (self, *filter(None, before)):
             for split in (labels, *labels.elsewhere):
@@ -102,18 +102,18 @@ class SeenLabels(SplitLabels):
         return SeenLabels(**_own_fields(of_this_data), elsewhere=elsewhere)
 
     def overlap(self, fingerprint: str, per_class: int | None, holdout: float, *, draw: int = 0) -> Overlap:
-        """Returns how these labels overlap with those of the held-out images of a run.
+        """Returns how these labels overlap with those of a run's held-out images.
 
         Args:
             fingerprint: fingerprint of the run's split.
-            per_class: the run's labels of each class; None for all.
-            holdout: share of them that the run holds out, 0 to 1.
+            per_class: number of the run's labels per class; None for all.
+            holdout: fraction of them that the run holds out, 0 to 1.
             draw: number of the run's draw of labels.
 
         Returns:
             "held-out": labels of held-out images were seen.
             "other data": labels of another split were seen, which may contain the same images.
-            "others": labels of the same split were seen, but none of held-out images.
+            "others": labels of the same split were seen, but not of held-out images.
         """
         overlaps = {
             labels.overlap_of_this_split(fingerprint, per_class, holdout, draw)
@@ -123,7 +123,7 @@ class SeenLabels(SplitLabels):
 
 
 def most_flattering(overlaps: Collection[Overlap]) -> Overlap | None:
-    """Returns the overlap that flatters a result most; None if there is none."""
+    """Returns the overlap that inflates a result most; None if there is none."""
     return next((overlap for overlap in get_args(Overlap) if overlap in overlaps), None)
 
 

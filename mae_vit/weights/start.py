@@ -1,4 +1,4 @@
-"""Weights that a run begins from, once they are read."""
+"""Pretrained weights in memory, and their names."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from mae_vit.weights.names import FOREIGN_ORIGIN, FROZEN_PREFIX, is_frozen
 from mae_vit.weights.seen_labels import SeenLabels
 
 ENCODER_PREFIX = "encoder."
-# What takes weights that are measured as they are.
+# Uses of frozen weights, for messages.
 MEASURED_BY = (
     "`mae-vit embed`, or to fine-tuning with finetune.mode=knn, few_shot, linear_probe or segment_probe"
 )
-# How a user states what no tensor does.
+# How a user can state the number of heads, for messages.
 HEADS_BESIDE = (
     'a config.json beside it can: {"architecture": "vit_small_patch16_224", "model_args": {"num_heads": 12}}'
 )
@@ -37,24 +37,23 @@ STARTS = f'a run folder, an encoder.safetensors, a file of a Vision Transformer,
 
 @dataclass(frozen=True)
 class Weights:
-    """Named weights, and where they are from.
+    """Named weights, and the facts about them.
 
     Attributes:
         source: the checkpoint or file that was read, "timm:NAME", or "hf:USER/NAME@COMMIT".
-        tensors: encoder weights by timm's names; parts of an objective by the names that
-            it gives them.
-        objective: whose parts those are; None if there are none.
-        mean: mean of each channel in its training, None if not known.
-        std: standard deviation of each channel.
-        num_heads: attention heads, which no shape tells; None if not known.
-        geometry: geometry of the encoder; None if not known.
-        remarks: facts that a user should know: "found", place in a third-party file; "passed over", damage of newer
+        tensors: encoder weights by timm's names; parts of an objective by its own names.
+        objective: name of the objective whose parts are included; None without any.
+        mean: mean of each channel in training; None if unknown.
+        std: standard deviation of each channel in training; None if unknown.
+        num_heads: number of attention heads, which no shape shows; None if unknown.
+        geometry: geometry of the encoder; None if unknown.
+        remarks: facts for the user: "found", place in a third-party file; "passed over", damage of newer
             checkpoints of the run; "unfinished", step of an unfinished run.
-        labels: those that it was trained on; None if on none, or not known.
-        downloaded: where the file lies, of a source that is no path.
-        bands: what the raw values of its images mean; `RGB8` if it is not known.
-        preprocessing: what `prepare` did to its images; nothing if it is not known.
-        pool: what reads a feature from its tokens, unless another pooling is asked for.
+        labels: labels of the training; None if there are none or unknown.
+        downloaded: path of the file if `source` is not a path.
+        bands: meaning of the raw values of its images; `RGB8` if unknown.
+        preprocessing: changes that `prepare` made to its images; none if unknown.
+        pool: default pooling of its tokens.
     """
 
     source: str
@@ -73,22 +72,22 @@ class Weights:
 
     @property
     def path(self) -> Path:
-        """The checkpoint or file; one that does not exist for timm's models."""
+        """The checkpoint or file; a path that does not exist for timm's models."""
         return self.downloaded or Path(self.source)
 
     def notes(self, asked: str) -> list[str]:
-        """Returns the remarks as lines for a user who asked for these weights."""
+        """Returns the remarks as lines for the user; `asked` names the weights."""
         return [f"note: {asked}: {title}: {text}" for title, text in self.remarks.items()]
 
     def assumes(self, num_heads: int | None) -> str:
-        """Returns the assumed number of heads in words; empty if the weights state it, or have no blocks."""
+        """Describes the assumed number of heads; empty if the weights state it or have no blocks."""
         if self.geometry or self.num_heads or "blocks.0.norm1.weight" not in self.tensors:
             return ""
         return f"num_heads={num_heads}: the file does not say how many its training had; {HEADS_BESIDE}"
 
     @property
     def digest(self) -> str:
-        """Changes when any of the weights does."""
+        """A digest of all weights."""
         digest = hashlib.blake2b(digest_size=16)
         for name in sorted(self.tensors):
             digest.update(name.encode())
@@ -97,12 +96,12 @@ class Weights:
 
 
 def origin_of(start: str | None) -> str | None:
-    """Returns who trained weights, if their name shows that others did."""
+    """Returns `FOREIGN_ORIGIN` for `frozen:...`, else None."""
     return FOREIGN_ORIGIN if is_frozen(start) else None
 
 
 def as_it_is(source: str) -> str:
-    """Returns how weights of another network are measured as they are: the end of a message."""
+    """Returns the end of a message that says how to use weights of another network as frozen ones."""
     file = source if source.endswith(".safetensors") else "FILE.safetensors"
     named = f"{FROZEN_PREFIX}{TIMM_PREFIX}NAME"
     if source.startswith(TIMM_PREFIX):
@@ -113,15 +112,12 @@ def as_it_is(source: str) -> str:
 
 
 def another_kind(source: str, difference: str) -> InputError:
-    """Returns the error for a network that computes something else than ours, with what takes it."""
+    """Returns the error for a network that computes another function than ours; it names the remedy."""
     return InputError(f"{source} is an encoder of another kind: {difference}; {as_it_is(source)}")
 
 
 def split_frozen(start: str) -> tuple[str | None, Path | None]:
-    """Splits "frozen:timm:NAME", "frozen:timm:NAME@FILE" or "frozen:FILE": timm's name, and the file.
-
-    Each may be None.
-    """
+    """Splits "frozen:timm:NAME", "frozen:timm:NAME@FILE" or "frozen:FILE" into timm's name and the file, or None."""
     text = start.removeprefix(FROZEN_PREFIX)
     if not text.startswith(TIMM_PREFIX):
         return None, expand_path(text)
@@ -130,7 +126,7 @@ def split_frozen(start: str) -> tuple[str | None, Path | None]:
 
 
 def split_network(start: str) -> tuple[Path, str | None]:
-    """Splits "FILE@NAME": the path, and which of the networks in the file is meant."""
+    """Splits "FILE@NAME" into the path and the name of a network in the file, None without one."""
     file, at, name = start.rpartition("@")
     if at and name and not Path(start).exists() and Path(file).is_file():
         return Path(file), name
@@ -138,11 +134,7 @@ def split_network(start: str) -> tuple[Path, str | None]:
 
 
 def check_there(start: str) -> None:
-    """Checks that there is something at the path of weights.
-
-    Raises:
-        InputError: if there is not.
-    """
+    """Raises InputError if there is nothing at the path of weights."""
     if start.startswith(TIMM_PREFIX) or is_hub_name(start):
         return
     if is_frozen(start):
@@ -158,7 +150,7 @@ def check_there(start: str) -> None:
 
 
 def _named_elsewhere(start: str) -> str:
-    """Returns a hint for a name of timm's or of the Hub without its prefix; empty for others."""
+    """Returns a hint for a name of timm or the Hub without its prefix; empty for other names."""
     if re.fullmatch(r"(vit|deit\d?|beit\w*|eva\d*)_\w+(\.\w+)?", start):
         return f'of timm it is "{TIMM_PREFIX}{start}"'
     owner, _, name = start.partition("/")
@@ -184,8 +176,8 @@ def name_of(asked: str) -> str:
 
 
 def describe_unfinished(run: Path, step: int) -> str:
-    """Returns the step of an unfinished run's checkpoint in words; empty if the run is finished, or does not say."""
-    with suppress(OSError, ValueError, TypeError, KeyError):  # torn, or not there
+    """Describes the step of an unfinished run's checkpoint; empty if the run is finished or has no summary."""
+    with suppress(OSError, ValueError, TypeError, KeyError):  # damaged or missing
         summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
         if summary["status"] != "done" and step < summary["total_steps"]:
             return f"its weights are of step {step:,} of {summary['total_steps']:,}"

@@ -1,8 +1,8 @@
-"""Finds the Vision Transformer in a third-party file: in any container, under any prefix, by timm's names.
+"""Finds the Vision Transformer in a third-party file, in any container and under any prefix; renames to timm's names.
 
-A container is part of a tensor's name here: `{"model": {"head.bias": ...}}` has "model.head.bias". A network is where
-the name of a patch projection ends, as a family of libraries calls it, and blocks lie beside it. All before that name
-is the network's prefix. So no wrapper has to be known: DDP, Lightning, DINO's teacher, an average of the weights.
+Containers become part of tensor names: `{"model": {"head.bias": ...}}` has "model.head.bias". A network is recognized
+by its library's name of the patch projection, with blocks beside it; the text before that name is the network's
+prefix. So wrappers need not be known: DDP, Lightning, DINO's teacher, an average of the weights.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from mae_vit.weights.start import another_kind
 
 @dataclass(frozen=True)
 class _Family:
-    """How a library names the tensors of its Vision Transformers.
+    """A library's names for the tensors of its Vision Transformers.
 
     Attributes:
         name: name of the library.
-        anchor: the name of its patch projection.
-        renames: patterns of its names, and timm's in their place; each is applied in turn.
-        refused: why none of its networks is ours; empty if some are.
+        anchor: name of the patch projection.
+        renames: pairs of a pattern and timm's replacement, applied in turn.
+        refused: why its networks are not supported; empty if they are.
     """
 
     name: str
@@ -38,8 +38,7 @@ class _Family:
 
 
 _FAMILIES = (
-    # Official MAE, DINO, MoCo v3 and BEiT have them, too; BEiT's key has no bias.
-    # DINOv2's blocks may be in chunks.
+    # Also official MAE, DINO, MoCo v3 and BEiT; BEiT's key has no bias, and DINOv2's blocks may be in chunks.
     _Family(
         "timm",
         "patch_embed.proj.weight",
@@ -102,11 +101,11 @@ _FAMILIES = (
     ),
 )
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-# Tensors that are trained; others, such as indices and counters, may be of any type.
+# Name endings of trained tensors; others, such as indices and counters, may have any type.
 _TRAINED = ("weight", "bias", "pos_embed", "_token")
-# What torch puts between the names of modules: compiled, sharded and recomputed ones.
+# torch's additions to module names: compiled, sharded and recomputed modules.
 _WRAPPERS = re.compile(r"\b(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
-# Of two networks, the one that their authors use: the average, or a contrastive method's own encoder.
+# Of several networks, prefer the one that its authors use: the average, or a contrastive method's own encoder.
 _FIRST = re.compile(r"(\b|_)(ema|swa|averaged?|teacher|target)(\b|_)")
 _LAST = re.compile(r"(\b|_)(student|momentum)(\b|_)")
 
@@ -114,18 +113,15 @@ _LAST = re.compile(r"(\b|_)(student|momentum)(\b|_)")
 def find_network(
     content: Mapping[Any, Any], source: str, chosen: str | None = None
 ) -> tuple[dict[str, Tensor], str] | None:
-    """Returns the tensors of a file's network by timm's names, and where they were.
-
-    None if nothing in it is named like a Vision Transformer.
+    """Returns the tensors of a file's network by timm's names, and their place in the file; None if it has no network.
 
     Args:
-        content: tensors by name, in any depth of mappings.
+        content: tensors by name, in mappings of any depth.
         source: the file, for messages.
-        chosen: a part of the prefix of the network that is meant, such as "student"; None takes the average or the
-            teacher where there are two.
+        chosen: part of the wanted network's prefix, such as "student"; None prefers the average or the teacher.
 
     Raises:
-        InputError: if several networks may be meant, or none is called `chosen`.
+        InputError: if the choice is ambiguous, or no network is called `chosen`.
     """
     named = {_WRAPPERS.sub("", name): value for name, value in named_tensors(content).items()}
     networks: dict[str, _Family] = {}
@@ -161,7 +157,7 @@ def named_tensors(content: Mapping[Any, Any], prefix: str = "") -> dict[str, Ten
 
 
 def _renamed(named: Mapping[str, Tensor], prefix: str, family: _Family) -> dict[str, Tensor]:
-    """Returns the tensors below a prefix, by timm's names."""
+    """Returns the tensors under a prefix, by timm's names."""
     renamed = {}
     for name, value in named.items():
         if name.startswith(prefix):
@@ -173,7 +169,7 @@ def _renamed(named: Mapping[str, Tensor], prefix: str, family: _Family) -> dict[
 
 
 def _with_whole_qkv(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Stacks queries, keys and values. A bias that the network lacks is zero, which is the same function."""
+    """Stacks queries, keys and values; missing biases become zero, which computes the same function."""
     for stem in [name[: -len("proj.weight")] for name in tensors if name.endswith(".attn.proj.weight")]:
         parts = {
             kind: [tensors.pop(f"{stem}{part}.{kind}", None) for part in "qkv"] for kind in ("weight", "bias")
@@ -189,11 +185,7 @@ def _with_whole_qkv(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def check_values(tensors: Mapping[str, Tensor], source: str | Path) -> None:
-    """Refuses values that are no plain floats: their scales lie elsewhere, and a cast would be another network.
-
-    Raises:
-        InputError: that names the first tensor.
-    """
+    """Raises InputError for quantized or packed values, whose scales are elsewhere: a cast would change the network."""
     for name, value in tensors.items():
         plain = value.dtype in _FLOATS and value.layout == torch.strided
         if not plain and name.endswith(_TRAINED):
@@ -205,7 +197,7 @@ def check_values(tensors: Mapping[str, Tensor], source: str | Path) -> None:
 
 
 def _choose(prefixes: list[str], source: str, chosen: str | None) -> str:
-    """Returns the prefix of the network that is meant."""
+    """Returns the prefix of the wanted network."""
     if chosen is not None:
         fitting = [prefix for prefix in prefixes if f".{chosen}." in f".{prefix}"]
     else:

@@ -1,1 +1,1 @@
-"""Features of many images, in order, saved as they come: what `mae-vit embed` does."""
+"""`mae-vit embed`: computes features of many images in order, and saves them as it goes."""

@@ -1,12 +1,12 @@
-"""Embeds images into a folder; a call that was stopped or killed resumes.
+"""Embeds images into a folder; resumes a call that was stopped or killed.
 
-`OUT.partial/features.npy` (N, D) has room for all images; its first rows are those of the images that can be read.
-`OUT.partial/state.json` counts the images whose rows are on the disk; later ones are computed again. The folder
-takes its name OUT when it is complete.
+`OUT.partial/features.npy` (N, D) has room for all images; rows are filled from the first on, by readable images only.
+`OUT.partial/state.json` counts the images that are done and on disk; later ones are computed again. The complete
+folder is renamed to OUT.
 
-Then `features.npy` has the K images that can be read. `keys.txt` has a line for each row; so have `paths.txt` of images
-that are not prepared, and `splits.txt` and `labels.npy` (int32; -1 for none) where there are any. `meta.json` describes
-the features and names the classes. `broken.csv` lists the other images.
+Then `features.npy` has K rows, one for each readable image. `keys.txt`, `paths.txt` (of images that are not prepared),
+`splits.txt` and `labels.npy` (int32, -1 = none; both if there are any) have an entry for each row. `meta.json`
+describes the features and names the classes. `broken.csv` lists the other images.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from mae_vit.weights.embed.features import Settings, compute_features
 from mae_vit.weights.embed.images import Images
 from mae_vit.weights.feature_encoder import FeatureEncoder
 
-# A kill costs as much work.
+# A kill loses at most this much work.
 SAVE_EVERY_S = 5.0
 FEATURES, KEYS, META, BROKEN = "features.npy", "keys.txt", "meta.json", "broken.csv"
-# Files of a folder that is not complete.
+# Files of an incomplete folder.
 _STATE, _LOCK = "state.json", ".lock"
 _FILES = {FEATURES, KEYS, META, BROKEN, "paths.txt", "splits.txt", "labels.npy", _STATE, _LOCK}
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a call did: of `total` images `begun` were done before it and `done` are now, `broken` ones among them.
+    """The result of a call: of `total` images, `begun` were done before and `done` are now, including `broken` ones.
 
-    The output has `rows` rows of `width` numbers; None if a signal came before it was complete.
+    The output has `rows` rows of `width` numbers; `rows` is None if a signal stopped the call.
     """
 
     total: int
@@ -61,11 +61,7 @@ class Outcome:
 
 
 def check_out(out: Path) -> None:
-    """Checks that the output can take the place of `out`.
-
-    Raises:
-        InputError: if `out` is a file or the name of one, or a folder that holds something else.
-    """
+    """Raises InputError if `out` is a file or a file's name, or a folder that holds something else."""
     if out.suffix in (".npy", ".npz", ".parquet"):
         raise InputError(f"--out {out}: the output is a folder: give {out.with_suffix('')}")
     if not out.exists():
@@ -85,21 +81,21 @@ def embed(
     restart: bool = False,
     stop: StopRequest | None = None,
 ) -> Outcome:
-    """Writes the features of all images that can be read to the folder `out`.
+    """Writes the features of all readable images to the folder `out`.
 
-    A call with the same arguments resumes from what is done and ends with the same bytes.
+    A call with the same arguments resumes and ends with the same bytes.
 
     Args:
         encoder: encoder on the settings' device.
         images: images of one source.
-        out: the folder to be (see `check_out`).
+        out: folder to create (see `check_out`).
         settings: device, batch size and workers may change between calls; the first two change the last bits
-            of what is computed from then on.
+            of later features.
         restart: begin again; an earlier output stays until the new one is complete.
-        stop: asked after each batch.
+        stop: checked after each batch.
 
     Raises:
-        InputError: if another process writes `out`, if it or what is begun of it has other features, if the images
+        InputError: if another process writes `out`, if its (partial) output has other features, if the images
             have other bands than the encoder, or if no image can be read.
     """
     if images.dataset is not None:
@@ -132,10 +128,10 @@ def _compute(
     state: dict[str, Any],
     stop: StopRequest | None,
 ) -> tuple[int, list[tuple[int, str]]]:
-    """Adds rows until all images are done or a stop is asked for.
+    """Adds rows until all images are done or a stop is requested.
 
     Returns:
-        The number of images that are done, and number and reason of each broken one among them.
+        The number of images done, and number and reason of each broken image among them.
     """
     done, broken, total = state["done"], [tuple(pair) for pair in state["broken"]], len(images)
     if done == total:
@@ -164,7 +160,7 @@ def _compute(
 
 
 def _describe(encoder: FeatureEncoder, images: Images, settings: Settings) -> dict[str, Any]:
-    """Describes an encoder, the images and the settings, as JSON. Equal descriptions have equal features."""
+    """Describes encoder, images and settings as JSON. Equal descriptions mean equal features."""
     return {
         "tool": f"mae-vit {__version__}",
         **encoder.description(),
@@ -180,11 +176,7 @@ def _describe(encoder: FeatureEncoder, images: Images, settings: Settings) -> di
 
 
 def _read_description(path: Path, asked: dict[str, Any]) -> dict[str, Any]:
-    """Reads `meta.json` or `state.json`, and compares it with what is asked for.
-
-    Raises:
-        InputError: if the file is damaged, or naming what differs.
-    """
+    """Reads `meta.json` or `state.json`; raises InputError if it is damaged or differs from `asked`."""
     try:
         saved: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except ValueError:
@@ -201,7 +193,7 @@ def _read_description(path: Path, asked: dict[str, Any]) -> dict[str, Any]:
 def _publish(
     folder: Path, out: Path, meta: dict[str, Any], broken: list[tuple[int, str]], images: Images
 ) -> int:
-    """Completes the folder, which then takes the place of `out`; returns its rows. A kill in between loses nothing."""
+    """Completes the folder and moves it to `out`; returns the number of rows. A kill in between loses nothing."""
     if len(broken) == len(images):
         (folder / _STATE).unlink()  # nothing to resume
         raise InputError(f"no image of {images.name} can be read: {broken[0][1]}")
@@ -209,7 +201,7 @@ def _publish(
     keep_rows(folder / FEATURES, len(readable))
     entries = [images.entries[number] for number in readable.tolist()]
     lines = {KEYS: [plain_text(entry.key) for entry in entries]}
-    if images.dataset is None:  # a key does not tell the file: IMG_1.png beside IMG_1.jpg is IMG_1_2
+    if images.dataset is None:  # keys do not identify files: IMG_1.png beside IMG_1.jpg has the key IMG_1_2
         lines["paths.txt"] = [plain_text(entry.path) for entry in entries]
     if images.splits:
         lines["splits.txt"] = [entry.split for entry in entries]
@@ -231,10 +223,10 @@ def _publish(
 
 @contextmanager
 def _locked(out: Path) -> Iterator[Path]:
-    """Locks the folder `OUT.partial`, which is made if need be, and goes where nothing is left to resume.
+    """Creates and locks the folder `OUT.partial`; removes it in the end if there is nothing to resume.
 
     Raises:
-        InputError: if another process has it.
+        InputError: if another process has the lock.
     """
     folder = out.with_name(f"{out.name}.partial")
     folder.mkdir(parents=True, exist_ok=True)

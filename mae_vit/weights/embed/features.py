@@ -1,4 +1,4 @@
-"""Features of images, batch by batch. Shapes: K images that can be decoded, C channels, H W pixels, D width."""
+"""Features of images, batch by batch. Shapes: K decoded images, C channels, H W pixels, D width."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Batch = tuple[int, np.ndarray, list[tuple[int, str]]]
 
 @dataclass(frozen=True)
 class Settings:
-    """How features are computed: `workers` threads decode (0: the caller's does), bf16 is autocast."""
+    """Settings of a computation: `workers` threads decode (0: the calling thread), bf16 uses autocast."""
 
     device: torch.device
     batch_size: int = 64
@@ -38,14 +38,14 @@ class Settings:
 def compute_features(
     encoder: FeatureEncoder, images: Images, settings: Settings, *, first: int = 0
 ) -> Generator[Batch, None, None]:
-    """Yields the features of all images from `first` on, a batch each.
+    """Yields the features of all images from `first` on, in batches.
 
-    A batch holds the images of `batch_size` numbers in a row: where runs begin at its borders, they give the
-    same numbers to the last bit.
+    A batch covers `batch_size` consecutive images, broken ones included, so calls that resume between batches
+    give the same features to the last bit.
 
     Yields:
-        One past the number of the batch's last image; features (K, D) of the settings' dtype; number and reason
-        of each image that cannot be decoded.
+        Number after the batch's last image; features (K, D) in the settings' dtype; number and reason of each
+        image that cannot be decoded.
 
     Raises:
         InputError: if features are not finite.
@@ -55,7 +55,7 @@ def compute_features(
         stop = min(start + settings.batch_size, len(images))
         batch = {image: next(crops) for image in range(start, stop)}
         whole = {image: crop for image, crop in batch.items() if not isinstance(crop, str)}
-        # While a GPU computes, the threads decode what comes next.
+        # While a GPU computes, the threads decode the next images.
         features = _encode(encoder, list(whole.values()), settings)
         with np.errstate(over="ignore"):  # reported below
             rows = features.cpu().numpy().astype(settings.dtype)
@@ -72,7 +72,7 @@ def compute_features(
 def _crops(
     encoder: FeatureEncoder, entries: Sequence[Entry], settings: Settings
 ) -> Iterator[np.ndarray | str]:
-    """Crops images as `FeatureEncoder.crop` does, in order: raw values (C, H, W), or why an image is broken."""
+    """Yields crops as `FeatureEncoder.crop` does, in order: raw values (C, H, W), or why an image is broken."""
     reading = Lock()
 
     def crop(entry: Entry) -> np.ndarray | str:

@@ -1,4 +1,4 @@
-"""The images that are embedded, in order: of a folder, an archive or prepared shards."""
+"""Opens the images to embed, in order: a folder, an archive or prepared shards."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from mae_vit.data.prepare.sources.folders import list_files
 from mae_vit.data.prepare.sources.foreign_shards import find_shards
 from mae_vit.data.shards.dataset_json import FILE_NAME, Dataset, read_dataset
 
-# Of images outside of split folders.
+# Split of images outside split folders.
 _NO_SPLIT = "all"
 
 
@@ -36,14 +36,14 @@ class Images:
 
     Attributes:
         name: name of the source, without paths of this machine.
-        entries: the N images. Of prepared shards, `path` is the shard, and a read may raise ReadError too.
-        labels: int32 (N,), -1 where there is none.
+        entries: the N images. In prepared shards `path` is the shard, and a read may also raise ReadError.
+        labels: int32 (N,), -1 = none.
         classes: names of the labels.
-        splits: names; empty where nothing is split.
-        fingerprint: changes when the images or their order do.
-        dataset: description of prepared shards; None of other sources.
+        splits: names of the splits; empty without any.
+        fingerprint: digest that changes with the images or their order.
+        dataset: description of prepared shards; None for other sources.
         fingerprints: fingerprints of the splits of prepared shards.
-        notes: remarks on files that are not among the images.
+        notes: remarks on files that are left out.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Images:
         return len(self.entries)
 
     def write_broken(self, path: Path, broken: Sequence[tuple[int, str]]) -> None:
-        """Writes split, key, path and reason of the images that cannot be read; removes an earlier list without any."""
+        """Writes split, key, path and reason of the broken images; without any, removes an earlier list."""
         if not broken:
             path.unlink(missing_ok=True)
             return
@@ -77,17 +77,17 @@ class Images:
 def open_images(
     spec: str | Sequence[str], *, out: Path, splits: Sequence[str] = (), labels: bool = True
 ) -> Images:
-    """Opens what is to be embedded.
+    """Opens the images to embed.
 
     Args:
-        spec: prepared shards (a folder with `dataset.json`), what `mae-vit prepare` takes, or files of images, also
-            by a pattern that no shell has expanded ("photos/*.jpg").
-        out: a folder for temporary files.
-        splits: all by default.
+        spec: prepared shards (a folder with `dataset.json`), a source of `mae-vit prepare`, or image files or
+            patterns ("photos/*.jpg").
+        out: folder for temporary files.
+        splits: splits to open; all by default.
         labels: take labels from shards and class folders.
 
     Raises:
-        InputError: if there are no such images, no such split, or the folder is not as described.
+        InputError: if there are no such images or splits, or the folder does not match its description.
     """
     patterns = [spec] if isinstance(spec, str) else spec
     specs = [path for pattern in patterns for path in _matching(pattern)]
@@ -107,7 +107,7 @@ def open_images(
 
 
 def _matching(spec: str) -> list[str]:
-    """Lists what a pattern in quotes matches, as a shell does; anything else is itself."""
+    """Expands a quoted pattern as a shell does; returns anything else unchanged."""
     if not glob.has_magic(spec) or is_url(spec) or os.path.lexists(spec):
         return [spec]
     if paths := sorted(glob.glob(spec, recursive=True)):
@@ -156,7 +156,7 @@ def _open_shards(folder: Path, splits: tuple[str, ...], with_labels: bool) -> Im
 def _shard_entries(index: ShardIndex) -> list[Entry]:
     try:
         keys = index.keys()
-    except InputError:  # some are lost with their samples, which have no features either
+    except InputError:  # damaged samples have lost their keys
         keys = [index.find_key(sample) or "" for sample in range(len(index))]
     return [
         Entry(index.split, None, plain_text(key), index.shard_of(sample), "", partial(index.read, sample))
@@ -186,10 +186,7 @@ def _open_source(source: ImageSource, path: Path, splits: tuple[str, ...]) -> Im
 
 
 def _sizes(path: Path, entries: Sequence[Entry]) -> list[str]:
-    """Sizes in bytes of the files that hold the images: another image of the same name has another one.
-
-    Not their times, which change when files are copied to another disk.
-    """
+    """Returns the sizes in bytes of the image files, to detect replaced images; file times change with copies."""
     if path.is_file():
         files = [path]
     elif not path.is_dir():

@@ -1,1 +1,1 @@
-"""Exports an encoder in the forms that other libraries load; `export` has the table of the formats."""
+"""Exports an encoder to other libraries' formats, which `export` lists."""

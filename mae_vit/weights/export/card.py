@@ -14,10 +14,10 @@ from mae_vit.weights.export.source import ExportSource, Written
 from mae_vit.weights.start import name_of
 
 CARD = "README.md"
-# By which an export knows another.
+# Marks a folder as an export of ours.
 SIGNATURE = "Exported by mae-vit"
 _TEMPLATE = Path(__file__).with_name("card.md.jinja")
-# Pillow's resampling differs from ours; JPEGs that are stored once more differ by their rounding too.
+# Pillow's resampling differs from ours; prepared JPEGs, encoded again, add rounding.
 _PIXELS_WITHIN, _PIXELS_WITHIN_PREPARED = 2, 6
 
 
@@ -30,10 +30,10 @@ def write_card(
     verified: str,
     hub: HubName | None = None,
 ) -> None:
-    """Writes what the model is, how it is used, and what it cannot do.
+    """Writes the card: description, use and limits of the model.
 
-    Its code turns an image file into `images` as `PretrainedEncoder.transform` does, by Pillow or NumPy alone.
-    `hub_name` is the format's library on the Hub, None if it has no name there.
+    The card's code turns an image file into `images` as `PretrainedEncoder.transform` does, using Pillow or NumPy.
+    `hub_name` is the name of the format's library on the Hub, None if it has none.
     """
     info, bands = source.info, source.info.bands
     tags = ["vision-transformer", "image-feature-extraction"]
@@ -61,7 +61,7 @@ def write_card(
 
 
 def describe(source: ExportSource) -> str:
-    """Returns the network in one line."""
+    """Describes the network in one line."""
     info, network, vit = source.info, source.network, source.info.vit
     parameters = sum(parameter.numel() for parameter in network.parameters())
     cls = "[CLS]" if vit.class_tokens == 1 else f"mean of {vit.class_tokens} class tokens"
@@ -75,5 +75,5 @@ def describe(source: ExportSource) -> str:
 
 
 def _rounded(values: Sequence[float]) -> list[float]:
-    """Returns values as a card prints them, precise enough for float32."""
+    """Rounds values for the card, precise enough for float32."""
     return [float(f"{value:.7g}") for value in values]

@@ -1,4 +1,4 @@
-"""The formats of `mae-vit export`, and its folder: written under a temporary name, verified there, then renamed."""
+"""The formats of `mae-vit export`, and its folder: written under a temporary name, verified, then renamed."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from mae_vit.weights.export.card import CARD, SIGNATURE, write_card
 from mae_vit.weights.export.source import ExportSource, Written
 from mae_vit.weights.start import name_of
 
-# What `load_encoder` looks for first in a repository of the Hub.
+# File that `load_encoder` looks for first in a repository on the Hub.
 NATIVE = "encoder.safetensors"
-# All that exports consist of. --force replaces folders that hold nothing else, and a card of ours.
+# All files of exports. --force replaces only folders with our card and no other files.
 EXPORTED = {
     CARD, "model.safetensors", "config.json", "preprocessor_config.json", to_hf.MAE_FOLDER, "model.pth", "model.onnx",
     "model.onnx.data", "model.pt2", NATIVE,
@@ -34,9 +34,9 @@ class Format:
     """A format, and the library that loads and verifies it.
 
     Attributes:
-        write: writes an encoder to a folder, and returns what the library computes of it.
+        write: writes an encoder to a folder, and returns what the library computes from it.
         library: module name of the library.
-        needs: other packages that writing takes.
+        needs: other packages that writing needs.
         extra: extra of mae-vit that installs them; None if mae-vit itself needs them.
         on_hub: whether the library has a name on the Hub.
     """
@@ -48,10 +48,10 @@ class Format:
     on_hub: bool = True
 
     def library_version(self) -> str:
-        """Imports the library and all that writing needs; returns `timm 1.0.20`.
+        """Imports all packages that writing needs; returns library and version, such as `timm 1.0.20`.
 
         Raises:
-            InputError: if one is not installed, with the command that installs it.
+            InputError: if a package is not installed; names the command that installs it.
         """
         try:
             version = importlib.import_module(self.library).__version__
@@ -74,10 +74,10 @@ FORMATS = {
 
 @dataclass(frozen=True)
 class Export:
-    """An export in its place.
+    """A finished export.
 
     Attributes:
-        folder: folder that holds it.
+        folder: folder of the export.
         files: files in the folder, the card last.
         verified: library and largest difference, as a sentence.
         written: result of the format's writer.
@@ -90,18 +90,14 @@ class Export:
 
 
 def default_folder(asked: str, target: str) -> Path:
-    """Returns where an export goes by default: RUN/TARGET of a run folder, else NAME-TARGET in the current one."""
+    """Returns the default folder of an export: RUN/TARGET in a run folder, else NAME-TARGET in the current folder."""
     if (Path(asked) / "config.yaml").is_file():
         return Path(asked) / target
     return Path(f"{name_of(asked)}-{target}")
 
 
 def check_place(out: Path, *, force: bool) -> None:
-    """Looks at the place before anything is computed.
-
-    Raises:
-        InputError: if something is there that may not be replaced, or `out` is no folder's name.
-    """
+    """Raises InputError if `out` holds something that may not be replaced, or is not a folder's name."""
     if out.suffix in _FILES or out.is_file() or out.is_symlink():
         raise InputError(
             f"--out {out}: an export is a folder, which holds its files and a card: give {out.stem}"
@@ -120,13 +116,13 @@ def check_place(out: Path, *, force: bool) -> None:
 def write_export(
     source: ExportSource, target: str, out: Path, *, force: bool, hub: HubName | None = None
 ) -> Export:
-    """Writes, verifies, and puts in place; whatever goes wrong, nothing half-written is left.
+    """Writes an export, verifies it and moves it to `out`; leaves nothing half-written after an error.
 
-    With `hub` the card names the repository, and what `load_encoder` reads goes along.
+    With `hub` the card names the repository, and the file for `load_encoder` is added.
 
     Raises:
-        InputError: if the other library has no such network, computes something else, or is
-            missing; or if the folder cannot be written.
+        InputError: if the other library has no such network, computes another function or is missing, or if
+            the folder cannot be written.
     """
     check_place(out, force=force)
     chosen = FORMATS[target]
@@ -142,7 +138,7 @@ def write_export(
         difference = written.largest_difference(library.split()[0])
         outputs = ", ".join(written.outputs)
         verified = f"{library}: {outputs} of random images differ by at most {difference:.2g} from ours"
-        if hub is not None and target != "timm":  # which is what `load_encoder` reads
+        if hub is not None and target != "timm":  # `load_encoder` reads timm's format itself
             to_timm.write_weights(source, partial / NATIVE)
         hub_name = chosen.library.removesuffix("runtime") if chosen.on_hub else None
         write_card(partial, source, written, hub_name=hub_name, verified=verified, hub=hub)

@@ -1,4 +1,4 @@
-"""`--to torch` and `--to onnx`: programs that need none of our code to run."""
+"""`--to torch` and `--to onnx`: programs that run without our code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.export import Dim, ExportedProgram
 
 from mae_vit.weights.export.source import ExportSource, Written
 
-# A file of ONNX is a protocol buffer, which ends at 2 GiB; larger weights lie beside it.
+# An ONNX file is a protocol buffer, limited to 2 GiB; larger weights go into a second file.
 _MAX_BYTES_INSIDE = 1_800_000_000
 
 
@@ -24,7 +24,7 @@ def _trace(source: ExportSource) -> ExportedProgram:
         source.network, (example,), dynamic_shapes={"images": {0: Dim("batch", min=1)}}
     )
     for node in program.graph.nodes:
-        # It names files of this machine.
+        # Names files of this machine.
         node.meta.pop("stack_trace", None)
     return program
 
@@ -32,7 +32,7 @@ def _trace(source: ExportSource) -> ExportedProgram:
 def write_torch(source: ExportSource, folder: Path) -> Written:
     """Writes a program of `torch.export`, and loads it again."""
     extra_files = {f"{name}.json": value for name, value in source.metadata().items()}
-    content = io.BytesIO()  # of a full disk torch itself raises an error that is no OSError
+    content = io.BytesIO()  # on a full disk torch would raise an error that is not an OSError
     torch.export.save(_trace(source), content, extra_files=extra_files)
     (folder / "model.pt2").write_bytes(content.getbuffer())
     images, what = source.random_images(), source.network.output_name
@@ -52,7 +52,7 @@ def write_onnx(source: ExportSource, folder: Path) -> Written:
     import onnxruntime
 
     path, what = folder / "model.onnx", source.network.output_name
-    # The exporter reports its progress, and what it thinks of other libraries.
+    # Silence the exporter's progress and its remarks on other libraries.
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
@@ -61,7 +61,7 @@ def write_onnx(source: ExportSource, folder: Path) -> Written:
         )
     assert program is not None
     for node in program.model.graph:
-        # Where each was traced, which names files of this machine.
+        # Names files of this machine, where the node was traced.
         node.metadata_props.clear()
     program.model.metadata_props.update(source.metadata())
     weights = sum(value.nbytes for value in source.network.state_dict().values())

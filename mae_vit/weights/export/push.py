@@ -25,7 +25,7 @@ def parse_push_name(asked: str) -> HubName:
 
 
 def check_push(name: HubName, *, public: bool) -> None:
-    """Looks at the Hub before anything is computed; changes nothing there.
+    """Checks, without changing anything on the Hub, that `push` is possible.
 
     Raises:
         InputError: if the token or the repository's visibility does not allow it.
@@ -38,7 +38,7 @@ def check_push(name: HubName, *, public: bool) -> None:
         if hub.get_token() is None:
             raise InputError("--push needs a token: set HF_TOKEN, or run `hf auth login`")
         try:
-            info = hub.HfApi().model_info(name.repo)  # which a wrong token fails too
+            info = hub.HfApi().model_info(name.repo)  # also fails for a wrong token
         except hub.errors.RepositoryNotFoundError:
             return
     if not info.private and not public:
@@ -46,15 +46,15 @@ def check_push(name: HubName, *, public: bool) -> None:
 
 
 def push(folder: Path, name: HubName, *, public: bool) -> tuple[str, HubName]:
-    """Uploads an export as one commit, into a repository and branch that are created where there are none.
+    """Uploads an export as one commit; creates repository and branch if needed.
 
-    Files of an earlier export are removed: `load_encoder` would read them.
+    It removes the files of an earlier export, which `load_encoder` would read.
 
     Returns:
         The repository's URL, with its visibility, and its name at the new commit.
 
     Raises:
-        InputError: if the Hub refuses it; then nothing is committed.
+        InputError: if the Hub refuses the push; then nothing is committed.
         FetchUnavailable: if the connection breaks.
     """
     hub = hub_library()

@@ -1,4 +1,4 @@
-"""What is exported, an encoder with its head or decoder; and what was written of it.
+"""The source of an export (an encoder with its head or decoder), and its result.
 
 Shapes: B batch, C channels, H W pixels, D width, K classes.
 """
@@ -20,9 +20,9 @@ from mae_vit.weights.mae_decoder import Decoder, read_decoder
 from mae_vit.weights.read import read_weights
 from mae_vit.weights.start import Weights
 
-# Another number than programs are traced with: their batch axis must be free.
+# Differs from the number that programs are traced with, to test that their batch axis is free.
 _RANDOM_IMAGES = 3
-# float32 of two implementations of the same network differ by some 1e-6.
+# Two float32 implementations of the same network differ by some 1e-6.
 TOLERANCE = 1e-4
 
 
@@ -35,16 +35,16 @@ class Network(nn.Module):
     """
 
     def __init__(self, encoder: PretrainedEncoder, head: nn.Linear | None) -> None:
-        """Puts both together, in evaluation mode."""
+        """Joins both, in evaluation mode."""
         super().__init__()
         self.encoder, self.head = encoder, head
         self.output_name = "features" if head is None else "logits"
-        # A norm behind the mean, and none in front (official MAE code, `global_pool`).
+        # A norm after the mean, and none before (official MAE code, `global_pool`).
         self.has_fc_norm = isinstance(encoder.fc_norm, nn.LayerNorm)
         self.eval()
 
     def forward(self, images: Tensor) -> Tensor:
-        """Computes features (B, D), or logits (B, K), of normalized images float32 (B, C, H, W)."""
+        """Computes features (B, D) or logits (B, K) of normalized images, float32 (B, C, H, W)."""
         features = self.encoder(images)
         return features if self.head is None else self.head(features)
 
@@ -61,12 +61,12 @@ class Network(nn.Module):
 
 @dataclass(frozen=True)
 class ExportSource:
-    """What an export is made from.
+    """The source of an export.
 
     Attributes:
         asked: weights as the user named them.
-        network: the weights, float32.
-        classes: names of the head's outputs; empty without a head, or where they are not known.
+        network: float32 network with the weights.
+        classes: names of the head's outputs; empty without a head or if unknown.
         decoder: decoder of MAE; None if there is none.
     """
 
@@ -97,7 +97,7 @@ class ExportSource:
 
     @property
     def preparation(self) -> str:
-        """Sentences on what must be done to images before all else; empty if nothing."""
+        """Sentences on changes to images before any other step; empty without any."""
         return self.info.preprocessing.describe(in_bands=not self.info.bands.photographs)
 
     def random_images(self) -> Tensor:
@@ -106,20 +106,20 @@ class ExportSource:
         return torch.randn(_RANDOM_IMAGES, *self.image_shape, generator=generator)
 
     def metadata(self) -> dict[str, str]:
-        """Returns what travels in a file's metadata: geometry, normalization, training, pooling and classes."""
+        """Returns a file's metadata: geometry, normalization, training, pooling and classes."""
         more = {"pool": self.encoder.pool, **({"classes": self.classes} if self.classes else {})}
         return to_metadata({**self.info.to_dict(), **more})
 
 
 @dataclass(frozen=True)
 class Written:
-    """The files of a format as the other library loaded them.
+    """The written files, as the other library loads them.
 
     Attributes:
-        outputs: name -> results of ours and of the other library for `ExportSource.random_images`.
-        code: Python that uses the files, run in their folder. It defines `model`, and the first of `outputs` of
-            `images`.
-        notes: facts that a user should know, a sentence each.
+        outputs: name -> (our result, the other library's) for `ExportSource.random_images`.
+        code: Python code that uses the files in their folder. It defines `model`, and computes the first of
+            `outputs` from `images`.
+        notes: facts for the user, a sentence each.
     """
 
     outputs: dict[str, tuple[Tensor, Tensor]]
@@ -130,28 +130,28 @@ class Written:
         """Compares the outputs.
 
         Raises:
-            InputError: naming those that have another shape, differ by more than `TOLERANCE`, or are not finite.
+            InputError: if outputs have another shape, differ by more than `TOLERANCE`, or are not finite.
         """
         differences = []
         for name, (ours, theirs) in self.outputs.items():
             same_shape = ours.shape == theirs.shape
             differences.append((ours - theirs).abs().max().item() if same_shape else float("nan"))
-            if not differences[-1] <= TOLERANCE:  # not a number is no agreement
+            if not differences[-1] <= TOLERANCE:  # also true for NaN
                 problem = f"differ by {differences[-1]:.3g} from ours (at most {TOLERANCE:g})"
                 raise InputError(f"{library}'s {name} {problem}: nothing was written")
         return max(differences)
 
 
 def load_for_export(asked: str, pool: Pool | None, *, norm_pix_loss: bool = False) -> ExportSource:
-    """Reads weights of any kind, ready to be exported.
+    """Reads weights of any supported kind for an export.
 
     Args:
-        asked: what `mae_vit.weights.read.read_weights` takes.
+        asked: weights, as for `mae_vit.weights.read.read_weights`.
         pool: pooling of the features; None for the encoder's own.
         norm_pix_loss: whether an official file's decoder predicts normalized pixels.
 
     Raises:
-        InputError: if there are no such weights, or if `pool` is set for a classifier, which has a pooling of its own.
+        InputError: if there are no such weights, or if `pool` is set for a classifier, which has its own pooling.
     """
     weights = read_weights(asked)
     head = _read_head(weights)
@@ -160,7 +160,7 @@ def load_for_export(asked: str, pool: Pool | None, *, norm_pix_loss: bool = Fals
             f"--pool {pool}: {weights.source} was fine-tuned on a pooling of its own, which it keeps"
         )
     encoder = encoder_from_weights(weights, pool=pool)
-    # One path for all lengths of sequence, which tracers take as one operation.
+    # Tracers see fused attention as one operation, for all sequence lengths.
     set_fused_attention(encoder, True)
     if head is not None and head.in_features != encoder.num_features:
         raise InputError(
@@ -171,7 +171,7 @@ def load_for_export(asked: str, pool: Pool | None, *, norm_pix_loss: bool = Fals
 
 
 def _read_head(weights: Weights) -> nn.Linear | None:
-    """Returns the head of a classifier; objectives of pretraining have heads for other things."""
+    """Returns the head of a classifier; None for weights with an objective, whose heads do not classify."""
     weight, bias = (weights.tensors.get(f"head.{name}") for name in ("weight", "bias"))
     if weights.objective is not None or weight is None or weight.ndim != 2:
         return None
@@ -183,7 +183,7 @@ def _read_head(weights: Weights) -> nn.Linear | None:
 
 
 def _read_classes(weights: Weights, head: nn.Linear | None) -> Sequence[str]:
-    """Returns the names of a head's outputs that its safetensors file states; empty if it does not."""
+    """Returns the names of a head's outputs from its safetensors file; empty if it does not state them."""
     if head is None or weights.path.suffix != ".safetensors" or not weights.path.is_file():
         return ()
     classes = [str(name) for name in read_metadata(weights.path).get("classes") or ()]

@@ -1,9 +1,9 @@
 """`--to hf`: folders that transformers loads.
 
-The folder itself is a `ViTModel` (a classifier's a `ViTForImageClassification`), with several class tokens a
-`PixioModel` (arXiv 2512.15715; transformers from 5.0). Where there is a decoder, the folder
-`mae` in it is a `ViTMAEForPreTraining`, whole: one folder for both would make `AutoModel` an encoder that hides 75 %
-of the patches. Names are those of the files on the Hub, which transformers reads.
+The folder is a `ViTModel`, for a classifier a `ViTForImageClassification`, with several class tokens a `PixioModel`
+(arXiv 2512.15715; transformers from 5.0). If there is a decoder, its subfolder `mae` is a complete
+`ViTMAEForPreTraining`: in a shared folder `AutoModel` would load an encoder that masks 75 % of the patches. Tensors
+have the names of files on the Hub.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def write(source: ExportSource, folder: Path) -> Written:
 
 
 def _hub_names(tensors: dict[str, Tensor], *, prefix: str) -> dict[str, Tensor]:
-    """Renames tensors from timm's names, and a decoder's official ones; queries, keys and values become three."""
+    """Renames tensors from timm's names and a decoder's official names; splits queries, keys and values."""
     renamed = {}
     for name, value in tensors.items():
         if block := _BLOCK.fullmatch(name):
@@ -87,7 +87,7 @@ def _hub_names(tensors: dict[str, Tensor], *, prefix: str) -> dict[str, Tensor]:
 
 
 def _base_config(source: ExportSource, *, architecture: str, model_type: str) -> dict[str, Any]:
-    """Returns what the configs of all models share."""
+    """Returns the common part of all models' configs."""
     info = source.info
     height, width = info.img_size
     return {
@@ -115,10 +115,10 @@ def _write_and_load(
 ) -> Any:
     """Writes weights, config and preprocessor of a model, and loads it with transformers in evaluation mode.
 
-    `config` names the class under "architectures"; `options` are those of its `from_pretrained`.
+    `config` names the class under "architectures"; `options` go to its `from_pretrained`.
 
     Raises:
-        InputError: naming a weight that the model lacks or leaves over.
+        InputError: if names or shapes of the weights do not match; names one of them.
     """
     import transformers  # optional, and slow to import
 
@@ -140,7 +140,7 @@ def _write_and_load(
 
 
 def _write_encoder(source: ExportSource, folder: Path, images: Tensor) -> Tensor:
-    """Returns features (B, D) or logits (B, K) by transformers."""
+    """Writes the encoder; returns transformers' features (B, D) or logits (B, K)."""
     head = source.network.head
     if head is None:
         config = _base_config(source, architecture="ViTModel", model_type="vit")
@@ -159,7 +159,7 @@ def _write_encoder(source: ExportSource, folder: Path, images: Tensor) -> Tensor
 def _write_mae(
     source: ExportSource, mae: MAE, folder: Path, images: Tensor
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """Returns predictions and loss by both, with the same masks, by the same noise."""
+    """Writes the MAE; returns predictions and loss of both libraries, with the same masks."""
     assert source.decoder is not None
     assert source.decoder.config is not None
     decoder: MAEConfig = source.decoder.config
@@ -225,7 +225,7 @@ features = model(pixel_values=images).{read}
 
 
 def _representable(source: ExportSource) -> tuple[MAE | None, tuple[str, ...]]:
-    """Returns the objective if `ViTMAEForPreTraining` computes it, and notes on that."""
+    """Returns the objective if `ViTMAEForPreTraining` can compute it, and notes."""
     decoder, (height, width) = source.decoder, source.info.img_size
     if decoder is None:
         lost = source.info.objective in ("mae", "contrastive_mae", "joint")
@@ -238,7 +238,7 @@ def _representable(source: ExportSource) -> tuple[MAE | None, tuple[str, ...]]:
 
 
 def _preprocessor(source: ExportSource) -> dict[str, Any]:
-    """Returns our transform as a config: the largest centered square, bicubic; other shapes are resized as a whole."""
+    """Returns our transform as a config: the largest centered square, bicubic; other shapes are resized whole."""
     height, width = source.info.img_size
     size = {"height": height, "width": width}
     square = height == width

@@ -1,4 +1,4 @@
-"""`--to timm` and `--to official`: timm's names, in a folder of timm's or a file of the official MAE code."""
+"""`--to timm` and `--to official`: timm's names, in timm's folder or the official MAE code's file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mae_vit.core.errors import InputError
 from mae_vit.models.encoder_file import raw_normalization
 from mae_vit.weights.export.source import ExportSource, Written
 
-# timm's model nearest to each of `mae_vit.models.sizes.SIZES`; all are one class, and the geometry is given in full.
+# timm's model nearest to each of `mae_vit.models.sizes.SIZES`; all are one class, and arguments give the geometry.
 _NAMES = {
     **{"S": "vit_small_patch16_224", "B": "vit_base_patch16_224"},
     **{"L": "vit_large_patch16_224", "H": "vit_huge_patch14_224"},
@@ -23,7 +23,7 @@ _NAMES = {
 
 
 def _model_arguments(source: ExportSource) -> tuple[str, dict[str, Any]]:
-    """Returns name and arguments by which timm builds the same network."""
+    """Returns name and arguments with which timm builds the same network."""
     info, network, vit = source.info, source.network, source.info.vit
     height, width = info.img_size
     arguments: dict[str, Any] = {
@@ -45,9 +45,9 @@ def _model_arguments(source: ExportSource) -> tuple[str, dict[str, Any]]:
 
 
 def write_weights(source: ExportSource, path: Path) -> None:
-    """Writes the weights by timm's names, with the metadata by which `load_encoder` reads them."""
+    """Writes the weights by timm's names, with metadata for `load_encoder`."""
     metadata = {"format": "pt", **source.metadata()}
-    # As bytes: of a full disk the library itself raises an error that is no OSError.
+    # Bytes: on a full disk the library would raise an error that is not an OSError.
     path.write_bytes(save_tensors(source.network.timm_state(), metadata=metadata))
 
 
@@ -80,7 +80,7 @@ model = timm.create_model("local-dir:.", pretrained=True)
 
 
 def write_official(source: ExportSource, folder: Path) -> Written:
-    """Writes the official MAE code's file: tensors alone under "model", which timm loads by the same names.
+    """Writes the official MAE code's file: only tensors, under "model", which timm loads by the same names.
 
     Raises:
         InputError: if the official code has no such geometry.
@@ -94,7 +94,7 @@ def write_official(source: ExportSource, folder: Path) -> Written:
     if problem:
         raise InputError(f"the official MAE code {problem}: --to timm keeps them")
     decoder = source.decoder.tensors if source.decoder else {}
-    content = BytesIO()  # of a full disk torch itself raises an error that is no OSError
+    content = BytesIO()  # on a full disk torch would raise an error that is not an OSError
     torch.save({"model": {**source.network.timm_state(), **decoder}}, content)
     (folder / "model.pth").write_bytes(content.getbuffer())
     tensors = torch.load(folder / "model.pth", map_location="cpu", weights_only=True)["model"]
@@ -124,7 +124,7 @@ model.load_state_dict({{name: weights[name] for name in model.state_dict()}}, st
 
 
 def _config(source: ExportSource) -> dict[str, Any]:
-    """Returns what timm reads beside the weights: the network, and the images that it takes."""
+    """Returns timm's config: the network, and the images that it takes."""
     name, arguments = _model_arguments(source)
     classes = arguments.pop("num_classes")
     mean, std = raw_normalization(source.info)
