@@ -28,7 +28,7 @@ def describe_plan(
     *,
     timed: bool = True,
 ) -> str:
-    """Returns the resolved plan, one fact a line; `timed` takes some steps to estimate the run's time."""
+    """Returns the resolved plan, one fact per line; `timed` takes some steps to estimate the run's time."""
     config, plan, ranks, data, costs = setup.config, setup.plan, setup.ranks, setup.data, setup.costs
     model, geometry = config.model, setup.info.geometry
     height, width = model.image_hw

@@ -135,7 +135,7 @@ class Engine(ABC):
 
     @contextmanager
     def full_weights(self) -> Iterator[None]:
-        """Gives `objective` whole weights, for evaluation and export; the moving average if there is one; collective."""
+        """Gives `objective` whole weights for evaluation and export: the moving average if there is one; collective."""
         with nullcontext() if self.average is None else self.average.swapped_in():
             yield
 

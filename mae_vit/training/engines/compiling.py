@@ -15,7 +15,7 @@ from mae_vit.config.plan import Plan
 from mae_vit.config.schema import Config
 
 # `auto` compiles from this number of micro-batches on: 100 s / 10 ms. Compiling takes one or two minutes, and saves
-# 20 ms a micro-batch (ViT-B, 256 images, H200: docs/performance.md); we assume half of that for other networks.
+# 20 ms per micro-batch (ViT-B, 256 images, H200: docs/performance.md); we assume half of that for other networks.
 EARNS_FROM = 10_000
 # The oldest compute capability that Triton supports (torch._inductor: `has_triton`).
 _OLDEST_GPU = (7, 0)

@@ -71,7 +71,7 @@ class TrainState:
     course: LossHistory = field(default_factory=LossHistory)
 
     def is_finite(self) -> bool:
-        """Returns whether parameters and optimizer states are finite. The loss precedes the update, so cannot show it."""
+        """Returns whether parameters and optimizer states are finite; the loss precedes the update and cannot tell."""
         return all(
             bool(tensor.isfinite().all())
             for tensors in (self.parameters, *self.optimizer_states.values())

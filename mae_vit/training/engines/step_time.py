@@ -23,7 +23,7 @@ _ALL_S, _ONE_S = 2.0, 0.5
 _FEWEST_TRIES = 3
 # Steps of six configs took 0.9 to 1.15 times as long as the tries, on an idle core and on a shared one.
 _SLACK = 1.3
-# Larger networks are not tried on a CPU: weights, gradients and moments take 16 bytes a parameter.
+# Larger networks are not tried on a CPU: weights, gradients and moments take 16 bytes per parameter.
 _MOST_PARAMETERS_ON_CPU = 150_000_000
 
 

@@ -98,7 +98,7 @@ def describe_engine(config: Config, ranks: Ranks) -> str:
 
 
 def describe_time(plan: Plan, ranks: Ranks, step_time: StepTime | None) -> str:
-    """Estimates the time of all steps from the measured ones (None: the network is too large to try)."""
+    """Words an estimate of the run's time from measured steps; None means that the network is too large to try."""
     if step_time is None:
         return "cannot be estimated here: the network is too large to try on this device"
     least, most = (plan.total_steps * seconds for seconds in step_time[:2])
@@ -126,7 +126,7 @@ def retention(config: Config, plan: Plan, costs: Estimate) -> tuple[int, int]:
 
 
 def times(every_steps: int, plan: Plan) -> str:
-    """Says how often something happens that always happens at the end too."""
+    """Says how often something happens that also happens at the end of every run."""
     if every_steps >= plan.total_steps:
         return "at the end"
     return "every step" if every_steps == 1 else f"every {every_steps:,} steps and at the end"

@@ -114,7 +114,7 @@ class RunFolder:
             file.write((b"\n" if torn else b"") + (to_json(line) + "\n").encode())
 
     def cut_metrics(self, step: int) -> dict[str, Any] | None:
-        """Drops lines after `step` and a torn last line, so that no step is written twice; returns the last line kept."""
+        """Drops lines after `step` and a torn last line, so that no step is written twice; returns the last line."""
         if not self.metrics.exists():
             return None
         last, end, read = None, 0, 0
