@@ -19,7 +19,7 @@ from mae_vit.core import __version__
 from mae_vit.data.prepare.publish import index_path
 from mae_vit.data.prepare.shard_writer import ShardWriter
 from mae_vit.data.shards.dataset_json import FILE_NAME, FORMAT, Dataset, IndexFile, Shard, Split, file_digest
-from mae_vit.data.shards.index_rows import ROW, index_shard
+from mae_vit.data.shards.index_files import ROW, index_shard
 
 # A file has at most 65,000 names on ext4.
 _NAMES_PER_FILE = 20_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -177,13 +177,33 @@ def prepare(
     Raises:
         InputError: for whatever does not fit.
     """
-    paths = [sources] if isinstance(sources, str | os.PathLike) else list(sources)
+    paths = _paths(sources)
     paths += [] if folder is None else [folder]
     words = ["prepare", *(word for name, value in options.items() for word in _option_words(name, value))]
     # No option is taken for a path that begins with a dash.
     arguments = parse([*words, *(f"./{path}" if str(path).startswith("-") else str(path) for path in paths)])
     arguments.run(arguments)
     return expand_path(paths[-1])
+
+
+def _paths(sources: Any) -> list[str | os.PathLike[str]]:
+    """Returns paths as a list; refuses data sets, tables and images themselves, before they are read."""
+    if isinstance(sources, str | os.PathLike):
+        return [sources]
+    paths, wrong = list[str | os.PathLike[str]](), sources
+    # A table of pandas yields the names of its columns.
+    if isinstance(sources, Iterable) and not isinstance(sources, Mapping) and not hasattr(sources, "columns"):
+        for path in sources:
+            if not isinstance(path, str | os.PathLike):
+                wrong = path if isinstance(sources, list | tuple) else sources
+                break
+            paths.append(path)
+        else:
+            return paths
+    raise InputError(
+        f"sources: give folders, archives or tables of paths, as files, not {type(wrong).__name__}: write a DataFrame "
+        "by to_csv, a Dataset by to_parquet, images and arrays to files of their own"
+    )
 
 
 def _option_words(name: str, value: Any) -> list[str]:

@@ -285,11 +285,11 @@ def _check(arguments: argparse.Namespace) -> None:
 
 def _check_sources(sources: list[str], options: Set[str]) -> None:
     """Refuses options that change nothing for these sources."""
-    from mae_vit.data.prepare.sources.downloads import DOWNLOADS
+    from mae_vit.data.prepare.sources.downloads import DATASETS
 
-    whole = set(sources) <= {*DOWNLOADS, "digits"}
+    whole = DATASETS.keys() >= set(sources)
     useless = {
-        "--root": DOWNLOADS.keys().isdisjoint(sources),
+        "--root": (DATASETS.keys() - {"digits"}).isdisjoint(sources),
         "--config-name": not any(map(is_hub_name, sources)),
         **dict.fromkeys(("--split", "--image-column", "--label-column"), whole),
     }

@@ -142,6 +142,11 @@ class Arguments:
     overrides_from: str = "command line"
     same_batch: bool = False
 
+    def __post_init__(self) -> None:
+        """Raises InputError for options that contradict each other."""
+        if self.extend and self.resume == "never":
+            raise InputError("--extend resumes a run, and --resume never begins it again: give one of them")
+
 
 def add_config(parser: argparse.ArgumentParser, *, example: str, default: str) -> None:
     """Takes a config, by --config or as the first word, and overrides."""

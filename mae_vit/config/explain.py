@@ -43,6 +43,8 @@ def explain(schema: type[BaseModel], document: Document, error: ValidationError)
     for problem in error.errors():
         path = written_path(schema, problem["loc"])
         if problem["type"] == "extra_forbidden":
+            if "." in path[-1]:
+                return [_explain_dotted(".".join(path))]
             unknown.append(".".join(path))
             continue
         begin, message = _explain(schema, path, problem)
@@ -58,6 +60,14 @@ def explain(schema: type[BaseModel], document: Document, error: ValidationError)
             return [f'a config of another command (it has "{key}"): give it to {command}']
     wrong = [begin + _joined(list(dict.fromkeys(several))) for begin, several in messages.items()]
     return [_explain_unknown(schema, document, key) for key in unknown] + wrong
+
+
+def _explain_dotted(key: str) -> str:
+    sections = ": {".join(key.split(".")) + ": VALUE" + "}" * key.count(".")
+    return (
+        f'"{key}" is a key of changes, as changes={{"{key}": VALUE}} in Python and {key}=VALUE on the command line; '
+        f"a config has sections: {sections}"
+    )
 
 
 def _why_missing(document: Document, path: Sequence[str]) -> str:
@@ -80,7 +90,7 @@ def _joined(messages: list[str]) -> str:
     expected, hints = zip(*(message.partition("; ")[::2] for message in messages), strict=True)
     begin, *more = expected
     whole = " or ".join([begin, *(text.removeprefix("input should be ") for text in more)])
-    return "; ".join([whole, *filter(None, hints)])
+    return "; ".join([whole, *filter(None, dict.fromkeys(hints))])
 
 
 def _explain_unknown(schema: type[BaseModel], document: Document, key: str) -> str:
@@ -127,6 +137,10 @@ def _explain(schema: type[BaseModel], path: Sequence[str], problem: Any) -> tupl
     hint = ""
     if isinstance(value, str) and isinstance(choices, str):
         hint = closest(value, choices.replace(" or ", ", ").replace("'", "").split(", "))
+    if kind in ("list_type", "tuple_type") and isinstance(value, str | float):
+        hint = f"a list is written [{str(value).strip('()[] ')}]"
+    elif value in ("None", "none", "nil"):
+        hint = hint or "write null for none"
     return begin, problem["msg"][:1].lower() + problem["msg"][1:] + (f"; {hint}" if hint else "")
 
 

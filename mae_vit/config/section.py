@@ -16,7 +16,7 @@ MAX_CHANNELS = 4096
 
 
 # A key -> each of its values -> the options of this value; a mapping gives defaults that depend on the value.
-Options = Mapping[str, Mapping[str, Mapping[str, Any] | tuple[str, ...]]]
+Options = Mapping[str, Mapping[str, Any]]
 
 
 class Section(BaseModel):

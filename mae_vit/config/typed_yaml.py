@@ -93,9 +93,9 @@ def _parse(text: str, where: str, kinds: Sequence[Any]) -> Any:
         return yaml.constructor.construct_document(node)
     except YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        place = f" line {mark.line + 1}" if mark else ""
+        line = f" line {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise InputError(f"{where}{place}: not valid YAML: {problem}") from None
+        raise InputError(f"{where}{line}: not valid YAML: {problem}") from None
     except InputError:
         raise
     except (RecursionError, ValueError, TypeError, KeyError, OverflowError) as error:

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 # torch is imported where it computes: the processes of `prepare` start several times as fast without.
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-DTYPES = ("uint8", "uint16", "int16", "float16", "float32")
+Dtype = Literal["uint8", "uint16", "int16", "float16", "float32"]
+DTYPES: tuple[str, ...] = get_args(Dtype)
 
 
 @dataclass(frozen=True)
@@ -93,9 +94,10 @@ class Bands:
         """
         if (entry := values.get("bands")) is None:
             return RGB8
-        bands = cls(
-            **{name: tuple(value) if isinstance(value, list) else value for name, value in entry.items()}
-        )
+        known: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in entry.items()
+        }
+        bands = cls(**known)
         count = len(bands.names)
         numbers = [*bands.low, *bands.high, *([] if bands.nodata is None else [bands.nodata])]
         if not count == len(bands.low) == len(bands.high) > 0 or bands.dtype not in DTYPES:

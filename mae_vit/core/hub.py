@@ -70,18 +70,11 @@ def _no_name(text: str) -> str:
 
 
 def hub_library() -> ModuleType:
-    """Imports huggingface_hub.
+    """Imports huggingface_hub, which is slow."""
+    import huggingface_hub
+    import huggingface_hub.errors
+    import huggingface_hub.utils
 
-    Raises:
-        InputError: if it is not installed.
-    """
-    try:
-        import huggingface_hub  # optional
-        import huggingface_hub.errors
-        import huggingface_hub.utils
-    except ImportError as error:
-        missing = error.name or "huggingface_hub"
-        raise InputError(f'{missing} is not installed: pip install "mae-vit[hub]"') from None
     return huggingface_hub
 
 
@@ -94,8 +87,8 @@ def check_reachable(name: HubName, files: Sequence[str]) -> None:
     """Fails at once where no connection to the Hub can be made; huggingface_hub tries for 23 s for each file.
 
     Args:
-        name: of the repository that is going to be read.
-        files: of it that may be asked for. One in the cache needs no connection.
+        name: the repository that is going to be read.
+        files: its files that may be asked for. One in the cache needs no connection.
 
     Raises:
         FetchUnavailable: if the Hub cannot be reached.
@@ -104,8 +97,8 @@ def check_reachable(name: HubName, files: Sequence[str]) -> None:
     if is_offline():
         return
     with hub_errors(name):
-        place = {"repo_type": name.kind, "revision": name.revision}
-        if not any(isinstance(hub.try_to_load_from_cache(name.repo, file, **place), str) for file in files):
+        where = {"repo_type": name.kind, "revision": name.revision}
+        if not any(isinstance(hub.try_to_load_from_cache(name.repo, file, **where), str) for file in files):
             hub.utils.get_session().head(hub.constants.ENDPOINT, timeout=_CONNECT_S)
 
 
@@ -113,8 +106,8 @@ def download(name: HubName, files: Sequence[str]) -> tuple[Path, str]:
     """Brings a file of a repository into huggingface_hub's cache, where it is not there yet.
 
     Args:
-        name: of the repository.
-        files: at its top; the first that it has is taken.
+        name: the repository.
+        files: files at its top; the first that it has is taken.
 
     Returns:
         The file's path and the commit that it is of.
@@ -146,21 +139,20 @@ def hub_errors(name: HubName, *, task: str = "read") -> Iterator[None]:
     """Turns what huggingface_hub raises of a repository into one line; its log of retries stays silent.
 
     Args:
-        name: of the repository.
+        name: the repository.
         task: what the token must allow: "read", "write".
 
     Raises:
         InputError: for what the user can fix.
         FetchUnavailable: for what another try may fix.
     """
-    hub = hub_library()
     with _quiet():
         try:
             yield
         except (InputError, FetchUnavailable):
             raise
         except Exception as error:
-            raise _translated(error, name, task, hub) from None
+            raise _translated(error, name, task) from None
 
 
 @contextmanager
@@ -180,10 +172,12 @@ def _quiet() -> Iterator[None]:
             utils.enable_progress_bars()
 
 
-def _translated(error: Exception, name: HubName, task: str, hub: ModuleType) -> Exception:
-    """An InputError or a FetchUnavailable; any other error is a bug, and returned as it is."""
-    kinds, cause, endpoint = hub.errors, error.__cause__, hub.constants.ENDPOINT
+def _translated(error: Any, name: HubName, task: str) -> Exception:
+    """Returns an InputError or a FetchUnavailable; any other error is a bug, and returned as it is."""
+    hub = hub_library()
+    kinds, cause = hub.errors, error.__cause__
     offline = isinstance(error, kinds.LocalEntryNotFoundError) and is_offline()
+    kind = kinds.OfflineModeIsEnabled if offline else type(error)
     messages = {
         kinds.GatedRepoError: f"{name} is gated: ask for access on its page, then {_LOGIN}",
         kinds.RevisionNotFoundError: f'{name.kind} {name.repo} has no revision "{name.revision}"',
@@ -192,43 +186,34 @@ def _translated(error: Exception, name: HubName, task: str, hub: ModuleType) -> 
         kinds.HFValidationError: _no_name(str(name)),
         UnicodeError: f"the Hub's token holds letters that no token has: {_LOGIN}",
     }
-    kind = kinds.OfflineModeIsEnabled if offline else type(error)
     for known, message in messages.items():
         if issubclass(kind, known):
             return InputError(message)
     if isinstance(error, kinds.HfHubHTTPError):
-        return _refused(error, name, task, hub)
+        status = error.response.status_code
+        if status in _BUSY:
+            return FetchUnavailable(f"the Hub does not serve {name.repo} now (status {status}): try again")
+        if status in (401, 403):
+            return InputError(f"the token may not {task} {name.repo}, or the Hub refuses the token: {_LOGIN}")
+        return InputError(f"the Hub refuses to {task} {name.repo}: {_short(error.server_message or error)}")
     if isinstance(error, kinds.LocalEntryNotFoundError | RuntimeError) and isinstance(cause, Exception):
-        return _translated(cause, name, task, hub)
+        return _translated(cause, name, task)
     if isinstance(error, kinds.EntryNotFoundError):
-        return InputError(f"{name} has no such file: {_short(error, hub)}")
+        return InputError(f"{name} has no such file: {_short(error)}")
     if isinstance(error, OSError) and error.errno is not None and not isinstance(error, ConnectionError):
         return InputError(f"cannot write {error.filename or 'the cache'}: {error_reason(error)}")
     if isinstance(error, OSError | RuntimeError | kinds.HTTPError | kinds.XetDownloadError):
-        reason = _short(error, hub)
         return FetchUnavailable(
-            f"{endpoint} cannot be reached, or the connection broke ({reason}): run the command again"
+            f"{hub.constants.ENDPOINT} cannot be reached, or the connection broke ({_short(error)}): run the command "
+            "again"
         )
     return error
 
 
-def _refused(error: Any, name: HubName, task: str, hub: ModuleType) -> Exception:
-    """What the status of an answer says."""
-    status = error.response.status_code
-    if status == 401:
-        return InputError(f"the Hub refuses the token, or has none to {task} {name.repo}: {_LOGIN}")
-    if status == 403:
-        return InputError(f"the token may not {task} {name.repo}: give one that may ({_LOGIN})")
-    if status in _BUSY:
-        return FetchUnavailable(f"the Hub does not serve {name.repo} now (status {status}): try again")
-    reason = _short(getattr(error, "server_message", None) or f"status {status}", hub)
-    return InputError(f"the Hub refuses to {task} {name.repo}: {reason}")
-
-
-def _short(error: Exception | str, hub: ModuleType) -> str:
-    """The first line of an error, in short, without the token."""
+def _short(error: Exception | str) -> str:
+    """Returns the first line of an error, in short, without the token."""
     line = next(iter(str(error).strip().splitlines()), type(error).__name__)
     with suppress(Exception):  # of a token that cannot be read
-        if token := hub.get_token():
+        if token := hub_library().get_token():
             line = line.replace(token, "TOKEN")
     return line[:_LONGEST_REASON]

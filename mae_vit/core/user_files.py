@@ -20,7 +20,7 @@ DICOM_EXTENSIONS = ("dcm", "dicom")
 # Images only where no other kind is beside them: of photographs these are features, masks or metadata.
 ARRAY_EXTENSIONS = ("npy", "npz", *DICOM_EXTENSIONS)
 # What phones and cameras write, and Pillow does not read.
-_UNREAD_EXTENSIONS = ("heic", "heif", "jxl", "cr2", "cr3", "nef", "arw", "dng", "orf", "raf", "rw2",
+UNREAD_EXTENSIONS = ("heic", "heif", "jxl", "cr2", "cr3", "nef", "arw", "dng", "orf", "raf", "rw2",
     "pef", "srw", "nrw", "3fr", "iiq", "kdc", "mrw", "sr2", "erf", "rwl", "x3f")  # fmt: skip
 # What lies beside images and is known to be none: labels, captions, code, notes, what GDAL and systems write.
 OTHER_EXTENSIONS = (
@@ -29,7 +29,7 @@ OTHER_EXTENSIONS = (
 )
 # Formats that may hold images; of no other unread file it is known.
 CONVERTIBLE_EXTENSIONS = frozenset((
-    *_UNREAD_EXTENSIONS,
+    *UNREAD_EXTENSIONS,
     *("nd2", "czi", "lif", "oib", "oif", "svs", "ndpi", "mrxs", "vsi"),
     *("nii", "nii.gz", "mha", "mhd", "nrrd", "jp2", "j2k", "exr", "fits", "psd", "svg", "pdf", "tga", "ico"),
     *("idx", "idx.gz"),
@@ -113,16 +113,10 @@ def full_extension(path: str) -> str:
     return f"{inner}.{extension}" if inner else extension
 
 
-def placeholder_of(path: str) -> bool:
+def is_placeholder(path: str) -> bool:
     """Whether a file stands for one that a cloud has not yet brought here, as iCloud writes them: .NAME.icloud."""
     name = path.rpartition("/")[2]
     return name.startswith(".") and name.endswith(".icloud")
-
-
-def unread_photo(path: str) -> str | None:
-    """Returns the extension of a photograph that nothing here decodes, such as "heic"; None for other files."""
-    extension = extension_of(path)
-    return extension if extension in _UNREAD_EXTENSIONS and not is_hidden(path) else None
 
 
 def split_named(name: str) -> str | None:
@@ -143,16 +137,12 @@ def split_from_path(path: Path, folder: Path, default: str) -> str:
     return next(filter(None, map(split_named, reversed(words))), default)
 
 
-def split_in(name: str) -> str | None:
-    """Returns the split that a name holds as a word: train_images, imagenet-val, test2017, stage_2_test_images.
-
-    Such a name may be a class, too (train_station): ask only where its neighbors are splits.
-    """
-    return split_and_rest(name)[0]
-
-
 def split_and_rest(name: str) -> tuple[str | None, list[str]]:
-    """Returns the split that a name holds as in `split_in`, and its other words without numbers and "set"."""
+    """Returns the split that a name holds as a word, and its other words without numbers and "set".
+
+    Such are train_images, imagenet-val, test2017, stage_2_test_images. The name may be a class, too (train_station):
+    ask only where its neighbors are splits.
+    """
     words = [_NUMBER.sub("", word) for word in _BREAK.sub(" ", name).lower().split(" ")]
     for at in (0, len(words) - 1, *range(1, len(words) - 1)):
         if split := split_named(words[at]):
@@ -183,7 +173,7 @@ def what_is(head: bytes) -> str | None:
     """Says what a file is that is no readable image, with the remedy; None if its first bytes do not tell."""
     if not head:
         return "an empty file: is it a placeholder of a cloud, not downloaded?"
-    if (kind := image_kind(head)) in _UNREAD_EXTENSIONS:
+    if (kind := image_kind(head)) in UNREAD_EXTENSIONS:
         return (
             f"a photograph in the format {str(kind).upper()}, which cannot be read: convert it to JPEG first"
         )

@@ -24,13 +24,16 @@ from mae_vit.data.remote.folder import RemoteFolder, fetch_index
 from mae_vit.data.remote.shards import RemoteShards
 from mae_vit.data.shards.dataset_json import SOURCES, Dataset, Split, read_dataset
 from mae_vit.data.shards.index_files import (
+    ROW,
     cache_folder,
     fingerprint_of,
     index_problem,
+    key_check,
+    load_rows,
+    plain_key_fits,
     reindex_hint,
     stored_keys,
 )
-from mae_vit.data.shards.index_rows import ROW, key_check, load_rows, plain_key_fits
 from mae_vit.data.shards.samples import read_samples, split_key
 from mae_vit.data.shards.shard_files import ReadError, ShardFiles, ShardTable, misfit_shards
 from mae_vit.data.shards.tar_headers import BLOCK, DamagedTar, name_is_cut, plain_name, walk_tar
@@ -49,6 +52,7 @@ class ShardIndex:
         split: its name.
         folder: folder of the shards.
         dataset: what the folder holds; not in data workers.
+        bands: what raw values mean.
         one_size: (height, width) of all images of the split in pixels, None where they differ.
         fingerprint: changes when any shard does.
         remote: what the folder stands in for; None if it holds the shards itself.
@@ -69,7 +73,7 @@ class ShardIndex:
         self, folder: Path, split: str, dataset: Dataset, remote: RemoteFolder | None = None
     ) -> None:
         self.folder, self.split, self.dataset, self.remote = folder, split, dataset, remote
-        self.fingerprint = fingerprint_of(dataset.splits[split])
+        self.fingerprint, self.bands = fingerprint_of(dataset.splits[split]), dataset.bands
         self._open_rows()
         (low, high), (left, right) = self.split_info.height, self.split_info.width
         self.one_size = (low, left) if (low, left) == (high, right) else None

@@ -22,7 +22,7 @@ def open_training_index(
     """Opens the index of a split that is trained on, also if shards of it are missing or cut short.
 
     Args:
-        folder: of the shards.
+        folder: folder of the shards.
         split: its name.
         damage_budget: share of its samples that may be lost.
         say: whether this process warns of damage.
@@ -99,7 +99,7 @@ def find_split(
         wanted: the one that is asked for, there or not.
         training: the one that is trained on.
         known: those looked for otherwise, best first.
-        key: by which it is asked for.
+        key: config key that asks for it.
 
     Returns:
         None where none is asked for, and none of the known ones is there.

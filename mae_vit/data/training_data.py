@@ -133,7 +133,7 @@ class TrainingData:
     @property
     def bands(self) -> Bands:
         """What the raw values of the images mean."""
-        return self.index.dataset.bands
+        return self.index.bands
 
     @property
     def preprocessing(self) -> Preprocessing:

@@ -85,7 +85,8 @@ def interval_of_share(share: float, images: int) -> tuple[float, float]:
     spread = _Z_95**2 / images
     middle = (share + spread / 2) / (1 + spread)
     half = np.sqrt(share * (1 - share) * spread + spread**2 / 4) / (1 + spread)
-    return float(middle - half), float(middle + half)
+    # By rounding alone the share might lie outside, at 0 and 1.
+    return min(share, float(middle - half)), max(share, float(middle + half))
 
 
 def interpret_gap(train_top1: float, test_top1: float, *, unknown: float = 0.0) -> str:

@@ -54,6 +54,7 @@ from mae_vit.training.startup import (
     as_array_task,
     foresee_start,
     is_finished,
+    note_of_run_around,
     open_run_folder,
     resume_or_start,
     settle_precision,
@@ -76,7 +77,7 @@ def run_job(
     """
     config, ranks = as_array_task(config), find_ranks()
     if ranks.rank == 0:
-        print_notes(notes)
+        print_notes([*notes, *note_of_run_around(arguments, config)])
     with open_run_folder(config) as folder:
         setup = set_up(arguments, config, pretrained, ranks)
         if ranks.rank == 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from typing import Any
 
 from mae_vit.config.plan import Plan
 from mae_vit.core.files import write_json
@@ -131,7 +132,7 @@ def segmentation_notes(config: FinetuneConfig) -> list[str]:
     """Returns notes on whose the weights are, and on options that have no effect on masks."""
     if config.mode.labels != "mask":
         return []
-    unused = [("finetune", "pool", "mean"), ("finetune", "head_init", "zero")]
+    unused: list[tuple[str, str, Any]] = [("finetune", "pool", "mean"), ("finetune", "head_init", "zero")]
     if config.mode.trains == "head":
         unused += [("optim", "layer_decay", None), ("finetune", "freeze_patch_embed", False)]
         unused += [("model", "drop_rate", 0.0), ("model", "drop_path_rate", 0.0)]

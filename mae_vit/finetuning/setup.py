@@ -166,7 +166,8 @@ class Setup:
     def _labels_before(self) -> list[SeenLabels]:
         """The labels that pretrained weights and teacher have seen."""
         weights = self.pretrained.labels if isinstance(self.pretrained, Weights) else None
-        return [*filter(None, (weights, self.teacher and self.teacher.description.labels))]
+        teacher = self.teacher.description.labels if self.teacher else None
+        return [labels for labels in (weights, teacher) if labels]
 
     @property
     def labels_seen(self) -> SeenLabels:
@@ -215,13 +216,14 @@ def set_up(
             f'--extend and --resume PATH have no effect with finetune.mode="{config.finetune.mode}": it takes no steps'
         )
     say, device = ranks.rank == 0, choose_device(config, ranks)
-    foreign = isinstance(pretrained, ForeignWeights)
-    config = fit_to_data(config, None if foreign else pretrained, say=say)
+    foreign = pretrained if isinstance(pretrained, ForeignWeights) else None
+    ours = pretrained if isinstance(pretrained, Weights) else None
+    config = fit_to_data(config, ours, say=say)
     data = open_data(
         config,
         ranks,
         device,
-        interpolation=pretrained.images.interpolation if foreign else "bicubic",
+        interpolation=foreign.images.interpolation if foreign else "bicubic",
         dry_run=arguments.dry_run,
     )
     info, teacher = describe_encoder(config, data), teacher_from_config(config, data, device)

@@ -273,7 +273,7 @@ def check_samples(data: Data, channels: int, budget: float) -> Check:
     broken, begun = [], time.monotonic()
     for sample in chosen:
         try:
-            decode_sample(index, sample, channels, index.dataset.bands)
+            decode_sample(index, sample, channels)
         except (ReadError, DecodeError) as error:
             broken.append(index.damage(sample, str(error)))
     rate = len(chosen) / (time.monotonic() - begun)

@@ -36,6 +36,7 @@ from mae_vit.training.startup import (
     agree_on_precision,
     as_array_task,
     is_finished,
+    note_of_run_around,
     open_run_folder,
     resume_or_start,
     settle_precision,
@@ -68,10 +69,10 @@ def read_config(arguments: Arguments) -> tuple[PretrainConfig, Ranks]:
     assert arguments.config is not None
     notes, given = list[str](), (arguments.config, arguments.overrides)
     config = load_config(PretrainConfig, *given, overrides_from=arguments.overrides_from, notes=notes)
-    ranks = find_ranks()
+    config, ranks = as_array_task(config), find_ranks()
     if ranks.rank == 0:
-        print_notes(notes)
-    return as_array_task(config), ranks
+        print_notes([*notes, *note_of_run_around(arguments, config)])
+    return config, ranks
 
 
 def pretrain(arguments: Arguments) -> Path:

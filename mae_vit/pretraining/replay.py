@@ -86,8 +86,10 @@ def replay(run: Path, *, step: int | None, of_data: int | None = None, rank: int
     newest = newest_before(checkpoints, None, load_checkpoint)
     skipped = newest.state.course.skipped if newest else ()
     position = of_data if of_data is not None else data_step((step or 1) - 1, skipped)
-    share = RankSlice(rank, ranks.world_size, plan.accumulation)
-    parts = list(load_batches(data.source, data.order, share, start_step=position, stop_step=position + 1))
+    rank_slice = RankSlice(rank, ranks.world_size, plan.accumulation)
+    parts = list(
+        load_batches(data.source, data.order, rank_slice, start_step=position, stop_step=position + 1)
+    )
     index = torch.cat([part.keys.index for part in parts])
     batch = Batch(
         torch.cat([part.images for part in parts]),

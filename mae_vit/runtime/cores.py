@@ -94,12 +94,12 @@ def control_groups(
     """
     with suppress(OSError):
         for line in process_cgroups.read_text().splitlines():
-            _, kinds, place = line.split(":", 2)
+            _, kinds, path = line.split(":", 2)
             if kinds and controller not in kinds.split(","):
                 continue
             # Version 1 has a folder for each controller, or set of them; version 2 one for all.
             mounts = dict.fromkeys((root / kinds, root / controller)) if kinds else [root]
-            parts = Path(place.lstrip("/")).parts
+            parts = Path(path.lstrip("/")).parts
             # A namespace shows paths outside of it in this form.
             parts = () if ".." in parts else parts
             for mount in mounts:

@@ -81,11 +81,11 @@ def find_device(ranks: Ranks, asked: str = "auto") -> torch.device:
     if asked != "cpu" and torch.cuda.is_available():
         count = torch.cuda.device_count()
         # A launcher may show each rank only its own GPU.
-        place = ranks.local_rank if count > 1 else 0
-        if place >= count:
+        number = ranks.local_rank if count > 1 else 0
+        if number >= count:
             raise InputError(f"local rank {ranks.local_rank} has no GPU: this node shows {count}")
-        torch.cuda.set_device(place)
-        return torch.device("cuda", place)
+        torch.cuda.set_device(number)
+        return torch.device("cuda", number)
     keep_freed_memory()
     torch.set_num_threads(choose_threads(ranks)[0])
     return torch.device("cpu")

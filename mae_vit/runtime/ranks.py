@@ -77,10 +77,12 @@ def _read_environment() -> Ranks:
         if marker not in os.environ:
             continue
         try:
-            place, total, local_place = (int(os.environ[name]) for name in (rank, world_size, local_rank))
+            own_rank, total, own_local_rank = (
+                int(os.environ[name]) for name in (rank, world_size, local_rank)
+            )
             local = next((os.environ[name] for name in local_world_sizes if name in os.environ), "1")
             # Slurm writes "2(x3)" for three nodes of two tasks each.
-            return Ranks(place, total, local_place, int(local.split("(")[0].split(",")[0]))
+            return Ranks(own_rank, total, own_local_rank, int(local.split("(")[0].split(",")[0]))
         except (KeyError, ValueError) as error:
             raise InputError(
                 f"{marker} is set, but the launcher's environment is incomplete: {error}: unset {marker} to run one "

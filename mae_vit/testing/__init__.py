@@ -118,8 +118,10 @@ def assert_encoder_contract(model: Mapping[str, Any]) -> None:
             patches = patchify(images, encoder.patch_size).clone()
             patches[:, half:] = torch.randn_like(patches[:, half:])
             changed = unpatchify(patches, encoder.patch_size, encoder.img_size)
-            seen = [encoder.forward_visible(each, kept) for each in (images, changed)]
-            assert torch.allclose(*seen, atol=1e-4), "forward_visible depends on patches that are left out"
+            seen, told = (encoder.forward_visible(each, kept) for each in (images, changed))
+            assert torch.allclose(seen, told, atol=1e-4), (
+                "forward_visible depends on patches that are left out"
+            )
         if section.replaces_patches:
             replaced = encoder.forward_replaced(encoder.embed_patches(images))
             assert torch.allclose(replaced, tokens, atol=1e-4), "forward_replaced is not forward_features"

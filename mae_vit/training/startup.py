@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import Literal, TypeVar
 
 import torch
@@ -71,9 +72,27 @@ def open_run_folder(config: Config) -> RunFolder:
         InputError: on all ranks, with the folder or the tracker.
     """
     check_installed(config.monitor.trackers)
-    folder = RunFolder(Path(config.run.dir or Path("runs") / config.run.name))
+    folder = _run_folder(config)
     folder.check_writable()
     return folder
+
+
+def _run_folder(config: Config) -> RunFolder:
+    return RunFolder(Path(config.run.dir or Path("runs") / config.run.name))
+
+
+def note_of_run_around(arguments: Arguments, config: Config) -> list[str]:
+    """Says how to resume the run in whose folder the config lies, where the job has another: a run was moved."""
+    named = {override.partition("=")[0] for override in arguments.overrides} & {"run.name", "run.dir"}
+    folder = _run_folder(config).path
+    if named or not isinstance(arguments.config, Path):
+        return []
+    run = arguments.config.parent
+    if not list_checkpoints(run / "checkpoints") or run.resolve() == folder.resolve():
+        return []
+    return [
+        f"this run's folder is {folder}; {quote(f'run.dir={run}')} resumes the run around {arguments.config}"
+    ]
 
 
 def resume_or_start(
@@ -109,7 +128,7 @@ def resume_or_start(
             folder.unlock()
         checkpoint = find_checkpoint(folder, resume, identity, extend=arguments.extend)
         if saves and checkpoint is None:
-            check_resumable(folder)
+            check_resumable(folder, extend=arguments.extend)
         return checkpoint
 
     return run_on_rank_zero(choose, ranks)
@@ -136,12 +155,16 @@ def settle_precision(
     return config.model_copy(update={"train": train}), settled, chosen
 
 
-def check_resumable(folder: RunFolder) -> None:
-    """Raises InputError for a run without checkpoints that is finished."""
+def check_resumable(folder: RunFolder, *, extend: bool) -> None:
+    """Raises InputError for a run without checkpoints that is finished, or that is to be extended."""
     if folder.read_status() == "done":
         raise InputError(
             f"{folder.path} holds a finished run that left no checkpoints to resume from: give this one another "
             "run.name, or begin again with `--resume never`, which moves that aside"
+        )
+    if extend:
+        raise InputError(
+            f"--extend: {folder.path} has no checkpoint to resume from: give the folder of the run as run.dir=FOLDER"
         )
 
 
@@ -163,7 +186,7 @@ def foresee_start(
         checkpoint = find_checkpoint(folder, resume, identity, extend=extend, warn=warn)
         check_length(folder, checkpoint, plan)
         if checkpoint is None and resume != "never":
-            check_resumable(folder)
+            check_resumable(folder, extend=extend)
     except InputError as error:
         if isinstance(resume, Path) and not list_checkpoints(folder.checkpoints):
             raise

@@ -200,13 +200,13 @@ def check_whole(path: Path, names: Collection[str]) -> None:
 
 
 class _Inert:
-    """Stands for an object in a pickle that is no tensor: options, a logger. It does nothing."""
+    """Stands for an object in a pickle that is no tensor: options, a logger. It keeps its values, and does nothing."""
 
     def __new__(cls, *_args: Any, **_options: Any) -> _Inert:
         return object.__new__(cls)
 
-    def __setstate__(self, _state: Any) -> None:
-        pass
+    def __setstate__(self, state: Any) -> None:
+        self.__dict__ |= state if isinstance(state, dict) else {}
 
 
 class _InertDict:

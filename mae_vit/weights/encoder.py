@@ -33,7 +33,7 @@ from mae_vit.weights.foreign_encoder import open_foreign
 from mae_vit.weights.load import check_complete, check_kind, load_weights
 from mae_vit.weights.names import is_frozen
 from mae_vit.weights.read import read_weights
-from mae_vit.weights.start import Weights, another_kind
+from mae_vit.weights.start import HEADS_BESIDE, Weights, another_kind
 
 
 class ViTFeatures(FeatureEncoder):
@@ -286,7 +286,7 @@ def _geometry_of_shapes(start: Weights) -> Geometry:
     if heads is None:
         raise InputError(
             f"{start.source} does not say how many heads it has, and width {embed_dim} with {depth} blocks is none "
-            f"of {', '.join(SIZES)}"
+            f"of {', '.join(SIZES)}; {HEADS_BESIDE}"
         )
     table = sincos_position_table((side, side), embed_dim) if embed_dim % 4 == 0 else None
     fixed = table is not None and torch.allclose(positions.float(), table, atol=1e-4)

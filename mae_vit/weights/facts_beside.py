@@ -1,8 +1,13 @@
-"""What shapes do not tell of others' weights: heads, activation, norms, normalization, from the configs beside them."""
+"""What shapes do not tell of others' weights: heads, activation, norms, normalization.
+
+The configs beside the weights say it, or the name of the architecture within the file.
+"""
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +22,16 @@ from mae_vit.weights.start import another_kind
 CONFIGS = ("config.json", "preprocessor_config.json")
 # As LayerNorm of ours. A smaller one, as transformers' 1e-12, changes trained features by rounding alone.
 _LARGEST_EPS = 1e-6
+# ViT-S of MoCo v3 (its vits.py), in mmpretrain too, and of SLIP; that of timm, DeiT, DINO and iBOT has 6 heads.
+_SMALL_OF_12_HEADS = re.compile(r"arch='(vit_small|mocov3-s(mall)?)'|model='\w+_VITS16'")
 
 
-def facts_beside(path: Path) -> dict[str, Any]:
-    """Returns what configs beside a file of weights say: `num_heads`, `mean`, `std`, `pool`; each may be missing.
+def facts_beside(path: Path, content: Mapping[Any, Any]) -> dict[str, Any]:
+    """Returns what is said of others' weights: `num_heads`, `mean`, `std`, `pool`; each may be missing.
+
+    Args:
+        path: file of the weights. Configs beside it go before what it says itself.
+        content: content of the file.
 
     Raises:
         InputError: if the network computes something else than ours.
@@ -30,8 +41,9 @@ def facts_beside(path: Path) -> dict[str, Any]:
         _check_transformers(config, str(path))
         facts = {"num_heads": config.get("num_attention_heads")}
         return facts | {"mean": images.get("image_mean"), "std": images.get("image_std")}
+    config = config or {"architecture": content.get("arch")}
     if not timm.is_model(str(config.get("architecture"))):
-        return {}
+        return {"num_heads": 12} if _SMALL_OF_12_HEADS.search(_said_inside(content)) else {}
     with torch.device("meta"):
         model = timm.create_model(config["architecture"], num_classes=0)
     stated, given = config.get("pretrained_cfg") or {}, config.get("model_args") or {}
@@ -41,7 +53,17 @@ def facts_beside(path: Path) -> dict[str, Any]:
         if changed := sorted({"act_layer", "norm_layer"} & given.keys()):
             raise another_kind(str(path), f"its {changed[0]} is {given[changed[0]]}")
         facts["num_heads"] = given.get("num_heads") or model.blocks[0].attn.num_heads
-    return facts | {"pool": "mean" if config.get("global_pool") == "avg" else "cls"}
+    if "global_pool" in config:
+        facts["pool"] = "mean" if config["global_pool"] == "avg" else "cls"
+    return facts
+
+
+def _said_inside(content: Mapping[Any, Any]) -> str:
+    """Returns what a checkpoint says of its architecture: `arch`, `args.model`, and mmengine's config in `meta`."""
+    args, meta = content.get("args"), content.get("meta")
+    model = args.get("model") if isinstance(args, Mapping) else getattr(args, "model", None)
+    texts = map(str, meta.values() if isinstance(meta, Mapping) else ())
+    return " ".join([f"arch={content.get('arch')!r} model={model!r}", *texts])
 
 
 def check_function(model: VisionTransformer, source: str) -> None:

@@ -45,7 +45,7 @@ _FOREIGN = (
 
 
 def load_weights(
-    start: Weights,
+    weights: Weights,
     encoder: Encoder,
     parts: nn.Module | None = None,
     *,
@@ -55,7 +55,7 @@ def load_weights(
     """Loads an encoder, and the parts of an objective if the weights are of the same objective.
 
     Args:
-        start: pretrained weights from `read_weights`.
+        weights: pretrained weights from `read_weights`.
         encoder: the encoder; it is changed in place.
         parts: the objective around the encoder; None to load only the encoder.
         objective: name of that objective.
@@ -65,101 +65,103 @@ def load_weights(
         InputError: if the geometry does not fit (names the difference), or if the weights have less
             than `MIN_COVERAGE` of the encoder's parameters.
     """
-    check_kind(start)
-    if start.geometry is not None and start.geometry.family != encoder.family:
-        raise another_kind(start.source, f"it is of {start.geometry.family}, the model of {encoder.family}")
-    assumed = start.assumes(getattr(encoder, "num_heads", None))
-    report = LoadReport(remarks={**start.remarks, **({"assumed": assumed} if assumed else {})})
+    check_kind(weights)
+    if weights.geometry is not None and weights.geometry.family != encoder.family:
+        raise another_kind(
+            weights.source, f"it is of {weights.geometry.family}, the model of {encoder.family}"
+        )
+    assumed = weights.assumes(getattr(encoder, "num_heads", None))
+    report = LoadReport(remarks={**weights.remarks, **({"assumed": assumed} if assumed else {})})
     try:
-        taken = _fit(start, encoder, report, patch_init)
+        taken = _fit(weights, encoder, report, patch_init)
     except DoesNotFit as error:
         if error.other_kind:
-            raise another_kind(start.source, str(error)) from None
-        raise InputError(f"{start.source} does not fit the model: {error}") from None
+            raise another_kind(weights.source, str(error)) from None
+        raise InputError(f"{weights.source} does not fit the model: {error}") from None
     state = encoder.weights()
     total = sum(value.numel() for value in state.values())
     there = sum(state[name].numel() for name in {*taken, *report.kept, *report.by_design} & set(state))
     report.share = there / total
     if report.share < MIN_COVERAGE:
         raise InputError(
-            f"{start.source} covers {report.share:.0%} of the encoder's parameters (at least "
+            f"{weights.source} covers {report.share:.0%} of the encoder's parameters (at least "
             f"{MIN_COVERAGE:.0%} needed): it is another model's; missing: {shorten(report.random)}"
         )
     encoder.load({**state, **taken})
     used = set(state)
     if parts is not None:
-        used |= _load_parts(start, parts, objective, report)
-    report.skipped = sorted(name for name in start.tensors if name not in used)
+        used |= _load_parts(weights, parts, objective, report)
+    report.skipped = sorted(name for name in weights.tensors if name not in used)
     return report
 
 
 def _fit(
-    start: Weights, encoder: Encoder, report: LoadReport, patch_init: PatchInit | None
+    weights: Weights, encoder: Encoder, report: LoadReport, patch_init: PatchInit | None
 ) -> dict[str, Tensor]:
     """Returns the tensors as the encoder takes them; the report says how."""
-    encoder.check(start.tensors, start.geometry, start.num_heads)
-    check_finite(start.tensors)
+    encoder.check(weights.tensors, weights.geometry, weights.num_heads)
+    check_finite(weights.tensors)
     taken: dict[str, Tensor] = {}
     for name in encoder.weights():
-        loaded = start.tensors.get(name)
+        loaded = weights.tensors.get(name)
         if loaded is None:
             if name in encoder.fixed:
                 report.kept[name] = "fixed sin-cos table, which the file lacks"
             else:
                 report.random.append(name)
             continue
-        fitted = encoder.adapt(name, loaded, report, geometry=start.geometry, patch_init=patch_init)
+        fitted = encoder.adapt(name, loaded, report, geometry=weights.geometry, patch_init=patch_init)
         if fitted is not None:
             taken[name] = fitted
     return taken
 
 
 def warn_normalization_differs(
-    start: Weights | ForeignWeights, mean: Sequence[float], std: Sequence[float], bands: Bands = RGB8
+    weights: Weights | ForeignWeights, mean: Sequence[float], std: Sequence[float], bands: Bands = RGB8
 ) -> None:
     """Warns if the run normalizes images differently from the pretrained weights. Only an override causes it.
 
     With another number or type of bands it has to: the load report says so.
     """
-    fitted = other_bands.fit_normalization(start, bands, len(mean))
+    fitted = other_bands.fit_normalization(weights, bands, len(mean))
     if fitted is not None and not np.allclose(fitted, (mean, std), rtol=1e-9, atol=0):
         theirs, ours = ([round(value, 4) for value in values] for values in (fitted[0], mean))
         print(
-            f"warning: {start.source} was trained on images normalized by mean {theirs}, "
+            f"warning: {weights.source} was trained on images normalized by mean {theirs}, "
             f"this run's is {ours} (data.normalize)",
             file=sys.stderr,
         )
 
 
-def check_kind(start: Weights) -> None:
+def check_kind(weights: Weights) -> None:
     """Checks that the weights have no parts that our encoder lacks, and every block.
 
     Raises:
         InputError: if they have; without these parts the rest computes something else. Or if a block is missing.
     """
-    if start.geometry is not None and not isinstance(start.geometry, ViTGeometry):
+    if weights.geometry is not None and not isinstance(weights.geometry, ViTGeometry):
         return
-    own = {"reg_token"} if start.geometry and start.geometry.class_tokens > 1 else set()
+    own = {"reg_token"} if weights.geometry and weights.geometry.class_tokens > 1 else set()
     foreign = [
         name
-        for name in start.tensors
+        for name in weights.tensors
         if name.startswith(_FOREIGN) and not _OWN.fullmatch(name) and name not in own
     ]
     if "dist_token" in foreign:
-        raise another_kind(start.source, "it was distilled, and its blocks expect a second token")
+        raise another_kind(weights.source, "it was distilled, and its blocks expect a second token")
     if foreign:
         raise another_kind(
-            start.source, f"ours has no {foreign[0]} ({count_of(len(foreign), 'such tensor')})"
+            weights.source, f"ours has no {foreign[0]} ({count_of(len(foreign), 'such tensor')})"
         )
-    if "patch_embed.proj.weight" in start.tensors and "cls_token" not in start.tensors:
-        raise another_kind(start.source, "it has no class token, ours has one")
-    blocks = {int(name.split(".")[1]) for name in start.tensors if name.startswith("blocks.")}
-    depth = start.geometry.depth if start.geometry else max(blocks, default=-1) + 1
+    if "patch_embed.proj.weight" in weights.tensors and "cls_token" not in weights.tensors:
+        raise another_kind(weights.source, "it has no class token, ours has one")
+    blocks = {int(name.split(".")[1]) for name in weights.tensors if name.startswith("blocks.")}
+    depth = weights.geometry.depth if weights.geometry else max(blocks, default=-1) + 1
     if blocks and (lost := sorted({*range(depth)} - blocks)):
-        raise InputError(f"{start.source} is not complete: it has no block {lost[0]} of {depth}")
+        raise InputError(f"{weights.source} is not complete: it has no block {lost[0]} of {depth}")
 
 
-def check_complete(start: Weights, absent: Sequence[str]) -> None:
+def check_complete(weights: Weights, absent: Sequence[str]) -> None:
     """Refuses to measure features of a network that needs the `absent` tensors.
 
     Raises:
@@ -167,10 +169,10 @@ def check_complete(start: Weights, absent: Sequence[str]) -> None:
     """
     if absent:
         more = f" and {len(absent) - _NAMED} more" if len(absent) > _NAMED else ""
-        raise InputError(f"{start.source} is not complete: it has no {', '.join(absent[:_NAMED])}{more}")
+        raise InputError(f"{weights.source} is not complete: it has no {', '.join(absent[:_NAMED])}{more}")
 
 
-def _load_parts(start: Weights, parts: nn.Module, objective: str | None, report: LoadReport) -> set[str]:
+def _load_parts(weights: Weights, parts: nn.Module, objective: str | None, report: LoadReport) -> set[str]:
     """Loads the decoder or heads if the weights are of the same objective: all of them or none.
 
     Returns:
@@ -181,14 +183,15 @@ def _load_parts(start: Weights, parts: nn.Module, objective: str | None, report:
         for name, value in parts.named_parameters()
         if value.requires_grad and not name.startswith(ENCODER_PREFIX)
     }
-    same = start.objective == objective and all(
-        name in start.tensors and start.tensors[name].shape == value.shape for name, value in state.items()
+    same = weights.objective == objective and all(
+        name in weights.tensors and weights.tensors[name].shape == value.shape
+        for name, value in state.items()
     )
     if not same:
         report.random += list(state)
         return set()
     with torch.no_grad():
         for name, value in state.items():
-            value.copy_(start.tensors[name])
+            value.copy_(weights.tensors[name])
     report.loaded += list(state)
     return set(state)

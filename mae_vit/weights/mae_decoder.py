@@ -39,7 +39,7 @@ class Decoder:
 
 
 def read_decoder(
-    start: Weights, encoder: Encoder, info: EncoderInfo, *, norm_pix_loss: bool = False
+    weights: Weights, encoder: Encoder, info: EncoderInfo, *, norm_pix_loss: bool = False
 ) -> Decoder | None:
     """Reads the decoder of an MAE, also of one inside a joint objective; None if there is none.
 
@@ -50,15 +50,15 @@ def read_decoder(
         InputError: if the decoder does not fit the encoder. Also if `norm_pix_loss` is set, but there is no
             decoder, or the file itself says it.
     """
-    prefix = "mae." if start.objective == "joint" else ""
+    prefix = "mae." if weights.objective == "joint" else ""
     tensors = {
         name.removeprefix(prefix): value.detach().float().contiguous()
-        for name, value in start.tensors.items()
+        for name, value in weights.tensors.items()
         if name.startswith(tuple(prefix + name for name in _NAMES))
     }
-    if start.objective not in ("mae", "contrastive_mae", "joint") or "decoder_embed.weight" not in tensors:
+    if weights.objective not in ("mae", "contrastive_mae", "joint") or "decoder_embed.weight" not in tensors:
         if norm_pix_loss:
-            raise InputError(f"--norm-pix-loss changes nothing: {start.source} has no decoder of MAE")
+            raise InputError(f"--norm-pix-loss changes nothing: {weights.source} has no decoder of MAE")
         return None
     width = tensors["decoder_embed.weight"].shape[0]
     if width % 4 == 0:
@@ -66,7 +66,7 @@ def read_decoder(
         tensors.setdefault(
             "decoder_pos_embed", sincos_position_table(encoder.grid_size, width, encoder.num_prefix_tokens)
         )
-    options = _options_of(start, f"objective.{prefix}")
+    options = _read_options(weights, f"objective.{prefix}")
     heads = options.get("decoder_num_heads") or (_OFFICIAL_HEADS if width == _OFFICIAL_WIDTH else None)
     notes = []
     if "norm_pix_loss" not in options:
@@ -75,7 +75,7 @@ def read_decoder(
             f"{str(norm_pix_loss).lower()}, mask_ratio to 0.75"
         )
     elif norm_pix_loss:
-        raise InputError(f"--norm-pix-loss changes nothing: {start.source} says it itself")
+        raise InputError(f"--norm-pix-loss changes nothing: {weights.source} says it itself")
     if heads is None:
         return Decoder(tensors, None, None, tuple(notes))
     blocks = {name.split(".")[1] for name in tensors if name.startswith("decoder_blocks.")}
@@ -88,7 +88,7 @@ def read_decoder(
         decoder_num_heads=heads,
         norm_pix_loss=options.get("norm_pix_loss", norm_pix_loss),
     )
-    return Decoder(tensors, config, _build(config, encoder, info, tensors, start.source), tuple(notes))
+    return Decoder(tensors, config, _build(config, encoder, info, tensors, weights.source), tuple(notes))
 
 
 def _build(
@@ -110,9 +110,9 @@ def _build(
     return mae.eval()
 
 
-def _options_of(start: Weights, prefix: str) -> dict[str, Any]:
+def _read_options(weights: Weights, prefix: str) -> dict[str, Any]:
     """Returns the objective's options from one of our checkpoints; empty for other files."""
-    path = start.path
+    path = weights.path
     if not (path / STATE).is_file():
         return {}
     identity = read_description(path)["identity"]

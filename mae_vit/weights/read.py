@@ -200,7 +200,7 @@ def _read_file(path: Path, network: str | None = None) -> Weights:
         )
     # Without an encoder, a head of ours.
     tensors, where = network_in or (content, "")
-    facts = metadata or facts_beside(path)
+    facts = metadata or facts_beside(path, content)
     mean, std = facts.get("mean"), facts.get("std")
     has_decoder = any(name.startswith("decoder_") for name in tensors)
     own_pool: Pool = "mean" if metadata or "fc_norm.weight" in tensors else "cls"

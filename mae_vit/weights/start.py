@@ -28,6 +28,10 @@ ENCODER_PREFIX = "encoder."
 MEASURED_BY = (
     "`mae-vit embed`, or to fine-tuning with finetune.mode=knn, few_shot, linear_probe or segment_probe"
 )
+# How a user states what no tensor does.
+HEADS_BESIDE = (
+    'a config.json beside it can: {"architecture": "vit_small_patch16_224", "model_args": {"num_heads": 12}}'
+)
 STARTS = f'a run folder, an encoder.safetensors, a file of a Vision Transformer, "{TIMM_PREFIX}NAME" or "hf:USER/NAME"'
 
 
@@ -80,7 +84,7 @@ class Weights:
         """Returns the assumed number of heads in words; empty if the weights state it, or have no blocks."""
         if self.geometry or self.num_heads or "blocks.0.norm1.weight" not in self.tensors:
             return ""
-        return f"num_heads={num_heads}: the file does not say how many its training had"
+        return f"num_heads={num_heads}: the file does not say how many its training had; {HEADS_BESIDE}"
 
     @property
     def digest(self) -> str:

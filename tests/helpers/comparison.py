@@ -1,15 +1,19 @@
 """What tests of comparisons share."""
 
 import csv
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from mae_vit.evaluation.segmentation import Overlaps
 from mae_vit.finetuning.comparison.config import CompareConfig, EntrySection
 from mae_vit.finetuning.comparison.plan import Cell, ComparisonPlan
+from mae_vit.finetuning.comparison.report.predictions import PREDICTIONS
 from mae_vit.finetuning.comparison.report.rows import Row
-from mae_vit.finetuning.comparison.report.significance import Gap, gap_between
+from mae_vit.finetuning.comparison.report.significance import Gap, Scores, gap_between
 from mae_vit.finetuning.comparison.spec import RunSpec
 
 
@@ -143,3 +147,29 @@ def read_rows(folder: Path) -> list[dict[str, str]]:
             {key: value for key, value in line.items() if key not in _TIME_COLUMNS}
             for line in csv.DictReader(file)
         ]
+
+
+def read_scores(folder: Path) -> dict[tuple[str, str, str], list[Scores]]:
+    """Reads `results.csv` and `predictions.npz`: one `Scores` a seed by entry, number of labels and mode."""
+    with (folder / "results.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    packed = np.load(folder / PREDICTIONS, allow_pickle=False)
+    cells = json.loads(str(packed["cells"]))
+    groups: dict[tuple[str, str, str], list[Scores]] = {}
+    in_turn = {split: _results(packed, split) for split in {cell["split"] for cell in cells}}
+    for cell in cells:
+        split, row = cell["split"], rows[cell["row"]]
+        correct, overlaps = next(in_turn[split])
+        seed = None if cell["fixed"] else int(row["seed"])
+        scores = Scores(seed, correct, tuple(packed[f"keys_{split}"].tolist()), overlaps)
+        groups.setdefault((row["entry"], row["labels_per_class"], row["mode"]), []).append(scores)
+    return groups
+
+
+def _results(packed: Mapping[str, np.ndarray], split: int) -> Iterator[tuple[np.ndarray, Overlaps | None]]:
+    if f"unions_{split}" not in packed:
+        for predicted in packed[f"predicted_{split}"]:
+            yield predicted == packed[f"truth_{split}"], None
+        return
+    for both, either in zip(packed[f"intersections_{split}"], packed[f"unions_{split}"], strict=True):
+        yield np.zeros(0, bool), Overlaps.from_counts(both.astype(float), either.astype(float))

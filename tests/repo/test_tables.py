@@ -6,8 +6,8 @@ from statistics import mean
 
 import pytest
 from helpers.commands import ROOT
+from helpers.comparison import read_scores
 
-from mae_vit.finetuning.comparison.report.predictions import read_scores
 from mae_vit.finetuning.comparison.report.significance import gap_between
 
 sys.path.insert(0, str(ROOT / "docs" / "tools"))

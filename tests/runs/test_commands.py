@@ -9,7 +9,7 @@ import sys
 import time
 
 import pytest
-from helpers.commands import ROOT
+from helpers.commands import ROOT, SMALL_PRETRAIN
 from PIL import Image
 
 from mae_vit.cli.main import main
@@ -159,3 +159,10 @@ def test_ctrl_c_is_one_line_and_leaves_nothing(tmp_path, workers, after_s):
     assert errors.strip().splitlines()[-1].startswith("mae-vit: interrupted")
     assert "Traceback" not in errors
     assert not out.exists()
+
+
+@pytest.mark.parametrize("before", [["--local_rank=0"], ["--local-rank", "0"]], ids=["deepspeed", "torch"])
+def test_a_job_runs_a_preset_behind_what_launchers_add(digits, tmp_path, before):
+    words = ["pretrain", "mae_digits", f"data.path={digits}", f"run.dir={tmp_path / 'run'}"]
+    assert main([*before, *words, *SMALL_PRETRAIN, "train.steps=1"]) == 0
+    assert (tmp_path / "run" / "encoder.safetensors").is_file()

@@ -184,7 +184,7 @@ def open_source(
         InputError: if "memory" is asked for and the images differ in size or do not fit, for a policy that does not
             go with the images' bands, or if there are no masks.
     """
-    bands = index.dataset.bands
+    bands = index.bands
     if augment.policy and not (bands.eight_bit and len(bands.names) in (0, 1, 3)):
         raise InputError(
             f'data.augment.policy="{augment.policy.name}" changes colors of 8-bit gray or RGB; the images have '

@@ -69,44 +69,60 @@ def _set_up_worker(worker: int) -> None:
     exit_with_parent()
 
 
-class WholeSamples:
-    """Renders samples of a source; a later sample replaces one that is damaged.
+def replacement_candidates(place: int, samples: int) -> Iterator[int]:
+    """Yields `place` itself, then the places that may replace it: i + 1, i + 3, i + 7, ... (modulo `samples`).
 
-    The candidates for sample i are i + 1, i + 3, i + 7, ... (modulo N). The first intact one is taken.
     The steps double, so 14 candidates suffice to leave a lost shard of 10,000 samples.
-    The choice depends only on what is damaged, not on rank, worker or epoch.
+    """
+    for power in range(samples.bit_length() + 1):
+        yield (place + (1 << power) - 1) % samples
+
+
+class _Batches(Dataset[Any]):
+    """Computes whole micro-batches for (epoch, places); each place occurs `repeats` times in a row.
+
+    If it is to `replace` damaged samples, it takes the first intact candidate of each. The choice depends only on what
+    is damaged, not on rank, worker or epoch.
     """
 
-    def __init__(self, source: AugmentedSource, repeats: int = 1) -> None:
-        """Starts without known damage.
-
-        Args:
-            source: renders samples.
-            repeats: how often in a row each place occurs.
-        """
-        self._source, self._repeats, self._folder = source, repeats, Path()
+    def __init__(self, source: AugmentedSource, seed: int, *, replace: bool, repeats: int = 1) -> None:
+        self._source, self._seed, self._repeats, self._replace = source, seed, repeats, replace
         # Later epochs do not try to decode a damaged sample again.
         self._known: dict[int, Damage] = {}
+        self._folder = Path()
 
-    def read(
-        self, seed: int, epoch: int, index: np.ndarray, out: Views | None = None
-    ) -> tuple[Views, tuple[Damage, ...]]:
-        """Renders the places `index` (B,), into `out` if it is given.
+    def __getitems__(self, position: tuple[int, np.ndarray]) -> Batch | DamagedSample | FetchUnavailable:
+        (epoch, index), source = position, self._source
+        images = _empty(source.dtype, len(index), *source.shape)
+        labels = _empty(np.dtype(np.int64), len(index))
+        masks = _empty(np.dtype(np.uint16), len(index), *source.shape[1:]) if source.has_masks else None
+        out = Views(images.numpy(), labels.numpy(), None if masks is None else masks.numpy())
+        try:
+            damaged = self._render(epoch, index, out)
+        except (DamagedSample, FetchUnavailable) as error:
+            # Return the error: if a worker raises it, torch replaces the message by the worker's traceback.
+            return error
+        # Keys follow the order, not the sample read: a replacement gets the mask of the damaged sample.
+        # They are places in the source; crops take numbers in the split. In a part of a split the two differ.
+        keys = SampleKeys(self._seed, epoch, torch.from_numpy(view_keys(index, self._repeats)))
+        return Batch(images, labels, keys, damaged, masks)
 
-        Returns:
-            The views, and all damaged samples that were replaced.
+    def __getitem__(self, position: Any) -> Any:
+        return self.__getitems__(position)
 
-        Raises:
-            DamagedSample: if all candidates for a place are damaged.
-        """
+    def _render(self, epoch: int, index: np.ndarray, out: Views) -> tuple[Damage, ...]:
+        """Renders the places `index` (B,) into `out`; returns the damaged samples that others replace."""
         while True:
             places, passed, stuck = self._skip_damaged(index)
             if stuck:
                 raise DamagedSample(stuck, self._folder)
+            keys = view_keys(self._source.numbers(places), self._repeats)
             try:
-                keys = view_keys(self._source.numbers(places), self._repeats)
-                return self._source.render(seed, epoch, places, keys, out), tuple(passed.values())
+                self._source.render(self._seed, epoch, places, keys, out)
+                return tuple(passed.values())
             except DamagedSample as error:
+                if not self._replace:
+                    raise
                 self._known |= {int(places[position]): damage for position, damage in error.damaged}
                 self._folder = error.folder
 
@@ -116,7 +132,7 @@ class WholeSamples:
         """Returns the places to read, the damaged samples passed over, and the places without an intact candidate."""
         count, places = len(self._source), index.copy()
         passed, stuck = dict[int, Damage](), list[tuple[int, Damage]]()
-        for position, place in enumerate(index.tolist()):
+        for position, place in enumerate(index.tolist() if self._known else ()):
             for candidate in replacement_candidates(place, count):
                 if candidate not in self._known:
                     places[position] = candidate
@@ -127,59 +143,15 @@ class WholeSamples:
         return places, passed, stuck
 
 
-def replacement_candidates(place: int, samples: int) -> Iterator[int]:
-    """Yields `place` itself, then the places that may replace it, all in 0..samples-1."""
-    for power in range(samples.bit_length() + 1):
-        yield (place + (1 << power) - 1) % samples
+def _empty(dtype: np.dtype, *shape: int) -> Tensor:
+    """Allocates a tensor, which is rendered into; in a worker in shared memory, as torch's `default_collate` does.
 
-
-class _Batches(Dataset[Any]):
-    """Computes whole micro-batches for (epoch, places).
-
-    Each place occurs `repeats` times in a row.
+    torch would copy any other tensor there to send it.
     """
-
-    def __init__(self, source: AugmentedSource, seed: int, *, replace: bool, repeats: int = 1) -> None:
-        self._source, self._seed, self._repeats = source, seed, repeats
-        self._whole = WholeSamples(source, repeats) if replace else None
-
-    def __getitems__(self, position: tuple[int, np.ndarray]) -> Batch | DamagedSample | FetchUnavailable:
-        epoch, index = position
-        source, count, damaged = self._source, len(index), tuple[Damage, ...]()
-        images = _shared_tensor(source.dtype, count, *source.shape)
-        masks = _shared_tensor(np.dtype(np.uint16), count, *source.shape[1:]) if source.has_masks else None
-        out = None
-        if images is not None:
-            out = Views(images.numpy(), np.empty(count, np.int64), None if masks is None else masks.numpy())
-        try:
-            if self._whole is not None:
-                views, damaged = self._whole.read(self._seed, epoch, index, out)
-            else:
-                views = source.render(self._seed, epoch, index, out=out)
-        except (DamagedSample, FetchUnavailable) as error:
-            # Return the error: if a worker raises it, torch replaces the message by the worker's traceback.
-            return error
-        if images is None:
-            images = torch.from_numpy(np.ascontiguousarray(views.images))
-            masks = None if views.masks is None else torch.from_numpy(views.masks)
-        # Keys follow the order, not the sample read: a replacement gets the mask of the damaged sample.
-        # They are places in the source; crops take numbers in the split. In a part of a split the two differ.
-        keys = SampleKeys(self._seed, epoch, torch.from_numpy(view_keys(index, self._repeats)))
-        return Batch(images, torch.from_numpy(views.labels), keys, damaged, masks)
-
-    def __getitem__(self, position: Any) -> Any:
-        return self.__getitems__(position)
-
-
-def _shared_tensor(dtype: np.dtype, *shape: int) -> Tensor | None:
-    """Allocates shared memory in a worker, as torch's `default_collate` does; None elsewhere.
-
-    Views are rendered straight into it. torch would copy any other tensor there to send it.
-    """
-    if get_worker_info() is None:
-        return None
-    storage = torch.UntypedStorage._new_shared(math.prod(shape) * dtype.itemsize, device="cpu")
     kind = torch.from_numpy(np.empty(0, dtype)).dtype
+    if get_worker_info() is None:
+        return torch.empty(shape, dtype=kind)
+    storage = torch.UntypedStorage._new_shared(math.prod(shape) * dtype.itemsize, device="cpu")
     return torch.empty(0, dtype=kind).set_(storage).view(shape)
 
 
@@ -200,7 +172,7 @@ def load_batches(
 ) -> Iterator[Batch]:
     """Yields a rank's micro-batches of steps start_step..stop_step-1, in order.
 
-    Intact samples replace damaged ones (`WholeSamples`). The loader has no state:
+    Intact samples replace damaged ones. The loader has no state:
     the batches depend only on the arguments, and are the same for any `workers`.
 
     Args:

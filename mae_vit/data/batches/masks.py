@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from contextlib import suppress
 
 import numpy as np
 
@@ -61,9 +61,10 @@ def _mask_places(index: ShardIndex) -> np.ndarray:
         InputError: if a shard cannot be read, or an image has no mask.
     """
     path = index.cache_path("masks.npy")
-    stored = _stored_places(path, len(index))
-    if stored is not None:
-        return stored
+    with suppress(OSError, ValueError, EOFError):  # not there, or cut short
+        stored: np.ndarray = np.load(path)
+        if stored.shape == (len(index), 2) and stored.dtype == np.int64:
+            return stored
     keys, places = index.keys(), list[tuple[int, int]]()
     with index.locked():
         for number, shard in enumerate(index.split_info.shards):
@@ -80,12 +81,3 @@ def _mask_places(index: ShardIndex) -> np.ndarray:
         with replacing(path) as partial, partial.open("wb") as file:
             np.save(file, stored)
     return stored
-
-
-def _stored_places(path: Path, samples: int) -> np.ndarray | None:
-    """Reads the places that were found before; None without them, or if a copy of the file was cut short."""
-    try:
-        places: np.ndarray = np.load(path)
-    except (OSError, ValueError, EOFError):
-        return None
-    return places if places.shape == (samples, 2) and places.dtype == np.int64 else None

@@ -13,7 +13,6 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from mae_vit.core.arrays import create_array
-from mae_vit.core.bands import RGB8, Bands
 from mae_vit.core.errors import DamagedSample, InputError
 from mae_vit.core.files import replacing
 from mae_vit.core.messages import count_of, error_reason
@@ -71,19 +70,17 @@ class TarSource:
     Attributes:
         index: index of the split.
         channels: 1 for gray, 3 for RGB, or the number of bands.
-        bands: what raw values mean.
         masks: the samples' masks; None without any.
     """
 
     def __init__(self, index: ShardIndex, *, channels: int, masks: StoredMasks | None = None) -> None:
         """Reads the samples of `index` in `channels` channels."""
         self.index, self.channels, self.masks = index, channels, masks
-        self.bands = index.dataset.bands
 
     @property
     def dtype(self) -> np.dtype:
         """Type of the pixels."""
-        return np.dtype(self.bands.dtype)
+        return np.dtype(self.index.bands.dtype)
 
     @property
     def labels(self) -> np.ndarray:
@@ -106,7 +103,7 @@ class TarSource:
         return Sample(pixels, self.index.label(sample), mask)
 
     def _pixels(self, sample: int) -> np.ndarray:
-        return decode_sample(self.index, sample, self.channels, self.bands)
+        return decode_sample(self.index, sample, self.channels)
 
 
 class MemorySource(TarSource):
@@ -153,14 +150,14 @@ class MemorySource(TarSource):
         return {**self.__dict__, "_array": None}
 
 
-def decode_sample(index: ShardIndex, sample: int, channels: int, bands: Bands = RGB8) -> np.ndarray:
-    """Reads and decodes one sample: raw values (C, H, W) of `bands`, those of the data set.
+def decode_sample(index: ShardIndex, sample: int, channels: int) -> np.ndarray:
+    """Reads and decodes one sample: raw values (C, H, W).
 
     Raises:
         ReadError: if its bytes cannot be read.
         DecodeError: if they are no complete image, or if its size differs in a split of equal-size images.
     """
-    image, expected = decode(index.read(sample), channels, bands=bands), index.one_size
+    image, expected = decode(index.read(sample), channels, bands=index.bands), index.one_size
     # `crop="pad"` and `MemorySource` rely on equal sizes.
     if expected is not None and image.shape[1:] != expected:
         _, height, width = image.shape
@@ -171,13 +168,13 @@ def decode_sample(index: ShardIndex, sample: int, channels: int, bands: Bands = 
 def array_bytes(index: ShardIndex, channels: int) -> int:
     """Returns the size of all images of a split, decoded."""
     split = index.split_info
-    itemsize = np.dtype(index.dataset.bands.dtype).itemsize
+    itemsize = np.dtype(index.bands.dtype).itemsize
     return len(index) * channels * split.height[1] * split.width[1] * itemsize
 
 
 def decoded_array(index: ShardIndex, channels: int) -> Path:
     """Returns the file of all images, (N, C, H, W), damaged ones black; writes it if it is missing."""
-    kind = np.dtype(index.dataset.bands.dtype)
+    kind = np.dtype(index.bands.dtype)
     path, size = index.cache_path(f"{kind.name}-{channels}.npy"), index.one_size
     assert size is not None
     shape = (len(index), channels, *size)
@@ -229,4 +226,4 @@ def _is_whole(path: Path, kind: np.dtype, shape: tuple[int, ...]) -> bool:
 def _decode_all(index: ShardIndex, channels: int, array: np.ndarray) -> None:
     for sample in progress(range(len(index)), desc="decoding", unit=" images", delay=2, leave=False):
         with suppress(ReadError, DecodeError):  # a damaged image stays black
-            array[sample] = decode_sample(index, sample, channels, index.dataset.bands)
+            array[sample] = decode_sample(index, sample, channels)

@@ -30,7 +30,7 @@ def limit_per_class(
         limit: largest number of each class. A smaller limit takes part of what a larger one takes.
         draw: number of the draw; 0 is the draw of `prepare --limit-per-class`.
     """
-    return _split_by_hash(samples, labels, keys, lambda count: limit, _salt(SUBSET_HASH, draw))
+    return _split_by_hash(samples, labels, keys, lambda count: limit, SUBSET_HASH, draw)
 
 
 def draw_held_out(
@@ -44,11 +44,7 @@ def draw_held_out(
     def quota(count: int) -> int:
         return min(max(1, int(share * count + 0.5)), count - 1)
 
-    return _split_by_hash(samples, labels, keys, quota, _salt(_HOLDOUT_HASH, draw))
-
-
-def _salt(salt: bytes, draw: int) -> bytes:
-    return salt + (f" {draw}".encode() if draw else b"")
+    return _split_by_hash(samples, labels, keys, quota, _HOLDOUT_HASH, draw)
 
 
 def _split_by_hash(
@@ -57,9 +53,10 @@ def _split_by_hash(
     keys: Sequence[str],
     quota: Callable[[int], int],
     salt: bytes,
+    draw: int,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the `quota(class size)` samples of the smallest hashes in each class, and the rest, both ascending."""
-    taken = []
+    salt, taken = salt + (f" {draw}".encode() if draw else b""), list[int]()
     for label in np.unique(labels[samples]):
         members = [int(sample) for sample in samples[labels[samples] == label]]
         ranked = sorted(members, key=lambda sample: (hash_key(keys[sample], salt), keys[sample]))

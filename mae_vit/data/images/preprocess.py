@@ -59,7 +59,7 @@ def preprocess(data: bytes, channels: int, how: Preprocessing = UNCHANGED, bands
         return pixels
     if is_dicom(data):
         raster = open_raster(data)
-        data = data if raster is None else photograph_of(raster) or data
+        data = data if raster is None else as_photograph(raster) or data
     if how == UNCHANGED:
         return decode(data, channels)
     header = read_header(data)
@@ -100,7 +100,7 @@ def encode_anew(pixels: np.ndarray, header: Header, how: Preprocessing) -> tuple
 
     Args:
         pixels: uint8 (C, H, W), C 1 or 3, as `decode` returns them.
-        header: of the image.
+        header: header of the image.
         how: must change it (`changes`).
 
     Returns:
@@ -129,7 +129,7 @@ def encode_anew(pixels: np.ndarray, header: Header, how: Preprocessing) -> tuple
     return stream.getvalue(), extension
 
 
-def photograph_of(raster: Raster) -> bytes | None:
+def as_photograph(raster: Raster) -> bytes | None:
     """Returns a DICOM image of 8-bit gray or RGB as PNG, which is treated like other photographs; else None."""
     if raster.extension != "dcm" or raster.pixels.dtype != np.uint8 or len(raster.pixels) not in (1, 3):
         return None

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mae_vit.core.keyed_rng import MASK32, RngStream, derive_key, threefry2x32
-from mae_vit.data.order.order import RankSlice
+from mae_vit.data.order.order import Order, RankSlice
 from mae_vit.data.order.permutation import permute
 
 
@@ -40,7 +40,7 @@ class _Layout:
     block_keys: tuple[np.ndarray, np.ndarray]
 
 
-class BlockOrder:
+class BlockOrder(Order):
     """The order mode `blocks`.
 
     Attributes:
@@ -49,7 +49,6 @@ class BlockOrder:
         lanes: number of segments of the stream; each gives an equal part of every step.
         block_shards: shards per block; their samples are permuted together.
         num_samples: N, over all shards.
-        repeats: 1.
         num_blocks: blocks per epoch; the last one may have fewer shards.
     """
 
@@ -70,14 +69,9 @@ class BlockOrder:
         self.lanes = lanes
         self.block_shards = block_shards
         self.num_samples = int(self._counts.sum())
-        self.repeats = 1
         self.num_blocks = -(-len(self._counts) // block_shards)
         self._latest: tuple[int, _Layout] | None = None
-
-    @property
-    def blocks(self) -> BlockOrder:
-        """Returns itself."""
-        return self
+        self.blocks = self
 
     @property
     def steps_per_epoch(self) -> int:
@@ -85,11 +79,7 @@ class BlockOrder:
         return self.num_samples // self.effective_batch_size
 
     def samples(self, epoch: int, start: int, stop: int) -> np.ndarray:
-        """Returns the samples at positions start..stop-1 of an epoch, int64.
-
-        Position p is sample p % effective_batch_size of step p // effective_batch_size. A batch
-        consists of its part of lane 0, then of lane 1, and so on.
-        """
+        """Returns the samples at positions start..stop-1 of an epoch, int64: of a batch lane 0, then lane 1, ..."""
         layout = self._layout(epoch)
         # Position -> lane and place in it -> position in the stream -> permuted within its block
         # -> shard -> sample.

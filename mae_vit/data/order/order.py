@@ -8,9 +8,10 @@ of ranks or workers.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,29 +28,27 @@ Skipped = tuple[tuple[int, int], ...]
 _AT_ONCE = 4096
 
 
-class Order(Protocol):
-    """Which samples make up each step: a pure function of (seed, epoch, position)."""
+class Order(ABC):
+    """Which samples make up each step: a pure function of (seed, epoch, position).
+
+    Attributes:
+        effective_batch_size: samples per step over all ranks.
+        seed: the run's seed.
+        repeats: how often in a row each sample occurs; divides the size of a micro-batch.
+        blocks: the block order that the samples follow; None if each step reads from all shards.
+    """
+
+    effective_batch_size: int
+    seed: int
+    repeats: int = 1
+    blocks: BlockOrder | None = None
 
     @property
-    def effective_batch_size(self) -> int:
-        """Samples per step over all ranks."""
-
-    @property
-    def seed(self) -> int:
-        """The run's seed."""
-
-    @property
-    def repeats(self) -> int:
-        """How often in a row each sample occurs; divides the size of a micro-batch."""
-
-    @property
-    def blocks(self) -> BlockOrder | None:
-        """The block order that the samples follow; None if each step reads from all shards."""
-
-    @property
+    @abstractmethod
     def steps_per_epoch(self) -> int:
-        """Whole batches per epoch."""
+        """Whole batches per epoch. The remainder is dropped (other samples in each epoch)."""
 
+    @abstractmethod
     def samples(self, epoch: int, start: int, stop: int) -> np.ndarray:
         """Returns the samples at positions start..stop-1 of an epoch, int64.
 
@@ -57,27 +56,16 @@ class Order(Protocol):
         """
 
 
-@dataclass(frozen=True)
-class GlobalOrder:
-    """The order mode `global`: each epoch is a fresh permutation of all samples.
+class GlobalOrder(Order):
+    """The order mode `global`: each epoch is a fresh permutation of all samples."""
 
-    Attributes:
-        num_samples: N.
-        effective_batch_size: samples per step over all ranks.
-        seed: the run's seed.
-        repeats: 1.
-        blocks: None.
-    """
-
-    num_samples: int
-    effective_batch_size: int
-    seed: int
-    repeats: int = field(default=1, init=False)
-    blocks: None = field(default=None, init=False)
+    def __init__(self, num_samples: int, effective_batch_size: int, seed: int) -> None:
+        """Orders the samples 0..num_samples-1."""
+        self.num_samples, self.effective_batch_size, self.seed = num_samples, effective_batch_size, seed
 
     @property
     def steps_per_epoch(self) -> int:
-        """Whole batches per epoch. The remainder is dropped (other samples in each epoch)."""
+        """Whole batches per epoch."""
         return self.num_samples // self.effective_batch_size
 
     def samples(self, epoch: int, start: int, stop: int) -> np.ndarray:
@@ -86,36 +74,19 @@ class GlobalOrder:
         return permute(np.arange(start, stop), self.num_samples, key)
 
 
-@dataclass(frozen=True)
-class RepeatedOrder:
+class RepeatedOrder(Order):
     """Repeated augmentation: each sample occurs several times in a row, as views of an image that is decoded once.
 
     Hoffer et al., "Augment your batch", CVPR 2020, as MAE for video uses it (Feichtenhofer et al.,
     NeurIPS 2022). An epoch has as many views as there are samples. It takes `repeats` epochs to see
     all samples; each of these epochs takes one part of the same order.
-
-    Attributes:
-        order: order of the samples; its effective batch is smaller by the factor `repeats`.
-        repeats: how often in a row each sample occurs; divides the size of a micro-batch.
     """
 
-    order: Order
-    repeats: int
-
-    @property
-    def effective_batch_size(self) -> int:
-        """Views per step over all ranks."""
-        return self.order.effective_batch_size * self.repeats
-
-    @property
-    def seed(self) -> int:
-        """The run's seed."""
-        return self.order.seed
-
-    @property
-    def blocks(self) -> BlockOrder | None:
-        """The block order that the samples follow; None if each step reads from all shards."""
-        return self.order.blocks
+    def __init__(self, order: Order, repeats: int) -> None:
+        """Repeats each sample of an order, whose effective batch is smaller by the factor `repeats`."""
+        self.order, self.repeats = order, repeats
+        self.effective_batch_size = order.effective_batch_size * repeats
+        self.seed, self.blocks = order.seed, order.blocks
 
     @property
     def steps_per_epoch(self) -> int:

@@ -15,9 +15,9 @@ from mae_vit.data.images.bands.read import open_raster
 from mae_vit.data.images.decode import MAX_PIXELS, DecodeError, decode, read_header
 from mae_vit.data.images.preprocess import (
     DEFAULT_QUALITY,
+    as_photograph,
     changes,
     encode_anew,
-    photograph_of,
     take_bands,
 )
 from mae_vit.data.prepare.bands.options import EIGHT_BIT, NO_OPTIONS, BandLayout, BandOptions, nodata_for
@@ -116,7 +116,7 @@ def convert(data: bytes, extension: str, options: Conversion, sums: Sums | None 
     wanted = options.bands
     if wanted.take != EIGHT_BIT:
         raster = open_raster(data, max_pixels=options.max_pixels, every_band=wanted.every_band)
-        photograph = None if raster is None or options.in_place or wanted.given else photograph_of(raster)
+        photograph = None if raster is None or options.in_place or wanted.given else as_photograph(raster)
         if photograph is not None:
             image = convert(photograph, "png", options)
             return image if image.data is not None else replace(image, data=photograph)
@@ -164,9 +164,9 @@ def convert_chunk(chunk: list[tuple[bytes, str]], options: Conversion) -> list[C
         except MemoryError:
             # The others may be smaller.
             results.append("takes more memory than there is (see --max-pixels)")
-    for place, result in enumerate(results):
+    for index, result in enumerate(results):
         if isinstance(result, Converted) and result.layout is not None:
-            results[place] = replace(result, sums=tuple(sums.items()))
+            results[index] = replace(result, sums=tuple(sums.items()))
             break
     return results
 

@@ -53,7 +53,7 @@ def place(
         paths: paths of the images.
         split: split of images outside of split folders.
         where: name of the source in errors.
-        class_folder: as in `SourceOptions`.
+        class_folder: see `SourceOptions`.
 
     Raises:
         InputError: if the names have two meanings and `class_folder` is None.

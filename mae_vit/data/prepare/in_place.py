@@ -23,9 +23,8 @@ from mae_vit.data.prepare.entries import numbered_classes, without_label_note
 from mae_vit.data.prepare.publish import describe, index_path, write_description, write_index, write_rows
 from mae_vit.data.prepare.report import Report
 from mae_vit.data.prepare.statistics import Statistics
-from mae_vit.data.shards.dataset_json import FILE_NAME, Shard, describe_shard, read_dataset
-from mae_vit.data.shards.index_files import reindex_hint
-from mae_vit.data.shards.index_rows import index_shard, load_rows
+from mae_vit.data.shards.dataset_json import FILE_NAME, describe_shard, read_dataset
+from mae_vit.data.shards.index_files import index_shard, load_rows, reindex_hint
 from mae_vit.data.shards.samples import Sample, class_number, read_samples
 from mae_vit.data.shards.tar_headers import DamagedTar, IncompleteTar, Tar
 
@@ -131,10 +130,14 @@ def reindex(folder: Path) -> Report:
         rows[name] = [
             _rows(folder / shard.file, number, len(dataset.classes)) for number, shard in enumerate(bar)
         ]
-        shards = [
-            _describe_again(folder, shard, len(part), since_ns)
-            for shard, part in zip(info.shards, rows[name], strict=True)
-        ]
+        shards = []
+        for shard, part in zip(info.shards, rows[name], strict=True):
+            status = (folder / shard.file).stat()
+            same = (status.st_size, len(part)) == (
+                shard.bytes,
+                shard.samples,
+            ) and status.st_mtime_ns <= since_ns
+            shards.append(shard if same else describe_shard(folder / shard.file, len(part)))
         if shards != info.shards:
             labels = np.concatenate([part["label"] for part in rows[name]])
             counts = np.bincount(labels[labels >= 0], minlength=len(dataset.classes)).tolist()
@@ -169,12 +172,6 @@ def _rows(path: Path, number: int, classes: int) -> np.ndarray:
             f"shard {path} holds a sample of class {largest}, {FILE_NAME} names {classes} classes"
         )
     return rows
-
-
-def _describe_again(folder: Path, before: Shard, samples: int, since_ns: int) -> Shard:
-    status = (folder / before.file).stat()
-    same = status.st_size == before.bytes and samples == before.samples and status.st_mtime_ns <= since_ns
-    return before if same else describe_shard(folder / before.file, samples)
 
 
 class _Image(NamedTuple):

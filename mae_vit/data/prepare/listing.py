@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -19,28 +20,51 @@ from mae_vit.core.user_files import (
     LIST_EXTENSIONS,
     OTHER_EXTENSIONS,
     TABLE_EXTENSIONS,
+    UNREAD_EXTENSIONS,
     extension_of,
     full_extension,
     image_kind,
     is_hidden,
     is_image,
-    placeholder_of,
-    unread_photo,
+    is_placeholder,
 )
+from mae_vit.data.images.decode import DecodeError, read_header
 from mae_vit.data.prepare.entries import Reader
 from mae_vit.data.prepare.folder_names import Parts, companions_among
 
-# S2A_..._B8A.tif of Sentinel-2, LC08_..._B4.TIF of Landsat; of microscopes _w1.png, _c1.tif (and no well C01),
+# S2A_..._B8A.tif of Sentinel-2, LC08_..._B4.TIF of Landsat; of microscopes _w1.png, _c1.tif (and no well C01), _w1GUID,
 # img_channel000_..., -ch1sk1fk1fl1.tiff, where more may follow.
+_GUID = r"[0-9A-F]{8}(?:-[0-9A-F]{4}){3}-[0-9A-F]{12}"
 _BAND = re.compile(
-    r"(.*[-_.])(?:(?:B|band_?|(?-i:w|c))\d{1,2}A?|ch(?:annel)?_?\d{1,3}(?!\d)(.*))\.(?:tiff?|jp2|png)$",
+    rf"(.*[-_.])(?:(?:B|band_?|(?-i:w|c))\d{{1,2}}(?:A|{_GUID})?|ch(?:annel)?_?\d{{1,3}}(?!\d)(.*))\.(?:tiff?|jp2|png)$",
     re.IGNORECASE,
 )
+# MicaSense's IMG_0000_1.tif ... IMG_0000_5.tif: more numbers in each run are rather slices or frames.
+_RUN = re.compile(r"(.*[-_.])(\d{1,2})\.tiff?$", re.IGNORECASE)
+_MOST_OF_RUN = 16
 # Other sizes of NAME.jpg: NAME_thumb.jpg, thumb_NAME.jpg, NAME@2x.jpg.
 _SIZE = re.compile(r"[-_. ]thumb(nail)?s?$|@\dx$|^(thumb(nail)?s?|tn)[-_. ]", re.IGNORECASE)
+# What was drawn on NAME.jpg: NAME_mask.png, NAME_mask_1.png, NAME-labelled.png, mask_NAME.png; ADE20K's NAME_parts_1,
+# CHASE_DB1's NAME_1stHO.
+_DRAWN = (
+    "masks?|label(l?ed|s|_?ids)?|seg(mentation|mented)?|gt|ground[-_ ]?truth|annot(ation|ated)?s?|"
+    "overlays?|parts_?(?=\\d)|superpixels|depth|contours?"
+)
+_MASK = re.compile(
+    rf"[-_. ]+(({_DRAWN})([-_. ]?\(?\d{{1,3}}\)?)?|\d(st|nd|rd)HO)$|^({_DRAWN})[-_. ]+", re.IGNORECASE
+)
+# What the name of the image itself may say beside it: DeepGlobe's NAME_sat.jpg and NAME_mask.png.
+_IMAGE_OF_PAIR = ("{}", "{}_sat", "{}_image", "{}_img", "{}_rgb", "image_{}", "img_{}")
 # cat.0.jpg, dog_12.jpg, and not IMG_0001.jpg.
 _CLASS_IN_NAME = re.compile(r"(\D*[a-z]{2}\D*?)[-_. ]*\d+\.\w+")
+ARCHIVE_PART = re.compile(
+    r"\.(z\d\d|(zip|7z|rar|tar|tgz|gz)[-_.]?(\d{2,3}|part\w*|[a-z]{2}))$", re.IGNORECASE
+)
+JOIN_PARTS = "join the parts first (cat ARCHIVE.* > ARCHIVE; zip -s 0 of .z01)"
 _NAMED = 3
+_DECODED = (*IMAGE_EXTENSIONS, *ARRAY_EXTENSIONS)
+# Of a folder that may be a copy, so many images are compared.
+_COMPARED = 4
 # Of one folder so many texts may be lists of labels; more are captions, one of each image.
 _FEW_TEXTS = 8
 
@@ -56,6 +80,7 @@ class Listing:
         unread: number of files in formats that are not read and may matter, by extension.
         absent: placeholders of files that a cloud keeps.
         beside: tables and archives among the other files.
+        parts: parts of archives among them.
         texts: path and reader of texts that may list labels, a few of each folder.
         notes: remarks on skipped files.
     """
@@ -66,6 +91,7 @@ class Listing:
     unread: Counter[str] = field(default_factory=Counter)
     absent: list[str] = field(default_factory=list)
     beside: list[str] = field(default_factory=list)
+    parts: list[str] = field(default_factory=list)
     texts: list[tuple[str, Reader]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -80,7 +106,7 @@ class Listing:
         extension = extension_of(path)
         if is_image(path):
             self.images.append((path, read))
-        elif placeholder_of(path):
+        elif is_placeholder(path):
             self.absent.append(path)
         elif is_hidden(path):
             self.ignored += 1
@@ -90,12 +116,14 @@ class Listing:
             folder, before = path.rpartition("/")[0], self.texts[-_FEW_TEXTS:]
             few = len(before) < _FEW_TEXTS or before[0][0].rpartition("/")[0] != folder
             self.texts += [(path, read)] if few and extension in LIST_EXTENSIONS else []
-        elif (kind := unread_photo(path) or image_kind(head())) in (*IMAGE_EXTENSIONS, *ARRAY_EXTENSIONS):
+        elif (kind := extension if extension in UNREAD_EXTENSIONS else image_kind(head())) in _DECODED:
             self.kinds[path] = kind or ""
             self.images.append((path, read))
         elif extension in ARCHIVE_EXTENSIONS and full_extension(path) not in CONVERTIBLE_EXTENSIONS:
             self.ignored += 1
             self.beside.append(path)
+        elif ARCHIVE_PART.search(path):
+            self.parts.append(path)
         else:
             self.unread[kind or full_extension(path)] += 1
 
@@ -111,6 +139,7 @@ class Listing:
         self.unread += other.unread
         self.absent += map(moved, other.absent)
         self.beside += map(moved, other.beside)
+        self.parts += map(moved, other.parts)
         self.texts += [(moved(path), read) for path, read in other.texts]
         self.notes += other.notes
 
@@ -150,6 +179,10 @@ class Listing:
             notes.append(f"not read: {counts}{remedy}")
         if archives := [path for path in self.beside if extension_of(path) in ARCHIVE_EXTENSIONS]:
             notes.append(f"left out {count_of(len(archives), 'archive')} ({shown(archives)}): unpack first")
+        if self.parts:
+            notes.append(
+                f"left out {count_of(len(self.parts), 'part')} of archives ({shown(self.parts)}): {JOIN_PARTS}"
+            )
         if not labeled and (tables := self.tables()):
             notes.append(
                 f"{shown(tables)} may hold labels, but the labels of a folder are its folders (CLASS/*.jpg); a CSV or "
@@ -200,7 +233,7 @@ def leave_out(files: Listing, top: str, *, companions: bool) -> None:
     """
     _leave_out_arrays(files)
     _leave_out_doubled(files, top)
-    _leave_out_sizes(files)
+    _leave_out_derived(files)
     if companions:
         _leave_out_companions(files)
     _warn_of_parts(files)
@@ -220,33 +253,59 @@ def _leave_out_arrays(files: Listing) -> None:
 
 
 def _leave_out_doubled(files: Listing, top: str) -> None:
-    """Leaves out a copy of a folder that lies in it under its own name, as in chest_xray/chest_xray/train/..."""
-    paths = {(top, *path.split("/")) for path, _ in files.images}
-    inner: dict[Parts, list[Parts]] = defaultdict(list)
-    for parts in paths:
-        for depth in range(1, len(parts) - 1):
-            if parts[depth - 1] == parts[depth]:
-                inner[parts[: depth + 1]].append(parts)
-    doubled = [
-        "/".join(parts[1:])
-        for folder, own in inner.items()
-        if all(parts[: len(folder) - 1] + parts[len(folder) :] in paths for parts in own)
-        for parts in own
-    ]
-    files.leave_out(doubled, "the folder around theirs has its name, and images of the same names")
+    """Leaves out copies of a folder that lie in it: under its own name (chest_xray/chest_xray/train/...), or whole."""
+    readers: dict[Parts, dict[str, Reader]] = defaultdict(dict)
+    for path, read in files.images:
+        *parts, name = (top, *path.split("/"))
+        readers[tuple(parts)][name] = read
+    below: dict[Parts, list[Parts]] = defaultdict(list)
+    for folder in readers:
+        for depth in range(1, len(folder) + 1):
+            below[folder[:depth]].append(folder)
+    again: dict[bool, list[str]] = {True: [], False: []}
+    for folder, own in below.items():
+        pairs = [(readers[inner], readers.get(folder[:-1] + inner[len(folder) :], {})) for inner in own]
+        if len(folder) == 1 or any(inner.keys() - outer.keys() for inner, outer in pairs):
+            continue
+        named = folder[-1] == folder[-2]
+        whole = 2 * len(own) == len(below[folder[:-1]])
+        if named or (whole and all(_hold_the_same(inner, outer) for inner, outer in pairs)):
+            again[named] += ["/".join((*inner[1:], name)) for inner in own for name in readers[inner]]
+    files.leave_out(again[True], "the folder around theirs has its name, and images of the same names")
+    files.leave_out(again[False], "their folder repeats the folder around it, file by file")
 
 
-def _leave_out_sizes(files: Listing) -> None:
-    """Leaves out thumbnails and other sizes of images that lie beside them: 1_thumb.jpg beside 1.jpg or 1.png."""
+def _hold_the_same(first: dict[str, Reader], second: dict[str, Reader]) -> bool:
+    """Whether two folders hold the same names and, of the first few, the same bytes."""
+    with suppress(OSError, DecodeError):
+        return first.keys() == second.keys() and all(
+            first[name]() == second[name]() != b"" for name in islice(first, _COMPARED)
+        )
+    return False
+
+
+def _leave_out_derived(files: Listing) -> None:
+    """Leaves out what was made of images that lie beside them: 1_thumb.jpg and 1_mask.png beside 1.jpg."""
     # A thumbnail may keep its image's extension: 1.webp_thumb.jpg.
     names = {name for path, _ in files.images for name in (path, path.rpartition(".")[0])}
-    sizes = []
-    for path, _ in files.images:
-        folder, slash, name = path.rpartition("/")
-        stem = name.rpartition(".")[0]
-        if _SIZE.search(stem) and f"{folder}{slash}{_SIZE.sub('', stem)}" in names:
-            sizes.append(path)
-    files.leave_out(sizes, "by the name, a thumbnail or another size of the image beside it")
+    for pattern, images, why in (
+        (_SIZE, ("{}",), "a thumbnail or another size of the image beside it"),
+        (
+            _MASK,
+            _IMAGE_OF_PAIR,
+            "a mask, labels, depth or an overlay of the image beside it (to take them for images, give them a folder "
+            "of their own)",
+        ),
+    ):
+        derived = []
+        for path, _ in files.images:
+            folder, slash, name = path.rpartition("/")
+            stem = name.rpartition(".")[0]
+            if pattern.search(stem):
+                rest = pattern.sub("", stem)
+                if any(f"{folder}{slash}{image.format(rest)}" in names for image in images):
+                    derived.append(path)
+        files.leave_out(derived, f"by the name, {why}")
 
 
 def _leave_out_companions(files: Listing) -> None:
@@ -280,7 +339,7 @@ def _warn_of_parts(files: Listing) -> None:
         formats[path.removesuffix(f".{path.rpartition('.')[2]}")].append(path)
         if match := _BAND.match(path):
             bands[f"{match[1]} {match[2]}"].append(path)
-    parts = [paths for paths in bands.values() if len(paths) > 1]
+    parts = [paths for paths in bands.values() if len(paths) > 1] or _equal_runs(files)
     what = "bands of one image: stack the bands of each image in one .tif first"
     if 2 * sum(map(len, parts)) <= len(files.images):
         parts = [paths for paths in formats.values() if len(paths) > 1]
@@ -290,3 +349,25 @@ def _warn_of_parts(files: Listing) -> None:
         files.notes.append(
             f"warning: {shown(parts[0])} may be {what} ({count}; each file is taken for an image)"
         )
+
+
+def _equal_runs(files: Listing) -> list[list[str]]:
+    """Returns TIFFs numbered alike, _1 to _N, whose first run has one size; none if each folder holds one run."""
+    runs: dict[str, dict[int, tuple[str, Reader]]] = defaultdict(dict)
+    for path, read in files.images:
+        if match := _RUN.match(path):
+            runs[match[1]][int(match[2])] = path, read
+    whole = [
+        run
+        for run in runs.values()
+        if 1 < len(run) <= _MOST_OF_RUN and max(run) - len(run) + 1 == min(run) < 2
+    ]
+    alike = [run for run in whole if run.keys() == whole[0].keys()]
+    if len(alike) == len({path.rpartition("/")[0] for run in alike for path, _ in run.values()}):
+        return []
+    headers = set[tuple[int, int]]()
+    for _, read in alike[0].values():
+        with suppress(OSError, DecodeError):
+            header = read_header(read())
+            headers.add((header.height, header.width))
+    return [sorted(path for path, _ in run.values()) for run in alike] if len(headers) == 1 else []

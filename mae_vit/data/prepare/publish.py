@@ -24,7 +24,7 @@ from mae_vit.data.shards.dataset_json import (
     Split,
     file_digest,
 )
-from mae_vit.data.shards.index_rows import ROW, index_shard
+from mae_vit.data.shards.index_files import ROW, index_shard
 
 _SHARD_PATTERN = "{split}-[0-9][0-9][0-9][0-9][0-9][0-9].tar"
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from mae_vit.core.errors import InputError
-from mae_vit.core.messages import plain_text
 from mae_vit.data.prepare.bands.describe import band_notes, describe_bands
 from mae_vit.data.prepare.bands.options import EIGHT_BIT, BandLayout
 from mae_vit.data.prepare.bands.statistics import BandStatistics
@@ -22,8 +21,8 @@ class Statistics:
 
     Attributes:
         scale: the option --scale.
-        kind: of all images, such as "13xuint16" or "8-bit"; None before the first.
-        layout: of all images; None for photographs of 8 bits.
+        kind: bands and type of all images, such as "13xuint16" or "8-bit"; None before the first.
+        layout: layout of all images; None for photographs of 8 bits.
         bands: statistics of its bands.
     """
 
@@ -74,28 +73,22 @@ class Statistics:
     def _check_kind(self, image: Converted, path: str) -> None:
         if self.kind is None:
             self.kind, self.layout = image.kind, image.layout
-        layout, where = image.layout, plain_text(path)
+        theirs, ours = image.layout, self.layout
         if image.kind != self.kind:
-            types = {kind.rpartition("x")[2].replace("uint8", EIGHT_BIT) for kind in (image.kind, self.kind)}
-            first = "" if len(types) > 1 else "; --bands 1 takes the first band or page of each TIFF or array"
             raise InputError(
-                f"files differ in bands or type: {where} is {image.kind}, others are {self.kind}: "
-                f"--take {self.kind} or --take {image.kind} takes one of them (8-bit: 16 bits become 8){first}"
+                f"files differ in bands or type: {path} is {image.kind}, others are {self.kind}: --take {self.kind} or "
+                f"--take {image.kind} takes one of them (8-bit: 16 bits become 8), --bands 1 the first band or page of "
+                "each TIFF or array"
             )
-        if layout is None or self.layout is None:
+        if theirs is None or ours is None:
             return
-        if not self.layout.fits(layout):
-            if layout.nodata != self.layout.nodata:
-                raise InputError(
-                    f"files differ in their no-data value: {where} has {layout.nodata}, others have "
-                    f"{self.layout.nodata}: give --nodata"
-                )
+        if not ours.fits(theirs):
             raise InputError(
-                f"files differ in the names of their bands: {where} has {', '.join(layout.names)}, others have "
-                f"{', '.join(self.layout.names)}: order them by --bands NAME,NAME,..."
+                f"files differ: {path} has the bands {', '.join(theirs.names)} and no-data {theirs.nodata}, others "
+                f"{', '.join(ours.names)} and {ours.nodata}: order them by --bands NAME,NAME,..., or give --nodata"
             )
-        if layout.named and not self.layout.named:
-            self.layout = layout
+        if theirs.named and not ours.named:
+            self.layout = theirs
 
     def describe_bands(self) -> tuple[BandTable | None, list[float], list[float]]:
         """Returns the section "bands", which is None for photographs, and mean and std by channel."""

@@ -7,11 +7,11 @@ import json
 import math
 import re
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from mae_vit.core.bands import RGB8, Bands
+from mae_vit.core.bands import RGB8, Bands, Dtype
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import closest_path
 from mae_vit.core.preprocessing import Preprocessing
@@ -20,10 +20,6 @@ FORMAT = 1
 FILE_NAME = "dataset.json"
 # The sources that `mae-vit prepare` has by name, for the message about a missing folder.
 BUILT_IN = ("digits", "cifar10", "cifar100")
-
-
-# `mae_vit.core.bands.DTYPES`, as a type.
-Dtype = Literal["uint8", "uint16", "int16", "float16", "float32"]
 
 
 class StrictModel(BaseModel):
@@ -101,10 +97,7 @@ class Shard(StrictModel):
 
 
 class IndexFile(StrictModel):
-    """Where the samples of a split lie in its shards, as `mae_vit.data.index` keeps it.
-
-    It is for readers from far away, which would have to read all shards to make it.
-    """
+    """Where the samples of a split lie in its shards (`mae_vit.data.index`), for readers who lack the shards."""
 
     file: str = Field(pattern=r"^[^/\\]+\.npy$")
     bytes: int = Field(gt=0)
@@ -262,18 +255,9 @@ class Dataset(StrictModel):
         return self.model_dump_json(indent=1, exclude_none=True, by_alias=True) + "\n"
 
 
-class OwnData(Protocol):
-    """A data set of a plug-in, which has no folder (`mae_vit.data.map_source`)."""
-
-    def describe(self) -> Dataset:
-        """Returns what `dataset.json` would say of it."""
-
-    def open(self, split: str) -> Any:
-        """Opens a split, as a `ShardIndex`."""
-
-
-# By the name in `data.path`.
-SOURCES: dict[str, OwnData] = {}
+# Data sets of plug-ins (`mae_vit.data.map_source`), by the name in `data.path`: each can `describe` itself as
+# `dataset.json` would, and `open` a split as a `ShardIndex`.
+SOURCES: dict[str, Any] = {}
 
 
 def describe_shard(path: Path, samples: int) -> Shard:
@@ -297,7 +281,8 @@ def read_dataset(folder: Path) -> Dataset:
         InputError: if the folder is missing, empty, or not ours.
     """
     if own := SOURCES.get(str(folder)):
-        return own.describe()
+        described: Dataset = own.describe()
+        return described
     path = folder / FILE_NAME
     if not path.exists():
         raise InputError(f"data folder {folder} {_why_none(folder)}")

@@ -11,8 +11,7 @@ from mae_vit.core.messages import error_reason
 from mae_vit.core.progress import progress
 from mae_vit.data.images.decode import DecodeError, decode
 from mae_vit.data.shards.dataset_json import FILE_NAME, Shard, Split, file_digest, read_dataset
-from mae_vit.data.shards.index_files import decoded_files, index_problem, reindex_hint
-from mae_vit.data.shards.index_rows import index_shard, load_rows
+from mae_vit.data.shards.index_files import decoded_files, index_problem, index_shard, load_rows, reindex_hint
 from mae_vit.data.shards.samples import images_of, read_samples
 from mae_vit.data.shards.tar_headers import DamagedTar
 

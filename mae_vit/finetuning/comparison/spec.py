@@ -34,10 +34,10 @@ class RunSpec:
     """One run.
 
     Attributes:
-        name: in messages; unique in a comparison.
+        name: name in messages; unique in a comparison.
         program: the script that runs it, and its first words.
         config: its config file.
-        overrides: by dotted key, apart from those that other runs determine (`settings`).
+        overrides: values by dotted key, apart from those that other runs determine.
         folder: `COMPARISON/ROW/ID8`. It receives the run, its log and its lock.
         id: SHA-1 of all that determines its result.
         weights: its pretrained weights, as `--ckpt` takes them.
@@ -150,7 +150,7 @@ class Choice:
     Attributes:
         settings: overrides to choose from, at least one.
         runs: the tuning runs of each, one a seed; none where there is nothing to choose.
-        metric: of their summaries, which decides.
+        metric: entry of their summaries, which decides.
     """
 
     settings: tuple[Overrides, ...]

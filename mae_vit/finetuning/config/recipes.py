@@ -73,7 +73,7 @@ def find_recipe(ckpt: str | None, given: Sequence[str] = ()) -> tuple[Path, list
         where = f"data.path={other}"
     else:
         check_recorded(data["path"], folder, "give data.path=DIR")
-    cache = {name: data.get(name) for name in ("cache_dir", "cache_gib")}
+    cache: dict[str, Any] = {name: data.get(name) for name in ("cache_dir", "cache_gib")}
     cache |= {name: value for name in cache if (value := _given(given, f"data.{name}")) is not None}
     dataset = read_dataset(resolve_data_path(data["path"], **cache).folder)
     mode = MODES.get(_given(given, "finetune.mode") or "finetune")

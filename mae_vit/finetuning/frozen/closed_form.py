@@ -43,7 +43,7 @@ def score_in_closed_form(
     test_labels, classes = read_test_labels(data), len(data.classes)
     support = read_features(encoder, data, data.plain, data.train, predictor)
     width = support.shape[1]
-    measures = {**feature_metrics(feature_sums(support), width), "num_features": width}
+    measures: dict[str, Any] = {**feature_metrics(feature_sums(support), width), "num_features": width}
     query = read_features(encoder, data, data.open_test(), data.test, predictor)
     if config.finetune.mode in WITH_ALL_LABELS:
         fit, options = WITH_ALL_LABELS[config.finetune.mode](config.finetune)

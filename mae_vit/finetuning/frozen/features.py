@@ -70,7 +70,8 @@ def open_frozen(setup: Setup, *, random: bool = False, say: bool = False) -> Fro
         return FrozenModel(foreign, fresh_head(foreign.num_features))
     assert setup.info is not None
     encoder = setup.info.geometry.build(**model.drops)
-    head, fc_norm = fresh_head(encoder.embed_dim), nn.Identity()
+    head = fresh_head(encoder.embed_dim)
+    fc_norm: nn.Module = nn.Identity()
     if random or weights is None:
         if encoder.has_final_norm:
             encoder.norm = nn.LayerNorm(encoder.embed_dim, eps=1e-6)

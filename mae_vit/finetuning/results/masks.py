@@ -93,7 +93,7 @@ class MaskResults(Results):
         counts = {"intersections": test.intersections, "unions": test.unions}
         arrays: dict[str, Any] = {name: table.astype(np.int32) for name, table in counts.items()}
         with replacing(path / IMAGES_FILE) as partial, partial.open("wb") as file:
-            np.savez_compressed(file, **arrays, **shown, classes=np.array(classes))
+            np.savez_compressed(file, **(arrays | shown), classes=np.array(classes))
         columns = {"true": shown["truth"], "predicted": shown["predicted"]}
         drawn = draw_class_maps(shown["pixels"], columns, classes, shown["truth"])
         write_atomically(path / "overlays.png", drawn)

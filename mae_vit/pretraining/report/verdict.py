@@ -83,8 +83,9 @@ def _by_probe(record: RunRecord) -> tuple[bool | None, list[str]]:
         return None, [f"At the end {now}; how many it did before training is not known."]
     first, images = start[_PROBE], start["images"]
     low, high = interval_of_share(score, images)
-    learned = True if low > first else False if high < first else None
-    words = {True: "It learned", False: "It unlearned", None: "So few images do not show whether it learned"}
+    # One image that is no longer right, of all that were, is no fall.
+    learned = True if low > first else False if high < interval_of_share(first, images)[0] else None
+    words = {True: "It learned", False: "It unlearned", None: "This does not show whether it learned"}
     interval = f"95 % interval of {images:,} images: {low:.1%} to {high:.1%}"
     return learned, [f"{words[learned]}: {now} ({interval}), before training {first:.1%}."]
 

@@ -70,15 +70,17 @@ class Estimate:
 
     def _states(self, world_size: int, zero_stage: int) -> tuple[float, float]:
         """Returns one rank's bytes that last from step to step, and its bytes of gradients."""
-        share = 1 / world_size
+        rank_part = 1 / world_size
         # From ZeRO 1 on, a rank also keeps a flat float32 copy of its share of the parameters.
-        slots = 4 * (self.optimizer_slots + (zero_stage > 0)) * (share if zero_stage else 1)
+        slots = 4 * (self.optimizer_slots + (zero_stage > 0)) * (rank_part if zero_stage else 1)
         whole: float = 4 * self.parameters * (1 + self.averaged)
         if zero_stage == 3:
             # A rank keeps its own share, and the gathered parameters of other ranks up to a limit.
-            whole += 4 * (share * self.parameters + min(self.parameters, _ZERO_3_GATHERED) - self.parameters)
+            whole += 4 * (
+                rank_part * self.parameters + min(self.parameters, _ZERO_3_GATHERED) - self.parameters
+            )
         exchanged = 4 * min(self.trainable, 2 * ZERO_BUCKET) if zero_stage else 0
-        gradients = 4 * self.trainable * (share if zero_stage >= 2 else 1) + exchanged
+        gradients = 4 * self.trainable * (rank_part if zero_stage >= 2 else 1) + exchanged
         return whole + slots * self.trainable, gradients
 
     def describe_compute(self, images: int) -> str:

@@ -70,14 +70,14 @@ def time_steps(
     threads = torch.get_num_threads() if device.type == "cpu" else 1
     try:
         engine = build_engine(config, plan, task, ALONE, device, optimizer=optimizer)
-        place = 0
+        position = 0
 
         def take(images: int) -> np.ndarray:
             """Seconds (3, 2): to read, to compute and to update; that passed, and that this process had of them."""
-            nonlocal place
+            nonlocal position
             times = [_clock(device)]
-            batch = data.read_some(place, images)
-            place += images
+            batch = data.read_some(position, images)
+            position += images
             times.append(_clock(device))
             engine.backward(engine.forward(batch.to(device)).loss)
             times.append(_clock(device))

@@ -38,13 +38,13 @@ def describe_environment(command: list[str], world_size: int) -> dict[str, Any]:
 
 def versions_of(packages: Iterable[str]) -> dict[str, str]:
     """The installed version of each package."""
-    found = {}
+    versions = {}
     for name in packages:
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+            versions[name] = "not installed"
+    return versions
 
 
 def _git_commit() -> str | None:
@@ -61,10 +61,12 @@ def _git_commit() -> str | None:
 
 def _git(folder: Path, *words: str) -> str | None:
     try:
-        said = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=10)
+        answer = subprocess.run(
+            ["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=10
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return None if said.returncode else said.stdout.strip()
+    return None if answer.returncode else answer.stdout.strip()
 
 
 def _source_digest() -> str:

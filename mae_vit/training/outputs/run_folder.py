@@ -63,16 +63,16 @@ class RunFolder:
         Raises:
             InputError: naming the folder.
         """
-        place = nearest_existing(self.path)
-        if not place.is_dir():
-            raise InputError(f"run folder {self.path}: {place} is not a folder")
-        probe = place / f".writable.{os.getpid()}"
+        existing = nearest_existing(self.path)
+        if not existing.is_dir():
+            raise InputError(f"run folder {self.path}: {existing} is not a folder")
+        probe = existing / f".writable.{os.getpid()}"
         try:
             probe.touch()
             probe.unlink(missing_ok=True)
         except OSError as error:
             reason = error_reason(error)
-            raise InputError(f"run folder {self.path} cannot be written: {place}: {reason}") from None
+            raise InputError(f"run folder {self.path} cannot be written: {existing}: {reason}") from None
 
     def lock(self) -> None:
         """Takes the folder, which is made if need be, for this process; until `unlock`, or its end.
@@ -151,7 +151,7 @@ def lock_run(folder: Path) -> FileLock:
     Raises:
         InputError: if another process keeps it, or if it cannot be written.
     """
-    path, begun, said = folder / ".lock", time.monotonic(), False
+    path, begun, announced = folder / ".lock", time.monotonic(), False
     while True:
         lock = None
         try:
@@ -173,8 +173,8 @@ def lock_run(folder: Path) -> FileLock:
                 f"run folder {folder} is in use by {who}: let it end or stop it (SIGTERM saves), "
                 "or give this run another run.name"
             )
-        if not said:
-            said = True
+        if not announced:
+            announced = True
             print(f"{folder} is in use by {who}: waiting {patience:.0f} s for it to leave", file=sys.stderr)
         time.sleep(_POLL_S)
 

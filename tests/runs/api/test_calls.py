@@ -9,8 +9,12 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 
+import datasets
 import numpy as np
+import pandas
+import PIL.Image
 import pytest
 import torch
 from helpers.commands import ROOT, SMALL_PRETRAIN, lines_of
@@ -234,6 +238,31 @@ def test_prepare_is_the_command(tmp_path, capsys):
     with pytest.raises(mae_vit.InputError, match="overwrite"):
         mae_vit.prepare("digits", folder)
     assert mae_vit.prepare(["digits"], folder, overwrite=True, exclude=None) == folder
+
+
+@pytest.mark.parametrize(
+    ("sources", "kind"),
+    [
+        (pandas.DataFrame({"path": ["a.png"], "label": ["a"]}), "DataFrame"),
+        (datasets.Dataset.from_dict({"image": [1, 2]}), "Dataset"),
+        (torch.utils.data.TensorDataset(torch.zeros(2, 3)), "TensorDataset"),
+        (np.zeros((2, 8, 8, 3), np.uint8), "ndarray"),
+        ([PIL.Image.new("RGB", (8, 8))], "Image"),
+        ({"a": "a.png"}, "dict"),
+        (3, "int"),
+    ],
+)
+def test_sources_in_memory_are_refused_in_a_line(tmp_path, sources, kind):
+    with pytest.raises(mae_vit.InputError, match=rf"not {kind}\b.*to_csv") as error:
+        mae_vit.prepare(sources, tmp_path)
+    assert len(str(error.value)) < 250
+
+
+@pytest.mark.parametrize("call", [mae_vit.pretrain, partial(mae_vit.finetune, None), mae_vit.compare])
+def test_dotted_keys_are_changes_and_no_config(call):
+    with pytest.raises(mae_vit.InputError, match=r'changes=\{"train\.steps"') as error:
+        call({"train.steps": 2, "data.path": "x"})
+    assert len(error.value.lines) == 1
 
 
 def test_values_of_options_mean_what_their_text_does_on_the_command_line(tmp_path):

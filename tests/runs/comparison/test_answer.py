@@ -135,7 +135,7 @@ def test_a_report_says_what_pretraining_was_spared(digits, tmp_path):
     described["splits"]["train"]["processing"] = {"excluded": [excluded]}
     (data / "dataset.json").write_text(json.dumps(described))
     for text in forms():
-        assert re.search(r"MAE: 1,234 .*cifar10:test .*\(pHash of 64 bits, .*4 apart\)", text)
+        assert all(part in text for part in ("MAE: 1,234", "cifar10:test", "pHash of 64", "4 apart"))
     shutil.rmtree(data)
     assert "# x" in forms()[0]
 

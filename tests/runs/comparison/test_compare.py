@@ -5,11 +5,10 @@ import re
 
 import pytest
 from helpers.commands import run
-from helpers.comparison import compare_command, read_rows, write_config
+from helpers.comparison import compare_command, read_rows, read_scores, write_config
 
 from mae_vit.config.typed_yaml import parse_yaml
 from mae_vit.finetuning.comparison.command import main
-from mae_vit.finetuning.comparison.report.predictions import read_scores
 from mae_vit.finetuning.comparison.report.significance import gap_between
 
 
@@ -65,8 +64,8 @@ def test_the_page_needs_nothing_beside_it(compared):
     assert not re.search(r'(src|href)="(?!data:|#)', page.replace('xlink:href="#', 'href="#'))
     assert "ViT from MAE" in page
     assert page.count("<svg") >= 2
-    assert re.search(r"With 250 labels, ViT from MAE reaches [0-9.]+ %, ", page)
-    assert "on the test images (300, split test)" in page
+    assert "With 250 labels" in page
+    assert "(300, split test)" in page
     # In the table, and set against each of the others.
     results, _, settings = (folder / "report.md").read_text().partition("\n## Settings\n")
     assert results.count("\n| ViT from scratch | ") == 2
@@ -97,12 +96,13 @@ def test_other_settings_are_other_runs_beside_those_that_are_done(compared, caps
     assert main([*compare_command(changed, folder)[1:], "--dry-run"]) == 0
     lines = capsys.readouterr().out.splitlines()
     # Of 3 rows: 1 pretraining, 6 tuning runs, 4 cells. The pretraining has settings of its own.
-    assert "runs        11 runs, 1 done" in lines
-    assert any(line.startswith("pretrain MAE: 1 run, 1 done, ") for line in lines)
-    assert "  ViT from MAE" in lines
-    assert "    25 labels for each class, few_shot, seeds 0: 1 run, 0 done" in lines
+    done = [re.findall(r"(\d+) runs?, (\d+) done", line) for line in lines]
+    assert [("11", "1")] in done
+    assert any(line.startswith("pretrain MAE: ") and "1 done" in line for line in lines)
+    (row,) = [number for number, line in enumerate(lines) if line == "  ViT from MAE"]
+    assert any("few_shot, seeds 0" in line for line in lines[row:])
     assert main([*compare_command(config, folder)[1:], "--dry-run"]) == 0
-    assert "runs        11 runs, 11 done" in capsys.readouterr().out
+    assert "11 runs, 11 done" in capsys.readouterr().out
     assert (folder / "results.csv").read_bytes() == before
 
 

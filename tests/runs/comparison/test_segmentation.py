@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.commands import one_line
-from helpers.comparison import gap_of, read_rows, row
+from helpers.comparison import gap_of, read_rows, read_scores, row
 from helpers.finetune import TINY
 from helpers.images import prepare_pairs, write_pairs
 from helpers.weights.foreign import write_backbone
@@ -15,7 +15,7 @@ from scipy import stats
 
 from mae_vit.evaluation.segmentation import Overlaps, count_overlaps
 from mae_vit.finetuning.comparison.command import main
-from mae_vit.finetuning.comparison.report.predictions import pack_predictions, read_scores
+from mae_vit.finetuning.comparison.report.predictions import pack_predictions
 from mae_vit.finetuning.comparison.report.significance import gap_between
 from mae_vit.weights.names import FOREIGN_ORIGIN
 

@@ -160,7 +160,7 @@ def test_how_often_the_epoch_is_chosen_is_part_of_the_run(call, capsys):
     assert call("monitor.evaluate_every_steps=3") == 2
     assert "finetune.evaluate_every_steps" in one_line(capsys)
     assert call("--dry-run") == 0
-    assert re.search(r"^run .*is finished \(step 6\)", capsys.readouterr().out, re.MULTILINE)
+    assert "is finished (step 6)" in capsys.readouterr().out
 
 
 def test_names_of_weights_are_parts_of_folders(tmp_path):
@@ -179,6 +179,6 @@ def test_a_dry_run_says_what_is_measured_on(call, capsys):
     assert call("--dry-run") == 0
     output = capsys.readouterr().out
     assert "300 images, once" in output
-    assert re.search(r"^cores       \d+, 0 workers for each of 1 rank$", output, re.MULTILINE)
+    assert re.search(r"^cores +\d+, 0 workers ", output, re.MULTILINE)
     assert call("--dry-run", "finetune.test=false") == 0
     assert re.search(r"^tested on +nothing", capsys.readouterr().out, re.MULTILINE)

@@ -12,7 +12,8 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from mae_vit.data.prepare.prepare import prepare
-from mae_vit.data.prepare.sources.find import DOWNLOADS, find_images
+from mae_vit.data.prepare.sources.downloads import DATASETS
+from mae_vit.data.prepare.sources.find import find_images
 from mae_vit.data.shards.dataset_json import BUILT_IN
 from mae_vit.pretraining.command import main
 from mae_vit.runtime.exit_codes import EXIT_FAILED, EXIT_INPUT
@@ -110,7 +111,7 @@ def test_a_folder_that_is_not_there(tmp_path, capsys, monkeypatch, there, asked,
 
 
 def test_a_missing_folder_knows_every_built_in_source():
-    assert {*BUILT_IN} == {"digits", *DOWNLOADS}
+    assert {*BUILT_IN} == {*DATASETS}
 
 
 def test_missing_shard(damaged, tmp_path, capsys):
@@ -217,6 +218,7 @@ def test_held_out_images_without_labels_of_a_supervised_run(flat_test, tmp_path,
     assert "monitor.probe_every_steps=1" in one_line(capsys)
 
 
+@pytest.mark.timeout(300)
 def test_the_plan_tells_what_the_probe_does(digits, tmp_path, capsys):
     small = ("monitor.probe_queries=1", "monitor.probe_every_steps=7")
     for options, named in (

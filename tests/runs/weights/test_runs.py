@@ -68,7 +68,7 @@ def test_an_unfinished_run_and_a_damaged_checkpoint_are_said(call, first, tmp_pa
     write_folder(tmp_path / "photos")
     for words in (["export", "--to", "timm"], ["embed", str(tmp_path / "photos")]):
         assert main([words[0], str(first), *words[1:], "--out", str(tmp_path / words[0])]) == 0
-        assert capsys.readouterr().err.count("unfinished") == 1
+        assert capsys.readouterr().err.count("99 of 1,815") == 1
     words = ["inspect", str(first), "--data", str(tmp_path / "photos"), "--images", "4"]
     assert main([*words, "--out", str(tmp_path / "page")]) == 0
     assert "99 of 1,815" in (tmp_path / "page" / "index.html").read_text()

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from helpers.commands import ROOT, SMALL_PRETRAIN
+from helpers.commands import ROOT
 
 from mae_vit.cli.main import main
 from mae_vit.config.command_line import parse_arguments
@@ -35,15 +35,6 @@ def test_presets_are_listed_and_shown(capsys):
     assert '"mae_digits"?' in capsys.readouterr().err
     assert main(["presets", "nothing"]) == 2
     assert '"nothing"' in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "before", [[], ["--local_rank=0"], ["--local-rank", "0"]], ids=["alone", "deepspeed", "torch"]
-)
-def test_a_job_runs_a_preset_also_behind_what_launchers_add(digits, tmp_path, before):
-    words = ["pretrain", "mae_digits", f"data.path={digits}", f"run.dir={tmp_path / 'run'}"]
-    assert main([*before, *words, *SMALL_PRETRAIN, "train.steps=1"]) == 0
-    assert (tmp_path / "run" / "encoder.safetensors").is_file()
 
 
 @pytest.mark.parametrize(

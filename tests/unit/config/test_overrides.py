@@ -51,7 +51,9 @@ def test_another_choice_takes_the_place_of_the_files_options(write_config, overr
     chosen = load_config(PretrainConfig, path, [override])
     for part in section.split("."):
         chosen = getattr(chosen, part)
-    assert [getattr(chosen, name) for name in gone] == [None] * len(gone)
+    assert [getattr(chosen, name) for name in gone] == [
+        type(chosen).model_fields[name].get_default(call_default_factory=True) for name in gone
+    ]
     # What the command line itself gives is not dropped.
     with pytest.raises(InputError, match="command line"):
         load_config(PretrainConfig, path, [override, f"{section}.{gone[0]}=3"])

@@ -52,13 +52,8 @@ def test_photographs_may_be_read_as_gray_or_rgb():
 @pytest.mark.parametrize(
     ("said", "channels", "bands", "expected"),
     [
-        (
-            3,
-            13,
-            True,
-            r"model.in_chans=3, but the images of data/tiles have 13 bands \(B0, B1, B2, B3, ...\)",
-        ),
-        (4, 3, False, "model.in_chans=4, but the images of data/tiles are 8-bit photographs"),
+        (3, 13, True, r"in_chans=3.* 13 bands"),
+        (4, 3, False, r"in_chans=4.* 8-bit photographs"),
     ],
 )
 def test_a_contradiction_is_one_line(said, channels, bands, expected):

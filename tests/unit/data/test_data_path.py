@@ -9,9 +9,9 @@ from helpers.images import encoded, picture, write_files, write_zip
 
 from mae_vit.cli.main import main
 from mae_vit.core.errors import InputError
-from mae_vit.data import data_path
 from mae_vit.data.data_path import resolve_data_path
 from mae_vit.data.index import open_index
+from mae_vit.data.prepare import cached
 from mae_vit.data.prepare.prepare import prepare
 from mae_vit.data.shards.dataset_json import read_dataset
 from mae_vit.inspection.images import draw_samples
@@ -52,7 +52,7 @@ def test_a_changed_folder_is_prepared_anew(photos, monkeypatch):
     after = resolve_data_path(str(photos)).folder
     assert before.exists()  # a run may still read it
     assert sum(split.samples for split in read_dataset(after).splits.values()) == 25
-    monkeypatch.setattr(data_path, "_UNUSED_S", -1)
+    monkeypatch.setattr(cached, "_UNUSED_S", -1)
     (photos / "cat" / "new.jpg").unlink()
     resolve_data_path(str(photos))
     assert not after.exists()
@@ -83,8 +83,8 @@ def test_prepared_shards_are_used_where_they_lie(digits, tmp_path):
 def test_what_cannot_be_prepared_leaves_nothing(tmp_path, cache, monkeypatch):
     write_files(tmp_path / "texts", {"a.txt": b"no image"})
     write_files(tmp_path / "broken", {"a.jpg": b"\xff\xd8\xffno image"})
-    for name in ("texts", "broken"):
-        with pytest.raises(InputError, match=name):
+    for name, word in (("texts", "a.txt|texts"), ("broken", "a.jpg")):
+        with pytest.raises(InputError, match=word):
             resolve_data_path(str(tmp_path / name))
     write_files(tmp_path / "photos", CLASSES)
     full = shutil.disk_usage("/")._replace(free=10)
@@ -100,7 +100,7 @@ def test_a_killed_preparation_leaves_no_part_of_the_splits(tmp_path, cache, monk
         raise KeyboardInterrupt
 
     write_files(tmp_path / "photos", CLASSES)
-    monkeypatch.setattr(data_path, "prepare", killed)
+    monkeypatch.setattr(cached, "prepare", killed)
     with pytest.raises(KeyboardInterrupt):
         resolve_data_path(str(tmp_path / "photos"))
     assert not list(cache.rglob("dataset.json"))

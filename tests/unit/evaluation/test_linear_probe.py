@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from mae_vit.evaluation.linear_probe import LinearProbe, best_of, probe_top1, train_probe
+from mae_vit.evaluation.linear_probe import LinearProbe, best_index, probe_top1, train_probe
 
 N, D, K, BATCH, STEPS = 60, 5, 3, 12, 40
 
@@ -87,9 +87,9 @@ def test_features_that_a_plane_separates_are_all_found():
 
 
 def test_the_best_score_is_the_first_of_equal_ones_and_a_rate_too_large_has_none():
-    assert best_of([0.1, 0.5, 0.5, None]) == 1
-    assert best_of([None, 0.0]) == 1
-    assert best_of([None, None]) is None
+    assert best_index([0.1, 0.5, 0.5, None]) == 1
+    assert best_index([None, 0.0]) == 1
+    assert best_index([None, None]) is None
     probe = LinearProbe(nn.Linear(D, K)).eval()
     features, labels = torch.ones(4, D), torch.zeros(4, dtype=torch.int64)
     assert probe_top1(probe, features, labels) is not None

@@ -122,13 +122,17 @@ def test_another_size_interpolates_positions(path):
 
 
 def test_an_official_file_says_its_geometry_by_its_shapes(tmp_path):
-    info = vit_info("Ti", (64, 64), 16, 3, 192, 12, 3, 4.0, "sincos", (0.5,) * 3, (0.5,) * 3, "mae", 0)
+    info = vit_info("tiny-cifar", (64, 64), 16, 3, 128, 6, 4, 4.0, "sincos", (0.5,) * 3, (0.5,) * 3, "mae", 0)
     torch.manual_seed(0)
     encoder = info.geometry.build().eval()
     path = tmp_path / "mae_pretrain.pth"
     torch.save({"model": encoder.state_dict()}, path)
     loaded = mae_vit.load_encoder(path)
-    assert (loaded.info.vit.size, loaded.info.img_size, loaded.info.vit.num_heads) == ("Ti", (64, 64), 3)
+    assert (loaded.info.vit.size, loaded.info.img_size, loaded.info.vit.num_heads) == (
+        "tiny-cifar",
+        (64, 64),
+        4,
+    )
     assert loaded.info.vit.pos_embed == "sincos"
     assert loaded.info.mean == (0.485, 0.456, 0.406)
     images = torch.randn(2, 3, 64, 64)

@@ -16,7 +16,6 @@ from safetensors.torch import load_file, save_file
 
 import mae_vit
 from mae_vit.core.errors import FetchUnavailable, InputError
-from mae_vit.pretraining.command import main as pretrain
 from mae_vit.weights.names import FOREIGN_ORIGIN
 from mae_vit.weights.read import read_weights
 from mae_vit.weights.start import name_of
@@ -184,14 +183,9 @@ def test_what_does_not_fit_is_one_line(smallest, tmp_path):
         mae_vit.load_encoder(f"frozen:timm:{SMALLEST}@{smallest}", img_size=150)
 
 
-def test_nothing_trains_it(smallest, digits, tmp_path, capsys):
-    start = f"frozen:timm:{SMALLEST}@{smallest}"
+def test_nothing_trains_it(smallest):
     with pytest.raises(InputError, match="mae-vit embed"):
-        read_weights(start)
-    options = [f"data.path={digits}", f"run.dir={tmp_path / 'run'}", f"model.init={start}"]
-    assert pretrain(["--config", "mae_digits", *options]) == 2
-    assert "mae-vit embed" in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
+        read_weights(f"frozen:timm:{SMALLEST}@{smallest}")
 
 
 @pytest.mark.parametrize("name", ["test_vit2", "test_resnet"])

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 import mae_vit
 from mae_vit.core.errors import InputError
+from mae_vit.weights.encoder import info_from_weights
 from mae_vit.weights.load import load_weights
 from mae_vit.weights.read import read_weights
 
@@ -136,6 +137,33 @@ def test_a_network_is_found_in_any_wrapper(tmp_path, kind):
     report = load_weights(encoder.start, encoder.encoder).describe("some.pth")
     assert said in report
     assert ("  found  " in report) == bool(encoder.start.remarks)
+
+
+SLIP = argparse.Namespace(model="SLIP_VITS16")
+TIMM = {"architecture": "vit_small_patch16_224", "model_args": {"num_heads": 8}}
+# What is saved of a network of 384 x 12 below "visual.", what lies beside it, and its heads.
+SMALL = {
+    "MoCo v3": ({"arch": "vit_small"}, {}, 12),
+    "mmpretrain": ({"meta": {"cfg": "backbone=dict(arch='mocov3-small', patch_size=16)"}}, {}, 12),
+    "SLIP": ({"args": SLIP}, {}, 12),
+    "DINO": ({"args": argparse.Namespace(arch="vit_small")}, {}, None),
+    "timm": ({"arch": "vit_small_patch16_224"}, {}, 6),
+    "another's": ({"arch": "resnet50"}, {}, None),
+    "a config beside it": ({"arch": "vit_small"}, TIMM, 8),
+}
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_a_file_says_its_heads_by_its_architecture(tmp_path, kind):
+    facts, beside, heads = SMALL[kind]
+    with torch.device("meta"):
+        shapes = timm.create_model("vit_small_patch16_224", img_size=32, num_classes=0).state_dict()
+    tensors = {name: torch.zeros(value.shape) for name, value in shapes.items()}
+    torch.save({"state_dict": below("visual.", tensors), **facts}, tmp_path / "some.pth")
+    (tmp_path / "config.json").write_text(json.dumps(beside))
+    weights = read_weights(str(tmp_path / "some.pth"))
+    assert weights.num_heads == heads
+    assert info_from_weights(weights).vit.num_heads == (heads or 6)
 
 
 def randomized(model):

@@ -26,10 +26,10 @@ class _Header(NamedTuple):
     """The header of a NPY file.
 
     Attributes:
-        start: of the array in the file, in bytes.
-        shape: of the array: (H, W), (C, H, W) or (H, W, C).
+        start: offset of the array in the file, in bytes.
+        shape: (H, W), (C, H, W) or (H, W, C).
         fortran: the first axis changes fastest.
-        dtype: of the values, in the file's byte order.
+        dtype: type of the values, in the file's byte order.
     """
 
     start: int

@@ -18,9 +18,9 @@ class Raster:
     """An image other than a photograph of 8 bits.
 
     Attributes:
-        extension: of its format, determined from the bytes.
+        extension: extension of its format, determined from the bytes.
         pixels: (C, H, W) of one of `mae_vit.core.bands.DTYPES`. The memory may be shared with the file's bytes.
-        names: of the bands; empty if the file names none.
+        names: names of the bands; empty if the file names none.
         nodata: raw value of missing pixels that the file states.
         notes: what decoding changes beyond decompression.
     """

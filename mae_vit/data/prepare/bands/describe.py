@@ -6,12 +6,13 @@ from typing import cast
 
 import numpy as np
 
+from mae_vit.core.bands import Dtype
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of
 from mae_vit.data.prepare.bands.options import NONE, PERCENTILES, BandLayout
 from mae_vit.data.prepare.bands.statistics import LONE, BandStatistics, BandSummary
 from mae_vit.data.prepare.bands.statistics import PERCENTILES as SHARES
-from mae_vit.data.shards.dataset_json import BandTable, Dtype, Scale
+from mae_vit.data.shards.dataset_json import BandTable, Scale
 
 _LOW, _HIGH = 1, 99
 _SMALL_SHARE = 0.25

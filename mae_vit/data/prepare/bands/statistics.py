@@ -27,7 +27,7 @@ class BandSummary:
         std: standard deviation of the values.
         low: smallest value.
         high: largest value.
-        percentiles: by `PERCENTILES`; the smallest value that this share of the values does not exceed.
+        percentiles: values of `PERCENTILES`: the smallest value that this share of the values does not exceed.
     """
 
     pixels: int

@@ -11,6 +11,7 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
@@ -111,7 +112,7 @@ def open_archive(tar: Tar, encoding: str | None = None) -> Listing:
 
     Args:
         tar: the archive.
-        encoding: of names that are not in UTF-8.
+        encoding: encoding of names that are not in UTF-8.
 
     Raises:
         InputError: if it is damaged, or holds paths that leave its folder.
@@ -146,8 +147,8 @@ def _members(tar: Tar, special: list[Special] | None) -> Iterator[Member]:
 
 
 def _follow(links: dict[str, str | None], files: dict[str, Member]) -> list[tuple[str, Member]]:
-    """The links that lead to a file of the archive, with that file; tar writes copies of a file as such links."""
-    found = []
+    """Returns links to files of the archive, with the file; tar writes copies of a file as such links."""
+    linked = []
     for name, target in links.items():
         for _ in range(_MAX_LINKS):
             # A member of another name than its plain one ("./a") is found by the latter.
@@ -156,8 +157,8 @@ def _follow(links: dict[str, str | None], files: dict[str, Member]) -> list[tupl
                 break
             target = links[target]
         if target in files:
-            found.append((name, files[target]))
-    return found
+            linked.append((name, files[target]))
+    return linked
 
 
 def open_zip(path: Path, encoding: str | None = None) -> Listing:
@@ -177,7 +178,9 @@ def open_zip(path: Path, encoding: str | None = None) -> Listing:
         raise
     except _ZIP_ERRORS as error:
         raise InputError(f"archive {path} is {what_file_is(path) or f'damaged: {error}'}") from None
-    regular = [(name, info) for name, info in named if _is_regular(info)]
+    # Archives of Unix tell links and devices.
+    kinds = (0, stat.S_IFREG, stat.S_IFDIR)
+    regular = [(name, info) for name, info in named if stat.S_IFMT(info.external_attr >> 16) in kinds]
     members = [(name, info) for name, info in regular if not info.is_dir()]
     files = _list(members, partial(_read_zipped, archive), special=len(named) - len(regular))
     sizes, bound = {name: info.file_size for name, info in members}, _bound(path.stat().st_size)
@@ -203,12 +206,6 @@ def _read_zipped(archive: zipfile.ZipFile, info: zipfile.ZipInfo, length: int | 
         raise DecodeError(str(error) or type(error).__name__) from None
 
 
-def _is_regular(info: zipfile.ZipInfo) -> bool:
-    """Whether a member is a file or a folder; archives of Unix tell links and devices."""
-    kind = stat.S_IFMT(info.external_attr >> 16)
-    return kind in (0, stat.S_IFREG, stat.S_IFDIR)
-
-
 def _zip_name(info: zipfile.ZipInfo, encoding: str | None) -> str:
     """Reads a name anew that does not say that it is in UTF-8: zipfile takes it for cp437, the norm of DOS."""
     if info.flag_bits & _UTF_8 or info.filename.isascii():
@@ -220,9 +217,9 @@ def _list(named: Iterable[tuple[str, _Any]], read: Callable[..., bytes], *, spec
     """Takes images and sorts them; of one path's members the last, as unpacking would.
 
     Args:
-        named: path and member.
+        named: path of each member, and the member.
         read: reads a member, or its first bytes.
-        special: how many other members there are.
+        special: number of other members.
     """
     files = Listing()
     for name, member in named:
@@ -239,10 +236,9 @@ def _list(named: Iterable[tuple[str, _Any]], read: Callable[..., bytes], *, spec
 
 
 def _head(read: Callable[..., bytes], member: Any) -> bytes:
-    try:
+    with suppress(DecodeError):
         return read(member, HEAD_BYTES)
-    except DecodeError:
-        return b""
+    return b""
 
 
 def _bound(packed: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import shutil
+from collections.abc import Callable
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -15,12 +16,10 @@ from mae_vit.core.errors import InputError
 from mae_vit.data.prepare.entries import Entry, ImageSource, SourceOptions
 from mae_vit.data.prepare.selection import draw_holdout
 
-# Names of sources -> torchvision's classes.
-DOWNLOADS = {"cifar10": "CIFAR10", "cifar100": "CIFAR100"}
 _DIGITS_TEST_SHARE = Fraction(1, 6)
 
 
-def digits() -> ImageSource:
+def digits(_: SourceOptions | None = None) -> ImageSource:
     """Returns 1,797 handwritten digits, 8x8 gray: real images without a network.
 
     `digits.npz` holds them as scikit-learn has them: Optical Recognition of Handwritten Digits (Alpaydin and Kaynak
@@ -37,7 +36,7 @@ def digits() -> ImageSource:
     return ImageSource("digits (scikit-learn)", [*train, *test])
 
 
-def download(name: str, options: SourceOptions) -> ImageSource:
+def _cifar(kind: str, options: SourceOptions) -> ImageSource:
     """Reads CIFAR (CIFAR-100: fine classes) through torchvision, which unpickles only files of published checksums.
 
     Downloads go into a hidden folder of the output, kept for the next call; a failure leaves nothing.
@@ -48,18 +47,18 @@ def download(name: str, options: SourceOptions) -> ImageSource:
     # Slow to import, and only used here.
     from torchvision import datasets
 
-    kind = getattr(datasets, DOWNLOADS[name])
+    read, name = getattr(datasets, kind), kind.lower()
     root = options.root or options.out / ".download"
     entries = []
     for split, train in (("train", True), ("test", False)):
         try:
-            data = kind(str(root), train=train, download=True)
+            data = read(str(root), train=train, download=True)
         except (OSError, RuntimeError) as error:
             if options.root is None:
                 shutil.rmtree(root, ignore_errors=True)
             raise InputError(
                 f"{name}: no copy under {root} and no download ({str(error).splitlines()[0]}): "
-                f"give --root DIR with torchvision's {kind.base_folder}, or an archive of class folders"
+                f"give --root DIR with torchvision's {read.base_folder}, or an archive of class folders"
             ) from None
         for number, (pixels, label) in enumerate(zip(data.data, data.targets, strict=True)):
             entries.append(_entry(split, data.classes[label], f"{number:05d}", pixels))
@@ -75,3 +74,11 @@ def _encode(pixels: np.ndarray) -> bytes:
     stream = io.BytesIO()
     Image.fromarray(pixels).save(stream, "png")
     return stream.getvalue()
+
+
+# Sources by their names on the command line.
+DATASETS: dict[str, Callable[[SourceOptions], ImageSource]] = {
+    "digits": digits,
+    "cifar10": partial(_cifar, "CIFAR10"),
+    "cifar100": partial(_cifar, "CIFAR100"),
+}

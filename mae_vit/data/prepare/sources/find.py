@@ -28,10 +28,10 @@ from mae_vit.core.user_files import (
     what_file_is,
 )
 from mae_vit.data.prepare.entries import ImageSource, SourceOptions
-from mae_vit.data.prepare.listing import Listing, shown
+from mae_vit.data.prepare.listing import ARCHIVE_PART, JOIN_PARTS, Listing, shown
 from mae_vit.data.prepare.path_entries import entries_from_paths
 from mae_vit.data.prepare.sources.archives import holds_images, is_tar, open_zip
-from mae_vit.data.prepare.sources.downloads import DOWNLOADS, digits, download
+from mae_vit.data.prepare.sources.downloads import DATASETS
 from mae_vit.data.prepare.sources.folders import open_folder
 from mae_vit.data.prepare.sources.foreign_shards import find_shards
 from mae_vit.data.prepare.sources.rows import find_parquet, open_hub_dataset, open_parquet
@@ -39,7 +39,6 @@ from mae_vit.data.prepare.sources.tables import is_table, open_table
 from mae_vit.data.prepare.sources.tars import open_tars
 
 _SOURCES = "a folder, .tar, .tar.gz, .tar.bz2, .tar.xz, .zip, .parquet, a CSV or TSV of paths and labels"
-_PART = re.compile(r"\.(z\d\d|(zip|7z|rar|tar|tgz|gz)[-_.]?(\d{2,3}|part\w*|[a-z]{2}))$", re.IGNORECASE)
 _CIFAR = re.compile(r"cifar-(100?)-")
 # So many pictures may lie beside shards without being the data.
 _FEW_IMAGES = 16
@@ -88,10 +87,8 @@ def _open(specs: list[str], options: SourceOptions) -> ImageSource:
     """Opens a source, or several files that are one; refuses one without images."""
     spec, paths = specs[0], [Path(spec) for spec in specs]
     kind = _file_kind(paths[0])
-    if spec == "digits":
-        source = digits()
-    elif spec in DOWNLOADS:
-        source = download(spec, options)
+    if spec in DATASETS:
+        source = DATASETS[spec](options)
     elif is_hub_name(spec):
         source = open_hub_dataset(spec, options)
     elif paths[0].is_dir():
@@ -123,11 +120,10 @@ def _no_source(spec: str, path: Path) -> str:
     if not path.exists():
         if is_url(spec):
             return f"source {redact_url(spec)} lies elsewhere: download it, and give the file or folder here"
-        names = ["digits", *DOWNLOADS]
-        meant = closest(spec, names, cutoff=0.6) or closest_path(path) or nearest(spec, names)
+        meant = closest(spec, DATASETS, cutoff=0.6) or closest_path(path) or nearest(spec, DATASETS)
         return f"source {spec} does not exist; {meant}"
-    if _PART.search(path.name):
-        return f"source {spec}: a part of an archive: join the parts first (cat ARCHIVE.* > ARCHIVE; zip -s 0 of .z01)"
+    if ARCHIVE_PART.search(path.name):
+        return f"source {spec}: a part of an archive: {JOIN_PARTS}"
     if full_extension(path.name) in {*CONVERTIBLE_EXTENSIONS, "npz"}:
         return f"source {spec}: one file of arrays or images, which is not read: {EACH_IMAGE}"
     what = what_file_is(path)

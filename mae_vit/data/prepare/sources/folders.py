@@ -26,15 +26,15 @@ def open_folder(path: Path) -> Listing:
     return files
 
 
-def list_files(found: Iterable[Path], top: Path) -> Listing:
+def list_files(paths: Iterable[Path], top: Path) -> Listing:
     """Lists the images among files, by their paths below `top`, in the given order."""
     files, special = Listing(), list[str]()
-    for file in found:
+    for file in paths:
         name = file.relative_to(top).as_posix()
-        if not is_regular(file):
-            special.append(name)
-        else:
+        if is_regular(file):
             files.take(name, partial(_head, file), reader(file))
+        else:
+            special.append(name)
     if special:
         files.notes.append(
             f"skipped {len(special)} that are no regular files: pipes, devices or dead links ({shown(special)})"
@@ -51,31 +51,24 @@ def walk(top: Path, again: list[Path] | None = None) -> Iterator[Path]:
     """
     seen: set[tuple[int, int]] = set()
     # Links to folders wait until the folders that are really there have been seen.
-    waiting = [top]
-    while waiting:
-        links: list[Path] = []
-        for folder in waiting:
-            status = folder.stat()
-            if again is not None and (status.st_dev, status.st_ino) in seen:
+    waiting, links = [top], list[Path]()
+    while waiting or links:
+        folder = waiting.pop() if waiting else links.pop(links.index(min(links)))
+        status = folder.stat()
+        if (status.st_dev, status.st_ino) in seen:
+            if again is not None:
                 again.append(folder)
-            yield from _walk_real(folder, seen, links)
-        waiting = sorted(links)
-
-
-def _walk_real(folder: Path, seen: set[tuple[int, int]], links: list[Path]) -> Iterator[Path]:
-    status = folder.stat()
-    if (status.st_dev, status.st_ino) in seen:
-        return
-    seen.add((status.st_dev, status.st_ino))
-    with os.scandir(folder) as listed:
-        for entry in listed:
-            path = Path(entry.path)
-            if entry.is_dir(follow_symlinks=False):
-                yield from _walk_real(path, seen, links)
-            elif entry.is_symlink() and path.is_dir():
-                links.append(path)
-            else:
-                yield path
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        with os.scandir(folder) as listed:
+            for entry in listed:
+                path = Path(entry.path)
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(path)
+                elif entry.is_symlink() and path.is_dir():
+                    links.append(path)
+                else:
+                    yield path
 
 
 def is_regular(file: Path) -> bool:
@@ -96,19 +89,17 @@ def _open(file: Path) -> BinaryIO:
 
 
 def _head(file: Path) -> bytes:
-    with suppress(OSError, DecodeError):
-        if is_regular(file):
-            with _open(file) as opened:
-                return opened.read(HEAD_BYTES)
+    with suppress(OSError, DecodeError), _open(file) as opened:
+        return opened.read(HEAD_BYTES)
     return b""
 
 
 def reader(file: Path) -> Reader:
     """Returns what reads a file, should it have become none: with an error, without waiting."""
+    return partial(_read, file)
 
-    def read() -> bytes:
-        with _open(file) as opened:
-            check_bytes(os.fstat(opened.fileno()).st_size)
-            return opened.read(MAX_IMAGE_BYTES)
 
-    return read
+def _read(file: Path) -> bytes:
+    with _open(file) as opened:
+        check_bytes(os.fstat(opened.fileno()).st_size)
+        return opened.read(MAX_IMAGE_BYTES)

@@ -74,7 +74,8 @@ class _ParquetTable:
     def rows(self, columns: list[str] | None = None) -> Iterator[dict[str, Any]]:
         """Yields each row by column."""
         try:
-            for batch in self._file.iter_batches(_BATCH_ROWS, columns=columns, use_threads=False):
+            batch_rows = _BATCH_ROWS if columns else 1  # all columns of the first row alone
+            for batch in self._file.iter_batches(batch_rows, columns=columns, use_threads=False):
                 yield from batch.to_pylist()
         except self._errors as error:
             raise InputError(f"{self.name} is damaged: {error_reason(error)[:_LONGEST_REASON]}") from None
@@ -96,8 +97,8 @@ class _HubTable:
 
 def find_parquet(folder: Path) -> list[Path]:
     """Returns the Parquet files below a folder, but for hidden ones."""
-    found = (path for path in folder.rglob("*.parquet") if path.is_file())
-    return sorted(path for path in found if not f"/{path.relative_to(folder)}".count("/."))
+    paths = (path for path in folder.rglob("*.parquet") if path.is_file())
+    return sorted(path for path in paths if not f"/{path.relative_to(folder)}".count("/."))
 
 
 def open_parquet(paths: Sequence[Path], folder: Path, name: str, options: SourceOptions) -> ImageSource:

@@ -10,6 +10,7 @@ from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import unquote
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import closest, count_of, plain_text
@@ -19,6 +20,7 @@ from mae_vit.core.user_files import (
     extension_of,
     is_image,
     read_text,
+    split_and_rest,
     split_named,
     split_told,
 )
@@ -68,16 +70,32 @@ class _Files:
     Attributes:
         elsewhere: folders at the beginning of all paths, which may be those of another machine.
         names: the images below the folder.
+        own_names: those of them in folders of the split that the table's name tells: trainLabels.csv, train/.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, table: Path) -> None:
+        self._folder = table.parent
+        self._split = split_and_rest(table.stem)[0]
         self.elsewhere: tuple[str, ...] = ()
 
     @cached_property
-    def names(self) -> Names:
+    def _paths(self) -> list[str]:
         paths = (file.relative_to(self._folder).as_posix() for file in walk(self._folder))
-        return Names(path for path in paths if is_image(path))
+        return [path for path in paths if is_image(path)]
+
+    @cached_property
+    def names(self) -> Names:
+        return Names(self._paths)
+
+    @cached_property
+    def own_names(self) -> Names:
+        own = self._split
+        folders = {path: path.split("/")[:-1] for path in self._paths}
+        return Names(
+            path
+            for path, parts in folders.items()
+            if own and own in (split_and_rest(part)[0] for part in parts)
+        )
 
     def find(self, path: str) -> Path | None:
         """Returns the one file that is meant; None for none or several, and for an address."""
@@ -87,8 +105,11 @@ class _Files:
         if is_regular(self._folder / path):
             return self._folder / path
         for cut in ("/".join(self.elsewhere[:count]) for count in range(len(self.elsewhere) + 1)):
-            if name := self.names.find(path.removeprefix(cut).lstrip("/") if cut else path):
-                return self._folder / name
+            end = path.removeprefix(cut).lstrip("/") if cut else path
+            # Percent-encoded, as Label Studio writes them: /data/local-files/?d=my%20photos/1.jpg.
+            for name in (end, unquote(end.rpartition("?d=")[2])):
+                if image := self.names.find(name) or self.own_names.find(name):
+                    return self._folder / image
         return None
 
 
@@ -124,7 +145,7 @@ def read_table(table: Path, options: SourceOptions | None = None) -> Table:
         InputError: if it has no column of files, several that may be meant, or is no text.
     """
     options = options or SourceOptions(Path())
-    name, files = table.name, _Files(table.parent)
+    name, files = table.name, _Files(table)
     columns, cells = _read(table)
     path, label = _choose_columns(table, columns, cells, files, options)
     split, notes = next((column for column in _SPLITS if column in columns), None), list[str]()
@@ -269,7 +290,7 @@ def open_table(table: Path, options: SourceOptions) -> ImageSource:
         key = unique_key(stem, keys.setdefault(split, {}))
         entries.append(Entry(split, name, key, where, extension_of(where) or "jpg", reader(file)))
     if missing:
-        there = "" if entries else f"; there are {_Files(table.parent).names}"
+        there = "" if entries else f"; there are {_Files(table).names}"
         count = count_of(len(missing), "file")
         notes.append(f"{count} of {table.name} not found beside it or below: {shown(missing)}{there}")
     if by_end:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mae_vit.core.messages import count_of, plain_text
-from mae_vit.core.user_files import split_from_path, split_in
+from mae_vit.core.user_files import split_and_rest, split_from_path
 from mae_vit.data.prepare.entries import ImageSource, SourceOptions
 from mae_vit.data.prepare.folder_names import surely_split
 from mae_vit.data.prepare.listing import Listing
@@ -29,9 +29,9 @@ def open_tars(paths: Sequence[Path], folder: Path, name: str, options: SourceOpt
     """Opens tars as one source.
 
     Args:
-        paths: of the tars.
-        folder: that holds them all.
-        name: of the source.
+        paths: the tars.
+        folder: the folder that holds them all.
+        name: name of the source.
         options: which fields of samples are images and labels, and how names are read.
 
     Raises:
@@ -52,7 +52,7 @@ def open_tars(paths: Sequence[Path], folder: Path, name: str, options: SourceOpt
 def are_classes(paths: Sequence[Path]) -> bool:
     """Whether tars are called as classes are, so that each may hold the images of one; test_tube is none of splits."""
     stems = {_stem(path) for path in paths}
-    several = len({split_in(stem) for stem in stems} - {None}) > 1
+    several = len({split_and_rest(stem)[0] for stem in stems} - {None}) > 1
     named = all(_CLASS.fullmatch(stem) and not surely_split(stem) for stem in stems)
     return len(stems) > 1 and named and not several
 
@@ -79,8 +79,8 @@ def _open_archives(tars: Sequence[Tar], folder: Path, name: str, options: Source
         listing, stem = open_archive(tar, options.name_encoding), _stem(tar.name)
         # A folder called like its tar is its wrapping.
         wrapped = len(tars) > 1 and all(path.startswith(f"{stem}/") for path, _ in listing.images)
-        place = ("" if one_split else f"{split}/") + (f"{stem}/" if classes else "")
-        files.add(listing, wrapping=f"{stem}/" if wrapped else "", folder=place)
+        below = ("" if one_split else f"{split}/") + (f"{stem}/" if classes else "")
+        files.add(listing, wrapping=f"{stem}/" if wrapped else "", folder=below)
     if classes and options.labels:
         files.notes.append(
             f"took each of {count_of(len(tars), 'tar')} for the class of its name (--no-labels)"

@@ -75,7 +75,9 @@ def test_neighbors_are_those_of_timms_features(measure, digits, tmp_path, capsys
 def test_a_probe_of_another_size_and_its_dry_run(measure, tmp_path, capsys):
     file = write_backbone(tmp_path / "convnext", "convnext")
     assert measure(file, "linear_probe", "model.img_size=32", "--dry-run")[0] == 0
-    assert f"timm:convnext_atto, 32x32 px, frozen; {FOREIGN_ORIGIN}" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "timm:convnext_atto, 32x32 px" in out
+    assert FOREIGN_ORIGIN in out
     code, folder = measure(file, "linear_probe", "model.img_size=32")
     assert code == 0
     assert f"(linear_probe, {FOREIGN_ORIGIN}; " in capsys.readouterr().out

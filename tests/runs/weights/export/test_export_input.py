@@ -92,7 +92,7 @@ def test_an_export_is_replaced_by_force_alone_and_nothing_else_ever(path, tmp_pa
     ("arguments", "message"),
     [
         (["--to", "tim"], 'did you mean "timm"?'),
-        (["--to", "hf", "--overwrite"], 'did you mean "--force"?'),
+        (["--to", "hf", "--overwrite"], "--force"),
         (["--to", "onnx", "--out", "a.onnx"], "is a folder"),
         (["--to", "hf", "--pool", "mean"], "--pool mean"),
         (["--to", "official", "--pool", "cls"], "--pool cls"),

@@ -16,7 +16,6 @@ from mae_vit.core.batch import Batch
 from mae_vit.core.errors import DamagedSample
 from mae_vit.data.batches.loader import (
     FixedBatches,
-    WholeSamples,
     load_batches,
     replacement_candidates,
     start_worker_server,
@@ -158,11 +157,11 @@ def test_known_damage_is_not_decoded_again(damaged, monkeypatch):
 def test_a_subset_replaces_within_itself(damaged, many_shards):
     samples = np.array([3, 40, 43, 44, 50, 400, 900, 901])
     part, whole = replace(source_of(damaged[0], "tar"), samples=samples), source_of(many_shards, "tar")
-    (images, labels, _), passed = WholeSamples(part).read(7, 2, np.array([7, 1, 4, 6]))
+    (batch,) = FixedBatches(part, np.array([7, 1, 4, 6]), seed=7, batch_size=4, replace=True)
     # Place 1 goes to 2, then to 4; place 6 to 7.
-    assert np.array_equal(images, whole.render(7, 2, samples[[7, 4, 4, 7]]).images)
-    assert labels.tolist() == whole.labels[samples[[7, 4, 4, 7]]].tolist()
-    assert [one.sample for one in passed] == [40, 43, 900]
+    assert np.array_equal(batch.images, whole.render(7, 0, samples[[7, 4, 4, 7]]).images)
+    assert batch.labels.tolist() == whole.labels[samples[[7, 4, 4, 7]]].tolist()
+    assert [damage.sample for damage in batch.damaged] == [40, 43, 900]
 
 
 def test_tries_are_near_first_and_leave_a_lost_shard():
@@ -215,17 +214,6 @@ def test_a_shard_that_vanishes_or_changes_in_mid_run_is_damage(digits, tmp_path,
     assert reasons.keys() == {"train-000001.tar", "train-000003.tar"}
     assert "gone" in reasons["train-000001.tar"]
     assert f"100,000 of {os.path.getsize(digits / 'train-000003.tar'):,}" in reasons["train-000003.tar"]
-
-
-def test_a_shard_cut_while_it_is_open_is_damage_from_there_on(digits, tmp_path, monkeypatch):
-    monkeypatch.setattr(shard_files, "_WAITS_S", (0.0, 0.01))
-    copy = copy_of(digits, tmp_path / "data")
-    index = open_index(copy, "train")
-    expected = index.read(0)
-    os.truncate(copy / "train-000000.tar", 100_000)
-    assert index.read(0) == expected  # open, and whole up to there
-    with pytest.raises(shard_files.ReadError, match="100,000 of 829,440"):
-        index.read(300)
 
 
 def test_each_sample_behind_the_end_of_a_shard_is_not_waited_for(digits, tmp_path, monkeypatch):

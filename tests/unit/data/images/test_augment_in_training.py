@@ -14,11 +14,10 @@ from mae_vit.config.load import load_config
 from mae_vit.config.presets import find_config
 from mae_vit.core.errors import InputError
 from mae_vit.data.batches.augmented import Views, open_source
-from mae_vit.data.batches.loader import choose_workers, load_batches, start_worker_server
+from mae_vit.data.batches.loader import choose_workers
 from mae_vit.data.images.augment import Augment
 from mae_vit.data.images.auto_augment import RANDAUGMENT, AutoAugmentCifar, RandAugment
 from mae_vit.data.index import open_index
-from mae_vit.data.order.order import GlobalOrder, RankSlice
 from mae_vit.data.views import fill_color, make_policy
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.finetuning.data import open_data as open_finetune_data
@@ -148,21 +147,6 @@ def test_workers_beside_a_gpu_and_a_cpu(digits, cores, on_gpu, policies, memory,
         source = open_source(index, name, channels=1, augment=Augment(img_size=(8, 8)), memory_limit_gib=1)
         assert choose_workers("auto", source, cores=cores, on_gpu=on_gpu, policies=policies) == expected
         assert choose_workers(7, source, cores=cores, on_gpu=on_gpu, policies=policies) == 7
-
-
-@pytest.mark.slow
-def test_workers_give_the_same_images(digits):
-    start_worker_server(policies=True)
-    index = open_index(digits, "train")
-    augment = Augment(img_size=(16, 16), **CROPS["random_resized"], **POLICIES["randaugment"])
-    source = open_source(index, "tar", channels=1, augment=augment, memory_limit_gib=1)
-    order = GlobalOrder(len(index), 96, seed=0)
-    runs = [
-        list(load_batches(source, order, RankSlice(), start_step=0, stop_step=4, workers=workers))
-        for workers in (0, 2)
-    ]
-    for one, other in zip(*runs, strict=True):
-        assert torch.equal(one.images, other.images)
 
 
 # Of the code before there were policies: boxes and flips, pixels.

@@ -13,7 +13,7 @@ from mae_vit.core.errors import InputError
 from mae_vit.data.batches import sources as reading
 from mae_vit.data.batches.loader import load_batches, replacement_candidates, start_worker_server
 from mae_vit.data.index import open_index
-from mae_vit.data.order.order import GlobalOrder, RankSlice, RepeatedOrder, micro_batches, view_keys
+from mae_vit.data.order.order import GlobalOrder, RankSlice, RepeatedOrder, view_keys
 from mae_vit.data.training_data import make_order
 
 REPEATS, BATCH = 4, 96
@@ -112,13 +112,6 @@ def test_all_views_of_a_damaged_sample_are_of_one_that_stands_in(many_shards, tm
     np.testing.assert_array_equal(batch.images, whole.render(7, 0, taken, view_keys(taken, REPEATS)).images)
     # Masks are those of the order.
     assert torch.equal(batch.keys.index, torch.from_numpy(view_keys(samples, REPEATS)))
-
-
-def test_micro_batches_hold_whole_repeats():
-    order = RepeatedOrder(GlobalOrder(1497, 24, 7), REPEATS)
-    for _, samples in micro_batches(order, RankSlice(1, 2, 3), start_step=3, stop_step=40):
-        rows = samples.reshape(-1, REPEATS)
-        assert (rows == rows[:, :1]).all()
 
 
 def test_more_views_than_numbers_are_refused(digits):

@@ -1,12 +1,10 @@
 """Folders, archives and files as people have them: what is taken, and what is said."""
 
-import bz2
 import os
 
 import numpy as np
 import pytest
 from helpers.images import encoded, picture, write_files, write_pairs, write_tar, write_zip
-from PIL import Image
 from unit.data.band_files import npz
 
 JPEG, PNG, TIFF = encoded(picture(1)), encoded(picture(2), "png"), encoded(picture(2, mode="L"), "tiff")
@@ -243,14 +241,3 @@ def test_a_folder_of_a_name_that_is_not_in_utf_8(tmp_path, call, said):
     said(refused.text)
     assert refused.code == 2
     assert call(tmp_path / "flat").images() == {r"caf\xe9": {"png": PNG}}
-
-
-def test_one_image_in_many_colors_is_measured(call):
-    gray = Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8))
-    dataset = call({"a.png": encoded(gray, "png")}).dataset
-    assert dataset.mean == pytest.approx([np.arange(64).mean() / 255], abs=1e-6)
-
-
-def test_a_packed_tar_in_a_folder(tmp_path, call):
-    packed = bz2.compress(write_tar(tmp_path / "a.tar", TREE).read_bytes())
-    assert call(write_files(tmp_path / "packed", {"a.tbz2": packed})).counts() == TWO

@@ -25,20 +25,20 @@ def table(images, labels=None, *, paths=None, features=None, label="label", **co
         for data, path in zip(images, paths or [None] * len(images), strict=True)
     ]
     named = {} if labels is None else {label: pa.array(labels)}
-    found = pa.table({"image": pa.array(cells, IMAGE), **named, **columns})
+    data = pa.table({"image": pa.array(cells, IMAGE), **named, **columns})
     note = {"huggingface": json.dumps({"info": {"features": features}})} if features else None
-    return found.replace_schema_metadata(note)
+    return data.replace_schema_metadata(note)
 
 
-def written(found: pa.Table, path, **options):
+def written(data: pa.Table, path, **options):
     path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(found, path, **{"row_group_size": 5, **options})
+    pq.write_table(data, path, **{"row_group_size": 5, **options})
     return path
 
 
-def content(found: pa.Table) -> bytes:
+def content(data: pa.Table) -> bytes:
     sink = pa.BufferOutputStream()
-    pq.write_table(found, sink, row_group_size=5)
+    pq.write_table(data, sink, row_group_size=5)
     return sink.getvalue().to_pybytes()
 
 
@@ -218,12 +218,12 @@ def hub(monkeypatch, tmp_path):
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "datasets_cache")
     HfFileSystem.clear_instance_cache()
     labels = [n % 3 for n in range(12)]
-    found = table(JPEGS, labels, features={"image": {"_type": "Image"}, "label": NAMED})
+    data = table(JPEGS, labels, features={"image": {"_type": "Image"}, "label": NAMED})
     files = {
         "README.md": b"# cats",
-        "data/train-00000-of-00002.parquet": content(found.slice(0, 5)),
-        "data/train-00001-of-00002.parquet": content(found.slice(5, 5)),
-        "data/test-00000-of-00001.parquet": content(found.slice(10)),
+        "data/train-00000-of-00002.parquet": content(data.slice(0, 5)),
+        "data/train-00001-of-00002.parquet": content(data.slice(5, 5)),
+        "data/test-00000-of-00001.parquet": content(data.slice(10)),
     }
     for name in ("cats", "private", "gated"):
         options = {name: True} if name != "cats" else {}

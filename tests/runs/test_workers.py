@@ -17,17 +17,12 @@ EPOCHS = 8
 
 
 @pytest.mark.skipif(not psutil.LINUX, reason="needs unique set sizes")
-@pytest.mark.parametrize("mode", ["global", "blocks"])
-def test_memory_of_workers_stays_flat(many_shards, mode):
+def test_memory_of_workers_stays_flat(many_shards):
     """An epoch's images of 64 px are 3 MiB for each worker: what is kept of them would show."""
     start_worker_server()
     index = open_index(many_shards, "train")
     counts = [shard.samples for shard in index.split_info.shards]
-    order = (
-        GlobalOrder(len(index), 96, seed=0)
-        if mode == "global"
-        else BlockOrder(counts, effective_batch_size=96, seed=0, lanes=8, block_shards=2)
-    )
+    order = BlockOrder(counts, effective_batch_size=96, seed=0, lanes=8, block_shards=2)
     source = open_digits(index, "tar", img_size=64)
     steps = order.steps_per_epoch
     batches = load_batches(source, order, RankSlice(), start_step=0, stop_step=EPOCHS * steps, workers=2)

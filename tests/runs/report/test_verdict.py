@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.commands import lines_of, summary_of
-from unit.pretraining.report.run_files import change, page_of
+from helpers.report_files import change, page_of
 
 from mae_vit.pretraining.report.run_record import RunRecord
 from mae_vit.pretraining.report.verdict import verdict
@@ -46,6 +46,10 @@ def verdict_of(losses, probe=None, start=None, rankme=None) -> str:
         ((NOISE, 0.247, (0.227, 150)), ("18.5% to 32.2%", "22.7%", "0.0% less"), (LEARNED, UNLEARNED)),
         ((NOISE,), ("mae-vit replay runs/a",), (LONG_ENOUGH,)),
         ((FLAT, 0.2, (0.5, 500)), (UNLEARNED,), (LEARNED,)),
+        # At either end of the scale, where rounding has a say; and one image of a thousand.
+        ((FLAT, 1.0, (1.0, 4)), ("100.0%",), (LEARNED, UNLEARNED)),
+        ((FLAT, 0.0, (0.0, 4)), ("0.0%",), (LEARNED, UNLEARNED)),
+        ((FLAT, 0.999, (1.0, 1000)), ("99.9%",), (LEARNED, UNLEARNED)),
         # The beginning is not known of a run whose folder was resumed from elsewhere.
         ((FLAT, 0.5), ("50.0%",), (LEARNED, "%)")),
         ((FLAT, 0.5, (0.3, 500), 1.4), (COLLAPSED,), (LEARNED,)),

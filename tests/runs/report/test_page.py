@@ -8,8 +8,8 @@ import shutil
 import numpy as np
 import pytest
 from helpers.commands import lines_of, summary_of
+from helpers.report_files import change, page_of
 from markupsafe import escape
-from unit.pretraining.report.run_files import change, page_of
 
 from mae_vit.cli.main import main
 from mae_vit.pages import charts

@@ -1,7 +1,7 @@
 import shutil
 
 import pytest
-from unit.pretraining.report.run_files import train
+from helpers.report_files import train
 
 
 @pytest.fixture(scope="session")
