@@ -167,7 +167,7 @@ class Setup:
         """The labels that pretrained weights and teacher have seen."""
         weights = self.pretrained.labels if isinstance(self.pretrained, Weights) else None
         teacher = self.teacher.description.labels if self.teacher else None
-        return [labels for labels in (weights, teacher) if labels]
+        return [labels for labels in (weights, teacher) if labels is not None]
 
     @property
     def labels_seen(self) -> SeenLabels:
@@ -216,9 +216,8 @@ def set_up(
             f'--extend and --resume PATH have no effect with finetune.mode="{config.finetune.mode}": it takes no steps'
         )
     say, device = ranks.rank == 0, choose_device(config, ranks)
+    config = fit_to_data(config, pretrained if isinstance(pretrained, Weights) else None, say=say)
     foreign = pretrained if isinstance(pretrained, ForeignWeights) else None
-    ours = pretrained if isinstance(pretrained, Weights) else None
-    config = fit_to_data(config, ours, say=say)
     data = open_data(
         config,
         ranks,

@@ -72,19 +72,15 @@ def open_run_folder(config: Config) -> RunFolder:
         InputError: on all ranks, with the folder or the tracker.
     """
     check_installed(config.monitor.trackers)
-    folder = _run_folder(config)
+    folder = RunFolder.from_config(config)
     folder.check_writable()
     return folder
-
-
-def _run_folder(config: Config) -> RunFolder:
-    return RunFolder(Path(config.run.dir or Path("runs") / config.run.name))
 
 
 def note_of_run_around(arguments: Arguments, config: Config) -> list[str]:
     """Says how to resume the run in whose folder the config lies, where the job has another: a run was moved."""
     named = {override.partition("=")[0] for override in arguments.overrides} & {"run.name", "run.dir"}
-    folder = _run_folder(config).path
+    folder = RunFolder.from_config(config).path
     if named or not isinstance(arguments.config, Path):
         return []
     run = arguments.config.parent

@@ -101,7 +101,7 @@ class Segmenter(Task):
         # A fixed table of positions, all of a third-party encoder, and what is asked for.
         self._fixed = {name for name, value in encoder.named_parameters() if not value.requires_grad}
         if freeze_patch_embed:
-            names = [name for name, _ in encoder.named_parameters()]
+            names = (name for name, _ in encoder.named_parameters())
             self._fixed |= {name for name in names if name.startswith("patch_embed.")}
         self.freeze(probe)
         self.train()

@@ -91,9 +91,9 @@ class MaskResults(Results):
         rows = [[f"{miou:.6f}", f"{accuracy:.6f}"] for miou, accuracy in scores]
         write_table(self.folder, self.data, ["miou", "pixel_accuracy"], rows)
         counts = {"intersections": test.intersections, "unions": test.unions}
-        arrays: dict[str, Any] = {name: table.astype(np.int32) for name, table in counts.items()}
+        arrays: dict[str, Any] = {name: table.astype(np.int32) for name, table in counts.items()} | shown
         with replacing(path / IMAGES_FILE) as partial, partial.open("wb") as file:
-            np.savez_compressed(file, **(arrays | shown), classes=np.array(classes))
+            np.savez_compressed(file, **arrays, classes=np.array(classes))
         columns = {"true": shown["truth"], "predicted": shown["predicted"]}
         drawn = draw_class_maps(shown["pixels"], columns, classes, shown["truth"])
         write_atomically(path / "overlays.png", drawn)
