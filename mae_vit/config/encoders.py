@@ -33,7 +33,7 @@ class EncoderSection(Section, ABC):
     known to make one graph of it).
 
     Attributes:
-        family: kind of the encoder; by default that of `name`, but one of a plug-in is always given.
+        family: kind of the encoder; by default that of `name`.
         name: size or name of the network.
         img_size: side of the images in pixels, or `[height, width]`.
         in_chans: number of bands of the images; null takes the data's.

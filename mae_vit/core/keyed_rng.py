@@ -55,7 +55,7 @@ class RngStream(IntEnum):
     ERASE = 10
     ERASE_NOISE = 11
     MIX = 12
-    PLUGIN = 13  # of objectives and policies of the user's own
+    PLUGIN = 13  # of objectives of the user's own; their policies draw from POLICY
 
 
 def threefry2x32(key: tuple[Words | int, Words | int], x0: Words, x1: Words) -> tuple[Words, Words]:

@@ -205,7 +205,7 @@ def _foresee_scores(arguments: Arguments, setup: Setup, folder: RunFolder, ident
 
 @dataclass(frozen=True)
 class Job:
-    """The fine-tuning part of a run.
+    """The fine-tuning part of a run. `training/run.py` takes its batches, and calls `finish` and `results` at the end.
 
     Attributes:
         setup: config, data and steps.

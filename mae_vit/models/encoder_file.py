@@ -76,9 +76,10 @@ class EncoderInfo:
     def check_vit(self) -> None:
         """Raises InputError for other families, in commands that support only the plain Vision Transformer."""
         if not isinstance(self.geometry, ViTGeometry):
+            timm = "; its encoder.safetensors has the names of timm's network"
             raise InputError(
                 f"the encoder is {self.geometry.describe()} (model.family={self.geometry.family}): this takes "
-                "model.family=vit alone; its encoder.safetensors has the names of timm's network"
+                f"model.family=vit alone{timm if self.geometry.family == 'network' else ''}"
             )
 
     def to_dict(self) -> dict[str, Any]:

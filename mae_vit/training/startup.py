@@ -68,19 +68,15 @@ def as_array_task(config: C) -> C:
 def open_run_folder(config: Config) -> RunFolder:
     """Returns the run's folder; raises InputError if it cannot be written or a tracker is not installed."""
     check_installed(config.monitor.trackers)
-    folder = _run_folder(config)
+    folder = RunFolder.from_config(config)
     folder.check_writable()
     return folder
-
-
-def _run_folder(config: Config) -> RunFolder:
-    return RunFolder(Path(config.run.dir or Path("runs") / config.run.name))
 
 
 def note_of_run_around(arguments: Arguments, config: Config) -> list[str]:
     """Says how to resume a moved run: its config lies in a run folder that differs from this job's."""
     named = {override.partition("=")[0] for override in arguments.overrides} & {"run.name", "run.dir"}
-    folder = _run_folder(config).path
+    folder = RunFolder.from_config(config).path
     if named or not isinstance(arguments.config, Path):
         return []
     run = arguments.config.parent

@@ -149,7 +149,7 @@ class Trainer:
         for micro_batch in range(self.plan.accumulation):
             self.watchdog.heartbeat("waiting for data")
             waiting = time.monotonic()
-            batch = next(batches)  # images: uint8 (B, C, H, W)
+            batch = next(batches)
             timer.wait_s += time.monotonic() - waiting
             self.watchdog.heartbeat("in a step, which all ranks take together")
             report.damaged += self.recovery.quarantine.note(step + 1, batch.damaged)

@@ -1,4 +1,9 @@
-"""Writes sources as webdataset shards, atomically for each split."""
+"""Writes sources as webdataset shards, atomically for each split.
+
+An image passes `sources/find.py` (which files), `convert_pool.py` and `convert.py` (decoded, resized, encoded; bands by
+`mae_vit/data/images/bands/read.py`), `statistics.py` (mean, std, and `bands/statistics.py` of bands), `shard_writer.py`
+and `publish.py`, which puts the shards and `dataset.json` in place.
+"""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ MODES: dict[str, Mode] = {
 # Lists options with an effect on frozen features, so that a new option counts as one without.
 _IMAGES = {"path", "cache_dir", "cache_gib", "split", "source", "memory_limit_gib", "workers", "normalize"}
 _OBEYED_BY_ALL: dict[str, set[str]] = {
-    "model": {"name", "family"} | {key.name for geometry in GEOMETRIES.values() for key in fields(geometry)},
+    "model": {"name", "family"},  # and what is of the network itself
     "data": _IMAGES | {"labels_per_class", "label_draw", "augment"},
     # Features are of images as they are; `flip` is the one option that is on by default.
     "data.augment": set(),
@@ -76,6 +76,8 @@ def unused_options(config: BaseModel, mode: Mode) -> list[str]:
         section: BaseModel = config
         for part in path.split("."):
             section = getattr(section, part)
+        if path == "model":
+            obeyed = obeyed | {key.name for geometry in GEOMETRIES.values() for key in fields(geometry)}
         if mode.trains == "head":
             obeyed = obeyed | _OBEYED_BY_PROBE.get(path, set())
         if path == "finetune":

@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from filelock import FileLock
 
+from mae_vit.config.schema import Config
 from mae_vit.core.errors import InputError
 from mae_vit.core.files import nearest_existing, to_json, write_atomically, write_json
 from mae_vit.core.messages import error_reason
@@ -50,6 +51,11 @@ class RunFolder:
         self.summary = path / "summary.json"
         self.plan = path / "plan.txt"
         self._lock: FileLock | None = None
+
+    @classmethod
+    def from_config(cls, config: Config) -> RunFolder:
+        """Names `run.dir`, or runs/NAME without one."""
+        return cls(Path(config.run.dir or Path("runs") / config.run.name))
 
     def __enter__(self) -> RunFolder:
         return self
