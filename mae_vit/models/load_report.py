@@ -13,7 +13,7 @@ class LoadReport:
         loaded: names of the loaded tensors.
         interpolated: position tables that were resampled to another grid -> both grids.
         adapted: patch projections that were changed to another number of channels -> description.
-        kept: tensors of the model that replace those of the file -> reason.
+        kept: tensors that the model keeps on purpose -> reason.
         skipped: names in the file that the model does not use.
         random: names of the model that the file lacks; they keep their random values.
         by_design: names of model or file that are not loaded by design -> reason.

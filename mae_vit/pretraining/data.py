@@ -148,7 +148,7 @@ def open_data(config: Config, ranks: Ranks, device: torch.device) -> Data:
         say=ranks.rank == 0,
         remote=remote,
     )
-    # Remote shards are fetched by now: choosing samples reads the keys of all shards.
+    # Cheap checks first: choosing samples reads the keys of all shards, which may be remote.
     check_pad(section.augment.crop, index, config.model.image_hw)
     split = find_split(
         index.dataset.splits,

@@ -131,7 +131,7 @@ def warn_normalization_differs(
 
 
 def check_kind(weights: Weights) -> None:
-    """Raises InputError if the weights have parts that our encoder lacks, or lack a block."""
+    """Raises InputError if the weights have parts that our encoder lacks, or lack a block or the class token."""
     if weights.geometry is not None and not isinstance(weights.geometry, ViTGeometry):
         return
     own = {"reg_token"} if weights.geometry and weights.geometry.class_tokens > 1 else set()
