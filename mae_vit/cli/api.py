@@ -28,44 +28,44 @@ if TYPE_CHECKING:
 Config = str | os.PathLike[str] | Mapping[str, Any]
 Changes = Mapping[str, Any]
 Option = str | float | bool | os.PathLike[str] | Sequence[str | float | os.PathLike[str]] | None
-# Options of `prepare` that are given once for each value; others take values as 3,1.
+# Options of `prepare` that are repeated for each value; others join values by commas (3,1).
 _REPEATED = ("exclude",)
 
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run: its folder, and what is read from it.
+    """A finished run: its folder, and the results in it.
 
     Attributes:
-        path: its folder.
+        path: folder of the run.
     """
 
     path: Path
 
     def __post_init__(self) -> None:
-        """Takes a path given as text, too."""
+        """Converts a path that is given as text."""
         object.__setattr__(self, "path", expand_path(self.path))
 
     def __fspath__(self) -> str:
-        """Its folder, so that it stands wherever a path does."""
+        """Returns the folder, so that a run can be passed as a path."""
         return str(self.path)
 
     @property
     def summary(self) -> dict[str, Any]:
-        """What came of it: status, steps, loss, accuracies (`summary.json`); empty for a comparison."""
+        """Status, steps, loss and accuracies (`summary.json`); empty for a comparison."""
         path = self._file("summary.json")
         summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         return summary
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        """One dictionary for each logged step (`metrics.jsonl`); empty where nothing was trained."""
+        """One dictionary for each logged step (`metrics.jsonl`); empty if nothing was trained."""
         path = self._file("metrics.jsonl")
         return read_json_lines(path) if path.exists() else []
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """One dictionary for each cell of a comparison (`results.csv`), numbers as numbers; else empty."""
+        """One dictionary for each cell of a comparison (`results.csv`), with numbers parsed; empty for other runs."""
         path = self._file("results.csv")
         if not path.exists():
             return []
@@ -73,7 +73,7 @@ class Run:
             return [{name: _value(text) for name, text in row.items()} for row in csv.DictReader(file)]
 
     def _file(self, name: str) -> Path:
-        """Returns the path of a file in the folder; raises InputError if the folder is not there."""
+        """Returns the path of a file in the folder; raises InputError if the folder does not exist."""
         if not self.path.is_dir():
             hint = f"give {self.path.parent}" if self.path.is_file() else closest_path(self.path)
             raise InputError(f"no run folder {self.path}{f': {hint}' if hint else ''}")
@@ -83,7 +83,7 @@ class Run:
         """Loads the encoder (`mae_vit.load_encoder`).
 
         Raises:
-            InputError: if the run left none, as a comparison does.
+            InputError: if the run has none, such as a comparison.
         """
         from mae_vit.weights.encoder import load_vit
 
@@ -97,22 +97,22 @@ def pretrain(
     resume: ResumeMode | str = "auto",
     extend: bool = False,
 ) -> Run:
-    """Pretrains an encoder in a process of its own, as `mae-vit pretrain` does: the same files, the same bits.
+    """Pretrains an encoder in a child process; the files equal those of `mae-vit pretrain` to the bit.
 
     Args:
         config: the name of a preset, a YAML file, or a mapping of sections, which names the run (`run.name`).
         changes: values to change, by dotted keys: `{"train.steps": 30}`; None unsets a key.
         resume: "auto" resumes the run if it was begun, "never" restarts; a path resumes from that checkpoint.
-        extend: resumes a run with another length than it began with.
+        extend: resume a run with another length than it began with.
 
     Raises:
-        InputError: for whatever does not fit, before anything is written.
+        InputError: for invalid input, before anything is written.
         TrainingFailed: if the run cannot continue.
         KeyboardInterrupt: after Ctrl-C, once the run is saved; the same call resumes it.
-        RunInterrupted: after another stop request, in the same way.
+        RunInterrupted: after another stop request, likewise.
     """
     arguments = _arguments(config, changes, resume, extend)
-    # A mistake is named at once: the job takes seconds to import.
+    # Reports mistakes at once: the job takes seconds to import.
     load_config(PretrainConfig, _source(config), arguments.overrides, overrides_from="changes")
     return Run(call_in_child("mae_vit.pretraining.job:pretrain", arguments))
 
@@ -127,8 +127,8 @@ def finetune(
 ) -> Run:
     """Fine-tunes an encoder, or trains a network from scratch, as `mae-vit finetune` does.
 
-    `changes`, `resume`, `extend` and errors are those of `pretrain`. `ckpt` is a run, its folder, a file of weights, or
-    "timm:NAME"; None begins from scratch. Without a config, a run is fine-tuned by the recipe for its size.
+    `changes`, `resume`, `extend` and errors are those of `pretrain`. `ckpt` is a run, its folder, a weights file or
+    "timm:NAME"; None trains from scratch. Without a config, the recipe for the size of the run's encoder is used.
     """
     if not isinstance(ckpt, str | os.PathLike | None):
         raise InputError(f"ckpt: give a run, its folder, a file or a name, not {type(ckpt).__name__}")
@@ -138,14 +138,14 @@ def finetune(
 
 
 def compare(config: Config, changes: Changes | None = None) -> Run:
-    """Compares starts and networks on the same labels, as `mae-vit compare` does.
+    """Compares pretrained weights and networks on the same labels, as `mae-vit compare` does.
 
-    Its runs are processes of their own, as many at a time as there are GPUs or cores. A mapping names its files from
-    the current folder. `Run.rows` has a row for each cell.
+    Each run is a process; as many run at a time as there are GPUs or cores. Paths in a mapping are relative to the
+    current folder. `Run.rows` has a row for each cell.
 
     Raises:
-        InputError: for whatever does not fit.
-        TrainingFailed: if some of its runs failed; the report has the others.
+        InputError: for invalid input.
+        TrainingFailed: if some runs failed; the report has the others.
         KeyboardInterrupt: after Ctrl-C, once its runs are saved; the same call resumes it.
     """
     arguments = (_source(config), _overrides(changes))
@@ -153,7 +153,7 @@ def compare(config: Config, changes: Changes | None = None) -> Run:
 
 
 def _compare(arguments: tuple[ConfigSource, list[str]]) -> Path:
-    # In the child: imports torch.
+    # Runs in the child process: imports torch.
     from mae_vit.finetuning.comparison.main import CompareArguments, compare
 
     return compare(CompareArguments(*arguments, overrides_from="changes"))
@@ -168,30 +168,30 @@ def prepare(
 
     Args:
         sources: digits, cifar10, cifar100, a folder or an archive of images, or several of these.
-        folder: where shards go; None with `in_place=True`.
+        folder: output folder; None with `in_place=True`.
         **options: options of the command, with _ for -: `holdout=0.1`, `bands=[3, 1]`, `overwrite=True`.
 
     Returns:
         The folder with the shards, for `data.path`.
 
     Raises:
-        InputError: for whatever does not fit.
+        InputError: for invalid input.
     """
     paths = _paths(sources)
     paths += [] if folder is None else [folder]
     words = ["prepare", *(word for name, value in options.items() for word in _option_words(name, value))]
-    # No option is taken for a path that begins with a dash.
+    # A path that begins with a dash must not be taken for an option.
     arguments = parse([*words, *(f"./{path}" if str(path).startswith("-") else str(path) for path in paths)])
     arguments.run(arguments)
     return expand_path(paths[-1])
 
 
 def _paths(sources: Any) -> list[str | os.PathLike[str]]:
-    """Returns paths as a list; refuses data sets, tables and images themselves, before they are read."""
+    """Returns paths as a list; rejects objects such as data sets, tables and images before they are read."""
     if isinstance(sources, str | os.PathLike):
         return [sources]
     paths, wrong = list[str | os.PathLike[str]](), sources
-    # A table of pandas yields the names of its columns.
+    # Iterating over a pandas DataFrame yields column names.
     if isinstance(sources, Iterable) and not isinstance(sources, Mapping) and not hasattr(sources, "columns"):
         for path in sources:
             if not isinstance(path, str | os.PathLike):
@@ -207,9 +207,9 @@ def _paths(sources: Any) -> list[str | os.PathLike[str]]:
 
 
 def _option_words(name: str, value: Any) -> list[str]:
-    """Writes an option of Python as the command line has it; none for None and False."""
+    """Converts a keyword argument to words of the command line; none for None and False."""
     option = f"--{name.replace('_', '-')}"
-    if hasattr(value, "tolist"):  # of NumPy or torch
+    if hasattr(value, "tolist"):  # NumPy or torch
         value = value.tolist()
     if isinstance(value, Mapping | Set):
         raise InputError(f"{name}: give a list, not {type(value).__name__}, which has no order of values")
@@ -217,7 +217,7 @@ def _option_words(name: str, value: Any) -> list[str]:
         if name in _REPEATED:
             return [f"{option}={each}" for each in value]
         value = ",".join(map(str, value))
-    # Not by equality: 0 is a value.
+    # By identity, since 0 == False and 0 is a value.
     if value is None or value is False:
         return []
     return [option if value is True else f"{option}={value}"]
@@ -249,7 +249,7 @@ def _overrides(changes: Changes | None) -> list[str]:
 
 
 def _plain(value: Any, key: str) -> str:
-    """Writes a value as JSON, which is YAML."""
+    """Writes a value as JSON, which is valid YAML."""
 
     def convert(other: Any) -> Any:
         if isinstance(other, os.PathLike):
@@ -267,7 +267,7 @@ def _plain(value: Any, key: str) -> str:
 
 
 def _value(text: str) -> Any:
-    """A value of a table: a number, text, or None where it is empty."""
+    """Parses a cell of a table: a number, text, or None if it is empty."""
     for kind in (int, float):
         try:
             return kind(text)

@@ -69,7 +69,7 @@ def add_embed(commands: argparse._SubParsersAction[OneLineParser]) -> None:
 
 
 def add_images(parser: OneLineParser) -> None:
-    """Adds the images, and which of them are taken."""
+    """Adds the arguments that select images."""
     parser.add_argument(
         "data",
         nargs="+",
@@ -90,7 +90,7 @@ def add_images(parser: OneLineParser) -> None:
 
 
 def open_named(arguments: argparse.Namespace, *, out: Path) -> Images:
-    """Opens the images that `add_images` asks for, and says what is not among them; `out` is for temporary files."""
+    """Opens the images that `add_images` selects, and prints notes; `out` is for temporary files."""
     from mae_vit.weights.embed.images import open_images  # slow to import
 
     images = open_images(arguments.data, out=out, splits=arguments.split, labels=not arguments.no_labels)
@@ -121,7 +121,7 @@ def _add_features(group: argparse._ArgumentGroup) -> None:
 
 
 def worker_count(text: str) -> int | None:
-    """Reads `--workers`; "auto" is None."""
+    """Parses `--workers`; "auto" becomes None."""
     return None if text == "auto" else int(text)
 
 
@@ -152,7 +152,7 @@ def add_speed(group: argparse._ArgumentGroup) -> None:
 
 
 def run_embed(arguments: argparse.Namespace) -> int:
-    """Runs the command; returns 0, or 75 where a signal stopped it.
+    """Runs the command; returns 0, or 75 if a signal stopped it.
 
     Raises:
         InputError: for every error that the user can fix.
@@ -177,11 +177,7 @@ def run_embed(arguments: argparse.Namespace) -> int:
 
 
 def check_numbers(arguments: argparse.Namespace) -> None:
-    """Checks sizes and the number of workers.
-
-    Raises:
-        InputError: for one that cannot be.
-    """
+    """Checks sizes and the number of workers; raises InputError for a number that is too small."""
     for name, lowest in (("batch_size", 1), ("img_size", 1), ("workers", 0)):
         value = getattr(arguments, name, None)
         if value is not None and value < lowest:
@@ -209,7 +205,7 @@ def read_settings(
 
 
 def _embed(arguments: argparse.Namespace) -> Outcome:
-    # Slow to import, so that --help is not.
+    # Imported here, so that --help is fast.
     from mae_vit.runtime.signals import StopRequest
     from mae_vit.training.engines.precision import why_slow
     from mae_vit.weights.embed.embed import check_out, embed
@@ -240,7 +236,7 @@ def _report(outcome: Outcome, out: Path) -> None:
 
 
 def report_broken(count: int, path: Path) -> None:
-    """Names the first images that were left out, and the file that lists all."""
+    """Prints the first images that were left out, and the file that lists all."""
     print(f"passed over {count_of(count, 'broken image')}; {path} names all:")
     with path.open(newline="", encoding="utf-8") as file:
         for row in islice(csv.DictReader(file), _NAMED):

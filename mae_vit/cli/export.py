@@ -31,7 +31,7 @@ examples:
   mae-vit export runs/finetuned --to timm --force
   mae-vit export runs/mae_base --to hf --push USER/NAME --dry-run      (pip install "mae-vit[hf,hub]")
 """
-# Formats that store no pooling.
+# Formats that store no pooling, with the reason.
 _WITHOUT_POOL = {
     "hf": "a ViTModel gives all tokens, which its user pools",
     "official": "the file is weights",
@@ -104,7 +104,7 @@ def run_export(arguments: argparse.Namespace) -> int:
         raise InputError(f"--pool {arguments.pool} changes nothing with --to {arguments.to}: {why}")
     if arguments.public and not arguments.push:
         raise InputError("--public changes nothing without --push")
-    # Slow to import, so that --help is not.
+    # Imported here, so that --help is fast.
     from mae_vit.weights.export.card import describe
     from mae_vit.weights.export.export import check_place, default_folder, write_export
     from mae_vit.weights.export.push import check_push, parse_push_name, push

@@ -112,7 +112,7 @@ def run_inspect(arguments: argparse.Namespace) -> int:
 
 
 def _own_data(run: Path) -> str | None:
-    """Returns the data that a run was trained on; None if it does not say."""
+    """Returns the `data.path` of a run; None if its config has none."""
     # Imports NumPy: not for --help.
     from mae_vit.config.load import read_run_config
     from mae_vit.data.data_path import check_recorded

@@ -1,4 +1,4 @@
-"""The command `mae-vit`: prepare data, train, compare, look into runs, hand encoders on."""
+"""The command `mae-vit`: prepares data, trains, compares, inspects runs and exports encoders."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ EXAMPLES = """examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns the exit code (`mae_vit.config.command_line`)."""
+    """Runs the command line; returns the exit code (`mae_vit.runtime.exit_codes`)."""
     words = sys.argv[1:] if argv is None else argv
     if (job_code := run_job(words)) is not None:
         return job_code
@@ -57,14 +57,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
-    """Parses the command line of any command but the jobs; its `run` runs it.
+    """Parses the command line of any command except the jobs; `run` of the result runs it.
 
     Raises:
-        InputError: for anything that does not fit.
+        InputError: for an invalid command line.
     """
     parser = _parser()
     arguments, rest = parser.parse_known_args(words)
-    # Options may stand between the paths, which argparse cannot take in one go.
+    # argparse does not collect paths that have options between them.
     if rest and hasattr(arguments, "paths") and not any(word.startswith("-") for word in rest):
         arguments.paths += rest
     elif rest:
@@ -73,7 +73,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 
 
 def _parser() -> OneLineParser:
-    # A job needs none of them.
+    # Imported here: jobs need none of them.
     from mae_vit.cli.embed import add_embed
     from mae_vit.cli.export import add_export
     from mae_vit.cli.inspect import add_inspect

@@ -78,7 +78,7 @@ def run_predict(arguments: argparse.Namespace) -> int:
 
 
 def _predict(arguments: argparse.Namespace, out: Path) -> None:
-    # Slow to import, so that --help is not.
+    # Imported here, so that --help is fast.
     from mae_vit.core.files import replacing
     from mae_vit.finetuning.models.image_classifier import load_classifier
 
@@ -93,7 +93,7 @@ def _predict(arguments: argparse.Namespace, out: Path) -> None:
         classifier.place(settings.device)
         out.parent.mkdir(parents=True, exist_ok=True)
         broken = out.with_name(f"{out.name}.broken.csv")
-        broken.unlink(missing_ok=True)  # of an earlier call
+        broken.unlink(missing_ok=True)  # from an earlier call
         with replacing(out) as partial, partial.open("w", newline="", encoding="utf-8") as file:
             done = _write(file, classifier, images, settings, arguments.top)
         images.write_broken(broken, done.broken)
@@ -105,13 +105,13 @@ def _predict(arguments: argparse.Namespace, out: Path) -> None:
 
 @dataclass
 class _Done:
-    """What was written.
+    """The results of classifying.
 
     Attributes:
-        broken: number and reason of each image that cannot be read.
-        predicted: number of images of each predicted class.
-        right: whether an image is predicted right, for images with a class of the run as label.
-        others: number of images of each other label.
+        broken: index of each unreadable image, and the reason.
+        predicted: count of images, by predicted class.
+        right: whether the prediction is right, for images whose label is a class of the run.
+        others: count of images with other labels, by label.
     """
 
     broken: list[tuple[int, str]] = field(default_factory=list)
@@ -121,7 +121,7 @@ class _Done:
 
 
 def _write(file: TextIO, classifier: ImageClassifier, images: Images, settings: Settings, top: int) -> _Done:
-    """Writes a line for each image."""
+    """Classifies the images, and writes a line for each."""
     import torch
 
     from mae_vit.core.progress import progress

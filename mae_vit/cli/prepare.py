@@ -22,7 +22,7 @@ from mae_vit.core.messages import count_of, error_reason
 from mae_vit.core.user_files import expand_text
 from mae_vit.data.images.bounds import MAX_PIXELS
 
-# The modules of `mae_vit.data.prepare` are slow to import, so that --help would be.
+# The modules of `mae_vit.data.prepare` are slow to import, and --help must be fast.
 if TYPE_CHECKING:
     from mae_vit.data.prepare.bands.options import BandOptions
     from mae_vit.data.prepare.entries import ImageSource
@@ -37,13 +37,13 @@ _SOURCES = (
     "a folder of them, a CSV or TSV of paths and labels, or hf:USER/NAME[@REVISION] on the Hugging Face Hub"
 )
 _IN_PLACE = {"--in-place", "--split", "--overwrite", "--max-pixels", "--workers", "--scale", "--nodata"}
-# An option -> others, one of which it needs to have an effect.
+# An option -> the options of which it needs at least one to have an effect.
 _NEEDS = {
     "--quality": ("--resize", "--exif-orientation"),
     "--exclude-distance": ("--exclude",),
     **dict.fromkeys(("--mask-classes", "--mask-ignore", "--masked-only"), ("--masks",)),
 }
-# Beyond, all images of some kinds are one.
+# At larger distances, all images of some kinds count as copies.
 _MAX_DISTANCE = 16
 
 
@@ -136,7 +136,6 @@ def _add(
     text: str,
     default: Any = None,
 ) -> None:
-    """Adds an option with a value of type `kind` and the help `text`."""
     group.add_argument(name, metavar=metavar, type=kind, default=default, help=text)
 
 
@@ -145,7 +144,7 @@ def _add_switch(group: argparse._ActionsContainer, name: str, text: str) -> None
 
 
 def _reader(usage: str) -> Callable[[Callable[[str], T]], Callable[[str], T]]:
-    """Makes an argparse type of a function that raises ValueError: the message repeats the text and the usage."""
+    """Turns a function that raises ValueError into an argparse type, whose error repeats the text and the usage."""
 
     def decorate(read: Callable[[str], T]) -> Callable[[str], T]:
         def checked(text: str) -> T:
@@ -233,7 +232,7 @@ def run_prepare(arguments: argparse.Namespace) -> int:
     Raises:
         InputError: for every error that the user can fix.
     """
-    # Here and not by argparse, which leaves words behind an option as they are (`parse`).
+    # Not by argparse's `type`, as `parse` adds paths that follow an option as plain text.
     arguments.paths = [expand_text(text) for text in arguments.paths]
     described = arguments.in_place or arguments.reindex
     _check(arguments)
@@ -254,11 +253,7 @@ def run_prepare(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    """Refuses combinations that cannot be, and options that change nothing beside the others.
-
-    Raises:
-        InputError: for the first.
-    """
+    """Rejects impossible combinations, and options without effect; raises InputError for the first."""
     *sources, last = arguments.paths
     parser = arguments.parser
     changed = {name for name, value in vars(arguments).items() if value != parser.get_default(name)}
@@ -284,7 +279,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _check_sources(sources: list[str], options: Set[str]) -> None:
-    """Refuses options that change nothing for these sources."""
+    """Rejects options that have no effect on these sources."""
     from mae_vit.data.prepare.sources.downloads import DATASETS
 
     whole = DATASETS.keys() >= set(sources)
@@ -341,17 +336,17 @@ def _prepare(arguments: argparse.Namespace) -> Report:
 
 
 def _values(kind: type, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Returns the values of the options that are called like fields of a dataclass."""
+    """Returns the values of the options that have the names of a dataclass's fields."""
     return {field.name: getattr(arguments, field.name) for field in fields(kind) if field.name in arguments}
 
 
 @contextmanager
 def _opened_sources(arguments: argparse.Namespace) -> Iterator[list[ImageSource]]:
-    """Opens the sources that the command line names; leaves no empty output folder if the command fails.
+    """Opens the sources on the command line; leaves no empty output folder if the command fails.
 
     Raises:
-        InputError: if there is none, or holds no images.
-        FetchUnavailable: if one cannot be fetched now.
+        InputError: if a source does not exist or holds no images.
+        FetchUnavailable: if a source cannot be fetched now.
     """
     from mae_vit.data.prepare.entries import SourceOptions
     from mae_vit.data.prepare.masks import pair_masks, read_classes

@@ -14,7 +14,7 @@ from mae_vit.core.errors import InputError
 from mae_vit.core.messages import nearest
 from mae_vit.runtime.signals import install_early_handlers
 
-# Each with its module and a line for --help.
+# Job -> (module, line for --help).
 _JOBS = {
     "pretrain": ("mae_vit.pretraining.command", "pretrain an encoder"),
     "finetune": (
@@ -26,29 +26,25 @@ _JOBS = {
         "compare pretrained and other networks on the same labels",
     ),
 }
-# What the `deepspeed` launcher puts in front of all words.
+# The `deepspeed` launcher puts this in front of all arguments.
 _LOCAL_RANK = ("--local_rank", "--local-rank")
 
 
 def add_jobs(commands: argparse._SubParsersAction[OneLineParser]) -> None:
-    """Lists the jobs in --help; `run_job` takes their command lines, which they parse themselves."""
+    """Lists the jobs in --help; `run_job` runs them, and each parses its own command line."""
     for name, (_, line) in _JOBS.items():
         commands.add_parser(name, help=line, add_help=False)
 
 
 def run_job(words: Sequence[str]) -> int | None:
-    """Runs the job that a command line asks for, as a process of its own; returns the exit code.
-
-    Returns:
-        None if it asks for none.
-    """
+    """Runs the job that a command line names; returns its exit code, or None for other commands."""
     rest = list(words)
     while rest and rest[0].startswith(_LOCAL_RANK):
-        # The environment says it too.
+        # The environment has the same value.
         del rest[: 1 if "=" in rest[0] else 2]
     if not rest or rest[0] not in _JOBS:
         return None
-    # As early as a script does: what follows takes seconds to import.
+    # Before the import below, which takes seconds.
     install_early_handlers()
     job = import_module(_JOBS[rest[0]][0])
     code: int = job.main(rest[1:], prog=f"mae-vit {rest[0]}")

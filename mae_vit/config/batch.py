@@ -1,4 +1,4 @@
-"""The effective batch: what fits the data, and its parts over ranks and micro-batches."""
+"""Fits the effective batch to the data, and splits it over ranks and micro-batches."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ from mae_vit.core.urls import redact_url
 
 
 def fit_batch(config: Config, *, num_samples: int, world_size: int = 1, shrinks: bool = True) -> int:
-    """Returns the effective batch size: the config's, or what fits data that are smaller.
+    """Returns the effective batch size: the config's, or for smaller data the largest power of two that they hold.
 
-    That is the largest power of two that the data hold, whatever the number of ranks: the same on all of them.
+    The result does not depend on the number of ranks.
 
     Args:
         config: config of the run.
         num_samples: images that are trained on.
         world_size: number of ranks, for the message.
-        shrinks: False refuses a smaller batch, as rows of a comparison are trained by the batch that it gives them.
+        shrinks: False refuses a smaller batch: rows of a comparison must keep the batch that it gives them.
 
     Raises:
-        InputError: if the data hold less than one batch, and it must not shrink, or the parts of a smaller one would
-            not fit.
+        InputError: if the data hold less than one batch, and it must not shrink or repeats and lanes do not divide it.
     """
     batch, unit = config.train.effective_batch_size, config.data.repeats * (config.data.lanes or 1)
     if batch <= num_samples:
@@ -42,7 +41,7 @@ def check_same_batch(config: Config, *, num_samples: int, world_size: int = 1) -
 
 
 def larger_than_data(config: Config, num_samples: int) -> str:
-    """Says so, with both sizes."""
+    """Returns the message that the batch is larger than the data, with both sizes."""
     return (
         f"train.effective_batch_size={config.train.effective_batch_size} is larger than the data: split "
         f'"{config.data.split}" of {redact_url(config.data.path)} has {num_samples} images to train on'
@@ -52,11 +51,11 @@ def larger_than_data(config: Config, num_samples: int) -> str:
 def split_batch(config: Config, batch: int, world_size: int) -> tuple[int, int]:
     """Returns (images per micro-batch of a rank, micro-batches per step).
 
-    A micro-batch holds whole repeats: all views of an image are computed where it is decoded. Lanes and ranks divide
-    one another.
+    A micro-batch holds whole repeats: all views of an image are computed where it is decoded. The number of lanes
+    divides that of ranks, or the other way round.
 
     Raises:
-        InputError: if something does not divide, with the nearest numbers.
+        InputError: if something does not divide; names the nearest numbers.
     """
     per_device, lanes, repeats = config.train.batch_size_per_device, config.data.lanes, config.data.repeats
     if batch % world_size:
@@ -89,5 +88,5 @@ def split_batch(config: Config, batch: int, world_size: int) -> tuple[int, int]:
 
 
 def nearest_multiple(number: int, unit: int) -> int:
-    """Returns the multiple of `unit`, 1 or more times, that is nearest to a number."""
+    """Returns the positive multiple of `unit` that is nearest to a number."""
     return max(1, round(number / unit)) * unit

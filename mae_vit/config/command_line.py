@@ -27,7 +27,7 @@ _KEY_AS_OPTION = re.compile(r"--\w+(\.\w+)+=")
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """A parser whose complaints are an `InputError`: one line with a hint instead of a usage page."""
+    """A parser that raises `InputError`: one line with a hint instead of a usage page."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Parses as argparse does; names the nearest option first, and takes --key.path=value for key.path=value."""
@@ -35,7 +35,7 @@ class OneLineParser(argparse.ArgumentParser):
         if self._takes_keys:
             words = [word[2:] if _KEY_AS_OPTION.match(word) else word for word in words]
         commands = any(isinstance(action, argparse._SubParsersAction) for action in self._actions)
-        # Behind a command's name stand that command's options.
+        # Options after a command's name belong to that command.
         own = takewhile(lambda word: word.startswith("-"), words) if commands else words
         for word in takewhile(lambda word: word != "--", own):
             self._check_option(word)
@@ -46,7 +46,7 @@ class OneLineParser(argparse.ArgumentParser):
         return any(action.dest == "overrides" for action in self._actions)
 
     def _check_option(self, word: str) -> None:
-        """Raises InputError for an option that this parser does not have; argparse would first miss others."""
+        """Raises InputError for an unknown option; argparse would report missing arguments first."""
         if word.startswith(_DASHES) and not os.path.lexists(word):
             dashes = "".join(_DASHES) + "-"
             raise InputError(f"{word} begins with the dash of a text editor: write --{word.lstrip(dashes)}")
@@ -61,10 +61,10 @@ class OneLineParser(argparse.ArgumentParser):
         elif "." in name:
             hint = f"write {name[2:]}=VALUE"
         else:
-            # The dashes, which all have, are no likeness.
+            # Compare without the dashes, which all options share.
             hint = closest(name[2:], [option[2:] for option in known], cutoff=0.6).replace('"', '"--', 1)
         if not hint:
-            # Most often a job's unknown option is meant as a key of the config.
+            # An unknown option of a job is usually meant as a key of the config.
             keys = "; settings are KEY.PATH=VALUE, such as run.name=try" if self._takes_keys else ""
             hint = f"known: {', '.join(known)}{keys}"
         self.error(f"unrecognized arguments: {name}: {hint}")
@@ -88,7 +88,7 @@ def as_path_text(text: str) -> str:
     """
     try:
         return expand_text(text)
-    except InputError as error:  # of a ValueError argparse would hide the message
+    except InputError as error:  # argparse would hide the message of a ValueError
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
@@ -102,7 +102,7 @@ def as_path(text: str) -> Path:
 
 
 def add_plugin(parser: argparse.ArgumentParser) -> None:
-    """Takes the modules that a run's config names, which are imported only so (`mae_vit.config.plugins`)."""
+    """Adds `--plugin`, without which the plug-ins that a run's config names stay out (`mae_vit.config.plugins`)."""
     parser.add_argument(
         "--plugin",
         action="append",
@@ -114,7 +114,7 @@ def add_plugin(parser: argparse.ArgumentParser) -> None:
 
 
 def add_local_rank(parser: argparse.ArgumentParser) -> None:
-    """Takes what the `deepspeed` launcher adds to a command line; the environment says it too."""
+    """Accepts the option that the `deepspeed` launcher adds; the environment holds its value too."""
     parser.add_argument("--local_rank", "--local-rank", type=int, default=0, help=argparse.SUPPRESS)
 
 
@@ -130,7 +130,7 @@ class Arguments:
         dry_run: print the plan and stop.
         ckpt: pretrained weights, for fine-tuning.
         overrides_from: who gave the overrides, for messages.
-        same_batch: refuse a batch larger than the data, which shrinks otherwise.
+        same_batch: refuse a batch larger than the data instead of shrinking it.
     """
 
     config: ConfigSource | None
@@ -149,7 +149,7 @@ class Arguments:
 
 
 def add_config(parser: argparse.ArgumentParser, *, example: str, default: str) -> None:
-    """Takes a config, by --config or as the first word, and overrides."""
+    """Adds a config, as --config or the first word, and overrides."""
     parser.add_argument("--config", metavar="FILE", help="the same as CONFIG")
     parser.add_argument(
         "overrides",
@@ -191,7 +191,7 @@ def parse_arguments(
         description: sentence that says what the job does.
         keys: the config's sections and keys, as `--help` lists them.
         examples: command lines for the end of `--help`.
-        takes_ckpt: whether there is --ckpt, with which --config may be left out.
+        takes_ckpt: add --ckpt, with which the config may be left out.
 
     Raises:
         InputError: for anything that does not fit.
@@ -214,7 +214,7 @@ def parse_arguments(
             '"hf:USER/NAME[@REVISION]"; to score an encoder trained by others, '
             '"frozen:timm:NAME[@FILE.safetensors]"; without this option the network trains from scratch',
         )
-        # Given by comparisons.
+        # Comparisons give it.
         parser.add_argument("--same-batch", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument(
         "--resume",

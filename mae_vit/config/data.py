@@ -167,10 +167,7 @@ class DataSection(Section):
 
 
 def fitting_lanes(lanes: int, batch: int, world_size: int = 1) -> int:
-    """Returns the number of lanes nearest to `lanes` that fits.
-
-    It divides the batch, and either it divides the number of ranks or the number of ranks divides it.
-    """
+    """Returns the number of lanes nearest to `lanes` that divides the batch and fits the ranks (`lanes_fit`)."""
 
     def fits(number: int) -> bool:
         return number > 0 and batch % number == 0 and lanes_fit(number, world_size)

@@ -21,7 +21,7 @@ from mae_vit.models.sizes import BASELINE_NAMES, SIZES, TIMM_PREFIX, WITHOUT_DRO
 
 # Masking stores a patch's number in 16 bits.
 _MOST_PATCHES = 2**16
-# Patches of a network where the config does not say it, for images smaller than the bound and for others.
+# Default patch size of a network: for images smaller than the bound, and for others.
 _SMALL_IMAGES, _SMALL_PATCH, _LARGE_PATCH = 128, 4, 16
 
 
@@ -74,7 +74,7 @@ class EncoderSection(Section, ABC):
 
     @property
     def drops(self) -> dict[str, float]:
-        """The rates of its layers that draw random numbers, as `Geometry.build` takes them."""
+        """The rates of dropout and stochastic depth, as arguments of `Geometry.build`."""
         return {}
 
     def check_patches(self, patch_size: int) -> None:
@@ -259,17 +259,17 @@ ENCODERS: dict[str, type[EncoderSection]] = {
 
 
 def family_of(raw: Any) -> str:
-    """Returns the family of a `model` section: as it says, or by its name, of which sizes are those of `vit`."""
+    """Returns the family of a `model` section: as given, or by its name: `vit` for a ViT's size, else `network`."""
     get = raw.get if isinstance(raw, dict) else lambda key: getattr(raw, key, None)
     name = get("name")
     return str(get("family") or ("vit" if name is None or str(name) in SIZES else "network"))
 
 
 def section_class(family: object, source: object) -> type[EncoderSection]:
-    """Returns the section of the family of the weights in `source`.
+    """Returns the section class of a family that the weights in `source` name.
 
     Raises:
-        InputError: if no module that is imported has registered it.
+        InputError: if no imported module has registered the family.
     """
     if (section := ENCODERS.get(str(family))) is None:
         raise InputError(

@@ -75,7 +75,7 @@ def _why_missing(document: Document, path: Sequence[str]) -> str:
     if path[0] in document.overridden:
         return f': "{path[0]}" is replaced as a whole; to change a part of it, write {path[0]}.KEY'
     if len(path) == 3 and any(key.startswith(".".join(path[:-1]) + ".") for key in document.overridden):
-        # SECTION.NAME.KEY: the NAME may be meant for that of the file.
+        # SECTION.NAME.KEY: NAME may be a misspelling of a name in the file.
         section, name, key = path
         contents = document.raw[section].items()
         if hint := closest(

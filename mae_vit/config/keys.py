@@ -79,10 +79,7 @@ def fields_at(schema: type[BaseModel], path: Sequence[str]) -> list[FieldInfo]:
 
 
 def options_from(schema: type[BaseModel], path: Sequence[str]) -> int | None:
-    """Returns where on a path the keys of a mapping of options begin; None if there is no such mapping.
-
-    The keys of such a mapping are dotted themselves. For a comparison's `set.train.epochs` it is 1.
-    """
+    """Returns the depth where a path enters a mapping of dotted keys (1 for `set.train.epochs`); None if nowhere."""
     models = [schema]
     depth = 0
     while depth < len(path) and models:
@@ -139,7 +136,7 @@ def meant(schema: type[BaseModel], raw: Any, key: str) -> list[str]:
 
 
 def _typed(raw: Any, key: str) -> str:
-    """Returns the dotted key that someone wrote, of which `key` is the beginning that is not known."""
+    """Returns the whole dotted key that the user wrote; `key` is its unknown beginning."""
     for part in key.split("."):
         raw = raw.get(part) if isinstance(raw, dict) else None
     while isinstance(raw, dict) and raw:

@@ -1,8 +1,7 @@
 """Reads, overrides and checks a config: one YAML file per run.
 
-An unknown key, a wrong type or an impossible value is one readable line that names
-the key, the value and the nearest valid choice (`InputError`), before anything is
-built. Command-line overrides `key.path=value` go through the same check.
+An unknown key, a wrong type or an impossible value gives one readable line (`InputError`) that names the key, the value
+and the nearest valid choice, before anything is built. Overrides `key.path=value` go through the same check.
 """
 
 from __future__ import annotations
@@ -70,27 +69,25 @@ def load_config(
 
     Args:
         schema: the config class of the job.
-        source: a YAML 1.2 file (so that `1e-3` is a number and `no` a string), or values.
-            `run.name` defaults to the file's stem.
-        overrides: `key.path=value`, the value as given where the key is text, else in YAML. It takes the place of the
-            file's value, of other ways of giving the same thing, and of the options of what is no longer
-            chosen (`optim.name=sgd` those of AdamW); `null` unsets a key.
-        imports_plugins: imports the modules of `run.plugins`, as for a config that the user gave; False for one
-            that lies in a run folder, which may be someone else's.
-        amend: changes what the file says, before the overrides.
+        source: a YAML 1.2 file (`1e-3` is a number, `no` a string), or values. `run.name` defaults to the file's stem.
+        overrides: `key.path=value`; the value is taken as it is if the key is text, else as YAML. It replaces the
+            file's value, its other keys for the same thing (`lr` for `blr`), and the options of a choice that changes
+            (`optim.name=sgd` drops those of AdamW); `null` unsets a key.
+        imports_plugins: import the modules of `run.plugins`; False for a config in a run folder, which may be someone
+            else's.
+        amend: changes the file's values before the overrides.
         overrides_from: who gave the overrides, for messages.
-        notes: gains a sentence for each duration of the file that an override gives in another unit.
+        notes: receives a sentence for each duration of the file that an override gives in another unit.
 
     Raises:
-        InputError: a line for each mistake: the key, the value and the nearest valid choice, and whether
-            the file or the overrides must be changed.
+        InputError: a line for each mistake: where it is (file or overrides), the key, the value, the nearest choice.
     """
     text, path = _read(source), Path(str(source))
     raw = _parse(schema, text, path)
     plugins = named_plugins(raw, overrides)
     import_plugins(plugins if imports_plugins else ())
     if add_plugins(schema):
-        raw = _parse(schema, text, path)  # by the types of what they added
+        raw = _parse(schema, text, path)  # by the types that the plug-ins added
     if amend is not None:
         amend(raw)
     as_read, mistakes = copy.deepcopy(raw), list[str]()
@@ -101,7 +98,7 @@ def load_config(
     config, problems = _check(schema, Document(raw, path, overridden))
     if config is not None and not mistakes:
         return config
-    # What is wrong without the overrides too is the file's.
+    # A problem that exists without the overrides too is the file's.
     of_file = _check(schema, Document(as_read, path))[1] if overrides else problems
     mistakes += [f"{path if problem in of_file else overrides_from}: {problem}" for problem in problems]
     mistakes += [
@@ -144,7 +141,7 @@ def _override(
     mistakes: list[str],
     notes: list[str] | None,
 ) -> set[str]:
-    """Changes plain data as overrides say; returns their keys. Those that fail go to `mistakes`."""
+    """Applies overrides to plain data; returns their keys. Messages of failures go to `mistakes`."""
     parsed: list[tuple[str, str, Any]] = []
     for override in overrides:
         try:
@@ -191,7 +188,7 @@ def dump_yaml(values: Mapping[str, Any]) -> str:
 
 
 def read_run_config(run: Path) -> dict[str, Any]:
-    """Reads the config that a run has left in its folder, as plain data.
+    """Reads the config in a run's folder, as plain data.
 
     Raises:
         InputError: if there is none.

@@ -16,7 +16,7 @@ _DURATIONS = (
     ("train.steps", "train.epochs", "train.samples"),
     ("train.warmup_steps", "train.warmup_epochs", "train.warmup_samples"),
 )
-# Ways of giving one thing; an override takes the place of the file's way.
+# Keys that give the same thing in different ways; an override of one replaces the file's.
 _ALTERNATIVES = (
     *_DURATIONS,
     ("optim.lr", "optim.blr"),
@@ -27,7 +27,7 @@ _ALTERNATIVES = (
 
 
 def replaced_durations(raw: dict[str, Any], given: Mapping[str, Any], file: str) -> list[str]:
-    """Says which durations of the file give way to overrides in another unit, a sentence each."""
+    """Returns a sentence for each duration of the file that an override in another unit replaces."""
     section = raw.get("train")
     before = {f"train.{name}": value for name, value in section.items()} if isinstance(section, dict) else {}
     return [
@@ -40,7 +40,7 @@ def replaced_durations(raw: dict[str, Any], given: Mapping[str, Any], file: str)
 
 
 def drop_alternatives(raw: dict[str, Any], overridden: Collection[str]) -> None:
-    """Takes out of the file what an override gives in another way."""
+    """Removes the file's keys for what an override gives by another key."""
     for group in _ALTERNATIVES:
         if not set(group).isdisjoint(overridden):
             for key in group:
@@ -50,7 +50,7 @@ def drop_alternatives(raw: dict[str, Any], overridden: Collection[str]) -> None:
 
 
 def drop_options_of_others(schema: type[BaseModel], raw: dict[str, Any], key: str, choice: str) -> None:
-    """Takes out of the file the options of what an override no longer chooses (`optim.name`, `objective.name`)."""
+    """Removes the file's options of a choice that an override replaces (`optim.name`, `objective.name`)."""
     *path, name = key.split(".")
     kinds: Mapping[str, Collection[str]] = {}
     for section in fields_at(schema, path):
@@ -67,7 +67,7 @@ def drop_options_of_others(schema: type[BaseModel], raw: dict[str, Any], key: st
 
 
 def _node(raw: Any, path: Sequence[str]) -> dict[str, Any]:
-    """Returns what stands at a path; an empty mapping if there is none."""
+    """Returns the mapping at a path; an empty one if there is none."""
     for part in path:
         raw = raw.get(part) if isinstance(raw, dict) else None
     return raw if isinstance(raw, dict) else {}
@@ -77,12 +77,12 @@ def parse_override(schema: type[BaseModel], override: str) -> tuple[str, Any]:
     """Splits `key.path=value`, and reads the value by the type of the key.
 
     Raises:
-        InputError: if it is not written so, or gives no value.
+        InputError: if it has another form, or gives no value.
     """
     key, separator, text = override.partition("=")
     if not separator or not all(key.split(".")):
         raise InputError(f'override "{override}": write key.path=value, e.g. run.name=try')
-    if not text:  # mostly a slip, as in run.name=$NAME
+    if not text:  # mostly an unset variable, as in run.name=$NAME
         raise InputError(f'override "{override}" gives no value ({key}=null is the default)')
     return key, parse_value(schema, key, text, f'override "{override}"')
 
@@ -90,10 +90,10 @@ def parse_override(schema: type[BaseModel], override: str) -> tuple[str, Any]:
 def apply_override(
     schema: type[BaseModel], raw: dict[str, Any], override: str, path: Sequence[str], value: Any
 ) -> None:
-    """Sets a value in sections as read, or unsets it if it is None.
+    """Sets a value in plain data; None unsets it.
 
     Raises:
-        InputError: if a part of the path is no section.
+        InputError: if a part of the path is not a section.
     """
     node: Any = raw
     if (first := options_from(schema, path)) is not None and first < len(path):
@@ -109,7 +109,7 @@ def apply_override(
                 node.pop(key, None)
     fields = fields_at(schema, path)
     keeps_null = any(type(None) in getattr(field.annotation, "__args__", ()) for field in fields)
-    # A key that cannot be null goes back to its default, but not one that there never was.
+    # null resets a key that cannot be null to its default. An unknown key stays, so that the check reports it.
     if value is None and not keeps_null and (fields or path[-1] in node):
         node.pop(path[-1], None)
     else:

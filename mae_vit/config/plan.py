@@ -1,4 +1,4 @@
-"""What follows from the config: steps, batches and rates. Every duration becomes steps here."""
+"""Derives steps, batches and rates from the config. Every duration becomes steps here."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Due(NamedTuple):
     """What happens after a step.
 
     Attributes:
-        log: a line of metrics; with each of the three below, too.
+        log: a line of metrics is written; always true if one of the three below is.
         evaluate: held-out images are measured.
         probe: the online probe scores the features.
         inspect: views of the encoder are drawn.
@@ -68,7 +68,7 @@ class Plan:
     notes: tuple[str, ...] = ()
 
     def due(self, done: int, *, log_every_steps: int) -> Due:
-        """What is due once `done` steps are; the last step is due for all that the run does at all."""
+        """Returns what is due after `done` steps. After the last step, all that the run ever does is due."""
         last = done == self.total_steps
 
         def every(steps: int) -> bool:
@@ -85,8 +85,8 @@ class Plan:
         return divmod(step, self.steps_per_epoch)
 
 
-# Images trained on for each image that the online probe encodes. An encoded image costs
-# less than one that is trained on, so the probe takes well under 1 % of the time.
+# Training images for each image that the online probe encodes. Encoding costs less than training, so the probe takes
+# well under 1 % of the time.
 _TRAINED_PER_PROBED = 150
 # Upper bound that only a typo exceeds: a step a microsecond for ten days.
 _MOST_STEPS = 10**12
@@ -102,9 +102,8 @@ def make_plan(config: Config, *, num_samples: int, world_size: int, probe_size: 
         probe_size: images of the online probe; 0 where there is none.
 
     Raises:
-        InputError: if the batch does not divide over ranks and micro-batches, if these do not
-            hold whole repeats, if ranks and lanes do not fit, if the data holds less than one batch, or if the rate
-            would end above its peak.
+        InputError: if the batch does not divide over ranks and micro-batches, if these do not hold whole repeats, if
+            ranks and lanes do not fit, if the data holds less than one batch, or if the rate would end above its peak.
     """
     train, optim, save, monitor = config.train, config.optim, config.checkpoint, config.monitor
     batch = fit_batch(config, num_samples=num_samples, world_size=world_size)
@@ -137,13 +136,13 @@ def make_plan(config: Config, *, num_samples: int, world_size: int, probe_size: 
         raise InputError(f"train: {total:.3g} steps are more than any run takes (at most {_MOST_STEPS:.0e})")
     warmup = to_steps(train, "warmup_") or 0
     if warmup and warmup >= total:
-        # A short try of a long recipe keeps its shape: warm-up, then decay.
+        # A short trial of a long recipe keeps its shape: warm-up, then decay.
         notes.append(
             f"{_as_given(train, 'warmup_', warmup)} is {'longer than' if warmup > total else 'as long as'} "
             f"{_as_given(train, '', total)}: warm-up is a tenth of the run, {count_of(total // 10, 'step')}"
         )
         warmup = total // 10
-    # The schema asks for one of the two.
+    # The schema requires one of the two.
     lr = optim.lr if optim.lr is not None else (optim.blr or 0.0) * batch / 256
     if optim.min_lr > lr:
         given = f"optim.lr={lr:g}" if optim.lr else f"{lr:g} = optim.blr={optim.blr:g} x {batch} / 256"
@@ -175,15 +174,15 @@ def _as_given(train: TrainSection, prefix: str, steps: int) -> str:
 
 
 def check_grouping(plan: Plan, world_size: int, repeats: int, *, unit: int, views: int, why: str) -> None:
-    """Checks that rows of the global order that a loss takes together meet in one micro-batch.
+    """Checks that a micro-batch holds whole groups of the rows that a loss takes together.
 
     Args:
         plan: numbers of the run.
         world_size: number of ranks.
         repeats: views of each image in a row (`data.repeats`).
-        unit: consecutive rows that belong together.
-        views: views of each image that they hold.
-        why: reason that they belong together, for the message.
+        unit: consecutive rows of the global order in a group.
+        views: views of each image in a group.
+        why: why the rows belong together, for the message.
 
     Raises:
         InputError: naming the nearest sizes that hold whole units.
@@ -203,7 +202,7 @@ def check_grouping(plan: Plan, world_size: int, repeats: int, *, unit: int, view
     elif plan.accumulation == 1:
         nearest = f"train.effective_batch_size={nearest_multiple(batch, unit * world_size)}"
     else:
-        # Of several micro-batches, each is made whole.
+        # With several micro-batches, each must hold whole groups.
         part = nearest_multiple(size, unit)
         nearest = f"train.effective_batch_size={nearest_multiple(batch, part * world_size)}"
         nearest += f" train.batch_size_per_device={part}"

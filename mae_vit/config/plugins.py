@@ -1,4 +1,4 @@
-"""Modules of the user's own, which add to the dictionaries of the library: `run.plugins`.
+"""Imports the user's own modules, which add to the library's dictionaries: `run.plugins`.
 
 A module is imported before the config is checked, and adds by `register_encoder`, `register_objective`,
 `register_policy`, `register_source`, `register_tracker`, or an entry of a dictionary. It is code that the user runs:
@@ -49,12 +49,12 @@ def import_plugins(names: Sequence[str]) -> None:
 
 
 def not_imported(names: Sequence[str]) -> list[str]:
-    """Returns those that are not imported yet."""
+    """Returns the modules that are not imported yet."""
     return [name for name in names if name not in _loaded]
 
 
 def add_plugins(schema: type[BaseModel]) -> bool:
-    """Lets a config's class take what imported modules have added; returns whether it takes more now."""
+    """Rebuilds a config class if modules were imported since it was last rebuilt; returns whether it did."""
     grows = _rebuilt.get(schema, 0) < len(_loaded)
     if grows:
         schema.model_rebuild(force=True)

@@ -15,7 +15,7 @@ _LIBRARY = Path(__file__).resolve().parents[1]
 _SUFFIX = ".yaml"
 # The lines of a header that the list shows, after the first.
 _LISTED = ("Command", "Time", "Result")
-# In a checkout a command is a script, in an installed library a word.
+# A checkout's commands, which are scripts -> those of an installed library.
 _SCRIPTS = (
     (r"(deepspeed(?: +--\w+ +\d+)*) +(pretrain|finetune)/run\.py", r"\1 --module mae_vit.cli \2"),
     (r"python +(pretrain|finetune)/run\.py", r"mae-vit \1"),
@@ -25,7 +25,7 @@ _SCRIPTS = (
 
 
 def shipped_folder(installed: str, in_checkout: str) -> Path:
-    """Returns a folder of files that an installed library holds itself, and a checkout beside it (pyproject.toml)."""
+    """Returns a folder of shipped files: inside an installed library, beside it in a checkout (pyproject.toml)."""
     inside = _LIBRARY / installed
     return inside if inside.is_dir() else _LIBRARY.parent / in_checkout
 
@@ -39,10 +39,7 @@ def preset_paths() -> list[Path]:
 
 
 def find_preset(name: str) -> Path | None:
-    """Returns the shipped config of a name, with or without `.yaml`; None without one, or for another path.
-
-    `configs/NAME.yaml` names it too, without the folder of its kind.
-    """
+    """Returns the shipped config called NAME, NAME.yaml or configs/NAME.yaml; None for other names and paths."""
     if Path(name).parent not in (Path(), Path("configs"), PRESETS):
         return None
     stem = Path(name).name.removesuffix(_SUFFIX)
@@ -50,10 +47,7 @@ def find_preset(name: str) -> Path | None:
 
 
 def find_config(given: str | Path) -> Path:
-    """Returns the config that is meant: a file, or the preset of that name.
-
-    A file that is there is meant before a preset. A path that leads nowhere is returned as it is:
-    what reads it says so.
+    """Returns the config that is meant: an existing file, else the preset of that name, else `given` as a path.
 
     Raises:
         InputError: if the name is that of a preset and, with `.yaml`, of another file here.
@@ -72,7 +66,7 @@ def find_config(given: str | Path) -> Path:
 
 
 def hint_at_config(path: Path) -> str:
-    """Returns a hint at what is meant by a path that is no config: a preset, a file in its folder, a run, data."""
+    """Returns a hint for a path that is not a config: it may mean a preset, a file in its folder, a run, or data."""
     if (path / "config.yaml").is_file():
         return f"for the weights of a run give --ckpt {path} (fine-tuning) or model.init={path} (pretraining)"
     if path.is_dir():
@@ -85,7 +79,7 @@ def hint_at_config(path: Path) -> str:
 
 @dataclass(frozen=True)
 class Header:
-    """What the first comment of a preset says of it.
+    """The first comment of a preset.
 
     Attributes:
         name: name of the preset.
@@ -98,13 +92,13 @@ class Header:
     lines: dict[str, str]
 
     def row(self) -> tuple[str, str, str, str]:
-        """Returns the cells of a table: the name, the hardware and the time in short, what it is."""
+        """Returns the cells of a table: name, short hardware, short time and title."""
         hardware = re.split(r" \(|[;:,]", self.lines["Hardware"])[0]
         time = re.match(r"(?:about )?[\d.]+ (?:minutes|hours)(?: \d+ minutes)?(?! an)", self.lines["Time"])
         return self.name, hardware, time[0] if time else "-", self.title
 
     def describe(self) -> str:
-        """Returns the name, and an indented line each for what it is, the command, the time and the result."""
+        """Returns the name, and an indented line each for title, command, time and result."""
         shown = {name: self.lines[name] for name in _LISTED if name in self.lines}
         shown |= {"Command": as_installed(shown["Command"])} if "Command" in shown else {}
         return "\n".join(
@@ -134,7 +128,7 @@ def _header_lines(path: Path) -> Iterator[str]:
 
 
 def as_installed(text: str) -> str:
-    """Writes the commands in a text as an installed library has them, without a checkout's scripts and configs."""
+    """Replaces a checkout's commands and config paths in a text by those of an installed library."""
     for pattern, replacement in _SCRIPTS:
         text = re.sub(pattern, replacement, text)
     return text

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, model_validator
 from pydantic_core.core_schema import CoreSchema, tagged_union_schema
 
-# Of images that are not described as bands.
+# Channels of images that are not described as bands.
 PHOTOGRAPH_CHANNELS = 3
 # Hyperspectral sensors have 200 to 500.
 MAX_CHANNELS = 4096
@@ -23,8 +23,8 @@ class Section(BaseModel):
     """A part of the config. It is frozen and strictly typed, and refuses unknown keys.
 
     Attributes:
-        options: options that belong to some values of a key. The chosen value's have their defaults; the others are as
-            by default, and an override of the key drops those of the file.
+        options: options that belong to some values of a key. Those of the chosen value get their defaults; others must
+            not be set. An override of the key drops the file's options of other values.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
@@ -59,12 +59,12 @@ class Section(BaseModel):
         return self
 
     def options_of(self, key: str) -> dict[str, Any]:
-        """Returns the options of the value of a key, as they are set."""
+        """Returns the options that belong to a key's value, as they are set."""
         return {name: getattr(self, name) for name in self.options[key].get(getattr(self, key), ())}
 
     @classmethod
     def key_of_runs(cls, path: str) -> str:
-        """Returns where a config of several runs takes what is a key of theirs; empty if it takes it nowhere."""
+        """Returns the key by which a config of several runs sets their key `path`; empty if it has none."""
         return ""
 
 
@@ -83,7 +83,7 @@ class OneOf:
     choose: Callable[[Any], str] | None = None
 
     def choice(self, raw: Any) -> str | None:
-        """Returns the choice of a section, which may be wrong; None if it makes none."""
+        """Returns the choice that a section makes, valid or not; None if it makes none."""
         if self.choose is not None:
             return self.choose(raw)
         choice = raw.get(self.key) if isinstance(raw, dict) else getattr(raw, self.key, None)

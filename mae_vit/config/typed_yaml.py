@@ -1,4 +1,4 @@
-"""Reads YAML by the types of a schema: where a key is text, the text as it is written; paths are expanded."""
+"""Reads YAML by the types of a schema: the value of a text key stays as it is written, and paths are expanded."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from mae_vit.core.errors import InputError
 from mae_vit.core.messages import error_reason
 from mae_vit.core.user_files import expand_text
 
-# The type of keys that name files, folders or weights: ~ and $NAME are expanded in it.
+# The type of keys that name files, folders or weights: their ~ and $NAME are expanded.
 PathText = NewType("PathText", str)
 # What Python and others call null.
 _NO_PATH = ("", "None", "none", "NULL", "Null", "nil", "False", "false")
@@ -62,23 +62,23 @@ def parse_value(schema: type[BaseModel], key: str, text: str, where: str) -> Any
     Args:
         schema: schema of the config.
         key: dotted key of the value.
-        text: text that was given. Where the key is text, it is the value; in quotes it may also be "null".
+        text: the text given. For a text key it is the value; in quotes it may also be "null".
         where: place of the text, for errors.
 
     Raises:
-        InputError: if the key is no text and the value no YAML.
+        InputError: if the key is not text and the value is not YAML.
     """
     kinds = _at([schema], key)
     if not _is_text(kinds) or text == "null" or not text:
         return _parse(text, where, kinds)
     if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'":
-        with suppress(InputError):  # a name that has quotes
+        with suppress(InputError):  # the name itself has quotes
             text = _parse(text, where, ())
     return _expanded(text, where) if _is_path(kinds) else text
 
 
 def write_value(value: Any) -> str:
-    """Writes a value as `parse_value` and YAML read it: as JSON."""
+    """Writes a value as JSON, which `parse_value` and YAML read."""
     # YAML does not know JSON's escapes of letters beyond 16 bits.
     return json.dumps(value, ensure_ascii=False)
 
@@ -103,10 +103,10 @@ def _parse(text: str, where: str, kinds: Sequence[Any]) -> Any:
 
 
 def _retype(node: Node, kinds: Sequence[Any], where: str, seen: set[int]) -> Node:
-    """Makes text of the unquoted scalars (2026-11-26, 007) whose keys are text, and of all keys."""
+    """Turns all keys into text, and the unquoted values (2026-11-26, 007) of text keys."""
     if isinstance(node, ScalarNode):
         node = copy(node)  # aliases of it may stand under keys of other types
-        # No key is a date.
+        # No key takes a date.
         if (node.tag != f"{_TAG}null" and _is_text(kinds)) or node.tag == f"{_TAG}timestamp":
             node.tag = _TEXT
         if node.tag == _TEXT and _is_path(kinds):

@@ -9,12 +9,12 @@ import numpy as np
 
 
 def create_array(path: Path, dtype: np.dtype, shape: tuple[int, ...]) -> np.memmap:
-    """Creates a .npy file of zeros, with all its space on the disk, and maps it to be written.
+    """Creates a .npy file of zeros, reserves its space on the disk, and maps it for writing.
 
     Without the space, a disk that fills up kills the process (SIGBUS) when it writes to a page.
 
     Raises:
-        OSError: if the disk has no room for it; the file is gone then.
+        OSError: if the disk has no room for it; the file is then removed.
     """
     array: np.memmap = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
     if not hasattr(os, "posix_fallocate"):  # macOS
@@ -39,7 +39,7 @@ def keep_rows(path: Path, rows: int) -> None:
     }
     size = array.offset + rows * (array.nbytes // len(array))
     with path.open("rb+") as file:
-        # NumPy pads headers so that those of all numbers of rows have the same size.
+        # NumPy pads headers, so their size does not depend on the number of rows.
         np.lib.format.write_array_header_1_0(file, header)
         assert file.tell() == array.offset
         file.truncate(size)

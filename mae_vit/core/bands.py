@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-# torch is imported where it computes: the processes of `prepare` start several times as fast without.
+# torch is imported only where it computes: the processes of `prepare` start several times as fast without it.
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
@@ -22,11 +22,11 @@ DTYPES: tuple[str, ...] = get_args(Dtype)
 class Bands:
     """Bands of a data set, as dataset.json describes them; `RGB8` for photographs, which it does not describe.
 
-    The loader hands out raw values of `dtype`. `unit` maps each band's low..high to 0..1. Mean and std of
-    dataset.json, PSNR and pictures are in these units, so 8-bit images (low 0, high 255) need no case of their own.
+    The loader yields raw values of `dtype`. `unit` maps each band's low..high to 0..1. Mean and std of dataset.json,
+    PSNR and pictures are in these units, so 8-bit images (low 0, high 255) need no case of their own.
 
     Attributes:
-        names: one a band.
+        names: one for each band.
         dtype: type of the raw values, one of DTYPES.
         low: raw value of each band that becomes 0.
         high: raw value of each band that becomes 1.
@@ -51,7 +51,7 @@ class Bands:
         return self.dtype == "uint8" and full and self.nodata is None
 
     def unit(self, images: Tensor) -> Tensor:
-        """Maps raw values (B, C, H, W) to float32 with low..high at 0..1; values beyond stay beyond."""
+        """Maps raw values (B, C, H, W) to float32 with low..high at 0..1; values beyond are not clipped."""
         import torch
 
         # In place from here on: on a CPU, memory for each intermediate result costs more than the arithmetic.
@@ -78,7 +78,7 @@ class Bands:
         return dtype
 
     def to_entry(self) -> dict[str, Any]:
-        """Returns the entry "bands" of a file of weights; none for photographs."""
+        """Returns the entry "bands" of a weights file; empty for photographs."""
         plain = {
             name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()
         }
@@ -86,11 +86,11 @@ class Bands:
 
     @classmethod
     def of_entry(cls, values: Mapping[str, Any]) -> Bands:
-        """Reads the entry "bands" of a file of weights; without it the images are photographs.
+        """Reads the entry "bands" of a weights file; without it the images are photographs.
 
         Raises:
-            ValueError: if it describes no bands.
-            TypeError: if it describes no bands.
+            ValueError: if its values are not valid bands.
+            TypeError: if its keys or types are not those of `Bands`.
         """
         if (entry := values.get("bands")) is None:
             return RGB8

@@ -19,8 +19,8 @@ class Batch:
     Attributes:
         images: (B, C, H, W), raw pixels after crop and flip: uint8, or the type of the data set's bands.
         labels: int64 (B,), -1 where the data has none.
-        keys: the samples' (seed, epoch, index), from which masks are drawn.
-        damaged: samples of the order that cannot be read; other samples replace them.
+        keys: the samples' (seed, epoch, index), by which masks are drawn.
+        damaged: samples of the order that cannot be read; others replace them.
         masks: uint16 (B, H, W), class + 1 of each pixel, 0 where it does not count; None for data without masks.
     """
 
@@ -35,7 +35,7 @@ class Batch:
         return self._map(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> Batch:
-        """Copies all tensors to page-locked memory, as torch's DataLoader asks for it."""
+        """Copies all tensors to page-locked memory; torch's DataLoader calls it."""
         return self._map(Tensor.pin_memory)
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> Batch:

@@ -1,4 +1,4 @@
-"""Images of any bands in colors: three bands as red, green and blue, one as gray, or principal components.
+"""Shows images of any bands in color: three bands as red, green and blue, one as gray, or principal components.
 
 Shapes: B images, C bands, H W pixels.
 """
@@ -30,7 +30,7 @@ class Composite:
         weights: (3, C), or (1, C) for gray.
         center: (C,).
         offset: the color of the center.
-        label: says what the colors are, with the raw values of black and white.
+        label: names the bands shown, with the raw values of black and white.
     """
 
     weights: Tensor
@@ -46,10 +46,10 @@ class Composite:
 
 
 def find_bands(wanted: Sequence[int | str], bands: Bands, channels: int) -> list[int]:
-    """Returns the places of bands that are given by number, from 1 on, or by name.
+    """Returns the places of bands that are given by number, from 1, or by name.
 
     Raises:
-        InputError: for one that is not there, or another count than one or three.
+        InputError: for an unknown band, or if there are not one or three.
     """
     if len(wanted) not in (1, 3):
         raise InputError(
@@ -72,10 +72,10 @@ def compose(images: Tensor, bands: Bands, wanted: Sequence[int | str] | None = N
     """Chooses the colors of images.
 
     Args:
-        images: (B, C, H, W) in 0..1; principal components are of these.
+        images: (B, C, H, W) in 0..1; principal components are computed from them.
         bands: names and scale.
-        wanted: three bands, or one, by number from 1 on or by name. None takes gray and RGB as they are, red, green
-            and blue by their usual names, the first of two bands, and else principal components.
+        wanted: three bands or one, by number from 1 or by name. None takes bands with usual names of red, green and
+            blue; else three bands as they are, the first of one or two, and principal components of more.
 
     Raises:
         InputError: if a wanted band is not there.
@@ -94,7 +94,7 @@ def compose(images: Tensor, bands: Bands, wanted: Sequence[int | str] | None = N
 def in_colors(
     rows: Sequence[Picture], bands: Bands, wanted: Sequence[int | str] | None = None
 ) -> list[Picture]:
-    """Maps rows of pictures to colors, by the colors of the last, which is the original; its label says which.
+    """Maps rows of pictures to colors. The last row, the original, decides which; its label then names them.
 
     Rows of gray and RGB stay as they are.
 
@@ -125,7 +125,7 @@ def _describe(place: int, bands: Bands) -> str:
 
 
 def _principal(images: Tensor) -> Composite:
-    """The first three principal components of the pixels, each by its own spread; largest weights are positive."""
+    """Maps pixels to their first three principal components, each scaled by its spread, its largest weight positive."""
     pixels = images.float().clamp(0, 1).movedim(1, -1).flatten(0, 2).cpu().double()  # (B*H*W, C)
     center = pixels.mean(dim=0)
     centered = pixels - center

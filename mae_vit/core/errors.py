@@ -1,4 +1,4 @@
-"""Exceptions that end as one readable line, and the words that messages share."""
+"""Exceptions that end as one readable line."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _LONGEST_WORD = 1000
 class InputError(ValueError):
     """Bad config, command line, data folder or checkpoint.
 
-    Entry points print one line for each mistake, without a traceback, and exit
-    with code 2. A line states what is wrong, where, and the nearest valid choice.
+    Entry points print one line for each mistake, without a traceback, and exit with code 2. A line states what is
+    wrong, where, and the nearest valid choice.
 
     Attributes:
         lines: one for each mistake; `str()` joins them by "; ".
@@ -37,7 +37,7 @@ def _one_line(message: str) -> str:
 
 @dataclass(frozen=True)
 class Damage:
-    """A sample that cannot be read, as `quarantine.jsonl` tells it.
+    """A sample that cannot be read, as `quarantine.jsonl` records it.
 
     Attributes:
         sample: its number in its split.
@@ -56,13 +56,13 @@ class Damage:
     def __str__(self) -> str:
         """Names shard, key and offset, then the reason."""
         key, offset = ("?" if value is None else str(value) for value in (self.key, self.offset))
-        # Keys come from files: on a terminal they are to be seen, not obeyed.
+        # Keys come from files: a terminal must not obey control characters in them.
         shown = key if key.isascii() and key.isprintable() else ascii(key)
         return f"shard {self.shard}, key {shown}, offset {offset}: {self.reason}"
 
 
 class DamagedSample(RuntimeError):
-    """Samples that were asked for cannot be read.
+    """Requested samples cannot be read.
 
     Uncaught, it ends the run with exit code 1; saved checkpoints are good.
 
@@ -73,7 +73,7 @@ class DamagedSample(RuntimeError):
 
     def __init__(self, damaged: Sequence[tuple[int, Damage]], folder: Path) -> None:
         """The message names the first of `damaged`, which must not be empty."""
-        # By these it is made again behind the pipe of a worker.
+        # Pickle passes these to `__init__` again when a worker sends the error.
         super().__init__(damaged, folder)
         self.damaged, self.folder = damaged, folder
 
@@ -92,5 +92,5 @@ class FetchUnavailable(RuntimeError):
 
 def damage_allowed(share: float, samples: int) -> int:
     """How many of `samples` may be damaged: `share` of them, rounded down."""
-    # Of 100 samples, 0.29 are 28.999999999999996.
+    # 0.29 * 100 is 28.999999999999996.
     return int(share * samples + 1e-9)

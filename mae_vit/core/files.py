@@ -1,4 +1,4 @@
-"""Writing files and folders so that a kill at any moment leaves the old one or the new one, whole."""
+"""Writes files and folders so that a kill at any moment leaves the old one or the new one, whole."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mae_vit.core.errors import InputError
 
 
 def user_cache() -> Path:
-    """Returns this user's cache folder; a private one among temporary files where the home folder cannot be written.
+    """Returns this user's cache folder; a private temporary one if the home folder cannot be written.
 
     Raises:
         InputError: if there is no such folder.
@@ -33,10 +33,10 @@ def user_cache() -> Path:
 def settle_nameless_user() -> None:
     """Gives a user id without an account (`docker run --user 1234`) a home folder and a name.
 
-    Libraries ask for them, and fail or make a folder called "~".
+    Without them, libraries fail or make a folder called "~".
     """
     if os.path.expanduser("~") == "~":
-        # Who needs the folder says why there is none.
+        # Code that needs the folder reports why there is none.
         with suppress(InputError):
             os.environ["HOME"] = str(_temporary_home())
     try:
@@ -49,7 +49,7 @@ def _temporary_home() -> Path:
     path = Path(tempfile.gettempdir()) / f"mae-vit-{os.getuid()}"
     try:
         path.mkdir(mode=0o700, exist_ok=True)
-        # Anyone may make a folder of this name before this user does.
+        # Another user may have made a folder of this name before.
         if path.lstat().st_uid == os.getuid():
             return path
         reason = "is another user's"
@@ -61,16 +61,13 @@ def _temporary_home() -> Path:
 
 
 def temporary_name(path: Path) -> Path:
-    """The name that a file or a folder has while this process writes it."""
+    """Returns the name that a file or a folder has while this process writes it."""
     return path.with_name(f".{path.name}.{os.getpid()}.tmp")
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yields a temporary name to write a file under; at the end the file is synced and renamed into place.
-
-    Where that fails nothing of it is left.
-    """
+    """Yields a temporary name to write to, then syncs the file and renames it into place; on failure removes it."""
     partial = temporary_name(path)
     try:
         yield partial
@@ -82,7 +79,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def leaving_no_empty_folders(folder: Path) -> Iterator[None]:
-    """Where the body fails, removes the empty folders among `folder` and those around it that were not there before."""
+    """If the body fails, removes `folder` and its parents if they are empty and did not exist before."""
     new = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         yield
@@ -110,13 +107,13 @@ def read_json(path: Path) -> Any:
 
     Raises:
         OSError: if it cannot be read.
-        ValueError: if it is no JSON.
+        ValueError: if it is not JSON.
     """
     return json.loads(path.read_text(encoding="utf-8"))
 
 
 def read_json_lines(path: Path) -> list[Any]:
-    """Reads a file of one JSON value a line, past lines that a kill or a full disk cut short.
+    """Reads a file with one JSON value per line; skips lines that a kill or a full disk cut short.
 
     Raises:
         OSError: if it cannot be read.
@@ -131,7 +128,7 @@ def read_json_lines(path: Path) -> list[Any]:
 
 
 def to_json(value: Any, *, indent: int | None = None) -> str:
-    """Returns JSON, in which numbers that are not finite are null: it knows no other word for them."""
+    """Returns JSON, with null for numbers that are not finite, which JSON cannot express."""
     return json.dumps(_finite(value), indent=indent, allow_nan=False)
 
 
@@ -144,7 +141,7 @@ def _finite(value: Any) -> Any:
 
 
 def fsync_path(path: Path) -> None:
-    """Brings a file to the disk, or the names in a folder."""
+    """Syncs a file, or the names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -156,7 +153,7 @@ def replace_folder(partial: Path, out: Path) -> None:
     """Replaces a folder by a rename. The old one stays until the new one is there, and is then removed.
 
     Raises:
-        OSError: if it cannot be; the earlier folder is back then.
+        OSError: if the rename fails; the old folder is then restored.
     """
     if not out.exists():
         os.rename(partial, out)
@@ -172,7 +169,7 @@ def replace_folder(partial: Path, out: Path) -> None:
 
 
 def nearest_existing(path: Path) -> Path:
-    """Returns a path, or the nearest folder above it that is there."""
+    """Returns a path, or the nearest folder above it that exists."""
     while not path.exists():
         path = path.parent
     return path

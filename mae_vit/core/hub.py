@@ -84,11 +84,11 @@ def is_offline() -> bool:
 
 
 def check_reachable(name: HubName, files: Sequence[str]) -> None:
-    """Fails at once where no connection to the Hub can be made; huggingface_hub tries for 23 s for each file.
+    """Fails at once if the Hub cannot be reached; huggingface_hub itself tries for 23 s for each file.
 
     Args:
-        name: the repository that is going to be read.
-        files: its files that may be asked for. One in the cache needs no connection.
+        name: the repository to be read.
+        files: its files that may be read. If one is in the cache, no connection is needed.
 
     Raises:
         FetchUnavailable: if the Hub cannot be reached.
@@ -103,14 +103,14 @@ def check_reachable(name: HubName, files: Sequence[str]) -> None:
 
 
 def download(name: HubName, files: Sequence[str]) -> tuple[Path, str]:
-    """Brings a file of a repository into huggingface_hub's cache, where it is not there yet.
+    """Downloads a file of a repository into huggingface_hub's cache, unless it is there.
 
     Args:
         name: the repository.
-        files: files at its top; the first that it has is taken.
+        files: names of files at its top level; the first that exists is taken.
 
     Returns:
-        The file's path and the commit that it is of.
+        The file's path and its commit.
 
     Raises:
         InputError: if there is no such repository, revision or file, or no access to it.
@@ -123,7 +123,7 @@ def download(name: HubName, files: Sequence[str]) -> tuple[Path, str]:
             try:
                 path = Path(hub.hf_hub_download(name.repo, file, repo_type=name.kind, revision=name.revision))
             except hub.errors.LocalEntryNotFoundError:
-                # Not in the cache: of files that were never asked for, too.
+                # Not in the cache; a file that was never asked for raises it too.
                 if not is_offline() or file == files[-1]:
                     raise
             except hub.errors.EntryNotFoundError:
@@ -136,7 +136,7 @@ def download(name: HubName, files: Sequence[str]) -> tuple[Path, str]:
 
 @contextmanager
 def hub_errors(name: HubName, *, task: str = "read") -> Iterator[None]:
-    """Turns what huggingface_hub raises of a repository into one line; its log of retries stays silent.
+    """Turns errors of huggingface_hub into one line, and silences its log of retries.
 
     Args:
         name: the repository.
@@ -157,7 +157,7 @@ def hub_errors(name: HubName, *, task: str = "read") -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silences warnings of huggingface_hub, and its progress bars where no terminal shows them."""
+    """Silences warnings of huggingface_hub, and its progress bars if stderr is no terminal."""
     utils = hub_library().utils
     level = utils.logging.get_verbosity()
     without_bars = not sys.stderr.isatty() and not utils.are_progress_bars_disabled()
@@ -213,7 +213,7 @@ def _translated(error: Any, name: HubName, task: str) -> Exception:
 def _short(error: Exception | str) -> str:
     """Returns the first line of an error, in short, without the token."""
     line = next(iter(str(error).strip().splitlines()), type(error).__name__)
-    with suppress(Exception):  # of a token that cannot be read
+    with suppress(Exception):  # the token may be unreadable
         if token := hub_library().get_token():
             line = line.replace(token, "TOKEN")
     return line[:_LONGEST_REASON]

@@ -1,13 +1,10 @@
 """Counter-based randomness: a number is a pure function of its purpose.
 
-Nothing random in this project depends on who computes it. Every draw is
-Threefry-2x32-20 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
-SC 2011) of (seed, stream, epoch, sample index, draw): additions, rotations and
-exclusive-ors on 32-bit words, hence bit-equal in NumPy and in torch on any
-device, whatever the batch, the worker or the rank.
+Nothing random in this project depends on who computes it. Every draw is Threefry-2x32-20 (Salmon et al., "Parallel
+random numbers: as easy as 1, 2, 3", SC 2011) of (seed, stream, epoch, sample index, draw): additions, rotations and
+exclusive-ors on 32-bit words, hence bit-equal in NumPy and in torch on any device, whatever the batch, worker or rank.
 
-Words are held in NumPy as uint32 (which wraps by itself) and in torch as int64
-below 2**32 (torch has no complete unsigned arithmetic).
+Words are uint32 in NumPy (which wraps by itself) and int64 below 2**32 in torch (which lacks full unsigned arithmetic).
 """
 
 from __future__ import annotations
@@ -23,12 +20,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# Part of the data's meaning: never change them.
+# Never change it: it decides which samples a subset takes.
 SUBSET_HASH = b"mae-vit subset"
 
 
 def hash_key(key: str, salt: bytes) -> bytes:
-    """Returns the hash that a draw sorts by; `salt` names the draw."""
+    """Returns the hash that orders a key in a draw; `salt` names the draw."""
     return hashlib.blake2b(key.encode("utf-8", "surrogateescape"), digest_size=16, key=salt).digest()
 
 
@@ -82,18 +79,17 @@ def threefry2x32(key: tuple[Words | int, Words | int], x0: Words, x1: Words) -> 
             x1 = ((x1 << rotation) | (x1 >> (32 - rotation))) & MASK32
             x1 = x1 ^ x0
         x0 = (x0 + schedule[(group + 1) % 3]) & MASK32
-        # The group number is added in two steps: a key word plus 5 could leave
-        # the 32-bit range, which NumPy refuses for a Python integer.
+        # Add the group number on its own: NumPy refuses a Python integer over 32 bits, as a key word plus 5 may be.
         x1 = (x1 + schedule[(group + 2) % 3]) & MASK32
         x1 = (x1 + (group + 1)) & MASK32
     return x0, x1
 
 
 def _rounds_of_tensors(schedule: tuple[Tensor | int, ...], x0: Tensor, x1: Tensor) -> tuple[Tensor, Tensor]:
-    """The same, in the fewest operations, as a GPU starts a kernel for each: five a round.
+    """Torch version with five operations a round, because a GPU launches a kernel for each.
 
-    Sums and exclusive-ors have right low halves whatever stands above them, so x0 is cut to 32 bits once,
-    at the end: it stays below 2**37. A word times 2**rotation stays below 2**62.
+    The low 32 bits of sums and exclusive-ors do not depend on higher bits, so x0 is cut to 32 bits once, at the end: it
+    stays below 2**37. A word times 2**rotation stays below 2**62.
     """
     x0, x1 = torch.broadcast_tensors(x0, x1)
     x0 = x0 + schedule[0]
@@ -108,7 +104,7 @@ def _rounds_of_tensors(schedule: tuple[Tensor | int, ...], x0: Tensor, x1: Tenso
     return x0.bitwise_and_(MASK32), x1
 
 
-# Asked for in each draw of a batch with the same few answers an epoch; computed by 20 rounds on NumPy scalars.
+# Cached: each draw of a batch asks for one of a few keys per epoch, which cost 20 rounds on NumPy scalars.
 @lru_cache(maxsize=256)
 def derive_key(seed: int, stream: RngStream, epoch: int) -> tuple[int, int]:
     """Returns the key of one stream in one epoch.
@@ -130,13 +126,12 @@ def random_uint32(key: tuple[Words | int, Words | int], index: Words, draws: int
     """Draws words for each sample: two for each of `draws` counters.
 
     Args:
-        key: key of `derive_key`.
+        key: result of `derive_key`.
         index: sample indices (B,), NumPy or torch integers in [0, 2**32).
-        draws: how many counters for each sample.
+        draws: number of counters for each sample.
 
     Returns:
-        Two arrays (B, draws) of independent 32-bit words: NumPy uint32, or torch
-        int64 on the device of `index`.
+        Two arrays (B, draws) of independent 32-bit words: NumPy uint32, or torch int64 on the device of `index`.
     """
     counter: Words
     if isinstance(index, Tensor):
@@ -151,8 +146,7 @@ def random_uint32(key: tuple[Words | int, Words | int], index: Words, draws: int
 def uniform(key: tuple[int, int], index: np.ndarray, draws: int) -> np.ndarray:
     """Returns float64 numbers in [0, 1) with 53 random bits, (B, draws).
 
-    NumPy only: draws that need floating point (crop boxes) are computed on the CPU,
-    since logarithms and roots differ by device.
+    NumPy only: draws that need floating point (crop boxes) run on the CPU, since logarithms and roots differ by device.
     """
     high, low = random_uint32(key, index, draws)
     return ((high >> 5) * 67108864.0 + (low >> 6)) * (1.0 / 9007199254740992.0)
@@ -161,11 +155,10 @@ def uniform(key: tuple[int, int], index: np.ndarray, draws: int) -> np.ndarray:
 def noise_seed(seed: int, rank: int, step: int, micro_batch: int) -> int:
     """Seeds the framework's generator for noise inside layers (dropout, drop-path).
 
-    Such noise depends on the split over ranks: a resumed run is exact on one world
-    size only.
+    Such noise depends on the split over ranks: a resumed run is exact only with the same world size.
 
     Args:
-        seed: the run's.
+        seed: the run's seed.
         rank: rank of this process, below 2**12.
         step: optimizer step.
         micro_batch: number within the step, below 2**20.
@@ -183,7 +176,7 @@ class SampleKeys:
         seed: the run's seed.
         epoch: epoch of the samples.
         index: int64 (B,) sample indices, on the device that computes.
-        epoch_input: the epoch as int64 (), beside them, for compiled graphs (`for_compiled`).
+        epoch_input: the epoch as int64 () on the same device, for compiled graphs (`for_compiled`).
     """
 
     seed: int
@@ -192,17 +185,17 @@ class SampleKeys:
     epoch_input: Tensor | None = None
 
     def for_compiled(self) -> SampleKeys:
-        """The same keys for a compiled graph: with a plain number it would be made anew for each epoch."""
+        """Returns the same keys for a compiled graph: a plain number would recompile it for each epoch."""
         return replace(self, epoch_input=torch.full_like(self.index[0], self.epoch))
 
     def random_uint32(self, stream: RngStream, draws: int) -> Tensor:
-        """Draws one 32-bit word a counter: int64 (B, draws)."""
+        """Draws one 32-bit word for each counter: int64 (B, draws)."""
         return random_uint32(self._key(stream), self.index, draws)[0]
 
     def random_uint32_of_each(self, streams: Sequence[RngStream], draws: int) -> Tensor:
         """Draws the words of several streams at once: int64 (S, B, draws)."""
         keys = [self._key(stream) for stream in streams]
-        # Filled in by the device: numbers of the host would be copied, and waited for.
+        # Filled in by the device: to copy numbers from the host would block.
         scalars = [
             [torch.full_like(self.index[0], word) if isinstance(word, int) else word for word in key]
             for key in keys
@@ -215,8 +208,8 @@ class SampleKeys:
         if not torch.compiler.is_compiling():
             return derive_key(self.seed, stream, self.epoch)
         if self.epoch_input is None:
-            # Not `torch.compiler.disable`: data workers import this, and it imports all of the compiler.
+            # Not `torch.compiler.disable`: it imports the whole compiler, and data workers import this module.
             raise RuntimeError("a compiled graph takes keys.for_compiled()")
-        # The same words as `derive_key` leads to, whose hundred operations are then fused.
+        # The same words as from `derive_key`; the compiler fuses their hundred operations.
         seed = (self.seed & MASK32, (self.seed >> 32) & MASK32)
         return threefry2x32(seed, torch.full_like(self.epoch_input, int(stream)), self.epoch_input)

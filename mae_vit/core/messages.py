@@ -1,4 +1,4 @@
-"""Parts of messages: counts, durations, reasons, the nearest right thing."""
+"""Parts of messages: counts, durations, reasons, the nearest valid choice."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GPUS = (
     "a process finds its GPU by itself: CUDA_VISIBLE_DEVICES chooses which, run.device=cpu takes none; deepspeed, "
     "torchrun or a comparison starts a process for each"
 )
-# By which other programs choose it: device=cuda, gpus=1, num_gpus=2, trainer.accelerator=gpu, --gpu-ids 0
+# How other programs choose a GPU: device=cuda, gpus=1, num_gpus=2, trainer.accelerator=gpu, --gpu-ids 0
 _DEVICES = re.compile(
     r"((no|use|num|n)[-_]?)?(cuda|gpus?|devices?|accelerators?)([-_]?(ids?|count|per[-_]node))?"
 )
@@ -44,11 +44,11 @@ def closest(name: str, known: Iterable[str], *, cutoff: float = 0.5) -> str:
 
 
 def closest_path(path: Path, among: Iterable[Path] | None = None) -> str:
-    """Returns a hint such as `did you mean "runs/photos"?` where there is no `path`; empty without one like it.
+    """Returns a hint such as `did you mean "runs/photos"?` for a missing path; empty if no other is like it.
 
     Args:
-        path: a path that is not there. Folders on the way to it may be misspelled too.
-        among: what may be meant, by its name without extension; None for what lies there.
+        path: a path that does not exist. Folders on the way to it may be misspelled too.
+        among: candidates, compared by name without extension; None for all existing paths.
     """
     if among is not None:
         stems = {candidate.stem: candidate for candidate in among}
@@ -69,12 +69,12 @@ def closest_path(path: Path, among: Iterable[Path] | None = None) -> str:
 
 
 def device_hint(name: str) -> str:
-    """Returns how a GPU is chosen, for a key or option by which other programs choose it; empty for others."""
+    """Returns how to choose a GPU, for a key or option with which other programs choose it; empty for others."""
     return GPUS if _DEVICES.fullmatch(name.lower()) else ""
 
 
 def _most_alike(name: str, known: Iterable[str], cutoff: float) -> str | None:
-    # Of names that differ only in case, the one most like it as it is written.
+    # Among names that differ only in case, take the one closest in case.
     by_lower: dict[str, list[str]] = {}
     for each in sorted(known):
         by_lower.setdefault(each.lower(), []).append(each)
@@ -83,7 +83,7 @@ def _most_alike(name: str, known: Iterable[str], cutoff: float) -> str | None:
 
 
 def error_reason(error: BaseException) -> str:
-    """Returns what is said of a failure, to stand behind a colon: `no such file or directory`; of others a line."""
+    """Formats an OSError as a phrase for use after a colon: `no such file or directory`; others as their first line."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror.lower()
     return next(iter(str(error).splitlines()), type(error).__name__)
@@ -95,12 +95,12 @@ def count_of(number: int, noun: str, plural: str = "") -> str:
 
 
 def format_decimal(value: float, sign: str = "") -> str:
-    """Returns a number with one decimal, a half rounded up in size: `55.0` for 100 * 0.5495, whose float is less."""
+    """Formats a number with one decimal, halves away from zero: `55.0` for 100 * 0.5495, whose float is less."""
     return f"{value + copysign(1e-9, value):{sign}.1f}"
 
 
 def format_rate(per_second: float) -> str:
-    """Returns a rate as a whole number, and one below 10 with two digits: `193`, `8.1`, `0.34`."""
+    """Formats a rate as a whole number, or below 10 with two digits: `193`, `8.1`, `0.34`."""
     return f"{per_second:.0f}" if per_second >= 9.95 else f"{per_second:.2g}"
 
 

@@ -1,4 +1,4 @@
-"""What `mae-vit prepare` did to the pixels of images: it travels with the weights, and inference repeats it."""
+"""What `mae-vit prepare` did to the pixels of images: it is stored with the weights, and inference repeats it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class Preprocessing(BaseModel):
-    """What was done to images before they were stored. None and "ignore" are nothing.
+    """What was done to images before they were stored. None and "ignore" mean nothing.
 
     `mae_vit.data.images.preprocess` does it, for `prepare` and for inference.
 
@@ -17,8 +17,8 @@ class Preprocessing(BaseModel):
         resize: short side of larger images, in pixels (bicubic, antialiased).
         quality: quality of JPEGs encoded anew.
         exif_orientation: "apply" turned images upright.
-        bands: that were taken of each image, in this order: numbers from 1, ranges of them, or names.
-        window: raw values were clipped to this lowest and highest one.
+        bands: the bands taken from each image, in this order: numbers from 1, ranges of them, or names.
+        window: the lowest and highest raw value, to which values were clipped.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -45,11 +45,11 @@ class Preprocessing(BaseModel):
 
     @property
     def of_prepared(self) -> Preprocessing:
-        """What inference does to prepared images: it turns and resizes them too, which changes nothing twice."""
+        """What inference does to prepared images; to turn and resize them again changes nothing."""
         return self.model_copy(update={"bands": None, "window": None})
 
     def describe(self, *, in_bands: bool) -> str:
-        """Says in sentences what must be done to the images of a camera or a sensor; empty if nothing."""
+        """Describes in sentences what must be done to images from a camera or a sensor; empty if nothing."""
         done = []
         if self.bands:
             done.append(f"Of each file the bands {', '.join(self.bands)} are taken, in this order.")

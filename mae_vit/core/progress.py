@@ -8,7 +8,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-# Between two states of a bar, in seconds.
+# Seconds between two updates of a bar.
 _ON_TERMINAL_S, _IN_LOG_S = 0.5, 30.0
 
 

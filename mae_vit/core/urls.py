@@ -8,9 +8,9 @@ from urllib.parse import quote, urlsplit, urlunsplit
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import nearest
 
-# Their names are escaped in a URL; other schemes take names as they are.
+# Schemes whose file names are escaped in a URL; others take names as they are.
 _ESCAPED = ("http", "https")
-# The others are fsspec's: s3fs, gcsfs, adlfs, huggingface_hub, paramiko or itself open them.
+# fsspec opens the others, with s3fs, gcsfs, adlfs, huggingface_hub, paramiko or by itself.
 SCHEMES = (*_ESCAPED, "s3", "gs", "abfs", "hf", "sftp", "ftp", "file")
 _PIPE = "pipe:"
 NO_COMMANDS = (
@@ -21,12 +21,12 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 def is_url(path: str) -> bool:
-    """Whether a data path is a URL rather than a folder; of any scheme."""
+    """Whether a data path is a URL, of any scheme, rather than a folder."""
     return path.startswith(_PIPE) or _SCHEME.match(path) is not None
 
 
 def check_url(url: str) -> None:
-    """Refuses URLs that are not opened.
+    """Refuses URLs that cannot be opened.
 
     Raises:
         InputError: for an unknown scheme, a missing host, or a command.
@@ -47,7 +47,7 @@ def check_url(url: str) -> None:
 
 
 def file_url(folder: str, name: str) -> str:
-    """Returns the URL of a file in a folder; a query, which may hold a token, stays behind the name."""
+    """Returns the URL of a file in a folder; a query, which may hold a token, stays after the name."""
     parts = urlsplit(folder)
     escaped = quote(name) if parts.scheme in _ESCAPED else name
     return urlunsplit(parts._replace(path=f"{parts.path.rstrip('/')}/{escaped}"))

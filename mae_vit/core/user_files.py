@@ -1,4 +1,4 @@
-"""What the files of users look like: names of splits, kinds of images, text, paths. All readers ask here."""
+"""What users' files look like: names of splits, kinds of images, text, paths. All readers use it."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ IMAGE_EXTENSIONS = (
     *("ppm", "pgm", "pbm", "pnm"),
 )
 DICOM_EXTENSIONS = ("dcm", "dicom")
-# Images only where no other kind is beside them: of photographs these are features, masks or metadata.
+# Images only if no other kind is beside them: beside photographs they are features, masks or metadata.
 ARRAY_EXTENSIONS = ("npy", "npz", *DICOM_EXTENSIONS)
-# What phones and cameras write, and Pillow does not read.
+# Formats of phones and cameras that Pillow does not read.
 UNREAD_EXTENSIONS = ("heic", "heif", "jxl", "cr2", "cr3", "nef", "arw", "dng", "orf", "raf", "rw2",
     "pef", "srw", "nrw", "3fr", "iiq", "kdc", "mrw", "sr2", "erf", "rwl", "x3f")  # fmt: skip
-# What lies beside images and is known to be none: labels, captions, code, notes, what GDAL and systems write.
+# Files beside images that are known to be none: labels, captions, code, notes, files of GDAL and of systems.
 OTHER_EXTENSIONS = (
     *("txt", "json", "xml", "csv", "tsv", "jsonl", "cls", "caption", "yaml", "yml", "md"),
     *("html", "py", "ipynb", "log", "sh", "db", "ini", "ovr", "msk", "tfw", "xlsx"),
 )
-# Formats that may hold images; of no other unread file it is known.
+# Unread formats that may hold images; of other unread files it is unknown.
 CONVERTIBLE_EXTENSIONS = frozenset((
     *UNREAD_EXTENSIONS,
     *("nd2", "czi", "lif", "oib", "oif", "svs", "ndpi", "mrxs", "vsi"),
@@ -35,16 +35,16 @@ CONVERTIBLE_EXTENSIONS = frozenset((
     *("idx", "idx.gz"),
     *("arrow", "tfrecord", "h5", "hdf5", "mat", "lmdb", "mdb", "rec", "pt", "pth", "pkl", "beton", "mp4", "avi"),
 ))  # fmt: skip
-# What is to be done about these.
+# The remedy for these formats.
 EACH_IMAGE = "write each image as PNG or .npy, and give the folder"
 TABLE_EXTENSIONS = ("csv", "tsv", "jsonl", "xlsx")
-# Lists of images and labels may be such texts.
+# Text files that may list images and labels.
 LIST_EXTENSIONS = ("csv", "tsv", "txt")
 ARCHIVE_EXTENSIONS = (
     *("zip", "tar", "tgz", "tbz", "tbz2", "txz", "tzst"),
     *("gz", "bz2", "xz", "zst", "rar", "7z"),
 )
-# Columns of tables, and members of shards, that are labels by their names.
+# Names of table columns and shard members that hold labels.
 LABEL_NAMES = ("label", "labels", "class", "class_name", "cls", "target", "category")
 _IDX = re.compile(r"[-.]idx\d-ubyte(\.gz)?$")
 _HIDDEN = re.compile(r"(^|/)(\.|__MACOSX/|@eaDir/|#recycle/|\$RECYCLE\.BIN/|DICOMDIR$)")
@@ -93,7 +93,7 @@ def is_image(path: str) -> bool:
 
 
 def is_hidden(path: str) -> bool:
-    """Returns whether a file or its folder is hidden, or systems keep there what is theirs: thumbnails, trash."""
+    """Returns whether a file or its folder is hidden, or belongs to the system: thumbnails, trash."""
     return bool(_HIDDEN.search(path))
 
 
@@ -105,7 +105,7 @@ def extension_of(path: str) -> str:
 
 
 def full_extension(path: str) -> str:
-    """Returns what `extension_of` does, with what a packed file is of: "nii.gz"; of MNIST's arrays "idx"."""
+    """Returns the extension, with the inner one of a compressed file: "nii.gz"; "idx" for MNIST's arrays."""
     if idx := _IDX.search(path):
         return f"idx{idx[1] or ''}"
     extension = extension_of(path)
@@ -114,34 +114,34 @@ def full_extension(path: str) -> str:
 
 
 def is_placeholder(path: str) -> bool:
-    """Whether a file stands for one that a cloud has not yet brought here, as iCloud writes them: .NAME.icloud."""
+    """Whether a file stands for one not yet downloaded from a cloud, as iCloud's .NAME.icloud does."""
     name = path.rpartition("/")[2]
     return name.startswith(".") and name.endswith(".icloud")
 
 
 def split_named(name: str) -> str | None:
-    """Returns the split that is exactly called so, in any common spelling and case; None for other names."""
+    """Returns the split whose name this is, in any common spelling and case; None for other names."""
     return _SPLIT_OF.get(name.lower())
 
 
 def split_told(name: str) -> str:
-    """Returns the split that a cell of a table names: one of ours, or its own name as a word."""
+    """Returns the split that a table's cell names: a usual one, or the cell's text as one word."""
     return split_named(name) or re.sub(r"\W", "_", name)
 
 
 def split_from_path(path: Path, folder: Path, default: str) -> str:
-    """Returns the split that names below a folder tell ("imagenet-val-000012.tar"), or `default`."""
+    """Returns the split named in a path below `folder` ("imagenet-val-000012.tar"), or `default`."""
     parts = path.relative_to(folder).parts if path.is_relative_to(folder) else (path.stem,)
     words = [word for part in parts for word in re.split(r"[-_.]", part)]
-    # The last is nearest to the number of a shard.
+    # Prefer the last word, which is nearest to the number of a shard.
     return next(filter(None, map(split_named, reversed(words))), default)
 
 
 def split_and_rest(name: str) -> tuple[str | None, list[str]]:
     """Returns the split that a name holds as a word, and its other words without numbers and "set".
 
-    Such are train_images, imagenet-val, test2017, stage_2_test_images. The name may be a class, too (train_station):
-    ask only where its neighbors are splits.
+    Examples are train_images, imagenet-val, test2017, stage_2_test_images. The name may also be a class
+    (train_station): call it only if neighboring names are splits.
     """
     words = [_NUMBER.sub("", word) for word in _BREAK.sub(" ", name).lower().split(" ")]
     for at in (0, len(words) - 1, *range(1, len(words) - 1)):
@@ -151,10 +151,7 @@ def split_and_rest(name: str) -> tuple[str | None, list[str]]:
 
 
 def image_kind(head: bytes) -> str | None:
-    """Returns the usual extension of a kind of image, by the first `HEAD_BYTES` of a file; None for others.
-
-    It names kinds that nothing here decodes, too ("heic", "jxl").
-    """
+    """Returns the usual extension of an image from its first `HEAD_BYTES`, also if unread ("heic"); else None."""
     for mark, extension in _HEADS:
         if head.startswith(mark):
             return extension
@@ -170,7 +167,7 @@ def image_kind(head: bytes) -> str | None:
 
 
 def what_is(head: bytes) -> str | None:
-    """Says what a file is that is no readable image, with the remedy; None if its first bytes do not tell."""
+    """Says what a file is that cannot be read as an image, with the remedy; None if its first bytes do not tell."""
     if not head:
         return "an empty file: is it a placeholder of a cloud, not downloaded?"
     if (kind := image_kind(head)) in UNREAD_EXTENSIONS:
@@ -182,7 +179,7 @@ def what_is(head: bytes) -> str | None:
 
 
 def what_file_is(path: Path) -> str | None:
-    """Says what `what_is` does of a file; None of an empty one, too, or if it cannot be read."""
+    """Calls `what_is` for a file; None also if the file is empty or cannot be read."""
     with suppress(OSError), path.open("rb") as file:
         head = file.read(HEAD_BYTES)
         return what_is(head) if head else None
@@ -216,8 +213,8 @@ def expand_text(text: str) -> str:
     """Expands ~ and $NAME at any place, which a shell leaves in `key=~/x`; a URL or a path that exists stays as it is.
 
     Raises:
-        InputError: if it names a variable that is not set, is a path of Windows, or has characters in names that are
-            not there yet which come with text from elsewhere: of a Windows file's end of line, of a web page.
+        InputError: if it names a variable that is not set, is a Windows path, or if a name that does not exist has
+            characters of pasted text: the end of a Windows line, or quotes of a web page.
     """
     if os.path.lexists(text):
         return text
@@ -231,13 +228,13 @@ def expand_text(text: str) -> str:
 
 
 def _check_written(text: str) -> None:
-    """Refuses names that are not there yet with characters of text from elsewhere, and paths of Windows."""
+    """Refuses Windows paths, and names that do not exist with characters of pasted text."""
     if not text:
         raise InputError("a path is empty: is a variable unset?")
     parts = text.split("/")
     for at, part in enumerate(parts):
         if os.path.lexists("/".join(parts[: at + 1])):
-            continue  # it has its name, whatever that is
+            continue  # an existing name may hold any character
         alien = [c for c in part if unicodedata.category(c) == "Cc"]
         alien += [c for c in (part[:1], part[-1:]) if _is_alien(c)]
         if alien:
@@ -249,7 +246,7 @@ def _check_written(text: str) -> None:
 
 
 def _is_alien(char: str) -> bool:
-    """Whether a character at the end of a name is none of it: invisible, or a quote of text editors."""
+    """Whether a character at either end of a name is not part of it: invisible, or a quote of text editors."""
     quotes = ("\u201c", "\u201d", "\u201e", "\u2018", "\u2019")
     return char in quotes or (char != "" and unicodedata.category(char) in ("Cf", "Zs", "Zl", "Zp"))
 

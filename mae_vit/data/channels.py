@@ -1,4 +1,4 @@
-"""`model.in_chans`: the channels of the images that a network takes, from the data."""
+"""Resolves `model.in_chans`, the number of input channels, from the data."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from mae_vit.data.data_path import resolve_data_path
 from mae_vit.data.shards.dataset_json import Dataset, read_dataset
 
 AnyConfig = TypeVar("AnyConfig", bound=Config)
-# 8-bit photographs are read as gray or as RGB, whichever they are.
+# 8-bit photographs can be read as gray or as RGB, whichever they are.
 _OF_PHOTOGRAPHS = (1, 3)
 
 
 def describe_data(config: Config, *, say: bool = False) -> Dataset:
-    """Reads the description of a config's data; `say` prints a warning where it is an earlier one.
+    """Reads the description of a config's data; `say` prints a warning if a URL's earlier copy is used.
 
     Raises:
-        InputError: if there is no such data.
+        InputError: if the data do not exist.
     """
     section = config.data
     folder, _ = resolve_data_path(
@@ -29,14 +29,14 @@ def describe_data(config: Config, *, say: bool = False) -> Dataset:
 
 
 def with_channels(config: AnyConfig, dataset: Dataset) -> AnyConfig:
-    """Returns the config with `model.in_chans`, which is the data's if the config does not say it.
+    """Returns the config with `model.in_chans`, taken from the data unless the config sets it.
 
     Raises:
-        InputError: if what it says contradicts the data.
+        InputError: if the config's value contradicts the data.
     """
     wanted, count = config.model.in_chans, dataset.channels
     if wanted is None:
-        # Gray photographs are read as RGB where the normalization is that of RGB.
+        # ImageNet's normalization has three channels, so gray photographs are read as RGB.
         as_rgb = config.data.normalize == "imagenet" and dataset.bands.photographs
         return set_channels(config, 3 if as_rgb else count)
     path = redact_url(config.data.path)

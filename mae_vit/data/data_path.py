@@ -1,4 +1,4 @@
-"""From `data.path` to a folder of shards here: itself, a copy prepared from images, or what stands in for a URL."""
+"""Resolves `data.path` to a local folder of shards: itself, a copy prepared from images, or the cache of a URL."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from mae_vit.data.shards.dataset_json import FILE_NAME, SOURCES
 def resolve_data_path(
     path: str, *, cache_dir: str | None = None, cache_gib: float | None = None, say: bool = False
 ) -> DataLocation:
-    """Returns the data folder of a path.
+    """Returns the local data folder of a path.
 
-    A folder of shards is itself. Images that nobody prepared (a folder, an archive) are prepared once, into
-    the cache folder, as `mae-vit prepare` does by default; a tenth of them is held out as "val" where they
-    bring no split to measure on. For a URL it is the folder that stands in for it, its description fetched.
+    A folder of shards is used as it is. Unprepared images (a folder, an archive, a table) are prepared once into the
+    cache folder, as `mae-vit prepare` does by default; if they have no val or test split, a tenth is held out as
+    "val". For a URL, the folder is its local cache, with the description fetched.
 
     Args:
         path: `data.path`.
-        cache_dir: where what is prepared or fetched goes; None for the user's cache folder.
-        cache_gib: what fetched shards may take there; None for 50.
-        say: whether this process says where what is fetched goes, one of each node.
+        cache_dir: folder for prepared and fetched data; None for the user's cache folder.
+        cache_gib: largest size of the fetched shards there, in GiB; None for 50.
+        say: whether this process prints where fetched data go; one process of each node does.
 
     Raises:
         InputError: if a URL cannot be opened, or images cannot be prepared.
@@ -36,7 +36,7 @@ def resolve_data_path(
         return open_remote(path, cache_dir=cache_dir, cache_gib=cache_gib, say=say)
     source = Path(path)
     if is_unprepared(source):
-        # Thirty modules that a run on shards does not need.
+        # Imports thirty modules that a run on shards does not need.
         from mae_vit.data.prepare.cached import prepare_once
 
         return DataLocation(prepare_once(source, Path(cache_dir) if cache_dir else user_cache()))
@@ -46,21 +46,21 @@ def resolve_data_path(
 
 
 def describe_place(path: str, folder: Path) -> str:
-    """Names a data path for people, and where its images are prepared."""
+    """Formats a data path for messages, with the folder that its images were prepared in."""
     prepared = not is_url(path) and folder != Path(path)
     return f"{path} (prepared in {folder})" if prepared else redact_url(path)
 
 
 def check_recorded(path: str, run: Path, remedy: str) -> None:
-    """Makes sure that the data of a run lie where its config says, which may be elsewhere or another machine.
+    """Checks that a run's data exist where its config says; the run may have moved, also to another machine.
 
     Args:
-        path: the `data.path` that the run recorded. A relative one is seen from the working folder, not from the run's.
-        run: its folder.
-        remedy: the end of a line, which takes the path that is probably meant in place of DIR.
+        path: the `data.path` that the run recorded; a relative path is resolved from the working folder, not the run's.
+        run: folder of the run.
+        remedy: end of the message; the path that is probably meant replaces DIR in it.
 
     Raises:
-        InputError: if there is nothing at the path.
+        InputError: if the path does not exist.
     """
     if is_url(path) or path in SOURCES or os.path.exists(path):
         return
@@ -73,8 +73,8 @@ def check_recorded(path: str, run: Path, remedy: str) -> None:
 
 
 def is_unprepared(source: Path) -> bool:
-    """Whether a path is of images that are to be prepared: shards are used where they lie, once described."""
+    """Whether a path holds images that are not prepared yet, rather than shards."""
     if source.is_dir():
         return not (source / FILE_NAME).exists() and any(source.iterdir()) and not any(source.glob("*.tar"))
-    # One of several shards is not the data.
+    # A single shard of a prepared folder is not the data.
     return source.is_file() and not (source.parent / FILE_NAME).exists()

@@ -1,7 +1,7 @@
-"""Random access to the samples of a split: where each lies in its shard.
+"""Random access to the samples of a split, by their offsets in the shards.
 
 The index is one memory-mapped array beside the shards, `SPLIT-index.npy`, which `mae-vit prepare` writes and
-`dataset.json` names. What is derived from the shards later lies in `.index/`.
+`dataset.json` names. Files derived from the shards later lie in `.index/`.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from mae_vit.data.shards.shard_files import ReadError, ShardFiles, ShardTable, m
 from mae_vit.data.shards.tar_headers import BLOCK, DamagedTar, name_is_cut, plain_name, walk_tar
 
 _NPY_HEADER = 4096  # at most
-# Up to 170,000 samples all of an index is compared at each start, in 0.01 s; of a larger one size and type.
+# An index of up to 170,000 samples is compared whole at each start (0.01 s); a larger one by size and type only.
 _COMPARED_BYTES = 1 << 22
-# Not taken along to another process.
+# Attributes that are not pickled.
 _OWN = ("_rows", "dataset")
 
 
@@ -49,20 +49,20 @@ class ShardIndex:
     """The samples of one split, by number.
 
     Attributes:
-        split: its name.
+        split: name of the split.
         folder: folder of the shards.
-        dataset: what the folder holds; not in data workers.
-        bands: what raw values mean.
-        one_size: (height, width) of all images of the split in pixels, None where they differ.
-        fingerprint: changes when any shard does.
-        remote: what the folder stands in for; None if it holds the shards itself.
+        dataset: description of the folder; absent in data workers.
+        bands: meaning of raw values.
+        one_size: (height, width) of all images of the split in pixels; None if they differ.
+        fingerprint: hash that changes when any shard does.
+        remote: the remote folder that this one caches; None if the shards are local.
         array_path: file of the index.
     """
 
     def __init__(
         self, folder: Path, split: str, dataset: Dataset, array_path: Path, remote: RemoteFolder | None = None
     ) -> None:
-        """Maps an index; `open_index` looks for it."""
+        """Memory-maps an index, which `open_index` locates and checks."""
         self.array_path = array_path
         self._describe(folder, split, dataset, remote)
         shards = self.split_info.shards
@@ -80,7 +80,7 @@ class ShardIndex:
 
     @property
     def split_info(self) -> Split:
-        """What `dataset.json` says of the split."""
+        """The split's entry in `dataset.json`."""
         return self.dataset.splits[self.split]
 
     def __len__(self) -> int:
@@ -88,25 +88,25 @@ class ShardIndex:
 
     @property
     def labels(self) -> np.ndarray:
-        """int32 (N,), -1 where there is none."""
+        """Labels int32 (N,); -1 for samples without a label."""
         return self._rows["label"]
 
     def labels_of(self, samples: np.ndarray) -> np.ndarray:
-        """int32 (B,), the labels of samples (B,)."""
+        """Returns the labels int32 (B,) of samples (B,)."""
         return np.asarray(self._rows["label"][samples])
 
     def label(self, sample: int) -> int:
-        """The label of a sample, -1 where there is none."""
+        """Returns the label of a sample; -1 if it has none."""
         return int(self._rows.item(sample)[3])
 
     def read(self, sample: int) -> bytes:
         """Reads the encoded image of a sample.
 
         Raises:
-            ReadError: if it is not there.
+            ReadError: if it cannot be read, or the shard holds another sample there.
         """
         offset, length, shard, _, check = self._rows.item(sample)
-        # With its header: a shard that somebody wrote anew may hold another image there.
+        # Read with its header: a shard that was written again may hold another image there.
         data = self._files.read(shard, offset - BLOCK, BLOCK + length)
         if not plain_key_fits(data, check) and self._holds_other(shard, offset, data[:BLOCK]):
             raise ReadError("the shard holds another sample there")
@@ -116,31 +116,31 @@ class ShardIndex:
         """Reads bytes of the shard that a sample lies in.
 
         Raises:
-            ReadError: if they are not there.
+            ReadError: if they cannot be read.
         """
         return self._files.read(self._rows.item(sample)[2], offset, length)
 
     def _holds_other(self, shard: int, offset: int, header: bytes) -> bool:
-        """Whether a header with another name is that of another sample: long names stand in blocks before it."""
+        """Whether a header with an unexpected name belongs to another sample; long names are in blocks before it."""
         if name_is_cut(header):
             return False
         return offset < 2 * BLOCK or b" path=" not in self._files.read(shard, offset - 2 * BLOCK, BLOCK)
 
     def misfit_shards(self) -> dict[int, int | None]:
-        """Finds shards here that are missing or of another size: see `shard_files.misfit_shards`."""
+        """Finds local shards that are missing or have another size: see `shard_files.misfit_shards`."""
         return {} if self.remote else misfit_shards(self.folder, self.split_info.shards)
 
     def samples_beyond(self, sizes: Mapping[int, int | None]) -> np.ndarray:
-        """Lists the samples that shards of these sizes lack: int64 (K,), sorted.
+        """Returns the samples that are lost if shards have these sizes: int64 (K,), sorted.
 
         Args:
-            sizes: bytes of each shard, by its number; None for one that is missing.
+            sizes: size of each shard in bytes, by its number; None for a missing shard.
         """
         lost, shards = [np.zeros(0, np.int64)], self.split_info.shards
         ends = np.cumsum([shard.samples for shard in shards])
         for number, size in sorted(sizes.items()):
             rows = self._rows[ends[number] - shards[number].samples : ends[number]]
-            # Of a larger one nothing is read.
+            # Nothing is read from a larger shard.
             end = 0 if size is None or size > shards[number].bytes else size
             lost.append(np.flatnonzero(rows["offset"] + rows["length"] > end) + ends[number] - len(rows))
         return np.concatenate(lost)
@@ -152,28 +152,28 @@ class ShardIndex:
         )
 
     def shard_of(self, sample: int) -> str:
-        """The file that a sample lies in."""
+        """Returns the name of the shard that holds a sample."""
         return self._shards.name(int(self._rows[sample]["shard"]))
 
     def shards_of(self, samples: np.ndarray) -> np.ndarray:
-        """The numbers of the shards that samples lie in."""
+        """Returns the numbers of the shards that hold samples."""
         return np.asarray(self._rows["shard"][samples])
 
     def fetch(self, shard: int) -> Path:
-        """Brings a shard here, if the folder is elsewhere; returns where it lies.
+        """Returns the local path of a shard, which is downloaded first if the folder is remote.
 
         Raises:
             ReadError: if its source does not have it.
-            FetchUnavailable: if it cannot be had now.
+            FetchUnavailable: if it cannot be fetched now.
         """
         return self._files.path(shard)
 
     def find_key(self, sample: int) -> str | None:
-        """The key of a sample, None where its shard does not tell it; a small read."""
+        """Reads the key of a sample from its header; None if the shard does not match the index."""
         row = self._rows[sample]
         shard, offset = int(row["shard"]), int(row["offset"])
         try:
-            # Names of up to 100 letters stand in the block before.
+            # The block before the image holds names of up to 100 bytes.
             name = plain_name(self._files.read(shard, offset - BLOCK, BLOCK))
             key = split_key(name)[0]
             if key_check(key) != row["key"]:
@@ -184,17 +184,17 @@ class ShardIndex:
         return key if key_check(key) == row["key"] else None
 
     def keys(self) -> list[str]:
-        """Returns the key of every sample: read from the headers of all shards, once, and stored in `.index/`.
+        """Returns the key of every sample; the first call reads all headers and stores the keys in `.index/`.
 
         Raises:
-            InputError: if a shard does not tell the key of one of its samples.
+            InputError: if a shard cannot be read, or does not match the index.
         """
         path = self.cache_path("keys.json")
-        # Many ranks ask at once, and to parse a million names takes a moment: no lock where they are stored.
+        # Many ranks ask at once, and parsing a million names takes a while: stored keys are read without the lock.
         if (stored := stored_keys(path, len(self))) is not None:
             return stored
         with self.locked():
-            # Another process may have read them meanwhile.
+            # Another process may have stored them meanwhile.
             if (stored := stored_keys(path, len(self))) is not None:
                 return stored
             firsts = accumulate((shard.samples for shard in self.split_info.shards[:-1]), initial=0)
@@ -205,7 +205,7 @@ class ShardIndex:
         return keys
 
     def _keys_of_shard(self, number: int, first: int) -> list[str]:
-        """The keys of a shard that begins with the sample `first`."""
+        """Returns the keys of a shard whose first sample is number `first`."""
         shard, names = self.split_info.shards[number], dict[int, str]()
         why = "holds other samples than its index says"
         try:
@@ -222,28 +222,28 @@ class ShardIndex:
         return keys
 
     def cache_path(self, name: str) -> Path:
-        """A path for data derived from the shards; it holds the fingerprint."""
+        """Returns the path of a file derived from the shards; its name contains the fingerprint."""
         return cache_folder(self.folder) / f"{self.split}-{self.fingerprint[:16]}-{name}"
 
     def drop_stale(self) -> None:
-        """Removes what was derived from earlier shards of this split, or some of its shards, and earlier indexes."""
+        """Removes derived files of earlier shards or of only some shards of this split, and earlier indexes."""
         current = f"{self.split}-{self.fingerprint[:16]}-"
         for path in cache_folder(self.folder).glob(f"*{self.split}-*"):
-            # The pattern matches the files of a split "train-more" as well.
+            # The pattern also matches files of a split "train-more".
             ours = re.match(rf"\.?{re.escape(self.split)}-[0-9a-f]{{16}}[.-]", path.name)
             partial = path.name.startswith(f"{current}odd-") or path.name.endswith("-partial.npy")
-            # One that begins with a dot (`replacing`) is of a process that was killed: the lock is held.
+            # A leading dot (`replacing`) marks the file of a killed process, as this process holds the lock.
             if ours and (partial or not path.name.startswith(current)):
                 path.unlink(missing_ok=True)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Holds the lock of this split's derived files: one process of a node makes them."""
+        """Holds the lock of this split's derived files, so that one process of a node writes them."""
         with FileLock(cache_folder(self.folder) / f".{self.split}.lock"):
             yield
 
     def __getstate__(self) -> dict[str, object]:
-        # Workers map for themselves, and of shards they know what they need to read them.
+        # Workers map the rows themselves; to read shards, `_files` and `_shards` are enough.
         return {key: value for key, value in self.__dict__.items() if key not in _OWN}
 
     def __setstate__(self, state: dict[str, object]) -> None:
@@ -251,20 +251,20 @@ class ShardIndex:
         self._open_rows()
 
     def _open_rows(self) -> None:
-        # As a plain array: to take a row of np.memmap's class costs as much as to read a small image.
+        # A plain array: taking a row of an np.memmap costs as much as reading a small image.
         self._rows = np.asarray(np.load(self.array_path, mmap_mode="r"))
 
 
 def open_index(folder: Path, split: str, *, remote: RemoteFolder | None = None) -> ShardIndex:
-    """Opens the index of a split, which lies beside its shards; reads none of them.
+    """Opens the index that lies beside a split's shards, without reading the shards.
 
     Args:
         folder: folder of the shards.
-        split: its name.
-        remote: what the folder stands in for.
+        split: name of the split.
+        remote: the remote folder that `folder` caches.
 
     Raises:
-        InputError: if folder, split or index are missing, or the index is not that of the shards.
+        InputError: if folder, split or index is missing, or the index does not match the shards.
     """
     dataset = read_dataset(folder)
     if split not in dataset.splits:
@@ -291,7 +291,7 @@ def open_index(folder: Path, split: str, *, remote: RemoteFolder | None = None) 
 
 
 def _fetched_index(remote: RemoteFolder, folder: Path, split: str, dataset: Dataset) -> Path:
-    """The index of a split whose shards lie elsewhere: fetched once, and compared then."""
+    """Returns the index of a remote split, which is fetched and checked once."""
     info = dataset.splits[split]
     assert info.index is not None
     where = f"index {info.index.file} of {redact_url(remote.url)}"
@@ -301,7 +301,7 @@ def _fetched_index(remote: RemoteFolder, folder: Path, split: str, dataset: Data
     path = cache / f"{split}-index-{info.index.sha256[:16]}.npy"
     if load_rows(path, info.samples) is not None:
         return path
-    # All ranks of a node come here at once: one fetches, the others wait for it.
+    # All ranks of a node come here at once: one fetches, the others wait.
     with FileLock(cache / f".{split}.lock"):
         if load_rows(path, info.samples) is None:
             fetch_index(remote, info.index, path)

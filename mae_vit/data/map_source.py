@@ -1,4 +1,4 @@
-"""Data sets of the user's own, read by number: `data.path` names one in place of a folder of shards."""
+"""User-defined data sets, read by sample number; `data.path` is then the name of the data set."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from mae_vit.data.shards.shard_files import ReadError
 
 
 class MapSource(ABC):
-    """The photographs of one split, by number 0..N-1, always the same. Processes that load data get a pickled copy.
+    """The photographs of one split, numbered 0..N-1 in a fixed order. Data workers get a pickled copy.
 
     Attributes:
-        labels: int (N,), class of each image; -1 without one.
+        labels: int (N,), class of each image; -1 without a label.
         height: smallest and largest height in pixels.
         width: smallest and largest width in pixels.
-        fingerprint: any text that changes when the images do. A run does not resume on others.
+        fingerprint: text that changes when the images do; a run resumes only if it is the same.
     """
 
     labels: np.ndarray
@@ -37,10 +37,10 @@ class MapSource(ABC):
 
     @abstractmethod
     def read(self, sample: int) -> np.ndarray | bytes:
-        """Returns an image: uint8 (C, H, W) of gray or RGB, or the bytes of a JPEG, PNG and the like.
+        """Returns an image: uint8 (C, H, W), gray or RGB, or the bytes of a file such as JPEG or PNG.
 
         Raises:
-            OSError: if it is lost; another takes its place, within `data.damage_budget`.
+            OSError: if it is lost; another image replaces it, within `data.damage_budget`.
             ValueError: if it is damaged; likewise.
         """
 
@@ -93,7 +93,7 @@ class _Data:
 
 
 class _SourceIndex(ShardIndex):
-    """A split of a `MapSource` as the loader reads it: one shard, whose keys are the numbers of the samples."""
+    """Presents a split of a `MapSource` to the loader as one shard, whose keys are the sample numbers."""
 
     def __init__(self, name: str, split: str, dataset: Dataset, source: MapSource) -> None:
         self._source, self.array_path = source, Path()
@@ -120,7 +120,7 @@ class _SourceIndex(ShardIndex):
         if isinstance(image, bytes):
             return image
         stream = io.BytesIO()
-        # The fastest format: nothing is compressed.
+        # BMP is the fastest format: it is not compressed.
         Image.fromarray(image[0] if len(image) == 1 else image.transpose(1, 2, 0)).save(stream, "bmp")
         return stream.getvalue()
 
@@ -140,7 +140,7 @@ class _SourceIndex(ShardIndex):
         return Damage(sample, self.shard_of(sample), self.find_key(sample), None, reason)
 
     def _open_rows(self) -> None:
-        """Maps nothing: the source is pickled."""
+        """Maps no file: the source itself is pickled."""
 
 
 def register_source(
@@ -151,17 +151,17 @@ def register_source(
     mean: Sequence[float],
     std: Sequence[float],
 ) -> None:
-    """Adds a data set, which `data.path=NAME` reads. A plug-in calls it when it is imported.
+    """Registers a data set for `data.path=NAME`. A plug-in calls this when it is imported.
 
     Args:
-        name: its name.
-        splits: what opens each split, `train` first.
-        classes: names of the classes; none without labels.
+        name: name of the data set.
+        splits: function that opens each split, by name; `train` first.
+        classes: names of the classes; empty without labels.
         mean: mean of each channel of pixels in 0..1.
         std: standard deviation of each channel.
 
     Raises:
-        ValueError: if there is another of that name.
+        ValueError: if the name is taken.
     """
     if name in SOURCES:
         raise ValueError(f'there is a data set "{name}"')

@@ -38,11 +38,11 @@ def normalization(
             f'give model.in_chans={len(mean)} if the images are to keep theirs, else data.normalize="half" or '
             "[[mean], [std]]"
         )
-    # A channel of one value would divide by zero.
-    smallest = 1e-3 if dataset.bands.photographs else 1e-6  # of a scale that is far wider than the values
+    # The std of a constant channel is zero, and must not divide.
+    smallest = 1e-3 if dataset.bands.photographs else 1e-6  # the scale may be far wider than the values
     return mean, tuple(max(value, smallest) for value in std)
 
 
-# Of ImageNet's channels, as torchvision's models and the official MAE code use them.
+# Statistics of ImageNet's channels, as in torchvision's models and the official MAE code.
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)

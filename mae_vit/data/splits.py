@@ -1,4 +1,4 @@
-"""Which split is trained on, and which is measured."""
+"""Opens the splits for training and for evaluation."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _NAMED = 3
 def open_training_index(
     folder: Path, split: str, *, damage_budget: float, say: bool, remote: RemoteFolder | None = None
 ) -> ShardIndex:
-    """Opens the index of a split that is trained on, also if shards of it are missing or cut short.
+    """Opens the index of a training split, even if some of its shards are missing or truncated.
 
     Args:
         folder: folder of the shards.
-        split: its name.
+        split: name of the split.
         damage_budget: share of its samples that may be lost.
         say: whether this process warns of damage.
-        remote: what the folder stands in for.
+        remote: the remote folder that `folder` caches.
 
     Raises:
-        InputError: if more are lost, or there is no such split.
+        InputError: if more samples are lost, or the split does not exist.
     """
     index = open_index(folder, split, remote=remote)
     lost, problems = _missing_samples(index)
@@ -46,10 +46,10 @@ def open_training_index(
 
 
 def open_whole_index(folder: Path, split: str, *, remote: RemoteFolder | None = None) -> ShardIndex:
-    """Opens the index of a split of which every image counts, as in a measurement.
+    """Opens the index of a split that must be complete, as for evaluation.
 
     Raises:
-        InputError: if a shard is missing or of another size, or there is no such split.
+        InputError: if a shard is missing or has another size, or the split does not exist.
     """
     index = open_index(folder, split, remote=remote)
     _, problems = _missing_samples(index)
@@ -59,10 +59,10 @@ def open_whole_index(folder: Path, split: str, *, remote: RemoteFolder | None = 
 
 
 def check_held_out(index: ShardIndex, held_out: np.ndarray) -> None:
-    """Refuses held-out images that are known to be lost: now rather than at the first evaluation.
+    """Rejects lost held-out images now rather than at the first evaluation.
 
     Raises:
-        InputError: naming the first.
+        InputError: if any is lost, naming the first damaged shards.
     """
     missing, problems = _missing_samples(index)
     lost = np.intersect1d(missing, held_out)
@@ -74,7 +74,7 @@ def check_held_out(index: ShardIndex, held_out: np.ndarray) -> None:
 
 
 def _missing_samples(index: ShardIndex) -> tuple[np.ndarray, list[str]]:
-    """Lists samples that shards here lack, by the shards' sizes, and says of each such shard what is wrong."""
+    """Returns the samples that local shards lack, judged by file size, and a message for each such shard."""
     shards, sizes, problems = index.split_info.shards, index.misfit_shards(), list[str]()
     for number, size in sizes.items():
         problem = (
@@ -92,20 +92,17 @@ def _shorten(problems: Sequence[str], folder: Path) -> str:
 def find_split(
     splits: Iterable[str], *, wanted: str | None, training: str, known: Sequence[str], key: str
 ) -> str | None:
-    """Names the split that is measured and not trained on.
+    """Chooses the split for evaluation; None if none is requested and none of `known` exists.
 
     Args:
-        splits: that there are.
-        wanted: the one that is asked for, there or not.
-        training: the one that is trained on.
-        known: those looked for otherwise, best first.
-        key: config key that asks for it.
-
-    Returns:
-        None where none is asked for, and none of the known ones is there.
+        splits: names of the existing splits.
+        wanted: the requested split, which need not exist.
+        training: the training split.
+        known: splits to look for if none is requested, best first.
+        key: config key of the request.
 
     Raises:
-        InputError: if it is the one that is trained on.
+        InputError: if the requested split is the training split.
     """
     others = [name for name in splits if name != training]
     if wanted == training:

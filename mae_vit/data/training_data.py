@@ -1,6 +1,6 @@
-"""From the config's `data` section to the images that a run trains on, in their order.
+"""Builds a run's training data from the config's `data` section: images, their order, and batches.
 
-An image's way to the loss, in the order of the code:
+How an image reaches the loss, in the order of the code:
 
 1. `splits`: which samples of `dataset.json` are trained on, and which are held out.
 2. `order`: a permutation of them for each epoch, from the seed.
@@ -10,8 +10,8 @@ An image's way to the loss, in the order of the code:
 6. `images.decode`: uint8 pixels (C, H, W), or raw values of bands.
 7. `images.augment`: crop, resize, flip, policy, erasing, drawn from the sample's key.
 8. `batches.loader`: another sample replaces one that cannot be decoded.
-9. `core.batch.Batch`: (B, C, H, W) in shared memory, of the type of the data; labels, keys.
-10. `training.copying`: to the device, ahead of its step; the objective normalizes there.
+9. `core.batch.Batch`: images (B, C, H, W) in shared memory, in the dtype of the data; labels, keys.
+10. `training.copying`: copies to the device ahead of the step; the objective normalizes there.
 """
 
 from __future__ import annotations
@@ -54,19 +54,19 @@ def make_order(
     block_shards: int | None,
     repeats: int = 1,
 ) -> Order:
-    """Returns the order of a split's samples, or of some of them.
+    """Builds the order of a split's samples, or of a subset.
 
     Args:
         index: index of the split.
-        samples: sorted sample numbers; the order is then one of places in it.
-        effective_batch_size: samples of a step.
-        seed: the run's.
-        lanes: lanes of the order "blocks"; None for "global".
-        block_shards: shards of a block of the order "blocks".
-        repeats: how often in a row each sample comes; divides the batch.
+        samples: sorted sample numbers of a subset; the order then yields indices into it.
+        effective_batch_size: number of samples in a step.
+        seed: seed of the run.
+        lanes: number of lanes in the order "blocks"; None for "global".
+        block_shards: number of shards in a block of the order "blocks".
+        repeats: consecutive repetitions of each sample; divides the batch size.
 
     Raises:
-        InputError: if there are more views than numbers for them.
+        InputError: if there are more than 2**32 views.
     """
     total, images = len(index) if samples is None else len(samples), effective_batch_size // repeats
     if repeats > 1 and total * repeats > MAX_INDEX:
@@ -92,18 +92,18 @@ _FEW_CORES = 4
 
 @dataclass(frozen=True)
 class TrainingData:
-    """The images that a run trains on.
+    """The training images of a run.
 
     Attributes:
         index: index of their split.
-        samples: their numbers in it, sorted; None for all.
-        source: reads and augments them.
-        order: order of the places in `source`.
+        samples: sorted numbers of the images in the split; None for all.
+        source: source that reads and augments them.
+        order: order of indices into `source`.
         cores: number of CPU cores of this rank.
-        workers: number of its data processes.
-        mean: mean of each channel of pixels in 0..1, by which images are normalized.
-        std: standard deviation of each channel.
-        pin_memory: whether batches are copied to a GPU.
+        workers: number of data workers of this rank.
+        mean: per-channel mean of pixels in 0..1, for normalization.
+        std: per-channel standard deviation.
+        pin_memory: whether batches are pinned, to be copied to a GPU.
     """
 
     index: ShardIndex
@@ -118,7 +118,7 @@ class TrainingData:
 
     @property
     def num_samples(self) -> int:
-        """Images that are trained on."""
+        """Number of training images."""
         return len(self.source)
 
     @property
@@ -132,22 +132,22 @@ class TrainingData:
 
     @property
     def bands(self) -> Bands:
-        """What the raw values of the images mean."""
+        """Meaning of the images' raw values."""
         return self.index.bands
 
     @property
     def preprocessing(self) -> Preprocessing:
-        """What `prepare` did to the images."""
+        """Changes that `prepare` made to the images."""
         return self.index.split_info.processing.of_images
 
     def describe_cores(self, ranks: Ranks) -> str:
-        """Says what the ranks compute and load with: a line of the plan."""
+        """Formats the plan's line on cores and data workers."""
         workers = count_of(self.workers, "worker")
         return f"{self.cores}, {workers} for each of {count_of(ranks.world_size, 'rank')}"
 
     def core_warnings(self) -> list[str]:
-        """Returns warnings about settings that let a GPU wait for images."""
-        # Only GPUs need pinned batches.
+        """Warns if the cores are so few that a GPU will wait for images."""
+        # Batches are pinned for GPUs only.
         if not self.pin_memory or self.source.in_memory or self.cores >= _FEW_CORES:
             return []
         return [
@@ -177,13 +177,13 @@ class TrainingData:
         return fetch_ahead(batches, self.index, coming, node_ranks=ranks.local_world_size)
 
     def read_some(self, first: int, images: int) -> Batch:
-        """Reads a micro-batch in this process, to see how long that takes: from place `first` on, over and over."""
+        """Reads a micro-batch in this process, for timing: images from index `first` on, wrapping around."""
         places = np.arange(first, first + images) // self.order.repeats % self.num_samples
         seed = self.order.seed
         return next(iter(FixedBatches(self.source, places, seed=seed, batch_size=images, replace=True)))
 
     def samples_of(self, data_step: int) -> list[dict[str, Any]]:
-        """Names the samples of a data step over all ranks: number in the split, shard, key and label of each."""
+        """Lists the samples of a data step over all ranks: number in the split, shard, key and label of each."""
         epoch, step = divmod(data_step, self.order.steps_per_epoch)
         size = self.order.effective_batch_size
         samples = self.order.samples(epoch, step * size, (step + 1) * size)
@@ -210,16 +210,16 @@ def open_training_data(
     interpolation: Interpolation = "bicubic",
     masks: bool = False,
 ) -> TrainingData:
-    """Opens the images of a split, or some of them, and chooses source, order and workers.
+    """Opens the images of a split, or a subset, and chooses source, order and workers.
 
     Args:
         config: config of the run.
         index: index of the split.
-        samples: their numbers in it, sorted; None for all.
-        ranks: this process's place among the run's.
-        device: the device that batches go to.
-        interpolation: resizes crops.
-        masks: read the masks of the images too.
+        samples: sorted numbers of a subset; None for all.
+        ranks: rank of this process and number of ranks.
+        device: the device that batches are copied to.
+        interpolation: interpolation for resizing crops.
+        masks: whether to read the images' masks, too.
 
     Raises:
         InputError: for settings that do not fit the images.

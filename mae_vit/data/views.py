@@ -1,4 +1,4 @@
-"""How training images are seen, from the section `data.augment`."""
+"""Builds the augmentation of training images from the section `data.augment`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from mae_vit.data.index import ShardIndex
 
 
 def check_pad(crop: str, index: ShardIndex, img_size: tuple[int, int]) -> None:
-    """Refuses a shifted crop of images that are not of the model's size.
+    """Rejects `crop="pad"` for images that do not have the model's size.
 
     Raises:
-        InputError: naming both sizes.
+        InputError: if the sizes differ, naming both.
     """
     split = index.split_info
     stored = (split.height[0], split.width[0])
@@ -37,13 +37,13 @@ def make_augment(
     mean: Sequence[float],
     interpolation: Interpolation = "bicubic",
 ) -> Augment:
-    """Returns how training images are seen.
+    """Builds the augmentation of training images.
 
     Args:
         section: `data.augment`.
         img_size: (H, W) in pixels.
-        mean: mean of each channel of pixels in 0..1: the color of what a policy moves in from outside.
-        interpolation: resizes crops.
+        mean: per-channel mean of pixels in 0..1: the color of areas that a policy moves in from outside.
+        interpolation: interpolation for resizing crops.
     """
     return Augment(
         img_size=img_size,
@@ -60,7 +60,7 @@ def make_augment(
 
 
 def make_policy(section: AugmentSection) -> Policy | None:
-    """Returns the policy of `data.augment.policy`, None for "none"."""
+    """Builds the policy of `data.augment.policy`; None for "none"."""
     module, _, name = POLICIES[section.policy].partition(":")
     if not module:
         return None

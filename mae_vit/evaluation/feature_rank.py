@@ -1,4 +1,4 @@
-"""How many dimensions features use: measures without labels.
+"""Measures, without labels, how many dimensions features use.
 
 Shapes: n images, D width.
 """
@@ -16,7 +16,7 @@ RANKME_EPS = 1e-7
 
 
 def feature_sums(features: Tensor) -> Tensor:
-    """Sums what the measures need; sums of parts of the images add up to those of all.
+    """Sums what `feature_metrics` needs; sums over parts of the images can be added.
 
     Args:
         features: (n, D).
@@ -41,16 +41,16 @@ def feature_metrics(sums: Tensor, width: int) -> dict[str, float]:
 
     - `rankme`: the exponential of the entropy of the normalized singular values of the features (n, D), which
       are not centered (RankMe, arXiv 2210.02885, Eq. 1). It is at most min(n, D).
-    - `feature_std`: standard deviation over images of features of length 1, the mean over dimensions, times
-      sqrt(D) (SimSiam, arXiv 2011.10566, Sec. 4.1). It is near 1 if features spread evenly over the sphere,
-      and 0 if all images have the same ones.
+    - `feature_std`: standard deviation over images of features scaled to length 1, averaged over dimensions,
+      times sqrt(D) (SimSiam, arXiv 2011.10566, Sec. 4.1). It is near 1 if features spread evenly over the
+      sphere, and 0 if all are equal.
 
     Args:
         sums: result of `feature_sums`, added over parts.
         width: D.
 
     Returns:
-        Both measures; not a number if a feature is not finite.
+        Both measures; NaN if a feature is not finite.
     """
     if not torch.isfinite(sums).all():
         return {"rankme": math.nan, "feature_std": math.nan}

@@ -83,7 +83,7 @@ def draw_shots(
         seed: seed of the draws.
 
     Returns:
-        Sorted positions of support and of query samples, which share none.
+        Sorted, disjoint indices of support and query samples.
     """
     high, _ = random_uint32(derive_key(seed, RngStream.FEW_SHOT, draw), np.arange(len(labels)), 1)
     shuffled = np.argsort(high[:, 0], kind="stable")

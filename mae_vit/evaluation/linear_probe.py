@@ -20,8 +20,7 @@ _EPS = 1e-6
 class LinearProbe(nn.Module):
     """BatchNorm without affine parameters, then one linear layer (MAE Sec. A.1).
 
-    The norm uses statistics of the whole batch; the official code uses those of each
-    GPU's part.
+    The norm uses statistics of the whole batch; the official code uses those of each GPU's part.
     """
 
     def __init__(self, head: nn.Linear) -> None:
@@ -57,8 +56,7 @@ def train_probe(
 ) -> None:
     """Trains a probe, in float32, and leaves it in evaluation mode.
 
-    Features are the same in every epoch. The paper crops, flips and encodes each image again
-    in every epoch.
+    Features are the same in every epoch; the paper crops, flips and encodes each image anew.
 
     Args:
         probe: the probe, on the device of the features.

@@ -11,11 +11,10 @@ import numpy as np
 
 # Bins of the expected calibration error (Guo et al., arXiv 1706.04599, Sec. 5).
 _BINS = 15
-# Rules of thumb: a larger gap between training and test accuracy is called over-fitting, and
-# a lower training accuracy under-fitting.
+# Rules of thumb: a larger gap to the test accuracy is over-fitting, a lower training accuracy under-fitting.
 _LARGE_GAP = 0.10
 _LEARNED = 0.80
-# 95 % of a normal distribution lie within so many standard deviations.
+# 95 % of a normal distribution lie within this many standard deviations.
 _Z_95 = 1.959964
 
 
@@ -79,13 +78,13 @@ def interval_of_share(share: float, images: int) -> tuple[float, float]:
     """Returns Wilson's 95 % interval of an accuracy (E. B. Wilson, JASA 22, 1927): what other images might give.
 
     Args:
-        share: fraction of the images that were right, 0 to 1; a mean over draws, too.
+        share: fraction of images classified correctly, 0 to 1; may be a mean over draws.
         images: number of images, at least 1.
     """
     spread = _Z_95**2 / images
     middle = (share + spread / 2) / (1 + spread)
     half = np.sqrt(share * (1 - share) * spread + spread**2 / 4) / (1 + spread)
-    # By rounding alone the share might lie outside, at 0 and 1.
+    # At 0 and 1, rounding could leave the share outside.
     return min(share, float(middle - half)), max(share, float(middle + half))
 
 

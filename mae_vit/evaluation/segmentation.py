@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# Of a run: counts by test image, and some images with their classes.
+# A run's file of counts by test image, and of some images with their classes.
 IMAGES_FILE = "images.npz"
 
 
@@ -40,7 +40,7 @@ def count_overlaps(classes: Tensor, truth: Tensor, num_classes: int) -> tuple[Te
 def mean_iou(intersections: np.ndarray, unions: np.ndarray) -> np.ndarray:
     """Averages intersection over union over the classes with a union: (..., K) each -> (...).
 
-    A class that is neither there nor predicted does not count (as in mmsegmentation). Without any the mean is 1.
+    A class that is absent and not predicted does not count (as in mmsegmentation). Without classes the mean is 1.
     """
     there = unions > 0
     ious = np.where(there, intersections / np.maximum(unions, 1), 0.0)
@@ -56,7 +56,7 @@ class Overlaps:
     Attributes:
         intersections: float64 (n, K).
         unions: float64 (n, K).
-        pixels: float64 (n,), those that count.
+        pixels: float64 (n,), counted pixels.
     """
 
     intersections: np.ndarray
@@ -69,18 +69,18 @@ class Overlaps:
 
     @classmethod
     def from_counts(cls, intersections: np.ndarray, unions: np.ndarray) -> Overlaps:
-        """Counts the pixels too: a wrong one is in two unions, its class's and the predicted one's."""
+        """Derives the pixels: a wrong one is in two unions, of its true and its predicted class."""
         right = intersections.sum(axis=1)
         return cls(intersections, unions, right + (unions.sum(axis=1) - right) / 2)
 
     @property
     def miou(self) -> float:
-        """Mean over classes of the intersection over union of all images' pixels together."""
+        """Mean intersection over union of the classes, on the pixels of all images together."""
         return float(mean_iou(self.intersections.sum(axis=0), self.unions.sum(axis=0)))
 
     @property
     def miou_by_image(self) -> np.ndarray:
-        """(n,), each image's mean over the classes in it or predicted."""
+        """Each image's mean over the classes in it or predicted, (n,)."""
         return mean_iou(self.intersections, self.unions)
 
     @property
@@ -90,11 +90,11 @@ class Overlaps:
 
     @property
     def pixel_accuracy_by_image(self) -> np.ndarray:
-        """(n,)."""
+        """Pixel accuracy of each image, (n,)."""
         shares: np.ndarray = self.intersections.sum(axis=1) / np.maximum(self.pixels, 1.0)
         return shares
 
     def per_class(self) -> list[float | None]:
-        """Intersection over union of each class; None for one that is neither there nor predicted."""
+        """Intersection over union of each class; None for a class that is absent and not predicted."""
         both, either = self.intersections.sum(axis=0), self.unions.sum(axis=0)
         return [float(b / e) if e else None for b, e in zip(both, either, strict=True)]

@@ -1,4 +1,4 @@
-"""The command line of fine-tuning, which is checked without importing torch where no weights have a say."""
+"""The command line of fine-tuning. Without pretrained weights, it is checked before torch is imported."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Ctrl-C, SIGTERM or SIGUSR1 save after at most two more steps, and exit 75; the s
 
 
 def main(argv: Sequence[str] | None = None, *, prog: str | None = None) -> int:
-    """Runs the command line, of the command `prog` or a script; returns the exit code."""
+    """Runs the command line of the command `prog`, or of a script; returns the exit code."""
 
     def job() -> int:
         arguments = parse_arguments(
@@ -51,7 +51,7 @@ def finetune(arguments: Arguments) -> Path:
         RunInterrupted: if it was stopped, after saving.
     """
     config, pretrained, notes = read_config(arguments)
-    # Takes seconds to import: a mistake in the config is known before.
+    # Takes seconds to import: report mistakes in the config first.
     from mae_vit.finetuning.job import run_job
 
     return run_job(arguments, config, pretrained, notes)

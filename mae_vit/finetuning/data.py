@@ -34,7 +34,7 @@ from mae_vit.weights.start import Weights
 
 # A constant, not the run's seed: runs of all seeds are measured on the same images.
 _MEASURING_SEED = 0
-# What a dry run fetches without asking: some seconds on a fast line.
+# The most that a dry run fetches without asking: some seconds on a fast line.
 _PLANNED_GIB = 1.0
 
 
@@ -44,8 +44,7 @@ class FinetuneData(TrainingData):
 
     Attributes:
         config: the resolved config.
-        held_out: int64 (n,), ascending sample numbers that choose the epoch or the rate; empty
-            without `finetune.holdout`.
+        held_out: int64 (n,), ascending numbers of samples that choose epoch or rate; empty without `holdout`.
         plain: reads all images of the training split without augmentation.
         test_index: index of the test split. Nothing opens its images before the end of the run.
     """
@@ -63,7 +62,7 @@ class FinetuneData(TrainingData):
 
     @property
     def classes(self) -> list[str]:
-        """Names of the classes; a label, or a pixel's class, is an index into it."""
+        """Names of the classes; a label, or a pixel's class, is an index into them."""
         segmentation = self.index.dataset.segmentation
         masks = self.config.mode.labels == "mask" and segmentation is not None
         return segmentation.classes if masks and segmentation else self.index.dataset.classes
@@ -95,8 +94,7 @@ class FinetuneData(TrainingData):
 
         Args:
             source: reads images without augmentation.
-            samples: int64 (n,), numbers of samples in `source`, the same on all ranks; a rank takes every
-                world_size-th.
+            samples: int64 (n,), sample numbers in `source`, the same on all ranks; a rank takes every world_size-th.
             ranks: this process's rank and the world size.
             batch_size: images per batch.
             replace: replace damaged samples by intact ones; otherwise they are errors.
@@ -126,7 +124,7 @@ class FinetuneData(TrainingData):
         )
 
     def digest(self, samples: np.ndarray) -> str | None:
-        """Returns a digest of the keys of these training samples; None where no labels were drawn."""
+        """Returns a digest of the keys of training samples; None if no labels were drawn."""
         if not len(samples) or not (len(self.held_out) or self.config.data.labels_per_class):
             return None
         keys = self.index.keys()
@@ -154,11 +152,11 @@ class FinetuneData(TrainingData):
 def fit_to_data(config: FinetuneConfig, weights: Weights | None, *, say: bool = False) -> FinetuneConfig:
     """Returns the config with the channels and the normalization that fit weights and data.
 
-    Weights bring their own number of channels and their own normalization into a config. Where the data have other
-    bands the data's count, and `load_weights` adapts the patch projection.
+    Weights bring their own number of channels and normalization into a config. If the data have other bands, the
+    data's values win, and `load_weights` adapts the patch projection.
 
     Raises:
-        InputError: if there is no such data, or `model.in_chans` contradicts them.
+        InputError: if the data are missing, or `model.in_chans` contradicts them.
     """
     dataset = describe_data(config, say=say)
     channels, bands = dataset.channels, dataset.bands
@@ -201,7 +199,7 @@ def open_data(
     test_index = _open_test_index(config, index)
     if config.monitor.picture_bands is not None:
         find_bands(config.monitor.picture_bands, index.dataset.bands, config.model.channels)
-    # Fetch remote shards first: the choice of samples reads keys of all shards.
+    # Check before the choice of samples, which fetches all remote shards to read their keys.
     check_pad(config.data.augment.crop, index, config.model.image_hw)
     if dry_run and (config.data.labels_per_class is not None or config.finetune.holdout):
         _check_names_near(index)
@@ -226,7 +224,7 @@ def open_data(
 
 
 def read_labels(config: FinetuneConfig, index: ShardIndex) -> np.ndarray:
-    """Returns int (N,), -1 for samples that are not used: with masks all are, those without a label as one class."""
+    """Returns labels int (N,), -1 for unused samples; with masks all are used, unlabeled ones as class 0."""
     labels = np.asarray(index.labels)
     return np.maximum(labels, 0) if config.mode.labels == "mask" else labels
 
@@ -245,7 +243,7 @@ def _open_train_index(config: FinetuneConfig, ranks: Ranks) -> ShardIndex:
 
 
 def _check_names_near(index: ShardIndex) -> None:
-    """Refuses to fetch much for a plan alone: images are drawn by their names, which stand in all shards."""
+    """Rejects a dry run that would fetch much: images are drawn by their names, which are in all shards."""
     gib = sum(shard.bytes for shard in index.split_info.shards) / 2**30
     if index.remote is None or gib <= _PLANNED_GIB or index.cache_path("keys.json").exists():
         return
@@ -256,10 +254,7 @@ def _check_names_near(index: ShardIndex) -> None:
 
 
 def _choose(config: FinetuneConfig, index: ShardIndex, ranks: Ranks) -> tuple[np.ndarray, np.ndarray]:
-    """Chooses training and held-out samples.
-
-    It first draws the labeled subset, then the held-out share of it: both use labels.
-    """
+    """Chooses training and held-out samples: draws the labeled subset, then the held-out share of it."""
     labels = read_labels(config, index)
     samples = np.flatnonzero(labels >= 0)
     if config.mode.labels == "class" and len(np.unique(labels[samples])) < 2:
@@ -280,7 +275,7 @@ def _choose(config: FinetuneConfig, index: ShardIndex, ranks: Ranks) -> tuple[np
             print(f"{asked}: {short} of {len(counts)} classes have fewer (fewest: {fewest})")
         samples, _ = limit_per_class(samples, labels, keys, limit, draw=config.data.label_draw)
     if config.mode.trains == "nothing" or not share:
-        # Without training there is nothing to choose: all samples are support.
+        # Without training there is nothing to choose.
         return samples, samples[:0]
     held_out, train = draw_held_out(samples, labels, keys, share, draw=config.data.label_draw)
     if len(held_out) < ranks.world_size:

@@ -1,6 +1,6 @@
 """Puts a fine-tuning job together: setup, resume, precision, then the training loop or the scores of frozen features.
 
-`_start` has all this in order. `setup.py` resolves data, network and steps, and `mae_vit/training/trainer.py` takes the
+`_start` has the order. `setup.py` resolves data, network and steps, and `mae_vit/training/trainer.py` takes the
 steps; `models/` holds the network and its loss, `results/` the test, `frozen/` the modes that encode each image once.
 """
 
@@ -67,14 +67,7 @@ if TYPE_CHECKING:
 def run_job(
     arguments: Arguments, config: FinetuneConfig, pretrained: Pretrained | None, notes: list[str]
 ) -> Path:
-    """Runs a job whose config is checked; returns the run folder.
-
-    Args:
-        arguments: the command line.
-        config: config of the run.
-        pretrained: weights that it begins from.
-        notes: sentences about the config, printed first.
-    """
+    """Runs a job whose config is checked, after printing `notes` about it; returns the run folder."""
     config, ranks = as_array_task(config), find_ranks()
     if ranks.rank == 0:
         print_notes([*notes, *note_of_run_around(arguments, config)])
@@ -162,13 +155,13 @@ def _train(
 
 
 def _foresee_training(arguments: Arguments, setup: Setup, folder: RunFolder, identity: Identity) -> None:
-    """Prints the plan of a run that trains; loads its weights, too."""
+    """Prints the plan of a run that trains, and loads its weights."""
     config, plan, say = setup.config, setup.plan, setup.ranks.rank == 0
     assert plan is not None
     checkpoint, stop = foresee_start(
         folder, arguments.resume, identity, plan, extend=arguments.extend, warn=say
     )
-    chosen = choose_precision(config.train.precision, setup.device)  # the ranks are not joined
+    chosen = choose_precision(config.train.precision, setup.device)  # a dry run does not join the ranks
     chosen = settle_precision(config, identity, checkpoint, chosen, setup.device)[2]
     model = setup.build()
     report = setup.load(model)
@@ -226,11 +219,11 @@ class Job:
         return self.setup.data.batches(self.engine.ranks, self.setup.plan, start_step, skipped)
 
     def samples_of(self, data_step: int) -> list[dict[str, Any]]:
-        """Names the samples of a step of the data order."""
+        """Describes the samples of a step in the data order."""
         return self.setup.data.samples_of(data_step)
 
     def held_out(self) -> HeldOut | None:
-        """The images that choose the epoch."""
+        """Returns the images that choose the epoch."""
         return self.setup.data.held_out_batches(
             self.engine.ranks,
             pictures=self.setup.config.monitor.picture_images,
@@ -246,7 +239,7 @@ class Job:
         return None
 
     def finish(self, step: int, best: BestWeights | None) -> tuple[dict[str, Any], Callable[[], None]]:
-        """Tests the chosen weights, the last ones where none were chosen; collective."""
+        """Tests the chosen weights, or the last ones if none were chosen; collective."""
         if best is None:
             with self.engine.full_weights():
                 best = BestWeights(step, float("nan"), weights_of(self.engine.objective))
@@ -255,5 +248,5 @@ class Job:
         return self._summary, write
 
     def results(self) -> list[str]:
-        """Names the outcome and the files."""
+        """Returns lines on the outcome and the files."""
         return self.outcome.lines(self._summary)

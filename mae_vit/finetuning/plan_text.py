@@ -34,12 +34,7 @@ def describe_plan(
 ) -> str:
     """Returns the resolved plan, one fact per line.
 
-    Args:
-        setup: the run's parts.
-        folder: the run folder.
-        precision: the run's precision.
-        checkpoint: checkpoint that the run resumes from.
-        try_steps: takes some steps, to tell how long the run takes; None tells no time.
+    The run resumes from `checkpoint`. `try_steps` times some steps to estimate its duration; None for no estimate.
     """
     config, plan, data, costs = setup.config, setup.plan, setup.data, setup.costs
     assert plan is not None
@@ -75,11 +70,7 @@ def describe_plan(
 def describe_initial_model(setup: Setup, model: Task, loaded: LoadReport | None, stop: str) -> str:
     """Returns lines on the loaded weights and the learning rates of layers, and the end of the plan.
 
-    Args:
-        setup: the run's parts.
-        model: the network.
-        loaded: how its pretrained weights fit.
-        stop: why the run itself will stop in its folder; empty if it will not.
+    `loaded` tells how the weights fit, `stop` why the run itself will stop; empty if it will not.
     """
     lines = [] if loaded is None else [loaded.describe(setup.source)]
     assert setup.plan is not None
@@ -89,7 +80,7 @@ def describe_initial_model(setup: Setup, model: Task, loaded: LoadReport | None,
 
 
 def describe_outcome(stop: str, done: str) -> str:
-    """Returns the end of a dry run: why the run itself will `stop` in its folder, if so, and what was not done."""
+    """Returns the last lines of a dry run: why the run itself will `stop`, if so, and what was not `done`."""
     if not stop:
         return f"all checks passed; nothing was {done}"
     return f"warning: the run itself will stop: {stop}\nall other checks passed; nothing was {done}"
@@ -129,7 +120,7 @@ def describe_recipe(setup: Setup) -> str:
 
 
 def segmentation_notes(config: FinetuneConfig) -> list[str]:
-    """Returns notes on whose the weights are, and on options that have no effect on masks."""
+    """Returns notes on third-party weights, and on options without effect on masks."""
     if config.mode.labels != "mask":
         return []
     unused: list[tuple[str, str, Any]] = [("finetune", "pool", "mean"), ("finetune", "head_init", "zero")]

@@ -1,4 +1,4 @@
-"""What follows from a checked config before a run begins: data, network, steps, costs, identity."""
+"""Resolves a checked config before a run begins: data, network, steps, costs, identity."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from mae_vit.weights.start import Weights
 if TYPE_CHECKING:
     from mae_vit.finetuning.config.pretrained import Pretrained
 
-# Images that frozen encoders take at once, where the config leaves it open.
+# Largest batch of frozen encoders, unless the config sets one.
 _MOST_ENCODED = 256
 
 
@@ -59,8 +59,8 @@ class Setup:
         config: resolved config of the run.
         ranks: this process's rank and the world size.
         device: device of this rank.
-        data: labeled images: trained on, held out, tested.
-        pretrained: weights that the run begins from; None for scratch.
+        data: training, held-out and test images.
+        pretrained: its pretrained weights; None for scratch.
         info: geometry and normalization of the encoder; None for a network with a head of its own.
         teacher: teacher of distillation; None without one.
         plan: numbers of the training steps; None for a mode that trains nothing.
@@ -77,23 +77,23 @@ class Setup:
 
     @property
     def mode(self) -> Mode:
-        """What `finetune.mode` stands for."""
+        """The mode that `finetune.mode` names."""
         return self.config.mode
 
     @property
     def source(self) -> str:
-        """Names the initial weights."""
+        """Name of the initial weights."""
         return self.config.finetune.start or ("scratch" if self.mode.augment else "random weights")
 
     def build(self) -> Trainable:
-        """Builds network and loss, with fresh weights drawn from the run's seed; third-party weights are its own."""
+        """Builds network and loss, with fresh weights from the run's seed; a third-party encoder keeps its own."""
         if self.mode.labels == "mask":
             foreign = self.pretrained if isinstance(self.pretrained, ForeignWeights) else None
             return build_segmenter(self.config, self.data, self.info, foreign)
         return build_classifier(self.config, self.data, self.info, self.teacher)
 
     def load(self, model: Trainable) -> LoadReport | None:
-        """Loads pretrained weights of ours into a fresh network; None if there are none to load.
+        """Loads our pretrained weights into a fresh network; None if there are none.
 
         Raises:
             InputError: if they do not fit; names the difference.
@@ -104,14 +104,14 @@ class Setup:
         return load(model, self.pretrained, self.config.model.patch_init)
 
     def warn_of_normalization(self) -> None:
-        """Warns if images are normalized otherwise than those that the weights were trained on."""
+        """Warns if images are normalized otherwise than in the training of the weights."""
         if self.pretrained is not None:
             bands = RGB8 if isinstance(self.pretrained, ForeignWeights) else self.data.bands
             warn_normalization_differs(self.pretrained, self.data.mean, self.data.std, bands)
 
     @property
     def batch_size(self) -> int:
-        """Images of a micro-batch, or that a frozen encoder takes at once."""
+        """Number of images per micro-batch, or per batch of a frozen encoder."""
         if self.plan is not None and self.mode.augment:
             return self.plan.batch_size_per_device
         train = self.config.train
@@ -137,7 +137,7 @@ class Setup:
                 averaged=config.train.ema_decay is not None,
             )
         except (RuntimeError, AssertionError, ValueError) as error:
-            # Our own encoders take what their config allows.
+            # An error of ours: our encoders take what their config allows.
             if self.info is not None:
                 raise
             size = " x ".join(map(str, shape))
@@ -182,7 +182,7 @@ class Setup:
 
     @property
     def label_overlap(self) -> Overlap | None:
-        """How labels that the weights have seen overlap with the held-out ones, at worst; None if they saw none."""
+        """The worst overlap of labels that the weights have seen with the held-out ones; None if they saw none."""
         section, holdout = self.config.data, self.config.finetune.holdout if len(self.data.held_out) else 0.0
         fingerprint = self.data.index.fingerprint
         return most_flattering(
@@ -233,11 +233,11 @@ def set_up(
 
 
 def _plan_steps(config: FinetuneConfig, data: FinetuneData, ranks: Ranks, *, same_batch: bool) -> Plan | None:
-    """Derives the numbers of the steps; those of a linear probe for the rate factor 1."""
+    """Derives the numbers of the training steps; a linear probe's are for rate factor 1."""
     mode, finetune = config.mode, config.finetune
     if mode.trains == "nothing":
         return None
-    # Every rank does the whole training of a layer on frozen features.
+    # Every rank trains the whole layer on frozen features.
     sizes = {"num_samples": len(data.train), "world_size": ranks.world_size if mode.augment else 1}
     if same_batch:
         check_same_batch(config, **sizes)

@@ -1,1 +1,1 @@
-"""Looking inside an encoder, without a change to how it is trained."""
+"""Looks inside an encoder without changing its training."""

@@ -15,10 +15,10 @@ from mae_vit.models.masking import squared_distances
 
 @torch.no_grad()
 def attention_weights(encoder: Encoder, images: Tensor) -> list[Tensor]:
-    """Computes softmax(q k^T / sqrt(d)) of all blocks (ViT App. A, eq. 6): for each float32 (B, H, T, T).
+    """Computes softmax(q k^T / sqrt(d)) of all blocks (ViT App. A, eq. 6): float32 (B, H, T, T) each.
 
-    Rows are queries and add up to 1. The blocks' inputs are caught on their way; weights are computed beside the
-    forward pass of normalized images (B, C, H, W), which fused attention never spells out. The encoder keeps its mode.
+    Rows are queries and add up to 1. Images (B, C, H, W) are normalized. Fused attention does not return weights, so
+    hooks catch the inputs of the blocks, from which weights are computed. The encoder keeps its mode.
     """
     layers = [block.attn for block in encoder.blocks]
     caught: list[Tensor] = []
@@ -46,10 +46,10 @@ def _weights(attention: Module, tokens: Tensor) -> Tensor:
 
 
 def attention_maps(weights: Tensor, grid_size: tuple[int, int], *, query: str = "cls") -> Tensor:
-    """Lays attention to the patches over the image: (B, H, T, T) -> (B, H, rows, columns).
+    """Arranges attention to the patches as maps: (B, H, T, T) -> (B, H, rows, columns).
 
-    The query is "cls", the average over class tokens, or "mean", that over all patches, where the read-out is their
-    mean. The rest of the sum of 1 is attention to class tokens.
+    Query "cls" averages over class tokens, "mean" over all patches, as the read-out does. The rest of the sum of 1 is
+    attention to class tokens.
     """
     count = count_class_tokens(weights, grid_size)
     asked = weights[:, :, :count] if query == "cls" else weights[:, :, count:]
@@ -57,15 +57,15 @@ def attention_maps(weights: Tensor, grid_size: tuple[int, int], *, query: str = 
 
 
 def count_class_tokens(weights: Tensor, grid_size: tuple[int, int]) -> int:
-    """Returns how many of the T tokens of weights (..., T, T) are no patches; they come first."""
+    """Returns the number of class tokens in weights (..., T, T); they come first."""
     return weights.shape[-1] - grid_size[0] * grid_size[1]
 
 
 def rollout(weights: Sequence[Tensor]) -> Tensor:
     """Follows attention through all blocks (Abnar & Zuidema, arXiv 2005.00928, Sec. 3).
 
-    The mean over heads, half of it the residual connection, 0.5 A + 0.5 I, rows adding up to 1, multiplied up from the
-    first block (as ViT Sec. 4.5 uses it): (B, H, T, T) each -> (B, T, T), how much of each input token is in each
+    It averages heads, adds the residual connection (0.5 A + 0.5 I), normalizes rows to 1, and multiplies the blocks
+    from the first (as in ViT Sec. 4.5): (B, H, T, T) each -> (B, T, T), how much of each input token is in each
     output token.
     """
     joint: Tensor | None = None
@@ -82,7 +82,7 @@ def rollout(weights: Sequence[Tensor]) -> Tensor:
 def mean_attention_distance(weights: Tensor, grid_size: tuple[int, int], patch_size: int) -> Tensor:
     """Measures how far heads look: distance between patch centers, weighted by attention (ViT Sec. 4.5, App. D.7).
 
-    Attention from patches to patches counts: class tokens have no place in the image, so the rest is normalized to 1.
+    Only attention between patches counts, normalized to 1: class tokens have no place in the image.
     (B, H, T, T) -> (H,) in pixels, the mean over images and queries.
     """
     distances = squared_distances(grid_size, weights.device).sqrt() * patch_size

@@ -32,10 +32,10 @@ def class_colors(num_classes: int) -> np.ndarray:
 def draw_class_maps(
     pixels: np.ndarray, maps: Mapping[str, np.ndarray], classes: Sequence[str], truth: np.ndarray
 ) -> bytes:
-    """Draws the images, below them a row of each of `maps`, and the names of the colors, as a PNG.
+    """Draws the images, a row for each of `maps`, and a legend of the classes in `truth`, as a PNG.
 
-    Class 0 stays clear, pixels that do not count (-1) turn gray. Images are uint8 (n, C, H, W), C 1 or 3; maps and
-    `truth`, whose classes are named, int (n, H, W).
+    Class 0 stays clear; pixels that do not count (-1) turn gray. Images are uint8 (n, C, H, W) with C 1 or 3; maps
+    and `truth` are int (n, H, W).
     """
     images = np.broadcast_to(pixels / 255, (len(pixels), 3, *pixels.shape[2:]))
     colors = class_colors(len(classes))
@@ -52,7 +52,7 @@ def draw_class_maps(
 
 
 def _legend(names: Sequence[str], colors: np.ndarray, width: int) -> np.ndarray:
-    """Draws the names of colors (k, 3), as many side by side as `width` pixels hold."""
+    """Draws names and their colors (k, 3), as many side by side as fit into `width` pixels."""
     columns = max(1, width // _NAME_PX)
     page = Image.new("RGB", (width, _LINE_PX * -(-len(names) // columns) + 2), "white")
     draw = ImageDraw.Draw(page)

@@ -1,4 +1,4 @@
-"""What an encoder's parameters and features look like: positions, and principal components of patch features.
+"""Computes the similarity of position embeddings, and principal components of patch features.
 
 Shapes: n images, N patches, D width.
 """
@@ -21,10 +21,10 @@ def position_similarity(pos_embed: Tensor, class_tokens: int = 1) -> Tensor:
 
 
 def feature_components(features: Tensor, count: int = 3) -> tuple[Tensor, Tensor]:
-    """Projects patch features of several images on their joint principal components (DINOv2, arXiv 2304.07193, Fig. 1).
+    """Projects patch features of several images onto joint principal components (DINOv2, arXiv 2304.07193, Fig. 1).
 
-    (n, N, D) -> float32 (n, N, count), the largest component first; and the share of the variance of each (count,). The
-    largest weight of a component is positive, so that equal features give equal pictures.
+    (n, N, D) -> float32 (n, N, count), the largest component first; and each one's share of the variance (count,). The
+    largest weight of a component is made positive, so that equal features give equal pictures.
     """
     flat = features.detach().double().cpu().flatten(0, 1)
     centered = flat - flat.mean(dim=0)

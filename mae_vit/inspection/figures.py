@@ -21,7 +21,7 @@ _DPI = 110
 # Okabe & Ito (2008): safe for red-green color blindness.
 _INK, _OTHER = "#0072b2", "#d55e00"
 _MAX_MAPS = 16
-# The longer side of an image in rows: enough to see, and small enough for a page.
+# The longer side of an image in rows: large enough to see, small enough for a page.
 _TILE_PX = 96
 
 Table = tuple[list[str], list[list[object]]]
@@ -29,7 +29,7 @@ Table = tuple[list[str], list[list[object]]]
 
 @dataclass(frozen=True)
 class View:
-    """One thing to look at.
+    """A picture, its text and its numbers.
 
     Attributes:
         name: name of its files.
@@ -67,14 +67,14 @@ def draw_tiles(rows: Sequence[Picture]) -> np.ndarray:
 
 
 def _resized(images: Tensor, size: tuple[int, int]) -> Tensor:
-    # Small images and maps keep their squares; large ones are photographs.
+    # Enlarged images and maps show their pixels as squares; large images are photographs.
     if images.shape[2] <= size[0]:
         return F.interpolate(images, size, mode="nearest-exact")
     return F.interpolate(images, size, mode="bilinear", antialias=True)
 
 
 def in_false_color(maps: Tensor) -> Tensor:
-    """Colors maps (n, rows, columns) of numbers that are not negative, each from 0 to its largest: (n, 3, ...)."""
+    """Colors non-negative maps (n, rows, columns), each from 0 to its largest value: (n, 3, rows, columns)."""
     largest = maps.amax(dim=(1, 2), keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
     colors = colormaps["viridis"]((maps / largest).cpu().numpy())[..., :3]
     return torch.from_numpy(colors).float().movedim(-1, 1)
@@ -87,9 +87,9 @@ def darkened(images: Tensor, maps: Tensor) -> Tensor:
 
 
 def by_depth(values: np.ndarray, label: str, *, uniform: float, uniform_label: str) -> Figure:
-    """Draws a number of each head against depth, (L, H) from 0 on; a dashed line is the value of uniform attention.
+    """Draws each head's value (L, H) against depth; a dashed line marks uniform attention.
 
-    The axis ends at `uniform`, so that charts of two encoders compare, unless a head is far above it.
+    The axis runs from 0 to just above `uniform`, so that charts compare, unless a head is far above it.
     """
     figure = Figure(figsize=(5.2, 3.2), layout="constrained")
     axes = figure.subplots()
@@ -109,7 +109,7 @@ def by_depth(values: np.ndarray, label: str, *, uniform: float, uniform_label: s
 def similarity_grid(similarity: np.ndarray, grid_size: tuple[int, int]) -> Figure:
     """Draws each position's similarity (N, N) to all others as a map, laid out as the patches are.
 
-    Of large grids every second, third, ... is drawn.
+    In large grids every second, third, ... position is drawn.
     """
     rows, columns = grid_size
     step = -(-max(rows, columns) // _MAX_MAPS)

@@ -1,4 +1,4 @@
-"""Images to look at an encoder with: some of a folder, an archive or prepared shards, always the same."""
+"""Draws images for an inspection from a folder, an archive or prepared shards, always the same."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ from mae_vit.data.shards.shard_files import ReadError
 from mae_vit.models.encoder_file import EncoderInfo
 from mae_vit.weights.other_bands import fit_bands
 
-# Where prepared data are looked at, best first: images that were not trained on.
+# Splits to take images from, best first: images that were not trained on.
 _SPLITS = ("val", "test", "train")
-# So that every encoder is looked at with the same images and masks.
+# A constant, so that every encoder gets the same images and masks.
 _SEED = 0
 _FETCHED = 4
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Images, as an encoder of this geometry takes them.
+    """Images, as an encoder takes them.
 
     Attributes:
         images: (n, C, H, W), uint8 or raw values of `bands`.
         labels: int64 (n,), -1 without a label.
         source: describes where they come from.
-        passed_over: how many could not be decoded.
+        passed_over: number of images that could not be decoded.
         bands: what raw values mean.
         picture_bands: the bands that they are drawn in; None chooses.
     """
@@ -64,11 +64,11 @@ class Samples:
         return len(self.images)
 
     def shown(self, count: int | None = None) -> Tensor:
-        """The first images as they are drawn: uint8 (n, 3 or 1, H, W)."""
+        """Returns the first images for drawing: uint8 (n, 3 or 1, H, W)."""
         return as_drawn(self.images[:count], self.bands, self.picture_bands)
 
     def batch(self, count: int) -> Batch:
-        """The first images as a batch, with keys that masks are drawn from."""
+        """Returns the first images as a batch, with keys to draw masks from."""
         chosen = slice(0, count)
         keys = SampleKeys(_SEED, 0, torch.arange(len(self.images[chosen])))
         return Batch(self.images[chosen], self.labels[chosen], keys)
@@ -86,12 +86,12 @@ def as_drawn(images: Tensor, bands: Bands, picture_bands: Sequence[int | str] | 
 def draw_samples(data: str, *, count: int, encoder: EncoderInfo, split: str | None = None) -> Samples:
     """Draws at most `count` images by a key, without augmentation: the largest centered box, resized.
 
-    Of prepared data it takes the first of val, test and train unless a split is given.
+    From prepared data it takes the first of val, test and train unless a split is given.
 
     Raises:
         InputError: if there is nothing to look at.
     """
-    # Of a split that preparing holds out, its files do not tell.
+    # Given a split, prepare files first: before, they belong to none.
     if split is not None or is_url(data) or not is_unprepared(Path(data)):
         folder, remote = resolve_data_path(data)
         there = read_dataset(folder).splits
@@ -130,7 +130,7 @@ def _decode(
     preprocessing: Preprocessing,
     bands: Bands,
 ) -> tuple[list[np.ndarray], list[int]]:
-    """Returns the images that can be decoded, (C, any size) each, and their places in `readers`."""
+    """Returns the images that can be decoded, (C, any size) each, and their indices in `readers`."""
     images, kept = [], []
     for place, read in enumerate(readers):
         with suppress(OSError, ReadError, DecodeError):
@@ -140,7 +140,7 @@ def _decode(
 
 
 def _draw(total: int, count: int) -> np.ndarray:
-    """Draws some of `total` samples, in keyed order: fewer are the first of more."""
+    """Draws `count` of `total` samples in keyed order: a smaller draw begins a larger one."""
     return permute(np.arange(min(count, total)), total, derive_key(_SEED, RngStream.ORDER, 0))
 
 

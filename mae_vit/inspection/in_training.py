@@ -1,4 +1,4 @@
-"""A few of the views while an encoder is trained: those that cost next to nothing."""
+"""Draws the views that cost next to nothing while an encoder is trained."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def draw_views(
 ) -> dict[str, np.ndarray]:
     """Draws rollout, attention distance and positions of an objective in training: name -> uint8 (H, W, 3).
 
-    Distances are averaged over held-out images, raw values (n, C, H, W) on its device. It keeps its mode.
+    Distances are averaged over `images`, raw values (n, C, H, W) on its device. It keeps its mode.
     """
     assert isinstance(task, Objective)
     encoder, shown = task.encoder, as_drawn(images, task.bands, picture_bands)

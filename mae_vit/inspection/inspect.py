@@ -26,7 +26,7 @@ from mae_vit.pages import image, render
 INDEX = "index.html"
 # Lists the folder's contents: a folder with other files is not replaced.
 _CONTENTS = "inspection.json"
-# The first column of two, and the second.
+# Folders of two compared encoders.
 _SIDES = ("a", "b")
 
 
@@ -36,7 +36,7 @@ class WrittenView:
 
     Attributes:
         view: the picture and its text.
-        picture: its picture, for a page.
+        picture: its picture, as an HTML element.
         files: files of its picture and numbers, named from the page's folder.
     """
 
@@ -58,19 +58,19 @@ def inspect(
     """Writes pictures (PNG), their numbers (CSV, NPZ) and one page that shows all.
 
     Args:
-        sources: one start, or two to be compared.
+        sources: the weights of one encoder, or of two to compare.
         data: prepared shards, a folder of images or an archive.
         out: folder; a new inspection replaces an earlier one once it is complete.
-        images: how many are looked at.
+        images: largest number of images.
         split: split of prepared data.
         norm_pix_loss: whether the decoder of an official file predicts normalized pixels.
-        device: that computes; the CPU by default.
+        device: device to compute on; the CPU by default.
 
     Returns:
         Path of the page.
 
     Raises:
-        InputError: if there is nothing to look at or with, or `out` is something else.
+        InputError: if weights or images cannot be read, or `out` is no inspection.
     """
     _check_place(out)
     subjects = [open_subject(source, norm_pix_loss=norm_pix_loss) for source in sources]
@@ -80,7 +80,7 @@ def inspect(
         for side, subject in zip(_SIDES, subjects, strict=False):
             samples = draw_samples(data, count=images, encoder=subject.model.info, split=split)
             samples = replace(samples, picture_bands=subject.picture_bands)
-            # The data's mark of missing values.
+            # The data's bands, which mark missing values.
             subject.model.info = replace(subject.model.info, bands=samples.bands)
             if subject.objective is not None:
                 subject.objective.bands = samples.bands

@@ -30,7 +30,7 @@ def mask_noise(kind: Literal["block", "grid"], images: int, grid_size: tuple[int
     num_patches = rows * columns
     row, column = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
     if kind == "block":
-        # Far from the middle is visible; as shares of the image, so that the block has its shape.
+        # Patches far from the middle stay visible. Relative distances give the block the image's shape.
         off = torch.stack([((row + 0.5) / rows - 0.5).abs(), ((column + 0.5) / columns - 0.5).abs()])
         order = (-off.max(dim=0).values * 2 * num_patches).round().long() + num_patches
     else:
@@ -42,14 +42,14 @@ def mask_noise(kind: Literal["block", "grid"], images: int, grid_size: tuple[int
 def draw_masking(
     kind: MaskKind, keys: SampleKeys, grid_size: tuple[int, int], ratio: float, mask_unit: int
 ) -> Masking:
-    """Masks images in a way of `MASK_KINDS`; "random" masks whole units, as training does."""
+    """Masks images by a kind of `MASK_KINDS`; "random" masks whole units, as training does."""
     if kind == "random":
         return unit_masking(keys, grid_size, ratio, mask_unit)
     return random_masking(mask_noise(kind, len(keys.index), grid_size).to(keys.index.device), ratio)
 
 
 def _bayer(size: int) -> Tensor:
-    """The ordered-dithering matrix: its lowest values are always spread evenly."""
+    """Returns the ordered-dithering matrix, whose lowest values are always spread evenly."""
     matrix = torch.zeros(1, 1, dtype=torch.int64)
     while len(matrix) < size:
         upper = torch.cat([4 * matrix, 4 * matrix + 2], dim=1)
@@ -63,13 +63,13 @@ _RATIOS = (0.5, 0.75, 0.9)
 
 @dataclass(frozen=True)
 class Reconstruction:
-    """One way of masking patches.
+    """Reconstructions under masks of a kind.
 
     Attributes:
         kind: kind of the mask; "as trained" for objectives with masks of their own.
         ratio: share of patches that is masked.
         rows: masked, predicted, pasted, original.
-        metrics: metrics over all images of the batch.
+        metrics: metrics over the whole batch.
     """
 
     kind: str
@@ -82,14 +82,14 @@ class Reconstruction:
 def reconstruct(objective: Objective, batch: Batch, *, shown: int) -> list[Reconstruction]:
     """Reconstructs images at several ratios with masks of each kind; all are measured, the first `shown` drawn.
 
-    Objectives other than MAE mask patches in one way, their own: they are shown as trained.
+    Objectives other than MAE mask patches only in their own way: they are shown as trained.
     """
     if not isinstance(objective, MAE):
         sums = {name: float(value) for name, value in objective.evaluation_sums(batch).items()}
         keys = replace(batch.keys, index=batch.keys.index[:shown])
         rows = objective.pictures(Batch(batch.images[:shown], batch.labels[:shown], keys))
         return [Reconstruction("as trained", objective.mask_ratio, rows, objective.evaluation_metrics(sums))]
-    # Ratios that mask some of the units of training, but not all, also do so of the smaller patches.
+    # Ratios that mask some, but not all, of training's units also do so with the smaller patches.
     count = objective.encoder.num_patches // objective.mask_unit**2
     fitting = [ratio for ratio in _RATIOS if 0 < num_masked_patches(count, ratio) < count]
     return [_at(objective, batch, kind, ratio, shown) for kind in MASK_KINDS for ratio in fitting]
@@ -100,7 +100,7 @@ def _at(mae: MAE, batch: Batch, kind: MaskKind, ratio: float, shown: int) -> Rec
     masking = draw_masking(kind, batch.keys, mae.encoder.grid_size, ratio, mae.mask_unit)
     prediction, mask = mae.predict_all(images, masking), masking.mask
     pixels, _ = mae.undo_targets(images, prediction, valid)
-    # The baseline is that of training.
+    # The baseline is the same as in training.
     sums = mae.pixel_errors(images, prediction, mask, valid)
     rows = reconstruction_pictures(
         mae, batch.images[:shown], pixels[:shown], mask[:shown], mae.predicted_label

@@ -23,9 +23,9 @@ class InspectedEncoder:
     Attributes:
         name: weights as the user named them, for titles.
         model: encoder, read-out and normalization.
-        objective: around the same encoder, with trained parts; None where only the encoder is there.
+        objective: trained objective around the encoder; None if the weights hold only the encoder.
         why_no_objective: the reason, for the page.
-        picture_bands: the bands that images are drawn in, as its run says; None chooses.
+        picture_bands: the bands that images are drawn in, from its run; None chooses.
     """
 
     name: str
@@ -36,12 +36,12 @@ class InspectedEncoder:
 
 
 def open_subject(source: str, *, norm_pix_loss: bool = False) -> InspectedEncoder:
-    """Opens what `--ckpt` names, and what its run says of pictures.
+    """Opens the weights that `--ckpt` names, with the picture bands of their run.
 
-    `norm_pix_loss` says that an official file's decoder predicts normalized pixels, which the file does not.
+    `norm_pix_loss` says that an official file's decoder predicts normalized pixels: the file does not say.
 
     Raises:
-        InputError: if there is no Vision Transformer, or `norm_pix_loss` has no effect.
+        InputError: if they are no Vision Transformer, or `norm_pix_loss` has no effect.
     """
     weights = read_weights(source)
     model = encoder_from_weights(weights)
@@ -60,7 +60,7 @@ def open_subject(source: str, *, norm_pix_loss: bool = False) -> InspectedEncode
 
 
 def _open_objective(source: str, weights: Weights, model: PretrainedEncoder) -> tuple[Objective | None, str]:
-    """Returns another objective than MAE with its head, or None and the reason."""
+    """Opens an objective other than MAE with its head, or returns None and the reason."""
     if not (weights.path / STATE).is_file() or weights.objective is None:
         if "fc_norm.weight" in weights.tensors or "head.weight" in weights.tensors:
             return None, "it was fine-tuned: there is nothing to reconstruct by"

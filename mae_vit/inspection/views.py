@@ -46,15 +46,15 @@ class InspectableEncoder(Protocol):
         """Returns the encoder."""
 
     def normalize(self, images: Tensor) -> Tensor:
-        """Maps raw values (B, C, H, W) to what the encoder takes."""
+        """Normalizes raw values (B, C, H, W) for the encoder."""
 
 
 _SHOWN = 8
-# Images that are averaged over; the paper takes 128 (App. D.7).
+# Images to average over; ViT takes 128 (App. D.7).
 _AVERAGED = 128
 _MEASURED = 256
 _SHOWN_IN_BANDS = 4
-# Of hyperspectral images every second, third, ... band is drawn.
+# With more bands, every second, third, ... is drawn.
 _MOST_BANDS = 20
 
 
@@ -68,7 +68,7 @@ def all_views(subject: InspectedEncoder, samples: Samples) -> Iterator[View]:
 
 
 def band_views(objective: Objective | None, samples: Samples) -> Iterator[View]:
-    """Draws each band in gray, of some images and of a reconstruction; nothing of 8-bit gray or RGB."""
+    """Draws each band of some images and a reconstruction in gray; nothing for 8-bit gray or RGB."""
     bands = samples.bands
     if bands.photographs:
         return
@@ -144,7 +144,7 @@ def _describe_metrics(metrics: dict[str, float]) -> str:
 
 
 def attention_views(model: PretrainedEncoder, samples: Samples) -> Iterator[View]:
-    """Maps by head, rollout, and how far and how widely heads look."""
+    """Draws maps by head, rollout, and how far and how widely heads look."""
     shown, depth = samples.shown(_SHOWN), len(model.encoder.blocks)
     weights = _attention_weights(model, samples.images[:_SHOWN])
     asked = _query_name(model.encoder, model.pool)
@@ -163,7 +163,7 @@ def attention_views(model: PretrainedEncoder, samples: Samples) -> Iterator[View
 
 
 def rollout_view(encoder: Encoder, images: Tensor, weights: Sequence[Tensor], pool: Pool) -> View:
-    """Draws attention through all blocks, of images uint8 (B, C, H, W)."""
+    """Draws attention through all blocks on images uint8 (B, C, H, W)."""
     joint = rollout(weights)[:, None]
     rolled = attention_maps(joint, encoder.grid_size, query=pool)[:, 0].cpu()
     unit = images.cpu() / 255
@@ -227,7 +227,7 @@ def _query_name(encoder: Encoder, pool: Pool) -> str:
 
 
 def head_statistics(model: InspectableEncoder, images: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Mean attention distance in pixels and entropy in nats, each (L, H), over raw images (n, C, H, W)."""
+    """Returns attention distance in pixels and entropy in nats, each (L, H), over raw images (n, C, H, W)."""
     encoder = model.encoder
     sums = np.zeros((2, len(encoder.blocks), 1))
     for part in images.split(_SHOWN):
@@ -259,7 +259,7 @@ def position_view(encoder: Encoder) -> View:
 
 @torch.no_grad()
 def patch_features(model: InspectableEncoder, images: Tensor) -> Tensor:
-    """Returns the last block's patch tokens behind the final norm, (n, N, D), of raw images (n, C, H, W)."""
+    """Encodes raw images (n, C, H, W) to patch tokens (n, N, D) after the final norm."""
     moved = model.normalize(images.to(model.encoder.cls_token.device))
     return model.encoder.forward_features(moved)[:, model.encoder.num_prefix_tokens :]
 

@@ -1,4 +1,4 @@
-"""Pages in one look, from Jinja2 templates: each is one file that opens offline, in light and dark, wide and narrow."""
+"""Renders pages from Jinja2 templates: each is one file that opens offline, in light and dark, wide and narrow."""
 
 from __future__ import annotations
 
@@ -11,14 +11,11 @@ from markupsafe import Markup, escape
 
 
 def render(template: str, **values: Any) -> str:
-    """Fills a template of `mae_vit/pages/templates`.
+    """Fills a template of `mae_vit/pages/templates`; returns the whole page.
 
     Args:
         template: file name, such as `run.html`; it extends `base.html`.
-        values: what the template names; `title` always. Texts are escaped; `Markup` (an SVG, an `image`) is not.
-
-    Returns:
-        The whole page.
+        values: the template's variables, with `title`. Texts are escaped; `Markup` (an SVG, an `image`) is not.
     """
     return _environment().get_template(template).render(values)
 

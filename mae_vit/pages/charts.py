@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from mae_vit.core.messages import plain_text
 
-# Stands for the page's text color, which depends on light or dark.
+# Placeholder for the page's text color, which depends on light or dark.
 _INK = "#010203"
 # Okabe and Ito (2008): safe for color blindness; readable on white and on black.
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#7f7f7f", "#b2182b")
@@ -45,7 +45,7 @@ def chart(
 ) -> Iterator[tuple[Figure, Axes]]:
     """Opens a figure of `width` x `height` inches with one pair of axes, in the style of pages.
 
-    `to_svg` belongs inside; the page scales the figure.
+    Call `to_svg` inside it; the page scales the figure.
     """
     with plt.rc_context(_STYLE):
         figure, axes = plt.subplots(figsize=(width, height))
@@ -59,7 +59,7 @@ def chart(
 
 
 def plain(name: str) -> str:
-    """Returns a name as matplotlib takes it: one with two dollar signs is no formula, and invalid UTF-8 is escaped."""
+    """Escapes a name for matplotlib: dollar signs, which would begin a formula, and invalid UTF-8."""
     return plain_text(name).replace("$", r"\$")
 
 
@@ -73,7 +73,7 @@ def to_svg(figure: Figure) -> Markup:
     stream = io.StringIO()
     figure.savefig(stream, format="svg", bbox_inches="tight", metadata={"Date": None})
     svg = stream.getvalue()
-    # Comments repeat texts before matplotlib has set them: 10^{-3} of a logarithmic axis.
+    # Comments repeat texts in their source form, such as 10^{-3} on a logarithmic axis.
     svg = re.sub(r"<!--.*?-->", "", svg[svg.index("<svg") :], flags=re.DOTALL).replace(_INK, "currentColor")
     # The page sets the size: the view box stays.
     for size in ("width", "height"):

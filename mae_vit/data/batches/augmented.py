@@ -14,9 +14,9 @@ from mae_vit.data.images.augment import Augment, AugmentParams
 from mae_vit.data.images.masks import crop_mask
 from mae_vit.data.index import ShardIndex
 
-# Decoded before any of it is cropped. A large image is cropped at once, while it is in the CPU cache: to decode all
-# of a batch before takes a fifth longer. Small ones wait for each other, since the code of decoding and of cropping
-# evict each other from it, which takes up to half longer.
+# Bytes decoded before cropping starts. A large image is cropped at once, while it is in the CPU cache: decoding the
+# whole batch first takes a fifth longer. Small images are decoded together: alternating takes up to half longer,
+# because the code for decoding and the code for cropping evict each other from the cache.
 _TOGETHER_BYTES = 1 << 18
 
 
@@ -36,14 +36,14 @@ class Views(NamedTuple):
 
 @dataclass(frozen=True)
 class AugmentedSource:
-    """All samples of a source, or some of them, as training or evaluation sees them.
+    """All or some samples of a source, augmented for training or evaluation.
 
-    Samples are named by place, 0..len-1. A view's random draws are keyed by the sample's number in the source, so an
-    image gets the same crop in every part of it.
+    Samples are addressed by place, 0..len-1. A view's random draws are keyed by the sample's number in the source, so
+    an image gets the same crop in every part of the source.
 
     Attributes:
         source: reads samples.
-        augment: how they are seen.
+        augment: crops, flips and changes them.
         samples: int64 (n,), the numbers in the source that belong to this part, ascending; None for all.
     """
 
@@ -96,7 +96,7 @@ class AugmentedSource:
         keys: np.ndarray | None = None,
         out: Views | None = None,
     ) -> Views:
-        """Reads and augments samples. One that occurs several times in a row is decoded once.
+        """Reads and augments samples. A sample that occurs several times in a row is decoded once.
 
         Args:
             seed: the run's seed.
@@ -106,7 +106,7 @@ class AugmentedSource:
             out: receives the views; new memory if None.
 
         Raises:
-            DamagedSample: names all samples that cannot be read.
+            DamagedSample: if samples cannot be read; names all of them.
         """
         samples = self.numbers(places)
         drawn = self.augment.draw(seed, epoch, samples if keys is None else keys)
@@ -128,7 +128,7 @@ class AugmentedSource:
 
     def _render_each(self, samples: np.ndarray, drawn: AugmentParams, views: Views) -> None:
         damaged, folder = list[tuple[int, Damage]](), None
-        # Views of one sample follow each other, from `begin` to before `end`.
+        # Views of one sample are adjacent, at begin..end-1.
         begins = np.flatnonzero(np.diff(samples, prepend=-1)).tolist()
         decoded, size = list[tuple[range, Sample]](), 0
         for begin, end in zip(begins, [*begins[1:], len(samples)], strict=True):
@@ -148,7 +148,7 @@ class AugmentedSource:
             raise DamagedSample(damaged, folder)
 
     def _crop(self, decoded: list[tuple[range, Sample]], drawn: AugmentParams, views: Views) -> None:
-        """Crops, resizes and flips samples into their views, and their masks alike."""
+        """Crops, resizes and flips samples and their masks into `views`."""
         for positions, sample in decoded:
             for position in positions:
                 box = self.augment.box(drawn, position, sample.pixels.shape[1:])
@@ -175,14 +175,14 @@ def open_source(
         index: index of the split.
         name: "auto" takes "memory" if all images have one size and fit into `memory_limit_gib`.
         channels: 1 for gray, 3 for RGB, or the number of bands.
-        augment: how images are seen.
-        memory_limit_gib: largest size of all images, decoded.
+        augment: augmentation of the images.
+        memory_limit_gib: largest total size of the decoded images.
         masks: read the masks of the images too.
-        say: warn of pixels that were decoded from earlier shards.
+        say: warn if shards changed after their images were decoded.
 
     Raises:
-        InputError: if "memory" is asked for and the images differ in size or do not fit, for a policy that does not
-            go with the images' bands, or if there are no masks.
+        InputError: if "memory" is given and the images differ in size or do not fit, if the policy does not support
+            the images' bands, or if there are no masks.
     """
     bands = index.bands
     if augment.policy and not (bands.eight_bit and len(bands.names) in (0, 1, 3)):

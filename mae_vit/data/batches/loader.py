@@ -55,7 +55,7 @@ def _kill_workers() -> None:
     ends its workers itself; the traceback of a failed run keeps the loader alive until the exit.
     """
     for worker in multiprocessing.active_children():
-        if worker.daemon:  # others are those of a program that calls this library
+        if worker.daemon:  # other processes belong to a program that calls this library
             worker.kill()
 
 
@@ -64,13 +64,13 @@ def _set_up_worker(worker: int) -> None:
     # The fork server set this already, but torch's worker loop resets SIGTERM to its default.
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    # torch notices a dead trainer by the parent's process id. A worker's parent is the fork server, which
-    # lives on: workers would stay and keep their memory.
+    # torch detects a dead trainer by the parent's process id. A worker's parent is the fork server, which lives on, so
+    # workers would stay and keep their memory.
     exit_with_parent()
 
 
 def replacement_candidates(place: int, samples: int) -> Iterator[int]:
-    """Yields `place` itself, then the places that may replace it: i + 1, i + 3, i + 7, ... (modulo `samples`).
+    """Yields `place`, then the places that may replace it: place + 1, place + 3, place + 7, ... (modulo `samples`).
 
     The steps double, so 14 candidates suffice to leave a lost shard of 10,000 samples.
     """
@@ -81,8 +81,8 @@ def replacement_candidates(place: int, samples: int) -> Iterator[int]:
 class _Batches(Dataset[Any]):
     """Computes whole micro-batches for (epoch, places); each place occurs `repeats` times in a row.
 
-    If it is to `replace` damaged samples, it takes the first intact candidate of each. The choice depends only on what
-    is damaged, not on rank, worker or epoch.
+    With `replace`, the first intact candidate replaces a damaged sample. The choice depends only on which samples are
+    damaged, not on rank, worker or epoch.
     """
 
     def __init__(self, source: AugmentedSource, seed: int, *, replace: bool, repeats: int = 1) -> None:
@@ -102,8 +102,8 @@ class _Batches(Dataset[Any]):
         except (DamagedSample, FetchUnavailable) as error:
             # Return the error: if a worker raises it, torch replaces the message by the worker's traceback.
             return error
-        # Keys follow the order, not the sample read: a replacement gets the mask of the damaged sample.
-        # They are places in the source; crops take numbers in the split. In a part of a split the two differ.
+        # Keys follow the order, not the sample read: a replacement gets the mask of the damaged sample. Keys are places
+        # in the source; crops use numbers in the split. The two differ if the source is only a part of the split.
         keys = SampleKeys(self._seed, epoch, torch.from_numpy(view_keys(index, self._repeats)))
         return Batch(images, labels, keys, damaged, masks)
 
@@ -111,7 +111,7 @@ class _Batches(Dataset[Any]):
         return self.__getitems__(position)
 
     def _render(self, epoch: int, index: np.ndarray, out: Views) -> tuple[Damage, ...]:
-        """Renders the places `index` (B,) into `out`; returns the damaged samples that others replace."""
+        """Renders the places `index` (B,) into `out`; returns the damaged samples that were replaced."""
         while True:
             places, passed, stuck = self._skip_damaged(index)
             if stuck:
@@ -144,10 +144,7 @@ class _Batches(Dataset[Any]):
 
 
 def _empty(dtype: np.dtype, *shape: int) -> Tensor:
-    """Allocates a tensor, which is rendered into; in a worker in shared memory, as torch's `default_collate` does.
-
-    torch would copy any other tensor there to send it.
-    """
+    """Allocates a tensor; workers use shared memory (as torch's `default_collate`), which saves torch a copy."""
     kind = torch.from_numpy(np.empty(0, dtype)).dtype
     if get_worker_info() is None:
         return torch.empty(shape, dtype=kind)
@@ -172,8 +169,7 @@ def load_batches(
 ) -> Iterator[Batch]:
     """Yields a rank's micro-batches of steps start_step..stop_step-1, in order.
 
-    Intact samples replace damaged ones. The loader has no state:
-    the batches depend only on the arguments, and are the same for any `workers`.
+    Intact samples replace damaged ones. Batches depend only on the arguments, and are the same for any `workers`.
 
     Args:
         source: renders samples.
@@ -181,9 +177,9 @@ def load_batches(
         rank_slice: this rank's slice of each step.
         start_step: first optimizer step, from 0.
         stop_step: one past the last optimizer step.
-        skipped: data steps that are not taken.
+        skipped: data steps to skip.
         workers: data processes; 0 decodes in this process.
-        pin_memory: put batches in page-locked memory, from which copies to a GPU do not block.
+        pin_memory: put batches in page-locked memory, so that copies to a GPU do not block.
     """
     batches = _Batches(source, order.seed, replace=True, repeats=order.repeats)
     positions = micro_batches(order, rank_slice, start_step=start_step, stop_step=stop_step, skipped=skipped)
@@ -193,7 +189,7 @@ def load_batches(
 def _load(
     batches: _Batches, positions: Iterable[tuple[int, np.ndarray]], *, workers: int, pin_memory: bool
 ) -> Iterator[Batch]:
-    """Yields the batch of each (epoch, places), in order; the loader is two positions ahead per worker."""
+    """Yields the batch of each (epoch, places), in order; each worker loads two positions ahead."""
     loader = DataLoader(
         batches,
         batch_sampler=positions,  # type: ignore[arg-type]
@@ -202,8 +198,7 @@ def _load(
         worker_init_fn=_set_up_worker,
         pin_memory=pin_memory,
         multiprocessing_context="forkserver" if workers else None,
-        # DataLoader draws a seed for its workers. With a generator of its own it leaves
-        # torch's global generator as it is.
+        # DataLoader draws a seed for its workers; its own generator leaves torch's global one unchanged.
         generator=torch.Generator(),
     )
     with without_main():
@@ -215,10 +210,9 @@ def _load(
 
 
 class FixedBatches:
-    """Batches of given samples, in their order. Every pass is the same, with the keys of epoch 0.
+    """Batches of given samples in order, for evaluation. Every pass is the same, with the keys of epoch 0.
 
-    Evaluation uses it. A damaged sample is an error unless `replace` is set, so that a score always
-    refers to the same images.
+    A damaged sample is an error unless `replace` is set, so that a score always refers to the same images.
     """
 
     def __init__(
@@ -258,12 +252,12 @@ class FixedBatches:
 def choose_workers(
     asked: int | str, source: AugmentedSource, *, cores: int, on_gpu: bool, policies: bool
 ) -> int:
-    """Returns the number of data processes per rank: `asked`, or a choice if that is "auto".
+    """Returns the number of data processes per rank: `asked`, unless that is "auto".
 
     Images that are decoded on demand get `auto_workers`. Images in memory get none on a CPU: one core crops faster than
     the CPU trains. With a GPU they get up to four: one core makes some 20,000 random crops of 32 px per second, and the
-    GPU would wait if the thread that launches its kernels made them. `policies` take 0.1 ms for such an image, so
-    with them and a GPU images in memory count as decoded on demand. `cores` are those of this rank.
+    GPU would wait if the thread that launches its kernels made them. `policies` take 0.1 ms per 32 px image, so with
+    policies and a GPU, images in memory get `auto_workers` too. `cores` are those of this rank.
     """
     if isinstance(asked, int):
         return asked
@@ -274,12 +268,12 @@ def choose_workers(
 
 
 def auto_workers(cores: int, *, on_gpu: bool) -> int:
-    """Returns the number of processes that decode: all cores but those of the trainer, at most 16.
+    """Returns the number of decoding processes: one per core, less those of the trainer, at most 16.
 
-    The trainer has one core, and with a GPU one more for every eight (there at least one process decodes). One
-    of its threads launches kernels and never rests, another pins batches. With 15 workers on 16 cores an H200
-    waited, with 8 much less (docs/performance.md). We think that a worker that shares its core with such a
-    thread slows all, because batches are taken from the workers in turn.
+    The trainer gets one core, and with a GPU one more for every eight; with a GPU at least one process decodes. One
+    thread of the trainer launches kernels without pause, another pins batches. With 15 workers on 16 cores an H200
+    waited, with 8 much less (docs/performance.md). We think that a worker that shares its core with such a thread
+    delays all, because batches are taken from the workers in turn.
     """
     if not on_gpu:
         return min(_MAX_AUTO_WORKERS, max(0, cores - 1))

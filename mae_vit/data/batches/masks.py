@@ -42,7 +42,7 @@ class StoredMasks:
         self._places = _mask_places(index)
 
     def read(self, sample: int) -> np.ndarray:
-        """Reads a mask: class + 1 of each pixel, uint16 (H, W); 0 where it does not count.
+        """Reads a mask, uint16 (H, W): class + 1 of each pixel; 0 for pixels that do not count.
 
         Raises:
             DecodeError: if it cannot be read.
@@ -55,7 +55,7 @@ class StoredMasks:
 
 
 def _mask_places(index: ShardIndex) -> np.ndarray:
-    """Returns offset and length of each sample's mask in its shard, int64 (N, 2); finds them once.
+    """Returns offset and length of each sample's mask in its shard, int64 (N, 2); caches them in a file.
 
     Raises:
         InputError: if a shard cannot be read, or an image has no mask.

@@ -21,12 +21,12 @@ from mae_vit.data.shards.shard_files import ReadError
 def check_cache(
     index: ShardIndex, source: AugmentedSource, order: Order, *, world_size: int, node_ranks: int
 ) -> None:
-    """Checks that the shards that are read at the same time fit into the cache together.
+    """Checks that shards that are read at the same time fit into the cache together.
 
-    In a smaller cache one of them would evict another, and each would be downloaded many times.
+    In a smaller cache they would evict each other and be downloaded many times.
 
     Raises:
-        InputError: if the cache is too small; names the size that is needed.
+        InputError: if the cache is too small; names the size needed.
     """
     if index.remote is None or not source.reads_shards:
         return
@@ -52,7 +52,7 @@ def fetch_split(index: ShardIndex, source: AugmentedSource, order: Order, *, say
         say: show a progress bar.
 
     Raises:
-        FetchUnavailable: if the remote place does not answer.
+        FetchUnavailable: if the remote source does not answer.
     """
     if index.remote is None or not source.reads_shards or order.blocks is not None:
         return
@@ -74,17 +74,16 @@ def fetch_split(index: ShardIndex, source: AugmentedSource, order: Order, *, say
 def fetch_ahead(
     batches: Iterator[Batch], index: ShardIndex, coming: Iterator[np.ndarray], *, node_ranks: int
 ) -> Iterator[Batch]:
-    """Yields batches while a thread fetches the remote shards of those to come.
+    """Yields batches while a thread fetches the remote shards of later batches.
 
     Args:
-        batches: batches of the split; their number goes with that of `coming`.
+        batches: batches of the split, one for each of `coming`.
         index: index of the split.
         coming: sample numbers int64 (B,) of each batch.
         node_ranks: ranks that share this node's cache.
     """
     assert index.remote is not None
-    # The prefetcher gets a third of the cache. The shards that are being read need the rest: one or
-    # two blocks of each lane.
+    # The prefetcher gets a third of the cache. Shards being read need the rest: one or two blocks of each lane.
     prefetcher = _Prefetcher(index, coming, window_bytes=index.remote.cache_bytes // (3 * node_ranks))
     try:
         for number, batch in enumerate(batches):
@@ -97,8 +96,8 @@ def fetch_ahead(
 class _Prefetcher:
     """A thread that walks through the samples of coming batches and downloads their shards.
 
-    It stays at most `window_bytes` ahead: the cache would evict a shard that came earlier before it is
-    read. It ignores a download that fails. The reader of the shard tries again and reports the error.
+    It stays at most `window_bytes` ahead: the cache would evict earlier downloads before they are read. It ignores a
+    failed download: the reader of the shard tries again and reports the error.
     """
 
     def __init__(self, index: ShardIndex, batches: Iterator[np.ndarray], window_bytes: int) -> None:
@@ -129,7 +128,7 @@ class _Prefetcher:
                     self._index.fetch(shard)
 
     def _wait_for_room(self, known: dict[int, tuple[int, int]]) -> bool:
-        """Waits until the shards that no batch has needed yet fit into the window; False if the thread is to end."""
+        """Waits until the shards that no batch has needed yet fit into the window; False if the thread must end."""
         with self._moved:
             while self._reached is not None:
                 for shard in [shard for shard, (_, last) in known.items() if last < self._reached]:

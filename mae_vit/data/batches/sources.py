@@ -1,7 +1,4 @@
-"""Where samples come from: `TarSource` decodes on demand, `MemorySource` decodes all images once.
-
-Both give the same pixels.
-"""
+"""Sources of samples: `TarSource` decodes on demand, `MemorySource` all images once. Both give the same pixels."""
 
 from __future__ import annotations
 
@@ -38,7 +35,7 @@ class Sample(NamedTuple):
 
 
 class Source(Protocol):
-    """Samples by number, 0..N-1. Processes that load data get a pickled copy."""
+    """Samples by number, 0..N-1. Data workers get a pickled copy."""
 
     @property
     def channels(self) -> int:
@@ -109,8 +106,7 @@ class TarSource:
 class MemorySource(TarSource):
     """Reads from one array of equal-size images, decoded once (for small images).
 
-    The array is a file beside the index. It is mapped into memory, so all ranks and
-    workers of a node share one copy.
+    The array is a memory-mapped file beside the index, so all ranks and workers of a node share one copy.
     """
 
     def __init__(self, index: ShardIndex, *, channels: int, masks: StoredMasks | None = None) -> None:
@@ -123,14 +119,14 @@ class MemorySource(TarSource):
         """Returns the pixels of samples (B,): (B, C, H, W).
 
         Raises:
-            DamagedSample: names all that cannot be read.
+            DamagedSample: if samples cannot be read; names all of them.
         """
         if self._array is None:
             self._array = np.load(self.path, mmap_mode="r")
         images: np.ndarray = self._array[samples]
         damaged = []
-        # Damaged images are black. Others are really black, or have been repaired. Check the first row before the
-        # whole image: it costs less than 1 % of cropping, and few are black there.
+        # Damaged images are stored black. A black image may also be genuine, or repaired by now. Check the first row
+        # before the whole image: it costs less than 1 % of cropping, and few images are black there.
         black = np.flatnonzero(~images[:, :, 0].any(axis=(1, 2)))
         for place in black[~images[black].any(axis=(1, 2, 3))].tolist():
             sample = int(samples[place])
@@ -146,7 +142,7 @@ class MemorySource(TarSource):
         return self.gather(np.array([sample]))[0]
 
     def __getstate__(self) -> dict[str, object]:
-        # Pickle would send the memory map to workers as a copy of the data. They map the file again.
+        # Pickle would send workers a copy of the mapped data. They map the file again.
         return {**self.__dict__, "_array": None}
 
 
@@ -155,7 +151,7 @@ def decode_sample(index: ShardIndex, sample: int, channels: int) -> np.ndarray:
 
     Raises:
         ReadError: if its bytes cannot be read.
-        DecodeError: if they are no complete image, or if its size differs in a split of equal-size images.
+        DecodeError: if they are not a complete image, or if its size differs in a split of equal-size images.
     """
     image, expected = decode(index.read(sample), channels, bands=index.bands), index.one_size
     # `crop="pad"` and `MemorySource` rely on equal sizes.
@@ -166,21 +162,21 @@ def decode_sample(index: ShardIndex, sample: int, channels: int) -> np.ndarray:
 
 
 def array_bytes(index: ShardIndex, channels: int) -> int:
-    """Returns the size of all images of a split, decoded."""
+    """Returns the size in bytes of all decoded images of a split."""
     split = index.split_info
     itemsize = np.dtype(index.bands.dtype).itemsize
     return len(index) * channels * split.height[1] * split.width[1] * itemsize
 
 
 def decoded_array(index: ShardIndex, channels: int) -> Path:
-    """Returns the file of all images, (N, C, H, W), damaged ones black; writes it if it is missing."""
+    """Returns the file of all decoded images, (N, C, H, W), damaged ones black; writes it if it is missing."""
     kind = np.dtype(index.bands.dtype)
     path, size = index.cache_path(f"{kind.name}-{channels}.npy"), index.one_size
     assert size is not None
     shape = (len(index), channels, *size)
     with index.locked():
         if not path.exists() and index.misfit_shards():
-            # By another name: once the shards are whole again, all images are decoded.
+            # Another name, so that all images are decoded again once the shards are whole.
             path = path.with_name(f"{path.stem}-partial.npy")
         if not _is_whole(path, kind, shape):
             index.drop_stale()
@@ -199,10 +195,10 @@ def decoded_array(index: ShardIndex, channels: int) -> Path:
 
 
 def warn_of_changes(index: ShardIndex, array: Path) -> None:
-    """Says which shards were written after their images were decoded into `array`."""
+    """Warns of shards that were written after their images were decoded into `array`."""
     made, changed = array.stat().st_mtime_ns, list[str]()
     for shard in () if index.remote else index.split_info.shards:
-        with suppress(OSError):  # one that is missing is named elsewhere
+        with suppress(OSError):  # missing shards are reported elsewhere
             if (index.folder / shard.file).stat().st_mtime_ns > made:
                 changed.append(shard.file)
     if changed:
@@ -215,7 +211,7 @@ def warn_of_changes(index: ShardIndex, array: Path) -> None:
 
 
 def _is_whole(path: Path, kind: np.dtype, shape: tuple[int, ...]) -> bool:
-    """Whether the array is there; a copy that was cut short is made again."""
+    """Whether the array is there and whole; a truncated one is written again."""
     try:
         array = np.load(path, mmap_mode="r")
     except (OSError, ValueError, EOFError):

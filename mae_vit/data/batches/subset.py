@@ -1,8 +1,7 @@
-"""Draws parts of a split, labeled subsets and held-out shares, by hashes of the samples' keys.
+"""Draws labeled subsets and held-out shares of a split by hashes of the samples' keys.
 
-The rule is that of `mae_vit.data.prepare.selection`: a draw depends only on the keys, and a smaller
-set is part of every larger one. `prepare --limit-per-class N` and a subset of N here take the
-same samples.
+As in `mae_vit.data.prepare.selection`, a draw depends only on the keys, and a smaller set is part of every larger one.
+`prepare --limit-per-class N` takes the same samples as a subset of N here.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import numpy as np
 
 from mae_vit.core.keyed_rng import SUBSET_HASH, hash_key
 
-# Never change this salt: it decides which images are held out, and with that what a result means.
+# Never change this salt: it decides which images are held out, and so what a result means.
 # It differs from the salt of `prepare --holdout`, which removes its samples from the train split.
 _HOLDOUT_HASH = b"mae-vit finetune holdout"
 
@@ -21,13 +20,13 @@ _HOLDOUT_HASH = b"mae-vit finetune holdout"
 def limit_per_class(
     samples: np.ndarray, labels: np.ndarray, keys: Sequence[str], limit: int, *, draw: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Splits samples into those taken, at most `limit` of each class, and the rest.
+    """Splits samples into a subset of at most `limit` of each class and the rest.
 
     Args:
         samples: int64 (n,), sample numbers in the split, ascending.
         labels: int (N,), labels of the whole split.
         keys: N sample keys of the whole split.
-        limit: largest number of each class. A smaller limit takes part of what a larger one takes.
+        limit: most samples of a class. A smaller limit takes a part of what a larger one takes.
         draw: number of the draw; 0 is the draw of `prepare --limit-per-class`.
     """
     return _split_by_hash(samples, labels, keys, lambda count: limit, SUBSET_HASH, draw)
@@ -55,7 +54,7 @@ def _split_by_hash(
     salt: bytes,
     draw: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the `quota(class size)` samples of the smallest hashes in each class, and the rest, both ascending."""
+    """Returns the `quota(class size)` samples with the smallest hashes of each class, and the rest, both ascending."""
     salt, taken = salt + (f" {draw}".encode() if draw else b""), list[int]()
     for label in np.unique(labels[samples]):
         members = [int(sample) for sample in samples[labels[samples] == label]]

@@ -1,8 +1,7 @@
 """Keyed crops, flips, policies and erasing: a sample gets the same view on every rank and worker.
 
-Boxes are computed from the hash in float64 on the CPU, because logarithms and roots differ
-between devices. Numbers are drawn for a whole batch at once, because a hash in NumPy costs time per
-call, not per number.
+Boxes are computed from the hash in float64 on the CPU, because logarithms and roots differ between devices. Numbers are
+drawn for a whole batch at once, because a hash in NumPy costs time per call, not per number.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from mae_vit.data.images.random_erasing import Erasing, draw_erasing
 _TRIES = 10
 
 Interpolation = Literal["bicubic", "bilinear"]
-# Top, left, height, width in pixels. Top and left may be negative; zeros fill the part outside of the image.
+# Top, left, height, width in pixels. Top and left may be negative; zeros fill the part outside the image.
 Box = tuple[int, int, int, int]
 
 
@@ -47,12 +46,12 @@ class Policy(Protocol):
 
 @dataclass(frozen=True)
 class AugmentParams:
-    """The drawn augmentation of a batch; `Augment.box` makes boxes of it, once the images' sizes are known.
+    """The drawn augmentation of a batch. `Augment.box` turns crops into boxes once the images' sizes are known.
 
     Attributes:
         flips: bool (B,), which images are mirrored.
-        crops: (B, n), what decides where each image is cropped: shifts in pixels for "pad"; for "random_resized"
-            the share of the area of each try, its width over height, and the corner in 0..1; None for "none".
+        crops: (B, n), the crop of each image: for "pad" its shifts in pixels; for "random_resized" the share of the
+            area and the width over height of each try, then the corner in 0..1; None for "none".
         calls: each image's change by the policy; None without a policy.
         erasing: the erased boxes; None without erasing.
     """
@@ -69,10 +68,9 @@ class Augment:
 
     Attributes:
         img_size: (H, W) of the result.
-        crop: "none" takes the largest centered box of the result's aspect ratio.
-            "pad" shifts the image by up to `pad_px` (Krizhevsky 2009's CIFAR augmentation as
-            ResNet Sec. 4.2 uses it). "random_resized" takes a box of random area and aspect
-            ratio (MAE Sec. A.1), drawn as torchvision draws it.
+        crop: "none" takes the largest centered box of the result's aspect ratio. "pad" shifts the image by up to
+            `pad_px` (Krizhevsky 2009's CIFAR augmentation, as in ResNet Sec. 4.2). "random_resized" takes a box of
+            random area and aspect ratio (MAE Sec. A.1), drawn as in torchvision.
         pad_px: largest shift of "pad", in pixels.
         scale: lowest and highest share of the image's area, for "random_resized".
         ratio: lowest and highest width over height, for "random_resized".
@@ -132,7 +130,7 @@ class Augment:
         return numbers
 
     def box(self, drawn: AugmentParams, number: int, size: tuple[int, ...]) -> Box:
-        """Returns the box that is cut out of an image, in pixels.
+        """Returns the box to cut out of an image, in pixels.
 
         Args:
             drawn: result of `draw`.
@@ -239,7 +237,7 @@ class Augment:
 
 
 def _border(bands: Bands) -> np.ndarray:
-    """Returns the raw value outside of images, (C, 1, 1): missing where values can be, else what is 0 in unit scale."""
+    """Returns the raw values of padding, (C, 1, 1): missing if the bands can mark that, else 0 in unit scale."""
     missing = np.nan if bands.dtype.startswith("float") else None
     value = missing if bands.nodata is None else bands.nodata
     values = np.array(bands.low if value is None else [value] * len(bands.names))
@@ -255,7 +253,7 @@ def _resize(image: np.ndarray, img_size: tuple[int, int], interpolation: Interpo
     The memory layout of `image` may be planes or interleaved channels.
     """
     if image.strides[0] != 1 or not image.flags.writeable:
-        # Copy here, which goes row by row; torch would copy such an image pixel by pixel.
+        # NumPy copies row by row; torch would copy such an image pixel by pixel.
         image = np.ascontiguousarray(image)
     pixels = torch.from_numpy(image)[None]
     return F.interpolate(pixels, img_size, mode=interpolation, antialias=True)[0].numpy()

@@ -1,10 +1,8 @@
 """RandAugment and AutoAugment with keyed draws.
 
-timm's functions change the pixels of PIL images. They depend only on their arguments, and this
-module draws the arguments by key.
+timm's functions change the pixels of PIL images. They depend only on their arguments, which this module draws by key.
 
-`augment.py` does not import this module but uses the protocol `Policy`: data workers without a
-policy start faster, because they do not import timm.
+`augment.py` uses the protocol `Policy` and does not import this module: without a policy, data workers skip timm.
 """
 
 from __future__ import annotations
@@ -62,7 +60,7 @@ def _posterize(image: Image.Image, bits: int, **how: Any) -> Image.Image:
     return posterize(image, bits, **how) if bits else Image.new(image.mode, image.size)
 
 
-# timm's functions by timm's names. Ours shift by whole pixels and take a share of any image size.
+# timm's functions by timm's names. Our translations take a share of the image's size and shift by whole pixels.
 OPS: dict[str, Callable[..., Image.Image]] = {
     **NAME_TO_OP,
     "PosterizeIncreasing": _posterize,
@@ -79,7 +77,7 @@ class _Policy(ABC):
 
     @abstractmethod
     def draw(self, seed: int, epoch: int, index: np.ndarray) -> list[tuple[Call, ...]]:
-        """Draws the changes of each sample in `index` (B,), in the order of their application."""
+        """Draws the changes of each sample in `index` (B,), in the order they are applied."""
 
     def apply(self, image: np.ndarray, calls: tuple[Call, ...], fill: tuple[int, ...] | None) -> np.ndarray:
         """Changes one image.
@@ -133,9 +131,8 @@ _RANDAUGMENT_DRAWS = 5  # which op, whether it is applied, its sign, and two for
 class RandAugment(_Policy):
     """RandAugment: ops are drawn with replacement, and their level has normal noise.
 
-    RandAugment (arXiv 1909.13719) in the form of timm's `rand-m9-mstd0.5-inc1`, with which MAE
-    fine-tunes (Sec. A.1). It departs from the paper: each op is applied with probability 0.5, and
-    its level varies.
+    RandAugment (arXiv 1909.13719) in the form of timm's `rand-m9-mstd0.5-inc1`, which MAE uses for fine-tuning
+    (Sec. A.1). It departs from the paper: each op is applied with probability 0.5, and its level varies.
 
     Attributes:
         num_ops: ops drawn for each image.
@@ -152,7 +149,7 @@ class RandAugment(_Policy):
     magnitude_std: float = 0.5
 
     def draw(self, seed: int, epoch: int, index: np.ndarray) -> list[tuple[Call, ...]]:
-        """Draws the changes of each sample in `index` (B,), in the order of their application."""
+        """Draws the changes of each sample in `index` (B,), in the order they are applied."""
         drawn = uniform(derive_key(seed, RngStream.POLICY, epoch), index, _RANDAUGMENT_DRAWS * self.num_ops)
         numbers = drawn.reshape(len(index), self.num_ops, _RANDAUGMENT_DRAWS)
         names = np.array(list(RANDAUGMENT))[np.floor(numbers[..., 0] * len(RANDAUGMENT)).astype(np.int64)]
@@ -203,9 +200,8 @@ CIFAR10_POLICY = AutoAugment(AutoAugmentPolicy.CIFAR10).policies
 class AutoAugmentCifar(_Policy):
     """AutoAugment's policy for CIFAR-10: each image gets one of 25 pairs of ops (arXiv 1805.09501).
 
-    It equals torchvision's `AutoAugment(AutoAugmentPolicy.CIFAR10)`, except that pixels from outside get
-    the data's mean color (black there). Images of 32 px are shifted by up to 14 px, as in torchvision;
-    the authors' code shifts by up to 10 px.
+    It equals torchvision's `AutoAugment(AutoAugmentPolicy.CIFAR10)`, but fills pixels from outside with the data's mean
+    color, not black. Images of 32 px shift by up to 14 px, as in torchvision; in the authors' code by up to 10 px.
     """
 
     # torchvision's default, and the default of PIL in the authors' code.
@@ -213,7 +209,7 @@ class AutoAugmentCifar(_Policy):
     name = "autoaugment_cifar"
 
     def draw(self, seed: int, epoch: int, index: np.ndarray) -> list[tuple[Call, ...]]:
-        """Draws the changes of each sample in `index` (B,), in the order of their application."""
+        """Draws the changes of each sample in `index` (B,), in the order they are applied."""
         numbers = uniform(derive_key(seed, RngStream.POLICY, epoch), index, 5)
         chosen = np.floor(numbers[:, 0] * len(CIFAR10_POLICY)).astype(np.int64)
         signs = np.where(numbers[:, 3:] < 0.5, -1, 1)

@@ -1,18 +1,17 @@
-"""How large an image may be, and the error of bytes that are none."""
+"""Bounds on the size of an image, and the error for bytes that are not an image."""
 
 from __future__ import annotations
 
 from contextlib import suppress
 
-# Pillow's bound against decompression bombs. It holds for all decoders: a header may promise
-# any size.
+# Pillow's bound against decompression bombs. It holds for all decoders: a header may state any size.
 MAX_PIXELS = 178_956_970
 # The size of MAX_PIXELS pixels without compression. No image needs more.
 MAX_IMAGE_BYTES = 3 * MAX_PIXELS + (1 << 20)
 
 
 class DecodeError(ValueError):
-    """The bytes are no complete image; the message gives the reason."""
+    """The bytes are not a complete image; the message gives the reason."""
 
 
 def check_bytes(count: int) -> None:
@@ -26,7 +25,7 @@ def check_bytes(count: int) -> None:
 
 
 def first_line(error: Exception) -> str:
-    """Returns the first line of a decoder's error, or its type where it says nothing."""
+    """Returns the first line of a decoder's error, or its type if it has no text."""
     text = ""
     with suppress(Exception):  # pydicom's errors of damaged text fail to print
         text = str(error)

@@ -32,9 +32,8 @@ class Change(NamedTuple):
 class ColorJitter:
     """The color changes of SimCLR (arXiv 2002.05709, App. A). Every image gets all of them, in one fixed order.
 
-    It departs from torchvision's `ColorJitter` to be exact and fast. The order is brightness,
-    contrast, saturation, hue. The hue is rotated in YIQ instead of HSV. Values are clipped once,
-    at the end. Together the changes are one affine map of a pixel's three values.
+    It departs from torchvision's `ColorJitter` to be exact and fast: it goes brightness, contrast, saturation, hue;
+    hue rotates in YIQ, not HSV; values are clipped once, at the end. So all changes are one affine map per pixel.
 
     Attributes:
         brightness: the factor is drawn from 1 - brightness to 1 + brightness.

@@ -24,8 +24,7 @@ from mae_vit.data.images.bounds import MAX_IMAGE_BYTES, MAX_PIXELS, DecodeError,
 __all__ = ("MAX_IMAGE_BYTES", "MAX_PIXELS", "DecodeError", "Header", "check_bytes", "decode", "header_of",
            "jpeg_size", "pixels_of", "read_header")  # fmt: skip
 _JPEG_MAGIC = b"\xff\xd8\xff"
-# Only Pillow decodes these: libjpeg and simplejpeg convert them to RGB differently from Pillow,
-# which other codebases use.
+# Only Pillow decodes these, as in other codebases: libjpeg and simplejpeg convert them to RGB differently.
 _FOUR_INKS = ("CMYK", "YCCK")
 _EXIF_MAGIC = b"Exif\0\0"
 _EXIF_WITHIN = 1 << 17
@@ -85,12 +84,12 @@ def decode(data: bytes, channels: int, *, max_pixels: int | None = None, bands: 
         data: an encoded image; its bytes, not its name, determine the format.
         channels: 1 for gray, 3 for RGB; other color modes are converted.
         max_pixels: largest height x width, against decompression bombs; `MAX_PIXELS` if None.
-        bands: bands of the image, whose raw values are wanted.
+        bands: bands of the image; unless they are photographs, raw values are returned.
 
     Returns:
-        uint8 (C, H, W); 16 bits are scaled to 8. With `bands` raw values of their type instead. The channels of a
-        pixel lie side by side in memory, as decoders write them. To move them into planes would take a third of the
-        decoding time, also for pixels that a crop discards.
+        uint8 (C, H, W), 16 bits scaled to 8; or raw values of the bands' type. The channels of a pixel lie side by side
+        in memory, as decoders write them. Moving them into planes would take a third of the decoding time, also for
+        pixels that a crop discards.
 
     Raises:
         DecodeError: for anything truncated, damaged, too large or unknown.
@@ -144,7 +143,7 @@ def read_header(data: bytes) -> Header:
 
 
 def header_of(image: Image.Image) -> Header:
-    """Returns the header of an opened image, without notes; an image that comes from no file counts as PNG."""
+    """Returns the header of an opened image, without notes; an image without a file counts as PNG."""
     return Header(
         extension=_EXTENSIONS.get(str(image.format), "png"),
         height=image.height,
@@ -190,7 +189,7 @@ def _decode_with_pillow(data: bytes, channels: int, bound: int) -> np.ndarray:
         check_png(data)
     raster = open_raster(data, max_pixels=bound) if is_tiff(data) else None
     other = DecodeError(f"{raster.kind if raster else ''}, where 8-bit gray or RGB is expected")
-    # Of other bands Pillow reads the first ones, and of several pages the first.
+    # Pillow reads only the first bands of such a file, as it reads only the first of several pages.
     if raster is not None and len(raster.pixels) not in (1, 3):
         raise other
     with _pillow_errors(data), Image.open(io.BytesIO(data), formats=_FORMATS) as image:
@@ -217,7 +216,7 @@ def pixels_of(image: Image.Image, channels: int) -> np.ndarray:
             raise DecodeError("pixels of more than 16 bits")
         return np.repeat((deep >> 8).astype(np.uint8)[..., None], channels, axis=2).transpose(2, 0, 1)
     mode = "L" if channels == 1 else "RGB"
-    # Pillow's conversion to the same mode copies.
+    # Pillow copies even when it converts to the same mode.
     pixels = np.array(image if image.mode == mode else image.convert(mode))
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 

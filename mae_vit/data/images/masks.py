@@ -1,7 +1,4 @@
-"""The pixels of masks: class ids to class numbers, and the crop, size and flip of their image.
-
-A mask holds class + 1 while it is cropped; 0 does not count.
-"""
+"""Maps the class ids of masks to class + 1 (0 does not count), and crops, resizes and flips masks as their images."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def id_table(ids: list[int], ignore: int) -> np.ndarray:
-    """Returns uint16 (65536,): class + 1 of each id, 0 for `ignore`, 65535 for ids that there are not."""
+    """Returns uint16 (65536,): class + 1 of each id, 0 for `ignore`, 65535 for unknown ids."""
     table = np.full(1 << 16, 0xFFFF, np.uint16)
     table[ids] = np.arange(1, len(ids) + 1)
     table[ignore] = 0
@@ -27,7 +24,7 @@ def numbered(mask: np.ndarray, table: np.ndarray) -> np.ndarray:
     """Turns ids uint16 (H, W) into class + 1, by `id_table`.
 
     Raises:
-        DecodeError: if a pixel has an id that there is not.
+        DecodeError: if a pixel has an unknown id.
     """
     numbers: np.ndarray = table[mask]
     unknown = numbers == 0xFFFF
@@ -42,7 +39,7 @@ def crop_mask(mask: np.ndarray, box: Box, flip: bool, img_size: tuple[int, int])
 
     Args:
         mask: (H, W).
-        box: top, left, height, width in pixels; pixels outside of the mask are 0.
+        box: top, left, height, width in pixels; pixels outside the mask are 0.
         flip: mirror it.
         img_size: (H, W) of the result.
 
@@ -50,7 +47,7 @@ def crop_mask(mask: np.ndarray, box: Box, flip: bool, img_size: tuple[int, int])
         (*img_size).
     """
     top, left, height, width = box
-    # The pixel in whose middle, or nearest to it, the middle of the result's pixel falls.
+    # Nearest neighbor: the mask pixel that holds the middle of the result's pixel.
     rows = top + (np.arange(img_size[0]) * 2 + 1) * height // (2 * img_size[0])
     columns = left + (np.arange(img_size[1]) * 2 + 1) * width // (2 * img_size[1])
     inside = [

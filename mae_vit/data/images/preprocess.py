@@ -1,7 +1,7 @@
-"""What is done to an image before it is stored: `prepare` does it, and inference does it again.
+"""Preprocesses images: `prepare` does it before it stores them, and inference repeats it.
 
-Both call the same functions with the same record, `mae_vit.core.preprocessing.Preprocessing`. So the pixels that a
-network is given of a user's file are those that training read from the shards.
+Both call the same functions with the same record, `mae_vit.core.preprocessing.Preprocessing`. So a network gets the
+same pixels from a user's file as training read from the shards.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _RANGE = re.compile(r"(\d{1,4})-(\d{1,4})")
 
 
 def preprocess(data: bytes, channels: int, how: Preprocessing = UNCHANGED, bands: Bands = RGB8) -> np.ndarray:
-    """Decodes a user's image to the pixels that training read from the shards, had it been among them.
+    """Decodes a user's image to the pixels that training would have read from the shards.
 
     Args:
         data: an encoded image.
         channels: 1 for gray, 3 for RGB, or the number of bands.
-        how: what `prepare` did to the images of the training.
+        how: what `prepare` did to the training images.
         bands: bands of the shards.
 
     Returns:
@@ -70,7 +70,7 @@ def preprocess(data: bytes, channels: int, how: Preprocessing = UNCHANGED, bands
 
 
 def preprocess_opened(image: Image.Image, channels: int, how: Preprocessing) -> np.ndarray:
-    """Does the same to a photograph that Pillow has opened, or that was made from an array: uint8 (C, H, W).
+    """Preprocesses a photograph that Pillow opened or made from an array: uint8 (C, H, W).
 
     Raises:
         DecodeError: if its pixels have no known range, or cannot be encoded.
@@ -83,7 +83,7 @@ def preprocess_opened(image: Image.Image, channels: int, how: Preprocessing) -> 
 
 
 def changes(header: Header, how: Preprocessing) -> bool:
-    """Whether a photograph is stored otherwise than it is."""
+    """Whether preprocessing changes a photograph."""
     return _is_turned(header, how) or _is_shrunk(header, how)
 
 
@@ -96,12 +96,12 @@ def _is_shrunk(header: Header, how: Preprocessing) -> bool:
 
 
 def encode_anew(pixels: np.ndarray, header: Header, how: Preprocessing) -> tuple[bytes, str]:
-    """Resizes and turns a photograph: JPEG, but lossless where only turned and lossless before.
+    """Resizes and turns a photograph. Encodes it as PNG if it is only turned and was lossless, else as JPEG.
 
     Args:
         pixels: uint8 (C, H, W), C 1 or 3, as `decode` returns them.
         header: header of the image.
-        how: must change it (`changes`).
+        how: preprocessing that changes it (`changes`).
 
     Returns:
         The bytes to store, and their extension.
@@ -130,7 +130,7 @@ def encode_anew(pixels: np.ndarray, header: Header, how: Preprocessing) -> tuple
 
 
 def as_photograph(raster: Raster) -> bytes | None:
-    """Returns a DICOM image of 8-bit gray or RGB as PNG, which is treated like other photographs; else None."""
+    """Encodes a DICOM image of 8-bit gray or RGB as PNG, to be treated as a photograph; None for other images."""
     if raster.extension != "dcm" or raster.pixels.dtype != np.uint8 or len(raster.pixels) not in (1, 3):
         return None
     stream = io.BytesIO()
@@ -174,11 +174,11 @@ def take_bands(
 
 
 def shape_bands(pixels: np.ndarray, how: Preprocessing, nodata: float | None) -> np.ndarray:
-    """Clips and resizes raw values (C, H, W) of the bands that are stored; returns them if nothing is to be done."""
+    """Clips and resizes raw values (C, H, W) of the stored bands, if `how` says so."""
     if how.window is not None:
         pixels = _clipped(pixels, how.window, nodata)
     if how.resize is not None and min(pixels.shape[1:]) > how.resize:
-        # It imports torch, which takes most of the start of a process that decodes.
+        # It imports torch, which takes most of the start-up time of a decoding process.
         from mae_vit.data.images.bands.resize import resize_bands
 
         pixels = resize_bands(pixels, _smaller(pixels.shape[1:], how.resize), nodata)
@@ -186,12 +186,12 @@ def shape_bands(pixels: np.ndarray, how: Preprocessing, nodata: float | None) ->
 
 
 def band_number(place: int) -> str:
-    """Names the band at a place, from 0, of files that do not."""
+    """Names the band at a place, from 0, for files without band names."""
     return f"band {place + 1}"
 
 
 def _chosen(select: Sequence[str], names: Sequence[str], *, named: bool) -> list[int]:
-    """Returns the places of the chosen bands among all of an image; its file names them if `named`.
+    """Returns the places of the selected bands among an image's bands; `named` says that its file names them.
 
     Raises:
         DecodeError: if it lacks one of them.

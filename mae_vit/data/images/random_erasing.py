@@ -13,8 +13,7 @@ import numpy as np
 from mae_vit.core.bands import RGB8, Bands
 from mae_vit.core.keyed_rng import RngStream, derive_key, threefry2x32, uniform
 
-# Share of the image's area. The paper's s_h is 0.4; timm's RandomErasing, which MAE's fine-tuning
-# code calls, uses 1/3.
+# Share of the image's area. The paper's s_h is 0.4; timm's RandomErasing, which MAE's fine-tuning calls, uses 1/3.
 _AREA = (0.02, 1 / 3)
 # Smallest height over width (the paper's r_1). The largest is its inverse (r_2).
 _RATIO = 0.3
@@ -40,12 +39,12 @@ class Erasing:
     def fill(self, images: np.ndarray, bands: Bands = RGB8) -> None:
         """Fills the boxes in place with uniform random bytes, independent for each pixel and channel.
 
-        This is the paper's fill. It departs from timm's "pixel" mode, which MAE chose: that mode draws
-        normal noise after normalization, which uint8 cannot hold.
+        This is the paper's fill. It departs from timm's "pixel" mode, which MAE chose: that mode draws normal noise
+        after normalization, which uint8 cannot hold.
 
         Args:
             images: (B, C, H, W), uint8 or raw values of `bands`.
-            bands: scale that the bytes 0..255 are spread over.
+            bands: their scale, over which the bytes 0..255 are spread.
         """
         for row, pixels in self._noise(images.shape[1]):
             top, left, height, width = self.boxes[row]
@@ -55,7 +54,7 @@ class Erasing:
             images[row, :, top : top + height, left : left + width] = values
 
     def _noise(self, channels: int) -> Iterator[tuple[int, np.ndarray]]:
-        """Yields (index in the batch, bytes) of each erased image. One call of the hash makes all bytes."""
+        """Yields (index in the batch, bytes) of each erased image. One call of the hash draws all bytes."""
         rows = np.flatnonzero(self.boxes[:, 2])
         if not len(rows):
             return

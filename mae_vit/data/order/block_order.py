@@ -1,12 +1,10 @@
 """The order mode `blocks`: a rank reads few shards at a time, which suits shared file systems.
 
-Each epoch permutes the shards. Every `block_shards` of them form a block, and the samples of a
-block are permuted among themselves. The resulting stream of samples is cut into `lanes` equal
-segments. Every step takes an equal part of each segment.
+Each epoch permutes the shards. Every `block_shards` of them form a block, and each block permutes its samples. The
+resulting stream of samples is cut into `lanes` equal segments. Every step takes an equal part of each segment.
 
-A rank that computes whole lanes reads only the shards of these lanes, block by block. The batch
-over all ranks is the same for any number of ranks. Lanes cut the stream of samples, not the list
-of shards, so all lanes have the same length even if shards differ in size.
+A rank that computes whole lanes reads only the shards of these lanes, block by block. The batch over all ranks is the
+same for any number of ranks. Lanes cut the stream of samples, not the list of shards, so they have equal lengths.
 
 Each position is computed on its own. Memory grows with the number of shards, not of samples.
 """
@@ -61,7 +59,7 @@ class BlockOrder(Order):
         lanes: int,
         block_shards: int,
     ) -> None:
-        """Orders the samples of the shards. Shard i has `shard_samples[i]` samples; numbers run on over the shards."""
+        """Orders the samples of the shards. Shard i has `shard_samples[i]` samples; numbers continue across shards."""
         self._counts = np.asarray(shard_samples, np.int64)
         self._firsts = np.cumsum(self._counts) - self._counts
         self.effective_batch_size = effective_batch_size
@@ -75,14 +73,13 @@ class BlockOrder(Order):
 
     @property
     def steps_per_epoch(self) -> int:
-        """Whole batches per epoch. The end of each lane is dropped (other samples in each epoch)."""
+        """Whole batches per epoch. The end of each lane is dropped (different samples in each epoch)."""
         return self.num_samples // self.effective_batch_size
 
     def samples(self, epoch: int, start: int, stop: int) -> np.ndarray:
-        """Returns the samples at positions start..stop-1 of an epoch, int64: of a batch lane 0, then lane 1, ..."""
+        """Returns the samples at positions start..stop-1 of an epoch, int64. A batch holds lane 0, then lane 1, ..."""
         layout = self._layout(epoch)
-        # Position -> lane and place in it -> position in the stream -> permuted within its block
-        # -> shard -> sample.
+        # Position -> lane and place in it -> position in the stream -> permuted within its block -> shard -> sample.
         step, place = np.divmod(np.arange(start, stop), self.effective_batch_size)
         lane, within = np.divmod(place, self._per_lane)
         stream = lane * self._lane_length + step * self._per_lane + within
@@ -95,10 +92,7 @@ class BlockOrder(Order):
         return self._firsts[layout.shards[slot]] + stream - layout.shard_starts[slot]
 
     def shards_of(self, rank_slice: RankSlice, epoch: int) -> np.ndarray:
-        """Returns the shards that a rank may open in an epoch, in stream order.
-
-        These are all shards of the blocks that its lanes touch.
-        """
+        """Returns the shards that a rank may open in an epoch, in stream order: those of all blocks in its lanes."""
         layout = self._layout(epoch)
         per_rank = self.effective_batch_size // rank_slice.world_size
         first_lane = rank_slice.rank * per_rank // self._per_lane
@@ -130,7 +124,7 @@ class BlockOrder(Order):
             shards=shards,
             shard_starts=starts,
             block_starts=np.append(starts[:-1][:: self.block_shards], starts[-1]),
-            # The second counter is a value that `permute` never uses: it counts rounds there. So block
-            # keys are independent of the draws that permute the shards.
+            # `permute` counts rounds in the second counter, which never reach this value. So block keys are
+            # independent of the draws that permute the shards.
             block_keys=threefry2x32(key, blocks, np.full_like(blocks, MASK32)),
         )

@@ -1,9 +1,8 @@
 """The order of samples: a keyed permutation that is computed for each position on its own.
 
-A Feistel network over a rectangle a x b >= N with cycle walking maps a position to a sample. It
-needs O(1) memory for any N, no array and no state. A step is a slice of the epoch's order, and a
-rank's share is a slice of the step. So the samples of a global batch do not depend on the number
-of ranks or workers.
+A Feistel network over a rectangle a x b >= N with cycle walking maps a position to a sample. It needs O(1) memory for
+any N, no array and no state. A step is a slice of the epoch's order, and a rank's share is a slice of the step. So the
+samples of a global batch do not depend on the number of ranks or workers.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from mae_vit.data.order.permutation import permute
 if TYPE_CHECKING:
     from mae_vit.data.order.block_order import BlockOrder
 
-# Windows (first, stop) of data steps first..stop-1 that a run does not take, ascending, with at least one step between
-# two windows. A run's n-th step takes the n-th data step that is not skipped: step and windows suffice to resume.
+# Windows (first, stop) of data steps first..stop-1 that a run skips, ascending, with at least one step between two
+# windows. A run's n-th step takes the n-th data step that is not skipped: step and windows suffice to resume.
 Skipped = tuple[tuple[int, int], ...]
 # Positions per call of `Order.samples`. Larger calls cost the same per position.
 _AT_ONCE = 4096
@@ -46,7 +45,7 @@ class Order(ABC):
     @property
     @abstractmethod
     def steps_per_epoch(self) -> int:
-        """Whole batches per epoch. The remainder is dropped (other samples in each epoch)."""
+        """Whole batches per epoch. The remainder is dropped (different samples in each epoch)."""
 
     @abstractmethod
     def samples(self, epoch: int, start: int, stop: int) -> np.ndarray:
@@ -77,9 +76,8 @@ class GlobalOrder(Order):
 class RepeatedOrder(Order):
     """Repeated augmentation: each sample occurs several times in a row, as views of an image that is decoded once.
 
-    Hoffer et al., "Augment your batch", CVPR 2020, as MAE for video uses it (Feichtenhofer et al.,
-    NeurIPS 2022). An epoch has as many views as there are samples. It takes `repeats` epochs to see
-    all samples; each of these epochs takes one part of the same order.
+    Hoffer et al., "Augment your batch", CVPR 2020, as in MAE for video (Feichtenhofer et al., NeurIPS 2022). An epoch
+    has as many views as there are samples. `repeats` epochs see all samples; each takes one part of the same order.
     """
 
     def __init__(self, order: Order, repeats: int) -> None:
@@ -104,7 +102,7 @@ class RepeatedOrder(Order):
 
 
 def view_keys(samples: np.ndarray, repeats: int) -> np.ndarray:
-    """Numbers the views of samples that occur `repeats` times in a row. Random draws of a view use its number as key.
+    """Numbers the views of samples that occur `repeats` times in a row. The number is the key of a view's random draws.
 
     Args:
         samples: int64 (B,); begins with the first view of a sample.
@@ -136,8 +134,7 @@ def micro_batches(
 ) -> Iterator[tuple[int, np.ndarray]]:
     """Yields (epoch, sample indices int64) of a rank's micro-batches in steps start_step..stop_step-1.
 
-    The rank's slice of a step is contiguous, and so is each micro-batch in it. Data steps in
-    `skipped` are not taken; later data steps take their place.
+    The rank's slice of a step is contiguous, as is each micro-batch in it. Later data steps replace those in `skipped`.
     """
     size = order.effective_batch_size
     per_rank = size // rank_slice.world_size
@@ -169,7 +166,7 @@ def data_step(step: int, skipped: Skipped) -> int:
 
 
 def skip(skipped: Skipped, first: int, stop: int) -> Skipped:
-    """Adds the data steps first..stop-1 to windows."""
+    """Adds the data steps first..stop-1 to the skipped windows."""
     merged: list[tuple[int, int]] = []
     for start, end in sorted([*skipped, (first, stop)]):
         if merged and start <= merged[-1][1]:

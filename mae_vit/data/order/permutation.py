@@ -20,8 +20,7 @@ Numbers = int | np.ndarray
 def permute(positions: np.ndarray, num_samples: Numbers, key: tuple[Numbers, Numbers]) -> np.ndarray:
     """Maps positions to samples, a bijection on 0..N-1.
 
-    If `num_samples` and `key` are arrays, each position has a domain of its own. The result is the
-    same as with one call per position.
+    If `num_samples` and `key` are arrays, each position has its own domain, as with one call per position.
 
     Args:
         positions: integers (n,) in [0, N).
@@ -41,8 +40,8 @@ def permute(positions: np.ndarray, num_samples: Numbers, key: tuple[Numbers, Num
     rows = np.sqrt(sizes - 1).astype(np.int64) + 1
     columns = -(-sizes // rows)
     walked = _feistel(np.asarray(positions, np.int64), rows, columns, sizes, key)
-    # Cycle walking: apply the network again to numbers outside 0..N-1. The rectangle exceeds N by
-    # less than one row, so few numbers walk, and few rounds suffice.
+    # Cycle walking: apply the network again to numbers outside 0..N-1. The rectangle exceeds N by less than one row, so
+    # few numbers walk, and few rounds suffice.
     outside = np.flatnonzero(walked >= sizes)
     while outside.size:
         some_rows, some_columns, some_sizes, k0, k1 = (

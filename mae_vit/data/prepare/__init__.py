@@ -1,1 +1,1 @@
-"""mae_vit/data/prepare/__init__.py."""
+"""Writes images of many sources as webdataset shards."""

@@ -1,4 +1,4 @@
-"""Prepares the images that `data.path` names, once, in a cache folder."""
+"""Prepares the images at `data.path` once, in a cache folder."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from mae_vit.data.prepare.sources.find import find_images
 from mae_vit.data.prepare.sources.folders import walk
 from mae_vit.data.prepare.sources.tables import is_table, read_table
 
-# Copies of other states of the same source are removed when no run began with them for so long: one may still read.
+# Copies of other states of a source are removed if unused for this long; a run may still be reading younger ones.
 _UNUSED_S = 30 * 24 * 3600
 _HOLDOUT = Fraction(1, 10)
 
 
 def prepare_once(source: Path, cache: Path) -> Path:
-    """Returns the folder that a source is prepared in; prepares it if it is not there, or was of other files."""
+    """Returns the folder of the prepared source; prepares it if the folder is missing or the source has changed."""
     real = source.resolve()
     name = hashlib.sha256(str(real).encode("utf-8", "surrogateescape")).hexdigest()[:8]
     home = cache.resolve() / "mae-vit-prepared" / f"{real.name}-{name}"
@@ -56,7 +56,7 @@ def prepare_once(source: Path, cache: Path) -> Path:
 
 
 def _prepare(source: Path, out: Path, total: int) -> None:
-    """Writes all splits beside `out`, and moves them there: one that is killed must not leave some of them."""
+    """Writes all splits to a folder beside `out`, then renames it, so that a kill leaves no partial copy."""
     if total > (free := shutil.disk_usage(out.parent).free):
         raise InputError(
             f"data.path={source} has {total / 2**30:.3g} GiB of files to be prepared in {out.parent}, which has room "
@@ -65,10 +65,10 @@ def _prepare(source: Path, out: Path, total: int) -> None:
     partial = out.parent / ".partial"
     shutil.rmtree(partial, ignore_errors=True)
     try:
-        # As a path, because "cifar10" names a download.
+        # As a path with "./", because "cifar10" alone names a download.
         images = find_images(os.path.join(".", source), out=partial)
         classes = Counter(entry.class_name for entry in images.entries if entry.split == "train")
-        # Of fewer images a tenth is none.
+        # A tenth of fewer than 5 images rounds to none.
         alone = max(classes.values(), default=0) >= 5 and not any(
             entry.split in MEASURED for entry in images.entries
         )
@@ -90,9 +90,9 @@ def _prepare(source: Path, out: Path, total: int) -> None:
 
 
 def _state_of(source: Path) -> tuple[str, int]:
-    """Returns what changes when a file of a source does, and the bytes of all of them.
+    """Returns a hash of a source's file names, sizes and times, and the total size in bytes.
 
-    Every rank looks for itself: they are not joined yet, and each node has a cache of its own.
+    Every rank computes it: the ranks are not connected yet, and each node has its own cache.
     """
     lines, total = [__version__], 0
     top = len(os.fspath(source))
@@ -100,12 +100,12 @@ def _state_of(source: Path) -> tuple[str, int]:
     if is_table(source):
         files += [row.file for row in read_table(source).rows if row.file]
     for file in files:
-        # Systems write hidden files when somebody only looks.
+        # Operating systems write hidden files when a folder is only viewed.
         if is_hidden(name := os.fspath(file)[top:].lstrip("/")):
             continue
         try:
             status = file.stat()
-        except OSError:  # a dead link, of which `prepare` says what it is
+        except OSError:  # a dead link, which `prepare` reports
             continue
         total += status.st_size
         lines.append(f"{name} {status.st_size} {status.st_mtime_ns}")

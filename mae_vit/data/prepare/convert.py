@@ -1,4 +1,4 @@
-"""From the bytes of one image to a member of a shard, its statistics and its perceptual hash."""
+"""Converts the bytes of an image to a member of a shard, with statistics and a perceptual hash."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from mae_vit.data.prepare.bands.options import EIGHT_BIT, NO_OPTIONS, BandLayout
 from mae_vit.data.prepare.bands.statistics import BandStatistics
 
 _SAME = {"jpeg": "jpg", "tif": "tiff"}
-# Other spellings, which webdataset does not decode.
+# Rare extensions, which webdataset does not decode.
 _RARE = {"jpe": "jpg", "jfif": "jpg", "pgm": "ppm", "pbm": "ppm", "pnm": "ppm"}
 Sums = dict[BandLayout, BandStatistics]
 
@@ -34,12 +34,12 @@ class Conversion:
     """How images are stored.
 
     Attributes:
-        resize: short side of larger images becomes this many pixels; None keeps them.
-        quality: quality of JPEGs that are encoded anew.
+        resize: short side in pixels that larger images are resized to; None keeps them.
+        quality: JPEG quality of images that are encoded again.
         upright: apply EXIF orientation.
-        max_pixels: larger images are left out.
+        max_pixels: largest number of pixels; larger images are left out.
         hashed: hash the stored image.
-        in_place: the bytes of images stay as they are.
+        in_place: keep the bytes of images unchanged.
         bands: options of images other than 8-bit photographs.
     """
 
@@ -53,7 +53,7 @@ class Conversion:
 
     @property
     def preprocessing(self) -> Preprocessing:
-        """What is done to the pixels, which inference has to repeat."""
+        """The changes to pixels, which inference has to repeat."""
         anew = self.resize is not None or self.upright
         return Preprocessing(
             resize=self.resize,
@@ -69,17 +69,17 @@ class Converted:
     """An image in its stored form.
 
     Attributes:
-        data: its bytes; None if they are those of the source.
-        extension: extension under which it is stored.
+        data: encoded bytes; None if they are those of the source.
+        extension: extension in the shard.
         height: height in pixels.
         width: width in pixels.
-        gray: it has one channel.
-        total: sum of its pixels, by RGB channel.
-        squares: sum of their squares.
-        notes: remarks, printed once for all equal ones.
-        hash: hashes of the image and of its mirror image, where asked for.
-        layout: its bands; None for photographs of 8 bits.
-        sums: statistics of its bands and those of images of the same chunk; one image of a chunk has them.
+        gray: whether it has one channel.
+        total: sum of the pixels, by RGB channel.
+        squares: sum of the squared pixels, by RGB channel.
+        notes: remarks; equal remarks on several images are printed once, with their number.
+        hash: hashes of the image and of its mirror image, if `Conversion.hashed`.
+        layout: layout of the bands; None for 8-bit photographs.
+        sums: band statistics of a whole chunk; only the first image with bands in each chunk has them.
     """
 
     data: bytes | None
@@ -101,17 +101,17 @@ class Converted:
 
 
 def convert(data: bytes, extension: str, options: Conversion, sums: Sums | None = None) -> Converted:
-    """Decodes an image, and encodes it anew where `options` ask for it.
+    """Decodes an image, and encodes it again if `options` require it.
 
     Args:
         data: an encoded image.
         extension: extension of its file.
-        options: options of the whole call.
-        sums: receives the statistics of its bands; photographs of 8 bits have theirs in the result.
+        options: how images are stored.
+        sums: receives the statistics of bands; those of 8-bit photographs are in the result.
 
     Raises:
-        DecodeError: if it is damaged, too large or none.
-        InputError: if a package is missing, or an option does not go with bands.
+        DecodeError: if it is damaged, too large or no image.
+        InputError: if a package is missing, or an option does not apply to bands.
     """
     wanted = options.bands
     if wanted.take != EIGHT_BIT:
@@ -123,7 +123,7 @@ def convert(data: bytes, extension: str, options: Conversion, sums: Sums | None 
         if raster is not None:
             return _convert_bands(raster, extension, options, {} if sums is None else sums)
         if wanted.given:
-            read_header(data)  # of what is no image this is the reason
+            read_header(data)  # raises first if this is no image
             raise DecodeError(f"8-bit gray or RGB, which {wanted.given[0]} does not go with")
     header, how = read_header(data), options.preprocessing
     pixels = decode(data, 1 if header.gray else 3, max_pixels=options.max_pixels)
@@ -153,7 +153,7 @@ def convert(data: bytes, extension: str, options: Conversion, sums: Sums | None 
 
 
 def convert_chunk(chunk: list[tuple[bytes, str]], options: Conversion) -> list[Converted | str]:
-    """Converts several images; for one that cannot be, the reason."""
+    """Converts several images; the result is a reason for each that cannot be converted."""
     results: list[Converted | str] = []
     sums: Sums = {}
     for data, extension in chunk:
@@ -162,7 +162,7 @@ def convert_chunk(chunk: list[tuple[bytes, str]], options: Conversion) -> list[C
         except DecodeError as error:
             results.append(str(error))
         except MemoryError:
-            # The others may be smaller.
+            # The other images may be smaller.
             results.append("takes more memory than there is (see --max-pixels)")
     for index, result in enumerate(results):
         if isinstance(result, Converted) and result.layout is not None:
@@ -172,9 +172,9 @@ def convert_chunk(chunk: list[tuple[bytes, str]], options: Conversion) -> list[C
 
 
 def _convert_bands(raster: Raster, extension: str, options: Conversion, sums: Sums) -> Converted:
-    """Chooses bands, clips and resizes as asked, adds to the statistics, and writes an array (C, H, W) as NPY.
+    """Selects bands, clips, resizes, adds to the statistics, and encodes the array (C, H, W) as NPY.
 
-    Training decodes such an array in no time, whatever the format was; in place the bytes stay as they are.
+    Training decodes NPY fast, whatever the format of the source was. In place, the bytes stay unchanged.
     """
     wanted = options.bands
     if options.hashed:
@@ -202,7 +202,7 @@ def _convert_bands(raster: Raster, extension: str, options: Conversion, sums: Su
 
 
 def _sums(pixels: np.ndarray) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Sums of pixels and of their squares by channel: exact in any order."""
+    """Returns exact integer sums of pixels and of squared pixels, by channel."""
     flat = pixels.reshape(len(pixels), -1)
     # 255^2 fits 16 bits.
     squares = np.square(flat, dtype=np.uint16)
@@ -212,7 +212,7 @@ def _sums(pixels: np.ndarray) -> tuple[tuple[int, ...], tuple[int, ...]]:
     )
 
 
-# In `dataset.json`: two hashes of one name compare.
+# Recorded in `dataset.json`: only hashes with the same name are comparable.
 HASH_NAME = "pHash of 64 bits"
 _HASHED_SIDE = 32
 
@@ -231,7 +231,7 @@ def phash(pixels: np.ndarray) -> tuple[int, int]:
     image = Image.fromarray(
         pixels[0] if len(pixels) == 1 else np.ascontiguousarray(pixels.transpose(1, 2, 0))
     )
-    # As the library does first: so the mirror image is that of the same pixels.
+    # The first step of the library, done here so that the mirror image has the same pixels.
     small = image.convert("L").resize((_HASHED_SIDE, _HASHED_SIDE), Image.Resampling.LANCZOS)
     there, back = (int(str(imagehash.phash(side)), 16) for side in (small, ImageOps.mirror(small)))
     return there, back

@@ -21,24 +21,24 @@ Pair = tuple[Item, bytes, str]
 # Large enough that the round trip costs little, small enough to balance the processes.
 _CHUNK_IMAGES = 256
 _CHUNK_BYTES = 4 << 20
-# In this process: a step of the progress bar.
+# Size of a chunk that this process converts: a step of the progress bar.
 _FEW_IMAGES = 16
-# Fewer images are done before processes have started.
+# Fewer images are converted faster than processes start.
 _MIN_IMAGES = 512
 _MAX_WORKERS = 16
 
 
 def default_workers() -> int:
-    """Returns how many processes decode where nobody says it: one for each core, none where there is one core."""
+    """Returns the default number of processes: one for each core, up to a limit; 0 on a single core."""
     cores = cores_of_rank()
     return min(cores, _MAX_WORKERS) if cores > 1 else 0
 
 
 class ConverterPool:
-    """Processes that decode and convert; with 0 of them, this one does."""
+    """A pool of processes that decode and convert; with 0 workers, this process does."""
 
     def __init__(self, options: Conversion, workers: int = 0) -> None:
-        """Starts nothing yet."""
+        """Starts no process yet."""
         self.options = options
         self._workers = workers
         self._executor: ProcessPoolExecutor | None = None
@@ -53,11 +53,11 @@ class ConverterPool:
     def run(
         self, images: Iterable[tuple[Item, bytes, str]], count: int
     ) -> Iterator[tuple[Item, bytes, Converted | str]]:
-        """Yields (item, bytes, result) in order; the result is the reason where there is no image.
+        """Yields (item, bytes, result) in order; the result is a reason if the image cannot be converted.
 
         Args:
             images: (item, bytes, extension); read ahead by a few chunks.
-            count: how many there are, about.
+            count: approximate number of images.
 
         Raises:
             InputError: if a process died.
@@ -73,7 +73,7 @@ class ConverterPool:
             for chunk in _chunks(images):
                 task = [(data, extension) for _, data, extension in chunk]
                 pending.append((chunk, self._submit(self._start(), task)))
-                # Two chunks each: none waits while this process writes.
+                # Two chunks a worker: none waits while this process writes.
                 if len(pending) > 2 * self._workers:
                     yield from _results(*pending.popleft())
             while pending:
@@ -86,20 +86,20 @@ class ConverterPool:
 
     def _start(self) -> ProcessPoolExecutor:
         if self._executor is None:
-            # Not forkserver: a Python process has one such server, with what it imported first,
-            # and that of training imports torch. What these need is imported in 0.2 s.
+            # Not forkserver: a process has one such server, with fixed imports, and training's server imports torch.
+            # The imports of these workers take 0.2 s.
             context = multiprocessing.get_context("spawn")
             self._executor = ProcessPoolExecutor(self._workers, context, initializer=exit_with_parent)
-            # The processes inherit this: Ctrl-C is for the one that starts them, which gets it afterwards.
+            # Workers inherit the blocked signal: Ctrl-C is for this process, which receives it afterwards.
             with blocked([signal.SIGINT]):
-                for _ in range(self._workers):  # a task each starts them all
+                for _ in range(self._workers):  # one task each starts all workers
                     self._submit(self._executor, [])
         return self._executor
 
     def _submit(
         self, executor: ProcessPoolExecutor, task: list[tuple[bytes, str]]
     ) -> Future[list[Converted | str]]:
-        with without_main():  # a task may start a process
+        with without_main():  # submitting may start a process
             return executor.submit(convert_chunk, task, self.options)
 
 

@@ -1,4 +1,4 @@
-"""Images of a source: what `prepare` reads, and how the user says that it is to be read."""
+"""The images of a source that `prepare` reads, and the options for reading them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mae_vit.data.shards.dataset_json import Segmentation
 
 _DRIVE = re.compile(r"^[A-Za-z]:")
 _PARENT = re.compile(r"(^|[/\\])\.\.($|[/\\])")
-# A stranger's number must not make us write a list of billions of classes.
+# An untrusted number must not lead to a list of billions of classes.
 _MAX_CLASSES = 1_000_000
 Reader = Callable[[], bytes]
 
@@ -24,16 +24,16 @@ class SourceOptions:
     """How sources are read.
 
     Attributes:
-        out: the output folder, where temporary files go.
-        split: split of images outside of split folders.
-        root: where torchvision keeps, or puts, its download.
-        labels: class folders, columns and members of labels are read; False ignores them.
-        image_column: column of images, of paths in a table, or field of a shard; None for the one that is there.
-        label_column: the same of labels; None for the one that is there, if any.
-        config_name: configuration of a data set of the Hub that has several.
-        overwrite: False refuses splits that exist before anything is read for long.
-        class_folder: "first" (below the split) or "last" (that holds the image) is the class, and names that may
-            be splits or classes are classes; None asks where it matters.
+        out: output folder, which also holds temporary files.
+        split: split of images outside split folders.
+        root: folder of torchvision's downloads.
+        labels: read labels from class folders, columns and members.
+        image_column: column of images (in a table, of paths) or field of a shard; None for the only one.
+        label_column: column or field of labels; None for the only one, if any.
+        config_name: configuration of a Hub data set that has several.
+        overwrite: False rejects existing splits, before a long read.
+        class_folder: the folder that is the class, "first" (below the split) or "last" (holds the image), even if its
+            name may be a split; None rejects ambiguous names.
         name_encoding: encoding of names in archives; None for UTF-8.
     """
 
@@ -55,10 +55,10 @@ class Entry:
 
     Attributes:
         split: "train", "val" or "test" (or the name given with --split).
-        class_name: its label, None without one.
-        key: its name in the shards, unique within a split.
-        path: its path in the source.
-        extension: lower case, without the dot.
+        class_name: the label; None without one.
+        key: name in the shards, unique within a split.
+        path: path in the source.
+        extension: extension in lower case, without the dot.
         read: returns the encoded bytes; raises OSError or DecodeError.
         read_mask: the same for its mask; None without one.
     """
@@ -74,12 +74,12 @@ class Entry:
 
 @dataclass(frozen=True)
 class ImageSource:
-    """The images of one source, in a fixed order, read at random.
+    """The images of one source, in a fixed order, with random access.
 
     Attributes:
         name: name in messages and `dataset.json`, without paths of this machine.
         entries: all images.
-        classes: all class names, where the source gives them an order.
+        classes: all class names, if the source orders them.
         notes: remarks on files that are not among the images.
         segmentation: the classes of the images' masks; None without masks.
     """
@@ -104,15 +104,14 @@ def safe_member_path(name: str, where: str) -> str:
 
 
 def unique_key(name: str, taken: dict[str, int]) -> str:
-    """Makes a key that webdataset reads as one, and no other sample has.
+    """Makes a key that is valid for webdataset and that no other sample has.
 
     Args:
-        name: what it is made from.
-        taken: the keys so far, each with the number that the next one like it tries first;
-            changed in place.
+        name: name to make it from.
+        taken: the keys so far, each with the number to try first for the next equal name; changed in place.
     """
     base = plain_text(name)
-    # webdataset takes members named __so__ for metadata.
+    # webdataset takes names that begin with __ for metadata.
     base = f"x{base}" if base.startswith("__") else base
     key, number = base, taken.get(base, 2)
     while key in taken:
@@ -124,15 +123,15 @@ def unique_key(name: str, taken: dict[str, int]) -> str:
 
 
 def class_text(label: str) -> str:
-    """Returns a class's name: one name has several spellings in Unicode, as macOS writes another than Linux."""
+    """Returns a class's name in Unicode's form NFC, since macOS and Linux encode the same name differently."""
     return plain_text(unicodedata.normalize("NFC", label))
 
 
 def numbered_classes(largest: int, where: str) -> tuple[str, ...]:
-    """Names classes 0..largest of a source that gives them numbers alone; none if `largest` is negative.
+    """Names classes 0..largest of a source that only numbers them; none if `largest` is negative.
 
     Raises:
-        InputError: if the number is out of all proportion.
+        InputError: if the number is implausibly large.
     """
     if largest >= _MAX_CLASSES:
         raise InputError(f"{where}: a label says class {largest}; at most {_MAX_CLASSES} are taken")
@@ -140,5 +139,5 @@ def numbered_classes(largest: int, where: str) -> tuple[str, ...]:
 
 
 def without_label_note(count: int, reason: str) -> list[str]:
-    """Says of how many images there is no label, and why."""
+    """Returns a note on the number of images without a label, and the reason."""
     return [f"{count_of(count, 'image')} without a label: {reason}"] if count else []

@@ -1,4 +1,4 @@
-"""Which folders of a source are splits, and which are classes."""
+"""Decides which folders of a source are splits, and which are classes."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from mae_vit.core.errors import InputError
 from mae_vit.core.messages import plain_text
 from mae_vit.core.user_files import split_and_rest, split_named
 
-# A folder that is alone at its place and called so wraps images, and is no class.
+# A folder with such a name and no siblings wraps images, and is no class.
 _WRAPPERS = frozenset(
     ("images", "image", "imgs", "img", "data", "dataset", "photos", "pictures", "jpegimages", "originals")
 )
-# What belongs to images, of all or of a split, and is no class of them: masks, train_masks, valannot, gtFine, and
-# resources, where a photo library of macOS keeps thumbnails of its originals.
+# Folders that accompany all images or those of a split, and are no classes: masks, train_masks, valannot, gtFine, and
+# resources, where a macOS photo library keeps thumbnails.
 _SPLIT = "(train(ing)?|val(id(ation)?)?|dev|test(ing)?)?"
 _COMPANION = re.compile(
     rf"{_SPLIT}[\W_]*(masks?|labels?|annot(ation)?s?|ground[\W_]?truths?|gt|segmentation\w*|depths?|resources|thumb(nail)?s?)[\W_]*{_SPLIT}",
     re.IGNORECASE,
 )
 _TRUTH = re.compile(r"gt([A-Z_-]|$)")
-# Parts of a benchmark, such as of re-identification, that are no class beside its training images.
+# Parts of a benchmark, as for re-identification, which are no classes beside its training images.
 _PARTS = frozenset(("query", "gallery", "probe", "eval", "evaluation"))
-# How parts of one set are numbered: by a program, a camera (100APPLE), a day, a patient.
+# Numbered parts of one data set: by a program, a camera (100APPLE), a day, a patient.
 _NUMBERED = re.compile(
     r"(.*[\W_])?(part|images?|imgs?|photos|batch|chunk|shard|subset|folder|fold)[\W_]?\d+|[1-9]\d\d[A-Z0-9_]{5}|"
     r"(19|20)\d\d-\d\d(-\d\d)?|(patients?|pat|subjects?|subj?|case|study|series|ser)[\W_]?\d+",
     re.IGNORECASE,
 )
-# A folder, or a file without its extension, whose name has one number, at its end.
+# The name of a folder, or of a file without extension, with one number, at its end.
 _ONE_NUMBER = re.compile(r"\D*(\d{1,18})")
-# Fewer images in each folder are no part of a numbered set.
+# Fewest images in a folder of a numbered set.
 _SMALLEST_PART = 10
 _HEX = frozenset("0123456789abcdefABCDEF")
-# Albums of one year each: Photos from 2019.
+# Albums by year: Photos from 2019.
 _YEAR = re.compile(r"(\D+)(?:19|20)\d\d")
 _NAMED = 3
-# For messages about names that are no UTF-8.
+# For messages about names that are not in UTF-8.
 NAME_ENCODING = "name the encoding of an archive (--name-encoding gbk, cp932, cp437 ...), or rename it"
 Parts = tuple[str, ...]
 
@@ -47,16 +47,16 @@ Parts = tuple[str, ...]
 def place(
     paths: Sequence[Parts], split: str, *, where: str, class_folder: str | None
 ) -> list[tuple[str, Parts]]:
-    """Takes the common top and the split folder off each path: (split, (class, ..., file)).
+    """Strips the common top and the split folder from each path: (split, (class, ..., file)).
 
     Args:
         paths: paths of the images.
-        split: split of images outside of split folders.
+        split: split of images outside split folders.
         where: name of the source in errors.
         class_folder: see `SourceOptions`.
 
     Raises:
-        InputError: if the names have two meanings and `class_folder` is None.
+        InputError: if the names are ambiguous and `class_folder` is None.
     """
     top = _common_top(paths)
     below = [path[top:] for path in paths]
@@ -85,7 +85,7 @@ def place(
 
 
 def _common_top(paths: Sequence[Parts]) -> int:
-    """How many leading folders all paths share that are neither split nor class."""
+    """Returns the number of leading folders that all paths share and that are neither split nor class."""
     top = 0
     while (
         paths
@@ -97,21 +97,21 @@ def _common_top(paths: Sequence[Parts]) -> int:
 
 
 def _rest(folder: str) -> str:
-    """What a name says beside its split: "station" of train_station, nothing of train_images."""
+    """Returns the words of a name besides its split: "station" for train_station, none for train_images."""
     words = split_and_rest(folder)[1]
     return " ".join(word for word in words if word not in _WRAPPERS)
 
 
 def surely_split(folder: str) -> str | None:
-    """Returns the split of a name that says nothing else: training_images, and not train_station."""
+    """Returns the split of a name without other words: of training_images, but not of train_station."""
     return None if _rest(folder) else split_and_rest(folder)[0]
 
 
 def companions_among(names: set[str]) -> set[str]:
-    """Returns those of sibling folders that belong to the others: masks beside images, ground_truth beside train.
+    """Returns the sibling folders that accompany the others: masks beside images, ground_truth beside train.
 
     Args:
-        names: all folders that hold images; "" for images beside them. Where others may be classes, none belongs.
+        names: all siblings that hold images; "" for images beside them. If the others may be classes, none is returned.
     """
     companions = set(filter(_is_companion, names))
     others = names - companions
@@ -121,15 +121,15 @@ def companions_among(names: set[str]) -> set[str]:
 
 
 def _is_companion(folder: str) -> bool:
-    """Whether a folder is called as what belongs to images is."""
+    """Whether a folder's name is that of a companion of images, such as masks."""
     return bool(_COMPANION.fullmatch(folder) or _TRUTH.match(folder))
 
 
 def _splits_among(folders: set[str], direct: set[str], where: str) -> tuple[dict[str, str], set[str]]:
-    """Returns the split of each of some sibling folders, none if they are classes; and folders that may be either.
+    """Returns the split of each sibling folder, none if they are classes; and the folders that may be either.
 
-    Two split names make all of them splits, the others by their own name (extra, test_A). One among other names
-    is a class like its brothers.
+    If two have names of splits, all are splits, the others by their own names (extra, test_A). A single split name
+    among other names is a class like its siblings.
 
     Args:
         folders: names of the folders.
@@ -155,7 +155,7 @@ def _splits_among(folders: set[str], direct: set[str], where: str) -> tuple[dict
 
 
 def _distinct(splits: dict[str, str], where: str) -> dict[str, str]:
-    """Refuses two folders of one split."""
+    """Rejects two folders of the same split."""
     folder_of: dict[str, str] = {}
     for folder, split in splits.items():
         if (other := folder_of.setdefault(split, folder)) != folder:
@@ -165,7 +165,7 @@ def _distinct(splits: dict[str, str], where: str) -> dict[str, str]:
 
 
 def _splits_below_classes(paths: Sequence[Parts], where: str) -> dict[str, str]:
-    """The splits of CLASS/SPLIT/file, by the folders' names; none where it is not so everywhere."""
+    """Returns the splits of CLASS/SPLIT/file, by folder name; none unless all paths have this form."""
     if any(len(parts) < 3 for parts in paths):
         return {}
     names = {parts[1] for parts in paths}
@@ -174,7 +174,7 @@ def _splits_below_classes(paths: Sequence[Parts], where: str) -> dict[str, str]:
 
 
 def _unwrapped(placed: list[tuple[str, Parts]]) -> list[tuple[str, Parts]]:
-    """Takes off folders that wrap all of a split: train/images/..., training_set/training_set/..."""
+    """Strips folders that wrap a whole split: train/images/..., training_set/training_set/..."""
     first: dict[str, set[str | None]] = defaultdict(set)
     for own, parts in placed:
         first[own].add(parts[0] if len(parts) > 1 else None)
@@ -191,14 +191,14 @@ def _unwrapped(placed: list[tuple[str, Parts]]) -> list[tuple[str, Parts]]:
 
 
 def _unclear_classes(placed: Sequence[tuple[str, Parts]]) -> set[str]:
-    """Returns folders that may be no classes, by their names and by those of the folders in them."""
+    """Returns folders that may not be classes, judged by their names and those of their subfolders."""
     first: dict[str, set[str]] = defaultdict(set)
     inner: dict[tuple[str, str], set[str]] = defaultdict(set)
     for split, parts in placed:
         first[split].add(parts[0] if len(parts) > 1 else "")
         if len(parts) > 1:
             inner[split, parts[0]].add(parts[1] if len(parts) > 2 else "")
-    # Names of what wraps images or belongs to them: images, masks.
+    # Names of wrappers and companions of images: images, masks.
     for names in first.values():
         odd = {name for name in names if name.lower() in _WRAPPERS or _is_companion(name)}
         if (odd and names - odd) or len(odd) > 1:
@@ -206,7 +206,7 @@ def _unclear_classes(placed: Sequence[tuple[str, Parts]]) -> set[str]:
     below = {"/".join(parts[:-1]) for _, parts in placed if len(parts) > 2}
     if odd := {folder for folder in below if _is_companion(folder.rpartition("/")[2])}:
         return odd
-    # Two folders that hold folders of the same names: SITE/CLASS, or CLASS/SITE?
+    # Two folders with subfolders of the same names: SITE/CLASS, or CLASS/SITE?
     holder: dict[tuple[str, str], str] = {}
     shared = Counter[tuple[str, str]]()
     for (split, folder), names in inner.items():
@@ -215,11 +215,11 @@ def _unclear_classes(placed: Sequence[tuple[str, Parts]]) -> set[str]:
                 shared[other, folder] += 1
     if pairs := [pair for pair, count in shared.items() if count > 1]:
         return set(pairs[0])
-    # Parts of one set, by their names, by letters of a hash, or by numbers of tiles.
+    # Parts of one data set, by name, by letters of a hash, or by tile numbers.
     levels = [{parts[at] if len(parts) > at + 1 else "" for _, parts in placed} for at in range(3)]
     tops, lower = levels[0], levels[1]
     letters = "" not in lower and all(len(name) == 1 and name.isalpha() for name in tops)
-    # Two levels of single letters: one may be of classes.
+    # Two levels of single letters, of which one may be of classes.
     single = [all(len(name) == 1 for name in level) for level in levels]
     hashed = len(lower) > 1 and single[1] and (single[0] or single[2])
     tiles = all(map(str.isdigit, tops | lower | {parts[-1].partition(".")[0] for _, parts in placed}))
@@ -228,15 +228,15 @@ def _unclear_classes(placed: Sequence[tuple[str, Parts]]) -> set[str]:
 
 
 def _are_parts(names: set[str]) -> bool:
-    """Whether folders are called as the parts of one set are."""
+    """Whether folders have the names of parts of one data set."""
     years = [match[1] for name in names if (match := _YEAR.fullmatch(name))]
-    # Digits alone are classes, and so are letters alone.
+    # Names of digits only, or of letters only, are those of classes.
     hashed = names <= _HEX and 0 < sum(map(str.isdigit, names)) < len(names)
     return hashed or (len(years) > 1 and len(set(years)) == 1) or all(map(_NUMBERED.fullmatch, names))
 
 
 def _are_ranges(tops: set[str], placed: Sequence[tuple[str, Parts]]) -> bool:
-    """Whether numbered folders hold the images of the numbers from theirs on: 01000/01234.png."""
+    """Whether the number of each folder begins the range of its images' numbers: 01000/01234.png."""
     first = {name: int(match[1]) for name in tops if (match := _ONE_NUMBER.fullmatch(name))}
     part = gcd(*first.values())
     if len(first) < len(tops) or part < _SMALLEST_PART:
@@ -246,7 +246,7 @@ def _are_ranges(tops: set[str], placed: Sequence[tuple[str, Parts]]) -> bool:
 
 
 def level_note(placed: Iterable[tuple[str, Parts]], class_folder: str | None) -> list[str]:
-    """Says which folders below classes are none, or, where the last folder is the class, which of them are joined."""
+    """Notes which folders below classes are not classes or, if the last folder is the class, which are joined."""
     below: dict[str, set[str]] = defaultdict(set)
     for _, parts in placed:
         if class_folder == "last" or len(parts) > 2:
@@ -267,5 +267,5 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def decode_name(raw: bytes, encoding: str | None) -> str:
-    """Decodes a file's name in an archive, UTF-8 unless told; what cannot be decoded becomes surrogates."""
+    """Decodes the name of a file in an archive, by default as UTF-8; undecodable bytes become surrogates."""
     return raw.decode(encoding or "utf-8", "surrogateescape")

@@ -1,4 +1,4 @@
-"""Describes shards where they lie: only `dataset.json` and indexes are written."""
+"""Describes existing shards in place: only `dataset.json` and indexes are written."""
 
 from __future__ import annotations
 
@@ -43,16 +43,15 @@ def index_in_place(
     """Reads, decodes and describes the shards of a folder.
 
     Args:
-        folder: folder of tars that hold images, and class numbers where there are labels.
-        split: split of shards whose names tell none.
+        folder: folder of tars that hold images and, with labels, class numbers.
+        split: split of shards whose names contain none.
         overwrite: replace `dataset.json`.
         max_pixels: larger images count as unreadable.
-        bands: scale, value of missing pixels.
-        workers: number of processes that decode.
+        bands: scale and value of missing pixels.
+        workers: number of decoding processes.
 
     Raises:
-        InputError: if a shard or an image cannot be read, a label is no number, or
-            there is a `dataset.json`.
+        InputError: if a shard or an image cannot be read, a label is no number, or `dataset.json` exists.
     """
     if not folder.is_dir():
         raise InputError(f"--in-place {folder}: is no folder")
@@ -108,10 +107,10 @@ def _anew(folder: Path) -> str:
 
 
 def reindex(folder: Path) -> Report:
-    """Writes the indexes of a folder that is described: one of an earlier version, or of shards written anew.
+    """Writes the indexes of a described folder again, for a folder of an earlier version or with rewritten shards.
 
-    Reads all headers, and the whole of shards that may have changed: those of another size or number of samples, or
-    newer than `dataset.json`. Image sizes, formats, mean and std stay as they are described.
+    Reads all headers, and all bytes of shards that may have changed: those with another size or number of samples, or
+    newer than `dataset.json`. The described image sizes, formats, mean and std stay.
 
     Raises:
         InputError: if a shard is missing or damaged, or the folder cannot be written.
@@ -148,7 +147,7 @@ def reindex(folder: Path) -> Report:
             splits[name] = info.model_copy(
                 update={"samples": len(labels), "shards": shards, "class_counts": counts}
             )
-    # Here all is known to be readable.
+    # Only after all shards have been read.
     for name, parts in rows.items():
         splits[name] = splits[name].model_copy(update={"index": write_rows(folder, name, parts)})
     dataset = dataset.model_copy(update={"splits": splits})
@@ -157,7 +156,7 @@ def reindex(folder: Path) -> Report:
 
 
 def _rows(path: Path, number: int, classes: int) -> np.ndarray:
-    """Returns the rows of a shard that is described."""
+    """Returns the index rows of a described shard."""
     other = f"`mae-vit prepare {path.parent} OUT` may write others from it"
     try:
         rows = index_shard(path, number)
@@ -175,7 +174,7 @@ def _rows(path: Path, number: int, classes: int) -> np.ndarray:
 
 
 class _Image(NamedTuple):
-    """An image of a shard; `label` is -1 where it has none."""
+    """An image of a shard; `label` is -1 if it has none."""
 
     shard: Path
     sample: Sample
@@ -207,7 +206,7 @@ def _measure(
             if isinstance(result, str):
                 failed.append(f"{where}: {result}")
             else:
-                # It keeps its name, right or wrong.
+                # In place, the extension stays, right or wrong.
                 kept = replace(result, extension=sample.extension)
                 statistics.add(kept, None if label < 0 else label, where)
     if failed:

@@ -1,4 +1,4 @@
-"""Labels of images in no class folder, from a list of names and classes beside them, such as val_annotations.txt."""
+"""Reads labels of images outside class folders from a list beside them, such as val_annotations.txt."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from mae_vit.data.prepare.entries import Reader
 from mae_vit.data.prepare.listing import is_sample, shown
 
 _ALL = frozenset((*IMAGE_EXTENSIONS, *ARRAY_EXTENSIONS))
-# More are no columns: words of a caption.
+# More cells are the words of a caption, not columns.
 _COLUMNS = 16
 
 
 class Names:
-    """Images, found by the end of their paths, with or without the extension of an image."""
+    """Finds images by the ends of their paths, with or without an image's extension."""
 
     def __init__(self, paths: Iterable[str]) -> None:
         """Takes the paths."""
@@ -30,11 +30,11 @@ class Names:
             self._by_stem[image_stem(path.rpartition("/")[2]).casefold()].append(path)
 
     def __str__(self) -> str:
-        """The first few, for messages."""
+        """The first few paths, for messages."""
         return shown(sorted(self._paths))
 
     def find(self, name: str) -> str | None:
-        """Returns the path of the one image that is meant, in any case; None for none or several."""
+        """Returns the path of the only image that matches, in any letter case; None if none or several do."""
         name = name.replace("\\", "/").removeprefix("./")
         if name in self._paths:
             return name
@@ -47,7 +47,7 @@ class Names:
                 if cased(f"/{path}").endswith(cased(wanted))
                 or image_stem(cased(f"/{path}")).endswith(cased(wanted))
             ]
-            # Beside photographs arrays are features, masks or metadata.
+            # Arrays beside photographs are features, masks or metadata.
             paths = [path for path in paths if extension_of(path) in IMAGE_EXTENSIONS] or paths
             if paths:
                 return paths[0] if len(paths) == 1 else None
@@ -55,19 +55,19 @@ class Names:
 
 
 def image_stem(name: str) -> str:
-    """Returns a name without the extension of an image; what else follows a dot is part of the name."""
+    """Returns a name without an image's extension; other text after a dot is part of the name."""
     return name.rpartition(".")[0] if extension_of(name) in _ALL else name
 
 
 def labels_beside(
     paths: Sequence[str], classes: Collection[str], texts: Iterable[tuple[str, Reader]]
 ) -> tuple[dict[str, str], list[str]]:
-    """Reads labels from lists: a column of names of these images, and one that holds classes of others alone.
+    """Reads labels from lists with a column that names these images and one that holds only classes of other images.
 
     Args:
         paths: paths of images without a label.
         classes: classes of other images.
-        texts: path and reader of each text that may be such a list; it lists what lies beside it or below.
+        texts: path and reader of each text that may be such a list, for images beside it or below.
 
     Returns:
         The label of each path that has one, and remarks.
@@ -91,7 +91,7 @@ def labels_beside(
         ]
         for pairs in columns:
             values = {value for _, value in pairs}
-            # One class of all images is more likely a stand-in.
+            # A single class for all images is more likely a placeholder.
             if len(pairs) == images and len(values) > 1 and values.issubset(classes):
                 labels |= dict(pairs)
                 notes.append(f"took the labels of {count_of(images, 'image')} from {plain_text(text)}")
@@ -100,7 +100,7 @@ def labels_beside(
 
 
 def _rows(read: Reader, names: Names) -> list[tuple[str, list[str]]]:
-    """Returns the lines that name images: the path of the image, and all cells; of the column that names most."""
+    """Returns the image path and the cells of each line that names an image, by the column that names most."""
     try:
         text = decode_text(read(), "")
         first = text.partition("\n")[0]

@@ -1,4 +1,4 @@
-"""The files of a folder or an archive: which are images, which are left out, and what is said of the others."""
+"""Sorts the files of a folder or an archive: which are images, which are left out, and notes on the others."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ from mae_vit.data.images.decode import DecodeError, read_header
 from mae_vit.data.prepare.entries import Reader
 from mae_vit.data.prepare.folder_names import Parts, companions_among
 
-# S2A_..._B8A.tif of Sentinel-2, LC08_..._B4.TIF of Landsat; of microscopes _w1.png, _c1.tif (and no well C01), _w1GUID,
-# img_channel000_..., -ch1sk1fk1fl1.tiff, where more may follow.
+# Bands: S2A_..._B8A.tif of Sentinel-2, LC08_..._B4.TIF of Landsat; of microscopes _w1.png, _c1.tif (but not well C01),
+# _w1GUID, and with more text behind the band, img_channel000_..., -ch1sk1fk1fl1.tiff.
 _GUID = r"[0-9A-F]{8}(?:-[0-9A-F]{4}){3}-[0-9A-F]{12}"
 _BAND = re.compile(
     rf"(.*[-_.])(?:(?:B|band_?|(?-i:w|c))\d{{1,2}}(?:A|{_GUID})?|ch(?:annel)?_?\d{{1,3}}(?!\d)(.*))\.(?:tiff?|jp2|png)$",
     re.IGNORECASE,
 )
-# MicaSense's IMG_0000_1.tif ... IMG_0000_5.tif: more numbers in each run are rather slices or frames.
+# Numbered bands: MicaSense's IMG_0000_1.tif ... IMG_0000_5.tif; longer runs are rather slices or frames.
 _RUN = re.compile(r"(.*[-_.])(\d{1,2})\.tiff?$", re.IGNORECASE)
 _MOST_OF_RUN = 16
 # Other sizes of NAME.jpg: NAME_thumb.jpg, thumb_NAME.jpg, NAME@2x.jpg.
 _SIZE = re.compile(r"[-_. ]thumb(nail)?s?$|@\dx$|^(thumb(nail)?s?|tn)[-_. ]", re.IGNORECASE)
-# What was drawn on NAME.jpg: NAME_mask.png, NAME_mask_1.png, NAME-labelled.png, mask_NAME.png; ADE20K's NAME_parts_1,
+# Annotations of NAME.jpg: NAME_mask.png, NAME_mask_1.png, NAME-labelled.png, mask_NAME.png; ADE20K's NAME_parts_1,
 # CHASE_DB1's NAME_1stHO.
 _DRAWN = (
     "masks?|label(l?ed|s|_?ids)?|seg(mentation|mented)?|gt|ground[-_ ]?truth|annot(ation|ated)?s?|"
@@ -53,9 +53,9 @@ _DRAWN = (
 _MASK = re.compile(
     rf"[-_. ]+(({_DRAWN})([-_. ]?\(?\d{{1,3}}\)?)?|\d(st|nd|rd)HO)$|^({_DRAWN})[-_. ]+", re.IGNORECASE
 )
-# What the name of the image itself may say beside it: DeepGlobe's NAME_sat.jpg and NAME_mask.png.
+# Names of the image that NAME_mask.png belongs to: NAME itself, or DeepGlobe's NAME_sat.
 _IMAGE_OF_PAIR = ("{}", "{}_sat", "{}_image", "{}_img", "{}_rgb", "image_{}", "img_{}")
-# cat.0.jpg, dog_12.jpg, and not IMG_0001.jpg.
+# Classes in names: cat.0.jpg, dog_12.jpg, but not IMG_0001.jpg.
 _CLASS_IN_NAME = re.compile(r"(\D*[a-z]{2}\D*?)[-_. ]*\d+\.\w+")
 ARCHIVE_PART = re.compile(
     r"\.(z\d\d|(zip|7z|rar|tar|tgz|gz)[-_.]?(\d{2,3}|part\w*|[a-z]{2}))$", re.IGNORECASE
@@ -63,9 +63,9 @@ ARCHIVE_PART = re.compile(
 JOIN_PARTS = "join the parts first (cat ARCHIVE.* > ARCHIVE; zip -s 0 of .z01)"
 _NAMED = 3
 _DECODED = (*IMAGE_EXTENSIONS, *ARRAY_EXTENSIONS)
-# Of a folder that may be a copy, so many images are compared.
+# Number of images to compare in a folder that may be a copy.
 _COMPARED = 4
-# Of one folder so many texts may be lists of labels; more are captions, one of each image.
+# Number of texts in a folder that may be lists of labels; more are captions, one for each image.
 _FEW_TEXTS = 8
 
 
@@ -75,12 +75,12 @@ class Listing:
 
     Attributes:
         images: path and reader of each image, by path.
-        kinds: extensions of images whose names do not tell them.
-        ignored: number of other files that are known to be no images.
-        unread: number of files in formats that are not read and may matter, by extension.
-        absent: placeholders of files that a cloud keeps.
+        kinds: extensions of images whose names do not have them, by path.
+        ignored: number of files that are known to be no images.
+        unread: number of files in formats that are not read but may matter, by extension.
+        absent: placeholders of files that are only in a cloud.
         beside: tables and archives among the other files.
-        parts: parts of archives among them.
+        parts: parts of split archives.
         texts: path and reader of texts that may list labels, a few of each folder.
         notes: remarks on skipped files.
     """
@@ -96,12 +96,12 @@ class Listing:
     notes: list[str] = field(default_factory=list)
 
     def take(self, path: str, head: Reader, read: Reader) -> None:
-        """Takes a file as an image, or counts it.
+        """Adds a file as an image, or counts it.
 
         Args:
             path: path of the file.
-            head: reads its first bytes, which decide where the name does not.
-            read: reads all of it.
+            head: reads its first bytes, which decide if the name does not.
+            read: reads the whole file.
         """
         extension = extension_of(path)
         if is_image(path):
@@ -128,7 +128,7 @@ class Listing:
             self.unread[kind or full_extension(path)] += 1
 
     def add(self, other: Listing, *, wrapping: str, folder: str) -> None:
-        """Adds the files of another listing, whose paths begin with `wrapping`, below a folder ("a/", or "")."""
+        """Adds the files of another listing below `folder` ("a/", or ""), without the `wrapping` before their paths."""
 
         def moved(path: str) -> str:
             return folder + path.removeprefix(wrapping)
@@ -144,7 +144,7 @@ class Listing:
         self.notes += other.notes
 
     def leave_out(self, paths: Iterable[str], why: str) -> None:
-        """Removes images, and notes their number, the first of them and `why`."""
+        """Removes images, and adds a note with their number, the first of them and `why`."""
         if gone := set(paths):
             self.images = [(path, read) for path, read in self.images if path not in gone]
             self.notes.append(f"left out {count_of(len(gone), 'image')} ({shown(sorted(gone))}): {why}")
@@ -154,11 +154,7 @@ class Listing:
         return self.kinds.get(path) or extension_of(path)
 
     def all_notes(self, *, labeled: bool) -> list[str]:
-        """Returns the remarks.
-
-        Args:
-            labeled: the images have labels; without, tables beside them and their names may hold some.
-        """
+        """Returns all notes; unless `labeled`, also on tables and names of images that may hold labels."""
         notes = [f"ignored {count_of(self.ignored, 'file')} (no images)"] if self.ignored else []
         notes += self.notes
         if self.kinds:
@@ -196,13 +192,13 @@ class Listing:
         return notes
 
     def tables(self) -> list[str]:
-        """Returns the tables that may hold labels: no sample of a submission to Kaggle, whose classes are made up."""
+        """Returns the tables that may hold labels, without Kaggle's sample submissions, whose classes are made up."""
         return [
             path for path in self.beside if extension_of(path) in TABLE_EXTENSIONS and not is_sample(path)
         ]
 
     def _classes_in_names(self) -> list[str]:
-        """Returns the first words of all names of a folder, if these are few and numbers follow."""
+        """Returns the words before the numbers in a folder's file names, if there are several and each repeats."""
         folders: dict[str, list[str]] = defaultdict(list)
         for path, _ in self.images:
             folder, _, name = path.rpartition("/")
@@ -213,7 +209,7 @@ class Listing:
 
 
 def is_sample(path: str) -> bool:
-    """Whether a table is by its name a sample of a submission."""
+    """Whether a table's name is that of a sample submission."""
     return "submission" in path.rpartition("/")[2].lower()
 
 
@@ -224,12 +220,12 @@ def shown(paths: Iterable[str]) -> str:
 
 
 def leave_out(files: Listing, top: str, *, companions: bool) -> None:
-    """Leaves out images that are none to train on, and warns of those that may be parts of one image.
+    """Leaves out images that are not for training, and warns of those that may be parts of one image.
 
     Args:
         files: files of a source, changed in place.
         top: name of the folder or archive.
-        companions: leave out folders of masks or labels, too.
+        companions: whether to leave out folders of masks or labels, too.
     """
     _leave_out_arrays(files)
     _leave_out_doubled(files, top)
@@ -240,9 +236,9 @@ def leave_out(files: Listing, top: str, *, companions: bool) -> None:
 
 
 def _leave_out_arrays(files: Listing) -> None:
-    """Takes arrays beside photographs for what belongs to them, as webdataset does: features, masks, depth.
+    """Leaves out arrays beside photographs, such as features, masks or depth, as webdataset does.
 
-    Photographs beside more DICOM belong to these: the logo of a viewer.
+    If most files are DICOM, leaves out photographs instead, such as a viewer's logo.
     """
     dicom = sum(files.extension(path) in DICOM_EXTENSIONS for path, _ in files.images)
     main = DICOM_EXTENSIONS if 2 * dicom > len(files.images) else IMAGE_EXTENSIONS
@@ -253,7 +249,7 @@ def _leave_out_arrays(files: Listing) -> None:
 
 
 def _leave_out_doubled(files: Listing, top: str) -> None:
-    """Leaves out copies of a folder that lie in it: under its own name (chest_xray/chest_xray/train/...), or whole."""
+    """Leaves out copies of a folder inside it: under its own name (chest_xray/chest_xray/train/...), or complete."""
     readers: dict[Parts, dict[str, Reader]] = defaultdict(dict)
     for path, read in files.images:
         *parts, name = (top, *path.split("/"))
@@ -276,7 +272,7 @@ def _leave_out_doubled(files: Listing, top: str) -> None:
 
 
 def _hold_the_same(first: dict[str, Reader], second: dict[str, Reader]) -> bool:
-    """Whether two folders hold the same names and, of the first few, the same bytes."""
+    """Whether two folders hold the same names and, in the first few files, the same bytes."""
     with suppress(OSError, DecodeError):
         return first.keys() == second.keys() and all(
             first[name]() == second[name]() != b"" for name in islice(first, _COMPARED)
@@ -285,7 +281,7 @@ def _hold_the_same(first: dict[str, Reader], second: dict[str, Reader]) -> bool:
 
 
 def _leave_out_derived(files: Listing) -> None:
-    """Leaves out what was made of images that lie beside them: 1_thumb.jpg and 1_mask.png beside 1.jpg."""
+    """Leaves out images that are derived from others beside them: 1_thumb.jpg and 1_mask.png beside 1.jpg."""
     # A thumbnail may keep its image's extension: 1.webp_thumb.jpg.
     names = {name for path, _ in files.images for name in (path, path.rpartition(".")[0])}
     for pattern, images, why in (
@@ -309,7 +305,7 @@ def _leave_out_derived(files: Listing) -> None:
 
 
 def _leave_out_companions(files: Listing) -> None:
-    """Leaves out folders that belong to the images beside them: masks beside images, ground_truth beside train."""
+    """Leaves out folders that accompany the images beside them: masks beside images, ground_truth beside train."""
     by_folder: dict[Parts, list[str]] = defaultdict(list)
     for path, _ in files.images:
         by_folder[tuple(path.split("/")[:-1])].append(path)
@@ -332,7 +328,7 @@ def _leave_out_companions(files: Listing) -> None:
 
 
 def _warn_of_parts(files: Listing) -> None:
-    """Warns if most images are by their names bands of fewer images, or if names occur in two formats."""
+    """Warns if most images have the names of bands of fewer images, or if names occur in several formats."""
     bands: dict[str, list[str]] = defaultdict(list)
     formats: dict[str, list[str]] = defaultdict(list)
     for path, _ in files.images:
@@ -352,7 +348,7 @@ def _warn_of_parts(files: Listing) -> None:
 
 
 def _equal_runs(files: Listing) -> list[list[str]]:
-    """Returns TIFFs numbered alike, _1 to _N, whose first run has one size; none if each folder holds one run."""
+    """Returns runs of TIFFs _1 to _N; none if the first run's sizes differ, or if each folder holds one run."""
     runs: dict[str, dict[int, tuple[str, Reader]]] = defaultdict(dict)
     for path, read in files.images:
         if match := _RUN.match(path):

@@ -1,4 +1,4 @@
-"""Masks beside images: each image's is found by its path, checked, and counted."""
+"""Pairs images with masks by path; checks the masks, and counts their pixels."""
 
 from __future__ import annotations
 
@@ -25,12 +25,10 @@ _ID_AND_NAME = re.compile(r"(\d{1,5}):\s*(.+)")
 
 
 def read_classes(path: Path, ignore: int) -> Segmentation:
-    """Reads the names of classes, one a line: the first is that of id 0, or all are as `ID: NAME`.
-
-    The id `ignore` is no class.
+    """Reads class names, one a line: the first is that of id 0, or all are `ID: NAME`; the id `ignore` is no class.
 
     Raises:
-        InputError: if the file cannot be read, or names less than two classes or one twice.
+        InputError: if the file cannot be read, has fewer than two names, or repeats one.
     """
     try:
         lines = read_text(path).splitlines()
@@ -51,16 +49,16 @@ def read_classes(path: Path, ignore: int) -> Segmentation:
 def pair_masks(
     source: ImageSource, folder: Path, segmentation: Segmentation, *, partly: bool = False
 ) -> ImageSource:
-    """Gives each image the mask at the same path, but for the extension.
+    """Gives each image the mask with the same path, apart from the extension.
 
     Args:
         source: the images.
         folder: the folder of the masks.
         segmentation: the classes.
-        partly: leave out images without a mask.
+        partly: whether to leave out images without a mask.
 
     Raises:
-        InputError: naming images that have none.
+        InputError: if images have no mask, naming the first.
     """
     masks = open_folder(folder).images
     by_stem = {_stem(path): read for path, read in masks if path.lower().endswith(".png")}
@@ -99,7 +97,7 @@ def agreed_segmentation(sources: Sequence[ImageSource], existing: Segmentation |
 
 
 def two_values_note(segmentation: Segmentation, pixels: np.ndarray | None) -> list[str]:
-    """Warns of masks that mark an object by the id that does not count.
+    """Warns of masks that may mark an object by the ignored id.
 
     Args:
         segmentation: the classes.
@@ -123,19 +121,19 @@ class MaskReader:
         self._table = id_table(segmentation.ids, segmentation.ignore)
 
     def read(self, entry: Entry, image: bytes, stored: tuple[int, int]) -> tuple[bytes, np.ndarray]:
-        """Reads an image's mask, and resizes it where the image was resized.
+        """Reads an image's mask, and resizes it if the image was resized.
 
         Args:
             entry: the image, which has a mask.
-            image: its bytes in the source.
-            stored: (height, width) in the shards.
+            image: the image's bytes in the source.
+            stored: (height, width) of the image in the shards.
 
         Returns:
             The mask as a PNG, and its pixels as `Statistics.add_mask` takes them.
 
         Raises:
             DecodeError, OSError: if it is damaged.
-            InputError: if it is of another size than the image, or has an id that is no class.
+            InputError: if its size differs from the image's, or it has an id that is no class.
         """
         assert entry.read_mask is not None
         data = entry.read_mask()

@@ -1,4 +1,4 @@
-"""Images that `prepare` leaves out because a test set has them (ViT Sec. 4.1)."""
+"""Finds images to leave out because a test set has them (ViT Sec. 4.1)."""
 
 from __future__ import annotations
 
@@ -20,27 +20,26 @@ from mae_vit.data.prepare.sources.foreign_shards import open_shards
 from mae_vit.data.shards.dataset_json import Excluded, read_dataset
 from mae_vit.data.shards.tar_headers import Tar
 
-# Of 64 bits. Of CIFAR-10's 50,000 training images 134 lie within 4 of one of its 10,000
-# test images or of their mirror images: all but 3 to 5 are the same shot, seen one by one.
-# Of pairs 6 apart about one in five is not. Of copies that were halved, or saved as JPEG of
-# quality 75, or made 10 % brighter, 99.8 % and more stay within 4; of those cut by 5 %, a
-# third, which is why of the 286 test images that ciFAIR (arXiv 1902.00423) lists with a
-# near-duplicate about a quarter is found.
+# Differing bits of 64. In CIFAR-10, 134 of 50,000 training images are within 4 of one of the 10,000 test images or of
+# its mirror image; looked at one by one, all but 3 to 5 are the same shot. About one in five pairs at distance 6 is
+# not. At least 99.8 % of copies that are halved, saved as JPEG of quality 75, or made 10 % brighter stay within 4, but
+# only a third of copies cropped by 5 %. So this finds about a quarter of the 286 test images that have a near-duplicate
+# in the list of ciFAIR (arXiv 1902.00423).
 DEFAULT_DISTANCE = 4
 _MEASURED = ("test", "val")
 
 
 @dataclass
 class Exclusion:
-    """Decides which images are left out, and remembers them.
+    """Decides which images are left out, and records them.
 
     Attributes:
-        sources: names of the folders and splits of known images; no machine's path.
+        sources: names of the folders and splits of known images, without paths of this machine.
         images: index in `sources` of each known image, and its key with its split.
         hashes: uint64 (N, 2), hashes of each known image and of its mirror image.
-        distance: the largest number of differing bits at which an image is left out.
-        lines: key of each image left out, what it is like, and the distance.
-        counts: images left out, by index in `sources`.
+        distance: largest number of differing bits between copies.
+        lines: key of each image left out, the known image that it resembles, and the distance.
+        counts: number of images left out, by index in `sources`.
     """
 
     sources: list[str]
@@ -55,13 +54,13 @@ class Exclusion:
         self.lines, self.counts = [], Counter()
 
     def nearest(self, value: int) -> tuple[int, int, str]:
-        """Returns distance, index in `sources` and key of the nearest known image; of equal ones the first."""
+        """Returns distance, index in `sources` and key of the nearest known image, the first if several are."""
         distances = np.bitwise_count(self.hashes ^ np.uint64(value)).min(axis=1)
         closest = int(distances.argmin())
         return int(distances[closest]), *self.images[closest]
 
     def excludes(self, key: str, image: Converted) -> bool:
-        """Whether an image is like a known one, and so left out."""
+        """Whether an image is left out as a copy of a known one; if so, records it."""
         assert image.hash is not None
         distance, source, other = self.nearest(image.hash[0])
         if distance > self.distance:
@@ -82,9 +81,9 @@ def open_exclusion(specs: Sequence[str], distance: int, workers: int) -> Exclusi
     """Hashes the images that are to be left out.
 
     Args:
-        specs: data folders, `DIR` or `DIR:SPLIT`; without a split those called test and val.
+        specs: data folders, `DIR` or `DIR:SPLIT`; without a split, test and val.
         distance: see `Exclusion`.
-        workers: number of processes that decode.
+        workers: number of decoding processes.
 
     Raises:
         InputError: if a folder or split is missing or cannot be read, or ImageHash is not installed.
@@ -103,7 +102,7 @@ def open_exclusion(specs: Sequence[str], distance: int, workers: int) -> Exclusi
 
 
 def _find(spec: str) -> tuple[Path, list[str]]:
-    """Returns the folder and its splits."""
+    """Returns the folder and the splits of `DIR` or `DIR:SPLIT`."""
     folder, wanted = Path(spec), ""
     if not folder.exists() and ":" in spec:
         text, _, wanted = spec.rpartition(":")

@@ -1,4 +1,4 @@
-"""From the paths of images to entries: split, class and key."""
+"""Makes entries from the paths of images: split, class and key."""
 
 from __future__ import annotations
 
@@ -17,18 +17,17 @@ from mae_vit.data.prepare.listing import Listing, leave_out, shown
 def entries_from_paths(
     files: Listing, options: SourceOptions, *, where: str, name: str, wrapped: bool = False
 ) -> ImageSource:
-    """Reads split and class off paths: [SPLIT/][CLASS/].../file below one common top.
+    """Derives split and class from paths: [SPLIT/][CLASS/].../file below one common top.
 
     Args:
         files: files of the source.
-        options: the split of images outside of split folders, and which folders are classes.
+        options: the split of images outside split folders, and which folders are classes.
         where: name of the source in errors.
-        name: its name in `dataset.json`.
-        wrapped: one folder around all files is the archive's wrapping, no class.
+        name: name of the source in `dataset.json`.
+        wrapped: whether a single folder around all files is the archive's wrapper, no class.
 
     Raises:
-        InputError: if some images of a split lie in class folders and some do not, or a
-            class has no proper name.
+        InputError: if only some images of a split lie in class folders, or a class's name is invalid.
     """
     labels, split = options.labels, options.split
     leave_out(files, PurePosixPath(name).name.partition(".")[0], companions=options.class_folder is None)
@@ -47,7 +46,7 @@ def entries_from_paths(
         below = [parts[1:] for _, parts in placed]
         if None in folders or all(len(parts) == 1 for parts in below):
             placed, labels = [(split, below[n] or parts) for n, (_, parts) in enumerate(placed)], False
-        else:  # the wrapping holds class folders, and a picture beside them
+        else:  # the wrapper holds class folders, and an image beside them
             placed = place(below, split, where=where, class_folder=level)
     flat = _flat_splits(placed, where) if labels else {own for own, _ in placed}
     keys: dict[str, dict[str, int]] = {}
@@ -76,13 +75,13 @@ def entries_from_paths(
 def _checked_class(folder: str, where: str) -> str:
     name = class_text(folder)
     if name != unicodedata.normalize("NFC", folder):
-        # Names that are no UTF-8 reach Python as surrogates, which JSON refuses.
+        # Names not in UTF-8 reach Python as surrogates, which JSON rejects.
         raise InputError(f"{where}: the class folder {name} is unprintable or not in UTF-8: {NAME_ENCODING}")
     return name
 
 
 def _flat_splits(placed: Sequence[tuple[str, Parts]], where: str) -> set[str]:
-    """Returns the splits whose images lie in no class folder."""
+    """Returns the splits without class folders; raises InputError if some images of a split are in one."""
     classed = {own for own, parts in placed if len(parts) > 1}
     flat: dict[str, str] = {}
     for own, parts in placed:

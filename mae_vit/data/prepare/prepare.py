@@ -35,7 +35,7 @@ from mae_vit.data.prepare.shard_writer import ShardWriter
 from mae_vit.data.prepare.statistics import Statistics
 from mae_vit.data.shards.dataset_json import FILE_NAME, Dataset, read_dataset
 
-# A constant: equal sources give equal shards.
+# Constant, so that equal sources give equal shards.
 _SEED = 0
 
 
@@ -54,25 +54,22 @@ def prepare(
 ) -> Report:
     """Writes the splits of `sources` into `out`, beside those already there.
 
-    A split is complete or absent: shards are written to a hidden folder and moved when
-    all are there, `dataset.json` last.
+    A split is complete or absent: its shards are moved from a hidden folder once all are written; `dataset.json` last.
 
     Args:
         sources: sources whose splits do not overlap.
         out: the data folder.
         overwrite: replace splits that exist.
-        shard_bytes: largest shard, about.
-        shard_samples: most samples in a shard.
+        shard_bytes: largest size of a shard in bytes, approximately.
+        shard_samples: largest number of samples in a shard.
         selection: which samples to take; all by default.
         conversion: how to store them; unchanged by default.
-        exclude: data folders, `DIR` or `DIR:SPLIT`, whose images other splits than val and test
-            are to be without.
-        exclude_distance: bits of 64 that may differ between an image's hash and theirs.
-        workers: number of processes that decode; 0 decodes in this one.
+        exclude: data folders, `DIR` or `DIR:SPLIT`, whose images are left out of all splits but val and test.
+        exclude_distance: largest number of differing bits between the 64-bit hashes of copies.
+        workers: number of decoding processes; 0 decodes in this process.
 
     Raises:
-        InputError: if a split exists, comes from two sources, brings classes that the
-            folder does not know, or holds no readable image.
+        InputError: if a split exists, comes from two sources, has classes new to the folder, or no readable image.
     """
     selection = selection or Selection()
     conversion = replace(conversion or Conversion(), hashed=bool(exclude))
@@ -96,14 +93,14 @@ def prepare(
     dataset, unreadable, conversions = existing, list[str](), Counter[str]()
     masks = None if segmentation is None else MaskReader(segmentation)
     notes = [note for source in sources for note in source.notes]
-    # train first: its statistics are the dataset's.
+    # train first: the data set has its statistics.
     written = sorted(by_split, key=lambda name: (name != "train", name))
     with ConverterPool(conversion, workers) as pool:
         for split in written:
             statistics = Statistics(scale=scale)
             replaced = set(by_split) if split == written[0] else {split}
             if dataset is not None and set(dataset.splits) - replaced:
-                # Images of other bands than those of splits that stay are refused.
+                # Images must have the bands of the splits that stay.
                 statistics.expect(None if dataset.bands.photographs else shared_layout(dataset.bands))
             writer = ShardWriter(partial_folder(out, split), split, shard_bytes, shard_samples)
             leaves_out = None if split in MEASURED else exclusion
@@ -130,7 +127,7 @@ def prepare(
 
 
 def _group(sources: Sequence[ImageSource]) -> tuple[dict[str, list[Entry]], dict[str, str]]:
-    """Returns entries and the name of the source, by split."""
+    """Returns the entries, and the name of the source, of each split."""
     by_split: dict[str, list[Entry]] = {}
     source_of: dict[str, ImageSource] = {}
     for source in sources:
@@ -155,7 +152,7 @@ def _agree_on_classes(
     names = {
         entry.class_name for entries in by_split.values() for entry in entries if entry.class_name is not None
     }
-    # A source may have an order of its own: numbers, or that of the shards it read.
+    # A source may order its classes: by number, or as the shards that it read.
     ordered = {source.classes for source in sources if source.classes is not None}
     fresh = list(ordered.pop()) if len(ordered) == 1 else sorted(names)
     fresh = fresh if names <= set(fresh) else sorted(names)
@@ -183,19 +180,19 @@ def _write_split(
     exclusion: Exclusion | None,
     masks: MaskReader | None,
 ) -> list[str]:
-    """Writes the shards of a split into the writer's folder, which is begun anew.
+    """Writes the shards of a split into the writer's folder, which is emptied first.
 
     Args:
         writer: writer of the shards.
         entries: entries of the split.
         classes: all classes of the dataset.
         pool: converts the images.
-        statistics: gets what is written.
-        exclusion: what to leave out; None where nothing is.
+        statistics: receives the images that are written.
+        exclusion: decides what to leave out; None for nothing.
         masks: reads the masks; None without masks.
 
     Returns:
-        The images that cannot be read, with the reason.
+        The unreadable images, with the reason.
 
     Raises:
         InputError: if no image is left.
@@ -204,8 +201,8 @@ def _write_split(
     shutil.rmtree(writer.folder, ignore_errors=True)
     if exclusion is not None:
         exclusion.begin()
-    # Images of all classes in every shard: readers that shuffle only within a buffer,
-    # and our own order `blocks`, would else see one class at a time.
+    # Every shard gets images of all classes. Otherwise, readers that shuffle only within a buffer, and our own order
+    # `blocks`, would see one class at a time.
     order = permute(np.arange(len(entries)), len(entries), derive_key(_SEED, RngStream.PREPARE, 0))
     try:
         writer.folder.mkdir(parents=True)
@@ -241,7 +238,7 @@ def _write_split(
         if left_out:
             listed = writer.folder / excluded_file(split)
             listed.write_text("\n".join([*left_out, ""]), encoding="utf-8")
-        statistics.describe_bands()  # refuses what cannot be described
+        statistics.describe_bands()  # raises if a band has no values
     except BaseException:
         shutil.rmtree(writer.folder, ignore_errors=True)
         raise

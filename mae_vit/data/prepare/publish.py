@@ -1,4 +1,4 @@
-"""Moves written shards into place and describes them; a kill leaves a complete folder."""
+"""Moves written shards into place and describes them; a kill leaves a consistent folder."""
 
 from __future__ import annotations
 
@@ -35,23 +35,19 @@ def excluded_file(split: str) -> str:
 
 
 def partial_folder(out: Path, split: str) -> Path:
-    """Where a split's shards are until all are there."""
+    """Returns the folder of a split's shards until all are written."""
     return out / f".{split}.partial"
 
 
 def index_path(out: Path, split: str) -> Path:
-    """Where the index of a split lies that was written beside its shards."""
+    """Returns the path of the index beside a split's shards."""
     return out / f"{split}-index.npy"
 
 
 def check_no_foreign_shards(splits: Iterable[str], existing: Dataset | None, out: Path) -> None:
-    """Refuses to replace shards of these names that somebody else put there.
-
-    Raises:
-        InputError: if there are any.
-    """
+    """Raises InputError if shards with the names of these splits are not ours, and would be replaced."""
     for split in splits:
-        # A hidden folder beside them: ours, of a call that was killed while it moved shards.
+        # A hidden folder beside them shows that they are ours, from a call that was killed while it moved shards.
         if (existing is not None and split in existing.splits) or partial_folder(out, split).exists():
             continue
         if strangers := sorted(out.glob(_SHARD_PATTERN.format(split=split))):
@@ -72,13 +68,13 @@ def publish(
 ) -> Dataset:
     """Moves a split's shards into place, then updates `dataset.json`."""
     old = dataset.splits.get(split) if dataset else None
-    # Splits that had no classes to count, before this one brought some.
+    # Earlier splits without labels count zero images of the classes that this split brings.
     splits = {
         name: info if info.class_counts else info.model_copy(update={"class_counts": [0] * len(classes)})
         for name, info in (dataset.splits.items() if dataset else ())
     }
     if old is not None and dataset is not None:
-        # Until the new shards are described, the folder must not claim the old ones.
+        # Until the new shards are described, `dataset.json` must not list the old ones.
         del splits[split]
         if splits:
             write_description(out, dataset.model_copy(update={"splits": splits}))
@@ -99,7 +95,7 @@ def publish(
         dataset = dataset.model_copy(update={"classes": classes, "splits": dict(sorted(splits.items()))})
     dataset = dataset.model_copy(update={"segmentation": segmentation})
     write_description(out, dataset)
-    # Last: until here it says whose the shards are, should this be killed.
+    # Last: until here, the hidden folder shows that the shards are ours, should this be killed.
     partial.rmdir()
     return dataset
 
@@ -111,10 +107,10 @@ def write_index(out: Path, shards: Sequence[Shard], split: str) -> IndexFile:
 
 
 def write_rows(out: Path, split: str, rows: Sequence[np.ndarray]) -> IndexFile:
-    """Writes the index of a split beside its shards, from the rows of each."""
+    """Writes the index of a split beside its shards, from the rows of each shard."""
     path, ends = index_path(out, split), np.cumsum([len(part) for part in rows])
     with replacing(path) as partial:
-        # At a billion samples it has 24 GB, which lie in memory once.
+        # The index of a billion samples has 24 GB: they must be in memory only once.
         array = create_array(partial, ROW, (int(ends[-1]),))
         for part, end in zip(rows, ends.tolist(), strict=True):
             array[end - len(part) : end] = part
@@ -123,7 +119,7 @@ def write_rows(out: Path, split: str, rows: Sequence[np.ndarray]) -> IndexFile:
 
 
 def describe(classes: list[str], splits: dict[str, Split], statistics: Statistics) -> Dataset:
-    """A folder's description, with the statistics of one split's images."""
+    """Builds the description of a folder, with the statistics of one split's images."""
     table, mean, std = statistics.describe_bands()
     return Dataset(
         format=FORMAT,

@@ -1,4 +1,4 @@
-"""What `prepare` says at its end: what was written, what was left out, and what is odd about it."""
+"""The final report of `prepare`: what was written, what was left out, and warnings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mae_vit.data.prepare.selection import MEASURED
 from mae_vit.data.shards.dataset_json import Dataset
 
 _NAMED = 5
-# Classes of one image each are more likely captions.
+# If at least this many classes have one image each, the labels are more likely captions.
 _CAPTIONS = 5
 _JOINT = re.compile(r"[|;,\s]+")
 
@@ -23,11 +23,11 @@ class Report:
     """The result of `prepare`.
 
     Attributes:
-        dataset: the data set as it now stands.
+        dataset: the data set after the call.
         written: names of the splits written.
         unreadable: images left out, with the reason.
         notes: remarks on skipped files and on the data set.
-        conversions: number of images that decoding changes, by the change.
+        conversions: number of images for each remark on their conversion.
     """
 
     dataset: Dataset
@@ -37,7 +37,7 @@ class Report:
     conversions: Counter[str] = field(default_factory=Counter)
 
     def lines(self) -> list[str]:
-        """Says what was written and what was left out."""
+        """Formats what was written and what was left out."""
         lines = []
         for split in self.written:
             info = self.dataset.splits[split]
@@ -72,7 +72,7 @@ class Report:
 
 
 def dataset_notes(dataset: Dataset) -> list[str]:
-    """Warns of classes that are by their names or counts none of their own, and of splits that do not fit train."""
+    """Warns of classes with doubtful names or counts, and of splits that do not match train."""
     notes, spelled, known = [], dict[str, str](), set(dataset.classes)
     joint = []
     for name in dataset.classes:

@@ -1,7 +1,6 @@
 """Chooses samples by lists, shares and limits, with hashes of the samples' keys.
 
-A draw depends only on the key, not on the order of listing or on other classes, and
-shares are nested: the images of 1/10 are among those of 1/3.
+A draw depends only on the key, not on the order of files or on other classes. Shares are nested: 1/10 is part of 1/3.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from mae_vit.data.prepare.entries import Entry
 from mae_vit.data.shards.dataset_json import Processing
 
 HOLDOUT_SPLIT = "val"
-# Figures of these are compared: they stay whole unless a list names their samples by path.
+# Results on these are compared: they stay whole unless a list names their samples by path.
 MEASURED = ("val", "test")
 _HOLDOUT_HASH = b"mae-vit holdout"
 _NEAREST_OF = 10_000
@@ -35,7 +34,7 @@ class Selection:
         subset: a text file of keys, paths or file names, one a line.
         holdout: share of train that becomes the split "val".
         fraction: share of the remaining samples.
-        limit_per_class: most samples of each class.
+        limit_per_class: largest number of samples of each class.
     """
 
     subset: Path | None = None
@@ -46,8 +45,7 @@ class Selection:
     def apply(self, splits: dict[str, list[Entry]]) -> dict[str, list[Entry]]:
         """Returns the chosen entries by split, in the given order.
 
-        Subset, holdout, fraction, limit, in this order: the held-out samples stay the
-        same while the others become fewer.
+        The order is subset, holdout, fraction, limit: the held-out samples depend on neither fraction nor limit.
 
         Raises:
             InputError: if the list names an unknown image, or no image remains.
@@ -70,12 +68,7 @@ class Selection:
         return taken
 
     def note(self, split: str, *, whole: bool) -> Processing:
-        """Returns the record of it for a split.
-
-        Args:
-            split: its name.
-            whole: all that the sources have of it was taken.
-        """
+        """Returns the record of the selection for a split; `whole` if all of the split's samples were taken."""
         cut = split not in MEASURED
         return Processing(
             subset=self.subset.name if self.subset and not whole else None,
@@ -100,7 +93,7 @@ class Selection:
 
 
 def draw_holdout(entries: Sequence[Entry], share: Fraction, split: str) -> tuple[list[Entry], list[Entry]]:
-    """Draws a share of each class, rounded, but never all of it: (those left, those drawn as `split`)."""
+    """Draws a rounded share of each class, but never all of it; returns (the rest, the drawn entries as `split`)."""
     drawn = _first_by_hash(
         entries, lambda count: min(math.floor(share * count + Fraction(1, 2)), count - 1), _HOLDOUT_HASH
     )
@@ -110,7 +103,7 @@ def draw_holdout(entries: Sequence[Entry], share: Fraction, split: str) -> tuple
 
 
 def _first_by_hash(entries: Sequence[Entry], quota: Callable[[int], int], salt: bytes) -> list[Entry]:
-    """Takes `quota(size)` entries of each class, those of the smallest hashes."""
+    """Takes the `quota(size)` entries with the smallest hashes of each class."""
     by_class: dict[str | None, list[Entry]] = defaultdict(list)
     for entry in entries:
         by_class[entry.class_name].append(entry)
@@ -122,7 +115,7 @@ def _first_by_hash(entries: Sequence[Entry], quota: Callable[[int], int], salt: 
 
 
 def _listed(splits: dict[str, list[Entry]], path: Path) -> dict[str, list[Entry]]:
-    """Takes the entries that a file lists; val and test only by paths that name the split."""
+    """Takes the entries that a file lists; those of val and test only by paths that name the split."""
     try:
         lines = read_text(path, errors="surrogateescape").splitlines()
     except OSError as error:
@@ -163,9 +156,9 @@ def _listed(splits: dict[str, list[Entry]], path: Path) -> dict[str, list[Entry]
 
 
 def _names(entry: Entry, wide: bool) -> Iterable[str]:
-    """Returns what a list may call an entry: its path, and if `wide` its key and the path below its split."""
+    """Returns the names that a list may use for an entry: its path; if `wide`, also key and path below the split."""
     parts = PurePosixPath(entry.path).parts
-    # From the split's folder on; above it is what wraps the whole source.
+    # Paths from the split's folder on: the folders above wrap the whole source.
     at = next((i for i, part in enumerate(parts[:-1]) if split_named(part)), None)
     names = {entry.path}
     if at is not None:

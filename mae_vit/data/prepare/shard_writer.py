@@ -41,7 +41,7 @@ class ShardWriter:
             self._close_shard()
         if self._file is None:
             self._file = (self.folder / f"{self.split}-{len(self.shards):06d}.tar").open("wb")
-            # No time and no user: equal sources give equal bytes.
+            # Without time and user, equal sources give equal bytes.
             self._writer = wds.TarWriter(self._file, encoder=False, mtime=0, user="", group="", mode=0o644)
         sample: dict[str, Any] = {"__key__": key, extension: data}
         if mask is not None:

@@ -22,8 +22,8 @@ class Statistics:
     Attributes:
         scale: the option --scale.
         kind: bands and type of all images, such as "13xuint16" or "8-bit"; None before the first.
-        layout: layout of all images; None for photographs of 8 bits.
-        bands: statistics of its bands.
+        layout: layout of all images; None for 8-bit photographs.
+        bands: statistics of the bands.
     """
 
     scale: str | tuple[float, float] | None = None
@@ -43,14 +43,14 @@ class Statistics:
     mask_pixels: np.ndarray | None = None
 
     def expect(self, layout: BandLayout | None) -> None:
-        """Sets the bands that all images must have; None for photographs of 8 bits."""
+        """Sets the bands that all images must have; None for 8-bit photographs."""
         self.kind, self.layout = EIGHT_BIT if layout is None else layout.kind, layout
 
     def add(self, image: Converted, label: int | None, path: str) -> None:
         """Adds an image.
 
         Raises:
-            InputError: if its bands or type are not those of the images before it.
+            InputError: if its bands or type differ from those of earlier images.
         """
         self._check_kind(image, path)
         for layout, sums in image.sums:
@@ -91,18 +91,18 @@ class Statistics:
             self.layout = theirs
 
     def describe_bands(self) -> tuple[BandTable | None, list[float], list[float]]:
-        """Returns the section "bands", which is None for photographs, and mean and std by channel."""
+        """Returns the section "bands" (None for photographs), and mean and std by channel."""
         if self.layout is None or self.bands is None:
             return None, *self.mean_std()
         return describe_bands(self.layout, self.bands, self.scale)
 
     def remarks(self) -> list[str]:
-        """Returns what a user should know of the values of bands."""
+        """Returns notes on the values of bands."""
         table = self.describe_bands()[0]
         return [] if table is None or self.bands is None else band_notes(table, self.bands)
 
     def add_mask(self, pixels: np.ndarray) -> None:
-        """Adds a mask's pixels int64 (1 + K,): those that do not count, then those of each class."""
+        """Adds a mask's pixel counts int64 (1 + K,): ignored pixels, then those of each class."""
         self.mask_pixels = pixels if self.mask_pixels is None else self.mask_pixels + pixels
 
     def _masks(self) -> Masks | None:
@@ -124,7 +124,7 @@ class Statistics:
     def describe(
         self, shards: list[Shard], *, source: str, classes: int, processing: Processing | None = None
     ) -> Split:
-        """The split's entry in `dataset.json`."""
+        """Builds the split's entry in `dataset.json`."""
         return Split(
             samples=self.images,
             shards=shards,

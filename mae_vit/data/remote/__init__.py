@@ -1,1 +1,1 @@
-"""Data folders that lie elsewhere: behind a web server, in an object store, at the end of a command."""
+"""Remote data folders: on a web server or in an object store."""

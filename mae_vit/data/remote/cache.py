@@ -1,7 +1,7 @@
-"""A bounded folder of fetched files, shared by all processes of a node.
+"""A bounded cache of fetched files, shared by all processes of a node.
 
-Files are named by their SHA-256, so one that changes at its source is another file here,
-and what two data folders share is fetched once. What was used longest ago makes room.
+Files are named by their SHA-256: a file that changes at its source becomes a new file here, and a file that two data
+folders share is fetched once. The least recently used files are evicted first.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from mae_vit.runtime.locks import try_lock_descriptor
 _WRONG_BYTES_TRIES = 3
 _POLL_S = 0.05
 _WHOLE = re.compile(r"[0-9a-f]{64}")
-# Files that are being fetched, or were by a process that was killed.
+# Files that are being fetched, or that a killed process left behind.
 _PART = re.compile(r"\.([0-9a-f]{64})-(\d+)\.part")
 
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file elsewhere.
+    """A remote file.
 
     Attributes:
-        url: where it is.
+        url: its URL.
         bytes: its size.
         sha256: checksum of its bytes.
     """
@@ -44,32 +44,29 @@ class RemoteFile:
 
 
 class Cache:
-    """Fetched files, at most `limit_bytes` of them together.
-
-    Of one node a file is fetched by one process; the others wait for it.
-    """
+    """Fetched files of at most `limit_bytes` in total. One process of a node fetches a file; the others wait for it."""
 
     def __init__(self, folder: Path, limit_bytes: int, *, patience_s: float = PATIENCE_S) -> None:
         """Opens an existing folder; never touches files that it did not write.
 
         Args:
             folder: folder of the files.
-            limit_bytes: what they may take together, half-fetched ones at their full sizes.
-            patience_s: how long to wait between tries, and for room in the cache.
+            limit_bytes: their largest total size; a partly fetched file counts in full.
+            patience_s: total wait between tries, and longest wait for room in the cache.
         """
         self.folder, self.limit_bytes = folder, limit_bytes
         self._patience_s = patience_s
 
     def path(self, file: RemoteFile) -> Path:
-        """Where a file lies once it is fetched."""
+        """Returns the path of a file once it is fetched."""
         return self.folder / file.sha256
 
     def fetch(self, file: RemoteFile) -> Path:
-        """Makes sure that a file is there: whole, checked.
+        """Fetches a file and verifies it, unless the cache has it.
 
         Raises:
-            FetchRefused: if the source does not have it, or other bytes.
-            FetchUnavailable: if it does not come, or cannot be written.
+            FetchRefused: if the source does not have it, or has other bytes.
+            FetchUnavailable: if it cannot be fetched now, or cannot be written.
         """
         path = self.path(file)
         try:
@@ -86,13 +83,13 @@ class Cache:
         with part.open("ab") as stream:
             while not try_lock_descriptor(stream.fileno()):
                 time.sleep(_POLL_S)
-            # Meanwhile another may have fetched it, or thrown its part away.
+            # Meanwhile another process may have fetched the file or removed the part.
             if path.exists() or not _is_at(stream.fileno(), part):
                 return
             try:
                 self._make_room()
                 self._receive(stream, file)
-                # Who makes room counts files: none may change its name meanwhile.
+                # Eviction counts files: none may be renamed meanwhile.
                 with self._room():
                     os.replace(part, path)
             except BaseException:
@@ -103,13 +100,13 @@ class Cache:
         return FileLock(self.folder / ".room.lock")
 
     def _make_room(self) -> None:
-        """Removes what was used longest ago until all fits, with the part of the file that is about to come."""
+        """Evicts the least recently used files until all fit, including the file about to be fetched."""
         until = time.monotonic() + self._patience_s
         while True:
             with self._room():
                 if self._evict():
                     return
-            # All of it is being fetched; what is complete may go.
+            # All files are being fetched; a complete one can be evicted.
             if time.monotonic() > until:
                 raise FetchUnavailable(
                     f"the cache {self.folder} of {self.limit_bytes:,} bytes has no room for another file"
@@ -117,7 +114,7 @@ class Cache:
             time.sleep(_POLL_S)
 
     def _evict(self) -> bool:
-        """Whether all fits into the limit, parts at their full sizes."""
+        """Evicts files until all fit, parts counted in full; returns whether they do."""
         files = list[tuple[float, int, Path]]()
         for entry in os.scandir(self.folder):
             part = _PART.fullmatch(entry.name)

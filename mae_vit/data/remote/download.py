@@ -16,45 +16,45 @@ from mae_vit.core.errors import FetchUnavailable
 from mae_vit.core.messages import error_reason
 from mae_vit.core.urls import redact_url
 
-# A source that sends nothing for so long is asked again.
+# A source that sends nothing for this long is asked again.
 STALL_S = 30.0
 # Below this average rate a source counts as silent.
 _SLOWEST_BYTES_PER_S = 1 << 16
 _LONGEST_CONNECTING_S = 300.0
-# A server that restarts is back after so much waiting; a run that waits longer wastes its GPUs.
+# A server that restarts is back by then; a run that waits longer wastes its GPUs.
 PATIENCE_S = 300.0
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 20.0
 _WARNED_AFTER_S = 10.0
 _BLOCK = 1 << 20
-# A description of a million shards has 150 MB; larger files tell their size beforehand.
+# `dataset.json` has 150 MB for a million shards; the size of larger files is known beforehand.
 _LARGEST_UNKNOWN = 1 << 30
 # Client errors that may pass: timeout, too early, too many requests.
 _RETRIED_STATUS = (408, 425, 429)
 
 
 class FetchRefused(ValueError):
-    """The source does not have the file, or does not allow to read it; another try does not help."""
+    """The source does not have the file, or forbids reading it; a retry does not help."""
 
 
 class _Interrupted(Exception):
-    """The file does not come now; another try may help."""
+    """The file cannot be fetched now; a retry may help."""
 
 
 def download(url: str, stream: BinaryIO, *, size: int | None = None, patience_s: float = PATIENCE_S) -> str:
-    """Writes a remote file into a stream, from its beginning at each try.
+    """Downloads a file into a stream; each try starts at the beginning.
 
     Args:
-        url: where the file is.
-        stream: receives its bytes in place of what it holds.
-        size: number of bytes; None if unknown, at most 1 GiB then.
-        patience_s: how long to wait between tries, all together.
+        url: URL of the file.
+        stream: overwritten with the file's bytes.
+        size: number of bytes; None if unknown, then at most 1 GiB.
+        patience_s: total wait between tries.
 
     Returns:
         The SHA-256 of the bytes.
 
     Raises:
         FetchRefused: if the source does not have the file, or a larger one.
-        FetchUnavailable: if it does not come.
+        FetchUnavailable: if no try succeeds.
         OSError: if the stream cannot be written.
     """
     waited_s, wait_s = 0.0, _FIRST_WAIT_S
@@ -93,14 +93,14 @@ def _read_blocks(url: str, size: int) -> Iterator[bytes]:
         fs_options: dict[str, Any] = {}
         file_options: dict[str, Any] = {}
         if urlsplit(url).scheme in ("http", "https"):
-            import aiohttp  # of the extra "remote"
+            import aiohttp  # in the extra "remote"
 
             passing += (aiohttp.ClientError,)
             longest = _LONGEST_CONNECTING_S + size / _SLOWEST_BYTES_PER_S
             timeout = aiohttp.ClientTimeout(total=longest, sock_connect=STALL_S, sock_read=STALL_S)
-            # Proxies of the environment, as every other scheme obeys them.
+            # Use the environment's proxies, as all other schemes do.
             fs_options = {"client_kwargs": {"trust_env": True}}
-            # One request, which streams; fsspec asks for no size that is given.
+            # One streaming request; fsspec does not ask for a size that is given.
             file_options = {"block_size": 0, "size": size, "timeout": timeout}
         file_system, path = fsspec.core.url_to_fs(url, **fs_options)
         with file_system.open(path, "rb", **file_options) as file:

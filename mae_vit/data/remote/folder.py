@@ -1,7 +1,7 @@
-"""A data folder elsewhere, and the folder that stands in for it here.
+"""A remote data folder and the local folder that stands in for it.
 
-That holds `dataset.json`, fetched at each start, the index, and what is derived from it. The
-shards come into a cache beside it when they are read.
+The local folder holds `dataset.json`, fetched at each start, the index, and files derived from it. Shards are fetched
+into a cache beside it when they are read.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from mae_vit.data.remote.download import FetchRefused, download
 from mae_vit.data.shards.dataset_json import FILE_NAME, Dataset, IndexFile, Shard, parse_dataset, read_dataset
 
 DEFAULT_CACHE_GIB = 50.0
-# A name of our own: what lies in it may be removed.
+# A name that only we use, because files in the folder may be removed.
 _SHARDS = "mae-vit-shards"
-# At the start a person waits.
+# Short, because a user waits at the start.
 START_PATIENCE_S = 30.0
 
 
 @dataclass(frozen=True)
 class RemoteFolder:
-    """A data folder elsewhere.
+    """A remote data folder.
 
     Attributes:
-        url: where the folder is.
-        cache_folder: where its shards go.
-        cache_bytes: what all shards there may take.
+        url: URL of the folder.
+        cache_folder: local folder for its shards.
+        cache_bytes: largest total size of the shards there.
     """
 
     url: str
@@ -50,20 +50,20 @@ class RemoteFolder:
 
     @property
     def cache(self) -> Cache:
-        """Where shards go."""
+        """The cache for its shards."""
         return Cache(self.cache_folder, self.cache_bytes)
 
     def file(self, described: Shard | IndexFile) -> RemoteFile:
-        """Says how to fetch a file of the folder."""
+        """Returns URL, size and checksum of a file of the folder."""
         return RemoteFile(file_url(self.url, described.file), described.bytes, described.sha256)
 
 
 class DataLocation(NamedTuple):
-    """A data folder here.
+    """A local data folder.
 
     Attributes:
-        folder: that holds `dataset.json`.
-        remote: what it stands in for; None if it holds its shards itself.
+        folder: the folder with `dataset.json`.
+        remote: the remote folder that it stands in for; None if it holds its shards itself.
     """
 
     folder: Path
@@ -73,13 +73,13 @@ class DataLocation(NamedTuple):
 def open_remote(
     path: str, *, cache_dir: str | None = None, cache_gib: float | None = None, say: bool = False
 ) -> DataLocation:
-    """Returns the folder that stands in for a URL, its description fetched.
+    """Returns the local folder that stands in for a URL, after fetching `dataset.json`.
 
     Args:
         path: the URL.
-        cache_dir: where what is fetched goes; None for the user's cache folder.
-        cache_gib: what shards may take there; None for 50.
-        say: whether this process says where they go, one of each node.
+        cache_dir: folder for fetched files; None for the user's cache folder.
+        cache_gib: largest total size of the shards there; None for 50.
+        say: print where they go; set in one process of each node.
 
     Raises:
         InputError: if it cannot be opened.
@@ -88,7 +88,7 @@ def open_remote(
     root = (Path(cache_dir) if cache_dir else user_cache()).resolve()
     limit = int((DEFAULT_CACHE_GIB if cache_gib is None else cache_gib) * 2**30)
     remote, shown = RemoteFolder(path, root / _SHARDS, limit), redact_url(path)
-    # A name that people recognize, and no other URL has.
+    # A name that users recognize and that is unique to the URL.
     words = re.sub(r"[^A-Za-z0-9.]+", "-", shown).strip("-.")[-60:]
     folder = root / "mae-vit-remote" / f"{words}-{hashlib.sha256(path.encode()).hexdigest()[:12]}"
     try:
@@ -117,7 +117,7 @@ def fetch_index(remote: RemoteFolder, described: IndexFile, path: Path) -> None:
     """Fetches the index of a split.
 
     Raises:
-        InputError: if it cannot be had.
+        InputError: if it cannot be fetched.
     """
     cache = Cache(path.parent, sys.maxsize, patience_s=START_PATIENCE_S)
     try:
@@ -130,15 +130,15 @@ def fetch_index(remote: RemoteFolder, described: IndexFile, path: Path) -> None:
 
 
 def check_room(remote: RemoteFolder, needed: int, why: str) -> None:
-    """Refuses a cache, or a disk, that is too small.
+    """Checks that the cache and its disk are large enough.
 
     Args:
         remote: the folder.
-        needed: bytes that must lie in the cache at a time.
-        why: what needs them.
+        needed: bytes that the cache must hold at once.
+        why: what needs them, for the message.
 
     Raises:
-        InputError: naming what is needed.
+        InputError: if not; names the size needed.
     """
     needs = f"{why} needs {_gib(needed)} GiB of shards of {redact_url(remote.url)} at hand, the"
     if needed > remote.cache_bytes:
@@ -161,7 +161,7 @@ def _gib(size: int) -> str:
 
 
 def _fetch_description(remote: RemoteFolder, folder: Path, say: bool) -> Dataset:
-    """Fetches `dataset.json`; uses the one from an earlier start where the source does not answer."""
+    """Fetches `dataset.json`; uses the one from an earlier start if the source does not answer."""
     path, stream, shown = folder / FILE_NAME, io.BytesIO(), redact_url(remote.url)
     try:
         download(file_url(remote.url, FILE_NAME), stream, patience_s=START_PATIENCE_S)
@@ -176,7 +176,7 @@ def _fetch_description(remote: RemoteFolder, folder: Path, say: bool) -> Dataset
         if say:
             print(f"warning: {error}; using its {FILE_NAME} of an earlier start", file=sys.stderr)
         return read_dataset(folder)
-    # What is none must not take the place of what was one.
+    # Parse first: an invalid file must not replace a valid one.
     dataset = parse_dataset(stream.getvalue(), f"{FILE_NAME} of {shown}")
     with replacing(path) as partial:
         partial.write_bytes(stream.getvalue())

@@ -1,4 +1,4 @@
-"""Reads byte ranges of shards that lie elsewhere, fetched when they are read."""
+"""Reads byte ranges of remote shards, which are fetched when they are read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mae_vit.data.remote.folder import RemoteFolder
 from mae_vit.data.shards.dataset_json import Shard
 from mae_vit.data.shards.shard_files import ReadError, ShardTable, read_range
 
-# How often a shard is marked as used: it is for the order in which shards make room.
+# How often a shard is marked as used; the least recently marked shards are evicted first.
 _MARKED_EVERY_S = 5.0
 _TRIES = 5
 
@@ -25,8 +25,7 @@ _TRIES = 5
 class RemoteShards:
     """The shards of a remote split, by number.
 
-    Each read opens the file anew: one that is kept open would take its room on the disk
-    after it had made room for another.
+    Each read opens the file anew: an open file would keep its disk space after its eviction.
     """
 
     def __init__(self, remote: RemoteFolder, shards: Sequence[Shard]) -> None:
@@ -39,13 +38,13 @@ class RemoteShards:
         self._marked: dict[int, float] = {}
 
     def path(self, shard: int) -> Path:
-        """Fetches a shard, unless it is there; it stays until others need its room.
+        """Fetches a shard, unless the cache has it; it stays there until it is evicted.
 
         Raises:
             ReadError: if its source does not have it.
-            FetchUnavailable: if it cannot be had now.
+            FetchUnavailable: if it cannot be fetched now.
         """
-        # What was refused once is not asked for again with each of its samples.
+        # Ask once for a refused shard, not again for each of its samples.
         if shard in self._refused:
             raise ReadError(self._refused[shard])
         try:
@@ -61,14 +60,14 @@ class RemoteShards:
 
         Raises:
             ReadError: if its source does not have it.
-            FetchUnavailable: if it cannot be had now.
+            FetchUnavailable: if it cannot be fetched now.
         """
         for _ in range(_TRIES):
             path = self.path(shard)
             try:
                 descriptor = os.open(path, os.O_RDONLY)
             except FileNotFoundError:
-                continue  # it has just made room for another
+                continue  # it has just been evicted
             try:
                 whole = os.fstat(descriptor).st_size == self._shards.size(shard)
                 data = read_range(descriptor, offset, length) if whole else b""
@@ -76,7 +75,7 @@ class RemoteShards:
                 os.close(descriptor)
             if len(data) == length:
                 return data
-            # It was checked when it came: something has cut it since.
+            # It was whole when it was fetched: something has truncated it since.
             path.unlink(missing_ok=True)
         raise ReadError("the shard does not last in the cache")
 

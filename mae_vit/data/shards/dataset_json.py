@@ -1,4 +1,4 @@
-"""`dataset.json`: what a folder of shards holds."""
+"""`dataset.json`: the description of a folder of shards."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from mae_vit.core.preprocessing import Preprocessing
 
 FORMAT = 1
 FILE_NAME = "dataset.json"
-# The sources that `mae-vit prepare` has by name, for the message about a missing folder.
+# Built-in sources of `mae-vit prepare`, for the message about a missing folder.
 BUILT_IN = ("digits", "cifar10", "cifar100")
 
 
 class StrictModel(BaseModel):
-    """A part of `dataset.json`: unchangeable, without unknown keys."""
+    """A part of `dataset.json`: frozen, without unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Scale(StrictModel):
-    """Raw values of each band that are 0 and 1 in unit scale.
+    """The map from raw values of each band to unit scale.
 
     Attributes:
-        low: is 0.
-        high: is 1.
+        low: raw value that becomes 0.
+        high: raw value that becomes 1.
         by: "percentiles 1, 99" of the band, "given" by the user, or "none": the type's own range (0..1 of floats).
     """
 
@@ -46,14 +46,14 @@ class BandTable(StrictModel):
     """The section "bands" of images other than 8-bit gray or RGB: what their values mean, and raw statistics of train.
 
     Attributes:
-        names: one a band.
+        names: one for each band.
         dtype: type of raw values.
-        scale: raw values to unit scale, in which the mean and std of the data set are.
+        scale: maps raw values to unit scale, which the mean and std of the data set use.
         nodata: raw value of missing pixels; None if there is none (NaN in floating-point images).
         nodata_share: share of each band's pixels without a value, 0 to 1.
         min: smallest raw value of each band.
         max: largest.
-        percentiles: raw values by percentile ("1", "2", "50", "98", "99"), one a band.
+        percentiles: raw values by percentile ("1", "2", "50", "98", "99"), one for each band.
         exact: whether the percentiles are of all pixels; else of a sample of them.
     """
 
@@ -97,7 +97,7 @@ class Shard(StrictModel):
 
 
 class IndexFile(StrictModel):
-    """Where the samples of a split lie in its shards (`mae_vit.data.index`), for readers who lack the shards."""
+    """Where the samples of a split lie in its shards (`mae_vit.data.index`), for readers without the shards."""
 
     file: str = Field(pattern=r"^[^/\\]+\.npy$")
     bytes: int = Field(gt=0)
@@ -105,7 +105,7 @@ class IndexFile(StrictModel):
 
 
 class Excluded(StrictModel):
-    """Images that a split was prepared without, since a test set has them.
+    """Images left out of a split because a test set has them.
 
     Attributes:
         source: the test set's folder and splits.
@@ -121,13 +121,13 @@ class Excluded(StrictModel):
 
 
 class Processing(Preprocessing):
-    """What was done to a split when it was prepared: to its images, and to their choice.
+    """How a split was prepared: changes to its images, and the selection of its samples.
 
     Attributes:
         subset: file that names its samples.
         fraction: share of the samples that was taken.
         limit_per_class: most samples of a class.
-        holdout: share of the samples that was drawn: taken away from "train", and all of "val".
+        holdout: share of the samples that was held out: removed from "train", or all of "val".
         excluded: near-duplicates of test sets, which were left out.
     """
 
@@ -139,7 +139,7 @@ class Processing(Preprocessing):
 
     @property
     def of_images(self) -> Preprocessing:
-        """What inference has to repeat."""
+        """The changes to images, which inference has to repeat."""
         return Preprocessing(**{name: getattr(self, name) for name in Preprocessing.model_fields})
 
 
@@ -177,7 +177,7 @@ class Masks(StrictModel):
 
 
 class Split(StrictModel):
-    """One split: its shards, and what its images are like.
+    """One split: its shards, and facts about its images.
 
     Attributes:
         samples: images.
@@ -185,11 +185,10 @@ class Split(StrictModel):
         source: what it was prepared from.
         height: smallest and largest, in pixels.
         width: smallest and largest.
-        formats: images by file name extension.
-        class_counts: images by class, in the order of the dataset's classes; those without
-            a label are not among them.
-        processing: what was done to the images and their choice.
-        index: its index; None in folders that only lie here.
+        formats: number of images by file name extension.
+        class_counts: number of images per class, in the order of the dataset's classes; unlabeled images are left out.
+        processing: changes to the images, and their selection.
+        index: its index; None in folders that are only used locally.
         masks: its images' masks; None without any.
     """
 
@@ -211,11 +210,11 @@ class Dataset(StrictModel):
     Attributes:
         format: version of this file's layout.
         tool: what wrote it.
-        classes: names; a sample's `.cls` is its place here; none if there are no labels.
-        channels: bands of the images; of 8-bit photographs 1 if all are gray, else 3.
-        mean: mean of each channel of train's pixels in 0..1 (of `bands` in unit scale, without missing ones).
+        classes: names; a sample's `.cls` is an index into them; empty if there are no labels.
+        channels: number of bands; for 8-bit photographs 1 if all are gray, else 3.
+        mean: mean of each channel over train's pixels, in 0..1 (in unit scale of `bands`, without missing pixels).
         std: standard deviation of each channel.
-        statistics_images: how many images mean and std are from.
+        statistics_images: number of images that mean and std were computed from.
         band_table: the section "bands"; None for 8-bit gray or RGB.
         splits: each split, by its name.
         segmentation: the classes of masks; None without masks.
@@ -261,7 +260,7 @@ SOURCES: dict[str, Any] = {}
 
 
 def describe_shard(path: Path, samples: int) -> Shard:
-    """Describes a shard as it lies there."""
+    """Describes a shard file: its name, samples, size and checksum."""
     return Shard(file=path.name, samples=samples, bytes=path.stat().st_size, sha256=file_digest(path))
 
 
@@ -278,7 +277,7 @@ def read_dataset(folder: Path) -> Dataset:
     """Reads a data folder's description.
 
     Raises:
-        InputError: if the folder is missing, empty, or not ours.
+        InputError: if the folder is missing, empty, or not a data folder.
     """
     if own := SOURCES.get(str(folder)):
         described: Dataset = own.describe()
@@ -303,7 +302,7 @@ def _why_none(folder: Path) -> str:
         ):
             return f"is no folder: give the one that holds {FILE_NAME}, {folder.parent}"
         hint, name = closest_path(folder), folder.name if folder.name in BUILT_IN else ""
-        # By the name of a built-in source, another one that lies there is not meant.
+        # The name of a built-in source is not a misspelling of another folder.
         hint = "" if name and not hint.endswith(f'/{name}"?') else hint
         return f"does not exist: make it with `mae-vit prepare {name or 'SRC'} {folder}`{f' ({hint})' if hint else ''}"
     tars = len(list(folder.glob("*.tar")))
@@ -321,14 +320,14 @@ def _why_none(folder: Path) -> str:
 
 
 def parse_dataset(data: bytes, name: str) -> Dataset:
-    """Checks a description.
+    """Parses and checks a `dataset.json`.
 
     Args:
-        data: the bytes of a `dataset.json`.
+        data: its bytes.
         name: its name in messages.
 
     Raises:
-        InputError: if it is none.
+        InputError: if it is not valid.
     """
     try:
         dataset = Dataset.model_validate(json.loads(data.decode("utf-8")))

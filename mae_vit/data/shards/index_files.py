@@ -1,4 +1,4 @@
-"""The files of an index: the array of rows beside the shards, and the folder of what is derived from them."""
+"""The files of an index: the array of rows beside the shards, and the folder of files derived from them."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ NO_LABEL = -1
 
 
 def reindex_hint(folder: Path) -> str:
-    """Says how a folder gets its index."""
+    """Returns how to write a folder's index."""
     owner = "" if os.access(folder, os.W_OK) else ", or let its owner run it: you cannot write there"
     return f"run `mae-vit prepare --reindex {folder}`{owner}"
 
 
 def index_problem(path: Path, info: Split, classes: int, *, compare: bool) -> str | None:
-    """Says what is wrong with an index that lies beside its shards, as a predicate; None if nothing is.
+    """Returns what is wrong with an index beside its shards, as a predicate for a message; None if nothing is.
 
     Args:
         path: file of the index.
-        info: what `dataset.json` says of the split and of its index.
-        classes: that there are.
-        compare: whether to compare its checksum, and each row with its shard.
+        info: the split and its index, as in `dataset.json`.
+        classes: number of classes.
+        compare: also compare its checksum, and each row with its shard.
     """
     assert info.index is not None
     try:
@@ -63,7 +63,7 @@ def stored_keys(path: Path, count: int) -> list[str] | None:
 
 
 def cache_folder(folder: Path) -> Path:
-    """Returns `.index/` beside the shards, or a folder of the user's cache where that cannot be written."""
+    """Returns `.index/` beside the shards, or a folder in the user's cache if that cannot be written."""
     beside = folder / ".index"
     try:
         beside.mkdir(exist_ok=True)
@@ -83,7 +83,7 @@ def cache_folder(folder: Path) -> Path:
 
 
 def decoded_files(folder: Path, split: str, info: Split) -> list[Path]:
-    """Returns the files of decoded images that runs keep of a split, as it is described."""
+    """Returns the files of decoded images that runs keep for a split with these shards."""
     name = f"{split}-{fingerprint_of(info)[:16]}-*[0-9].npy"
     return sorted(found for place in (folder / ".index", _users_cache(folder)) for found in place.glob(name))
 
@@ -93,7 +93,7 @@ def _users_cache(folder: Path) -> Path:
 
 
 def fingerprint_of(info: Split) -> str:
-    """Returns what changes when any shard of a split does."""
+    """Returns a hash that changes when any shard of a split changes."""
     text = "\n".join(f"{shard.file} {shard.samples} {shard.bytes} {shard.sha256}" for shard in info.shards)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -104,7 +104,7 @@ def key_check(key: str) -> int:
 
 
 def plain_key_fits(header: bytes, check: int) -> bool:
-    """Whether the name in a member's header has a key of this check; each read of an image asks."""
+    """Whether the key of the name in a member's header has this CRC-32. Each read of an image calls it."""
     name = header[:100].partition(b"\0")[0]
     return zlib.crc32(name[: name.find(b".", name.rfind(b"/") + 1)]) == check
 
@@ -124,7 +124,7 @@ def index_shard(path: Path, shard: int) -> np.ndarray:
 
 
 def rows_fit(rows: np.ndarray, shards: Sequence[Shard], classes: int) -> bool:
-    """Whether rows are of whole shards: as many samples in each as described, all within it, of known classes."""
+    """Whether rows fit their shards: as many samples in each as described, all within it, of known classes."""
     counts = np.array([shard.samples for shard in shards])
     if not np.array_equal(rows["shard"], np.repeat(np.arange(len(shards)), counts)):
         return False
@@ -135,15 +135,12 @@ def rows_fit(rows: np.ndarray, shards: Sequence[Shard], classes: int) -> bool:
 
 
 def load_rows(path: Path, samples: int | None = None) -> np.ndarray | None:
-    """Maps an index; None unless it is an array of rows, of `samples` if that is given.
-
-    A crash of the machine may leave an empty file.
-    """
+    """Maps an index into memory; None if it is no array of rows, or not of `samples` rows where that is given."""
     try:
         rows = np.load(path, mmap_mode="r")
-    except (OSError, EOFError, ValueError):
+    except (OSError, EOFError, ValueError):  # a crash of the machine may leave an empty file
         return None
-    # An archive of arrays opens as something else.
+    # np.load opens an archive of arrays as another type.
     if not isinstance(rows, np.ndarray) or rows.dtype != ROW or rows.ndim != 1:
         return None
     return rows if samples in (None, len(rows)) else None

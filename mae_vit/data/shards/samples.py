@@ -12,8 +12,8 @@ from mae_vit.core.messages import plain_text
 from mae_vit.core.user_files import ARRAY_EXTENSIONS, IMAGE_EXTENSIONS
 from mae_vit.data.shards.tar_headers import DamagedTar, Special, Tar, walk_tar
 
-# webdataset's own pattern (tariterators.base_plus_ext); files that it does not match
-# belong to no sample, nor do those that webdataset takes for metadata.
+# webdataset's own pattern (tariterators.base_plus_ext). Files that do not match it, and those that webdataset takes for
+# metadata, belong to no sample.
 _KEY = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
 _METADATA = re.compile(r"__[^/]*__($|/)")
 _MAX_IMAGE_BYTES = 2**31 - 1  # what the index's column holds
@@ -23,7 +23,7 @@ _NO_LABEL = re.compile(
     re.DOTALL,
 )
 _CONTROL = re.compile(rb"[\0-\x08\x0e-\x1f]")
-# Of a mask, beside its image.
+# Extension of a mask beside its image.
 MASK_EXTENSION = "seg.png"
 
 
@@ -32,11 +32,11 @@ class Sample:
     """One image of a shard.
 
     Attributes:
-        key: shared with its other members.
-        field: what webdataset calls the image: all after the first dot of its name, in lower case.
+        key: the key, which its other members share.
+        field: webdataset's name for the image: all after the first dot of its file name, in lower case.
         offset: place of its first byte in the tar.
         length: number of bytes.
-        label: what its `.cls` holds, None where there is none.
+        label: content of its `.cls`; None without one.
     """
 
     key: str
@@ -47,41 +47,41 @@ class Sample:
 
     @property
     def extension(self) -> str:
-        """Of the image: lower case, without the dot."""
+        """Extension of the image, in lower case, without the dot."""
         return self.field.rpartition(".")[2]
 
     @property
     def name(self) -> str:
-        """Of its member in the tar."""
+        """Name of its member in the tar."""
         return f"{self.key}.{self.field}"
 
 
 @dataclass(slots=True)
 class Group:
-    """The members of a key.
+    """The members that share a key.
 
     Attributes:
         key: their key.
-        fields: offset and size of each, by what follows the first dot of its name, in lower case.
+        fields: offset and size of each member, by the part of its name after the first dot, in lower case.
     """
 
     key: str
     fields: dict[str, tuple[int, int]]
 
     def image(self, shard: Path, asked: str | None = None) -> str | None:
-        """Returns the field that is the sample's image; None without one.
+        """Returns the field of the sample's image; None without one.
 
         Args:
-            shard: names it in errors.
+            shard: the shard, for messages.
             asked: the field that the user has named.
 
         Raises:
-            DamagedTar: if several could be meant.
+            DamagedTar: if several fields could be the image.
         """
         if asked is not None:
             return asked if asked in self.fields else None
         images = [field for field in self.fields if is_image_field(field)]
-        # Arrays beside a photograph are no images: features, a mask.
+        # Arrays beside a photograph are not images but features or masks.
         images = images or [field for field in self.fields if field in ARRAY_EXTENSIONS]
         plain = [field for field in images if "." not in field] if len(images) > 1 else images
         if len(plain) > 1 or (images and not plain):
@@ -92,7 +92,7 @@ class Group:
 def _several(key: str, images: list[str]) -> str:
     count = "two images" if len(images) == 2 else f"{len(images)} images"
     listed = ", ".join(images[:4]) + (", ..." if len(images) > 4 else "")
-    # cat.0.jpg, cat.1.jpg: names that have dots and belong to no sample.
+    # cat.0.jpg, cat.1.jpg: file names with dots, not the members of one sample.
     dots = (
         "a key ends at the first dot, so name the files without further dots, or "
         if _numbered(images)
@@ -103,17 +103,17 @@ def _several(key: str, images: list[str]) -> str:
 
 
 def _numbered(fields: list[str]) -> bool:
-    """Whether what follows the first dots are numbers, and no fields."""
+    """Whether each field begins with a number, so that the dot before it belongs to a file name."""
     return all(field.partition(".")[0].isdigit() for field in fields)
 
 
 def is_image_field(field: str) -> bool:
-    """Whether a member of this field is a photograph, and no mask."""
+    """Whether a member with this field is a photograph, not a mask."""
     return field != MASK_EXTENSION and field.rpartition(".")[2] in IMAGE_EXTENSIONS
 
 
 def split_key(name: str) -> tuple[str, str]:
-    """Splits a member's path as webdataset does: all after the first dot of the basename is extension.
+    """Splits a member's path as webdataset does: all after the first dot of the basename is the extension.
 
     A file that belongs to no sample has the key "".
     """
@@ -127,15 +127,15 @@ def read_groups(
     asked: str | None = None,
     lost: list[str] | None = None,
 ) -> list[Group]:
-    """Lists the samples of a shard as webdataset groups them: members of a key that follow each other.
+    """Lists the samples of a shard as webdataset groups them: adjacent members with the same key.
 
-    Members of a key that stand elsewhere, without an image there, belong to its image, too.
+    Members elsewhere with the same key, but without an image beside them, belong to the sample too.
 
     Args:
         tar: the shard.
-        special: see `walk_tar`; of links to members, which are followed, it gets none. None follows no links.
+        special: see `walk_tar`, except for links to members, which are followed. None follows no links.
         asked: the field that the user has named as the image.
-        lost: gets the keys of members that belong to no image.
+        lost: receives the keys of members that belong to no image.
 
     Raises:
         DamagedTar: if the tar is damaged or holds an image twice under a key.
@@ -169,7 +169,7 @@ def read_groups(
 
 
 def _follow(links: Sequence[Special], groups: list[Group]) -> list[Special]:
-    """Adds links to members, as tar writes of files that are one on disk, and returns the others."""
+    """Adds the targets of links to members, which tar writes for hard-linked files; returns the other links."""
     places = {(group.key, field): place for group in groups for field, place in group.fields.items()}
     by_key = {group.key: group for group in groups}
     others = []
@@ -203,7 +203,7 @@ def read_samples(path: Path) -> Iterator[Sample]:
 
 
 def read_label(descriptor: int, offset: int, size: int) -> bytes:
-    """Reads what a member of a label holds."""
+    """Reads the content of a member that holds a label."""
     return os.pread(descriptor, min(size, _MAX_LABEL_BYTES), offset).removeprefix(b"\xef\xbb\xbf").strip()
 
 
@@ -223,7 +223,7 @@ def find_masks(path: Path) -> dict[str, tuple[int, int]]:
 
 
 def images_of(path: Path, samples: Iterable[Sample]) -> Iterator[tuple[Sample, bytes]]:
-    """Reads the images of samples of a shard, of all of which there is one.
+    """Yields samples of a shard with the bytes of their images.
 
     Raises:
         OSError: if it cannot be read.
@@ -237,7 +237,7 @@ def class_number(path: Path, sample: Sample) -> int:
     """Returns a sample's class, -1 where it has none or a negative one.
 
     Raises:
-        DamagedTar: if its `.cls` is no class number.
+        DamagedTar: if its `.cls` is not a class number.
     """
     if sample.label is None:
         return -1
@@ -248,11 +248,11 @@ def class_number(path: Path, sample: Sample) -> int:
 
 
 def label_number(label: bytes) -> int | None:
-    """Returns the class number that a label holds, "2" or "2.0"; None of words."""
+    """Returns the class number that a label holds, "2" or "2.0"; None for words."""
     found = re.fullmatch(rb"([+-]?[0-9]{1,9})(\.0*)?", label)
     return int(found[1]) if found else None
 
 
 def no_single_label(label: bytes) -> bool:
-    """Whether a label is neither a number nor a name: a list, a fraction, what Python prints or stores of an array."""
+    """Whether a label is neither a number nor a name: a list, a fraction, an array as Python prints or stores it."""
     return bool(_NO_LABEL.fullmatch(label) or _CONTROL.search(label))

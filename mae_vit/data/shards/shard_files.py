@@ -1,4 +1,4 @@
-"""The shard files of a split, and bytes of them."""
+"""Reads bytes of a split's shard files."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from mae_vit.core.messages import error_reason
 from mae_vit.data.shards.dataset_json import Shard
 
 _MAX_OPEN_SHARDS = 256
-# Network file systems fail for a moment; each try opens the shard anew.
+# Network file systems may fail briefly; each retry opens the shard anew.
 _WAITS_S = (0.0, 0.1, 0.5, 1.0)
-# A lost shard is not waited for again with each of its samples, nor every shard where all are
-# gone: that would take hours. It may come back.
+# Do not wait again for a lost shard with each of its samples, nor for every shard if all are gone: that would take
+# hours. It may come back.
 _LOST_FOR_S = 60.0
 _PATIENT_FOR = 8
-# Not the shard's fault.
+# Errors of this process or machine, not of the shard.
 _OUR_OWN = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _MAX_STATTED_SHARDS = 64
 
 
 class ReadError(ValueError):
-    """Bytes that cannot be had; the message says why, in short."""
+    """Bytes cannot be read; the message gives the reason in short."""
 
 
 class _Lost(NamedTuple):
-    """What of a shard is not there: the bytes from `end` on, as of the time `since` (s)."""
+    """The missing part of a shard: its bytes from `end` on, as of the time `since` (s)."""
 
     end: int
     reason: str
@@ -42,24 +42,21 @@ class _Lost(NamedTuple):
 
 
 class ShardFiles:
-    """The shards of a split, opened when they are read.
-
-    Pickled, it opens for itself.
-    """
+    """The shards of a split, opened when they are read. A pickled copy opens its own files."""
 
     def __init__(self, folder: Path, shards: ShardTable) -> None:
         """Opens nothing yet.
 
         Args:
             folder: folder of the shards.
-            shards: their names, and the sizes that are described.
+            shards: their names and described sizes.
         """
         self._folder, self._shards = folder, shards
         self._open: OrderedDict[int, int] = OrderedDict()
         self._lost: dict[int, _Lost] = {}
 
     def path(self, shard: int) -> Path:
-        """Where a shard lies."""
+        """Returns the path of a shard."""
         return self._folder / self._shards.name(shard)
 
     def read(self, shard: int, offset: int, length: int) -> bytes:
@@ -70,7 +67,7 @@ class ShardFiles:
         """
         descriptor = self._open.get(shard)
         if descriptor is not None:
-            # Nearly every read ends here, in a microsecond or two; any other takes its time.
+            # The fast path: nearly every read ends here, in a microsecond or two.
             try:
                 data = os.pread(descriptor, length, offset)
             except OSError:
@@ -138,7 +135,7 @@ class ShardFiles:
         size, described = os.fstat(descriptor).st_size, self._shards.size(shard)
         if size > described:
             os.close(descriptor)
-            # What lies where in it nobody knows. One that is cut short still holds its first samples.
+            # Its samples may lie elsewhere now. A truncated shard still holds its first samples.
             raise ReadError(f"the shard changed: {size:,} bytes instead of {described:,}")
         self._open[shard] = descriptor
         return descriptor
@@ -156,7 +153,7 @@ class ShardFiles:
 
 
 def read_range(descriptor: int, offset: int, length: int) -> bytes:
-    """Reads until all is there or the file ends: a network file system may give less at once."""
+    """Reads until all is there or the file ends: a network file system may return less at once."""
     parts = []
     while length and (part := os.pread(descriptor, length, offset)):
         parts.append(part)
@@ -169,7 +166,7 @@ class ShardTable:
 
     def __init__(self, names: Sequence[str], sizes: Sequence[int]) -> None:
         """Takes file names, and sizes in bytes."""
-        # Names of files need not be Unicode; none ends with the zeros that arrays are filled up with.
+        # File names need not be Unicode. None ends with zero bytes, with which NumPy pads them.
         self._names = np.array([name.encode("utf-8", "surrogateescape") for name in names])
         self._sizes = np.array(sizes, np.int64)
 
@@ -186,9 +183,9 @@ class ShardTable:
 
 
 def misfit_shards(folder: Path, shards: Sequence[Shard]) -> dict[int, int | None]:
-    """Finds shards that have not the size that is described: their bytes by number, None where one is missing.
+    """Finds shards that do not have the described size: their size by shard number, None for a missing shard.
 
-    Looks at 64 evenly spread ones, and at all if one of these does not fit; `mae-vit check` reads them all.
+    Checks 64 evenly spread shards, and all if one of these does not fit; `mae-vit check` reads them all.
     """
 
     def size_of(number: int) -> int | None:
@@ -197,7 +194,7 @@ def misfit_shards(folder: Path, shards: Sequence[Shard]) -> dict[int, int | None
         except OSError:
             return None
 
-    # First and last among them: copies break off at the end.
+    # They include the first and the last: an interrupted copy lacks its end.
     numbers = np.linspace(0, len(shards) - 1, min(len(shards), _MAX_STATTED_SHARDS)).astype(int).tolist()
     if all(size_of(number) == shards[number].bytes for number in numbers):
         return {}

@@ -1,7 +1,6 @@
 """Reads the headers of a plain tar, to find members without unpacking them.
 
-Six times faster than `tarfile`, and it never trusts a size: a member that passes the
-end of the file is an error, not a short read.
+It is six times faster than `tarfile` and trusts no size: a member that passes the end of the file is an error.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ _REGULAR = (b"0", b"\0", b"7")
 # Links, devices, folders, pipes: no bytes follow, whatever their size field says.
 _BODILESS = (b"1", b"2", b"3", b"4", b"5", b"6")
 _HARD_LINK, _SYMLINK, _FOLDER = b"1", b"2", b"5"
-# Files whose bytes here are not those of the file.
+# Kinds of members whose stored bytes are not those of the file.
 _INCOMPLETE = {
     b"S": "is a sparse file, whose holes are not stored: pack it without --sparse",
     b"M": "begins in another volume: unpack the volumes together, and pack the files anew",
 }
 # Names and pax records; a longer one is an attack or damage.
 _MAX_EXTENDED_HEADER = 1 << 20
-# More than any writer fills its last record with zeros.
+# More zeros than any writer pads its last record with.
 _MAX_FILLED = 1 << 20
 _COMPRESSED = re.compile(
     rb"(?P<gzip>\x1f\x8b)|(?P<bzip2>BZh[1-9]1AY&SY)|(?P<xz>\xfd7zXZ\0)|(?P<zstd>\x28\xb5\x2f\xfd)"
@@ -41,7 +40,7 @@ class DamagedTar(ValueError):
 
 
 class IncompleteTar(DamagedTar):
-    """A tar that is not damaged, and holds members that cannot be read from it; the message names the remedy."""
+    """An undamaged tar with members that cannot be read from it; the message names the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +48,11 @@ class Tar:
     """A plain tar: a file, or a part of one.
 
     Attributes:
-        name: what users call it, a path; it may lie in another tar, or be compressed.
+        name: its path for users; it may lie in another tar, or be compressed.
         path: the file that holds it.
         start: place of its first byte there.
-        end: place behind its last byte; None for the end of the file.
-        file: keeps a file without a name.
+        end: place after its last byte; None for the end of the file.
+        file: keeps a file without a name open.
     """
 
     name: Path
@@ -91,14 +90,14 @@ class Member:
 
 
 class Special(NamedTuple):
-    """A link, device or pipe in a tar; `target` is the path in the tar that a link leads to."""
+    """A link, device or pipe in a tar; `target` is the path in the tar that a link points to."""
 
     name: str
     target: str | None
 
 
 def compression_of(path: Path) -> str | None:
-    """Names what a file is compressed by, from its first bytes.
+    """Names a file's compression from its first bytes; None if there is none.
 
     Raises:
         OSError: if it cannot be read.
@@ -113,7 +112,7 @@ def walk_tar(tar: Path | Tar, special: list[Special] | None = None) -> Iterator[
 
     Args:
         tar: the tar.
-        special: takes the links, devices and pipes, which are passed over.
+        special: receives the links, devices and pipes, which are not yielded.
 
     Raises:
         DamagedTar: naming the tar and the offset.
@@ -136,7 +135,7 @@ def _walk(
     at = start
     long_name: str | None = None
     long_link: str | None = None
-    shared: dict[str, str] = {}  # of a global header, for all members that follow
+    shared: dict[str, str] = {}  # from global headers, for all later members
     pax: dict[str, str] = {}
     while at + BLOCK <= end:
         header = data[at : at + BLOCK]
@@ -171,7 +170,7 @@ def _walk(
             pax = dict(shared)
         else:
             name = pax.get("GNU.sparse.name") or pax.get("path") or long_name or plain_name(header)
-            # GNU's sparse files of pax are regular ones with such records.
+            # In pax, GNU tar stores a sparse file as a regular one with such records.
             kind = b"S" if any(key.startswith("GNU.sparse.") for key in pax) else kind
             if kind in _INCOMPLETE:
                 raise IncompleteTar(f"{path}: {plain_text(name)} {_INCOMPLETE[kind]}")
@@ -192,7 +191,7 @@ def _text(name: bytes) -> str:
 
 
 def _number(field: bytes) -> int:
-    """Octal, or GNU's base-256 for large sizes; -1 for neither."""
+    """Parses an octal number, or GNU's base-256 for large sizes; -1 for neither."""
     if field[:1] == b"\x80":
         return int.from_bytes(field[1:], "big")
     try:
@@ -202,7 +201,7 @@ def _number(field: bytes) -> int:
 
 
 def _decimal(text: str) -> int:
-    """Pax's numbers; -1 for none."""
+    """Parses a number of a pax record; -1 if it is none."""
     try:
         return int(text)
     except ValueError:
@@ -210,7 +209,7 @@ def _decimal(text: str) -> int:
 
 
 def plain_name(header: bytes) -> str:
-    """Returns the name that a member's own header block holds; a long one stands in blocks before it."""
+    """Returns the name in a member's own header block; a long name stands in blocks before it."""
     name = header[:100].split(b"\0", 1)[0]
     prefix = (
         header[345:500].split(b"\0", 1)[0]
@@ -221,7 +220,7 @@ def plain_name(header: bytes) -> str:
 
 
 def name_is_cut(header: bytes) -> bool:
-    """Whether a header block may hold a part of a name alone: some writers cut it after 99 letters, or split it."""
+    """Whether the name field of a header may hold only a part: some writers cut it after 99 bytes, or split it."""
     return b"\0" not in header[:99] or (header[257:262] == b"ustar" and header[345:346] != b"\0")
 
 

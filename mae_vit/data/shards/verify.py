@@ -19,7 +19,7 @@ _NAMED = 5
 
 
 def check(folder: Path, *, decode_all: bool = False) -> list[str]:
-    """Reads every shard: presence, size, checksum, structure; samples too where one is damaged.
+    """Checks every shard: presence, size, checksum, structure; of a damaged shard also each sample.
 
     Args:
         folder: the data folder.
@@ -29,7 +29,7 @@ def check(folder: Path, *, decode_all: bool = False) -> list[str]:
         A line for each problem; none if all is well.
 
     Raises:
-        InputError: if the folder is no data folder.
+        InputError: if the folder is not a data folder.
     """
     dataset = read_dataset(folder)
     shards = [shard for split in dataset.splits.values() for shard in split.shards]
@@ -59,7 +59,7 @@ def check(folder: Path, *, decode_all: bool = False) -> list[str]:
 
 
 def _read_index(folder: Path, split: Split, classes: int) -> tuple[np.ndarray | None, str]:
-    """The rows of a split's index, and what is wrong with it."""
+    """Returns the rows of a split's index, or None and what is wrong with it."""
     if split.index is None:
         return None, f"{FILE_NAME}: no index"
     path = folder / split.index.file

@@ -27,7 +27,7 @@ def check(plan: ComparisonPlan) -> None:
     """Checks every config, as far as this is possible before pretraining has run.
 
     Raises:
-        InputError: if one is wrong; names the entry.
+        InputError: if a config is wrong; names the entry.
     """
     pretraining = {}
     for name, section in plan.config.pretrain.items():
@@ -65,7 +65,7 @@ def check_data(plan: ComparisonPlan) -> None:
     if is_url(path):
         return
     index = open_index(data_folder(path, plan.config.set), plan.config.set.get("data.split", "train"))
-    # Of masks, images without a label are one class.
+    # With masks, images without a label form one class.
     labels = np.maximum(index.labels, 0) if plan.config.segments else np.asarray(index.labels)
     most = int(np.bincount(labels[labels >= 0], minlength=1).max())
     asked = max((number for _, number, _ in plan.rows() if number != "all"), default=0)
@@ -75,7 +75,7 @@ def check_data(plan: ComparisonPlan) -> None:
 
 def _check_mode(plan: ComparisonPlan, entry: EntrySection, mode: ModeName) -> None:
     path = plan.file(entry.config)
-    # Weights that the comparison still has to pretrain are checked when they exist.
+    # Weights that are still to be pretrained are checked once they exist.
     ckpt = None if entry.start in plan.config.pretrain else entry.start
     points = plan.config.tuning_settings(entry) if mode in TUNED_BY else []
     for point in points or [{}]:
@@ -92,7 +92,7 @@ def _check_mode(plan: ComparisonPlan, entry: EntrySection, mode: ModeName) -> No
 def _check_equal_compute(
     plan: ComparisonPlan, entry: EntrySection, other: EntrySection, weights: str | None
 ) -> None:
-    """Checks that the cells exist from which a `compute_of` entry takes its cost and its settings."""
+    """Checks that the cells exist that give a `compute_of` entry its cost and settings."""
     if extra := [mode for mode in plan.modes(entry) if mode != "finetune"]:
         raise InputError(
             f'compute_of: "{entry.name}" trains as long as another: not in mode {", ".join(extra)}'

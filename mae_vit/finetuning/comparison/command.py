@@ -1,4 +1,4 @@
-"""The command line of comparisons, which is checked without importing torch."""
+"""The command line of comparisons, checked without importing torch."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ Several machines that see the same folder can run the same command at once: they
 
 
 def main(argv: Sequence[str] | None = None, *, prog: str | None = None) -> int:
-    """Runs the command line, of the command `prog` or a script; returns the exit code."""
+    """Runs the command line of the command `prog`, or of a script; returns the exit code."""
 
     def job() -> int:
         arguments = _parse(argv, prog)
-        # A mistake in it is known at once; what follows takes seconds to import. A pipe is read once alone.
+        # Report mistakes in the file before the slow imports below. Skip a pipe: it can be read only once.
         if isinstance(arguments.config, Path) and (
             arguments.config.is_file() or not arguments.config.exists()
         ):

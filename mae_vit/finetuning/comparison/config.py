@@ -17,11 +17,11 @@ from mae_vit.finetuning.config.modes import MODES, ModeName
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.objectives.pretrain_config import PretrainConfig
 
-# Labels of each class; "all" takes all that there are.
+# Labels per class; "all" takes every label.
 Labels = int | Literal["all"]
 Overrides = dict[str, Any]
 FinetuneOverrides = Annotated[Overrides, KeysOf(FinetuneConfig)]
-# The modes that train a whole network, and by which held-out metric their settings are chosen.
+# Modes that train a whole network -> the held-out metric that chooses their settings.
 TUNED_BY = {name: f"val_{mode.metric}" for name, mode in MODES.items() if mode.trains == "all"}
 # Keys that the plan sets itself -> the key of the comparison that determines the value.
 _OWN_KEYS = {
@@ -142,7 +142,7 @@ class CompareConfig(Section):
 
     @classmethod
     def key_of_runs(cls, path: str) -> str:
-        """Returns the comparison's key for a key of its runs, written with or without section, also misspelled."""
+        """Returns the comparison's key for a key of its runs, which may lack its section or be misspelled."""
         own: type[Section] = cls
         runs: dict[str, type[Section]] = {"set": FinetuneConfig, "pretrain.NAME.set": PretrainConfig}
         if path.startswith("pretrain.") and path.count(".") > 1:
@@ -190,7 +190,7 @@ class CompareConfig(Section):
 
     @property
     def segments(self) -> bool:
-        """Whether the comparison is of segmentation."""
+        """Whether the comparison measures segmentation."""
         return any(MODES[mode].labels == "mask" for mode in self._all_modes())
 
     @property
@@ -234,7 +234,7 @@ class CompareConfig(Section):
         return self.tune if entry.tune is None else entry.tune
 
     def draws_labels(self, labels: Labels, mode: ModeName, settings: Overrides) -> bool:
-        """Returns whether each seed takes labels or held-out images of its own. Without any, a draw has no effect."""
+        """Returns whether each seed draws its own labels or held-out images; otherwise a draw has no effect."""
         held_out = mode in ("finetune", "linear_probe") and settings.get("finetune.holdout", 0.1) > 0
         return self.label_draws and (labels != "all" or held_out)
 
@@ -256,10 +256,10 @@ class CompareArguments:
     """A parsed command line of a comparison, or a call from Python.
 
     Attributes:
-        config: the YAML file, or values, whose files are named from the current folder.
+        config: the YAML file, or values; their paths start at the current folder.
         overrides: settings `key.path=value`.
-        dry_run: whether to check all of it and list the runs alone.
-        report: whether to write the report of the finished runs alone.
+        dry_run: whether to only check everything and list the runs.
+        report: whether to only write the report of the finished runs.
         overrides_from: who gave the overrides, for messages.
     """
 

@@ -1,4 +1,4 @@
-"""Prints what a comparison is going to run: `--dry-run`."""
+"""Describes what a comparison will run (`--dry-run`)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,9 @@ from mae_vit.training.engines.precision import Chosen
 
 
 def describe_plan(plan: ComparisonPlan, precision: Chosen) -> str:
-    """Returns the plan as a tree: each pretraining run, below it the rows that begin from it, below these their runs.
+    """Returns the plan as a tree: pretraining runs, below each the rows that use it, below each row its runs.
 
-    Args:
-        plan: plan of the comparison.
-        precision: precision of the runs that name none.
+    `precision` is that of runs whose config names none.
     """
     slots = count_slots(plan.config.parallel)
     lines = [
@@ -66,7 +64,7 @@ def _progress(runs: Sequence[RunSpec]) -> str:
 
 
 def _seconds_left(runs: Sequence[RunSpec]) -> float | None:
-    """Estimates the seconds that are left, by the mean of the finished runs of each row; None where a row has none."""
+    """Estimates the seconds left from each row's mean over finished runs; None if a row has no finished run."""
     done: dict[Path, list[float]] = {}
     left = [run.folder.parent for run in runs if not run.is_done()]
     for run in runs:

@@ -21,31 +21,31 @@ from mae_vit.training.checkpoints.resume import FREE_KEYS
 from mae_vit.weights.names import is_frozen
 from mae_vit.weights.start import split_frozen, split_network
 
-# Options that name weights, whose content counts as that of --ckpt does.
+# Options that name weights; their content counts, as that of --ckpt does.
 _WEIGHTS_OPTIONS = ("finetune.teacher", "model.init")
 _WEIGHTS_FILES = ("model.safetensors", "encoder.safetensors")
 
 
 class Inputs:
-    """Digests of files and data, by what they are.
+    """Digests of files and data, by name.
 
-    Reports are also written where an input is gone. Its digest is then the one that `protocol.json` recorded.
+    A report can be written after an input is gone. Its digest then comes from `protocol.json`.
 
     Attributes:
-        digests: digests of all inputs that were asked for so far, by name.
+        digests: digests requested so far, by name.
     """
 
     def __init__(self, recorded: Mapping[str, Any]) -> None:
-        """Takes the digests that were recorded before."""
+        """Takes the digests of an earlier plan."""
         self._recorded, self.digests = recorded, dict[str, Any]()
 
     def identity(self, config: Path, overrides: Mapping[str, Any], *, tested: bool) -> dict[str, Any]:
-        """Describes what determines a run's result, apart from weights and runs that it begins from.
+        """Describes what determines a run's result, apart from --ckpt and the runs it needs.
 
         Args:
-            config: its YAML file. Only the values count, not comments or the place of the file.
+            config: its YAML file. Only the values count, not comments or the path.
             overrides: values by dotted key. Keys that a run may change when it resumes do not count.
-            tested: whether it reads a test split, too.
+            tested: whether the run also reads a test split.
 
         Returns:
             A JSON object.
@@ -59,7 +59,7 @@ class Inputs:
 
         splits = self._splits(str(setting("data.path")), setting("data.cache_dir"))
         train = setting("data.split") or "train"
-        # A further split makes no difference.
+        # Other splits make no difference.
         known = (name for name in TEST_SPLITS if name in splits and name != train)
         test = setting("finetune.test_split") or next(known, "")
         given = {option: setting(option) for option in _WEIGHTS_OPTIONS}
@@ -81,7 +81,7 @@ class Inputs:
         }
 
     def weights(self, name: str) -> str:
-        """Returns the digest of a weights file with the network's name; of what is no file (`timm:NAME`) the name."""
+        """Returns `NETWORK@DIGEST` of a weights file; for weights without a file (`timm:NAME`), the name."""
         network, path = split_frozen(name) if is_frozen(name) else split_network(name)[::-1]
         path = path or Path(name)
         for file in [path / name for name in _WEIGHTS_FILES] if path.is_dir() else [path]:
@@ -92,7 +92,7 @@ class Inputs:
         return str(self._keep(f"weights {name}", None) or name)
 
     def _splits(self, path: str, cache_dir: str | None) -> dict[str, str]:
-        """Returns the fingerprint of each split; none if the data were never there."""
+        """Returns each split's fingerprint; empty if the data were never there."""
         name = f"data {redact_url(path)}"
         if name not in self.digests:
             splits = None
@@ -110,10 +110,10 @@ class Inputs:
 
 
 def data_folder(path: str, settings: Mapping[str, Any]) -> Path:
-    """Returns the folder of shards that runs with these settings read, in their own cache where it is prepared.
+    """Returns the shard folder that runs with these settings read, which may lie in their cache.
 
     Raises:
-        InputError: if it cannot be had.
+        InputError: if the data cannot be opened or prepared.
     """
     return resolve_data_path(settings.get("data.path", path), cache_dir=settings.get("data.cache_dir")).folder
 

@@ -33,8 +33,8 @@ def compare(arguments: CompareArguments) -> Path:
     """Runs all that is missing and writes the report; returns the comparison's folder.
 
     Raises:
-        InputError: for whatever does not fit.
-        TrainingFailed: if runs failed; the report has the others.
+        InputError: if config, data or weights do not fit.
+        TrainingFailed: if runs failed; the report covers the others.
         RunInterrupted: if it was stopped, after the runs have saved.
     """
     source = arguments.config
@@ -62,11 +62,9 @@ def compare(arguments: CompareArguments) -> Path:
 
 
 def shared_precision(config: CompareConfig, begun: Precision | None) -> Chosen:
-    """Returns the precision of all runs that name none: that in which the comparison began, on any machine.
+    """Returns the precision of runs that name none: the one that the comparison began with, on any machine.
 
-    Args:
-        config: config of the comparison.
-        begun: the precision in its protocol.
+    `begun` is the precision in the comparison's protocol, if any.
     """
     device = choose_device(config.set.get("run.device") or "auto")
     chosen = choose_precision("auto", device)
@@ -74,14 +72,14 @@ def shared_precision(config: CompareConfig, begun: Precision | None) -> Chosen:
         chosen = fixed(begun, "auto: the comparison began so", device)
     asked: Literal["auto", "fp32", "bf16", "fp16"] = config.set.get("train.precision") or "auto"
     if asked != "auto":
-        # Pretraining does not take what is set for fine-tuning.
+        # `set` is for fine-tuning: pretraining keeps the comparison's precision.
         why = f"{chosen.why}; fine-tuning is in {asked}, as set"
         chosen = Chosen(chosen.precision, why, choose_precision(asked, device).warning or chosen.warning)
     return chosen
 
 
 def _run(plan: ComparisonPlan) -> dict[str, str]:
-    """Runs all that is missing; returns why runs failed, by their names."""
+    """Runs all that is missing; returns failed runs: name -> reason."""
     with _writing(plan.folder):
         chosen = shared_precision(plan.config, read_protocol(plan.folder)["precision"])
         keep_protocol(plan, precision=chosen.precision)
@@ -115,7 +113,7 @@ def _writing(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _stopping(runner: Runner) -> Iterator[None]:
-    """A signal ends the comparison after the current runs have saved; a second Ctrl-C does not wait."""
+    """Stops the comparison on a signal, once the current runs have saved; a second Ctrl-C does not wait."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         if runner.stopped and number == signal.SIGINT:

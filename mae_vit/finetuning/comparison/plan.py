@@ -32,7 +32,7 @@ class Cell:
 
     Attributes:
         entry: its row.
-        labels: labels of each class.
+        labels: labels per class.
         mode: how it is measured.
         seed: seed of the run.
         run: its run.
@@ -48,18 +48,15 @@ class Cell:
 
 
 class ComparisonPlan:
-    """All runs of a comparison, each with those that it needs; starts nothing."""
+    """All runs of a comparison, each with those that it needs; it runs nothing."""
 
     def __init__(
         self, config: CompareConfig, base: Path, folder: Path, recorded: Mapping[str, Any] | None = None
     ) -> None:
-        """Takes the config; runs are made when they are asked for.
+        """Takes the config; runs are built on demand.
 
-        Args:
-            config: the comparison's config.
-            base: the folder of the comparison's file, from which it names other files.
-            folder: the comparison's folder, which receives all runs.
-            recorded: digests of inputs that are gone by now (`Inputs`).
+        Relative paths in the config start at `base`; `folder` receives all runs. `recorded` has earlier digests, for
+        inputs that are gone (`Inputs`).
         """
         self.config, self.folder = config, folder
         self.inputs = Inputs(recorded or {})
@@ -89,7 +86,7 @@ class ComparisonPlan:
 
     @property
     def runs(self) -> list[RunSpec]:
-        """All runs, each behind those that it needs; cells of equal compute last."""
+        """All runs, each after those that it needs; equal-compute cells last."""
         cells = sorted((cell.run for cell in self.cells), key=lambda run: run.equal_compute is not None)
         choices = [cell.run.choice for cell in self.cells if cell.run.choice]
         tuning = dict.fromkeys(run for choice in choices for runs in choice.runs for run in runs)
@@ -107,10 +104,9 @@ class ComparisonPlan:
         return entry.modes or self.config.modes
 
     def seed_independent(self, entry: EntrySection, labels: Labels, mode: ModeName) -> bool:
-        """Returns whether seeds make no difference. Several equal cells would look like evidence.
+        """Returns whether seeds make no difference: several equal cells would look like evidence.
 
-        With pretrained weights, `knn` draws nothing, and `few_shot` draws nothing if it uses all labels
-        of the subset.
+        With pretrained weights, `knn` draws nothing; nor does `few_shot` if it uses all labels of the subset.
         """
         drawn = MODES[mode].trains != "nothing" or (mode == "few_shot" and labels == "all")
         own_shots = mode == "few_shot" and "finetune.shots" in {**self.config.set, **entry.set}
@@ -118,9 +114,9 @@ class ComparisonPlan:
         return not (entry.start is None or drawn or own_shots or draws)
 
     def choice(self, entry: EntrySection, labels: Labels, mode: ModeName) -> Choice | None:
-        """Returns what an entry's settings are chosen from; None where there are none."""
+        """Returns the settings to choose from, with their runs; None without any."""
         if entry.compute_of is not None:
-            # It has no tuning of its own and takes the settings of the scratch entry.
+            # It is not tuned itself: it takes the settings of the scratch entry.
             entry = self.usual(entry)
         points = self.config.tuning_settings(entry) if mode in TUNED_BY else []
         if not points:
@@ -141,7 +137,7 @@ class ComparisonPlan:
         return {"config": entry.config, **recipe, **own}
 
     def entry(self, name: str | None) -> EntrySection:
-        """Returns the entry of a name that exists."""
+        """Returns the entry called `name`."""
         return next(entry for entry in self.config.entries if entry.name == name)
 
     def usual(self, entry: EntrySection) -> EntrySection:
@@ -174,7 +170,7 @@ class ComparisonPlan:
     def pretraining_seconds(self, entry: EntrySection) -> float | None:
         """Returns how long the comparison pretrained an entry's weights; None if it did not.
 
-        What this pretraining began from is not part of it, as the machine that trained that is not known.
+        Weights that this pretraining began from do not count: the machine that trained them is not known.
         """
         if entry.start is None:
             return 0.0
@@ -182,12 +178,12 @@ class ComparisonPlan:
         return pretraining.summary.get("wall_s") if pretraining else None
 
     def _weights(self, entry: EntrySection) -> tuple[str | None, RunSpec | None]:
-        """Returns an entry's weights, as `--ckpt` takes them, and the run that makes them."""
+        """Returns an entry's weights, as `--ckpt` takes them, and the run that pretrains them."""
         pretraining = self.pretraining.get(entry.start or "")
         return (str(pretraining.run_folder), pretraining) if pretraining else (entry.start, None)
 
     def _tuning(self, entry: EntrySection, labels: Labels, number: int, seed: int) -> RunSpec:
-        """Returns the run that tries the setting of this number on held-out images."""
+        """Returns the run that tries setting `number` on held-out images."""
         name = f"tune {entry.name}, {labels} labels, setting {number}, seed {seed}"
         point = self.config.tuning_settings(entry)[number] | {"finetune.test": False}
         settings = {**self._settings(entry, labels, self.config.tuned_mode, seed, point), **point}
@@ -215,7 +211,7 @@ class ComparisonPlan:
     def _settings(
         self, entry: EntrySection, labels: Labels, mode: ModeName, seed: int, point: Overrides
     ) -> Overrides:
-        """Returns the overrides of a run, apart from those of `point`, a setting that it takes or may take."""
+        """Returns a run's overrides without those of `point`, the tuning setting that it uses or may choose."""
         shared = entry_settings(self.config, entry)
         draws = self.config.draws_labels(labels, mode, {**shared, **point})
         settings = {
@@ -232,7 +228,7 @@ class ComparisonPlan:
         return settings
 
     def _identified(self, spec: RunSpec) -> RunSpec:
-        """Gives a run its identity, by what it reads and by the identities of what it needs, and its folder."""
+        """Sets a run's identity, from what it reads and the runs that it needs, and its folder."""
         if spec.name not in self._specs:
             choice, equal, weights = spec.choice, spec.equal_compute, spec.weights
             tested = spec.program is FINETUNE and spec.overrides.get("finetune.test", True)

@@ -1,7 +1,7 @@
-"""`protocol.json`: what a comparison set out to compare, and what was changed after test results were there.
+"""`protocol.json`: the plans of a comparison, with the number of runs that had been tested at each.
 
-A choice that follows test results can steer them. So the comparison keeps each of its plans, and the report lists
-every change that was made after the first run had read the test split.
+Choices made after test results bias them. So the comparison keeps each of its plans, and the report lists every
+change made after the first run had read the test split.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from mae_vit.finetuning.comparison.inputs import sha1
 from mae_vit.finetuning.comparison.plan import ComparisonPlan
 
 PROTOCOL = "protocol.json"
-# They change no result.
+# Keys that change no result.
 _FREE = ("run", "parallel")
-# Files of run folders that have read the test split, of modes that train and of all.
+# A run folder has one of these once it has read the test split; the first only in modes that train.
 _AFTER_THE_TEST = ("test_reads.json", "results.json")
 
 
 def read_protocol(folder: Path) -> dict[str, Any]:
-    """Returns the protocol of a comparison's folder; one without plans where there is none."""
+    """Reads the protocol of a comparison's folder; returns one without plans if there is none."""
     path = folder / PROTOCOL
     protocol: dict[str, Any] = (
         json.loads(path.read_text()) if path.exists() else {"precision": None, "plans": []}
@@ -41,11 +41,9 @@ def recorded_inputs(protocol: dict[str, Any]) -> dict[str, Any]:
 
 
 def keep_protocol(plan: ComparisonPlan, *, precision: str) -> None:
-    """Writes the plan if it is another than before, and how many runs had read the test split by then.
+    """Adds the plan if it has changed, with the number of runs that had read the test split by then.
 
-    Args:
-        plan: plan of the comparison, whose folder exists.
-        precision: what `train.precision=auto` is in this comparison.
+    The comparison's folder must exist. `precision` is what `train.precision=auto` means in it.
     """
     plans = read_protocol(plan.folder)["plans"]
     settings = plan.config.model_dump(mode="json", exclude=set(_FREE))
@@ -64,12 +62,12 @@ def keep_protocol(plan: ComparisonPlan, *, precision: str) -> None:
 
 
 def tested_runs(folder: Path) -> set[Path]:
-    """Returns the run folders of a comparison that have read the test split, those of earlier plans too."""
+    """Returns the run folders that have read the test split, including those of earlier plans."""
     return {path.parent for name in _AFTER_THE_TEST for path in folder.glob(f"*/*/{name}")}
 
 
 def describe_changes(plan: ComparisonPlan) -> list[str]:
-    """Returns a sentence for each change of the plan after test images were read, and for runs of earlier plans."""
+    """Returns a sentence for each plan change after test images were read, and for runs of earlier plans."""
     changes = []
     for before, after in pairwise(read_protocol(plan.folder)["plans"]):
         files = [
@@ -88,7 +86,7 @@ def describe_changes(plan: ComparisonPlan) -> list[str]:
 
 
 def _differences(before: Any, now: Any, place: str = "") -> Iterator[str]:
-    """Yields the dotted names of values that differ; items of lists go by their names."""
+    """Yields the dotted keys of values that differ; list items are matched by name."""
     before, now = _by_name(before), _by_name(now)
     if isinstance(before, dict) and isinstance(now, dict):
         for key in {**before, **now}:

@@ -30,18 +30,18 @@ from mae_vit.runtime.signals import STOP_SIGNALS, blocked, exit_with_parent, wit
 from mae_vit.training.engines.precision import AUTO_PRECISION, Precision
 from mae_vit.training.outputs.run_folder import RUN_ID
 
-# Seconds between two looks at the running jobs.
+# Seconds between checks of the running jobs.
 _POLL_S = 0.5
-# Seconds between two looks at jobs that other processes may have started or finished.
+# Seconds between checks for runs that can begin: other processes also start and finish them.
 _LOOK_AGAIN_S = 5.0
-# What every job imports, which takes longer than a short job. A server imports it once, and forks the jobs.
+# What every job imports. This takes longer than a short job, so a server imports it once and forks the jobs.
 PRELOADED = [
     *("mae_vit.finetuning.comparison.runner", "mae_vit.cli.main"),
     *("mae_vit.pretraining.job", "mae_vit.finetuning.job", "torch._dynamo"),
 ]
-# How jobs end that a signal stops.
+# Exit codes of jobs that a signal stopped.
 _STOPPED = (EXIT_REQUEUE, EXIT_INTERRUPTED, *(-number for number in STOP_SIGNALS))
-# What multiprocessing says of a process whose server has ended.
+# Exit code that multiprocessing reports for a process whose server has ended.
 _SERVER_GONE = 255
 _LIBRARY = Path(__file__).resolve().parents[3]
 
@@ -56,11 +56,11 @@ class _Running:
 
 @dataclass
 class Runner:
-    """Runs specs in slots: one for each GPU, or a share of the cores.
+    """Runs specs in slots, each with a GPU or a share of the cores.
 
     Attributes:
         slots: number of runs at the same time.
-        precision: what `train.precision=auto` is for all runs.
+        precision: what `train.precision=auto` means for all runs.
         failed: exit code and last line of output, by name of the failed run.
         stopped: the signal that stopped the comparison; None if there was none.
     """
@@ -72,11 +72,10 @@ class Runner:
     _finished: set[RunSpec] = field(default_factory=set)
 
     def run(self, specs: Sequence[RunSpec], bar: Bar) -> None:
-        """Runs all that is not done. After a stop request the running ones save and end.
+        """Runs all unfinished specs. After a stop request the running ones save and end.
 
-        Runs begin in order, each as soon as those are done that it needs; it fails if one of them fails. Several
-        processes may run the same specs, also on several machines that see the same folders; a lock gives each run
-        to one process.
+        A run begins, in order, once the runs that it needs are done; it fails if one of them fails. Several processes
+        may run the same specs, even on several machines with the same folders; a lock gives each run to one process.
         """
         waiting = [spec for spec in specs if not self._is_finished(spec)]
         running: list[_Running] = []
@@ -101,7 +100,7 @@ class Runner:
                 item.process.kill()
 
     def stop(self, reason: str) -> None:
-        """Requests a stop: no further run begins, and those that run save."""
+        """Requests a stop: no further run begins, and running ones save."""
         self.stopped = self.stopped or reason
 
     def _fill(self, waiting: list[RunSpec], running: list[_Running]) -> None:
@@ -111,11 +110,11 @@ class Runner:
             running.append(self._start(*taken, slot))
 
     def _take(self, waiting: list[RunSpec]) -> tuple[RunSpec, list[str], FileLock] | None:
-        """Takes the first run that can begin, with its command; None if all wait, or other processes run them."""
-        # Many runs need the same: each file is read once.
+        """Claims the first run that can begin; returns it with its command, or None if no run can begin now."""
+        # Many runs need the same runs: read each summary once.
         finished = set(filter(self._is_finished, {need for spec in waiting for need in spec.needs}))
         for spec in list(waiting):
-            # Without what it needs it would be another experiment.
+            # Without the failed run it would be another experiment.
             if failed := next((need.name for need in spec.needs if need.name in self.failed), None):
                 waiting.remove(spec)
                 self.failed[spec.name] = f"it needs {failed}, which failed"
@@ -153,13 +152,13 @@ class Runner:
     def _finish(self, item: _Running) -> None:
         code, spec = item.process.exitcode, item.spec
         if code == _SERVER_GONE:
-            # The job itself goes on, and nobody would wait for it.
+            # The job itself still runs, and nothing would wait for it.
             with suppress(ProcessLookupError):
                 os.kill(item.process.pid or 0, signal.SIGKILL)
         item.claim.release()
         if code == 0:
             self._finished.add(spec)
-        # A job that gets the signal before it handles signals ends by it, and Ctrl-C reaches jobs by themselves.
+        # A signal kills a job that does not handle signals yet, and Ctrl-C reaches jobs directly.
         if code == 0 or (code in _STOPPED and self.stopped):
             return
         lines = [line for line in spec.log.read_text(errors="replace").splitlines() if line.strip()]
@@ -168,7 +167,7 @@ class Runner:
 
 
 def count_slots(parallel: int | str) -> int:
-    """Returns the number of runs at the same time: as asked, else one for each GPU, or one for each core."""
+    """Returns the number of parallel runs: as asked, else one per GPU, or without GPUs one per core."""
     if isinstance(parallel, int):
         return parallel
     return len(own_gpus()) or cores_of_rank()
@@ -186,16 +185,16 @@ def own_gpus() -> list[str]:
 
 
 def _context() -> SpawnContext | ForkServerContext:
-    """How jobs are started. A process that was forked cannot use a GPU that the server has looked at.
+    """Returns how jobs start: forked by a server, or spawned. After a fork, a GPU that the server touched is unusable.
 
-    Data workers of a job have a server of their own.
+    A job's data workers have their own server.
     """
     if not sys.platform.startswith("linux") or own_gpus():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     here = os.getcwd()
-    # The server imports what lies in its folder: this library, and no other checkout that is installed.
+    # The server imports from its working folder: this library, not another installed checkout.
     os.chdir(_LIBRARY)
     try:
         # Ctrl-C and a scheduler's signals are for the jobs, not for the server that forks them.
@@ -208,7 +207,7 @@ def _context() -> SpawnContext | ForkServerContext:
 
 @contextmanager
 def _as_in_slot(environment: Mapping[str, str], cores: Sequence[int]) -> Iterator[None]:
-    """Gives this process a job's environment and cores, which a process that is spawned has from its start."""
+    """Sets a job's environment and cores in this process, so that a spawned job has them from its start."""
     before, own = dict(os.environ), os.sched_getaffinity(0) if cores else set()
     os.environ.update(environment)
     if cores:
@@ -223,7 +222,7 @@ def _as_in_slot(environment: Mapping[str, str], cores: Sequence[int]) -> Iterato
 
 
 def _cores_of_slot(slot: int, slots: int) -> list[int]:
-    """The share of the cores of one slot; empty where the system does not bind processes to cores."""
+    """Returns a slot's cores; empty where the system does not bind processes to cores."""
     if not hasattr(os, "sched_getaffinity"):
         return []
     cores = sorted(os.sched_getaffinity(0))
@@ -237,13 +236,13 @@ def _run_job(
     cores: Sequence[int],
     ignored: Sequence[signal.Signals],
 ) -> None:
-    """Runs a script in this process, which is the job's own: its output goes to a file.
+    """Runs a script in this process, the job's own; its output goes to a file.
 
-    The process has its own share of the cores, and then one thread for each: more threads than cores would slow all
-    jobs. It dies with the comparison. So one that is killed and started again never meets a run of the earlier one.
+    The process has its own cores and one thread for each: more threads would slow all jobs. It dies with the
+    comparison, so a restarted comparison never meets a job of the killed one.
     """
-    atexit._clear()  # of what the server has imported
-    # The server may be that of data workers, which ignore signals.
+    atexit._clear()  # handlers of what the server has imported
+    # The server may belong to data workers, which ignore signals.
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
@@ -260,4 +259,4 @@ def _run_job(
     try:
         runpy.run_path(words[0], run_name="__main__")
     finally:
-        atexit._run_exitfuncs()  # a process of multiprocessing leaves them out
+        atexit._run_exitfuncs()  # processes of multiprocessing skip them

@@ -12,12 +12,12 @@ from mae_vit.finetuning.config.modes import MODES, ModeName
 from mae_vit.finetuning.config.pretrained import WITH_START, read_values
 from mae_vit.weights.names import is_frozen
 
-# A third-party encoder brings these. What the comparison sets for all rows is for ours.
+# A third-party encoder brings these itself: the comparison's shared values are for ours.
 _OF_THE_ENCODER = ("model.", "finetune.pool", "data.normalize")
 
 
 def entry_settings(config: CompareConfig, entry: EntrySection) -> Overrides:
-    """Joins the overrides of a row's runs: the comparison's and the entry's, which win."""
+    """Joins a row's overrides: the comparison's and the entry's, which win."""
     shared = config.set
     if is_frozen(entry.start):
         shared = {key: value for key, value in shared.items() if not f"{key}.".startswith(_OF_THE_ENCODER)}
@@ -27,15 +27,10 @@ def entry_settings(config: CompareConfig, entry: EntrySection) -> Overrides:
 def settings_with_start(
     path: Path, entry: EntrySection, mode: ModeName, overridden: Collection[str]
 ) -> Overrides:
-    """Returns what a config says with pretrained weights alone (`with_start`), by dotted keys.
+    """Returns the values of a config that apply only with pretrained weights (`with_start`), by dotted key.
 
-    Reports are written without the config, too. Then it is not known, and the result is empty.
-
-    Args:
-        path: file of the config.
-        entry: row of that config.
-        mode: mode in which the entry is measured.
-        overridden: keys that the comparison sets, which win.
+    The comparison's own keys, `overridden`, are left out. The result is empty if the config is gone: a report does
+    not need it.
     """
     if entry.start is None or is_frozen(entry.start) or MODES[mode].trains == "nothing":
         return {}
@@ -52,7 +47,7 @@ def settings_with_start(
     if MODES[mode].trains != "all":
         recipe.pop("optim.layer_decay", None)
 
-    def is_overridden(key: str) -> bool:  # itself, a part of it, or the whole that it is part of
+    def is_overridden(key: str) -> bool:  # the key itself, a key below it, or one above it
         return any(
             f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.") for other in overridden
         )
@@ -61,5 +56,5 @@ def settings_with_start(
 
 
 def override_words(overrides: Overrides) -> list[str]:
-    """Writes overrides as on the command line."""
+    """Formats overrides as words of a command line."""
     return [f"{key}={write_value(value)}" for key, value in overrides.items()]

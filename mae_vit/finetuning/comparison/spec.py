@@ -22,10 +22,10 @@ from mae_vit.models.encoder_cost import Cost, cost_of_weights
 from mae_vit.runtime.locks import try_lock
 from mae_vit.training.outputs.run_folder import RunFolder
 
-# By its path: of several checkouts a comparison's runs are those of the one that it runs in.
+# By path: with several checkouts, runs use the one that the comparison runs in.
 _COMMAND = str(Path(__file__).resolve().parents[2] / "cli" / "__main__.py")
 PRETRAIN = (_COMMAND, "pretrain")
-# Rows are trained under the same rules: none by another batch than it was given.
+# All rows train under the same rules: no run may change its batch.
 FINETUNE = (_COMMAND, "finetune", "--same-batch")
 
 
@@ -35,15 +35,15 @@ class RunSpec:
 
     Attributes:
         name: name in messages; unique in a comparison.
-        program: the script that runs it, and its first words.
+        program: the script that runs it, and its first arguments.
         config: its config file.
         overrides: values by dotted key, apart from those that other runs determine.
         folder: `COMPARISON/ROW/ID8`. It receives the run, its log and its lock.
         id: SHA-1 of all that determines its result.
         weights: its pretrained weights, as `--ckpt` takes them.
-        elsewhere: the run folder if it is outside the comparison's. Others may have started such a run. Its command
-            decides then whether it is this one, and finished.
-        pretraining: the run that makes the weights.
+        elsewhere: the run folder if it is outside the comparison's. If another comparison started a run there, the
+            command decides whether it is the same run, and finished.
+        pretraining: the run that pretrains the weights.
         choice: tuning runs that choose settings.
         equal_compute: runs that determine its length.
     """
@@ -109,7 +109,7 @@ class RunSpec:
         return {**settings, "train.steps": self.equal_compute.steps()} if self.equal_compute else settings
 
     def command(self) -> list[str]:
-        """Returns the command line, once the runs are done that it needs.
+        """Returns the command line; the runs that it needs must be done.
 
         Raises:
             InputError: if a cost is not known.
@@ -135,7 +135,7 @@ class RunSpec:
 
     @property
     def scores(self) -> bool:
-        """Whether it scores frozen features, by a small part of the work of training."""
+        """Whether it scores frozen features, which is far less work than training."""
         mode = MODES.get(self.overrides.get("finetune.mode", ""))
         return mode is not None and not mode.augment
 
@@ -145,12 +145,12 @@ _OTHER_LENGTHS = ("train.epochs", "train.samples")
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """Settings of which the best on held-out images is taken.
+    """Settings to choose from by their scores on held-out images.
 
     Attributes:
-        settings: overrides to choose from, at least one.
-        runs: the tuning runs of each, one a seed; none where there is nothing to choose.
-        metric: entry of their summaries, which decides.
+        settings: the overrides of each setting, at least one.
+        runs: the tuning runs of each setting, one per seed; empty for one setting.
+        metric: summary entry that decides.
     """
 
     settings: tuple[Overrides, ...]
@@ -167,7 +167,7 @@ class Choice:
         return means
 
     def best(self) -> Overrides | None:
-        """Returns the setting of the highest score, of equal ones the first; None until all are known."""
+        """Returns the first setting with the highest score; None until all scores are known."""
         scores = self.scores()
         known = [score for score in scores if score is not None]
         if len(known) < len(scores):
@@ -180,8 +180,8 @@ class EqualCompute:
     """The length of a run that takes as many FLOPs as another's pretraining and fine-tuning.
 
     Attributes:
-        other: whose compute it takes.
-        usual: the run of the same network and the usual length, which tells the FLOPs of a step.
+        other: run whose compute it matches.
+        usual: run of the same network at the usual length, which tells the FLOPs of a step.
     """
 
     other: RunSpec
@@ -201,7 +201,7 @@ class EqualCompute:
 
 
 def cost_of_run(summary: dict[str, Any]) -> Cost:
-    """Reads the cost of a run by itself from its `summary.json`."""
+    """Reads a run's own cost, without its weights', from `summary.json`."""
     flops, steps = summary.get("flops_per_step"), summary.get("steps")
     return Cost(summary.get("samples"), None if flops is None or steps is None else flops * steps)
 

@@ -1,1 +1,1 @@
-"""mae_vit/finetuning/config/__init__.py."""
+"""The config of fine-tuning."""

@@ -43,23 +43,23 @@ MODES: dict[str, Mode] = {
     "segment_probe": Mode("head", labels="mask", augment=True),
 }
 
-# Lists options with an effect on frozen features, so that a new option counts as one without.
+# Options with an effect on frozen features. An option that is not listed counts as one without.
 _IMAGES = {"path", "cache_dir", "cache_gib", "split", "source", "memory_limit_gib", "workers", "normalize"}
 _OBEYED_BY_ALL: dict[str, set[str]] = {
     "model": {"name", "family"},  # and what is of the network itself
     "data": _IMAGES | {"labels_per_class", "label_draw", "augment"},
-    # Features are of images as they are; `flip` is the one option that is on by default.
+    # Images are encoded without augmentation; `flip` is the one option that is on by default.
     "data.augment": set(),
     "optim": set(),
     "train": {"effective_batch_size", "batch_size_per_device", "precision"},
-    # Nothing is saved on the way, gone back to or logged: `tensorboard`, on by default, has nothing to write,
-    # nor have the trackers of a comparison's other cells.
+    # Nothing is checkpointed, rolled back or logged. `tensorboard` is on by default, and a comparison sets trackers
+    # for all its cells: they are accepted.
     "checkpoint": set(),
     "guard": set(),
     "monitor": {"tensorboard", "trackers", "tracker_group"},
     "finetune": {"mode", "start", "pool", "test", "test_split"},
 }
-# What training one layer on them obeys beside these.
+# Further options with an effect when one layer is trained on the features.
 _OBEYED_BY_PROBE = {
     "data": {"order", "lanes", "block_shards"},
     "optim": {"name", "blr", "lr", "min_lr", "betas", "momentum", "weight_decay"},

@@ -24,26 +24,26 @@ if TYPE_CHECKING:  # slow to import: not for a run from scratch
     # Ours, or third-party ones that are only measured.
     Pretrained = Weights | ForeignWeights
 
-# Sections of a config file that override the others with pretrained weights.
+# Key of a config file; its sections override the others if there are pretrained weights.
 WITH_START = "with_start"
 
 
 class WeightsOverrides:
-    """Reads pretrained weights, and applies what they say to a config file's values; overrides come after it.
+    """Reads pretrained weights, and applies them to a config file's values; command-line overrides come later.
 
-    First the file's section `with_start`, then the encoder's geometry and the normalization that it was trained with.
-    The size of images is the file's, where it gives one. A third-party encoder has its own network and size instead.
+    The file's section `with_start` comes first, then the encoder's geometry and the normalization of its training.
+    The file's image size wins, if it gives one. A third-party encoder brings its own network and size instead.
 
     Attributes:
         weights: the pretrained weights; None for a run from scratch.
-        replaced: values of the file that gave way, each with that of the weights, by key.
+        replaced: key -> replaced value of the file, and value of the weights.
     """
 
     def __init__(self, ckpt: str | None, source: ConfigSource, overrides: Sequence[str] = ()) -> None:
-        """Reads the weights that --ckpt names, or else the file, as that of a finished run does.
+        """Reads the weights that --ckpt names, or else the file, as a finished run's does.
 
         Raises:
-            InputError: if the weights cannot be read, or are given in a way that does not count.
+            InputError: if the weights cannot be read, or are not given by --ckpt.
         """
         if ckpt is not None and not ckpt.strip():
             raise InputError(
@@ -66,10 +66,10 @@ class WeightsOverrides:
         return str(self._given.get("finetune.mode") or section.get("mode") or "finetune")
 
     def __call__(self, raw: dict[str, Any]) -> None:
-        """Changes sections as read.
+        """Applies the weights to the sections as read.
 
         Raises:
-            InputError: if `with_start` is no mapping of sections, or names another network than the weights.
+            InputError: if `with_start` is not a mapping of sections, or the config names another network.
         """
         extra = _sections(raw.pop(WITH_START, None) or {})
         run = raw.setdefault("run", {})
@@ -90,10 +90,10 @@ class WeightsOverrides:
         _lay_over(raw, facts)
 
     def _facts(self, raw: dict[str, Any]) -> dict[str, dict[str, Any]]:
-        """Returns the values that weights of ours give: geometry, normalization and pooling."""
+        """Returns the values that our weights bring: geometry, normalization and pooling."""
         weights: Weights = self.weights  # type: ignore[assignment]
         name, model, finetune = str(self._name), _section(raw, "model"), _section(raw, "finetune")
-        # The commit of a branch of the Hub, which moves.
+        # Pin the commit: a branch of the Hub moves.
         facts: dict[str, dict[str, Any]] = {
             "finetune": {"start": weights.source if is_hub_name(name) else name}
         }
@@ -101,7 +101,7 @@ class WeightsOverrides:
             self._check_network(model, geometry)
             facts["model"] = geometry.to_config()
             if isinstance(geometry, ViTGeometry):
-                # As in the official MAE code: a fixed table is where learned positions begin.
+                # As in the official MAE code, learned positions begin from a fixed table.
                 facts["model"]["pos_embed"] = "learnable"
             if "img_size" in model:
                 # Positions are interpolated to the size that the recipe asks for.
@@ -116,7 +116,7 @@ class WeightsOverrides:
         return facts
 
     def _check_network(self, model: Mapping[str, Any], geometry: Geometry) -> None:
-        """Refuses a recipe, or an override, for another network than that of the weights."""
+        """Rejects a recipe, or an override, for another network than the weights'."""
         stated, ours = self._given.get("model.name") or model.get("name"), geometry.to_config()["name"]
         if stated not in (None, ours) and family_of({"name": stated}) == "network":
             raise InputError(
@@ -167,7 +167,7 @@ def read_pretrained(name: str, mode: str) -> Pretrained:
 
 
 def run_name(weights: str) -> str:
-    """Returns a name of weights as part of a run's name."""
+    """Turns the name of weights into a part of a run's name."""
     from mae_vit.weights.start import name_of
 
     kept = "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in name_of(weights))
@@ -175,7 +175,7 @@ def run_name(weights: str) -> str:
 
 
 def read_values(source: ConfigSource) -> dict[str, Any]:
-    """Returns the values of a config by section; empty if it is gone, or no config."""
+    """Returns the values of a config by section; empty if it is missing or invalid."""
     try:
         text = source.text if isinstance(source, ConfigValues) else read_text(source)
         content = parse_yaml(text, str(source))
@@ -190,7 +190,7 @@ def _section(raw: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _keep_shared(model: dict[str, Any], family: str) -> None:
-    """Leaves of a file's encoder what does not define it and an encoder of another family has, too."""
+    """Drops a file's model options, except those that an encoder of another `family` shares."""
     shared = {"img_size", "in_chans", "drop_path_rate", "patch_init"} & set(ENCODERS[family].model_fields)
     for key in set(model) - shared:
         del model[key]

@@ -21,7 +21,7 @@ def read_config(arguments: Arguments) -> tuple[FinetuneConfig, Pretrained | None
     """Loads the config and the pretrained weights. Weights may override config values; each override yields a note.
 
     Raises:
-        InputError: for whatever does not fit.
+        InputError: if config or weights do not fit.
     """
     source, recipe = arguments.config, list[str]()
     if source is None:
@@ -30,9 +30,9 @@ def read_config(arguments: Arguments) -> tuple[FinetuneConfig, Pretrained | None
 
         source, recipe = find_recipe(arguments.ckpt, arguments.overrides)
     overrides, notes = [*recipe, *arguments.overrides], list[str]()
-    if isinstance(source, Path) and source.is_fifo():  # can be read once
+    if isinstance(source, Path) and source.is_fifo():  # a pipe can be read only once
         source = ConfigValues(read_text(source))
-    # A plug-in may bring the encoder of the weights.
+    # A plug-in may define the encoder of the weights.
     import_plugins(named_plugins(read_values(source), overrides))
     pretrained = WeightsOverrides(arguments.ckpt, source, overrides)
     config = load_config(

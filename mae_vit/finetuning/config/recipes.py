@@ -21,7 +21,7 @@ from mae_vit.weights.read import read_weights
 # Keys of a run's data that its fine-tuning needs too.
 _KEPT = ("path", "split", "cache_dir", "cache_gib")
 _PASS = "give --config FILE data.path=DIR, such as --config finetune_cifar_tiny"
-# By size: the config of the mode "finetune" and of those that train nothing.
+# Model size -> config of mode "finetune" and of modes that train nothing.
 _RECIPES = {
     "tiny-cifar": "finetune_cifar_tiny",
     **dict.fromkeys(("Ti", "S", "B"), "finetune_base"),
@@ -34,19 +34,19 @@ _PROBE_RECIPES: dict[str, tuple[str, tuple[str, ...]]] = {
     **dict.fromkeys(("Ti", "S", "B"), ("linear_probe_base", ())),
     **dict.fromkeys(("L", "H"), ("linear_probe_base", ("train.epochs=50",))),
 }
-# Where images are measured that were not trained on, best first.
+# Splits to test on, best first.
 TEST_SPLITS = ("test", "val")
 
 
 def find_recipe(ckpt: str | None, given: Sequence[str] = ()) -> tuple[Path, list[str]]:
-    """Returns the config and overrides for pretrained weights that are a run folder.
+    """Returns the config and overrides for the pretrained weights of a run folder.
 
     Args:
         ckpt: value of --ckpt.
         given: overrides of the command line, such as other data, or a mode with recipes of its own.
 
     Raises:
-        InputError: with the options to pass, if RUN does not determine all.
+        InputError: if the run does not determine everything; names the options to pass.
     """
     if ckpt is None:
         raise InputError(
@@ -55,7 +55,7 @@ def find_recipe(ckpt: str | None, given: Sequence[str] = ()) -> tuple[Path, list
     folder = Path(ckpt)
     names_weights = ckpt.startswith(TIMM_PREFIX) or is_frozen(ckpt)
     if not names_weights and not (folder / "config.yaml").is_file():
-        # A config does not help if there are no weights.
+        # Fails if there are no weights: a config would not help.
         read_weights(ckpt)
     if not folder.is_dir():
         raise InputError(f"--ckpt {ckpt} is no run folder, which would say how to fine-tune: {_PASS}")
@@ -89,8 +89,7 @@ def find_recipe(ckpt: str | None, given: Sequence[str] = ()) -> tuple[Path, list
         name, overrides = _RECIPES[model["name"]], ()
         if masks and model["name"] != "tiny-cifar":
             name, overrides = "segment_base", (f"model.name={model['name']}",)
-        # How images may be cut and mirrored depends on their sizes and on what they show; how small a cut may be is
-        # the recipe's.
+        # The data determine how images may be cropped and flipped; the recipe, how small a crop may be.
         views = {key: augment.get(key) for key in ("crop", "pad_px", "flip")}
         taken |= {f"data.augment.{key}": value for key, value in views.items() if value is not None}
     taken["model.img_size"] = model["img_size"]

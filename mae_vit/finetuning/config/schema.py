@@ -17,12 +17,12 @@ from mae_vit.weights.names import is_frozen
 
 HeadInit = Literal["zero", "small"]
 DistillationKind = Literal["hard", "soft"]
-# DeiT Eq. 3; lambda and tau of Eq. 2 as DeiT Sec. 5 has them.
+# DeiT Eq. 3 and 2, the latter with lambda and tau of Sec. 5.
 _DISTILLATION_OPTIONS: dict[str, dict[str, Any]] = {
     "hard": {"distillation_weight": 0.5},
     "soft": {"distillation_weight": 0.1, "distillation_temperature": 3.0},
 }
-# Part of the schema, and refused: pretraining's, or given by --ckpt.
+# In the schema, but rejected: for pretraining only, or set by --ckpt.
 _UNUSED_MONITOR = (
     "evaluate_split",
     "evaluate_images",
@@ -120,13 +120,13 @@ class FinetuneSection(Section):
     shots: list[int] = Field(default=[1, 5, 10, 25], min_length=1)
     draws: int = Field(default=5, gt=0)
     neighbors: int = Field(default=20, gt=0)
-    # Ours: a rate that suits one encoder's features is another's ten times over; MAE has one.
+    # Ours: the best rates for two encoders' features may differ tenfold; MAE has one rate.
     lr_factors: list[float] = Field(default=[0.1, 0.3, 1.0, 3.0, 10.0], min_length=1)
 
     @model_validator(mode="before")
     @classmethod
     def _fill_in(cls, raw: Any) -> Any:
-        """Each kind of distillation has its own options; without a teacher all stay unset."""
+        """Fills in options of the kind of distillation; without a teacher all stay unset."""
         if not isinstance(raw, dict) or raw.get("teacher") is None:
             return raw
         raw = {**raw, "distillation": raw.get("distillation") or "hard"}
@@ -177,7 +177,7 @@ class FinetuneConfig(Config):
 
     @property
     def mode(self) -> Mode:
-        """What `finetune.mode` stands for."""
+        """The mode that `finetune.mode` names."""
         return MODES[self.finetune.mode]
 
     @model_validator(mode="after")
@@ -218,7 +218,7 @@ class FinetuneConfig(Config):
             )
 
     def _check_segmentation(self) -> None:
-        """Each pixel keeps its class: nothing may move pixels without their mask, or mix images."""
+        """Rejects options that move pixels without their mask, or mix images."""
         mode, finetune, augment = self.finetune.mode, self.finetune, self.data.augment
         refused = {
             "finetune.mixup": finetune.mixup,
@@ -232,7 +232,7 @@ class FinetuneConfig(Config):
                 raise ValueError(f'{key}={value} changes images without their masks: not with mode="{mode}"')
 
     def _check_network(self) -> None:
-        """A network has its own read-out and head; a third-party encoder is measured with its own pooling."""
+        """Checks a network with its own read-out and head, or a third-party encoder with its own pooling."""
         name, mode, weights = self.model.name, self.finetune.mode, self.finetune.start
         if is_frozen(weights):
             if self.mode.trains == "all":

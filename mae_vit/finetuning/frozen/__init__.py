@@ -1,1 +1,1 @@
-"""mae_vit/finetuning/frozen/__init__.py."""
+"""The modes that encode each image once."""

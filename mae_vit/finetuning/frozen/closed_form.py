@@ -22,9 +22,9 @@ from mae_vit.runtime.collectives import sum_over_ranks
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.weights.feature_encoder import FeatureEncoder
 
-# For each mode that uses all labels: a function of (support, labels, query, *, num_classes, **options) that
-# returns scores (m, K) >= 0, not all 0 in a row, which are divided by their sum to be probabilities; and its
-# options, which the summary also lists.
+# Mode that uses all labels -> its function, and its options, which the summary also lists. The function maps
+# (support, labels, query, *, num_classes, **options) to scores (m, K) >= 0, not all 0 in a row; each row divided
+# by its sum gives probabilities.
 WITH_ALL_LABELS: dict[str, Callable[[FinetuneSection], tuple[Callable[..., Tensor], dict[str, Any]]]] = {
     "knn": lambda options: (knn_scores, {"neighbors": options.neighbors}),
 }
@@ -36,8 +36,8 @@ def score_in_closed_form(
     """Classifies the test images by nearest neighbors or least squares, on the device; collective.
 
     Returns:
-        Entries of the summary, with measures of the training images' features, and predictions. For
-        "few_shot" these are of the last draw with the most shots.
+        Entries of the summary, with measures of the training images' features, and predictions: for
+        "few_shot" those of the last draw with the most shots.
     """
     labels = read_train_labels(data, data.train, predictor.device)
     test_labels, classes = read_test_labels(data), len(data.classes)

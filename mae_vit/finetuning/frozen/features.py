@@ -1,4 +1,4 @@
-"""The encoder whose frozen features are scored, with a fresh layer for them; and its features."""
+"""Opens a frozen encoder with a fresh layer, and computes its features."""
 
 from __future__ import annotations
 
@@ -36,12 +36,9 @@ class FrozenModel(NamedTuple):
 
 
 def open_frozen(setup: Setup, *, random: bool = False, say: bool = False) -> FrozenModel:
-    """Opens the encoder with its pretrained weights; without any, or if `random`, with those of the run's seed.
+    """Opens the encoder with its pretrained weights; without any, or if `random`, with weights of the run's seed.
 
-    Args:
-        setup: the run's parts.
-        random: leaves out the pretrained weights.
-        say: prints how they were loaded.
+    `say` prints how they were loaded.
 
     Raises:
         InputError: if the weights do not fit; names the difference.
@@ -97,11 +94,11 @@ def read_features(
     samples: np.ndarray,
     predictor: Predictor,
 ) -> torch.Tensor:
-    """Encodes images, and pools as the encoder does; each rank every world_size-th image; collective.
+    """Encodes and pools images, each rank every world_size-th; collective.
 
     Args:
         encoder: ours or a third-party one, on the device; it is left in evaluation mode.
-        data: labeled images, which make the batches.
+        data: makes the batches.
         source: reads images without augmentation.
         samples: int64 (n,), numbers of samples in `source`.
         predictor: ranks, device, precision and batch size.

@@ -1,7 +1,4 @@
-"""The mode "linear_probe": encodes each image once, trains one layer at several rates, and tests the best one.
-
-Held-out images choose the learning rate.
-"""
+"""The mode "linear_probe" trains a layer on features at several rates; held-out images choose the one to test."""
 
 from __future__ import annotations
 
@@ -37,9 +34,8 @@ from mae_vit.training.optim.optimizers import make_optimizer
 from mae_vit.weights.start import origin_of
 
 WEIGHTS = "linear.safetensors"
-# Multiplications per step from which several threads are worth it. Measured with two cores, both busy:
-# steps of a tenth of this took 1-6 ms with one thread and 200 ms with two; steps of ten times this took 580
-# and 830 ms.
+# Multiplications per step above which several threads pay. Measured on two busy cores: steps of a tenth of this
+# took 1-6 ms with one thread and 200 ms with two; steps of ten times this took 580 and 830 ms.
 _WORTH_THREADS = 1 << 28
 
 
@@ -126,7 +122,7 @@ def score_by_probe(
 
 
 def describe_results(summary: dict[str, Any]) -> list[str]:
-    """Returns the lines to print about rates, and what to make of the accuracies."""
+    """Returns the lines to print about rates, and how to read the accuracies."""
     rates = summary["probe_rates"]
     lines = [
         f"  rate {row['lr']:<9.3g} held-out "
@@ -206,10 +202,7 @@ def _chances(probe: LinearProbe, features: Tensor) -> Tensor:
 
 
 def probe_bytes(probe: LinearProbe, setup: Setup) -> bytes:
-    """Returns the layer as a safetensors file by timm's names: a head for the pretrained encoder.
-
-    The norm before the layer is folded into it.
-    """
+    """Returns the layer, with its norm folded in, as a safetensors file: an encoder's head by timm's names."""
     weight, bias = (tensor.cpu().contiguous() for tensor in probe.folded())
     finetune, pool = setup.config.finetune, {} if setup.info is None else {"pool": setup.config.finetune.pool}
     metadata = {

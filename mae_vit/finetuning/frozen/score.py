@@ -1,4 +1,4 @@
-"""Scores frozen features in the modes that take no steps of the training loop: few_shot, knn, linear_probe."""
+"""Scores frozen features in the modes without the training loop: few_shot, knn, linear_probe."""
 
 from __future__ import annotations
 
@@ -53,15 +53,9 @@ def score(
     precision: Chosen,
     arguments: Arguments,
 ) -> None:
-    """Scores frozen features on the test split, which it reads once; then those of random weights, to compare with.
+    """Scores frozen features on the test split, then those of random weights as a baseline; writes the results.
 
-    Args:
-        setup: the run's parts.
-        config: the config with the run's precision.
-        folder: the run folder.
-        identity: identity of the run.
-        precision: the run's precision.
-        arguments: the command line, of which options without effect are named.
+    `config` has the run's precision. A note names the options of `arguments` without effect.
 
     Raises:
         InputError: if the weights do not fit, or the results cannot be written.
@@ -74,9 +68,9 @@ def score(
         setup.warn_of_seen_labels()
     facts = {**run_facts(config, data), "derived": setup.derived, "labels_seen_by_start": setup.label_overlap}
     facts |= {"notes": list(setup.plan.notes)} if setup.plan is not None and setup.plan.notes else {}
-    # For the progress of a comparison: networks encode each image once, and the rest takes little.
+    # For a comparison's progress: networks encode each image once, and the rest takes little.
     encoded = len(data.train) + len(data.held_out) + len(data.test) * config.finetune.test
-    networks = 2 if setup.pretrained else 1  # with that of random weights
+    networks = 2 if setup.pretrained else 1  # plus the one with random weights
     facts["scoring_flops"] = networks * encoded * _forward_flops(setup)
 
     def create() -> None:
@@ -87,7 +81,7 @@ def score(
             print_notes([f"{config.finetune.mode} trains nothing, so these have no effect: {unused}"])
 
     with run_folder_locked(folder, ranks):
-        # Another process may have finished the run while this one waited for the lock.
+        # Another process may have finished the run meanwhile.
         if run_on_rank_zero(lambda: is_scored(folder, identity), ranks):
             say_finished(setup, folder)
             return
@@ -120,7 +114,7 @@ def describe_scoring(setup: Setup, precision: Chosen) -> str:
 
 
 def say_finished(setup: Setup, folder: RunFolder) -> None:
-    """Says on rank 0 that the run is finished, and where its results are."""
+    """Prints on rank 0 that the run is finished, and where its results are."""
     if setup.ranks.rank == 0:
         results = folder.path / "results.json" if setup.config.finetune.test else folder.summary
         print(f"{folder.path} is finished; results: {results}")
@@ -130,7 +124,7 @@ def is_scored(folder: RunFolder, identity: Identity) -> bool:
     """Returns whether the folder holds this run, finished.
 
     Raises:
-        InputError: if it holds another one.
+        InputError: if it holds another run.
     """
     if folder.read_status() is None or not (folder.path / "config.yaml").exists():
         return False
@@ -163,7 +157,7 @@ def _measure_and_write(
     if (top1 := summary[metric]) is not None:
         summary["interval_95"] = interval_of_share(top1, len(images))
         if setup.pretrained is not None:
-            # After the run's own, whose memory is free by then.
+            # Free the device's memory before the second network.
             model.encoder.to("cpu")
             summary |= _score_random_weights(setup, metric, predictor, summary.get("notes", []))
 
@@ -198,12 +192,12 @@ def _score(
 def _score_random_weights(
     setup: Setup, metric: str, predictor: Predictor, notes: list[str]
 ) -> dict[str, Any]:
-    """Returns the score of the same network with random weights; or a note why there is none; collective."""
+    """Scores the same network with random weights, or returns a note why it cannot; collective."""
     try:
         model = _open_on_all(setup, predictor.ranks)
         return {"random_weights_top1": _score(setup, model, predictor)[0][metric]}
-    except Exception as error:  # the scores of the pretrained weights are whole
-        # Bad input is that on all ranks; of anything else the others do not know, and wait for this rank.
+    except Exception as error:  # the scores of the pretrained weights still count
+        # Bad input fails on all ranks together. After any other error the others would wait for this rank.
         if predictor.ranks.world_size > 1 and not isinstance(error, InputError):
             raise
         note = f"random weights could not be measured to compare with: {error_reason(error)}"
@@ -215,7 +209,7 @@ def _open_on_all(setup: Setup, ranks: Ranks) -> FrozenModel:
     """Opens the network with random weights; collective.
 
     Raises:
-        InputError: on all ranks, if any cannot.
+        InputError: on all ranks, if any rank fails.
     """
     model, reason = None, None
     try:
@@ -262,7 +256,7 @@ def _describe_outcome(config: FinetuneConfig, summary: dict[str, Any], path: Pat
 
 
 def _unused_overrides(setup: Setup, arguments: Arguments) -> str:
-    """Lists the options of the command line without effect in a mode that trains nothing."""
+    """Lists command-line options without effect in a mode that trains nothing."""
     typed = {override.partition("=")[0] for override in arguments.overrides}
     unused = unused_options(setup.config, setup.mode)
     return ", ".join(option for option in unused if option.partition("=")[0] in typed)

@@ -1,1 +1,1 @@
-"""mae_vit/finetuning/models/__init__.py."""
+"""The networks of fine-tuning."""

@@ -36,7 +36,7 @@ _FINAL_NORM = ("norm.weight", "norm.bias")
 
 
 def describe_encoder(config: FinetuneConfig, data: FinetuneData) -> EncoderInfo | None:
-    """Describes the encoder; None for a network that is trained with its own head, or a third-party one.
+    """Describes the encoder; None for a network that trains with its own head, or a third-party one.
 
     Raises:
         InputError: if the options do not fit each other.
@@ -119,7 +119,7 @@ def build_classifier(
 def build_segmenter(
     config: FinetuneConfig, data: FinetuneData, info: EncoderInfo | None, foreign: ForeignWeights | None
 ) -> Segmenter:
-    """Builds the network with fresh weights drawn from the run's seed; a third-party encoder with its own weights.
+    """Builds the network with fresh weights drawn from the run's seed; a third-party encoder keeps its own.
 
     Raises:
         InputError: if it cannot be built with these options.
@@ -129,14 +129,14 @@ def build_segmenter(
     encoder: Encoder | ForeignEncoder
     if foreign is not None:
         images = replace(foreign.images, img_size=model.image_hw, mean=data.mean, std=data.std)
-        # Costs are estimated on the meta device, where loading warns of each tensor.
+        # Costs are estimated on the meta device, where loading would warn of each tensor.
         with torch.device("cpu"):
             encoder = open_foreign(foreign, images)
     elif info is not None:
         encoder = info.geometry.build(**model.drops)
     else:
         try:
-            # Nothing is masked: patches of any size do.
+            # Nothing is masked: any patch size works.
             encoder = NetworkEncoder(
                 model.name, img_size=model.image_hw, patch_size=1, in_chans=model.channels, **model.drops
             )
@@ -201,10 +201,10 @@ def load_into_segmenter(
     """
     assert isinstance(model, Segmenter)
     assert isinstance(model.encoder, Encoder)
-    # Weights fit learned positions or a fixed table, which a frozen encoder would not tell apart.
+    # Loading tells learned positions from a fixed table by `requires_grad`, which freezing hides.
     model.freeze(False)
     if "norm.weight" not in weights.tensors:
-        # A classifier that pools the mean has its norm behind the mean; here it norms each token.
+        # A classifier that pools the mean has its norm after the mean (`fc_norm`); here it norms each token.
         tensors = {name.removeprefix("fc_"): value for name, value in weights.tensors.items()}
         weights = replace(weights, tensors=tensors)
     report = load_weights(weights, model.encoder, patch_init=patch_init)
@@ -221,7 +221,7 @@ def classifier_optimizer_options(config: FinetuneConfig) -> OptimizerOptions:
     return OptimizerOptions(
         optim.name,
         **optim.options_of("name"),
-        # LARS adapts a group by the shape of its first parameter, so [CLS] and positions cannot be apart.
+        # LARS judges a group by the shape of its first parameter: [CLS] and positions cannot join the 1-D ones.
         exempt=() if optim.name == "lars" else EMBEDDINGS,
         layer_decay=optim.layer_decay,
     )

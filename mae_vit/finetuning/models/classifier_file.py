@@ -31,7 +31,7 @@ from mae_vit.weights.seen_labels import SeenLabels
 FILE = "model.safetensors"
 _WANTED = "the folder of a finished fine-tuning run"
 _LARGEST_SIDE = 8192
-# A distilled classifier that is read is not taught any more.
+# A distilled classifier read from a file needs no teacher.
 _UNTAUGHT = Distillation(torch.zeros_like, "hard", weight=0.0)
 
 
@@ -65,7 +65,7 @@ class Description(BaseModel):
 
 @dataclass(frozen=True)
 class ClassifierFile:
-    """A classifier that has been read; call it with raw images, as a student does with its teacher.
+    """A classifier read from its file. Call it with raw images, as a student calls its teacher.
 
     Attributes:
         model: classifier in evaluation mode, without gradients; it normalizes images as in its own training.
@@ -81,17 +81,13 @@ class ClassifierFile:
     def __call__(self, images: Tensor) -> Tensor:
         """Classifies raw images on the model's device: (B, C, H, W) in 0..255 -> float32 (B, K)."""
         if images.is_meta:
-            # A cost estimate of the student: the teacher's cost is not counted.
+            # In a cost estimate of the student, the teacher does not count.
             return torch.empty(len(images), self.model.labels.num_classes, device="meta")
         return self.model.logits(self.model.normalize(images)).float()
 
 
 def read_classifier(path: Path, named: str) -> ClassifierFile:
-    """Reads the `model.safetensors` of a fine-tuning run, or of its folder.
-
-    Args:
-        path: the file or the run folder.
-        named: what messages call it.
+    """Reads the `model.safetensors` of a fine-tuning run, or of its folder, which messages call `named`.
 
     Raises:
         InputError: if the file cannot be read, or if it holds no classifier.
@@ -159,10 +155,10 @@ def read_teacher(
 
 
 def _check(description: Description, tensors: dict[str, Tensor]) -> None:
-    """Checks what the shapes of tensors do not, and what would take long to build.
+    """Checks what tensor shapes do not show, and what would take long to build.
 
     Raises:
-        ValueError: for what no run writes.
+        ValueError: if no run writes such a file.
     """
     channels, classes = len(description.mean), description.classes
     if len(description.std) != channels or not all(value > 0 for value in description.std):

@@ -58,7 +58,7 @@ class Classifier(Task):
         return self.labels.output(self.labels.cross_entropy(logits, targets), logits, targets)
 
     def evaluation_sums(self, batch: Batch) -> dict[str, Tensor]:
-        """Sums the loss, and the hits among the first and the first five classes."""
+        """Sums the loss, and the top-1 and top-5 hits."""
         logits = self.classify(batch)
         first = logits.topk(min(5, logits.shape[1]), dim=-1).indices == batch.labels[:, None]
         return {
@@ -86,7 +86,7 @@ class ViTClassifier(Classifier):
     """
 
     def __init__(self, encoder: Encoder, *, pool: Pool, head_init: HeadInit, **common: Any) -> None:
-        """Adds pooling and head to `encoder`; `common`: see `Classifier`. With "mean" its final norm goes."""
+        """Adds pooling and head to `encoder`; "mean" removes its final norm. `common`: see `Classifier`."""
         super().__init__(**common)
         self.encoder = encoder
         self.pool = pool
@@ -142,12 +142,12 @@ class NetworkClassifier(Classifier):
 
 
 class NetworkBody(Encoder):
-    """All of a network but its head, under the names that they have in it."""
+    """All of a network but its head; tensors keep the network's names."""
 
     family = NetworkGeometry.family
 
     def __init__(self, network: nn.Module) -> None:
-        """Holds a network of layers in a row, whose last one is the head, or one of timm's."""
+        """Holds a `Sequential` whose last layer is the head, or a network of timm's."""
         super().__init__()
         self.network = network
         head = network[-1] if isinstance(network, nn.Sequential) else network.get_classifier()  # type: ignore[operator]
@@ -159,5 +159,5 @@ class NetworkBody(Encoder):
         return {name: value.detach() for name, value in state.items() if id(value) not in self._head}
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        """Takes all tensors but those of the head."""
+        """Loads all tensors but those of the head."""
         self.network.load_state_dict({**self.network.state_dict(), **tensors})

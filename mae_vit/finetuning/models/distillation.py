@@ -72,7 +72,7 @@ class DistilledViTClassifier(ViTClassifier):
         self.head_dist = make_head(encoder.embed_dim, self.labels.num_classes, head_init)
 
     def layer_of(self, name: str) -> int | None:
-        """Returns the number of a parameter's layer; the distillation token is beside [CLS]."""
+        """Returns the number of a parameter's layer; the distillation token's is that of [CLS]."""
         return 0 if name == "dist_token" else super().layer_of(name)
 
     def both(self, images: Tensor) -> tuple[Tensor, Tensor]:

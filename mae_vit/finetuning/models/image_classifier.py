@@ -20,7 +20,7 @@ from mae_vit.weights.feature_encoder import FeatureEncoder, ImageInput
 
 
 class ImageClassifier(FeatureEncoder):
-    """A classifier with its view of images; its features are logits. Use `load_classifier` to load one.
+    """A classifier with its image transform; its features are logits. `load_classifier` loads it.
 
     Attributes:
         classes: names of the K classes, in the order of the logits.
@@ -60,11 +60,7 @@ class ImageClassifier(FeatureEncoder):
         return self(images).softmax(dim=-1)
 
     def patch_map(self, images: Tensor) -> Tensor:
-        """Refuses: a classifier has logits alone.
-
-        Raises:
-            TypeError: always.
-        """
+        """Raises TypeError: a classifier has only logits."""
         raise TypeError("a classifier has no map of patches: use load_encoder")
 
     def description(self) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from mae_vit.weights.foreign_encoder import ForeignEncoder
 
 # Strength of the class's color in a picture.
 _TINT = 0.6
-# Width of the light head: this fraction of the map's, and at least so many channels.
+# Width of the light head: that of the map divided by this, and at least this many channels.
 _HEAD_FRACTION, _HEAD_LEAST = 4, 64
 _GROUPS = 8
 
@@ -46,7 +46,7 @@ class LinearHead(nn.Module):
 class LightHead(nn.Module):
     """Two steps of a 3x3 convolution, group norm, GELU and twofold upsampling; then a 1x1 convolution.
 
-    A head of progressive upsampling (SETR-PUP, arXiv 2012.15840, Sec. 3.3), narrower and of two steps.
+    Progressive upsampling (SETR-PUP, arXiv 2012.15840, Sec. 3.3), but narrower and with two steps.
     """
 
     def __init__(self, width: int, num_classes: int) -> None:
@@ -98,7 +98,7 @@ class Segmenter(Task):
             width = encoder.embed_dim
         self.decode_head: nn.Module = (LinearHead if probe else LightHead)(width, num_classes)
         self.encoder = encoder
-        # A fixed table of positions, all of a third-party encoder, and what is asked for.
+        # Always frozen: fixed positions, a third-party encoder, and the patch projection on request.
         self._fixed = {name for name, value in encoder.named_parameters() if not value.requires_grad}
         if freeze_patch_embed:
             names = (name for name, _ in encoder.named_parameters())
@@ -107,12 +107,12 @@ class Segmenter(Task):
         self.train()
 
     def freeze(self, frozen: bool) -> None:
-        """Freezes the encoder, or trains it; what is fixed in any case stays as it is."""
+        """Freezes or unfreezes the encoder; what is always frozen stays so."""
         for name, value in self.encoder.named_parameters():
             value.requires_grad_(not frozen and name not in self._fixed)
 
     def train(self, mode: bool = True) -> Segmenter:
-        """Sets the mode; of a probe that of the head alone: frozen features have no dropout."""
+        """Sets the mode; a probe's encoder stays in evaluation mode, without dropout."""
         super().train(mode)
         if self.probe:
             self.encoder.eval()
@@ -134,7 +134,7 @@ class Segmenter(Task):
     def _losses(self, logits: Tensor, truth: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
         """Computes each image's mean cross-entropy over the pixels that count, 0 without any: (B,).
 
-        The mean over images of any split of a batch is that of the whole batch.
+        A mean over images does not depend on how a batch is split.
         """
         losses = F.cross_entropy(
             logits, truth, ignore_index=-1, reduction="none", label_smoothing=label_smoothing
@@ -144,7 +144,7 @@ class Segmenter(Task):
     def forward(self, batch: Batch) -> ObjectiveOutput:
         """Computes the mean cross-entropy, and the pixel accuracy on the augmented training images."""
         logits = self.logits(batch.images)
-        # The cost of a run is estimated on images alone.
+        # Costs are estimated on images without masks.
         truth = (
             torch.zeros_like(logits[:, 0], dtype=torch.int64) if batch.masks is None else batch.class_map()
         )

@@ -1,1 +1,1 @@
-"""mae_vit/finetuning/results/__init__.py."""
+"""The results of fine-tuning."""

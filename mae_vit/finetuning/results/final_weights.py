@@ -1,4 +1,4 @@
-"""The weights that a run is measured by, their file, and how often the test split was read for such weights."""
+"""A run's final weights: loads them, writes their file, and counts the test reads of the run folder."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from mae_vit.training.engines.state import BestWeights
 from mae_vit.training.outputs.run_folder import RunFolder
 
 TEST_READS = "test_reads.json"
-# What holds a network within the model that is trained.
+# Prefixes of the network within the trained model.
 _HOLDERS = re.compile(r"^(encoder\.network|encoder|network)\.")
 
 
 def load_chosen(model: nn.Module, best: BestWeights, predictor: Predictor) -> None:
-    """Loads the chosen weights, which only rank 0 needs to have, on all ranks and onto the device; collective."""
+    """Loads the chosen weights, which only rank 0 needs, onto the devices of all ranks; collective."""
     if predictor.ranks.rank == 0:
         model.load_state_dict(best.tensors, strict=True)
     model.to(predictor.device)
@@ -35,10 +35,10 @@ def load_chosen(model: nn.Module, best: BestWeights, predictor: Predictor) -> No
 
 
 def record_test_read(config: FinetuneConfig, folder: RunFolder, best: BestWeights, ranks: Ranks) -> int:
-    """Notes in `test_reads.json` that weights are about to be measured on the test split; collective.
+    """Records in `test_reads.json` that weights are about to be tested; collective.
 
     Returns:
-        How many different weights of this folder were measured so far: more than 1 after `--extend`.
+        Number of different weights of this folder tested so far: more than 1 after `--extend`.
     """
     train = config.train
     weights = {"step": best.step, "epochs": train.epochs, "steps": train.steps, "samples": train.samples}
@@ -46,7 +46,7 @@ def record_test_read(config: FinetuneConfig, folder: RunFolder, best: BestWeight
     def record() -> int:
         path = folder.path / TEST_READS
         reads = json.loads(path.read_text()) if path.exists() else []
-        # A run that was killed in the middle measures the same weights again.
+        # A run that was killed while testing tests the same weights again.
         if weights not in reads:
             reads.append(weights)
             write_json(path, reads)
@@ -65,11 +65,9 @@ def network_facts(config: FinetuneConfig, data: FinetuneData, info: EncoderInfo 
 
 
 def model_bytes(model: nn.Module, metadata: dict[str, Any]) -> bytes:
-    """Returns a network as a safetensors file: timm's names for a Vision Transformer of ours, else the network's.
+    """Returns a network as a safetensors file: timm's names for our Vision Transformers, else the network's.
 
-    Args:
-        model: holder of the network as `encoder` or `network`; its other parts keep their names.
-        metadata: entries of the file's description.
+    `model` holds it as `encoder` or `network`; its other parts keep their names.
     """
     tensors = {
         _HOLDERS.sub("", name): value.detach().cpu().contiguous()

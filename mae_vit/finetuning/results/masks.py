@@ -31,7 +31,7 @@ class MaskResults(Results):
     def predict(
         self, model: Segmenter, batches: Iterable[Batch], index: ShardIndex, samples: np.ndarray
     ) -> Overlaps:
-        """Counts pixels of all images; an image that replaces a damaged one counts nothing; collective."""
+        """Counts pixels of all images except those that replace damaged ones; collective."""
         model.eval()
         classes, rows = model.num_classes, []
         with self.predictor.autocast():
@@ -51,7 +51,7 @@ class MaskResults(Results):
 
     @torch.no_grad()
     def predict_some(self, model: Segmenter, source: AugmentedSource) -> dict[str, np.ndarray]:
-        """Predicts a few test images, drawn alike in every run, on rank 0; on others it returns nothing."""
+        """Predicts a few test images on rank 0, the same in every run; returns nothing on other ranks."""
         samples, ranks = self.data.test, self.predictor.ranks
         if ranks.rank:
             return {}
@@ -66,7 +66,7 @@ class MaskResults(Results):
         }
 
     def metadata(self, step: int) -> dict[str, Any]:
-        """Returns classes of pixels and labels, step and who trained the encoder, where it is known."""
+        """Returns pixel classes and labels; step and origin of the encoder where known."""
         origin = origin_of(self.config.finetune.start)
         known = {"step": None if self.info is None else step, "origin": origin}
         return {
@@ -99,5 +99,5 @@ class MaskResults(Results):
         write_atomically(path / "overlays.png", drawn)
 
     def aside(self, summary: dict[str, Any]) -> str:
-        """Returns the accuracy of pixels, and the score of training images."""
+        """Returns the pixel accuracy, and the score on training images."""
         return f"pixel accuracy {summary['test_pixel_accuracy']:.2%}; train images: mIoU {summary['train_miou']:.2%}"

@@ -40,8 +40,7 @@ class Predictor:
 
         Args:
             model: the classifier, on the device; it is left in evaluation mode.
-            batches: this rank's share: every world_size-th image. Images that replace damaged ones
-                are not counted.
+            batches: this rank's share, every world_size-th image. Replacements of damaged ones do not count.
             labels: int (n,), the labels of all images.
 
         Returns:
@@ -63,13 +62,13 @@ class Predictor:
 
 
 def intact(batch: Batch) -> Tensor:
-    """Returns which images of a batch replace no damaged one: bool (B,), on the CPU."""
+    """Returns which images are not replacements of damaged ones: bool (B,), on the CPU."""
     damaged = torch.tensor([sample.sample for sample in batch.damaged], dtype=torch.int64)
     return ~torch.isin(batch.keys.index, damaged)
 
 
 def gather_rows(rows: list[Tensor], shape: tuple[int, int], predictor: Predictor) -> np.ndarray:
-    """Puts the rows of all ranks together, of which each has every world_size-th: float64 of `shape`; collective."""
+    """Interleaves the rows of all ranks, each with every world_size-th: float64 of `shape`; collective."""
     ranks = predictor.ranks
     table = torch.zeros(*shape, dtype=torch.float64, device=predictor.device)
     if rows:

@@ -48,11 +48,7 @@ class Results(ABC):
     labels: SeenLabels
 
     def measure(self, model: Any, best: BestWeights) -> tuple[dict[str, Any], Callable[[], None]]:
-        """Measures the chosen weights on training and on test images; collective.
-
-        Args:
-            model: receives the weights.
-            best: the chosen weights; only rank 0 needs the tensors.
+        """Measures the chosen weights, which only rank 0 needs, on training and on test images; collective.
 
         Returns:
             Entries for `summary.json`, and a function that writes weights and results.
@@ -95,19 +91,19 @@ class Results(ABC):
         """Returns entries of the summary on test images."""
 
     def predict_some(self, model: Any, source: AugmentedSource) -> Any:
-        """Predicts a few test images to be shown; None if none are."""
+        """Predicts a few test images for pictures; None without pictures."""
         return None
 
     @abstractmethod
     def metadata(self, step: int) -> dict[str, Any]:
-        """Returns what the file of the model says beside its network."""
+        """Returns metadata of the model's file beyond its network's."""
 
     @abstractmethod
     def write_test(self, test: Any, summary: dict[str, Any], shown: Any) -> None:
-        """Writes `results.json`, `predictions.csv` and what else there is of the test images."""
+        """Writes `results.json`, `predictions.csv` and other files on the test images."""
 
     def lines(self, summary: dict[str, Any]) -> list[str]:
-        """Names the outcome and the files."""
+        """Returns lines on the outcome and the files."""
         metric, path, step = self.config.mode.metric, self.folder.path, summary["best_step"]
         what, model = "mIoU " * (metric == "miou"), f"  model     {path / 'model.safetensors'}"
         if not self.config.finetune.test:
@@ -126,7 +122,7 @@ class Results(ABC):
 
     @abstractmethod
     def aside(self, summary: dict[str, Any]) -> str:
-        """Returns the number that stands beside the score."""
+        """Returns the numbers in parentheses after the score."""
 
 
 class ClassResults(Results):
@@ -143,7 +139,7 @@ class ClassResults(Results):
         return compare_with_test(self.data, train, test)
 
     def metadata(self, step: int) -> dict[str, Any]:
-        """Returns classes and labels; of our encoders step and pooling, too."""
+        """Returns classes and labels; for our encoders also step and pooling."""
         own = {} if self.info is None else {"step": step, "pool": self.config.finetune.pool}
         return {"classes": self.data.classes, "labels": self.labels.model_dump(), **own}
 
@@ -197,7 +193,7 @@ def compare_with_test(data: FinetuneData, train: Predictions, test: Predictions)
 
 
 def run_facts(config: FinetuneConfig, data: FinetuneData) -> dict[str, Any]:
-    """Returns mode, model, pretrained weights, seed, and which images, for the summary."""
+    """Returns mode, model, pretrained weights, seed and images, for the summary."""
     return {
         "mode": config.finetune.mode,
         "model": config.model.name,

@@ -1,4 +1,4 @@
-"""The section "bands" of `dataset.json` from statistics, and what is worth a warning in them."""
+"""Builds the section "bands" of `dataset.json` from statistics, and warnings about them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mae_vit.data.shards.dataset_json import BandTable, Scale
 
 _LOW, _HIGH = 1, 99
 _SMALL_SHARE = 0.25
-# Fewer zeros than this share are no reason to ask whether they are missing pixels.
+# From this share on, zeros may be missing pixels.
 _MANY_ZEROS = 0.001
 _DIGITS = 6
 
@@ -65,7 +65,7 @@ def _limits(dtype: str, bands: list[BandSummary], scale: str | tuple[float, floa
     for band in bands:
         ends = band.percentiles[SHARES.index(_LOW)], band.percentiles[SHARES.index(_HIGH)]
         if ends[0] >= ends[1]:
-            # Nearly all pixels have one value: the others are what there is to see.
+            # Nearly all pixels have one value: the scale shows the others.
             ends = band.low, band.high
         low.append(ends[0])
         high.append(ends[1] if ends[1] > ends[0] else ends[0] + 1)
@@ -73,7 +73,7 @@ def _limits(dtype: str, bands: list[BandSummary], scale: str | tuple[float, floa
 
 
 def band_notes(table: BandTable, statistics: BandStatistics) -> list[str]:
-    """Returns what a user should know of the values: lines of text."""
+    """Returns notes and warnings about the values, as lines of text."""
     scaled = {"given": "the given range", NONE: "their type's range"}.get(table.scale.by, table.scale.by)
     exact = "" if table.exact else f", of a sample of {statistics.sampled:,} pixels of each band"
     notes = [f"{count_of(len(table.names), 'band')} of {table.dtype}, scaled by {scaled}{exact}"]

@@ -1,4 +1,4 @@
-"""The options of `prepare` for images of bands, and what all images of a data set have in common."""
+"""The options of `prepare` for images of bands, and the layout that all images of a data set share."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ PERCENTILES, NONE = "percentiles", "none"
 
 @dataclass(frozen=True)
 class BandLayout:
-    """What all images of a data set have in common.
+    """The bands, type and no-data value that all images of a data set share.
 
     Attributes:
-        names: one name a band.
+        names: name of each band.
         dtype: type of raw values.
         nodata: raw value of missing pixels; None if there is none.
-        named: the files name their bands; else their numbers do.
+        named: whether the files name their bands; otherwise the names are numbers.
     """
 
     names: tuple[str, ...]
@@ -36,14 +36,14 @@ class BandLayout:
         return f"{len(self.names)}x{self.dtype}"
 
     def fits(self, other: BandLayout) -> bool:
-        """Whether images of both belong into one data set."""
+        """Whether images of both layouts fit into one data set."""
         if (self.kind, self.nodata) != (other.kind, other.nodata):
             return False
         return self.names == other.names or not (self.named and other.named)
 
 
 def shared_layout(bands: Bands) -> BandLayout:
-    """Returns the layout that the images of a prepared data set have."""
+    """Returns the layout of the images of a prepared data set."""
     named = not all(name.startswith("band ") for name in bands.names)
     return BandLayout(bands.names, bands.dtype, bands.nodata, named)
 
@@ -53,11 +53,11 @@ class BandOptions:
     """Which bands are stored, and what their values mean.
 
     Attributes:
-        select: numbers from 1, ranges of them, or names, in the order to store; all if empty.
-        scale: "percentiles", "none", or the raw values that are 0 and 1; None chooses.
-        nodata: raw value of missing pixels; None takes what the files state.
-        window: raw values are clipped to this lowest and highest one.
-        take: the kind of images to take where files differ, such as "13xuint16" or "8-bit".
+        select: bands in the order to store, as numbers from 1, ranges or names; empty for all.
+        scale: "percentiles", "none", or the raw values that become 0 and 1; None chooses.
+        nodata: raw value of missing pixels; None for the value in the files.
+        window: lowest and highest value, to which raw values are clipped.
+        take: the kind of images to take if files differ, such as "13xuint16" or "8-bit".
     """
 
     select: tuple[str, ...] = ()
@@ -68,7 +68,7 @@ class BandOptions:
 
     @property
     def given(self) -> tuple[str, ...]:
-        """The options that are set, by the names of the command line."""
+        """The options that are set, by their names on the command line."""
         return tuple(
             f"--{'bands' if name == 'select' else name}"
             for name in ("select", "scale", "nodata", "window", "take")
@@ -77,7 +77,7 @@ class BandOptions:
 
     @property
     def every_band(self) -> bool:
-        """Whether TIFF files of 8 bits are read as bands too: where their bands or values are spoken of."""
+        """Whether 8-bit TIFF files are read as bands, too: if an option concerns their bands or values."""
         return bool(self.select) or (self.scale, self.nodata, self.window) != (None, None, None)
 
 
@@ -85,10 +85,10 @@ NO_OPTIONS = BandOptions()
 
 
 def nodata_for(dtype: str, option: float | None, stated: float | None) -> float | None:
-    """Returns the value of missing pixels for images of a type; NaN, which marks them in floats anyway, is None.
+    """Returns the value of missing pixels for images of a type; None for NaN, which always marks them in floats.
 
     Raises:
-        DecodeError: if the option's value is none of the type.
+        DecodeError: if the type cannot hold the option's value.
     """
     value = stated if option is None else option
     if value is None or math.isnan(value):
@@ -98,6 +98,6 @@ def nodata_for(dtype: str, option: float | None, stated: float | None) -> float 
     limits = np.iinfo(dtype)
     if not value.is_integer() or not limits.min <= value <= limits.max:
         if option is None:
-            return None  # GDAL's files often state a value that they cannot hold
+            return None  # GDAL's files often state a value that their type cannot hold
         raise DecodeError(f"--nodata {value:g} is no value of {dtype}")
     return value

@@ -1,4 +1,4 @@
-"""Statistics of bands: exact by histograms of all values of 8 and 16 bits, by moments and a sample for float32."""
+"""Statistics of bands: exact histograms for types of 8 and 16 bits, moments and a sample for float32."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 PERCENTILES = (1, 2, 50, 98, 99)
-# Zeros are alone if no value lies from 1 to below this.
+# Zeros stand alone if no value is at least 1 and below this.
 LONE = 10
-# Pixels of each image and band that percentiles of float32 are from, and at most of a band.
+# Pixels sampled for percentiles of float32: from each image and band, and at most from a band.
 _SAMPLE_OF_IMAGE = 1024
 _SAMPLE = 1 << 21
 
@@ -27,7 +27,7 @@ class BandSummary:
         std: standard deviation of the values.
         low: smallest value.
         high: largest value.
-        percentiles: values of `PERCENTILES`: the smallest value that this share of the values does not exceed.
+        percentiles: for each of `PERCENTILES`, the smallest value that this share of the values does not exceed.
     """
 
     pixels: int
@@ -40,7 +40,7 @@ class BandSummary:
 
 
 class BandStatistics:
-    """Collects statistics image by image; those of parts can be merged."""
+    """Collects statistics image by image; partial statistics can be merged."""
 
     def __init__(self, count: int, dtype: str, nodata: float | None) -> None:
         """Starts with no image."""
@@ -70,7 +70,7 @@ class BandStatistics:
         self._keep([np.where(valid[:, pixels], flat[:, pixels], np.nan)])
 
     def merge(self, other: BandStatistics) -> None:
-        """Adds what another has collected."""
+        """Adds the statistics that another object has collected."""
         self._counts += other._counts
         self._missing += other._missing
         for mine, theirs in zip(self._moments, other._moments, strict=True):
@@ -78,7 +78,7 @@ class BandStatistics:
         self._keep(other._samples)
 
     def _keep(self, samples: list[np.ndarray]) -> None:
-        """Keeps the samples of every image, every second, fourth, ... one, so that they stay bounded."""
+        """Keeps the samples of every image, later of every second, fourth, ... image, to bound memory."""
         for sample in samples:
             if self._images % self._every == 0:
                 self._samples.append(sample)
@@ -92,14 +92,14 @@ class BandStatistics:
 
     @property
     def lone_zeros(self) -> float:
-        """Share of zeros, where other values begin far above: as of pixels without data; the least over bands."""
+        """Smallest share of zeros over the bands, if other values begin far above, as for missing pixels; else 0."""
         if self.dtype != "uint16" or self.nodata is not None or self._counts[:, 1:LONE].any():
             return 0.0
         return float((self._counts[:, 0] / np.maximum(self._counts.sum(axis=1), 1)).min())
 
     @property
     def sampled(self) -> int:
-        """Pixels of a band that its percentiles are from, if not from all."""
+        """Number of sampled pixels of a band, which its percentiles come from."""
         return sum(sample.shape[1] for sample in self._samples)
 
     def _summary(self, number: int) -> BandSummary:
@@ -127,7 +127,7 @@ class BandStatistics:
         values = values[~np.isnan(values)]
         if not moments.pixels:
             return BandSummary(0, missing, 0.0, 0.0, 0.0, 0.0, (0.0,) * len(PERCENTILES))
-        # Missing pixels may hide all of the sample; the mean is then as good as any.
+        # All pixels of the sample may be missing; the mean is then as good a value as any.
         values = values if len(values) else np.array([moments.mean])
         percentiles = np.percentile(values, PERCENTILES, method="inverted_cdf")
         std = float(np.sqrt(moments.squares / moments.pixels))
@@ -142,7 +142,7 @@ class BandStatistics:
         )
 
     def __getstate__(self) -> dict[str, object]:
-        # Between processes: most images use a small part of all values.
+        # Between processes, only used values are sent: most images use few of all values.
         used = np.flatnonzero(self._counts.any(axis=0))
         return {**self.__dict__, "_counts": (used, self._counts[:, used])}
 
@@ -154,7 +154,7 @@ class BandStatistics:
 
 
 def _no_counts(count: int, dtype: str) -> np.ndarray:
-    """Returns a count of each band for each bit pattern, of which types of 16 bits have 65,536."""
+    """Returns zero counts (bands, bit patterns): 256 patterns for 8 bits, 65,536 for 16, none for float32."""
     return np.zeros((count, 0 if dtype == "float32" else 1 << 8 * np.dtype(dtype).itemsize), np.int64)
 
 
@@ -192,7 +192,7 @@ def _values(dtype: str) -> tuple[np.ndarray, np.ndarray]:
 
 @lru_cache(maxsize=16)
 def _sampled_pixels(pixels: int) -> np.ndarray:
-    """Returns the pixels of an image that percentiles are from, spread at random, the same in each image."""
+    """Returns the indices of the pixels to sample: random, and equal for images of equal size."""
     if pixels <= _SAMPLE_OF_IMAGE:
         return np.arange(pixels)
     return np.sort(np.random.default_rng(0).choice(pixels, _SAMPLE_OF_IMAGE, replace=False))

@@ -1,1 +1,1 @@
-"""mae_vit/data/prepare/sources/__init__.py."""
+"""Readers of sources: folders, archives, tables, shards, downloads."""

@@ -1,4 +1,4 @@
-"""Archives of images, which may be hostile: members are read in place and never unpacked to their own paths."""
+"""Reads archives of images, which may be hostile: members are read in place, never unpacked to their own paths."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from mae_vit.data.shards.tar_headers import (
 
 _TAR_NAME = re.compile(r"\.(tar(\.(gz|bz2|xz|zst))?|tgz|tbz2?|txz|tzst)$", re.IGNORECASE)
 _OPENERS: dict[str, Callable[..., Any]] = {"gzip": gzip.open, "bzip2": bz2.open, "xz": lzma.open}
-# What images and tar headers compress to stays far below; bombs reach 1,000 and, nested, millions.
+# Images and tar headers compress far less than this; bombs reach 1,000 and, nested, millions.
 _MAX_RATIO = 200
-# Below this nothing is a bomb.
+# Smaller contents are no bomb.
 _SMALL_BYTES = 256 << 20
 _BLOCK = 1 << 20
 _ENCRYPTED, _UTF_8 = 0x1, 0x800
 _MAX_LINKS = 8
-# What zipfile and its decompressors raise on damaged members.
+# Raised by zipfile and its decompressors for damaged members.
 _ZIP_ERRORS = (
     zipfile.BadZipFile, OSError, EOFError, RuntimeError, ValueError, NotImplementedError, zlib.error
 )  # fmt: skip
@@ -51,12 +51,12 @@ _Any = TypeVar("_Any")
 
 
 def is_tar(path: Path) -> bool:
-    """Whether a file is called as tars are, compressed or not."""
+    """Whether a file has the extension of a tar, compressed or not."""
     return bool(_TAR_NAME.search(path.name))
 
 
 def open_tar(path: Path, spool: Spool) -> Tar:
-    """Returns a tar that has random access: the file itself, or a decompressed copy in `spool`.
+    """Opens a tar for random access: the file itself, or a decompressed copy in `spool`.
 
     Raises:
         InputError: if it cannot be read or decompressed, or is a bomb.
@@ -81,10 +81,10 @@ def open_tar(path: Path, spool: Spool) -> Tar:
 
 
 def inner_tars(tar: Tar) -> list[Tar]:
-    """Returns the tars in a tar that holds no images itself, such as ImageNet's: one of each class.
+    """Returns the tars inside a tar without images of its own, such as ImageNet's, which holds one for each class.
 
     Raises:
-        InputError: if it is damaged, or the tars in it are compressed.
+        InputError: if it is damaged, or its inner tars are compressed.
     """
     inner = []
     for member in _members(tar, None):
@@ -99,7 +99,7 @@ def inner_tars(tar: Tar) -> list[Tar]:
 
 
 def holds_images(path: Path) -> bool:
-    """Whether a tar holds images, or tars that may; one that cannot be read holds none."""
+    """Whether a tar holds images or tars; False if it cannot be read."""
     try:
         with tarfile.open(path) as tar:
             return any(is_image(member.name) or is_tar(Path(member.name)) for member in tar)
@@ -147,11 +147,11 @@ def _members(tar: Tar, special: list[Special] | None) -> Iterator[Member]:
 
 
 def _follow(links: dict[str, str | None], files: dict[str, Member]) -> list[tuple[str, Member]]:
-    """Returns links to files of the archive, with the file; tar writes copies of a file as such links."""
+    """Returns the links to files of the archive, with the file; tar stores a file's further copies as links."""
     linked = []
     for name, target in links.items():
         for _ in range(_MAX_LINKS):
-            # A member of another name than its plain one ("./a") is found by the latter.
+            # Members are listed by their plain names: "./a" as "a".
             target = None if target is None else str(PurePosixPath(target))
             if target not in links:
                 break
@@ -162,14 +162,14 @@ def _follow(links: dict[str, str | None], files: dict[str, Member]) -> list[tupl
 
 
 def open_zip(path: Path, encoding: str | None = None) -> Listing:
-    """Lists the images of a .zip, by path; `encoding` is that of names that are not in UTF-8.
+    """Lists the images of a .zip, by path; `encoding` applies to names that are not in UTF-8.
 
     Raises:
         InputError: if it is damaged, a bomb, or holds paths that leave its folder.
     """
     try:
         archive = zipfile.ZipFile(path)
-        # Written on Windows, or by those who hope for it.
+        # Backslashes come from Windows, or from an attacker: they are checked as separators.
         named = [
             (safe_member_path(_zip_name(info, encoding).replace("\\", "/"), str(path)), info)
             for info in archive.infolist()
@@ -178,7 +178,7 @@ def open_zip(path: Path, encoding: str | None = None) -> Listing:
         raise
     except _ZIP_ERRORS as error:
         raise InputError(f"archive {path} is {what_file_is(path) or f'damaged: {error}'}") from None
-    # Archives of Unix tell links and devices.
+    # Archives written on Unix mark links and devices.
     kinds = (0, stat.S_IFREG, stat.S_IFDIR)
     regular = [(name, info) for name, info in named if stat.S_IFMT(info.external_attr >> 16) in kinds]
     members = [(name, info) for name, info in regular if not info.is_dir()]
@@ -207,19 +207,19 @@ def _read_zipped(archive: zipfile.ZipFile, info: zipfile.ZipInfo, length: int | 
 
 
 def _zip_name(info: zipfile.ZipInfo, encoding: str | None) -> str:
-    """Reads a name anew that does not say that it is in UTF-8: zipfile takes it for cp437, the norm of DOS."""
+    """Decodes a name again if it is not marked as UTF-8: zipfile then assumes cp437, the default of DOS."""
     if info.flag_bits & _UTF_8 or info.filename.isascii():
         return info.filename
     return decode_name(info.filename.encode("cp437"), encoding)
 
 
 def _list(named: Iterable[tuple[str, _Any]], read: Callable[..., bytes], *, special: int) -> Listing:
-    """Takes images and sorts them; of one path's members the last, as unpacking would.
+    """Lists the images sorted by path; of members with the same path, the last, as unpacking would.
 
     Args:
         named: path of each member, and the member.
         read: reads a member, or its first bytes.
-        special: number of other members.
+        special: number of members that are no regular files.
     """
     files = Listing()
     for name, member in named:

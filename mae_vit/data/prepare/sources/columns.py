@@ -1,4 +1,4 @@
-"""Which columns hold images, labels and splits, by the types of a schema and the Hub's note on features."""
+"""Chooses the columns of images, labels and splits, by the types of a schema and the Hub's metadata."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mae_vit.data.prepare.entries import SourceOptions
 from mae_vit.data.prepare.listing import shown
 
 _IMAGE_NAMES = ("image", "img", "jpg", "jpeg", "png", "webp", "picture", "photo")
-# In the order in which they are preferred.
+# In order of preference.
 _IMAGES = ("images", "binary", "base64")
 _LABELS = ("number", "text", "base64")
 
@@ -29,10 +29,10 @@ class Columns:
 
     Attributes:
         image: column of {bytes, path}, bytes, or base64.
-        label: column of labels; None without.
-        split: column of texts that name the split of each row; None without.
-        names: names of the classes that integer labels number, where the schema tells them.
-        unread: other columns that may be meant.
+        label: column of labels; None without labels.
+        split: column of texts that name the split of each row; None without one.
+        names: class names for integer labels, if the schema has them.
+        unread: other columns that the user may have meant.
     """
 
     image: str
@@ -43,11 +43,7 @@ class Columns:
 
 
 def parquet_library() -> ModuleType:
-    """Imports pyarrow with its reader of Parquet.
-
-    Raises:
-        InputError: if it is not installed.
-    """
+    """Imports pyarrow with its Parquet reader; raises InputError if it is not installed."""
     try:
         import pyarrow.parquet  # optional
     except ImportError as error:
@@ -61,12 +57,12 @@ def choose_columns(schema: Any, first: Mapping[str, Any], where: str, options: S
 
     Args:
         schema: schema of pyarrow.
-        first: the first row, which tells images in base64 from other texts.
+        first: first row, to distinguish images in base64 from other texts.
         where: name of the table in errors.
         options: columns that the user names.
 
     Raises:
-        InputError: if there is no such column, or several could be meant.
+        InputError: if no column fits, or several do.
     """
     kinds = {field.name: _kind(field.type) for field in schema}
     for name, kind in kinds.items():
@@ -74,7 +70,7 @@ def choose_columns(schema: Any, first: Mapping[str, Any], where: str, options: S
             kinds[name] = "base64"
     features: dict[str, Any] = {}
     with suppress(KeyError, ValueError, TypeError, AttributeError):
-        # What the Hub's libraries note of each column, such as {"_type": "ClassLabel", "names": [...]}.
+        # The Hub's metadata of each column, such as {"_type": "ClassLabel", "names": [...]}.
         noted = json.loads(schema.metadata[b"huggingface"])["info"]["features"]
         features = {name: feature for name, feature in noted.items() if isinstance(feature, dict)}
     image = _image_column(kinds, features, where, options.image_column)
@@ -92,7 +88,7 @@ def choose_columns(schema: Any, first: Mapping[str, Any], where: str, options: S
 
 
 def _kind(arrow_type: Any) -> str:
-    """Returns what a column may hold: images, binary, text, number, nested or other."""
+    """Returns the kind of a column: images, binary, text, number, nested or other."""
     types = parquet_library().types
     if types.is_dictionary(arrow_type):
         return _kind(arrow_type.value_type)
@@ -131,7 +127,7 @@ def _label_column(
             )
     marked = [name for name in usable if features.get(name, {}).get("_type") == "ClassLabel"]
     named = [name for name in marked or usable if name.lower() in LABEL_NAMES]
-    # fine_label and coarse_label of CIFAR-100, where nothing says which columns are classes.
+    # fine_label and coarse_label of CIFAR-100, if no metadata mark the columns of classes.
     last_word = [name for name in usable if re.split(r"[_\W]", name.lower())[-1] in LABEL_NAMES]
     return _choose(where, "--label-column", asked, usable, named or marked or last_word)
 
@@ -139,7 +135,7 @@ def _label_column(
 def _choose(
     where: str, option: str, asked: str | None, usable: Collection[str], candidates: Collection[str]
 ) -> str | None:
-    """Returns the column that is asked for, or else the only candidate; None without one."""
+    """Returns the column that the user names, or else the only candidate; None without one."""
     if asked is not None and asked not in usable:
         hint = closest(asked, usable) or f"there are {', '.join(usable) or 'none'}"
         raise InputError(f"{option} {asked}: {where} has no such column of a type that is read: {hint}")
@@ -151,7 +147,7 @@ def _choose(
 
 
 def unread_note(where: str, columns: Collection[str]) -> list[str]:
-    """Names the columns that are not read."""
+    """Returns a note on columns that are not read."""
     said = (
         f"columns of {where} that are not read: {shown(columns)} (--image-column and --label-column choose)"
     )
@@ -159,7 +155,7 @@ def unread_note(where: str, columns: Collection[str]) -> list[str]:
 
 
 def decode_base64(text: Any) -> bytes | None:
-    """Returns the image that a text holds as base64, also as `data:image/png;base64,...`; else None."""
+    """Decodes an image from base64 text, also `data:image/png;base64,...`; returns None for other values."""
     with suppress(ValueError, AttributeError):
         data = base64.b64decode(text.rpartition(",")[2])
         return data if image_kind(data[:HEAD_BYTES]) else None

@@ -1,4 +1,4 @@
-"""Data sets by name: digits, embedded, and those that torchvision downloads."""
+"""Data sets by name: digits, which are included, and those that torchvision downloads."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _DIGITS_TEST_SHARE = Fraction(1, 6)
 def digits(_: SourceOptions | None = None) -> ImageSource:
     """Returns 1,797 handwritten digits, 8x8 gray: real images without a network.
 
-    `digits.npz` holds them as scikit-learn has them: Optical Recognition of Handwritten Digits (Alpaydin and Kaynak
-    1998, UCI Machine Learning Repository, doi:10.24432/C50P49), licensed under CC BY 4.0.
+    `digits.npz` is a copy of scikit-learn's: Optical Recognition of Handwritten Digits (Alpaydin and Kaynak 1998, UCI
+    Machine Learning Repository, doi:10.24432/C50P49), licensed under CC BY 4.0.
     """
     with np.load(Path(__file__).with_name("digits.npz")) as stored:
         images, labels = stored["images"], stored["labels"]
     entries = []
     for number, (image, label) in enumerate(zip(images, labels, strict=True)):
-        # Ink is 0..16; 255/16 fills the byte.
+        # Values are 0..16; 255/16 scales them to a byte.
         pixels = np.rint(image * (255 / 16)).astype(np.uint8)
         entries.append(_entry("train", str(label), f"{number:04d}", pixels))
     train, test = draw_holdout(entries, _DIGITS_TEST_SHARE, "test")
@@ -37,12 +37,12 @@ def digits(_: SourceOptions | None = None) -> ImageSource:
 
 
 def _cifar(kind: str, options: SourceOptions) -> ImageSource:
-    """Reads CIFAR (CIFAR-100: fine classes) through torchvision, which unpickles only files of published checksums.
+    """Reads CIFAR (CIFAR-100: fine classes) with torchvision, which unpickles only files with published checksums.
 
-    Downloads go into a hidden folder of the output, kept for the next call; a failure leaves nothing.
+    Downloads go to a hidden folder in the output, kept for the next call; a failure leaves nothing.
 
     Raises:
-        InputError: if there is neither a copy nor a network.
+        InputError: if there is no local copy and the download fails.
     """
     # Slow to import, and only used here.
     from torchvision import datasets

@@ -1,4 +1,4 @@
-"""Finds the images for `prepare`: a typed source -> a list of entries with random access."""
+"""Opens the sources of `prepare`: a name or path becomes a list of entries with random access."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ from mae_vit.data.prepare.sources.tars import open_tars
 
 _SOURCES = "a folder, .tar, .tar.gz, .tar.bz2, .tar.xz, .zip, .parquet, a CSV or TSV of paths and labels"
 _CIFAR = re.compile(r"cifar-(100?)-")
-# So many pictures may lie beside shards without being the data.
+# Largest number of images beside shards that are only examples.
 _FEW_IMAGES = 16
 
 
 def find_sources(specs: Sequence[str], options: SourceOptions) -> list[ImageSource]:
-    """Opens sources of images; Parquet files or tars, which a shell may list one by one, are one source.
+    """Opens sources of images; several Parquet files or tars, as from a shell's pattern, are one source.
 
-    So are zips whose names differ in numbers alone, as those of a large download do.
+    So are zips whose names differ only in numbers, as those of a large download do.
 
     Args:
         specs: each "digits", "cifar10", "cifar100", a folder of images, of shards or of Parquet files,
@@ -55,8 +55,8 @@ def find_sources(specs: Sequence[str], options: SourceOptions) -> list[ImageSour
         options: options of all of them.
 
     Raises:
-        InputError: if one is no source, or holds no images.
-        FetchUnavailable: if one cannot be fetched now.
+        InputError: if a spec is no source, or holds no images.
+        FetchUnavailable: if a source cannot be fetched now.
     """
     groups: dict[str, list[str]] = {}
     for number, path in enumerate(path for spec in specs for path in _expand(spec)):
@@ -77,14 +77,14 @@ def find_images(spec: str, out: Path, **options: Any) -> ImageSource:
 
 
 def _file_kind(path: Path) -> str | None:
-    """Returns the kind of a file of which several may be one source."""
+    """Returns the kind of a file (tar, zip, parquet), if several such files may be one source; else None."""
     extension = extension_of(path.name)
     kind = "tar" if is_tar(path) else extension if extension in ("parquet", "zip") else None
     return kind if kind and path.is_file() else None
 
 
 def _open(specs: list[str], options: SourceOptions) -> ImageSource:
-    """Opens a source, or several files that are one; refuses one without images."""
+    """Opens a source, or several files that are one; rejects a source without images."""
     spec, paths = specs[0], [Path(spec) for spec in specs]
     kind = _file_kind(paths[0])
     if spec in DATASETS:
@@ -116,7 +116,7 @@ def _open(specs: list[str], options: SourceOptions) -> ImageSource:
 
 
 def _no_source(spec: str, path: Path) -> str:
-    """Says why a source is none, and the remedy."""
+    """Explains why a path is no source, and the remedy."""
     if not path.exists():
         if is_url(spec):
             return f"source {redact_url(spec)} lies elsewhere: download it, and give the file or folder here"
@@ -131,9 +131,9 @@ def _no_source(spec: str, path: Path) -> str:
 
 
 def _open_folder(path: Path, options: SourceOptions) -> ImageSource:
-    """Opens a folder of images, of shards, or of Parquet files where there are neither."""
+    """Opens a folder of images or of shards or, if there are neither, of Parquet files."""
     files = open_folder(path)
-    # Beside shards lie indexes, which are arrays.
+    # Without arrays, since the indexes beside shards are arrays.
     images = [name for name, _ in files.images if files.extension(name) not in ARRAY_EXTENSIONS]
     shards = find_shards(path) if any(is_tar(Path(name)) for name in files.beside) else []
     folders = {shard.parent for shard in shards}
@@ -160,7 +160,7 @@ def _open_folder(path: Path, options: SourceOptions) -> ImageSource:
 
 
 def _open_zips(paths: list[Path], options: SourceOptions) -> ImageSource:
-    """Opens a zip, or the parts of a folder that was packed into several, as one folder."""
+    """Opens a zip, or several that hold parts of one folder, as a folder."""
     folder, name = _folder_and_name(paths)
     files, holder = Listing(), dict[str, Path]()
     for path in paths:
@@ -189,16 +189,16 @@ def _check_one_configuration(paths: Sequence[Path], folder: Path, split: str) ->
 
 
 def _folder_and_name(paths: list[Path]) -> tuple[Path, str]:
-    """Returns the folder that holds files, and a name for them all."""
+    """Returns the folder that holds all files, and a name for them."""
     folder = Path(os.path.commonpath([path.parent for path in paths]))
     return folder, f"{len(paths)} files of {folder.resolve().name}" if len(paths) > 1 else paths[0].name
 
 
 def _expand(spec: str) -> list[str]:
-    """Returns the files that a pattern names, as webdataset writes them: shard-{000..009}.tar, shard-*.tar.
+    """Expands a pattern in the syntax of webdataset: shard-{000..009}.tar, shard-*.tar.
 
     Raises:
-        InputError: if one of them is not there.
+        InputError: if a file does not exist.
     """
     if is_url(spec) or not re.search(r"[{*?\[]", spec) or Path(spec).exists():
         return [spec]

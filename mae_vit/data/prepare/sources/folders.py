@@ -1,4 +1,4 @@
-"""Folders of images: regular files and links to them, nothing that could block."""
+"""Reads folders of images: regular files and links to them, nothing that could block."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mae_vit.data.prepare.listing import Listing, shown
 
 
 def open_folder(path: Path) -> Listing:
-    """Lists the images below `path`, by path; links are followed, as torchvision's ImageFolder does."""
+    """Lists the images below `path`, sorted by path; links are followed, as by torchvision's ImageFolder."""
     again = list[Path]()
     files = list_files(sorted(walk(path, again)), path)
     if again:
@@ -47,10 +47,10 @@ def walk(top: Path, again: list[Path] | None = None) -> Iterator[Path]:
 
     Args:
         top: the folder.
-        again: gets the links to folders that were seen already.
+        again: receives the links to folders that were visited already.
     """
     seen: set[tuple[int, int]] = set()
-    # Links to folders wait until the folders that are really there have been seen.
+    # Links to folders are followed after all real folders have been visited.
     waiting, links = [top], list[Path]()
     while waiting or links:
         folder = waiting.pop() if waiting else links.pop(links.index(min(links)))
@@ -75,12 +75,12 @@ def is_regular(file: Path) -> bool:
     """Whether a path leads to a regular file."""
     try:
         return stat.S_ISREG(file.stat().st_mode)
-    except (OSError, ValueError):  # a name that a table gives may hold any character
+    except (OSError, ValueError):  # a name in a table may hold any character
         return False
 
 
 def _open(file: Path) -> BinaryIO:
-    # Should it have become a pipe since it was listed: without waiting for a writer.
+    # O_NONBLOCK does not wait for a writer, should the file have become a pipe since it was listed.
     opened = os.fdopen(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
     if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
         opened.close()
@@ -95,7 +95,7 @@ def _head(file: Path) -> bytes:
 
 
 def reader(file: Path) -> Reader:
-    """Returns what reads a file, should it have become none: with an error, without waiting."""
+    """Returns a reader of a file; if the file is no longer regular, it raises an error instead of blocking."""
     return partial(_read, file)
 
 

@@ -1,4 +1,4 @@
-"""Shards made by others: tars of KEY.jpg, KEY.cls, KEY.json, without `dataset.json`."""
+"""Reads shards of other tools: tars of KEY.jpg, KEY.cls, KEY.json, without `dataset.json`."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ from mae_vit.data.shards.samples import (
 )
 from mae_vit.data.shards.tar_headers import DamagedTar, Special, Tar, walk_tar
 
-# So many members tell whether images have other names.
+# Number of members to look at for images with other extensions.
 _LOOKED_AT = 100
 
 
 def find_shards(folder: Path) -> list[Path]:
-    """Returns the tars in a folder and below it, but for hidden ones; with our `dataset.json`, those it names."""
+    """Returns the tars in and below a folder, except hidden ones; with our `dataset.json`, those that it lists."""
     if (folder / FILE_NAME).exists():
         described = read_dataset(folder)
         return [folder / shard.file for split in described.splits.values() for shard in split.shards]
@@ -65,9 +65,9 @@ def find_shards(folder: Path) -> list[Path]:
 
 
 def image_member(tar: Tar) -> str | None:
-    """Returns the field of members that are images by their first bytes and not by name: "image" of KEY.image.
+    """Returns the field of members that are images by their first bytes, not by name: "image" for KEY.image.
 
-    Only of samples, which have a member beside it; others are files of an archive.
+    Its sample must have another member; a single member is a file of an archive.
     """
     fields: dict[str, set[str]] = {}
     first = None
@@ -95,23 +95,22 @@ def is_shard(tar: Tar) -> bool:
             elif key:
                 others.add((key, field == "cls"))
     except (DamagedTar, OSError):
-        return False  # who reads it says what is wrong
+        return False  # reading it reports what is wrong
     labeled = any((key, True) in others for key in images)
     return labeled or (len(folders) == 1 and any((key, False) in others for key in images))
 
 
 def open_shards(folder: Path, shards: Sequence[Tar], name: str, options: SourceOptions) -> ImageSource:
-    """Lists the images of shards, and their labels: of `.cls`, or of the field that the user names.
+    """Lists the images of shards, with labels from `.cls` or from the field that the user names.
 
     Args:
         folder: the folder that holds them.
         shards: shards to read.
         name: name of the source.
-        options: which fields are images and labels, and the split of shards whose names tell none.
+        options: which fields are images and labels, and the split of shards whose names contain none.
 
     Raises:
-        InputError: if one is damaged, holds paths that leave its folder, or its labels make
-            no sense.
+        InputError: if a shard is damaged, holds paths that leave its folder, or its labels make no sense.
     """
     known = read_dataset(folder) if (folder / FILE_NAME).exists() else None
     splits = {s.file: split for split, info in known.splits.items() for s in info.shards} if known else {}
@@ -173,13 +172,13 @@ def open_shards(folder: Path, shards: Sequence[Tar], name: str, options: SourceO
 def _read_samples(
     shard: Tar, options: SourceOptions, special: list[Special], lost: list[str]
 ) -> Iterator[tuple[Tar, Group, bytes | None]]:
-    """Yields the samples of a shard with their labels, if they are wanted.
+    """Yields the samples of a shard, with their labels if the options ask for them.
 
     Args:
         shard: the shard.
-        options: the columns that are asked for.
-        special: gets links, devices and pipes.
-        lost: gets keys of members without an image.
+        options: the fields that the user names.
+        special: receives links, devices and pipes.
+        lost: receives keys of members without an image.
 
     Raises:
         InputError: if the shard cannot be used, or a label is neither a number nor a name.
@@ -199,7 +198,7 @@ def _read_samples(
 
 
 def _labels(shard: Tar, groups: Sequence[Group], asked: str | None) -> Iterator[bytes | None]:
-    """The label of each group: of a member, or a key of its json."""
+    """Yields the label of each group, from a member or from a key of its json."""
     with shard.path.open("rb") as file:
         for group in groups:
             if member := group.fields.get(asked or "cls"):
@@ -224,7 +223,7 @@ def _json(shard: Tar, group: Group) -> dict[str, Any]:
 
 
 def label_note(samples: Sequence[tuple[Tar, Group, bytes | None]]) -> list[str]:
-    """Names the members of samples without `.cls`, one of which may be their labels; none beside the image alone."""
+    """Notes the members of samples without `.cls`, as one may hold labels; none if there are only images."""
     if not samples or all(map(is_image_field, samples[0][1].fields)):
         return []
     return [f"no labels: {_fields(samples)} (--label-column NAME takes one for the labels)"]

@@ -1,7 +1,6 @@
-"""Tables whose rows hold images: Parquet files, and data sets of the Hugging Face Hub as streams of rows.
+"""Reads tables whose rows hold images: Parquet files, and data sets of the Hugging Face Hub as streams of rows.
 
-A stream has no random access. So the images are written one behind the other into a temporary file in the output
-folder, from which they are read in any order.
+Streams have no random access, so images are copied to a temporary file in the output folder, and read from there.
 """
 
 from __future__ import annotations
@@ -41,9 +40,9 @@ from mae_vit.data.prepare.sources.columns import (
 from mae_vit.data.prepare.sources.spool import Spool
 from mae_vit.data.shards.dataset_json import FILE_NAME, read_dataset
 
-# Rows that are in memory at a time.
+# Number of rows in memory at a time.
 _BATCH_ROWS = 16
-# Files of a data set of images in folders or zips; a path of another kind is a stranger's.
+# Files of a Hub data set of images in folders or zips; other paths are those of an unknown machine.
 _HUB_FILE = re.compile(r"(zip://[^:]*::)?hf://datasets/")
 _LONGEST_REASON = 300
 
@@ -61,7 +60,7 @@ class _ParquetTable:
     def __init__(self, path: Path, folder: Path, split: str) -> None:
         self.name, self.split, self.stem = path.relative_to(folder).as_posix(), split, path.stem
         pyarrow = parquet_library()
-        # What pyarrow raises of damaged files.
+        # Raised by pyarrow for damaged files.
         self._errors = (pyarrow.ArrowException, OSError, ValueError)
         try:
             # Not `pre_buffer`, which reads a whole row group, often the whole file.
@@ -74,7 +73,7 @@ class _ParquetTable:
     def rows(self, columns: list[str] | None = None) -> Iterator[dict[str, Any]]:
         """Yields each row by column."""
         try:
-            batch_rows = _BATCH_ROWS if columns else 1  # all columns of the first row alone
+            batch_rows = _BATCH_ROWS if columns else 1  # without columns, only the first row is read
             for batch in self._file.iter_batches(batch_rows, columns=columns, use_threads=False):
                 yield from batch.to_pylist()
         except self._errors as error:
@@ -82,7 +81,7 @@ class _ParquetTable:
 
 
 class _HubTable:
-    """A split of a data set of the Hub; with the attributes of `_ParquetTable`."""
+    """A split of a Hub data set, with the attributes of `_ParquetTable`."""
 
     def __init__(self, stream: Any, name: str, stem: str, split: str) -> None:
         self.name, self.split, self.stem = name, split, stem
@@ -91,12 +90,11 @@ class _HubTable:
         self.schema = stream.features.arrow_schema
 
     def rows(self, columns: list[str] | None = None) -> Iterator[dict[str, Any]]:
-        """Yields each row by column."""
         return iter(self._stream.select_columns(columns) if columns else self._stream)
 
 
 def find_parquet(folder: Path) -> list[Path]:
-    """Returns the Parquet files below a folder, but for hidden ones."""
+    """Returns the Parquet files below a folder, except hidden ones."""
     paths = (path for path in folder.rglob("*.parquet") if path.is_file())
     return sorted(path for path in paths if not f"/{path.relative_to(folder)}".count("/."))
 
@@ -106,12 +104,12 @@ def open_parquet(paths: Sequence[Path], folder: Path, name: str, options: Source
 
     Args:
         paths: files, in the order of their images.
-        folder: the folder that holds them; names of files and folders tell splits.
+        folder: the folder that holds them; splits come from the names of files and folders.
         name: name of the source.
-        options: columns, and the split of files whose names tell none.
+        options: columns, and the split of files whose names contain none.
 
     Raises:
-        InputError: if a file is none, has no column of images, or its labels make no sense.
+        InputError: if a file is not Parquet, has no column of images, or its labels make no sense.
     """
     splits = [split_from_path(path, folder, options.split) for path in paths]
     _refuse_existing(splits, options)
@@ -120,7 +118,7 @@ def open_parquet(paths: Sequence[Path], folder: Path, name: str, options: Source
 
 
 def open_hub_dataset(spec: str, options: SourceOptions) -> ImageSource:
-    """Streams a data set of the Hub, of any format that the `datasets` library reads.
+    """Streams a data set of the Hub, in any format that the `datasets` library reads.
 
     Args:
         spec: "hf:USER/NAME" or "hf:USER/NAME@REVISION".
@@ -155,13 +153,13 @@ def _datasets_library() -> ModuleType:
     except ImportError as error:
         missing = error.name or "datasets"
         raise InputError(f'{missing} is not installed: pip install "mae-vit[hub]"') from None
-    # It logs each error that it raises, too.
+    # The library also logs each error that it raises.
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     return datasets
 
 
 def _refuse_existing(splits: Sequence[str], options: SourceOptions) -> None:
-    """Refuses before anything is read what `prepare` could only refuse when all is read."""
+    """Rejects existing splits before the rows are read; `prepare` could do so only afterwards."""
     if options.overwrite or not (options.out / FILE_NAME).exists():
         return
     if taken := sorted({*splits} & read_dataset(options.out).splits.keys()):
@@ -171,7 +169,7 @@ def _refuse_existing(splits: Sequence[str], options: SourceOptions) -> None:
 def _read_tables(
     tables: Iterable[_ParquetTable | _HubTable], name: str, options: SourceOptions
 ) -> ImageSource:
-    """Reads all rows; their images go to a temporary file.
+    """Reads all rows, and copies their images to a temporary file.
 
     Raises:
         InputError: if columns or labels make no sense, or tables name their classes differently.
@@ -214,7 +212,7 @@ def _read_tables(
 
 
 def _image(cell: Any) -> tuple[bytes | str, str]:
-    """Returns the bytes of a cell, or why there are none, and the name of its file, "" without one."""
+    """Returns the bytes of a cell, or the reason if there are none, and its file's name, "" without one."""
     data, path = (cell.get("bytes"), cell.get("path") or "") if isinstance(cell, dict) else (cell, "")
     if isinstance(data, str):
         data = decode_base64(data)
@@ -223,12 +221,12 @@ def _image(cell: Any) -> tuple[bytes | str, str]:
             data = file.read()
     if data is None and path:
         data = "it holds a path and no bytes: write paths and labels as a CSV, and give that"
-    # The folder is another machine's, or hostile.
+    # Without the folder, which is another machine's, or hostile.
     return data if data is not None else "it holds no image", PurePosixPath(path.replace("\\", "/")).name
 
 
 def _label(value: Any, columns: Columns) -> int | str | None:
-    """Returns a cell's label; whole numbers with gaps, which pandas stores as floats, are integers."""
+    """Returns a cell's label; whole floats become integers, as pandas stores integers with gaps as floats."""
     if isinstance(value, bool):
         return str(value)
     if isinstance(value, float) and value == value:
@@ -242,7 +240,7 @@ def _label(value: Any, columns: Columns) -> int | str | None:
 
 
 def _class_name(label: int | str | None, names: Sequence[str] | None, where: str) -> str | None:
-    """The class that a label names; None of negative numbers, by which test splits leave it open."""
+    """Returns the class of a label; None for negative numbers, which mark test splits without labels."""
     if label is None or (isinstance(label, int) and label < 0):
         return None
     if names is None or isinstance(label, str):

@@ -1,4 +1,4 @@
-"""A temporary file in the output folder, for what has no random access: compressed tars, columns of images."""
+"""A temporary file in the output folder, to give random access to compressed tars and columns of images."""
 
 from __future__ import annotations
 
@@ -12,14 +12,10 @@ from mae_vit.data.prepare.entries import Reader
 
 
 class Spool:
-    """One temporary file, made when it is needed. It has no name, so that not even a kill leaves it behind."""
+    """A temporary file, created on first use. It has no name, so that not even a kill leaves it behind."""
 
     def __init__(self, out: Path) -> None:
-        """Writes nothing before it is asked to.
-
-        Args:
-            out: the output folder.
-        """
+        """Creates no file yet; `out` is the output folder."""
         self._out = out
         self._file: BinaryIO | None = None
 
@@ -32,7 +28,7 @@ class Spool:
         return self._file
 
     def write(self, data: bytes) -> Reader:
-        """Appends an image, and returns what reads it; one that is too large is not written, and its reader says so."""
+        """Appends an image, and returns its reader; one that is too large is not written, and its reader raises."""
         offset = self.file.seek(0, os.SEEK_END)
         if len(data) <= MAX_IMAGE_BYTES:
             self.file.write(data)

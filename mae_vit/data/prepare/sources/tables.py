@@ -1,4 +1,4 @@
-"""Tables of images as CSV or TSV: a column of files, which lie beside the table or below, and one of labels."""
+"""Reads CSV or TSV tables of images: a column of files beside the table or below, and a column of labels."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ from mae_vit.data.prepare.sources.folders import is_regular, reader, walk
 from mae_vit.data.shards.samples import label_number, no_single_label
 
 _PATHS = ("path", "file", "filename", "file_name", "filepath", "image", "image_path", "img")
-# So many rows tell a column of files by the files that are there.
+# Number of rows whose files must exist in a column of files.
 _LOOKED_AT = 8
 _FIRST_LINE = 4096
-# The latter is fastai's.
+# `is_valid` is fastai's.
 _SPLITS = ("split", "is_valid")
 _BITS = {"0": 0, "0.0": 0, "false": 0, "1": 1, "1.0": 1, "true": 1}
 Cells = Mapping[str, str]
 
 
 class Row(NamedTuple):
-    """A row that names a file: `file` is None if it is not there; label and split are "" where there is none."""
+    """A row that names a file: `file` is None if it does not exist; label and split are "" if there is none."""
 
     path: str
     file: Path | None
@@ -65,12 +65,12 @@ class Table(NamedTuple):
 
 
 class _Files:
-    """The images of a folder, found by their paths, or by names that tell neither folder nor extension.
+    """Finds the images of a folder by path, or by names without folder or extension.
 
     Attributes:
-        elsewhere: folders at the beginning of all paths, which may be those of another machine.
+        elsewhere: leading folders that all paths share, which may be those of another machine.
         names: the images below the folder.
-        own_names: those of them in folders of the split that the table's name tells: trainLabels.csv, train/.
+        own_names: the images in folders of the split in the table's name, as train/ for trainLabels.csv.
     """
 
     def __init__(self, table: Path) -> None:
@@ -98,7 +98,7 @@ class _Files:
         )
 
     def find(self, path: str) -> Path | None:
-        """Returns the one file that is meant; None for none or several, and for an address."""
+        """Returns the only file that matches; None if none or several do, and for a URL."""
         if "://" in path:
             return None
         path = path.replace("\\", "/")
@@ -106,7 +106,7 @@ class _Files:
             return self._folder / path
         for cut in ("/".join(self.elsewhere[:count]) for count in range(len(self.elsewhere) + 1)):
             end = path.removeprefix(cut).lstrip("/") if cut else path
-            # Percent-encoded, as Label Studio writes them: /data/local-files/?d=my%20photos/1.jpg.
+            # Label Studio writes percent-encoded paths: /data/local-files/?d=my%20photos/1.jpg.
             for name in (end, unquote(end.rpartition("?d=")[2])):
                 if image := self.names.find(name) or self.own_names.find(name):
                     return self._folder / image
@@ -114,7 +114,7 @@ class _Files:
 
 
 def _shared_folders(paths: Iterable[str]) -> tuple[str, ...]:
-    """Returns the folders at the beginning of all paths, up to one that is called like a split; none of addresses."""
+    """Returns the leading folders that all paths share, up to one named like a split; none for URLs."""
     parts = [tuple(path.replace("\\", "/").split("/")[:-1]) for path in paths]
     if not parts or any("//" in path for path in paths):
         return ()
@@ -125,11 +125,11 @@ def _shared_folders(paths: Iterable[str]) -> tuple[str, ...]:
 
 
 def is_table(path: Path) -> bool:
-    """Whether a file is called as tables are that are read here, or is a text whose first line has columns by tabs."""
+    """Whether a file has a table's extension, csv or tsv, or is a text whose first line has tabs."""
     extension = extension_of(path.name)
     if extension != "txt" or not path.is_file():
         return extension in ("csv", "tsv") and path.is_file()
-    # What Excel calls Unicode text.
+    # Excel exports this as "Unicode text".
     with path.open("rb") as file:
         return "\t" in decode_text(file.read(_FIRST_LINE), "", errors="replace").partition("\n")[0]
 
@@ -142,7 +142,7 @@ def read_table(table: Path, options: SourceOptions | None = None) -> Table:
         options: the columns that the user names.
 
     Raises:
-        InputError: if it has no column of files, several that may be meant, or is no text.
+        InputError: if it is no text, has no column of files, or several that fit.
     """
     options = options or SourceOptions(Path())
     name, files = table.name, _Files(table)
@@ -152,13 +152,13 @@ def read_table(table: Path, options: SourceOptions | None = None) -> Table:
     if without := sum(not row[path] for row in cells):
         notes.append(f"left out {count_of(without, 'row')} of {name} that name no file")
     cells = [row for row in cells if row[path]]
-    # Where some are found as they are named, others are missing.
+    # If some paths exist as written, the others are missing files.
     if not any(files.find(row[path]) for row in cells):
         files.elsewhere = _shared_folders([row[path] for row in cells])
     unread = [column for column in columns if column not in (path, label, split)]
     hot: list[str] = []
     if options.labels and not label:
-        # Columns of 0 and 1 with a single 1 in each row are one label.
+        # Columns of 0 and 1 with a single 1 in each row are a one-hot label.
         bits = [column for column in unread if cells and all(row[column].lower() in _BITS for row in cells)]
         if len(bits) > 1 and all(len(_ones(row, bits)) == 1 for row in cells):
             hot = bits
@@ -180,7 +180,7 @@ def _ones(row: Cells, columns: Sequence[str]) -> list[str]:
 
 
 def _read(table: Path) -> tuple[dict[str, str], list[dict[str, str]]]:
-    """Returns the columns, by their names in lower case, as they are written; and the cells of each row, by these."""
+    """Returns the names of the columns as written, and the cells of each row, both by names in lower case."""
     text = read_text(table)
     delimiter = max("\t", ";", ",", key=text.partition("\n")[0].count)
     lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
@@ -206,7 +206,7 @@ def _choose_columns(
     """Returns the columns of paths and of labels.
 
     Raises:
-        InputError: if they are not clear, with the command that chooses.
+        InputError: if they are ambiguous, with the command that chooses.
     """
     if any(is_image(name) and files.find(name) for name in columns.values()):
         raise InputError(
@@ -248,14 +248,14 @@ def _holds_files(name: str, cells: Sequence[Cells], files: _Files) -> bool:
 
 
 def open_table(table: Path, options: SourceOptions) -> ImageSource:
-    """Opens the images that a table lists; those that are not there are counted and named.
+    """Opens the images that a table lists; a note counts and names those that do not exist.
 
     Args:
         table: the file.
-        options: the columns that the user names, and the split of rows that tell none.
+        options: the columns that the user names, and the split of rows that name none.
 
     Raises:
-        InputError: as of `read_table`, or if an image has several labels.
+        InputError: as for `read_table`, or if an image has several labels.
     """
     rows, column_notes = read_table(table, options)
     entries, missing = list[Entry](), [row.path for row in rows if row.file is None]
@@ -308,19 +308,19 @@ def open_table(table: Path, options: SourceOptions) -> ImageSource:
     numbers = {
         name: label_number(name.encode()) for entry in entries if (name := entry.class_name) is not None
     }
-    # Numbers in their order, as of other sources; words by the alphabet.
+    # Numbers in numeric order, as for other sources; words in alphabetical order.
     words = None in numbers.values()
     classes = () if words else sorted(numbers, key=lambda name: (numbers[name] or 0, name))
     return ImageSource(table.name, entries, classes=tuple(classes) or None, notes=(*notes, *column_notes))
 
 
 def _beside(path: str, file: Path, table: Path) -> str:
-    """Returns the path of a row's file beside its table."""
+    """Returns the path of a row's file relative to the table's folder; as written if it lies elsewhere."""
     return file.relative_to(table.parent).as_posix() if file.is_relative_to(table.parent) else path
 
 
 def _splits_of_folders(rows: Sequence[Row], table: Path, split: str) -> tuple[list[str], list[str]]:
-    """Returns the split of each row: of the folder that it lies in, if these are several; and remarks."""
+    """Returns the split of each row, from its folder if the folders are of several splits; and remarks."""
     splits = []
     for row in rows:
         folders = _beside(row.path, row.file, table).split("/")[:-1] if row.file and not row.split else []
@@ -335,12 +335,7 @@ def _splits_of_folders(rows: Sequence[Row], table: Path, split: str) -> tuple[li
 
 
 def _class_name(label: str, *, signed: bool) -> str | None:
-    """Returns the class that a cell names: whole numbers without decimals, as pandas writes them; not negative.
-
-    Args:
-        label: the text of the cell.
-        signed: negative numbers are classes, too.
-    """
+    """Returns the class in a cell: numbers without pandas' decimals; negative ones are classes only if `signed`."""
     name = class_text(label)
     if (number := label_number(name.encode())) is not None:
         return name.partition(".")[0] if number >= 0 or signed else None

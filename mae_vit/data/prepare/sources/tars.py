@@ -1,4 +1,4 @@
-"""Tars, of which some are shards of samples, some archives of images, and some hold the images of one class."""
+"""Opens tars: shards of samples, archives of images, or tars that each hold the images of one class."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from mae_vit.data.shards.dataset_json import FILE_NAME
 from mae_vit.data.shards.samples import split_key
 from mae_vit.data.shards.tar_headers import Tar
 
-# Names of classes: of WordNet, or words without a number. Others are counted, as shards are.
 _FEW_FIELDS = 4
+# Names of classes: WordNet ids, or words without a number. Names with other numbers are those of shards.
 _CLASS = re.compile(r"n\d{8}|[^\d]+")
 
 
@@ -50,7 +50,7 @@ def open_tars(paths: Sequence[Path], folder: Path, name: str, options: SourceOpt
 
 
 def are_classes(paths: Sequence[Path]) -> bool:
-    """Whether tars are called as classes are, so that each may hold the images of one; test_tube is none of splits."""
+    """Whether tars have the names of classes, so that each may hold one class; test_tube is a class, not a split."""
     stems = {_stem(path) for path in paths}
     several = len({split_and_rest(stem)[0] for stem in stems} - {None}) > 1
     named = all(_CLASS.fullmatch(stem) and not surely_split(stem) for stem in stems)
@@ -62,13 +62,13 @@ def _stem(path: Path) -> str:
 
 
 def _expand(tar: Tar) -> list[Tar]:
-    """Returns the tars that a tar holds, in tars that it holds too; itself if there are none."""
+    """Returns the tars inside a tar, at any depth; itself if there are none."""
     inner = inner_tars(tar)
     return [tar for outer in inner for tar in _expand(outer)] if inner else [tar]
 
 
 def _open_archives(tars: Sequence[Tar], folder: Path, name: str, options: SourceOptions) -> ImageSource:
-    """Lists the images of archives; of several each may be a class, or a part of one data set."""
+    """Lists the images of archives; each of several may be a class, or a part of one data set."""
     classes = are_classes([tar.name for tar in tars])
     splits = [
         split_from_path(tar.name.parent if classes else tar.name, folder, options.split) for tar in tars
@@ -77,7 +77,7 @@ def _open_archives(tars: Sequence[Tar], folder: Path, name: str, options: Source
     files = Listing()
     for tar, split in zip(tars, splits, strict=True):
         listing, stem = open_archive(tar, options.name_encoding), _stem(tar.name)
-        # A folder called like its tar is its wrapping.
+        # A folder with the name of its tar is its wrapper.
         wrapped = len(tars) > 1 and all(path.startswith(f"{stem}/") for path, _ in listing.images)
         below = ("" if one_split else f"{split}/") + (f"{stem}/" if classes else "")
         files.add(listing, wrapping=f"{stem}/" if wrapped else "", folder=below)

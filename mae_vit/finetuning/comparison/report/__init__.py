@@ -1,1 +1,1 @@
-"""mae_vit/finetuning/comparison/report/__init__.py."""
+"""The report of a comparison."""

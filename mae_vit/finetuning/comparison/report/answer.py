@@ -1,4 +1,4 @@
-"""The first screen of a comparison's report: its question answered in one sentence, and one chart."""
+"""The first screen of a comparison's report: the answer in one sentence, and one chart."""
 
 from __future__ import annotations
 
@@ -14,16 +14,15 @@ from mae_vit.finetuning.comparison.report.significance import Gap
 from mae_vit.finetuning.comparison.report.summary import Line, at_most_labels
 from mae_vit.weights.start import origin_of
 
-# Two entries are level if the whole interval of their difference is within so many points of zero.
+# Two entries are level if the interval of their difference lies within this many points of zero.
 LEVEL_POINTS = 3.0
 
 
 def answer(config: CompareConfig, lines: Sequence[Line]) -> str:
-    """Says in one sentence what pretraining without labels is worth here, as far as there is something to compare.
+    """Says in one sentence what pretraining without labels is worth here.
 
-    The sentence is on the best entry whose weights have seen no labels (without one, the best with weights, then
-    any, third-party encoders last): against the reference, against the best entry from scratch, and against
-    whatever is clearly better.
+    It compares the best entry whose weights have seen no labels (else the best with weights, then any, third-party
+    encoders last) with the reference, the best entry from scratch, and the best entry that is clearly better.
     """
     scored = [line for line in at_most_labels(config, lines) if line.score is not None]
     reference = next((line for line in scored if line.entry == config.reference), None)
@@ -59,7 +58,7 @@ def answer(config: CompareConfig, lines: Sequence[Line]) -> str:
 def first_chart(
     config: CompareConfig, rows: Sequence[Row], lines: Sequence[Line], palette: charts.Palette
 ) -> tuple[Markup, str] | None:
-    """Draws the chart that answers: accuracy against labels, or bars of the entries where there is one number.
+    """Draws accuracy against labels, or bars of the entries if there is one number of labels.
 
     Returns:
         The chart and its caption; None without results.

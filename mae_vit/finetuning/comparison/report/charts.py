@@ -20,11 +20,11 @@ class Palette:
     """One color and marker for each entry, on every chart."""
 
     def __init__(self, entries: Sequence[str]) -> None:
-        """Gives them out in order."""
+        """Assigns them in order."""
         self._numbers = {name: number for number, name in enumerate(entries)}
 
     def style(self, entry: str) -> dict[str, Any]:
-        """Matplotlib's options of an entry."""
+        """Returns an entry's matplotlib options."""
         number = self._numbers[entry]
         return {
             "color": charts.COLORS[number % len(charts.COLORS)],
@@ -58,7 +58,7 @@ def curves(rows: Sequence[Row], palette: Palette, labels: object) -> Markup | No
 def bars(entries: Sequence[tuple[str, Sequence[Row]]], palette: Palette) -> Markup | None:
     """Draws the test accuracy of entries as bars, with a dot for each seed; None without entries.
 
-    Names stand over the bars: beside them, long ones would leave the bars no room on a narrow screen.
+    Names stand above the bars: beside them, long ones would leave no room on a narrow screen.
     """
     if not entries:
         return None
@@ -79,7 +79,7 @@ def bars(entries: Sequence[tuple[str, Sequence[Row]]], palette: Palette) -> Mark
 
 
 def against_labels(rows: Sequence[Row], palette: Palette) -> Markup | None:
-    """Draws test accuracy against labels; None with one number of labels."""
+    """Draws test accuracy against labels; None for a single number of labels."""
     if len({row.size for row in rows if row.cell.mode in TUNED_BY}) < 2:
         return None
     return _against(rows, palette, "labeled images", lambda row: row.size)
@@ -88,7 +88,7 @@ def against_labels(rows: Sequence[Row], palette: Palette) -> Markup | None:
 def against_compute(rows: Sequence[Row], palette: Palette) -> Markup | None:
     """Draws test accuracy against FLOPs of pretraining and fine-tuning together."""
 
-    def total(row: Row) -> float | None:  # None for weights whose cost nobody knows
+    def total(row: Row) -> float | None:  # None for weights of unknown cost
         before = row.values["pretrain_flops"]
         return None if before is None else float(row.values["finetune_flops"] + before)
 

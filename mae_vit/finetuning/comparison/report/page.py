@@ -1,4 +1,4 @@
-"""`report.html`, one page that needs nothing beside it, and `report.md`."""
+"""Writes `report.html`, a self-contained page, and `report.md`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _PAIRS = """Each cell is the test result of the row minus that of the column, in
 the largest number of labels. Cells in parentheses may be chance. The intervals are not widened for the number of
 comparisons."""
 _OVERLAYS = "Some test images, drawn before any result; the classes of each entry's first seed."
-# Classes in the table of gains.
+# Largest number of classes in the table of gains.
 _MOST_CLASSES = 100
 
 
@@ -61,7 +61,7 @@ class Table(NamedTuple):
 
 
 class Section(NamedTuple):
-    """A part of the page below its main table: a heading, and what there is of figure, table and note."""
+    """A part of the page below its main table: a heading, and optionally a figure, a table and a note."""
 
     title: str
     figure: tuple[Markup, str] | None = None
@@ -73,13 +73,7 @@ class Report:
     """The text, tables and charts of a comparison's report, for both of its forms."""
 
     def __init__(self, plan: ComparisonPlan, rows: Sequence[Row], missing: Sequence[str]) -> None:
-        """Puts it together.
-
-        Args:
-            plan: plan of the comparison.
-            rows: the cells that are done.
-            missing: names of the others.
-        """
+        """Builds the parts that both forms share from finished cells and the names of `missing` runs."""
         self._plan, self._rows, self._config = plan, rows, plan.config
         self._lines = lines = table_lines(plan.config, rows)
         self._missing = "; ".join(missing)
@@ -100,7 +94,7 @@ class Report:
         return "\n\n".join(parts) + "\n"
 
     def to_html(self, masks: bytes | None = None) -> str:
-        """Returns `report.html`; `masks`: a PNG of test images and their predicted classes."""
+        """Returns `report.html`; `masks` is a PNG of test images and their predicted classes."""
         palette = charts.Palette([entry.name for entry in self._config.entries])
         return render(
             "comparison.html",
@@ -140,7 +134,7 @@ class Report:
 
 
 def write_report(plan: ComparisonPlan) -> None:
-    """Writes table, predictions and both forms of the report from the cells that are done, and says what came out.
+    """Writes table, predictions and both forms of the report from the finished cells, and prints the answer.
 
     Raises:
         OSError: if a file cannot be read or written.
@@ -165,7 +159,7 @@ def write_report(plan: ComparisonPlan) -> None:
 
 
 def reading(config: CompareConfig, lines: Sequence[Line]) -> list[str]:
-    """Explains the numbers of a comparison, of which some are finished."""
+    """Explains the numbers of a report that has at least one line."""
     values = lines[0].rows[0].values
     covered = "It does not cover another draw of labels or"
     if config.label_draws:
@@ -199,9 +193,9 @@ def settings_table(plan: ComparisonPlan) -> Table:
 
 
 def overlays(rows: Sequence[Row]) -> bytes | None:
-    """Draws some test images with their true classes, and those that each entry predicts, as a PNG.
+    """Draws some test images with their true classes and each entry's predictions, as a PNG; None without masks.
 
-    Whole networks are shown, other modes where there are none; None without segmentation.
+    It shows modes that train the whole network, or other modes if there are none.
     """
     segmented = [row for row in rows if row.overlaps is not None]
     first: dict[str, Row] = {}
@@ -220,7 +214,7 @@ def overlays(rows: Sequence[Row]) -> bytes | None:
 
 
 def _table(config: CompareConfig, lines: Sequence[Line]) -> Table:
-    """Columns that say the same in every row are left out."""
+    """Omits empty columns, and labels and mode if all rows agree."""
     subset = config.test_subset
     columns: dict[str, list[str]] = {
         "entry": [line.title for line in lines],
@@ -282,7 +276,7 @@ def _costs(lines: Sequence[Line]) -> Table:
 
 
 def _per_class(config: CompareConfig, lines: Sequence[Line]) -> Table | None:
-    """Compares the accuracy of each class with the reference's, at the most labels."""
+    """Compares each class's accuracy with the reference's, at the largest number of labels."""
     by_entry = {line.entry: line for line in at_most_labels(config, lines) if line.mode in TUNED_BY}
     base = by_entry.pop(config.reference, None)
     if base is None or not by_entry:
@@ -304,7 +298,7 @@ def _left_out(plan: ComparisonPlan) -> list[str]:
     for name, section in plan.config.pretrain.items():
         try:
             splits = read_dataset(data_folder(plan.config.data.path, section.set)).splits
-        except InputError:  # A report is written without the data, too: on another machine, say.
+        except InputError:  # The data may be gone, for example on another machine.
             continue
         notes += [
             f"Left out of the pretraining images of {name}: {excluded.samples:,} that {excluded.source} has too "

@@ -1,6 +1,6 @@
-"""`predictions.npz`: what every cell predicts for every test image, small enough to publish with a table.
+"""`predictions.npz`: every cell's predictions for every test image, small enough to publish with a table.
 
-It and `results.csv` alone give what gaps, intervals and p values are computed from (`tests/helpers/comparison.py`).
+Gaps, intervals and p values follow from it and `results.csv` alone (`tests/helpers/comparison.py`).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ CLASS_ARRAYS, SEGMENTATION_ARRAYS = ("truth", "predicted"), ("intersections", "u
 
 
 def pack_predictions(rows: Sequence[Row]) -> bytes:
-    """Packs what all cells predict, compressed.
+    """Packs the predictions of all cells, compressed.
 
-    Arrays: `cells`, JSON with a row's number in `results.csv` and whether all seeds give its result; for each test
-    split `keys_I` (n,), `truth_I` (n,) and `predicted_I` (cells, n), or of segmentation the pixels of each class
-    `intersections_I` and `unions_I` (cells, n, K); in the smallest unsigned integers.
+    `cells` is JSON: each row's number in `results.csv`, its split I, and whether all seeds give its result. A test
+    split I has `keys_I` (n,), `truth_I` (n,) and `predicted_I` (cells, n); for segmentation `intersections_I` and
+    `unions_I` (cells, n, K) in pixels. Integers have the smallest unsigned type.
     """
     splits: dict[tuple[bool, tuple[str, ...]], list[int]] = {}
     for number, row in enumerate(rows):

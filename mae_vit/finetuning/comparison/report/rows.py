@@ -40,7 +40,7 @@ class Row:
         keys: keys of the test images, sorted.
         truth: int (n,), the classes of the test images, in the order of `keys`; empty for segmentation.
         predicted: int (n,), the predicted classes.
-        curve: epochs and held-out accuracies.
+        curve: pairs of epoch and held-out score.
         per_class: class -> accuracy, or intersection over union, on test images.
         overlaps: pixel counts by test image in the order of `keys`; None for classification.
     """
@@ -66,20 +66,20 @@ class Row:
 
     @property
     def scores(self) -> Scores:
-        """What gaps between rows are computed from."""
+        """Scores by image, from which gaps are computed."""
         seed = None if self.cell.fixed else self.cell.seed
         return Scores(seed, self.truth == self.predicted, self.keys, self.overlaps)
 
     @property
     def size(self) -> int:
-        """Labeled images at hand: trained on, and held out of them; of few-shot, those of its largest draw."""
+        """Number of labeled images, trained on or held out; for few-shot, those of its largest draw."""
         if self.values.get("shots"):
             return int(self.values["shots"]) * len(self.per_class)
         return int(self.values["train_size"] + (self.values["val_size"] or 0))
 
 
 def row_title(entry: EntrySection) -> str:
-    """Returns an entry's name as tables show it: with who trained its weights, if others did."""
+    """Returns an entry's name for tables, with the origin of third-party weights."""
     origin = origin_of(entry.start)
     return f"{entry.name} ({origin})" if origin else entry.name
 
@@ -90,7 +90,7 @@ def describe_labels(count: Labels) -> str:
 
 
 def read_rows(plan: ComparisonPlan) -> list[Row]:
-    """Reads the cells that are done."""
+    """Reads the finished cells."""
     return [_read(plan, cell) for cell in plan.cells if cell.run.is_done()]
 
 
@@ -156,10 +156,10 @@ def _read(plan: ComparisonPlan, cell: Cell) -> Row:
 
 
 def choose_subset(keys: Sequence[str], labels: Sequence[str], size: int) -> np.ndarray:
-    """Chooses as many images of each class, by the hash that nested training subsets are drawn by.
+    """Chooses equally many images per class, by the hash that draws nested training subsets.
 
     Returns:
-        Their ascending indices, `size` or, rounded to whole classes, a few less.
+        Ascending indices: `size` of them, or a few fewer to be equal.
     """
     classes, numbers = np.unique(np.array(labels), return_inverse=True)
     taken, _ = limit_per_class(np.arange(len(keys)), numbers, keys, size // len(classes))
@@ -182,7 +182,7 @@ def _rounded(seconds: float | None) -> float | None:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Writes `results.csv`: the same for the same runs, time columns apart, which stand last."""
+    """Returns `results.csv`. Equal runs give equal text, except for times, the last columns."""
     stream = io.StringIO()
     writer = csv.DictWriter(stream, list(rows[0].values) if rows else ["entry"], lineterminator="\n")
     writer.writeheader()

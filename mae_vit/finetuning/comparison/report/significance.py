@@ -1,4 +1,4 @@
-"""Whether one entry is better than another: paired over seeds, and over test images."""
+"""Tests whether one entry is better than another, paired over seeds and test images."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mae_vit.evaluation.segmentation import Overlaps, mean_iou
 
 @dataclass(frozen=True)
 class Scores:
-    """Which test images one run classifies correctly, or how its masks overlap with the true ones.
+    """Which test images a run classifies correctly, or how its masks overlap with the true ones.
 
     Attributes:
         seed: seed of the run; None if every seed gives the same result.
@@ -34,7 +34,7 @@ class Scores:
         return float(self.correct.mean()) if self.overlaps is None else self.overlaps.miou
 
 
-# Of the bootstrap of images.
+# Draws in the bootstrap of images.
 _DRAWS = 1000
 
 
@@ -46,9 +46,9 @@ class Gap:
         points: mean difference over seeds, in points.
         half_width: half of the 95 % interval, in points.
         seeds: number of paired seeds.
-        p_images: McNemar's exact test on the test images, of segmentation Wilcoxon's signed-rank test
-            on their mean intersections over union; the seed that speaks least for a difference.
-        p_seeds: paired t-test over seeds; None for less than two.
+        p_images: p of McNemar's exact test on the test images (segmentation: Wilcoxon's signed-rank test on
+            each image's mean IoU), for the seed with the weakest evidence.
+        p_seeds: p of the paired t-test over seeds; None for one seed or equal differences.
     """
 
     points: float
@@ -58,7 +58,7 @@ class Gap:
     p_seeds: float | None
 
     def in_brackets(self) -> str:
-        """For a table: +3.2 [2.1, 4.3]; starred if of one seed, in parentheses if chance may explain it."""
+        """Formats a table cell: +3.2 [2.1, 4.3]; * for one seed, in parentheses if chance may explain it."""
         # Clipped to possible differences of accuracies.
         low, high = max(self.points - self.half_width, -100.0), min(self.points + self.half_width, 100.0)
         interval = f"[{format_decimal(low)}, {format_decimal(high)}]"
@@ -67,46 +67,41 @@ class Gap:
 
     @property
     def is_clear(self) -> bool:
-        """Whether the interval leaves out zero."""
+        """Whether the interval excludes zero."""
         return abs(self.points) > self.half_width
 
 
 def gap_between(ours: Sequence[Scores], theirs: Sequence[Scores]) -> Gap | None:
-    """Compares two entries seed by seed, image by image; None where no seed is in both.
+    """Compares two entries seed by seed, image by image; None if they share no seed or differ in test images.
 
-    A row that is the same for all seeds is compared with each of the other entry's.
-
-    The interval covers another choice of test images and of seeds (`_half_width`). With one seed it covers
-    test images alone. It covers no other subset of labels, unless each seed draws its own, and no other pretraining
-    run or data.
+    A row that is the same for all seeds is compared with each row of the other entry. The interval covers the choice
+    of test images and of seeds (`_half_width`); with one seed, of test images only. It does not cover another subset
+    of labels, unless each seed draws its own, or other pretraining runs or data.
     """
     pairs = _pairs(ours, theirs)
     if not pairs or any(row.keys != other.keys for row, other in pairs):
         return None
     by_run = np.array([row.score - other.score for row, other in pairs])
     p_seeds = None
-    if len(pairs) > 1 and np.ptp(by_run) > 0:  # equal ones leave a spread of rounding
+    if len(pairs) > 1 and np.ptp(by_run) > 0:  # equal differences leave only rounding
         spread = by_run.std(ddof=1) / np.sqrt(len(pairs))
         p_seeds = float(2 * stats.t.sf(abs(by_run.mean()) / spread, len(pairs) - 1))
     p_images = max(_p_images(row, other) for row, other in pairs)
     if pairs[0][0].overlaps is None:
         differences = [row.correct.astype(float) - other.correct for row, other in pairs]
-        half = _half_width(np.array(differences))  # of (seeds, images)
+        half = _half_width(np.array(differences))  # (seeds, images)
     else:
         half = _half_width_of_overlaps(pairs, by_run)
     return Gap(100 * float(by_run.mean()), 100 * half, len(pairs), p_images, p_seeds)
 
 
 def _half_width(differences: np.ndarray) -> float:
-    """Returns half of the 95 % interval of the mean of a table of seeds x images.
+    """Returns half the 95 % interval of the mean of `differences` (seeds, images).
 
-    Both are random effects of a two-way table without replication. The mean square of seeds, with t of seeds - 1
-    degrees of freedom, carries the variance between seeds and the rest (seed x image); that of images adds what it
-    has beyond the rest, as a normal variable. So the rest counts once. `tests/runs/comparison/test_significance.py`
-    simulates the coverage: 94 to 97 % for two to five seeds.
-
-    Args:
-        differences: (seeds, images).
+    Seeds and images are random effects in a two-way table without replication. The mean square of seeds (t with
+    seeds - 1 degrees of freedom) covers the variance of seeds and the residual (seed x image). The mean square of
+    images adds its excess over the residual, as a normal variable, so the residual counts once.
+    `tests/runs/comparison/test_significance.py` simulates the coverage: 94 to 97 % for two to five seeds.
     """
     seeds, images = differences.shape
     by_run, by_image = differences.mean(axis=1), differences.mean(axis=0)
@@ -119,7 +114,7 @@ def _half_width(differences: np.ndarray) -> float:
 
 
 def _half_width_of_seeds(by_run: np.ndarray) -> float:
-    """Returns half of the 95 % interval of the mean of (seeds,) differences, by t; 0 for one seed."""
+    """Returns half the 95 % t interval of the mean of differences (seeds,); 0 for one seed."""
     seeds = len(by_run)
     return 0.0 if seeds == 1 else stats.t.ppf(0.975, seeds - 1) * by_run.std(ddof=1) / np.sqrt(seeds)
 
@@ -134,17 +129,17 @@ def _pairs(ours: Sequence[Scores], theirs: Sequence[Scores]) -> list[tuple[Score
 
 
 def _half_width_of_overlaps(pairs: Sequence[tuple[Scores, Scores]], by_run: np.ndarray) -> float:
-    """Returns half of the 95 % interval of a mean difference in mIoU.
+    """Returns half the 95 % interval of a mean difference in mIoU.
 
-    mIoU is no mean over images, so a bootstrap of the test images gives its variance. It holds some of the
-    variance between seeds a second time: the interval is a little too wide.
+    mIoU is not a mean over images, so a bootstrap of the test images gives its variance. This counts some of the
+    variance between seeds twice: the interval is a little too wide.
 
     Args:
         pairs: scores of both rows, for each seed.
         by_run: (seeds,), their differences.
     """
     images = len(pairs[0][0].keys)
-    # How often each image is drawn; a constant seed: the same report from the same runs.
+    # How often each image is drawn. A constant seed makes the report reproducible.
     drawn = np.random.default_rng(0).multinomial(images, np.full(images, 1 / images), size=_DRAWS)
     gaps = [
         mean_iou(drawn @ row.intersections, drawn @ row.unions)
@@ -164,12 +159,7 @@ def _p_images(row: Scores, other: Scores) -> float:
 
 
 def mcnemar(correct: np.ndarray, others: np.ndarray) -> float:
-    """Returns the two-sided p-value of McNemar's exact test (McNemar 1947; binomial form).
-
-    Args:
-        correct: bool (n,), hits of a classifier.
-        others: bool (n,), hits of another on the same images.
-    """
+    """Returns the two-sided p of McNemar's exact test (1947; binomial form) on two classifiers' hits, bool (n,)."""
     won, lost = int((correct & ~others).sum()), int((~correct & others).sum())
     if won + lost == 0:
         return 1.0

@@ -1,4 +1,4 @@
-"""The rows of a comparison's table: an entry on so many labels, over its seeds."""
+"""The lines of a comparison's table, each an entry with its results over seeds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mae_vit.finetuning.comparison.report.rows import Row, group, row_title
 from mae_vit.finetuning.comparison.report.significance import Gap, gap_between
 from mae_vit.weights.start import origin_of
 
-# By a run's `labels_seen_by_start`, worst first.
+# Notes by a run's `labels_seen_by_start`, worst first.
 _SEEN = {
     "held-out": "its weights or teacher were trained with the held-out labels, so its held-out accuracy is too high",
     "others": "its weights or teacher were trained with labels of this data set, none of them held out here",
@@ -23,15 +23,14 @@ _READ_AGAIN = "test images were read more than once, for weights of several leng
 
 @dataclass(frozen=True)
 class Line:
-    """A row of the table: an entry on so many labels, over its seeds.
+    """A line of the table: an entry's results over seeds, for one mode and number of labels.
 
     Attributes:
         entry: name of the entry.
         labels: number of labels of each class.
         mode: how it was measured.
         rows: results, one for each seed.
-        gap: difference from the reference with the same labels and mode; None for the reference itself, or without
-            one.
+        gap: difference from the reference with the same labels and mode; None for or without the reference.
     """
 
     entry: str
@@ -42,24 +41,24 @@ class Line:
 
     @property
     def title(self) -> str:
-        """Its name as tables show it: with who trained its weights, if others did."""
+        """The entry's name for tables, with the origin of third-party weights."""
         return row_title(self.rows[0].cell.entry)
 
     @property
     def weights(self) -> str | None:
-        """The weights that it begins from; None for scratch."""
+        """The pretrained weights; None for scratch."""
         return self.rows[0].cell.entry.start
 
     @property
     def unlabeled(self) -> bool:
-        """Whether it begins from weights that have seen no labels, as far as is known."""
+        """Whether it has pretrained weights that, as far as known, have seen no labels."""
         return self.weights is not None and not any(
             row.values.get("labels_seen_by_start") for row in self.rows
         )
 
     @property
     def notes(self) -> list[str]:
-        """Returns what a reader must know of this row: the config's note, and which labels its weights have seen."""
+        """Caveats for readers: the config's note, labels that its weights have seen, repeated test reads."""
         seen, origin = {row.values.get("labels_seen_by_start") for row in self.rows}, origin_of(self.weights)
         notes = [
             self.rows[0].cell.entry.note,
@@ -71,11 +70,11 @@ class Line:
 
     @property
     def size(self) -> int:
-        """Labeled images at hand, see `Row.size`."""
+        """Number of labeled images, see `Row.size`."""
         return self.rows[0].size
 
     def gap_to(self, other: Line) -> Gap | None:
-        """By how much this line's accuracy exceeds another's; None where no seed is in both."""
+        """Returns how far this line's score exceeds another's, see `gap_between`."""
         return gap_between([row.scores for row in self.rows], [row.scores for row in other.rows])
 
     @property
@@ -99,7 +98,7 @@ class Line:
         return float(np.mean(values)) if values else None
 
     def spread(self, column: str) -> float | None:
-        """Standard deviation over seeds; None for less than two."""
+        """Standard deviation over seeds; None for fewer than two."""
         values = self._values(column)
         return float(np.std(values, ddof=1)) if len(values) > 1 else None
 
@@ -108,7 +107,7 @@ class Line:
 
 
 def table_lines(config: CompareConfig, rows: Sequence[Row]) -> list[Line]:
-    """Puts the table together, in the config's order."""
+    """Builds the table's lines, in the config's order."""
     groups = group(rows)
     lines = []
     for (entry, labels, mode), several in groups.items():
@@ -127,7 +126,7 @@ def collect_notes(lines: Sequence[Line]) -> list[str]:
 
 
 def at_most_labels(config: CompareConfig, lines: Sequence[Line]) -> list[Line]:
-    """Takes the lines of one mode where the reference has most labels: of whole networks, else of its first mode."""
+    """Takes the lines with the reference's most labels, in a mode of whole networks, else in its first mode."""
     reference = [line for line in lines if line.entry == config.reference] or list(lines)
     modes = [line.mode for line in reference]
     mode = next((mode for mode in modes if mode in TUNED_BY), modes[0] if modes else None)
