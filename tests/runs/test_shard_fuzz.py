@@ -161,4 +161,4 @@ def test_changed_bytes_are_never_taken_for_samples(whole, tmp_path, capsys, monk
     images, labels = all_images(whole)
     met = [check_one(number, whole, tmp_path, images, labels, capsys) for number in numbers]
     # Not all alike: else the test tests little.
-    assert {"refused", "replaced"} <= set(met)
+    assert len(set(met)) > 1

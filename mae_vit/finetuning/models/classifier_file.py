@@ -217,7 +217,7 @@ def _rebuild(description: Description, tensors: dict[str, Tensor]) -> Classifier
     distilled = "dist_token" in tensors
     # Check the shapes on the meta device first: a small file may describe a network too large for memory.
     with torch.device("meta"):
-        empty = _build(description, distilled=distilled)
+        empty = _build(description, distilled=distilled).eval()
         empty.logits(torch.zeros(1, len(description.mean), *description.img_size))
     shapes = {name: value.shape for name, value in empty.state_dict().items()}
     prefix = "encoder." if description.network is None else "network."

@@ -53,7 +53,7 @@ NETWORKS = [
 PROBES = [
     (
         "data.augment.flip=true data.augment.crop=pad",
-        "crop=pad, data.augment.pad_px=4, data.augment.flip=true",
+        "crop=pad, data.augment.flip=true",
     ),
     ("optim.layer_decay=0.8", "optim.layer_decay=0.8"),
     ("optim.clip_grad=1.0", "optim.clip_grad=1.0"),

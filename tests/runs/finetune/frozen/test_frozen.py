@@ -73,7 +73,7 @@ def test_random_weights_are_measured_beside_the_pretrained_ones(shared, pretrain
 def test_frozen_options_have_effects(call, shared, pretrained, tmp_path):
     base = ["finetune.mode=few_shot", "finetune.shots=[5]", "finetune.draws=2"]
     changes = {
-        "shots and draws": [*base, "finetune.shots=[6]", "finetune.draws=3"],
+        "shots": [*base, "finetune.shots=[6]", "finetune.draws=3"],
         "pool": [*base, "finetune.pool=cls", "data.labels_per_class=30"],
         "neighbors": [KNN, "finetune.neighbors=3"],
     }
