@@ -101,8 +101,8 @@ class TrainingData:
         order: order of indices into `source`.
         cores: number of CPU cores of this rank.
         workers: number of data workers of this rank.
-        mean: per-channel mean of pixels in 0..1, for normalization.
-        std: per-channel standard deviation.
+        mean: mean of each channel of pixels in 0..1, for normalization.
+        std: standard deviation of each channel.
         pin_memory: whether batches are pinned, to be copied to a GPU.
     """
 

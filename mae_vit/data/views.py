@@ -42,7 +42,7 @@ def make_augment(
     Args:
         section: `data.augment`.
         img_size: (H, W) in pixels.
-        mean: per-channel mean of pixels in 0..1: the color of areas that a policy moves in from outside.
+        mean: mean of each channel of pixels in 0..1: the color of areas that a policy moves in from outside.
         interpolation: interpolation for resizing crops.
     """
     return Augment(

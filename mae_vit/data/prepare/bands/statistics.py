@@ -27,7 +27,7 @@ class BandSummary:
         std: standard deviation of the values.
         low: smallest value.
         high: largest value.
-        percentiles: for each of `PERCENTILES`, the smallest value that this share of the values does not exceed.
+        percentiles: smallest values that the shares `PERCENTILES` of all values do not exceed.
     """
 
     pixels: int
