@@ -59,7 +59,6 @@ from mae_vit.training.startup import (
     resume_or_start,
     settle_precision,
 )
-from mae_vit.weights.read import Weights
 
 if TYPE_CHECKING:
     from mae_vit.finetuning.config.pretrained import Pretrained
@@ -126,8 +125,8 @@ def _train(
     report = setup.load(model) if checkpoint is None else None
     if say:
         setup.warn_of_seen_labels()
-        if report is not None and isinstance(setup.pretrained, Weights):
-            print(report.describe(setup.pretrained.source))
+        if report is not None:
+            print(report.describe(setup.weights_file))
         if checkpoint is None:
             setup.warn_of_normalization()
     if rates := rate_table(config, model, plan):

@@ -72,7 +72,7 @@ def describe_initial_model(setup: Setup, model: Task, loaded: LoadReport | None,
 
     `loaded` tells how the weights fit, `stop` why the run itself will stop; empty if it will not.
     """
-    lines = [] if loaded is None else [loaded.describe(setup.source)]
+    lines = [] if loaded is None else [loaded.describe(setup.weights_file)]
     assert setup.plan is not None
     if rates := rate_table(setup.config, model, setup.plan):
         lines.append(describe_rates(rates))

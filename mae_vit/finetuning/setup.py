@@ -85,6 +85,11 @@ class Setup:
         """Name of the initial weights."""
         return self.config.finetune.start or ("scratch" if self.mode.augment else "random weights")
 
+    @property
+    def weights_file(self) -> str:
+        """File of our pretrained weights, for the report of loading them: `source` may be a run folder."""
+        return self.pretrained.source if isinstance(self.pretrained, Weights) else self.source
+
     def build(self) -> Trainable:
         """Builds network and loss, with fresh weights from the run's seed; a third-party encoder keeps its own."""
         if self.mode.labels == "mask":

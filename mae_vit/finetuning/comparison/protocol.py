@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from mae_vit.core.errors import InputError
 from mae_vit.core.files import write_json
 from mae_vit.core.messages import count_of
 from mae_vit.finetuning.comparison.inputs import sha1
@@ -26,11 +27,20 @@ _AFTER_THE_TEST = ("test_reads.json", "results.json")
 
 
 def read_protocol(folder: Path) -> dict[str, Any]:
-    """Reads the protocol of a comparison's folder; returns one without plans if there is none."""
+    """Reads the protocol of a comparison's folder; returns one without plans if there is none.
+
+    Raises:
+        InputError: if the folder has the layout of earlier versions, which named runs differently.
+    """
     path = folder / PROTOCOL
-    protocol: dict[str, Any] = (
-        json.loads(path.read_text()) if path.exists() else {"precision": None, "plans": []}
-    )
+    if not path.exists():
+        return {"precision": None, "plans": []}
+    protocol: dict[str, Any] = json.loads(path.read_text())
+    if "plans" not in protocol:
+        raise InputError(
+            f"{folder} holds a comparison of an earlier version, whose runs cannot be taken over: give another "
+            "run.name, or delete the folder"
+        )
     return protocol
 
 

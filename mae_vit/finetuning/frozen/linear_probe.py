@@ -33,7 +33,6 @@ from mae_vit.training.optim.lr_schedule import lr_at
 from mae_vit.training.optim.optimizers import make_optimizer
 from mae_vit.weights.start import origin_of
 
-WEIGHTS = "linear.safetensors"
 # Multiplications per step above which several threads pay. Measured on two busy cores: steps of a tenth of this
 # took 1-6 ms with one thread and 200 ms with two; steps of ten times this took 580 and 830 ms.
 _WORTH_THREADS = 1 << 28

@@ -8,6 +8,7 @@ import pytest
 from helpers.comparison import plan_of
 from helpers.images import encoded, picture, write_files
 
+from mae_vit.core.errors import InputError
 from mae_vit.finetuning.comparison.inputs import Inputs
 from mae_vit.finetuning.comparison.plan import ComparisonPlan
 from mae_vit.finetuning.comparison.protocol import (
@@ -223,3 +224,9 @@ def test_data_that_are_prepared_are_looked_for_in_the_runs_own_cache(tmp_path, m
     assert train
     assert (tmp_path / "cache").is_dir()
     assert not (tmp_path / "user").exists()
+
+
+def test_a_folder_of_the_old_layout_is_refused(tmp_path):
+    (tmp_path / "protocol.json").write_text('{"precision": "fp32", "settings": {}}')
+    with pytest.raises(InputError, match=r"run\.name"):
+        read_protocol(tmp_path)
