@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from mae_vit.cli.training import add_doctor, add_jobs, add_presets, run_job
+from mae_vit.cli.training import add_doctor, add_jobs, add_presets, add_verify_resume, run_job
 from mae_vit.config.command_line import OneLineParser, add_local_rank
 from mae_vit.core import __version__
 from mae_vit.runtime.failures import EXIT_CODES, find_exit_code, print_error
@@ -28,6 +28,7 @@ EXAMPLES = """examples:
   mae-vit compare compare_demo                           pretrained and other networks on the same labels, with a report
   deepspeed --num_accelerators 2 --module mae_vit.cli pretrain mae_digits
   mae-vit doctor mae_base data.path=data/mine            checks config, data, memory, disk and ranks before a run
+  mae-vit verify-resume                                  kills a small run ten times; the result stays equal to the bit
   mae-vit replay runs/mae_base --step 1200               shows the images, crops and masks of that step
   mae-vit inspect --ckpt runs/mae_base                   a page of pictures: what the encoder has learned
   mae-vit report runs/mae_base                           a page on the run: verdict, curves, pictures, plan
@@ -99,6 +100,7 @@ def _parser() -> OneLineParser:
     add_jobs(commands)
     add_replay(commands)
     add_doctor(commands)
+    add_verify_resume(commands)
     add_inspect(commands)
     add_report(commands)
     add_embed(commands)
