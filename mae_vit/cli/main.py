@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from mae_vit.cli.training import add_doctor, add_jobs, add_presets, add_verify_resume, run_job
+from mae_vit.cli.training import add_config_key, add_doctor, add_jobs, add_presets, add_verify_resume, run_job
 from mae_vit.config.command_line import OneLineParser, add_local_rank
 from mae_vit.core import __version__
 from mae_vit.runtime.failures import EXIT_CODES, find_exit_code, print_error
@@ -23,6 +23,7 @@ EXAMPLES = """examples:
   mae-vit check data/mine                                verifies every shard
   mae-vit recommend photos/                              which preset fits, how long it takes here, what to expect
   mae-vit presets mae cifar                              the included configs whose names have these words
+  mae-vit config mask_ratio                              explains a key: default, meaning, presets that set it
   mae-vit pretrain mae_digits train.epochs=10            a preset, or a YAML file; then keys with other values
   mae-vit finetune --ckpt runs/mae_digits                on the run's data, with the recipe for the encoder's size
   mae-vit compare compare_demo                           pretrained and other networks on the same labels, with a report
@@ -97,6 +98,7 @@ def _parser() -> OneLineParser:
     add_check(commands)
     add_recommend(commands)
     add_presets(commands)
+    add_config_key(commands)
     add_jobs(commands)
     add_replay(commands)
     add_doctor(commands)

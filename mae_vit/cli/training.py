@@ -37,6 +37,12 @@ Train a small run undisturbed, on 1 and on 2 ranks. Train it again, kill it (SIG
 changing between 1 and 2 ranks, and resume it by the same command. On the same number of ranks the weights must be
 equal to the bit; on another number the order, the images and their crops must be equal, and the losses up to
 rounding. Runs on CPUs. Exit with 1 if anything differs, and say what."""
+_CONFIG_KEY = """examples:
+  mae-vit config train.effective_batch_size
+  mae-vit config mask_ratio                a key alone: of each section that has it
+  mae-vit config optim                     the keys of a section
+
+Explain a key: its type, default and meaning, and the presets that set it."""
 # The `deepspeed` launcher puts this in front of all arguments.
 _LOCAL_RANK = ("--local_rank", "--local-rank")
 
@@ -103,6 +109,30 @@ def _presets(arguments: argparse.Namespace) -> int:
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     for *cells, title in rows:
         print(("".join(map(str.ljust, cells, widths)) + title)[:width])
+    return 0
+
+
+def add_config_key(commands: argparse._SubParsersAction[OneLineParser]) -> None:
+    """Adds the command `config`."""
+    parser = commands.add_parser(
+        "config",
+        help="explain a key of a config",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=_CONFIG_KEY,
+    )
+    parser.add_argument("key", metavar="KEY", help="section.key, a key alone, or a section")
+    parser.set_defaults(run=_config_key, parser=parser)
+
+
+def _config_key(arguments: argparse.Namespace) -> int:
+    # pydantic: not for --help.
+    from mae_vit.config.describe import explain_key
+    from mae_vit.finetuning.comparison.config import CompareConfig
+    from mae_vit.finetuning.config.schema import FinetuneConfig
+    from mae_vit.objectives.pretrain_config import PretrainConfig
+
+    schemas = {"pretraining": PretrainConfig, "fine-tuning": FinetuneConfig, "comparing": CompareConfig}
+    print("\n".join(explain_key(arguments.key, schemas)))
     return 0
 
 

@@ -47,9 +47,9 @@ def written_path(schema: type[BaseModel], location: Sequence[str | int]) -> list
         elif models:
             path.append(str(part))
             field = models[0].model_fields.get(str(part))
-            models = _field_models(field) if field else []
+            models = field_models(field) if field else []
             tags = branches(field) if field else {}
-            named = field is not None and _has_named_sections(field)
+            named = field is not None and has_named_sections(field)
         elif isinstance(part, int):  # an index of a list
             path.append(str(part))
     return path
@@ -61,7 +61,7 @@ def key_paths(schema: type[BaseModel], raw: Any, prefix: str = "") -> Iterator[s
         yield prefix + name
         inner = raw.get(name) if isinstance(raw, dict) else None
         sections = {f"{prefix}{name}.": inner}
-        if _has_named_sections(field):
+        if has_named_sections(field):
             named = inner if isinstance(inner, dict) else {}
             sections = {f"{prefix}{name}.{key}.": section for key, section in named.items()}
         for model in _chosen(field, inner):
@@ -74,7 +74,7 @@ def fields_at(schema: type[BaseModel], path: Sequence[str]) -> list[FieldInfo]:
     models, matching = [schema], []
     for part in path:
         matching = [model.model_fields[part] for model in models if part in model.model_fields]
-        models = [model for field in matching for model in _field_models(field)]
+        models = [model for field in matching for model in field_models(field)]
     return matching
 
 
@@ -90,7 +90,7 @@ def options_from(schema: type[BaseModel], path: Sequence[str]) -> int | None:
             return depth
         # Another mapping: its keys are free names and its values sections.
         depth += bool(mappings)
-        models = [model for field in fields for model in _field_models(field)]
+        models = [model for field in fields for model in field_models(field)]
     return None
 
 
@@ -148,10 +148,10 @@ def _typed(raw: Any, key: str) -> str:
 def describe_keys(schema: type[BaseModel], *, without: Collection[str] = ()) -> str:
     """Returns the list of keys for `--help`, a few lines per section."""
     fields = schema.model_fields.items()
-    rows = [("", " ".join(name for name, field in fields if not _field_models(field)))]
+    rows = [("", " ".join(name for name, field in fields if not field_models(field)))]
     for name, field in fields:
-        free = "NAME." if _has_named_sections(field) else ""
-        heads = branches(field) or dict.fromkeys([""], next(iter(_field_models(field)), None))
+        free = "NAME." if has_named_sections(field) else ""
+        heads = branches(field) or dict.fromkeys([""], next(iter(field_models(field)), None))
         several = one_of(field)
         told = several.key if several else ""
         for tag, model in heads.items():
@@ -174,7 +174,7 @@ def describe_keys(schema: type[BaseModel], *, without: Collection[str] = ()) -> 
 
 def _leaves(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     for name, field in model.model_fields.items():
-        inner = _field_models(field)
+        inner = field_models(field)
         if not inner:
             yield prefix + name
         for section in inner:
@@ -182,7 +182,7 @@ def _leaves(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
             yield from (key for key in _leaves(section, f"{prefix}{name}.") if key != f"{prefix}{name}.name")
 
 
-def _has_named_sections(field: FieldInfo) -> bool:
+def has_named_sections(field: FieldInfo) -> bool:
     """Returns whether a field is a mapping of free names to sections, as a comparison's `pretrain`."""
     return get_origin(field.annotation) is dict and bool(_models_in(field.annotation))
 
@@ -192,10 +192,11 @@ def _chosen(field: FieldInfo, raw: Any) -> list[type[BaseModel]]:
     choice = several.choice(raw) if several and isinstance(raw, dict) else None
     if several is not None and choice is not None and choice in several.sections:
         return [several.sections[choice]]
-    return _field_models(field)
+    return field_models(field)
 
 
-def _field_models(field: FieldInfo) -> list[type[BaseModel]]:
+def field_models(field: FieldInfo) -> list[type[BaseModel]]:
+    """Lists the models of a field's sections, of all branches; empty for a field that is no section."""
     return [*branches(field).values()] or _models_in(field.annotation)
 
 
