@@ -16,7 +16,7 @@ from mae_vit.core import __version__
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import error_reason
 from mae_vit.core.user_files import is_hidden
-from mae_vit.data.prepare.convert_pool import default_workers
+from mae_vit.data.prepare.convert import default_workers
 from mae_vit.data.prepare.prepare import prepare
 from mae_vit.data.prepare.selection import HOLDOUT_SPLIT, MEASURED, Selection
 from mae_vit.data.prepare.sources.find import find_images
