@@ -131,11 +131,7 @@ class ShardIndex:
         return {} if self.remote else misfit_shards(self.folder, self.split_info.shards)
 
     def samples_beyond(self, sizes: Mapping[int, int | None]) -> np.ndarray:
-        """Returns the samples that are lost if shards have these sizes: int64 (K,), sorted.
-
-        Args:
-            sizes: size of each shard in bytes, by its number; None for a missing shard.
-        """
+        """Returns the samples that are lost if shards have these sizes (None: missing): int64 (K,), sorted."""
         lost, shards = [np.zeros(0, np.int64)], self.split_info.shards
         ends = np.cumsum([shard.samples for shard in shards])
         for number, size in sorted(sizes.items()):
@@ -256,12 +252,7 @@ class ShardIndex:
 
 
 def open_index(folder: Path, split: str, *, remote: RemoteFolder | None = None) -> ShardIndex:
-    """Opens the index that lies beside a split's shards, without reading the shards.
-
-    Args:
-        folder: folder of the shards.
-        split: name of the split.
-        remote: the remote folder that `folder` caches.
+    """Opens the index that lies beside a split's shards, without reading the shards; `folder` caches `remote`.
 
     Raises:
         InputError: if folder, split or index is missing, or the index does not match the shards.

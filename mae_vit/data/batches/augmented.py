@@ -169,16 +169,9 @@ def open_source(
     masks: bool = False,
     say: bool = False,
 ) -> AugmentedSource:
-    """Opens the samples of a split.
+    """Opens the samples of a split; `say` warns if shards changed after their images were decoded.
 
-    Args:
-        index: index of the split.
-        name: "auto" takes "memory" if all images have one size and fit into `memory_limit_gib`.
-        channels: 1 for gray, 3 for RGB, or the number of bands.
-        augment: augmentation of the images.
-        memory_limit_gib: largest total size of the decoded images.
-        masks: read the masks of the images too.
-        say: warn if shards changed after their images were decoded.
+    The source "auto" is "memory" if all images have one size and fit into `memory_limit_gib`, else "tar".
 
     Raises:
         InputError: if "memory" is given and the images differ in size or do not fit, if the policy does not support

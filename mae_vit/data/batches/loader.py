@@ -36,9 +36,6 @@ def start_worker_server(*, policies: bool = False) -> None:
     The server and all workers ignore SIGTERM, SIGUSR1, SIGHUP and Ctrl-C. Schedulers, launchers
     and terminals send these to every process of a job, but the trainer still needs its workers
     to finish the step. Workers inherit the handlers, so they ignore signals from their start.
-
-    Args:
-        policies: workers apply an augmentation policy. The server then imports timm once for all of them.
     """
     # Unregister first: a second call must not register a second handler.
     atexit.unregister(_kill_workers)

@@ -41,15 +41,9 @@ def check_cache(
 
 
 def fetch_split(index: ShardIndex, source: AugmentedSource, order: Order, *, say: bool) -> None:
-    """Downloads every shard of the split if each step reads from all of them.
+    """Downloads every shard of the split if each step reads from all of them; `say` shows a progress bar.
 
     Call it before the first collective, while no rank waits for another.
-
-    Args:
-        index: the split's shards.
-        source: renders the split's samples.
-        order: which samples make up each step.
-        say: show a progress bar.
 
     Raises:
         FetchUnavailable: if the remote source does not answer.
@@ -76,11 +70,7 @@ def fetch_ahead(
 ) -> Iterator[Batch]:
     """Yields batches while a thread fetches the remote shards of later batches.
 
-    Args:
-        batches: batches of the split, one for each of `coming`.
-        index: index of the split.
-        coming: sample numbers int64 (B,) of each batch.
-        node_ranks: ranks that share this node's cache.
+    `coming` has the sample numbers int64 (B,) of each batch; `node_ranks` ranks share this node's cache.
     """
     assert index.remote is not None
     # The prefetcher gets a third of the cache. Shards being read need the rest: one or two blocks of each lane.

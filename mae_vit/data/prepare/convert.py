@@ -127,13 +127,7 @@ class Converted:
 
 
 def convert(data: bytes, extension: str, options: Conversion, sums: Sums | None = None) -> Converted:
-    """Decodes an image, and encodes it again if `options` require it.
-
-    Args:
-        data: an encoded image.
-        extension: extension of its file.
-        options: how images are stored.
-        sums: receives the statistics of bands; those of 8-bit photographs are in the result.
+    """Decodes an image, and encodes it again if `options` require it; `sums` receives the statistics of bands.
 
     Raises:
         DecodeError: if it is damaged, too large or no image.
@@ -189,12 +183,7 @@ def convert_entries(
 ) -> Iterator[tuple[Entry, bytes, Converted]]:
     """Reads and converts images: yields entries in order, with their bytes and stored form.
 
-    Args:
-        entries: images; read ahead by a few chunks.
-        options: how they are stored.
-        workers: number of processes; 0 converts in this one.
-        doing: what the progress bar says.
-        failed: receives the images that cannot be read or converted, with the reason.
+    `failed` receives the images that cannot be read or converted, with the reason; `doing` names the progress bar.
 
     Raises:
         InputError: if a process died.
@@ -341,14 +330,7 @@ _HASHED_SIDE = 32
 
 
 def phash(pixels: np.ndarray) -> tuple[int, int]:
-    """Hashes an image and its mirror image by the pHash of ImageHash (Zauner 2010, Sec. 3.2.1).
-
-    Args:
-        pixels: uint8 (C, H, W), C 1 or 3.
-
-    Returns:
-        Two integers of 64 bits.
-    """
+    """Hashes uint8 (C, H, W) and its mirror image to 64 bits by the pHash of ImageHash (Zauner 2010, Sec. 3.2.1)."""
     import imagehash  # optional; slow to import
 
     image = Image.fromarray(

@@ -36,12 +36,7 @@ def index_in_place(
 ) -> Report:
     """Reads, decodes and describes the tars of a folder, which hold images and, with labels, class numbers.
 
-    Args:
-        folder: folder of the tars.
-        split: split of shards whose names contain none.
-        overwrite: replace `dataset.json`.
-        conversion: options of the images; all bytes stay unchanged.
-        workers: number of decoding processes.
+    `split` is that of shards whose names contain none. All bytes stay unchanged.
 
     Raises:
         InputError: if a shard or an image cannot be read, a label is no number, or `dataset.json` exists.

@@ -77,13 +77,7 @@ class Exclusion:
 
 
 def open_exclusion(specs: Sequence[str], distance: int, workers: int, splits: Collection[str]) -> Exclusion:
-    """Hashes the images that are to be left out.
-
-    Args:
-        specs: data folders, `DIR` or `DIR:SPLIT`; without a split, test and val.
-        distance: see `Exclusion`.
-        workers: number of decoding processes.
-        splits: splits that are prepared; val and test stay whole.
+    """Hashes the test and val images in data folders, `DIR` or `DIR:SPLIT`, that are left out of `splits`.
 
     Raises:
         InputError: if a folder or split is missing or cannot be read, or ImageHash is not installed.

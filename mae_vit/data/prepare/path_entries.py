@@ -19,12 +19,7 @@ def entries_from_paths(
 ) -> ImageSource:
     """Derives split and class from paths: [SPLIT/][CLASS/].../file below one common top.
 
-    Args:
-        files: files of the source.
-        options: the split of images outside split folders, and which folders are classes.
-        where: name of the source in errors.
-        name: name of the source in `dataset.json`.
-        wrapped: whether a single folder around all files is the archive's wrapper, no class.
+    `wrapped` says that a single folder around all files is the archive's wrapper, no class.
 
     Raises:
         InputError: if only some images of a split lie in class folders, or a class's name is invalid.

@@ -47,12 +47,9 @@ class Cache:
     """Fetched files of at most `limit_bytes` in total. One process of a node fetches a file; the others wait for it."""
 
     def __init__(self, folder: Path, limit_bytes: int, *, patience_s: float = PATIENCE_S) -> None:
-        """Opens an existing folder; never touches files that it did not write.
+        """Opens an existing folder for at most `limit_bytes`; a partly fetched file counts in full.
 
-        Args:
-            folder: folder of the files.
-            limit_bytes: their largest total size; a partly fetched file counts in full.
-            patience_s: total wait between tries, and longest wait for room in the cache.
+        `patience_s` is the total wait between tries, and the longest wait for room. Files that it did not write stay.
         """
         self.folder, self.limit_bytes = folder, limit_bytes
         self._patience_s = patience_s

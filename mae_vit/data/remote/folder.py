@@ -73,13 +73,7 @@ class DataLocation(NamedTuple):
 def open_remote(
     path: str, *, cache_dir: str | None = None, cache_gib: float | None = None, say: bool = False
 ) -> DataLocation:
-    """Returns the local folder that stands in for a URL, after fetching `dataset.json`.
-
-    Args:
-        path: the URL.
-        cache_dir: folder for fetched files; None for the user's cache folder.
-        cache_gib: largest total size of the shards there; None for 50.
-        say: print where they go; set in one process of each node.
+    """Returns the local folder that stands in for a URL, after fetching `dataset.json`; see `resolve_data_path`.
 
     Raises:
         InputError: if it cannot be opened.
@@ -130,12 +124,7 @@ def fetch_index(remote: RemoteFolder, described: IndexFile, path: Path) -> None:
 
 
 def check_room(remote: RemoteFolder, needed: int, why: str) -> None:
-    """Checks that the cache and its disk are large enough.
-
-    Args:
-        remote: the folder.
-        needed: bytes that the cache must hold at once.
-        why: what needs them, for the message.
+    """Checks that the cache and its disk take `needed` bytes at once; `why` says for what.
 
     Raises:
         InputError: if not; names the size needed.

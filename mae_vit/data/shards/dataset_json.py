@@ -320,11 +320,7 @@ def _why_none(folder: Path) -> str:
 
 
 def parse_dataset(data: bytes, name: str) -> Dataset:
-    """Parses and checks a `dataset.json`.
-
-    Args:
-        data: its bytes.
-        name: its name in messages.
+    """Parses and checks a `dataset.json`; `name` is its name in messages.
 
     Raises:
         InputError: if it is not valid.

@@ -45,12 +45,7 @@ class ShardFiles:
     """The shards of a split, opened when they are read. A pickled copy opens its own files."""
 
     def __init__(self, folder: Path, shards: ShardTable) -> None:
-        """Opens nothing yet.
-
-        Args:
-            folder: folder of the shards.
-            shards: their names and described sizes.
-        """
+        """Opens nothing yet."""
         self._folder, self._shards = folder, shards
         self._open: OrderedDict[int, int] = OrderedDict()
         self._lost: dict[int, _Lost] = {}

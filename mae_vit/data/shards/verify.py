@@ -19,14 +19,9 @@ _NAMED = 5
 
 
 def check(folder: Path, *, decode_all: bool = False) -> list[str]:
-    """Checks every shard: presence, size, checksum, structure; of a damaged shard also each sample.
+    """Returns a line for each problem of the shards: presence, size, checksum, structure, index.
 
-    Args:
-        folder: the data folder.
-        decode_all: decode every image, also of shards whose checksum is right.
-
-    Returns:
-        A line for each problem; none if all is well.
+    The samples of a damaged shard are decoded, with `decode_all` those of every shard.
 
     Raises:
         InputError: if the folder is not a data folder.

@@ -53,15 +53,9 @@ def is_tiff(data: bytes) -> bool:
 
 
 def open_tiff(data: bytes, max_pixels: int | None, *, every_band: bool = False) -> Raster | None:
-    """Decodes a TIFF file of bands.
+    """Decodes a TIFF file of bands; with `every_band` also 8-bit images, with their bands of transparency.
 
-    Args:
-        data: the file.
-        max_pixels: see `check_shape`.
-        every_band: read images of 8 bits too, with their bands of transparency.
-
-    Returns:
-        The image; None for gray, RGB, palette and other photographs of 8 bits, which Pillow decodes.
+    Returns None for gray, RGB, palette and other photographs of 8 bits, which Pillow decodes.
 
     Raises:
         DecodeError: if it is damaged, or of a kind that is not taken.

@@ -108,11 +108,7 @@ def holds_images(path: Path) -> bool:
 
 
 def open_archive(tar: Tar, encoding: str | None = None) -> Listing:
-    """Lists the images of a tar, by path; links within it are followed.
-
-    Args:
-        tar: the archive.
-        encoding: encoding of names that are not in UTF-8.
+    """Lists the images of a tar, by path; links within it are followed. `encoding` is that of names not in UTF-8.
 
     Raises:
         InputError: if it is damaged, or holds paths that leave its folder.
@@ -216,10 +212,7 @@ def _zip_name(info: zipfile.ZipInfo, encoding: str | None) -> str:
 def _list(named: Iterable[tuple[str, _Any]], read: Callable[..., bytes], *, special: int) -> Listing:
     """Lists the images sorted by path; of members with the same path, the last, as unpacking would.
 
-    Args:
-        named: path of each member, and the member.
-        read: reads a member, or its first bytes.
-        special: number of members that are no regular files.
+    `read` reads a member, or its first bytes; `special` members are no regular files.
     """
     files = Listing()
     for name, member in named:

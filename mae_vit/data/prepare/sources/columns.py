@@ -53,13 +53,7 @@ def parquet_library() -> ModuleType:
 
 
 def choose_columns(schema: Any, first: Mapping[str, Any], where: str, options: SourceOptions) -> Columns:
-    """Chooses the columns of images, labels and splits.
-
-    Args:
-        schema: schema of pyarrow.
-        first: first row, to distinguish images in base64 from other texts.
-        where: name of the table in errors.
-        options: columns that the user names.
+    """Chooses the columns of images, labels and splits of a pyarrow schema; `first` tells base64 from other texts.
 
     Raises:
         InputError: if no column fits, or several do.

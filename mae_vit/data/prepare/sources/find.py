@@ -49,11 +49,6 @@ def find_sources(specs: Sequence[str], options: SourceOptions) -> list[ImageSour
 
     So are zips whose names differ only in numbers, as those of a large download do.
 
-    Args:
-        specs: each "digits", "cifar10", "cifar100", a folder of images, of shards or of Parquet files,
-            an archive of images, a Parquet file, a table (CSV, TSV), or "hf:USER/NAME[@REVISION]" of the Hub.
-        options: options of all of them.
-
     Raises:
         InputError: if a spec is no source, or holds no images.
         FetchUnavailable: if a source cannot be fetched now.

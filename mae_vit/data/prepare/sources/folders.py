@@ -43,12 +43,7 @@ def list_files(paths: Iterable[Path], top: Path) -> Listing:
 
 
 def walk(top: Path, again: list[Path] | None = None) -> Iterator[Path]:
-    """Yields the files below `top`, each folder once, however many links lead to it.
-
-    Args:
-        top: the folder.
-        again: receives the links to folders that were visited already.
-    """
+    """Yields the files below `top`, each folder once; `again` receives further links to a folder."""
     seen: set[tuple[int, int]] = set()
     # Links to folders are followed after all real folders have been visited.
     waiting, links = [top], list[Path]()

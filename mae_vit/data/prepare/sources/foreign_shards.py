@@ -101,13 +101,7 @@ def is_shard(tar: Tar) -> bool:
 
 
 def open_shards(folder: Path, shards: Sequence[Tar], name: str, options: SourceOptions) -> ImageSource:
-    """Lists the images of shards, with labels from `.cls` or from the field that the user names.
-
-    Args:
-        folder: the folder that holds them.
-        shards: shards to read.
-        name: name of the source.
-        options: which fields are images and labels, and the split of shards whose names contain none.
+    """Lists the images of shards in a folder, with labels from `.cls` or from the field that the user names.
 
     Raises:
         InputError: if a shard is damaged, holds paths that leave its folder, or its labels make no sense.
@@ -174,11 +168,7 @@ def _read_samples(
 ) -> Iterator[tuple[Tar, Group, bytes | None]]:
     """Yields the samples of a shard, with their labels if the options ask for them.
 
-    Args:
-        shard: the shard.
-        options: the fields that the user names.
-        special: receives links, devices and pipes.
-        lost: receives keys of members without an image.
+    `special` receives links, devices and pipes; `lost` the keys of members without an image.
 
     Raises:
         InputError: if the shard cannot be used, or a label is neither a number nor a name.

@@ -100,13 +100,7 @@ def find_parquet(folder: Path) -> list[Path]:
 
 
 def open_parquet(paths: Sequence[Path], folder: Path, name: str, options: SourceOptions) -> ImageSource:
-    """Reads Parquet files.
-
-    Args:
-        paths: files, in the order of their images.
-        folder: the folder that holds them; splits come from the names of files and folders.
-        name: name of the source.
-        options: columns, and the split of files whose names contain none.
+    """Reads Parquet files; splits come from the names of files, and of folders below `folder`.
 
     Raises:
         InputError: if a file is not Parquet, has no column of images, or its labels make no sense.
@@ -118,11 +112,7 @@ def open_parquet(paths: Sequence[Path], folder: Path, name: str, options: Source
 
 
 def open_hub_dataset(spec: str, options: SourceOptions) -> ImageSource:
-    """Streams a data set of the Hub, in any format that the `datasets` library reads.
-
-    Args:
-        spec: "hf:USER/NAME" or "hf:USER/NAME@REVISION".
-        options: columns, and which configuration.
+    """Streams hf:USER/NAME[@REVISION] of the Hub, in any format that the `datasets` library reads.
 
     Raises:
         InputError: if there is no such data set, no access, or no column of images.

@@ -137,10 +137,6 @@ def is_table(path: Path) -> bool:
 def read_table(table: Path, options: SourceOptions | None = None) -> Table:
     """Reads the rows of a table.
 
-    Args:
-        table: the file.
-        options: the columns that the user names.
-
     Raises:
         InputError: if it is no text, has no column of files, or several that fit.
     """
@@ -249,10 +245,6 @@ def _holds_files(name: str, cells: Sequence[Cells], files: _Files) -> bool:
 
 def open_table(table: Path, options: SourceOptions) -> ImageSource:
     """Opens the images that a table lists; a note counts and names those that do not exist.
-
-    Args:
-        table: the file.
-        options: the columns that the user names, and the split of rows that name none.
 
     Raises:
         InputError: as for `read_table`, or if an image has several labels.

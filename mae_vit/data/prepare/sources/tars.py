@@ -26,13 +26,7 @@ _CLASS = re.compile(r"n\d{8}|[^\d]+")
 
 
 def open_tars(paths: Sequence[Path], folder: Path, name: str, options: SourceOptions) -> ImageSource:
-    """Opens tars as one source.
-
-    Args:
-        paths: the tars.
-        folder: the folder that holds them all.
-        name: name of the source.
-        options: which fields of samples are images and labels, and how names are read.
+    """Opens tars as one source, which `folder` holds.
 
     Raises:
         InputError: if one cannot be used.
