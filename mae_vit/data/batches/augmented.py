@@ -8,8 +8,15 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from mae_vit.core.errors import Damage, DamagedSample, InputError
-from mae_vit.data.batches.masks import StoredMasks
-from mae_vit.data.batches.sources import MemorySource, Sample, Source, TarSource, array_bytes, warn_of_changes
+from mae_vit.data.batches.sources import (
+    MemorySource,
+    Sample,
+    Source,
+    StoredMasks,
+    TarSource,
+    array_bytes,
+    warn_of_changes,
+)
 from mae_vit.data.images.augment import Augment, AugmentParams
 from mae_vit.data.images.masks import crop_mask
 from mae_vit.data.index import ShardIndex

@@ -34,8 +34,8 @@ from mae_vit.data.prepare.entries import (
 )
 from mae_vit.data.prepare.label_lists import Names, image_stem
 from mae_vit.data.prepare.listing import shown
-from mae_vit.data.prepare.sources.columns import unread_note
 from mae_vit.data.prepare.sources.folders import is_regular, reader, walk
+from mae_vit.data.prepare.sources.rows import unread_note
 from mae_vit.data.shards.samples import label_number, no_single_label
 
 _PATHS = ("path", "file", "filename", "file_name", "filepath", "image", "image_path", "img")
