@@ -17,8 +17,8 @@ from mae_vit.core.bands import RGB8, Bands
 from mae_vit.core.messages import nearest
 from mae_vit.core.preprocessing import UNCHANGED, Preprocessing
 from mae_vit.data.images.bands.dicom import is_dicom
-from mae_vit.data.images.bands.raster import Raster
 from mae_vit.data.images.bands.read import check_kind, open_bands, open_raster
+from mae_vit.data.images.bounds import Raster
 from mae_vit.data.images.decode import DecodeError, Header, decode, header_of, pixels_of, read_header
 
 DEFAULT_QUALITY = 90

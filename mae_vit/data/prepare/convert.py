@@ -18,8 +18,8 @@ from mae_vit.core.errors import InputError
 from mae_vit.core.messages import plain_text
 from mae_vit.core.preprocessing import Preprocessing
 from mae_vit.core.progress import progress
-from mae_vit.data.images.bands.raster import Raster
 from mae_vit.data.images.bands.read import open_raster
+from mae_vit.data.images.bounds import Raster
 from mae_vit.data.images.decode import MAX_PIXELS, DecodeError, decode, read_header
 from mae_vit.data.images.preprocess import (
     DEFAULT_QUALITY,

@@ -9,7 +9,7 @@ from helpers.images import encoded, picture, write_files, write_tar
 from unit.data.band_files import chunky, dicom, npy, planes, png, tiff, values
 
 from mae_vit.core.bands import Bands
-from mae_vit.data.images.bands.read import decode_bands, open_raster
+from mae_vit.data.images.bands.read import open_bands, open_raster
 from mae_vit.data.prepare.bands import BandStatistics
 
 WIDE = values(13, "uint16")
@@ -23,7 +23,7 @@ def tiles(count=3):
 
 def stored(result, key):
     (data,) = result.images()[key].values()
-    return decode_bands(data, result.dataset.bands)
+    return open_bands(data, result.dataset.bands).pixels
 
 
 @pytest.mark.parametrize("second", [200, 3])
