@@ -51,13 +51,9 @@ def fetch_split(index: ShardIndex, source: AugmentedSource, order: Order, *, say
     if index.remote is None or not source.reads_shards or order.blocks is not None:
         return
     shards = index.split_info.shards
+    total = sum(shard.bytes for shard in shards)
     with progress(
-        total=sum(shard.bytes for shard in shards),
-        desc="fetching shards",
-        unit="B",
-        unit_scale=True,
-        delay=2,
-        disable=not say,
+        total=total, desc="fetching shards", unit="B", unit_scale=True, delay=2, disable=not say
     ) as bar:
         for number, shard in enumerate(shards):
             with suppress(ReadError):  # reported when a sample of it is read
@@ -74,7 +70,7 @@ def fetch_ahead(
     """
     assert index.remote is not None
     # The prefetcher gets a third of the cache. Shards being read need the rest: one or two blocks of each lane.
-    prefetcher = _Prefetcher(index, coming, window_bytes=index.remote.cache_bytes // (3 * node_ranks))
+    prefetcher = _Prefetcher(index, coming, index.remote.cache_bytes // (3 * node_ranks))
     try:
         for number, batch in enumerate(batches):
             prefetcher.advance_to(number)

@@ -67,10 +67,8 @@ def _mask_places(index: ShardIndex) -> np.ndarray:
         InputError: if a shard cannot be read, or an image has no mask.
     """
     path = index.cache_path("masks.npy")
-    with suppress(OSError, ValueError, EOFError):  # not there, or cut short
-        stored: np.ndarray = np.load(path)
-        if stored.shape == (len(index), 2) and stored.dtype == np.int64:
-            return stored
+    if _is_whole(path, np.dtype(np.int64), (len(index), 2)):
+        return np.asarray(np.load(path))
     keys, places = index.keys(), list[tuple[int, int]]()
     with index.locked():
         for number, shard in enumerate(index.split_info.shards):
@@ -83,10 +81,10 @@ def _mask_places(index: ShardIndex) -> np.ndarray:
                 raise InputError(
                     f"masks of {index.folder}: shard {shard.file} cannot be read: {error}"
                 ) from None
-        stored = np.array(places, np.int64)
+        found = np.array(places, np.int64)
         with replacing(path) as partial, partial.open("wb") as file:
-            np.save(file, stored)
-    return stored
+            np.save(file, found)
+    return found
 
 
 class Sample(NamedTuple):
@@ -104,23 +102,21 @@ class Sample(NamedTuple):
 
 
 class Source(Protocol):
-    """Samples by number, 0..N-1. Data workers get a pickled copy."""
+    """Samples by number, 0..N-1. Data workers get a pickled copy.
 
-    @property
-    def channels(self) -> int:
-        """C of all samples."""
+    Attributes:
+        channels: C of all samples.
+        dtype: type of the pixels: uint8 for photographs, else that of the bands.
+        has_masks: whether samples have a mask.
+    """
 
-    @property
-    def dtype(self) -> np.dtype:
-        """Type of the pixels: uint8 for photographs, else that of the bands."""
+    channels: int
+    dtype: np.dtype
+    has_masks: bool
 
     @property
     def labels(self) -> np.ndarray:
         """Int (N,), -1 for a sample without a label."""
-
-    @property
-    def has_masks(self) -> bool:
-        """Whether samples have a mask."""
 
     def read(self, sample: int) -> Sample:
         """Reads and decodes a sample.
@@ -131,32 +127,17 @@ class Source(Protocol):
 
 
 class TarSource:
-    """Reads and decodes each sample of a split on demand (for large images).
-
-    Attributes:
-        index: index of the split.
-        channels: 1 for gray, 3 for RGB, or the number of bands.
-        masks: the samples' masks; None without any.
-    """
+    """Reads and decodes each sample of a split on demand (for large images)."""
 
     def __init__(self, index: ShardIndex, *, channels: int, masks: StoredMasks | None = None) -> None:
-        """Reads the samples of `index` in `channels` channels."""
+        """Reads the samples of `index` in 1 channel for gray, 3 for RGB, or as many as there are bands."""
         self.index, self.channels, self.masks = index, channels, masks
-
-    @property
-    def dtype(self) -> np.dtype:
-        """Type of the pixels."""
-        return np.dtype(self.index.bands.dtype)
+        self.dtype, self.has_masks = np.dtype(index.bands.dtype), masks is not None
 
     @property
     def labels(self) -> np.ndarray:
         """Int (N,), -1 where there is none."""
         return self.index.labels
-
-    @property
-    def has_masks(self) -> bool:
-        """Whether samples have a mask."""
-        return self.masks is not None
 
     def read(self, sample: int) -> Sample:
         """Reads and decodes a sample, see `Source`."""

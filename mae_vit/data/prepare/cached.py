@@ -98,7 +98,7 @@ def _state_of(source: Path) -> tuple[str, int]:
     top = len(os.fspath(source))
     files = list(walk(source)) if source.is_dir() else [source]
     if is_table(source):
-        files += [row.file for row in read_table(source).rows if row.file]
+        files += [row.file for row in read_table(source)[0] if row.file]
     for file in files:
         # Operating systems write hidden files when a folder is only viewed.
         if is_hidden(name := os.fspath(file)[top:].lstrip("/")):

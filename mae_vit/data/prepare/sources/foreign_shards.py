@@ -158,8 +158,9 @@ def open_shards(folder: Path, shards: Sequence[Tar], name: str, options: SourceO
         notes.append(f"skipped {count} of shards that are links, devices or pipes")
     if lost:
         notes.append(f"skipped {count_of(len(lost), 'sample')} without an image: {shown(sorted(lost))}")
-    if options.labels and not numbers:
-        notes += label_note(samples)
+    # One of the other members may hold labels.
+    if options.labels and not numbers and samples and not all(map(is_image_field, samples[0][1].fields)):
+        notes.append(f"no labels: {_fields(samples)} (--label-column NAME takes one for the labels)")
     return ImageSource(name, entries, classes=classes or None, notes=tuple(notes))
 
 
@@ -210,13 +211,6 @@ def _json(shard: Tar, group: Group) -> dict[str, Any]:
     except ValueError:
         return {}
     return content if isinstance(content, dict) else {}
-
-
-def label_note(samples: Sequence[tuple[Tar, Group, bytes | None]]) -> list[str]:
-    """Notes the members of samples without `.cls`, as one may hold labels; none if there are only images."""
-    if not samples or all(map(is_image_field, samples[0][1].fields)):
-        return []
-    return [f"no labels: {_fields(samples)} (--label-column NAME takes one for the labels)"]
 
 
 def _fields(samples: Sequence[tuple[Tar, Group, bytes | None]]) -> str:
