@@ -49,7 +49,6 @@ class ShardIndex:
     """The samples of one split, by number.
 
     Attributes:
-        split: name of the split.
         folder: folder of the shards.
         dataset: description of the folder; absent in data workers.
         bands: meaning of raw values.

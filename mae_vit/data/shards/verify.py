@@ -12,8 +12,8 @@ from mae_vit.core.progress import progress
 from mae_vit.data.images.decode import DecodeError, decode
 from mae_vit.data.shards.dataset_json import FILE_NAME, Shard, file_digest, read_dataset
 from mae_vit.data.shards.index_files import decoded_files, index_problem, index_shard, load_rows, reindex_hint
-from mae_vit.data.shards.samples import images_of, read_samples
-from mae_vit.data.shards.tar_headers import DamagedTar
+from mae_vit.data.shards.samples import read_samples
+from mae_vit.data.shards.tar_headers import DamagedTar, Tar
 
 _NAMED = 5
 
@@ -92,10 +92,10 @@ def _check_shard(
 
 def _undecodable(path: Path, bands: Bands) -> list[str]:
     """Names the samples of a shard that do not decode."""
-    bad = []
-    for sample, data in images_of(path, read_samples(path)):
+    bad, tar = [], Tar(path, path)
+    for sample in read_samples(path):
         try:
-            decode(data, 3, bands=bands)
+            decode(tar.read(sample.offset, sample.length), 3, bands=bands)
         except DecodeError as error:
             bad.append(f"{path.name}: {sample.name} at offset {sample.offset}: {error}")
     more = [f"{path.name}: {len(bad) - _NAMED} more samples do not decode"] if len(bad) > _NAMED else []
