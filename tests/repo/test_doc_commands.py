@@ -237,7 +237,7 @@ def test_it_runs(page, command, sandbox, tmp_path, monkeypatch):
         (box / "data").mkdir()
         if "data/mine" in words and "--exclude" in words:
             (box / "data" / "mine").symlink_to((sandbox / "data" / "mine").resolve())
-        if "--reindex" in words:
+        if "--in-place" in words and "--overwrite" in words:
             shutil.copytree(sandbox / "data" / "mine", box / "data" / "mine")
     rules = {
         "mae-vit": of_mae_vit,

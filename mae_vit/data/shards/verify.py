@@ -11,7 +11,7 @@ from mae_vit.core.messages import error_reason
 from mae_vit.core.progress import progress
 from mae_vit.data.images.decode import DecodeError, decode
 from mae_vit.data.shards.dataset_json import FILE_NAME, Shard, file_digest, read_dataset
-from mae_vit.data.shards.index_files import decoded_files, index_problem, index_shard, load_rows, reindex_hint
+from mae_vit.data.shards.index_files import decoded_files, index_hint, index_problem, index_shard, load_rows
 from mae_vit.data.shards.samples import read_samples
 from mae_vit.data.shards.tar_headers import DamagedTar, Tar
 
@@ -39,7 +39,7 @@ def check(folder: Path, *, decode_all: bool = False) -> list[str]:
             index, path = None, folder / (split.index.file if split.index else "no index")
             problem = index_problem(path, split, classes, compare=True) if split.index else "in dataset.json"
             if problem:
-                problems.append(f"{path.name} {problem} of split {name}: {reindex_hint(folder)}")
+                problems.append(f"{path.name} {problem} of split {name}: {index_hint(folder)}")
             else:
                 index = load_rows(path, split.samples)
             first, before = 0, len(problems)
@@ -82,7 +82,7 @@ def _check_shard(
             problems.append(f"{shard.file}: a sample of class {largest}, {FILE_NAME} names {classes} classes")
         columns = ["offset", "length", "label", "key"]
         if not problems and described is not None and not np.array_equal(rows[columns], described[columns]):
-            problems.append(f"{shard.file}: the index says other samples: {reindex_hint(path.parent)}")
+            problems.append(f"{shard.file}: the index says other samples: {index_hint(path.parent)}")
         if problems or decode_all:
             problems += _undecodable(path, bands)
     except (DamagedTar, OSError) as error:
