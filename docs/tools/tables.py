@@ -110,11 +110,11 @@ def compared(
     rows = []
     for entry in of_run:
         tuned, frozen = lines[entry, modes[0]], lines.get((entry, modes[1]), {}).get(score, "")
-        pflop = (f"{float(of_run[entry][f'{part}_flops']) / 1e15:.3g}" for part in ("pretrain", "finetune"))
-        rows.append([entry, tuned[score], _gap(tuned), frozen, tuned["train %"], " + ".join(pflop)])
+        flops = sum(float(of_run[entry][f"{part}_flops"]) for part in ("pretrain", "finetune"))
+        rows.append([entry, tuned[score], _gap(tuned), frozen, f"{flops / 1e15:.3g}"])
     rows.sort(key=lambda row: (row[2] != "", float(row[1].split()[0])))
-    head = f"row | fine-tuned, {score} | points above the first row (95 % interval) | frozen, {score}"
-    return table(f"{head} | fine-tuned, on training images | pretraining + fine-tuning, PFLOP", rows)
+    head = f"row | fine-tuned, {score} | points above the first row (95 % interval) | frozen, {score} | PFLOP"
+    return table(head, rows)
 
 
 def _gap(line: dict[str, str]) -> str:
