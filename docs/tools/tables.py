@@ -25,6 +25,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results"
+WRITTEN = "readme_tables.json"
 MARKED = re.compile(r"(<!-- table ([a-z-]+) -->)\n(.*?)\n?(<!-- end -->)", flags=re.DOTALL)
 
 
@@ -207,6 +208,23 @@ def bands_loader() -> str:
     return table("tiles | loader | tiles/s | times tifffile", rows)
 
 
+def written(name: str) -> str:
+    """A table of README: its lines with the value of each `{file: key}` or `{comparison: entry}`."""
+    head, *rows = (re.sub(r"{([\w/.]+): (.+?)}", _cell, line) for line in load(WRITTEN)[name])
+    return table(head, (row.split(" | ") for row in rows))
+
+
+def _cell(match: re.Match[str]) -> str:
+    source, name = match.groups()
+    if "." in source:
+        rate = load(source)[name]
+        return f"{rate['images_per_s']:,.0f} ({rate.get('gib') or rate['peak_memory_gib']:.1f} GiB)"
+    lines = report(source)
+    line = lines.get((name, "segment")) or lines[name, "finetune"]
+    score = line.get("mIoU %") or line["test %"]
+    return score if "±" in score else f"{score} (one seed)"
+
+
 # Table: where its parts are, what a line has, the columns.
 PARTS = {
     "contrast": (
@@ -221,16 +239,14 @@ PARTS = {
         "encoder | RankMe | standard deviation | few-shot | neighbors",
     ),
     "gpu-parity": ("gpu/parity.jsonl", "{key} | {largest_difference:.1e}", "losses | largest difference"),
-    "profile-cifar-tiny": (
-        "profile_step.json results mae_cifar_tiny top",
-        "{name} | {share:.1%} | {ms_per_step:.3g}",
-        "operator | share | ms a step",
-    ),
-    "profile-base": (
-        "profile_step.json results mae_base top",
-        "{name} | {share:.1%} | {ms_per_step:.3g}",
-        "operator | share | ms a step",
-    ),
+    **{
+        f"profile-{config}": (
+            f"profile_step.json results mae_{config.replace('-', '_')} top",
+            "{name} | {share:.1%} | {ms_per_step:.3g}",
+            "operator | share | ms a step",
+        )
+        for config in ("cifar-tiny", "base")
+    },
     "gpu-rates": (
         "gpu/rates.jsonl",
         "{name} | {images_per_s:,.0f} | {ms_per_step:.1f} | {share_of_peak:.0%} | {peak_memory_gib:.1f} GiB",
@@ -278,6 +294,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "loader": loader,
     "bands": bands,
     "bands-loader": bands_loader,
+    **{name: partial(written, name) for name in load(WRITTEN)},
     **{name: partial(parts, *spec) for name, spec in PARTS.items()},
 }
 
