@@ -29,6 +29,7 @@ from mae_vit.config.presets import preset_paths, read_header
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results"
+WRITTEN = "readme_tables.json"
 MARKED = re.compile(r"(<!-- table ([a-z-]+) -->)\n(.*?)\n?(<!-- end -->)", flags=re.DOTALL)
 
 
@@ -202,6 +203,23 @@ def bands_loader() -> str:
     return table("tiles | loader | tiles/s | times tifffile", rows)
 
 
+def written(name: str) -> str:
+    """A table of README: its lines with the value of each `{file: key}` or `{comparison: entry}`."""
+    head, *rows = (re.sub(r"{([\w/.]+): (.+?)}", _cell, line) for line in load(WRITTEN)[name])
+    return table(head, (row.split(" | ") for row in rows))
+
+
+def _cell(match: re.Match[str]) -> str:
+    source, name = match.groups()
+    if "." in source:
+        rate = load(source)[name]
+        return f"{rate['images_per_s']:,.0f} ({rate.get('gib') or rate['peak_memory_gib']:.1f} GiB)"
+    lines = report(source)
+    line = lines.get((name, "segment")) or lines[name, "finetune"]
+    score = line.get("mIoU %") or line["test %"]
+    return score if "±" in score else f"{score} (one seed)"
+
+
 # Table: where its parts are, what a line has, the columns.
 PARTS = {
     "contrast": (
@@ -271,6 +289,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "step": step,
     "loader": loader,
     "bands-loader": bands_loader,
+    **{name: partial(written, name) for name in load(WRITTEN)},
     **{name: partial(parts, *spec) for name, spec in PARTS.items()},
 }
 
