@@ -14,8 +14,7 @@ from importlib import import_module
 from pathlib import Path
 
 from mae_vit.config.command_line import OneLineParser
-from mae_vit.core.errors import InputError
-from mae_vit.runtime.exit_codes import EXIT_FAILED, EXIT_INPUT, EXIT_REQUEUE
+from mae_vit.core.errors import EXIT_FAILED, EXIT_INPUT, EXIT_REQUEUE, InputError
 from mae_vit.runtime.failures import print_error
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from mae_vit.cli.training import add_doctor, add_jobs, add_presets, run_job
 from mae_vit.config.command_line import OneLineParser, add_local_rank
 from mae_vit.core import __version__
-from mae_vit.runtime.failures import EXIT_CODES, find_exit_code, print_error
-from mae_vit.runtime.terminal import ignore_closed_terminal
+from mae_vit.runtime.failures import EXIT_CODES, find_exit_code, ignore_closed_terminal, print_error
 
 EXAMPLES = """examples:
   mae-vit prepare digits data/digits                     scikit-learn's handwritten digits; needs no network
@@ -37,7 +36,7 @@ EXAMPLES = """examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns the exit code (`mae_vit.runtime.exit_codes`)."""
+    """Runs the command line; returns the exit code (`mae_vit.core.errors`)."""
     words = sys.argv[1:] if argv is None else argv
     if (job_code := run_job(words)) is not None:
         return job_code

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from mae_vit.core.bands import Bands
-from mae_vit.core.composites import in_colors
-from mae_vit.core.image_rows import Picture, draw_rows
+from mae_vit.core.image_rows import Picture, draw_rows, in_colors
 from mae_vit.inspection.attention import (
     attention_maps,
     attention_weights,

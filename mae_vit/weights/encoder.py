@@ -26,7 +26,7 @@ from mae_vit.models.geometry import Geometry, ViTGeometry, nearest_size
 from mae_vit.models.load_report import LoadReport
 from mae_vit.models.pos_embed import sincos_position_table
 from mae_vit.models.sizes import SIZES, PatchInit, Pool
-from mae_vit.training.checkpoints.format import STATE, step_of
+from mae_vit.training.checkpoints.checkpoint import STATE, step_of
 from mae_vit.weights.feature_encoder import FeatureEncoder, ImageInput
 from mae_vit.weights.foreign import read_foreign
 from mae_vit.weights.foreign_encoder import open_foreign

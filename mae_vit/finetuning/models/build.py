@@ -23,8 +23,7 @@ from mae_vit.models.encoders.vit import ViTEncoder
 from mae_vit.models.load_report import LoadReport
 from mae_vit.models.sizes import PatchInit
 from mae_vit.objectives.label_loss import LabelLoss
-from mae_vit.training.optim.optimizers import OptimizerOptions
-from mae_vit.training.optim.param_groups import EMBEDDINGS
+from mae_vit.training.optim import EMBEDDINGS, OptimizerOptions
 from mae_vit.weights.foreign import ForeignWeights
 from mae_vit.weights.foreign_encoder import ForeignEncoder, open_foreign
 from mae_vit.weights.load import check_complete, load_weights
