@@ -31,7 +31,7 @@ from mae_vit.data.prepare.sources.find import find_images
 from mae_vit.data.shards.dataset_json import read_dataset
 from mae_vit.data.shards.shard_files import ReadError
 from mae_vit.models.encoder_file import EncoderInfo
-from mae_vit.weights.other_bands import fit_bands
+from mae_vit.weights.feature_encoder import fit_bands
 
 # Splits to take images from, best first: images that were not trained on.
 _SPLITS = ("val", "test", "train")

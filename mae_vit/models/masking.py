@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mae_vit.core.keyed_rng import RngStream, SampleKeys
-from mae_vit.models.counts import count_units, num_masked_patches
+from mae_vit.models.sizes import count_units, num_masked_patches
 
 KIND_MASK, KIND_RANDOM, KIND_UNCHANGED = 0, 1, 2
 

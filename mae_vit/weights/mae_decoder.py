@@ -10,11 +10,11 @@ from torch import Tensor
 from mae_vit.core.errors import InputError
 from mae_vit.models.encoder_file import EncoderInfo
 from mae_vit.models.encoders.base import Encoder
-from mae_vit.models.pos_embed import sincos_position_table
+from mae_vit.models.encoders.vit import sincos_position_table
 from mae_vit.objectives.config import MAEConfig
 from mae_vit.objectives.mae import MAE
 from mae_vit.training.checkpoints.format import STATE, read_description
-from mae_vit.weights.start import Weights
+from mae_vit.weights.read import Weights
 
 # All decoders of the official MAE code have this width and this number of heads.
 _OFFICIAL_WIDTH, _OFFICIAL_HEADS = 512, 16

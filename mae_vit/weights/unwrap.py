@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from mae_vit.core.errors import InputError
-from mae_vit.weights.start import another_kind
+from mae_vit.weights.names import another_kind
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,7 @@ from mae_vit.models.encoder_file import EncoderInfo, read_metadata, to_metadata
 from mae_vit.models.sizes import Pool
 from mae_vit.weights.encoder import PretrainedEncoder, encoder_from_weights
 from mae_vit.weights.mae_decoder import Decoder, read_decoder
-from mae_vit.weights.read import read_weights
-from mae_vit.weights.start import Weights
+from mae_vit.weights.read import Weights, read_weights
 
 # Differs from the number that programs are traced with, to test that their batch axis is free.
 _RANDOM_IMAGES = 3
@@ -88,7 +87,7 @@ class ExportSource:
     @property
     def weights(self) -> Weights:
         """The weights as they were read."""
-        return self.encoder.start
+        return self.encoder.weights
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
