@@ -151,11 +151,7 @@ def add_speed(group: argparse._ArgumentGroup) -> None:
 
 
 def run_embed(arguments: argparse.Namespace) -> int:
-    """Runs the command; returns 0, or 75 if a signal stopped it.
-
-    Raises:
-        InputError: for every error that the user can fix.
-    """
+    """Runs the command; returns 0, or 75 if a signal stopped it; raises InputError for errors that the user can fix."""
     check_numbers(arguments)
     try:
         outcome = _embed(arguments)

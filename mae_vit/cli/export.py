@@ -95,11 +95,7 @@ def add_export(commands: argparse._SubParsersAction[OneLineParser]) -> None:
 
 
 def run_export(arguments: argparse.Namespace) -> int:
-    """Runs the command.
-
-    Raises:
-        InputError: for every error that the user can fix.
-    """
+    """Runs the command; raises InputError for every error that the user can fix."""
     if arguments.pool and (why := _WITHOUT_POOL.get(arguments.to)):
         raise InputError(f"--pool {arguments.pool} changes nothing with --to {arguments.to}: {why}")
     if arguments.public and not arguments.push:

@@ -70,11 +70,7 @@ def add_inspect(commands: argparse._SubParsersAction[OneLineParser]) -> None:
 
 
 def run_inspect(arguments: argparse.Namespace) -> int:
-    """Runs the command; returns the exit code.
-
-    Raises:
-        InputError: for every error that the user can fix.
-    """
+    """Runs the command; returns the exit code, or raises InputError for errors that the user can fix."""
     if (arguments.ckpt is None) == (arguments.start is None):
         arguments.parser.error("give WEIGHTS once: a run folder, a file or a name")
     arguments.ckpt = arguments.ckpt or arguments.start

@@ -61,11 +61,7 @@ def add_predict(commands: argparse._SubParsersAction[OneLineParser]) -> None:
 
 
 def run_predict(arguments: argparse.Namespace) -> int:
-    """Runs the command; returns the exit code.
-
-    Raises:
-        InputError: for every error that the user can fix.
-    """
+    """Runs the command; returns the exit code, or raises InputError for errors that the user can fix."""
     check_numbers(arguments)
     out: Path = arguments.out
     if out.suffix != ".csv" or out.is_dir():

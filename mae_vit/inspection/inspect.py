@@ -59,10 +59,8 @@ class InspectedEncoder:
 def open_subject(source: str, *, norm_pix_loss: bool = False) -> InspectedEncoder:
     """Opens the weights that `--ckpt` names, with the picture bands of their run.
 
-    `norm_pix_loss` says that an official file's decoder predicts normalized pixels: the file does not say.
-
-    Raises:
-        InputError: if they are no Vision Transformer, or `norm_pix_loss` has no effect.
+    `norm_pix_loss` says that an official file's decoder predicts normalized pixels: the file does not say. Raises
+    InputError if they are no Vision Transformer, or `norm_pix_loss` has no effect.
     """
     weights = read_weights(source)
     model = encoder_from_weights(weights)
@@ -123,22 +121,12 @@ def inspect(
     norm_pix_loss: bool = False,
     device: torch.device | None = None,
 ) -> Path:
-    """Writes pictures (PNG), their numbers (CSV, NPZ) and one page that shows all.
+    """Writes pictures (PNG), their numbers (CSV, NPZ) and one page that shows all; returns the page's path.
 
-    Args:
-        sources: the weights of one encoder, or of two to compare.
-        data: prepared shards, a folder of images or an archive.
-        out: folder; a new inspection replaces an earlier one once it is complete.
-        images: largest number of images.
-        split: split of prepared data.
-        norm_pix_loss: whether the decoder of an official file predicts normalized pixels.
-        device: device to compute on; the CPU by default.
-
-    Returns:
-        Path of the page.
-
-    Raises:
-        InputError: if weights or images cannot be read, or `out` is no inspection.
+    `sources` are the weights of one encoder, or of two to compare; `data` prepared shards, a folder of images or an
+    archive. A new inspection replaces an earlier one in `out` once it is complete. `norm_pix_loss` says that the
+    decoder of an official file predicts normalized pixels. Raises InputError if weights or images cannot be read, or
+    `out` is no inspection.
     """
     _check_place(out)
     subjects = [open_subject(source, norm_pix_loss=norm_pix_loss) for source in sources]

@@ -124,10 +124,8 @@ def to_metadata(values: Mapping[str, Any]) -> dict[str, str]:
 def read_metadata(path: Path) -> dict[str, Any]:
     """Reads our metadata from a safetensors file; empty if another program wrote it.
 
-    Raises:
-        OSError: if it cannot be read.
-        SafetensorError: if it is not a safetensors file.
-        ValueError: if our metadata is not JSON.
+    Raises OSError if it cannot be read. Raises SafetensorError if it is not a safetensors file. Raises ValueError if
+    our metadata is not JSON.
     """
     with safe_open(path, framework="pt") as file:
         metadata: dict[str, Any] = json.loads((file.metadata() or {}).get(_KEY, "{}"))

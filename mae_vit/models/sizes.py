@@ -49,8 +49,7 @@ def num_masked_patches(num_patches: int, mask_ratio: float) -> int:
 def count_units(grid_size: tuple[int, int], mask_unit: int) -> int:
     """Returns U, the number of squares of `mask_unit` x `mask_unit` patches in an image.
 
-    Raises:
-        ValueError: if the squares do not fill the grid; the message begins with the key.
+    Raises ValueError if the squares do not fill the grid; the message begins with the key.
     """
     rows, columns = grid_size
     if rows % mask_unit or columns % mask_unit:

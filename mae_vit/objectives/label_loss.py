@@ -53,11 +53,8 @@ class Mixing(nn.Module):
     def forward(self, batch: Batch, num_classes: int) -> tuple[Tensor, Tensor]:
         """Mixes a micro-batch of whole pairs; every image must have a label.
 
-        Returns:
-            Images, float32 (B, C, H, W) in 0..255, and labels, float32 (B, K) of sum 1.
-
-        Raises:
-            ValueError: if a pair lacks its second image.
+        Returns images, float32 (B, C, H, W) in 0..255, and labels, float32 (B, K) of sum 1. Raises ValueError if a pair
+        lacks its second image.
         """
         size = len(batch.images)
         if size % 2:

@@ -71,8 +71,7 @@ class MAE(Objective):
     def encode_and_reconstruct(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Masks by the batch's keys and predicts.
 
-        Returns:
-            The loss, float32 (), and the encoded visible tokens (B, k + N_keep, D), class tokens first.
+        Returns the loss, float32 (), and the encoded visible tokens (B, k + N_keep, D), class tokens first.
         """
         masking = self.draw_masking(batch.keys)
         images = self.normalize(batch.images)  # float32 (B, C, H, W)
@@ -92,8 +91,8 @@ class MAE(Objective):
     def reconstruct(self, images: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Masks the patches with the highest noise (B, N; distinct within a row), encodes and decodes.
 
-        Returns:
-            Predictions (B, N, P*P*C) for all patches, and the mask float32 (B, N), 1 = masked and counted in the loss.
+        Returns predictions (B, N, P*P*C) for all patches, and the mask float32 (B, N), 1 = masked and counted in the
+        loss.
         """
         masking = random_masking(noise, self.mask_ratio)
         return self.predict_all(images, masking), masking.mask

@@ -40,8 +40,7 @@ def weigh(errors: Tensor, valid: Tensor | None, mask: Tensor | None = None) -> T
 def standardize_patches(patches: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Normalizes each patch (B, N, P*P*C) by mean and unbiased variance of its valid values (MAE Sec. 4.1).
 
-    Returns:
-        Normalized patches, 0 where a value is missing; mean and scale (B, N, 1), which undo it.
+    Returns normalized patches, 0 where a value is missing; mean and scale (B, N, 1), which undo it.
     """
     if valid is None:
         mean = patches.mean(dim=-1, keepdim=True)

@@ -57,8 +57,7 @@ _OPTIMIZER = re.compile(r"(^|\.)(state\.\d+\.\w+|exp_avg(_sq)?|momentum_buffer)$
 def file_in(folder: Path) -> Path | None:
     """Returns the file of weights in a third-party folder; None if no known file is there.
 
-    Raises:
-        InputError: if the weights have an unsupported form.
+    Raises InputError if the weights have an unsupported form.
     """
     if (folder / ".metadata").is_file() or any(folder.glob("*.distcp")):
         raise InputError(
@@ -76,8 +75,7 @@ def file_in(folder: Path) -> Path | None:
 def weights_below(folder: Path) -> Path | None:
     """Returns the best weights in a third-party training folder, else the newest; a file, or its folder.
 
-    Raises:
-        InputError: if there are only exported programs, which are not supported.
+    Raises InputError if there are only exported programs, which are not supported.
     """
 
     def preference(path: Path) -> tuple[bool, list[int], float]:

@@ -176,8 +176,7 @@ def encoder_from_weights(
 ) -> PretrainedEncoder:
     """Builds the encoder from weights that `read_weights` returned; see `load_vit`.
 
-    Raises:
-        InputError: if the weights belong to no supported encoder, or the size is not divisible by the patch size.
+    Raises InputError if the weights belong to no supported encoder, or the size is not divisible by the patch size.
     """
     if pool not in (None, "cls", "mean"):
         raise InputError(f'pool="{pool}": give "cls" or "mean"')
@@ -195,14 +194,9 @@ def load_features(
 ) -> tuple[LoadReport, nn.Module]:
     """Loads an encoder to compute features, with the norm of its training.
 
-    Usually this is the final norm, after the last block, for both kinds of pooling. Weights that were
-    fine-tuned on the mean of the patch tokens have `fc_norm` after the mean instead (official MAE code).
-
-    Returns:
-        How each tensor was loaded, and the norm after the pooling (the identity if there is none).
-
-    Raises:
-        InputError: if the weights do not match, or lack a tensor.
+    Usually this is the final norm, after the last block, for both kinds of pooling. Weights that were fine-tuned on the
+    mean of the patch tokens have `fc_norm` after the mean instead (official MAE code). Returns the report, and the norm
+    after the pooling (the identity if there is none). Raises InputError if the weights do not match, or lack a tensor.
     """
     if not encoder.has_final_norm:
         report = load_weights(weights, encoder, patch_init=patch_init)
@@ -223,8 +217,7 @@ def load_features(
 def info_from_weights(weights: Weights) -> EncoderInfo:
     """Returns geometry, normalization and history of weights, from their metadata and shapes.
 
-    Raises:
-        InputError: if they belong to no supported network, or if the number of heads is unknown.
+    Raises InputError if they belong to no supported network, or if the number of heads is unknown.
     """
     geometry = weights.geometry or _geometry_of_shapes(weights)
     info = EncoderInfo(

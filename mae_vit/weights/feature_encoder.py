@@ -99,8 +99,7 @@ class FeatureEncoder(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Encodes normalized images from `transform`: float32 (B, C, H, W) -> (B, D).
 
-        Raises:
-            ValueError: for images of another shape, or of an integer type.
+        Raises ValueError for images of another shape, or of an integer type.
         """
         if not isinstance(images, Tensor) or not images.is_floating_point():
             raise ValueError("images are float32 (B, C, H, W), as this encoder's transform makes them")
@@ -134,8 +133,7 @@ class FeatureEncoder(nn.Module):
     def crop(self, image: ImageLike) -> np.ndarray:
         """Does the same as `transform` without normalization: returns raw values (C, H, W).
 
-        Raises:
-            InputError: if the image cannot be read or decoded, or is none.
+        Raises InputError if the image cannot be read or decoded, or is none.
         """
         try:
             if isinstance(image, str) and is_url(image):
@@ -151,8 +149,7 @@ class FeatureEncoder(nn.Module):
     def decode(self, data: bytes) -> np.ndarray:
         """Decodes an image file, and changes it as `prepare` changed the training images: (C, H, W).
 
-        Raises:
-            DecodeError: if it is damaged, or has other bands.
+        Raises DecodeError if it is damaged, or has other bands.
         """
         wanted = self.input
         pixels = preprocess(data, wanted.in_chans, wanted.preprocessing, wanted.bands)
@@ -202,8 +199,7 @@ class FeatureEncoder(nn.Module):
     def fit_bands(self, bands: Bands, where: str) -> None:
         """Switches to prepared data, whose bands are already chosen; see the function `fit_bands`.
 
-        Raises:
-            InputError: if the data have other bands than the encoder.
+        Raises InputError if the data have other bands than the encoder.
         """
         fitted = fit_bands(self.input.bands, bands, where)
         self.input = replace(self.input, bands=fitted, preprocessing=self.input.preprocessing.of_prepared)
@@ -212,10 +208,8 @@ class FeatureEncoder(nn.Module):
 def fit_bands(theirs: Bands, bands: Bands, where: str) -> Bands:
     """Returns the bands with which an encoder of bands `theirs` reads data: its own scale, and the data's `nodata`.
 
-    If the data have no `nodata`, the encoder's own remains.
-
-    Raises:
-        InputError: if the data have another number or type of bands than the encoder.
+    If the data have no `nodata`, the encoder's own remains. Raises InputError if the data have another number or type
+    of bands than the encoder.
     """
     if (len(theirs.names), theirs.dtype) != (len(bands.names), bands.dtype):
         data, ours = (

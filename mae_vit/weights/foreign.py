@@ -95,9 +95,8 @@ class ForeignWeights:
 def read_foreign(source: str) -> ForeignWeights:
     """Finds the weights "frozen:..." and timm's facts about them, without building the network.
 
-    Raises:
-        InputError: if there are no weights, timm does not know the network, or they cannot be fetched.
-        FetchUnavailable: if the Hub cannot be reached.
+    Raises InputError if there are no weights, timm does not know the network, or they cannot be fetched. Raises
+    FetchUnavailable if the Hub cannot be reached.
     """
     name, file = split_frozen(source)
     if file is not None and not (file.is_file() and file.suffix == ".safetensors"):
@@ -208,8 +207,7 @@ class ForeignEncoder(FeatureEncoder):
     def __init__(self, network: Any, images: ImageInput, weights: ForeignWeights) -> None:
         """Wraps a model whose weights are already loaded, and encodes a black image as a check.
 
-        Raises:
-            InputError: if the network does not take such images, or gives no vector.
+        Raises InputError if the network does not take such images, or gives no vector.
         """
         super().__init__(images)
         self.network, self.weights = network, weights
@@ -234,8 +232,7 @@ class ForeignEncoder(FeatureEncoder):
     def patch_map(self, images: Tensor) -> Tensor:
         """Returns the last feature map, normed: (B, C, H, W) -> (B, D_map, rows, columns).
 
-        Raises:
-            InputError: if timm gives none for this network.
+        Raises InputError if timm gives none for this network.
         """
         if not hasattr(self.network, "forward_intermediates"):
             raise InputError(f"timm gives no map of features for {self.weights.name}")
@@ -270,8 +267,7 @@ class ForeignEncoder(FeatureEncoder):
 def open_foreign(weights: ForeignWeights, images: ImageInput) -> ForeignEncoder:
     """Builds the network for images of a size, and loads all weights except the head.
 
-    Raises:
-        InputError: if the weights do not match the network, or it does not take such a size.
+    Raises InputError if the weights do not match the network, or it does not take such a size.
     """
     tensors = named_tensors(read_content(weights.file)[1])
     check_values(tensors, weights.file)

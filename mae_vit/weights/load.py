@@ -50,11 +50,9 @@ def load_weights(
 ) -> LoadReport:
     """Loads an encoder in place, and `parts`, the objective around it, if the weights come from `objective` too.
 
-    `patch_init` says how to adapt the patch projection to another number of channels; None is "repeat".
-
-    Raises:
-        InputError: if the geometry differs (names the difference), or if the weights have less than
-            `MIN_COVERAGE` of the encoder's parameters.
+    `patch_init` says how to adapt the patch projection to another number of channels; None is "repeat". Raises
+    InputError if the geometry differs (names the difference), or if the weights have less than `MIN_COVERAGE` of the
+    encoder's parameters.
     """
     check_kind(weights)
     if weights.geometry is not None and weights.geometry.family != encoder.family:
@@ -180,8 +178,7 @@ def check_complete(weights: Weights, absent: Sequence[str]) -> None:
 def _load_parts(weights: Weights, parts: nn.Module, objective: str | None, report: LoadReport) -> set[str]:
     """Loads the decoder or heads, all or none, if the weights come from the same objective.
 
-    Returns:
-        The loaded names, without fixed tables, which the model computes.
+    Returns the loaded names, without fixed tables, which the model computes.
     """
     state = {
         name: value

@@ -28,7 +28,7 @@ class Decoder:
     Attributes:
         tensors: tensors by the official names, which are also ours: `decoder_embed.weight` and so on.
         config: options of the objective; None if the number of heads is unknown.
-        mae: the objective around the encoder; None if the number of heads is unknown.
+        mae: the objective around the encoder; None as `config`.
         notes: assumptions, one sentence each.
     """
 
@@ -44,11 +44,8 @@ def read_decoder(
     """Reads the decoder of an MAE, also inside a joint objective; None if there is none.
 
     The objective wraps `encoder`, which has these weights. `norm_pix_loss` is for files that do not say whether the
-    decoder predicts normalized pixels.
-
-    Raises:
-        InputError: if the decoder does not match the encoder; or if `norm_pix_loss` is set, but there is no decoder,
-            or the file states its value.
+    decoder predicts normalized pixels. Raises InputError if the decoder does not match the encoder; or if
+    `norm_pix_loss` is set, but there is no decoder, or the file states its value.
     """
     prefix = "mae." if weights.objective == "joint" else ""
     tensors = {

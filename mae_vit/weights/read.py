@@ -335,8 +335,7 @@ def _read_timm(name: str) -> Weights:
 def _facts_beside(path: Path, content: Mapping[Any, Any]) -> dict[str, Any]:
     """Returns facts about third-party weights that shapes do not show; configs beside a file precede its content.
 
-    Raises:
-        InputError: if the network computes another function than ours.
+    Raises InputError if the network computes another function than ours.
     """
     config, images = (_read_json(path.with_name(name)) for name in _CONFIGS)
     if "hidden_size" in config:  # of transformers

@@ -155,10 +155,8 @@ class Encoder(nn.Module):
     def layer_of(self, name: str) -> int | None:
         """Returns the number of a parameter's layer for layer-wise rate decay.
 
-        0 is the embedding layer, 1 the first block, and so on; None is the last layer, with the final norm.
-
-        Raises:
-            ValueError: for a name that belongs to no layer.
+        0 is the embedding layer, 1 the first block, and so on; None is the last layer, with the final norm. Raises
+        ValueError for a name that belongs to no layer.
         """
         raise self._lacks("layer_of")
 
@@ -173,8 +171,7 @@ class Encoder(nn.Module):
     def check(self, tensors: dict[str, Tensor], geometry: Geometry | None, num_heads: int | None) -> None:
         """Checks differences that tensor shapes do not show; `geometry` and `num_heads` are None if unknown.
 
-        Raises:
-            DoesNotFit: if the tensors belong to another network.
+        Raises DoesNotFit if the tensors belong to another network.
         """
 
     def adapt(
@@ -188,8 +185,7 @@ class Encoder(nn.Module):
     ) -> Tensor | None:
         """Adapts a loaded tensor to this encoder and records it in `report`; returns None to keep the encoder's own.
 
-        Raises:
-            DoesNotFit: if it cannot be adapted.
+        Raises DoesNotFit if it cannot be adapted.
         """
         expected = self.weights()[name]
         if loaded.shape != expected.shape:
@@ -316,19 +312,11 @@ def init_transformer(module: nn.Module) -> None:
 
 
 def adapt_patch_projection(weight: Tensor, channels: int, how: PatchInit) -> tuple[Tensor, str]:
-    """Adapts a patch projection to another number of channels.
+    """Adapts a patch projection (D, C, P, P) to another number of channels; returns it with a phrase on the change.
 
-    Weights are scaled by old / new channels, so that an image whose channels are all equal keeps its embedding
-    (as in timm's `adapt_input_conv`, which starts from 3 channels).
-
-    Args:
-        weight: projection (D, C, P, P).
-        channels: new number of channels, other than C.
-        how: "repeat" cycles through the channels (0, 1, 2, 0, 1, ...), but averages if there are fewer, because it
-            would drop some. "average" gives each new channel the mean of all.
-
-    Returns:
-        The weights (D, channels, P, P), and a phrase that describes the change.
+    Weights are scaled by old / new channels, so that an image whose channels are all equal keeps its embedding (as in
+    timm's `adapt_input_conv`, which starts from 3 channels). "repeat" cycles through the channels (0, 1, 2, 0, 1, ...),
+    but averages if there are fewer, because it would drop some. "average" gives each new channel the mean of all.
     """
     old = weight.shape[1]
     scale = old / channels

@@ -144,8 +144,7 @@ class ViTEncoder(VisionTransformer, Transformer):
     ) -> Tensor | None:
         """Adapts the patch projection to another number of channels, and learned positions to another grid.
 
-        Raises:
-            DoesNotFit: if a tensor cannot be adapted.
+        Raises DoesNotFit if a tensor cannot be adapted.
         """
         if name == "pos_embed":
             return self._adapt_positions(loaded, geometry, report)
@@ -203,8 +202,7 @@ class ViTEncoder(VisionTransformer, Transformer):
 def with_class_position(table: Tensor) -> tuple[Tensor, bool]:
     """Adds a row of zeros for the class token to positions (1, N, D) of a square image, if they have none.
 
-    Returns:
-        The table, and whether the row was added: if N is a square, because a square plus 1 is never a square.
+    Returns the table, and whether the row was added: if N is a square, because a square plus 1 is never a square.
     """
     if table.ndim != 3 or isqrt(table.shape[1]) ** 2 != table.shape[1]:
         return table, False

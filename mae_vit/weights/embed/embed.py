@@ -101,22 +101,13 @@ def embed(
     restart: bool = False,
     stop: StopRequest | None = None,
 ) -> Outcome:
-    """Writes the features of all readable images to the folder `out`.
+    """Writes the features of all readable images to the new folder `out` (see `check_out`).
 
-    A call with the same arguments resumes and ends with the same bytes.
-
-    Args:
-        encoder: encoder on the settings' device.
-        images: images of one source.
-        out: folder to create (see `check_out`).
-        settings: device, batch size and workers may change between calls; the first two change the last bits
-            of later features.
-        restart: begin again; an earlier output stays until the new one is complete.
-        stop: checked after each batch.
-
-    Raises:
-        InputError: if another process writes `out`, if its (partial) output has other features, if the images
-            have other bands than the encoder, or if no image can be read.
+    A call with the same arguments resumes and ends with the same bytes. Device, batch size and workers may change
+    between calls; the first two change the last bits of later features. With `restart`, an earlier output stays until
+    the new one is complete. `stop` is checked after each batch. Raises InputError if another process writes `out`, if
+    its (partial) output has other features, if the images have other bands than the encoder, or if no image can be
+    read.
     """
     if images.dataset is not None:
         encoder.fit_bands(images.dataset.bands, images.name)
@@ -150,8 +141,7 @@ def _compute(
 ) -> tuple[int, list[tuple[int, str]]]:
     """Adds rows until all images are done or a stop is requested.
 
-    Returns:
-        The number of images done, and number and reason of each broken image among them.
+    Returns the number of images done, and number and reason of each broken image among them.
     """
     done, broken, total = state["done"], [tuple(pair) for pair in state["broken"]], len(images)
     if done == total:
@@ -245,8 +235,7 @@ def _publish(
 def _locked(out: Path) -> Iterator[Path]:
     """Creates and locks the folder `OUT.partial`; removes it in the end if there is nothing to resume.
 
-    Raises:
-        InputError: if another process has the lock.
+    Raises InputError if another process has the lock.
     """
     folder = out.with_name(f"{out.name}.partial")
     folder.mkdir(parents=True, exist_ok=True)
@@ -266,17 +255,11 @@ def _locked(out: Path) -> Iterator[Path]:
 def compute_features(
     encoder: FeatureEncoder, images: Images, settings: Settings, *, first: int = 0
 ) -> Generator[tuple[int, np.ndarray, list[tuple[int, str]]], None, None]:
-    """Yields the features of all images from `first` on, in batches.
+    """Yields the features of all images from `first` on, in batches of `batch_size` consecutive images.
 
-    A batch covers `batch_size` consecutive images, broken ones included, so calls that resume between batches
-    give the same features to the last bit.
-
-    Yields:
-        Number after the batch's last image; features (K, D) in the settings' dtype; number and reason of each
-        image that cannot be decoded.
-
-    Raises:
-        InputError: if features are not finite.
+    Broken images count, so calls that resume between batches give the same features to the last bit. Yields the number
+    after the batch's last image; features (K, D) in the settings' dtype; number and reason of each image that cannot be
+    decoded. Raises InputError if features are not finite.
     """
     crops = _crops(encoder, images.entries[first:], settings)
     for start in range(first, len(images), settings.batch_size):

@@ -61,8 +61,7 @@ class Format:
     def library_version(self) -> str:
         """Imports all packages that writing needs; returns library and version, such as `timm 1.0.20`.
 
-        Raises:
-            InputError: if a package is not installed; names the command that installs it.
+        Raises InputError if a package is not installed; names the command that installs it.
         """
         try:
             version = importlib.import_module(self.library).__version__
@@ -129,11 +128,8 @@ def write_export(
 ) -> Export:
     """Writes an export, verifies it and moves it to `out`; leaves nothing half-written after an error.
 
-    With `hub` the card names the repository, and the file for `load_encoder` is added.
-
-    Raises:
-        InputError: if the other library has no such network, computes another function or is missing, or if
-            the folder cannot be written.
+    With `hub` the card names the repository, and the file for `load_encoder` is added. Raises InputError if the other
+    library has no such network, computes another function or is missing, or if the folder cannot be written.
     """
     check_place(out, force=force)
     chosen = FORMATS[target]
@@ -220,11 +216,7 @@ def _rounded(values: Sequence[float]) -> list[float]:
 
 
 def parse_push_name(asked: str) -> HubName:
-    """Reads "USER/NAME[@BRANCH]", with or without "hf:".
-
-    Raises:
-        InputError: for another form.
-    """
+    """Reads "USER/NAME[@BRANCH]", with or without "hf:"; raises InputError for another form."""
     if "/" not in asked.removeprefix(HUB_PREFIX).strip("/"):
         raise InputError(
             f"--push {asked}: give USER/NAME, the user or the organization that it belongs to first"
@@ -235,9 +227,8 @@ def parse_push_name(asked: str) -> HubName:
 def check_push(name: HubName, *, public: bool) -> None:
     """Checks, without changing anything on the Hub, that `push` is possible.
 
-    Raises:
-        InputError: if the token or the repository's visibility does not allow it.
-        FetchUnavailable: if the Hub cannot be reached.
+    Raises InputError if the token or the repository's visibility does not allow it, FetchUnavailable if the Hub cannot
+    be reached.
     """
     hub = hub_library()
     if is_offline():
@@ -256,14 +247,9 @@ def check_push(name: HubName, *, public: bool) -> None:
 def push(folder: Path, name: HubName, *, public: bool) -> tuple[str, HubName]:
     """Uploads an export as one commit; creates repository and branch if needed.
 
-    It removes the files of an earlier export, which `load_encoder` would read.
-
-    Returns:
-        The repository's URL, with its visibility, and its name at the new commit.
-
-    Raises:
-        InputError: if the Hub refuses the push; then nothing is committed.
-        FetchUnavailable: if the connection breaks.
+    It removes the files of an earlier export, which `load_encoder` would read. Returns the repository's URL, with its
+    visibility, and its name at the new commit. Raises InputError if the Hub refuses the push (then nothing is
+    committed), FetchUnavailable if the connection breaks.
     """
     hub = hub_library()
     again = f"the export is whole in {folder}, --force pushes it again"

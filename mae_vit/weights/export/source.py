@@ -128,8 +128,7 @@ class Written:
     def largest_difference(self, library: str) -> float:
         """Compares the outputs.
 
-        Raises:
-            InputError: if outputs have another shape, differ by more than `TOLERANCE`, or are not finite.
+        Raises InputError if outputs have another shape, differ by more than `TOLERANCE`, or are not finite.
         """
         differences = []
         for name, (ours, theirs) in self.outputs.items():
@@ -142,15 +141,10 @@ class Written:
 
 
 def load_for_export(asked: str, pool: Pool | None, *, norm_pix_loss: bool = False) -> ExportSource:
-    """Reads weights of any supported kind for an export.
+    """Reads weights of any supported kind for an export; a `pool` of None is the encoder's own.
 
-    Args:
-        asked: weights, as for `mae_vit.weights.read.read_weights`.
-        pool: pooling of the features; None for the encoder's own.
-        norm_pix_loss: whether an official file's decoder predicts normalized pixels.
-
-    Raises:
-        InputError: if there are no such weights, or if `pool` is set for a classifier, which has its own pooling.
+    `norm_pix_loss` says that an official file's decoder predicts normalized pixels. Raises InputError if there are no
+    such weights, or if `pool` is set for a classifier, which has its own pooling.
     """
     weights = read_weights(asked)
     head = _read_head(weights)
