@@ -56,11 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
-    """Parses the command line of any command except the jobs; `run` of the result runs it.
-
-    Raises:
-        InputError: for an invalid command line.
-    """
+    """Parses the command line of any command except the jobs, or raises InputError; `run` of the result runs it."""
     parser = _parser()
     arguments, rest = parser.parse_known_args(words)
     # argparse does not collect paths that have options between them.

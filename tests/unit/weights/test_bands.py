@@ -15,10 +15,9 @@ from mae_vit.models.encoder_file import EncoderInfo, encoder_bytes, read_info
 from mae_vit.models.encoders.base import adapt_patch_projection
 from mae_vit.models.encoders.vit import ViTEncoder
 from mae_vit.objectives.config import MAEConfig
-from mae_vit.weights.load import load_weights
-from mae_vit.weights.other_bands import fit_bands, fit_normalization
-from mae_vit.weights.read import read_weights
-from mae_vit.weights.start import Weights
+from mae_vit.weights.feature_encoder import fit_bands
+from mae_vit.weights.load import fit_normalization, load_weights
+from mae_vit.weights.read import Weights, read_weights
 
 FIVE = Bands(tuple("abcde"), "uint16", (0.0, 10.0, 20.0, 30.0, 40.0), (1000.0,) * 5, 7.0)
 OF_FIVE = {"in_chans": 5, "mean": (0.1, 0.2, 0.3, 0.4, 0.5), "std": (0.2, 0.3, 0.4, 0.5, 0.6), "bands": FIVE}
