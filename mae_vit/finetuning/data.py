@@ -145,7 +145,7 @@ class FinetuneData(TrainingData):
             channels=self.config.model.channels,
             augment=self.plain.augment,
             memory_limit_gib=section.memory_limit_gib,
-            masks=self.plain.has_masks,
+            masks=self.plain.source.has_masks,
         )
 
 
