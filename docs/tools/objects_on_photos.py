@@ -2,8 +2,8 @@
 
     python docs/tools/objects_on_photos.py OBJECTS PHOTOS OUT
 
-OBJECTS has a folder for each class of CIFAR-10 (the test images, which no encoder of ours was pretrained on); PHOTOS has
-folders `train` and `val` (or `test`) of photographs, such as Tiny ImageNet. OUT receives `images/`, `masks/` and
+OBJECTS has a folder for each class of CIFAR-10 (the test images, which no encoder of ours was pretrained on); PHOTOS
+has folders `train` and `val` (or `test`) of photographs, such as Tiny ImageNet. OUT receives `images/`, `masks/` and
 `classes.txt` for `mae-vit prepare OUT/images DATA --masks OUT/masks --mask-classes OUT/classes.txt`.
 
 Each image is a square cut of a photograph. An ellipse of 50 to 90 % of the side, turned by any angle, shows the middle
