@@ -222,17 +222,6 @@ def _cell(match: re.Match[str]) -> str:
 
 # Table: where its parts are, what a line has, the columns.
 PARTS = {
-    "contrast": (
-        "contrast.json encoders",
-        "`{name}` | {neighbors:.1%} | {few_shot_300[mean]:.1%} ± {few_shot_300[std]:.1%}"
-        " | {fine_tuned_5000[0]:.1%} | {fine_tuned_5000[1]:.1%}",
-        "encoder | neighbors | 300 labels of each class | fine-tuned, seed 0 | seed 1",
-    ),
-    "rankme": (
-        "rankme.json encoders",
-        "`{name}` | {rankme:.1f} | {feature_std:.2f} | {few_shot_top1:.2%} | {knn_top1:.2%}",
-        "encoder | RankMe | standard deviation | few-shot | neighbors",
-    ),
     "gpu-parity": ("gpu/parity.jsonl", "{key} | {largest_difference:.1e}", "losses | largest difference"),
     **{
         f"profile-{name.replace('_', '-')}": (
@@ -304,15 +293,7 @@ def pages() -> list[Path]:
 
 
 def fill(page: str, text: str) -> tuple[str, list[str]]:
-    """Puts the tables into a page.
-
-    Args:
-        page: its name.
-        text: what it holds.
-
-    Returns:
-        The page as it should be, and a line on each table that differs from its files or has no such name.
-    """
+    """Puts the tables into a page; adds a line on each that differs from its files or has no such name."""
     complaints = []
 
     def put(match: re.Match[str]) -> str:
