@@ -23,8 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mae_vit.config.batch import fit_batch
-from mae_vit.config.plan import Plan
+from mae_vit.config.plan import Plan, fit_batch
 from mae_vit.config.schema import Config
 from mae_vit.core.bands import Bands
 from mae_vit.core.batch import Batch
