@@ -20,8 +20,8 @@ from mae_vit.core.errors import Damage, InputError
 from mae_vit.core.files import replacing
 from mae_vit.core.messages import error_reason, nearest
 from mae_vit.core.urls import redact_url
-from mae_vit.data.remote.folder import RemoteFolder, fetch_index
-from mae_vit.data.remote.shards import RemoteShards
+from mae_vit.data.remote.cache import RemoteFolder, RemoteShards
+from mae_vit.data.remote.folder import fetch_index
 from mae_vit.data.shards.dataset_json import FILE_NAME, SOURCES, Dataset, Split, read_dataset
 from mae_vit.data.shards.index_files import (
     ROW,
