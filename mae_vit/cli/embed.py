@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from mae_vit.config.command_line import OneLineParser, add_plugin, as_path, as_path_text
-from mae_vit.core.errors import InputError
+from mae_vit.core.errors import EXIT_REQUEUE, InputError
 from mae_vit.core.messages import count_of, error_reason
-from mae_vit.runtime.exit_codes import EXIT_REQUEUE
 
 if TYPE_CHECKING:
     from mae_vit.weights.embed.embed import Outcome, Settings

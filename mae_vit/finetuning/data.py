@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from mae_vit.core.composites import find_bands
 from mae_vit.core.errors import InputError
+from mae_vit.core.image_rows import find_bands
 from mae_vit.core.keyed_rng import RngStream, derive_key
 from mae_vit.core.urls import redact_url
 from mae_vit.data.batches.augmented import AugmentedSource, open_source
@@ -145,7 +145,7 @@ class FinetuneData(TrainingData):
             channels=self.config.model.channels,
             augment=self.plain.augment,
             memory_limit_gib=section.memory_limit_gib,
-            masks=self.plain.has_masks,
+            masks=self.plain.source.has_masks,
         )
 
 

@@ -18,7 +18,7 @@ from mae_vit.objectives.objective import Task
 from mae_vit.training.checkpoints.checkpoint import CheckpointInfo
 from mae_vit.training.engines.precision import Chosen
 from mae_vit.training.engines.step_time import StepTime
-from mae_vit.training.optim.param_groups import LayerRate, layer_rates
+from mae_vit.training.optim import LayerRate, layer_rates
 from mae_vit.training.outputs.plan_text import describe_augment, describe_training, times
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.startup import describe_start

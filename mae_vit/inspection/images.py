@@ -16,8 +16,8 @@ from torch import Tensor
 
 from mae_vit.core.bands import RGB8, Bands
 from mae_vit.core.batch import Batch
-from mae_vit.core.composites import compose
 from mae_vit.core.errors import InputError
+from mae_vit.core.image_rows import compose
 from mae_vit.core.keyed_rng import RngStream, SampleKeys, derive_key
 from mae_vit.core.preprocessing import Preprocessing
 from mae_vit.core.urls import is_url, redact_url

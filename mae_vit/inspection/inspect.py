@@ -24,7 +24,7 @@ from mae_vit.inspection.views import all_views
 from mae_vit.objectives.objective import Objective
 from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.pages import image, render
-from mae_vit.training.checkpoints.format import STATE
+from mae_vit.training.checkpoints.checkpoint import STATE
 from mae_vit.weights.encoder import PretrainedEncoder, encoder_from_weights
 from mae_vit.weights.load import load_weights
 from mae_vit.weights.mae_decoder import read_decoder

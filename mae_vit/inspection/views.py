@@ -12,8 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from mae_vit.core.bands import Bands
-from mae_vit.core.composites import in_colors
-from mae_vit.core.image_rows import Picture, draw_rows
+from mae_vit.core.image_rows import Picture, draw_rows, in_colors
 from mae_vit.inspection.figures import (
     Table,
     View,

@@ -23,7 +23,7 @@ from mae_vit.models.encoders.base import Encoder, LoadReport, as_map, pool_token
 from mae_vit.models.encoders.vit import sincos_position_table, with_class_position
 from mae_vit.models.geometry import Geometry, ViTGeometry, nearest_size
 from mae_vit.models.sizes import SIZES, PatchInit, Pool
-from mae_vit.training.checkpoints.format import STATE, step_of
+from mae_vit.training.checkpoints.checkpoint import STATE, step_of
 from mae_vit.weights.feature_encoder import FeatureEncoder, ImageInput
 from mae_vit.weights.foreign import open_foreign, read_foreign
 from mae_vit.weights.load import check_complete, check_kind, load_weights

@@ -13,7 +13,7 @@ from mae_vit.models.encoders.base import Encoder
 from mae_vit.models.encoders.vit import sincos_position_table
 from mae_vit.objectives.config import MAEConfig
 from mae_vit.objectives.mae import MAE
-from mae_vit.training.checkpoints.format import STATE, read_description
+from mae_vit.training.checkpoints.checkpoint import STATE, read_description
 from mae_vit.weights.read import Weights
 
 # All decoders of the official MAE code have this width and this number of heads.

@@ -29,7 +29,7 @@ from mae_vit.models.encoder_file import read_metadata
 from mae_vit.models.encoders.vit import ViTEncoder
 from mae_vit.models.geometry import Geometry, geometry_from, timm_geometry
 from mae_vit.models.sizes import TIMM_PREFIX, Pool
-from mae_vit.training.checkpoints.format import (
+from mae_vit.training.checkpoints.checkpoint import (
     LABELS_SEEN,
     STATE,
     BrokenCheckpoint,

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mae_vit.config.encoders import ENCODERS, family_of
-from mae_vit.config.load import ConfigSource, ConfigValues
-from mae_vit.config.overrides import drop_alternatives
+from mae_vit.config.load import ConfigSource, ConfigValues, drop_alternatives
 from mae_vit.config.typed_yaml import parse_yaml
 from mae_vit.core.errors import InputError
 from mae_vit.core.hub import is_hub_name

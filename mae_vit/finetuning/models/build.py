@@ -22,8 +22,7 @@ from mae_vit.models.encoders.network import NetworkEncoder
 from mae_vit.models.encoders.vit import ViTEncoder
 from mae_vit.models.sizes import PatchInit
 from mae_vit.objectives.label_loss import LabelLoss
-from mae_vit.training.optim.optimizers import OptimizerOptions
-from mae_vit.training.optim.param_groups import EMBEDDINGS
+from mae_vit.training.optim import EMBEDDINGS, OptimizerOptions
 from mae_vit.weights.foreign import ForeignEncoder, ForeignWeights, open_foreign
 from mae_vit.weights.load import check_complete, load_weights
 from mae_vit.weights.names import is_frozen
