@@ -252,6 +252,11 @@ PARTS = {
         "{name} | {images_per_s:,.0f} | {ms_per_step:.1f} | {share_of_peak:.0%} | {peak_memory_gib:.1f} GiB",
         "ViT-B/16, MAE | images/s | ms a step | of the peak rate | memory",
     ),
+    "hardware": (
+        "hardware.json presets",
+        "`{name}` | {gflop:.3g} | {gb_12} | {gb_24} | {gb_40} | {gb_80} | {cpu} | {a10} | {a100} | {h100}",
+        "preset | GFLOP an image | 12 GB | 24 GB | 40 GB | 80 GB | two CPU cores | A10 | A100 | H100",
+    ),
     "engine": (
         "engine.json results",
         "{name} | {ms_over_bare[mean]:.1f} ({ms_over_bare[interval_95][0]:.1f} to {ms_over_bare[interval_95][1]:.1f})"
