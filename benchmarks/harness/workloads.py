@@ -36,7 +36,7 @@ from mae_vit.training.engines.state import BestWeights
 from mae_vit.training.engines.torch_engine import TorchEngine
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.run import run
-from mae_vit.training.run_setup import RunSetup
+from mae_vit.training.trainer import RunSetup
 
 TINY = ROOT / "configs" / "pretrain" / "mae_cifar_tiny.yaml"
 BASE = ROOT / "configs" / "pretrain" / "mae_base.yaml"

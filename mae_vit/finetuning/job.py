@@ -35,8 +35,7 @@ from mae_vit.finetuning.results.predict import Predictor
 from mae_vit.finetuning.results.results import ClassResults, Results
 from mae_vit.finetuning.setup import Setup, set_up
 from mae_vit.objectives.config import PAIRS
-from mae_vit.runtime.collectives import run_on_rank_zero
-from mae_vit.runtime.ranks import find_ranks
+from mae_vit.runtime.ranks import find_ranks, run_on_rank_zero
 from mae_vit.training.checkpoints.checkpoint import CheckpointInfo
 from mae_vit.training.checkpoints.resume import Identity
 from mae_vit.training.engines.base import Engine
@@ -48,7 +47,6 @@ from mae_vit.training.evals import HeldOut, OnlineProbe
 from mae_vit.training.outputs.plan_text import print_notes
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.run import run
-from mae_vit.training.run_setup import RunSetup
 from mae_vit.training.startup import (
     agree_on_precision,
     as_array_task,
@@ -59,6 +57,7 @@ from mae_vit.training.startup import (
     resume_or_start,
     settle_precision,
 )
+from mae_vit.training.trainer import RunSetup
 
 if TYPE_CHECKING:
     from mae_vit.finetuning.config.pretrained import Pretrained

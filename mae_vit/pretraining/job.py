@@ -22,7 +22,7 @@ from mae_vit.pretraining.data import Data
 from mae_vit.pretraining.plan_text import describe_plan
 from mae_vit.pretraining.setup import Setup, initialize, seen_labels, set_up
 from mae_vit.runtime.ranks import Ranks, find_ranks
-from mae_vit.training.checkpoints.format import COST_BEFORE, LABELS_SEEN
+from mae_vit.training.checkpoints.checkpoint import COST_BEFORE, LABELS_SEEN
 from mae_vit.training.checkpoints.resume import run_identity
 from mae_vit.training.engines.base import Engine
 from mae_vit.training.engines.build import build_engine
@@ -31,7 +31,6 @@ from mae_vit.training.evals import HeldOut, OnlineProbe, Views
 from mae_vit.training.outputs.plan_text import print_notes
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.run import run
-from mae_vit.training.run_setup import RunSetup
 from mae_vit.training.startup import (
     agree_on_precision,
     as_array_task,
@@ -41,6 +40,7 @@ from mae_vit.training.startup import (
     resume_or_start,
     settle_precision,
 )
+from mae_vit.training.trainer import RunSetup
 
 _NOTHING_HELD_OUT = (
     "{why}: no held-out metrics and no pictures (mae-vit prepare ... --holdout 0.05 sets some images aside)"
@@ -108,9 +108,9 @@ def _train(setup: Setup, arguments: Arguments, folder: RunFolder) -> None:
     if checkpoint is None:
         weights = initialize(objective, config, setup.info, say=ranks.rank == 0)
         if weights is not None:
-            from mae_vit.weights.encoder import cost_of_start  # slow import that few runs need
+            from mae_vit.weights.encoder import cost_of  # slow import that few runs need
 
-            begins_from, before = weights.source, asdict(cost_of_start(weights))
+            begins_from, before = weights.source, asdict(cost_of(weights))
         labels = seen_labels(config, setup.data, weights.labels if weights else None)
         seen = labels.model_dump() if labels else None
     else:
@@ -175,7 +175,7 @@ class Job:
         if self.config.monitor.inspect_every_epochs is None:
             return None
         # Imports matplotlib.
-        from mae_vit.inspection.in_training import draw_views
+        from mae_vit.inspection.views import draw_views
 
         return partial(draw_views, picture_bands=self.config.monitor.picture_bands)
 

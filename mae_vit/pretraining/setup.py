@@ -16,14 +16,13 @@ from mae_vit.objectives.objective import Objective
 from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.pretraining.data import Data, open_data
 from mae_vit.runtime.ranks import Ranks
-from mae_vit.training.engines.build import optimizer_options
-from mae_vit.training.engines.compiling import choose_compiling
+from mae_vit.training.engines.build import choose_compiling, optimizer_options
 from mae_vit.training.engines.cost import Estimate, estimate, kept_bytes
 from mae_vit.training.startup import choose_device
 from mae_vit.weights.seen_labels import SeenLabels
 
 if TYPE_CHECKING:
-    from mae_vit.weights.start import Weights
+    from mae_vit.weights.read import Weights
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
-from mae_vit.config.overrides import drop_alternatives
+from mae_vit.config.load import drop_alternatives
 from mae_vit.config.typed_yaml import write_value
 from mae_vit.finetuning.comparison.config import CompareConfig, EntrySection, Overrides
 from mae_vit.finetuning.config.modes import MODES, ModeName

@@ -15,8 +15,7 @@ from mae_vit.finetuning.data import FinetuneData
 from mae_vit.finetuning.results.predict import Predictor
 from mae_vit.models.attention import choose_attention
 from mae_vit.models.encoder_file import EncoderInfo, to_metadata
-from mae_vit.runtime.collectives import run_on_rank_zero
-from mae_vit.runtime.ranks import Ranks, share_weights
+from mae_vit.runtime.ranks import Ranks, run_on_rank_zero, share_weights
 from mae_vit.training.engines.state import BestWeights
 from mae_vit.training.outputs.run_folder import RunFolder
 

@@ -14,8 +14,7 @@ from torch import Tensor
 from mae_vit.core.batch import Batch
 from mae_vit.evaluation.metrics import Predictions
 from mae_vit.finetuning.models.classifiers import Classifier
-from mae_vit.runtime.collectives import sum_over_ranks
-from mae_vit.runtime.ranks import Ranks
+from mae_vit.runtime.ranks import Ranks, sum_over_ranks
 
 
 @dataclass(frozen=True)
