@@ -67,12 +67,9 @@ def table(head: str, rows: Iterable[Iterable[Any]]) -> str:
 
 
 def parts(source: str, line: str, head: str) -> str:
-    """A table with a line for each part of a JSON file.
+    """A table with a line for each part of a JSON file that has the values of the format string `line`.
 
-    Args:
-        source: the file, and the keys that lead to the parts.
-        line: a format string of a part's values and its `name`. Parts without these values have no line.
-        head: the columns.
+    `source` is the file, and the keys that lead to the parts.
     """
     file, *path = source.split()
     found = reduce(getitem, path, load(file))
@@ -290,11 +287,8 @@ TABLES: dict[str, Callable[[], str]] = {
 
 def pages() -> list[Path]:
     """The files that may have tables."""
-    return [
-        path
-        for glob in ("*.md", "docs/*.md", "docs/results/*/README.md", "benchmarks/README.md")
-        for path in sorted(ROOT.glob(glob))
-    ]
+    globs = ("*.md", "docs/*.md", "docs/results/*/README.md", "benchmarks/README.md")
+    return [path for glob in globs for path in sorted(ROOT.glob(glob))]
 
 
 def fill(page: str, text: str) -> tuple[str, list[str]]:

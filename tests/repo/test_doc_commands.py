@@ -107,7 +107,7 @@ def sandbox(colored, digits, tmp_path_factory):
     run = box / "runs" / "mae_base"
     config = str(ROOT / "configs" / "pretrain" / "mae_cifar_tiny.yaml")
     assert pretrain(["--config", config, *small, f"run.dir={run}"]) == 0
-    for name in ("mae_cifar_tiny", "mae_digits", "photos"):
+    for name in ("mae_cifar_tiny", "mae_digits", "mae_photos_64", "photos"):
         shutil.copytree(run, run.with_name(name))
     tuned = run.with_name("finetune_cifar_tiny-mae_cifar_tiny")
     few = [
@@ -123,7 +123,8 @@ def sandbox(colored, digits, tmp_path_factory):
         str(run),
     ]
     assert finetune([*config_of_tuned, *few, f"data.path={colored}", f"run.dir={tuned}"]) == 0
-    shutil.copytree(tuned, run.with_name("photos_finetuned"))
+    for name in ("photos_finetuned", "finetune_photos_64-mae_photos_64"):
+        shutil.copytree(tuned, run.with_name(name))
     for name in ("more_photos", "CIFAR-10-images"):
         (box / name).symlink_to(box / "photos")
     bands = [f"data.path={tiles}" if word.startswith("data.path") else word for word in small]
@@ -200,8 +201,8 @@ def of_container(words):
 def of_mae_vit(words):
     """Ours: as it stands, its outputs put where nothing is."""
     if words[1] in JOBS:
-        if words[1] == "pretrain":
-            shutil.rmtree("runs")  # those that others begin from: this one is new
+        if words[1] in ("pretrain", "compare"):
+            shutil.rmtree("runs")  # those that others begin from: these are new
         dry(JOBS[words[1]], words[2:])
     elif words[1] == "doctor":
         assert mae_vit(words[1:]) in (0, 1)  # of this machine
