@@ -21,10 +21,10 @@ from mae_vit.training.engines.cost import kept_bytes
 
 # Memory of a card in GB -> the largest micro-batch is to fit into this part of it, beside CUDA's context of a GiB.
 SIZES, USABLE, CONTEXT_GIB = (12, 24, 40, 80), 0.92, 1.0
-# Dense bf16 peak in TFLOP/s (data sheets).
-CARDS = {"A10": 125, "A100": 312, "H100": 989}
+# Dense bf16 peak in FLOP/s (data sheets).
+CARDS = {"a10": 125e12, "a100": 312e12, "h100": 989e12}
 # Width of the encoder -> the share of the peak that a compiled step reached on an H100 (docs/results/gpu/h100.md).
-# Narrower networks are limited by the launch of kernels, so their time does not follow from FLOPs.
+# Narrower networks are limited by the launch of kernels, so they have no such time.
 SHARES = {768: 0.28, 192: 0.11}
 # FLOP/s of two cores with AVX2 in fp32: 250 images/s of 0.2115 GFLOP (docs/results/step_avx2.json).
 CPU = 250 * 0.2115e9
@@ -68,10 +68,7 @@ def describe(workload: Workload) -> dict[str, Any]:
         "mib_an_image": round(per_image / 2**20, 2),
         **fitting,
         "cpu": _time_of_a_million(flops, CPU),
-        **{
-            card.lower(): _time_of_a_million(flops, peak * 1e12 * share) if share else ""
-            for card, peak in CARDS.items()
-        },
+        **({card: _time_of_a_million(flops, peak * share) for card, peak in CARDS.items()} if share else {}),
     }
 
 
