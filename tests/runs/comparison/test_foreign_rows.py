@@ -9,10 +9,9 @@ from helpers.comparison import TINY_MODEL
 from helpers.weights.foreign import write_backbone
 
 from mae_vit.core.errors import InputError
-from mae_vit.finetuning.comparison.checks import check
 from mae_vit.finetuning.comparison.config import CompareConfig
-from mae_vit.finetuning.comparison.inputs import Inputs
-from mae_vit.finetuning.comparison.plan import ComparisonPlan
+from mae_vit.finetuning.comparison.main import check
+from mae_vit.finetuning.comparison.plan import ComparisonPlan, Inputs
 from mae_vit.weights.names import FOREIGN_ORIGIN
 
 
