@@ -6,7 +6,7 @@ import torch
 
 from mae_vit.core.batch import Batch
 from mae_vit.core.keyed_rng import SampleKeys
-from mae_vit.finetuning.models.distillation import Distillation, DistilledViTClassifier
+from mae_vit.finetuning.models.classifiers import Distillation, DistilledViTClassifier
 from mae_vit.models.encoders.vit import ViTEncoder
 from mae_vit.objectives.label_loss import LabelLoss
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from mae_vit.core.bands import Bands
 from mae_vit.core.preprocessing import UNCHANGED
-from mae_vit.finetuning.results.final_weights import model_bytes, network_facts
+from mae_vit.finetuning.results import model_bytes, network_facts
 from mae_vit.models.encoder_file import read_metadata
 
 TWO = Bands(("red", "nir"), "uint16", (0.0, 10.0), (4000.0, 5000.0), nodata=0)
