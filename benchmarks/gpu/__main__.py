@@ -14,8 +14,7 @@ from importlib import import_module
 from pathlib import Path
 
 from mae_vit.config.command_line import OneLineParser
-from mae_vit.core.errors import InputError
-from mae_vit.runtime.exit_codes import EXIT_FAILED, EXIT_INPUT, EXIT_REQUEUE
+from mae_vit.core.errors import EXIT_FAILED, EXIT_INPUT, EXIT_REQUEUE, InputError
 from mae_vit.runtime.failures import print_error
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -125,7 +124,7 @@ def check_packages() -> None:
     names = [*re.findall(r'^    "([\w.-]+)>=', needed, re.MULTILINE), "transformers"]
     missing = [name for name, version in versions_of(names).items() if version == "not installed"]
     if missing:
-        without = "Without a network: docs/performance.md says how to bring wheels along"
+        without = "Without a network: benchmarks/README.md says how to bring wheels along"
         raise InputError(f"not installed here: {', '.join(missing)}. {without}")
 
 

@@ -16,9 +16,8 @@ import psutil
 import torch
 
 from mae_vit.config.command_line import OneLineParser
-from mae_vit.core.errors import InputError
+from mae_vit.core.errors import EXIT_INPUT, InputError
 from mae_vit.core.files import to_json, write_json
-from mae_vit.runtime.exit_codes import EXIT_INPUT
 from mae_vit.runtime.failures import print_error
 from mae_vit.training.engines.precision import choose_precision
 from mae_vit.training.outputs.environment import describe_environment

@@ -30,11 +30,12 @@ from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.checkpoints.resume import run_identity
 from mae_vit.training.engines.base import Engine, StepOptions
 from mae_vit.training.engines.build import optimizer_options
+from mae_vit.training.engines.cost import Estimate
 from mae_vit.training.engines.precision import Precision
 from mae_vit.training.engines.torch_engine import TorchEngine
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.run import run
-from mae_vit.training.run_setup import RunSetup
+from mae_vit.training.trainer import RunSetup
 
 TINY = ROOT / "configs" / "pretrain" / "mae_cifar_tiny.yaml"
 BASE = ROOT / "configs" / "pretrain" / "mae_base.yaml"
@@ -72,10 +73,15 @@ class Workload:
         return _CLASSES if self.config.objective.uses_labels else 0
 
     @property
+    def costs(self) -> Estimate:
+        """What a step costs."""
+        sizes = {"num_classes": self.num_classes, "batch_size_per_device": self.batch_size}
+        return estimate_costs(self.config, self.info, **sizes)
+
+    @property
     def flops_per_image(self) -> float:
         """Model FLOPs of a training step: 3 x forward, no recomputation."""
-        sizes = {"num_classes": self.num_classes, "batch_size_per_device": self.batch_size}
-        return estimate_costs(self.config, self.info, **sizes).flops_per_image
+        return self.costs.flops_per_image
 
     def device(self) -> torch.device:
         """The device, as a run finds it, with this many threads."""

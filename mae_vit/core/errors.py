@@ -1,10 +1,21 @@
-"""Exceptions that end as one readable line."""
+"""Exceptions that end as one readable line, and exit codes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+# A run failed, or a check found a problem.
+EXIT_FAILED = 1
+# Bad config, command line or input.
+EXIT_INPUT = 2
+# EX_TEMPFAIL of sysexits.h: run again. A signal stopped the run after a save, another rank is gone, or
+# remote data are unavailable.
+EXIT_REQUEUE = 75
+# Ctrl-C before there was anything to save, or a second Ctrl-C; the code that shells report.
+EXIT_INTERRUPTED = 130
+
 
 # A path may be long; no name is.
 _LONGEST_WORD = 1000

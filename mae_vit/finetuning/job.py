@@ -27,15 +27,13 @@ from mae_vit.finetuning.plan_text import (
 )
 from mae_vit.finetuning.setup import Setup, set_up
 from mae_vit.objectives.config import PAIRS
-from mae_vit.runtime.collectives import run_on_rank_zero
-from mae_vit.runtime.ranks import find_ranks
+from mae_vit.runtime.ranks import find_ranks, run_on_rank_zero
 from mae_vit.training.engines.build import build_engine
 from mae_vit.training.engines.precision import choose_precision
 from mae_vit.training.engines.step_time import time_steps
 from mae_vit.training.outputs.plan_text import print_notes
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.run import run
-from mae_vit.training.run_setup import RunSetup
 from mae_vit.training.startup import (
     as_array_task,
     begin,
@@ -44,6 +42,7 @@ from mae_vit.training.startup import (
     open_run_folder,
     settle_precision,
 )
+from mae_vit.training.trainer import RunSetup
 
 if TYPE_CHECKING:
     from mae_vit.finetuning.config.pretrained import Pretrained

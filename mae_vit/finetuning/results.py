@@ -32,12 +32,11 @@ from mae_vit.finetuning.models.segmenter import Segmenter
 from mae_vit.inspection.class_maps import draw_class_maps
 from mae_vit.models.attention import choose_attention
 from mae_vit.models.encoder_file import EncoderInfo, to_metadata
-from mae_vit.runtime.collectives import run_on_rank_zero, sum_over_ranks
-from mae_vit.runtime.ranks import Ranks, share_weights
+from mae_vit.runtime.ranks import Ranks, run_on_rank_zero, share_weights, sum_over_ranks
 from mae_vit.training.engines.state import BestWeights
 from mae_vit.training.outputs.run_folder import RunFolder
+from mae_vit.weights.names import origin_of
 from mae_vit.weights.seen_labels import SeenLabels
-from mae_vit.weights.start import origin_of
 
 # Prefixes of the network within the trained model.
 _HOLDERS = re.compile(r"^(encoder\.network|encoder|network)\.")

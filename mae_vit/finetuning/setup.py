@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mae_vit.config.batch import check_same_batch
 from mae_vit.config.command_line import Arguments
-from mae_vit.config.plan import Plan, check_grouping, make_plan
+from mae_vit.config.plan import Plan, check_grouping, check_same_batch, make_plan
 from mae_vit.core.bands import RGB8
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of
@@ -33,11 +32,11 @@ from mae_vit.finetuning.models.build import (
 from mae_vit.finetuning.models.classifier_file import ClassifierFile
 from mae_vit.finetuning.results import ClassResults, MaskResults, Predictor
 from mae_vit.models.encoder_file import EncoderInfo
-from mae_vit.models.load_report import LoadReport
+from mae_vit.models.encoders.base import LoadReport
 from mae_vit.objectives.config import PAIRS
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.training import startup
-from mae_vit.training.checkpoints.format import LABELS_SEEN
+from mae_vit.training.checkpoints.checkpoint import LABELS_SEEN
 from mae_vit.training.checkpoints.resume import Identity, run_identity
 from mae_vit.training.engines.base import Engine
 from mae_vit.training.engines.cost import Estimate, estimate
@@ -46,8 +45,8 @@ from mae_vit.training.evals import HeldOut, OnlineProbe
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.weights.foreign import ForeignWeights
 from mae_vit.weights.load import warn_normalization_differs
+from mae_vit.weights.read import Weights
 from mae_vit.weights.seen_labels import Overlap, SeenLabels, most_flattering
-from mae_vit.weights.start import Weights
 
 if TYPE_CHECKING:
     from mae_vit.finetuning.config.pretrained import Pretrained

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from mae_vit.config.schema import Config, MonitorSection
-from mae_vit.core.composites import find_bands
 from mae_vit.core.errors import InputError
+from mae_vit.core.image_rows import find_bands
 from mae_vit.core.keyed_rng import RngStream, derive_key
 from mae_vit.data.batches.augmented import AugmentedSource, open_source
 from mae_vit.data.batches.loader import FixedBatches

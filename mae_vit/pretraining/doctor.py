@@ -21,7 +21,7 @@ import torch
 
 from mae_vit.config.command_line import ResumeMode
 from mae_vit.config.load import load_config
-from mae_vit.core.errors import FetchUnavailable, InputError, damage_allowed
+from mae_vit.core.errors import EXIT_FAILED, FetchUnavailable, InputError, damage_allowed
 from mae_vit.core.files import nearest_existing
 from mae_vit.core.messages import count_of, error_reason
 from mae_vit.data.batches.sources import decode_sample
@@ -31,13 +31,10 @@ from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.pretraining.data import Data
 from mae_vit.pretraining.plan_text import describe_plan, order_warnings
 from mae_vit.pretraining.setup import Setup, initialize, least_kept, set_up
-from mae_vit.runtime.collectives import gather_objects
 from mae_vit.runtime.device import find_device, free_memory_gib
-from mae_vit.runtime.exit_codes import EXIT_FAILED
 from mae_vit.runtime.failures import run_to_exit_code
-from mae_vit.runtime.meeting import meet
-from mae_vit.runtime.process_group import join
-from mae_vit.runtime.ranks import Ranks, find_ranks
+from mae_vit.runtime.process_group import join, meet
+from mae_vit.runtime.ranks import Ranks, find_ranks, gather_objects
 from mae_vit.training.checkpoints.resume import run_identity
 from mae_vit.training.engines.precision import Chosen
 from mae_vit.training.outputs.environment import versions_of
@@ -205,7 +202,7 @@ def check_run(setup: Setup, folder: Path) -> list[Check]:
     least = costs.least_gib(**sharing, kept_bytes=least_kept(setup))
     height, width = setup.info.img_size
     batch_bytes = setup.plan.batch_size_per_device * setup.info.in_chans * height * width
-    batch_bytes *= setup.data.source.dtype.itemsize
+    batch_bytes *= setup.data.source.source.dtype.itemsize
     return [
         check_memory(least, costs.memory_gib(**sharing), ranks, setup.device),
         check_disk(folder, retention(setup.config, setup.plan, setup.costs)[1]),

@@ -12,14 +12,14 @@ from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.pretraining.plan_text import describe_plan
 from mae_vit.pretraining.setup import Setup, initialize, seen_labels, set_up
 from mae_vit.runtime.ranks import Ranks, find_ranks
-from mae_vit.training.checkpoints.format import COST_BEFORE, LABELS_SEEN
+from mae_vit.training.checkpoints.checkpoint import COST_BEFORE, LABELS_SEEN
 from mae_vit.training.checkpoints.resume import run_identity
 from mae_vit.training.engines.build import build_engine
 from mae_vit.training.outputs.plan_text import print_notes
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.run import run
-from mae_vit.training.run_setup import RunSetup
 from mae_vit.training.startup import as_array_task, begin, note_of_run_around, open_run_folder
+from mae_vit.training.trainer import RunSetup
 
 _NOTHING_HELD_OUT = (
     "{why}: no held-out metrics and no pictures (mae-vit prepare ... --holdout 0.05 sets some images aside)"
@@ -81,9 +81,9 @@ def _train(setup: Setup, arguments: Arguments, folder: RunFolder) -> None:
     if checkpoint is None:
         weights = initialize(objective, config, setup.info, say=say)
         if weights is not None:
-            from mae_vit.weights.encoder import cost_of_start  # slow import that few runs need
+            from mae_vit.weights.encoder import cost_of  # slow import that few runs need
 
-            begins_from, before = weights.source, asdict(cost_of_start(weights))
+            begins_from, before = weights.source, asdict(cost_of(weights))
         labels = seen_labels(config, setup.data, weights.labels if weights else None)
         seen = labels.model_dump() if labels else None
     else:

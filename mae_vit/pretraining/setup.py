@@ -21,8 +21,7 @@ from mae_vit.pretraining.data import Data, open_data
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.training import startup
 from mae_vit.training.engines.base import Engine
-from mae_vit.training.engines.build import optimizer_options
-from mae_vit.training.engines.compiling import choose_compiling
+from mae_vit.training.engines.build import choose_compiling, optimizer_options
 from mae_vit.training.engines.cost import Estimate, estimate, kept_bytes
 from mae_vit.training.engines.state import BestWeights
 from mae_vit.training.evals import HeldOut, OnlineProbe, Views
@@ -30,7 +29,7 @@ from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.weights.seen_labels import SeenLabels
 
 if TYPE_CHECKING:
-    from mae_vit.weights.start import Weights
+    from mae_vit.weights.read import Weights
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ class Setup(startup.Setup):
         if self.config.monitor.inspect_every_epochs is None:
             return None
         # Imports matplotlib.
-        from mae_vit.inspection.in_training import draw_views
+        from mae_vit.inspection.views import draw_views
 
         return partial(draw_views, picture_bands=self.config.monitor.picture_bands)
 

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import psutil
 
-from mae_vit.runtime.exit_codes import EXIT_INTERRUPTED, EXIT_REQUEUE
+from mae_vit.core.errors import EXIT_INTERRUPTED, EXIT_REQUEUE
 
 # Programs (or Python modules) whose death stops their ranks. Not shells and terminals, whose end must
 # not end a run.

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from mae_vit.config.plan import Due
 from mae_vit.core.batch import Batch
-from mae_vit.core.composites import in_colors
-from mae_vit.core.image_rows import Picture
+from mae_vit.core.image_rows import Picture, in_colors
 from mae_vit.evaluation.feature_rank import feature_metrics, feature_sums
 from mae_vit.evaluation.few_shot import least_squares_scores
 from mae_vit.evaluation.knn import knn_scores

@@ -11,23 +11,24 @@ from mae_vit.config.load import dump_config
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import error_reason
 from mae_vit.core.urls import redact_url
-from mae_vit.runtime.collectives import barrier, broadcast_from_rank_zero, run_on_rank_zero
 from mae_vit.runtime.failures import LostRank, RunInterrupted, TrainingFailed, is_lost_rank
+from mae_vit.runtime.ranks import barrier, broadcast_from_rank_zero, run_on_rank_zero
 from mae_vit.runtime.signals import StopRequest
 from mae_vit.runtime.watchdog import Watchdog
-from mae_vit.training.checkpoints.checkpoint import CheckpointInfo
-from mae_vit.training.checkpoints.format import BrokenCheckpoint, list_checkpoints, step_of
+from mae_vit.training.checkpoints.checkpoint import (
+    BrokenCheckpoint,
+    CheckpointInfo,
+    list_checkpoints,
+    step_of,
+)
 from mae_vit.training.checkpoints.saver import Saver
 from mae_vit.training.engines.state import LossHistory
 from mae_vit.training.evals import Evals
 from mae_vit.training.outputs.environment import describe_environment
 from mae_vit.training.outputs.run_outputs import RunOutputs
-from mae_vit.training.recovery.quarantine import Quarantine
-from mae_vit.training.recovery.recovery import Recovery
-from mae_vit.training.recovery.rollback import Rollback
-from mae_vit.training.run_setup import Job, RunSetup
+from mae_vit.training.recovery import Quarantine, Recovery, Rollback
 from mae_vit.training.startup import run_folder_locked
-from mae_vit.training.trainer import Outcome, Trainer, restore
+from mae_vit.training.trainer import Job, Outcome, RunSetup, Trainer, restore
 
 _MEND = "Mend the shards (see `mae-vit check {data}`) or raise the budget; the same command resumes"
 

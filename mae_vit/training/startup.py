@@ -22,17 +22,15 @@ from mae_vit.data.batches.prefetch import fetch_split
 from mae_vit.data.order.order import Skipped
 from mae_vit.data.training_data import TrainingData
 from mae_vit.models.sizes import SIZES
-from mae_vit.runtime.collectives import broadcast_from_rank_zero, gather_objects, run_on_rank_zero
 from mae_vit.runtime.device import find_device
-from mae_vit.runtime.ranks import Ranks
+from mae_vit.runtime.ranks import Ranks, broadcast_from_rank_zero, gather_objects, run_on_rank_zero
 from mae_vit.runtime.slurm import is_requeued_run
-from mae_vit.training.checkpoints.checkpoint import CheckpointInfo
-from mae_vit.training.checkpoints.format import list_checkpoints
+from mae_vit.training.checkpoints.checkpoint import CheckpointInfo, list_checkpoints
 from mae_vit.training.checkpoints.resume import PRECISION, Identity, find_checkpoint, set_aside
 from mae_vit.training.engines.build import enable_determinism, init_process_group
 from mae_vit.training.engines.precision import Chosen, Precision, choose_precision, fixed
 from mae_vit.training.outputs.run_folder import RunFolder
-from mae_vit.training.outputs.trackers.registry import check_installed
+from mae_vit.training.outputs.trackers import check_installed
 
 C = TypeVar("C", bound=Config)
 S = TypeVar("S", bound="Setup")

@@ -3,31 +3,127 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
+from mae_vit.config.plan import Plan
+from mae_vit.config.schema import Config
 from mae_vit.core.batch import Batch
 from mae_vit.core.keyed_rng import noise_seed
+from mae_vit.data.order.order import Skipped
 from mae_vit.runtime.failures import BadStep, TrainingFailed
 from mae_vit.runtime.signals import StopRequest
 from mae_vit.runtime.watchdog import Watchdog
-from mae_vit.training.checkpoints.checkpoint import CheckpointInfo, load_together
-from mae_vit.training.checkpoints.format import BrokenCheckpoint
+from mae_vit.training.checkpoints.checkpoint import BrokenCheckpoint, CheckpointInfo, load_together
+from mae_vit.training.checkpoints.resume import Identity
 from mae_vit.training.checkpoints.saver import Saver
-from mae_vit.training.copying import Copier
 from mae_vit.training.engines.base import Engine
-from mae_vit.training.engines.cost import peak_flops
+from mae_vit.training.engines.cost import Estimate, peak_flops
 from mae_vit.training.engines.state import BestWeights
-from mae_vit.training.evals import Evals
-from mae_vit.training.optim.lr_schedule import lr_at
+from mae_vit.training.evals import Evals, HeldOut, OnlineProbe, Views
+from mae_vit.training.optim import lr_at
+from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.outputs.run_outputs import RunOutputs, peak_memory_gib
-from mae_vit.training.recovery.recovery import Recovery
-from mae_vit.training.run_setup import Job, RunSetup
+from mae_vit.training.recovery import Recovery
 from mae_vit.training.step_report import ReportReader, StepReport, StepTimer, StepValues, finite_or_none
+
+
+class Copier:
+    """Copies batches to the device; to a GPU on a separate stream.
+
+    The loop requests the next batch while the GPU still computes. On a separate stream the copy
+    overlaps with the computation instead of delaying the next step.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        """Opens the stream."""
+        self._device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def __call__(self, batch: Batch) -> Batch:
+        """Starts the copies without blocking; later kernels wait for them on the GPU."""
+        if self._stream is None:
+            return batch.to(self._device)
+        with torch.cuda.stream(self._stream):
+            copied = batch.to(self._device)
+        computing = torch.cuda.current_stream(self._device)
+        computing.wait_stream(self._stream)
+        for tensor in (copied.images, copied.labels, copied.keys.index, copied.masks):
+            # Otherwise the next copy could reuse memory that the host has freed and the GPU still reads.
+            if tensor is not None:
+                tensor.record_stream(computing)
+        return copied
+
+
+@dataclass(frozen=True)
+class RunSetup:
+    """The parts of a run, checked and built.
+
+    Attributes:
+        config: config of the run.
+        plan: the config's derived values, such as `total_steps`.
+        engine: computes the steps.
+        folder: receives all output.
+        identity: values that must not change when the run resumes.
+        costs: FLOPs and memory of a step.
+        noisy: whether layers draw noise (dropout, drop-path).
+        selects: held-out metric that chooses the best weights; None for the last weights.
+        begins_from: description of the initial weights, for the log.
+        advice: line to print if no images are held out.
+        plan_text: content of `plan.txt`; empty for none.
+    """
+
+    config: Config
+    plan: Plan
+    engine: Engine
+    folder: RunFolder
+    identity: Identity
+    costs: Estimate
+    noisy: bool
+    selects: str | None = None
+    begins_from: str = "scratch"
+    advice: str = ""
+    plan_text: str = ""
+
+    def summary_facts(self) -> dict[str, Any]:
+        """Returns the summary entries that a comparison reads, and notes on departures from the config."""
+        return {
+            "parameters": self.costs.parameters,
+            "epochs": self.plan.total_steps / self.plan.steps_per_epoch,
+            "flops_per_step": self.costs.flops_per_image * self.plan.effective_batch_size,
+            **({"notes": list(self.plan.notes)} if self.plan.notes else {}),
+        }
+
+
+class Job(Protocol):
+    """The job-specific parts of a run: data, evaluation, outputs. All ranks call every method."""
+
+    def batches(self, start_step: int, skipped: Skipped) -> Iterator[Batch]:
+        """Yields this rank's micro-batches from `start_step` to the end of the run."""
+
+    def samples_of(self, data_step: int) -> list[dict[str, Any]]:
+        """Describes the samples of a data step over all ranks."""
+
+    def held_out(self) -> HeldOut | None:
+        """Returns the held-out images; None without any."""
+
+    def probe(self) -> OnlineProbe | None:
+        """Returns the online probe; None without one."""
+
+    def views(self) -> Views | None:
+        """Returns the function that draws views of the encoder; None if none are due."""
+
+    def finish(
+        self, engine: Engine, folder: RunFolder, step: int, best: BestWeights | None
+    ) -> tuple[dict[str, Any], Callable[[], None], list[str]]:
+        """Returns entries of the summary, a function that writes result files, and lines to print about them.
+
+        Only rank 0 calls the function. It is not collective, so an error on a full disk leaves no rank waiting.
+        """
 
 
 @dataclass(frozen=True)

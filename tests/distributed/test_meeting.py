@@ -11,8 +11,8 @@ import pytest
 from helpers.commands import ROOT
 
 from mae_vit.core.errors import InputError
-from mae_vit.runtime import meeting
-from mae_vit.runtime.meeting import meet
+from mae_vit.runtime import process_group as meeting
+from mae_vit.runtime.process_group import meet
 from mae_vit.runtime.ranks import Ranks, find_ranks, free_port
 
 REMEDY = "RANK and WORLD_SIZE are set: unset them to run one process"
@@ -82,7 +82,7 @@ def test_a_port_that_is_none(address, monkeypatch):
 
 _RANK_1 = """
 from datetime import timedelta
-from mae_vit.runtime.meeting import meet
+from mae_vit.runtime.process_group import meet
 from mae_vit.runtime.ranks import find_ranks
 store = meet(find_ranks(), timeout=timedelta(seconds=100))
 store.set("said", "by rank 1")

@@ -188,7 +188,7 @@ import time
 from datetime import timedelta
 import torch
 from mae_vit.runtime import process_group as joining
-from mae_vit.runtime.meeting import meet
+from mae_vit.runtime.process_group import meet
 from mae_vit.runtime.ranks import find_ranks
 from mae_vit.runtime.watchdog import Watchdog
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from distributed.launch import Run
 
-from mae_vit.training.checkpoints.format import list_checkpoints, step_of
+from mae_vit.training.checkpoints.checkpoint import list_checkpoints, step_of
 
 SCRIPT = str(Path(__file__).with_name("workers") / "pretrain_with_other_clocks.py")
 ARGUMENTS = [

@@ -28,10 +28,9 @@ from mae_vit.runtime.watchdog import Watchdog
 from mae_vit.training.engines.base import Engine, StepOptions
 from mae_vit.training.engines.state import LossHistory
 from mae_vit.training.engines.torch_engine import TorchEngine
-from mae_vit.training.optim.optimizers import OptimizerOptions
-from mae_vit.training.recovery.recovery import Recovery
-from mae_vit.training.run_setup import RunSetup
-from mae_vit.training.trainer import Trainer
+from mae_vit.training.optim import OptimizerOptions
+from mae_vit.training.recovery import Recovery
+from mae_vit.training.trainer import RunSetup, Trainer
 
 OPTIONS = {
     "mae": {"decoder_embed_dim": 16, "decoder_depth": 1, "decoder_num_heads": 2},

@@ -15,8 +15,9 @@ from mae_vit.config.typed_yaml import KeysOf, PathText, write_value
 from mae_vit.core.messages import nearest
 from mae_vit.finetuning.config.modes import MODES, ModeName
 from mae_vit.finetuning.config.schema import FinetuneConfig
+from mae_vit.models.sizes import TIMM_PREFIX
 from mae_vit.objectives.pretrain_config import PretrainConfig
-from mae_vit.weights.names import is_frozen
+from mae_vit.weights.names import FROZEN_PREFIX, is_frozen
 
 # Labels per class; "all" takes every label.
 Labels = int | Literal["all"]
@@ -26,6 +27,8 @@ FinetuneOverrides = Annotated[Overrides, KeysOf(FinetuneConfig)]
 TUNED_BY = {name: f"val_{mode.metric}" for name, mode in MODES.items() if mode.trains == "all"}
 # A third-party encoder brings these itself: the comparison's shared values are for ours.
 _OF_THE_ENCODER = ("model.", "finetune.pool", "data.normalize")
+# `start` of rows that are left out unless the comparison's key of that name is given.
+PUBLISHED = "published"
 # Keys that the plan sets itself -> the key of the comparison that determines the value.
 _OWN_KEYS = {
     "run.name": "run.name",
@@ -83,7 +86,7 @@ class EntrySection(Section):
         name: its name in the report.
         config: its fine-tuning config; a relative path starts at the comparison's file.
         start: the pretrained weights: a name in `pretrain`, or a value of `finetune/run.py --ckpt`; null for
-            scratch.
+            scratch. "published" takes the comparison's key of that name; without it the row is left out.
         set: overrides of the config; they win over the comparison's `set`.
         tune: settings to choose from. They replace the comparison's, and must be as many.
         modes: modes of this row, in place of the comparison's.
@@ -114,6 +117,7 @@ class CompareConfig(Section):
         data: the images for fine-tuning and testing.
         set: overrides of every row's config, such as epochs and augmentation.
         pretrain: pretraining runs by name.
+        published: an encoder trained by others, such as `timm:NAME`, for the rows that begin from "published".
         entries: the rows of the table.
         reference: name of the row with which the others are compared.
         labels_per_class: numbers of labels; a smaller set is part of every larger one.
@@ -132,6 +136,7 @@ class CompareConfig(Section):
     data: DataSection
     set: FinetuneOverrides = Field(default_factory=dict)
     pretrain: dict[str, PretrainSection] = Field(default_factory=dict)
+    published: PathText | None = None
     entries: list[EntrySection] = Field(min_length=1)
     reference: str
     labels_per_class: list[Labels] = Field(default=["all"], min_length=1)
@@ -168,6 +173,22 @@ class CompareConfig(Section):
             if (not dotted or section in keys[place]) and (near := meant(schema, {}, path)):
                 return f"{place}.{near[0]}"
         return ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _place_published(cls, raw: Any) -> Any:
+        entries = raw.get("entries") if isinstance(raw, dict) else None
+        if not isinstance(entries, list):
+            return raw
+        encoder = raw.get(PUBLISHED)
+        if isinstance(encoder, str) and encoder.startswith(TIMM_PREFIX):
+            # Rows of other encoders are only scored.
+            encoder = FROZEN_PREFIX + encoder
+        rows = [row for row in entries if isinstance(row, dict) and row.get("start") == PUBLISHED]
+        if encoder is not None and not rows:
+            raise ValueError(f'{PUBLISHED} has no effect: no entry has "start: {PUBLISHED}"')
+        placed = [{**row, "start": encoder} if row in rows else row for row in entries]
+        return {**raw, "entries": placed if encoder else [row for row in entries if row not in rows]}
 
     @model_validator(mode="after")
     def _check(self) -> CompareConfig:

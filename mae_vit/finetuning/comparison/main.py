@@ -38,7 +38,7 @@ from mae_vit.finetuning.comparison.spec import RunSpec
 from mae_vit.finetuning.config.modes import ModeName
 from mae_vit.finetuning.config.pretrained import WeightsOverrides
 from mae_vit.finetuning.config.schema import FinetuneConfig
-from mae_vit.models.encoder_cost import cost_of_weights
+from mae_vit.models.encoder_file import cost_of_weights
 from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.runtime.device import choose_device
 from mae_vit.runtime.failures import RunInterrupted, TrainingFailed

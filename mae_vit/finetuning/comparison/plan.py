@@ -14,7 +14,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from mae_vit.config.overrides import drop_alternatives
+from mae_vit.config.load import drop_alternatives
 from mae_vit.config.presets import find_preset
 from mae_vit.core.errors import InputError
 from mae_vit.core.urls import redact_url
@@ -35,10 +35,9 @@ from mae_vit.finetuning.comparison.spec import FINETUNE, PRETRAIN, Choice, RunSp
 from mae_vit.finetuning.config.modes import MODES, ModeName
 from mae_vit.finetuning.config.pretrained import WITH_START, read_values
 from mae_vit.finetuning.config.recipes import TEST_SPLITS
-from mae_vit.models.encoder_cost import Cost, cost_of_weights
+from mae_vit.models.encoder_file import Cost, cost_of_weights
 from mae_vit.training.checkpoints.resume import FREE_KEYS
-from mae_vit.weights.names import is_frozen
-from mae_vit.weights.start import split_frozen, split_network
+from mae_vit.weights.names import is_frozen, split_frozen, split_network
 
 # Options that name weights; their content counts, as that of --ckpt does.
 _WEIGHTS_OPTIONS = ("finetune.teacher", "model.init")

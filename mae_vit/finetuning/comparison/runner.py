@@ -21,10 +21,9 @@ import torch
 from filelock import FileLock
 from tqdm import tqdm
 
-from mae_vit.core.errors import InputError
+from mae_vit.core.errors import EXIT_INTERRUPTED, EXIT_REQUEUE, InputError
 from mae_vit.finetuning.comparison.spec import RunSpec
 from mae_vit.runtime.cores import cores_of_rank
-from mae_vit.runtime.exit_codes import EXIT_INTERRUPTED, EXIT_REQUEUE
 from mae_vit.runtime.signals import STOP_SIGNALS, blocked, exit_with_parent, without_main
 from mae_vit.training.engines.precision import AUTO_PRECISION, Precision
 from mae_vit.training.outputs.run_folder import RUN_ID

@@ -7,8 +7,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from mae_vit.config.data import DataSection
-from mae_vit.config.optim import OptimSection
-from mae_vit.config.schema import Config, MonitorSection
+from mae_vit.config.schema import Config, MonitorSection, OptimSection
 from mae_vit.config.section import Options, Section
 from mae_vit.config.typed_yaml import PathText
 from mae_vit.finetuning.config.modes import MODES, Mode, ModeName, unused_options

@@ -31,9 +31,8 @@ from mae_vit.finetuning.plan_text import describe_test
 from mae_vit.finetuning.results import Predictor, as_predictions, compare_with_test, network_facts
 from mae_vit.finetuning.setup import Setup
 from mae_vit.models.encoder_file import to_metadata
-from mae_vit.training.optim.lr_schedule import lr_at
-from mae_vit.training.optim.optimizers import make_optimizer
-from mae_vit.weights.start import origin_of
+from mae_vit.training.optim import lr_at, make_optimizer
+from mae_vit.weights.names import origin_of
 
 # Official MAE code, main_linprobe.py.
 _EPS = 1e-6

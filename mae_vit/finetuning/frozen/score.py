@@ -29,8 +29,7 @@ from mae_vit.finetuning.frozen.linear_probe import (
 )
 from mae_vit.finetuning.results import Predictor, run_facts, write_predictions
 from mae_vit.finetuning.setup import Setup
-from mae_vit.runtime.collectives import barrier, gather_objects, run_on_rank_zero
-from mae_vit.runtime.ranks import Ranks
+from mae_vit.runtime.ranks import Ranks, barrier, gather_objects, run_on_rank_zero
 from mae_vit.runtime.signals import exit_on_signal
 from mae_vit.runtime.slurm import mark_slurm_progress
 from mae_vit.training.checkpoints.resume import Identity, check_identity, run_identity
@@ -39,7 +38,7 @@ from mae_vit.training.outputs.environment import describe_environment
 from mae_vit.training.outputs.plan_text import print_notes
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.startup import resume_or_start, run_folder_locked, settle
-from mae_vit.weights.start import origin_of
+from mae_vit.weights.names import origin_of
 
 WEIGHTS = "linear.safetensors"
 

@@ -18,7 +18,7 @@ from mae_vit.evaluation.segmentation import count_overlaps, mean_iou
 from mae_vit.inspection.class_maps import tinted
 from mae_vit.models.encoders.base import Encoder, as_map
 from mae_vit.objectives.objective import ObjectiveOutput, Task
-from mae_vit.weights.foreign_encoder import ForeignEncoder
+from mae_vit.weights.foreign import ForeignEncoder
 
 # Width of the light head: that of the map divided by this, and at least this many channels.
 _HEAD_FRACTION, _HEAD_LEAST = 4, 64

@@ -15,8 +15,15 @@ from mae_vit.config.command_line import ResumeMode
 from mae_vit.config.plugins import plugin_digests
 from mae_vit.config.schema import Config
 from mae_vit.core.errors import InputError
-from mae_vit.training.checkpoints.checkpoint import CheckpointInfo, newest_checkpoint, verify_checkpoint
-from mae_vit.training.checkpoints.format import HISTORY, STATE, BrokenCheckpoint, list_checkpoints
+from mae_vit.training.checkpoints.checkpoint import (
+    HISTORY,
+    STATE,
+    BrokenCheckpoint,
+    CheckpointInfo,
+    list_checkpoints,
+    newest_checkpoint,
+    verify_checkpoint,
+)
 from mae_vit.training.outputs.run_folder import RunFolder
 
 # These sections and options may change when a run resumes. A change to any other is an error that names it.

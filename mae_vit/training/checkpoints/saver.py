@@ -13,8 +13,8 @@ from typing import Any
 
 from mae_vit.config.schema import CheckpointSection
 from mae_vit.core.messages import error_reason
-from mae_vit.runtime.collectives import broadcast_from_rank_zero
 from mae_vit.runtime.failures import BadStep, TrainingFailed
+from mae_vit.runtime.ranks import broadcast_from_rank_zero
 from mae_vit.runtime.slurm import mark_slurm_progress
 from mae_vit.training.checkpoints.checkpoint import prune_checkpoints, save_checkpoint
 from mae_vit.training.engines.base import Engine

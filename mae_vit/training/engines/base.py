@@ -1,7 +1,7 @@
 """The interface of engines: how an optimizer step is computed.
 
 With bf16 and fp16, parameters stay fp32 and the forward pass runs under autocast, as in the
-official MAE code. Our own autocast and loss scale (`mae_vit.training.optim.loss_scale.LossScale`)
+official MAE code. Our own autocast and loss scale (`mae_vit.training.engines.state.LossScale`)
 make both engines compute the same values and reduce gradients in fp32. (DeepSpeed's own
 `torch_autocast` section would reduce them in bf16.)
 """
@@ -24,15 +24,19 @@ from mae_vit.core.batch import Batch
 from mae_vit.core.errors import InputError
 from mae_vit.models.attention import choose_attention
 from mae_vit.objectives.objective import ObjectiveOutput, Task
-from mae_vit.runtime.collectives import sum_over_ranks
 from mae_vit.runtime.process_group import leave
-from mae_vit.runtime.ranks import Ranks
-from mae_vit.training.engines.ema import EMA
+from mae_vit.runtime.ranks import Ranks, sum_over_ranks
 from mae_vit.training.engines.precision import Autocast, Precision
-from mae_vit.training.engines.staging import Staging
-from mae_vit.training.engines.state import TrainState, persistent_buffers, restore_slots, slot_tensors
-from mae_vit.training.optim.loss_scale import LossScale
-from mae_vit.training.optim.optimizers import OptimizerOptions
+from mae_vit.training.engines.state import (
+    EMA,
+    LossScale,
+    Staging,
+    TrainState,
+    persistent_buffers,
+    restore_slots,
+    slot_tensors,
+)
+from mae_vit.training.optim import OptimizerOptions
 
 NamedTensors = Iterable[tuple[str, Tensor]]
 
@@ -51,7 +55,7 @@ class StepOptions:
         zero_keeps_whole_below: ZeRO 3 does not shard parameters with fewer elements (DeepSpeed's default).
         compile: apply torch.compile to the objective. This takes a minute; on a CPU it needs a C++ compiler.
         activation_checkpointing: recompute each block's activations in the backward pass.
-        ema_decay: decay of the moving average of the weights (`mae_vit.training.engines.ema`); None for no average.
+        ema_decay: decay of the moving average of the weights (`mae_vit.training.engines.state`); None for no average.
     """
 
     optimizer: OptimizerOptions

@@ -35,7 +35,7 @@ from mae_vit.runtime.signals import PLACE_ON_NODE
 from mae_vit.training.engines.base import Engine, StepOptions, StepResult
 from mae_vit.training.engines.cost import ZERO_BUCKET
 from mae_vit.training.engines.state import TrainState
-from mae_vit.training.optim.optimizers import make_optimizer
+from mae_vit.training.optim import make_optimizer
 
 
 def _use_process_group(device: torch.device) -> None:

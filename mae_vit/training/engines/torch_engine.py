@@ -13,7 +13,7 @@ from mae_vit.objectives.objective import ObjectiveOutput, Task
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.engines.base import Engine, StepOptions, StepResult
 from mae_vit.training.engines.state import TrainState, persistent_buffers
-from mae_vit.training.optim.optimizers import make_optimizer
+from mae_vit.training.optim import make_optimizer
 
 # The engine averages the layers' statistics itself, after each step. torch 2.15 renamed the option.
 _NO_SYNC_OF_BUFFERS = (

@@ -18,12 +18,10 @@ from mae_vit.config.plan import Plan
 from mae_vit.config.schema import Config
 from mae_vit.core.image_rows import Picture, draw_rows
 from mae_vit.core.messages import error_reason, format_duration, format_rate
-from mae_vit.runtime.collectives import run_on_rank_zero
 from mae_vit.runtime.failures import BadStep
-from mae_vit.runtime.ranks import Ranks
+from mae_vit.runtime.ranks import Ranks, run_on_rank_zero
 from mae_vit.training.outputs.run_folder import RunFolder, Status
-from mae_vit.training.outputs.trackers.base import shown_scalars
-from mae_vit.training.outputs.trackers.registry import RunTrackers, open_trackers
+from mae_vit.training.outputs.trackers import RunTrackers, open_trackers, shown_scalars
 
 _PROBE_AT_START = "probe_at_start"
 

@@ -25,7 +25,7 @@ def fail(*_: object) -> None:
 
 
 def find_broken(path: Path) -> None:
-    from mae_vit.training.checkpoints.format import BrokenCheckpoint
+    from mae_vit.training.checkpoints.checkpoint import BrokenCheckpoint
 
     raise BrokenCheckpoint(f"{path}: not there yet")
 

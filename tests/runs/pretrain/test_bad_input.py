@@ -11,12 +11,12 @@ from helpers.commands import ROOT, one_line
 from PIL import Image
 from sklearn.datasets import load_digits
 
+from mae_vit.core.errors import EXIT_FAILED, EXIT_INPUT
 from mae_vit.data.prepare.prepare import prepare
 from mae_vit.data.prepare.sources.downloads import DATASETS
 from mae_vit.data.prepare.sources.find import find_images
 from mae_vit.data.shards.dataset_json import BUILT_IN
 from mae_vit.pretraining.command import main
-from mae_vit.runtime.exit_codes import EXIT_FAILED, EXIT_INPUT
 
 # A config that is accepted by mistake would train on.
 pytestmark = pytest.mark.timeout(30)

@@ -14,7 +14,7 @@ from mae_vit.runtime.failures import BadStep
 from mae_vit.training.checkpoints.checkpoint import list_checkpoints, load_checkpoint
 from mae_vit.training.engines.state import LossHistory
 from mae_vit.training.engines.torch_engine import TorchEngine
-from mae_vit.training.recovery.guard import Guard
+from mae_vit.training.recovery import Guard
 
 BATCH = 128  # of mae_digits
 LENGTH = ["train.steps=12", "checkpoint.every_steps=4", "checkpoint.keep_last=9", "guard.skip_steps=2"]

@@ -14,14 +14,13 @@ from PIL import Image
 from mae_vit.core.errors import Damage
 from mae_vit.data import training_data
 from mae_vit.data.index import open_index
-from mae_vit.data.prepare.bands.options import BandOptions
+from mae_vit.data.prepare.bands import BandOptions
 from mae_vit.data.prepare.convert import Conversion
 from mae_vit.data.prepare.prepare import prepare
 from mae_vit.data.prepare.sources.find import find_images
 from mae_vit.runtime.ranks import Ranks
-from mae_vit.training.checkpoints.checkpoint import list_checkpoints
-from mae_vit.training.checkpoints.format import step_of
-from mae_vit.training.recovery.quarantine import Quarantine
+from mae_vit.training.checkpoints.checkpoint import list_checkpoints, step_of
+from mae_vit.training.recovery import Quarantine
 
 # 1 % of 1,497 samples, in five ways.
 BAD = {57 + 99 * number: list(WAYS)[number % 5] for number in range(15)}

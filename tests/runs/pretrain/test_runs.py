@@ -17,7 +17,7 @@ from mae_vit.pretraining.setup import set_up
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.checkpoints.checkpoint import list_checkpoints, load_checkpoint
 from mae_vit.training.engines.precision import AUTO_PRECISION, Chosen
-from mae_vit.training.optim.loss_scale import LossScale
+from mae_vit.training.engines.state import LossScale
 from mae_vit.training.startup import open_run_folder
 
 # The encoder of the unchanged config, made once, then those of each change.

@@ -5,8 +5,7 @@ from helpers.commands import one_line
 
 from mae_vit.config.schema import CheckpointSection
 from mae_vit.runtime.ranks import Ranks
-from mae_vit.training.checkpoints.checkpoint import load_checkpoint
-from mae_vit.training.checkpoints.format import list_checkpoints, step_of
+from mae_vit.training.checkpoints.checkpoint import list_checkpoints, load_checkpoint, step_of
 from mae_vit.training.checkpoints.saver import Saver
 from mae_vit.training.engines.torch_engine import TorchEngine
 

@@ -11,8 +11,7 @@ import pytest
 from helpers.commands import ROOT, SMALL_PRETRAIN, lines_of
 from helpers.trackers import stored_by_mlflow, wandb_ids
 
-from mae_vit.training.outputs.trackers.mlflow import MlflowTracker
-from mae_vit.training.outputs.trackers.wandb import WandbTracker
+from mae_vit.training.outputs.trackers import MlflowTracker, WandbTracker
 
 _SECRET = "0123456789abcdef0123456789abcdef01234567"
 _BOTH = "monitor.trackers=[wandb,mlflow]"

@@ -15,7 +15,7 @@ from mae_vit.models.encoders.base import Encoder
 from mae_vit.models.encoders.baselines import build_network
 from mae_vit.models.encoders.vit_rope import ViTRopeEncoder
 from mae_vit.objectives.label_loss import LabelLoss
-from mae_vit.training.optim.param_groups import layer_scales
+from mae_vit.training.optim import layer_scales
 from mae_vit.weights.encoder import load_encoder
 from mae_vit.weights.read import read_weights
 

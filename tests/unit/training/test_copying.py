@@ -8,7 +8,7 @@ import torch
 
 from mae_vit.core.batch import Batch
 from mae_vit.core.keyed_rng import SampleKeys
-from mae_vit.training.copying import Copier
+from mae_vit.training.trainer import Copier
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 

@@ -15,8 +15,7 @@ from mae_vit.training.checkpoints.checkpoint import (
     prune_checkpoints,
     save_checkpoint,
 )
-from mae_vit.training.engines.state import TrainState
-from mae_vit.training.optim.loss_scale import LossScale
+from mae_vit.training.engines.state import LossScale, TrainState
 
 
 def state_of(*slots: str) -> TrainState:

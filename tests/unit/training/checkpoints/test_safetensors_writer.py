@@ -10,14 +10,14 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
-from mae_vit.training.checkpoints.format import write_tensors
+from mae_vit.training.checkpoints.checkpoint import write_tensors
 
 
 def test_a_full_disk_is_an_os_error(tmp_path, monkeypatch):
     def fail(tensors, path):
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr("mae_vit.training.checkpoints.format.save_file", fail)
+    monkeypatch.setattr("mae_vit.training.checkpoints.checkpoint.save_file", fail)
     with pytest.raises(OSError, match="No space left") as error:
         write_tensors(tmp_path / "t.safetensors", {"a": torch.ones(1)})
     assert error.value.errno == errno.ENOSPC

@@ -11,9 +11,8 @@ from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.checkpoints import saver as saving
 from mae_vit.training.checkpoints.checkpoint import load_checkpoint
 from mae_vit.training.checkpoints.saver import Saver
-from mae_vit.training.engines import staging
-from mae_vit.training.engines.staging import Staging
-from mae_vit.training.engines.state import LossHistory, TrainState
+from mae_vit.training.engines import state as states
+from mae_vit.training.engines.state import LossHistory, Staging, TrainState
 
 MIXED = {
     "weights": torch.arange(600, dtype=torch.float32).view(20, 30).t(),
@@ -27,7 +26,7 @@ MIXED = {
 @pytest.fixture
 def allocated(monkeypatch):
     """Sizes of the buffers that `buffer` was asked for; they are small here."""
-    monkeypatch.setattr(staging, "_CHUNK", 4096)
+    monkeypatch.setattr(states, "_CHUNK", 4096)
     return []
 
 

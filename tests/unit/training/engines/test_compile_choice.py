@@ -8,8 +8,8 @@ from mae_vit.config.plan import Plan, make_plan
 from mae_vit.config.presets import find_config
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.objectives.pretrain_config import PretrainConfig
-from mae_vit.training.engines import compiling
-from mae_vit.training.engines.compiling import choose_compiling
+from mae_vit.training.engines import build as compiling
+from mae_vit.training.engines.build import choose_compiling
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 

@@ -11,8 +11,7 @@ from mae_vit.objectives.label_loss import LabelLoss
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.engines.base import StepOptions
 from mae_vit.training.engines.torch_engine import TorchEngine
-from mae_vit.training.optim.optimizers import OptimizerOptions
-from mae_vit.training.optim.param_groups import EMBEDDINGS, decay_groups, layer_rates, layer_scales
+from mae_vit.training.optim import EMBEDDINGS, OptimizerOptions, decay_groups, layer_rates, layer_scales
 
 
 def model_of(depth: int = 3, pool: str = "mean") -> ViTClassifier:

@@ -5,8 +5,7 @@ import math
 import pytest
 
 from mae_vit.models.encoders.vit import ViTEncoder
-from mae_vit.training.optim.lr_schedule import lr_at
-from mae_vit.training.optim.param_groups import decay_groups
+from mae_vit.training.optim import decay_groups, lr_at
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from mae_vit.training.optim.loss_scale import LossScale
-from mae_vit.training.optim.optimizers import OptimizerOptions, make_optimizer
+from mae_vit.training.engines.state import LossScale
+from mae_vit.training.optim import OptimizerOptions, make_optimizer
 
 
 def stepped(options: OptimizerOptions, *, steps: int = 3) -> tuple[nn.Linear, nn.Linear, list]:

@@ -12,19 +12,20 @@ from helpers.commands import ROOT, one_line
 from helpers.trackers import stored_by_mlflow, wandb_ids
 
 from mae_vit.config.load import load_config
-from mae_vit.config.trackers import TRACKERS
+from mae_vit.config.schema import TRACKERS
 from mae_vit.core.errors import InputError
 from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.training.outputs.run_folder import RunFolder
-from mae_vit.training.outputs.trackers.base import TrackedRun, shown_scalars
-from mae_vit.training.outputs.trackers.mlflow import MlflowTracker
-from mae_vit.training.outputs.trackers.registry import (
+from mae_vit.training.outputs.trackers import (
+    MlflowTracker,
     RunTrackers,
+    TrackedRun,
+    WandbTracker,
     check_installed,
     describe_run,
     open_trackers,
+    shown_scalars,
 )
-from mae_vit.training.outputs.trackers.wandb import WandbTracker
 
 CONFIG = ROOT / "configs" / "pretrain" / "mae_digits.yaml"
 
