@@ -30,7 +30,7 @@ from mae_vit.finetuning.models.build import (
     teacher_from_config,
 )
 from mae_vit.finetuning.models.classifier_file import ClassifierFile
-from mae_vit.finetuning.results import ClassResults, MaskResults, Predictor
+from mae_vit.finetuning.results import MaskResults, Predictor, Results
 from mae_vit.models.encoder_file import EncoderInfo
 from mae_vit.models.encoders.base import LoadReport
 from mae_vit.objectives.config import PAIRS
@@ -224,7 +224,7 @@ class Setup(startup.Setup):
             with engine.full_weights():
                 best = BestWeights(step, float("nan"), weights_of(engine.objective))
         predictor = Predictor(self.ranks, engine.device, engine.module.context, self.batch_size)
-        kind = MaskResults if self.mode.labels == "mask" else ClassResults
+        kind = MaskResults if self.mode.labels == "mask" else Results
         outcome = kind(self.config, self.data, folder, predictor, self.info, self.labels_seen)
         measured, write = outcome.measure(self.build(), best)
         summary = {"labels_seen_by_start": self.label_overlap, **measured}

@@ -2,6 +2,7 @@
 
 import json
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,7 +16,6 @@ from mae_vit.core.errors import InputError
 from mae_vit.data.images.decode import decode
 from mae_vit.data.index import open_index
 from mae_vit.data.order.order import GlobalOrder
-from mae_vit.finetuning.command import main
 from mae_vit.finetuning.data import FinetuneData
 from mae_vit.finetuning.frozen import linear_probe, score
 from mae_vit.runtime.ranks import ALONE
@@ -31,15 +31,9 @@ opened = FinetuneData.open_test
 
 
 @pytest.fixture
-def probe(digits, pretrained, tmp_path):
+def probe(call, pretrained):
     """Probes the pretrained encoder on the digits: probe("key=value", ..., name="run")."""
-
-    def run(*arguments, name="run") -> int:
-        place = [f"data.path={digits}", f"run.dir={tmp_path / name}", "run.name=probe", "model.img_size=8"]
-        words = ["--config", "linear_probe_cifar_tiny", "--ckpt", str(pretrained), *SHORT]
-        return main([*words, *place, *arguments])
-
-    return run
+    return partial(call, *SHORT, ckpt=pretrained, config="linear_probe_cifar_tiny", small=())
 
 
 def classifier(pretrained, folder, **options) -> nn.Module:
