@@ -29,6 +29,19 @@ def call(digits, tmp_path):
     return run
 
 
+@pytest.fixture
+def spy(monkeypatch):
+    """spy(owner, name, note) also calls `note` with the arguments whenever a function is called."""
+
+    def replace(owner, name, note):
+        before = getattr(owner, name)
+        monkeypatch.setattr(
+            owner, name, lambda *args, **kwargs: (note(*args, **kwargs), before(*args, **kwargs))[1]
+        )
+
+    return replace
+
+
 class Done(NamedTuple):
     """A run that others look at, too: leave it as it is."""
 

@@ -94,16 +94,13 @@ def test_frozen_options_have_effects(call, shared, pretrained, tmp_path):
     assert len(seen) == len(folders)
 
 
-def test_the_test_split_is_read_once(call, digits, pretrained, monkeypatch):
+def test_the_test_split_is_read_once(call, digits, pretrained, spy):
     seen: list[int] = []
-    render = AugmentedSource.render
 
-    def counted(source, seed, epoch, places, *more, **options):
-        if source.source.index.split == "test":
-            seen.extend(source.numbers(places))
-        return render(source, seed, epoch, places, *more, **options)
+    def rendered(source, seed, epoch, places, *_, **options):
+        seen.extend(source.numbers(places) if source.source.index.split == "test" else ())
 
-    monkeypatch.setattr(AugmentedSource, "render", counted)
+    spy(AugmentedSource, "render", rendered)
     assert call("finetune.mode=few_shot", ckpt=pretrained) == 0
     # By the encoder, and by the same network with random weights.
     assert sorted(seen) == sorted(2 * list(range(len(open_index(digits, "test")))))

@@ -27,7 +27,6 @@ SHORT = [
     "train.warmup_epochs=1",
 ]
 FILES = {".lock", "config.yaml", "environment.json", "plan.txt", "summary.json", "linear.safetensors"}
-opened = FinetuneData.open_test
 
 
 @pytest.fixture
@@ -89,14 +88,10 @@ def test_a_batch_larger_than_the_data_shrinks_with_a_note(probe, tmp_path, capsy
 
 
 @pytest.mark.parametrize("pool", ["cls", "mean"])
-def test_the_layer_is_that_of_a_plain_loop(probe, digits, pretrained, tmp_path, pool, monkeypatch):
+def test_the_layer_is_that_of_a_plain_loop(probe, digits, pretrained, tmp_path, pool, spy):
     """timm's encoder, torch's BatchNorm, SGD and cross-entropy, in the run's order of images."""
     choices = {}
-    monkeypatch.setattr(
-        FinetuneData,
-        "open_test",
-        lambda data: choices.update(train=data.train, held=data.held_out) or opened(data),
-    )
+    spy(FinetuneData, "open_test", lambda data: choices.update(train=data.train, held=data.held_out))
     assert probe("finetune.lr_factors=[3.0]", f"finetune.pool={pool}", "run.seed=4") == 0
     more = {"global_pool": "token"} if pool == "cls" else {"global_pool": "avg", "fc_norm": False}
     model = classifier(pretrained, tmp_path / "run", **more)
@@ -132,7 +127,7 @@ def test_the_layer_is_that_of_a_plain_loop(probe, digits, pretrained, tmp_path, 
     assert summary_of(tmp_path / "run")["val_top1"] == pytest.approx(top1, abs=0.01)
 
 
-def test_held_out_images_choose_the_rate_before_the_test_split_is_opened(probe, tmp_path, monkeypatch):
+def test_held_out_images_choose_the_rate_before_the_test_split_is_opened(probe, tmp_path, monkeypatch, spy):
     asked, reads = [], []
     scores = iter([0.2, 0.9, 0.4, 0.9, None])
 
@@ -142,7 +137,7 @@ def test_held_out_images_choose_the_rate_before_the_test_split_is_opened(probe, 
         asked.append(len(labels))
         return next(scores)
 
-    monkeypatch.setattr(FinetuneData, "open_test", lambda data: reads.append(len(asked)) or opened(data))
+    spy(FinetuneData, "open_test", lambda data: reads.append(len(asked)))
     monkeypatch.setattr(linear_probe, "probe_top1", top1)
     assert probe() == 0
     summary = summary_of(tmp_path / "run")
