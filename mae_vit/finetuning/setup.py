@@ -25,8 +25,6 @@ from mae_vit.finetuning.models.build import (
     build_segmenter,
     classifier_optimizer_options,
     describe_encoder,
-    load_into_classifier,
-    load_into_segmenter,
     teacher_from_config,
 )
 from mae_vit.finetuning.models.classifier_file import ClassifierFile
@@ -101,8 +99,7 @@ class Setup(startup.Setup):
         """
         if not isinstance(self.pretrained, Weights):
             return None
-        load = load_into_segmenter if self.mode.labels == "mask" else load_into_classifier
-        return load(model, self.pretrained, self.config.model.patch_init)
+        return model.load(self.pretrained, self.config.model.patch_init)
 
     def warn_of_normalization(self) -> None:
         """Warns if images are normalized otherwise than in the training of the weights."""
