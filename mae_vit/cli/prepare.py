@@ -224,11 +224,7 @@ def _kind(text: str) -> str:
 
 
 def run_prepare(arguments: argparse.Namespace) -> int:
-    """Runs the command.
-
-    Raises:
-        InputError: for every error that the user can fix.
-    """
+    """Runs the command; raises InputError for every error that the user can fix."""
     # Not by argparse's `type`, as `parse` adds paths that follow an option as plain text.
     arguments.paths = [expand_text(text) for text in arguments.paths]
     _check(arguments)

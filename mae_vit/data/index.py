@@ -112,11 +112,7 @@ class ShardIndex:
         return data[BLOCK:]
 
     def read_at(self, sample: int, offset: int, length: int) -> bytes:
-        """Reads bytes of the shard that a sample lies in.
-
-        Raises:
-            ReadError: if they cannot be read.
-        """
+        """Reads bytes of the shard that a sample lies in; raises ReadError if they cannot be read."""
         return self._files.read(self._rows.item(sample)[2], offset, length)
 
     def _holds_other(self, shard: int, offset: int, header: bytes) -> bool:

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 from mae_vit.core.bands import RGB8, Bands
 from mae_vit.core.keyed_rng import RngStream, derive_key, random_uint32, uniform
-from mae_vit.data.images.bands.resize import resize_bands
+from mae_vit.data.images.bands.resize import resize_bands, to_type
 from mae_vit.data.images.random_erasing import Erasing, draw_erasing
 
 # torchvision's RandomResizedCrop tries ten boxes before it falls back.
@@ -98,9 +98,8 @@ class Augment:
         """Draws the augmentation of a batch; `index` int64 (B,) has the key of each image's draws."""
         flips = np.zeros(len(index), bool)
         if self.flip:
-            flips = (random_uint32(derive_key(seed, RngStream.FLIP, epoch), index, 1)[0][:, 0] & 1).astype(
-                bool
-            )
+            drawn = random_uint32(derive_key(seed, RngStream.FLIP, epoch), index, 1)[0]
+            flips = (drawn[:, 0] & 1).astype(bool)
         return AugmentParams(
             flips,
             self._draw_crops(seed, epoch, index),
@@ -127,11 +126,8 @@ class Augment:
         """Returns the box to cut out of image `number` of the batch, whose size is (height, width) in pixels."""
         height, width = size
         if drawn.crops is None:
-            return (
-                (0, 0, height, width)
-                if size == self.img_size
-                else _center_box((height, width), self.img_size)
-            )
+            whole = size == self.img_size
+            return (0, 0, height, width) if whole else _center_box((height, width), self.img_size)
         numbers = drawn.crops[number].tolist()
         if self.crop == "pad":
             return numbers[0], numbers[1], height, width
@@ -223,11 +219,8 @@ def _border(bands: Bands) -> np.ndarray:
     """Returns the raw values of padding, (C, 1, 1): missing if the bands can mark that, else 0 in unit scale."""
     missing = np.nan if bands.dtype.startswith("float") else None
     value = missing if bands.nodata is None else bands.nodata
-    values = np.array(bands.low if value is None else [value] * len(bands.names))
-    if not bands.dtype.startswith("float"):
-        limits = np.iinfo(bands.dtype)
-        values = np.clip(np.rint(values), limits.min, limits.max)
-    return values.astype(bands.dtype).reshape(-1, 1, 1)
+    values = np.array(bands.low if value is None else [value] * len(bands.names), np.float64)
+    return to_type(values, np.dtype(bands.dtype)).reshape(-1, 1, 1)
 
 
 def _resize(image: np.ndarray, img_size: tuple[int, int], interpolation: Interpolation) -> np.ndarray:

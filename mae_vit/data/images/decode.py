@@ -121,11 +121,7 @@ def jpeg_size(data: bytes, *, max_pixels: int = MAX_PIXELS) -> tuple[int, int] |
 
 
 def read_header(data: bytes) -> Header:
-    """Reads the header without decoding.
-
-    Raises:
-        DecodeError: if the bytes have no header of an accepted format.
-    """
+    """Reads the header without decoding; raises DecodeError if the bytes have no header of an accepted format."""
     if data.startswith(_JPEG_MAGIC):
         try:
             height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data)

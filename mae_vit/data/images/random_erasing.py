@@ -12,6 +12,7 @@ import numpy as np
 
 from mae_vit.core.bands import RGB8, Bands
 from mae_vit.core.keyed_rng import RngStream, derive_key, threefry2x32, uniform
+from mae_vit.data.images.bands.resize import to_type
 
 # Share of the image's area. The paper's s_h is 0.4; timm's RandomErasing, which MAE's fine-tuning calls, uses 1/3.
 _AREA = (0.02, 1 / 3)
@@ -72,11 +73,7 @@ class Erasing:
 def _in_scale(noise: np.ndarray, bands: Bands) -> np.ndarray:
     """Maps bytes (C, H, W) to raw values between low and high of each band."""
     low, high = (np.array(values).reshape(-1, 1, 1) for values in (bands.low, bands.high))
-    values = low + noise * ((high - low) / 255)
-    if not bands.dtype.startswith("float"):
-        limits = np.iinfo(bands.dtype)
-        values = np.clip(np.rint(values), limits.min, limits.max)
-    return values.astype(bands.dtype)
+    return to_type(low + noise * ((high - low) / 255), np.dtype(bands.dtype))
 
 
 def draw_erasing(

@@ -45,11 +45,7 @@ class Statistics:
         self.kind, self.layout = EIGHT_BIT if layout is None else layout.kind, layout
 
     def add(self, image: Converted, label: int | None, path: str) -> None:
-        """Adds an image.
-
-        Raises:
-            InputError: if its bands or type differ from those of earlier images.
-        """
+        """Adds an image; raises InputError if its bands or type differ from those of earlier images."""
         self._check_kind(image, path)
         for layout, sums in image.sums:
             if self.layout is not None and self.layout.fits(layout):

@@ -270,11 +270,7 @@ def file_digest(path: Path) -> str:
 
 
 def read_dataset(folder: Path) -> Dataset:
-    """Reads a data folder's description.
-
-    Raises:
-        InputError: if the folder is missing, empty, or not a data folder.
-    """
+    """Reads a data folder's description; raises InputError if the folder is missing, empty, or not a data folder."""
     if own := SOURCES.get(str(folder)):
         described: Dataset = own.describe()
         return described

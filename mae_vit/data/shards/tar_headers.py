@@ -62,11 +62,7 @@ class Tar:
     file: BinaryIO | None = None
 
     def read(self, offset: int, length: int) -> bytes:
-        """Reads bytes of the file.
-
-        Raises:
-            OSError: if it cannot be read.
-        """
+        """Reads bytes of the file; raises OSError if it cannot be read."""
         descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             return os.pread(descriptor, length, offset)

@@ -60,11 +60,7 @@ def open_bands(data: bytes, bands: Bands, *, max_pixels: int | None = None) -> R
 
 
 def check_kind(pixels: np.ndarray, bands: Bands) -> None:
-    """Checks that an image (C, H, W) has the bands that a data set has.
-
-    Raises:
-        DecodeError: naming both kinds.
-    """
+    """Checks that an image (C, H, W) has the bands that a data set has; raises DecodeError naming both kinds."""
     count, dtype = len(pixels), pixels.dtype.name
     if (count, dtype) != (len(bands.names), bands.dtype):
         raise DecodeError(f"{count}x{dtype}, where all images are {len(bands.names)}x{bands.dtype}")

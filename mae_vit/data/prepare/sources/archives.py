@@ -187,11 +187,7 @@ def open_zip(path: Path, encoding: str | None = None) -> Listing:
 
 
 def _read_zipped(archive: zipfile.ZipFile, info: zipfile.ZipInfo, length: int | None = None) -> bytes:
-    """Reads a member, or its first bytes.
-
-    Raises:
-        DecodeError: if it is encrypted or damaged.
-    """
+    """Reads a member, or its first bytes; raises DecodeError if it is encrypted or damaged."""
     if info.flag_bits & _ENCRYPTED:
         raise DecodeError("encrypted")
     if length is None:

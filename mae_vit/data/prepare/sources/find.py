@@ -223,11 +223,7 @@ _CLASS = re.compile(r"n\d{8}|[^\d]+")
 
 
 def open_tars(paths: Sequence[Path], folder: Path, name: str, options: SourceOptions) -> ImageSource:
-    """Opens tars as one source, which `folder` holds.
-
-    Raises:
-        InputError: if one cannot be used.
-    """
+    """Opens tars as one source, which `folder` holds; raises InputError if one cannot be used."""
     spool = Spool(options.out)
     tars = [inner for path in paths for inner in _opened(open_tar(path, spool))]
     unnamed = None if options.image_column else image_member(tars[0])

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from helpers.batch_digests import open_digits
 from helpers.damage import copy_of, damage
+from helpers.images import encoded, write_files
 from PIL import Image
 
 from mae_vit.core.errors import DamagedSample, InputError
@@ -69,18 +70,11 @@ def test_without_room_for_the_decoded_array_it_says_so_and_leaves_nothing(digits
 def test_black_images_are_whole_in_a_decoded_array(tmp_path):
     pixels = np.zeros((4, 8, 8, 3), np.uint8)
     pixels[2, 7, 7] = 1
-    for number, image in enumerate(pixels):
-        path = tmp_path / "src" / "train" / "c" / f"{number}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(image).save(path)
-    prepare(
-        [find_images(str(tmp_path / "src"), out=tmp_path / "out", split="train", root=None)], tmp_path / "out"
-    )
-    source = source_of(tmp_path / "out", "memory")
-    samples = np.arange(4)
-    assert np.array_equal(
-        source.render(0, 0, samples).images, source_of(tmp_path / "out", "tar").render(0, 0, samples).images
-    )
+    files = {f"train/c/{n}.png": encoded(Image.fromarray(image), "png") for n, image in enumerate(pixels)}
+    source, out = write_files(tmp_path / "src", files), tmp_path / "out"
+    prepare([find_images(str(source), out=out)], out)
+    memory, tar = (source_of(out, name).render(0, 0, np.arange(4)).images for name in ("memory", "tar"))
+    assert np.array_equal(memory, tar)
 
 
 def test_samples_of_a_shard_that_came_back_are_decoded_once_for_all(digits, tmp_path):

@@ -172,6 +172,7 @@ def test_what_was_derived_from_other_shards_goes(digits, tmp_path):
     dropped = described["splits"]["train"]["shards"].pop()
     described["splits"]["train"]["samples"] -= dropped["samples"]
     (copy / "dataset.json").write_text(json.dumps(described))
+    (copy / dropped["file"]).unlink()
     with pytest.raises(InputError, match=r"train-index\.npy .*1,200"):
         open_index(copy, "train")
     assert main(["prepare", "--in-place", str(copy), "--overwrite"]) == 0
