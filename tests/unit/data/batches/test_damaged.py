@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from helpers.batch_digests import open_digits
+from helpers.batch_digests import open_digits, order_of
 from helpers.damage import WAYS, copy_of, damage, known_key
 
 from mae_vit.core.batch import Batch
@@ -23,7 +23,6 @@ from mae_vit.data.batches.loader import (
 from mae_vit.data.index import open_index
 from mae_vit.data.order.order import GlobalOrder, RankSlice
 from mae_vit.data.shards import shard_files
-from mae_vit.data.training_data import make_order
 
 STEPS = range(5, 14)  # over the end of an epoch
 # Among them neighbors, of which one stands in for none, and the last one of all.
@@ -41,11 +40,6 @@ def damaged(many_shards, tmp_path_factory):
 
 def source_of(data, name):
     return open_digits(open_index(data, "train"), name)
-
-
-def order_of(data, mode):
-    blocks = {"lanes": 8, "block_shards": 2} if mode == "blocks" else {"lanes": None, "block_shards": None}
-    return make_order(open_index(data, "train"), effective_batch_size=96, seed=7, **blocks)
 
 
 def global_batches(source, order, world_size, workers, accumulation=1) -> list[Batch]:
