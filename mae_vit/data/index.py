@@ -22,18 +22,8 @@ from mae_vit.core.messages import error_reason, nearest
 from mae_vit.core.urls import redact_url
 from mae_vit.data.remote.cache import RemoteFolder, RemoteShards
 from mae_vit.data.remote.folder import fetch_index
+from mae_vit.data.shards import index_files
 from mae_vit.data.shards.dataset_json import FILE_NAME, SOURCES, Dataset, Split, read_dataset
-from mae_vit.data.shards.index_files import (
-    ROW,
-    cache_folder,
-    fingerprint_of,
-    index_hint,
-    index_problem,
-    key_check,
-    load_rows,
-    plain_key_fits,
-    stored_keys,
-)
 from mae_vit.data.shards.samples import read_samples, split_key
 from mae_vit.data.shards.shard_files import ReadError, ShardFiles, ShardTable, misfit_shards
 from mae_vit.data.shards.tar_headers import BLOCK, DamagedTar, name_is_cut, plain_name, walk_tar
@@ -72,7 +62,7 @@ class ShardIndex:
         self, folder: Path, split: str, dataset: Dataset, remote: RemoteFolder | None = None
     ) -> None:
         self.folder, self.split, self.dataset, self.remote = folder, split, dataset, remote
-        self.fingerprint, self.bands = fingerprint_of(dataset.splits[split]), dataset.bands
+        self.fingerprint, self.bands = index_files.fingerprint_of(dataset.splits[split]), dataset.bands
         self._open_rows()
         (low, high), (left, right) = self.split_info.height, self.split_info.width
         self.one_size = (low, left) if (low, left) == (high, right) else None
@@ -107,7 +97,7 @@ class ShardIndex:
         offset, length, shard, _, check = self._rows.item(sample)
         # Read with its header: a shard that was written again may hold another image there.
         data = self._files.read(shard, offset - BLOCK, BLOCK + length)
-        if not plain_key_fits(data, check) and self._holds_other(shard, offset, data[:BLOCK]):
+        if not index_files.plain_key_fits(data, check) and self._holds_other(shard, offset, data[:BLOCK]):
             raise ReadError("the shard holds another sample there")
         return data[BLOCK:]
 
@@ -167,12 +157,12 @@ class ShardIndex:
             # The block before the image holds names of up to 100 bytes.
             name = plain_name(self._files.read(shard, offset - BLOCK, BLOCK))
             key = split_key(name)[0]
-            if key_check(key) != row["key"]:
+            if index_files.key_check(key) != row["key"]:
                 members = walk_tar(self._files.path(shard))
                 key = next(split_key(member.name)[0] for member in members if member.offset == offset)
         except (ReadError, OSError, DamagedTar, StopIteration):
             return None
-        return key if key_check(key) == row["key"] else None
+        return key if index_files.key_check(key) == row["key"] else None
 
     def keys(self) -> list[str]:
         """Returns the key of every sample; the first call reads all headers and stores the keys in `.index/`.
@@ -182,11 +172,11 @@ class ShardIndex:
         """
         path = self.cache_path("keys.json")
         # Many ranks ask at once, and parsing a million names takes a while: stored keys are read without the lock.
-        if (stored := stored_keys(path, len(self))) is not None:
+        if (stored := index_files.stored_keys(path, len(self))) is not None:
             return stored
         with self.locked():
             # Another process may have stored them meanwhile.
-            if (stored := stored_keys(path, len(self))) is not None:
+            if (stored := index_files.stored_keys(path, len(self))) is not None:
                 return stored
             firsts = accumulate((shard.samples for shard in self.split_info.shards[:-1]), initial=0)
             keys = [key for number, first in enumerate(firsts) for key in self._keys_of_shard(number, first)]
@@ -205,7 +195,7 @@ class ShardIndex:
             why = f"cannot be read ({error_reason(error) if isinstance(error, OSError) else error})"
         rows = self._rows[first : first + shard.samples]
         keys = [names.get(offset, "") for offset in rows["offset"].tolist()]
-        if [key_check(key) for key in keys] != rows["key"].tolist():
+        if [index_files.key_check(key) for key in keys] != rows["key"].tolist():
             raise InputError(
                 f'keys of split "{self.split}" are needed, and shard {self.folder / shard.file} {why}: '
                 f"see `mae-vit check {self.folder}`"
@@ -214,12 +204,12 @@ class ShardIndex:
 
     def cache_path(self, name: str) -> Path:
         """Returns the path of a file derived from the shards; its name contains the fingerprint."""
-        return cache_folder(self.folder) / f"{self.split}-{self.fingerprint[:16]}-{name}"
+        return index_files.cache_folder(self.folder) / f"{self.split}-{self.fingerprint[:16]}-{name}"
 
     def drop_stale(self) -> None:
         """Removes derived files of earlier shards or of only some shards of this split, and earlier indexes."""
         current = f"{self.split}-{self.fingerprint[:16]}-"
-        for path in cache_folder(self.folder).glob(f"*{self.split}-*"):
+        for path in index_files.cache_folder(self.folder).glob(f"*{self.split}-*"):
             # The pattern also matches files of a split "train-more".
             ours = re.match(rf"\.?{re.escape(self.split)}-[0-9a-f]{{16}}[.-]", path.name)
             partial = path.name.startswith(f"{current}odd-") or path.name.endswith("-partial.npy")
@@ -230,7 +220,7 @@ class ShardIndex:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Holds the lock of this split's derived files, so that one process of a node writes them."""
-        with FileLock(cache_folder(self.folder) / f".{self.split}.lock"):
+        with FileLock(index_files.cache_folder(self.folder) / f".{self.split}.lock"):
             yield
 
     def __getstate__(self) -> dict[str, object]:
@@ -265,12 +255,14 @@ def open_index(folder: Path, split: str, *, remote: RemoteFolder | None = None) 
         index: ShardIndex = own.open(split)
         return index
     if info.index is None:
-        raise InputError(f'{FILE_NAME} of {folder} names no index of split "{split}": {index_hint(folder)}')
+        raise InputError(
+            f'{FILE_NAME} of {folder} names no index of split "{split}": {index_files.index_hint(folder)}'
+        )
     if remote is not None:
         return ShardIndex(folder, split, dataset, _fetched_index(remote, folder, split, dataset), remote)
     path, compare = folder / info.index.file, info.index.bytes <= _COMPARED_BYTES
-    if (problem := index_problem(path, info, len(dataset.classes), compare=compare)) is not None:
-        raise InputError(f"index {path} {problem}: {index_hint(folder)}")
+    if (problem := index_files.index_problem(path, info, len(dataset.classes), compare=compare)) is not None:
+        raise InputError(f"index {path} {problem}: {index_files.index_hint(folder)}")
     return ShardIndex(folder, split, dataset, path)
 
 
@@ -279,17 +271,17 @@ def _fetched_index(remote: RemoteFolder, folder: Path, split: str, dataset: Data
     info = dataset.splits[split]
     assert info.index is not None
     where = f"index {info.index.file} of {redact_url(remote.url)}"
-    if info.index.bytes > info.samples * ROW.itemsize + _NPY_HEADER:
+    if info.index.bytes > info.samples * index_files.ROW.itemsize + _NPY_HEADER:
         raise InputError(f"{where} is too large for its samples")
-    cache = cache_folder(folder)
+    cache = index_files.cache_folder(folder)
     path = cache / f"{split}-index-{info.index.sha256[:16]}.npy"
-    if load_rows(path, info.samples) is not None:
+    if index_files.load_rows(path, info.samples) is not None:
         return path
     # All ranks of a node come here at once: one fetches, the others wait.
     with FileLock(cache / f".{split}.lock"):
-        if load_rows(path, info.samples) is None:
+        if index_files.load_rows(path, info.samples) is None:
             fetch_index(remote, info.index, path)
-            if index_problem(path, info, len(dataset.classes), compare=True) is not None:
+            if index_files.index_problem(path, info, len(dataset.classes), compare=True) is not None:
                 path.unlink()
                 raise InputError(f"{where} is not that of its shards")
             for stale in cache.glob(f"{split}-index-*.npy"):
