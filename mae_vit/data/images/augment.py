@@ -140,15 +140,7 @@ class Augment:
         return _fallback_box((height, width), self.ratio)
 
     def crop_resize_flip(self, image: np.ndarray, box: Box, flip: bool) -> np.ndarray:
-        """Crops, resizes and flips one image.
-
-        Args:
-            image: (C, H, W), uint8 or raw values of `bands`.
-            box: result of `box`.
-            flip: mirror it.
-
-        Returns:
-            (C, *img_size) of the same type.
+        """Crops `box` out of (C, H, W), uint8 or raw values of `bands`; returns (C, *img_size) of the same type.
 
         Raises:
             ValueError: if `crop` is "pad" and the image's size is not `img_size`.
@@ -243,14 +235,7 @@ def center_crop(
 ) -> np.ndarray:
     """Crops the largest centered box of the result's aspect ratio and resizes it. Evaluation uses this view.
 
-    Args:
-        image: (C, H, W), uint8 or raw values of `bands`.
-        img_size: (H, W) of the result.
-        bands: what raw values mean.
-        interpolation: resizes the box.
-
-    Returns:
-        (C, *img_size) of the same type, contiguous.
+    It takes (C, H, W), uint8 or raw values of `bands`, and returns (C, *img_size) of the same type, contiguous.
     """
     box = _center_box((image.shape[1], image.shape[2]), img_size)
     augment = Augment(img_size=img_size, bands=bands, interpolation=interpolation)

@@ -59,8 +59,7 @@ class Header:
 
     Attributes:
         extension: extension of its format, determined from the bytes.
-        height: height in pixels, as `decode` returns it.
-        width: width in pixels.
+        height: height in pixels, as `decode` returns it; `width` likewise.
         gray: whether it has one channel.
         orientation: EXIF orientation, 1..8; 1 is upright. `decode` does not apply it.
         notes: changes that `decode` makes beyond decompression.
@@ -217,11 +216,7 @@ def pixels_of(image: Image.Image, channels: int) -> np.ndarray:
 def decode_mask(data: bytes, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
     """Decodes a mask: a PNG of one channel of 8 or 16 bits, or with a palette, whose numbers are class ids.
 
-    Returns:
-        uint16 (H, W).
-
-    Raises:
-        DecodeError: for anything else.
+    It returns uint16 (H, W), and raises DecodeError for anything else.
     """
     if not data.startswith(PNG_MAGIC):
         raise DecodeError("no PNG: a mask is a PNG of one channel or with a palette")

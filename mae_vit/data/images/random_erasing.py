@@ -27,10 +27,8 @@ _BLOCK_BYTES = 8  # bytes that one counter gives
 class Erasing:
     """The erased boxes of a batch.
 
-    Attributes:
-        boxes: int64 (B, 4): top, left, height, width in pixels; height 0 erases nothing.
-        key: key of the random bytes, from `derive_key`.
-        index: sample indices (B,).
+    `boxes` int64 (B, 4) are top, left, height, width in pixels; height 0 erases nothing. `key` and the sample indices
+    `index` (B,) are those of the random bytes.
     """
 
     boxes: np.ndarray

@@ -35,14 +35,8 @@ def index_in_place(
     """Describes the tars of a folder, which hold images and, with labels, class numbers. All bytes stay unchanged.
 
     The images are decoded and measured, unless the folder is described and no shard differs from its description: then
-    only the indexes are written. Names of classes and records of how images were prepared stay.
-
-    Args:
-        folder: folder of the tars.
-        split: split of shards whose names contain none.
-        overwrite: replace `dataset.json`.
-        conversion: options of the images.
-        workers: number of decoding processes.
+    only the indexes are written. Names of classes and records of how images were prepared stay. `split` is that of
+    shards whose names contain none.
 
     Raises:
         InputError: if a shard or an image cannot be read, a label is no number, or `dataset.json` exists.

@@ -61,8 +61,6 @@ def open_png(data: bytes, max_pixels: int | None) -> Raster:
 def check_png(data: bytes) -> None:
     """Verifies the checksums of a PNG's pixels. Pillow does not, so it decodes some damaged files.
 
-    Other formats have no checksums.
-
     Raises:
         DecodeError: if one differs.
     """
