@@ -166,8 +166,7 @@ def test_tries_are_near_first_and_leave_a_lost_shard():
     assert list(replacement_candidates(0, 1)) == [0, 0]
 
 
-def test_where_nothing_is_whole_the_sample_is_an_error(digits, tmp_path):
-    copy = copy_of(digits, tmp_path / "data")
+def test_where_nothing_is_whole_the_sample_is_an_error(copy):
     for shard in copy.glob("train-*.tar"):
         shard.write_bytes(shard.read_bytes().replace(b"\x89PNG", b"GARB"))
     batches = load_batches(
@@ -210,9 +209,8 @@ def test_a_shard_that_vanishes_or_changes_in_mid_run_is_damage(digits, tmp_path,
     assert f"100,000 of {os.path.getsize(digits / 'train-000003.tar'):,}" in reasons["train-000003.tar"]
 
 
-def test_each_sample_behind_the_end_of_a_shard_is_not_waited_for(digits, tmp_path, monkeypatch):
+def test_each_sample_behind_the_end_of_a_shard_is_not_waited_for(digits, copy, monkeypatch):
     monkeypatch.setattr(shard_files, "_WAITS_S", (0.0, 0.2))
-    copy = copy_of(digits, tmp_path / "data")
     index, whole = open_index(copy, "train"), open_index(digits, "train")
     os.truncate(copy / "train-000001.tar", 100_000)
     waits: list[float] = []
@@ -227,8 +225,7 @@ def test_each_sample_behind_the_end_of_a_shard_is_not_waited_for(digits, tmp_pat
     assert index.read(700) == whole.read(700)
 
 
-def test_a_shard_that_is_away_for_a_moment_is_no_damage(digits, tmp_path):
-    copy = copy_of(digits, tmp_path / "data")
+def test_a_shard_that_is_away_for_a_moment_is_no_damage(digits, copy):
     index, path = open_index(copy, "train"), copy / "train-000001.tar"
     path.rename(copy / "away")
     back = threading.Timer(0.3, (copy / "away").rename, [path])
