@@ -8,7 +8,7 @@ from helpers.commands import ROOT
 from mae_vit.config.load import load_config
 from mae_vit.core.bands import RGB8, Bands
 from mae_vit.core.errors import InputError
-from mae_vit.data.channels import with_channels
+from mae_vit.data.data_path import with_channels
 from mae_vit.objectives.pretrain_config import PretrainConfig
 
 

@@ -11,10 +11,9 @@ from helpers.images import write_tar
 
 from mae_vit.cli.main import main
 from mae_vit.core.errors import InputError
-from mae_vit.data.index import open_index
+from mae_vit.data.index import check_held_out, open_index, open_training_index, open_whole_index
 from mae_vit.data.shards import shard_files
 from mae_vit.data.shards.shard_files import ReadError
-from mae_vit.data.splits import check_held_out, open_training_index, open_whole_index
 
 pytestmark = pytest.mark.usefixtures("impatient")
 ANOTHER = "the shard holds another sample there"

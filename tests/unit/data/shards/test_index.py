@@ -14,13 +14,12 @@ from webdataset.tariterators import base_plus_ext
 
 from mae_vit.cli.main import main
 from mae_vit.core.errors import InputError
-from mae_vit.data.index import ShardIndex, open_index
+from mae_vit.data.index import ShardIndex, open_index, open_whole_index
 from mae_vit.data.shards.dataset_json import file_digest, read_dataset
 from mae_vit.data.shards.index_files import index_shard
 from mae_vit.data.shards.samples import split_key
 from mae_vit.data.shards.shard_files import ReadError
 from mae_vit.data.shards.tar_headers import DamagedTar, walk_tar
-from mae_vit.data.splits import open_whole_index
 
 LONG = "a/" + "long" * 60 + "/x.y"
 
