@@ -15,9 +15,7 @@ from PIL import ExifTags, Image
 from mae_vit.core.bands import RGB8, Bands
 from mae_vit.core.user_files import ARRAY_EXTENSIONS, HEAD_BYTES, image_kind, what_is
 from mae_vit.data.images.bands.dicom import is_dicom
-from mae_vit.data.images.bands.numpy_files import ARRAY_MAGIC
-from mae_vit.data.images.bands.png import PNG_MAGIC, check_png
-from mae_vit.data.images.bands.read import open_bands, open_raster
+from mae_vit.data.images.bands.read import ARRAY_MAGIC, PNG_MAGIC, check_png, open_bands, open_raster
 from mae_vit.data.images.bands.tiff import is_tiff
 from mae_vit.data.images.bounds import MAX_IMAGE_BYTES, MAX_PIXELS, DecodeError, check_bytes, first_line
 
