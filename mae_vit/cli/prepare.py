@@ -26,7 +26,7 @@ from mae_vit.data.images.bounds import MAX_PIXELS
 if TYPE_CHECKING:
     from mae_vit.data.prepare.convert import Conversion
     from mae_vit.data.prepare.entries import ImageSource
-    from mae_vit.data.prepare.report import Report
+    from mae_vit.data.prepare.prepare import Report
 
 T = TypeVar("T")
 _DESCRIPTION = """Write images as webdataset shards with a dataset.json. A later call adds splits.

@@ -36,8 +36,15 @@ from mae_vit.data.batches.loader import FixedBatches, choose_workers, load_batch
 from mae_vit.data.batches.prefetch import fetch_ahead
 from mae_vit.data.images.augment import Interpolation
 from mae_vit.data.index import ShardIndex
-from mae_vit.data.order.block_order import BlockOrder
-from mae_vit.data.order.order import GlobalOrder, Order, RankSlice, RepeatedOrder, Skipped, micro_batches
+from mae_vit.data.order.order import (
+    BlockOrder,
+    GlobalOrder,
+    Order,
+    RankSlice,
+    RepeatedOrder,
+    Skipped,
+    micro_batches,
+)
 from mae_vit.data.views import make_augment, normalization
 from mae_vit.runtime.ranks import Ranks
 

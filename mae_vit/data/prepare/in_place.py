@@ -12,8 +12,8 @@ from mae_vit.core.messages import count_of
 from mae_vit.core.user_files import split_from_path
 from mae_vit.data.prepare.convert import Conversion, convert_entries
 from mae_vit.data.prepare.entries import Entry, numbered_classes, without_label_note
+from mae_vit.data.prepare.prepare import Report
 from mae_vit.data.prepare.publish import describe, index_path, write_description, write_index
-from mae_vit.data.prepare.report import Report
 from mae_vit.data.prepare.statistics import Statistics
 from mae_vit.data.shards.dataset_json import FILE_NAME, Dataset, Shard, Split, describe_shard, read_dataset
 from mae_vit.data.shards.samples import class_number, read_samples

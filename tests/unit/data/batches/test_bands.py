@@ -15,9 +15,8 @@ from mae_vit.core.bands import Bands
 from mae_vit.core.errors import InputError
 from mae_vit.data.batches.augmented import open_source
 from mae_vit.data.batches.loader import FixedBatches
-from mae_vit.data.images.augment import Augment, AugmentParams, center_crop
+from mae_vit.data.images.augment import Augment, AugmentParams, center_crop, draw_erasing
 from mae_vit.data.images.bands.resize import resize_bands
-from mae_vit.data.images.random_erasing import draw_erasing
 from mae_vit.data.index import open_index
 from mae_vit.data.shards.dataset_json import read_dataset
 from mae_vit.data.views import make_augment, normalization

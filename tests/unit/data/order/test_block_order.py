@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from mae_vit.data.index import open_index
-from mae_vit.data.order.block_order import BlockOrder
-from mae_vit.data.order.order import RankSlice, micro_batches
+from mae_vit.data.order.order import BlockOrder, RankSlice, micro_batches
 
 BATCH, LANES, BLOCK = 96, 8, 2
 UNEVEN = [7, 1, 30, 12, 5, 40, 2, 2, 19, 64, 11]  # 193 samples
