@@ -228,10 +228,3 @@ def test_two_thousand_tiles_on_two_ranks_resume_to_the_bit(objective, tmp_path_f
     assert launch("killed", 29615).wait(timeout=1500) == 0
     first, second = (load_file(folder / name / "encoder.safetensors") for name in ("whole", "killed"))
     assert all(torch.equal(value, second[name]) for name, value in first.items())
-    assert main(["export", str(folder / "whole"), "--to", "timm", "--out", str(folder / "timm")]) == 0
-    again, ours = (
-        mae_vit.load_encoder(folder / "timm" / "model.safetensors"),
-        mae_vit.load_encoder(folder / "whole"),
-    )
-    images = torch.randn(4, 13, 32, 32)
-    assert torch.equal(again(images), ours(images))
