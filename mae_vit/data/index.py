@@ -20,18 +20,18 @@ from mae_vit.core.errors import Damage, InputError
 from mae_vit.core.files import replacing
 from mae_vit.core.messages import error_reason, nearest
 from mae_vit.core.urls import redact_url
-from mae_vit.data.remote.folder import RemoteFolder, fetch_index
-from mae_vit.data.remote.shards import RemoteShards
+from mae_vit.data.remote.cache import RemoteFolder, RemoteShards
+from mae_vit.data.remote.folder import fetch_index
 from mae_vit.data.shards.dataset_json import FILE_NAME, SOURCES, Dataset, Split, read_dataset
 from mae_vit.data.shards.index_files import (
     ROW,
     cache_folder,
     fingerprint_of,
+    index_hint,
     index_problem,
     key_check,
     load_rows,
     plain_key_fits,
-    reindex_hint,
     stored_keys,
 )
 from mae_vit.data.shards.samples import read_samples, split_key
@@ -49,7 +49,6 @@ class ShardIndex:
     """The samples of one split, by number.
 
     Attributes:
-        split: name of the split.
         folder: folder of the shards.
         dataset: description of the folder; absent in data workers.
         bands: meaning of raw values.
@@ -270,12 +269,12 @@ def open_index(folder: Path, split: str, *, remote: RemoteFolder | None = None) 
         index: ShardIndex = own.open(split)
         return index
     if info.index is None:
-        raise InputError(f'{FILE_NAME} of {folder} names no index of split "{split}": {reindex_hint(folder)}')
+        raise InputError(f'{FILE_NAME} of {folder} names no index of split "{split}": {index_hint(folder)}')
     if remote is not None:
         return ShardIndex(folder, split, dataset, _fetched_index(remote, folder, split, dataset), remote)
     path, compare = folder / info.index.file, info.index.bytes <= _COMPARED_BYTES
     if (problem := index_problem(path, info, len(dataset.classes), compare=compare)) is not None:
-        raise InputError(f"index {path} {problem}: {reindex_hint(folder)}")
+        raise InputError(f"index {path} {problem}: {index_hint(folder)}")
     return ShardIndex(folder, split, dataset, path)
 
 

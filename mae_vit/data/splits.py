@@ -11,7 +11,7 @@ import numpy as np
 from mae_vit.core.errors import InputError, damage_allowed
 from mae_vit.core.messages import count_of
 from mae_vit.data.index import ShardIndex, open_index
-from mae_vit.data.remote.folder import RemoteFolder
+from mae_vit.data.remote.cache import RemoteFolder
 
 _NAMED = 3
 

@@ -53,11 +53,11 @@ def make_order(
     block_shards: int | None,
     repeats: int = 1,
 ) -> Order:
-    """Builds the order of a split's samples, or of a subset.
+    """Builds the order of a split's samples; of sorted `samples` alone, it yields indices into them.
 
     Args:
         index: index of the split.
-        samples: sorted sample numbers of a subset; the order then yields indices into it.
+        samples: sample numbers of a subset.
         effective_batch_size: number of samples in a step.
         seed: seed of the run.
         lanes: number of lanes in the order "blocks"; None for "global".
@@ -96,12 +96,11 @@ class TrainingData:
     Attributes:
         index: index of their split.
         samples: sorted numbers of the images in the split; None for all.
-        source: source that reads and augments them.
+        source: reads and augments them.
         order: order of indices into `source`.
-        cores: number of CPU cores of this rank.
-        workers: number of data workers of this rank.
-        mean: mean of each channel of pixels in 0..1, for normalization.
-        std: standard deviation of each channel.
+        cores: CPU cores of this rank.
+        workers: data workers of this rank.
+        mean: mean of each channel of pixels in 0..1; `std` likewise.
         pin_memory: whether batches are pinned, to be copied to a GPU.
     """
 

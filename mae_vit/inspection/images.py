@@ -123,10 +123,7 @@ def draw_samples(data: str, *, count: int, encoder: EncoderInfo, split: str | No
 
 
 def _decode(
-    readers: Sequence[Callable[[], bytes]],
-    encoder: EncoderInfo,
-    preprocessing: Preprocessing,
-    bands: Bands,
+    readers: Sequence[Callable[[], bytes]], encoder: EncoderInfo, preprocessing: Preprocessing, bands: Bands
 ) -> tuple[list[np.ndarray], list[int]]:
     """Returns the images that can be decoded, (C, any size) each, and their indices in `readers`."""
     images, kept = [], []

@@ -20,15 +20,7 @@ _JOINT = re.compile(r"[|;,\s]+")
 
 @dataclass(frozen=True)
 class Report:
-    """The result of `prepare`.
-
-    Attributes:
-        dataset: the data set after the call.
-        written: names of the splits written.
-        unreadable: images left out, with the reason.
-        notes: remarks on skipped files and on the data set.
-        conversions: number of images for each remark on their conversion.
-    """
+    """The result of `prepare`: the data set, splits written, images left out and why, and counted conversions."""
 
     dataset: Dataset
     written: list[str]

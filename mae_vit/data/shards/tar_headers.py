@@ -76,13 +76,7 @@ class Tar:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A regular file in a tar.
-
-    Attributes:
-        name: its path.
-        offset: place of its first byte in the file.
-        size: number of bytes.
-    """
+    """A regular file in a tar: its path, the place of its first byte in the file, and its size in bytes."""
 
     name: str
     offset: int
@@ -149,7 +143,7 @@ def _walk(
         kind = header[156:157]
         size = _number(header[124:136])
         if kind in _REGULAR and "size" in pax:
-            size = _decimal(pax["size"])
+            size = int(pax["size"]) if pax["size"].isdecimal() else -1
         elif kind in _BODILESS:
             size = 0
         body = at + BLOCK
@@ -198,22 +192,10 @@ def _number(field: bytes) -> int:
         return -1
 
 
-def _decimal(text: str) -> int:
-    """Parses a number of a pax record; -1 if it is none."""
-    try:
-        return int(text)
-    except ValueError:
-        return -1
-
-
 def plain_name(header: bytes) -> str:
     """Returns the name in a member's own header block; a long name stands in blocks before it."""
-    name = header[:100].split(b"\0", 1)[0]
-    prefix = (
-        header[345:500].split(b"\0", 1)[0]
-        if header[257:262] == b"ustar" and header[263:265] == b"00"
-        else b""
-    )
+    name, posix = header[:100].split(b"\0", 1)[0], header[257:262] == b"ustar" and header[263:265] == b"00"
+    prefix = header[345:500].split(b"\0", 1)[0] if posix else b""
     return _text(prefix + b"/" + name if prefix else name)
 
 

@@ -18,10 +18,22 @@ def source(many_shards, tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def server(source):
-    server = Server(source)
-    yield server
-    server.stop()
+def serve():
+    """Serves folders until the test ends."""
+    servers = []
+
+    def call(folder: Path) -> Server:
+        servers.append(Server(folder))
+        return servers[-1]
+
+    yield call
+    for server in servers:
+        server.stop()
+
+
+@pytest.fixture
+def server(serve, source):
+    return serve(source)
 
 
 @pytest.fixture

@@ -48,7 +48,7 @@ def open_npy(data: bytes, max_pixels: int | None, extension: str = "npy") -> Ras
     array = flat.reshape(header.shape, order="F" if header.fortran else "C")
     if array.ndim == 2:
         array = array[None]
-    elif array.shape[0] > array.shape[2]:
+    elif array.shape[0] > array.shape[-1]:
         array = array.transpose(2, 0, 1)
     return Raster(extension, array.astype(header.dtype.newbyteorder("="), copy=False))
 

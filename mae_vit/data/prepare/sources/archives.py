@@ -88,7 +88,7 @@ def inner_tars(tar: Tar) -> list[Tar]:
         InputError: if it is damaged, or its inner tars are compressed.
     """
     inner = []
-    for member in _members(tar, None):
+    for member in _members(tar):
         if is_image(member.name):
             return []
         if is_tar(Path(member.name)) and member.size:
@@ -133,7 +133,7 @@ def _read_member(tar: Tar, member: Member, length: int | None = None) -> bytes:
     return tar.read(member.offset, member.size if length is None else min(length, member.size))
 
 
-def _members(tar: Tar, special: list[Special] | None) -> Iterator[Member]:
+def _members(tar: Tar, special: list[Special] | None = None) -> Iterator[Member]:
     try:
         yield from walk_tar(tar, special)
     except IncompleteTar as error:

@@ -11,11 +11,11 @@ import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import fsspec
 
@@ -53,14 +53,7 @@ _LONGEST_REASON = 300
 
 
 class _ParquetTable:
-    """A Parquet file as rows of one split.
-
-    Attributes:
-        name: its name in messages.
-        split: split of rows that name none.
-        stem: stem of the keys of rows that name no path.
-        schema: schema of pyarrow.
-    """
+    """A Parquet file as rows: its name in messages, split of rows that name none, and stem of keys without a path."""
 
     def __init__(self, path: Path, folder: Path, split: str) -> None:
         self.name, self.split, self.stem = path.relative_to(folder).as_posix(), split, path.stem
@@ -255,17 +248,8 @@ _IMAGES = ("images", "binary", "base64")
 _LABELS = ("number", "text", "base64")
 
 
-@dataclass(frozen=True)
-class Columns:
-    """The columns that are read.
-
-    Attributes:
-        image: column of {bytes, path}, bytes, or base64.
-        label: column of labels; None without labels.
-        split: column of texts that name the split of each row; None without one.
-        names: class names for integer labels, if the schema has them.
-        unread: other columns that the user may have meant.
-    """
+class Columns(NamedTuple):
+    """The columns of images, labels and splits; class names of integers; others that the user may have meant."""
 
     image: str
     label: str | None
@@ -374,10 +358,8 @@ def _choose(
 
 def unread_note(where: str, columns: Collection[str]) -> list[str]:
     """Returns a note on columns that are not read."""
-    said = (
-        f"columns of {where} that are not read: {shown(columns)} (--image-column and --label-column choose)"
-    )
-    return [said] if columns else []
+    choose = "(--image-column and --label-column choose)"
+    return [f"columns of {where} that are not read: {shown(columns)} {choose}"] if columns else []
 
 
 def decode_base64(text: Any) -> bytes | None:

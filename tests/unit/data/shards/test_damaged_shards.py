@@ -116,7 +116,7 @@ def test_samples_that_changed_places_are_not_taken_for_each_other(digits, whole,
     write_tar(path, [*members[2:4], *members[:2], *members[4:]])
     assert path.stat().st_size == 829_440
     assert assert_whole_but(open_index(copy, "train"), whole, [400, 401]) == {ANOTHER}
-    assert main(["prepare", "--reindex", str(copy)]) == 0
+    assert main(["prepare", "--in-place", str(copy), "--overwrite"]) == 0
     index = open_index(copy, "train")
     assert [index.read(400), index.read(401)] == [whole.read(401), whole.read(400)]
     assert index.keys()[400:402] == whole.keys()[401:399:-1]
@@ -144,7 +144,7 @@ def test_names_in_blocks_before_a_header_are_no_damage(digits, whole, tmp_path, 
     copy = copy_of(digits, tmp_path / "data")
     path, images = copy / "train-000001.tar", [whole.read(sample) for sample in range(400, 440)]
     write_tar(path, [(f"{name.format(n)}.png", image) for n, image in enumerate(images)], format=form)
-    assert main(["prepare", "--reindex", str(copy)]) == 0
+    assert main(["prepare", "--in-place", str(copy), "--overwrite"]) == 0
     index = open_index(copy, "train")
     assert [index.read(400 + n) for n in range(40)] == images
     assert index.keys()[400:440] == [name.format(n) for n in range(40)]

@@ -1,10 +1,10 @@
 """check: every damage is found and named."""
 
 import json
-import shutil
 
 import numpy as np
 import pytest
+from helpers.damage import copy_of
 
 from mae_vit.cli.main import main
 from mae_vit.data.index import open_index
@@ -13,9 +13,7 @@ from mae_vit.data.shards.dataset_json import file_digest
 
 @pytest.fixture
 def copy(digits, tmp_path):
-    out = tmp_path / "data"
-    shutil.copytree(digits, out, ignore=shutil.ignore_patterns(".index"))  # other tests decode into it
-    return out
+    return copy_of(digits, tmp_path / "data")
 
 
 def test_whole_data_passes(copy, capsys):
