@@ -4,12 +4,9 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from helpers.batch_digests import digest_of_global_batches
 
-from mae_vit.data.batches.loader import start_worker_server
 from mae_vit.data.index import open_index
-from mae_vit.data.order.block_order import BlockOrder
-from mae_vit.data.order.order import RankSlice, micro_batches
+from mae_vit.data.order.order import BlockOrder, RankSlice, micro_batches
 
 BATCH, LANES, BLOCK = 96, 8, 2
 UNEVEN = [7, 1, 30, 12, 5, 40, 2, 2, 19, 64, 11]  # 193 samples
@@ -112,24 +109,6 @@ def test_a_lane_reads_few_shards_at_a_time(many_shards):
                 assert sum(first[shard] <= place <= last[shard] for shard in first) <= BLOCK
         # Shards in two lanes are those of blocks that lie across a cut.
         assert sum(count > 1 for count in seen.values()) <= (LANES - 1) * BLOCK
-
-
-def test_global_batches_do_not_depend_on_ranks_or_workers(many_shards):
-    start_worker_server()
-    order = order_of(many_shards)
-    steps = range(12, 19)
-    assert steps.start < order.steps_per_epoch < steps.stop
-    expected = digest_of_global_batches(many_shards, order, "tar", 1, 0, steps)
-    assert len(set(expected)) == len(expected)
-    # Of 16 ranks, two share each lane.
-    for world_size, name, workers, accumulation in ((16, "tar", 0, 1), (2, "tar", 2, 1), (2, "memory", 0, 3)):
-        digest = digest_of_global_batches(
-            many_shards, order, name, world_size, workers, steps, accumulation=accumulation
-        )
-        assert digest == expected, world_size
-    # From the middle of an epoch on: no state to restore.
-    again = digest_of_global_batches(many_shards, order_of(many_shards), "tar", 4, 0, range(15, 19))
-    assert again == expected[3:]
 
 
 def test_shards_of_a_rank_that_shares_its_lane(many_shards):
