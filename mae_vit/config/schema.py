@@ -73,11 +73,7 @@ TRACKERS: dict[str, str | Callable[[Any], Any]] = {
 
 
 def register_tracker(name: str, tracker: str | Callable[[Any], Any]) -> None:
-    """Adds an experiment tracker. A plug-in calls it when it is imported.
-
-    Raises:
-        ValueError: if there is another of that name.
-    """
+    """Adds an experiment tracker; raises ValueError if there is another of that name. For plug-ins."""
     if TRACKERS.setdefault(name, tracker) is not tracker:
         raise ValueError(f'there is a tracker "{name}"')
 

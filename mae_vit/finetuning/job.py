@@ -37,7 +37,6 @@ from mae_vit.finetuning.setup import Setup, set_up
 from mae_vit.objectives.config import PAIRS
 from mae_vit.runtime.ranks import find_ranks, run_on_rank_zero
 from mae_vit.training.checkpoints.checkpoint import CheckpointInfo
-from mae_vit.training.checkpoints.resume import Identity
 from mae_vit.training.engines.base import Engine
 from mae_vit.training.engines.build import build_engine
 from mae_vit.training.engines.precision import Chosen, choose_precision
@@ -48,6 +47,7 @@ from mae_vit.training.outputs.plan_text import print_notes
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.run import run
 from mae_vit.training.startup import (
+    Identity,
     agree_on_precision,
     as_array_task,
     foresee_start,

@@ -35,9 +35,8 @@ from mae_vit.models.load_report import LoadReport
 from mae_vit.objectives.config import PAIRS
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.checkpoints.checkpoint import LABELS_SEEN
-from mae_vit.training.checkpoints.resume import Identity, run_identity
 from mae_vit.training.engines.cost import Estimate, estimate
-from mae_vit.training.startup import choose_device
+from mae_vit.training.startup import Identity, choose_device, run_identity
 from mae_vit.weights.foreign import ForeignWeights
 from mae_vit.weights.load import warn_normalization_differs
 from mae_vit.weights.seen_labels import Overlap, SeenLabels, most_flattering

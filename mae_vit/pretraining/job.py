@@ -23,7 +23,6 @@ from mae_vit.pretraining.plan_text import describe_plan
 from mae_vit.pretraining.setup import Setup, initialize, seen_labels, set_up
 from mae_vit.runtime.ranks import Ranks, find_ranks
 from mae_vit.training.checkpoints.checkpoint import COST_BEFORE, LABELS_SEEN
-from mae_vit.training.checkpoints.resume import run_identity
 from mae_vit.training.engines.base import Engine
 from mae_vit.training.engines.build import build_engine
 from mae_vit.training.engines.state import BestWeights
@@ -38,6 +37,7 @@ from mae_vit.training.startup import (
     note_of_run_around,
     open_run_folder,
     resume_or_start,
+    run_identity,
     settle_precision,
 )
 from mae_vit.training.trainer import RunSetup

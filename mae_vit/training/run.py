@@ -26,7 +26,7 @@ from mae_vit.training.engines.state import LossHistory
 from mae_vit.training.evals import Evals
 from mae_vit.training.outputs.environment import describe_environment
 from mae_vit.training.outputs.run_outputs import RunOutputs
-from mae_vit.training.recovery import Quarantine, Recovery, Rollback
+from mae_vit.training.recovery import Quarantine, Recovery
 from mae_vit.training.startup import run_folder_locked
 from mae_vit.training.trainer import Job, Outcome, RunSetup, Trainer, restore
 
@@ -37,13 +37,7 @@ OTHER_RANK = "the request of another rank"
 
 
 def run(setup: RunSetup, job: Job, checkpoint: CheckpointInfo | None) -> None:
-    """Trains from `checkpoint`, or from the beginning, to the end or to a signal.
-
-    Raises:
-        InputError: if too many samples are damaged already, or if a rank cannot read `checkpoint`.
-        TrainingFailed: if it cannot continue.
-        RunInterrupted: on all ranks, after saving, if a signal or a lost launcher stopped it.
-    """
+    """Trains from `checkpoint`, or from the beginning, to the end or to a signal."""
     begun, start_step = time.monotonic(), checkpoint.step if checkpoint else 0
     quarantine = _open_quarantine(setup, start_step)
     with run_folder_locked(setup.folder, setup.engine.ranks):
@@ -75,11 +69,7 @@ def run(setup: RunSetup, job: Job, checkpoint: CheckpointInfo | None) -> None:
 def build_trainer(
     setup: RunSetup, job: Job, checkpoint: CheckpointInfo | None, quarantine: Quarantine
 ) -> Trainer:
-    """Restores `checkpoint` and builds the trainer, in a locked run folder; collective.
-
-    Raises:
-        InputError: if a rank cannot read `checkpoint`.
-    """
+    """Restores `checkpoint` and builds the trainer, in a locked run folder; collective. Raises InputError."""
     config, plan, engine, folder = setup.config, setup.plan, setup.engine, setup.folder
     ranks, start_step = engine.ranks, checkpoint.step if checkpoint else 0
     run_on_rank_zero(lambda: _prepare_folder(setup, checkpoint), ranks)
@@ -110,7 +100,8 @@ def build_trainer(
     recovery = Recovery(
         config.guard,
         checkpoint.course if checkpoint else LossHistory(),
-        rollback=Rollback(folder, config.guard, ranks, job.samples_of),
+        folder=folder,
+        samples_of=job.samples_of,
         quarantine=quarantine,
         ranks=ranks,
         mend=_MEND.format(data=redact_url(config.data.path)),

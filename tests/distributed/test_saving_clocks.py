@@ -9,18 +9,12 @@ from mae_vit.training.checkpoints.checkpoint import list_checkpoints, step_of
 
 SCRIPT = str(Path(__file__).with_name("workers") / "pretrain_with_other_clocks.py")
 ARGUMENTS = [
-    *(
-        "--config",
-        "configs/pretrain/mae_digits.yaml",
-        "model.embed_dim=32",
-        "model.depth=1",
-        "model.num_heads=2",
-    ),
-    *("objective.decoder_embed_dim=16", "objective.decoder_depth=1", "run.name=same"),
+    *("--config", "configs/pretrain/mae_digits.yaml", "model.embed_dim=32", "model.depth=1"),
+    *("model.num_heads=2", "objective.decoder_embed_dim=16", "objective.decoder_depth=1", "run.name=same"),
     *("train.steps=10", "train.warmup_steps=1", "train.zero_stage=1", "data.workers=0"),
     *("monitor.log_every_steps=100", "monitor.evaluate_every_steps=100", "monitor.evaluate_images=16"),
-    *("monitor.tensorboard=false", "monitor.probe_queries=0"),
-    *("checkpoint.keep_last=99", "checkpoint.asynchronous=false"),
+    *("monitor.tensorboard=false", "monitor.probe_queries=0", "checkpoint.keep_last=99"),
+    "checkpoint.asynchronous=false",
 ]
 BY_TIME = [*ARGUMENTS, "checkpoint.every_minutes=3"]
 

@@ -8,25 +8,13 @@ from distributed.launch import Run
 from safetensors.torch import load_file
 
 SMALL = [
-    "--config",
-    "configs/pretrain/mae_digits.yaml",
     # Small, but with parameters that ZeRO 3 shards: of more than 100,000 numbers.
-    "model.embed_dim=192",
-    "model.num_heads=3",
-    "model.depth=1",
-    "objective.decoder_embed_dim=32",
-    "objective.decoder_depth=1",
-    "train.steps=6",
-    "train.warmup_steps=1",
-    "monitor.log_every_steps=1",
-    "monitor.evaluate_every_steps=3",
+    *("--config", "configs/pretrain/mae_digits.yaml", "model.embed_dim=192", "model.num_heads=3"),
+    *("model.depth=1", "objective.decoder_embed_dim=32", "objective.decoder_depth=1", "train.steps=6"),
+    *("train.warmup_steps=1", "monitor.log_every_steps=1", "monitor.evaluate_every_steps=3"),
     # One rank has one more batch of them than the other.
-    "monitor.evaluate_images=65",
-    "train.batch_size_per_device=32",
-    "monitor.tensorboard=false",
-    "checkpoint.every_steps=2",
-    "checkpoint.keep_last=9",
-    "run.name=same",
+    *("monitor.evaluate_images=65", "train.batch_size_per_device=32", "monitor.tensorboard=false"),
+    *("checkpoint.every_steps=2", "checkpoint.keep_last=9", "run.name=same"),
 ]
 
 

@@ -33,12 +33,11 @@ from mae_vit.finetuning.setup import Setup
 from mae_vit.runtime.ranks import Ranks, barrier, gather_objects, run_on_rank_zero
 from mae_vit.runtime.signals import exit_on_signal
 from mae_vit.runtime.slurm import mark_slurm_progress
-from mae_vit.training.checkpoints.resume import Identity, check_identity, run_identity
 from mae_vit.training.engines.precision import Chosen, autocast
 from mae_vit.training.outputs.environment import describe_environment
 from mae_vit.training.outputs.plan_text import print_notes
 from mae_vit.training.outputs.run_folder import RunFolder
-from mae_vit.training.startup import run_folder_locked
+from mae_vit.training.startup import Identity, check_identity, run_folder_locked, run_identity
 from mae_vit.weights.start import origin_of
 
 WEIGHTS = "linear.safetensors"

@@ -8,14 +8,12 @@ from dataclasses import dataclass
 
 import torch
 from timm.models.vision_transformer import Block
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from mae_vit.core.batch import Batch
 from mae_vit.core.keyed_rng import SampleKeys
 from mae_vit.models.attention import set_fused_attention
 from mae_vit.objectives.objective import Task
-from mae_vit.training.engines.precision import AUTOCAST_DTYPES, Precision
 
 # Bucket size on GPUs at ZeRO 1 to 3, in float32 elements. DeepSpeed's default is 500 M.
 ZERO_BUCKET = 25_000_000
@@ -28,14 +26,12 @@ class Estimate:
     """Costs of an objective.
 
     Attributes:
-        parameters: number of all parameters.
         encoder_parameters: number of the encoder's parameters; of all if the network has no encoder.
         trainable: number of parameters that have optimizer state.
         flops_per_image: model FLOPs of a training step: 3 x forward, without recomputation.
         activation_bytes: bytes of a micro-batch's raw images and of what autograd keeps, in float32 with
             plain attention: an upper bound for bf16, fp16 and fused attention.
         optimizer_slots: float32 values that the optimizer keeps for each trainable parameter.
-        averaged: each rank keeps a whole moving average of all parameters.
     """
 
     parameters: int
@@ -51,14 +47,9 @@ class Estimate:
         lasting, gradients = self._states(world_size, zero_stage)
         return (lasting + gradients + self.activation_bytes) / 2**30
 
-    def least_gib(self, *, world_size: int, zero_stage: int, kept_bytes: int) -> float:
-        """Returns a lower bound of one rank's memory in GiB.
-
-        It counts gradients or activations (from the function `kept_bytes`), whichever is larger: the
-        backward pass frees activations while it creates gradients.
-        """
-        lasting, gradients = self._states(world_size, zero_stage)
-        return (lasting + max(gradients, kept_bytes)) / 2**30
+    def least_gib(self, *, world_size: int, zero_stage: int) -> float:
+        """Returns a lower bound of one rank's memory in GiB: without activations, which compiling may shrink."""
+        return sum(self._states(world_size, zero_stage)) / 2**30
 
     def _states(self, world_size: int, zero_stage: int) -> tuple[float, float]:
         """Returns one rank's persistent bytes (weights, optimizer state) and its bytes of gradients."""
@@ -129,42 +120,6 @@ def estimate(
         optimizer_slots=optimizer_slots,
         averaged=averaged,
     )
-
-
-def kept_bytes(
-    build: Callable[[], Task],
-    *,
-    image_shape: tuple[int, int, int],
-    batch_size_per_device: int,
-    precision: Precision,
-    fused_attention: bool,
-    activation_checkpointing: bool = False,
-    dtype: torch.dtype = torch.uint8,
-) -> int:
-    """Measures the least bytes that autograd keeps in an eager step, including autocast's copies of weights.
-
-    It uses fake CPU tensors: there autocast and fused attention keep the same tensors as on a GPU
-    (queries, keys, values, the result, one sum per row). Other arguments are those of `estimate`.
-    """
-    with torch.device("meta"):
-        model = build()
-    model.to("meta")
-    set_fused_attention(model, fused_attention)
-    autocast = AUTOCAST_DTYPES.get(precision)
-    with FakeTensorMode():
-        # Each module once: joint objectives share the encoder, and a fake parameter may not be replaced twice.
-        for module in model.modules():
-            module._apply(lambda t: torch.empty(t.shape, dtype=t.dtype), recurse=False)
-        images = torch.empty(batch_size_per_device, *image_shape, dtype=dtype)
-        index = torch.empty(batch_size_per_device, dtype=torch.int64)
-        activations = _Activations(model, recomputed=activation_checkpointing)
-        with (
-            torch.autocast("cpu", dtype=autocast, enabled=autocast is not None),
-            torch.autograd.graph.saved_tensors_hooks(activations.keep, lambda t: t),
-        ):
-            kept = model(Batch(images, index, SampleKeys(0, 0, index)))
-        del kept
-    return activations.bytes
 
 
 class _Activations:
