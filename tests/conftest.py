@@ -21,8 +21,7 @@ from helpers.said import said  # noqa: F401  a fixture
 from mae_vit.data.index import open_index
 from mae_vit.data.prepare.in_place import reindex
 from mae_vit.data.prepare.prepare import prepare
-from mae_vit.data.prepare.publish import write_description
-from mae_vit.data.prepare.shard_writer import ShardWriter
+from mae_vit.data.prepare.publish import ShardWriter, write_description
 from mae_vit.data.prepare.sources.find import find_images
 from mae_vit.finetuning.comparison.runner import PRELOADED
 from mae_vit.runtime import device

@@ -124,7 +124,7 @@ def check_packages() -> None:
     names = [*re.findall(r'^    "([\w.-]+)>=', needed, re.MULTILINE), "transformers"]
     missing = [name for name, version in versions_of(names).items() if version == "not installed"]
     if missing:
-        without = "Without a network: docs/performance.md says how to bring wheels along"
+        without = "Without a network: benchmarks/README.md says how to bring wheels along"
         raise InputError(f"not installed here: {', '.join(missing)}. {without}")
 
 

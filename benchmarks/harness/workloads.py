@@ -29,6 +29,7 @@ from mae_vit.runtime.device import find_device
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.engines.base import Engine, StepOptions
 from mae_vit.training.engines.build import optimizer_options
+from mae_vit.training.engines.cost import Estimate
 from mae_vit.training.engines.precision import Precision
 from mae_vit.training.engines.state import BestWeights
 from mae_vit.training.engines.torch_engine import TorchEngine
@@ -73,10 +74,15 @@ class Workload:
         return _CLASSES if self.config.objective.uses_labels else 0
 
     @property
+    def costs(self) -> Estimate:
+        """What a step costs."""
+        sizes = {"num_classes": self.num_classes, "batch_size_per_device": self.batch_size}
+        return estimate_costs(self.config, self.info, **sizes)
+
+    @property
     def flops_per_image(self) -> float:
         """Model FLOPs of a training step: 3 x forward, no recomputation."""
-        sizes = {"num_classes": self.num_classes, "batch_size_per_device": self.batch_size}
-        return estimate_costs(self.config, self.info, **sizes).flops_per_image
+        return self.costs.flops_per_image
 
     def device(self) -> torch.device:
         """The device, as a run finds it, with this many threads."""

@@ -80,11 +80,7 @@ class Run:
         return self.path / name
 
     def encoder(self) -> PretrainedEncoder:
-        """Loads the encoder (`mae_vit.load_encoder`).
-
-        Raises:
-            InputError: if the run has none, such as a comparison.
-        """
+        """Loads the encoder (`mae_vit.load_encoder`); raises InputError if the run has none, such as a comparison."""
         from mae_vit.weights.encoder import load_vit
 
         return load_vit(self.path)
@@ -164,15 +160,12 @@ def prepare(
     folder: str | os.PathLike[str] | None = None,
     **options: Option,
 ) -> Path:
-    """Writes images as shards, as `mae-vit prepare` does.
+    """Writes images as shards, as `mae-vit prepare` does; returns their folder, for `data.path`.
 
     Args:
         sources: digits, cifar10, cifar100, a folder or an archive of images, or several of these.
         folder: output folder; None with `in_place=True`.
         **options: options of the command, with _ for -: `holdout=0.1`, `bands=[3, 1]`, `overwrite=True`.
-
-    Returns:
-        The folder with the shards, for `data.path`.
 
     Raises:
         InputError: for invalid input.

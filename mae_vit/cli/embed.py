@@ -14,8 +14,7 @@ from mae_vit.core.errors import EXIT_REQUEUE, InputError
 from mae_vit.core.messages import count_of, error_reason
 
 if TYPE_CHECKING:
-    from mae_vit.weights.embed.embed import Outcome
-    from mae_vit.weights.embed.features import Settings
+    from mae_vit.weights.embed.embed import Outcome, Settings
     from mae_vit.weights.embed.images import Images
 
 _NAMED = 5
@@ -151,11 +150,7 @@ def add_speed(group: argparse._ArgumentGroup) -> None:
 
 
 def run_embed(arguments: argparse.Namespace) -> int:
-    """Runs the command; returns 0, or 75 if a signal stopped it.
-
-    Raises:
-        InputError: for every error that the user can fix.
-    """
+    """Runs the command; returns 0, or 75 if a signal stopped it; raises InputError for errors that the user can fix."""
     check_numbers(arguments)
     try:
         outcome = _embed(arguments)
@@ -167,7 +162,7 @@ def run_embed(arguments: argparse.Namespace) -> int:
         done = f"{outcome.done:,} of {count_of(outcome.total, 'image')}"
         print(f"mae-vit: stopped, {done} are saved: {again} resumes", file=sys.stderr)
         return EXIT_REQUEUE
-    from mae_vit.weights.start import origin_of  # slow to import
+    from mae_vit.weights.names import origin_of  # slow to import
 
     _report(outcome, arguments.out)
     if origin := origin_of(arguments.weights):
@@ -190,7 +185,7 @@ def read_settings(
     from mae_vit.data.batches.loader import auto_workers
     from mae_vit.runtime.cores import cores_of_rank
     from mae_vit.runtime.device import choose_device
-    from mae_vit.weights.embed.features import Settings
+    from mae_vit.weights.embed.embed import Settings
 
     device = choose_device(arguments.device)
     on_gpu, workers = device.type == "cuda", arguments.workers

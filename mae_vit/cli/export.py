@@ -95,19 +95,21 @@ def add_export(commands: argparse._SubParsersAction[OneLineParser]) -> None:
 
 
 def run_export(arguments: argparse.Namespace) -> int:
-    """Runs the command.
-
-    Raises:
-        InputError: for every error that the user can fix.
-    """
+    """Runs the command; raises InputError for every error that the user can fix."""
     if arguments.pool and (why := _WITHOUT_POOL.get(arguments.to)):
         raise InputError(f"--pool {arguments.pool} changes nothing with --to {arguments.to}: {why}")
     if arguments.public and not arguments.push:
         raise InputError("--public changes nothing without --push")
     # Imported here, so that --help is fast.
-    from mae_vit.weights.export.card import describe
-    from mae_vit.weights.export.export import check_place, default_folder, write_export
-    from mae_vit.weights.export.push import check_push, parse_push_name, push
+    from mae_vit.weights.export.export import (
+        check_place,
+        check_push,
+        default_folder,
+        describe,
+        parse_push_name,
+        push,
+        write_export,
+    )
     from mae_vit.weights.export.source import load_for_export
 
     target, public = arguments.to, arguments.public

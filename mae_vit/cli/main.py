@@ -20,6 +20,7 @@ EXAMPLES = """examples:
   mae-vit prepare hf:USER/NAME data/cats                 a data set of the Hugging Face Hub; also Parquet files
   mae-vit prepare --in-place laion/                      existing webdataset shards, used where they are
   mae-vit check data/mine                                verifies every shard
+  mae-vit recommend photos/                              which preset fits, how long it takes here, what to expect
   mae-vit presets mae cifar                              the included configs whose names have these words
   mae-vit pretrain mae_digits train.epochs=10            a preset, or a YAML file; then keys with other values
   mae-vit finetune --ckpt runs/mae_digits                on the run's data, with the recipe for the encoder's size
@@ -56,11 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
-    """Parses the command line of any command except the jobs; `run` of the result runs it.
-
-    Raises:
-        InputError: for an invalid command line.
-    """
+    """Parses the command line of any command except the jobs, or raises InputError; `run` of the result runs it."""
     parser = _parser()
     arguments, rest = parser.parse_known_args(words)
     # argparse does not collect paths that have options between them.
@@ -78,7 +75,7 @@ def _parser() -> OneLineParser:
     from mae_vit.cli.inspect import add_inspect
     from mae_vit.cli.predict import add_predict
     from mae_vit.cli.prepare import add_prepare
-    from mae_vit.cli.reading import add_check, add_replay, add_report
+    from mae_vit.cli.reading import add_check, add_recommend, add_replay, add_report
 
     parser = OneLineParser(
         prog="mae-vit",
@@ -92,6 +89,7 @@ def _parser() -> OneLineParser:
     add_local_rank(parser)
     add_prepare(commands)
     add_check(commands)
+    add_recommend(commands)
     add_presets(commands)
     add_jobs(commands)
     add_replay(commands)

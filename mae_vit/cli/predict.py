@@ -20,7 +20,7 @@ from mae_vit.core.messages import count_of, error_reason, plain_text
 
 if TYPE_CHECKING:
     from mae_vit.finetuning.models.image_classifier import ImageClassifier
-    from mae_vit.weights.embed.features import Settings
+    from mae_vit.weights.embed.embed import Settings
     from mae_vit.weights.embed.images import Images
 
 _SHOWN, _NAMED = 12, 3
@@ -61,11 +61,7 @@ def add_predict(commands: argparse._SubParsersAction[OneLineParser]) -> None:
 
 
 def run_predict(arguments: argparse.Namespace) -> int:
-    """Runs the command; returns the exit code.
-
-    Raises:
-        InputError: for every error that the user can fix.
-    """
+    """Runs the command; returns the exit code, or raises InputError for errors that the user can fix."""
     check_numbers(arguments)
     out: Path = arguments.out
     if out.suffix != ".csv" or out.is_dir():
@@ -126,7 +122,7 @@ def _write(file: TextIO, classifier: ImageClassifier, images: Images, settings: 
 
     from mae_vit.core.progress import progress
     from mae_vit.runtime.signals import StopRequest
-    from mae_vit.weights.embed.features import compute_features
+    from mae_vit.weights.embed.embed import compute_features
 
     writer, done, first = csv.writer(file, lineterminator="\n"), _Done(), 0
     known = frozenset(classifier.classes)

@@ -24,7 +24,7 @@ from mae_vit.data.images.bounds import MAX_PIXELS
 
 # The modules of `mae_vit.data.prepare` are slow to import, and --help must be fast.
 if TYPE_CHECKING:
-    from mae_vit.data.prepare.bands.options import BandOptions
+    from mae_vit.data.prepare.convert import Conversion
     from mae_vit.data.prepare.entries import ImageSource
     from mae_vit.data.prepare.report import Report
 
@@ -309,8 +309,7 @@ def _check_masks(arguments: argparse.Namespace) -> None:
 
 
 def _prepare(arguments: argparse.Namespace) -> Report:
-    from mae_vit.data.prepare.convert import Conversion
-    from mae_vit.data.prepare.convert_pool import default_workers
+    from mae_vit.data.prepare.convert import default_workers
     from mae_vit.data.prepare.prepare import prepare
     from mae_vit.data.prepare.selection import Selection
 
@@ -322,13 +321,7 @@ def _prepare(arguments: argparse.Namespace) -> Report:
             shard_bytes=arguments.shard_mib << 20,
             shard_samples=arguments.shard_samples,
             selection=Selection(**_values(Selection, arguments)),
-            conversion=Conversion(
-                resize=arguments.resize,
-                quality=arguments.quality,
-                upright=arguments.exif_orientation == "apply",
-                max_pixels=arguments.max_pixels,
-                bands=_band_options(arguments),
-            ),
+            conversion=_conversion(arguments),
             exclude=arguments.exclude or (),
             exclude_distance=arguments.exclude_distance,
             workers=default_workers() if arguments.workers is None else arguments.workers,
@@ -363,7 +356,7 @@ def _opened_sources(arguments: argparse.Namespace) -> Iterator[list[ImageSource]
 
 
 def _describe(arguments: argparse.Namespace) -> Report:
-    from mae_vit.data.prepare.convert_pool import default_workers
+    from mae_vit.data.prepare.convert import default_workers
     from mae_vit.data.prepare.in_place import index_in_place, reindex
 
     folder = Path(arguments.paths[0])
@@ -373,19 +366,26 @@ def _describe(arguments: argparse.Namespace) -> Report:
         folder,
         split=arguments.split,
         overwrite=arguments.overwrite,
-        max_pixels=arguments.max_pixels,
-        bands=_band_options(arguments),
+        conversion=_conversion(arguments),
         workers=default_workers() if arguments.workers is None else arguments.workers,
     )
 
 
-def _band_options(arguments: argparse.Namespace) -> BandOptions:
-    from mae_vit.data.prepare.bands.options import BandOptions
+def _conversion(arguments: argparse.Namespace) -> Conversion:
+    from mae_vit.data.prepare.bands import BandOptions
+    from mae_vit.data.prepare.convert import Conversion
 
-    return BandOptions(
-        select=arguments.bands or (),
-        scale=arguments.window or arguments.scale,
-        nodata=arguments.nodata,
-        window=arguments.window,
-        take=arguments.take,
+    return Conversion(
+        resize=arguments.resize,
+        quality=arguments.quality,
+        upright=arguments.exif_orientation == "apply",
+        max_pixels=arguments.max_pixels,
+        in_place=arguments.in_place,
+        bands=BandOptions(
+            select=arguments.bands or (),
+            scale=arguments.window or arguments.scale,
+            nodata=arguments.nodata,
+            window=arguments.window,
+            take=arguments.take,
+        ),
     )

@@ -1,4 +1,4 @@
-"""The commands that look at data and runs: `mae-vit check`, `replay` and `report`."""
+"""The commands that look at data and runs: `mae-vit check`, `recommend`, `replay` and `report`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,14 @@ from mae_vit.core.urls import is_url, redact_url
 _REPORT = """Write one HTML page on a pretraining run: a verdict in words (did it learn, was it long
 enough, what to do next), curves, pictures over time, plan, environment, damaged images, incidents. The page is one file
 that needs no other. The run may be finished, running, interrupted or failed."""
+
+_RECOMMEND = """examples:
+  mae-vit recommend data/photos        prepared data
+  mae-vit recommend photos/            a folder of images, which stays as it is
+
+Look at the number and size of the images, their labels, the cores and the GPU. Print which preset, batch and
+length fit, how long the run takes here (timed on a few steps, as by --dry-run), whether a gain is to be
+expected from the lengths that were measured, and the commands to type. Nothing is written."""
 
 
 def add_check(commands: argparse._SubParsersAction[OneLineParser]) -> None:
@@ -43,6 +51,31 @@ def _check(arguments: argparse.Namespace) -> int:
         f"{arguments.path}: {count_of(len(problems), 'problem') if problems else 'all shards are as described'}"
     )
     return EXIT_FAILED if problems else 0
+
+
+def add_recommend(commands: argparse._SubParsersAction[OneLineParser]) -> None:
+    """Adds the command `recommend`."""
+    parser = commands.add_parser(
+        "recommend",
+        help="say which preset fits your images and machine",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=_RECOMMEND,
+    )
+    parser.add_argument(
+        "path",
+        type=as_path_text,
+        metavar="DATA",
+        help="prepared data, or a folder, archive or table of images",
+    )
+    parser.set_defaults(run=_recommend, parser=parser)
+
+
+def _recommend(arguments: argparse.Namespace) -> int:
+    # Imports torch: not for --help.
+    from mae_vit.pretraining.recommend import recommend
+
+    print("\n".join(recommend(arguments.path)))
+    return 0
 
 
 def add_replay(commands: argparse._SubParsersAction[OneLineParser]) -> None:

@@ -54,10 +54,8 @@ def describe_place(path: str, folder: Path) -> str:
 def check_recorded(path: str, run: Path, remedy: str) -> None:
     """Checks that a run's data exist where its config says; the run may have moved, also to another machine.
 
-    Args:
-        path: the `data.path` that the run recorded; a relative path is resolved from the working folder, not the run's.
-        run: folder of the run.
-        remedy: end of the message; the path that is probably meant replaces DIR in it.
+    A relative `path` is resolved from the working folder, not the run's. In `remedy`, the end of the message, the path
+    that is probably meant replaces DIR.
 
     Raises:
         InputError: if the path does not exist.

@@ -22,7 +22,7 @@ from mae_vit.core.messages import error_reason, nearest
 from mae_vit.core.urls import redact_url
 from mae_vit.data.remote.folder import RemoteFolder, fetch_index
 from mae_vit.data.remote.shards import RemoteShards
-from mae_vit.data.shards.dataset_json import SOURCES, Dataset, Split, read_dataset
+from mae_vit.data.shards.dataset_json import FILE_NAME, SOURCES, Dataset, Split, read_dataset
 from mae_vit.data.shards.index_files import (
     ROW,
     cache_folder,
@@ -66,7 +66,7 @@ class ShardIndex:
         self.array_path = array_path
         self._describe(folder, split, dataset, remote)
         shards = self.split_info.shards
-        self._shards = ShardTable([shard.file for shard in shards], [shard.bytes for shard in shards])
+        self._shards = ShardTable(shards)
         self._files = RemoteShards(remote, shards) if remote else ShardFiles(folder, self._shards)
 
     def _describe(
@@ -131,11 +131,7 @@ class ShardIndex:
         return {} if self.remote else misfit_shards(self.folder, self.split_info.shards)
 
     def samples_beyond(self, sizes: Mapping[int, int | None]) -> np.ndarray:
-        """Returns the samples that are lost if shards have these sizes: int64 (K,), sorted.
-
-        Args:
-            sizes: size of each shard in bytes, by its number; None for a missing shard.
-        """
+        """Returns the samples that are lost if shards have these sizes (None: missing): int64 (K,), sorted."""
         lost, shards = [np.zeros(0, np.int64)], self.split_info.shards
         ends = np.cumsum([shard.samples for shard in shards])
         for number, size in sorted(sizes.items()):
@@ -256,12 +252,7 @@ class ShardIndex:
 
 
 def open_index(folder: Path, split: str, *, remote: RemoteFolder | None = None) -> ShardIndex:
-    """Opens the index that lies beside a split's shards, without reading the shards.
-
-    Args:
-        folder: folder of the shards.
-        split: name of the split.
-        remote: the remote folder that `folder` caches.
+    """Opens the index that lies beside a split's shards, without reading the shards; `folder` caches `remote`.
 
     Raises:
         InputError: if folder, split or index is missing, or the index does not match the shards.
@@ -279,9 +270,7 @@ def open_index(folder: Path, split: str, *, remote: RemoteFolder | None = None) 
         index: ShardIndex = own.open(split)
         return index
     if info.index is None:
-        where = redact_url(remote.url) if remote else str(folder)
-        hint = "run `mae-vit prepare --reindex DIR` where it lies" if remote else reindex_hint(folder)
-        raise InputError(f'{where} has no index of split "{split}", an earlier version wrote it: {hint}')
+        raise InputError(f'{FILE_NAME} of {folder} names no index of split "{split}": {reindex_hint(folder)}')
     if remote is not None:
         return ShardIndex(folder, split, dataset, _fetched_index(remote, folder, split, dataset), remote)
     path, compare = folder / info.index.file, info.index.bytes <= _COMPARED_BYTES

@@ -19,14 +19,9 @@ _NAMED = 3
 def open_training_index(
     folder: Path, split: str, *, damage_budget: float, say: bool, remote: RemoteFolder | None = None
 ) -> ShardIndex:
-    """Opens the index of a training split, even if some of its shards are missing or truncated.
+    """Opens the index of a training split, even if some of its shards are missing or truncated; `say` warns of that.
 
-    Args:
-        folder: folder of the shards.
-        split: name of the split.
-        damage_budget: share of its samples that may be lost.
-        say: whether this process warns of damage.
-        remote: the remote folder that `folder` caches.
+    `damage_budget` is the share of its samples that may be lost.
 
     Raises:
         InputError: if more samples are lost, or the split does not exist.
@@ -92,14 +87,9 @@ def _shorten(problems: Sequence[str], folder: Path) -> str:
 def find_split(
     splits: Iterable[str], *, wanted: str | None, training: str, known: Sequence[str], key: str
 ) -> str | None:
-    """Chooses the split for evaluation; None if none is requested and none of `known` exists.
+    """Chooses the split for evaluation: the `wanted` one, which need not exist, or the first of `known` that exists.
 
-    Args:
-        splits: names of the existing splits.
-        wanted: the requested split, which need not exist.
-        training: the training split.
-        known: splits to look for if none is requested, best first.
-        key: config key of the request.
+    `key` is the config key of the request.
 
     Raises:
         InputError: if the requested split is the training split.

@@ -209,16 +209,7 @@ def open_training_data(
     interpolation: Interpolation = "bicubic",
     masks: bool = False,
 ) -> TrainingData:
-    """Opens the images of a split, or a subset, and chooses source, order and workers.
-
-    Args:
-        config: config of the run.
-        index: index of the split.
-        samples: sorted numbers of a subset; None for all.
-        ranks: rank of this process and number of ranks.
-        device: the device that batches are copied to.
-        interpolation: interpolation for resizing crops.
-        masks: whether to read the images' masks, too.
+    """Opens the images of a split, or the sorted subset `samples`, and chooses source, order and workers.
 
     Raises:
         InputError: for settings that do not fit the images.

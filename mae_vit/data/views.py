@@ -37,14 +37,7 @@ def make_augment(
     mean: Sequence[float],
     interpolation: Interpolation = "bicubic",
 ) -> Augment:
-    """Builds the augmentation of training images.
-
-    Args:
-        section: `data.augment`.
-        img_size: (H, W) in pixels.
-        mean: mean of each channel of pixels in 0..1: the color of areas that a policy moves in from outside.
-        interpolation: interpolation for resizing crops.
-    """
+    """Builds the augmentation of training images of (H, W) px; policies move in the mean color (0..1) from outside."""
     return Augment(
         img_size=img_size,
         crop=section.crop,

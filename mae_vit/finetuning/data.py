@@ -29,8 +29,8 @@ from mae_vit.finetuning.config.recipes import TEST_SPLITS
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.evals import HeldOut
-from mae_vit.weights.other_bands import fit_normalization
-from mae_vit.weights.start import Weights
+from mae_vit.weights.load import fit_normalization
+from mae_vit.weights.read import Weights
 
 # A constant, not the run's seed: runs of all seeds are measured on the same images.
 _MEASURING_SEED = 0
@@ -145,7 +145,7 @@ class FinetuneData(TrainingData):
             channels=self.config.model.channels,
             augment=self.plain.augment,
             memory_limit_gib=section.memory_limit_gib,
-            masks=self.plain.has_masks,
+            masks=self.plain.source.has_masks,
         )
 
 

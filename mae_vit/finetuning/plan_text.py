@@ -13,7 +13,7 @@ from mae_vit.data.data_path import describe_place
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.finetuning.data import FinetuneData
 from mae_vit.finetuning.setup import Setup
-from mae_vit.models.load_report import LoadReport
+from mae_vit.models.encoders.base import LoadReport
 from mae_vit.objectives.objective import Task
 from mae_vit.training.checkpoints.checkpoint import CheckpointInfo
 from mae_vit.training.engines.precision import Chosen

@@ -31,7 +31,7 @@ from mae_vit.finetuning.models.build import (
 )
 from mae_vit.finetuning.models.classifier_file import ClassifierFile
 from mae_vit.models.encoder_file import EncoderInfo
-from mae_vit.models.load_report import LoadReport
+from mae_vit.models.encoders.base import LoadReport
 from mae_vit.objectives.config import PAIRS
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.checkpoints.checkpoint import LABELS_SEEN
@@ -39,8 +39,8 @@ from mae_vit.training.engines.cost import Estimate, estimate
 from mae_vit.training.startup import Identity, choose_device, run_identity
 from mae_vit.weights.foreign import ForeignWeights
 from mae_vit.weights.load import warn_normalization_differs
+from mae_vit.weights.read import Weights
 from mae_vit.weights.seen_labels import Overlap, SeenLabels, most_flattering
-from mae_vit.weights.start import Weights
 
 if TYPE_CHECKING:
     from mae_vit.finetuning.config.pretrained import Pretrained

@@ -31,7 +31,7 @@ from mae_vit.data.prepare.sources.find import find_images
 from mae_vit.data.shards.dataset_json import read_dataset
 from mae_vit.data.shards.shard_files import ReadError
 from mae_vit.models.encoder_file import EncoderInfo
-from mae_vit.weights.other_bands import fit_bands
+from mae_vit.weights.feature_encoder import fit_bands
 
 # Splits to take images from, best first: images that were not trained on.
 _SPLITS = ("val", "test", "train")
@@ -86,10 +86,8 @@ def as_drawn(images: Tensor, bands: Bands, picture_bands: Sequence[int | str] | 
 def draw_samples(data: str, *, count: int, encoder: EncoderInfo, split: str | None = None) -> Samples:
     """Draws at most `count` images by a key, without augmentation: the largest centered box, resized.
 
-    From prepared data it takes the first of val, test and train unless a split is given.
-
-    Raises:
-        InputError: if there is nothing to look at.
+    From prepared data it takes the first of val, test and train unless a split is given. Raises InputError if there is
+    nothing to look at.
     """
     # Given a split, prepare files first: before, they belong to none.
     if split is not None or is_url(data) or not is_unprepared(Path(data)):

@@ -34,8 +34,7 @@ ObjectiveConfig = Annotated[ObjectiveSection, OneOf(OBJECTIVES, "name")]
 def register_objective(section: type[ObjectiveSection]) -> None:
     """Adds an objective under the value of its section's `name`. A plug-in calls it on import.
 
-    Raises:
-        ValueError: if another objective has that name.
+    Raises ValueError if another objective has that name.
     """
     (name,) = get_args(section.model_fields["name"].annotation)
     if OBJECTIVES.setdefault(name, section) is not section:

@@ -10,8 +10,7 @@ from typing_extensions import Unpack
 
 from mae_vit.config.encoders import ENCODERS, EncoderSection
 from mae_vit.config.section import Section
-from mae_vit.models.counts import count_units, num_masked_patches
-from mae_vit.models.sizes import Pool
+from mae_vit.models.sizes import Pool, count_units, num_masked_patches
 
 if TYPE_CHECKING:
     from mae_vit.models.encoders.base import Encoder
@@ -195,7 +194,7 @@ class MaskedPatchConfig(ObjectiveSection):
         random_share: share of these patches that become another patch.
     """
 
-    built_by: ClassVar[str] = "mae_vit.objectives.masked_patch:MaskedPatch"
+    built_by: ClassVar[str] = "mae_vit.objectives.masked_patch:masked_patch"
     needs = "replaces_patches"
     name: Literal["masked_patch"]
     target: Literal["mean_color", "downsized_4x4", "pixels_l2"] = "mean_color"

@@ -110,8 +110,7 @@ class Task(nn.Module, ABC):
     def layer_of(self, name: str) -> int | None:
         """Returns the number of a parameter's layer for layer-wise rate decay; None for the last layer, with the head.
 
-        Raises:
-            ValueError: for an encoder's parameter that belongs to no layer.
+        Raises ValueError for an encoder's parameter that belongs to no layer.
         """
         held, _, rest = name.partition(".")
         encoder = getattr(self, "encoder", None) if held == "encoder" else None

@@ -189,7 +189,7 @@ def check_run(setup: Setup, folder: Path) -> list[Check]:
     sharing = {"world_size": ranks.world_size, "zero_stage": config.train.zero_stage}
     height, width = setup.info.img_size
     batch_bytes = setup.plan.batch_size_per_device * setup.info.in_chans * height * width
-    batch_bytes *= setup.data.source.dtype.itemsize
+    batch_bytes *= setup.data.source.source.dtype.itemsize
     return [
         check_memory(costs.least_gib(**sharing), costs.memory_gib(**sharing), ranks, setup.device),
         check_disk(folder, retention(setup.config, setup.plan, setup.costs)[1]),

@@ -108,9 +108,9 @@ def _train(setup: Setup, arguments: Arguments, folder: RunFolder) -> None:
     if checkpoint is None:
         weights = initialize(objective, config, setup.info, say=ranks.rank == 0)
         if weights is not None:
-            from mae_vit.weights.encoder import cost_of_start  # slow import that few runs need
+            from mae_vit.weights.encoder import cost_of  # slow import that few runs need
 
-            begins_from, before = weights.source, asdict(cost_of_start(weights))
+            begins_from, before = weights.source, asdict(cost_of(weights))
         labels = seen_labels(config, setup.data, weights.labels if weights else None)
         seen = labels.model_dump() if labels else None
     else:
@@ -175,7 +175,7 @@ class Job:
         if self.config.monitor.inspect_every_epochs is None:
             return None
         # Imports matplotlib.
-        from mae_vit.inspection.in_training import draw_views
+        from mae_vit.inspection.views import draw_views
 
         return partial(draw_views, picture_bands=self.config.monitor.picture_bands)
 

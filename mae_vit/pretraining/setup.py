@@ -22,7 +22,7 @@ from mae_vit.training.startup import choose_device
 from mae_vit.weights.seen_labels import SeenLabels
 
 if TYPE_CHECKING:
-    from mae_vit.weights.start import Weights
+    from mae_vit.weights.read import Weights
 
 
 @dataclass(frozen=True)

@@ -24,19 +24,19 @@ from mae_vit.finetuning.command import main as finetune
 from mae_vit.finetuning.comparison.command import main as compare
 from mae_vit.pretraining.command import main as pretrain
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 # What the shell, or a person, does.
-NOT_OURS = ("source", "tensorboard", "pip", "git", "cd", "wandb", "mlflow")
+NOT_OURS = ("source", "tensorboard", "pip", "git", "cd", "wandb", "mlflow", "tail")
 JOBS = {"pretrain": pretrain, "finetune": finetune, "compare": compare}
-# These need a network, or a second machine's file.
+# These need a network or a second machine's file; tests/runs/test_plugins.py runs those of the mixer.
 ELSEWHERE = (
     "prepare cifar10 ", "prepare cifar100 ", "https://", "s3://", "pipe:", "timm:", "mae_visualize", "mae_pretrain",
-    "laion", "aws ", "--push", "hf:",
+    "laion", "aws ", "--push", "hf:", "examples/mixer.py",
 )  # fmt: skip
 
 
 def commands_of(text: str) -> list[str]:
-    """The commands of a page's code blocks that have no language: joined over lines, without comments."""
+    """The commands of a page's shell blocks: joined over lines, without comments."""
     commands, inside = [], None
     for line in text.replace("\\\n", " ").splitlines():
         if line.startswith("```"):
@@ -90,7 +90,7 @@ def sandbox(colored, digits, tmp_path_factory):
     prepare_pairs(box / "pairs", pairs)
     for name in ("pairs", "objects_on_photos"):
         (box / "data" / name).symlink_to(pairs)
-    for part in ("configs", "docs", "slurm", "Makefile"):
+    for part in ("configs", "docs", "examples", "slurm", "Makefile"):
         (box / part).symlink_to(ROOT / part)
     for split, form in (("train", "gztar"), ("test", "zip")):
         shutil.copytree(box / "photos", box / "packed" / split / split)

@@ -25,9 +25,9 @@ RESULTS = [
 
 def test_no_file_names_a_machine():
     for path in (*SCRIPTS, *RESULTS, ROOT / "README.md", ROOT / "Makefile"):
-        found = re.search(
-            r"/(home|root|Users|scratch|tmp|work)/\w|\.\./\w|Linux-\d", path.read_text(encoding="utf-8")
-        )
+        # Of links the way up to other pages is fine.
+        text = re.sub(r"\]\((\.\./)+", "](", path.read_text(encoding="utf-8"))
+        found = re.search(r"/(home|root|Users|scratch|tmp|work)/\w|\.\./\w|Linux-\d", text)
         assert not found, (path, found)
 
 

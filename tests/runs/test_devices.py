@@ -23,16 +23,15 @@ from mae_vit.finetuning.models.classifier_file import ClassifierFile
 from mae_vit.finetuning.models.classifiers import NetworkClassifier, ViTClassifier
 from mae_vit.finetuning.models.distillation import Distillation, DistilledViTClassifier
 from mae_vit.finetuning.results.predict import Predictor, as_predictions
-from mae_vit.inspection.attention import (
+from mae_vit.inspection.measures import (
     attention_maps,
     attention_weights,
     head_entropy,
     mean_attention_distance,
     rollout,
 )
-from mae_vit.inspection.in_training import draw_views
 from mae_vit.inspection.reconstructions import reconstruct
-from mae_vit.inspection.views import patch_features
+from mae_vit.inspection.views import draw_views, patch_features
 from mae_vit.models.attention import choose_attention
 from mae_vit.models.encoders.baselines import BASELINES, build_network
 from mae_vit.models.encoders.vit import ViTEncoder
@@ -41,7 +40,7 @@ from mae_vit.objectives.label_loss import LabelLoss
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.engines.precision import Autocast
 from mae_vit.training.evals import HeldOut, OnlineProbe
-from mae_vit.weights.embed.features import Settings, _encode
+from mae_vit.weights.embed.embed import Settings, _encode
 from mae_vit.weights.encoder import ViTFeatures, load_encoder
 from mae_vit.weights.feature_encoder import ImageInput
 

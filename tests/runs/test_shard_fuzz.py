@@ -14,8 +14,7 @@ from mae_vit.data.batches.loader import load_batches
 from mae_vit.data.index import open_index
 from mae_vit.data.order.order import GlobalOrder, RankSlice
 from mae_vit.data.prepare.in_place import reindex
-from mae_vit.data.prepare.publish import write_description
-from mae_vit.data.prepare.shard_writer import ShardWriter
+from mae_vit.data.prepare.publish import ShardWriter, write_description
 from mae_vit.data.shards import shard_files
 from mae_vit.data.splits import open_training_index
 

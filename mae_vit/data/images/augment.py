@@ -95,13 +95,7 @@ class Augment:
     interpolation: Interpolation = "bicubic"
 
     def draw(self, seed: int, epoch: int, index: np.ndarray) -> AugmentParams:
-        """Draws the augmentation of a batch.
-
-        Args:
-            seed: the run's seed.
-            epoch: the epoch, 0 for the first.
-            index: int64 (B,), the key of each image's draws.
-        """
+        """Draws the augmentation of a batch; `index` int64 (B,) has the key of each image's draws."""
         flips = np.zeros(len(index), bool)
         if self.flip:
             flips = (random_uint32(derive_key(seed, RngStream.FLIP, epoch), index, 1)[0][:, 0] & 1).astype(
@@ -130,13 +124,7 @@ class Augment:
         return numbers
 
     def box(self, drawn: AugmentParams, number: int, size: tuple[int, ...]) -> Box:
-        """Returns the box to cut out of an image, in pixels.
-
-        Args:
-            drawn: result of `draw`.
-            number: place of the image in the batch.
-            size: its (height, width) in pixels.
-        """
+        """Returns the box to cut out of image `number` of the batch, whose size is (height, width) in pixels."""
         height, width = size
         if drawn.crops is None:
             return (
@@ -201,12 +189,7 @@ class Augment:
         return views
 
     def apply_policy_and_erasing(self, images: np.ndarray, drawn: AugmentParams) -> None:
-        """Applies policy and erasing in place.
-
-        Args:
-            images: (B, C, *img_size), uint8 or raw values of `bands`.
-            drawn: result of `draw`.
-        """
+        """Applies policy and erasing in place to images (B, C, *img_size), uint8 or raw values of `bands`."""
         if self.policy is not None and drawn.calls is not None:
             for number, calls in enumerate(drawn.calls):
                 if calls:

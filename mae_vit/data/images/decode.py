@@ -17,7 +17,7 @@ from mae_vit.core.user_files import ARRAY_EXTENSIONS, HEAD_BYTES, image_kind, wh
 from mae_vit.data.images.bands.dicom import is_dicom
 from mae_vit.data.images.bands.numpy_files import ARRAY_MAGIC
 from mae_vit.data.images.bands.png import PNG_MAGIC, check_png
-from mae_vit.data.images.bands.read import decode_bands, open_raster
+from mae_vit.data.images.bands.read import open_bands, open_raster
 from mae_vit.data.images.bands.tiff import is_tiff
 from mae_vit.data.images.bounds import MAX_IMAGE_BYTES, MAX_PIXELS, DecodeError, check_bytes, first_line
 
@@ -95,7 +95,7 @@ def decode(data: bytes, channels: int, *, max_pixels: int | None = None, bands: 
         DecodeError: for anything truncated, damaged, too large or unknown.
     """
     if not bands.photographs:
-        return decode_bands(data, bands, max_pixels=max_pixels)
+        return open_bands(data, bands, max_pixels=max_pixels).pixels
     bound = MAX_PIXELS if max_pixels is None else max_pixels
     if jpeg_size(data, max_pixels=bound) is not None:
         try:
@@ -188,13 +188,10 @@ def _decode_with_pillow(data: bytes, channels: int, bound: int) -> np.ndarray:
     if data.startswith(PNG_MAGIC):
         check_png(data)
     raster = open_raster(data, max_pixels=bound) if is_tiff(data) else None
-    other = DecodeError(f"{raster.kind if raster else ''}, where 8-bit gray or RGB is expected")
-    # Pillow reads only the first bands of such a file, as it reads only the first of several pages.
-    if raster is not None and len(raster.pixels) not in (1, 3):
-        raise other
     with _pillow_errors(data), Image.open(io.BytesIO(data), formats=_FORMATS) as image:
+        # Pillow reads only the first bands of such a file, as it reads only the first of several pages.
         if raster is not None and len(raster.pixels) != (3 if image.mode.startswith("RGB") else 1):
-            raise other
+            raise DecodeError(f"{raster.kind}, where 8-bit gray or RGB is expected")
         if image.width * image.height > bound:
             raise DecodeError(f"{image.width}x{image.height} pixels are over the bound of {bound}")
         image.load()

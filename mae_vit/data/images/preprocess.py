@@ -17,8 +17,8 @@ from mae_vit.core.bands import RGB8, Bands
 from mae_vit.core.messages import nearest
 from mae_vit.core.preprocessing import UNCHANGED, Preprocessing
 from mae_vit.data.images.bands.dicom import is_dicom
-from mae_vit.data.images.bands.raster import Raster
 from mae_vit.data.images.bands.read import check_kind, open_bands, open_raster
+from mae_vit.data.images.bounds import Raster
 from mae_vit.data.images.decode import DecodeError, Header, decode, header_of, pixels_of, read_header
 
 DEFAULT_QUALITY = 90
@@ -37,13 +37,7 @@ _RANGE = re.compile(r"(\d{1,4})-(\d{1,4})")
 
 
 def preprocess(data: bytes, channels: int, how: Preprocessing = UNCHANGED, bands: Bands = RGB8) -> np.ndarray:
-    """Decodes a user's image to the pixels that training would have read from the shards.
-
-    Args:
-        data: an encoded image.
-        channels: 1 for gray, 3 for RGB, or the number of bands.
-        how: what `prepare` did to the training images.
-        bands: bands of the shards.
+    """Decodes a user's image to the pixels that training would have read from the shards of `bands`.
 
     Returns:
         uint8 (C, H, W), or raw values of the type of `bands`.
@@ -96,15 +90,9 @@ def _is_shrunk(header: Header, how: Preprocessing) -> bool:
 
 
 def encode_anew(pixels: np.ndarray, header: Header, how: Preprocessing) -> tuple[bytes, str]:
-    """Resizes and turns a photograph. Encodes it as PNG if it is only turned and was lossless, else as JPEG.
+    """Resizes and turns a photograph (C, H, W). Returns its bytes and their extension.
 
-    Args:
-        pixels: uint8 (C, H, W), C 1 or 3, as `decode` returns them.
-        header: header of the image.
-        how: preprocessing that changes it (`changes`).
-
-    Returns:
-        The bytes to store, and their extension.
+    The result is PNG if the image is only turned and was lossless, else JPEG.
 
     Raises:
         DecodeError: if the result cannot be encoded.
@@ -151,11 +139,6 @@ def take_bands(
     raster: Raster, how: Preprocessing, nodata: float | None
 ) -> tuple[np.ndarray, tuple[str, ...]]:
     """Chooses bands of an image, clips its values and resizes it.
-
-    Args:
-        raster: the image.
-        how: what is done to it.
-        nodata: raw value of missing pixels.
 
     Returns:
         Raw values (C, H, W), and the names of the bands, or their numbers where the file names none.

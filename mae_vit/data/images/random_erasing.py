@@ -37,14 +37,10 @@ class Erasing:
     index: np.ndarray
 
     def fill(self, images: np.ndarray, bands: Bands = RGB8) -> None:
-        """Fills the boxes in place with uniform random bytes, independent for each pixel and channel.
+        """Fills the boxes of images (B, C, H, W) in place with random bytes, independent for each pixel and channel.
 
-        This is the paper's fill. It departs from timm's "pixel" mode, which MAE chose: that mode draws normal noise
-        after normalization, which uint8 cannot hold.
-
-        Args:
-            images: (B, C, H, W), uint8 or raw values of `bands`.
-            bands: their scale, over which the bytes 0..255 are spread.
+        The bytes 0..255 are spread over the scale of `bands`. This is the paper's fill. It departs from timm's "pixel"
+        mode, which MAE chose: that mode draws normal noise after normalization, which uint8 cannot hold.
         """
         for row, pixels in self._noise(images.shape[1]):
             top, left, height, width = self.boxes[row]
@@ -86,14 +82,9 @@ def _in_scale(noise: np.ndarray, bands: Bands) -> np.ndarray:
 def draw_erasing(
     share: float, img_size: tuple[int, int], seed: int, epoch: int, index: np.ndarray
 ) -> Erasing:
-    """Draws which images are erased, and where. It takes the first of ten boxes that fits.
+    """Draws which share of the images is erased, and where; `index` (B,) has the key of each image's draws.
 
-    Args:
-        share: probability that an image is erased, 0 to 1.
-        img_size: (H, W) of all images.
-        seed: the run's seed.
-        epoch: the epoch, 0 for the first.
-        index: sample indices (B,).
+    It takes the first of ten boxes that fits.
     """
     numbers = uniform(derive_key(seed, RngStream.ERASE, epoch), index, 1 + 2 * _TRIES + 2)
     size = np.array(img_size)

@@ -16,7 +16,7 @@ from mae_vit.core import __version__
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import error_reason
 from mae_vit.core.user_files import is_hidden
-from mae_vit.data.prepare.convert_pool import default_workers
+from mae_vit.data.prepare.convert import default_workers
 from mae_vit.data.prepare.prepare import prepare
 from mae_vit.data.prepare.selection import HOLDOUT_SPLIT, MEASURED, Selection
 from mae_vit.data.prepare.sources.find import find_images
@@ -98,7 +98,7 @@ def _state_of(source: Path) -> tuple[str, int]:
     top = len(os.fspath(source))
     files = list(walk(source)) if source.is_dir() else [source]
     if is_table(source):
-        files += [row.file for row in read_table(source).rows if row.file]
+        files += [row.file for row in read_table(source)[0] if row.file]
     for file in files:
         # Operating systems write hidden files when a folder is only viewed.
         if is_hidden(name := os.fspath(file)[top:].lstrip("/")):

@@ -49,12 +49,6 @@ def place(
 ) -> list[tuple[str, Parts]]:
     """Strips the common top and the split folder from each path: (split, (class, ..., file)).
 
-    Args:
-        paths: paths of the images.
-        split: split of images outside split folders.
-        where: name of the source in errors.
-        class_folder: see `SourceOptions`.
-
     Raises:
         InputError: if the names are ambiguous and `class_folder` is None.
     """
@@ -110,8 +104,7 @@ def surely_split(folder: str) -> str | None:
 def companions_among(names: set[str]) -> set[str]:
     """Returns the sibling folders that accompany the others: masks beside images, ground_truth beside train.
 
-    Args:
-        names: all siblings that hold images; "" for images beside them. If the others may be classes, none is returned.
+    `names` are all siblings that hold images, "" for images beside them. It returns none if the others may be classes.
     """
     companions = set(filter(_is_companion, names))
     others = names - companions
@@ -130,11 +123,6 @@ def _splits_among(folders: set[str], direct: set[str], where: str) -> tuple[dict
 
     If two have names of splits, all are splits, the others by their own names (extra, test_A). A single split name
     among other names is a class like its siblings.
-
-    Args:
-        folders: names of the folders.
-        direct: folders that hold images themselves.
-        where: name of the source in errors.
     """
     exact = {folder: split for folder in sorted(folders) if (split := split_named(folder))}
     if len(set(exact.values())) > 1 or len(exact) == len(folders):

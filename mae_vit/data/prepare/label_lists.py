@@ -64,13 +64,8 @@ def labels_beside(
 ) -> tuple[dict[str, str], list[str]]:
     """Reads labels from lists with a column that names these images and one that holds only classes of other images.
 
-    Args:
-        paths: paths of images without a label.
-        classes: classes of other images.
-        texts: path and reader of each text that may be such a list, for images beside it or below.
-
-    Returns:
-        The label of each path that has one, and remarks.
+    Returns the label of each path that has one, and remarks. `texts` are path and reader of each text that may be such
+    a list, for images beside it or below.
     """
     labels, notes = dict[str, str](), list[str]()
     folders = [path.split("/")[:-1] for path in paths]

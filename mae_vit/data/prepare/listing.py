@@ -96,13 +96,7 @@ class Listing:
     notes: list[str] = field(default_factory=list)
 
     def take(self, path: str, head: Reader, read: Reader) -> None:
-        """Adds a file as an image, or counts it.
-
-        Args:
-            path: path of the file.
-            head: reads its first bytes, which decide if the name does not.
-            read: reads the whole file.
-        """
+        """Adds a file as an image, or counts it; `head` reads its first bytes, which decide if the name does not."""
         extension = extension_of(path)
         if is_image(path):
             self.images.append((path, read))
@@ -222,10 +216,7 @@ def shown(paths: Iterable[str]) -> str:
 def leave_out(files: Listing, top: str, *, companions: bool) -> None:
     """Leaves out images that are not for training, and warns of those that may be parts of one image.
 
-    Args:
-        files: files of a source, changed in place.
-        top: name of the folder or archive.
-        companions: whether to leave out folders of masks or labels, too.
+    `top` is the name of the folder or archive; `companions` leaves out folders of masks or labels, too.
     """
     _leave_out_arrays(files)
     _leave_out_doubled(files, top)

@@ -8,9 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from mae_vit.core.errors import InputError
-from mae_vit.data.prepare.bands.describe import band_notes, describe_bands
-from mae_vit.data.prepare.bands.options import EIGHT_BIT, BandLayout
-from mae_vit.data.prepare.bands.statistics import BandStatistics
+from mae_vit.data.prepare.bands import EIGHT_BIT, BandLayout, BandStatistics, band_notes, describe_bands
 from mae_vit.data.prepare.convert import Converted
 from mae_vit.data.shards.dataset_json import BandTable, Masks, Processing, Shard, Split
 

@@ -10,9 +10,8 @@ import os
 import re
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from filelock import FileLock
 
@@ -28,15 +27,8 @@ _WHOLE = re.compile(r"[0-9a-f]{64}")
 _PART = re.compile(r"\.([0-9a-f]{64})-(\d+)\.part")
 
 
-@dataclass(frozen=True)
-class RemoteFile:
-    """A remote file.
-
-    Attributes:
-        url: its URL.
-        bytes: its size.
-        sha256: checksum of its bytes.
-    """
+class RemoteFile(NamedTuple):
+    """A remote file, with its size and the checksum of its bytes."""
 
     url: str
     bytes: int
@@ -47,19 +39,12 @@ class Cache:
     """Fetched files of at most `limit_bytes` in total. One process of a node fetches a file; the others wait for it."""
 
     def __init__(self, folder: Path, limit_bytes: int, *, patience_s: float = PATIENCE_S) -> None:
-        """Opens an existing folder; never touches files that it did not write.
+        """Opens an existing folder for at most `limit_bytes`; a partly fetched file counts in full.
 
-        Args:
-            folder: folder of the files.
-            limit_bytes: their largest total size; a partly fetched file counts in full.
-            patience_s: total wait between tries, and longest wait for room in the cache.
+        `patience_s` is the total wait between tries, and the longest wait for room. Files that it did not write stay.
         """
         self.folder, self.limit_bytes = folder, limit_bytes
         self._patience_s = patience_s
-
-    def path(self, file: RemoteFile) -> Path:
-        """Returns the path of a file once it is fetched."""
-        return self.folder / file.sha256
 
     def fetch(self, file: RemoteFile) -> Path:
         """Fetches a file and verifies it, unless the cache has it.
@@ -68,7 +53,7 @@ class Cache:
             FetchRefused: if the source does not have it, or has other bytes.
             FetchUnavailable: if it cannot be fetched now, or cannot be written.
         """
-        path = self.path(file)
+        path = self.folder / file.sha256
         try:
             while not path.exists():
                 self._fetch(file, path)
@@ -140,10 +125,9 @@ class Cache:
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
-    try:
+    with suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(descriptor), path.stat())
-    except FileNotFoundError:
-        return False
+    return False
 
 
 def _drop(path: Path) -> bool:

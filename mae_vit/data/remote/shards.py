@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from mae_vit.core.urls import file_url
-from mae_vit.data.remote.cache import RemoteFile
+from mae_vit.data.remote.cache import Cache, RemoteFile
 from mae_vit.data.remote.download import FetchRefused
 from mae_vit.data.remote.folder import RemoteFolder
 from mae_vit.data.shards.dataset_json import Shard
@@ -30,8 +30,8 @@ class RemoteShards:
 
     def __init__(self, remote: RemoteFolder, shards: Sequence[Shard]) -> None:
         """Fetches nothing yet."""
-        self._cache, self._url = remote.cache, remote.url
-        self._shards = ShardTable([shard.file for shard in shards], [shard.bytes for shard in shards])
+        self._cache, self._url = Cache(remote.cache_folder, remote.cache_bytes), remote.url
+        self._shards = ShardTable(shards)
         digests = b"".join(bytes.fromhex(shard.sha256) for shard in shards)
         self._sha256 = np.frombuffer(digests, np.uint8).reshape(len(shards), -1)
         self._refused: dict[int, str] = {}
@@ -47,12 +47,18 @@ class RemoteShards:
         # Ask once for a refused shard, not again for each of its samples.
         if shard in self._refused:
             raise ReadError(self._refused[shard])
+        url = file_url(self._url, self._shards.name(shard))
+        digest = self._sha256[shard].tobytes().hex()
         try:
-            path = self._cache.fetch(self._file(shard))
+            path = self._cache.fetch(RemoteFile(url, self._shards.size(shard), digest))
         except FetchRefused as error:
             self._refused[shard] = f"the shard cannot be had: {error}"
             raise ReadError(self._refused[shard]) from None
-        self._mark(shard, path)
+        now = time.monotonic()
+        if now - self._marked.get(shard, -_MARKED_EVERY_S) >= _MARKED_EVERY_S:
+            self._marked[shard] = now
+            with suppress(OSError):  # gone, or another user's
+                os.utime(path)
         return path
 
     def read(self, shard: int, offset: int, length: int) -> bytes:
@@ -78,14 +84,3 @@ class RemoteShards:
             # It was whole when it was fetched: something has truncated it since.
             path.unlink(missing_ok=True)
         raise ReadError("the shard does not last in the cache")
-
-    def _file(self, shard: int) -> RemoteFile:
-        url = file_url(self._url, self._shards.name(shard))
-        return RemoteFile(url, self._shards.size(shard), self._sha256[shard].tobytes().hex())
-
-    def _mark(self, shard: int, path: Path) -> None:
-        now = time.monotonic()
-        if now - self._marked.get(shard, -_MARKED_EVERY_S) >= _MARKED_EVERY_S:
-            self._marked[shard] = now
-            with suppress(OSError):  # gone, or another user's
-                os.utime(path)

@@ -72,14 +72,10 @@ class BandTable(StrictModel):
         count = len(self.names)
         if len(set(self.names)) < count:
             raise ValueError("two bands have one name")
-        for name, values in {
-            "scale.low": self.scale.low,
-            "scale.high": self.scale.high,
-            "nodata_share": self.nodata_share,
-            "min": self.min,
-            "max": self.max,
-            **{f"percentiles.{key}": values for key, values in self.percentiles.items()},
-        }.items():
+        columns = {f"percentiles.{key}": values for key, values in self.percentiles.items()}
+        columns |= {"scale.low": self.scale.low, "scale.high": self.scale.high}
+        columns |= {"nodata_share": self.nodata_share, "min": self.min, "max": self.max}
+        for name, values in columns.items():
             if len(values) != count or not all(map(math.isfinite, values)):
                 raise ValueError(f"{name} needs {count} finite numbers, one for each name")
         if any(high <= low for low, high in zip(self.scale.low, self.scale.high, strict=True)):
@@ -295,36 +291,25 @@ def read_dataset(folder: Path) -> Dataset:
 def _why_none(folder: Path) -> str:
     """Says what lies in place of a data folder, and how to get one."""
     if not folder.is_dir():
-        if (
-            folder.exists()
-            or re.search(r"[{*?[]|\.tar$", folder.name)
-            or (folder.parent / FILE_NAME).is_file()
-        ):
+        beside = folder.exists() or (folder.parent / FILE_NAME).is_file()
+        if beside or re.search(r"[{*?[]|\.tar$", folder.name):
             return f"is no folder: give the one that holds {FILE_NAME}, {folder.parent}"
         hint, name = closest_path(folder), folder.name if folder.name in BUILT_IN else ""
         # The name of a built-in source is not a misspelling of another folder.
         hint = "" if name and not hint.endswith(f'/{name}"?') else hint
         return f"does not exist: make it with `mae-vit prepare {name or 'SRC'} {folder}`{f' ({hint})' if hint else ''}"
-    tars = len(list(folder.glob("*.tar")))
-    what = (
-        f"holds {tars} tar files but no {FILE_NAME}" if tars else f"holds no shards ({FILE_NAME} is missing)"
-    )
-    if not any(folder.iterdir()):
-        return f"{what}: make it with `mae-vit prepare SRC {folder}`"
     anew = f"`mae-vit prepare {folder} OUT`, and give OUT"
-    if not tars:
-        return f"{what}: make it with {anew}"
-    others = any(file.suffix != ".tar" and file.name[:1] != "." for file in folder.iterdir())
-    instead = f" if these are its data, else with {anew}" if others else ""
-    return f"{what}: make it with `mae-vit prepare --in-place {folder}`{instead}"
+    if tars := len(list(folder.glob("*.tar"))):
+        return (
+            f"holds {tars} tar files but no {FILE_NAME}: make it with `mae-vit prepare --in-place {folder}` if these "
+            f"are its data, else with {anew}"
+        )
+    anew = anew if any(folder.iterdir()) else f"`mae-vit prepare SRC {folder}`"
+    return f"holds no shards ({FILE_NAME} is missing): make it with {anew}"
 
 
 def parse_dataset(data: bytes, name: str) -> Dataset:
-    """Parses and checks a `dataset.json`.
-
-    Args:
-        data: its bytes.
-        name: its name in messages.
+    """Parses and checks a `dataset.json`; `name` is its name in messages.
 
     Raises:
         InputError: if it is not valid.

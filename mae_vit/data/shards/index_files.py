@@ -32,11 +32,7 @@ def reindex_hint(folder: Path) -> str:
 def index_problem(path: Path, info: Split, classes: int, *, compare: bool) -> str | None:
     """Returns what is wrong with an index beside its shards, as a predicate for a message; None if nothing is.
 
-    Args:
-        path: file of the index.
-        info: the split and its index, as in `dataset.json`.
-        classes: number of classes.
-        compare: also compare its checksum, and each row with its shard.
+    `compare` also compares its checksum, and each row with its shard.
     """
     assert info.index is not None
     try:

@@ -69,11 +69,7 @@ class Group:
     fields: dict[str, tuple[int, int]]
 
     def image(self, shard: Path, asked: str | None = None) -> str | None:
-        """Returns the field of the sample's image; None without one.
-
-        Args:
-            shard: the shard, for messages.
-            asked: the field that the user has named.
+        """Returns the field of the sample's image, or of the one that the user `asked` for; None without one.
 
         Raises:
             DamagedTar: if several fields could be the image.

@@ -45,12 +45,7 @@ class ShardFiles:
     """The shards of a split, opened when they are read. A pickled copy opens its own files."""
 
     def __init__(self, folder: Path, shards: ShardTable) -> None:
-        """Opens nothing yet.
-
-        Args:
-            folder: folder of the shards.
-            shards: their names and described sizes.
-        """
+        """Opens nothing yet."""
         self._folder, self._shards = folder, shards
         self._open: OrderedDict[int, int] = OrderedDict()
         self._lost: dict[int, _Lost] = {}
@@ -107,9 +102,8 @@ class ShardFiles:
                     return data
                 reason = f"truncated: {len(data):,} of {length:,} bytes are there"
                 if end < offset + length:
-                    reason = (
-                        f"the shard is cut short: {end:,} of {self._shards.size(shard):,} bytes are there"
-                    )
+                    whole = self._shards.size(shard)
+                    reason = f"the shard is cut short: {end:,} of {whole:,} bytes are there"
             self._close(shard)
         if end < offset + length:
             self._lost[shard] = _Lost(end, reason, time.monotonic())
@@ -164,14 +158,11 @@ def read_range(descriptor: int, offset: int, length: int) -> bytes:
 class ShardTable:
     """Names and sizes of a split's shards, by number: about 30 bytes for each."""
 
-    def __init__(self, names: Sequence[str], sizes: Sequence[int]) -> None:
-        """Takes file names, and sizes in bytes."""
+    def __init__(self, shards: Sequence[Shard]) -> None:
+        """Takes names and sizes of the shards."""
         # File names need not be Unicode. None ends with zero bytes, with which NumPy pads them.
-        self._names = np.array([name.encode("utf-8", "surrogateescape") for name in names])
-        self._sizes = np.array(sizes, np.int64)
-
-    def __len__(self) -> int:
-        return len(self._sizes)
+        self._names = np.array([shard.file.encode("utf-8", "surrogateescape") for shard in shards])
+        self._sizes = np.array([shard.bytes for shard in shards], np.int64)
 
     def name(self, shard: int) -> str:
         """The file name of a shard."""

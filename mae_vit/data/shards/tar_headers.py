@@ -110,9 +110,7 @@ def compression_of(path: Path) -> str | None:
 def walk_tar(tar: Path | Tar, special: list[Special] | None = None) -> Iterator[Member]:
     """Yields the regular files of a tar in order: ustar, GNU long names, pax.
 
-    Args:
-        tar: the tar.
-        special: receives the links, devices and pipes, which are not yielded.
+    `special` receives the links, devices and pipes, which are not yielded.
 
     Raises:
         DamagedTar: naming the tar and the offset.

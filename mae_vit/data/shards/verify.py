@@ -10,7 +10,7 @@ from mae_vit.core.bands import Bands
 from mae_vit.core.messages import error_reason
 from mae_vit.core.progress import progress
 from mae_vit.data.images.decode import DecodeError, decode
-from mae_vit.data.shards.dataset_json import FILE_NAME, Shard, Split, file_digest, read_dataset
+from mae_vit.data.shards.dataset_json import FILE_NAME, Shard, file_digest, read_dataset
 from mae_vit.data.shards.index_files import decoded_files, index_problem, index_shard, load_rows, reindex_hint
 from mae_vit.data.shards.samples import images_of, read_samples
 from mae_vit.data.shards.tar_headers import DamagedTar
@@ -19,14 +19,9 @@ _NAMED = 5
 
 
 def check(folder: Path, *, decode_all: bool = False) -> list[str]:
-    """Checks every shard: presence, size, checksum, structure; of a damaged shard also each sample.
+    """Returns a line for each problem of the shards: presence, size, checksum, structure, index.
 
-    Args:
-        folder: the data folder.
-        decode_all: decode every image, also of shards whose checksum is right.
-
-    Returns:
-        A line for each problem; none if all is well.
+    The samples of a damaged shard are decoded, with `decode_all` those of every shard.
 
     Raises:
         InputError: if the folder is not a data folder.
@@ -41,9 +36,12 @@ def check(folder: Path, *, decode_all: bool = False) -> list[str]:
     classes = len(dataset.classes)
     with progress(total=sum(s.bytes for s in shards), desc="checking", unit="B", unit_scale=True) as bar:
         for name, split in dataset.splits.items():
-            index, problem = _read_index(folder, split, classes)
+            index, path = None, folder / (split.index.file if split.index else "no index")
+            problem = index_problem(path, split, classes, compare=True) if split.index else "in dataset.json"
             if problem:
-                problems.append(f"{problem} of split {name}: {reindex_hint(folder)}")
+                problems.append(f"{path.name} {problem} of split {name}: {reindex_hint(folder)}")
+            else:
+                index = load_rows(path, split.samples)
             first, before = 0, len(problems)
             for shard in split.shards:
                 rows = None if index is None else index[first : first + shard.samples]
@@ -56,16 +54,6 @@ def check(folder: Path, *, decode_all: bool = False) -> list[str]:
                     for array in decoded_files(folder, name, split)
                 ]
     return problems
-
-
-def _read_index(folder: Path, split: Split, classes: int) -> tuple[np.ndarray | None, str]:
-    """Returns the rows of a split's index, or None and what is wrong with it."""
-    if split.index is None:
-        return None, f"{FILE_NAME}: no index"
-    path = folder / split.index.file
-    if (problem := index_problem(path, split, classes, compare=True)) is not None:
-        return None, f"{path.name} {problem}"
-    return load_rows(path, split.samples), ""
 
 
 def _check_shard(

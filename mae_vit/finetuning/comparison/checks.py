@@ -19,7 +19,7 @@ from mae_vit.finetuning.comparison.settings import entry_settings, override_word
 from mae_vit.finetuning.config.modes import ModeName
 from mae_vit.finetuning.config.pretrained import WeightsOverrides
 from mae_vit.finetuning.config.schema import FinetuneConfig
-from mae_vit.models.encoder_cost import cost_of_weights
+from mae_vit.models.encoder_file import cost_of_weights
 from mae_vit.objectives.pretrain_config import PretrainConfig
 
 

@@ -15,7 +15,9 @@ from mae_vit.config.typed_yaml import PathText
 from mae_vit.core.messages import nearest
 from mae_vit.finetuning.config.modes import MODES, ModeName
 from mae_vit.finetuning.config.schema import FinetuneConfig
+from mae_vit.models.sizes import TIMM_PREFIX
 from mae_vit.objectives.pretrain_config import PretrainConfig
+from mae_vit.weights.names import FROZEN_PREFIX
 
 # Labels per class; "all" takes every label.
 Labels = int | Literal["all"]
@@ -23,6 +25,8 @@ Overrides = dict[str, Any]
 FinetuneOverrides = Annotated[Overrides, KeysOf(FinetuneConfig)]
 # Modes that train a whole network -> the held-out metric that chooses their settings.
 TUNED_BY = {name: f"val_{mode.metric}" for name, mode in MODES.items() if mode.trains == "all"}
+# `start` of rows that are left out unless the comparison's key of that name is given.
+PUBLISHED = "published"
 # Keys that the plan sets itself -> the key of the comparison that determines the value.
 _OWN_KEYS = {
     "run.name": "run.name",
@@ -80,7 +84,7 @@ class EntrySection(Section):
         name: its name in the report.
         config: its fine-tuning config; a relative path starts at the comparison's file.
         start: the pretrained weights: a name in `pretrain`, or a value of `finetune/run.py --ckpt`; null for
-            scratch.
+            scratch. "published" takes the comparison's key of that name; without it the row is left out.
         set: overrides of the config; they win over the comparison's `set`.
         tune: settings to choose from. They replace the comparison's, and must be as many.
         modes: modes of this row, in place of the comparison's.
@@ -111,6 +115,7 @@ class CompareConfig(Section):
         data: the images for fine-tuning and testing.
         set: overrides of every row's config, such as epochs and augmentation.
         pretrain: pretraining runs by name.
+        published: an encoder trained by others, such as `timm:NAME`, for the rows that begin from "published".
         entries: the rows of the table.
         reference: name of the row with which the others are compared.
         labels_per_class: numbers of labels; a smaller set is part of every larger one.
@@ -129,6 +134,7 @@ class CompareConfig(Section):
     data: DataSection
     set: FinetuneOverrides = Field(default_factory=dict)
     pretrain: dict[str, PretrainSection] = Field(default_factory=dict)
+    published: PathText | None = None
     entries: list[EntrySection] = Field(min_length=1)
     reference: str
     labels_per_class: list[Labels] = Field(default=["all"], min_length=1)
@@ -162,6 +168,22 @@ class CompareConfig(Section):
                 if (not dotted or section in keys[place]) and (near := meant(schema, {}, path)):
                     return f"{place}.{near[0]}"
         return ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _place_published(cls, raw: Any) -> Any:
+        entries = raw.get("entries") if isinstance(raw, dict) else None
+        if not isinstance(entries, list):
+            return raw
+        encoder = raw.get(PUBLISHED)
+        if isinstance(encoder, str) and encoder.startswith(TIMM_PREFIX):
+            # Rows of other encoders are only scored.
+            encoder = FROZEN_PREFIX + encoder
+        rows = [row for row in entries if isinstance(row, dict) and row.get("start") == PUBLISHED]
+        if encoder is not None and not rows:
+            raise ValueError(f'{PUBLISHED} has no effect: no entry has "start: {PUBLISHED}"')
+        placed = [{**row, "start": encoder} if row in rows else row for row in entries]
+        return {**raw, "entries": placed if encoder else [row for row in entries if row not in rows]}
 
     @model_validator(mode="after")
     def _check(self) -> CompareConfig:

@@ -18,8 +18,7 @@ from mae_vit.data.shards.index_files import fingerprint_of
 from mae_vit.finetuning.config.pretrained import read_values
 from mae_vit.finetuning.config.recipes import TEST_SPLITS
 from mae_vit.training.startup import FREE_KEYS
-from mae_vit.weights.names import is_frozen
-from mae_vit.weights.start import split_frozen, split_network
+from mae_vit.weights.names import is_frozen, split_frozen, split_network
 
 # Options that name weights; their content counts, as that of --ckpt does.
 _WEIGHTS_OPTIONS = ("finetune.teacher", "model.init")

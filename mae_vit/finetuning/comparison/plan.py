@@ -23,7 +23,7 @@ from mae_vit.finetuning.comparison.inputs import Inputs, sha1
 from mae_vit.finetuning.comparison.settings import entry_settings, settings_with_start
 from mae_vit.finetuning.comparison.spec import FINETUNE, PRETRAIN, Choice, EqualCompute, RunSpec
 from mae_vit.finetuning.config.modes import MODES, ModeName
-from mae_vit.models.encoder_cost import Cost, cost_of_weights
+from mae_vit.models.encoder_file import Cost, cost_of_weights
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from mae_vit.core.messages import error_reason
 from mae_vit.finetuning.comparison.config import Overrides, slug
 from mae_vit.finetuning.comparison.settings import override_words
 from mae_vit.finetuning.config.modes import MODES
-from mae_vit.models.encoder_cost import Cost, cost_of_weights
+from mae_vit.models.encoder_file import Cost, cost_of_weights
 from mae_vit.runtime.locks import try_lock
 from mae_vit.training.outputs.run_folder import RunFolder
 

@@ -18,7 +18,7 @@ from mae_vit.weights.names import FOREIGN_ORIGIN, is_frozen
 
 if TYPE_CHECKING:  # slow to import: not for a run from scratch
     from mae_vit.weights.foreign import ForeignWeights
-    from mae_vit.weights.start import Weights
+    from mae_vit.weights.read import Weights
 
     # Ours, or third-party ones that are only measured.
     Pretrained = Weights | ForeignWeights
@@ -167,7 +167,7 @@ def read_pretrained(name: str, mode: str) -> Pretrained:
 
 def run_name(weights: str) -> str:
     """Turns the name of weights into a part of a run's name."""
-    from mae_vit.weights.start import name_of
+    from mae_vit.weights.names import name_of
 
     kept = "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in name_of(weights))
     return kept or "weights"

@@ -18,8 +18,7 @@ from mae_vit.finetuning.setup import Setup
 from mae_vit.runtime.ranks import sum_over_ranks
 from mae_vit.weights.encoder import ViTFeatures, load_features
 from mae_vit.weights.feature_encoder import FeatureEncoder, ImageInput
-from mae_vit.weights.foreign import ForeignWeights
-from mae_vit.weights.foreign_encoder import open_foreign, open_untrained
+from mae_vit.weights.foreign import ForeignWeights, open_foreign, open_untrained
 from mae_vit.weights.names import FOREIGN_ORIGIN
 
 

@@ -30,7 +30,7 @@ from mae_vit.finetuning.results.results import compare_with_test
 from mae_vit.finetuning.setup import Setup
 from mae_vit.models.encoder_file import to_metadata
 from mae_vit.training.optim import lr_at, make_optimizer
-from mae_vit.weights.start import origin_of
+from mae_vit.weights.names import origin_of
 
 # Multiplications per step above which several threads pay. Measured on two busy cores: steps of a tenth of this
 # took 1-6 ms with one thread and 200 ms with two; steps of ten times this took 580 and 830 ms.

@@ -38,7 +38,7 @@ from mae_vit.training.outputs.environment import describe_environment
 from mae_vit.training.outputs.plan_text import print_notes
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.startup import Identity, check_identity, run_folder_locked, run_identity
-from mae_vit.weights.start import origin_of
+from mae_vit.weights.names import origin_of
 
 WEIGHTS = "linear.safetensors"
 

@@ -16,19 +16,17 @@ from mae_vit.finetuning.models.classifiers import Classifier, NetworkClassifier,
 from mae_vit.finetuning.models.distillation import Distillation, DistilledViTClassifier
 from mae_vit.finetuning.models.segmenter import Segmenter
 from mae_vit.models.encoder_file import EncoderInfo
-from mae_vit.models.encoders.base import Encoder
+from mae_vit.models.encoders.base import Encoder, LoadReport
 from mae_vit.models.encoders.baselines import build_network
 from mae_vit.models.encoders.network import NetworkEncoder
 from mae_vit.models.encoders.vit import ViTEncoder
-from mae_vit.models.load_report import LoadReport
 from mae_vit.models.sizes import PatchInit
 from mae_vit.objectives.label_loss import LabelLoss
 from mae_vit.training.optim import EMBEDDINGS, OptimizerOptions
-from mae_vit.weights.foreign import ForeignWeights
-from mae_vit.weights.foreign_encoder import ForeignEncoder, open_foreign
+from mae_vit.weights.foreign import ForeignEncoder, ForeignWeights, open_foreign
 from mae_vit.weights.load import check_complete, load_weights
 from mae_vit.weights.names import is_frozen
-from mae_vit.weights.start import Weights
+from mae_vit.weights.read import Weights
 
 Trainable = Classifier | Segmenter
 _FINAL_NORM = ("norm.weight", "norm.bias")

@@ -18,7 +18,7 @@ from mae_vit.evaluation.segmentation import count_overlaps, mean_iou
 from mae_vit.inspection.class_maps import class_colors
 from mae_vit.models.encoders.base import Encoder, as_map
 from mae_vit.objectives.objective import ObjectiveOutput, Task
-from mae_vit.weights.foreign_encoder import ForeignEncoder
+from mae_vit.weights.foreign import ForeignEncoder
 
 # Strength of the class's color in a picture.
 _TINT = 0.6

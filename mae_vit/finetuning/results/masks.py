@@ -19,7 +19,7 @@ from mae_vit.finetuning.models.segmenter import Segmenter
 from mae_vit.finetuning.results.predict import gather_rows, intact
 from mae_vit.finetuning.results.results import Results, write_table
 from mae_vit.inspection.class_maps import draw_class_maps
-from mae_vit.weights.start import origin_of
+from mae_vit.weights.names import origin_of
 
 _SHOWN = 8
 

@@ -23,8 +23,8 @@ from mae_vit.finetuning.results.predict import Predictor
 from mae_vit.models.encoder_file import EncoderInfo
 from mae_vit.training.engines.state import BestWeights
 from mae_vit.training.outputs.run_folder import RunFolder
+from mae_vit.weights.names import origin_of
 from mae_vit.weights.seen_labels import SeenLabels
-from mae_vit.weights.start import origin_of
 
 
 @dataclass(frozen=True)

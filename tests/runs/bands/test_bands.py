@@ -27,7 +27,7 @@ from mae_vit.config.load import read_run_config
 from mae_vit.finetuning import setup as finetune_setup
 from mae_vit.finetuning.command import main as finetune
 from mae_vit.inspection.images import draw_samples
-from mae_vit.inspection.subject import open_subject
+from mae_vit.inspection.inspect import open_subject
 from mae_vit.inspection.views import band_views
 from mae_vit.pretraining import setup
 from mae_vit.pretraining.command import main as pretrain

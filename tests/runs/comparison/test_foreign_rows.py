@@ -4,10 +4,11 @@ import csv
 import re
 
 import pytest
-from helpers.commands import run, summary_of
+from helpers.commands import ROOT, run, summary_of
 from helpers.comparison import TINY_MODEL
 from helpers.weights.foreign import write_backbone
 
+from mae_vit.config.load import load_config
 from mae_vit.core.errors import InputError
 from mae_vit.finetuning.comparison.checks import check
 from mae_vit.finetuning.comparison.config import CompareConfig
@@ -38,6 +39,19 @@ def test_it_keeps_its_own_size_and_pooling_whatever_all_rows_are_given(tmp_path)
     assert "model.img_size=42" in cell.run.command()
     with pytest.raises(InputError, match=r'entry "it": frozen:.*finetune.mode=knn'):
         check(plan_with(tmp_path, {"start": start, "modes": ["finetune"]}))
+
+
+def test_a_published_encoder_joins_the_comparison_of_photographs(tmp_path):
+    path = ROOT / "configs" / "compare" / "compare_photos.yaml"
+    start = f"frozen:{write_backbone(tmp_path / 'dinov2', 'dinov2')}"
+    config = load_config(CompareConfig, path, [f"published={start}"])
+    plan = ComparisonPlan(config, path.parent, tmp_path / "out")
+    check(plan)
+    runs = [cell.run for cell in plan.cells if cell.entry.start == start]
+    assert len(runs) == 3
+    assert {(run.overrides["finetune.mode"], run.overrides["model.img_size"]) for run in runs} == {
+        ("few_shot", 224)
+    }
 
 
 def test_other_weights_in_its_file_are_other_inputs(tmp_path):

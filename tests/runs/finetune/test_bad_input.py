@@ -93,7 +93,7 @@ def test_a_config_is_refused_with_key_and_value(config, base, overrides, named):
 # What only data and files tell.
 JOBS = {
     "no start": (["--ckpt", ""], "path is empty"),
-    "missing weights": (["--ckpt", "nowhere"], "start nowhere"),
+    "missing weights": (["--ckpt", "nowhere"], "weights nowhere"),
     "missing teacher": (["finetune.teacher=nowhere", "finetune.pool=cls"], "finetune.teacher=nowhere"),
     "holdout of nothing": (["data.labels_per_class=1"], "leaves 0"),
     "too many labels": (["data.labels_per_class=9999"], "data.labels_per_class=9999"),

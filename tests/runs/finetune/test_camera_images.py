@@ -83,7 +83,7 @@ def test_features_and_pictures(photos, tmp_path):
     info = read_info(run / "encoder.safetensors")
     assert info.preprocessing.to_entry() == {"preprocessing": DONE}
     read = load_vit(run)
-    assert "step-00000002" in read.start.source
+    assert "step-00000002" in read.weights.source
     assert read.info.preprocessing == info.preprocessing
     features, drawn = [], []
     for source in photos:

@@ -13,8 +13,8 @@ from PIL import Image
 
 from mae_vit.cli.main import main
 from mae_vit.inspection.images import draw_samples
+from mae_vit.inspection.inspect import open_subject
 from mae_vit.inspection.reconstructions import reconstruct
-from mae_vit.inspection.subject import open_subject
 from mae_vit.inspection.views import reconstruction_views
 from mae_vit.objectives.mae import MAE
 from mae_vit.pretraining.command import main as pretrain_main
@@ -149,7 +149,7 @@ def test_all_is_moved_to_the_device_that_computes(runs, digits):
     batch = draw_samples(str(digits), count=8, encoder=GRAY).batch(8)
     with torch.no_grad():
         subject.objective.evaluation_sums(batch.to(subject.objective.mean.device))
-    views = reconstruction_views(subject, draw_samples(str(digits), count=8, encoder=GRAY))
+    views = reconstruction_views(subject.objective, draw_samples(str(digits), count=8, encoder=GRAY))
     with pytest.raises(RuntimeError, match="meta tensors"):  # at the very end: to numbers
         next(iter(views))
 
@@ -170,9 +170,9 @@ def test_the_history_of_a_run_is_its_own(runs, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "key"),
     [
-        (["--ckpt", "nowhere", "--data", "x", "--out", "y"], "start nowhere"),
-        (["--ckpt", "nowhere"], "start nowhere"),
-        (["nowhere"], "start nowhere"),
+        (["--ckpt", "nowhere", "--data", "x", "--out", "y"], "weights nowhere"),
+        (["--ckpt", "nowhere"], "weights nowhere"),
+        (["nowhere"], "weights nowhere"),
         (["nowhere", "--ckpt", "nowhere"], "give WEIGHTS once"),
         ([], "give WEIGHTS once"),
         (["{data}"], "inspect WEIGHTS --data"),

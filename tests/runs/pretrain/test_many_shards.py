@@ -9,8 +9,7 @@ from helpers.commands import SMALL_MAE, lines_of, run
 
 from mae_vit.data.index import open_index
 from mae_vit.data.prepare.in_place import reindex
-from mae_vit.data.prepare.publish import write_description
-from mae_vit.data.prepare.shard_writer import ShardWriter
+from mae_vit.data.prepare.publish import ShardWriter, write_description
 
 SHARDS = 5000
 

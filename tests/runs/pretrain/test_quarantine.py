@@ -14,7 +14,7 @@ from PIL import Image
 from mae_vit.core.errors import Damage
 from mae_vit.data import training_data
 from mae_vit.data.index import open_index
-from mae_vit.data.prepare.bands.options import BandOptions
+from mae_vit.data.prepare.bands import BandOptions
 from mae_vit.data.prepare.convert import Conversion
 from mae_vit.data.prepare.prepare import prepare
 from mae_vit.data.prepare.sources.find import find_images

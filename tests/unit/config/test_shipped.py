@@ -8,6 +8,8 @@ from helpers.commands import ROOT
 
 from mae_vit.config.keys import describe_keys, key_paths
 from mae_vit.config.load import dump_config, load_config
+from mae_vit.config.plan import make_plan
+from mae_vit.core.errors import InputError
 from mae_vit.finetuning.comparison.checks import check
 from mae_vit.finetuning.comparison.config import CompareConfig
 from mae_vit.finetuning.comparison.plan import ComparisonPlan
@@ -62,6 +64,39 @@ def test_shipped_configs_are_valid_and_say_how_to_use_them(path):
     header = path.read_text().split("\n\n")[0]
     for word in ("Command:", "Hardware:", "Time:", "Result:", "Follows:"):
         assert word in header, f"{path.name} lacks {word}"
+
+
+PHOTOS = sorted((ROOT / "configs").glob("*/*_photos_*.yaml"))
+
+
+@pytest.mark.parametrize("path", PHOTOS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("images", [1_000, 5_000, 100_000])
+def test_presets_for_photographs_have_a_sensible_length(path, images):
+    """For any number of images, without another override than the path."""
+    finetunes = path.parent.name == "finetune"
+    changes = {"amend": WeightsOverrides(None, path)} if finetunes else {}
+    config = load_config(
+        FinetuneConfig if finetunes else PretrainConfig, path, ["data.path=photos"], **changes
+    )
+    plan = make_plan(config, num_samples=images, world_size=1)
+    assert plan.notes == ()
+    assert plan.total_steps >= max(1_500, plan.steps_per_epoch)
+    # Pretraining takes as many steps for few images as for many.
+    assert finetunes or plan.total_steps in (6_000, 20_000)
+    assert plan.evaluate_every_steps < plan.total_steps
+
+
+def test_a_published_encoder_is_a_row_of_its_own():
+    path = ROOT / "configs" / "compare" / "compare_photos.yaml"
+
+    def starts(*overrides: str) -> list[str | None]:
+        return [entry.start for entry in load_config(CompareConfig, path, overrides).entries]
+
+    assert starts() == [None, "MAE", None, None]
+    assert starts("published=timm:NAME")[-1] == "frozen:timm:NAME"
+    assert starts("published=frozen:weights.safetensors")[-1] == "frozen:weights.safetensors"
+    with pytest.raises(InputError, match="published has no effect"):
+        load_config(CompareConfig, path.with_name("compare_demo.yaml"), ["published=timm:NAME"])
 
 
 def test_options_of_blocks_have_values_only_there():

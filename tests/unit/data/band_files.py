@@ -227,13 +227,3 @@ def make_files() -> list[BandFile]:
         refuse("DICOM without pixels", "dcm", dicom(byte[:1]).replace(b"\xe0\x7f\x10\x00", b"\xe1\x7f\x10\x00"),
                why="the DICOM file holds no image"),
     ]  # fmt: skip
-
-
-def table() -> str:
-    """Returns the table of the documentation."""
-    lines = ["| file | becomes |", "| --- | --- |"]
-    for file in make_files():
-        outcome = file.kind if file.kind == "8-bit" else (file.kind or "").replace("x", " x ")
-        outcome += f", stored as {file.written}" if file.written else ""
-        lines.append(f"| {file.name} | {outcome or 'left out: ' + file.why} |")
-    return "\n".join(lines)

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from mae_vit.core.keyed_rng import SampleKeys
-from mae_vit.models.counts import num_masked_patches
 from mae_vit.models.masking import (
     KIND_MASK,
     KIND_RANDOM,
@@ -14,6 +13,7 @@ from mae_vit.models.masking import (
     patch_noise,
     random_masking,
 )
+from mae_vit.models.sizes import num_masked_patches
 
 KEYS = SampleKeys(0, 0, torch.arange(500))
 

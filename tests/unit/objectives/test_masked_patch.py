@@ -54,7 +54,7 @@ def test_loss_ignores_the_colors_of_visible_patches(monkeypatch):
     batch = batch_of(objective)
     _, drawn = objective.predict(batch)
     expected = objective(batch).loss
-    import mae_vit.objectives.masked_patch_targets as module
+    import mae_vit.objectives.masked_patch as module
 
     def changed(where: torch.Tensor):
         def bins(images: torch.Tensor, patch_size: int) -> torch.Tensor:

@@ -60,7 +60,7 @@ def test_features_are_those_of_the_encoder_in_the_order_of_the_source(start, pho
     ]
     facts = columns["meta"]
     assert (facts["start"], facts["pool"], facts["img_size"]) == (str(start), "mean", [16, 16])
-    assert facts["digest"] == mae_vit.load_encoder(start).start.digest
+    assert facts["digest"] == mae_vit.load_encoder(start).weights.digest
     assert (facts["mean"], facts["std"]) == (list(INFO.mean), list(INFO.std))
     assert os.listdir(out.parent) == ["features"]
 

@@ -16,9 +16,8 @@ from safetensors.torch import load_file, save_file
 
 import mae_vit
 from mae_vit.core.errors import FetchUnavailable, InputError
-from mae_vit.weights.names import FOREIGN_ORIGIN
+from mae_vit.weights.names import FOREIGN_ORIGIN, name_of
 from mae_vit.weights.read import read_weights
-from mae_vit.weights.start import name_of
 
 SMALLEST = "test_vit"
 REPO = "timm/test_vit.r160_in1k"

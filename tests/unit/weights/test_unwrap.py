@@ -133,10 +133,10 @@ def test_a_network_is_found_in_any_wrapper(tmp_path, kind):
     encoder = mae_vit.load_encoder(tmp_path / "some.pth")
     with torch.no_grad():
         torch.testing.assert_close(encoder(IMAGES), model(IMAGES), atol=1e-5, rtol=0)
-    assert load_weights(encoder.start, encoder.encoder).share == 1
-    report = load_weights(encoder.start, encoder.encoder).describe("some.pth")
+    assert load_weights(encoder.weights, encoder.encoder).share == 1
+    report = load_weights(encoder.weights, encoder.encoder).describe("some.pth")
     assert said in report
-    assert ("  found  " in report) == bool(encoder.start.remarks)
+    assert ("  found  " in report) == bool(encoder.weights.remarks)
 
 
 SLIP = argparse.Namespace(model="SLIP_VITS16")
@@ -221,7 +221,7 @@ def test_models_of_transformers(tmp_path, kind, form):
     encoder = mae_vit.load_encoder(path)
     with torch.no_grad():
         torch.testing.assert_close(encoder(IMAGES), expected, atol=1e-5, rtol=0)
-    assert "transformers" in encoder.start.remarks["found"]
+    assert "transformers" in encoder.weights.remarks["found"]
     if form in ("safetensors", "bin"):
         assert encoder.info.mean == (0.5, 0.4, 0.3)
 
@@ -303,7 +303,7 @@ def test_one_of_several_networks_is_taken_by_its_name(tmp_path, capsys):
         for name, model in (("", teacher), ("@teacher", teacher), ("@student", student)):
             encoder = mae_vit.load_encoder(f"{path}{name}")
             torch.testing.assert_close(encoder(IMAGES), model(IMAGES), atol=1e-5, rtol=0)
-            assert encoder.start.source == f"{path}{name}"
+            assert encoder.weights.source == f"{path}{name}"
             other = "teacher" if name == "@student" else "student.module"
             assert f"over {other}" in capsys.readouterr().err
     with pytest.raises(InputError, match=r"'nobody'.* student\.module, teacher"):

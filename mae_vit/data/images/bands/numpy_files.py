@@ -11,8 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mae_vit.core.user_files import EACH_IMAGE
-from mae_vit.data.images.bands.raster import Raster, check_shape, checked_dtype
-from mae_vit.data.images.bounds import DecodeError, first_line
+from mae_vit.data.images.bounds import DecodeError, Raster, check_shape, checked_dtype, first_line
 
 NPY_MAGIC = b"\x93NUMPY"
 NPZ_MAGIC = b"PK\x03\x04"
@@ -23,14 +22,7 @@ _MEMBERS = 64  # of a NPZ file that names its image
 
 
 class _Header(NamedTuple):
-    """The header of a NPY file.
-
-    Attributes:
-        start: offset of the array in the file, in bytes.
-        shape: (H, W), (C, H, W) or (H, W, C).
-        fortran: the first axis changes fastest.
-        dtype: type of the values, in the file's byte order.
-    """
+    """The header of a NPY file: where the array starts, its axes, and the type in the file's byte order."""
 
     start: int
     shape: tuple[int, ...]
@@ -39,13 +31,8 @@ class _Header(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Of the array in the file, in bytes."""
+        """Place after the array in the file, in bytes."""
         return self.start + math.prod(self.shape) * self.dtype.itemsize
-
-    @property
-    def channels_last(self) -> bool:
-        """Whether the array is (H, W, C): the shorter outer axis is that of the bands."""
-        return len(self.shape) == 3 and self.shape[0] > self.shape[2]
 
 
 def open_npy(data: bytes, max_pixels: int | None, extension: str = "npy") -> Raster:
@@ -61,7 +48,7 @@ def open_npy(data: bytes, max_pixels: int | None, extension: str = "npy") -> Ras
     array = flat.reshape(header.shape, order="F" if header.fortran else "C")
     if array.ndim == 2:
         array = array[None]
-    elif header.channels_last:
+    elif array.shape[0] > array.shape[2]:
         array = array.transpose(2, 0, 1)
     return Raster(extension, array.astype(header.dtype.newbyteorder("="), copy=False))
 
@@ -102,8 +89,9 @@ def _read_header(data: bytes, max_pixels: int | None) -> _Header:
     if version not in (1, 2) or length > _MAX_HEADER or len(data) < at + length:
         raise DecodeError("its NPY header is damaged")
     header = _parse(data[: at + length])
-    shape = header.shape if len(header.shape) == 3 else (1, *header.shape)
-    count, height, width = (shape[2], *shape[:2]) if header.channels_last else shape
+    count, height, width = header.shape if len(header.shape) == 3 else (1, *header.shape)
+    if count > width:
+        count, height, width = width, count, height
     check_shape(count, height, width, header.dtype.name, max_pixels)
     return header
 

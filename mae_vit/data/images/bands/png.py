@@ -10,8 +10,7 @@ import numpy as np
 from PIL import Image
 
 from mae_vit.core.errors import InputError
-from mae_vit.data.images.bands.raster import Raster, check_shape
-from mae_vit.data.images.bounds import DecodeError, first_line
+from mae_vit.data.images.bounds import DecodeError, Raster, check_shape, first_line
 
 PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
 # Encoders write chunks of 8 KiB and more. A hostile file may have any number of tiny chunks.
@@ -40,30 +39,23 @@ def open_png(data: bytes, max_pixels: int | None) -> Raster:
     check_shape(count, height, width, "uint16", max_pixels)
     check_png(data)
     try:
-        pixels = _decode_gray(data) if color == _GRAY else _decode_colors(data)[:count]
-    except InputError:
-        raise
+        if color == _GRAY:
+            with warnings.catch_warnings(), Image.open(io.BytesIO(data), formats=("PNG",)) as image:
+                warnings.simplefilter("ignore")
+                pixels = np.asarray(image).astype(np.uint16)[None]
+        else:
+            import imagecodecs  # Pillow reads the upper 8 of their 16 bits alone
+
+            pixels = np.asarray(imagecodecs.png_decode(data)).transpose(2, 0, 1)[:count]
+    except ImportError:
+        raise InputError(
+            "PNG files of 16-bit colors need imagecodecs: pip install 'mae-vit[bands]'"
+        ) from None
     except Exception as error:  # decoders raise many types on damaged bytes
         raise DecodeError(first_line(error)) from None
     names = ("red", "green", "blue") if count == 3 else ()
     notes = ("transparent, made opaque",) if color in (_GRAY_ALPHA, _RGB_ALPHA) else ()
     return Raster("png", pixels, names, notes=notes)
-
-
-def _decode_gray(data: bytes) -> np.ndarray:
-    with warnings.catch_warnings(), Image.open(io.BytesIO(data), formats=("PNG",)) as image:
-        warnings.simplefilter("ignore")
-        return np.asarray(image).astype(np.uint16)[None]
-
-
-def _decode_colors(data: bytes) -> np.ndarray:
-    try:
-        import imagecodecs  # Pillow reads the upper 8 of their 16 bits alone
-    except ImportError:
-        raise InputError(
-            "PNG files of 16-bit colors need imagecodecs: pip install 'mae-vit[bands]'"
-        ) from None
-    return np.asarray(imagecodecs.png_decode(data)).transpose(2, 0, 1)
 
 
 def check_png(data: bytes) -> None:

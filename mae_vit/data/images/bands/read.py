@@ -8,9 +8,8 @@ from mae_vit.core.bands import Bands
 from mae_vit.data.images.bands.dicom import is_dicom, open_dicom
 from mae_vit.data.images.bands.numpy_files import NPY_MAGIC, NPZ_MAGIC, open_npy, open_npz
 from mae_vit.data.images.bands.png import PNG_MAGIC, is_deep, open_png
-from mae_vit.data.images.bands.raster import Raster
 from mae_vit.data.images.bands.tiff import is_tiff, open_tiff
-from mae_vit.data.images.bounds import DecodeError
+from mae_vit.data.images.bounds import DecodeError, Raster
 
 
 def open_raster(data: bytes, *, max_pixels: int | None = None, every_band: bool = False) -> Raster | None:
@@ -41,19 +40,14 @@ def open_raster(data: bytes, *, max_pixels: int | None = None, every_band: bool 
     return None
 
 
-def decode_bands(data: bytes, bands: Bands, *, max_pixels: int | None = None) -> np.ndarray:
-    """Decodes an image of the bands that a data set has: raw values (C, H, W) of their type.
+def open_bands(data: bytes, bands: Bands, *, max_pixels: int | None = None) -> Raster:
+    """Decodes an image of the bands that a data set has.
 
     What `prepare` wrote is NPY; shards of others, prepared in place, may hold any format.
 
     Raises:
         DecodeError: for anything damaged, too large, or of other bands.
     """
-    return open_bands(data, bands, max_pixels=max_pixels).pixels
-
-
-def open_bands(data: bytes, bands: Bands, *, max_pixels: int | None = None) -> Raster:
-    """Does the same, and returns the names of the bands too, where the file has them."""
     raster = open_raster(data, max_pixels=max_pixels)
     count = len(bands.names)
     if raster is None or (len(raster.pixels) != count and raster.extension == "tiff"):

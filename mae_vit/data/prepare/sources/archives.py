@@ -5,25 +5,26 @@ from __future__ import annotations
 import bz2
 import gzip
 import lzma
+import os
 import re
 import stat
 import tarfile
+import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import plain_text
 from mae_vit.core.user_files import HEAD_BYTES, is_image, what_file_is
-from mae_vit.data.images.decode import DecodeError, check_bytes
-from mae_vit.data.prepare.entries import safe_member_path
+from mae_vit.data.images.bounds import MAX_IMAGE_BYTES, DecodeError, check_bytes
+from mae_vit.data.prepare.entries import Reader, safe_member_path
 from mae_vit.data.prepare.folder_names import NAME_ENCODING, decode_name
 from mae_vit.data.prepare.listing import Listing
-from mae_vit.data.prepare.sources.spool import Spool
 from mae_vit.data.shards.tar_headers import (
     DamagedTar,
     IncompleteTar,
@@ -108,11 +109,7 @@ def holds_images(path: Path) -> bool:
 
 
 def open_archive(tar: Tar, encoding: str | None = None) -> Listing:
-    """Lists the images of a tar, by path; links within it are followed.
-
-    Args:
-        tar: the archive.
-        encoding: encoding of names that are not in UTF-8.
+    """Lists the images of a tar, by path; links within it are followed. `encoding` is that of names not in UTF-8.
 
     Raises:
         InputError: if it is damaged, or holds paths that leave its folder.
@@ -216,10 +213,7 @@ def _zip_name(info: zipfile.ZipInfo, encoding: str | None) -> str:
 def _list(named: Iterable[tuple[str, _Any]], read: Callable[..., bytes], *, special: int) -> Listing:
     """Lists the images sorted by path; of members with the same path, the last, as unpacking would.
 
-    Args:
-        named: path of each member, and the member.
-        read: reads a member, or its first bytes.
-        special: number of members that are no regular files.
+    `read` reads a member, or its first bytes; `special` members are no regular files.
     """
     files = Listing()
     for name, member in named:
@@ -243,3 +237,34 @@ def _head(read: Callable[..., bytes], member: Any) -> bytes:
 
 def _bound(packed: int) -> int:
     return max(_SMALL_BYTES, _MAX_RATIO * packed)
+
+
+class Spool:
+    """A temporary file, created on first use. It has no name, so that not even a kill leaves it behind."""
+
+    def __init__(self, out: Path) -> None:
+        """Creates no file yet; `out` is the output folder."""
+        self._out = out
+        self._file: BinaryIO | None = None
+
+    @property
+    def file(self) -> BinaryIO:
+        """The file, to append to."""
+        if self._file is None:
+            self._out.mkdir(parents=True, exist_ok=True)
+            self._file = tempfile.TemporaryFile(dir=self._out)  # noqa: SIM115 - readers hold it
+        return self._file
+
+    def write(self, data: bytes) -> Reader:
+        """Appends an image, and returns its reader; one that is too large is not written, and its reader raises."""
+        offset = self.file.seek(0, os.SEEK_END)
+        if len(data) <= MAX_IMAGE_BYTES:
+            self.file.write(data)
+            self.file.flush()
+        size, file = len(data), self.file
+
+        def read() -> bytes:
+            check_bytes(size)
+            return os.pread(file.fileno(), size, offset)
+
+        return read

@@ -15,7 +15,7 @@ from braceexpand import braceexpand
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.hub import is_hub_name
-from mae_vit.core.messages import closest, closest_path, count_of, nearest
+from mae_vit.core.messages import closest, closest_path, count_of, nearest, plain_text
 from mae_vit.core.urls import is_url, redact_url
 from mae_vit.core.user_files import (
     ARRAY_EXTENSIONS,
@@ -24,19 +24,30 @@ from mae_vit.core.user_files import (
     IMAGE_EXTENSIONS,
     extension_of,
     full_extension,
+    split_and_rest,
     split_from_path,
     what_file_is,
 )
 from mae_vit.data.prepare.entries import ImageSource, SourceOptions
+from mae_vit.data.prepare.folder_names import surely_split
 from mae_vit.data.prepare.listing import ARCHIVE_PART, JOIN_PARTS, Listing, shown
-from mae_vit.data.prepare.path_entries import entries_from_paths
-from mae_vit.data.prepare.sources.archives import holds_images, is_tar, open_zip
+from mae_vit.data.prepare.sources.archives import (
+    Spool,
+    holds_images,
+    inner_tars,
+    is_tar,
+    open_archive,
+    open_tar,
+    open_zip,
+)
 from mae_vit.data.prepare.sources.downloads import DATASETS
-from mae_vit.data.prepare.sources.folders import open_folder
-from mae_vit.data.prepare.sources.foreign_shards import find_shards
+from mae_vit.data.prepare.sources.folders import entries_from_paths, open_folder
+from mae_vit.data.prepare.sources.foreign_shards import find_shards, image_member, is_shard, open_shards
 from mae_vit.data.prepare.sources.rows import find_parquet, open_hub_dataset, open_parquet
 from mae_vit.data.prepare.sources.tables import is_table, open_table
-from mae_vit.data.prepare.sources.tars import open_tars
+from mae_vit.data.shards.dataset_json import FILE_NAME
+from mae_vit.data.shards.samples import split_key
+from mae_vit.data.shards.tar_headers import Tar
 
 _SOURCES = "a folder, .tar, .tar.gz, .tar.bz2, .tar.xz, .zip, .parquet, a CSV or TSV of paths and labels"
 _CIFAR = re.compile(r"cifar-(100?)-")
@@ -48,11 +59,6 @@ def find_sources(specs: Sequence[str], options: SourceOptions) -> list[ImageSour
     """Opens sources of images; several Parquet files or tars, as from a shell's pattern, are one source.
 
     So are zips whose names differ only in numbers, as those of a large download do.
-
-    Args:
-        specs: each "digits", "cifar10", "cifar100", a folder of images, of shards or of Parquet files,
-            an archive of images, a Parquet file, a table (CSV, TSV), or "hf:USER/NAME[@REVISION]" of the Hub.
-        options: options of all of them.
 
     Raises:
         InputError: if a spec is no source, or holds no images.
@@ -209,3 +215,78 @@ def _expand(spec: str) -> list[str]:
             raise InputError(f"source {spec}: no file is called {path}; of images, give the folder")
         files += matching
     return files
+
+
+_FEW_FIELDS = 4
+# Names of classes: WordNet ids, or words without a number. Names with other numbers are those of shards.
+_CLASS = re.compile(r"n\d{8}|[^\d]+")
+
+
+def open_tars(paths: Sequence[Path], folder: Path, name: str, options: SourceOptions) -> ImageSource:
+    """Opens tars as one source, which `folder` holds.
+
+    Raises:
+        InputError: if one cannot be used.
+    """
+    spool = Spool(options.out)
+    tars = [inner for path in paths for inner in _opened(open_tar(path, spool))]
+    unnamed = None if options.image_column else image_member(tars[0])
+    options = replace(options, image_column=unnamed or options.image_column)
+    asked = options.image_column or options.label_column
+    if (folder / FILE_NAME).exists() or asked or any(map(is_shard, tars)):
+        source = open_shards(folder, tars, name, options)
+        note = f"took the .{unnamed} members for images, by their first bytes (--image-column)"
+        return replace(source, notes=(*source.notes, note)) if unnamed else source
+    return _open_archives(tars, folder, name, options)
+
+
+def are_classes(paths: Sequence[Path]) -> bool:
+    """Whether tars have the names of classes, so that each may hold one class; test_tube is a class, not a split."""
+    stems = {_stem(path) for path in paths}
+    several = len({split_and_rest(stem)[0] for stem in stems} - {None}) > 1
+    named = all(_CLASS.fullmatch(stem) and not surely_split(stem) for stem in stems)
+    return len(stems) > 1 and named and not several
+
+
+def _stem(path: Path) -> str:
+    return path.name.partition(".")[0]
+
+
+def _opened(tar: Tar) -> list[Tar]:
+    """Returns the tars inside a tar, at any depth; itself if there are none."""
+    inner = inner_tars(tar)
+    return [tar for outer in inner for tar in _opened(outer)] if inner else [tar]
+
+
+def _open_archives(tars: Sequence[Tar], folder: Path, name: str, options: SourceOptions) -> ImageSource:
+    """Lists the images of archives; each of several may be a class, or a part of one data set."""
+    classes = are_classes([tar.name for tar in tars])
+    splits = [
+        split_from_path(tar.name.parent if classes else tar.name, folder, options.split) for tar in tars
+    ]
+    one_split = len(set(splits)) == 1
+    files = Listing()
+    for tar, split in zip(tars, splits, strict=True):
+        listing, stem = open_archive(tar, options.name_encoding), _stem(tar.name)
+        # A folder with the name of its tar is its wrapper.
+        wrapped = len(tars) > 1 and all(path.startswith(f"{stem}/") for path, _ in listing.images)
+        below = ("" if one_split else f"{split}/") + (f"{stem}/" if classes else "")
+        files.add(listing, wrapping=f"{stem}/" if wrapped else "", folder=below)
+    if classes and options.labels:
+        files.notes.append(
+            f"took each of {count_of(len(tars), 'tar')} for the class of its name (--no-labels)"
+        )
+    named = [split_key(path) for path, _ in files.images]
+    keys, fields = {key for key, _ in named}, {field for _, field in named}
+    if 1 < len(fields) <= _FEW_FIELDS and len(files.images) == len(keys) * len(fields):
+        files.notes.append(
+            f"took all images of {count_of(len(keys), 'sample')}, which have {len(fields)} each "
+            f"({plain_text(', '.join(sorted(fields)))}): --image-column NAME takes one"
+        )
+    options = replace(
+        options,
+        split=splits[0] if one_split else options.split,
+        class_folder="first" if classes else options.class_folder,
+    )
+    where = str(tars[0].name if len(tars) == 1 else folder)
+    return entries_from_paths(files, options, where=where, name=name, wrapped=not classes)

@@ -101,13 +101,7 @@ def is_shard(tar: Tar) -> bool:
 
 
 def open_shards(folder: Path, shards: Sequence[Tar], name: str, options: SourceOptions) -> ImageSource:
-    """Lists the images of shards, with labels from `.cls` or from the field that the user names.
-
-    Args:
-        folder: the folder that holds them.
-        shards: shards to read.
-        name: name of the source.
-        options: which fields are images and labels, and the split of shards whose names contain none.
+    """Lists the images of shards in a folder, with labels from `.cls` or from the field that the user names.
 
     Raises:
         InputError: if a shard is damaged, holds paths that leave its folder, or its labels make no sense.
@@ -164,8 +158,9 @@ def open_shards(folder: Path, shards: Sequence[Tar], name: str, options: SourceO
         notes.append(f"skipped {count} of shards that are links, devices or pipes")
     if lost:
         notes.append(f"skipped {count_of(len(lost), 'sample')} without an image: {shown(sorted(lost))}")
-    if options.labels and not numbers:
-        notes += label_note(samples)
+    # One of the other members may hold labels.
+    if options.labels and not numbers and samples and not all(map(is_image_field, samples[0][1].fields)):
+        notes.append(f"no labels: {_fields(samples)} (--label-column NAME takes one for the labels)")
     return ImageSource(name, entries, classes=classes or None, notes=tuple(notes))
 
 
@@ -174,11 +169,7 @@ def _read_samples(
 ) -> Iterator[tuple[Tar, Group, bytes | None]]:
     """Yields the samples of a shard, with their labels if the options ask for them.
 
-    Args:
-        shard: the shard.
-        options: the fields that the user names.
-        special: receives links, devices and pipes.
-        lost: receives keys of members without an image.
+    `special` receives links, devices and pipes; `lost` the keys of members without an image.
 
     Raises:
         InputError: if the shard cannot be used, or a label is neither a number nor a name.
@@ -220,13 +211,6 @@ def _json(shard: Tar, group: Group) -> dict[str, Any]:
     except ValueError:
         return {}
     return content if isinstance(content, dict) else {}
-
-
-def label_note(samples: Sequence[tuple[Tar, Group, bytes | None]]) -> list[str]:
-    """Notes the members of samples without `.cls`, as one may hold labels; none if there are only images."""
-    if not samples or all(map(is_image_field, samples[0][1].fields)):
-        return []
-    return [f"no labels: {_fields(samples)} (--label-column NAME takes one for the labels)"]
 
 
 def _fields(samples: Sequence[tuple[Tar, Group, bytes | None]]) -> str:

@@ -34,8 +34,8 @@ from mae_vit.data.prepare.entries import (
 )
 from mae_vit.data.prepare.label_lists import Names, image_stem
 from mae_vit.data.prepare.listing import shown
-from mae_vit.data.prepare.sources.columns import unread_note
 from mae_vit.data.prepare.sources.folders import is_regular, reader, walk
+from mae_vit.data.prepare.sources.rows import unread_note
 from mae_vit.data.shards.samples import label_number, no_single_label
 
 _PATHS = ("path", "file", "filename", "file_name", "filepath", "image", "image_path", "img")
@@ -57,59 +57,39 @@ class Row(NamedTuple):
     split: str
 
 
-class Table(NamedTuple):
-    """The rows of a table that name a file, and remarks on the others and on its columns."""
-
-    rows: list[Row]
-    notes: list[str]
-
-
 class _Files:
     """Finds the images of a folder by path, or by names without folder or extension.
 
     Attributes:
         elsewhere: leading folders that all paths share, which may be those of another machine.
-        names: the images below the folder.
-        own_names: the images in folders of the split in the table's name, as train/ for trainLabels.csv.
     """
 
     def __init__(self, table: Path) -> None:
-        self._folder = table.parent
-        self._split = split_and_rest(table.stem)[0]
+        self._table = table
         self.elsewhere: tuple[str, ...] = ()
 
     @cached_property
-    def _paths(self) -> list[str]:
-        paths = (file.relative_to(self._folder).as_posix() for file in walk(self._folder))
-        return [path for path in paths if is_image(path)]
-
-    @cached_property
-    def names(self) -> Names:
-        return Names(self._paths)
-
-    @cached_property
-    def own_names(self) -> Names:
-        own = self._split
-        folders = {path: path.split("/")[:-1] for path in self._paths}
-        return Names(
-            path
-            for path, parts in folders.items()
-            if own and own in (split_and_rest(part)[0] for part in parts)
-        )
+    def names(self) -> tuple[Names, Names]:
+        """The images below the folder, and those in folders of the table's split, as train/ for trainLabels.csv."""
+        folder, split = self._table.parent, split_and_rest(self._table.stem)[0]
+        every = (file.relative_to(folder).as_posix() for file in walk(folder))
+        paths = [path for path in every if is_image(path)]
+        own = (p for p in paths if split and split in (split_and_rest(part)[0] for part in p.split("/")[:-1]))
+        return Names(paths), Names(own)
 
     def find(self, path: str) -> Path | None:
         """Returns the only file that matches; None if none or several do, and for a URL."""
         if "://" in path:
             return None
-        path = path.replace("\\", "/")
-        if is_regular(self._folder / path):
-            return self._folder / path
+        path, folder = path.replace("\\", "/"), self._table.parent
+        if is_regular(folder / path):
+            return folder / path
         for cut in ("/".join(self.elsewhere[:count]) for count in range(len(self.elsewhere) + 1)):
             end = path.removeprefix(cut).lstrip("/") if cut else path
             # Label Studio writes percent-encoded paths: /data/local-files/?d=my%20photos/1.jpg.
             for name in (end, unquote(end.rpartition("?d=")[2])):
-                if image := self.names.find(name) or self.own_names.find(name):
-                    return self._folder / image
+                if image := next(filter(None, (names.find(name) for names in self.names)), None):
+                    return folder / image
         return None
 
 
@@ -134,12 +114,8 @@ def is_table(path: Path) -> bool:
         return "\t" in decode_text(file.read(_FIRST_LINE), "", errors="replace").partition("\n")[0]
 
 
-def read_table(table: Path, options: SourceOptions | None = None) -> Table:
-    """Reads the rows of a table.
-
-    Args:
-        table: the file.
-        options: the columns that the user names.
+def read_table(table: Path, options: SourceOptions | None = None) -> tuple[list[Row], list[str]]:
+    """Returns the rows of a table that name a file, and remarks on the others and on its columns.
 
     Raises:
         InputError: if it is no text, has no column of files, or several that fit.
@@ -172,7 +148,7 @@ def read_table(table: Path, options: SourceOptions | None = None) -> Table:
             split_text = "val" if _BITS.get(split_text.lower()) else "train"
         named = columns[_ones(row, hot)[0]] if hot else row[label] if label else ""
         rows.append(Row(row[path], files.find(row[path]), named, split_text))
-    return Table(rows, notes)
+    return rows, notes
 
 
 def _ones(row: Cells, columns: Sequence[str]) -> list[str]:
@@ -250,10 +226,6 @@ def _holds_files(name: str, cells: Sequence[Cells], files: _Files) -> bool:
 def open_table(table: Path, options: SourceOptions) -> ImageSource:
     """Opens the images that a table lists; a note counts and names those that do not exist.
 
-    Args:
-        table: the file.
-        options: the columns that the user names, and the split of rows that name none.
-
     Raises:
         InputError: as for `read_table`, or if an image has several labels.
     """
@@ -269,10 +241,8 @@ def open_table(table: Path, options: SourceOptions) -> ImageSource:
     for (path, file, label, split_text), folder_split in zip(rows, folders, strict=True):
         if file is None:
             continue
-        name, split = (
-            _class_name(label, signed=signed),
-            split_told(split_text) if split_text else folder_split,
-        )
+        name = _class_name(label, signed=signed)
+        split = split_told(split_text) if split_text else folder_split
         twice = (split, file) in label_of
         other = label_of.setdefault((split, file), name)
         if other != name or (name and no_single_label(name.encode())):
@@ -290,7 +260,7 @@ def open_table(table: Path, options: SourceOptions) -> ImageSource:
         key = unique_key(stem, keys.setdefault(split, {}))
         entries.append(Entry(split, name, key, where, extension_of(where) or "jpg", reader(file)))
     if missing:
-        there = "" if entries else f"; there are {_Files(table).names}"
+        there = "" if entries else f"; there are {_Files(table).names[0]}"
         count = count_of(len(missing), "file")
         notes.append(f"{count} of {table.name} not found beside it or below: {shown(missing)}{there}")
     if by_end:

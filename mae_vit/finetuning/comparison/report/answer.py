@@ -12,7 +12,7 @@ from mae_vit.finetuning.comparison.report import charts
 from mae_vit.finetuning.comparison.report.rows import Row
 from mae_vit.finetuning.comparison.report.significance import Gap
 from mae_vit.finetuning.comparison.report.summary import Line, at_most_labels
-from mae_vit.weights.start import origin_of
+from mae_vit.weights.names import origin_of
 
 # Two entries are level if the interval of their difference lies within this many points of zero.
 LEVEL_POINTS = 3.0

@@ -20,7 +20,7 @@ from mae_vit.finetuning.comparison.plan import Cell, ComparisonPlan
 from mae_vit.finetuning.comparison.report.significance import Scores
 from mae_vit.finetuning.comparison.spec import cost_of_run
 from mae_vit.finetuning.config.modes import MODES
-from mae_vit.weights.start import origin_of
+from mae_vit.weights.names import origin_of
 
 # Summary fields copied to `results.csv`.
 _PROVENANCE = ("precision", "data", "test_data", "train_images", "held_out_images", "test_reads")

@@ -10,7 +10,7 @@ import numpy as np
 from mae_vit.finetuning.comparison.config import TUNED_BY, CompareConfig, Labels
 from mae_vit.finetuning.comparison.report.rows import Row, group, row_title
 from mae_vit.finetuning.comparison.report.significance import Gap, gap_between
-from mae_vit.weights.start import origin_of
+from mae_vit.weights.names import origin_of
 
 # Notes by a run's `labels_seen_by_start`, worst first.
 _SEEN = {

@@ -13,7 +13,7 @@ from mae_vit.finetuning.models.build import load_into_segmenter
 from mae_vit.finetuning.models.segmenter import Segmenter
 from mae_vit.models.encoders.network import NetworkEncoder
 from mae_vit.models.encoders.vit import ViTEncoder
-from mae_vit.weights.start import Weights
+from mae_vit.weights.read import Weights
 
 
 def small_encoder(patch_size: int = 2, **options) -> ViTEncoder:

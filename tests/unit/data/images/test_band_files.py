@@ -9,8 +9,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 import tifffile
-from helpers.commands import ROOT
-from unit.data.band_files import make_files, npy, table
+from unit.data.band_files import make_files, npy
 
 from mae_vit.data.images.bands.read import open_raster
 from mae_vit.data.images.decode import DecodeError, decode
@@ -70,11 +69,6 @@ def test_names_and_missing_values_of_files():
     )
     assert (gdal.names, gdal.nodata) == (("B4", "B3", "B2"), 0.0)
     assert (ome.names, ome.nodata) == (("DAPI", "GFP"), None)
-
-
-def test_the_documentation_has_this_table():
-    assert len(FILES) > 25
-    assert table() in (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
 
 
 def test_photographs_of_bands_are_not_cut_to_rgb():

@@ -7,7 +7,7 @@ import pytest
 from mae_vit.core.errors import InputError
 from mae_vit.data.prepare.entries import ImageSource, SourceOptions
 from mae_vit.data.prepare.listing import Listing
-from mae_vit.data.prepare.path_entries import entries_from_paths
+from mae_vit.data.prepare.sources.folders import entries_from_paths
 
 
 def open_paths(paths: str, **options) -> ImageSource:

@@ -1,0 +1,303 @@
+"""`mae-vit recommend`: looks at images and machine; names a preset, its time here, the gain to expect, the commands."""
+
+from __future__ import annotations
+
+import math
+import os
+import shlex
+import textwrap
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+import torch
+
+from mae_vit.config.load import load_config
+from mae_vit.config.plan import Plan, make_plan
+from mae_vit.config.presets import PRESETS
+from mae_vit.core.errors import InputError
+from mae_vit.core.messages import count_of
+from mae_vit.core.urls import is_url
+from mae_vit.data.data_path import is_unprepared, resolve_data_path
+from mae_vit.data.prepare.prepare import prepare
+from mae_vit.data.prepare.selection import MEASURED as HELD_OUT
+from mae_vit.data.prepare.sources.find import find_images
+from mae_vit.data.shards.dataset_json import Dataset, read_dataset
+from mae_vit.objectives.pretrain_config import PretrainConfig
+from mae_vit.pretraining.setup import Setup, estimate_costs, set_up
+from mae_vit.runtime.device import free_memory_gib
+from mae_vit.runtime.ranks import ALONE
+from mae_vit.training.engines.precision import choose_precision
+from mae_vit.training.engines.step_time import time_steps
+from mae_vit.training.outputs.plan_text import describe_time
+
+# Images of an unprepared source that are prepared in a temporary folder, for their size and the time of a step.
+_SAMPLE = 256
+_WIDTH = 100
+# Shortest sides from which larger presets see more than enlarged pixels.
+_FROM_96_PX, _FROM_224_PX = 88, 160
+# On fewer cores 96 px take days.
+_CORES_FOR_96_PX = 8
+# Below this share of the photographs that were measured, and with more labels than this, the measurement says little.
+_FEW_IMAGES, _MANY_LABELS = 0.1, 20_000
+# A preset's epochs of few images may be too few steps.
+_ENOUGH_STEPS, _LONGER = 1_500, ["train.steps=6000", "train.warmup_steps=600"]
+
+
+class Preset(NamedTuple):
+    """What belongs together: pretraining, the fine-tuning of its encoder, and a comparison (or none)."""
+
+    pretrain: str
+    finetune: str
+    compare: str | None = None
+
+
+PHOTOS_64 = Preset("mae_photos_64", "finetune_photos_64", "compare_photos")
+PHOTOS_96 = Preset("mae_photos_96", "finetune_photos_96", "compare_photos")
+PHOTOS_224 = Preset("mae_photos_224", "finetune_photos_224", "compare_photos")
+SMALL = Preset("mae_cifar_tiny", "finetune_cifar_tiny")
+DIGITS = Preset("mae_digits", "")
+
+
+class Measured(NamedTuple):
+    """A measured effect of the length: `docs/results/SOURCE/results.csv`, fine-tuned, mean over seeds.
+
+    Attributes:
+        what: the images, in words.
+        side: their side in pixels.
+        images: how many the encoder was pretrained on.
+        labels: how many fine-tuning had.
+        gains: steps of MAE -> points of test accuracy above the same ViT from scratch.
+        cnn: what a small CNN reached against it.
+        source: folder of the result.
+    """
+
+    what: str
+    side: int
+    images: int
+    labels: int
+    gains: dict[int, float]
+    cnn: str
+    source: str
+
+
+MEASUREMENTS = (
+    Measured(
+        "handwritten digits of 8 px", 8, 1_497, 400, {200: -5.4, 600: 29.8, 1_800: 38.1, 5_400: 40.1},
+        "small CNNs do as well without pretraining", "study_length",
+    ),
+    Measured(
+        "CIFAR-10", 32, 50_000, 5_000, {2_925: 13.6, 19_500: 18.5},
+        "a small CNN that trains for long is better still", "compare_cifar10_5k",
+    ),
+    Measured(
+        "photographs of 64 px", 64, 25_000, 2_500, {2_000: 10.6, 6_000: 16.7},
+        "a small CNN with as much compute does as well", "study_length_tiny_imagenet",
+    ),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Images:
+    """What a source holds.
+
+    Attributes:
+        given: the path, as the user gave it.
+        prepared: whether it is a folder of shards; otherwise `folder` has a sample of its images.
+        folder: local folder of shards.
+        dataset: its description.
+        train: images to pretrain on.
+        labeled: how many of these have labels.
+        classes: number of classes.
+        held_out: images in the splits val and test.
+    """
+
+    given: str
+    prepared: bool
+    folder: Path
+    dataset: Dataset
+    train: int
+    labeled: int
+    classes: int
+    held_out: int
+
+    @property
+    def sides(self) -> set[int]:
+        """Smallest and largest height and width, in pixels."""
+        info = self.dataset.splits["train"]
+        return {*info.height, *info.width}
+
+    @property
+    def side(self) -> int:
+        """Shorter side of the largest image, in pixels."""
+        info = self.dataset.splits["train"]
+        return min(info.height[1], info.width[1])
+
+    def describe(self) -> str:
+        """Words the counts."""
+        info = self.dataset.splits["train"]
+        low, high = min(self.sides), max(self.sides)
+        labels = f"{self.labeled:,} with labels of {count_of(self.classes, 'class', 'classes')}"
+        of = "" if self.train == info.samples else f" ({info.samples} were looked at)"
+        held_out = f"{self.held_out:,}" if self.held_out else "none"
+        return (
+            f"{count_of(self.train, 'image')}, sides of {f'{low} to {high}' if low < high else low} px{of}; "
+            f"{labels if self.labeled else 'no labels'}; {held_out} held out"
+        )
+
+
+@contextmanager
+def look_at(path: str) -> Iterator[Images]:
+    """Describes prepared data, or a folder, archive or table of images; their sample exists until the end.
+
+    Raises:
+        InputError: if there are no images to train on.
+    """
+    with TemporaryDirectory(prefix="mae-vit-recommend-") as scratch:
+        if is_url(path) or not is_unprepared(Path(path)):
+            folder = resolve_data_path(path).folder
+            dataset = read_dataset(folder)
+            if (info := dataset.splits.get("train")) is None:
+                raise InputError(f"{path} has no split train: mae-vit prepare writes one")
+            held_out = sum(split.samples for name, split in dataset.splits.items() if name in HELD_OUT)
+            classes = sum(map(bool, info.class_counts))
+            yield Images(path, True, folder, dataset, info.samples, sum(info.class_counts), classes, held_out)
+            return
+        source = find_images(os.path.join(".", path), out=Path(scratch))
+        train = [entry for entry in source.entries if entry.split == "train"]
+        if not train:
+            raise InputError(f"{path} has no images to train on: --split train of mae-vit prepare names them")
+        labels = [entry.class_name for entry in train if entry.class_name is not None]
+        sample = train[:: -(-len(train) // _SAMPLE)]
+        dataset = prepare([replace(source, entries=sample)], Path(scratch) / "data").dataset
+        held_out = sum(entry.split in HELD_OUT for entry in source.entries)
+        counts = len(train), len(labels), len(set(labels)), held_out
+        yield Images(path, False, Path(scratch) / "data", dataset, *counts)
+
+
+def choose_preset(images: Images, *, cores: int, gpu: bool) -> Preset:
+    """Chooses the presets for the size of the images and the machine."""
+    if images.sides == {8} and images.dataset.channels == 1:
+        return DIGITS
+    if images.side <= 40:
+        return SMALL
+    if images.side >= _FROM_224_PX and gpu:
+        return PHOTOS_224
+    if images.side >= _FROM_96_PX and (gpu or cores >= _CORES_FOR_96_PX):
+        return PHOTOS_96
+    return PHOTOS_64
+
+
+def nearest_measurement(side: int) -> Measured:
+    """Returns the measurement on images of the most similar size."""
+    return min(MEASUREMENTS, key=lambda one: abs(math.log(one.side / side)))
+
+
+def describe_gain(images: Images, steps: int) -> str:
+    """Says whether pretraining is expected to help, and what this was measured on."""
+    near = nearest_measurement(images.side)
+    reached = [length for length in near.gains if length <= steps]
+    length = max(reached, default=min(near.gains))
+    gain = near.gains[length]
+    effect = f"gained {gain:g}" if gain > 0 else f"lost {-gain:g}"
+    on = (
+        f"{length:,} steps of MAE {effect} points over the same ViT from "
+        f"scratch, on {near.images:,} {near.what} with {near.labels:,} labels (docs/results/{near.source}); {near.cnn}"
+    )
+    if images.labeled >= _MANY_LABELS:
+        return f"not known: with so many labels try supervised training first. {on}"
+    if images.train < _FEW_IMAGES * near.images:
+        return f"not known: so few images were not measured; try published encoders first. {on}"
+    return f"{'likely' if gain > 0 else 'unlikely: train for longer'}. {on}"
+
+
+def _commands(images: Images, preset: Preset, overrides: Sequence[str]) -> list[str]:
+    """Returns the commands to type; labels and held-out images decide which."""
+    data, commands = shlex.quote(images.given), []
+    if not images.prepared:
+        holdout = "" if images.held_out else " --holdout 1/10"
+        data = shlex.quote(f"data/{Path(images.given).resolve().name.partition('.')[0]}")
+        resize = " --resize 256" if preset is PHOTOS_224 else ""
+        commands.append(f"mae-vit prepare {shlex.quote(images.given)} {data}{holdout}{resize}")
+    several = torch.cuda.device_count() > 1
+    job = "deepspeed --module mae_vit.cli pretrain" if several else "mae-vit pretrain"
+    commands.append(" ".join([job, preset.pretrain, f"data.path={data}", *overrides]))
+    run = f"runs/{preset.pretrain}"
+    if not images.labeled:
+        return [*commands, f"mae-vit report {run}", f"mae-vit embed {run} {data} --out features"]
+    tune = f"mae-vit finetune {preset.finetune} --ckpt {run} data.path={data}"
+    commands.append(tune if preset.finetune else f"mae-vit finetune --ckpt {run}")
+    if preset.compare:
+        commands.append(f"mae-vit compare {preset.compare} data.path={data}")
+    return commands
+
+
+def recommend(path: str) -> list[str]:
+    """Returns the lines to print, 15 at most.
+
+    Raises:
+        InputError: if the path holds no images to train on.
+    """
+    with look_at(path) as images:
+        gpu = torch.cuda.is_available()
+        preset = choose_preset(images, cores=ALONE.cores, gpu=gpu)
+        file = PRESETS / "pretrain" / f"{preset.pretrain}.yaml"
+        # That preset shifts images of 32 px.
+        overrides = ["data.augment.crop=random_resized"] if preset is SMALL and images.sides != {32} else []
+        config = load_config(PretrainConfig, file, [f"data.path={images.folder}", *overrides])
+        train = images.train if images.held_out or images.prepared else images.train - images.train // 10
+        if make_plan(config, num_samples=train, world_size=1).total_steps < _ENOUGH_STEPS:
+            overrides += _LONGER
+            config = load_config(PretrainConfig, file, [f"data.path={images.folder}", *overrides])
+        setup = set_up(config, ALONE)
+        free = free_memory_gib(ALONE, setup.device)[0] if gpu else math.inf
+        plan, smaller = fit_memory(setup, make_plan(config, num_samples=train, world_size=1), free)
+        unit = grouping.unit if (grouping := config.objective.grouping) else config.data.repeats
+        precision = choose_precision(config.train.precision, setup.device).precision
+        tried = time_steps(config, plan, setup.build, setup.data, ALONE, setup.device, precision, unit=unit)
+        model = config.model
+        device = torch.cuda.get_device_name() if gpu else "no GPU"
+        facts = {
+            "data": images.describe(),
+            "machine": f"{count_of(ALONE.cores, 'core')}, {device}",
+            "preset": f"{preset.pretrain}: MAE, {setup.costs.encoder_parameters / 1e6:.1f} M parameters, "
+            f"{model.image_hw[0]} px; batch {plan.effective_batch_size:,}, {plan.total_steps:,} steps = "
+            f"{plan.total_steps / plan.steps_per_epoch:,.0f} epochs",
+            "time": describe_time(plan, ALONE, tried),
+            "gain": describe_gain(images, plan.total_steps),
+        }
+        if images.prepared and images.labeled and not images.held_out:
+            facts["missing"] = (
+                "held-out images to measure on: mae-vit prepare ... --holdout 1/10 sets them aside"
+            )
+        lines = [line for name, text in facts.items() for line in _wrapped(name, text)]
+        return [
+            *lines,
+            "commands",
+            *(f"  {command}" for command in _commands(images, preset, [*overrides, *smaller])),
+        ]
+
+
+def fit_memory(setup: Setup, plan: Plan, free_gib: float) -> tuple[Plan, list[str]]:
+    """Halves the micro-batch until it fits; returns the plan, and the override if there must be one."""
+    size = plan.batch_size_per_device
+
+    def needed(size: int) -> float:
+        costs = estimate_costs(setup.config, setup.info, num_classes=0, batch_size_per_device=size)
+        return costs.memory_gib(world_size=1, zero_stage=0)
+
+    while size % 2 == 0 and needed(size) > free_gib:
+        size //= 2
+    if size == plan.batch_size_per_device:
+        return plan, []
+    smaller = replace(plan, batch_size_per_device=size, accumulation=plan.effective_batch_size // size)
+    return smaller, [f"train.batch_size_per_device={size}"]
+
+
+def _wrapped(name: str, text: str) -> list[str]:
+    return textwrap.wrap(
+        text, _WIDTH, initial_indent=f"{name:<9}", subsequent_indent=" " * 9, break_on_hyphens=False
+    )

@@ -1,0 +1,122 @@
+"""`mae-vit recommend`: the preset for images and machine, the gain to expect, commands that run."""
+
+import csv
+import re
+import shlex
+from dataclasses import replace
+from statistics import mean
+
+import pytest
+from helpers.commands import ROOT
+from helpers.images import encoded, picture, write_files
+
+from mae_vit.cli.main import main
+from mae_vit.config.load import load_config
+from mae_vit.config.presets import find_preset
+from mae_vit.data.shards.dataset_json import read_dataset
+from mae_vit.finetuning.comparison.config import CompareConfig
+from mae_vit.finetuning.config.pretrained import WeightsOverrides
+from mae_vit.finetuning.config.schema import FinetuneConfig
+from mae_vit.objectives.pretrain_config import PretrainConfig
+from mae_vit.pretraining import recommend
+from mae_vit.pretraining.recommend import MEASUREMENTS, Images, choose_preset, describe_gain
+
+SCRATCH = {"study_length_tiny_imagenet": "from scratch", "study_length": "from scratch"}
+ROWS = {
+    ("compare_cifar10_5k", 2_925): "ViT-Tiny from MAE, 15 epochs",
+    ("compare_cifar10_5k", 19_500): "ViT-Tiny from MAE",
+}
+
+
+@pytest.mark.parametrize("measured", MEASUREMENTS, ids=lambda measured: measured.source)
+def test_the_table_has_the_results(measured):
+    accuracy = {}
+    with (ROOT / "docs" / "results" / measured.source / "results.csv").open() as file:
+        for row in csv.DictReader(file):
+            if row["mode"] == "finetune":
+                accuracy.setdefault(row["entry"], []).append(100 * float(row["test_top1"]))
+    scratch = mean(accuracy[SCRATCH.get(measured.source, "ViT-Tiny from scratch")])
+    for steps, gain in measured.gains.items():
+        row = ROWS.get((measured.source, steps), f"MAE, {steps:,} steps")
+        assert mean(accuracy[row]) - scratch == pytest.approx(gain, abs=0.06)
+
+
+@pytest.fixture
+def seen(colored):
+    """Returns a description of images of any size and number."""
+    dataset = read_dataset(colored)
+
+    def describe(side: int, train: int = 5_000, labeled: int = 1_500, channels: int = 3) -> Images:
+        info = dataset.splits["train"].model_copy(update={"height": (side, side), "width": (side, side)})
+        changed = dataset.model_copy(update={"splits": {"train": info}, "channels": channels})
+        return Images("photos", True, colored, changed, train, labeled, 10, 0)
+
+    return describe
+
+
+@pytest.mark.parametrize(
+    ("side", "channels", "cores", "gpu", "preset"),
+    [
+        (8, 1, 2, False, "mae_digits"),
+        (8, 3, 2, False, "mae_cifar_tiny"),
+        (32, 3, 2, False, "mae_cifar_tiny"),
+        (64, 3, 2, True, "mae_photos_64"),
+        (500, 3, 2, False, "mae_photos_64"),
+        (500, 3, 16, False, "mae_photos_96"),
+        (96, 3, 2, True, "mae_photos_96"),
+        (500, 3, 2, True, "mae_photos_224"),
+    ],
+)
+def test_size_and_machine_choose_the_preset(seen, side, channels, cores, gpu, preset):
+    assert choose_preset(seen(side, channels=channels), cores=cores, gpu=gpu).pretrain == preset
+
+
+def test_the_gain_is_of_the_nearest_measurement(seen):
+    assert describe_gain(seen(64), 6_000).startswith("likely. 6,000 steps of MAE gained 16.7 points")
+    assert "2,000 steps of MAE gained 10.6" in describe_gain(seen(300), 3_000)
+    assert describe_gain(seen(8, train=1_400, channels=1), 300).startswith("unlikely: ")
+    assert describe_gain(seen(64, train=300), 6_000).startswith("not known: so few")
+    assert describe_gain(seen(64, 90_000, labeled=90_000), 6_000).startswith("not known: with so many")
+
+
+def test_a_micro_batch_is_halved_until_it_fits(colored):
+    config = load_config(PretrainConfig, find_preset("mae_photos_64"), [f"data.path={colored}"])
+    setup = recommend.set_up(config, recommend.ALONE)
+    plan = replace(setup.plan, effective_batch_size=256, batch_size_per_device=256)
+    assert recommend.fit_memory(setup, plan, 100.0) == (plan, [])
+    needed = recommend.estimate_costs(setup.config, setup.info, num_classes=0, batch_size_per_device=64)
+    room = needed.memory_gib(world_size=1, zero_stage=0)
+    smaller, words = recommend.fit_memory(setup, plan, room)
+    assert words == ["train.batch_size_per_device=64"]
+    assert (smaller.batch_size_per_device, smaller.accumulation) == (64, 4)
+
+
+@pytest.mark.parametrize("prepared", [True, False])
+def test_what_is_printed_can_be_typed(colored, tmp_path, capsys, monkeypatch, prepared):
+    monkeypatch.chdir(tmp_path)
+    folder = colored
+    if not prepared:
+        photos = {f"{name}/{n}.jpg": encoded(picture(n)) for name in ("cats", "dogs") for n in range(20)}
+        folder = write_files(tmp_path / "my photos", photos)
+    assert main(["recommend", str(folder)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 15
+    names = [line.split()[0] for line in lines if not line.startswith(" ")]
+    assert names == ["data", "machine", "preset", "time", "gain", "commands"]
+    commands = [shlex.split(line) for line in lines[lines.index("commands") + 1 :]]
+    # At 32 px there is no comparison for own photographs.
+    jobs = ["prepare", "pretrain", "finetune", "compare"]
+    assert [words[1] for words in commands] == (jobs[1:3] if prepared else jobs[:3])
+    for _, job, *words in commands:
+        if job == "pretrain":
+            load_config(PretrainConfig, find_preset(words[0]), words[1:])
+        if job == "finetune" and words[0] != "--ckpt":
+            path = find_preset(words[0])
+            load_config(FinetuneConfig, path, words[3:], amend=WeightsOverrides(None, path))
+        if job == "compare":
+            load_config(CompareConfig, find_preset(words[0]), words[1:])
+    if not prepared:
+        # Nothing was written, and the first command is accepted.
+        assert {path.name for path in tmp_path.iterdir()} == {"my photos"}
+        assert main(commands[0][1:]) == 0
+        assert re.search(r"val: \d+ image", capsys.readouterr().out)
