@@ -115,7 +115,7 @@ def _expanded(text: str, where: str) -> str:
 def _at(kinds: Kinds, key: str) -> Kinds:
     """Returns the types that the value at a dotted key may have; empty if the key is not known."""
     # The free names of a mapping may hold dots themselves.
-    return inner_kinds(kinds, key) or reduce(inner_kinds, key.split("."), kinds)
+    return inner_kinds(kinds, key) or reduce(inner_kinds, key.split("."), [*kinds])
 
 
 def _is_text(kinds: Kinds) -> bool:

@@ -30,7 +30,7 @@ from mae_vit.data.shards.shard_files import ReadError
 from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.pretraining.data import Data
 from mae_vit.pretraining.plan_text import describe_plan, order_warnings
-from mae_vit.pretraining.setup import Setup, initialize, set_up
+from mae_vit.pretraining.setup import Setup, initialize, least_kept, set_up
 from mae_vit.runtime.device import find_device, free_memory_gib
 from mae_vit.runtime.failures import run_to_exit_code
 from mae_vit.runtime.process_group import join, meet
@@ -187,11 +187,12 @@ def check_run(setup: Setup, folder: Path) -> list[Check]:
     """Checks memory, disk, loading and data of a run."""
     config, ranks, costs = setup.config, setup.ranks, setup.costs
     sharing = {"world_size": ranks.world_size, "zero_stage": config.train.zero_stage}
+    least = costs.least_gib(**sharing, kept_bytes=least_kept(setup))
     height, width = setup.info.img_size
     batch_bytes = setup.plan.batch_size_per_device * setup.info.in_chans * height * width
     batch_bytes *= setup.data.source.source.dtype.itemsize
     return [
-        check_memory(costs.least_gib(**sharing), costs.memory_gib(**sharing), ranks, setup.device),
+        check_memory(least, costs.memory_gib(**sharing), ranks, setup.device),
         check_disk(folder, retention(setup.config, setup.plan, setup.costs)[1]),
         *check_loading(setup.data, batch_bytes, ranks),
         check_samples(setup.data, setup.info.in_chans, config.data.damage_budget),

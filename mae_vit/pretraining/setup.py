@@ -17,7 +17,7 @@ from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.pretraining.data import Data, open_data
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.engines.build import choose_compiling, optimizer_options
-from mae_vit.training.engines.cost import Estimate, estimate
+from mae_vit.training.engines.cost import Estimate, estimate, kept_bytes
 from mae_vit.training.startup import choose_device
 from mae_vit.weights.seen_labels import SeenLabels
 
@@ -95,6 +95,23 @@ def estimate_costs(
         activation_checkpointing=config.train.activation_checkpointing,
         optimizer_slots=len(optimizer_options(config).optimizer_states),
         averaged=config.train.ema_decay is not None,
+    )
+
+
+def least_kept(setup: Setup) -> int:
+    """Returns the least bytes that a step keeps for its backward pass; 0 (unknown) if it is compiled."""
+    train, info = setup.config.train, setup.info
+    assert train.precision != "auto", "`settle_precision` comes first"
+    if choose_compiling(setup.config, setup.plan, setup.device).on:
+        return 0
+    return kept_bytes(
+        setup.build,
+        image_shape=(info.in_chans, *info.img_size),
+        dtype=info.bands.torch_dtype,
+        batch_size_per_device=setup.plan.batch_size_per_device,
+        precision=train.precision,
+        fused_attention=setup.device.type == "cuda",
+        activation_checkpointing=train.activation_checkpointing,
     )
 
 

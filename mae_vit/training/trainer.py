@@ -255,6 +255,8 @@ class Trainer:
 
     def line(self, done: int, values: StepValues, timer: StepTimer) -> dict[str, Any]:
         """Returns a line of `metrics.jsonl`."""
+        scale = self.engine.loss_scale  # of fp16
+        scaling = {"loss_scale": scale.scale, "skipped_steps": scale.skipped_steps} if scale else {}
         line: dict[str, Any] = {
             "step": done,
             "epoch": done / self.plan.steps_per_epoch,
@@ -263,7 +265,7 @@ class Trainer:
             "lr": self.lr(done - 1),
             "grad_norm": finite_or_none(values.grad_norm),
             **values.means,
-            **_loss_scale_values(self.engine),
+            **scaling,
             **timer.rates(),
             "peak_memory_gib": peak_memory_gib(self.engine.device),
         }
@@ -313,9 +315,3 @@ def restore(engine: Engine, checkpoint: CheckpointInfo) -> BestWeights | None:
     if state.best is None or engine.ranks.rank == 0:
         return state.best
     return replace(state.best, tensors={})
-
-
-def _loss_scale_values(engine: Engine) -> dict[str, float]:
-    """Returns fp16's loss scale, and the number of steps skipped so far."""
-    scale = engine.loss_scale
-    return {} if scale is None else {"loss_scale": scale.scale, "skipped_steps": scale.skipped_steps}

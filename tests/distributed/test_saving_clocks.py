@@ -25,20 +25,12 @@ def saved(run: Run) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.distributed
-def test_two_ranks_whose_clocks_differ_save_together(digits, tmp_path):
-    run = Run(tmp_path / "run", "torchrun", 2, [*BY_TIME, f"data.path={digits}"], script=SCRIPT)
-    assert run.wait() == 0, run.output()
-    # Due by step 3 and read with step 4; from there on again.
-    assert saved(run) == [0, 4, 8, 10]
-
-
-@pytest.mark.slow
-@pytest.mark.distributed
-def test_a_run_that_is_killed_resumes_from_a_save_by_time(digits, tmp_path):
+def test_two_ranks_whose_clocks_differ_save_together_and_resume_from_a_save_by_time(digits, tmp_path):
     options = [*BY_TIME, f"data.path={digits}"]
     killed = Run(tmp_path / "killed", "torchrun", 2, ["die=7", *options], script=SCRIPT)
     assert killed.wait() != 0
     killed.wait_until_gone()
+    # Due by step 3 and read with step 4; from there on again.
     assert saved(killed) == [0, 4]
     again = Run(tmp_path / "killed", "torchrun", 2, options, script=SCRIPT)
     assert again.wait() == 0, again.output()

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 
 import torch
 from timm.models.vision_transformer import Block
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from mae_vit.core.batch import Batch
 from mae_vit.core.keyed_rng import SampleKeys
 from mae_vit.models.attention import set_fused_attention
 from mae_vit.objectives.objective import Task
+from mae_vit.training.engines.precision import Precision, autocast
 
 # Bucket size on GPUs at ZeRO 1 to 3, in float32 elements. DeepSpeed's default is 500 M.
 ZERO_BUCKET = 25_000_000
@@ -47,9 +49,14 @@ class Estimate:
         lasting, gradients = self._states(world_size, zero_stage)
         return (lasting + gradients + self.activation_bytes) / 2**30
 
-    def least_gib(self, *, world_size: int, zero_stage: int) -> float:
-        """Returns a lower bound of one rank's memory in GiB: without activations, which compiling may shrink."""
-        return sum(self._states(world_size, zero_stage)) / 2**30
+    def least_gib(self, *, world_size: int, zero_stage: int, kept_bytes: int) -> float:
+        """Returns a lower bound of one rank's memory in GiB.
+
+        It counts gradients or activations (from the function `kept_bytes`), whichever is larger: the
+        backward pass frees activations while it creates gradients.
+        """
+        lasting, gradients = self._states(world_size, zero_stage)
+        return (lasting + max(gradients, kept_bytes)) / 2**30
 
     def _states(self, world_size: int, zero_stage: int) -> tuple[float, float]:
         """Returns one rank's persistent bytes (weights, optimizer state) and its bytes of gradients."""
@@ -95,21 +102,13 @@ def estimate(
     `image_shape` is (C, H, W). The raw images, of `dtype`, stay on the device throughout the step. With
     `activation_checkpointing` each block keeps only its input, and the backward pass recomputes one block at a time.
     """
-    with torch.device("meta"):
-        model = build()
-    model.to("meta")  # tables that NumPy computed are still on the CPU
     # The counter counts the matrix products of plain attention only.
-    set_fused_attention(model, False)
+    model = _build_on_meta(build, fused_attention=False)
     images = torch.empty(batch_size_per_device, *image_shape, dtype=dtype, device="meta")
-    index = torch.empty(batch_size_per_device, dtype=torch.int64, device="meta")
     activations = _Activations(model, recomputed=activation_checkpointing)
     activations.keep(images)
-    with (
-        FlopCounterMode(display=False) as counter,
-        torch.autograd.graph.saved_tensors_hooks(activations.keep, lambda t: t),
-    ):
-        kept = model(Batch(images, index, SampleKeys(0, 0, index)))
-    del kept
+    with FlopCounterMode(display=False) as counter:
+        activations.run(model, images)
     parameters = list(model.parameters())
     return Estimate(
         parameters=sum(p.numel() for p in parameters),
@@ -120,6 +119,39 @@ def estimate(
         optimizer_slots=optimizer_slots,
         averaged=averaged,
     )
+
+
+def kept_bytes(
+    build: Callable[[], Task],
+    *,
+    image_shape: tuple[int, int, int],
+    batch_size_per_device: int,
+    precision: Precision,
+    fused_attention: bool,
+    activation_checkpointing: bool = False,
+    dtype: torch.dtype = torch.uint8,
+) -> int:
+    """Measures the least bytes that autograd keeps in an eager step, including autocast's copies of weights.
+
+    It uses fake CPU tensors: there autocast and fused attention keep the same tensors as on a GPU
+    (queries, keys, values, the result, one sum per row). Other arguments are those of `estimate`.
+    """
+    model = _build_on_meta(build, fused_attention=fused_attention)
+    with FakeTensorMode(), autocast(torch.device("cpu"), precision):
+        # Each module once: joint objectives share the encoder, and a fake parameter may not be replaced twice.
+        for module in model.modules():
+            module._apply(lambda t: torch.empty(t.shape, dtype=t.dtype), recurse=False)
+        activations = _Activations(model, recomputed=activation_checkpointing)
+        activations.run(model, torch.empty(batch_size_per_device, *image_shape, dtype=dtype))
+    return activations.bytes
+
+
+def _build_on_meta(build: Callable[[], Task], *, fused_attention: bool) -> Task:
+    with torch.device("meta"):
+        model = build()
+    model.to("meta")  # tables that NumPy computed are still on the CPU
+    set_fused_attention(model, fused_attention)
+    return model
 
 
 class _Activations:
@@ -142,6 +174,13 @@ class _Activations:
             kept = self._kept if self._inside is None else self._inside
             kept[storage._cdata] = storage.nbytes()
         return tensor
+
+    def run(self, model: Task, images: torch.Tensor) -> None:
+        """Runs a forward pass, and counts what it keeps for the backward pass."""
+        index = torch.empty(len(images), dtype=torch.int64, device=images.device)
+        with torch.autograd.graph.saved_tensors_hooks(self.keep, lambda t: t):
+            kept = model(Batch(images, index, SampleKeys(0, 0, index)))
+        del kept
 
     @property
     def bytes(self) -> int:

@@ -1,10 +1,12 @@
 """What a run needs of a GPU: memory between two bounds, the rate that it could reach, and less memory for more time."""
 
+import weakref
 from dataclasses import replace
 
 import pytest
 import torch
 from timm.models.vision_transformer import Block
+from torch import nn
 from workers.plain_loop import batch_of, build_objective
 
 from mae_vit.models.attention import set_fused_attention
@@ -12,17 +14,31 @@ from mae_vit.objectives import OBJECTIVES
 from mae_vit.pretraining import doctor
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.engines.base import recompute_blocks
-from mae_vit.training.engines.cost import Estimate, estimate, peak_flops
+from mae_vit.training.engines.cost import Estimate, estimate, kept_bytes, peak_flops
+from mae_vit.training.engines.precision import autocast
+
+
+def kept_of(size: int, precision: str, name: str = "mae", *, fused: bool, recomputed: bool = False) -> int:
+    return kept_bytes(
+        lambda: build_objective(name),
+        image_shape=(3, 16, 16),
+        batch_size_per_device=size,
+        precision=precision,
+        fused_attention=fused,
+        activation_checkpointing=recomputed,
+    )
 
 
 def costs_of(build=build_objective, size: int = 16, **options) -> Estimate:
     return estimate(build, image_shape=(3, 16, 16), batch_size_per_device=size, **options)
 
 
-def gradients_of(name: str, *, recomputed: bool) -> tuple[float, dict[str, torch.Tensor], int, int]:
+def gradients_of(
+    name: str, *, recomputed: bool = False, fused: bool = False, precision: str = "fp32"
+) -> tuple[float, dict[str, torch.Tensor], int, int]:
     """Loss, gradients, bytes that autograd keeps, and how often blocks' first norms ran."""
     model = build_objective(name)
-    set_fused_attention(model, False)
+    set_fused_attention(model, fused)
     if recomputed:
         recompute_blocks(model)
     runs, kept = [], {}
@@ -36,7 +52,8 @@ def gradients_of(name: str, *, recomputed: bool) -> tuple[float, dict[str, torch
             kept[storage.data_ptr()] = (storage.nbytes(), tensor)  # kept alive: no other takes its place
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    autocast_on = autocast(torch.device("cpu"), precision)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), autocast_on:
         loss = model(batch_of(0)).loss
     size = sum(size for size, _ in kept.values())
     loss.backward()
@@ -57,12 +74,44 @@ def test_recomputing_gives_the_same_loss_and_gradients_from_less_memory(name):
     assert recomputed_runs > runs
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("name", ["mae", "masked_patch"])
-def test_estimated_activations_are_what_autograd_keeps(name):
-    """Some bytes more or less: small tables that are made in passing; the raw images count too."""
-    kept = gradients_of(name, recomputed=False)[2]
-    images = 16 * 3 * 16 * 16
-    assert costs_of(lambda: build_objective(name)).activation_bytes == pytest.approx(kept + images, rel=0.02)
+def test_what_is_kept_is_what_autograd_keeps(precision, fused, name):
+    kept = gradients_of(name, fused=fused, precision=precision)[2]
+    # Some bytes more or less: small tables that are made in passing.
+    assert kept_of(16, precision, name, fused=fused) == pytest.approx(kept, rel=0.02)
+
+
+def weights_of(model: nn.Module) -> int:
+    # Of the patch projection none is kept: pixels need no gradient.
+    return sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear))
+
+
+def test_bf16_keeps_a_copy_of_every_weight_unless_it_is_recomputed():
+    whole, recomputed = (
+        2 * kept_of(1, "bf16", fused=True, recomputed=on) - kept_of(2, "bf16", fused=True, recomputed=on)
+        for on in (False, True)
+    )
+    model = build_objective()
+    assert whole == 2 * weights_of(model)
+    # Of four blocks one is computed again at a time, and the decoder's last runs in parts: never.
+    in_blocks = sum(weights_of(block) for block in model.modules() if isinstance(block, Block))
+    assert 0 < recomputed < 2 * (weights_of(model) - in_blocks * 0.4)
+
+
+def test_a_shared_encoder_is_measured_whoever_refers_to_its_parameters(monkeypatch):
+    """torch replaces no fake parameter that anything refers to weakly, and joint's objectives share one encoder."""
+    expected, references, whole = kept_of(4, "fp32", "joint", fused=True), [], nn.Module._apply
+
+    def refer(module, *words, **options):
+        whole(module, *words, **options)
+        references.extend(weakref.ref(p) for p in module._parameters.values() if p is not None)
+        return module
+
+    monkeypatch.setattr(nn.Module, "_apply", refer)
+    assert kept_of(4, "fp32", "joint", fused=True) == expected
+    assert references
 
 
 def test_the_estimate_of_a_recomputed_stack_is_its_inputs_and_one_block():
@@ -101,10 +150,13 @@ def test_zero_shares_what_it_can():
     assert costs.memory_gib(world_size=8, zero_stage=3) > costs.memory_gib(world_size=8, zero_stage=2)
     one_slot = costs_of(size=1, optimizer_slots=1)
     assert one_slot.checkpoint_bytes == costs.checkpoint_bytes - 4 * costs.trainable
-    # The least leaves out activations.
-    whole = costs_of(size=256)
-    assert costs.least_gib(world_size=8, zero_stage=1) == costs.memory_gib(world_size=8, zero_stage=1)
-    assert whole.least_gib(world_size=8, zero_stage=1) < whole.memory_gib(world_size=8, zero_stage=1)
+    # The bounds enclose each other.
+    whole, kept = costs_of(size=256), kept_of(256, "bf16", fused=True)
+    assert kept < 0.7 * whole.activation_bytes
+    for stage in range(4):
+        sharing = {"world_size": 8, "zero_stage": stage}
+        least = whole.least_gib(**sharing, kept_bytes=kept)
+        assert whole.least_gib(**sharing, kept_bytes=0) < least < whole.memory_gib(**sharing)
 
 
 @pytest.mark.parametrize(
