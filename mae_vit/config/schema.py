@@ -67,8 +67,8 @@ _HOME = "mae_vit.training.outputs.trackers"
 # Each takes a `TrackedRun` and returns a `Tracker` (mae_vit/training/outputs/trackers.py). "module:Class" is
 # imported when a run opens it.
 TRACKERS: dict[str, str | Callable[[Any], Any]] = {
-    "wandb": f"{_HOME}.wandb:WandbTracker",
-    "mlflow": f"{_HOME}.mlflow:MlflowTracker",
+    "wandb": f"{_HOME}:WandbTracker",
+    "mlflow": f"{_HOME}:MlflowTracker",
 }
 
 

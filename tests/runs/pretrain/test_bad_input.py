@@ -187,6 +187,7 @@ def test_held_out_images_without_labels_of_a_supervised_run(tmp_path, capsys):
         place.mkdir(parents=True, exist_ok=True)
         Image.fromarray((images.images[number] * 15).astype(np.uint8)).save(place / f"{number}.png")
     prepare([find_images(str(tmp_path / "images"), out=data)], data)
+    capsys.readouterr()
     supervised = [*SUPERVISED, f"data.path={data}", f"run.dir={tmp_path / 'run'}"]
     assert main([*supervised, "monitor.evaluate_split=test"]) == EXIT_INPUT
     assert "monitor.evaluate_split=val" in one_line(capsys)
