@@ -152,13 +152,13 @@ def check_software(config: PretrainConfig | None, ranks: Ranks) -> list[Check]:
     """Checks that torch sees the GPUs, and that other software for the run's options is installed."""
     driver = shutil.which("nvidia-smi") and os.environ.get("CUDA_VISIBLE_DEVICES") not in ("", "-1")
     text = f"torch {torch.__version__}, CUDA {torch.version.cuda or 'not built in'}"
-    if torch.cuda.is_available():
-        checks = [Check("ok", "torch", text)]
-    elif driver:
-        text += ": finds no device though there is a driver (`nvidia-smi`); install a torch whose CUDA it supports"
-        checks = [Check("FAIL", "torch", text)]
-    else:
-        checks = [Check("ok", "torch", f"{text}, no GPU: runs on the CPU")]
+    if not torch.cuda.is_available():
+        text += (
+            ": finds no device though there is a driver (`nvidia-smi`); install a torch whose CUDA it supports"
+            if driver
+            else ", no GPU: runs on the CPU"
+        )
+    checks = [Check("FAIL" if driver and not torch.cuda.is_available() else "ok", "torch", text)]
     if (config.train.engine_on(ranks.world_size) if config else "torch") == "deepspeed":
         try:
             import_module("mae_vit.training.engines.deepspeed_engine")

@@ -27,7 +27,6 @@ from mae_vit.training.evals import Evals
 from mae_vit.training.outputs.environment import describe_environment
 from mae_vit.training.outputs.run_outputs import RunOutputs
 from mae_vit.training.recovery import Quarantine, Recovery
-from mae_vit.training.startup import run_folder_locked
 from mae_vit.training.trainer import Job, Outcome, RunSetup, Trainer, restore
 
 _MEND = "Mend the shards (see `mae-vit check {data}`) or raise the budget; the same command resumes"
@@ -40,28 +39,28 @@ def run(setup: RunSetup, job: Job, checkpoint: CheckpointInfo | None) -> None:
     """Trains from `checkpoint`, or from the beginning, to the end or to a signal."""
     begun, start_step = time.monotonic(), checkpoint.step if checkpoint else 0
     quarantine = _open_quarantine(setup, start_step)
-    with run_folder_locked(setup.folder, setup.engine.ranks):
-        try:
-            trainer = build_trainer(setup, job, checkpoint, quarantine)
-        except RuntimeError as error:
-            if is_lost_rank(error):
-                raise _lost(setup.engine.ranks.rank) from None
-            raise
-        outcome = _train(trainer, checkpoint)
-        # All ranks leave together: when one exits, the launcher kills the others, even while they write.
-        trainer.stop.end()
-        barrier(setup.engine.ranks)
-        setup.engine.close()
-        if setup.engine.ranks.rank == 0 and outcome.finished:
-            here = f", {outcome.step - start_step} of them here" if checkpoint else ""
-            print(f"done: {outcome.step} steps{here} in {time.monotonic() - begun:.0f} s")
-            print("\n".join([*job.results(), *trainer.outputs.files()]))
-        elif setup.engine.ranks.rank == 0:
-            how = "after saving; the same command resumes"
-            if not outcome.saved:
-                saved = list_checkpoints(setup.folder.checkpoints)
-                how = f"and could not save it; the same command resumes from step {step_of(saved[-1]) if saved else 0}"
-            print(f"stopped at step {outcome.step}/{setup.plan.total_steps} {how}")
+    run_on_rank_zero(setup.folder.lock, setup.engine.ranks)
+    try:
+        trainer = build_trainer(setup, job, checkpoint, quarantine)
+    except RuntimeError as error:
+        if is_lost_rank(error):
+            raise _lost(setup.engine.ranks.rank) from None
+        raise
+    outcome = _train(trainer, checkpoint)
+    # All ranks leave together: when one exits, the launcher kills the others, even while they write.
+    trainer.stop.end()
+    barrier(setup.engine.ranks)
+    setup.engine.close()
+    if setup.engine.ranks.rank == 0 and outcome.finished:
+        here = f", {outcome.step - start_step} of them here" if checkpoint else ""
+        print(f"done: {outcome.step} steps{here} in {time.monotonic() - begun:.0f} s")
+        print("\n".join([*job.results(), *trainer.outputs.files()]))
+    elif setup.engine.ranks.rank == 0:
+        how = "after saving; the same command resumes"
+        if not outcome.saved:
+            saved = list_checkpoints(setup.folder.checkpoints)
+            how = f"and could not save it; the same command resumes from step {step_of(saved[-1]) if saved else 0}"
+        print(f"stopped at step {outcome.step}/{setup.plan.total_steps} {how}")
     if not outcome.finished:
         raise RunInterrupted(trainer.stop.reason or OTHER_RANK)
 

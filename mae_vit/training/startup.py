@@ -8,8 +8,7 @@ from __future__ import annotations
 import copy
 import os
 import socket
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
@@ -359,16 +358,6 @@ def _check_ranks_agree(identity: Identity, ranks: Ranks) -> None:
                     f"ranks are about to do different things: {key} is {on_rank_0.get(key)} on rank 0 ({host}), "
                     f"{other.get(key)} on rank {rank} ({other_host})"
                 )
-
-
-@contextmanager
-def run_folder_locked(folder: RunFolder, ranks: Ranks) -> Iterator[None]:
-    """Locks the run folder, or raises InputError on all ranks; entering is collective."""
-    run_on_rank_zero(folder.lock, ranks)
-    try:
-        yield
-    finally:
-        folder.unlock()
 
 
 def _check_length(folder: RunFolder, checkpoint: CheckpointInfo | None, plan: Plan) -> None:
