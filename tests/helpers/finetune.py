@@ -10,3 +10,5 @@ SMALL = [
     *("optim.lr=3e-3", "monitor.log_every_steps=1", "monitor.evaluate_every_steps=2"),
     *("monitor.tensorboard=false", "checkpoint.every_steps=2", "checkpoint.keep_last=9"),
 ]
+# A network that is none of ours, for the same images.
+CNN = {"config": "simple_cnn_cifar", "model": ["model.img_size=8", "model.in_chans=1"]}

@@ -134,7 +134,10 @@ DAMAGED = {
         ["data.damage_budget=0.9"],
         "{data}/test-000000.tar",
     ),
-    "an earlier version": (lambda data: describe(data, lambda train: train.pop("index")), [], "--reindex {data}`"),
+    "an earlier version": (
+        *(lambda data: describe(data, lambda train: train.pop("index")), []),
+        "--in-place {data} --overwrite`",
+    ),
     "several sizes": (
         lambda data: describe(data, lambda train: train.update(height=[8, 12])),
         ["data.augment.crop=pad"],
