@@ -6,7 +6,7 @@ import io
 import multiprocessing
 import signal
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
@@ -178,7 +178,7 @@ def default_workers() -> int:
 
 def convert_entries(
     entries: Sequence[Entry], options: Conversion, workers: int, doing: str, failed: list[str]
-) -> Iterator[tuple[Entry, bytes, Converted]]:
+) -> Generator[tuple[Entry, bytes, Converted], None, None]:
     """Reads and converts images: yields entries in order, with their bytes and stored form.
 
     `failed` receives the images that cannot be read or converted, with the reason; `doing` names the progress bar.
