@@ -53,6 +53,9 @@ _FEW_IMAGES = 16
 # Fewer images are converted faster than processes start.
 _MIN_IMAGES = 512
 _MAX_WORKERS = 16
+# Recorded in `dataset.json`: only hashes with the same name are comparable.
+HASH_NAME = "pHash of 64 bits"
+_HASHED_SIDE = 32
 
 
 @dataclass(frozen=True)
@@ -320,11 +323,6 @@ def _sums(pixels: np.ndarray) -> tuple[tuple[int, ...], tuple[int, ...]]:
         tuple(int(v) for v in flat.sum(axis=1, dtype=np.uint64)),
         tuple(int(v) for v in squares.sum(axis=1, dtype=np.uint64)),
     )
-
-
-# Recorded in `dataset.json`: only hashes with the same name are comparable.
-HASH_NAME = "pHash of 64 bits"
-_HASHED_SIDE = 32
 
 
 def phash(pixels: np.ndarray) -> tuple[int, int]:
