@@ -32,7 +32,6 @@ from mae_vit.training.engines.base import Engine, StepOptions
 from mae_vit.training.engines.build import optimizer_options
 from mae_vit.training.engines.cost import Estimate
 from mae_vit.training.engines.precision import Precision
-from mae_vit.training.engines.state import BestWeights
 from mae_vit.training.engines.torch_engine import TorchEngine
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.run import run
@@ -179,13 +178,9 @@ class InTurns:
 
     probe = views = held_out
 
-    def finish(self, step: int, best: BestWeights | None) -> tuple[dict[str, Any], Callable[[], None]]:
+    def finish(self, *_: Any) -> tuple[dict[str, Any], Callable[[], None], list[str]]:
         """Leaves nothing."""
-        return {}, lambda: None
-
-    def results(self) -> list[str]:
-        """Names nothing."""
-        return []
+        return {}, lambda: None, []
 
 
 def lengths(*, turns: int, steps: int, batch_size: int) -> list[str]:

@@ -67,12 +67,9 @@ def table(head: str, rows: Iterable[Iterable[Any]]) -> str:
 
 
 def parts(source: str, line: str, head: str) -> str:
-    """A table with a line for each part of a JSON file.
+    """A table with a line for each part of a JSON file that has the values of the format string `line`.
 
-    Args:
-        source: the file, and the keys that lead to the parts.
-        line: a format string of a part's values and its `name`. Parts without these values have no line.
-        head: the columns.
+    `source` is the file, and the keys that lead to the parts.
     """
     file, *path = source.split()
     found = reduce(getitem, path, load(file))
@@ -128,30 +125,27 @@ def _gap(line: dict[str, str]) -> str:
 
 def longer() -> str:
     """Networks that train longer on the labels, each beside its shorter training in the same comparison."""
-    comparisons = (
-        "compare_cifar10_longer",
-        "compare_cifar10_scratch_longer",
-        "compare_cifar10_finetune_longer",
-    )
-    made = [compared(name).splitlines() for name in (*comparisons, "study_length_tiny_imagenet_cnn")]
+    names = ("longer", "scratch_longer", "finetune_longer")
+    made = [compared(f"compare_cifar10_{name}").splitlines() for name in names]
+    made.append(compared("study_length_tiny_imagenet_cnn").splitlines())
     # SimpleCNN is not the first row of its comparison.
     lines = [line for lines in made for line in lines if re.search(r"(?<!CNN), \d+ epochs \|", line)]
     return "\n".join([made[0][0].replace("the first row", "30 epochs"), made[0][1], *lines])
 
 
 def recipes(*, measured: bool) -> str:
-    """The presets by their headers: those that we measured, or the others."""
+    """The presets by their headers: those with a result of ours, or the others."""
     rows = []
     for header in map(read_header, preset_paths()):
         name, hardware, time, title = header.row()
-        result = re.sub(r"\.? Measured (in bf16|on a JPEG copy.*)", "", header.lines["Result"])
-        result = re.sub(r"docs/results/(\w+)(\.json)?", r"[protocol](results/\1/README.md)", result)
-        result = re.sub(r"docs/(\w+)\.md", r"[\1](\1.md)", result)
-        if result.startswith("not measured") != measured:
-            theirs = result.partition("; ")[2]
-            rows.append((f"`{name}`", title, hardware, *((time, result) if measured else (theirs,))))
-    last = "time | result" if measured else "note"
-    return table(f"preset | what it is | hardware | {last}", rows)
+        result = header.lines["Result"]
+        if measured == ("docs/results/" in result or not result.startswith("not measured")):
+            result = re.sub(r"\.? Measured (in bf16|on a JPEG copy.*)", "", result)
+            result = re.sub(r"docs/results/(\w+)(\.json)?", r"[protocol](results/\1/README.md)", result)
+            result = re.sub(r"docs/(\w+)\.md", r"[\1](\1.md)", result)
+            note = (time, result) if measured else (result.partition("; ")[2],)
+            rows.append((f"`{name}`", title, hardware, *note))
+    return table(f"preset | what it is | hardware | {'time | result' if measured else 'note'}", rows)
 
 
 def encoders() -> str:
@@ -236,6 +230,11 @@ PARTS = {
         "{name} | {images_per_s:,.0f} | {ms_per_step:.1f} | {share_of_peak:.0%} | {peak_memory_gib:.1f} GiB",
         "ViT-B/16, MAE | images/s | ms a step | of the peak rate | memory",
     ),
+    "hardware": (
+        "hardware.json presets",
+        "`{name}` | {gflop:.3g} | {gb_12} | {gb_24} | {gb_40} | {gb_80} | {cpu} | {a10} | {a100} | {h100}",
+        "preset | GFLOP an image | 12 GB | 24 GB | 40 GB | 80 GB | two CPU cores | A10 | A100 | H100",
+    ),
     "engine": (
         "engine.json results",
         "{name} | {ms_over_bare[mean]:.1f} ({ms_over_bare[interval_95][0]:.1f} to {ms_over_bare[interval_95][1]:.1f})"
@@ -285,11 +284,8 @@ TABLES: dict[str, Callable[[], str]] = {
 
 def pages() -> list[Path]:
     """The files that may have tables."""
-    return [
-        path
-        for glob in ("*.md", "docs/*.md", "docs/results/*/README.md", "benchmarks/README.md")
-        for path in sorted(ROOT.glob(glob))
-    ]
+    globs = ("*.md", "docs/*.md", "docs/results/*/README.md", "benchmarks/README.md")
+    return [path for glob in globs for path in sorted(ROOT.glob(glob))]
 
 
 def fill(page: str, text: str) -> tuple[str, list[str]]:

@@ -100,13 +100,14 @@ def sandbox(colored, digits, tmp_path_factory):
     small += ["train.effective_batch_size=16", "monitor.tensorboard=false", f"data.path={others}"]
     run = box / "runs" / "mae_base"
     assert pretrain(["mae_cifar_tiny", *small, f"run.dir={run}"]) == 0
-    for name in ("mae_cifar_tiny", "mae_digits", "photos"):
+    for name in ("mae_cifar_tiny", "mae_digits", "photos", "mae_photos_64"):
         shutil.copytree(run, run.with_name(name))
     tuned = run.with_name("finetune_cifar_tiny-mae_cifar_tiny")
     few = ["train.steps=2", "train.warmup_steps=1", small[-3], "monitor.tensorboard=false"]
     words = ["finetune_cifar_tiny", "--ckpt", str(run), f"data.path={colored}", f"run.dir={tuned}"]
     assert finetune([*words, *few]) == 0
-    shutil.copytree(tuned, run.with_name("photos_finetuned"))
+    for name in ("photos_finetuned", "finetune_photos_64-mae_photos_64"):
+        shutil.copytree(tuned, run.with_name(name))
     for name in ("more_photos", "CIFAR-10-images"):
         (box / name).symlink_to(box / "photos")
     bands = [f"data.path={tiles}" if word.startswith("data.path") else word for word in small]
@@ -183,8 +184,8 @@ def of_container(words):
 def of_mae_vit(words):
     """Ours: as it stands, its outputs put where nothing is."""
     if words[1] in JOBS:
-        if words[1] == "pretrain":
-            shutil.rmtree("runs")  # those that others begin from: this one is new
+        if words[1] in ("pretrain", "compare") and not any("=runs/" in word for word in words):
+            shutil.rmtree("runs")  # those that others begin from: these are new
         dry(JOBS[words[1]], words[2:])
     elif words[1] == "doctor":
         assert mae_vit(words[1:]) in (0, 1)  # of this machine
@@ -216,7 +217,7 @@ def test_it_runs(page, command, sandbox, tmp_path, monkeypatch):
         (box / "data").mkdir()
         if "data/mine" in words and "--exclude" in words:
             (box / "data" / "mine").symlink_to((sandbox / "data" / "mine").resolve())
-        if "--reindex" in words:
+        if "--in-place" in words and "--overwrite" in words:
             shutil.copytree(sandbox / "data" / "mine", box / "data" / "mine")
     rules = dict.fromkeys(("python", "deepspeed", "torchrun", "srun"), of_python)
     rules |= dict.fromkeys(("docker", "apptainer"), of_container)

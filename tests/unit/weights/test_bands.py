@@ -15,7 +15,7 @@ import mae_vit
 from mae_vit.core.bands import RGB8, Bands
 from mae_vit.core.errors import InputError
 from mae_vit.core.preprocessing import UNCHANGED
-from mae_vit.finetuning.results.final_weights import model_bytes, network_facts
+from mae_vit.finetuning.results import model_bytes, network_facts
 from mae_vit.models.encoder_file import EncoderInfo, encoder_bytes, read_info, read_metadata
 from mae_vit.models.encoders.base import adapt_patch_projection
 from mae_vit.models.encoders.vit import ViTEncoder
