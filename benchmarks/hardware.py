@@ -21,10 +21,10 @@ from mae_vit.training.engines.cost import kept_bytes
 
 # Memory of a card in GB -> the largest micro-batch is to fit into this part of it, beside CUDA's context of a GiB.
 SIZES, USABLE, CONTEXT_GIB = (12, 24, 40, 80), 0.92, 1.0
-# Dense bf16 peak in TFLOP/s (data sheets).
-CARDS = {"A10": 125, "A100": 312, "H100": 989}
+# Dense bf16 peak in FLOP/s (data sheets).
+CARDS = {"a10": 125e12, "a100": 312e12, "h100": 989e12}
 # Width of the encoder -> the share of the peak that a compiled step reached on an H100 (docs/results/gpu/h100.md).
-# Narrower networks are limited by the launch of kernels, so their time does not follow from FLOPs.
+# Narrower networks are limited by the launch of kernels, so they have no such time.
 SHARES = {768: 0.28, 192: 0.11}
 # FLOP/s of two cores with AVX2 in fp32: 250 images/s of 0.2115 GFLOP (docs/results/step_avx2.json).
 CPU = 250 * 0.2115e9
@@ -57,32 +57,26 @@ def describe(workload: Workload) -> dict[str, Any]:
         room = (size * USABLE - CONTEXT_GIB) * 2**30 - fixed
         fits = int(room / per_image)
         most = min(1 << fits.bit_length() - 1 if fits > 0 else 0, config.train.effective_batch_size)
-        fitting[f"gb_{size}"] = most or "-"
-    gflop = costs.flops_per_image / 1e9
-    share = next(
-        (part for width, part in SHARES.items() if (getattr(info.geometry, "embed_dim", 0) or 0) >= width),
-        None,
-    )
-    hours = {
-        card: gflop * 1e15 / (peak * 1e12 * share) / 3600 if share else None for card, peak in CARDS.items()
-    }
+        fitting[f"gb_{size}"] = f"{most:,}" if most else "none"
+    flops = costs.flops_per_image
+    width = getattr(info.geometry, "embed_dim", None) or 0
+    share = next((part for least, part in SHARES.items() if width >= least), None)
     return {
         "parameters": costs.parameters,
-        "gflop": round(gflop, 3),
+        "gflop": round(flops / 1e9, 3),
         "fixed_gib": round(fixed / 2**30, 2),
         "mib_an_image": round(per_image / 2**20, 2),
         **fitting,
-        "cpu_h": _hours(gflop * 1e15 / CPU / 3600),
-        **{card.lower(): _hours(time) for card, time in hours.items()},
+        "cpu": _time_of_a_million(flops, CPU),
+        **({card: _time_of_a_million(flops, peak * share) for card, peak in CARDS.items()} if share else {}),
     }
 
 
-def _hours(time: float | None) -> str:
-    if time is None:
-        return ""
-    if time >= 48:
-        return f"{time / 24:,.0f} days"
-    return f"{time:.1f} h" if time >= 1 else f"{60 * time:.2g} min"
+def _time_of_a_million(flops: float, rate: float) -> str:
+    hours = 1e6 * flops / rate / 3600
+    if hours >= 48:
+        return f"{hours / 24:,.0f} days"
+    return f"{hours:.1f} h" if hours >= 1 else f"{60 * hours:.1f} min"
 
 
 def main() -> None:

@@ -67,12 +67,9 @@ def table(head: str, rows: Iterable[Iterable[Any]]) -> str:
 
 
 def parts(source: str, line: str, head: str) -> str:
-    """A table with a line for each part of a JSON file.
+    """A table with a line for each part of a JSON file that has the values of the format string `line`.
 
-    Args:
-        source: the file, and the keys that lead to the parts.
-        line: a format string of a part's values and its `name`. Parts without these values have no line.
-        head: the columns.
+    `source` is the file, and the keys that lead to the parts.
     """
     file, *path = source.split()
     found = reduce(getitem, path, load(file))
@@ -233,6 +230,11 @@ PARTS = {
         "{name} | {images_per_s:,.0f} | {ms_per_step:.1f} | {share_of_peak:.0%} | {peak_memory_gib:.1f} GiB",
         "ViT-B/16, MAE | images/s | ms a step | of the peak rate | memory",
     ),
+    "hardware": (
+        "hardware.json presets",
+        "`{name}` | {gflop:.3g} | {gb_12} | {gb_24} | {gb_40} | {gb_80} | {cpu} | {a10} | {a100} | {h100}",
+        "preset | GFLOP an image | 12 GB | 24 GB | 40 GB | 80 GB | two CPU cores | A10 | A100 | H100",
+    ),
     "engine": (
         "engine.json results",
         "{name} | {ms_over_bare[mean]:.1f} ({ms_over_bare[interval_95][0]:.1f} to {ms_over_bare[interval_95][1]:.1f})"
@@ -282,11 +284,8 @@ TABLES: dict[str, Callable[[], str]] = {
 
 def pages() -> list[Path]:
     """The files that may have tables."""
-    return [
-        path
-        for glob in ("*.md", "docs/*.md", "docs/results/*/README.md", "benchmarks/README.md")
-        for path in sorted(ROOT.glob(glob))
-    ]
+    globs = ("*.md", "docs/*.md", "docs/results/*/README.md", "benchmarks/README.md")
+    return [path for glob in globs for path in sorted(ROOT.glob(glob))]
 
 
 def fill(page: str, text: str) -> tuple[str, list[str]]:

@@ -87,11 +87,7 @@ class Run:
 
 
 def pretrain(
-    config: Config,
-    changes: Changes | None = None,
-    *,
-    resume: ResumeMode | str = "auto",
-    extend: bool = False,
+    config: Config, changes: Changes | None = None, *, resume: ResumeMode | str = "auto", extend: bool = False
 ) -> Run:
     """Pretrains an encoder in a child process; the files equal those of `mae-vit pretrain` to the bit.
 

@@ -31,11 +31,9 @@ examples:
   mae-vit export runs/finetuned --to timm --force
   mae-vit export runs/mae_base --to hf --push USER/NAME --dry-run      (pip install "mae-vit[hf,hub]")
 """
+_FORMATS = ("timm", "hf", "official", "onnx", "torch")
 # Formats that store no pooling, with the reason.
-_WITHOUT_POOL = {
-    "hf": "a ViTModel gives all tokens, which its user pools",
-    "official": "the file is weights",
-}
+_WITHOUT_POOL = {"hf": "a ViTModel gives all tokens, which its user pools", "official": "the file is weights"}
 
 
 def add_export(commands: argparse._SubParsersAction[OneLineParser]) -> None:
@@ -54,12 +52,7 @@ def add_export(commands: argparse._SubParsersAction[OneLineParser]) -> None:
         help="a run folder (also a fine-tuned one), an encoder.safetensors, an official MAE file (.pth), "
         "timm:NAME, hf:USER/NAME[@REVISION]",
     )
-    parser.add_argument(
-        "--to",
-        required=True,
-        choices=("timm", "hf", "official", "onnx", "torch"),
-        help="format, see below",
-    )
+    parser.add_argument("--to", required=True, choices=_FORMATS, help="format, see below")
     parser.add_argument(
         "--out",
         type=as_path,

@@ -19,7 +19,7 @@ from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of, error_reason, plain_text
 
 if TYPE_CHECKING:
-    from mae_vit.finetuning.models.image_classifier import ImageClassifier
+    from mae_vit.finetuning.models.classifier_file import ImageClassifier
     from mae_vit.weights.embed.embed import Settings
     from mae_vit.weights.embed.images import Images
 
@@ -76,7 +76,7 @@ def run_predict(arguments: argparse.Namespace) -> int:
 def _predict(arguments: argparse.Namespace, out: Path) -> None:
     # Imported here, so that --help is fast.
     from mae_vit.core.files import replacing
-    from mae_vit.finetuning.models.image_classifier import load_classifier
+    from mae_vit.finetuning.models.classifier_file import load_classifier
 
     classifier = load_classifier(arguments.run_folder)
     if not 1 <= arguments.top <= len(classifier.classes):

@@ -2,7 +2,7 @@
 
 How an image reaches the loss, in the order of the code:
 
-1. `splits`: which samples of `dataset.json` are trained on, and which are held out.
+1. `index`: which samples of `dataset.json` are trained on, and which are held out.
 2. `order`: a permutation of them for each epoch, from the seed.
 3. `order.RankSlice`: the rank's part of each global batch.
 4. `batches.loader`: the sampler hands positions to the workers, from any step on.
@@ -36,10 +36,16 @@ from mae_vit.data.batches.loader import FixedBatches, choose_workers, load_batch
 from mae_vit.data.batches.prefetch import fetch_ahead
 from mae_vit.data.images.augment import Interpolation
 from mae_vit.data.index import ShardIndex
-from mae_vit.data.normalization import normalization
-from mae_vit.data.order.block_order import BlockOrder
-from mae_vit.data.order.order import GlobalOrder, Order, RankSlice, RepeatedOrder, Skipped, micro_batches
-from mae_vit.data.views import make_augment
+from mae_vit.data.order.order import (
+    BlockOrder,
+    GlobalOrder,
+    Order,
+    RankSlice,
+    RepeatedOrder,
+    Skipped,
+    micro_batches,
+)
+from mae_vit.data.views import make_augment, normalization
 from mae_vit.runtime.ranks import Ranks
 
 
@@ -53,11 +59,11 @@ def make_order(
     block_shards: int | None,
     repeats: int = 1,
 ) -> Order:
-    """Builds the order of a split's samples, or of a subset.
+    """Builds the order of a split's samples; of sorted `samples` alone, it yields indices into them.
 
     Args:
         index: index of the split.
-        samples: sorted sample numbers of a subset; the order then yields indices into it.
+        samples: sample numbers of a subset.
         effective_batch_size: number of samples in a step.
         seed: seed of the run.
         lanes: number of lanes in the order "blocks"; None for "global".
@@ -96,12 +102,11 @@ class TrainingData:
     Attributes:
         index: index of their split.
         samples: sorted numbers of the images in the split; None for all.
-        source: source that reads and augments them.
+        source: reads and augments them.
         order: order of indices into `source`.
-        cores: number of CPU cores of this rank.
-        workers: number of data workers of this rank.
-        mean: mean of each channel of pixels in 0..1, for normalization.
-        std: standard deviation of each channel.
+        cores: CPU cores of this rank.
+        workers: data workers of this rank.
+        mean: mean of each channel of pixels in 0..1; `std` likewise.
         pin_memory: whether batches are pinned, to be copied to a GPU.
     """
 

@@ -111,12 +111,7 @@ class Corruption:
 
 
 def corrupt(
-    keys: SampleKeys,
-    num_patches: int,
-    *,
-    corrupt_ratio: float,
-    mask_share: float,
-    random_share: float,
+    keys: SampleKeys, num_patches: int, *, corrupt_ratio: float, mask_share: float, random_share: float
 ) -> Corruption:
     """Draws exactly round(corrupt_ratio * N) corrupted patches per image.
 

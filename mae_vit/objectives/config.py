@@ -85,6 +85,20 @@ class ObjectiveSection(Section):
         return objective
 
 
+def _count_masked(geometry: Geometry, mask_ratio: float, mask_unit: int) -> int:
+    """Returns the number of masked patches; raises ValueError, which names the key, if it is none or all."""
+    units = count_units(geometry.grid_size, mask_unit)
+    num_masked = num_masked_patches(units, mask_ratio)
+    if not 0 < num_masked < units:
+        state = "visible" if num_masked else "masked"
+        what = "patches" if mask_unit == 1 else "mask units"
+        raise ValueError(
+            f"mask_ratio={mask_ratio} leaves none of {units} {what} {state} "
+            f"(from {1 / units:.3g} to {1 - 1 / units:.3g})"
+        )
+    return num_masked * mask_unit**2
+
+
 def num_decoded_patches(num_masked: int, decode_ratio: float, mask_unit: int) -> int:
     """Returns the number of masked patches of an image that training predicts: those of whole mask units."""
     return round(decode_ratio * num_masked / mask_unit**2) * mask_unit**2
@@ -121,16 +135,7 @@ class MAEConfig(ObjectiveSection):
 
     def check(self, geometry: Geometry, num_classes: int) -> None:
         """Raises ValueError, which names the key, for options that do not fit the model."""
-        units = count_units(geometry.grid_size, self.mask_unit)
-        num_masked = num_masked_patches(units, self.mask_ratio)
-        if not 0 < num_masked < units:
-            state = "visible" if num_masked else "masked"
-            what = "patches" if self.mask_unit == 1 else "mask units"
-            raise ValueError(
-                f"mask_ratio={self.mask_ratio} leaves none of {units} {what} {state} "
-                f"(from {1 / units:.3g} to {1 - 1 / units:.3g})"
-            )
-        num_masked *= self.mask_unit**2
+        num_masked = _count_masked(geometry, self.mask_ratio, self.mask_unit)
         if not num_decoded_patches(num_masked, self.decode_ratio, self.mask_unit):
             raise ValueError(
                 f"decode_ratio={self.decode_ratio} predicts none of {num_masked} masked patches "
@@ -277,9 +282,7 @@ class SimMIMConfig(ObjectiveSection):
 
     def check(self, geometry: Geometry, num_classes: int) -> None:
         """Raises ValueError, which names the key, for options that do not fit the model."""
-        units = count_units(geometry.grid_size, self.mask_unit)
-        if not 0 < num_masked_patches(units, self.mask_ratio) < units:
-            raise ValueError(f"mask_ratio={self.mask_ratio} masks none or all of {units} mask units")
+        _count_masked(geometry, self.mask_ratio, self.mask_unit)
 
 
 class SupervisedConfig(ObjectiveSection):

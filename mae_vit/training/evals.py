@@ -63,8 +63,11 @@ class HeldOut:
                 for name, value in objective.evaluation_sums(batch.to(engine.device)).items():
                     totals[name] = totals.get(name, 0.0) + value.double()
         names = sorted(totals)
-        sums = engine.all_reduce_sum(torch.stack([totals[name] for name in names])).tolist()
-        metrics = engine.objective.evaluation_metrics(dict(zip(names, sums, strict=True)))
+        sums = engine.all_reduce_sum(torch.cat([totals[name].flatten() for name in names])).cpu()
+        parts = zip(names, sums.split([totals[name].numel() for name in names]), strict=True)
+        metrics = engine.objective.evaluation_metrics(
+            {name: part.numpy() if totals[name].dim() else part.item() for name, part in parts}
+        )
         if not isinstance(engine.objective, Objective):
             return metrics
         return {**metrics, **self._feature_metrics(engine, engine.objective)}

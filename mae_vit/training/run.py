@@ -53,7 +53,7 @@ def run(setup: RunSetup, job: Job, checkpoint: CheckpointInfo | None) -> None:
             if is_lost_rank(error):
                 raise _lost(setup.engine.ranks.rank) from None
             raise
-        outcome = _train(trainer, checkpoint)
+        outcome, lines = _train(trainer, checkpoint)
         # All ranks leave together: when one exits, the launcher kills the others, even while they write.
         trainer.stop.end()
         barrier(setup.engine.ranks)
@@ -61,7 +61,7 @@ def run(setup: RunSetup, job: Job, checkpoint: CheckpointInfo | None) -> None:
         if setup.engine.ranks.rank == 0 and outcome.finished:
             here = f", {outcome.step - start_step} of them here" if checkpoint else ""
             print(f"done: {outcome.step} steps{here} in {time.monotonic() - begun:.0f} s")
-            print("\n".join([*job.results(), *trainer.outputs.files()]))
+            print("\n".join([*lines, *trainer.outputs.files()]))
         elif setup.engine.ranks.rank == 0:
             how = "after saving; the same command resumes"
             if not outcome.saved:
@@ -138,21 +138,20 @@ def _prepare_folder(setup: RunSetup, checkpoint: CheckpointInfo | None) -> None:
             shutil.rmtree(untrained)
 
 
-def _train(trainer: Trainer, checkpoint: CheckpointInfo | None) -> Outcome:
-    """Trains and writes the results. The summary states how the run ended, also after an error."""
+def _train(trainer: Trainer, checkpoint: CheckpointInfo | None) -> tuple[Outcome, list[str]]:
+    """Trains, writes the results, and returns lines about them. The summary states how it ended, also by an error."""
     ranks = trainer.ranks
     try:
         with trainer.watchdog:
             outcome = trainer.fit(checkpoint)
         # Writing results has no time limit.
-        _end(trainer, outcome)
+        return outcome, _end(trainer, outcome)
     except BaseException as error:
         trainer.saver.close()
         trainer.outputs.end("failed", None)
         if is_lost_rank(error):
             raise _lost(ranks.rank) from None
         raise
-    return outcome
 
 
 def _lost(rank: int) -> LostRank:
@@ -162,12 +161,14 @@ def _lost(rank: int) -> LostRank:
     )
 
 
-def _end(trainer: Trainer, outcome: Outcome) -> None:
-    """Writes the results; a disk error fails all ranks together."""
+def _end(trainer: Trainer, outcome: Outcome) -> list[str]:
+    """Writes the results, and returns lines about them; a disk error fails all ranks together."""
     setup, outputs, ranks = trainer.setup, trainer.outputs, trainer.ranks
-    problem, results, write = None, dict[str, Any](), None
+    problem, results, write, lines = None, dict[str, Any](), None, list[str]()
     if outcome.finished:
-        results, write = trainer.job.finish(outcome.step, trainer.evals.best)
+        results, write, lines = trainer.job.finish(
+            trainer.engine, setup.folder, outcome.step, trainer.evals.best
+        )
     try:
         if write is not None and ranks.rank == 0:
             write()
@@ -179,6 +180,7 @@ def _end(trainer: Trainer, outcome: Outcome) -> None:
         problem = f"results cannot be written to {setup.folder.path}: {error_reason(error)}"
     if problem := broadcast_from_rank_zero(problem, ranks):
         raise TrainingFailed(f"{problem}; the last state is saved: make room, then the same command resumes")
+    return lines
 
 
 def _open_quarantine(setup: RunSetup, start_step: int) -> Quarantine:

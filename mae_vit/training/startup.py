@@ -6,17 +6,21 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 
 from mae_vit.config.command_line import Arguments, ResumeMode
 from mae_vit.config.plan import Plan
 from mae_vit.config.schema import Config
+from mae_vit.core.batch import Batch
 from mae_vit.core.errors import InputError
+from mae_vit.data.batches.prefetch import fetch_split
+from mae_vit.data.order.order import Skipped
+from mae_vit.data.training_data import TrainingData
 from mae_vit.models.sizes import SIZES
 from mae_vit.runtime.device import find_device
 from mae_vit.runtime.ranks import Ranks, broadcast_from_rank_zero, gather_objects, run_on_rank_zero
@@ -29,8 +33,67 @@ from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.outputs.trackers import check_installed
 
 C = TypeVar("C", bound=Config)
+S = TypeVar("S", bound="Setup")
 # From this size on, training on a CPU core takes years.
 _LARGE = SIZES["Ti"]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A config, resolved for these ranks. Pretraining and fine-tuning add their parts.
+
+    Attributes:
+        config: resolved config of the run.
+        ranks: this process's rank and the world size.
+        device: device of this rank.
+        data: images of the run.
+        plan: numbers of the training steps; None for a mode that trains nothing.
+    """
+
+    config: Config
+    ranks: Ranks
+    device: torch.device
+    data: TrainingData
+    plan: Plan | None
+
+    def batches(self, start_step: int, skipped: Skipped) -> Iterator[Batch]:
+        """Yields this rank's micro-batches from `start_step` to the end of the run."""
+        assert self.plan is not None
+        return self.data.batches(self.ranks, self.plan, start_step, skipped)
+
+    def samples_of(self, data_step: int) -> list[dict[str, Any]]:
+        """Describes the samples of a data step over all ranks."""
+        return self.data.samples_of(data_step)
+
+
+def begin(
+    setup: S, identity: Identity, arguments: Arguments, folder: RunFolder
+) -> tuple[S, Identity, Chosen, CheckpointInfo | None] | None:
+    """Joins the ranks of a run that trains, and finds the checkpoint to resume from; collective.
+
+    Returns:
+        Setup and identity with the run's precision, this precision, and the checkpoint, None for a fresh start. The
+        result is None if the run is finished.
+
+    Raises:
+        InputError: if the run cannot resume, or if the checkpoint has another identity.
+    """
+    data, plan, ranks = setup.data, setup.plan, setup.ranks
+    assert plan is not None
+    fetch_split(data.index, data.source, data.order, say=ranks.local_rank == 0)
+    checkpoint = resume_or_start(setup.config, arguments, folder, identity, ranks, setup.device)
+    if checkpoint is not None and is_finished(folder, checkpoint, plan, ranks):
+        return None
+    return *settle(setup, identity, checkpoint), checkpoint
+
+
+def settle(setup: S, identity: Identity, checkpoint: CheckpointInfo | None) -> tuple[S, Identity, Chosen]:
+    """Resolves `train.precision` in setup and identity; returns them and the precision; collective."""
+    chosen = agree_on_precision(setup.config.train.precision, setup.device, setup.ranks)
+    config, identity, chosen = settle_precision(setup.config, identity, checkpoint, chosen, setup.device)
+    if setup.ranks.rank == 0:
+        print(f"precision: {chosen}")
+    return replace(setup, config=config), identity, chosen
 
 
 def choose_device(config: Config, ranks: Ranks) -> torch.device:

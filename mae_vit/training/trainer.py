@@ -100,7 +100,7 @@ class RunSetup:
 
 
 class Job(Protocol):
-    """The job-specific parts of a run: data, evaluation, outputs. All ranks call every method except `results`."""
+    """The job-specific parts of a run: data, evaluation, outputs. All ranks call every method."""
 
     def batches(self, start_step: int, skipped: Skipped) -> Iterator[Batch]:
         """Yields this rank's micro-batches from `start_step` to the end of the run."""
@@ -117,14 +117,13 @@ class Job(Protocol):
     def views(self) -> Views | None:
         """Returns the function that draws views of the encoder; None if none are due."""
 
-    def finish(self, step: int, best: BestWeights | None) -> tuple[dict[str, Any], Callable[[], None]]:
-        """Returns entries of the summary, and a function that writes result files on rank 0.
+    def finish(
+        self, engine: Engine, folder: RunFolder, step: int, best: BestWeights | None
+    ) -> tuple[dict[str, Any], Callable[[], None], list[str]]:
+        """Returns entries of the summary, a function that writes result files, and lines to print about them.
 
-        That function makes no collective call, so an error on a full disk leaves no rank waiting.
+        Only rank 0 calls the function. It is not collective, so an error on a full disk leaves no rank waiting.
         """
-
-    def results(self) -> list[str]:
-        """Returns lines to print about results and files; on rank 0 only, after the process group has closed."""
 
 
 @dataclass(frozen=True)

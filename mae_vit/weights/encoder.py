@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.user_files import expand_text
-from mae_vit.data.normalization import IMAGENET_MEAN, IMAGENET_STD
+from mae_vit.data.views import IMAGENET_MEAN, IMAGENET_STD
 from mae_vit.models.attention import choose_attention
 from mae_vit.models.encoder_file import UNKNOWN, Cost, EncoderInfo, cost_of_info, cost_of_weights, read_info
 from mae_vit.models.encoders.base import Encoder, LoadReport, as_map, pool_tokens

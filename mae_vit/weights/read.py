@@ -378,8 +378,8 @@ def _check_function(model: VisionTransformer, source: str) -> None:
     other = model.blocks[0]
     facts = [("blocks are", type(other).__name__, type(own).__name__)]
     if type(other) is type(own):
-        norms = [f"{type(block.norm1).__name__} of eps {block.norm1.eps:g}" for block in (other, own)]
-        facts += [("activation is", repr(other.mlp.act), repr(own.mlp.act)), ("norm is", *norms)]
+        theirs, ours = (f"{type(one.norm1).__name__} of eps {one.norm1.eps:g}" for one in (other, own))
+        facts += [("activation is", repr(other.mlp.act), repr(own.mlp.act)), ("norm is", theirs, ours)]
     for what, found, ours in facts:
         if found != ours:
             raise another_kind(source, f"its {what} {found}, ours {ours}")

@@ -21,3 +21,5 @@ SMALL = [
     "checkpoint.every_steps=2",
     "checkpoint.keep_last=9",
 ]
+# A network that is none of ours, for the same images.
+CNN = {"config": "simple_cnn_cifar", "model": ["model.img_size=8", "model.in_chans=1"]}

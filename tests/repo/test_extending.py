@@ -38,14 +38,7 @@ def trained(digits, tmp_path_factory):
     """A short run on the digits."""
     folder = tmp_path_factory.mktemp("trained") / "mae_digits"
     small = [*SMALL_MAE, "train.steps=4", "train.warmup_steps=1", "monitor.tensorboard=false"]
-    arguments = [
-        "--config",
-        "configs/pretrain/mae_digits.yaml",
-        *small,
-        f"data.path={digits}",
-        f"run.dir={folder}",
-    ]
-    done = run("pretrain/run.py", *arguments)
+    done = run("pretrain/run.py", "mae_digits", *small, f"data.path={digits}", f"run.dir={folder}")
     assert done.returncode == 0, done.stderr
     return folder
 

@@ -8,8 +8,7 @@ from torch._dynamo.utils import counters
 from mae_vit.core.batch import Batch
 from mae_vit.core.keyed_rng import RngStream, SampleKeys
 from mae_vit.finetuning.models.classifier_file import ClassifierFile, Description
-from mae_vit.finetuning.models.classifiers import NetworkClassifier
-from mae_vit.finetuning.models.distillation import Distillation, DistilledViTClassifier
+from mae_vit.finetuning.models.classifiers import Distillation, DistilledViTClassifier, NetworkClassifier
 from mae_vit.models.encoders.baselines import build_network
 from mae_vit.models.encoders.vit import ViTEncoder
 from mae_vit.objectives import OBJECTIVES

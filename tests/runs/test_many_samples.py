@@ -12,7 +12,7 @@ from benchmarks.scaling.synthetic_shards import write_many_shards
 from mae_vit.config.load import load_config
 from mae_vit.data.batches.sources import TarSource
 from mae_vit.data.index import open_index
-from mae_vit.data.prepare.in_place import reindex
+from mae_vit.data.prepare.in_place import index_in_place
 from mae_vit.data.shards.shard_files import ShardTable
 from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.pretraining.setup import set_up
@@ -41,7 +41,7 @@ def test_the_index_is_what_would_be_built(tmp_path):
     write_many_shards(small, shards=30, shard_samples=20)
     index = open_index(small, "train")
     written = index.array_path.read_bytes()
-    reindex(small)
+    index_in_place(small, overwrite=True)
     assert open_index(small, "train").array_path.read_bytes() == written
 
 

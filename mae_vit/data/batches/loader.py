@@ -104,9 +104,6 @@ class _Batches(Dataset[Any]):
         keys = SampleKeys(self._seed, epoch, torch.from_numpy(view_keys(index, self._repeats)))
         return Batch(images, labels, keys, damaged, masks)
 
-    def __getitem__(self, position: Any) -> Any:
-        return self.__getitems__(position)
-
     def _render(self, epoch: int, index: np.ndarray, out: Views) -> tuple[Damage, ...]:
         """Renders the places `index` (B,) into `out`; returns the damaged samples that were replaced."""
         while True:

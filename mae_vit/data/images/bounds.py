@@ -66,11 +66,7 @@ class Raster:
 
 
 def checked_dtype(name: str) -> str:
-    """Returns the name of a type that is taken.
-
-    Raises:
-        DecodeError: for other types.
-    """
+    """Returns the name of a type that is taken; raises DecodeError for other types."""
     if name not in DTYPES:
         raise DecodeError(f"its values are {name}: taken are {', '.join(DTYPES)}")
     return name

@@ -43,7 +43,10 @@ def prepare_once(source: Path, cache: Path) -> Path:
         home.mkdir(parents=True, exist_ok=True)
         # All processes of a node come here at once: one prepares, the others wait.
         with FileLock(home / ".lock"):
-            _drop_unused(home, but=out)
+            for folder in home.iterdir():
+                unused = folder.is_dir() and folder != out
+                if unused and time.time() - folder.stat().st_mtime > _UNUSED_S:
+                    shutil.rmtree(folder, ignore_errors=True)
             if not out.exists():
                 _prepare(source, out, total)
             os.utime(out)
@@ -110,9 +113,3 @@ def _state_of(source: Path) -> tuple[str, int]:
         total += status.st_size
         lines.append(f"{name} {status.st_size} {status.st_mtime_ns}")
     return hashlib.sha256("\n".join(sorted(lines)).encode("utf-8", "surrogateescape")).hexdigest(), total
-
-
-def _drop_unused(home: Path, *, but: Path) -> None:
-    for folder in home.iterdir():
-        if folder.is_dir() and folder != but and time.time() - folder.stat().st_mtime > _UNUSED_S:
-            shutil.rmtree(folder, ignore_errors=True)

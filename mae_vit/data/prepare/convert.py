@@ -97,11 +97,9 @@ class Converted:
     Attributes:
         data: encoded bytes; None if they are those of the source.
         extension: extension in the shard.
-        height: height in pixels.
-        width: width in pixels.
+        height: height in pixels; `width` likewise.
         gray: whether it has one channel.
-        total: sum of the pixels, by RGB channel.
-        squares: sum of the squared pixels, by RGB channel.
+        total: sum of the pixels, by RGB channel; `squares` of the squared pixels.
         notes: remarks; equal remarks on several images are printed once, with their number.
         hash: hashes of the image and of its mirror image, if `Conversion.hashed`.
         layout: layout of the bands; None for 8-bit photographs.

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter, defaultdict
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-
 from mae_vit.core.errors import InputError
-from mae_vit.core.messages import count_of, error_reason
-from mae_vit.core.progress import progress
+from mae_vit.core.messages import count_of
 from mae_vit.core.user_files import split_from_path
 from mae_vit.data.prepare.convert import Conversion, convert_entries
 from mae_vit.data.prepare.entries import Entry, numbered_classes, without_label_note
-from mae_vit.data.prepare.publish import describe, index_path, write_description, write_index, write_rows
-from mae_vit.data.prepare.report import Report
+from mae_vit.data.prepare.prepare import Report
+from mae_vit.data.prepare.publish import describe, index_path, write_description, write_index
 from mae_vit.data.prepare.statistics import Statistics
-from mae_vit.data.shards.dataset_json import FILE_NAME, describe_shard, read_dataset
-from mae_vit.data.shards.index_files import index_shard, load_rows, reindex_hint
+from mae_vit.data.shards.dataset_json import FILE_NAME, Dataset, Shard, Split, describe_shard, read_dataset
 from mae_vit.data.shards.samples import class_number, read_samples
 from mae_vit.data.shards.tar_headers import DamagedTar, IncompleteTar, Tar
 
 _NAMED = 3
+# The images of each shard, by split.
+Shards = dict[str, dict[Path, list[Entry]]]
 
 
 def index_in_place(
@@ -34,9 +32,11 @@ def index_in_place(
     conversion: Conversion | None = None,
     workers: int = 0,
 ) -> Report:
-    """Reads, decodes and describes the tars of a folder, which hold images and, with labels, class numbers.
+    """Describes the tars of a folder, which hold images and, with labels, class numbers. All bytes stay unchanged.
 
-    `split` is that of shards whose names contain none. All bytes stay unchanged.
+    The images are decoded and measured, unless the folder is described and no shard differs from its description: then
+    only the indexes are written. Names of classes and records of how images were prepared stay. `split` is that of
+    shards whose names contain none.
 
     Raises:
         InputError: if a shard or an image cannot be read, a label is no number, or `dataset.json` exists.
@@ -45,135 +45,111 @@ def index_in_place(
         raise InputError(f"--in-place {folder}: is no folder")
     if (folder / FILE_NAME).exists() and not overwrite:
         raise InputError(f"{folder} already has {FILE_NAME}: --overwrite makes it anew")
+    known: Dataset | None = None
+    with suppress(InputError):  # none, or damaged
+        known = read_dataset(folder)
     paths = sorted(path for path in folder.glob("*.tar") if path.is_file() and path.name[0] != ".")
     anew = f"`mae-vit prepare {folder} OUT` reads other labels, compressed tars and folders below"
-    shards: dict[str, dict[Path, list[Entry]]] = defaultdict(dict)
-    labels, negative = [-1], 0
-    for path in paths:
-        name = split_from_path(path, folder, split)
-        for entry, signed in _list_images(path, name, folder):
-            shards[name].setdefault(path, []).append(entry)
-            labels.append(-1 if entry.class_name is None else int(entry.class_name))
-            negative += signed
+    shards, labels, negative = _list_images(paths, folder, split, known)
     if not shards:
         raise InputError(f"--in-place {folder}: no images in {count_of(len(paths), '.tar file')}; {anew}")
-    classes = list(numbered_classes(max(labels), str(folder)))
-    conversion = conversion or Conversion(in_place=True)
+    classes = list(known.classes) if known else []
+    if classes and max(labels) >= len(classes):
+        raise InputError(
+            f"{folder} has images of class {max(labels)}, {FILE_NAME} names {len(classes)} classes"
+        )
+    classes = classes or list(numbered_classes(max(labels), str(folder)))
+    for name in shards:
+        if not overwrite and index_path(folder, name).exists():
+            raise InputError(f"{index_path(folder, name)} is there already: --overwrite replaces it")
+    described = {
+        name: [describe_shard(path, len(part)) for path, part in listed.items()]
+        for name, listed in shards.items()
+    }
+    notes, conversions = list[str](), Counter[str]()
+    if known is not None and described == {name: info.shards for name, info in known.splits.items()}:
+        dataset = known
+    else:
+        statistics = _measure(shards, folder, conversion or Conversion(in_place=True), workers)
+        splits = {
+            name: _describe_split(
+                own, described[name], folder, len(classes), known and known.splits.get(name)
+            )
+            for name, own in statistics.items()
+        }
+        main = statistics.get("train") or next(iter(statistics.values()))
+        dataset = describe(classes, splits, main)
+        dataset = dataset.model_copy(update={"segmentation": known.segmentation if known else None})
+        notes, conversions = main.remarks(), sum((own.notes for own in statistics.values()), conversions)
+    splits = {
+        name: info.model_copy(update={"index": write_index(folder, info.shards, name)})
+        for name, info in dataset.splits.items()
+    }
+    dataset = dataset.model_copy(update={"splits": splits})
+    write_description(folder, dataset)
+    if max(labels) < 0:
+        notes.insert(0, f"no labels, which are class numbers in .cls; {anew}")
+    notes = without_label_note(negative, "the class is negative") + notes
+    if empty := len(paths) - sum(map(len, shards.values())):
+        notes.insert(0, f"left out {empty} tars that hold no images")
+    return Report(dataset, sorted(splits), notes=notes, conversions=conversions)
+
+
+def _list_images(
+    paths: list[Path], folder: Path, split: str, known: Dataset | None
+) -> tuple[Shards, list[int], int]:
+    """Returns the images of the shards, their labels, -1 without one, and how many labels are negative."""
+    split_of = {s.file: name for name, info in (known.splits if known else {}).items() for s in info.shards}
+    if gone := split_of.keys() - {path.name for path in paths}:
+        raise InputError(f"shard {folder / min(gone)} is missing: put it there, or delete {FILE_NAME} first")
+    order = {file: number for number, file in enumerate(split_of)}
+    shards, labels, negative = defaultdict[str, dict[Path, list[Entry]]](dict), [-1], 0
+    for path in sorted(paths, key=lambda path: order.get(path.name, len(order))):
+        name, tar = split_of.get(path.name) or split_from_path(path, folder, split), Tar(path, path)
+        try:
+            for sample in read_samples(path):
+                number = class_number(path, sample)
+                label = None if number < 0 else str(number)
+                where, read = f"{path.name}, {sample.name}", partial(tar.read, sample.offset, sample.length)
+                entry = Entry(name, label, sample.key, where, sample.extension, read)
+                shards[name].setdefault(path, []).append(entry)
+                labels.append(number)
+                negative += number < 0 and sample.label is not None
+        except IncompleteTar as error:
+            raise InputError(f"shard {error}") from None
+        except (DamagedTar, OSError) as error:
+            raise InputError(
+                f"shard {error}; `mae-vit prepare {folder} OUT` may write others from it"
+            ) from None
+    return dict(sorted(shards.items())), labels, negative
+
+
+def _measure(shards: Shards, folder: Path, conversion: Conversion, workers: int) -> dict[str, Statistics]:
+    """Decodes the images of all splits."""
     statistics: dict[str, Statistics] = {}
-    splits = {}
-    for name, listed in sorted(shards.items()):
+    for name, listed in shards.items():
         own, failed = Statistics(scale=conversion.bands.scale), list[str]()
         for before in list(statistics.values())[:1]:
             own.expect(before.layout)
         entries = [entry for part in listed.values() for entry in part]
         for entry, _, image in convert_entries(entries, conversion, workers, f"reading {name}", failed):
             own.add(image, None if entry.class_name is None else int(entry.class_name), entry.path)
-        _reject(failed, folder)
-        statistics[name] = own
-        described = [describe_shard(path, len(part)) for path, part in listed.items()]
-        splits[name] = own.describe(
-            described, source=f"{folder.resolve().name} (in place)", classes=len(classes)
-        )
-    for name in splits:
-        if not overwrite and index_path(folder, name).exists():
-            raise InputError(f"{index_path(folder, name)} is there already: --overwrite replaces it")
-    for name, info in splits.items():
-        splits[name] = info.model_copy(update={"index": write_index(folder, info.shards, name)})
-    main = statistics.get("train") or next(iter(statistics.values()))
-    dataset = describe(classes, splits, main)
-    write_description(folder, dataset)
-    empty = len(paths) - sum(map(len, shards.values()))
-    notes = [f"left out {empty} tars that hold no images"] if empty else []
-    notes += without_label_note(negative, "the class is negative")
-    if max(labels) < 0:
-        notes.append(f"no labels, which are class numbers in .cls; {anew}")
-    conversions = sum((part.notes for part in statistics.values()), Counter[str]())
-    return Report(dataset, sorted(splits), notes=notes + main.remarks(), conversions=conversions)
-
-
-def _list_images(path: Path, split: str, folder: Path) -> list[tuple[Entry, bool]]:
-    """Returns the images of a shard, and whether the label of each is negative."""
-    tar, entries = Tar(path, path), []
-    try:
-        for sample in read_samples(path):
-            number = class_number(path, sample)
-            name, read = f"{path.name}, {sample.name}", partial(tar.read, sample.offset, sample.length)
-            label = None if number < 0 else str(number)
-            entry = Entry(split, label, sample.key, name, sample.extension, read)
-            entries.append((entry, number < 0 and sample.label is not None))
-    except IncompleteTar as error:
-        raise InputError(f"shard {error}") from None
-    except (DamagedTar, OSError) as error:
-        raise InputError(f"shard {error}; `mae-vit prepare {folder} OUT` may write others from it") from None
-    return entries
-
-
-def _reject(failed: list[str], folder: Path) -> None:
-    if failed:
-        more = f" and {len(failed) - _NAMED} more" if len(failed) > _NAMED else ""
-        raise InputError(
-            f"{count_of(len(failed), 'image')} cannot be read ({'; '.join(failed[:_NAMED])}{more}): "
-            f"`mae-vit prepare {folder} OUT` writes shards without them"
-        )
-
-
-def reindex(folder: Path) -> Report:
-    """Writes the indexes of a described folder again, if they were lost or another program rewrote the shards.
-
-    Reads all headers, and all bytes of shards that may have changed: those with another size or number of samples, or
-    newer than `dataset.json`. The described image sizes, formats, mean and std stay.
-
-    Raises:
-        InputError: if a shard is missing or damaged, or the folder cannot be written.
-    """
-    dataset = read_dataset(folder)
-    if not os.access(folder, os.W_OK):
-        raise InputError(f"--reindex: {reindex_hint(folder)}")
-    since_ns, splits, notes = (folder / FILE_NAME).stat().st_mtime_ns, dict(dataset.splits), list[str]()
-    rows: dict[str, list[np.ndarray]] = {}
-    for name, info in splits.items():
-        path = index_path(folder, name)
-        if info.index is None and path.exists() and load_rows(path) is None:
-            raise InputError(f"{path} is there already, and is no index: move it away")
-        bar = progress(info.shards, desc=f"indexing {name}", unit=" shards", delay=2, leave=False)
-        rows[name], shards = [], []
-        for number, shard in enumerate(bar):
-            part = _rows(folder / shard.file, number, len(dataset.classes))
-            status = (folder / shard.file).stat()
-            same = (status.st_size, len(part)) == (shard.bytes, shard.samples)
-            same = same and status.st_mtime_ns <= since_ns
-            shards.append(shard if same else describe_shard(folder / shard.file, len(part)))
-            rows[name].append(part)
-        if shards != info.shards:
-            labels = np.concatenate([part["label"] for part in rows[name]])
-            counts = np.bincount(labels[labels >= 0], minlength=len(dataset.classes)).tolist()
-            changed = sum(shard != before for shard, before in zip(shards, info.shards, strict=True))
-            notes.append(
-                f"{name}: {count_of(changed, 'shard')} changed; image sizes, formats, mean and std stay as they were"
+        if failed:
+            more = f" and {len(failed) - _NAMED} more" if len(failed) > _NAMED else ""
+            raise InputError(
+                f"{count_of(len(failed), 'image')} cannot be read ({'; '.join(failed[:_NAMED])}{more}): "
+                f"`mae-vit prepare {folder} OUT` writes shards without them"
             )
-            update = {"samples": len(labels), "shards": shards, "class_counts": counts}
-            splits[name] = info.model_copy(update=update)
-    # Only after all shards have been read.
-    for name, parts in rows.items():
-        splits[name] = splits[name].model_copy(update={"index": write_rows(folder, name, parts)})
-    dataset = dataset.model_copy(update={"splits": splits})
-    write_description(folder, dataset)
-    return Report(dataset, sorted(splits), notes=notes)
+        statistics[name] = own
+    return statistics
 
 
-def _rows(path: Path, number: int, classes: int) -> np.ndarray:
-    """Returns the index rows of a described shard."""
-    other = f"`mae-vit prepare {path.parent} OUT` may write others from it"
-    try:
-        rows = index_shard(path, number)
-    except OSError as error:
-        raise InputError(f"shard {path} cannot be read: {error_reason(error)}") from None
-    except DamagedTar as error:
-        raise InputError(f"shard {error}: put a whole one there; {other}") from None
-    if not len(rows) or not rows["length"].all():
-        raise InputError(f"shard {path} holds {'an empty image' if len(rows) else 'no images'}: {other}")
-    if (largest := int(rows["label"].max())) >= classes:
-        raise InputError(
-            f"shard {path} holds a sample of class {largest}, {FILE_NAME} names {classes} classes"
-        )
-    return rows
+def _describe_split(
+    statistics: Statistics, shards: list[Shard], folder: Path, classes: int, before: Split | None
+) -> Split:
+    """Describes a split; of one that was described before, records of its preparation stay."""
+    info = statistics.describe(shards, source=f"{folder.resolve().name} (in place)", classes=classes)
+    if before is None:
+        return info
+    kept = {"source": before.source, "processing": before.processing, "masks": before.masks}
+    return info.model_copy(update=kept)

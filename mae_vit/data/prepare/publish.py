@@ -159,11 +159,7 @@ def publish(
 def write_index(out: Path, shards: Sequence[Shard], split: str) -> IndexFile:
     """Reads the headers of a split's shards and writes its index beside them."""
     bar = progress(shards, desc="indexing", unit=" shards", delay=2, leave=False)
-    return write_rows(out, split, [index_shard(out / s.file, number) for number, s in enumerate(bar)])
-
-
-def write_rows(out: Path, split: str, rows: Sequence[np.ndarray]) -> IndexFile:
-    """Writes the index of a split beside its shards, from the rows of each shard."""
+    rows = [index_shard(out / s.file, number) for number, s in enumerate(bar)]
     path, ends = index_path(out, split), np.cumsum([len(part) for part in rows])
     with replacing(path) as partial:
         # The index of a billion samples has 24 GB: they must be in memory only once.

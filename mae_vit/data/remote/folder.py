@@ -22,7 +22,7 @@ from mae_vit.core.errors import FetchUnavailable, InputError
 from mae_vit.core.files import replacing, user_cache
 from mae_vit.core.messages import error_reason
 from mae_vit.core.urls import check_url, file_url, redact_url
-from mae_vit.data.remote.cache import Cache, RemoteFile
+from mae_vit.data.remote.cache import Cache, RemoteFile, RemoteFolder
 from mae_vit.data.remote.download import FetchRefused, download
 from mae_vit.data.shards.dataset_json import FILE_NAME, Dataset, IndexFile, parse_dataset, read_dataset
 
@@ -31,14 +31,6 @@ DEFAULT_CACHE_GIB = 50.0
 _SHARDS = "mae-vit-shards"
 # Short, because a user waits at the start.
 START_PATIENCE_S = 30.0
-
-
-class RemoteFolder(NamedTuple):
-    """A remote data folder: its URL, the local folder for its shards, and their largest total size there."""
-
-    url: str
-    cache_folder: Path
-    cache_bytes: int
 
 
 class DataLocation(NamedTuple):
@@ -86,11 +78,7 @@ def open_remote(
 
 
 def fetch_index(remote: RemoteFolder, described: IndexFile, path: Path) -> None:
-    """Fetches the index of a split.
-
-    Raises:
-        InputError: if it cannot be fetched.
-    """
+    """Fetches the index of a split; raises InputError if it cannot be fetched."""
     cache = Cache(path.parent, sys.maxsize, patience_s=START_PATIENCE_S)
     try:
         url = file_url(remote.url, described.file)

@@ -11,9 +11,9 @@ from mae_vit.core.messages import error_reason
 from mae_vit.core.progress import progress
 from mae_vit.data.images.decode import DecodeError, decode
 from mae_vit.data.shards.dataset_json import FILE_NAME, Shard, file_digest, read_dataset
-from mae_vit.data.shards.index_files import decoded_files, index_problem, index_shard, load_rows, reindex_hint
-from mae_vit.data.shards.samples import images_of, read_samples
-from mae_vit.data.shards.tar_headers import DamagedTar
+from mae_vit.data.shards.index_files import decoded_files, index_hint, index_problem, index_shard, load_rows
+from mae_vit.data.shards.samples import read_samples
+from mae_vit.data.shards.tar_headers import DamagedTar, Tar
 
 _NAMED = 5
 
@@ -39,7 +39,7 @@ def check(folder: Path, *, decode_all: bool = False) -> list[str]:
             index, path = None, folder / (split.index.file if split.index else "no index")
             problem = index_problem(path, split, classes, compare=True) if split.index else "in dataset.json"
             if problem:
-                problems.append(f"{path.name} {problem} of split {name}: {reindex_hint(folder)}")
+                problems.append(f"{path.name} {problem} of split {name}: {index_hint(folder)}")
             else:
                 index = load_rows(path, split.samples)
             first, before = 0, len(problems)
@@ -82,7 +82,7 @@ def _check_shard(
             problems.append(f"{shard.file}: a sample of class {largest}, {FILE_NAME} names {classes} classes")
         columns = ["offset", "length", "label", "key"]
         if not problems and described is not None and not np.array_equal(rows[columns], described[columns]):
-            problems.append(f"{shard.file}: the index says other samples: {reindex_hint(path.parent)}")
+            problems.append(f"{shard.file}: the index says other samples: {index_hint(path.parent)}")
         if problems or decode_all:
             problems += _undecodable(path, bands)
     except (DamagedTar, OSError) as error:
@@ -92,10 +92,10 @@ def _check_shard(
 
 def _undecodable(path: Path, bands: Bands) -> list[str]:
     """Names the samples of a shard that do not decode."""
-    bad = []
-    for sample, data in images_of(path, read_samples(path)):
+    bad, tar = [], Tar(path, path)
+    for sample in read_samples(path):
         try:
-            decode(data, 3, bands=bands)
+            decode(tar.read(sample.offset, sample.length), 3, bands=bands)
         except DecodeError as error:
             bad.append(f"{path.name}: {sample.name} at offset {sample.offset}: {error}")
     more = [f"{path.name}: {len(bad) - _NAMED} more samples do not decode"] if len(bad) > _NAMED else []

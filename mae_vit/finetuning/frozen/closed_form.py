@@ -17,7 +17,7 @@ from mae_vit.evaluation.metrics import Predictions
 from mae_vit.finetuning.config.schema import FinetuneConfig, FinetuneSection
 from mae_vit.finetuning.data import FinetuneData
 from mae_vit.finetuning.frozen.features import read_features, read_test_labels, read_train_labels
-from mae_vit.finetuning.results.predict import Predictor, as_predictions
+from mae_vit.finetuning.results import Predictor, as_predictions
 from mae_vit.runtime.ranks import Ranks, sum_over_ranks
 from mae_vit.weights.feature_encoder import FeatureEncoder
 

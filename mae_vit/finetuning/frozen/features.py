@@ -13,7 +13,7 @@ from mae_vit.core.progress import progress
 from mae_vit.data.batches.augmented import AugmentedSource
 from mae_vit.finetuning.data import FinetuneData
 from mae_vit.finetuning.models.classifiers import make_head
-from mae_vit.finetuning.results.predict import Predictor
+from mae_vit.finetuning.results import Predictor
 from mae_vit.finetuning.setup import Setup
 from mae_vit.runtime.ranks import sum_over_ranks
 from mae_vit.weights.encoder import ViTFeatures, load_features

@@ -27,8 +27,7 @@ from mae_vit.finetuning.frozen.linear_probe import (
     probe_bytes,
     score_by_probe,
 )
-from mae_vit.finetuning.results.predict import Predictor
-from mae_vit.finetuning.results.results import run_facts, write_predictions
+from mae_vit.finetuning.results import Predictor, run_facts, write_predictions
 from mae_vit.finetuning.setup import Setup
 from mae_vit.runtime.ranks import Ranks, barrier, gather_objects, run_on_rank_zero
 from mae_vit.runtime.signals import exit_on_signal
@@ -38,30 +37,27 @@ from mae_vit.training.engines.precision import Chosen, autocast
 from mae_vit.training.outputs.environment import describe_environment
 from mae_vit.training.outputs.plan_text import print_notes
 from mae_vit.training.outputs.run_folder import RunFolder
-from mae_vit.training.startup import run_folder_locked
+from mae_vit.training.startup import resume_or_start, run_folder_locked, settle
 from mae_vit.weights.names import origin_of
 
 WEIGHTS = "linear.safetensors"
 
 
-def score(
-    setup: Setup,
-    config: FinetuneConfig,
-    folder: RunFolder,
-    identity: Identity,
-    precision: Chosen,
-    arguments: Arguments,
-) -> None:
+def score(setup: Setup, arguments: Arguments, folder: RunFolder) -> None:
     """Scores frozen features on the test split, then those of random weights as a baseline; writes the results.
 
-    `config` has the run's precision. A note names the options of `arguments` without effect.
+    A note names the options of `arguments` without effect.
 
     Raises:
         InputError: if the weights do not fit, or the results cannot be written.
     """
-    ranks, data = setup.ranks, setup.data
-    say = ranks.rank == 0
-    model = open_frozen(setup, say=say)
+    ranks, data, identity, say = setup.ranks, setup.data, setup.identity, setup.ranks.rank == 0
+    checkpoint = resume_or_start(setup.config, arguments, folder, identity, ranks, setup.device, saves=False)
+    if run_on_rank_zero(lambda: is_scored(folder, identity), ranks):
+        say_finished(setup, folder)
+        return
+    setup, identity, precision = settle(setup, identity, checkpoint)
+    config, model = setup.config, open_frozen(setup, say=say)
     if say:
         setup.warn_of_normalization()
         setup.warn_of_seen_labels()
@@ -87,7 +83,7 @@ def score(
         run_on_rank_zero(create, ranks)
         try:
             with exit_on_signal():
-                summary = _measure_and_write(setup, config, model, facts, folder)
+                summary = _measure_and_write(setup, model, facts, folder)
         except Exception:
             if say:
                 with suppress(OSError):
@@ -144,10 +140,10 @@ def _forward_flops(setup: Setup) -> float:
 
 
 def _measure_and_write(
-    setup: Setup, config: FinetuneConfig, model: FrozenModel, facts: dict[str, Any], folder: RunFolder
+    setup: Setup, model: FrozenModel, facts: dict[str, Any], folder: RunFolder
 ) -> dict[str, Any]:
     """Scores, writes the results, and returns the summary; collective."""
-    data, ranks, precision = setup.data, setup.ranks, config.train.precision
+    config, data, ranks, precision = setup.config, setup.data, setup.ranks, setup.config.train.precision
     assert precision != "auto", "`settle_precision` comes first"
     predictor = Predictor(ranks, setup.device, partial(autocast, setup.device, precision), setup.batch_size)
     scores, guesses, weights = _score(setup, model, predictor)

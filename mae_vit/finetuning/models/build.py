@@ -12,8 +12,13 @@ from mae_vit.core.errors import InputError
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.finetuning.data import FinetuneData
 from mae_vit.finetuning.models.classifier_file import ClassifierFile, read_teacher
-from mae_vit.finetuning.models.classifiers import Classifier, NetworkClassifier, ViTClassifier
-from mae_vit.finetuning.models.distillation import Distillation, DistilledViTClassifier
+from mae_vit.finetuning.models.classifiers import (
+    Classifier,
+    Distillation,
+    DistilledViTClassifier,
+    NetworkClassifier,
+    ViTClassifier,
+)
 from mae_vit.finetuning.models.segmenter import Segmenter
 from mae_vit.models.encoder_file import EncoderInfo
 from mae_vit.models.encoders.base import Encoder, LoadReport

@@ -5,7 +5,7 @@ import json
 import pytest
 from helpers.comparison import spec
 
-from mae_vit.finetuning.comparison.progress_bar import Bar
+from mae_vit.finetuning.comparison.runner import Bar
 
 ENDED = {"status": "done", "total_steps": 10, "flops_per_step": 1e9}
 LONG = {"status": "done", "total_steps": 100, "flops_per_step": 30}

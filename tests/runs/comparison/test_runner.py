@@ -19,8 +19,7 @@ from mae_vit.config.load import load_config
 from mae_vit.config.presets import find_config
 from mae_vit.finetuning.comparison import main
 from mae_vit.finetuning.comparison.config import CompareConfig
-from mae_vit.finetuning.comparison.progress_bar import Bar
-from mae_vit.finetuning.comparison.runner import PRELOADED, Runner, count_slots, own_gpus
+from mae_vit.finetuning.comparison.runner import PRELOADED, Bar, Runner, count_slots, own_gpus
 from mae_vit.finetuning.comparison.spec import RunSpec
 from mae_vit.training.engines.precision import Chosen
 
@@ -176,7 +175,7 @@ time.sleep(500)
 _GROUP = """
 import pathlib, sys
 from mae_vit.finetuning.comparison.main import _stopping
-from mae_vit.finetuning.comparison.progress_bar import Bar
+from mae_vit.finetuning.comparison.runner import Bar
 from mae_vit.finetuning.comparison.runner import Runner
 from mae_vit.finetuning.comparison.spec import RunSpec
 folder, runner = pathlib.Path(sys.argv[1]), Runner(1)

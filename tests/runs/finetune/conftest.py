@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 from helpers.commands import ROOT
-from helpers.finetune import SMALL, TINY
+from helpers.finetune import CNN, SMALL, TINY
 from helpers.images import prepare_pairs, write_pairs
 
 from mae_vit.finetuning.command import main
@@ -67,6 +67,18 @@ def pretrained(digits, tmp_path_factory) -> Path:
     arguments = [*TINY, *decoder, *short, f"data.path={digits}", f"run.dir={folder}", "run.name=mae"]
     assert pretrain_main(["--config", config, *arguments]) == 0
     return folder
+
+
+@pytest.fixture(scope="session")
+def trained_teacher(shared) -> Path:
+    """A small network, trained well enough to agree with most labels."""
+    seldom = [
+        "monitor.evaluate_every_steps=20",
+        "checkpoint.every_steps=20",
+        "train.steps=20",
+        "optim.lr=1e-2",
+    ]
+    return shared(*seldom, **CNN).folder
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ import pytest
 import timm
 import torch
 from helpers.commands import lines_of, summary_of
-from helpers.finetune import TINY
+from helpers.finetune import CNN, TINY
 from helpers.leaked_tensors import Leftovers
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -25,7 +25,6 @@ from mae_vit.training.checkpoints.checkpoint import list_checkpoints, load_check
 # What a resumed run may differ in: times.
 CLOCKS = ("images_per_s", "wall_s", "data_wait_frac", "peak_memory_gib")
 RESULTS = ("model.safetensors", "results.json", "predictions.csv")
-CNN = {"config": "simple_cnn_cifar", "model": TINY[:1] + TINY[2:3]}
 NOISE = ["model.drop_path_rate=0.3", "optim.lr=3e-2"]
 
 
@@ -171,10 +170,21 @@ def test_each_split_is_read_for_what_it_is(call, digits, monkeypatch):
     assert len(seen["test"]) == total
 
 
-@pytest.mark.parametrize("kind", ["noise", "network"])
+KILLED = {
+    "noise": NOISE,
+    "network": [],
+    "average": ["train.ema_decay=0.7"],
+    "teacher": ["finetune.pool=cls"],
+    "mixing": ["finetune.mixup=0.8", "finetune.cutmix=1.0"],
+}
+
+
+@pytest.mark.parametrize("kind", KILLED)
 @pytest.mark.parametrize("left", [2, pytest.param(6, marks=pytest.mark.slow)])
-def test_a_kill_in_the_middle_changes_nothing(call, shared, tmp_path, kind, left):
-    changes, options = (NOISE, {}) if kind == "noise" else ([], CNN)
+def test_a_kill_in_the_middle_changes_nothing(call, shared, trained_teacher, tmp_path, kind, left):
+    changes, options = list(KILLED[kind]), CNN if kind == "network" else {}
+    if kind == "teacher":
+        changes.append(f"finetune.teacher={trained_teacher}")
     straight, cut = shared(*changes, **options).folder, tmp_path / "cut"
     shutil.copytree(straight, cut)
     # As after a power cut behind this save: metrics may be ahead of it, results are not there.

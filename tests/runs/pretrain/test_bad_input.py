@@ -156,7 +156,7 @@ def test_a_folder_of_an_earlier_version(damaged, tmp_path, capsys):
     del described["splits"]["train"]["index"]
     (damaged / "dataset.json").write_text(json.dumps(described))
     assert call(damaged, tmp_path / "run") == EXIT_INPUT
-    assert f"--reindex {damaged}`" in one_line(capsys)
+    assert f"--in-place {damaged} --overwrite`" in one_line(capsys)
     assert not (tmp_path / "run").exists()
 
 

@@ -8,7 +8,7 @@ import pytest
 from helpers.commands import SMALL_MAE, lines_of, run
 
 from mae_vit.data.index import open_index
-from mae_vit.data.prepare.in_place import reindex
+from mae_vit.data.prepare.in_place import index_in_place
 from mae_vit.data.prepare.publish import ShardWriter, write_description
 
 SHARDS = 5000
@@ -30,7 +30,7 @@ def thousands(digits, tmp_path_factory) -> Path:
     train = index.split_info.model_copy(update={"shards": shards, "samples": 2 * SHARDS, "index": None})
     described = index.dataset.model_copy(update={"splits": {"train": train}})
     write_description(out, described)
-    reindex(out)
+    index_in_place(out, overwrite=True)
     return out
 
 

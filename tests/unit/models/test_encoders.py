@@ -49,11 +49,7 @@ def test_rotary_attention_is_that_of_timms_dinov3():
     theirs = timm.create_model(
         "vit_small_patch16_dinov3_qkvb",
         **{"img_size": (8, 24), "patch_size": 4, "embed_dim": 32, "depth": 2, "num_heads": 2},
-        **{
-            "init_values": 1.0,
-            "num_classes": 0,
-            "norm_layer": partial(timm.layers.LayerNorm, eps=1e-6),
-        },
+        **{"init_values": 1.0, "num_classes": 0, "norm_layer": partial(timm.layers.LayerNorm, eps=1e-6)},
     ).eval()
     missing, unexpected = theirs.load_state_dict(encoder.state_dict(), strict=False)
     assert not unexpected

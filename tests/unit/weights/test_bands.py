@@ -1,17 +1,22 @@
 """Weights that meet images of other bands: patch projection, normalization, what is said and refused."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from helpers.export import encoder_file, info_of
+from PIL import Image
 from timm.models._manipulate import adapt_input_conv
+from torch import nn
 
 import mae_vit
 from mae_vit.core.bands import RGB8, Bands
 from mae_vit.core.errors import InputError
-from mae_vit.models.encoder_file import EncoderInfo, encoder_bytes, read_info
+from mae_vit.core.preprocessing import UNCHANGED
+from mae_vit.finetuning.results import model_bytes, network_facts
+from mae_vit.models.encoder_file import EncoderInfo, encoder_bytes, read_info, read_metadata
 from mae_vit.models.encoders.base import adapt_patch_projection
 from mae_vit.models.encoders.vit import ViTEncoder
 from mae_vit.objectives.config import MAEConfig
@@ -126,8 +131,26 @@ def test_features_of_raw_values_are_the_objectives(tmp_path):
     assert (images[0, 2, :5] == 0).all()
     np.save(tmp_path / "image.npy", raw)
     assert torch.equal(encoder.transform(tmp_path / "image.npy"), images[0])
-    with pytest.raises(InputError, match=r"uint16 \(5, H, W\).*uint8 \(5, 16, 16\)"):
-        encoder.transform(raw.astype(np.uint8))
+    for given, kind in (
+        (raw.astype(np.uint8), r"uint8 \(5, 16, 16\)"),
+        (raw[:2], r"uint16 \(2, 16, 16\)"),
+        (Image.new("RGB", (8, 8)), "Image"),
+    ):
+        with pytest.raises(InputError, match=rf"uint16 \(5, H, W\).*{kind}$"):
+            encoder.transform(given)
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_the_file_of_a_fine_tuned_network_has_them(ours, tmp_path):
+    facts = {name: OF_FIVE[name] for name in ("mean", "std", "bands")}
+    data = SimpleNamespace(**facts, preprocessing=UNCHANGED)
+    config = SimpleNamespace(model=SimpleNamespace(name="SmallResNet", image_hw=(16, 16)))
+    network = nn.ModuleDict({"encoder" if ours else "network": nn.Linear(2, 2)})
+    metadata = network_facts(config, data, info_of(in_chans=5, **facts) if ours else None)
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(model_bytes(network, {**metadata, "segments": ["a", "b"]}))
+    assert Bands.of_entry(read_metadata(path)) == FIVE
+    assert read_metadata(path)["segments"] == ["a", "b"]
 
 
 def test_data_of_other_bands_are_refused_with_both():

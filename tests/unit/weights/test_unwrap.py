@@ -85,10 +85,7 @@ WRAPPED = {
         lambda net, _: {"model": {**net, "decoder_embed.weight": torch.zeros(4, 4)}},
         'below "model."',
     ),
-    "DDP": (
-        lambda net, _: {"model": below("module.", net), "optimizer": OPTIMIZER},
-        'below "model.module."',
-    ),
+    "DDP": (lambda net, _: {"model": below("module.", net), "optimizer": OPTIMIZER}, 'below "model.module."'),
     "compiled": (lambda net, _: below("_orig_mod.", net), ""),
     "compiled blocks": (
         lambda net, _: {k.replace("attn.", "_orig_mod.attn."): v for k, v in net.items()},
@@ -193,12 +190,7 @@ TRANSFORMERS = {
 
 @pytest.mark.parametrize(
     ("kind", "form"),
-    [
-        ("ViT", "safetensors"),
-        ("ViT", "in memory"),
-        ("ViT without bias", "in a trainer"),
-        ("ViTMAE", "bin"),
-    ],
+    [("ViT", "safetensors"), ("ViT", "in memory"), ("ViT without bias", "in a trainer"), ("ViTMAE", "bin")],
 )
 def test_models_of_transformers(tmp_path, kind, form):
     build, options = TRANSFORMERS[kind]
@@ -251,10 +243,7 @@ REFUSED = {
     "distilled": (lambda: of_transformers("DeiT").state_dict(), "distilled"),
     "layer scale": (lambda: network(init_values=0.1).state_dict(), "blocks.0.ls1.gamma"),
     "registers": (lambda: network(reg_tokens=4).state_dict(), "reg_token"),
-    "no class token": (
-        lambda: network(class_token=False, global_pool="avg").state_dict(),
-        "no class token",
-    ),
+    "no class token": (lambda: network(class_token=False, global_pool="avg").state_dict(), "no class token"),
     "norm before": (lambda: network(pre_norm=True).state_dict(), "norm_pre.weight"),
     "norm of queries": (lambda: network(qk_norm=True).state_dict(), "blocks.0.attn.q_norm.weight"),
     "OpenCLIP": (lambda: open_clip(None), "of OpenCLIP"),
@@ -282,10 +271,7 @@ def test_what_computes_something_else_is_refused_by_name(tmp_path, kind):
         ({**THEIRS, "hidden_act": "quick_gelu"}, "quick_gelu"),
         ({**THEIRS, "layer_norm_eps": 1e-5}, "eps 1e-05"),
         ({"architecture": "vit_base_patch32_clip_quickgelu_224"}, "QuickGELU"),
-        (
-            {"architecture": "vit_tiny_patch16_224", "model_args": {"act_layer": "silu"}},
-            "act_layer is silu",
-        ),
+        ({"architecture": "vit_tiny_patch16_224", "model_args": {"act_layer": "silu"}}, "act_layer is silu"),
     ],
 )
 def test_the_config_beside_tells_what_shapes_do_not(tmp_path, config, said):

@@ -2,29 +2,25 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from helpers.commands import SMALL_PRETRAIN, lines_of, summary_of
 from helpers.finetune import TINY
 
+from mae_vit.evaluation.feature_rank import feature_metrics, feature_sums
 from mae_vit.inspection.images import draw_samples
 from mae_vit.pretraining.command import main as pretrain_main
 from mae_vit.training import evals
 from mae_vit.weights.encoder import load_vit
 
 
-def by_hand(path, data, split: str, pool: str) -> tuple[float, float]:
-    """Both measures of all images of a split, from an SVD."""
+def measured_alone(path, data, split: str, pool: str) -> tuple[float, float]:
+    """Both measures of all images of a split."""
     encoder = load_vit(path, pool=pool)
     samples = draw_samples(str(data), count=10_000, encoder=encoder.info, split=split)
     with torch.no_grad():
-        features = encoder(encoder.normalize(samples.images)).double().numpy()
-    singular = np.linalg.svd(features, compute_uv=False)
-    shares = singular / singular.sum() + 1e-7
-    directions = features / np.linalg.norm(features, axis=1, keepdims=True)
-    spread = directions.std(axis=0).mean() * features.shape[1] ** 0.5
-    return math.exp(-(shares * np.log(shares)).sum()), spread
+        features = encoder(encoder.normalize(samples.images))
+    return tuple(feature_metrics(feature_sums(features), features.shape[1]).values())
 
 
 def train(data, folder) -> dict[str, float]:
@@ -36,7 +32,7 @@ def train(data, folder) -> dict[str, float]:
 
 def test_every_evaluation_measures_the_mean_of_the_patches(digits, tmp_path):
     measured = train(digits, tmp_path / "run")
-    expected = by_hand(tmp_path / "run" / "encoder.safetensors", digits, "test", "mean")
+    expected = measured_alone(tmp_path / "run" / "encoder.safetensors", digits, "test", "mean")
     assert (measured["rankme"], measured["feature_std"]) == pytest.approx(expected, rel=1e-3)
     evaluated = [line for line in lines_of(tmp_path / "run") if "heldout" in line]
     assert len(evaluated) == 2
@@ -58,7 +54,7 @@ def test_frozen_modes_measure_the_training_images(shared, pretrained, digits, mo
         options = {"config": "linear_probe_cifar_tiny", "small": ()}
     folder, out, _ = shared(*words, ckpt=pretrained, **options)
     expected, summary = (
-        by_hand(pretrained / "encoder.safetensors", digits, "train", "cls"),
+        measured_alone(pretrained / "encoder.safetensors", digits, "train", "cls"),
         summary_of(folder),
     )
     assert (summary["rankme"], summary["feature_std"]) == pytest.approx(expected, rel=1e-3)

@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 
 from mae_vit.data.batches.augmented import AugmentedSource
 from mae_vit.data.index import open_index
-from mae_vit.finetuning import job
 from mae_vit.finetuning.command import main
+from mae_vit.finetuning.frozen import score
 
 KNN = "finetune.mode=knn"
 PROBE = ["finetune.mode=linear_probe", "finetune.test=false", "train.epochs=1", "train.warmup_epochs=0.5"]
@@ -206,12 +206,12 @@ def test_a_norm_that_does_not_fit_is_one_line(call, shared, pretrained, tmp_path
 def test_a_run_that_ends_while_it_is_waited_for_is_finished(call, pretrained, scored, monkeypatch, capsys):
     done = scored.read_bytes()
     scored.write_bytes(done.replace(b'"done"', b'"running"'))
-    before = job.resume_or_start
+    before = score.resume_or_start
 
     def end_meanwhile(*arguments, **options):
         scored.write_bytes(done)
         return before(*arguments, **options)
 
-    monkeypatch.setattr(job, "resume_or_start", end_meanwhile)
+    monkeypatch.setattr(score, "resume_or_start", end_meanwhile)
     assert call(KNN, ckpt=pretrained) == 0
     assert "is finished" in capsys.readouterr().out

@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 
 import numpy as np
 import pytest
@@ -228,7 +227,6 @@ def test_every_option_changes_the_layer_and_an_equal_run_does_not(probe, tmp_pat
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["data.labels_per_class=1"], "leaves 0"),
         (["train.effective_batch_size=512", "--same-batch"], "larger than"),
         (["optim.min_lr=0.02"], "optim.min_lr=0.02"),
         (["finetune.lr_factors=[1.0e+39]"], "finetune.lr_factors=[1e+39]"),
@@ -237,12 +235,3 @@ def test_every_option_changes_the_layer_and_an_equal_run_does_not(probe, tmp_pat
 def test_bad_settings_are_one_line(probe, capsys, arguments, named):
     assert probe(*arguments) == 2
     assert named in capsys.readouterr().err.splitlines()[-1]
-
-
-def test_a_run_folder_alone_has_its_recipe(pretrained, tmp_path, capsys):
-    arguments = ["--ckpt", str(pretrained), "finetune.mode=linear_probe", f"run.dir={tmp_path / 'run'}"]
-    assert main([*arguments, "--dry-run"]) == 0
-    plan = capsys.readouterr().out
-    assert "GFLOP" in plan
-    assert re.search(r"rates +0.01, 0.03, 0.1, 0.3, 1 after", plan)
-    assert not (tmp_path / "run").exists()

@@ -102,11 +102,11 @@ def test_the_loss_is_that_of_a_plain_loop():
 def test_held_out_metrics_are_scikit_learns():
     model, batch = segmenter(probe=False).eval(), random_batch(6)
     with torch.no_grad():
-        sums: dict[str, float] = {}
+        sums: dict[str, np.ndarray] = {}
         for cut in (slice(0, 4), slice(4, 6)):
             part = batch_of(batch.images[cut], batch.class_map()[cut])
             for name, value in model.evaluation_sums(part).items():
-                sums[name] = sums.get(name, 0.0) + float(value)
+                sums[name] = sums.get(name, 0.0) + value.double().numpy()
         metrics = model.evaluation_metrics(sums)
         guess = model.logits(batch.images).argmax(dim=1)
     counted = batch.class_map() >= 0
