@@ -50,6 +50,9 @@ from mae_vit.data.order.order import (
 from mae_vit.data.views import check_pad, make_augment, normalization
 from mae_vit.runtime.ranks import Ranks
 
+# A core decodes some 500 JPEGs of ImageNet's size a second; a GPU trains ViT-B on thousands.
+_FEW_CORES = 4
+
 
 def make_order(
     index: ShardIndex,
@@ -91,10 +94,6 @@ def make_order(
             counts, effective_batch_size=images, seed=seed, lanes=lanes, block_shards=block_shards
         )
     return order if repeats == 1 else RepeatedOrder(order, repeats)
-
-
-# A core decodes some 500 JPEGs of ImageNet's size a second; a GPU trains ViT-B on thousands.
-_FEW_CORES = 4
 
 
 @dataclass(frozen=True)

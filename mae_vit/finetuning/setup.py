@@ -35,12 +35,12 @@ from mae_vit.objectives.config import PAIRS
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.training import startup
 from mae_vit.training.checkpoints.checkpoint import LABELS_SEEN
-from mae_vit.training.checkpoints.resume import Identity, run_identity
 from mae_vit.training.engines.base import Engine
 from mae_vit.training.engines.cost import Estimate, estimate
 from mae_vit.training.engines.state import BestWeights, weights_of
 from mae_vit.training.evals import HeldOut, OnlineProbe
 from mae_vit.training.outputs.run_folder import RunFolder
+from mae_vit.training.startup import Identity, run_identity
 from mae_vit.weights.foreign import ForeignWeights
 from mae_vit.weights.load import warn_normalization_differs
 from mae_vit.weights.read import Weights

@@ -33,12 +33,11 @@ from mae_vit.finetuning.setup import Setup
 from mae_vit.runtime.ranks import Ranks, barrier, gather_objects, run_on_rank_zero
 from mae_vit.runtime.signals import exit_on_signal
 from mae_vit.runtime.slurm import mark_slurm_progress
-from mae_vit.training.checkpoints.resume import Identity, check_identity, run_identity
 from mae_vit.training.engines.precision import Chosen, autocast
 from mae_vit.training.outputs.environment import describe_environment
 from mae_vit.training.outputs.plan_text import print_notes
 from mae_vit.training.outputs.run_folder import RunFolder
-from mae_vit.training.startup import resume_or_start, run_folder_locked, settle
+from mae_vit.training.startup import Identity, check_identity, resume_or_start, run_identity, settle
 from mae_vit.weights.feature_encoder import FeatureEncoder
 from mae_vit.weights.names import origin_of
 
@@ -77,20 +76,20 @@ def score(setup: Setup, arguments: Arguments, folder: RunFolder) -> None:
         if setup.plan is None and (unused := _unused_overrides(setup, arguments)):
             print_notes([f"{config.finetune.mode} trains nothing, so these have no effect: {unused}"])
 
-    with run_folder_locked(folder, ranks):
-        # Another process may have finished the run meanwhile.
-        if run_on_rank_zero(lambda: is_scored(folder, identity), ranks):
-            say_finished(setup, folder)
-            return
-        run_on_rank_zero(create, ranks)
-        try:
-            with exit_on_signal():
-                summary = _measure_and_write(setup, encoder, head, facts, folder)
-        except Exception:
-            if say:
-                with suppress(OSError):
-                    folder.write_summary("failed", facts)
-            raise
+    run_on_rank_zero(folder.lock, ranks)
+    # Another process may have finished the run meanwhile.
+    if run_on_rank_zero(lambda: is_scored(folder, identity), ranks):
+        say_finished(setup, folder)
+        return
+    run_on_rank_zero(create, ranks)
+    try:
+        with exit_on_signal():
+            summary = _measure_and_write(setup, encoder, head, facts, folder)
+    except Exception:
+        if say:
+            with suppress(OSError):
+                folder.write_summary("failed", facts)
+        raise
     if say:
         mark_slurm_progress()
         print("\n".join(_describe_outcome(config, summary, folder.path)))

@@ -43,6 +43,9 @@ _SOURCES = "a folder, .tar, .tar.gz, .tar.bz2, .tar.xz, .zip, .parquet, a CSV or
 _CIFAR = re.compile(r"cifar-(100?)-")
 # Largest number of images beside shards that are only examples.
 _FEW_IMAGES = 16
+_FEW_FIELDS = 4
+# Names of classes: WordNet ids, or words without a number. Names with other numbers are those of shards.
+_CLASS = re.compile(r"n\d{8}|[^\d]+")
 
 
 def find_sources(specs: Sequence[str], options: SourceOptions) -> list[ImageSource]:
@@ -204,11 +207,6 @@ def _expand(spec: str) -> list[str]:
             raise InputError(f"source {spec}: no file is called {path}; of images, give the folder")
         files += matching
     return files
-
-
-_FEW_FIELDS = 4
-# Names of classes: WordNet ids, or words without a number. Names with other numbers are those of shards.
-_CLASS = re.compile(r"n\d{8}|[^\d]+")
 
 
 def open_tars(paths: Sequence[Path], folder: Path, name: str, options: SourceOptions) -> ImageSource:
