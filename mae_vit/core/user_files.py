@@ -54,7 +54,7 @@ _SPLITS = {
     "train": ("train", "training", "trn"),
     "val": ("val", "valid", "validation", "dev"),
     "test": ("test", "testing", "tst"),
-    "unlabeled": ("unlabeled", "unlabelled"),
+    "unlabeled": ("unlabeled", "unlabelled", "no_label"),
 }
 _BREAK = re.compile(r"[-_. ]|(?<=[a-z])(?=[A-Z])")
 _NUMBER = re.compile(r"(set)?\d*$")

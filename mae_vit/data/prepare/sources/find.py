@@ -22,6 +22,7 @@ from mae_vit.core.user_files import (
     CONVERTIBLE_EXTENSIONS,
     EACH_IMAGE,
     IMAGE_EXTENSIONS,
+    TABLE_EXTENSIONS,
     extension_of,
     full_extension,
     split_and_rest,
@@ -132,6 +133,8 @@ def _no_source(spec: str, path: Path) -> str:
         return f"source {spec}: a part of an archive: {JOIN_PARTS}"
     if full_extension(path.name) in {*CONVERTIBLE_EXTENSIONS, "npz"}:
         return f"source {spec}: one file of arrays or images, which is not read: {EACH_IMAGE}"
+    if extension_of(path.name) in (*TABLE_EXTENSIONS, "json"):
+        return f"source {spec}: write its paths and labels to a CSV or TSV, and give that"
     what = what_file_is(path)
     return f"source {spec} is {what or f'none ({_SOURCES}); unpack other archives first'}"
 
