@@ -255,6 +255,17 @@ def expand_path(path: str | os.PathLike[str]) -> Path:
     """Returns `expand_text` as a path.
 
     Raises:
-        InputError: if it names a variable that is not set.
+        InputError: if it names a variable that is not set, or is no path.
     """
-    return Path(expand_text(os.fspath(path)))
+    return Path(expand_text(name_given(path, "a path")))
+
+
+def name_given(value: object, forms: str) -> str:
+    """Returns a path or a name as text.
+
+    Raises:
+        InputError: for other types; the message asks for `forms`.
+    """
+    if isinstance(value, str | os.PathLike):
+        return os.fspath(value)
+    raise InputError(f"give {forms}, not {type(value).__name__}")

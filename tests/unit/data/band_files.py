@@ -136,6 +136,7 @@ def make_files() -> list[BandFile]:
     names = "".join(gdal.format(n, name)[14:-15] for n, name in enumerate(("B4", "B3", "B2")))
     described = [(42112, "s", 0, f"<GDALMetadata>{names}</GDALMetadata>", True), (42113, "s", 0, "0", True)]
     refuse: Callable[..., BandFile] = BandFile
+    flat = np.random.default_rng(0).integers(0, 256, (6, 784), dtype=np.uint8)
     ramp = np.tile(np.arange(256, dtype=np.uint16), (20, 1))
     return [
         taken("TIFF, 13 pages of uint16", "tif", tiff(wide), "13xuint16", wide),
@@ -217,7 +218,7 @@ def make_files() -> list[BandFile]:
         refuse("TIFF, truncated", "tif", planes(wide)[:9000], why="the TIFF file is truncated"),
         refuse("NPY of Python objects", "npy", npy(np.array([[{}]], object), allow_pickle=True),
                why="its array holds Python objects, which are never loaded"),
-        refuse("NPY of flat images, (N, K * K)", "npy", npy(np.random.default_rng(0).integers(0, 256, (6, 784), dtype=np.uint8)),
+        refuse("NPY of flat images, (N, K * K)", "npy", npy(flat),
                why="a stack of 6 images of 28x28 px"),
         refuse("NPY of images, (N, K, K)", "npy", npy(np.zeros((9, 8, 8), np.uint8)), why="a stack of 9 images"),
         refuse("NPY of 4 axes", "npy", npy(wide[None]),
