@@ -125,30 +125,27 @@ def _gap(line: dict[str, str]) -> str:
 
 def longer() -> str:
     """Networks that train longer on the labels, each beside its shorter training in the same comparison."""
-    comparisons = (
-        "compare_cifar10_longer",
-        "compare_cifar10_scratch_longer",
-        "compare_cifar10_finetune_longer",
-    )
-    made = [compared(name).splitlines() for name in (*comparisons, "study_length_tiny_imagenet_cnn")]
+    names = ("longer", "scratch_longer", "finetune_longer")
+    made = [compared(f"compare_cifar10_{name}").splitlines() for name in names]
+    made.append(compared("study_length_tiny_imagenet_cnn").splitlines())
     # SimpleCNN is not the first row of its comparison.
     lines = [line for lines in made for line in lines if re.search(r"(?<!CNN), \d+ epochs \|", line)]
     return "\n".join([made[0][0].replace("the first row", "30 epochs"), made[0][1], *lines])
 
 
 def recipes(*, measured: bool) -> str:
-    """The presets by their headers: those that we measured, or the others."""
+    """The presets by their headers: those with a result of ours, or the others."""
     rows = []
     for header in map(read_header, preset_paths()):
         name, hardware, time, title = header.row()
-        result = re.sub(r"\.? Measured (in bf16|on a JPEG copy.*)", "", header.lines["Result"])
-        result = re.sub(r"docs/results/(\w+)(\.json)?", r"[protocol](results/\1/README.md)", result)
-        result = re.sub(r"docs/(\w+)\.md", r"[\1](\1.md)", result)
-        if result.startswith("not measured") != measured:
-            theirs = result.partition("; ")[2]
-            rows.append((f"`{name}`", title, hardware, *((time, result) if measured else (theirs,))))
-    last = "time | result" if measured else "note"
-    return table(f"preset | what it is | hardware | {last}", rows)
+        result = header.lines["Result"]
+        if measured == ("docs/results/" in result or not result.startswith("not measured")):
+            result = re.sub(r"\.? Measured (in bf16|on a JPEG copy.*)", "", result)
+            result = re.sub(r"docs/results/(\w+)(\.json)?", r"[protocol](results/\1/README.md)", result)
+            result = re.sub(r"docs/(\w+)\.md", r"[\1](\1.md)", result)
+            note = (time, result) if measured else (result.partition("; ")[2],)
+            rows.append((f"`{name}`", title, hardware, *note))
+    return table(f"preset | what it is | hardware | {'time | result' if measured else 'note'}", rows)
 
 
 def encoders() -> str:

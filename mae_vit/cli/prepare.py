@@ -26,7 +26,7 @@ from mae_vit.data.images.bounds import MAX_PIXELS
 if TYPE_CHECKING:
     from mae_vit.data.prepare.convert import Conversion
     from mae_vit.data.prepare.entries import ImageSource
-    from mae_vit.data.prepare.report import Report
+    from mae_vit.data.prepare.prepare import Report
 
 T = TypeVar("T")
 _DESCRIPTION = """Write images as webdataset shards with a dataset.json. A later call adds splits.
@@ -224,11 +224,7 @@ def _kind(text: str) -> str:
 
 
 def run_prepare(arguments: argparse.Namespace) -> int:
-    """Runs the command.
-
-    Raises:
-        InputError: for every error that the user can fix.
-    """
+    """Runs the command; raises InputError for every error that the user can fix."""
     # Not by argparse's `type`, as `parse` adds paths that follow an option as plain text.
     arguments.paths = [expand_text(text) for text in arguments.paths]
     _check(arguments)

@@ -2,7 +2,7 @@
 
 How an image reaches the loss, in the order of the code:
 
-1. `splits`: which samples of `dataset.json` are trained on, and which are held out.
+1. `index`: which samples of `dataset.json` are trained on, and which are held out.
 2. `order`: a permutation of them for each epoch, from the seed.
 3. `order.RankSlice`: the rank's part of each global batch.
 4. `batches.loader`: the sampler hands positions to the workers, from any step on.
@@ -36,11 +36,20 @@ from mae_vit.data.batches.loader import FixedBatches, choose_workers, load_batch
 from mae_vit.data.batches.prefetch import fetch_ahead
 from mae_vit.data.images.augment import Interpolation
 from mae_vit.data.index import ShardIndex
-from mae_vit.data.normalization import normalization
-from mae_vit.data.order.block_order import BlockOrder
-from mae_vit.data.order.order import GlobalOrder, Order, RankSlice, RepeatedOrder, Skipped, micro_batches
-from mae_vit.data.views import make_augment
+from mae_vit.data.order.order import (
+    BlockOrder,
+    GlobalOrder,
+    Order,
+    RankSlice,
+    RepeatedOrder,
+    Skipped,
+    micro_batches,
+)
+from mae_vit.data.views import make_augment, normalization
 from mae_vit.runtime.ranks import Ranks
+
+# A core decodes some 500 JPEGs of ImageNet's size a second; a GPU trains ViT-B on thousands.
+_FEW_CORES = 4
 
 
 def make_order(
@@ -83,10 +92,6 @@ def make_order(
             counts, effective_batch_size=images, seed=seed, lanes=lanes, block_shards=block_shards
         )
     return order if repeats == 1 else RepeatedOrder(order, repeats)
-
-
-# A core decodes some 500 JPEGs of ImageNet's size a second; a GPU trains ViT-B on thousands.
-_FEW_CORES = 4
 
 
 @dataclass(frozen=True)

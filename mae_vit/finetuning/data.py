@@ -17,12 +17,10 @@ from mae_vit.data.batches.augmented import AugmentedSource, open_source
 from mae_vit.data.batches.loader import FixedBatches
 from mae_vit.data.batches.prefetch import check_cache
 from mae_vit.data.batches.subset import draw_held_out, limit_per_class
-from mae_vit.data.channels import describe_data, set_channels, with_channels
-from mae_vit.data.data_path import resolve_data_path
+from mae_vit.data.data_path import describe_data, resolve_data_path, set_channels, with_channels
 from mae_vit.data.images.augment import Augment, Interpolation
-from mae_vit.data.index import ShardIndex
+from mae_vit.data.index import ShardIndex, check_held_out, find_split, open_training_index, open_whole_index
 from mae_vit.data.order.permutation import permute
-from mae_vit.data.splits import check_held_out, find_split, open_training_index, open_whole_index
 from mae_vit.data.training_data import TrainingData, open_training_data
 from mae_vit.data.views import check_pad
 from mae_vit.finetuning.config.recipes import TEST_SPLITS

@@ -64,7 +64,7 @@ def open_subject(source: str, *, norm_pix_loss: bool = False) -> InspectedEncode
     """
     weights = read_weights(source)
     model = encoder_from_weights(weights)
-    model.info.check_vit()  # other families have no attention to show
+    _ = model.info.vit  # other families have no attention to show
     bands = None
     if (Path(source) / "config.yaml").is_file():
         monitor = read_run_config(Path(source)).get("monitor")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Sequence
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -39,18 +38,8 @@ from mae_vit.models.sizes import Pool
 from mae_vit.objectives.objective import Objective, Task
 from mae_vit.weights.encoder import PretrainedEncoder
 
-
-class InspectableEncoder(Protocol):
-    """An encoder and its normalization: `PretrainedEncoder`, or an objective in training."""
-
-    @property
-    def encoder(self) -> Encoder:
-        """Returns the encoder."""
-
-    def normalize(self, images: Tensor) -> Tensor:
-        """Normalizes raw values (B, C, H, W) for the encoder."""
-
-
+# An encoder and its normalization, trained or in training.
+InspectableEncoder = PretrainedEncoder | Objective
 _SHOWN = 8
 # Images to average over; ViT takes 128 (App. D.7).
 _AVERAGED = 128

@@ -69,19 +69,14 @@ class EncoderInfo:
 
     @property
     def vit(self) -> ViTGeometry:
-        """The geometry of a plain Vision Transformer; see `check_vit`."""
-        self.check_vit()
-        assert isinstance(self.geometry, ViTGeometry)
-        return self.geometry
-
-    def check_vit(self) -> None:
-        """Raises InputError for other families, in commands that support only the plain Vision Transformer."""
-        if not isinstance(self.geometry, ViTGeometry):
-            timm = "; its encoder.safetensors has the names of timm's network"
-            raise InputError(
-                f"the encoder is {self.geometry.describe()} (model.family={self.geometry.family}): this takes "
-                f"model.family=vit alone{timm if self.geometry.family == 'network' else ''}"
-            )
+        """The geometry of a plain Vision Transformer; raises InputError for other families."""
+        if isinstance(self.geometry, ViTGeometry):
+            return self.geometry
+        timm = "; its encoder.safetensors has the names of timm's network"
+        raise InputError(
+            f"the encoder is {self.geometry.describe()} (model.family={self.geometry.family}): this takes "
+            f"model.family=vit alone{timm if self.geometry.family == 'network' else ''}"
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields as plain data, without some that have their default."""

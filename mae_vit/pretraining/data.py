@@ -19,10 +19,9 @@ from mae_vit.data.batches.prefetch import check_cache
 from mae_vit.data.batches.subset import limit_per_class
 from mae_vit.data.data_path import resolve_data_path
 from mae_vit.data.images.augment import Augment
-from mae_vit.data.index import ShardIndex
+from mae_vit.data.index import ShardIndex, find_split, open_training_index, open_whole_index
 from mae_vit.data.order.permutation import permute
 from mae_vit.data.shards.index_files import NO_LABEL
-from mae_vit.data.splits import find_split, open_training_index, open_whole_index
 from mae_vit.data.training_data import TrainingData, open_training_data
 from mae_vit.data.views import check_pad
 from mae_vit.evaluation.few_shot import draw_shots

@@ -12,7 +12,7 @@ import torch
 from mae_vit.config.plan import Plan, check_grouping, make_plan
 from mae_vit.core.errors import InputError
 from mae_vit.core.files import write_atomically
-from mae_vit.data.channels import describe_data, with_channels
+from mae_vit.data.data_path import describe_data, with_channels
 from mae_vit.models.encoder_file import EncoderInfo, encoder_bytes
 from mae_vit.models.sizes import Pool
 from mae_vit.objectives.objective import Objective

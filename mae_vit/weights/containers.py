@@ -73,24 +73,17 @@ def file_in(folder: Path) -> Path | None:
 
 
 def weights_below(folder: Path) -> Path | None:
-    """Returns the best weights in a third-party training folder, else the newest; a file, or its folder.
+    """Returns the best weights in a third-party training folder, else the newest; a file, or its folder."""
 
-    Raises InputError if there are only exported programs, which are not supported.
-    """
-
-    def preference(path: Path) -> tuple[bool, list[int], float]:
-        # Number before time, which copies do not keep: checkpoint-1000 is newer than checkpoint-500.
+    def preference(path: Path) -> tuple[bool, int, list[int]]:
+        # Numbers, since copies do not keep times: checkpoint-1000 is newer than checkpoint-500.
         numbers = [int(number) for number in re.findall(r"\d+", str(path.relative_to(folder)))]
-        return "best" in path.name, numbers, path.stat().st_mtime
+        return "best" in path.name, -len(path.parts), numbers
 
-    for pattern in ("*", "*/*", "*/*/*"):
-        names = islice(folder.glob(pattern), _MAX_NAMES)
-        files = [path for path in names if _WEIGHTS.search(path.name) and not _NO_WEIGHTS.search(path.name)]
-        if best := max(filter(Path.is_file, files), key=preference, default=None):
-            return best.parent if best.name in _FOLDER_FILES else best
-    if program := next((path for path in folder.iterdir() if path.suffix in _PROGRAMS), None):
-        raise InputError(f"{program} is {_PROGRAM}")
-    return None
+    names = islice(folder.rglob("*"), _MAX_NAMES)
+    files = [path for path in names if _WEIGHTS.search(path.name) and not _NO_WEIGHTS.search(path.name)]
+    best = max(files, key=preference, default=None)
+    return best.parent if best is not None and best.name in _FOLDER_FILES else best
 
 
 def read_content(path: Path, *, wanted: str = FORMS) -> tuple[dict[str, Any], dict[Any, Any]]:
@@ -134,9 +127,7 @@ def _join(index: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, AttributeError):
         raise InputError(f"{index} names no files of weights: download it again") from None
     if missing := [part.name for part in parts if not part.is_file()]:
-        raise InputError(
-            f"{index} names {len(parts)} files, and {missing[0]} is not beside it: download it too"
-        )
+        raise InputError(f"{index} names {missing[0]}, which is not beside it: download it too")
     joined: dict[str, Any] = {}
     for part in parts:
         joined |= read_content(part)[1]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.user_files import expand_text, name_given
-from mae_vit.data.normalization import IMAGENET_MEAN, IMAGENET_STD
+from mae_vit.data.views import IMAGENET_MEAN, IMAGENET_STD
 from mae_vit.models.attention import choose_attention
 from mae_vit.models.encoder_file import UNKNOWN, Cost, EncoderInfo, cost_of_info, cost_of_weights, read_info
 from mae_vit.models.encoders.base import Encoder, LoadReport, as_map, pool_tokens
@@ -143,9 +143,7 @@ def load_encoder(
             print(note, file=sys.stderr)
         return encoder
     if pool is not None:
-        raise InputError(
-            f'pool="{pool}" has no effect on {source}: it pools as timm says that it was trained'
-        )
+        raise InputError(f'pool="{pool}" has no effect on {source}, which pools as timm says')
     foreign = read_foreign(source)
     size = foreign.images.img_size if img_size is None else _height_width(img_size)
     return open_foreign(foreign, replace(foreign.images, img_size=size))
@@ -272,9 +270,7 @@ def _geometry_of_shapes(weights: Weights) -> Geometry:
     depth = len({name.split(".")[1] for name in tensors if name.startswith("blocks.")})
     side = round(num_patches**0.5)
     if side * side != num_patches:
-        raise InputError(
-            f"{weights.source}: its positions are of no square image, and it does not say of which"
-        )
+        raise InputError(f"{weights.source}: its positions fit no square image, and it states no other")
     size = SIZES[nearest_size(embed_dim, depth)]
     exact = (size.embed_dim, size.depth) == (embed_dim, depth)
     heads = weights.num_heads or (size.num_heads if exact else None)
@@ -313,7 +309,5 @@ def _height_width(img_size: int | Sequence[int], patch_size: int = 1) -> tuple[i
         raise InputError(f"img_size={img_size}: give one number, or height and width")
     if any(side % patch_size for side in sides):
         nearest = [max(1, round(side / patch_size)) * patch_size for side in sides]
-        raise InputError(
-            f"img_size={img_size} is not divisible by the encoder's patch_size={patch_size}: {nearest} is"
-        )
+        raise InputError(f"img_size={img_size} is not divisible by patch_size={patch_size}: {nearest} is")
     return sides

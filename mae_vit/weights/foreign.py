@@ -145,7 +145,7 @@ def _with_config_beside(source: str, file: Path) -> ForeignWeights:
     except FileNotFoundError:
         named = f"{FROZEN_PREFIX}{TIMM_PREFIX}NAME@{file}"
         raise InputError(
-            f"{source} does not say which network it is, and has no {_CONFIG} of timm's beside it: give {named}"
+            f"{source} names no network, and has no {_CONFIG} of timm's beside it: give {named}"
         ) from None
     except OSError as error:
         raise InputError(f"cannot read {path}: {error_reason(error)}") from None
@@ -166,9 +166,7 @@ def _read_images(source: str, config: PretrainedCfg) -> ImageInput:
         if interpolation not in get_args(Interpolation):
             raise ValueError(f"interpolation {interpolation!r}")
     except (ValueError, KeyError, TypeError) as error:
-        raise InputError(
-            f"{source}: its data config is none that is followed here: {_short(error)}"
-        ) from None
+        raise InputError(f"{source}: its data config is not supported: {_short(error)}") from None
     return ImageInput((height, width), channels, mean, std, interpolation)
 
 
@@ -295,9 +293,7 @@ def open_foreign(weights: ForeignWeights, images: ImageInput) -> ForeignEncoder:
         return ForeignEncoder(network, images, weights)
     height, width = images.img_size
     reason = _short(first or ValueError("no head"))
-    raise InputError(
-        f"{weights.file} does not fit {weights.name} for images of {height}x{width} px: {reason}"
-    )
+    raise InputError(f"{weights.file} does not fit {weights.name} at {height}x{width} px: {reason}")
 
 
 def open_untrained(weights: ForeignWeights, images: ImageInput) -> ForeignEncoder:

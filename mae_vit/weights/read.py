@@ -192,9 +192,7 @@ def _read_folder(folder: Path) -> Weights:
             return _read_file(file)
     run, below = _run_around(folder), weights_below(folder)
     hint = f": give {run}" if run else f': did you mean "{below}"?' if below else ""
-    raise InputError(
-        f"{folder} is no run folder, it has neither checkpoints nor an encoder.safetensors{hint}"
-    )
+    raise InputError(f"{folder} is no run folder: it has no checkpoints and no encoder.safetensors{hint}")
 
 
 def _run_around(path: Path) -> Path | None:
@@ -378,8 +376,8 @@ def _check_function(model: VisionTransformer, source: str) -> None:
     other = model.blocks[0]
     facts = [("blocks are", type(other).__name__, type(own).__name__)]
     if type(other) is type(own):
-        norms = [f"{type(block.norm1).__name__} of eps {block.norm1.eps:g}" for block in (other, own)]
-        facts += [("activation is", repr(other.mlp.act), repr(own.mlp.act)), ("norm is", *norms)]
+        theirs, ours = (f"{type(one.norm1).__name__} of eps {one.norm1.eps:g}" for one in (other, own))
+        facts += [("activation is", repr(other.mlp.act), repr(own.mlp.act)), ("norm is", theirs, ours)]
     for what, found, ours in facts:
         if found != ours:
             raise another_kind(source, f"its {what} {found}, ours {ours}")

@@ -11,12 +11,11 @@ from helpers.batch_digests import open_digits
 from mae_vit.cli.main import main
 from mae_vit.core.errors import DamagedSample, InputError
 from mae_vit.data.batches.loader import load_batches
-from mae_vit.data.index import open_index
+from mae_vit.data.index import open_index, open_training_index
 from mae_vit.data.order.order import GlobalOrder, RankSlice
 from mae_vit.data.prepare.in_place import index_in_place
 from mae_vit.data.prepare.publish import ShardWriter, write_description
 from mae_vit.data.shards import shard_files
-from mae_vit.data.splits import open_training_index
 
 pytestmark = pytest.mark.timeout(900)
 SAMPLES, SHARDS = 48, 3

@@ -46,12 +46,8 @@ class AugmentedSource:
     """All or some samples of a source, augmented for training or evaluation.
 
     Samples are addressed by place, 0..len-1. A view's random draws are keyed by the sample's number in the source, so
-    an image gets the same crop in every part of the source.
-
-    Attributes:
-        source: reads samples.
-        augment: crops, flips and changes them.
-        samples: int64 (n,), the numbers in the source that belong to this part, ascending; None for all.
+    an image gets the same crop in every part of the source. `samples` int64 (n,) are the numbers in the source that
+    belong to this part, ascending; None for all.
     """
 
     source: Source
@@ -93,14 +89,9 @@ class AugmentedSource:
         keys: np.ndarray | None = None,
         out: Views | None = None,
     ) -> Views:
-        """Reads and augments samples. A sample that occurs several times in a row is decoded once.
+        """Reads and augments samples at `places` int64 (B,). One that occurs several times in a row is decoded once.
 
-        Args:
-            seed: the run's seed.
-            epoch: the epoch, 0 for the first.
-            places: int64 (B,).
-            keys: int64 (B,), the key of each view's random draws; `numbers(places)` if None.
-            out: receives the views; new memory if None.
+        `keys` int64 (B,) are those of each view's random draws, by default `numbers(places)`; `out` receives the views.
 
         Raises:
             DamagedSample: if samples cannot be read; names all of them.

@@ -119,11 +119,7 @@ class Source(Protocol):
         """Int (N,), -1 for a sample without a label."""
 
     def read(self, sample: int) -> Sample:
-        """Reads and decodes a sample.
-
-        Raises:
-            DamagedSample: if it cannot be read.
-        """
+        """Reads and decodes a sample; raises DamagedSample if it cannot be read."""
 
 
 class TarSource:

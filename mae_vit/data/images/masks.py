@@ -21,11 +21,7 @@ def id_table(ids: list[int], ignore: int) -> np.ndarray:
 
 
 def numbered(mask: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """Turns ids uint16 (H, W) into class + 1, by `id_table`.
-
-    Raises:
-        DecodeError: if a pixel has an unknown id.
-    """
+    """Turns ids uint16 (H, W) into class + 1, by `id_table`; raises DecodeError if a pixel has an unknown id."""
     numbers: np.ndarray = table[mask]
     unknown = numbers == 0xFFFF
     if unknown.any():

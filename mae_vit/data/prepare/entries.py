@@ -81,7 +81,7 @@ class ImageSource:
         entries: all images.
         classes: all class names, if the source orders them.
         notes: remarks on files that are not among the images.
-        segmentation: the classes of the images' masks; None without masks.
+        segmentation: the classes of the images' masks.
     """
 
     name: str

@@ -12,8 +12,8 @@ from mae_vit.core.messages import count_of
 from mae_vit.core.user_files import split_from_path
 from mae_vit.data.prepare.convert import Conversion, convert_entries
 from mae_vit.data.prepare.entries import Entry, numbered_classes, without_label_note
+from mae_vit.data.prepare.prepare import Report
 from mae_vit.data.prepare.publish import describe, index_path, write_description, write_index
-from mae_vit.data.prepare.report import Report
 from mae_vit.data.prepare.statistics import Statistics
 from mae_vit.data.shards.dataset_json import FILE_NAME, Dataset, Shard, Split, describe_shard, read_dataset
 from mae_vit.data.shards.samples import class_number, read_samples
@@ -35,14 +35,8 @@ def index_in_place(
     """Describes the tars of a folder, which hold images and, with labels, class numbers. All bytes stay unchanged.
 
     The images are decoded and measured, unless the folder is described and no shard differs from its description: then
-    only the indexes are written. Names of classes and records of how images were prepared stay.
-
-    Args:
-        folder: folder of the tars.
-        split: split of shards whose names contain none.
-        overwrite: replace `dataset.json`.
-        conversion: options of the images.
-        workers: number of decoding processes.
+    only the indexes are written. Names of classes and records of how images were prepared stay. `split` is that of
+    shards whose names contain none.
 
     Raises:
         InputError: if a shard or an image cannot be read, a label is no number, or `dataset.json` exists.
@@ -77,10 +71,9 @@ def index_in_place(
         dataset = known
     else:
         statistics = _measure(shards, folder, conversion or Conversion(in_place=True), workers)
+        before = known.splits if known else {}
         splits = {
-            name: _describe_split(
-                own, described[name], folder, len(classes), known and known.splits.get(name)
-            )
+            name: _describe_split(own, described[name], folder, len(classes), before.get(name))
             for name, own in statistics.items()
         }
         main = statistics.get("train") or next(iter(statistics.values()))

@@ -11,25 +11,8 @@ from itertools import islice
 
 import numpy as np
 
+from mae_vit.core import user_files
 from mae_vit.core.messages import count_of, plain_text
-from mae_vit.core.user_files import (
-    ARCHIVE_EXTENSIONS,
-    ARRAY_EXTENSIONS,
-    CONVERTIBLE_EXTENSIONS,
-    DICOM_EXTENSIONS,
-    EACH_IMAGE,
-    IMAGE_EXTENSIONS,
-    LIST_EXTENSIONS,
-    OTHER_EXTENSIONS,
-    TABLE_EXTENSIONS,
-    UNREAD_EXTENSIONS,
-    extension_of,
-    full_extension,
-    image_kind,
-    is_hidden,
-    is_image,
-    is_placeholder,
-)
 from mae_vit.data.images.decode import DecodeError, decode, read_header
 from mae_vit.data.prepare.entries import Reader
 from mae_vit.data.prepare.folder_names import Parts, companions_among, may_be_drawn
@@ -64,7 +47,7 @@ ARCHIVE_PART = re.compile(
 )
 JOIN_PARTS = "join the parts first (cat ARCHIVE.* > ARCHIVE; zip -s 0 of .z01)"
 _NAMED = 3
-_DECODED = (*IMAGE_EXTENSIONS, *ARRAY_EXTENSIONS)
+_DECODED = (*user_files.IMAGE_EXTENSIONS, *user_files.ARRAY_EXTENSIONS)
 # Number of images to look at in a folder that may be a copy, or masks.
 _COMPARED = 4
 # The last word of an image's name, which its mask may have in place of another: NAME_sat.jpg, NAME_leftImg8bit.png.
@@ -103,29 +86,34 @@ class Listing:
 
     def take(self, path: str, head: Reader, read: Reader) -> None:
         """Adds a file as an image, or counts it; `head` reads its first bytes, which decide if the name does not."""
-        extension = extension_of(path)
-        if is_image(path):
+        extension = user_files.extension_of(path)
+        if user_files.is_image(path):
             self.images.append((path, read))
-        elif is_placeholder(path):
+        elif user_files.is_placeholder(path):
             self.absent.append(path)
-        elif is_hidden(path):
+        elif user_files.is_hidden(path):
             self.ignored += 1
-        elif extension in OTHER_EXTENSIONS:
+        elif extension in user_files.OTHER_EXTENSIONS:
             self.ignored += 1
             self.beside += [path] if _is_table(path) else []
             folder, before = path.rpartition("/")[0], self.texts[-_FEW_TEXTS:]
             few = len(before) < _FEW_TEXTS or before[0][0].rpartition("/")[0] != folder
-            self.texts += [(path, read)] if few and extension in LIST_EXTENSIONS else []
-        elif (kind := extension if extension in UNREAD_EXTENSIONS else image_kind(head())) in _DECODED:
+            self.texts += [(path, read)] if few and extension in user_files.LIST_EXTENSIONS else []
+        elif (
+            kind := extension if extension in user_files.UNREAD_EXTENSIONS else user_files.image_kind(head())
+        ) in _DECODED:
             self.kinds[path] = kind or ""
             self.images.append((path, read))
-        elif extension in ARCHIVE_EXTENSIONS and full_extension(path) not in CONVERTIBLE_EXTENSIONS:
+        elif (
+            extension in user_files.ARCHIVE_EXTENSIONS
+            and user_files.full_extension(path) not in user_files.CONVERTIBLE_EXTENSIONS
+        ):
             self.ignored += 1
             self.beside.append(path)
         elif ARCHIVE_PART.search(path):
             self.parts.append(path)
         else:
-            self.unread[kind or full_extension(path)] += 1
+            self.unread[kind or user_files.full_extension(path)] += 1
 
     def add(self, other: Listing, *, wrapping: str, folder: str) -> None:
         """Adds the files of another listing below `folder` ("a/", or ""), without the `wrapping` before their paths."""
@@ -151,7 +139,7 @@ class Listing:
 
     def extension(self, path: str) -> str:
         """Returns the extension of an image, by its name or its first bytes."""
-        return self.kinds.get(path) or extension_of(path)
+        return self.kinds.get(path) or user_files.extension_of(path)
 
     def all_notes(self, *, labeled: bool) -> list[str]:
         """Returns all notes; unless `labeled`, also on tables and names of images that may hold labels."""
@@ -170,10 +158,14 @@ class Listing:
                 kind: f".{plain_text(kind)}" if kind else "without an extension" for kind in self.unread
             }
             counts = ", ".join(f"{count:,} {dotted[kind]}" for kind, count in sorted(self.unread.items()))
-            convert = [dotted[kind] for kind in sorted(self.unread) if kind in CONVERTIBLE_EXTENSIONS]
-            remedy = f"; of {', '.join(convert)}, {EACH_IMAGE}" if convert else ""
+            convert = [
+                dotted[kind] for kind in sorted(self.unread) if kind in user_files.CONVERTIBLE_EXTENSIONS
+            ]
+            remedy = f"; of {', '.join(convert)}, {user_files.EACH_IMAGE}" if convert else ""
             notes.append(f"not read: {counts}{remedy}")
-        if archives := [path for path in self.beside if extension_of(path) in ARCHIVE_EXTENSIONS]:
+        if archives := [
+            path for path in self.beside if user_files.extension_of(path) in user_files.ARCHIVE_EXTENSIONS
+        ]:
             notes.append(f"left out {count_of(len(archives), 'archive')} ({shown(archives)}): unpack first")
         if self.parts:
             notes.append(
@@ -208,7 +200,8 @@ class Listing:
 
 def _is_table(path: str) -> bool:
     """Whether a file's extension is that of a table, or its name labels.json; other JSON may be of one image each."""
-    return extension_of(path) in TABLE_EXTENSIONS or path.lower().endswith(("labels.json", "label.json"))
+    named = path.lower().endswith(("labels.json", "label.json"))
+    return named or user_files.extension_of(path) in user_files.TABLE_EXTENSIONS
 
 
 def is_sample(path: str) -> bool:
@@ -241,11 +234,11 @@ def _leave_out_arrays(files: Listing) -> None:
 
     If most files are DICOM, leaves out photographs instead, such as a viewer's logo.
     """
-    dicom = sum(files.extension(path) in DICOM_EXTENSIONS for path, _ in files.images)
-    main = DICOM_EXTENSIONS if 2 * dicom > len(files.images) else IMAGE_EXTENSIONS
+    dicom = sum(files.extension(path) in user_files.DICOM_EXTENSIONS for path, _ in files.images)
+    main = user_files.DICOM_EXTENSIONS if 2 * dicom > len(files.images) else user_files.IMAGE_EXTENSIONS
     others = [path for path, _ in files.images if files.extension(path) not in main]
     if len(others) < len(files.images):
-        kind = "DICOM files" if main is DICOM_EXTENSIONS else "images of other formats"
+        kind = "DICOM files" if main is user_files.DICOM_EXTENSIONS else "images of other formats"
         files.leave_out(others, f"they lie beside {kind}")
 
 

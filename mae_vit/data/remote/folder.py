@@ -78,11 +78,7 @@ def open_remote(
 
 
 def fetch_index(remote: RemoteFolder, described: IndexFile, path: Path) -> None:
-    """Fetches the index of a split.
-
-    Raises:
-        InputError: if it cannot be fetched.
-    """
+    """Fetches the index of a split; raises InputError if it cannot be fetched."""
     cache = Cache(path.parent, sys.maxsize, patience_s=START_PATIENCE_S)
     try:
         url = file_url(remote.url, described.file)

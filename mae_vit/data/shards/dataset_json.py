@@ -29,12 +29,9 @@ class StrictModel(BaseModel):
 
 
 class Scale(StrictModel):
-    """The map from raw values of each band to unit scale.
+    """The raw value of each band that becomes 0 and 1 in unit scale.
 
-    Attributes:
-        low: raw value that becomes 0.
-        high: raw value that becomes 1.
-        by: "percentiles 1, 99" of the band, "given" by the user, or "none": the type's own range (0..1 of floats).
+    `by` is "percentiles 1, 99" of the band, "given" by the user, or "none": the type's own range (0..1 of floats).
     """
 
     low: list[float]
@@ -101,14 +98,7 @@ class IndexFile(StrictModel):
 
 
 class Excluded(StrictModel):
-    """Images left out of a split because a test set has them.
-
-    Attributes:
-        source: the test set's folder and splits.
-        hash: the hash that images are compared by.
-        distance: the most bits that may differ.
-        samples: how many were left out.
-    """
+    """Images left out of a split because `source`, a test set, has them: their hashes differ in few bits."""
 
     source: str
     hash: str
@@ -140,13 +130,7 @@ class Processing(Preprocessing):
 
 
 class Segmentation(StrictModel):
-    """The classes of masks.
-
-    Attributes:
-        classes: names.
-        ids: the number that a pixel of each class has in masks.
-        ignore: the number of pixels that do not count.
-    """
+    """The classes of masks, the number that their pixels have, and the number of pixels that do not count."""
 
     classes: list[str] = Field(min_length=2)
     ids: list[int] = Field(min_length=2)
@@ -154,12 +138,7 @@ class Segmentation(StrictModel):
 
 
 class Masks(StrictModel):
-    """The masks of a split: each image has one.
-
-    Attributes:
-        shares: share of each class in the pixels that count.
-        ignored: share of all pixels that do not count.
-    """
+    """The masks of a split, one for each image: share of each class in the pixels that count, and of all others."""
 
     shares: list[float]
     ignored: float
@@ -176,15 +155,12 @@ class Split(StrictModel):
     """One split: its shards, and facts about its images.
 
     Attributes:
-        samples: images.
-        shards: the tar files, in order.
         source: what it was prepared from.
-        height: smallest and largest, in pixels.
-        width: smallest and largest.
+        height: smallest and largest, in pixels; `width` likewise.
         formats: number of images by file name extension.
         class_counts: number of images per class, in the order of the dataset's classes; unlabeled images are left out.
         processing: changes to the images, and their selection.
-        index: its index; None in folders that are only used locally.
+        index: its index; None for data sets of plug-ins.
         masks: its images' masks; None without any.
     """
 
@@ -270,11 +246,7 @@ def file_digest(path: Path) -> str:
 
 
 def read_dataset(folder: Path) -> Dataset:
-    """Reads a data folder's description.
-
-    Raises:
-        InputError: if the folder is missing, empty, or not a data folder.
-    """
+    """Reads a data folder's description; raises InputError if the folder is missing, empty, or not a data folder."""
     if own := SOURCES.get(str(folder)):
         described: Dataset = own.describe()
         return described

@@ -108,13 +108,9 @@ def read_groups(
 ) -> list[Group]:
     """Lists the samples of a shard as webdataset groups them: adjacent members with the same key.
 
-    Members elsewhere with the same key, but without an image beside them, belong to the sample too.
-
-    Args:
-        tar: the shard.
-        special: see `walk_tar`, except for links to members, which are followed. None follows no links.
-        asked: the field that the user has named as the image.
-        lost: receives the keys of members that belong to no image.
+    Members elsewhere with the same key, but without an image beside them, belong to the sample too. Links to members
+    are followed if `special` is given, which receives all others, as of `walk_tar`. `asked` is the field that the user
+    has named as the image; `lost` receives the keys of members that belong to no image.
 
     Raises:
         DamagedTar: if the tar is damaged or holds an image twice under a key.

@@ -55,11 +55,7 @@ class ShardFiles:
         return self._folder / self._shards.name(shard)
 
     def read(self, shard: int, offset: int, length: int) -> bytes:
-        """Reads bytes of a shard.
-
-        Raises:
-            ReadError: if a few tries do not give them.
-        """
+        """Reads bytes of a shard; raises ReadError if a few tries do not give them."""
         descriptor = self._open.get(shard)
         if descriptor is not None:
             # The fast path: nearly every read ends here, in a microsecond or two.
@@ -110,11 +106,7 @@ class ShardFiles:
         raise ReadError(reason)
 
     def _descriptor(self, shard: int) -> int:
-        """Opens a shard, unless it is open.
-
-        Raises:
-            ReadError: if it is gone, or larger than described.
-        """
+        """Opens a shard, unless it is open; raises ReadError if it is gone, or larger than described."""
         if shard in self._open:
             self._open.move_to_end(shard)
             return self._open[shard]

@@ -45,14 +45,9 @@ class IncompleteTar(DamagedTar):
 
 @dataclass(frozen=True, slots=True)
 class Tar:
-    """A plain tar: a file, or a part of one.
+    """A plain tar: a file, or the bytes from `start` to `end` of one.
 
-    Attributes:
-        name: its path for users; it may lie in another tar, or be compressed.
-        path: the file that holds it.
-        start: place of its first byte there.
-        end: place after its last byte; None for the end of the file.
-        file: keeps a file without a name open.
+    `name` is its path for users: it may lie in another tar, or be compressed. `file` keeps a file without a name open.
     """
 
     name: Path
@@ -62,11 +57,7 @@ class Tar:
     file: BinaryIO | None = None
 
     def read(self, offset: int, length: int) -> bytes:
-        """Reads bytes of the file.
-
-        Raises:
-            OSError: if it cannot be read.
-        """
+        """Reads bytes of the file; raises OSError if it cannot be read."""
         descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             return os.pread(descriptor, length, offset)

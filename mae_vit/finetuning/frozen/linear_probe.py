@@ -25,13 +25,14 @@ from mae_vit.evaluation.feature_rank import feature_metrics, feature_sums
 from mae_vit.evaluation.metrics import Predictions
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.finetuning.data import FinetuneData
-from mae_vit.finetuning.frozen.features import FrozenModel, read_features, read_test_labels, read_train_labels
+from mae_vit.finetuning.frozen.features import read_features, read_test_labels, read_train_labels
 from mae_vit.finetuning.models.build import classifier_optimizer_options
 from mae_vit.finetuning.plan_text import describe_test
 from mae_vit.finetuning.results import Predictor, as_predictions, compare_with_test, network_facts
 from mae_vit.finetuning.setup import Setup
 from mae_vit.models.encoder_file import to_metadata
 from mae_vit.training.optim import lr_at, make_optimizer
+from mae_vit.weights.feature_encoder import FeatureEncoder
 from mae_vit.weights.names import origin_of
 
 # Official MAE code, main_linprobe.py.
@@ -146,7 +147,7 @@ def describe_probe(config: FinetuneConfig, data: FinetuneData, plan: Plan, forwa
 
 
 def score_by_probe(
-    config: FinetuneConfig, data: FinetuneData, model: FrozenModel, plan: Plan, predictor: Predictor
+    setup: Setup, encoder: FeatureEncoder, head: nn.Linear, predictor: Predictor
 ) -> tuple[dict[str, Any], Predictions | None, LinearProbe]:
     """Trains a probe at each rate, chooses by held-out images, and reads the test split once; collective.
 
@@ -158,7 +159,8 @@ def score_by_probe(
     Raises:
         InputError: if every rate is too large.
     """
-    encoder, finetune = model.encoder, config.finetune
+    config, data, plan, finetune = setup.config, setup.data, setup.plan, setup.config.finetune
+    assert plan is not None
 
     def labeled(samples: np.ndarray) -> tuple[Tensor, Tensor]:  # features (n, D), labels int64 (n,)
         features = read_features(encoder, data, data.plain, samples, predictor)
@@ -166,7 +168,7 @@ def score_by_probe(
 
     support = labeled(data.train)
     held_out = labeled(data.held_out) if len(data.held_out) else None
-    probes = _train_all(config, data, model.head, plan, support, predictor)
+    probes = _train_all(config, data, head, plan, support, predictor)
     # Without held-out images there is only one rate; its score only shows whether it is too large.
     scores = [probe_top1(probe, *(held_out or support)) for probe in probes]
     best = best_index(scores)

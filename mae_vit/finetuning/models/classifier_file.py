@@ -236,11 +236,7 @@ def load_classifier(run: str | os.PathLike[str]) -> ImageClassifier:
 
 
 def _check(description: Description, tensors: dict[str, Tensor]) -> None:
-    """Checks what tensor shapes do not show, and what would take long to build.
-
-    Raises:
-        ValueError: if no run writes such a file.
-    """
+    """Raises ValueError for what no run writes: what tensor shapes do not show, or what would take long to build."""
     channels, classes = len(description.mean), description.classes
     if len(description.std) != channels or not all(value > 0 for value in description.std):
         raise ValueError(f"std={description.std} does not fit mean={description.mean}")

@@ -10,7 +10,7 @@ STEPS = range(0, 12)
 
 
 def blocks(index, seed=7):
-    from mae_vit.data.order.block_order import BlockOrder  # and with it torch
+    from mae_vit.data.order.order import BlockOrder  # and with it torch
 
     counts = [shard.samples for shard in index.split_info.shards]
     return BlockOrder(counts, effective_batch_size=96, seed=seed, lanes=8, block_shards=2)

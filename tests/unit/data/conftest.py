@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from helpers.damage import copy_of
 from helpers.servers.faulty_http_server import Server
 
 from mae_vit.data.remote import download
@@ -43,3 +44,9 @@ def impatient(monkeypatch, tmp_path):
     monkeypatch.setattr(download, "_LONGEST_WAIT_S", 0.1)
     monkeypatch.setattr(download, "STALL_S", 0.3)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user-cache"))
+
+
+@pytest.fixture
+def copy(digits, tmp_path) -> Path:
+    """The digits, to be damaged."""
+    return copy_of(digits, tmp_path / "data")

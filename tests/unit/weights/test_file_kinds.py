@@ -198,7 +198,7 @@ REFUSED = {
     "an optimizer": (lambda d: saved(d, {"epoch": 3, "optimizer": adam()}), "optimizer"),
     "ONNX": (lambda d: written(d, b"\x08\x0a", "a.onnx"), "a program"),
     "torch.export": (lambda d: zipped(d).rename(d / "a.pt2"), "a program"),
-    "a folder of ONNX": (lambda d: written(d, b"\x08\x0a", "a.onnx").parent, "a.onnx is"),
+    "a folder of ONNX": (lambda d: written(d, b"\x08\x0a", "a.onnx").parent, "no run folder"),
     "no tensors": (lambda d: saved(d, {"epoch": 3}), "no tensors"),
     "sparse": (
         lambda d: saved(d, {**TENSORS, "norm.weight": TENSORS["norm.weight"].to_sparse()}),

@@ -13,22 +13,11 @@ from typing import Any
 
 from braceexpand import braceexpand
 
+from mae_vit.core import user_files
 from mae_vit.core.errors import InputError
 from mae_vit.core.hub import is_hub_name
 from mae_vit.core.messages import closest, closest_path, count_of, nearest, plain_text
 from mae_vit.core.urls import is_url, redact_url
-from mae_vit.core.user_files import (
-    ARRAY_EXTENSIONS,
-    CONVERTIBLE_EXTENSIONS,
-    EACH_IMAGE,
-    IMAGE_EXTENSIONS,
-    TABLE_EXTENSIONS,
-    extension_of,
-    full_extension,
-    split_and_rest,
-    split_from_path,
-    what_file_is,
-)
 from mae_vit.data.prepare.entries import ImageSource, SourceOptions
 from mae_vit.data.prepare.folder_names import surely_split
 from mae_vit.data.prepare.listing import ARCHIVE_PART, JOIN_PARTS, Listing, shown
@@ -54,6 +43,9 @@ _SOURCES = "a folder, .tar, .tar.gz, .tar.bz2, .tar.xz, .zip, .parquet, a CSV or
 _CIFAR = re.compile(r"cifar-(100?)-")
 # Largest number of images beside shards that are only examples.
 _FEW_IMAGES = 16
+_FEW_FIELDS = 4
+# Names of classes: WordNet ids, or words without a number. Names with other numbers are those of shards.
+_CLASS = re.compile(r"n\d{8}|[^\d]+")
 
 
 def find_sources(specs: Sequence[str], options: SourceOptions) -> list[ImageSource]:
@@ -85,7 +77,7 @@ def find_images(spec: str, out: Path, **options: Any) -> ImageSource:
 
 def _file_kind(path: Path) -> str | None:
     """Returns the kind of a file (tar, zip, parquet), if several such files may be one source; else None."""
-    extension = extension_of(path.name)
+    extension = user_files.extension_of(path.name)
     kind = "tar" if is_tar(path) else extension if extension in ("parquet", "zip") else None
     return kind if kind and path.is_file() else None
 
@@ -113,9 +105,8 @@ def _open(specs: list[str], options: SourceOptions) -> ImageSource:
         if cifar := _CIFAR.match(paths[0].name):
             root = shlex.quote(str(paths[0].parent))
             notes += f"; mae-vit prepare cifar{cifar[1]} OUT --root {root} reads it"
-        raise InputError(
-            f"source {spec} holds no images ({', '.join((*IMAGE_EXTENSIONS, *ARRAY_EXTENSIONS))}){notes}"
-        )
+        kinds = ", ".join((*user_files.IMAGE_EXTENSIONS, *user_files.ARRAY_EXTENSIONS))
+        raise InputError(f"source {spec} holds no images ({kinds}){notes}")
     if options.labels:
         return source
     entries = [replace(entry, class_name=None) for entry in source.entries]
@@ -131,11 +122,11 @@ def _no_source(spec: str, path: Path) -> str:
         return f"source {spec} does not exist; {meant}"
     if ARCHIVE_PART.search(path.name):
         return f"source {spec}: a part of an archive: {JOIN_PARTS}"
-    if full_extension(path.name) in {*CONVERTIBLE_EXTENSIONS, "npz"}:
-        return f"source {spec}: one file of arrays or images, which is not read: {EACH_IMAGE}"
-    if extension_of(path.name) in (*TABLE_EXTENSIONS, "json"):
+    if user_files.full_extension(path.name) in {*user_files.CONVERTIBLE_EXTENSIONS, "npz"}:
+        return f"source {spec}: one file of arrays or images, which is not read: {user_files.EACH_IMAGE}"
+    if user_files.extension_of(path.name) in (*user_files.TABLE_EXTENSIONS, "json"):
         return f"source {spec}: write its paths and labels to a CSV or TSV, and give that"
-    what = what_file_is(path)
+    what = user_files.what_file_is(path)
     return f"source {spec} is {what or f'none ({_SOURCES}); unpack other archives first'}"
 
 
@@ -143,7 +134,7 @@ def _open_folder(path: Path, options: SourceOptions) -> ImageSource:
     """Opens a folder of images or of shards or, if there are neither, of Parquet files."""
     files = open_folder(path)
     # Without arrays, since the indexes beside shards are arrays.
-    images = [name for name, _ in files.images if files.extension(name) not in ARRAY_EXTENSIONS]
+    images = [name for name, _ in files.images if files.extension(name) not in user_files.ARRAY_EXTENSIONS]
     shards = find_shards(path) if any(is_tar(Path(name)) for name in files.beside) else []
     folders = {shard.parent for shard in shards}
     example = len(images) <= _FEW_IMAGES and all((path / image).parent in folders for image in images)
@@ -188,7 +179,7 @@ def _open_zips(paths: list[Path], options: SourceOptions) -> ImageSource:
 def _check_one_configuration(paths: Sequence[Path], folder: Path, split: str) -> None:
     parents: dict[tuple[str, str], Path] = {}
     for path in paths:
-        own = split_from_path(path, folder, split), path.name
+        own = user_files.split_from_path(path, folder, split), path.name
         if (other := parents.setdefault(own, path.parent)) != path.parent:
             raise InputError(
                 f"{folder}: {other.relative_to(folder)} and {path.parent.relative_to(folder)} hold files of one name, "
@@ -220,17 +211,8 @@ def _expand(spec: str) -> list[str]:
     return files
 
 
-_FEW_FIELDS = 4
-# Names of classes: WordNet ids, or words without a number. Names with other numbers are those of shards.
-_CLASS = re.compile(r"n\d{8}|[^\d]+")
-
-
 def open_tars(paths: Sequence[Path], folder: Path, name: str, options: SourceOptions) -> ImageSource:
-    """Opens tars as one source, which `folder` holds.
-
-    Raises:
-        InputError: if one cannot be used.
-    """
+    """Opens tars as one source, which `folder` holds; raises InputError if one cannot be used."""
     spool = Spool(options.out)
     tars = [inner for path in paths for inner in _opened(open_tar(path, spool))]
     unnamed = None if options.image_column else image_member(tars[0])
@@ -246,7 +228,7 @@ def open_tars(paths: Sequence[Path], folder: Path, name: str, options: SourceOpt
 def are_classes(paths: Sequence[Path]) -> bool:
     """Whether tars have the names of classes, so that each may hold one class; test_tube is a class, not a split."""
     stems = {_stem(path) for path in paths}
-    several = len({split_and_rest(stem)[0] for stem in stems} - {None}) > 1
+    several = len({user_files.split_and_rest(stem)[0] for stem in stems} - {None}) > 1
     named = all(_CLASS.fullmatch(stem) and not surely_split(stem) for stem in stems)
     return len(stems) > 1 and named and not several
 
@@ -265,7 +247,8 @@ def _open_archives(tars: Sequence[Tar], folder: Path, name: str, options: Source
     """Lists the images of archives; each of several may be a class, or a part of one data set."""
     classes = are_classes([tar.name for tar in tars])
     splits = [
-        split_from_path(tar.name.parent if classes else tar.name, folder, options.split) for tar in tars
+        user_files.split_from_path(tar.name.parent if classes else tar.name, folder, options.split)
+        for tar in tars
     ]
     one_split = len(set(splits)) == 1
     files = Listing()

@@ -19,18 +19,11 @@ from typing import Any, NamedTuple
 
 import fsspec
 
+from mae_vit.core import user_files
 from mae_vit.core.errors import InputError
 from mae_vit.core.hub import hub_errors, hub_library, parse_hub_name
 from mae_vit.core.messages import closest, error_reason, plain_text
 from mae_vit.core.progress import progress
-from mae_vit.core.user_files import (
-    HEAD_BYTES,
-    LABEL_NAMES,
-    image_kind,
-    split_from_path,
-    split_told,
-    what_file_is,
-)
 from mae_vit.data.images.bounds import DecodeError
 from mae_vit.data.prepare.entries import (
     Entry,
@@ -50,6 +43,10 @@ _BATCH_ROWS = 16
 # Files of a Hub data set of images in folders or zips; other paths are those of an unknown machine.
 _HUB_FILE = re.compile(r"(zip://[^:]*::)?hf://datasets/")
 _LONGEST_REASON = 300
+_IMAGE_NAMES = ("image", "img", "jpg", "jpeg", "png", "webp", "picture", "photo")
+# In order of preference.
+_IMAGES = ("images", "binary", "base64")
+_LABELS = ("number", "text", "base64")
 
 
 class _ParquetTable:
@@ -65,7 +62,7 @@ class _ParquetTable:
             self._file = pyarrow.parquet.ParquetFile(path, pre_buffer=False)
         except self._errors as error:
             reason = f"no whole Parquet file: {error_reason(error)[:_LONGEST_REASON]}"
-            raise InputError(f"{self.name} is {what_file_is(path) or reason}") from None
+            raise InputError(f"{self.name} is {user_files.what_file_is(path) or reason}") from None
         self.schema = self._file.schema_arrow
 
     def rows(self, columns: list[str] | None = None) -> Iterator[dict[str, Any]]:
@@ -103,7 +100,7 @@ def open_parquet(paths: Sequence[Path], folder: Path, name: str, options: Source
     Raises:
         InputError: if a file is not Parquet, has no column of images, or its labels make no sense.
     """
-    splits = [split_from_path(path, folder, options.split) for path in paths]
+    splits = [user_files.split_from_path(path, folder, options.split) for path in paths]
     _refuse_existing(splits, options)
     tables = (_ParquetTable(path, folder, split) for path, split in zip(paths, splits, strict=True))
     return _read_tables(tables, name, options)
@@ -123,7 +120,7 @@ def open_hub_dataset(spec: str, options: SourceOptions) -> ImageSource:
         try:
             splits = library.load_dataset(asked.repo, options.config_name, revision=commit, streaming=True)
             alone = list(splits) == ["train"]
-            own = {split: options.split if alone else split_told(split) for split in splits}
+            own = {split: options.split if alone else user_files.split_told(split) for split in splits}
             _refuse_existing(list(own.values()), options)
             tables = (_HubTable(splits[split], f"{name} ({split})", split, own[split]) for split in own)
             config = f", {options.config_name}" if options.config_name else ""
@@ -178,7 +175,7 @@ def _read_tables(
             data, path = _image(row[columns.image])
             stem = PurePosixPath(path).stem or f"{table.stem}-{number:06d}"
             split_text = columns.split and row[columns.split]
-            split = split_told(split_text) if split_text else table.split
+            split = user_files.split_told(split_text) if split_text else table.split
             class_name = None
             if columns.label:
                 label = _label(row[columns.label], columns)
@@ -187,7 +184,7 @@ def _read_tables(
                 without += class_name is None and isinstance(data, bytes)
             key = unique_key(stem.replace(".", "_"), keys.setdefault(split, {}))
             origin = f"{where} ({plain_text(path)})" if path else where
-            kind = image_kind(data[:HEAD_BYTES]) if isinstance(data, bytes) else None
+            kind = user_files.image_kind(data[: user_files.HEAD_BYTES]) if isinstance(data, bytes) else None
             read = spool.write(data) if isinstance(data, bytes) else partial(_fail, data)
             entries.append(Entry(split, class_name, key, origin, kind or "jpg", read))
     if len(table_of_names) > 1:
@@ -240,12 +237,6 @@ def _class_name(label: int | str | None, names: Sequence[str] | None, where: str
 
 def _fail(reason: str) -> bytes:
     raise DecodeError(reason)
-
-
-_IMAGE_NAMES = ("image", "img", "jpg", "jpeg", "png", "webp", "picture", "photo")
-# In order of preference.
-_IMAGES = ("images", "binary", "base64")
-_LABELS = ("number", "text", "base64")
 
 
 class Columns(NamedTuple):
@@ -330,15 +321,15 @@ def _label_column(
 ) -> str | None:
     usable = [name for name, kind in kinds.items() if kind in _LABELS]
     for name, kind in kinds.items():
-        if asked is None and name.lower() in LABEL_NAMES and kind in ("nested", "images"):
+        if asked is None and name.lower() in user_files.LABEL_NAMES and kind in ("nested", "images"):
             raise InputError(
                 f"{where}: column {name} holds {schema.field(name).type}, and one class of each image is read: "
                 "choose another by --label-column, or --no-labels"
             )
     marked = [name for name in usable if features.get(name, {}).get("_type") == "ClassLabel"]
-    named = [name for name in marked or usable if name.lower() in LABEL_NAMES]
+    named = [name for name in marked or usable if name.lower() in user_files.LABEL_NAMES]
     # fine_label and coarse_label of CIFAR-100, if no metadata mark the columns of classes.
-    last_word = [name for name in usable if re.split(r"[_\W]", name.lower())[-1] in LABEL_NAMES]
+    last_word = [name for name in usable if re.split(r"[_\W]", name.lower())[-1] in user_files.LABEL_NAMES]
     return _choose(where, "--label-column", asked, usable, named or marked or last_word)
 
 
@@ -366,5 +357,5 @@ def decode_base64(text: Any) -> bytes | None:
     """Decodes an image from base64 text, also `data:image/png;base64,...`; returns None for other values."""
     with suppress(ValueError, AttributeError):
         data = base64.b64decode(text.rpartition(",")[2])
-        return data if image_kind(data[:HEAD_BYTES]) else None
+        return data if user_files.image_kind(data[: user_files.HEAD_BYTES]) else None
     return None

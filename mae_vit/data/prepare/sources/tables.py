@@ -13,18 +13,9 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote
 
+from mae_vit.core import user_files
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import closest, count_of, plain_text
-from mae_vit.core.user_files import (
-    LABEL_NAMES,
-    decode_text,
-    extension_of,
-    is_image,
-    read_text,
-    split_and_rest,
-    split_named,
-    split_told,
-)
 from mae_vit.data.prepare.entries import (
     Entry,
     ImageSource,
@@ -82,8 +73,12 @@ class _Files:
     @cached_property
     def names(self) -> tuple[Names, Names]:
         """The images, and those in folders of the table's split, as train/ for trainLabels.csv."""
-        paths, split = self._images[1], split_and_rest(self._table.stem)[0]
-        own = (p for p in paths if split and split in (split_and_rest(part)[0] for part in p.split("/")[:-1]))
+        paths, split = self._images[1], user_files.split_and_rest(self._table.stem)[0]
+        own = (
+            p
+            for p in paths
+            if split and split in (user_files.split_and_rest(part)[0] for part in p.split("/")[:-1])
+        )
         return Names(paths), Names(own)
 
     def find(self, path: str, elsewhere: Sequence[str] = ()) -> Path | None:
@@ -114,7 +109,7 @@ class _Files:
 
 
 def _images_among(files: Iterable[Path], folder: Path) -> list[str]:
-    return [path for file in files if is_image(path := file.relative_to(folder).as_posix())]
+    return [path for file in files if user_files.is_image(path := file.relative_to(folder).as_posix())]
 
 
 def _shared_folders(paths: Iterable[str]) -> tuple[str, ...]:
@@ -123,18 +118,18 @@ def _shared_folders(paths: Iterable[str]) -> tuple[str, ...]:
     if not parts or any("//" in path for path in paths):
         return ()
     shared = takewhile(
-        lambda names: len(set(names)) == 1 and not split_named(names[0]), zip(*parts, strict=False)
+        lambda names: len(set(names)) == 1 and not user_files.split_named(names[0]), zip(*parts, strict=False)
     )
     return tuple(names[0] for names in shared)
 
 
 def is_table(path: Path) -> bool:
     """Whether a file has a table's extension, or is a text whose first line has tabs, or words such as "path"."""
-    extension = extension_of(path.name)
+    extension = user_files.extension_of(path.name)
     if extension != "txt" or not path.is_file():
         return extension in ("csv", "tsv") and path.is_file()
     with path.open("rb") as file:
-        line = decode_text(file.read(_FIRST_LINE), "", errors="replace").partition("\n")[0]
+        line = user_files.decode_text(file.read(_FIRST_LINE), "", errors="replace").partition("\n")[0]
     # Excel exports tabs as "Unicode text".
     return "\t" in line or (len(line.split()) > 1 and not set(_PATHS).isdisjoint(line.lower().split()))
 
@@ -201,7 +196,7 @@ def _ones(row: Cells, columns: Sequence[str]) -> list[str]:
 
 def _read(table: Path) -> tuple[dict[str, str], list[dict[str, str]]]:
     """Returns the names of the columns as written, and the cells of each row, both by names in lower case."""
-    text = read_text(table)
+    text = user_files.read_text(table)
     first = text.partition("\n")[0]
     delimiter = max("\t", ";", ",", key=first.count)
     if delimiter not in first and len({len(line.split()) for line in text.splitlines() if line.strip()}) == 1:
@@ -231,11 +226,13 @@ def _choose_columns(
     Raises:
         InputError: if they are ambiguous, with the command that chooses.
     """
-    if any(is_image(name) and files.find(name) for name in columns.values()):
+    if any(user_files.is_image(name) and files.find(name) for name in columns.values()):
         raise InputError(
             f"table {table}: its first line names an image: put a line of names above it, as path,label"
         )
-    paths, labels = ([name for name in columns if name in known] for known in (_PATHS, LABEL_NAMES))
+    paths, labels = (
+        [name for name in columns if name in known] for known in (_PATHS, user_files.LABEL_NAMES)
+    )
     if options.image_column:
         paths = [_asked_column(table, columns, options.image_column, "--image-column")]
     elif len(paths) != 1:
@@ -295,7 +292,7 @@ def open_table(table: Path, options: SourceOptions) -> ImageSource:
         if file is None:
             continue
         name = _class_name(label, signed=signed)
-        split = split_told(split_text) if split_text else folder_split
+        split = user_files.split_told(split_text) if split_text else folder_split
         twice = (split, file) in label_of
         other = label_of.setdefault((split, file), name)
         if other != name or (name and no_single_label(name.encode())):
@@ -311,7 +308,7 @@ def open_table(table: Path, options: SourceOptions) -> ImageSource:
             by_end.append(f"{plain_text(path)} is {plain_text(where)}")
         stem = image_stem(where).replace(".", "_").strip("/") or where
         key = unique_key(stem, keys.setdefault(split, {}))
-        entries.append(Entry(split, name, key, where, extension_of(where) or "jpg", reader(file)))
+        entries.append(Entry(split, name, key, where, user_files.extension_of(where) or "jpg", reader(file)))
     if by_end:
         notes.append(
             f"found {count_of(len(by_end), 'file')} of {table.name} by the ends of their paths (folder, case or "
@@ -345,7 +342,7 @@ def _splits_of_folders(rows: Sequence[Row], table: Path, split: str) -> tuple[li
     splits = []
     for row in rows:
         folders = _beside(row.path, row.file, table).split("/")[:-1] if row.file and not row.split else []
-        splits.append(next(filter(None, map(split_named, folders)), None))
+        splits.append(next(filter(None, map(user_files.split_named, folders)), None))
     there = sorted({name for name in splits if name})
     if len(there) > 1:
         remark = f"took the splits of {table.name} from the folders of its images: {', '.join(there)}"

@@ -15,13 +15,11 @@ from mae_vit.core.bands import Bands
 from mae_vit.core.errors import InputError
 from mae_vit.data.batches.augmented import open_source
 from mae_vit.data.batches.loader import FixedBatches
-from mae_vit.data.images.augment import Augment, AugmentParams, center_crop
+from mae_vit.data.images.augment import Augment, AugmentParams, center_crop, draw_erasing
 from mae_vit.data.images.bands.resize import resize_bands
-from mae_vit.data.images.random_erasing import draw_erasing
 from mae_vit.data.index import open_index
-from mae_vit.data.normalization import normalization
 from mae_vit.data.shards.dataset_json import read_dataset
-from mae_vit.data.views import make_augment
+from mae_vit.data.views import make_augment, normalization
 
 CROP = {"crop": "random_resized", "scale": (0.3, 1.0), "ratio": (0.75, 1.33), "flip": True}
 

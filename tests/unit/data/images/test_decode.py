@@ -11,7 +11,7 @@ from helpers.images import encoded, picture
 from PIL import Image
 
 from mae_vit.data.images import decode as module
-from mae_vit.data.images.bands import png
+from mae_vit.data.images.bands import read
 from mae_vit.data.images.decode import DecodeError, decode, jpeg_size, read_header
 
 
@@ -130,7 +130,7 @@ def test_a_png_of_many_chunks_is_read(monkeypatch):
     text = b"\0\0\0\0tEXt" + zlib.crc32(b"tEXt").to_bytes(4, "big")
     many = data[:33] + 50 * text + data[33:]
     assert np.array_equal(decode(many, 3), decode(data, 3))
-    monkeypatch.setattr(png, "_MAX_PNG_CHUNKS", 40)
+    monkeypatch.setattr(read, "_MAX_PNG_CHUNKS", 40)
     with pytest.raises(DecodeError, match="over 40 chunks"):
         decode(many, 3)
 

@@ -6,7 +6,6 @@ import tarfile
 
 import numpy as np
 import pytest
-from helpers.damage import copy_of
 from helpers.images import encoded, img2dataset, labeled_shards, picture, write_tar
 from unit.data.band_files import planes, values
 
@@ -79,11 +78,6 @@ def test_what_cannot_be_used_in_place_is_one_line(tmp_path, call, said, name):
     said(result.text)
     assert result.code == 2
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
-
-
-@pytest.fixture
-def copy(digits, tmp_path):
-    return copy_of(digits, tmp_path / "data")
 
 
 @pytest.fixture

@@ -4,16 +4,10 @@ import json
 
 import numpy as np
 import pytest
-from helpers.damage import copy_of
 
 from mae_vit.cli.main import main
 from mae_vit.data.index import open_index
 from mae_vit.data.shards.dataset_json import file_digest
-
-
-@pytest.fixture
-def copy(digits, tmp_path):
-    return copy_of(digits, tmp_path / "data")
 
 
 def test_whole_data_passes(copy, capsys):
