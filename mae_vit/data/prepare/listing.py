@@ -323,10 +323,10 @@ def _leave_out_companions(files: Listing, *, labels: bool) -> set[Parts]:
     depths = (len(parts) - _is_below(parts, wrappers) for parts in kept)
     if labels and (any(len(images) > 1 for images in drawn.values()) or max(depths, default=0) > 1):
         drawn, wrappers = {}, set()
-    companions |= drawn.keys()
+    companions |= {parts for parts in drawn if not _is_below(parts, companions)}
     files.leave_out(
         [path for parts, inside in by_folder.items() if _is_below(parts, companions) for path in inside],
-        f"{shown(sorted(map('/'.join, companions)))}: by the folder's name, masks, labels or thumbnails of the others "
+        f"{shown(sorted(map('/'.join, companions)))}: by names or pixels, masks, labels or thumbnails of the others "
         "(--masks DIR reads masks; as images, a source of its own)",
     )
     return wrappers
