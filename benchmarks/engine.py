@@ -39,7 +39,7 @@ from mae_vit.core.errors import InputError
 from mae_vit.models.attention import choose_attention
 from mae_vit.runtime.ranks import find_ranks
 from mae_vit.training.engines.build import build_engine, init_process_group, optimizer_options
-from mae_vit.training.optim.optimizers import make_optimizer
+from mae_vit.training.optim import make_optimizer
 
 BARE = "bare"
 # What each may cost over the bare step, in ms (our limits), and the options that choose it.

@@ -36,8 +36,7 @@ _HALVES = {"mask_ratio": 0.5, "decode_ratio": 0.5}
 def variants(workload: Workload) -> dict[str, Workload]:
     """The same encoder under each objective.
 
-    Raises:
-        InputError: if the config is not one of MAE, or its batch or patches do not fit a variant.
+    Raises InputError if the config is not one of MAE, or its batch or patches do not fit a variant.
     """
     mae = workload.config.objective
     if not isinstance(mae, MAEConfig):
@@ -81,7 +80,7 @@ def _with_contrast(mae: MAEConfig, batch_size: int) -> ContrastiveMAEConfig:
 
 def compare(times: dict[str, list[float]], workloads: dict[str, Workload]) -> dict[str, Any]:
     """Times, and costs over those of MAE that decodes all, measured and in model FLOPs."""
-    flops = {name: workload.flops_per_image for name, workload in workloads.items()}
+    flops = {name: workload.costs.flops_per_image for name, workload in workloads.items()}
     return {
         name: {
             "ms_per_step": summarize(values, 2),

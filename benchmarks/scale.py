@@ -103,8 +103,7 @@ def _run(command: list[str], **options: Any) -> str:
 def scale_ranks(data: Path, scratch: Path, *, ranks: tuple[int, ...], rounds: int) -> dict[str, Any]:
     """Trains `mae_cifar_tiny` on the shards in `data` on each number of ranks in turn, the smallest first.
 
-    Raises:
-        InputError: if ranks cannot have a core each.
+    Raises InputError if ranks cannot have a core each.
     """
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     if len(cores) < max(ranks):

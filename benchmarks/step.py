@@ -56,13 +56,9 @@ PAIRS = (
 def their_step(
     workload: Workload, name: str, device: torch.device, *, official: Path | None = None
 ) -> Callable[[int], None]:
-    """A step of a peer: the same AdamW kernel; images arrive normalized, masks by its own noise.
+    """A step of a peer ("transformers eager", "official sdpa"): the same AdamW kernel; images arrive normalized.
 
-    Args:
-        workload: whose model, batch and precision.
-        name: library and attention: "transformers eager", "transformers sdpa", "official eager", "official sdpa".
-        device: where it runs.
-        official: clone of github.com/facebookresearch/mae, whose code is run.
+    Masks come from its own noise. `official` is a clone of github.com/facebookresearch/mae, whose code is run.
     """
     library, attention = name.split()[:2]
     if library == OFFICIAL:
@@ -187,8 +183,7 @@ def compare(times: dict[str, list[float]], batch_size: int) -> dict[str, Any]:
 def choose(names: Sequence[str], objective: str, official: Path | None, *, device: str) -> Sequence[str]:
     """The contenders of an objective, or those of them that were named.
 
-    Raises:
-        InputError: for one that there is not, or for a folder without the official code.
+    Raises InputError for one that there is not, or for a folder without the official code.
     """
     if official is not None and not (official / OFFICIAL_FILE).is_file():
         clone = f"no {OFFICIAL_FILE} there; clone github.com/facebookresearch/mae"
@@ -234,7 +229,7 @@ def main() -> None:
         "benchmark": "step",
         "clock": "wall",
         "auto_precision": str(automatic),
-        "model_gflops_per_image": round(workload.flops_per_image / 1e9, 4),
+        "model_gflops_per_image": round(workload.costs.flops_per_image / 1e9, 4),
         "results": results,
         "transformers": metadata.version("transformers"),
         "official": arguments.official and head_of(arguments.official),

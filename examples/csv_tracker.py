@@ -9,9 +9,9 @@ import csv
 from collections.abc import Mapping
 from typing import Any
 
-from mae_vit.config.trackers import register_tracker
+from mae_vit.config.schema import register_tracker
 from mae_vit.training.outputs.run_folder import Status
-from mae_vit.training.outputs.trackers.base import ROLLED_BACK, Pictures, Scalars, TrackedRun
+from mae_vit.training.outputs.trackers import ROLLED_BACK, Pictures, Scalars, TrackedRun
 
 
 class CsvTracker:

@@ -20,7 +20,7 @@ from mae_vit.core.files import settle_nameless_user
 if TYPE_CHECKING:
     from mae_vit.cli.api import Run, compare, finetune, prepare, pretrain
     from mae_vit.core.errors import InputError
-    from mae_vit.finetuning.models.image_classifier import ImageClassifier, load_classifier
+    from mae_vit.finetuning.models.classifier_file import ImageClassifier, load_classifier
     from mae_vit.runtime.failures import RunInterrupted, TrainingFailed
     from mae_vit.weights.encoder import PretrainedEncoder, load_encoder
 
@@ -42,7 +42,7 @@ __all__ = [
 _HOMES = {
     "mae_vit.cli.api": ("Run", "compare", "finetune", "prepare", "pretrain"),
     "mae_vit.core.errors": ("InputError",),
-    "mae_vit.finetuning.models.image_classifier": ("ImageClassifier", "load_classifier"),
+    "mae_vit.finetuning.models.classifier_file": ("ImageClassifier", "load_classifier"),
     "mae_vit.runtime.failures": ("RunInterrupted", "TrainingFailed"),
     "mae_vit.weights.encoder": ("PretrainedEncoder", "load_encoder"),
 }

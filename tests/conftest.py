@@ -19,10 +19,9 @@ from helpers.images import prepare_colored_digits
 from helpers.said import said  # noqa: F401  a fixture
 
 from mae_vit.data.index import open_index
-from mae_vit.data.prepare.in_place import reindex
+from mae_vit.data.prepare.in_place import index_in_place
 from mae_vit.data.prepare.prepare import prepare
-from mae_vit.data.prepare.publish import write_description
-from mae_vit.data.prepare.shard_writer import ShardWriter
+from mae_vit.data.prepare.publish import ShardWriter, write_description
 from mae_vit.data.prepare.sources.find import find_images
 from mae_vit.finetuning.comparison.runner import PRELOADED
 from mae_vit.runtime import device
@@ -120,7 +119,7 @@ def many_shards(digits, tmp_path_factory) -> Path:
         shutil.copy(digits / shard.file, out)
     train = index.split_info.model_copy(update={"shards": writer.shards, "index": None})
     write_description(out, index.dataset.model_copy(update={"splits": {"test": test, "train": train}}))
-    reindex(out)
+    index_in_place(out, overwrite=True)
     return out
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import os
-import re
 import sys
 import tempfile
 import time
@@ -14,8 +13,7 @@ from importlib import import_module
 from pathlib import Path
 
 from mae_vit.config.command_line import OneLineParser
-from mae_vit.core.errors import InputError
-from mae_vit.runtime.exit_codes import EXIT_FAILED, EXIT_INPUT, EXIT_REQUEUE
+from mae_vit.core.errors import EXIT_FAILED, EXIT_INPUT, EXIT_REQUEUE, InputError
 from mae_vit.runtime.failures import print_error
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,11 +35,7 @@ parts, and minutes that we expect on an H100 or H200:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Reads the command line.
-
-    Raises:
-        InputError: for anything that does not fit.
-    """
+    """Reads the command line; raises InputError for anything that does not fit."""
     parser = OneLineParser(
         prog="python -m benchmarks.gpu",
         description=_HELP,
@@ -69,7 +63,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _measure(arguments: argparse.Namespace) -> int:
-    check_packages()
     # Import torch: the help comes without it.
     from benchmarks.gpu.figures import Lines, measure
     from mae_vit.training.outputs.environment import describe_environment, versions_of
@@ -115,18 +108,6 @@ def _measure(arguments: argparse.Namespace) -> int:
 
 def _is_wanted(key: str, patterns: Sequence[str]) -> bool:
     return any(fnmatch.fnmatchcase(key, pattern) for pattern in patterns)
-
-
-def check_packages() -> None:
-    """Raises InputError that names all packages of the project which are missing here, and transformers."""
-    from mae_vit.training.outputs.environment import versions_of
-
-    needed = (ROOT / "pyproject.toml").read_text().partition("dependencies = [")[2].partition("\n]")[0]
-    names = [*re.findall(r'^    "([\w.-]+)>=', needed, re.MULTILINE), "transformers"]
-    missing = [name for name, version in versions_of(names).items() if version == "not installed"]
-    if missing:
-        without = "Without a network: docs/performance.md says how to bring wheels along"
-        raise InputError(f"not installed here: {', '.join(missing)}. {without}")
 
 
 if __name__ == "__main__":

@@ -27,13 +27,7 @@ _LEAST_S = 15.0
 
 @dataclass(frozen=True)
 class Lines:
-    """The file of a part.
-
-    Attributes:
-        path: receives a line for each figure.
-        part: stands first in each line.
-        about: the sources and the device, which stand last.
-    """
+    """The file of a part: a line for each figure, which begins with `part` and ends with the facts `about`."""
 
     path: Path
     part: str
@@ -52,8 +46,7 @@ class Lines:
 def measure(groups: Sequence[Group], lines: Lines, until: float) -> tuple[list[str], list[str]]:
     """Measures groups, one after the other, until `time.monotonic()` is `until`.
 
-    Returns:
-        Names of the figures that failed or are beyond their bounds, and of those for which no time was left.
+    Returns names of the figures that failed or are beyond their bounds, and of those for which no time was left.
     """
     failed: list[str] = []
     for number, group in enumerate(groups):

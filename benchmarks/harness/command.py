@@ -16,9 +16,8 @@ import psutil
 import torch
 
 from mae_vit.config.command_line import OneLineParser
-from mae_vit.core.errors import InputError
+from mae_vit.core.errors import EXIT_INPUT, InputError
 from mae_vit.core.files import to_json, write_json
-from mae_vit.runtime.exit_codes import EXIT_INPUT
 from mae_vit.runtime.failures import print_error
 from mae_vit.training.engines.precision import choose_precision
 from mae_vit.training.outputs.environment import describe_environment
@@ -57,8 +56,7 @@ def make_parser(description: str | None, **defaults: Any) -> OneLineParser:
 def parse(parser: OneLineParser) -> argparse.Namespace:
     """Reads the command line, makes this process and its children run on the device, and settles the precision.
 
-    Raises:
-        InputError: for anything that does not fit, or a GPU that is not there.
+    Raises InputError for anything that does not fit, or a GPU that is not there.
     """
     arguments = parser.parse_intermixed_args()
     if "device" in arguments:
@@ -88,14 +86,9 @@ def publish(
     threads: int | None = None,
     world_size: int = 1,
 ) -> None:
-    """Prints a report with its environment, and writes it to `--out`.
+    """Prints a report with the options `names` and its environment, and writes it to `--out`.
 
-    Args:
-        report: what was measured.
-        arguments: of the command line.
-        names: options that stand in the report.
-        threads: torch's, in each process that is measured; None for `--threads`.
-        world_size: ranks of a run.
+    `threads` are torch's in each process that is measured, by default `--threads`; `world_size` are the ranks of a run.
     """
     options = {name: getattr(arguments, name) for name in names}
     if "config" in options:
@@ -115,10 +108,7 @@ def write_part(out: Path, benchmark: str, part: str, result: dict[str, Any]) -> 
 
 
 def measured_on(*, threads: int, world_size: int = 1) -> dict[str, Any]:
-    """The environment of a measurement: command, commit, versions, processor, threads, load.
-
-    It holds no path and no name of the machine.
-    """
+    """Command, commit, versions, processor, threads, load of a measurement; no path and no name of the machine."""
     script = Path(sys.argv[0]).resolve()
     name = str(script.relative_to(ROOT)) if script.is_relative_to(ROOT) else script.name
     described = describe_environment([name, *map(_without_folder, sys.argv[1:])], world_size)

@@ -25,16 +25,10 @@ Life = Callable[[Connection], None]
 def take_turns(
     lives: Mapping[str, Life], *, rounds: int, steps: int, clock: Literal["wall", "cpu"] = "wall"
 ) -> dict[str, list[float]]:
-    """Measures all contenders in turn, round after round, after one that warms up.
+    """Measures all contenders (picklable, by name) in turn, round after round, after one that warms up.
 
-    Args:
-        lives: by name; they must be picklable.
-        rounds: turns of each contender that count.
-        steps: of a turn.
-        clock: "cpu" for what processes computed, all threads together.
-
-    Returns:
-        Milliseconds per step of each contender's turns, in the order of rounds.
+    Returns the milliseconds per step of each contender's turns, in the order of rounds; by the clock "cpu" those of all
+    threads of its process together.
     """
     context = multiprocessing.get_context("spawn")
     pipes: dict[str, Connection] = {}

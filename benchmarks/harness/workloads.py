@@ -27,15 +27,15 @@ from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.pretraining.setup import build_objective, estimate_costs
 from mae_vit.runtime.device import find_device
 from mae_vit.runtime.ranks import Ranks
-from mae_vit.training.checkpoints.resume import run_identity
 from mae_vit.training.engines.base import Engine, StepOptions
 from mae_vit.training.engines.build import optimizer_options
+from mae_vit.training.engines.cost import Estimate
 from mae_vit.training.engines.precision import Precision
-from mae_vit.training.engines.state import BestWeights
 from mae_vit.training.engines.torch_engine import TorchEngine
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.run import run
-from mae_vit.training.run_setup import RunSetup
+from mae_vit.training.startup import run_identity
+from mae_vit.training.trainer import RunSetup
 
 TINY = ROOT / "configs" / "pretrain" / "mae_cifar_tiny.yaml"
 BASE = ROOT / "configs" / "pretrain" / "mae_base.yaml"
@@ -45,15 +45,7 @@ _CLASSES = 10
 
 @dataclass(frozen=True)
 class Workload:
-    """A step to be measured; processes hand it to each other.
-
-    Attributes:
-        config: of the run whose step it is.
-        batch_size: images per step.
-        precision: of the forward and backward pass.
-        threads: of each process on a CPU.
-        compiled: by torch.compile.
-    """
+    """A step of a config's run with `threads` of each process on a CPU; processes hand it to each other."""
 
     config: PretrainConfig
     batch_size: int
@@ -73,10 +65,10 @@ class Workload:
         return _CLASSES if self.config.objective.uses_labels else 0
 
     @property
-    def flops_per_image(self) -> float:
-        """Model FLOPs of a training step: 3 x forward, no recomputation."""
+    def costs(self) -> Estimate:
+        """What a step costs."""
         sizes = {"num_classes": self.num_classes, "batch_size_per_device": self.batch_size}
-        return estimate_costs(self.config, self.info, **sizes).flops_per_image
+        return estimate_costs(self.config, self.info, **sizes)
 
     def device(self) -> torch.device:
         """The device, as a run finds it, with this many threads."""
@@ -140,11 +132,7 @@ class Workload:
 def load(
     config: Path, overrides: Sequence[str], *, batch_size: int, precision: Precision, threads: int
 ) -> Workload:
-    """Reads the config of a pretraining run.
-
-    Raises:
-        InputError: for a config that is wrong.
-    """
+    """Reads the config of a pretraining run; raises InputError for a config that is wrong."""
     changed = [*overrides, f"train.precision={precision}"]
     return Workload(load_config(PretrainConfig, config, changed), batch_size, precision, threads)
 
@@ -160,12 +148,8 @@ def load_for(arguments: argparse.Namespace, *overrides: str) -> Workload:
 class InTurns:
     """A `Job` whose batches come in turns, and that evaluates and leaves nothing.
 
-    The time of a turn ends when the loop asks for the batch after its last.
-
-    Attributes:
-        source: yields this rank's batches.
-        pipe: tells rank 0 the turns; None on other ranks, which wait in its collectives.
-        device: of the run.
+    The time of a turn ends when the loop asks for the batch after its last. `pipe` tells rank 0 the turns; other ranks,
+    which wait in its collectives, have None.
     """
 
     source: Callable[[], Iterator[Batch]]
@@ -190,21 +174,13 @@ class InTurns:
         return []
 
     def held_out(self) -> None:
-        """Holds nothing out."""
+        """Evaluates nothing."""
 
-    def probe(self) -> None:
-        """Probes nothing."""
+    probe = views = held_out
 
-    def views(self) -> None:
-        """Draws nothing."""
-
-    def finish(self, step: int, best: BestWeights | None) -> tuple[dict[str, Any], Callable[[], None]]:
+    def finish(self, *_: Any) -> tuple[dict[str, Any], Callable[[], None], list[str]]:
         """Leaves nothing."""
-        return {}, lambda: None
-
-    def results(self) -> list[str]:
-        """Names nothing."""
-        return []
+        return {}, lambda: None, []
 
 
 def lengths(*, turns: int, steps: int, batch_size: int) -> list[str]:

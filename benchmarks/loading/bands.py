@@ -36,10 +36,10 @@ from mae_vit.data.batches.augmented import open_source
 from mae_vit.data.batches.loader import load_batches
 from mae_vit.data.images.augment import Augment
 from mae_vit.data.index import open_index
-from mae_vit.data.normalization import normalization
 from mae_vit.data.order.order import GlobalOrder, RankSlice
 from mae_vit.data.prepare.prepare import prepare
 from mae_vit.data.prepare.sources.find import find_images
+from mae_vit.data.views import normalization
 
 PEER = "tifffile"
 BANDS, BATCH = 13, 32

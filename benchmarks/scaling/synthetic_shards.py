@@ -16,8 +16,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from mae_vit.core import __version__
-from mae_vit.data.prepare.publish import index_path
-from mae_vit.data.prepare.shard_writer import ShardWriter
+from mae_vit.data.prepare.publish import ShardWriter, index_path
 from mae_vit.data.shards.dataset_json import FILE_NAME, FORMAT, Dataset, IndexFile, Shard, Split, file_digest
 from mae_vit.data.shards.index_files import ROW, index_shard
 

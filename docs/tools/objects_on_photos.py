@@ -2,10 +2,9 @@
 
     python docs/tools/objects_on_photos.py OBJECTS PHOTOS OUT
 
-It is no benchmark of others: it stands in for one where none can be downloaded. OBJECTS holds a folder for each class
-of CIFAR-10 (the test images, which no encoder of ours was pretrained on); PHOTOS holds folders `train` and `val` (or
-`test`) of photographs, such as Tiny ImageNet. OUT receives `images/`, `masks/` and `classes.txt`, which
-`mae-vit prepare OUT/images DATA --masks OUT/masks --mask-classes OUT/classes.txt` turns into shards.
+OBJECTS has a folder for each class of CIFAR-10 (the test images, which no encoder of ours was pretrained on); PHOTOS
+has folders `train` and `val` (or `test`) of photographs, such as Tiny ImageNet. OUT receives `images/`, `masks/` and
+`classes.txt` for `mae-vit prepare OUT/images DATA --masks OUT/masks --mask-classes OUT/classes.txt`.
 
 Each image is a square cut of a photograph. An ellipse of 50 to 90 % of the side, turned by any angle, shows the middle
 of an image of OBJECTS instead. The mask is 0 outside, 1 inside for an animal, 2 for a vehicle, and 255 on the edge,

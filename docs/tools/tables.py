@@ -1,4 +1,4 @@
-"""The tables of README and docs, made from the files under docs/results.
+"""The tables of all pages, made from the files under docs/results and the headers of the presets.
 
     python docs/tools/tables.py --write    # puts them into all pages
     python docs/tools/tables.py --check    # exits 1 and names each table that differs from its files
@@ -20,11 +20,16 @@ from functools import partial, reduce
 from itertools import zip_longest
 from operator import getitem
 from pathlib import Path
-from statistics import mean, stdev
 from typing import Any
+
+# So that a checkout runs without being installed.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from mae_vit.config.presets import preset_paths, read_header
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results"
+WRITTEN = "readme_tables.json"
 MARKED = re.compile(r"(<!-- table ([a-z-]+) -->)\n(.*?)\n?(<!-- end -->)", flags=re.DOTALL)
 
 
@@ -47,11 +52,6 @@ def percent(share: float) -> str:
     return decimal(100 * share)
 
 
-def spread(shares: list[float]) -> str:
-    """Mean and standard deviation of shares, in percent."""
-    return f"{percent(mean(shares))} ± {percent(stdev(shares))}"
-
-
 def ratio(measured: dict[str, Any]) -> str:
     """A median with the range of its rounds."""
     median, low, high = (decimal(each, 2) for each in (measured["median"], *measured["range"]))
@@ -67,12 +67,9 @@ def table(head: str, rows: Iterable[Iterable[Any]]) -> str:
 
 
 def parts(source: str, line: str, head: str) -> str:
-    """A table with a line for each part of a JSON file.
+    """A table with a line for each part of a JSON file that has the values of the format string `line`.
 
-    Args:
-        source: the file, and the keys that lead to the parts.
-        line: a format string of a part's values and its `name`. Parts without these values have no line.
-        head: the columns.
+    `source` is the file, and the keys that lead to the parts.
     """
     file, *path = source.split()
     found = reduce(getitem, path, load(file))
@@ -111,11 +108,11 @@ def compared(
     rows = []
     for entry in of_run:
         tuned, frozen = lines[entry, modes[0]], lines.get((entry, modes[1]), {}).get(score, "")
-        pflop = (f"{float(of_run[entry][f'{part}_flops']) / 1e15:.3g}" for part in ("pretrain", "finetune"))
-        rows.append([entry, tuned[score], _gap(tuned), frozen, tuned["train %"], " + ".join(pflop)])
+        flops = sum(float(of_run[entry][f"{part}_flops"]) for part in ("pretrain", "finetune"))
+        rows.append([entry, tuned[score], _gap(tuned), frozen, f"{flops / 1e15:.3g}"])
     rows.sort(key=lambda row: (row[2] != "", float(row[1].split()[0])))
-    head = f"row | fine-tuned, {score} | points above the first row (95 % interval) | frozen, {score}"
-    return table(f"{head} | fine-tuned, on training images | pretraining + fine-tuning, PFLOP", rows)
+    head = f"row | fine-tuned, {score} | points above the first row (95 % interval) | frozen, {score} | PFLOP"
+    return table(head, rows)
 
 
 def _gap(line: dict[str, str]) -> str:
@@ -126,37 +123,39 @@ def _gap(line: dict[str, str]) -> str:
     return f"{points} (one seed)" if one_seed else f"{points} ({low} to {high})"
 
 
-def tried_settings() -> str:
-    """The accuracy on held-out training images of every setting that was tried, earlier and now."""
+def longer() -> str:
+    """Networks that train longer on the labels, each beside its shorter training in the same comparison."""
+    names = ("longer", "scratch_longer", "finetune_longer")
+    made = [compared(f"compare_cifar10_{name}").splitlines() for name in names]
+    made.append(compared("study_length_tiny_imagenet_cnn").splitlines())
+    # SimpleCNN is not the first row of its comparison.
+    lines = [line for lines in made for line in lines if re.search(r"(?<!CNN), \d+ epochs \|", line)]
+    return "\n".join([made[0][0].replace("the first row", "30 epochs"), made[0][1], *lines])
+
+
+def recipes(*, measured: bool) -> str:
+    """The presets by their headers: those with a result of ours, or the others."""
     rows = []
-    for entry, tries in load("tuning_cifar10_5k.json")["entries"].items():
-        for one in tries:
-            setting = ", ".join(f"{key.partition('.')[2]}={value}" for key, value in one["setting"].items())
-            rows.append((entry, setting, one.get("earlier", ""), one.get("now", "")))
-    return table("row | setting | held-out %, earlier (500 images) | held-out %, now (2,000 images)", rows)
+    for header in map(read_header, preset_paths()):
+        name, hardware, time, title = header.row()
+        result = header.lines["Result"]
+        if measured == ("docs/results/" in result or not result.startswith("not measured")):
+            result = re.sub(r"\.? Measured (in bf16|on a JPEG copy.*)", "", result)
+            result = re.sub(r"docs/results/(\w+)(\.json)?", r"[protocol](results/\1/README.md)", result)
+            result = re.sub(r"docs/(\w+)\.md", r"[\1](\1.md)", result)
+            note = (time, result) if measured else (result.partition("; ")[2],)
+            rows.append((f"`{name}`", title, hardware, *note))
+    return table(f"preset | what it is | hardware | {'time | result' if measured else 'note'}", rows)
 
 
-def plain_script() -> str:
-    """The independent script beside our code: test accuracies, each of 10,000 images."""
-    file, rows = load("plain_small_data.json"), []
-    for name, model in {"ViT-Tiny": "vit", "SimpleCNN": "cnn", "SmallResNet": "resnet"}.items():
-        both = ([run for run in file[part] if run["model"] == model] for part in ("runs", "runner"))
-        rows.append((name, *(spread([round(run["test"], 4) for run in runs_of]) for runs_of in both)))
-    return table("network | plain script | our code", rows)
-
-
-def pretraining_runs() -> str:
-    """Runs and their metrics on held-out images. `joint` has those of both of its parts."""
-    rows = []
-    for name, run in load("pretraining.json").items():
-        # The others are parts of comparisons, with masks or images of their own.
-        if not name.startswith(("contrastive_mae", "mae_cifar_tiny_crops", "supervised_other")):
-            measured = run["heldout"].items()
-            psnr = (decimal(value, 2) for key, value in measured if key.endswith("psnr_db"))
-            accuracy = (percent(value) for key, value in measured if key.endswith(("accuracy", "on_mask")))
-            epochs = round(run["samples"] / 50_000)
-            rows.append((f"`{name}`", epochs, "".join(psnr), "".join(accuracy)))
-    return table("run | epochs | PSNR on masked patches, dB | accuracy, %", rows)
+def encoders() -> str:
+    """The encoders in docs/results/encoders, by least squares and nearest neighbors on their frozen features."""
+    scores, rows = {each["name"]: each for each in load("rankme.json")["encoders"]}, []
+    for path in sorted((RESULTS / "encoders").glob("*.safetensors")):
+        name = next(name for name in scores if name.startswith(path.stem.replace("_cifar_tiny", "")))
+        figures = (percent(scores[name][key]) for key in ("few_shot_top1", "knn_top1"))
+        rows.append((f"`{path.name}`", name.rpartition("_")[2], *figures))
+    return table("file | epochs | least squares, % | nearest neighbors, %", rows)
 
 
 def step() -> str:
@@ -188,15 +187,6 @@ def _over(measured: dict[str, Any]) -> str:
     return f"{ratio(measured)} ({measured['peer'].removeprefix('files, ')}){goal}"
 
 
-def bands() -> str:
-    """Few-shot accuracy of MAE encoders of all bands, of three, and of 8-bit RGB."""
-    arms = load("bands.json")["test_top1"].items()
-    rows = ((name, *map(percent, shares), spread(shares)) for name, shares in arms)
-    return table(
-        "what the encoder sees | seed 0, % | seed 1, % | seed 2, % | mean and standard deviation", rows
-    )
-
-
 def bands_loader() -> str:
     """Tiles a second on one core, and how many times those of tifffile."""
     rows = []
@@ -207,34 +197,43 @@ def bands_loader() -> str:
     return table("tiles | loader | tiles/s | times tifffile", rows)
 
 
+def written(name: str) -> str:
+    """A table of README: its lines with the value of each `{file: key}` or `{comparison: entry}`."""
+    head, *rows = (re.sub(r"{([\w/.]+): (.+?)}", _cell, line) for line in load(WRITTEN)[name])
+    return table(head, (row.split(" | ") for row in rows))
+
+
+def _cell(match: re.Match[str]) -> str:
+    source, name = match.groups()
+    if "." in source:
+        rate = load(source)[name]
+        return f"{rate['images_per_s']:,.0f} ({rate.get('gib') or rate['peak_memory_gib']:.1f} GiB)"
+    lines = report(source)
+    line = lines.get((name, "segment")) or lines[name, "finetune"]
+    score = line.get("mIoU %") or line["test %"]
+    return score if "±" in score else f"{score} (one seed)"
+
+
 # Table: where its parts are, what a line has, the columns.
 PARTS = {
-    "contrast": (
-        "contrast.json encoders",
-        "`{name}` | {neighbors:.1%} | {few_shot_300[mean]:.1%} ± {few_shot_300[std]:.1%}"
-        " | {fine_tuned_5000[0]:.1%} | {fine_tuned_5000[1]:.1%}",
-        "encoder | neighbors | 300 labels of each class | fine-tuned, seed 0 | seed 1",
-    ),
-    "rankme": (
-        "rankme.json encoders",
-        "`{name}` | {rankme:.1f} | {feature_std:.2f} | {few_shot_top1:.2%} | {knn_top1:.2%}",
-        "encoder | RankMe | standard deviation | few-shot | neighbors",
-    ),
     "gpu-parity": ("gpu/parity.jsonl", "{key} | {largest_difference:.1e}", "losses | largest difference"),
-    "profile-cifar-tiny": (
-        "profile_step.json results mae_cifar_tiny top",
-        "{name} | {share:.1%} | {ms_per_step:.3g}",
-        "operator | share | ms a step",
-    ),
-    "profile-base": (
-        "profile_step.json results mae_base top",
-        "{name} | {share:.1%} | {ms_per_step:.3g}",
-        "operator | share | ms a step",
-    ),
+    **{
+        f"profile-{name.replace('_', '-')}": (
+            f"profile_step.json results mae_{name} top",
+            "{name} | {share:.1%} | {ms_per_step:.3g}",
+            "operator | share | ms a step",
+        )
+        for name in ("cifar_tiny", "base")
+    },
     "gpu-rates": (
         "gpu/rates.jsonl",
         "{name} | {images_per_s:,.0f} | {ms_per_step:.1f} | {share_of_peak:.0%} | {peak_memory_gib:.1f} GiB",
         "ViT-B/16, MAE | images/s | ms a step | of the peak rate | memory",
+    ),
+    "hardware": (
+        "hardware.json presets",
+        "`{name}` | {gflop:.3g} | {gb_12} | {gb_24} | {gb_40} | {gb_80} | {cpu} | {a10} | {a100} | {h100}",
+        "preset | GFLOP an image | 12 GB | 24 GB | 40 GB | 80 GB | two CPU cores | A10 | A100 | H100",
     ),
     "engine": (
         "engine.json results",
@@ -271,27 +270,26 @@ TABLES: dict[str, Callable[[], str]] = {
     "length": partial(compared, "study_length"),
     "length-photos": partial(compared, "study_length_tiny_imagenet"),
     "segmentation": partial(compared, "compare_segmentation", "mIoU %", ("segment", "segment_probe")),
-    "tried-settings": tried_settings,
-    "plain-script": plain_script,
-    "pretraining": pretraining_runs,
+    "longer": longer,
+    "recipes": partial(recipes, measured=True),
+    "recipes-of-papers": partial(recipes, measured=False),
+    "encoders": encoders,
     "step": step,
     "loader": loader,
-    "bands": bands,
     "bands-loader": bands_loader,
+    **{name: partial(written, name) for name in load(WRITTEN)},
     **{name: partial(parts, *spec) for name, spec in PARTS.items()},
 }
 
 
+def pages() -> list[Path]:
+    """The files that may have tables."""
+    globs = ("*.md", "docs/*.md", "docs/results/*/README.md", "benchmarks/README.md")
+    return [path for glob in globs for path in sorted(ROOT.glob(glob))]
+
+
 def fill(page: str, text: str) -> tuple[str, list[str]]:
-    """Puts the tables into a page.
-
-    Args:
-        page: its name.
-        text: what it holds.
-
-    Returns:
-        The page as it should be, and a line on each table that differs from its files or has no such name.
-    """
+    """Puts the tables into a page; adds a line on each that differs from its files or has no such name."""
     complaints = []
 
     def put(match: re.Match[str]) -> str:
@@ -318,7 +316,7 @@ def main() -> int:
     action.add_argument("--check", action="store_true", help="exit 1 if a table differs from its files")
     write = parser.parse_args().write
     complaints = []
-    for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))):
+    for path in pages():
         filled, differences = fill(str(path.relative_to(ROOT)), path.read_text())
         if write and differences:
             path.write_text(filled)

@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from mae_vit.config.command_line import OneLineParser, add_plugin, as_path, as_path_text
-from mae_vit.core.errors import InputError
+from mae_vit.core.errors import EXIT_REQUEUE, InputError
 from mae_vit.core.messages import count_of, error_reason
-from mae_vit.runtime.exit_codes import EXIT_REQUEUE
 
 if TYPE_CHECKING:
-    from mae_vit.weights.embed.embed import Outcome
-    from mae_vit.weights.embed.features import Settings
+    from mae_vit.weights.embed.embed import Outcome, Settings
     from mae_vit.weights.embed.images import Images
 
 _NAMED = 5
@@ -56,7 +54,7 @@ def add_embed(commands: argparse._SubParsersAction[OneLineParser]) -> None:
         metavar="WEIGHTS",
         help="the encoder: a run folder, an encoder.safetensors, an official MAE .pth, timm:NAME, or "
         "hf:USER/NAME[@REVISION]; of others, any backbone of timm: frozen:timm:NAME, "
-        "frozen:timm:NAME@FILE.safetensors, or frozen:FILE.safetensors with timm's config.json beside it",
+        "frozen:timm:NAME@FILE.safetensors, or frozen:FILE with timm's config.json beside it",
     )
     add_images(parser)
     parser.add_argument("--out", type=as_path, required=True, metavar="DIR", help="folder to write")
@@ -76,16 +74,11 @@ def add_images(parser: OneLineParser) -> None:
         nargs="+",
         type=as_path_text,
         metavar="DATA",
-        help="prepared shards, a folder of images, an archive of such a folder (.tar, .tar.gz, .zip), or files of "
-        "images",
+        help="prepared shards, a folder of images, an archive of one (.tar, .zip), or image files",
     )
     group = parser.add_argument_group("which images")
     group.add_argument(
-        "--split",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="only this split; may be given several times (all)",
+        "--split", action="append", default=[], metavar="NAME", help="only this split; repeatable (all)"
     )
     group.add_argument("--no-labels", action="store_true", help="do not take folders as classes")
 
@@ -102,10 +95,7 @@ def open_named(arguments: argparse.Namespace, *, out: Path) -> Images:
 
 def _add_features(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--img-size",
-        type=int,
-        metavar="PX",
-        help="side of the images in pixels; positions are interpolated (as in training)",
+        "--img-size", type=int, metavar="PX", help="side of the images in pixels (as in training)"
     )
     group.add_argument(
         "--pool",
@@ -114,10 +104,7 @@ def _add_features(group: argparse._ArgumentGroup) -> None:
         "weights of others mostly cls)",
     )
     group.add_argument(
-        "--dtype",
-        choices=("float32", "float16"),
-        default="float32",
-        help="data type of the features (float32)",
+        "--dtype", choices=("float32", "float16"), default="float32", help="type of the features (float32)"
     )
 
 
@@ -129,10 +116,7 @@ def worker_count(text: str) -> int | None:
 def add_speed(group: argparse._ArgumentGroup) -> None:
     """Adds the options of device, precision, batch size and workers."""
     group.add_argument(
-        "--device",
-        choices=("auto", "cpu", "cuda"),
-        default="auto",
-        help="device to compute on (auto: a GPU if there is one)",
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: a GPU if there is one"
     )
     group.add_argument(
         "--precision", choices=("fp32", "bf16"), default="fp32", help="precision of the forward pass (fp32)"
@@ -141,23 +125,19 @@ def add_speed(group: argparse._ArgumentGroup) -> None:
         "--batch-size",
         type=int,
         metavar="N",
-        help=f"images in a batch ({_BATCH_SIZE}; {_BATCH_SIZE_GPU} on a GPU)",
+        help=f"images in a batch ({_BATCH_SIZE}; GPU: {_BATCH_SIZE_GPU})",
     )
     group.add_argument(
         "--workers",
         type=worker_count,
         default="auto",
         metavar="N",
-        help="decoding threads (auto: all cores but those that compute)",
+        help="decoding threads (auto: free cores)",
     )
 
 
 def run_embed(arguments: argparse.Namespace) -> int:
-    """Runs the command; returns 0, or 75 if a signal stopped it.
-
-    Raises:
-        InputError: for every error that the user can fix.
-    """
+    """Runs the command; returns 0, or 75 if a signal stopped it; raises InputError for errors that the user can fix."""
     check_numbers(arguments)
     try:
         outcome = _embed(arguments)
@@ -169,7 +149,7 @@ def run_embed(arguments: argparse.Namespace) -> int:
         done = f"{outcome.done:,} of {count_of(outcome.total, 'image')}"
         print(f"mae-vit: stopped, {done} are saved: {again} resumes", file=sys.stderr)
         return EXIT_REQUEUE
-    from mae_vit.weights.start import origin_of  # slow to import
+    from mae_vit.weights.names import origin_of  # slow to import
 
     _report(outcome, arguments.out)
     if origin := origin_of(arguments.weights):
@@ -192,7 +172,7 @@ def read_settings(
     from mae_vit.data.batches.loader import auto_workers
     from mae_vit.runtime.cores import cores_of_rank
     from mae_vit.runtime.device import choose_device
-    from mae_vit.weights.embed.features import Settings
+    from mae_vit.weights.embed.embed import Settings
 
     device = choose_device(arguments.device)
     on_gpu, workers = device.type == "cuda", arguments.workers

@@ -31,11 +31,9 @@ _EXAMPLES = """  mae-vit export runs/mae_base --to hf
   mae-vit export runs/finetuned --to timm --force
   mae-vit export runs/mae_base --to hf --push USER/NAME --dry-run    (pip install "mae-vit[hf,hub]")
 """
+_FORMATS = ("timm", "hf", "official", "onnx", "torch")
 # Formats that store no pooling, with the reason.
-_WITHOUT_POOL = {
-    "hf": "a ViTModel gives all tokens, which its user pools",
-    "official": "the file is weights",
-}
+_WITHOUT_POOL = {"hf": "a ViTModel gives all tokens, which its user pools", "official": "the file is weights"}
 
 
 def add_export(commands: argparse._SubParsersAction[OneLineParser]) -> None:
@@ -55,17 +53,9 @@ def add_export(commands: argparse._SubParsersAction[OneLineParser]) -> None:
         help="a run folder (also a fine-tuned one), an encoder.safetensors, an official MAE file (.pth), "
         "timm:NAME, hf:USER/NAME[@REVISION]",
     )
+    parser.add_argument("--to", required=True, choices=_FORMATS, help="format, see below")
     parser.add_argument(
-        "--to",
-        required=True,
-        choices=("timm", "hf", "official", "onnx", "torch"),
-        help="format, see below",
-    )
-    parser.add_argument(
-        "--out",
-        type=as_path,
-        metavar="DIR",
-        help="folder to write (RUN/FORMAT for a run folder, else NAME-FORMAT in the current folder)",
+        "--out", type=as_path, metavar="DIR", help="folder to write (RUN/FORMAT for a run, else NAME-FORMAT)"
     )
     parser.add_argument(
         "--pool",
@@ -96,19 +86,21 @@ def add_export(commands: argparse._SubParsersAction[OneLineParser]) -> None:
 
 
 def run_export(arguments: argparse.Namespace) -> int:
-    """Runs the command.
-
-    Raises:
-        InputError: for every error that the user can fix.
-    """
+    """Runs the command; raises InputError for every error that the user can fix."""
     if arguments.pool and (why := _WITHOUT_POOL.get(arguments.to)):
         raise InputError(f"--pool {arguments.pool} changes nothing with --to {arguments.to}: {why}")
     if arguments.public and not arguments.push:
         raise InputError("--public changes nothing without --push")
     # Imported here, so that --help is fast.
-    from mae_vit.weights.export.card import describe
-    from mae_vit.weights.export.export import check_place, default_folder, write_export
-    from mae_vit.weights.export.push import check_push, parse_push_name, push
+    from mae_vit.weights.export.export import (
+        check_place,
+        check_push,
+        default_folder,
+        describe,
+        parse_push_name,
+        push,
+        write_export,
+    )
     from mae_vit.weights.export.source import load_for_export
 
     target, public = arguments.to, arguments.public

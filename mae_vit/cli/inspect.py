@@ -59,21 +59,14 @@ def add_inspect(commands: argparse._SubParsersAction[OneLineParser]) -> None:
         "mae_visualize_* do not)",
     )
     parser.add_argument(
-        "--device",
-        choices=("auto", "cpu", "cuda"),
-        default="auto",
-        help="device to compute on (auto: a GPU if there is one)",
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: a GPU if there is one"
     )
     add_plugin(parser)
     parser.set_defaults(run=run_inspect, parser=parser)
 
 
 def run_inspect(arguments: argparse.Namespace) -> int:
-    """Runs the command; returns the exit code.
-
-    Raises:
-        InputError: for every error that the user can fix.
-    """
+    """Runs the command; returns the exit code, or raises InputError for errors that the user can fix."""
     if (arguments.ckpt is None) == (arguments.start is None):
         arguments.parser.error("give WEIGHTS once: a run folder, a file or a name")
     arguments.ckpt = arguments.ckpt or arguments.start
@@ -82,11 +75,11 @@ def run_inspect(arguments: argparse.Namespace) -> int:
     # Imports torch, timm and matplotlib: not for --help.
     from mae_vit.inspection.inspect import inspect
     from mae_vit.runtime.device import choose_device
-    from mae_vit.weights.start import check_there
+    from mae_vit.weights.names import check_exists
 
     run = Path(arguments.ckpt)
     is_run = (run / "config.yaml").is_file()
-    check_there(arguments.ckpt)
+    check_exists(arguments.ckpt)
     if (run / "dataset.json").is_file():
         raise InputError(
             f"{run} is prepared data, not weights: mae-vit inspect WEIGHTS --data {run} (mae-vit check {run} reads it)"

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from mae_vit.cli.training import add_config_key, add_doctor, add_jobs, add_presets, add_verify_resume, run_job
 from mae_vit.config.command_line import OneLineParser, add_local_rank
 from mae_vit.core import __version__
-from mae_vit.runtime.failures import EXIT_CODES, find_exit_code, print_error
-from mae_vit.runtime.terminal import ignore_closed_terminal
+from mae_vit.runtime.failures import EXIT_CODES, find_exit_code, ignore_closed_terminal, print_error
 
 EXAMPLES = """  mae-vit prepare digits data/digits               handwritten digits; needs no network
   mae-vit prepare cifar10 data/cifar10             downloads CIFAR-10; also cifar100
@@ -39,7 +38,7 @@ EXAMPLES = """  mae-vit prepare digits data/digits               handwritten dig
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns the exit code (`mae_vit.runtime.exit_codes`)."""
+    """Runs the command line; returns the exit code (`mae_vit.core.errors`)."""
     words = sys.argv[1:] if argv is None else argv
     if (job_code := run_job(words)) is not None:
         return job_code
@@ -59,11 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
-    """Parses the command line of any command except the jobs; `run` of the result runs it.
-
-    Raises:
-        InputError: for an invalid command line.
-    """
+    """Parses the command line of any command except the jobs, or raises InputError; `run` of the result runs it."""
     parser = _parser()
     arguments, rest = parser.parse_known_args(words)
     # argparse does not collect paths that have options between them.

@@ -19,8 +19,8 @@ from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of, error_reason, plain_text
 
 if TYPE_CHECKING:
-    from mae_vit.finetuning.models.image_classifier import ImageClassifier
-    from mae_vit.weights.embed.features import Settings
+    from mae_vit.finetuning.models.classifier_file import ImageClassifier
+    from mae_vit.weights.embed.embed import Settings
     from mae_vit.weights.embed.images import Images
 
 _SHOWN, _NAMED = 12, 3
@@ -49,7 +49,7 @@ def add_predict(commands: argparse._SubParsersAction[OneLineParser]) -> None:
         "run_folder",
         type=as_path_text,
         metavar="RUN",
-        help="folder of a finished fine-tuning run, or its model.safetensors",
+        help="a finished fine-tuning run, or its model.safetensors",
     )
     add_images(parser)
     parser.add_argument("--out", type=as_path, required=True, metavar="FILE.csv", help="file to write")
@@ -62,11 +62,7 @@ def add_predict(commands: argparse._SubParsersAction[OneLineParser]) -> None:
 
 
 def run_predict(arguments: argparse.Namespace) -> int:
-    """Runs the command; returns the exit code.
-
-    Raises:
-        InputError: for every error that the user can fix.
-    """
+    """Runs the command; returns the exit code, or raises InputError for errors that the user can fix."""
     check_numbers(arguments)
     out: Path = arguments.out
     if out.suffix != ".csv" or out.is_dir():
@@ -81,7 +77,7 @@ def run_predict(arguments: argparse.Namespace) -> int:
 def _predict(arguments: argparse.Namespace, out: Path) -> None:
     # Imported here, so that --help is fast.
     from mae_vit.core.files import replacing
-    from mae_vit.finetuning.models.image_classifier import load_classifier
+    from mae_vit.finetuning.models.classifier_file import load_classifier
 
     classifier = load_classifier(arguments.run_folder)
     if not 1 <= arguments.top <= len(classifier.classes):
@@ -127,7 +123,7 @@ def _write(file: TextIO, classifier: ImageClassifier, images: Images, settings: 
 
     from mae_vit.core.progress import progress
     from mae_vit.runtime.signals import StopRequest
-    from mae_vit.weights.embed.features import compute_features
+    from mae_vit.weights.embed.embed import compute_features
 
     writer, done, first = csv.writer(file, lineterminator="\n"), _Done(), 0
     known = frozenset(classifier.classes)

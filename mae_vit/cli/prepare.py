@@ -24,9 +24,9 @@ from mae_vit.data.images.bounds import MAX_PIXELS
 
 # The modules of `mae_vit.data.prepare` are slow to import, and --help must be fast.
 if TYPE_CHECKING:
-    from mae_vit.data.prepare.bands.options import BandOptions
+    from mae_vit.data.prepare.convert import Conversion
     from mae_vit.data.prepare.entries import ImageSource
-    from mae_vit.data.prepare.report import Report
+    from mae_vit.data.prepare.prepare import Report
 
 T = TypeVar("T")
 _EXAMPLES = """  mae-vit prepare photos/ data/photos --holdout 1/10     photos/CLASS/*.jpg, or photos/*.jpg
@@ -63,11 +63,8 @@ def add_prepare(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     )
     # fmt: off
     parser.add_argument("paths", nargs="+", metavar="SRC... OUT", help=_SOURCES)
-    instead = parser.add_mutually_exclusive_group()
-    _add_switch(instead, "--in-place", "the only path is a folder of existing webdataset shards: write dataset.json "
-        "and indexes beside them")
-    _add_switch(instead, "--reindex", "the only path is a prepared folder: write its indexes again, from the headers "
-        "of its shards")
+    _add_switch(parser, "--in-place", "the only path is a folder of existing webdataset shards: write dataset.json and "
+        "indexes beside them; with --overwrite again, after shards or indexes changed")
     _add(parser, "--root", "DIR", as_path, "folder of torchvision's CIFAR files, which are downloaded if missing")
     _add(parser, "--split", "NAME", _word, "split of the images that are outside of train/, val/ and test/ folders "
         "(train)", "train")
@@ -248,19 +245,14 @@ def _kind(text: str) -> str:
 
 
 def run_prepare(arguments: argparse.Namespace) -> int:
-    """Runs the command.
-
-    Raises:
-        InputError: for every error that the user can fix.
-    """
+    """Runs the command; raises InputError for every error that the user can fix."""
     # Not by argparse's `type`, as `parse` adds paths that follow an option as plain text.
     arguments.paths = [expand_text(text) for text in arguments.paths]
-    described = arguments.in_place or arguments.reindex
     _check(arguments)
     begun = time.monotonic()
     out = Path(arguments.paths[-1])
     try:
-        report = _describe(arguments) if described else _prepare(arguments)
+        report = _describe(arguments) if arguments.in_place else _prepare(arguments)
     except OSError as error:
         raise InputError(f"{error.filename or out}: {error_reason(error)}") from None
     print("\n".join(report.lines()))
@@ -273,7 +265,7 @@ def run_prepare(arguments: argparse.Namespace) -> int:
     labels = count_of(classes, "class", "classes") if classes else "no labels"
     print(f"{out}: {labels}, {time.monotonic() - begun:.1f} s")
     if classes == 1 and report.dataset.segmentation is None:
-        alone = "" if described else "; --no-labels prepares images alone"
+        alone = "" if arguments.in_place else "; --no-labels prepares images alone"
         print(f"note: with one class there is nothing to tell apart{alone}")
     return 0
 
@@ -288,12 +280,11 @@ def _check(arguments: argparse.Namespace) -> None:
     parser = arguments.parser
     changed = {name for name, value in vars(arguments).items() if value != parser.get_default(name)}
     options = {name for action in parser._actions if action.dest in changed for name in action.option_strings}
-    for way, allowed in {"--in-place": _IN_PLACE, "--reindex": {"--reindex"}}.items():
-        if way in options and sources:
-            raise InputError(f"{way} takes one folder, not {len(arguments.paths)}")
-        if way in options and (others := sorted(options - allowed)):
-            raise InputError(f"{way} changes no shards, so it does not go with {others[0]}")
-    if not sources and options.isdisjoint(("--in-place", "--reindex")):
+    if arguments.in_place and sources:
+        raise InputError(f"--in-place takes one folder, not {len(arguments.paths)}")
+    if arguments.in_place and (others := sorted(options - _IN_PLACE)):
+        raise InputError(f"--in-place changes no shards, so it does not go with {others[0]}")
+    if not sources and not arguments.in_place:
         raise InputError(f"prepare needs sources and an output folder, not {last} alone (see --help)")
     if arguments.holdout == 1:
         raise InputError("--holdout 1: below 1, or no training images would be left")
@@ -347,8 +338,7 @@ def _check_masks(arguments: argparse.Namespace) -> None:
 
 
 def _prepare(arguments: argparse.Namespace) -> Report:
-    from mae_vit.data.prepare.convert import Conversion
-    from mae_vit.data.prepare.convert_pool import default_workers
+    from mae_vit.data.prepare.convert import default_workers
     from mae_vit.data.prepare.prepare import prepare
     from mae_vit.data.prepare.selection import Selection
 
@@ -360,13 +350,7 @@ def _prepare(arguments: argparse.Namespace) -> Report:
             shard_bytes=arguments.shard_mib << 20,
             shard_samples=arguments.shard_samples,
             selection=Selection(**_values(Selection, arguments), extra=extra),
-            conversion=Conversion(
-                resize=arguments.resize,
-                quality=arguments.quality,
-                upright=arguments.exif_orientation == "apply",
-                max_pixels=arguments.max_pixels,
-                bands=_band_options(arguments),
-            ),
+            conversion=_conversion(arguments),
             exclude=arguments.exclude or (),
             exclude_distance=arguments.exclude_distance,
             workers=default_workers() if arguments.workers is None else arguments.workers,
@@ -414,29 +398,33 @@ def _opened_sources(
 
 
 def _describe(arguments: argparse.Namespace) -> Report:
-    from mae_vit.data.prepare.convert_pool import default_workers
-    from mae_vit.data.prepare.in_place import index_in_place, reindex
+    from mae_vit.data.prepare.convert import default_workers
+    from mae_vit.data.prepare.in_place import index_in_place
 
-    folder = Path(arguments.paths[0])
-    if arguments.reindex:
-        return reindex(folder)
     return index_in_place(
-        folder,
+        Path(arguments.paths[0]),
         split=arguments.split,
         overwrite=arguments.overwrite,
-        max_pixels=arguments.max_pixels,
-        bands=_band_options(arguments),
+        conversion=_conversion(arguments),
         workers=default_workers() if arguments.workers is None else arguments.workers,
     )
 
 
-def _band_options(arguments: argparse.Namespace) -> BandOptions:
-    from mae_vit.data.prepare.bands.options import BandOptions
+def _conversion(arguments: argparse.Namespace) -> Conversion:
+    from mae_vit.data.prepare.bands import BandOptions
+    from mae_vit.data.prepare.convert import Conversion
 
-    return BandOptions(
-        select=arguments.bands or (),
-        scale=arguments.window or arguments.scale,
-        nodata=arguments.nodata,
-        window=arguments.window,
-        take=arguments.take,
+    return Conversion(
+        resize=arguments.resize,
+        quality=arguments.quality,
+        upright=arguments.exif_orientation == "apply",
+        max_pixels=arguments.max_pixels,
+        in_place=arguments.in_place,
+        bands=BandOptions(
+            select=arguments.bands or (),
+            scale=arguments.window or arguments.scale,
+            nodata=arguments.nodata,
+            window=arguments.window,
+            take=arguments.take,
+        ),
     )

@@ -6,11 +6,10 @@ import argparse
 from pathlib import Path
 
 from mae_vit.config.command_line import OneLineParser, add_plugin, as_path, as_path_text
-from mae_vit.core.errors import InputError
+from mae_vit.core.errors import EXIT_FAILED, InputError
 from mae_vit.core.files import write_atomically
 from mae_vit.core.messages import count_of, error_reason
 from mae_vit.core.urls import is_url, redact_url
-from mae_vit.runtime.exit_codes import EXIT_FAILED
 
 _REPORT = """Write one HTML page on a pretraining run: a verdict in words (did it learn, was it long
 enough, what to do next), curves, pictures over time, plan, environment, damaged images, incidents. The page is one file

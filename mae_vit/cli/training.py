@@ -12,9 +12,8 @@ from tempfile import TemporaryDirectory
 
 from mae_vit.config.command_line import OneLineParser, add_local_rank, as_path
 from mae_vit.config.presets import PRESETS, find_config, find_preset, preset_paths, read_header
-from mae_vit.core.errors import InputError
+from mae_vit.core.errors import EXIT_FAILED, InputError
 from mae_vit.core.messages import nearest
-from mae_vit.runtime.exit_codes import EXIT_FAILED
 from mae_vit.runtime.signals import install_early_handlers
 
 # Job -> (module, line for --help).

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from mae_vit.config.keys import branches, field_models, has_named_sections, meant, one_of
+from mae_vit.config.keys import has_named_sections, kind_of, meant, one_of, sections_in
 from mae_vit.config.presets import preset_paths
 from mae_vit.config.typed_yaml import PathText, parse_yaml, write_value
 from mae_vit.core.errors import InputError
@@ -106,7 +106,10 @@ def explain_key(asked: str, schemas: Mapping[str, type[BaseModel]]) -> list[str]
         raise InputError(f'no key "{asked}": {hint}')
     lines = list[str]()
     for key in _merged(found):
-        lines += [*([""] if lines else []), *(_section(key) if field_models(key.field) else _facts(key))]
+        lines += [
+            *([""] if lines else []),
+            *(_section(key) if sections_in([kind_of(key.field)]) else _facts(key)),
+        ]
     return lines
 
 
@@ -116,9 +119,12 @@ def _walk(
     for name, field in schema.model_fields.items():
         path = prefix + name
         yield Key(path, field, schema, choice, (job,))
-        several, kinds = one_of(field), branches(field)
+        several = one_of([kind_of(field)])
         inner = f"{path}.NAME." if has_named_sections(field) else f"{path}."
-        for tag, model in kinds.items() if kinds else (("", model) for model in field_models(field)):
+        models = (
+            several.sections.items() if several else [("", kind) for kind in sections_in([kind_of(field)])]
+        )
+        for tag, model in models:
             if model not in seen:
                 chosen = f"{several.key}={tag}" if several else choice
                 yield from _walk(model, job, inner, chosen, (*seen, model))
@@ -152,7 +158,7 @@ def _facts(key: Key) -> list[str]:
 def _section(key: Key) -> list[str]:
     """Returns the keys of a section, each with the beginning of its meaning."""
     inner = dict[str, str]()
-    for model in field_models(key.field):
+    for model in sections_in([kind_of(key.field)]):
         known = meanings(model)
         inner |= {name: known.get(name, "a section") for name in model.model_fields}
     width = max(map(len, inner), default=0) + 2

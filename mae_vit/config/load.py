@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,20 +17,87 @@ from pydantic import BaseModel, ValidationError
 from ruamel.yaml import YAML
 
 from mae_vit.config.explain import Document, explain
-from mae_vit.config.overrides import (
-    apply_override,
-    drop_alternatives,
-    drop_options_of_others,
-    parse_override,
-    replaced_durations,
-)
+from mae_vit.config.keys import alternatives, kinds_at, options_from
 from mae_vit.config.plugins import add_plugins, import_plugins, named_plugins, not_imported
 from mae_vit.config.presets import hint_at_config
 from mae_vit.config.schema import Config
-from mae_vit.config.typed_yaml import parse_yaml
+from mae_vit.config.section import OneOf, Section
+from mae_vit.config.typed_yaml import parse_value, parse_yaml
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of, error_reason
 from mae_vit.core.user_files import read_text
+
+_DURATIONS = (
+    ("train.steps", "train.epochs", "train.samples"),
+    ("train.warmup_steps", "train.warmup_epochs", "train.warmup_samples"),
+)
+# Keys that give the same thing in different ways; an override of one replaces the file's.
+_ALTERNATIVES = (
+    *_DURATIONS,
+    ("optim.lr", "optim.blr"),
+    ("checkpoint.every_steps", "checkpoint.every_epochs"),
+    ("monitor.evaluate_every_steps", "monitor.evaluate_every_epochs"),
+    ("monitor.probe_every_steps", "monitor.probe_every_epochs"),
+)
+
+
+def drop_alternatives(raw: dict[str, Any], overridden: Collection[str]) -> None:
+    """Removes the file's keys for what an override gives by another key."""
+    for group in _ALTERNATIVES:
+        if not set(group).isdisjoint(overridden):
+            for key in group:
+                section, _, name = key.partition(".")
+                if isinstance(raw.get(section), dict):
+                    raw[section].pop(name, None)
+
+
+def _drop_options_of_others(schema: type[BaseModel], raw: dict[str, Any], key: str, choice: str) -> None:
+    """Removes the file's options of a choice that an override replaces (`optim.name`, `objective.name`)."""
+    *path, name = key.split(".")
+    kinds: Mapping[str, Collection[str]] = {}
+    node = _node(raw, path)
+    for section in alternatives(kinds_at(schema, path)):
+        if isinstance(section, OneOf) and name in ("name", section.key):
+            chosen = section.choice({**node, name: choice})
+            if chosen is not None and chosen in section.sections:
+                kinds, choice = {tag: model.model_fields for tag, model in section.sections.items()}, chosen
+        elif isinstance(section, type) and issubclass(section, Section):
+            kinds = section.options.get(name, {})
+    for option in {option for options in kinds.values() for option in options}:
+        if option not in kinds.get(choice, ()):
+            node.pop(option, None)
+
+
+def _node(raw: Any, path: Sequence[str]) -> dict[str, Any]:
+    """Returns the mapping at a path; an empty one if there is none."""
+    for part in path:
+        raw = raw.get(part) if isinstance(raw, dict) else None
+    return raw if isinstance(raw, dict) else {}
+
+
+def _apply_override(
+    schema: type[BaseModel], raw: dict[str, Any], override: str, path: Sequence[str], value: Any
+) -> None:
+    """Sets a value in plain data; None unsets it. Raises InputError if a part of the path is not a section."""
+    node: Any = raw
+    if (first := options_from(schema, path)) is not None and first < len(path):
+        path = [*path[:first], ".".join(path[first:])]
+    for depth, name in enumerate(path[:-1]):
+        node = node.setdefault(name, {})
+        if not isinstance(node, dict):
+            raise InputError(f'override "{override}": {".".join(path[: depth + 1])} is not a section')
+    # In a comparison's `set` the keys are dotted.
+    for group in _ALTERNATIVES:
+        if value is not None and path[-1] in group:
+            for key in group:
+                node.pop(key, None)
+    kinds = [*alternatives(kinds_at(schema, path))]
+    # null resets a key that cannot be null to its default. An unknown key stays, so that the check reports it.
+    if value is None and type(None) not in kinds and (kinds or path[-1] in node):
+        node.pop(path[-1], None)
+    else:
+        node[path[-1]] = value
+
 
 # A config is a page of text; a larger one is a wrong file.
 MAX_CONFIG_BYTES = 1 << 20
@@ -40,11 +107,7 @@ ConfigType = TypeVar("ConfigType", bound=BaseModel)
 
 @dataclass(frozen=True)
 class ConfigValues:
-    """A config that Python code gives as values, in place of a file; messages call it `config`.
-
-    Attributes:
-        text: the values, as YAML.
-    """
+    """A config that Python code gives as values (YAML), in place of a file; messages call it `config`."""
 
     text: str
 
@@ -91,7 +154,9 @@ def load_config(
     if amend is not None:
         amend(raw)
     as_read, mistakes = copy.deepcopy(raw), list[str]()
-    overridden = _override(schema, raw, overrides, path.name, mistakes, notes)
+    overridden = _override(schema, raw, overrides, mistakes)
+    if notes is not None:
+        notes += _replaced_durations(as_read, overridden, path.name)
     for content in (raw, as_read):
         if isinstance(source, Path) and isinstance(run := content.setdefault("run", {}), dict):
             run.setdefault("name", source.stem)
@@ -134,32 +199,42 @@ def _parse(schema: type[BaseModel], text: str, path: Path) -> dict[str, Any]:
 
 
 def _override(
-    schema: type[BaseModel],
-    raw: dict[str, Any],
-    overrides: Sequence[str],
-    file: str,
-    mistakes: list[str],
-    notes: list[str] | None,
-) -> set[str]:
-    """Applies overrides to plain data; returns their keys. Messages of failures go to `mistakes`."""
+    schema: type[BaseModel], raw: dict[str, Any], overrides: Sequence[str], mistakes: list[str]
+) -> dict[str, Any]:
+    """Applies overrides to plain data; returns their values by key. Messages of failures go to `mistakes`."""
     parsed: list[tuple[str, str, Any]] = []
     for override in overrides:
+        key, separator, text = override.partition("=")
         try:
-            parsed.append((override, *parse_override(schema, override)))
+            if not separator or not all(key.split(".")):
+                raise InputError(f'override "{override}": write key.path=value, e.g. run.name=try')
+            if not text:  # mostly an unset variable, as in run.name=$NAME
+                raise InputError(f'override "{override}" gives no value ({key}=null is the default)')
+            parsed.append((override, key, parse_value(schema, key, text, f'override "{override}"')))
         except InputError as error:
             mistakes += error.lines
-    given = {key: value for _, key, value in parsed if value is not None}
-    if notes is not None:
-        notes += replaced_durations(raw, given, file)
-    drop_alternatives(raw, given)
+    drop_alternatives(raw, {key for _, key, value in parsed if value is not None})
     for _, key, value in parsed:
-        drop_options_of_others(schema, raw, key, str(value))
+        _drop_options_of_others(schema, raw, key, str(value))
     for override, key, value in parsed:
         try:
-            apply_override(schema, raw, override, key.split("."), value)
+            _apply_override(schema, raw, override, key.split("."), value)
         except InputError as error:
             mistakes += error.lines
-    return {key for _, key, _ in parsed}
+    return {key: value for _, key, value in parsed}
+
+
+def _replaced_durations(raw: dict[str, Any], given: Mapping[str, Any], file: str) -> list[str]:
+    """Returns a sentence for each duration of the file that an override in another unit replaces."""
+    section = raw.get("train")
+    before = {f"train.{name}": value for name, value in section.items()} if isinstance(section, dict) else {}
+    return [
+        f"{key}={given[key]} takes the place of {other}={before[other]} of {file}"
+        for group in _DURATIONS
+        for key in group
+        for other in group
+        if given.get(key) is not None and other != key and before.get(other) is not None
+    ]
 
 
 def _check(schema: type[ConfigType], document: Document) -> tuple[ConfigType | None, list[str]]:
@@ -188,11 +263,7 @@ def dump_yaml(values: Mapping[str, Any]) -> str:
 
 
 def read_run_config(run: Path) -> dict[str, Any]:
-    """Reads the config in a run's folder, as plain data.
-
-    Raises:
-        InputError: if there is none.
-    """
+    """Reads the config in a run's folder, as plain data; raises InputError if there is none."""
     path = run / "config.yaml"
     try:
         content = parse_yaml(read_text(path), str(path))

@@ -1,10 +1,21 @@
-"""Exceptions that end as one readable line."""
+"""Exceptions that end as one readable line, and exit codes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+# A run failed, or a check found a problem.
+EXIT_FAILED = 1
+# Bad config, command line or input.
+EXIT_INPUT = 2
+# EX_TEMPFAIL of sysexits.h: run again. A signal stopped the run after a save, another rank is gone, or
+# remote data are unavailable.
+EXIT_REQUEUE = 75
+# Ctrl-C before there was anything to save, or a second Ctrl-C; the code that shells report.
+EXIT_INTERRUPTED = 130
+
 
 # A path may be long; no name is.
 _LONGEST_WORD = 1000
@@ -26,7 +37,6 @@ class InputError(ValueError):
         self.lines = tuple(_one_line(mistake) for mistake in mistakes)
 
     def __str__(self) -> str:
-        """All mistakes in one line."""
         return "; ".join(self.lines)
 
 
@@ -40,11 +50,8 @@ class Damage:
     """A sample that cannot be read, as `quarantine.jsonl` records it.
 
     Attributes:
-        sample: its number in its split.
         shard: the file that it belongs to.
-        key: the sample's name in the shard; None if unknown.
         offset: place of its image in the shard, in bytes; None if unknown.
-        reason: short reason.
     """
 
     sample: int
@@ -54,7 +61,6 @@ class Damage:
     reason: str
 
     def __str__(self) -> str:
-        """Names shard, key and offset, then the reason."""
         key, offset = ("?" if value is None else str(value) for value in (self.key, self.offset))
         # Keys come from files: a terminal must not obey control characters in them.
         shown = key if key.isascii() and key.isprintable() else ascii(key)
@@ -78,7 +84,6 @@ class DamagedSample(RuntimeError):
         self.damaged, self.folder = damaged, folder
 
     def __str__(self) -> str:
-        """Returns it as one line of text."""
         more = f" (and {len(self.damaged) - 1:,} more of its batch)" if len(self.damaged) > 1 else ""
         return f"cannot read {self.damaged[0][1]}{more}: `mae-vit check {self.folder}` lists all such"
 

@@ -1,15 +1,24 @@
-"""Resolves `data.path` to a local folder of shards: itself, a copy prepared from images, or the cache of a URL."""
+"""Resolves `data.path` to a local folder of shards, and `model.in_chans` from the data there.
+
+The folder is the path itself, a copy prepared from images, or the cache of a URL.
+"""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TypeVar
 
+from mae_vit.config.schema import Config
 from mae_vit.core.errors import InputError
 from mae_vit.core.files import user_cache
 from mae_vit.core.urls import is_url, redact_url
 from mae_vit.data.remote.folder import DataLocation, open_remote
-from mae_vit.data.shards.dataset_json import FILE_NAME, SOURCES
+from mae_vit.data.shards.dataset_json import FILE_NAME, SOURCES, Dataset, read_dataset
+
+AnyConfig = TypeVar("AnyConfig", bound=Config)
+# 8-bit photographs can be read as gray or as RGB, whichever they are.
+_OF_PHOTOGRAPHS = (1, 3)
 
 
 def resolve_data_path(
@@ -54,10 +63,8 @@ def describe_place(path: str, folder: Path) -> str:
 def check_recorded(path: str, run: Path, remedy: str) -> None:
     """Checks that a run's data exist where its config says; the run may have moved, also to another machine.
 
-    Args:
-        path: the `data.path` that the run recorded; a relative path is resolved from the working folder, not the run's.
-        run: folder of the run.
-        remedy: end of the message; the path that is probably meant replaces DIR in it.
+    A relative `path` is resolved from the working folder, not the run's. In `remedy`, the end of the message, the path
+    that is probably meant replaces DIR.
 
     Raises:
         InputError: if the path does not exist.
@@ -78,3 +85,45 @@ def is_unprepared(source: Path) -> bool:
         return not (source / FILE_NAME).exists() and any(source.iterdir()) and not any(source.glob("*.tar"))
     # A single shard of a prepared folder is not the data.
     return source.is_file() and not (source.parent / FILE_NAME).exists()
+
+
+def describe_data(config: Config, *, say: bool = False) -> Dataset:
+    """Reads the description of a config's data; `say` prints a warning if a URL's earlier copy is used.
+
+    Raises:
+        InputError: if the data do not exist.
+    """
+    section = config.data
+    folder, _ = resolve_data_path(
+        section.path, cache_dir=section.cache_dir, cache_gib=section.cache_gib, say=say
+    )
+    return read_dataset(folder)
+
+
+def with_channels(config: AnyConfig, dataset: Dataset) -> AnyConfig:
+    """Returns the config with `model.in_chans`, taken from the data unless the config sets it.
+
+    Raises:
+        InputError: if the config's value contradicts the data.
+    """
+    wanted, count = config.model.in_chans, dataset.channels
+    if wanted is None:
+        # ImageNet's normalization has three channels, so gray photographs are read as RGB.
+        as_rgb = config.data.normalize == "imagenet" and dataset.bands.photographs
+        return set_channels(config, 3 if as_rgb else count)
+    path = redact_url(config.data.path)
+    if not dataset.bands.photographs and wanted != count:
+        raise InputError(
+            f"model.in_chans={wanted}, but the images of {path} have {count} bands: leave it out, or choose bands when "
+            "they are prepared (mae-vit prepare --bands)"
+        )
+    if dataset.bands.photographs and wanted not in _OF_PHOTOGRAPHS:
+        raise InputError(
+            f"model.in_chans={wanted}, but the images of {path} are 8-bit photographs: leave it out, or give 1 or 3"
+        )
+    return config
+
+
+def set_channels(config: AnyConfig, channels: int) -> AnyConfig:
+    """Returns the config with another `model.in_chans`."""
+    return config.model_copy(update={"model": config.model.model_copy(update={"in_chans": channels})})

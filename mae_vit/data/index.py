@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
@@ -16,24 +17,14 @@ from pathlib import Path
 import numpy as np
 from filelock import FileLock
 
-from mae_vit.core.errors import Damage, InputError
+from mae_vit.core.errors import Damage, InputError, damage_allowed
 from mae_vit.core.files import replacing
-from mae_vit.core.messages import error_reason, nearest
+from mae_vit.core.messages import count_of, error_reason, nearest
 from mae_vit.core.urls import redact_url
-from mae_vit.data.remote.folder import RemoteFolder, fetch_index
-from mae_vit.data.remote.shards import RemoteShards
-from mae_vit.data.shards.dataset_json import SOURCES, Dataset, Split, read_dataset
-from mae_vit.data.shards.index_files import (
-    ROW,
-    cache_folder,
-    fingerprint_of,
-    index_problem,
-    key_check,
-    load_rows,
-    plain_key_fits,
-    reindex_hint,
-    stored_keys,
-)
+from mae_vit.data.remote.cache import RemoteFolder, RemoteShards
+from mae_vit.data.remote.folder import fetch_index
+from mae_vit.data.shards import index_files
+from mae_vit.data.shards.dataset_json import FILE_NAME, SOURCES, Dataset, Split, read_dataset
 from mae_vit.data.shards.samples import read_samples, split_key
 from mae_vit.data.shards.shard_files import ReadError, ShardFiles, ShardTable, misfit_shards
 from mae_vit.data.shards.tar_headers import BLOCK, DamagedTar, name_is_cut, plain_name, walk_tar
@@ -43,13 +34,13 @@ _NPY_HEADER = 4096  # at most
 _COMPARED_BYTES = 1 << 22
 # Attributes that are not pickled.
 _OWN = ("_rows", "dataset")
+_NAMED = 3
 
 
 class ShardIndex:
     """The samples of one split, by number.
 
     Attributes:
-        split: name of the split.
         folder: folder of the shards.
         dataset: description of the folder; absent in data workers.
         bands: meaning of raw values.
@@ -66,14 +57,14 @@ class ShardIndex:
         self.array_path = array_path
         self._describe(folder, split, dataset, remote)
         shards = self.split_info.shards
-        self._shards = ShardTable([shard.file for shard in shards], [shard.bytes for shard in shards])
+        self._shards = ShardTable(shards)
         self._files = RemoteShards(remote, shards) if remote else ShardFiles(folder, self._shards)
 
     def _describe(
         self, folder: Path, split: str, dataset: Dataset, remote: RemoteFolder | None = None
     ) -> None:
         self.folder, self.split, self.dataset, self.remote = folder, split, dataset, remote
-        self.fingerprint, self.bands = fingerprint_of(dataset.splits[split]), dataset.bands
+        self.fingerprint, self.bands = index_files.fingerprint_of(dataset.splits[split]), dataset.bands
         self._open_rows()
         (low, high), (left, right) = self.split_info.height, self.split_info.width
         self.one_size = (low, left) if (low, left) == (high, right) else None
@@ -108,16 +99,12 @@ class ShardIndex:
         offset, length, shard, _, check = self._rows.item(sample)
         # Read with its header: a shard that was written again may hold another image there.
         data = self._files.read(shard, offset - BLOCK, BLOCK + length)
-        if not plain_key_fits(data, check) and self._holds_other(shard, offset, data[:BLOCK]):
+        if not index_files.plain_key_fits(data, check) and self._holds_other(shard, offset, data[:BLOCK]):
             raise ReadError("the shard holds another sample there")
         return data[BLOCK:]
 
     def read_at(self, sample: int, offset: int, length: int) -> bytes:
-        """Reads bytes of the shard that a sample lies in.
-
-        Raises:
-            ReadError: if they cannot be read.
-        """
+        """Reads bytes of the shard that a sample lies in; raises ReadError if they cannot be read."""
         return self._files.read(self._rows.item(sample)[2], offset, length)
 
     def _holds_other(self, shard: int, offset: int, header: bytes) -> bool:
@@ -131,11 +118,7 @@ class ShardIndex:
         return {} if self.remote else misfit_shards(self.folder, self.split_info.shards)
 
     def samples_beyond(self, sizes: Mapping[int, int | None]) -> np.ndarray:
-        """Returns the samples that are lost if shards have these sizes: int64 (K,), sorted.
-
-        Args:
-            sizes: size of each shard in bytes, by its number; None for a missing shard.
-        """
+        """Returns the samples that are lost if shards have these sizes (None: missing): int64 (K,), sorted."""
         lost, shards = [np.zeros(0, np.int64)], self.split_info.shards
         ends = np.cumsum([shard.samples for shard in shards])
         for number, size in sorted(sizes.items()):
@@ -176,12 +159,12 @@ class ShardIndex:
             # The block before the image holds names of up to 100 bytes.
             name = plain_name(self._files.read(shard, offset - BLOCK, BLOCK))
             key = split_key(name)[0]
-            if key_check(key) != row["key"]:
+            if index_files.key_check(key) != row["key"]:
                 members = walk_tar(self._files.path(shard))
                 key = next(split_key(member.name)[0] for member in members if member.offset == offset)
         except (ReadError, OSError, DamagedTar, StopIteration):
             return None
-        return key if key_check(key) == row["key"] else None
+        return key if index_files.key_check(key) == row["key"] else None
 
     def keys(self) -> list[str]:
         """Returns the key of every sample; the first call reads all headers and stores the keys in `.index/`.
@@ -191,11 +174,11 @@ class ShardIndex:
         """
         path = self.cache_path("keys.json")
         # Many ranks ask at once, and parsing a million names takes a while: stored keys are read without the lock.
-        if (stored := stored_keys(path, len(self))) is not None:
+        if (stored := index_files.stored_keys(path, len(self))) is not None:
             return stored
         with self.locked():
             # Another process may have stored them meanwhile.
-            if (stored := stored_keys(path, len(self))) is not None:
+            if (stored := index_files.stored_keys(path, len(self))) is not None:
                 return stored
             firsts = accumulate((shard.samples for shard in self.split_info.shards[:-1]), initial=0)
             keys = [key for number, first in enumerate(firsts) for key in self._keys_of_shard(number, first)]
@@ -214,7 +197,7 @@ class ShardIndex:
             why = f"cannot be read ({error_reason(error) if isinstance(error, OSError) else error})"
         rows = self._rows[first : first + shard.samples]
         keys = [names.get(offset, "") for offset in rows["offset"].tolist()]
-        if [key_check(key) for key in keys] != rows["key"].tolist():
+        if [index_files.key_check(key) for key in keys] != rows["key"].tolist():
             raise InputError(
                 f'keys of split "{self.split}" are needed, and shard {self.folder / shard.file} {why}: '
                 f"see `mae-vit check {self.folder}`"
@@ -223,12 +206,12 @@ class ShardIndex:
 
     def cache_path(self, name: str) -> Path:
         """Returns the path of a file derived from the shards; its name contains the fingerprint."""
-        return cache_folder(self.folder) / f"{self.split}-{self.fingerprint[:16]}-{name}"
+        return index_files.cache_folder(self.folder) / f"{self.split}-{self.fingerprint[:16]}-{name}"
 
     def drop_stale(self) -> None:
         """Removes derived files of earlier shards or of only some shards of this split, and earlier indexes."""
         current = f"{self.split}-{self.fingerprint[:16]}-"
-        for path in cache_folder(self.folder).glob(f"*{self.split}-*"):
+        for path in index_files.cache_folder(self.folder).glob(f"*{self.split}-*"):
             # The pattern also matches files of a split "train-more".
             ours = re.match(rf"\.?{re.escape(self.split)}-[0-9a-f]{{16}}[.-]", path.name)
             partial = path.name.startswith(f"{current}odd-") or path.name.endswith("-partial.npy")
@@ -239,7 +222,7 @@ class ShardIndex:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Holds the lock of this split's derived files, so that one process of a node writes them."""
-        with FileLock(cache_folder(self.folder) / f".{self.split}.lock"):
+        with FileLock(index_files.cache_folder(self.folder) / f".{self.split}.lock"):
             yield
 
     def __getstate__(self) -> dict[str, object]:
@@ -256,12 +239,7 @@ class ShardIndex:
 
 
 def open_index(folder: Path, split: str, *, remote: RemoteFolder | None = None) -> ShardIndex:
-    """Opens the index that lies beside a split's shards, without reading the shards.
-
-    Args:
-        folder: folder of the shards.
-        split: name of the split.
-        remote: the remote folder that `folder` caches.
+    """Opens the index that lies beside a split's shards, without reading the shards; `folder` caches `remote`.
 
     Raises:
         InputError: if folder, split or index is missing, or the index does not match the shards.
@@ -279,14 +257,14 @@ def open_index(folder: Path, split: str, *, remote: RemoteFolder | None = None) 
         index: ShardIndex = own.open(split)
         return index
     if info.index is None:
-        where = redact_url(remote.url) if remote else str(folder)
-        hint = "run `mae-vit prepare --reindex DIR` where it lies" if remote else reindex_hint(folder)
-        raise InputError(f'{where} has no index of split "{split}", an earlier version wrote it: {hint}')
+        raise InputError(
+            f'{FILE_NAME} of {folder} names no index of split "{split}": {index_files.index_hint(folder)}'
+        )
     if remote is not None:
         return ShardIndex(folder, split, dataset, _fetched_index(remote, folder, split, dataset), remote)
     path, compare = folder / info.index.file, info.index.bytes <= _COMPARED_BYTES
-    if (problem := index_problem(path, info, len(dataset.classes), compare=compare)) is not None:
-        raise InputError(f"index {path} {problem}: {reindex_hint(folder)}")
+    if (problem := index_files.index_problem(path, info, len(dataset.classes), compare=compare)) is not None:
+        raise InputError(f"index {path} {problem}: {index_files.index_hint(folder)}")
     return ShardIndex(folder, split, dataset, path)
 
 
@@ -295,20 +273,107 @@ def _fetched_index(remote: RemoteFolder, folder: Path, split: str, dataset: Data
     info = dataset.splits[split]
     assert info.index is not None
     where = f"index {info.index.file} of {redact_url(remote.url)}"
-    if info.index.bytes > info.samples * ROW.itemsize + _NPY_HEADER:
+    if info.index.bytes > info.samples * index_files.ROW.itemsize + _NPY_HEADER:
         raise InputError(f"{where} is too large for its samples")
-    cache = cache_folder(folder)
+    cache = index_files.cache_folder(folder)
     path = cache / f"{split}-index-{info.index.sha256[:16]}.npy"
-    if load_rows(path, info.samples) is not None:
+    if index_files.load_rows(path, info.samples) is not None:
         return path
     # All ranks of a node come here at once: one fetches, the others wait.
     with FileLock(cache / f".{split}.lock"):
-        if load_rows(path, info.samples) is None:
+        if index_files.load_rows(path, info.samples) is None:
             fetch_index(remote, info.index, path)
-            if index_problem(path, info, len(dataset.classes), compare=True) is not None:
+            if index_files.index_problem(path, info, len(dataset.classes), compare=True) is not None:
                 path.unlink()
                 raise InputError(f"{where} is not that of its shards")
             for stale in cache.glob(f"{split}-index-*.npy"):
                 if stale != path:
                     stale.unlink(missing_ok=True)
     return path
+
+
+def open_training_index(
+    folder: Path, split: str, *, damage_budget: float, say: bool, remote: RemoteFolder | None = None
+) -> ShardIndex:
+    """Opens the index of a training split, even if some of its shards are missing or truncated; `say` warns of that.
+
+    `damage_budget` is the share of its samples that may be lost.
+
+    Raises:
+        InputError: if more samples are lost, or the split does not exist.
+    """
+    index = open_index(folder, split, remote=remote)
+    lost, problems = _missing_samples(index)
+    if not problems:
+        return index
+    allowed = damage_allowed(damage_budget, len(index))
+    what = f'{len(lost):,} of {count_of(len(index), "sample")} of split "{split}" cannot be read'
+    budget, where = f"data.damage_budget={damage_budget:g} allows {allowed:,}", _shorten(problems, folder)
+    if len(lost) > allowed:
+        raise InputError(f"{what}, {budget}: {where}, mend the shards or raise the budget")
+    if say:
+        print(f"warning: {what}; others take their places ({budget}): {where}", file=sys.stderr)
+    return index
+
+
+def open_whole_index(folder: Path, split: str, *, remote: RemoteFolder | None = None) -> ShardIndex:
+    """Opens the index of a split that must be complete, as for evaluation.
+
+    Raises:
+        InputError: if a shard is missing or has another size, or the split does not exist.
+    """
+    index = open_index(folder, split, remote=remote)
+    _, problems = _missing_samples(index)
+    if problems:
+        raise InputError(f'split "{split}" must be whole: {_shorten(problems, folder)}')
+    return index
+
+
+def check_held_out(index: ShardIndex, held_out: np.ndarray) -> None:
+    """Rejects lost held-out images now rather than at the first evaluation.
+
+    Raises:
+        InputError: if any is lost, naming the first damaged shards.
+    """
+    missing, problems = _missing_samples(index)
+    lost = np.intersect1d(missing, held_out)
+    if len(lost):
+        raise InputError(
+            f"{len(lost)} of the {len(held_out):,} held-out images cannot be read: "
+            f"{_shorten(problems, index.folder)}, mend the shards, or train on all (finetune.holdout=0)"
+        )
+
+
+def _missing_samples(index: ShardIndex) -> tuple[np.ndarray, list[str]]:
+    """Returns the samples that local shards lack, judged by file size, and a message for each such shard."""
+    shards, sizes, problems = index.split_info.shards, index.misfit_shards(), list[str]()
+    for number, size in sizes.items():
+        problem = (
+            "is missing" if size is None else f"has {size} bytes, dataset.json says {shards[number].bytes}"
+        )
+        problems.append(f"shard {index.folder / shards[number].file} {problem}")
+    return index.samples_beyond(sizes), problems
+
+
+def _shorten(problems: Sequence[str], folder: Path) -> str:
+    more = f" and {len(problems) - _NAMED} more" if len(problems) > _NAMED else ""
+    return f"{'; '.join(problems[:_NAMED])}{more}: see `mae-vit check {folder}`"
+
+
+def find_split(
+    splits: Iterable[str], *, wanted: str | None, training: str, known: Sequence[str], key: str
+) -> str | None:
+    """Chooses the split for evaluation: the `wanted` one, which need not exist, or the first of `known` that exists.
+
+    `key` is the config key of the request.
+
+    Raises:
+        InputError: if the requested split is the training split.
+    """
+    others = [name for name in splits if name != training]
+    if wanted == training:
+        raise InputError(
+            f'{key}="{wanted}" is what data.split trains on: give another split '
+            f"({', '.join(sorted(others)) or 'there is none'})"
+        )
+    return wanted or next((name for name in known if name in others), None)

@@ -2,7 +2,7 @@
 
 How an image reaches the loss, in the order of the code:
 
-1. `splits`: which samples of `dataset.json` are trained on, and which are held out.
+1. `index`: which samples of `dataset.json` are trained on, and which are held out.
 2. `order`: a permutation of them for each epoch, from the seed.
 3. `order.RankSlice`: the rank's part of each global batch.
 4. `batches.loader`: the sampler hands positions to the workers, from any step on.
@@ -23,25 +23,35 @@ from typing import Any
 import numpy as np
 import torch
 
-from mae_vit.config.batch import fit_batch
-from mae_vit.config.plan import Plan
+from mae_vit.config.plan import Plan, fit_batch
 from mae_vit.config.schema import Config
 from mae_vit.core.bands import Bands
 from mae_vit.core.batch import Batch
 from mae_vit.core.errors import InputError
+from mae_vit.core.image_rows import find_bands
 from mae_vit.core.keyed_rng import MAX_INDEX
 from mae_vit.core.messages import count_of
 from mae_vit.core.preprocessing import Preprocessing
 from mae_vit.data.batches.augmented import AugmentedSource, open_source
 from mae_vit.data.batches.loader import FixedBatches, choose_workers, load_batches, start_worker_server
 from mae_vit.data.batches.prefetch import fetch_ahead
+from mae_vit.data.data_path import resolve_data_path
 from mae_vit.data.images.augment import Interpolation
-from mae_vit.data.index import ShardIndex
-from mae_vit.data.normalization import normalization
-from mae_vit.data.order.block_order import BlockOrder
-from mae_vit.data.order.order import GlobalOrder, Order, RankSlice, RepeatedOrder, Skipped, micro_batches
-from mae_vit.data.views import make_augment
+from mae_vit.data.index import ShardIndex, open_training_index, open_whole_index
+from mae_vit.data.order.order import (
+    BlockOrder,
+    GlobalOrder,
+    Order,
+    RankSlice,
+    RepeatedOrder,
+    Skipped,
+    micro_batches,
+)
+from mae_vit.data.views import check_pad, make_augment, normalization
 from mae_vit.runtime.ranks import Ranks
+
+# A core decodes some 500 JPEGs of ImageNet's size a second; a GPU trains ViT-B on thousands.
+_FEW_CORES = 4
 
 
 def make_order(
@@ -54,11 +64,11 @@ def make_order(
     block_shards: int | None,
     repeats: int = 1,
 ) -> Order:
-    """Builds the order of a split's samples, or of a subset.
+    """Builds the order of a split's samples; of sorted `samples` alone, it yields indices into them.
 
     Args:
         index: index of the split.
-        samples: sorted sample numbers of a subset; the order then yields indices into it.
+        samples: sample numbers of a subset.
         effective_batch_size: number of samples in a step.
         seed: seed of the run.
         lanes: number of lanes in the order "blocks"; None for "global".
@@ -86,10 +96,6 @@ def make_order(
     return order if repeats == 1 else RepeatedOrder(order, repeats)
 
 
-# A core decodes some 500 JPEGs of ImageNet's size a second; a GPU trains ViT-B on thousands.
-_FEW_CORES = 4
-
-
 @dataclass(frozen=True)
 class TrainingData:
     """The training images of a run.
@@ -97,12 +103,11 @@ class TrainingData:
     Attributes:
         index: index of their split.
         samples: sorted numbers of the images in the split; None for all.
-        source: source that reads and augments them.
+        source: reads and augments them.
         order: order of indices into `source`.
-        cores: number of CPU cores of this rank.
-        workers: number of data workers of this rank.
-        mean: mean of each channel of pixels in 0..1, for normalization.
-        std: standard deviation of each channel.
+        cores: CPU cores of this rank.
+        workers: data workers of this rank.
+        mean: mean of each channel of pixels in 0..1; `std` likewise.
         pin_memory: whether batches are pinned, to be copied to a GPU.
     """
 
@@ -200,6 +205,29 @@ class TrainingData:
         ]
 
 
+def open_training_split(config: Config, ranks: Ranks, *, whole: bool = False) -> ShardIndex:
+    """Opens the training split, and makes the checks that read no keys: those of remote data are in all shards.
+
+    A `whole` split may not lack samples; others replace them.
+
+    Raises:
+        InputError: if the data are missing or damaged, or if options do not suit the images.
+    """
+    section, bands = config.data, config.monitor.picture_bands
+    folder, remote = resolve_data_path(
+        section.path, cache_dir=section.cache_dir, cache_gib=section.cache_gib, say=ranks.local_rank == 0
+    )
+    if whole:
+        index = open_whole_index(folder, section.split, remote=remote)
+    else:
+        budget, say = section.damage_budget, ranks.rank == 0
+        index = open_training_index(folder, section.split, damage_budget=budget, say=say, remote=remote)
+    check_pad(section.augment.crop, index, config.model.image_hw)
+    if bands is not None:
+        find_bands(bands, index.dataset.bands, config.model.channels)
+    return index
+
+
 def open_training_data(
     config: Config,
     index: ShardIndex,
@@ -210,16 +238,7 @@ def open_training_data(
     interpolation: Interpolation = "bicubic",
     masks: bool = False,
 ) -> TrainingData:
-    """Opens the images of a split, or a subset, and chooses source, order and workers.
-
-    Args:
-        config: config of the run.
-        index: index of the split.
-        samples: sorted numbers of a subset; None for all.
-        ranks: rank of this process and number of ranks.
-        device: the device that batches are copied to.
-        interpolation: interpolation for resizing crops.
-        masks: whether to read the images' masks, too.
+    """Opens the images of a split, or the sorted subset `samples`, and chooses source, order and workers.
 
     Raises:
         InputError: for settings that do not fit the images.

@@ -1,4 +1,4 @@
-"""Builds the augmentation of training images from the section `data.augment`."""
+"""How training images are seen: their augmentation by the section `data.augment`, and their normalization."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ from mae_vit.config.data import POLICIES, AugmentSection
 from mae_vit.core.errors import InputError
 from mae_vit.data.images.augment import Augment, Interpolation, Policy
 from mae_vit.data.index import ShardIndex
+from mae_vit.data.shards.dataset_json import Dataset
+
+# Statistics of ImageNet's channels, as in torchvision's models and the official MAE code.
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 def check_pad(crop: str, index: ShardIndex, img_size: tuple[int, int]) -> None:
@@ -37,14 +42,7 @@ def make_augment(
     mean: Sequence[float],
     interpolation: Interpolation = "bicubic",
 ) -> Augment:
-    """Builds the augmentation of training images.
-
-    Args:
-        section: `data.augment`.
-        img_size: (H, W) in pixels.
-        mean: mean of each channel of pixels in 0..1: the color of areas that a policy moves in from outside.
-        interpolation: interpolation for resizing crops.
-    """
+    """Builds the augmentation of training images of (H, W) px; policies move in the mean color (0..1) from outside."""
     return Augment(
         img_size=img_size,
         crop=section.crop,
@@ -71,3 +69,38 @@ def make_policy(section: AugmentSection) -> Policy | None:
 def fill_color(mean: Sequence[float]) -> tuple[int, ...]:
     """Returns the uint8 color nearest to a mean of pixels in 0..1 (timm's `img_mean`)."""
     return tuple(min(255, max(0, round(255 * value))) for value in mean)
+
+
+def normalization(
+    choice: str | Sequence[Sequence[float]], dataset: Dataset, channels: int
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Resolves `data.normalize` to per-channel mean and std of pixels in 0..1 (of bands in unit scale).
+
+    Raises:
+        InputError: if the statistics do not fit the channels.
+    """
+    if choice == "half":
+        return (0.5,) * channels, (0.5,) * channels
+    if not isinstance(choice, str):
+        if len(choice) != 2 or any(len(part) != channels for part in choice) or min(choice[1]) <= 0:
+            raise InputError(f"data.normalize={choice}: give [[{channels} means], [{channels} stds above 0]]")
+        return tuple(choice[0]), tuple(choice[1])
+    mean, std = tuple(dataset.mean), tuple(dataset.std)
+    if choice == "imagenet":
+        if not dataset.bands.photographs:
+            raise InputError(
+                f'data.normalize="imagenet" is of 8-bit RGB photographs; the images have {dataset.channels} bands of '
+                f'{dataset.bands.dtype}: give data.normalize="dataset"'
+            )
+        mean, std = IMAGENET_MEAN, IMAGENET_STD
+    if len(mean) == 1 and channels == 3 and dataset.bands.photographs:
+        mean, std = mean * 3, std * 3
+    if len(mean) != channels:
+        raise InputError(
+            f'data.normalize="{choice}" has {len(mean)} channels, model.in_chans={channels}: '
+            f'give model.in_chans={len(mean)} if the images are to keep theirs, else data.normalize="half" or '
+            "[[mean], [std]]"
+        )
+    # The std of a constant channel is zero, and must not divide.
+    smallest = 1e-3 if dataset.bands.photographs else 1e-6  # the scale may be far wider than the values
+    return mean, tuple(max(value, smallest) for value in std)

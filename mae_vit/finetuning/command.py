@@ -8,7 +8,7 @@ from pathlib import Path
 from mae_vit.config.command_line import Arguments, parse_arguments
 from mae_vit.config.keys import describe_keys
 from mae_vit.config.presets import as_installed
-from mae_vit.finetuning.config.read import read_config
+from mae_vit.finetuning.config.pretrained import read_config
 from mae_vit.finetuning.config.schema import HIDDEN_KEYS, FinetuneConfig
 from mae_vit.runtime.failures import run_to_exit_code
 

@@ -13,12 +13,12 @@ from mae_vit.data.data_path import describe_place
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.finetuning.data import FinetuneData
 from mae_vit.finetuning.setup import Setup
-from mae_vit.models.load_report import LoadReport
+from mae_vit.models.encoders.base import LoadReport
 from mae_vit.objectives.objective import Task
 from mae_vit.training.checkpoints.checkpoint import CheckpointInfo
 from mae_vit.training.engines.precision import Chosen
 from mae_vit.training.engines.step_time import StepTime
-from mae_vit.training.optim.param_groups import LayerRate, layer_rates
+from mae_vit.training.optim import LayerRate, layer_rates
 from mae_vit.training.outputs.plan_text import describe_augment, describe_training, times
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.startup import describe_start

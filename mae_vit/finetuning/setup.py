@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
-from mae_vit.config.batch import check_same_batch
 from mae_vit.config.command_line import Arguments
-from mae_vit.config.plan import Plan, check_grouping, make_plan
+from mae_vit.config.plan import Plan, check_grouping, check_same_batch, make_plan
 from mae_vit.core.bands import RGB8
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of
@@ -26,23 +25,26 @@ from mae_vit.finetuning.models.build import (
     build_segmenter,
     classifier_optimizer_options,
     describe_encoder,
-    load_into_classifier,
-    load_into_segmenter,
     teacher_from_config,
 )
 from mae_vit.finetuning.models.classifier_file import ClassifierFile
+from mae_vit.finetuning.results import MaskResults, Predictor, Results
 from mae_vit.models.encoder_file import EncoderInfo
-from mae_vit.models.load_report import LoadReport
+from mae_vit.models.encoders.base import LoadReport
 from mae_vit.objectives.config import PAIRS
 from mae_vit.runtime.ranks import Ranks
-from mae_vit.training.checkpoints.format import LABELS_SEEN
-from mae_vit.training.checkpoints.resume import Identity, run_identity
+from mae_vit.training import startup
+from mae_vit.training.checkpoints.checkpoint import LABELS_SEEN
+from mae_vit.training.engines.base import Engine
 from mae_vit.training.engines.cost import Estimate, estimate
-from mae_vit.training.startup import choose_device
+from mae_vit.training.engines.state import BestWeights, weights_of
+from mae_vit.training.evals import HeldOut, OnlineProbe
+from mae_vit.training.outputs.run_folder import RunFolder
+from mae_vit.training.startup import Identity, run_identity
 from mae_vit.weights.foreign import ForeignWeights
 from mae_vit.weights.load import warn_normalization_differs
+from mae_vit.weights.read import Weights
 from mae_vit.weights.seen_labels import Overlap, SeenLabels, most_flattering
-from mae_vit.weights.start import Weights
 
 if TYPE_CHECKING:
     from mae_vit.finetuning.config.pretrained import Pretrained
@@ -52,28 +54,20 @@ _MOST_ENCODED = 256
 
 
 @dataclass(frozen=True)
-class Setup:
-    """A config, resolved for these ranks and data.
+class Setup(startup.Setup):
+    """A config, resolved for these ranks and data: the fine-tuning part of a run.
 
     Attributes:
-        config: resolved config of the run.
-        ranks: this process's rank and the world size.
-        device: device of this rank.
-        data: training, held-out and test images.
         pretrained: its pretrained weights; None for scratch.
         info: geometry and normalization of the encoder; None for a network with a head of its own.
         teacher: teacher of distillation; None without one.
-        plan: numbers of the training steps; None for a mode that trains nothing.
     """
 
     config: FinetuneConfig
-    ranks: Ranks
-    device: torch.device
     data: FinetuneData
     pretrained: Pretrained | None
     info: EncoderInfo | None
     teacher: ClassifierFile | None
-    plan: Plan | None
 
     @property
     def mode(self) -> Mode:
@@ -105,8 +99,7 @@ class Setup:
         """
         if not isinstance(self.pretrained, Weights):
             return None
-        load = load_into_segmenter if self.mode.labels == "mask" else load_into_classifier
-        return load(model, self.pretrained, self.config.model.patch_init)
+        return model.load(self.pretrained, self.config.model.patch_init)
 
     def warn_of_normalization(self) -> None:
         """Warns if images are normalized otherwise than in the training of the weights."""
@@ -207,6 +200,33 @@ class Setup:
                 file=sys.stderr,
             )
 
+    def held_out(self) -> HeldOut | None:
+        """Returns the images that choose the epoch."""
+        pictures = self.config.monitor.picture_images
+        return self.data.held_out_batches(self.ranks, pictures=pictures, batch_size=self.batch_size)
+
+    def probe(self) -> OnlineProbe | None:
+        """Returns None: the held-out accuracy replaces a probe."""
+        return None
+
+    def views(self) -> None:
+        """Returns None: `mae-vit inspect` draws views of the result."""
+        return None
+
+    def finish(
+        self, engine: Engine, folder: RunFolder, step: int, best: BestWeights | None
+    ) -> tuple[dict[str, Any], Callable[[], None], list[str]]:
+        """Tests the chosen weights, or the last ones if none were chosen; collective."""
+        if best is None:
+            with engine.full_weights():
+                best = BestWeights(step, float("nan"), weights_of(engine.objective))
+        predictor = Predictor(self.ranks, engine.device, engine.module.context, self.batch_size)
+        kind = MaskResults if self.mode.labels == "mask" else Results
+        outcome = kind(self.config, self.data, folder, predictor, self.info, self.labels_seen)
+        measured, write = outcome.measure(self.build(), best)
+        summary = {"labels_seen_by_start": self.label_overlap, **measured}
+        return summary, write, outcome.lines(summary)
+
 
 def set_up(
     arguments: Arguments, config: FinetuneConfig, pretrained: Pretrained | None, ranks: Ranks
@@ -220,7 +240,7 @@ def set_up(
         raise InputError(
             f'--extend and --resume PATH have no effect with finetune.mode="{config.finetune.mode}": it takes no steps'
         )
-    say, device = ranks.rank == 0, choose_device(config, ranks)
+    say, device = ranks.rank == 0, startup.choose_device(config, ranks)
     config = fit_to_data(config, pretrained if isinstance(pretrained, Weights) else None, say=say)
     foreign = pretrained if isinstance(pretrained, ForeignWeights) else None
     data = open_data(
@@ -234,7 +254,7 @@ def set_up(
     if config.finetune.mode == "few_shot":
         config = _fit_shots(config, data, say=say)
     plan = _plan_steps(config, data, ranks, same_batch=arguments.same_batch)
-    return Setup(config, ranks, device, data, pretrained, info, teacher, plan)
+    return Setup(config, ranks, device, data, plan, pretrained, info, teacher)
 
 
 def _plan_steps(config: FinetuneConfig, data: FinetuneData, ranks: Ranks, *, same_batch: bool) -> Plan | None:

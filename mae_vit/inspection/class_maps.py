@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 from PIL import Image, ImageDraw
+from torch import Tensor
 
 from mae_vit.core.image_rows import Picture
 from mae_vit.inspection.figures import draw_tiles, to_png
@@ -29,6 +30,16 @@ def class_colors(num_classes: int) -> np.ndarray:
     return colors
 
 
+def tinted(images: Tensor, numbers: Tensor, num_classes: int) -> Tensor:
+    """Lays the colors of classes int64 (B, H, W) over images (B, C, H, W) in 0..1: (B, 3, H, W).
+
+    Class 0 stays clear; pixels that do not count (-1) turn gray.
+    """
+    colors = torch.from_numpy(np.concatenate([class_colors(num_classes), [_IGNORED]])).to(images.device) / 255
+    tint = colors.float()[numbers].permute(0, 3, 1, 2)
+    return torch.where((numbers != 0)[:, None], (1 - _TINT) * images + _TINT * tint, images)
+
+
 def draw_class_maps(
     pixels: np.ndarray, maps: Mapping[str, np.ndarray], classes: Sequence[str], truth: np.ndarray
 ) -> bytes:
@@ -37,17 +48,16 @@ def draw_class_maps(
     Class 0 stays clear; pixels that do not count (-1) turn gray. Images are uint8 (n, C, H, W) with C 1 or 3; maps
     and `truth` are int (n, H, W).
     """
-    images = np.broadcast_to(pixels / 255, (len(pixels), 3, *pixels.shape[2:]))
-    colors = class_colors(len(classes))
-    rows = [Picture("image", torch.from_numpy(images.copy()))]
+    images = torch.from_numpy(pixels).float().expand(-1, 3, -1, -1) / 255
+    rows = [Picture("image", images)]
     for title, numbers in maps.items():
-        tint = np.concatenate([colors, [_IGNORED]])[numbers].transpose(0, 3, 1, 2) / 255
-        drawn = np.where(numbers[:, None] != 0, (1 - _TINT) * images + _TINT * tint, images)
-        rows.append(Picture(title, torch.from_numpy(drawn)))
+        rows.append(Picture(title, tinted(images, torch.from_numpy(numbers).long(), len(classes))))
     tiles = draw_tiles(rows)
     shown = [number for number in np.unique(truth).tolist() if number > 0]
     return to_png(
-        np.concatenate([tiles, _legend([classes[k] for k in shown], colors[shown], tiles.shape[1])])
+        np.concatenate(
+            [tiles, _legend([classes[k] for k in shown], class_colors(len(classes))[shown], tiles.shape[1])]
+        )
     )
 
 

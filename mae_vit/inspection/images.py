@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -16,10 +16,9 @@ from torch import Tensor
 
 from mae_vit.core.bands import RGB8, Bands
 from mae_vit.core.batch import Batch
-from mae_vit.core.composites import compose
 from mae_vit.core.errors import InputError
+from mae_vit.core.image_rows import compose
 from mae_vit.core.keyed_rng import RngStream, SampleKeys, derive_key
-from mae_vit.core.preprocessing import Preprocessing
 from mae_vit.core.urls import is_url, redact_url
 from mae_vit.data.data_path import is_unprepared, resolve_data_path
 from mae_vit.data.images.augment import Augment
@@ -31,7 +30,7 @@ from mae_vit.data.prepare.sources.find import find_images
 from mae_vit.data.shards.dataset_json import read_dataset
 from mae_vit.data.shards.shard_files import ReadError
 from mae_vit.models.encoder_file import EncoderInfo
-from mae_vit.weights.other_bands import fit_bands
+from mae_vit.weights.feature_encoder import fit_bands
 
 # Splits to take images from, best first: images that were not trained on.
 _SPLITS = ("val", "test", "train")
@@ -86,66 +85,42 @@ def as_drawn(images: Tensor, bands: Bands, picture_bands: Sequence[int | str] | 
 def draw_samples(data: str, *, count: int, encoder: EncoderInfo, split: str | None = None) -> Samples:
     """Draws at most `count` images by a key, without augmentation: the largest centered box, resized.
 
-    From prepared data it takes the first of val, test and train unless a split is given.
-
-    Raises:
-        InputError: if there is nothing to look at.
+    From prepared data it takes the first of val, test and train unless a split is given. Raises InputError if there is
+    nothing to look at.
     """
     # Given a split, prepare files first: before, they belong to none.
-    if split is not None or is_url(data) or not is_unprepared(Path(data)):
-        folder, remote = resolve_data_path(data)
-        there = read_dataset(folder).splits
-        chosen = split or next((name for name in _SPLITS if name in there), next(iter(there)))
-        index, where = open_index(folder, chosen, remote=remote), redact_url(data)
-        # Only the first remote shards: each is downloaded whole.
-        shards = index.split_info.shards[: _FETCHED if remote else None]
-        numbers = _draw(sum(shard.samples for shard in shards), count)
-        readers = [partial(index.read, number) for number in numbers.tolist()]
-        bands = index.dataset.bands
-        images, kept = _decode(readers, encoder, encoder.preprocessing.of_prepared, bands)
-        return Samples(
-            _cut(images, encoder.img_size, f"{where}, split {chosen}", bands),
-            torch.from_numpy(np.asarray(index.labels)[numbers[kept]].astype(np.int64)).clamp(min=-1),
-            f'{where}, split "{chosen}"',
-            len(readers) - len(kept),
-            fit_bands(encoder.bands, bands, where),
-        )
+    prepared = split is not None or is_url(data) or not is_unprepared(Path(data))
+    preprocessing, bands, where = encoder.preprocessing, encoder.bands, data
     with tempfile.TemporaryDirectory(prefix="mae-vit-inspect-") as scratch:
-        source = find_images(os.path.join(".", data), out=Path(scratch), class_folder="first")
-        entries = [source.entries[place] for place in _draw(len(source.entries), count).tolist()]
-        readers = [entry.read for entry in entries]
-        images, _ = _decode(readers, encoder, encoder.preprocessing, encoder.bands)
-    return Samples(
-        _cut(images, encoder.img_size, data, encoder.bands),
-        torch.full((len(images),), -1),
-        data,
-        len(readers) - len(images),
-        encoder.bands,
-    )
-
-
-def _decode(
-    readers: Sequence[Callable[[], bytes]],
-    encoder: EncoderInfo,
-    preprocessing: Preprocessing,
-    bands: Bands,
-) -> tuple[list[np.ndarray], list[int]]:
-    """Returns the images that can be decoded, (C, any size) each, and their indices in `readers`."""
-    images, kept = [], []
-    for place, read in enumerate(readers):
-        with suppress(OSError, ReadError, DecodeError):
-            images.append(preprocess(read(), encoder.in_chans, preprocessing, bands))
-            kept.append(place)
-    return images, kept
+        if prepared:
+            folder, remote = resolve_data_path(data)
+            there = read_dataset(folder).splits
+            chosen = split or next((name for name in _SPLITS if name in there), next(iter(there)))
+            index, where = open_index(folder, chosen, remote=remote), redact_url(data)
+            # Only the first remote shards: each is downloaded whole.
+            shards = index.split_info.shards[: _FETCHED if remote else None]
+            numbers = _draw(sum(shard.samples for shard in shards), count)
+            readers = [partial(index.read, number) for number in numbers.tolist()]
+            labels = np.asarray(index.labels)[numbers].astype(np.int64).clip(min=-1)
+            preprocessing, bands = encoder.preprocessing.of_prepared, index.dataset.bands
+        else:
+            source = find_images(os.path.join(".", data), out=Path(scratch), class_folder="first")
+            readers = [source.entries[place].read for place in _draw(len(source.entries), count).tolist()]
+            labels = np.full(len(readers), -1)
+        images, kept = [], []
+        for place, read in enumerate(readers):
+            with suppress(OSError, ReadError, DecodeError):
+                images.append(preprocess(read(), encoder.in_chans, preprocessing, bands))
+                kept.append(place)
+    of_split = f', split "{chosen}"' if prepared else ""
+    if not images:
+        raise InputError(f"{where}{of_split}: not one of the images that were drawn can be decoded")
+    augment = Augment(img_size=encoder.img_size, bands=bands)
+    pixels = augment.apply(images, augment.draw(_SEED, 0, np.arange(len(images))))
+    lost, fitted = len(readers) - len(images), fit_bands(encoder.bands, bands, where)
+    return Samples(torch.from_numpy(pixels), torch.from_numpy(labels[kept]), where + of_split, lost, fitted)
 
 
 def _draw(total: int, count: int) -> np.ndarray:
     """Draws `count` of `total` samples in keyed order: a smaller draw begins a larger one."""
     return permute(np.arange(min(count, total)), total, derive_key(_SEED, RngStream.ORDER, 0))
-
-
-def _cut(images: list[np.ndarray], img_size: tuple[int, int], where: str, bands: Bands) -> Tensor:
-    if not images:
-        raise InputError(f"{where}: not one of the images that were drawn can be decoded")
-    augment = Augment(img_size=img_size, bands=bands)
-    return torch.from_numpy(augment.apply(images, augment.draw(_SEED, 0, np.arange(len(images)))))

@@ -1,4 +1,4 @@
-"""Writes the inspection of one encoder, or of two side by side."""
+"""Opens and inspects one encoder, or two side by side."""
 
 from __future__ import annotations
 
@@ -14,20 +14,86 @@ import numpy as np
 import torch
 from markupsafe import Markup
 
+from mae_vit.config.load import load_config, read_run_config
 from mae_vit.core.errors import InputError
 from mae_vit.core.files import replace_folder, temporary_name
 from mae_vit.core.messages import count_of, error_reason
 from mae_vit.inspection.figures import View, to_png
 from mae_vit.inspection.images import Samples, draw_samples
-from mae_vit.inspection.subject import InspectedEncoder, open_subject
 from mae_vit.inspection.views import all_views
+from mae_vit.objectives.objective import Objective
+from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.pages import image, render
+from mae_vit.training.checkpoints.checkpoint import STATE
+from mae_vit.weights.encoder import PretrainedEncoder, encoder_from_weights
+from mae_vit.weights.load import load_weights
+from mae_vit.weights.mae_decoder import read_decoder
+from mae_vit.weights.read import Weights, read_weights
 
 INDEX = "index.html"
 # Lists the folder's contents: a folder with other files is not replaced.
 _CONTENTS = "inspection.json"
 # Folders of two compared encoders.
 _SIDES = ("a", "b")
+
+
+@dataclass(frozen=True)
+class InspectedEncoder:
+    """An encoder under inspection.
+
+    Attributes:
+        name: weights as the user named them, for titles.
+        model: encoder, read-out and normalization.
+        objective: trained objective around the encoder; None if the weights hold only the encoder.
+        why_no_objective: the reason, for the page.
+        picture_bands: the bands that images are drawn in, from its run; None chooses.
+    """
+
+    name: str
+    model: PretrainedEncoder
+    objective: Objective | None
+    why_no_objective: str = ""
+    picture_bands: tuple[int | str, ...] | None = None
+
+
+def open_subject(source: str, *, norm_pix_loss: bool = False) -> InspectedEncoder:
+    """Opens the weights that `--ckpt` names, with the picture bands of their run.
+
+    `norm_pix_loss` says that an official file's decoder predicts normalized pixels: the file does not say. Raises
+    InputError if they are no Vision Transformer, or `norm_pix_loss` has no effect.
+    """
+    weights = read_weights(source)
+    model = encoder_from_weights(weights)
+    _ = model.info.vit  # other families have no attention to show
+    bands = None
+    if (Path(source) / "config.yaml").is_file():
+        monitor = read_run_config(Path(source)).get("monitor")
+        wanted = monitor.get("picture_bands") if isinstance(monitor, dict) else None
+        bands = tuple(wanted) if isinstance(wanted, list) else None
+    decoder = read_decoder(weights, model.encoder, model.info, norm_pix_loss=norm_pix_loss)
+    if decoder is not None:
+        why = "" if decoder.mae else "nothing says how many heads its decoder has"
+        return InspectedEncoder(source, model, decoder.mae, why, bands)
+    objective, why = _open_objective(source, weights, model)
+    return InspectedEncoder(source, model, objective, why, bands)
+
+
+def _open_objective(source: str, weights: Weights, model: PretrainedEncoder) -> tuple[Objective | None, str]:
+    """Opens an objective other than MAE with its head, or returns None and the reason."""
+    if not (weights.path / STATE).is_file() or weights.objective is None:
+        if "fc_norm.weight" in weights.tensors or "head.weight" in weights.tensors:
+            return None, "it was fine-tuned: there is nothing to reconstruct by"
+        return (
+            None,
+            "the file holds an encoder alone: reconstructions need the run folder, which has the rest",
+        )
+    config = load_config(PretrainConfig, Path(source) / "config.yaml", imports_plugins=False)
+    section, info = config.objective, model.info
+    if section.uses_labels:
+        return None, "it learned from labels: there is nothing to reconstruct by"
+    objective = section.build(model.encoder, mean=info.mean, std=info.std, bands=info.bands)
+    load_weights(weights, objective.encoder, objective, objective=section.name)
+    return objective.eval(), ""
 
 
 @dataclass(frozen=True)
@@ -55,22 +121,12 @@ def inspect(
     norm_pix_loss: bool = False,
     device: torch.device | None = None,
 ) -> Path:
-    """Writes pictures (PNG), their numbers (CSV, NPZ) and one page that shows all.
+    """Writes pictures (PNG), their numbers (CSV, NPZ) and one page that shows all; returns the page's path.
 
-    Args:
-        sources: the weights of one encoder, or of two to compare.
-        data: prepared shards, a folder of images or an archive.
-        out: folder; a new inspection replaces an earlier one once it is complete.
-        images: largest number of images.
-        split: split of prepared data.
-        norm_pix_loss: whether the decoder of an official file predicts normalized pixels.
-        device: device to compute on; the CPU by default.
-
-    Returns:
-        Path of the page.
-
-    Raises:
-        InputError: if weights or images cannot be read, or `out` is no inspection.
+    `sources` are the weights of one encoder, or of two to compare; `data` prepared shards, a folder of images or an
+    archive. A new inspection replaces an earlier one in `out` once it is complete. `norm_pix_loss` says that the
+    decoder of an official file predicts normalized pixels. Raises InputError if weights or images cannot be read, or
+    `out` is no inspection.
     """
     _check_place(out)
     subjects = [open_subject(source, norm_pix_loss=norm_pix_loss) for source in sources]
@@ -121,7 +177,7 @@ def _write_views(
         if part is not None:
             part.to(device or "cpu")
     written = []
-    for view in all_views(subject, samples):
+    for view in all_views(subject.model, subject.objective, samples):
         png, path = to_png(view.drawn), folder / view.name
         path.with_suffix(".png").write_bytes(png)
         files = [path.with_suffix(".png")]
@@ -152,7 +208,7 @@ def _page(parts: Sequence[tuple[InspectedEncoder, Samples, list[WrittenView]]], 
 def _facts(subject: InspectedEncoder, samples: Samples) -> dict[str, str]:
     info = subject.model.info
     height, width = info.img_size
-    unfinished = subject.model.start.remarks.get("unfinished")
+    unfinished = subject.model.weights.remarks.get("unfinished")
     facts = {
         "weights": subject.name + (f" ({unfinished})" if unfinished else ""),
         "objective": info.objective + (f", {info.step:,} steps" if info.step else ""),

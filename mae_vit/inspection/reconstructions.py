@@ -11,8 +11,8 @@ from torch import Tensor
 from mae_vit.core.batch import Batch
 from mae_vit.core.image_rows import Picture
 from mae_vit.core.keyed_rng import SampleKeys
-from mae_vit.models.counts import num_masked_patches
 from mae_vit.models.masking import Masking, random_masking, unit_masking
+from mae_vit.models.sizes import num_masked_patches
 from mae_vit.objectives.mae import MAE
 from mae_vit.objectives.objective import Objective
 from mae_vit.objectives.reconstruction import psnr_metrics, reconstruction_pictures

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Sequence
-from typing import Protocol
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from mae_vit.core.bands import Bands
-from mae_vit.core.composites import in_colors
-from mae_vit.core.image_rows import Picture, draw_rows
-from mae_vit.inspection.attention import (
-    attention_maps,
-    attention_weights,
-    head_entropy,
-    mean_attention_distance,
-    rollout,
-)
-from mae_vit.inspection.features import feature_components, position_similarity
+from mae_vit.core.image_rows import Picture, draw_rows, in_colors
 from mae_vit.inspection.figures import (
     Table,
     View,
@@ -28,27 +20,26 @@ from mae_vit.inspection.figures import (
     draw_tiles,
     in_false_color,
     similarity_grid,
+    to_png,
 )
-from mae_vit.inspection.images import Samples
+from mae_vit.inspection.images import Samples, as_drawn
+from mae_vit.inspection.measures import (
+    attention_maps,
+    attention_weights,
+    feature_components,
+    head_entropy,
+    mean_attention_distance,
+    position_similarity,
+    rollout,
+)
 from mae_vit.inspection.reconstructions import reconstruct
-from mae_vit.inspection.subject import InspectedEncoder
 from mae_vit.models.encoders.base import Encoder
 from mae_vit.models.sizes import Pool
-from mae_vit.objectives.objective import Objective
+from mae_vit.objectives.objective import Objective, Task
 from mae_vit.weights.encoder import PretrainedEncoder
 
-
-class InspectableEncoder(Protocol):
-    """An encoder and its normalization: `PretrainedEncoder`, or an objective in training."""
-
-    @property
-    def encoder(self) -> Encoder:
-        """Returns the encoder."""
-
-    def normalize(self, images: Tensor) -> Tensor:
-        """Normalizes raw values (B, C, H, W) for the encoder."""
-
-
+# An encoder and its normalization, trained or in training.
+InspectableEncoder = PretrainedEncoder | Objective
 _SHOWN = 8
 # Images to average over; ViT takes 128 (App. D.7).
 _AVERAGED = 128
@@ -58,13 +49,32 @@ _SHOWN_IN_BANDS = 4
 _MOST_BANDS = 20
 
 
-def all_views(subject: InspectedEncoder, samples: Samples) -> Iterator[View]:
+def all_views(model: PretrainedEncoder, objective: Objective | None, samples: Samples) -> Iterator[View]:
     """Yields all views; the later ones take longer."""
-    yield from band_views(subject.objective, samples)
-    yield from reconstruction_views(subject, samples)
-    yield from attention_views(subject.model, samples)
-    yield position_view(subject.model.encoder)
-    yield feature_view(subject.model, samples)
+    yield from band_views(objective, samples)
+    if objective is not None:
+        yield from reconstruction_views(objective, samples)
+    yield from attention_views(model, samples)
+    yield position_view(model.encoder)
+    yield feature_view(model, samples)
+
+
+def draw_views(
+    task: Task, images: Tensor, picture_bands: Sequence[int | str] | None = None
+) -> dict[str, np.ndarray]:
+    """Draws the cheap views of an objective in training, which keeps its mode: name -> uint8 (H, W, 3).
+
+    They are rollout, attention distance and positions. Distances are averaged over `images`, raw values (n, C, H, W) on
+    its device.
+    """
+    assert isinstance(task, Objective)
+    encoder, shown = task.encoder, as_drawn(images, task.bands, picture_bands)
+    weights = attention_weights(encoder, task.normalize(images))
+    distance = next(head_views(task, images))
+    views = [rollout_view(encoder, shown, weights, "mean"), distance, position_view(encoder)]
+    return {
+        view.name: np.asarray(Image.open(io.BytesIO(to_png(view.drawn))).convert("RGB")) for view in views
+    }
 
 
 def band_views(objective: Objective | None, samples: Samples) -> Iterator[View]:
@@ -109,12 +119,10 @@ def _band_statistics(samples: Samples, bands: Bands) -> Table:
     return ["band", "min", "mean", "max", "missing_share"], rows
 
 
-def reconstruction_views(subject: InspectedEncoder, samples: Samples) -> Iterator[View]:
-    """Draws the objective's predictions of masked patches; nothing without an objective."""
-    if subject.objective is None:
-        return
-    batch = samples.batch(_MEASURED).to(subject.objective.mean.device)
-    reconstructions = reconstruct(subject.objective, batch, shown=_SHOWN)
+def reconstruction_views(objective: Objective, samples: Samples) -> Iterator[View]:
+    """Draws the objective's predictions of masked patches."""
+    batch = samples.batch(_MEASURED).to(objective.mean.device)
+    reconstructions = reconstruct(objective, batch, shown=_SHOWN)
     names = list(dict.fromkeys(name for item in reconstructions for name in item.metrics))
     table: Table = (
         ["mask", "ratio", *names],

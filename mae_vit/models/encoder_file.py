@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -68,19 +69,14 @@ class EncoderInfo:
 
     @property
     def vit(self) -> ViTGeometry:
-        """The geometry of a plain Vision Transformer; see `check_vit`."""
-        self.check_vit()
-        assert isinstance(self.geometry, ViTGeometry)
-        return self.geometry
-
-    def check_vit(self) -> None:
-        """Raises InputError for other families, in commands that support only the plain Vision Transformer."""
-        if not isinstance(self.geometry, ViTGeometry):
-            timm = "; its encoder.safetensors has the names of timm's network"
-            raise InputError(
-                f"the encoder is {self.geometry.describe()} (model.family={self.geometry.family}): this takes "
-                f"model.family=vit alone{timm if self.geometry.family == 'network' else ''}"
-            )
+        """The geometry of a plain Vision Transformer; raises InputError for other families."""
+        if isinstance(self.geometry, ViTGeometry):
+            return self.geometry
+        timm = "; its encoder.safetensors has the names of timm's network"
+        raise InputError(
+            f"the encoder is {self.geometry.describe()} (model.family={self.geometry.family}): this takes "
+            f"model.family=vit alone{timm if self.geometry.family == 'network' else ''}"
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields as plain data, without some that have their default."""
@@ -123,10 +119,8 @@ def to_metadata(values: Mapping[str, Any]) -> dict[str, str]:
 def read_metadata(path: Path) -> dict[str, Any]:
     """Reads our metadata from a safetensors file; empty if another program wrote it.
 
-    Raises:
-        OSError: if it cannot be read.
-        SafetensorError: if it is not a safetensors file.
-        ValueError: if our metadata is not JSON.
+    Raises OSError if it cannot be read. Raises SafetensorError if it is not a safetensors file. Raises ValueError if
+    our metadata is not JSON.
     """
     with safe_open(path, framework="pt") as file:
         metadata: dict[str, Any] = json.loads((file.metadata() or {}).get(_KEY, "{}"))
@@ -150,3 +144,51 @@ def read_info(path: Path) -> EncoderInfo | None:
         return EncoderInfo(**{**known, **changed})
     except (OSError, SafetensorError, ValueError, KeyError, TypeError):
         return None
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The cost of training. A value is None if it is unknown.
+
+    Attributes:
+        images_seen: number of images seen; each view counts.
+        flops: model FLOPs.
+    """
+
+    images_seen: int | None
+    flops: float | None
+
+    def __add__(self, other: Cost) -> Cost:
+        images, more = self.images_seen, other.images_seen
+        flops, more_flops = self.flops, other.flops
+        return Cost(
+            None if images is None or more is None else images + more,
+            None if flops is None or more_flops is None else flops + more_flops,
+        )
+
+
+UNKNOWN = Cost(None, None)
+
+
+def cost_of_info(info: EncoderInfo | None) -> Cost:
+    """Returns the cost that an encoder file records, including the weights it was initialized from (`model.init`)."""
+    if info is None:
+        return UNKNOWN
+    own = Cost(info.images_seen, info.flops)
+    return own if info.before is None else own + Cost(info.before["images_seen"], info.before["flops"])
+
+
+def cost_of_weights(weights: str | None) -> Cost:
+    """Reads the cost of weights, including the weights they were initialized from (`model.init`).
+
+    `weights` is a run folder or a value of `--ckpt`; None is random weights, which cost nothing. Classifiers and
+    third-party files record no cost.
+    """
+    if weights is None:
+        return Cost(0, 0.0)
+    path = Path(weights)
+    file = path / "encoder.safetensors" if path.is_dir() else path
+    with suppress(OSError, SafetensorError, ValueError):
+        if not {"classes", "segments"} & read_metadata(file).keys():
+            return cost_of_info(read_info(file))
+    return UNKNOWN

@@ -44,8 +44,7 @@ class Geometry(ABC):
     def build(self, **drops: float) -> Encoder:
         """Builds an encoder of this geometry with fresh weights; `drops` are rates of dropout and drop-path.
 
-        Raises:
-            ValueError: if there is no such encoder, for example if a network does not take such images.
+        Raises ValueError if there is no such encoder, for example if a network does not take such images.
         """
         module, _, name = self.built_by.partition(":")
         encoder: Encoder = getattr(import_module(module), name)(**self._arguments(), **drops)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mae_vit.core.keyed_rng import RngStream, SampleKeys
-from mae_vit.models.counts import count_units, num_masked_patches
+from mae_vit.models.sizes import count_units, num_masked_patches
 
 KIND_MASK, KIND_RANDOM, KIND_UNCHANGED = 0, 1, 2
 
@@ -20,8 +20,7 @@ KIND_MASK, KIND_RANDOM, KIND_UNCHANGED = 0, 1, 2
 def patch_noise(keys: SampleKeys, num_patches: int) -> Tensor:
     """Draws integers for sorting, int64 (B, N), distinct within a row, so that all devices sort them in the same order.
 
-    Raises:
-        ValueError: for more than 2**16 patches.
+    Raises ValueError for more than 2**16 patches.
     """
     return _ranked(keys.random_uint32(RngStream.MASK, num_patches))
 
@@ -112,12 +111,7 @@ class Corruption:
 
 
 def corrupt(
-    keys: SampleKeys,
-    num_patches: int,
-    *,
-    corrupt_ratio: float,
-    mask_share: float,
-    random_share: float,
+    keys: SampleKeys, num_patches: int, *, corrupt_ratio: float, mask_share: float, random_share: float
 ) -> Corruption:
     """Draws exactly round(corrupt_ratio * N) corrupted patches per image.
 

@@ -67,14 +67,9 @@ def mean_band_bins(
 ) -> tuple[Tensor, Tensor | None]:
     """Quantizes the mean of each band of each patch to 3 bits, as `mean_color_bins` does for 8-bit images.
 
-    Args:
-        images: float32 (B, C, H, W), 0..1, missing values 0. Values outside go into the first or last bin.
-        patch_size: P.
-        valid: bool (B, C, H, W), true = present; None if no value is missing.
-
-    Returns:
-        int64 (B, N, C) in [0, 8); and bool (B, N, C), false if a patch has no valid value of a band, or None
-        without `valid`.
+    Images are float32 (B, C, H, W), 0..1, missing values 0; values outside go into the first or last bin. `valid`, bool
+    (B, C, H, W), is true where a value is present; None if none is missing. Returns int64 (B, N, C) in [0, 8); and bool
+    (B, N, C), false if a patch has no valid value of a band, or None without `valid`.
     """
     channels = images.shape[1]
 

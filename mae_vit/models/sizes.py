@@ -1,4 +1,4 @@
-"""Sizes of encoders, and names of other choices. Importing this module imports no torch."""
+"""Sizes of encoders, names of other choices, numbers of patches. Importing this module imports no torch."""
 
 from __future__ import annotations
 
@@ -39,3 +39,19 @@ SIZES = {
     "L": Size(1024, 24, 16),
     "H": Size(1280, 32, 16),
 }
+
+
+def num_masked_patches(num_patches: int, mask_ratio: float) -> int:
+    """Returns N - int(N * (1 - mask_ratio)), as the official MAE code rounds."""
+    return num_patches - int(num_patches * (1 - mask_ratio))
+
+
+def count_units(grid_size: tuple[int, int], mask_unit: int) -> int:
+    """Returns U, the number of squares of `mask_unit` x `mask_unit` patches in an image.
+
+    Raises ValueError if the squares do not fill the grid; the message begins with the key.
+    """
+    rows, columns = grid_size
+    if rows % mask_unit or columns % mask_unit:
+        raise ValueError(f"mask_unit={mask_unit} does not divide the {rows} x {columns} patches of an image")
+    return rows * columns // mask_unit**2

@@ -1,17 +1,19 @@
-"""Options of the pretraining objectives; checked without importing torch."""
+"""Options of the pretraining objectives, and the dictionary of them below; checked without importing torch.
+
+Config, command line and contract tests iterate over the dictionary. An objective has its network in a file of its own.
+"""
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 
 from pydantic import Field, model_validator
 from typing_extensions import Unpack
 
 from mae_vit.config.encoders import ENCODERS, EncoderSection
-from mae_vit.config.section import Section
-from mae_vit.models.counts import count_units, num_masked_patches
-from mae_vit.models.sizes import Pool
+from mae_vit.config.section import OneOf, Section
+from mae_vit.models.sizes import Pool, count_units, num_masked_patches
 
 if TYPE_CHECKING:
     from mae_vit.models.encoders.base import Encoder
@@ -86,6 +88,20 @@ class ObjectiveSection(Section):
         return objective
 
 
+def _count_masked(geometry: Geometry, mask_ratio: float, mask_unit: int) -> int:
+    """Returns the number of masked patches; raises ValueError, which names the key, if it is none or all."""
+    units = count_units(geometry.grid_size, mask_unit)
+    num_masked = num_masked_patches(units, mask_ratio)
+    if not 0 < num_masked < units:
+        state = "visible" if num_masked else "masked"
+        what = "patches" if mask_unit == 1 else "mask units"
+        raise ValueError(
+            f"mask_ratio={mask_ratio} leaves none of {units} {what} {state} "
+            f"(from {1 / units:.3g} to {1 - 1 / units:.3g})"
+        )
+    return num_masked * mask_unit**2
+
+
 def num_decoded_patches(num_masked: int, decode_ratio: float, mask_unit: int) -> int:
     """Returns the number of masked patches of an image that training predicts: those of whole mask units."""
     return round(decode_ratio * num_masked / mask_unit**2) * mask_unit**2
@@ -122,16 +138,7 @@ class MAEConfig(ObjectiveSection):
 
     def check(self, geometry: Geometry, num_classes: int) -> None:
         """Raises ValueError, which names the key, for options that do not fit the model."""
-        units = count_units(geometry.grid_size, self.mask_unit)
-        num_masked = num_masked_patches(units, self.mask_ratio)
-        if not 0 < num_masked < units:
-            state = "visible" if num_masked else "masked"
-            what = "patches" if self.mask_unit == 1 else "mask units"
-            raise ValueError(
-                f"mask_ratio={self.mask_ratio} leaves none of {units} {what} {state} "
-                f"(from {1 / units:.3g} to {1 - 1 / units:.3g})"
-            )
-        num_masked *= self.mask_unit**2
+        num_masked = _count_masked(geometry, self.mask_ratio, self.mask_unit)
         if not num_decoded_patches(num_masked, self.decode_ratio, self.mask_unit):
             raise ValueError(
                 f"decode_ratio={self.decode_ratio} predicts none of {num_masked} masked patches "
@@ -146,7 +153,7 @@ class MAEConfig(ObjectiveSection):
             )
         if self.decoder_embed_dim % 4:
             raise ValueError(
-                f"decoder_embed_dim={self.decoder_embed_dim} must be divisible by 4 (2-D sin-cos positions)"
+                f"decoder_embed_dim={self.decoder_embed_dim} is not divisible by 4 (sin-cos positions)"
             )
 
 
@@ -195,7 +202,7 @@ class MaskedPatchConfig(ObjectiveSection):
         random_share: share of these patches that become another patch.
     """
 
-    built_by: ClassVar[str] = "mae_vit.objectives.masked_patch:MaskedPatch"
+    built_by: ClassVar[str] = "mae_vit.objectives.masked_patch:masked_patch"
     needs = "replaces_patches"
     name: Literal["masked_patch"]
     target: Literal["mean_color", "downsized_4x4", "pixels_l2"] = "mean_color"
@@ -207,9 +214,7 @@ class MaskedPatchConfig(ObjectiveSection):
         """Raises ValueError, which names the key, for options that do not fit the model."""
         num_patches = geometry.grid_size[0] * geometry.grid_size[1]
         if not 0 < round(self.corrupt_ratio * num_patches) < num_patches:
-            raise ValueError(
-                f"corrupt_ratio={self.corrupt_ratio} corrupts none or all of {num_patches} patches"
-            )
+            raise ValueError(f"corrupt_ratio={self.corrupt_ratio} corrupts none or all {num_patches} patches")
         if self.mask_share + self.random_share > 1:
             raise ValueError(f"mask_share={self.mask_share} + random_share={self.random_share} exceed 1")
         cells = COLOR_CELLS.get(self.target, 1)
@@ -278,9 +283,7 @@ class SimMIMConfig(ObjectiveSection):
 
     def check(self, geometry: Geometry, num_classes: int) -> None:
         """Raises ValueError, which names the key, for options that do not fit the model."""
-        units = count_units(geometry.grid_size, self.mask_unit)
-        if not 0 < num_masked_patches(units, self.mask_ratio) < units:
-            raise ValueError(f"mask_ratio={self.mask_ratio} masks none or all of {units} mask units")
+        _count_masked(geometry, self.mask_ratio, self.mask_unit)
 
 
 class SupervisedConfig(ObjectiveSection):
@@ -317,5 +320,27 @@ class SupervisedConfig(ObjectiveSection):
         """Raises ValueError, which names the key, for options that do not suit the data."""
         if num_classes < 2:
             raise ValueError(
-                f'name="supervised" needs labels of two classes at least; the data has {num_classes}'
+                f'name="supervised" needs labels of two classes or more; the data has {num_classes}'
             )
+
+
+OBJECTIVES: dict[str, type[ObjectiveSection]] = {
+    "mae": MAEConfig,
+    "contrastive_mae": ContrastiveMAEConfig,
+    "masked_patch": MaskedPatchConfig,
+    "joint": JointConfig,
+    "simmim": SimMIMConfig,
+    "supervised": SupervisedConfig,
+}
+
+ObjectiveConfig = Annotated[ObjectiveSection, OneOf(OBJECTIVES, "name")]
+
+
+def register_objective(section: type[ObjectiveSection]) -> None:
+    """Adds an objective under the value of its section's `name`. A plug-in calls it on import.
+
+    Raises ValueError if another objective has that name.
+    """
+    (name,) = get_args(section.model_fields["name"].annotation)
+    if OBJECTIVES.setdefault(name, section) is not section:
+        raise ValueError(f'there is an objective "{name}"')

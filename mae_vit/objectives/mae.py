@@ -17,14 +17,19 @@ from mae_vit.core.image_rows import Picture
 from mae_vit.core.keyed_rng import SampleKeys
 from mae_vit.models.attention import PlainOrFusedAttention
 from mae_vit.models.encoders.base import Encoder, init_transformer
-from mae_vit.models.encoders.vit import block_for_queries
+from mae_vit.models.encoders.vit import block_for_queries, sincos_position_table
 from mae_vit.models.masking import Masking, random_masking, unit_masking
 from mae_vit.models.patches import patchify, take_tokens
-from mae_vit.models.pos_embed import sincos_position_table
 from mae_vit.objectives.config import MAEConfig, num_decoded_patches
-from mae_vit.objectives.missing import standardize_patches, weigh
 from mae_vit.objectives.objective import Objective, ObjectiveOutput, Pixels
-from mae_vit.objectives.reconstruction import error_sums, local_average, psnr_metrics, reconstruction_pictures
+from mae_vit.objectives.reconstruction import (
+    error_sums,
+    local_average,
+    psnr_metrics,
+    reconstruction_pictures,
+    standardize_patches,
+    weigh,
+)
 
 # LayerNorm epsilon of the official code, everywhere (timm's default as well).
 LAYER_NORM_EPS = 1e-6
@@ -66,8 +71,7 @@ class MAE(Objective):
     def encode_and_reconstruct(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Masks by the batch's keys and predicts.
 
-        Returns:
-            The loss, float32 (), and the encoded visible tokens (B, k + N_keep, D), class tokens first.
+        Returns the loss, float32 (), and the encoded visible tokens (B, k + N_keep, D), class tokens first.
         """
         masking = self.draw_masking(batch.keys)
         images = self.normalize(batch.images)  # float32 (B, C, H, W)
@@ -87,8 +91,8 @@ class MAE(Objective):
     def reconstruct(self, images: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Masks the patches with the highest noise (B, N; distinct within a row), encodes and decodes.
 
-        Returns:
-            Predictions (B, N, P*P*C) for all patches, and the mask float32 (B, N), 1 = masked and counted in the loss.
+        Returns predictions (B, N, P*P*C) for all patches, and the mask float32 (B, N), 1 = masked and counted in the
+        loss.
         """
         masking = random_masking(noise, self.mask_ratio)
         return self.predict_all(images, masking), masking.mask
@@ -139,7 +143,7 @@ class MAE(Objective):
         """Computes the squared errors, for training, held-out images and `masked_mse`.
 
         The loss is their mean over masked patches only (MAE Sec. 3). Errors of missing values are meaningless:
-        `mae_vit.objectives.missing.weigh` leaves them out.
+        `mae_vit.objectives.reconstruction.weigh` leaves them out.
         (B, N, P*P*C), or (B, M, P*P*C) for the patches `ids`, -> float32 of the same shape.
         """
         target, _, _ = self.targets(images, ids, valid)  # (B, N or M, P*P*C)

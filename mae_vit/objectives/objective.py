@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -110,8 +110,7 @@ class Task(nn.Module, ABC):
     def layer_of(self, name: str) -> int | None:
         """Returns the number of a parameter's layer for layer-wise rate decay; None for the last layer, with the head.
 
-        Raises:
-            ValueError: for an encoder's parameter that belongs to no layer.
+        Raises ValueError for an encoder's parameter that belongs to no layer.
         """
         held, _, rest = name.partition(".")
         encoder = getattr(self, "encoder", None) if held == "encoder" else None
@@ -124,11 +123,11 @@ class Task(nn.Module, ABC):
 
     @abstractmethod
     def evaluation_sums(self, batch: Batch) -> dict[str, Tensor]:
-        """Computes sums over the images of a batch; the caller adds them over batches and ranks."""
+        """Sums over the images of a batch: scalars or vectors, which the caller adds over batches and ranks."""
 
     @abstractmethod
-    def evaluation_metrics(self, sums: dict[str, float]) -> dict[str, float]:
-        """Turns total sums into named metrics of held-out images."""
+    def evaluation_metrics(self, sums: dict[str, Any]) -> dict[str, float]:
+        """Turns total sums, a float or float64 (n,) each, into named metrics of held-out images."""
 
     @abstractmethod
     def pictures(self, batch: Batch) -> list[Picture]:

@@ -13,14 +13,19 @@ from typing_extensions import Unpack
 
 from mae_vit.core.batch import Batch
 from mae_vit.core.image_rows import Picture
-from mae_vit.models.counts import count_units
 from mae_vit.models.encoders.base import Encoder, init_transformer
 from mae_vit.models.masking import patch_noise, random_masking, spread_over_units
 from mae_vit.models.patches import patchify, unpatchify
+from mae_vit.models.sizes import count_units
 from mae_vit.objectives.config import SimMIMConfig
-from mae_vit.objectives.missing import weigh
 from mae_vit.objectives.objective import Objective, ObjectiveOutput, Pixels
-from mae_vit.objectives.reconstruction import error_sums, local_average, psnr_metrics, reconstruction_pictures
+from mae_vit.objectives.reconstruction import (
+    error_sums,
+    local_average,
+    psnr_metrics,
+    reconstruction_pictures,
+    weigh,
+)
 
 
 class SimMIM(Objective):

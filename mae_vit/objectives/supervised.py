@@ -28,10 +28,7 @@ class Supervised(Objective):
         super().__init__(encoder, **pixels)
         self.pool = config.pool
         self.labels = LabelLoss(
-            num_classes,
-            label_smoothing=config.label_smoothing,
-            mixup=config.mixup,
-            cutmix=config.cutmix,
+            num_classes, label_smoothing=config.label_smoothing, mixup=config.mixup, cutmix=config.cutmix
         )
         width = encoder.embed_dim
         hidden = [nn.Linear(width, width), nn.Tanh()] if config.head == "mlp" else []

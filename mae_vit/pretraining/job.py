@@ -2,45 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from mae_vit.config.command_line import Arguments
 from mae_vit.config.load import load_config
-from mae_vit.config.plan import Plan
-from mae_vit.core.batch import Batch
-from mae_vit.core.files import write_atomically
-from mae_vit.data.batches.prefetch import fetch_split
-from mae_vit.data.order.order import Skipped
-from mae_vit.models.encoder_file import EncoderInfo, encoder_bytes
-from mae_vit.objectives.objective import Objective
 from mae_vit.objectives.pretrain_config import PretrainConfig
-from mae_vit.pretraining.data import Data
 from mae_vit.pretraining.plan_text import describe_plan
 from mae_vit.pretraining.setup import Setup, initialize, seen_labels, set_up
 from mae_vit.runtime.ranks import Ranks, find_ranks
-from mae_vit.training.checkpoints.format import COST_BEFORE, LABELS_SEEN
-from mae_vit.training.checkpoints.resume import run_identity
-from mae_vit.training.engines.base import Engine
+from mae_vit.training.checkpoints.checkpoint import COST_BEFORE, LABELS_SEEN
 from mae_vit.training.engines.build import build_engine
-from mae_vit.training.engines.state import BestWeights
-from mae_vit.training.evals import HeldOut, OnlineProbe, Views
 from mae_vit.training.outputs.plan_text import print_notes
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.run import run
-from mae_vit.training.run_setup import RunSetup
-from mae_vit.training.startup import (
-    agree_on_precision,
-    as_array_task,
-    is_finished,
-    note_of_run_around,
-    open_run_folder,
-    resume_or_start,
-    settle_precision,
-)
+from mae_vit.training.startup import as_array_task, begin, note_of_run_around, open_run_folder, run_identity
+from mae_vit.training.trainer import RunSetup
 
 _NOTHING_HELD_OUT = (
     "{why}: no held-out metrics and no pictures (mae-vit prepare ... --holdout 0.05 sets some images aside)"
@@ -89,113 +67,39 @@ def pretrain(arguments: Arguments) -> Path:
 
 
 def _train(setup: Setup, arguments: Arguments, folder: RunFolder) -> None:
-    config, ranks = setup.config, setup.ranks
-    identity = run_identity(config, derived=setup.data.identity)
-    fetch_split(setup.data.index, setup.data.source, setup.data.order, say=ranks.local_rank == 0)
-    checkpoint = resume_or_start(config, arguments, folder, identity, ranks, setup.device)
-    if checkpoint is not None and is_finished(folder, checkpoint, setup.plan, ranks):
-        if ranks.rank == 0:
-            print(f"{folder.path} is finished ({checkpoint.step} steps); encoder: {folder.encoder}")
+    identity, say = run_identity(setup.config, derived=setup.data.identity), setup.ranks.rank == 0
+    begun = begin(setup, identity, arguments, folder)
+    if begun is None:
+        if say:
+            print(f"{folder.path} is finished ({setup.plan.total_steps} steps); encoder: {folder.encoder}")
         return
-    chosen = agree_on_precision(config.train.precision, setup.device, ranks)
-    config, identity, chosen = settle_precision(config, identity, checkpoint, chosen, setup.device)
-    setup = replace(setup, config=config)
-    if ranks.rank == 0:
-        print(f"precision: {chosen}")
-    objective = setup.build()
+    setup, identity, precision, checkpoint = begun
+    config, objective = setup.config, setup.build()
     # Initial weights may have seen labels.
     begins_from, before = config.model.init or "scratch", dict[str, Any]()
     if checkpoint is None:
-        weights = initialize(objective, config, setup.info, say=ranks.rank == 0)
+        weights = initialize(objective, config, setup.info, say=say)
         if weights is not None:
-            from mae_vit.weights.encoder import cost_of_start  # slow import that few runs need
+            from mae_vit.weights.encoder import cost_of  # slow import that few runs need
 
-            begins_from, before = weights.source, asdict(cost_of_start(weights))
+            begins_from, before = weights.source, asdict(cost_of(weights))
         labels = seen_labels(config, setup.data, weights.labels if weights else None)
         seen = labels.model_dump() if labels else None
     else:
         before = checkpoint.identity.get(COST_BEFORE) or before
         seen = checkpoint.identity.get(LABELS_SEEN, setup.info.labels)
-    info = replace(setup.info, labels=seen, before=before or None)
-    history = {LABELS_SEEN: info.labels} | ({COST_BEFORE: info.before} if info.before else {})
-    engine = build_engine(config, setup.plan, objective, ranks, setup.device)
-    noisy = any(config.model.drops.values())
+    setup = replace(setup, info=replace(setup.info, labels=seen, before=before or None))
+    history = {LABELS_SEEN: seen} | ({COST_BEFORE: before} if before else {})
     run_setup = RunSetup(
         config,
         setup.plan,
-        engine,
+        build_engine(config, setup.plan, objective, setup.ranks, setup.device),
         folder,
         identity.with_history(**history),
         setup.costs,
-        noisy,
+        noisy=any(config.model.drops.values()),
         begins_from=begins_from,
         advice=_NOTHING_HELD_OUT.format(why=setup.data.why_none),
-        plan_text=describe_plan(setup, folder, checkpoint, chosen, timed=False) if ranks.rank == 0 else "",
+        plan_text=describe_plan(setup, folder, checkpoint, precision, timed=False) if say else "",
     )
-    job = Job(config, setup.plan, setup.data, info, engine, folder, setup.costs.flops_per_image)
-    run(run_setup, job, checkpoint)
-
-
-@dataclass(frozen=True)
-class Job:
-    """The pretraining part of a run."""
-
-    config: PretrainConfig
-    plan: Plan
-    data: Data
-    info: EncoderInfo
-    engine: Engine
-    folder: RunFolder
-    flops_per_image: float
-
-    def batches(self, start_step: int, skipped: Skipped) -> Iterator[Batch]:
-        """Yields this rank's micro-batches from `start_step` to the end of the run."""
-        return self.data.batches(self.engine.ranks, self.plan, start_step, skipped)
-
-    def samples_of(self, data_step: int) -> list[dict[str, Any]]:
-        """Describes the samples of a data step."""
-        return self.data.samples_of(data_step)
-
-    def held_out(self) -> HeldOut | None:
-        """Loads the fixed held-out images."""
-        monitor = self.config.monitor
-        return self.data.held_out(
-            self.engine.ranks,
-            images=monitor.evaluate_images,
-            picture_images=monitor.picture_images,
-            batch_size=self.plan.batch_size_per_device,
-        )
-
-    def probe(self) -> OnlineProbe | None:
-        """Loads the online probe."""
-        return self.data.probe(self.engine.ranks, batch_size=self.plan.batch_size_per_device)
-
-    def views(self) -> Views | None:
-        """Returns the function that draws views of the encoder."""
-        if self.config.monitor.inspect_every_epochs is None:
-            return None
-        # Imports matplotlib.
-        from mae_vit.inspection.in_training import draw_views
-
-        return partial(draw_views, picture_bands=self.config.monitor.picture_bands)
-
-    def finish(self, step: int, best: BestWeights | None) -> tuple[dict[str, Any], Callable[[], None]]:
-        """Returns the numbers of the probe's images, and a function that writes `encoder.safetensors`; collective."""
-        content = b""
-        with self.engine.full_weights():
-            if self.engine.ranks.rank == 0:
-                images = step * self.plan.effective_batch_size
-                info = replace(self.info, step=step, images_seen=images, flops=images * self.flops_per_image)
-                objective = self.engine.objective
-                assert isinstance(objective, Objective)
-                content = encoder_bytes(objective.encoder, info)
-        results = {}
-        probe, index = self.data.probe_split, self.data.held_out_index
-        if index is not None and not probe.why_none:
-            sizes = {"images": len(probe.queries), "fitted_on": len(probe.support)}
-            results = {"probed": {**sizes, "classes": len(index.dataset.classes)}}
-        return results, partial(write_atomically, self.folder.encoder, content)
-
-    def results(self) -> list[str]:
-        """Returns the line that names the encoder."""
-        return [f"  encoder   {self.folder.encoder}"]
+    run(run_setup, setup, checkpoint)

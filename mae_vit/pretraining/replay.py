@@ -15,9 +15,8 @@ from PIL import Image
 from mae_vit.config.load import load_config, read_run_config
 from mae_vit.config.plan import make_plan
 from mae_vit.core.batch import Batch
-from mae_vit.core.composites import in_colors
 from mae_vit.core.errors import InputError
-from mae_vit.core.image_rows import Picture, draw_rows
+from mae_vit.core.image_rows import Picture, draw_rows, in_colors
 from mae_vit.core.keyed_rng import SampleKeys
 from mae_vit.data.batches.loader import load_batches
 from mae_vit.data.data_path import check_recorded
@@ -27,8 +26,7 @@ from mae_vit.pretraining.data import open_data
 from mae_vit.pretraining.setup import build_objective, count_classes, describe_encoder
 from mae_vit.runtime.device import find_device
 from mae_vit.runtime.ranks import Ranks
-from mae_vit.training.checkpoints.checkpoint import load_checkpoint
-from mae_vit.training.checkpoints.format import newest_before
+from mae_vit.training.checkpoints.checkpoint import load_checkpoint, newest_before
 
 _IMAGES_IN_A_ROW = 16
 _COLUMNS = ("place", "epoch", "sample", "shard", "key", "label")
@@ -58,12 +56,6 @@ class Replay:
 @torch.no_grad()
 def replay(run: Path, *, step: int | None, of_data: int | None = None, rank: int = 0) -> Replay:
     """Rebuilds a step.
-
-    Args:
-        run: run folder.
-        step: training step, counted from 1 as in `metrics.jsonl`.
-        of_data: data step, counted from 0 as in incident reports; overrides `step`.
-        rank: rank whose part is rebuilt.
 
     Raises:
         InputError: if folder, data, step or rank do not exist.

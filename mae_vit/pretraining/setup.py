@@ -2,33 +2,39 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from mae_vit.config.plan import Plan, check_grouping, make_plan
 from mae_vit.core.errors import InputError
-from mae_vit.data.channels import describe_data, with_channels
-from mae_vit.models.encoder_file import EncoderInfo
+from mae_vit.core.files import write_atomically
+from mae_vit.data.data_path import describe_data, with_channels
+from mae_vit.models.encoder_file import EncoderInfo, encoder_bytes
 from mae_vit.models.sizes import Pool
 from mae_vit.objectives.objective import Objective
 from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.pretraining.data import Data, open_data
 from mae_vit.runtime.ranks import Ranks
-from mae_vit.training.engines.build import optimizer_options
-from mae_vit.training.engines.compiling import choose_compiling
+from mae_vit.training import startup
+from mae_vit.training.engines.base import Engine
+from mae_vit.training.engines.build import choose_compiling, optimizer_options
 from mae_vit.training.engines.cost import Estimate, estimate, kept_bytes
-from mae_vit.training.startup import choose_device
+from mae_vit.training.engines.state import BestWeights
+from mae_vit.training.evals import HeldOut, OnlineProbe, Views
+from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.weights.seen_labels import SeenLabels
 
 if TYPE_CHECKING:
-    from mae_vit.weights.start import Weights
+    from mae_vit.weights.read import Weights
 
 
 @dataclass(frozen=True)
-class Setup:
-    """A config, resolved for these ranks.
+class Setup(startup.Setup):
+    """A config, resolved for these ranks: the pretraining part of a run.
 
     Attributes:
         info: description of the encoder.
@@ -36,8 +42,6 @@ class Setup:
     """
 
     config: PretrainConfig
-    ranks: Ranks
-    device: torch.device
     data: Data
     plan: Plan
     info: EncoderInfo
@@ -47,6 +51,46 @@ class Setup:
         """Builds encoder and objective, initialized from the run's seed."""
         return build_objective(self.config, self.info, num_classes=count_classes(self.config, self.data))
 
+    def held_out(self) -> HeldOut | None:
+        """Loads the fixed held-out images."""
+        monitor, size = self.config.monitor, self.plan.batch_size_per_device
+        images = {"images": monitor.evaluate_images, "picture_images": monitor.picture_images}
+        return self.data.held_out(self.ranks, **images, batch_size=size)
+
+    def probe(self) -> OnlineProbe | None:
+        """Loads the online probe."""
+        return self.data.probe(self.ranks, batch_size=self.plan.batch_size_per_device)
+
+    def views(self) -> Views | None:
+        """Returns the function that draws views of the encoder."""
+        if self.config.monitor.inspect_every_epochs is None:
+            return None
+        # Imports matplotlib.
+        from mae_vit.inspection.views import draw_views
+
+        return partial(draw_views, picture_bands=self.config.monitor.picture_bands)
+
+    def finish(
+        self, engine: Engine, folder: RunFolder, step: int, best: BestWeights | None
+    ) -> tuple[dict[str, Any], Callable[[], None], list[str]]:
+        """Returns the numbers of the probe's images, and a function that writes `encoder.safetensors`; collective."""
+        content = b""
+        with engine.full_weights():
+            if self.ranks.rank == 0:
+                images = step * self.plan.effective_batch_size
+                flops = images * self.costs.flops_per_image
+                objective = engine.objective
+                assert isinstance(objective, Objective)
+                info = replace(self.info, step=step, images_seen=images, flops=flops)
+                content = encoder_bytes(objective.encoder, info)
+        results = {}
+        probe, index = self.data.probe_split, self.data.held_out_index
+        if index is not None and not probe.why_none:
+            sizes = {"images": len(probe.queries), "fitted_on": len(probe.support)}
+            results = {"probed": {**sizes, "classes": len(index.dataset.classes)}}
+        write = partial(write_atomically, folder.encoder, content)
+        return results, write, [f"  encoder   {folder.encoder}"]
+
 
 def set_up(config: PretrainConfig, ranks: Ranks) -> Setup:
     """Opens the data and resolves everything.
@@ -54,7 +98,7 @@ def set_up(config: PretrainConfig, ranks: Ranks) -> Setup:
     Raises:
         InputError: for options that conflict with each other or with the data.
     """
-    device = choose_device(config, ranks)
+    device = startup.choose_device(config, ranks)
     config = with_channels(config, describe_data(config, say=ranks.local_rank == 0))
     data = open_data(config, ranks, device)
     if config.objective.uses_labels:

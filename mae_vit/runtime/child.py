@@ -19,12 +19,10 @@ from tempfile import TemporaryDirectory
 from threading import Thread
 from typing import Any, TextIO, cast
 
-from mae_vit.core.errors import InputError
+from mae_vit.core.errors import EXIT_INTERRUPTED, EXIT_REQUEUE, InputError
 from mae_vit.core.files import write_atomically
-from mae_vit.runtime.exit_codes import EXIT_INTERRUPTED, EXIT_REQUEUE
-from mae_vit.runtime.failures import EXIT_CODES, RunInterrupted, TrainingFailed
+from mae_vit.runtime.failures import EXIT_CODES, RunInterrupted, TrainingFailed, ignore_closed_terminal
 from mae_vit.runtime.signals import STOP_SIGNALS, handling, install_early_handlers
-from mae_vit.runtime.terminal import ignore_closed_terminal
 
 # Drops the first path, the current folder, whose modules may shadow the standard library.
 _PROGRAM = (

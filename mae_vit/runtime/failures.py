@@ -6,11 +6,60 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any, TextIO
 
-from mae_vit.core.errors import DamagedSample, FetchUnavailable, InputError
-from mae_vit.runtime.exit_codes import EXIT_FAILED, EXIT_INPUT, EXIT_INTERRUPTED, EXIT_REQUEUE
+from mae_vit.core.errors import (
+    EXIT_FAILED,
+    EXIT_INPUT,
+    EXIT_INTERRUPTED,
+    EXIT_REQUEUE,
+    DamagedSample,
+    FetchUnavailable,
+    InputError,
+)
 from mae_vit.runtime.signals import INTERRUPTED, is_local_rank_zero
-from mae_vit.runtime.terminal import ignore_closed_terminal
+
+
+class TolerantStream:
+    """A text stream that writes to the null device once its reader is gone.
+
+    A closed terminal must not prevent a save, and `... --dry-run | head` must not end in a traceback.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        """Wraps `stream`."""
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Writes; redirects to the null device if the reader is gone."""
+        try:
+            return self._stream.write(text)
+        except OSError:
+            self._give_up()
+            return len(text)
+
+    def flush(self) -> None:
+        """Flushes; redirects to the null device if the reader is gone."""
+        try:
+            self._stream.flush()
+        except OSError:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        # Redirect the descriptor, since buffers and libraries write to it too.
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), self._stream.fileno())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def ignore_closed_terminal() -> None:
+    """Wraps standard output and standard error in `TolerantStream`."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if not isinstance(stream, TolerantStream):
+            setattr(sys, name, TolerantStream(stream))
 
 
 def run_to_exit_code(job: Callable[[], int]) -> int:
@@ -62,21 +111,14 @@ def is_lost_rank(error: BaseException) -> bool:
 
 
 class LostRank(RuntimeError):
-    """Another rank has ended (exit code 75): start the run again to resume.
-
-    Other ranks may notice a node's failure before Slurm does.
-    """
+    """Another rank has ended (exit code 75): start the run again. Ranks may notice a node's failure before Slurm."""
 
 
 class RunInterrupted(RuntimeError):
-    """A stop request ended the run after it was saved (exit code 75); all ranks raise it together.
-
-    Attributes:
-        reason: name of the signal, or another reason for the stop.
-    """
+    """A stop request ended the run after it was saved (exit code 75); all ranks raise it together."""
 
     def __init__(self, reason: str) -> None:
-        """Takes the reason."""
+        """Takes the name of the signal, or another reason."""
         super().__init__(reason)
         self.reason = reason
 
@@ -90,15 +132,7 @@ class TrainingFailed(RuntimeError):
 
 @dataclass
 class BadStep(RuntimeError):
-    """A step after which the run must roll back; all ranks raise it together.
-
-    Attributes:
-        step: number of the step, counted from 1; the first step of a spike.
-        reason: short reason.
-        loss: loss at detection (of a spike's last step).
-        grad_norm: gradient norm at detection.
-        losses: losses of earlier good steps.
-    """
+    """A step after which the run must roll back; all ranks raise it together."""
 
     step: int
     reason: str

@@ -1,15 +1,154 @@
-"""Joins and leaves the process group."""
+"""Lets the ranks of a run meet and join the process group, and reports which ranks are missing."""
 
 from __future__ import annotations
 
+import os
+import socket
+import sys
+import threading
+import time
 from datetime import timedelta
 from typing import Any
 
 import torch
 
-from mae_vit.runtime.meeting import meet
-from mae_vit.runtime.ranks import Ranks
+from mae_vit.core.errors import InputError
+from mae_vit.core.messages import error_reason, format_duration
+from mae_vit.runtime.ranks import REMEDY, Ranks
+from mae_vit.runtime.signals import is_local_rank_zero
 from mae_vit.runtime.watchdog import PATIENCE
+
+# Ranks of one node rarely start further apart than this. Our choice.
+_FIRST_WORD_S, _NEXT_WORD_S = 3.0, 30.0
+_POLL_S = 0.05
+_MOST_NAMED = 8
+# Count of this process's meetings: a launcher's store outlives a meeting, so each needs its own keys.
+_meetings = 0
+
+
+def meet(
+    ranks: Ranks,
+    *,
+    timeout: timedelta,
+    first_word_s: float = _FIRST_WORD_S,
+    next_word_s: float = _NEXT_WORD_S,
+) -> torch.distributed.Store:
+    """Waits at MASTER_ADDR:MASTER_PORT until all ranks have arrived; returns the store that they share.
+
+    Prints the missing ranks after `first_word_s`, and then every `next_word_s`. `timeout` applies to the meeting, and
+    to each later wait for a key of the store. Raises InputError if a rank does not arrive in time.
+    """
+    global _meetings
+    _meetings += 1
+    host, port = os.environ["MASTER_ADDR"], _port(os.environ["MASTER_PORT"])
+    wait = _Wait(f"{host}:{port}", timeout.total_seconds(), first_word_s, next_word_s)
+    shared = _open_store(ranks, host, port, wait, timeout)
+    prefix = f"mae-vit/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}/{_meetings}"
+    store = torch.distributed.PrefixStore(prefix, shared)
+    try:
+        if store.add(f"here/{ranks.rank}", 1) > 1:
+            raise InputError(f"two processes at {wait.address} say that they are rank {ranks.rank}")
+        missing = list(range(ranks.world_size)) if ranks.rank == 0 else []
+        while not store.check(["all"]):
+            missing = [rank for rank in missing if not store.check([f"here/{rank}"])]
+            if ranks.rank > 0:
+                wait.pause(f"the others, which rank 0 at {wait.address} names", speak=False)
+            elif missing:
+                here = f"{ranks.world_size - len(missing)} of {ranks.world_size} here"
+                wait.pause(f"{ranks.world_size} ranks at {wait.address}, {here}, missing {_named(missing)}")
+            else:
+                store.set("all", "")
+    except torch.distributed.DistError as error:
+        raise InputError(
+            f"rank 0 at {wait.address} left before all ranks came: {error_reason(error)}"
+        ) from None
+    return store
+
+
+class _Wait:
+    """Prints repeatedly what this rank waits for, and gives up after a timeout."""
+
+    def __init__(self, address: str, timeout_s: float, first_word_s: float, next_word_s: float) -> None:
+        self.address, self._timeout_s, self._next_word_s = address, timeout_s, next_word_s
+        self._begun, self._next = time.monotonic(), first_word_s
+
+    @property
+    def over(self) -> bool:
+        """Whether the timeout has passed."""
+        return time.monotonic() - self._begun > self._timeout_s
+
+    def pause(self, whom: str, *, speak: bool = True) -> None:
+        """Waits a moment; prints if it is time and `speak` is set; raises InputError after the timeout."""
+        waited_s = time.monotonic() - self._begun
+        since = format_duration(waited_s)
+        if self.over:
+            raise InputError(
+                f"waited {since} for {whom}: start every rank, with a MASTER_ADDR and MASTER_PORT that it reaches"
+                + REMEDY
+            )
+        if speak and waited_s > self._next:
+            self._next = waited_s + self._next_word_s
+            print(f"waiting for {whom}, since {since}{REMEDY}", file=sys.stderr, flush=True)
+        time.sleep(_POLL_S)
+
+
+def _open_store(
+    ranks: Ranks, host: str, port: int, wait: _Wait, timeout: timedelta
+) -> torch.distributed.TCPStore:
+    def store_at(host: str, *, serves: bool) -> torch.distributed.TCPStore:
+        return torch.distributed.TCPStore(
+            host, port, ranks.world_size, serves, timeout, wait_for_workers=False, multi_tenant=serves
+        )
+
+    # PyTorch's launchers serve a store themselves.
+    if ranks.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        try:
+            return store_at("localhost", serves=True)
+        except torch.distributed.DistError as error:
+            raise InputError(
+                f"rank 0 cannot serve at {wait.address}: {error_reason(error)}: choose another MASTER_PORT{REMEDY}"
+            ) from None
+    answers: list[torch.distributed.TCPStore | Exception] = []
+    why = "no answer yet"
+
+    def find() -> None:
+        nonlocal why
+        # torch prints a stack for each failed attempt, so wait until something answers.
+        while not wait.over:
+            try:
+                socket.create_connection((host, port), timeout=_NEXT_WORD_S).close()
+                break
+            except OSError as error:
+                why = error_reason(error)
+                time.sleep(10 * _POLL_S)
+        else:
+            return
+        why = "something answers, but not as rank 0 does"
+        try:
+            answers.append(store_at(host, serves=False))
+        except Exception as error:
+            answers.append(error)
+
+    # In a thread: if a stranger listens at the port, torch waits for ever and ignores Ctrl-C.
+    threading.Thread(target=find, daemon=True, name="meeting").start()
+    while not answers:
+        wait.pause(f"rank 0 at {wait.address} ({why})", speak=is_local_rank_zero())
+    if isinstance(answers[0], Exception):
+        raise InputError(f"no rank 0 at {wait.address}: {error_reason(answers[0])}{REMEDY}")
+    return answers[0]
+
+
+def _port(text: str) -> int:
+    if text.isdecimal() and 0 < int(text) < 2**16:
+        return int(text)
+    raise InputError(f'MASTER_PORT="{text}" is no port: a number from 1 to 65535')
+
+
+def _named(missing: list[int]) -> str:
+    more = len(missing) - _MOST_NAMED
+    listed = ", ".join(map(str, missing[:_MOST_NAMED])) + (f" and {more:,} more" if more > 0 else "")
+    return f"{'rank' if len(missing) == 1 else 'ranks'} {listed}"
+
 
 # Added to the watchdog's longest timeout: several long phases may follow one another, and nodes start
 # minutes apart. Our choice.
@@ -31,16 +170,9 @@ def give_up_after(hang_timeout_s: float | None) -> timedelta:
 def join(
     ranks: Ranks, device: torch.device, *, timeout: timedelta, store: torch.distributed.Store | None = None
 ) -> None:
-    """Creates the process group of all ranks; every rank calls it once.
+    """Creates the process group of all ranks, which `meet` if no store is given; collective. Raises InputError.
 
-    Args:
-        ranks: this process's rank.
-        device: device of this rank's collectives.
-        timeout: longest time for joining, and for each collective.
-        store: store from `meet`; None to meet at the launcher's MASTER_ADDR and MASTER_PORT.
-
-    Raises:
-        InputError: if a rank does not arrive in time.
+    `device` is that of this rank's collectives; `timeout` the longest time for joining, and for each collective.
     """
     global _timeout
     _timeout = timeout
@@ -64,10 +196,7 @@ def join(
 
 
 def group_as_patient() -> torch.distributed.ProcessGroup:
-    """Creates a second group of all ranks with the timeout of the first; collective.
-
-    torch would give it the default timeout, 10 minutes for NCCL.
-    """
+    """Creates a second group of all ranks with the timeout of the first (torch's default is 10 minutes); collective."""
     group = torch.distributed.new_group(timeout=_timeout)
     assert isinstance(group, torch.distributed.ProcessGroup)  # all ranks are of it
     return group

@@ -1,14 +1,17 @@
-"""This process's rank, under `python`, `deepspeed`, `torchrun` and `srun`."""
+"""This process's rank, under `python`, `deepspeed`, `torchrun` and `srun`, and collective calls over all ranks."""
 
 from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 
 from mae_vit.core.errors import InputError
+from mae_vit.core.messages import error_reason
 from mae_vit.runtime.cores import cores_of_rank
 
 
@@ -17,8 +20,6 @@ class Ranks:
     """This process's rank among all.
 
     Attributes:
-        rank: 0..world_size-1.
-        world_size: number of processes of the run.
         local_rank: rank on this node; chooses the GPU.
         local_world_size: number of processes on this node.
     """
@@ -50,10 +51,7 @@ _LAUNCHERS = (
 def find_ranks() -> Ranks:
     """Reads this process's rank from the launcher's environment; without a launcher, a world of one.
 
-    Sets RANK, WORLD_SIZE and LOCAL_RANK, since DeepSpeed reads them.
-
-    Raises:
-        InputError: if the environment is incomplete.
+    Sets RANK, WORLD_SIZE and LOCAL_RANK, which DeepSpeed reads. Raises InputError if the environment is incomplete.
     """
     ranks = _read_environment()
     if not 0 <= ranks.rank < ranks.world_size:
@@ -116,3 +114,60 @@ def share_weights(model: torch.nn.Module, ranks: Ranks) -> None:
     if ranks.world_size > 1:
         for tensor in model.state_dict().values():
             torch.distributed.broadcast(tensor, src=0)
+
+
+T = TypeVar("T")
+
+
+def sum_over_ranks(values: torch.Tensor, ranks: Ranks) -> torch.Tensor:
+    """Adds a tensor over ranks, in place."""
+    if ranks.world_size > 1:
+        torch.distributed.all_reduce(values)
+    return values
+
+
+def broadcast_from_rank_zero(text: str | None, ranks: Ranks) -> str | None:
+    """Broadcasts rank 0's value to all ranks; collective."""
+    if ranks.world_size == 1:
+        return text
+    box = [text]
+    torch.distributed.broadcast_object_list(box, src=0)
+    return box[0]
+
+
+def run_on_rank_zero(decide: Callable[[], T], ranks: Ranks) -> T:
+    """Runs a function on rank 0 and broadcasts its result or error; collective.
+
+    It serves decisions about files, because other nodes may see changes late. InputError and OSError become InputError.
+    """
+    outcome: list[Any] = [None, None]
+    if ranks.rank == 0:
+        try:
+            outcome[0] = decide()
+        except InputError as error:
+            outcome[1] = error.lines
+        except OSError as error:
+            outcome[1] = [
+                ": ".join(filter(None, (error.filename and str(error.filename), error_reason(error))))
+            ]
+    if ranks.world_size > 1:
+        torch.distributed.broadcast_object_list(outcome, src=0)
+    if outcome[1] is not None:
+        raise InputError(*outcome[1])
+    result: T = outcome[0]
+    return result
+
+
+def gather_objects(value: Any, ranks: Ranks) -> list[Any]:
+    """Returns each rank's value, on all ranks; collective."""
+    if ranks.world_size == 1:
+        return [value]
+    gathered: list[Any] = [None] * ranks.world_size
+    torch.distributed.all_gather_object(gathered, value)
+    return gathered
+
+
+def barrier(ranks: Ranks) -> None:
+    """Waits for all ranks."""
+    if ranks.world_size > 1:
+        torch.distributed.barrier()

@@ -86,10 +86,7 @@ def batch_for(objective: Objective, start: int = 0, stop: int = _IMAGES) -> Batc
 def assert_encoder_contract(model: Mapping[str, Any]) -> None:
     """Checks what fine-tuning, weights and SimMIM need of an encoder, by the `model` section of a config.
 
-    Small images and few blocks are fastest.
-
-    Raises:
-        AssertionError: that says what is broken.
+    Small images and few blocks are fastest. An AssertionError says what is broken.
     """
     section = read_model(model)
     geometry = section.geometry()
@@ -143,8 +140,7 @@ def assert_encoder_contract(model: Mapping[str, Any]) -> None:
 def assert_objective_contract(objective: Mapping[str, Any], model: Mapping[str, Any]) -> None:
     """Checks what the training loop needs of an objective with an encoder, by their sections of a config.
 
-    Raises:
-        AssertionError: that says what is broken.
+    An AssertionError says what is broken.
     """
     read_objective(objective).check_encoder(read_model(model))
     for check in (

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from mae_vit.config.plan import Due
 from mae_vit.core.batch import Batch
-from mae_vit.core.composites import in_colors
-from mae_vit.core.image_rows import Picture
+from mae_vit.core.image_rows import Picture, in_colors
 from mae_vit.evaluation.feature_rank import feature_metrics, feature_sums
 from mae_vit.evaluation.few_shot import least_squares_scores
 from mae_vit.evaluation.knn import knn_scores
@@ -48,7 +47,6 @@ class HeldOut:
     Attributes:
         batches: this rank's part, without augmentation, with the same keys in every run.
         shown: the few images to draw.
-        picture_bands: bands to draw; None for the default bands.
     """
 
     batches: Iterable[Batch]
@@ -64,8 +62,11 @@ class HeldOut:
                 for name, value in objective.evaluation_sums(batch.to(engine.device)).items():
                     totals[name] = totals.get(name, 0.0) + value.double()
         names = sorted(totals)
-        sums = engine.all_reduce_sum(torch.stack([totals[name] for name in names])).tolist()
-        metrics = engine.objective.evaluation_metrics(dict(zip(names, sums, strict=True)))
+        sums = engine.all_reduce_sum(torch.cat([totals[name].flatten() for name in names])).cpu()
+        parts = zip(names, sums.split([totals[name].numel() for name in names]), strict=True)
+        metrics = engine.objective.evaluation_metrics(
+            {name: part.numpy() if totals[name].dim() else part.item() for name, part in parts}
+        )
         if not isinstance(engine.objective, Objective):
             return metrics
         return {**metrics, **self._feature_metrics(engine, engine.objective)}
@@ -108,8 +109,6 @@ class OnlineProbe:
         batches: this rank's part, without augmentation.
         places: int64, index of each image of this rank among the images of all ranks.
         labels: int64 (n + m,), labels of the images of all ranks, support first.
-        num_support: n.
-        num_classes: K.
     """
 
     batches: Sequence[Batch]
@@ -122,9 +121,7 @@ class OnlineProbe:
     def evaluate(self, engine: Engine) -> dict[str, float]:
         """Scores mean-pooled features of the final norm; collective.
 
-        Returns:
-            few_shot_top1 (least squares), knn_top1, chance_top1 (accuracy of always guessing the most
-            frequent class), and the seconds it took.
+        Returns few_shot_top1 (least squares), knn_top1, chance_top1 (always the most frequent class), and the seconds.
         """
         begun = time.monotonic()
         objective = engine.objective
@@ -163,10 +160,7 @@ class Evals:
         selects: str | None = None,
         best: BestWeights | None = None,
     ) -> None:
-        """Takes the evaluations to run; `selects` names the held-out metric that chooses the best weights.
-
-        Checkpoints include the best weights, so a resumed run chooses as an uninterrupted one does.
-        """
+        """Takes the evaluations to run; `selects` names the held-out metric that chooses the best weights."""
         self._engine, self._watchdog = engine, watchdog
         self.held_out, self._probe, self._views = held_out, probe, views
         self._selects, self.best = selects, best

@@ -11,23 +11,23 @@ from mae_vit.config.load import dump_config
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import error_reason
 from mae_vit.core.urls import redact_url
-from mae_vit.runtime.collectives import barrier, broadcast_from_rank_zero, run_on_rank_zero
 from mae_vit.runtime.failures import LostRank, RunInterrupted, TrainingFailed, is_lost_rank
+from mae_vit.runtime.ranks import barrier, broadcast_from_rank_zero, run_on_rank_zero
 from mae_vit.runtime.signals import StopRequest
 from mae_vit.runtime.watchdog import Watchdog
-from mae_vit.training.checkpoints.checkpoint import CheckpointInfo
-from mae_vit.training.checkpoints.format import BrokenCheckpoint, list_checkpoints, step_of
+from mae_vit.training.checkpoints.checkpoint import (
+    BrokenCheckpoint,
+    CheckpointInfo,
+    list_checkpoints,
+    step_of,
+)
 from mae_vit.training.checkpoints.saver import Saver
 from mae_vit.training.engines.state import LossHistory
 from mae_vit.training.evals import Evals
 from mae_vit.training.outputs.environment import describe_environment
 from mae_vit.training.outputs.run_outputs import RunOutputs
-from mae_vit.training.recovery.quarantine import Quarantine
-from mae_vit.training.recovery.recovery import Recovery
-from mae_vit.training.recovery.rollback import Rollback
-from mae_vit.training.run_setup import Job, RunSetup
-from mae_vit.training.startup import run_folder_locked
-from mae_vit.training.trainer import Outcome, Trainer, restore
+from mae_vit.training.recovery import Quarantine, Recovery
+from mae_vit.training.trainer import Job, Outcome, RunSetup, Trainer, restore
 
 _MEND = "Mend the shards (see `mae-vit check {data}`) or raise the budget; the same command resumes"
 
@@ -36,37 +36,31 @@ OTHER_RANK = "the request of another rank"
 
 
 def run(setup: RunSetup, job: Job, checkpoint: CheckpointInfo | None) -> None:
-    """Trains from `checkpoint`, or from the beginning, to the end or to a signal.
-
-    Raises:
-        InputError: if too many samples are damaged already, or if a rank cannot read `checkpoint`.
-        TrainingFailed: if it cannot continue.
-        RunInterrupted: on all ranks, after saving, if a signal or a lost launcher stopped it.
-    """
+    """Trains from `checkpoint`, or from the beginning, to the end or to a signal."""
     begun, start_step = time.monotonic(), checkpoint.step if checkpoint else 0
     quarantine = _open_quarantine(setup, start_step)
-    with run_folder_locked(setup.folder, setup.engine.ranks):
-        try:
-            trainer = build_trainer(setup, job, checkpoint, quarantine)
-        except RuntimeError as error:
-            if is_lost_rank(error):
-                raise _lost(setup.engine.ranks.rank) from None
-            raise
-        outcome = _train(trainer, checkpoint)
-        # All ranks leave together: when one exits, the launcher kills the others, even while they write.
-        trainer.stop.end()
-        barrier(setup.engine.ranks)
-        setup.engine.close()
-        if setup.engine.ranks.rank == 0 and outcome.finished:
-            here = f", {outcome.step - start_step} of them here" if checkpoint else ""
-            print(f"done: {outcome.step} steps{here} in {time.monotonic() - begun:.0f} s")
-            print("\n".join([*job.results(), *trainer.outputs.files()]))
-        elif setup.engine.ranks.rank == 0:
-            how = "after saving; the same command resumes"
-            if not outcome.saved:
-                saved = list_checkpoints(setup.folder.checkpoints)
-                how = f"and could not save it; the same command resumes from step {step_of(saved[-1]) if saved else 0}"
-            print(f"stopped at step {outcome.step}/{setup.plan.total_steps} {how}")
+    run_on_rank_zero(setup.folder.lock, setup.engine.ranks)
+    try:
+        trainer = build_trainer(setup, job, checkpoint, quarantine)
+    except RuntimeError as error:
+        if is_lost_rank(error):
+            raise _lost(setup.engine.ranks.rank) from None
+        raise
+    outcome, lines = _train(trainer, checkpoint)
+    # All ranks leave together: when one exits, the launcher kills the others, even while they write.
+    trainer.stop.end()
+    barrier(setup.engine.ranks)
+    setup.engine.close()
+    if setup.engine.ranks.rank == 0 and outcome.finished:
+        here = f", {outcome.step - start_step} of them here" if checkpoint else ""
+        print(f"done: {outcome.step} steps{here} in {time.monotonic() - begun:.0f} s")
+        print("\n".join([*lines, *trainer.outputs.files()]))
+    elif setup.engine.ranks.rank == 0:
+        how = "after saving; the same command resumes"
+        if not outcome.saved:
+            saved = list_checkpoints(setup.folder.checkpoints)
+            how = f"and could not save it; the same command resumes from step {step_of(saved[-1]) if saved else 0}"
+        print(f"stopped at step {outcome.step}/{setup.plan.total_steps} {how}")
     if not outcome.finished:
         raise RunInterrupted(trainer.stop.reason or OTHER_RANK)
 
@@ -74,11 +68,7 @@ def run(setup: RunSetup, job: Job, checkpoint: CheckpointInfo | None) -> None:
 def build_trainer(
     setup: RunSetup, job: Job, checkpoint: CheckpointInfo | None, quarantine: Quarantine
 ) -> Trainer:
-    """Restores `checkpoint` and builds the trainer, in a locked run folder; collective.
-
-    Raises:
-        InputError: if a rank cannot read `checkpoint`.
-    """
+    """Restores `checkpoint` and builds the trainer, in a locked run folder; collective. Raises InputError."""
     config, plan, engine, folder = setup.config, setup.plan, setup.engine, setup.folder
     ranks, start_step = engine.ranks, checkpoint.step if checkpoint else 0
     run_on_rank_zero(lambda: _prepare_folder(setup, checkpoint), ranks)
@@ -109,7 +99,8 @@ def build_trainer(
     recovery = Recovery(
         config.guard,
         checkpoint.course if checkpoint else LossHistory(),
-        rollback=Rollback(folder, config.guard, ranks, job.samples_of),
+        folder=folder,
+        samples_of=job.samples_of,
         quarantine=quarantine,
         ranks=ranks,
         mend=_MEND.format(data=redact_url(config.data.path)),
@@ -137,21 +128,20 @@ def _prepare_folder(setup: RunSetup, checkpoint: CheckpointInfo | None) -> None:
             shutil.rmtree(untrained)
 
 
-def _train(trainer: Trainer, checkpoint: CheckpointInfo | None) -> Outcome:
-    """Trains and writes the results. The summary states how the run ended, also after an error."""
+def _train(trainer: Trainer, checkpoint: CheckpointInfo | None) -> tuple[Outcome, list[str]]:
+    """Trains, writes the results, and returns lines about them. The summary states how it ended, also by an error."""
     ranks = trainer.ranks
     try:
         with trainer.watchdog:
             outcome = trainer.fit(checkpoint)
         # Writing results has no time limit.
-        _end(trainer, outcome)
+        return outcome, _end(trainer, outcome)
     except BaseException as error:
         trainer.saver.close()
         trainer.outputs.end("failed", None)
         if is_lost_rank(error):
             raise _lost(ranks.rank) from None
         raise
-    return outcome
 
 
 def _lost(rank: int) -> LostRank:
@@ -161,12 +151,14 @@ def _lost(rank: int) -> LostRank:
     )
 
 
-def _end(trainer: Trainer, outcome: Outcome) -> None:
-    """Writes the results; a disk error fails all ranks together."""
+def _end(trainer: Trainer, outcome: Outcome) -> list[str]:
+    """Writes the results, and returns lines about them; a disk error fails all ranks together."""
     setup, outputs, ranks = trainer.setup, trainer.outputs, trainer.ranks
-    problem, results, write = None, dict[str, Any](), None
+    problem, results, write, lines = None, dict[str, Any](), None, list[str]()
     if outcome.finished:
-        results, write = trainer.job.finish(outcome.step, trainer.evals.best)
+        results, write, lines = trainer.job.finish(
+            trainer.engine, setup.folder, outcome.step, trainer.evals.best
+        )
     try:
         if write is not None and ranks.rank == 0:
             write()
@@ -178,6 +170,7 @@ def _end(trainer: Trainer, outcome: Outcome) -> None:
         problem = f"results cannot be written to {setup.folder.path}: {error_reason(error)}"
     if problem := broadcast_from_rank_zero(problem, ranks):
         raise TrainingFailed(f"{problem}; the last state is saved: make room, then the same command resumes")
+    return lines
 
 
 def _open_quarantine(setup: RunSetup, start_step: int) -> Quarantine:

@@ -3,42 +3,127 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
+from mae_vit.config.plan import Plan
+from mae_vit.config.schema import Config
 from mae_vit.core.batch import Batch
 from mae_vit.core.keyed_rng import noise_seed
+from mae_vit.data.order.order import Skipped
 from mae_vit.runtime.failures import BadStep, TrainingFailed
 from mae_vit.runtime.signals import StopRequest
 from mae_vit.runtime.watchdog import Watchdog
-from mae_vit.training.checkpoints.checkpoint import CheckpointInfo, load_together
-from mae_vit.training.checkpoints.format import BrokenCheckpoint
+from mae_vit.training.checkpoints.checkpoint import BrokenCheckpoint, CheckpointInfo, load_together
 from mae_vit.training.checkpoints.saver import Saver
-from mae_vit.training.copying import Copier
 from mae_vit.training.engines.base import Engine
-from mae_vit.training.engines.cost import peak_flops
+from mae_vit.training.engines.cost import Estimate, peak_flops
 from mae_vit.training.engines.state import BestWeights
-from mae_vit.training.evals import Evals
-from mae_vit.training.optim.lr_schedule import lr_at
+from mae_vit.training.evals import Evals, HeldOut, OnlineProbe, Views
+from mae_vit.training.optim import lr_at
+from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.outputs.run_outputs import RunOutputs, peak_memory_gib
-from mae_vit.training.recovery.recovery import Recovery
-from mae_vit.training.run_setup import Job, RunSetup
+from mae_vit.training.recovery import Recovery
+from mae_vit.training.startup import Identity
 from mae_vit.training.step_report import ReportReader, StepReport, StepTimer, StepValues, finite_or_none
+
+
+class Copier:
+    """Copies batches to the device; to a GPU on a separate stream.
+
+    The loop requests the next batch while the GPU still computes. On a separate stream the copy
+    overlaps with the computation instead of delaying the next step.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        """Opens the stream."""
+        self._device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def __call__(self, batch: Batch) -> Batch:
+        """Starts the copies without blocking; later kernels wait for them on the GPU."""
+        if self._stream is None:
+            return batch.to(self._device)
+        with torch.cuda.stream(self._stream):
+            copied = batch.to(self._device)
+        computing = torch.cuda.current_stream(self._device)
+        computing.wait_stream(self._stream)
+        for tensor in (copied.images, copied.labels, copied.keys.index, copied.masks):
+            # Otherwise the next copy could reuse memory that the host has freed and the GPU still reads.
+            if tensor is not None:
+                tensor.record_stream(computing)
+        return copied
+
+
+@dataclass(frozen=True)
+class RunSetup:
+    """The parts of a run, checked and built.
+
+    Attributes:
+        identity: values that must not change when the run resumes.
+        noisy: whether layers draw noise (dropout, drop-path).
+        selects: held-out metric that chooses the best weights; None for the last weights.
+        begins_from: description of the initial weights, for the log.
+        advice: line to print if no images are held out.
+        plan_text: content of `plan.txt`; empty for none.
+    """
+
+    config: Config
+    plan: Plan
+    engine: Engine
+    folder: RunFolder
+    identity: Identity
+    costs: Estimate
+    noisy: bool
+    selects: str | None = None
+    begins_from: str = "scratch"
+    advice: str = ""
+    plan_text: str = ""
+
+    def summary_facts(self) -> dict[str, Any]:
+        """Returns the summary entries that a comparison reads, and notes on departures from the config."""
+        return {
+            "parameters": self.costs.parameters,
+            "epochs": self.plan.total_steps / self.plan.steps_per_epoch,
+            "flops_per_step": self.costs.flops_per_image * self.plan.effective_batch_size,
+            **({"notes": list(self.plan.notes)} if self.plan.notes else {}),
+        }
+
+
+class Job(Protocol):
+    """The job-specific parts of a run: data, evaluation, outputs. All ranks call every method."""
+
+    def batches(self, start_step: int, skipped: Skipped) -> Iterator[Batch]:
+        """Yields this rank's micro-batches from `start_step` to the end of the run."""
+
+    def samples_of(self, data_step: int) -> list[dict[str, Any]]:
+        """Describes the samples of a data step over all ranks."""
+
+    def held_out(self) -> HeldOut | None:
+        """Returns the held-out images; None without any."""
+
+    def probe(self) -> OnlineProbe | None:
+        """Returns the online probe; None without one."""
+
+    def views(self) -> Views | None:
+        """Returns the function that draws views of the encoder; None if none are due."""
+
+    def finish(
+        self, engine: Engine, folder: RunFolder, step: int, best: BestWeights | None
+    ) -> tuple[dict[str, Any], Callable[[], None], list[str]]:
+        """Returns entries of the summary, a function that writes result files, and lines to print about them.
+
+        Only rank 0 calls the function. It is not collective, so an error on a full disk leaves no rank waiting.
+        """
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How training ended.
-
-    Attributes:
-        step: optimizer steps done over the whole run.
-        finished: False if a request stopped the run before its last step.
-        saved: False if the last save is known to have failed.
-    """
+    """How training ended."""
 
     step: int
     finished: bool
@@ -71,11 +156,7 @@ class Trainer:
         self._copy = Copier(self.engine.device)
 
     def fit(self, checkpoint: CheckpointInfo | None) -> Outcome:
-        """Trains from `checkpoint`, or the beginning, to the last step, or until all ranks agree to stop.
-
-        Raises:
-            TrainingFailed: on all ranks, if it cannot continue.
-        """
+        """Trains from `checkpoint`, or the beginning, to the last step, or until all ranks agree to stop."""
         step = checkpoint.step if checkpoint else 0
         if checkpoint is None:
             self.evals.probe_first(self.outputs)
@@ -91,12 +172,7 @@ class Trainer:
                 step = self.recover(bad)
 
     def train(self, start_step: int) -> Outcome:
-        """Trains from `start_step` on.
-
-        Raises:
-            BadStep: on all ranks, if the guard finds one.
-            TrainingFailed: on all ranks, if more samples are damaged than allowed, or too many saves failed.
-        """
+        """Trains from `start_step` on."""
         batches = self.job.batches(start_step, self.recovery.guard.course.skipped)
         try:
             return self._train_on(batches, start_step)
@@ -171,17 +247,15 @@ class Trainer:
         )
 
     def check(self, values: StepValues | None, step: int) -> StepValues | None:
-        """Shares new damaged samples and lets the guard check a step, counted from 1; collective; returns `values`.
-
-        Raises:
-            BadStep: on all ranks, if it is not finite or ends a spike.
-        """
+        """Shares new damaged samples and lets the guard check a step, counted from 1; collective; returns `values`."""
         if values is not None:
             self.recovery.check(step, values)
         return values
 
     def line(self, done: int, values: StepValues, timer: StepTimer) -> dict[str, Any]:
         """Returns a line of `metrics.jsonl`."""
+        scale = self.engine.loss_scale  # of fp16
+        scaling = {"loss_scale": scale.scale, "skipped_steps": scale.skipped_steps} if scale else {}
         line: dict[str, Any] = {
             "step": done,
             "epoch": done / self.plan.steps_per_epoch,
@@ -190,7 +264,7 @@ class Trainer:
             "lr": self.lr(done - 1),
             "grad_norm": finite_or_none(values.grad_norm),
             **values.means,
-            **_loss_scale_values(self.engine),
+            **scaling,
             **timer.rates(),
             "peak_memory_gib": peak_memory_gib(self.engine.device),
         }
@@ -202,8 +276,7 @@ class Trainer:
     def save(self, step: int, *, last: bool = False, wait: bool = False) -> bool:
         """Saves a checkpoint; returns False if it is known to have failed; collective.
 
-        Raises:
-            TrainingFailed: on all ranks, if the run's last state or too many states in a row could not be saved.
+        Raises TrainingFailed on all ranks, if the run's last state or too many states in a row could not be saved.
         """
         self.outputs.summarize("running", step)
         with self.watchdog.long_phase("saving"):
@@ -234,19 +307,10 @@ class Trainer:
 def restore(engine: Engine, checkpoint: CheckpointInfo) -> BestWeights | None:
     """Restores a checkpoint into the engine and returns its best weights; collective.
 
-    During this call the state takes host memory on every rank: two to three times the model's size.
-
-    Raises:
-        BrokenCheckpoint: on all ranks, if any rank cannot read it.
+    It takes two to three times the model's size of host memory on every rank. Raises BrokenCheckpoint on all ranks.
     """
     state = load_together(checkpoint.path, engine.ranks)
     engine.restore(state)
     if state.best is None or engine.ranks.rank == 0:
         return state.best
     return replace(state.best, tensors={})
-
-
-def _loss_scale_values(engine: Engine) -> dict[str, float]:
-    """Returns fp16's loss scale, and the number of steps skipped so far."""
-    scale = engine.loss_scale
-    return {} if scale is None else {"loss_scale": scale.scale, "skipped_steps": scale.skipped_steps}

@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 from mae_vit.core.errors import InputError
 from mae_vit.core.user_files import image_kind, what_is
 from mae_vit.models.encoder_file import read_metadata
-from mae_vit.weights.start import STARTS
+from mae_vit.weights.names import FORMS
 
 # tar's signature ends here.
 _HEAD_BYTES = 512
@@ -57,8 +57,7 @@ _OPTIMIZER = re.compile(r"(^|\.)(state\.\d+\.\w+|exp_avg(_sq)?|momentum_buffer)$
 def file_in(folder: Path) -> Path | None:
     """Returns the file of weights in a third-party folder; None if no known file is there.
 
-    Raises:
-        InputError: if the weights have an unsupported form.
+    Raises InputError if the weights have an unsupported form.
     """
     if (folder / ".metadata").is_file() or any(folder.glob("*.distcp")):
         raise InputError(
@@ -74,45 +73,27 @@ def file_in(folder: Path) -> Path | None:
 
 
 def weights_below(folder: Path) -> Path | None:
-    """Returns the best weights in a third-party training folder, else the newest.
+    """Returns the best weights in a third-party training folder, else the newest; a file, or its folder."""
 
-    The result is a file, or the folder of a file such as model.safetensors; None if there are no weights.
-
-    Raises:
-        InputError: if there are only exported programs, which are not supported.
-    """
-
-    def preference(path: Path) -> tuple[bool, list[int], float]:
-        # Number before time, which copies do not keep: checkpoint-1000 is newer than checkpoint-500.
+    def preference(path: Path) -> tuple[bool, int, list[int]]:
+        # Numbers, since copies do not keep times: checkpoint-1000 is newer than checkpoint-500.
         numbers = [int(number) for number in re.findall(r"\d+", str(path.relative_to(folder)))]
-        return "best" in path.name, numbers, path.stat().st_mtime
+        return "best" in path.name, -len(path.parts), numbers
 
-    for pattern in ("*", "*/*", "*/*/*"):
-        files = [
-            path
-            for path in islice(folder.glob(pattern), _MAX_NAMES)
-            if _WEIGHTS.search(path.name) and not _NO_WEIGHTS.search(path.name) and path.is_file()
-        ]
-        if files:
-            best = max(files, key=preference)
-            return best.parent if best.name in _FOLDER_FILES else best
-    if program := next((path for path in folder.iterdir() if path.suffix in _PROGRAMS), None):
-        raise InputError(f"{program} is {_PROGRAM}")
-    return None
+    names = islice(folder.rglob("*"), _MAX_NAMES)
+    files = [path for path in names if _WEIGHTS.search(path.name) and not _NO_WEIGHTS.search(path.name)]
+    best = max(files, key=preference, default=None)
+    return best.parent if best is not None and best.name in _FOLDER_FILES else best
 
 
-def read_content(path: Path, *, wanted: str = STARTS) -> tuple[dict[str, Any], dict[Any, Any]]:
+def read_content(path: Path, *, wanted: str = FORMS) -> tuple[dict[str, Any], dict[Any, Any]]:
     """Reads a file of weights in any supported container.
-
-    Args:
-        path: file to read; only an index of several files needs its own name.
-        wanted: description of supported weights, for error messages.
 
     Returns:
         Our metadata, empty for third-party files; and tensors by name, in mappings of any depth.
 
     Raises:
-        InputError: if it is no file of weights; the message says what it is.
+        InputError: if it is no file of weights; the message says what it is, and asks for `wanted`.
         OSError: if it cannot be read.
     """
     if path.name in _INDEXES:
@@ -146,9 +127,7 @@ def _join(index: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, AttributeError):
         raise InputError(f"{index} names no files of weights: download it again") from None
     if missing := [part.name for part in parts if not part.is_file()]:
-        raise InputError(
-            f"{index} names {len(parts)} files, and {missing[0]} is not beside it: download it too"
-        )
+        raise InputError(f"{index} names {missing[0]}, which is not beside it: download it too")
     joined: dict[str, Any] = {}
     for part in parts:
         joined |= read_content(part)[1]

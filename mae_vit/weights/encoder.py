@@ -15,25 +15,20 @@ import torch
 from torch import Tensor, nn
 
 from mae_vit.core.errors import InputError
-from mae_vit.core.user_files import expand_text
-from mae_vit.data.normalization import IMAGENET_MEAN, IMAGENET_STD
+from mae_vit.core.user_files import expand_text, name_given
+from mae_vit.data.views import IMAGENET_MEAN, IMAGENET_STD
 from mae_vit.models.attention import choose_attention
-from mae_vit.models.encoder_cost import UNKNOWN, Cost, cost_of_info, cost_of_weights
-from mae_vit.models.encoder_file import EncoderInfo, read_info
-from mae_vit.models.encoders.base import Encoder, as_map, pool_tokens
-from mae_vit.models.encoders.vit import with_class_position
+from mae_vit.models.encoder_file import UNKNOWN, Cost, EncoderInfo, cost_of_info, cost_of_weights, read_info
+from mae_vit.models.encoders.base import Encoder, LoadReport, as_map, pool_tokens
+from mae_vit.models.encoders.vit import sincos_position_table, with_class_position
 from mae_vit.models.geometry import Geometry, ViTGeometry, nearest_size
-from mae_vit.models.load_report import LoadReport
-from mae_vit.models.pos_embed import sincos_position_table
 from mae_vit.models.sizes import SIZES, PatchInit, Pool
-from mae_vit.training.checkpoints.format import STATE, step_of
+from mae_vit.training.checkpoints.checkpoint import STATE, step_of
 from mae_vit.weights.feature_encoder import FeatureEncoder, ImageInput
-from mae_vit.weights.foreign import read_foreign
-from mae_vit.weights.foreign_encoder import open_foreign
+from mae_vit.weights.foreign import open_foreign, read_foreign
 from mae_vit.weights.load import check_complete, check_kind, load_weights
-from mae_vit.weights.names import is_frozen
-from mae_vit.weights.read import read_weights
-from mae_vit.weights.start import HEADS_BESIDE, Weights, another_kind
+from mae_vit.weights.names import GIVEN, HEADS_BESIDE, another_kind, is_frozen
+from mae_vit.weights.read import Weights, read_weights
 
 
 class ViTFeatures(FeatureEncoder):
@@ -86,17 +81,17 @@ class PretrainedEncoder(ViTFeatures):
         encoder: encoder of any of our families, in evaluation mode.
         pool: "cls" for the mean of the class tokens, "mean" for that of the patch tokens.
         info: geometry, normalization and history.
-        start: all tensors of the file, including a decoder if it has one.
+        weights: all tensors of the file, including a decoder if it has one.
     """
 
     def __init__(
-        self, encoder: Encoder, *, fc_norm: nn.Module, pool: Pool, info: EncoderInfo, start: Weights
+        self, encoder: Encoder, *, fc_norm: nn.Module, pool: Pool, info: EncoderInfo, weights: Weights
     ) -> None:
         """Wraps an encoder whose weights are already loaded. Use `load_encoder` to load them."""
         facts = (info.img_size, info.in_chans, info.mean, info.std)
         images = ImageInput(*facts, bands=info.bands, preprocessing=info.preprocessing)
         super().__init__(encoder, images, pool=pool, fc_norm=fc_norm)
-        self.info, self.start = info, start
+        self.info, self.weights = info, weights
         self.eval()
 
     @property
@@ -106,19 +101,19 @@ class PretrainedEncoder(ViTFeatures):
 
     def notes(self, asked: str) -> list[str]:
         """Returns remarks on the weights and assumptions about them, as lines; `asked` is the user's name for them."""
-        assumed = [self.start.assumes(getattr(self.info.geometry, "num_heads", None))]
-        if not self.start.mean:
+        assumed = [self.weights.assumes(getattr(self.info.geometry, "num_heads", None))]
+        if not self.weights.mean:
             assumed.append("ImageNet's normalization: the file does not say that of its training")
         return [
-            *self.start.notes(asked),
+            *self.weights.notes(asked),
             *(f"note: {asked} is taken to have {fact}" for fact in filter(None, assumed)),
         ]
 
     def description(self) -> dict[str, Any]:
         """Returns the facts, as JSON, that determine the features: source, digest, sizes, normalization."""
         return {
-            "start": self.start.source,
-            "digest": self.start.digest,
+            "start": self.weights.source,
+            "digest": self.weights.digest,
             "objective": self.info.objective,
             "step": self.info.step,
             "patch_size": self.info.geometry.patch_size,
@@ -127,13 +122,13 @@ class PretrainedEncoder(ViTFeatures):
 
 
 def load_encoder(
-    start: str | os.PathLike[str], *, img_size: int | Sequence[int] | None = None, pool: Pool | None = None
+    source: str | os.PathLike[str], *, img_size: int | Sequence[int] | None = None, pool: Pool | None = None
 ) -> FeatureEncoder:
     """Loads an encoder, ours or third-party; prints assumptions about it to stderr.
 
     Args:
-        start: weights as for `load_vit`; or "frozen:timm:NAME", "frozen:timm:NAME@FILE.safetensors" or
-            "frozen:FILE.safetensors" for any backbone of timm (`mae_vit.weights.foreign`).
+        source: weights as for `load_vit`; or "frozen:timm:NAME", "frozen:timm:NAME@FILE.safetensors" or
+            "frozen:FILE" or "frozen:FOLDER" for any backbone of timm (`mae_vit.weights.foreign`).
         img_size: side in pixels, or (H, W); None for the training size.
         pool: "cls" or "mean"; None for the encoder's own. Third-party backbones always use their own.
 
@@ -141,29 +136,28 @@ def load_encoder(
         InputError: if there are no weights, or they do not match.
         FetchUnavailable: if the Hub cannot be reached.
     """
-    start = os.fspath(start)
-    if not is_frozen(start):
-        encoder = load_vit(start, img_size=img_size, pool=pool)
-        for note in encoder.notes(start):
+    source = name_given(source, GIVEN)
+    if not is_frozen(source):
+        encoder = load_vit(source, img_size=img_size, pool=pool)
+        for note in encoder.notes(source):
             print(note, file=sys.stderr)
         return encoder
     if pool is not None:
-        raise InputError(f'pool="{pool}" has no effect on {start}: it pools as timm says that it was trained')
-    foreign = read_foreign(start)
-    return open_foreign(
-        foreign, foreign.images if img_size is None else replace(foreign.images, img_size=_sides(img_size))
-    )
+        raise InputError(f'pool="{pool}" has no effect on {source}, which pools as timm says')
+    foreign = read_foreign(source)
+    size = foreign.images.img_size if img_size is None else _height_width(img_size)
+    return open_foreign(foreign, replace(foreign.images, img_size=size))
 
 
 def load_vit(
-    start: str | os.PathLike[str], *, img_size: int | Sequence[int] | None = None, pool: Pool | None = None
+    source: str | os.PathLike[str], *, img_size: int | Sequence[int] | None = None, pool: Pool | None = None
 ) -> PretrainedEncoder:
     """Loads weights into one of our encoders.
 
     Args:
-        start: a run folder, an `encoder.safetensors`, a third-party file (official MAE, DINO, MoCo v3, Lightning,
+        source: a run folder, an `encoder.safetensors`, a third-party file (official MAE, DINO, MoCo v3, Lightning,
             transformers, mmpretrain, torchvision; "FILE@teacher" takes one of several networks), "timm:NAME", or
-            "hf:USER/NAME[@REVISION]" on the Hub. `start.source` of the result names the commit.
+            "hf:USER/NAME[@REVISION]" on the Hub. `weights.source` of the result names the commit.
         img_size: side in pixels, or (H, W), divisible by the patch size; positions are interpolated.
             None for the training size.
         pool: "cls" or "mean". None takes "mean", or a classifier's own; for third-party weights "cls".
@@ -172,75 +166,70 @@ def load_vit(
         InputError: if there are no weights, or they belong to no supported encoder.
         FetchUnavailable: if the Hub cannot be reached.
     """
-    return encoder_from_weights(read_weights(expand_text(os.fspath(start))), img_size=img_size, pool=pool)
+    return encoder_from_weights(
+        read_weights(expand_text(name_given(source, GIVEN))), img_size=img_size, pool=pool
+    )
 
 
 def encoder_from_weights(
-    start: Weights, *, img_size: int | Sequence[int] | None = None, pool: Pool | None = None
+    weights: Weights, *, img_size: int | Sequence[int] | None = None, pool: Pool | None = None
 ) -> PretrainedEncoder:
     """Builds the encoder from weights that `read_weights` returned; see `load_vit`.
 
-    Raises:
-        InputError: if the weights belong to no supported encoder, or the size is not divisible by the patch size.
+    Raises InputError if the weights belong to no supported encoder, or the size is not divisible by the patch size.
     """
     if pool not in (None, "cls", "mean"):
         raise InputError(f'pool="{pool}": give "cls" or "mean"')
-    info = info_from_weights(start)
+    info = info_from_weights(weights)
     if img_size is not None:
-        geometry = replace(info.geometry, img_size=_size(img_size, info.geometry.patch_size))
+        geometry = replace(info.geometry, img_size=_height_width(img_size, info.geometry.patch_size))
         info = replace(info, geometry=geometry)
     encoder = info.geometry.build()
-    fc_norm = load_features(start, encoder)[1]
-    return PretrainedEncoder(encoder, fc_norm=fc_norm, pool=pool or start.pool, info=info, start=start)
+    fc_norm = load_features(weights, encoder)[1]
+    return PretrainedEncoder(encoder, fc_norm=fc_norm, pool=pool or weights.pool, info=info, weights=weights)
 
 
 def load_features(
-    start: Weights, encoder: Encoder, patch_init: PatchInit | None = None
+    weights: Weights, encoder: Encoder, patch_init: PatchInit | None = None
 ) -> tuple[LoadReport, nn.Module]:
     """Loads an encoder to compute features, with the norm of its training.
 
-    Usually this is the final norm, after the last block, for both kinds of pooling. Weights that were
-    fine-tuned on the mean of the patch tokens have `fc_norm` after the mean instead (official MAE code).
-
-    Returns:
-        How each tensor was loaded, and the norm after the pooling (the identity if there is none).
-
-    Raises:
-        InputError: if the weights do not match, or lack a tensor.
+    Usually this is the final norm, after the last block, for both kinds of pooling. Weights that were fine-tuned on the
+    mean of the patch tokens have `fc_norm` after the mean instead (official MAE code). Returns the report, and the norm
+    after the pooling (the identity if there is none). Raises InputError if the weights do not match, or lack a tensor.
     """
     if not encoder.has_final_norm:
-        report = load_weights(start, encoder, patch_init=patch_init)
-        check_complete(start, report.random)
+        report = load_weights(weights, encoder, patch_init=patch_init)
+        check_complete(weights, report.random)
         return report, nn.Identity()
-    behind = any(name.startswith("fc_norm.") for name in start.tensors)
+    after_pool = any(name.startswith("fc_norm.") for name in weights.tensors)
     norm = nn.LayerNorm(encoder.embed_dim, eps=1e-6)
-    encoder.norm, fc_norm = (nn.Identity(), norm) if behind else (norm, nn.Identity())
-    report = load_weights(start, encoder, patch_init=patch_init)
+    encoder.norm, fc_norm = (nn.Identity(), norm) if after_pool else (norm, nn.Identity())
+    report = load_weights(weights, encoder, patch_init=patch_init)
     names = [f"fc_norm.{name}" for name in fc_norm.state_dict()]
-    check_complete(start, [*report.random, *(name for name in names if name not in start.tensors)])
-    fc_norm.load_state_dict({name.removeprefix("fc_norm."): start.tensors[name] for name in names})
+    check_complete(weights, [*report.random, *(name for name in names if name not in weights.tensors)])
+    fc_norm.load_state_dict({name.removeprefix("fc_norm."): weights.tensors[name] for name in names})
     report.skipped = [name for name in report.skipped if name not in names]
     report.loaded += names
     return report, fc_norm
 
 
-def info_from_weights(start: Weights) -> EncoderInfo:
+def info_from_weights(weights: Weights) -> EncoderInfo:
     """Returns geometry, normalization and history of weights, from their metadata and shapes.
 
-    Raises:
-        InputError: if they belong to no supported network, or if the number of heads is unknown.
+    Raises InputError if they belong to no supported network, or if the number of heads is unknown.
     """
-    geometry = start.geometry or _geometry_of_shapes(start)
+    geometry = weights.geometry or _geometry_of_shapes(weights)
     info = EncoderInfo(
         geometry,
-        mean=start.mean or _imagenet(IMAGENET_MEAN, geometry.in_chans, start.source),
-        std=start.std or _imagenet(IMAGENET_STD, geometry.in_chans, start.source),
-        objective=start.objective or "unknown",
-        bands=start.bands,
-        preprocessing=start.preprocessing,
-        pool=start.pool,
+        mean=weights.mean or _imagenet(IMAGENET_MEAN, geometry.in_chans, weights.source),
+        std=weights.std or _imagenet(IMAGENET_STD, geometry.in_chans, weights.source),
+        objective=weights.objective or "unknown",
+        bands=weights.bands,
+        preprocessing=weights.preprocessing,
+        pool=weights.pool,
     )
-    path, history = start.path, ("objective", "step", "images_seen", "flops", "before")
+    path, history = weights.path, ("objective", "step", "images_seen", "flops", "before")
     known = read_info(path)
     if (path / STATE).is_file():  # one of our checkpoints; a finished run has its encoder two folders up
         info = replace(info, step=step_of(path))
@@ -250,53 +239,55 @@ def info_from_weights(start: Weights) -> EncoderInfo:
     return info if known is None else replace(info, **{name: getattr(known, name) for name in history})
 
 
-def cost_of_start(start: Weights) -> Cost:
+def cost_of(weights: Weights) -> Cost:
     """Returns the cost of weights; that of a checkpoint is known only if the finished run records it."""
-    if start.path.is_file():
-        return cost_of_weights(str(start.path))
+    if weights.path.is_file():
+        return cost_of_weights(str(weights.path))
     try:
-        return cost_of_info(info_from_weights(start))
+        return cost_of_info(info_from_weights(weights))
     except InputError:  # third-party weights
         return UNKNOWN
 
 
-def _geometry_of_shapes(start: Weights) -> Geometry:
+def _geometry_of_shapes(weights: Weights) -> Geometry:
     """Derives the geometry from tensor shapes, for files without metadata (official MAE, timm's names)."""
-    check_kind(start)
-    tensors = start.tensors
+    check_kind(weights)
+    tensors = weights.tensors
     try:
         embed_dim, in_chans, patch_size, _ = tensors["patch_embed.proj.weight"].shape
         positions = with_class_position(tensors["pos_embed"])[0]
         mlp_width = tensors["blocks.0.mlp.fc1.weight"].shape[0]
     except KeyError as error:
         or_lost = ", or it is not complete" if "patch_embed.proj.weight" in tensors else ""
-        raise another_kind(start.source, f"it has no {error.args[0]}{or_lost}") from None
+        raise another_kind(weights.source, f"it has no {error.args[0]}{or_lost}") from None
     except ValueError:
-        raise another_kind(start.source, "its patches are no images") from None
+        if tensors["patch_embed.proj.weight"].ndim == 5:
+            raise InputError(
+                f"{weights.source}: its patches span several images, as of a film or of dates: not read here"
+            ) from None
+        raise another_kind(weights.source, "its patches are no images") from None
     num_patches = positions.shape[1] - 1
     depth = len({name.split(".")[1] for name in tensors if name.startswith("blocks.")})
     side = round(num_patches**0.5)
     if side * side != num_patches:
-        raise InputError(
-            f"{start.source}: its positions are of no square image, and it does not say of which"
-        )
+        raise InputError(f"{weights.source}: its positions fit no square image, and it states no other")
     size = SIZES[nearest_size(embed_dim, depth)]
     exact = (size.embed_dim, size.depth) == (embed_dim, depth)
-    heads = start.num_heads or (size.num_heads if exact else None)
+    heads = weights.num_heads or (size.num_heads if exact else None)
     if heads is None:
         raise InputError(
-            f"{start.source} does not say how many heads it has, and width {embed_dim} with {depth} blocks is none "
+            f"{weights.source} does not say how many heads it has, and width {embed_dim} with {depth} blocks is none "
             f"of {', '.join(SIZES)}; {HEADS_BESIDE}"
         )
     table = sincos_position_table((side, side), embed_dim) if embed_dim % 4 == 0 else None
     fixed = table is not None and torch.allclose(positions.float(), table, atol=1e-4)
     return ViTGeometry(
-        size=nearest_size(embed_dim, depth),
-        img_size=(side * patch_size, side * patch_size),
-        patch_size=patch_size,
-        in_chans=in_chans,
-        embed_dim=embed_dim,
-        depth=depth,
+        (side * patch_size, side * patch_size),
+        patch_size,
+        in_chans,
+        nearest_size(embed_dim, depth),
+        embed_dim,
+        depth,
         num_heads=heads,
         mlp_ratio=mlp_width / embed_dim,
         pos_embed="sincos" if fixed else "learnable",
@@ -312,18 +303,11 @@ def _imagenet(values: tuple[float, ...], channels: int, source: str) -> tuple[fl
     raise InputError(f"{source} takes images of {channels} channels and does not say how they are normalized")
 
 
-def _size(img_size: int | Sequence[int], patch_size: int) -> tuple[int, int]:
-    height, width = sides = _sides(img_size)
-    if any(side % patch_size for side in sides):
-        nearest = [max(1, round(side / patch_size)) * patch_size for side in sides]
-        raise InputError(
-            f"img_size={img_size} is not divisible by the encoder's patch_size={patch_size}: {nearest} is"
-        )
-    return height, width
-
-
-def _sides(img_size: int | Sequence[int]) -> tuple[int, int]:
+def _height_width(img_size: int | Sequence[int], patch_size: int = 1) -> tuple[int, int]:
     sides = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
     if len(sides) != 2 or min(sides) < 1:
         raise InputError(f"img_size={img_size}: give one number, or height and width")
+    if any(side % patch_size for side in sides):
+        nearest = [max(1, round(side / patch_size)) * patch_size for side in sides]
+        raise InputError(f"img_size={img_size} is not divisible by patch_size={patch_size}: {nearest} is")
     return sides

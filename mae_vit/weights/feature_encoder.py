@@ -27,7 +27,6 @@ from mae_vit.core.user_files import expand_path
 from mae_vit.data.images.augment import Interpolation, center_crop
 from mae_vit.data.images.decode import DecodeError, jpeg_size, read_header
 from mae_vit.data.images.preprocess import preprocess, preprocess_opened, shape_bands
-from mae_vit.weights.other_bands import fit_bands
 
 # Largest 8-bit value of 16-bit images that hold only 12 bits, plus one.
 _DARK = 16
@@ -100,8 +99,7 @@ class FeatureEncoder(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Encodes normalized images from `transform`: float32 (B, C, H, W) -> (B, D).
 
-        Raises:
-            ValueError: for images of another shape, or of an integer type.
+        Raises ValueError for images of another shape, or of an integer type.
         """
         if not isinstance(images, Tensor) or not images.is_floating_point():
             raise ValueError("images are float32 (B, C, H, W), as this encoder's transform makes them")
@@ -135,8 +133,7 @@ class FeatureEncoder(nn.Module):
     def crop(self, image: ImageLike) -> np.ndarray:
         """Does the same as `transform` without normalization: returns raw values (C, H, W).
 
-        Raises:
-            InputError: if the image cannot be read or decoded, or is none.
+        Raises InputError if the image cannot be read or decoded, or is none.
         """
         try:
             if isinstance(image, str) and is_url(image):
@@ -152,8 +149,7 @@ class FeatureEncoder(nn.Module):
     def decode(self, data: bytes) -> np.ndarray:
         """Decodes an image file, and changes it as `prepare` changed the training images: (C, H, W).
 
-        Raises:
-            DecodeError: if it is damaged, or has other bands.
+        Raises DecodeError if it is damaged, or has other bands.
         """
         wanted = self.input
         pixels = preprocess(data, wanted.in_chans, wanted.preprocessing, wanted.bands)
@@ -201,13 +197,30 @@ class FeatureEncoder(nn.Module):
         return normalized if valid is None else normalized.masked_fill_(~valid, 0.0)
 
     def fit_bands(self, bands: Bands, where: str) -> None:
-        """Switches to prepared data, whose bands are already chosen; see `other_bands.fit_bands`.
+        """Switches to prepared data, whose bands are already chosen; see the function `fit_bands`.
 
-        Raises:
-            InputError: if the data have other bands than the encoder.
+        Raises InputError if the data have other bands than the encoder.
         """
         fitted = fit_bands(self.input.bands, bands, where)
         self.input = replace(self.input, bands=fitted, preprocessing=self.input.preprocessing.of_prepared)
+
+
+def fit_bands(theirs: Bands, bands: Bands, where: str) -> Bands:
+    """Returns the bands with which an encoder of bands `theirs` reads data: its own scale, and the data's `nodata`.
+
+    If the data have no `nodata`, the encoder's own remains. Raises InputError if the data have another number or type
+    of bands than the encoder.
+    """
+    if (len(theirs.names), theirs.dtype) != (len(bands.names), bands.dtype):
+        data, ours = (
+            "8-bit gray or RGB" if each.photographs else f"{len(each.names)} bands of {each.dtype}"
+            for each in (bands, theirs)
+        )
+        raise InputError(
+            f"{where} holds images of {data}, the encoder takes {ours}: "
+            "fine-tune it, which adapts its patch projection"
+        )
+    return replace(theirs, nodata=theirs.nodata if bands.nodata is None else bands.nodata)
 
 
 def _raw_values(image: object, bands: Bands) -> np.ndarray:

@@ -13,13 +13,12 @@ from torch import Tensor, nn
 from mae_vit.core.bands import RGB8, Bands
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of
-from mae_vit.models.encoders.base import DoesNotFit, Encoder, check_finite
+from mae_vit.models.encoders.base import DoesNotFit, Encoder, LoadReport, check_finite, shorten
 from mae_vit.models.geometry import ViTGeometry
-from mae_vit.models.load_report import LoadReport, shorten
 from mae_vit.models.sizes import PatchInit
-from mae_vit.weights import other_bands
 from mae_vit.weights.foreign import ForeignWeights
-from mae_vit.weights.start import ENCODER_PREFIX, Weights, another_kind
+from mae_vit.weights.names import another_kind
+from mae_vit.weights.read import ENCODER_PREFIX, Weights
 
 # A file with a smaller fraction of the encoder's parameters belongs to another model.
 MIN_COVERAGE = 0.9
@@ -49,18 +48,11 @@ def load_weights(
     objective: str | None = None,
     patch_init: PatchInit | None = None,
 ) -> LoadReport:
-    """Loads an encoder, and the parts of an objective if the weights come from the same objective.
+    """Loads an encoder in place, and `parts`, the objective around it, if the weights come from `objective` too.
 
-    Args:
-        weights: pretrained weights from `read_weights`.
-        encoder: the encoder; changed in place.
-        parts: the objective around the encoder; None to load only the encoder.
-        objective: name of that objective.
-        patch_init: how to adapt the patch projection to another number of channels; None is "repeat".
-
-    Raises:
-        InputError: if the geometry differs (names the difference), or if the weights have less than
-            `MIN_COVERAGE` of the encoder's parameters.
+    `patch_init` says how to adapt the patch projection to another number of channels; None is "repeat". Raises
+    InputError if the geometry differs (names the difference), or if the weights have less than `MIN_COVERAGE` of the
+    encoder's parameters.
     """
     check_kind(weights)
     if weights.geometry is not None and weights.geometry.family != encoder.family:
@@ -113,6 +105,31 @@ def _fit(
     return taken
 
 
+def fit_normalization(
+    weights: Weights | ForeignWeights, bands: Bands, channels: int
+) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    """Converts mean and std of pretrained weights to the 0..1 scale of other data.
+
+    Raw values are then normalized as in pretraining, even if 0..1 means other raw values. None if raw values are not
+    comparable: another number or type of bands, or an unknown normalization.
+    """
+    mean, std, theirs = weights.mean, weights.std, weights.bands
+    if mean is None or std is None or len(mean) != channels:
+        return None
+    if theirs.photographs != bands.photographs or theirs.dtype != bands.dtype:
+        return None
+    if (theirs.low, theirs.high) == (bands.low, bands.high):
+        return mean, std
+    # Raw values are linear in both scales: theirs = factor * ours + shift, in each band.
+    fitted_mean, fitted_std = [], []
+    ends = zip(theirs.low, theirs.high, bands.low, bands.high, strict=True)
+    for place, (their_low, their_high, low, high) in enumerate(ends):
+        factor, shift = (high - low) / (their_high - their_low), (low - their_low) / (their_high - their_low)
+        fitted_mean.append((mean[place] - shift) / factor)
+        fitted_std.append(std[place] / factor)
+    return tuple(fitted_mean), tuple(fitted_std)
+
+
 def warn_normalization_differs(
     weights: Weights | ForeignWeights, mean: Sequence[float], std: Sequence[float], bands: Bands = RGB8
 ) -> None:
@@ -120,7 +137,7 @@ def warn_normalization_differs(
 
     With another number or type of bands it must differ: the load report says so.
     """
-    fitted = other_bands.fit_normalization(weights, bands, len(mean))
+    fitted = fit_normalization(weights, bands, len(mean))
     if fitted is not None and not np.allclose(fitted, (mean, std), rtol=1e-9, atol=0):
         theirs, ours = ([round(value, 4) for value in values] for values in (fitted[0], mean))
         print(
@@ -135,11 +152,8 @@ def check_kind(weights: Weights) -> None:
     if weights.geometry is not None and not isinstance(weights.geometry, ViTGeometry):
         return
     own = {"reg_token"} if weights.geometry and weights.geometry.class_tokens > 1 else set()
-    foreign = [
-        name
-        for name in weights.tensors
-        if name.startswith(_FOREIGN) and not _OWN.fullmatch(name) and name not in own
-    ]
+    foreign = [name for name in weights.tensors if name.startswith(_FOREIGN) and not _OWN.fullmatch(name)]
+    foreign = [name for name in foreign if name not in own]
     if "dist_token" in foreign:
         raise another_kind(weights.source, "it was distilled, and its blocks expect a second token")
     if foreign:
@@ -164,8 +178,7 @@ def check_complete(weights: Weights, absent: Sequence[str]) -> None:
 def _load_parts(weights: Weights, parts: nn.Module, objective: str | None, report: LoadReport) -> set[str]:
     """Loads the decoder or heads, all or none, if the weights come from the same objective.
 
-    Returns:
-        The loaded names, without fixed tables, which the model computes.
+    Returns the loaded names, without fixed tables, which the model computes.
     """
     state = {
         name: value

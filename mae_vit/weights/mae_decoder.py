@@ -10,11 +10,11 @@ from torch import Tensor
 from mae_vit.core.errors import InputError
 from mae_vit.models.encoder_file import EncoderInfo
 from mae_vit.models.encoders.base import Encoder
-from mae_vit.models.pos_embed import sincos_position_table
+from mae_vit.models.encoders.vit import sincos_position_table
 from mae_vit.objectives.config import MAEConfig
 from mae_vit.objectives.mae import MAE
-from mae_vit.training.checkpoints.format import STATE, read_description
-from mae_vit.weights.start import Weights
+from mae_vit.training.checkpoints.checkpoint import STATE, read_description
+from mae_vit.weights.read import Weights
 
 # All decoders of the official MAE code have this width and this number of heads.
 _OFFICIAL_WIDTH, _OFFICIAL_HEADS = 512, 16
@@ -28,7 +28,7 @@ class Decoder:
     Attributes:
         tensors: tensors by the official names, which are also ours: `decoder_embed.weight` and so on.
         config: options of the objective; None if the number of heads is unknown.
-        mae: the objective around the encoder; None if the number of heads is unknown.
+        mae: the objective around the encoder; None as `config`.
         notes: assumptions, one sentence each.
     """
 
@@ -44,11 +44,8 @@ def read_decoder(
     """Reads the decoder of an MAE, also inside a joint objective; None if there is none.
 
     The objective wraps `encoder`, which has these weights. `norm_pix_loss` is for files that do not say whether the
-    decoder predicts normalized pixels.
-
-    Raises:
-        InputError: if the decoder does not match the encoder; or if `norm_pix_loss` is set, but there is no decoder,
-            or the file states its value.
+    decoder predicts normalized pixels. Raises InputError if the decoder does not match the encoder; or if
+    `norm_pix_loss` is set, but there is no decoder, or the file states its value.
     """
     prefix = "mae." if weights.objective == "joint" else ""
     tensors = {

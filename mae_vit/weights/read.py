@@ -5,25 +5,31 @@ No file can execute code (`mae_vit.weights.containers`).
 
 from __future__ import annotations
 
+import hashlib
+import json
+import re
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import timm
+import torch
 from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor
 
 from mae_vit.config.encoders import ENCODERS, family_of, section_class
-from mae_vit.core.bands import Bands
+from mae_vit.core.bands import RGB8, Bands
 from mae_vit.core.errors import FetchUnavailable, InputError
 from mae_vit.core.hub import check_reachable, download, is_hub_name, parse_hub_name
 from mae_vit.core.messages import error_reason, nearest
-from mae_vit.core.preprocessing import Preprocessing
+from mae_vit.core.preprocessing import UNCHANGED, Preprocessing
 from mae_vit.models.encoder_file import read_metadata
+from mae_vit.models.encoders.vit import ViTEncoder
 from mae_vit.models.geometry import Geometry, geometry_from, timm_geometry
 from mae_vit.models.sizes import TIMM_PREFIX, Pool
-from mae_vit.training.checkpoints.format import (
+from mae_vit.training.checkpoints.checkpoint import (
     LABELS_SEEN,
     STATE,
     BrokenCheckpoint,
@@ -35,61 +41,132 @@ from mae_vit.training.checkpoints.format import (
     step_of,
 )
 from mae_vit.weights.containers import check_whole, file_in, read_content, weights_below
-from mae_vit.weights.facts_beside import CONFIGS, check_function, facts_beside
 from mae_vit.weights.foreign import nearest_timm
-from mae_vit.weights.names import FOREIGN_ORIGIN, is_frozen
+from mae_vit.weights.names import FORMS, HEADS_BESIDE, another_kind, as_it_is, check_exists, split_network
 from mae_vit.weights.seen_labels import SeenLabels
-from mae_vit.weights.start import (
-    ENCODER_PREFIX,
-    MEASURED_BY,
-    STARTS,
-    Weights,
-    as_it_is,
-    check_there,
-    describe_unfinished,
-    split_network,
-)
 from mae_vit.weights.unwrap import find_network, named_tensors
 
+ENCODER_PREFIX = "encoder."
 # Files in a repository on the Hub, as `mae-vit export` writes them. Third-party files with timm's names work too.
 _HUB_FILES = ("encoder.safetensors", "model.safetensors")
+_TIMM_FILES = ("model.safetensors", "pytorch_model.bin")
+# Configs of timm and transformers beside weights; transformers has its normalization in the second.
+_CONFIGS = ("config.json", "preprocessor_config.json")
 # The parts of our checkpoints that are weights, not optimizer states.
 _WEIGHTS = ("parameters", "average", "best")
-_TIMM_FILES = ("model.safetensors", "pytorch_model.bin")
+# eps of our LayerNorm. A smaller one, such as transformers' 1e-12, changes trained features only by rounding.
+_LARGEST_EPS = 1e-6
+# ViT-S of MoCo v3 (its vits.py; also in mmpretrain) and of SLIP. ViT-S of timm, DeiT, DINO and iBOT has 6 heads.
+_SMALL_OF_12_HEADS = re.compile(r"arch='(vit_small|mocov3-s(mall)?)'|model='\w+_VITS16'")
 
 
-def read_weights(start: str) -> Weights:
+@dataclass(frozen=True)
+class Weights:
+    """Named weights, and the facts about them; each fact is None if it is unknown.
+
+    Attributes:
+        source: the checkpoint or file that was read, "timm:NAME", or "hf:USER/NAME@COMMIT".
+        tensors: encoder weights by timm's names; parts of an objective by its own names.
+        objective: name of the objective whose parts are included.
+        num_heads: number of attention heads, which no shape shows.
+        mean: mean of each channel in training.
+        std: standard deviation of each channel in training.
+        geometry: geometry of the encoder.
+        labels: labels of the training.
+        downloaded: path of the file if `source` is not a path.
+        bands: meaning of the raw values of its images; `RGB8` if unknown.
+        preprocessing: changes that `prepare` made to its images; none if unknown.
+        pool: default pooling of its tokens.
+        remarks: facts for the user: "found", place in a third-party file; "passed over", damage of newer
+            checkpoints of the run; "unfinished", step of an unfinished run.
+    """
+
+    source: str
+    tensors: dict[str, Tensor]
+    objective: str | None = None
+    num_heads: int | None = None
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    geometry: Geometry | None = None
+    labels: SeenLabels | None = None
+    downloaded: Path | None = None
+    bands: Bands = RGB8
+    preprocessing: Preprocessing = UNCHANGED
+    pool: Pool = "cls"
+    remarks: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def path(self) -> Path:
+        """The checkpoint or file; a path that does not exist for timm's models."""
+        return self.downloaded or Path(self.source)
+
+    def notes(self, asked: str) -> list[str]:
+        """Returns the remarks as lines for the user; `asked` names the weights."""
+        return [f"note: {asked}: {title}: {text}" for title, text in self.remarks.items()]
+
+    def assumes(self, num_heads: int | None) -> str:
+        """Describes the assumed number of heads; empty if the weights state it or have no blocks."""
+        if self.geometry or self.num_heads or "blocks.0.norm1.weight" not in self.tensors:
+            return ""
+        return f"num_heads={num_heads}: the file does not say how many its training had; {HEADS_BESIDE}"
+
+    @property
+    def digest(self) -> str:
+        """A digest of all weights."""
+        digest = hashlib.blake2b(digest_size=16)
+        for name in sorted(self.tensors):
+            digest.update(name.encode())
+            digest.update(self.tensors[name].detach().cpu().float().contiguous().numpy().data)
+        return digest.hexdigest()
+
+
+def _with_facts(
+    source: str, tensors: dict[str, Tensor], facts: Mapping[str, Any], *, pool: Pool, **known: Any
+) -> Weights:
+    """Takes facts by the names in an encoder file's metadata; `pool` is the default."""
+    mean, std, labels = (facts.get(name) for name in ("mean", "std", "labels"))
+    return Weights(
+        source,
+        tensors,
+        num_heads=facts.get("num_heads"),
+        mean=tuple(mean) if mean else None,
+        std=tuple(std) if std else None,
+        labels=SeenLabels.model_validate(labels) if labels else None,
+        bands=Bands.of_entry(facts),
+        preprocessing=Preprocessing.of_entry(facts),
+        pool=facts.get("pool") or pool,
+        **known,
+    )
+
+
+def read_weights(name: str) -> Weights:
     """Reads pretrained weights.
 
     Args:
-        start: a run folder, an `encoder.safetensors`, a third-party file (`mae_vit.weights.unwrap`; "FILE@NAME" takes
-            one of its networks), a folder of transformers, "timm:NAME", or "hf:USER/NAME[@REVISION]".
+        name: a run folder, an `encoder.safetensors`, a third-party file (`mae_vit.weights.unwrap`; "FILE@NETWORK"
+            takes one of its networks), a folder of transformers, "timm:NAME", or "hf:USER/NAME[@REVISION]".
 
     Raises:
         InputError: if there are no readable weights.
         FetchUnavailable: if the Hub cannot be reached.
     """
-    if is_frozen(start):
-        raise InputError(f"{start} is {FOREIGN_ORIGIN}, and only measured here: give it to {MEASURED_BY}")
-    if start.startswith(TIMM_PREFIX):
-        return _read_timm(start)
-    check_there(start)
-    path, network = split_network(start)
+    check_exists(name)
+    if name.startswith(TIMM_PREFIX):
+        return _read_timm(name)
+    path, network = split_network(name)
     try:
-        if is_hub_name(start):
-            return _read_hub(start)
-        if path.is_dir():
-            return _read_run(path)
-        return _read_file(path, network)
+        if is_hub_name(name):
+            return _read_hub(name)
+        return _read_folder(path) if path.is_dir() else _read_file(path, network)
     except (InputError, FetchUnavailable):
         raise
     except OSError as error:
-        raise InputError(f"cannot read {error.filename or start}: {error_reason(error)}") from None
+        raise InputError(f"cannot read {error.filename or name}: {error_reason(error)}") from None
     except Exception as error:  # any malformed content of an untrusted file
-        raise InputError(f"{start} holds no weights: {error_reason(error)}") from None
+        raise InputError(f"{name} holds no weights: {error_reason(error)}") from None
 
 
-def _read_run(folder: Path) -> Weights:
+def _read_folder(folder: Path) -> Weights:
     """Reads the newest intact checkpoint, which has the objective's parts; else the exported encoder."""
     if (folder / "model.safetensors").exists():
         # Fine-tuned: these are its best weights, which the newest checkpoint may lack.
@@ -99,35 +176,37 @@ def _read_run(folder: Path) -> Weights:
     try:
         weights, broken = read_newest(folder / "checkpoints", _read_checkpoint)
     except BrokenCheckpoint as error:
-        raise InputError(f"start {folder} cannot be used: {error}{instead}") from None
+        raise InputError(f"run {folder} cannot be used: {error}{instead}") from None
     if weights is not None:
         step = step_of(Path(weights.source))
         if step == 0:
             newer = str(broken[0]) if broken else "copy the folder again, if it was trained"
-            raise InputError(f"start {folder} has a checkpoint of step 0 alone: {newer}{instead}")
+            raise InputError(f"run {folder} has a checkpoint of step 0 alone: {newer}{instead}")
         remarks = {
             "passed over": "; ".join(map(str, broken)),
-            "unfinished": describe_unfinished(folder, step),
+            "unfinished": _describe_unfinished(folder, step),
         }
         return replace(weights, remarks={title: text for title, text in remarks.items() if text})
-    for name in ("encoder.safetensors", "pytorch_model.bin"):
-        if (folder / name).exists():
-            return _read_file(folder / name)
-    if (file := file_in(folder)) is not None:
-        return _read_file(file)
-    if (run := _run_around(folder)) is not None:
-        hint = f": give {run}"
-    else:
-        below = weights_below(folder)
-        hint = f': did you mean "{below}"?' if below else ""
-    raise InputError(
-        f"start {folder} is no run folder, it has neither checkpoints nor an encoder.safetensors{hint}"
-    )
+    for file in (exported, folder / "pytorch_model.bin", file_in(folder)):
+        if file is not None and file.exists():
+            return _read_file(file)
+    run, below = _run_around(folder), weights_below(folder)
+    hint = f": give {run}" if run else f': did you mean "{below}"?' if below else ""
+    raise InputError(f"{folder} is no run folder: it has no checkpoints and no encoder.safetensors{hint}")
 
 
 def _run_around(path: Path) -> Path | None:
     """Returns the run folder around a part of its checkpoints; None if there is none."""
     return next((run for run in path.absolute().parents if list_checkpoints(run / "checkpoints")), None)
+
+
+def _describe_unfinished(run: Path, step: int) -> str:
+    """Describes the step of an unfinished run's checkpoint; empty if the run is finished or has no summary."""
+    with suppress(OSError, ValueError, TypeError, KeyError):  # damaged or missing
+        summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+        if summary["status"] != "done" and step < summary["total_steps"]:
+            return f"its weights are of step {step:,} of {summary['total_steps']:,}"
+    return ""
 
 
 def _read_checkpoint(path: Path) -> Weights:
@@ -140,36 +219,23 @@ def _read_checkpoint(path: Path) -> Weights:
         if "buffers" in described["sha256"]:  # BatchNorm's statistics
             tensors = {**tensors, **read_part(path, "buffers", described)}
         identity: dict[str, Any] = described["identity"]
-    mean, std = identity.get("data.mean"), identity.get("data.std")
-    geometry = _run_geometry(identity, path)
-    return Weights(
-        source=str(path),
-        tensors={
-            name.removeprefix(ENCODER_PREFIX).removeprefix(geometry.holder): tensors[name] for name in tensors
+    model = {key.removeprefix("model."): value for key, value in identity.items() if key.startswith("model.")}
+    section = section_class(family_of(model), path)
+    geometry = section.model_validate({**model, "init": None, "patch_init": None}).geometry()
+    facts = {name: identity.get(f"data.{name}") for name in ("mean", "std", "bands", "preprocessing")}
+    facts |= {"num_heads": getattr(geometry, "num_heads", None), "labels": identity.get(LABELS_SEEN)}
+    facts["pool"] = identity.get("finetune.pool") or identity.get("objective.pool")
+    return _with_facts(
+        str(path),
+        {
+            name.removeprefix(ENCODER_PREFIX).removeprefix(geometry.holder): value
+            for name, value in tensors.items()
         },
+        facts,
+        pool="mean",
         objective=identity.get("objective.name"),
-        num_heads=getattr(geometry, "num_heads", None),
-        mean=tuple(mean) if mean else None,
-        std=tuple(std) if std else None,
         geometry=geometry,
-        labels=_read_labels(identity.get(LABELS_SEEN)),
-        bands=Bands.of_entry({"bands": identity.get("data.bands")}),
-        preprocessing=Preprocessing.of_entry({"preprocessing": identity.get("data.preprocessing")}),
-        pool=identity.get("finetune.pool") or identity.get("objective.pool") or "mean",
     )
-
-
-def _read_labels(values: Any) -> SeenLabels | None:
-    return SeenLabels.model_validate(values) if values else None
-
-
-def _run_geometry(identity: dict[str, Any], path: Path) -> Geometry:
-    """Returns the encoder's geometry from the config in the checkpoint at `path`."""
-    values = {
-        key.removeprefix("model."): value for key, value in identity.items() if key.startswith("model.")
-    }
-    section = section_class(family_of(values), path)
-    return section.model_validate({**values, "init": None, "patch_init": None}).geometry()
 
 
 def _network_geometry(metadata: Mapping[str, Any]) -> Geometry:
@@ -193,80 +259,132 @@ def _read_file(path: Path, network: str | None = None) -> Weights:
     network_in = find_network(content, str(path), network) if is_vit else None
     if network_in is None and not metadata:
         if not names:
-            raise InputError(f"{path} holds no tensors by name: give {STARTS}")
+            raise InputError(f"{path} holds no tensors by name: give {FORMS}")
         raise InputError(
             f"{path} holds no weights of a Vision Transformer by names that are known here: it has "
             f"{', '.join(names[:3])} and others; {as_it_is(str(path))}"
         )
     # A file of ours without an encoder holds a head.
     tensors, where = network_in or (content, "")
-    facts = metadata or facts_beside(path, content)
-    mean, std = facts.get("mean"), facts.get("std")
     has_decoder = any(name.startswith("decoder_") for name in tensors)
-    own_pool: Pool = "mean" if metadata or "fc_norm.weight" in tensors else "cls"
-    return Weights(
-        source=str(path) if network is None else f"{path}@{network}",
-        tensors=tensors,
+    return _with_facts(
+        str(path) if network is None else f"{path}@{network}",
+        tensors,
+        metadata or _facts_beside(path, content),
+        pool="mean" if metadata or "fc_norm.weight" in tensors else "cls",
         objective="mae" if has_decoder and not metadata else None,
-        num_heads=facts.get("num_heads"),
-        mean=tuple(mean) if mean else None,
-        std=tuple(std) if std else None,
         geometry=geometry,
-        labels=_read_labels(metadata.get("labels")),
         downloaded=None if network is None else path,
-        bands=Bands.of_entry(metadata),
-        preprocessing=Preprocessing.of_entry(metadata),
-        pool=facts.get("pool") or own_pool,
         remarks={"found": where} if where else {},
     )
 
 
-def _read_hub(start: str) -> Weights:
+def _read_hub(name: str) -> Weights:
     """Reads the weights of a repository at the current commit of its revision; safetensors only."""
-    name = parse_hub_name(start)
-    path, commit = download(name, _HUB_FILES)
+    repo = parse_hub_name(name)
+    path, commit = download(repo, _HUB_FILES)
+    pinned = replace(repo, revision=commit)
     if not read_metadata(path):
-        for file in CONFIGS:
+        for file in _CONFIGS:
             with suppress(InputError):  # the repository has no such file
-                download(replace(name, revision=commit), [file])
+                download(pinned, [file])
     try:
-        weights = _read_file(path)
+        return replace(_read_file(path), source=str(pinned), downloaded=path)
     except InputError as error:
-        raise InputError(f"{name}: {error}") from None
-    return replace(weights, source=str(replace(name, revision=commit)), downloaded=path)
+        raise InputError(f"{repo}: {error}") from None
 
 
-def _read_timm(start: str) -> Weights:
-    name = start.removeprefix(TIMM_PREFIX)
-    if not timm.is_model(name.split(".")[0]):
-        raise InputError(f"timm has no model {name!r}: {nearest_timm(name)}")
+def _read_timm(name: str) -> Weights:
+    model_name = name.removeprefix(TIMM_PREFIX)
+    if not timm.is_model(model_name.split(".")[0]):
+        raise InputError(f"timm has no model {model_name!r}: {nearest_timm(model_name)}")
     try:
-        known = timm.models.get_pretrained_cfg(name)
+        known = timm.models.get_pretrained_cfg(model_name)
     except RuntimeError:  # no such tag
-        tagged = timm.list_pretrained(name.split(".")[0])
-        raise InputError(f"timm has no weights {name!r}: {nearest(name, tagged)}") from None
+        tagged = timm.list_pretrained(model_name.split(".")[0])
+        raise InputError(f"timm has no weights {model_name!r}: {nearest(model_name, tagged)}") from None
     try:
         if known is not None and known.hf_hub_id:
             check_reachable(parse_hub_name(known.hf_hub_id), _TIMM_FILES)
-        model = timm.create_model(name, pretrained=True, num_classes=0)
+        model = timm.create_model(model_name, pretrained=True, num_classes=0)
     except Exception as error:  # no network, no such weights, a broken download
         reason = error_reason(error).split(". ")[0][:160]
         if known is None or not known.has_weights:
-            raise InputError(f"timm has no weights of {name!r} ({reason})") from None
+            raise InputError(f"timm has no weights of {model_name!r} ({reason})") from None
         repo = known.hf_hub_id
         by_hand = (
             f"; or give DIR/model.safetensors after `hf download {repo} --local-dir DIR`" if repo else ""
         )
-        raise InputError(f"cannot fetch the weights of {start}, network needed ({reason}){by_hand}") from None
+        raise InputError(f"cannot fetch the weights of {name}, network needed ({reason}){by_hand}") from None
+    geometry = None
     if isinstance(model, VisionTransformer):
-        check_function(model, start)
-    config = model.pretrained_cfg
-    return Weights(
-        start,
+        _check_function(model, name)
+        geometry = timm_geometry(model)
+    facts = {key: model.pretrained_cfg[key] for key in ("mean", "std")}
+    return _with_facts(
+        name,
         model.state_dict(),
-        num_heads=model.blocks[0].attn.num_heads if isinstance(model, VisionTransformer) else None,
-        mean=tuple(config["mean"]),
-        std=tuple(config["std"]),
-        geometry=timm_geometry(model) if isinstance(model, VisionTransformer) else None,
+        {**facts, "num_heads": geometry and geometry.num_heads},
         pool="mean" if getattr(model, "global_pool", None) == "avg" else "cls",
+        geometry=geometry,
     )
+
+
+def _facts_beside(path: Path, content: Mapping[Any, Any]) -> dict[str, Any]:
+    """Returns facts about third-party weights that shapes do not show; configs beside a file precede its content.
+
+    Raises InputError if the network computes another function than ours.
+    """
+    config, images = (_read_json(path.with_name(name)) for name in _CONFIGS)
+    if "hidden_size" in config:  # of transformers
+        activation, eps = config.get("hidden_act", "gelu"), config.get("layer_norm_eps", 1e-12)
+        if activation != "gelu":
+            raise another_kind(str(path), f"its activation is {activation}, ours gelu")
+        if eps > _LARGEST_EPS:
+            ours = f"ours LayerNorm of eps {_LARGEST_EPS:g}"
+            raise another_kind(str(path), f"its norm is LayerNorm of eps {eps:g}, {ours}")
+        facts = {"num_heads": config.get("num_attention_heads")}
+        return facts | {"mean": images.get("image_mean"), "std": images.get("image_std")}
+    config = config or {"architecture": content.get("arch")}
+    if not timm.is_model(str(config.get("architecture"))):
+        return {"num_heads": 12} if _SMALL_OF_12_HEADS.search(_said_inside(content)) else {}
+    with torch.device("meta"):
+        model = timm.create_model(config["architecture"], num_classes=0)
+    stated, given = config.get("pretrained_cfg") or {}, config.get("model_args") or {}
+    facts = {"mean": stated.get("mean"), "std": stated.get("std")}
+    if isinstance(model, VisionTransformer):
+        _check_function(model, str(path))
+        if changed := sorted({"act_layer", "norm_layer"} & given.keys()):
+            raise another_kind(str(path), f"its {changed[0]} is {given[changed[0]]}")
+        facts["num_heads"] = given.get("num_heads") or model.blocks[0].attn.num_heads
+    if "global_pool" in config:
+        facts["pool"] = "mean" if config["global_pool"] == "avg" else "cls"
+    return facts
+
+
+def _said_inside(content: Mapping[Any, Any]) -> str:
+    """Returns a checkpoint's texts on its architecture: `arch`, `args.model`, and mmengine's config in `meta`."""
+    args, meta = content.get("args"), content.get("meta")
+    model = args.get("model") if isinstance(args, Mapping) else getattr(args, "model", None)
+    texts = map(str, meta.values() if isinstance(meta, Mapping) else ())
+    return " ".join([f"arch={content.get('arch')!r} model={model!r}", *texts])
+
+
+def _check_function(model: VisionTransformer, source: str) -> None:
+    """Raises InputError if a network with our names and shapes has another block, activation or norm."""
+    own = ViTEncoder(img_size=(1, 1), patch_size=1, embed_dim=4, depth=1, num_heads=1).blocks[0]
+    other = model.blocks[0]
+    facts = [("blocks are", type(other).__name__, type(own).__name__)]
+    if type(other) is type(own):
+        theirs, ours = (f"{type(one.norm1).__name__} of eps {one.norm1.eps:g}" for one in (other, own))
+        facts += [("activation is", repr(other.mlp.act), repr(own.mlp.act)), ("norm is", theirs, ours)]
+    for what, found, ours in facts:
+        if found != ours:
+            raise another_kind(source, f"its {what} {found}, ours {ours}")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    with suppress(OSError, ValueError):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return content if isinstance(content, dict) else {}
+    return {}

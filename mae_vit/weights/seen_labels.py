@@ -104,16 +104,10 @@ class SeenLabels(SplitLabels):
     def overlap(self, fingerprint: str, per_class: int | None, holdout: float, *, draw: int = 0) -> Overlap:
         """Returns how these labels overlap with those of a run's held-out images.
 
-        Args:
-            fingerprint: fingerprint of the run's split.
-            per_class: number of the run's labels per class; None for all.
-            holdout: fraction of them that the run holds out, 0 to 1.
-            draw: number of the run's draw of labels.
-
-        Returns:
-            "held-out": labels of held-out images were seen.
-            "other data": labels of another split were seen, which may contain the same images.
-            "others": labels of the same split were seen, but not of held-out images.
+        The run has `per_class` labels per class (None for all) of the split `fingerprint`, its number of the `draw`,
+        and holds out a fraction `holdout` of them, 0 to 1. "held-out": labels of held-out images were seen. "other
+        data": labels of another split were seen, which may contain the same images. "others": labels of the same split,
+        but not of held-out images.
         """
         overlaps = {
             labels.overlap_of_this_split(fingerprint, per_class, holdout, draw)

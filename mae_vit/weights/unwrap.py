@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from mae_vit.core.errors import InputError
-from mae_vit.weights.start import another_kind
+from mae_vit.weights.names import another_kind
 
 
 @dataclass(frozen=True)
@@ -115,13 +115,9 @@ def find_network(
 ) -> tuple[dict[str, Tensor], str] | None:
     """Returns the tensors of a file's network by timm's names, and their place in the file; None if it has no network.
 
-    Args:
-        content: tensors by name, in mappings of any depth.
-        source: the file, for messages.
-        chosen: part of the wanted network's prefix, such as "student"; None prefers the average or the teacher.
-
-    Raises:
-        InputError: if the choice is ambiguous, or no network is called `chosen`.
+    `content` has tensors by name, in mappings of any depth; `source` names the file in messages. `chosen` is a part of
+    the wanted network's prefix, such as "student"; None prefers the average or the teacher. Raises InputError if the
+    choice is ambiguous, or no network is called `chosen`.
     """
     named = {_WRAPPERS.sub("", name): value for name, value in named_tensors(content).items()}
     networks: dict[str, _Family] = {}

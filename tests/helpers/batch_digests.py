@@ -13,6 +13,7 @@ from mae_vit.data.images.augment import Augment
 from mae_vit.data.index import ShardIndex, open_index
 from mae_vit.data.order.order import Order, RankSlice
 from mae_vit.data.remote.folder import DataLocation
+from mae_vit.data.training_data import make_order
 from mae_vit.models.masking import corrupt, patch_noise, random_masking
 
 
@@ -27,6 +28,13 @@ def open_located(data: Path | DataLocation, split: str = "train") -> ShardIndex:
     """Opens the index of a folder here, or of what stands in for one elsewhere."""
     folder, remote = data if isinstance(data, DataLocation) else (data, None)
     return open_index(folder, split, remote=remote)
+
+
+def order_of(data: Path, mode: str, repeats: int = 1, batch: int = 96) -> Order:
+    """The order "global", or "blocks" of eight lanes, over the training samples."""
+    blocks = {"lanes": 8, "block_shards": 2} if mode == "blocks" else {"lanes": None, "block_shards": None}
+    index = open_index(data, "train")
+    return make_order(index, effective_batch_size=batch, seed=7, repeats=repeats, **blocks)
 
 
 def digest_of_global_batches(

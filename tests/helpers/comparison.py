@@ -11,8 +11,7 @@ import numpy as np
 from mae_vit.evaluation.segmentation import Overlaps
 from mae_vit.finetuning.comparison.config import CompareConfig, EntrySection
 from mae_vit.finetuning.comparison.plan import Cell, ComparisonPlan
-from mae_vit.finetuning.comparison.report.predictions import PREDICTIONS
-from mae_vit.finetuning.comparison.report.rows import Row
+from mae_vit.finetuning.comparison.report.rows import PREDICTIONS, Row
 from mae_vit.finetuning.comparison.report.significance import Gap, Scores, gap_between
 from mae_vit.finetuning.comparison.spec import RunSpec
 

@@ -4,11 +4,8 @@ No container is built here: that takes a daemon, base images and gigabytes.
 """
 
 import re
-import shlex
 import subprocess
 import sys
-from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from helpers.commands import ROOT
@@ -36,12 +33,6 @@ def files() -> list[tuple[str, str]]:
     ]
 
 
-def usage(path: Path, word: str) -> list[list[str]]:
-    """The commands in a file's comments that begin with `word`."""
-    text = path.read_text().replace("\\\n#", " ")
-    return [shlex.split(line) for line in re.findall(rf"(?m)^#\s+({word} .*)$", text)]
-
-
 def test_the_definition_is_well_formed():
     text = DEFINITION.read_text()
     parts = sections(text)
@@ -64,6 +55,9 @@ def test_what_is_copied_is_there_and_is_all_that_an_installation_needs():
     # Of the build, where there are some.
     needed |= {name for name in ("setup.py", "setup.cfg", "MANIFEST.in") if (ROOT / name).exists()}
     assert needed <= sources
+    ignored = (CONTAINERS / "Dockerfile.dockerignore").read_text().splitlines()
+    assert {".git", ".venv", "data", "runs"} <= set(ignored)
+    assert not sources & set(ignored)
 
 
 def test_both_install_by_the_same_script_and_call_what_the_package_installs():
@@ -77,38 +71,6 @@ def test_both_install_by_the_same_script_and_call_what_the_package_installs():
     called = re.findall(r"(?m)^\s+(?:exec )?(\S+) ", parts["runscript"] + parts["test"])
     assert entry in scripts
     assert set(called) <= {*scripts, "python"}
-
-
-def test_a_container_is_not_run_by_root():
     (user,) = re.findall(r"(?m)^USER (.+)$", DOCKERFILE.read_text())
     assert int(user) > 0
     assert f"useradd --uid {user} " in DOCKERFILE.read_text()
-
-
-def test_what_stays_outside_is_no_part_of_the_package():
-    ignored = (CONTAINERS / "Dockerfile.dockerignore").read_text().splitlines()
-    assert {".git", ".venv", "data", "runs"} <= set(ignored)
-    assert not {source for source, _ in files()} & set(ignored)
-
-
-def test_the_build_commands_of_comments_and_documentation_work():
-    page = (ROOT / "docs" / "cluster.md").read_text().replace("\\\n", " ")
-    commands = [shlex.split(line) for line in re.findall(r"(?m)^((?:docker|apptainer) build .*)$", page)]
-    assert {words[0] for words in commands} == {"docker", "apptainer"}
-    for path, word in ((DOCKERFILE, "docker"), (DEFINITION, "apptainer")):
-        commands += usage(path, word)
-    assert len(commands) >= 6
-    for words in commands:
-        check_build(words)
-
-
-def check_build(words: list[str]) -> None:
-    """A build's files are there, and its arguments are ones that the file takes."""
-    docker = words[0] == "docker"
-    file = ROOT / (words[words.index("-f") + 1] if docker else words[-1])
-    assert file == (DOCKERFILE if docker else DEFINITION)
-    known = re.findall(r"(?m)^ARG (\w+)=", file.read_text()) if docker else ["BASE", "TORCH_INDEX"]
-    given = [after.partition("=")[0] for word, after in pairwise(words) if word == "--build-arg"]
-    assert set(given) <= set(known), words
-    if docker:
-        assert words[-1] == "."

@@ -24,19 +24,19 @@ from mae_vit.finetuning.command import main as finetune
 from mae_vit.finetuning.comparison.command import main as compare
 from mae_vit.pretraining.command import main as pretrain
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 # What the shell, or a person, does.
-NOT_OURS = ("source", "tensorboard", "pip", "git", "cd", "wandb", "mlflow")
+NOT_OURS = ("source", "tensorboard", "pip", "git", "cd", "wandb", "mlflow", "tail")
 JOBS = {"pretrain": pretrain, "finetune": finetune, "compare": compare}
-# These need a network, or a second machine's file.
+# These need a network or a second machine's file; tests/runs/test_plugins.py runs those of the mixer.
 ELSEWHERE = (
     "prepare cifar10 ", "prepare cifar100 ", "https://", "s3://", "pipe:", "timm:", "mae_visualize", "mae_pretrain",
-    "laion", "aws ", "--push", "hf:",
+    "laion", "aws ", "--push", "hf:", "examples/mixer.py",
 )  # fmt: skip
 
 
 def commands_of(text: str) -> list[str]:
-    """The commands of a page's code blocks that have no language: joined over lines, without comments."""
+    """The commands of a page's shell blocks: joined over lines, without comments."""
     commands, inside = [], None
     for line in text.replace("\\\n", " ").splitlines():
         if line.startswith("```"):
@@ -60,6 +60,13 @@ def sandbox(colored, digits, tmp_path_factory):
         path = box / "photos" / ("cats", "dogs")[number % 2] / f"{number // 2}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(rng.integers(0, 256, (48, 64, 3), dtype=np.uint8)).save(path)
+    names = sorted(path.relative_to(box / "photos").as_posix() for path in box.glob("photos/*/*.jpg"))
+    (box / "labels.csv").write_text("".join(f"{name},{name.partition('/')[0]}\n" for name in names))
+    (box / "unlabeled").mkdir()
+    for number in range(4):
+        Image.fromarray(rng.integers(0, 256, (48, 64, 3), dtype=np.uint8)).save(
+            box / f"unlabeled/{number}.jpg"
+        )
     rows = [
         {"bytes": path.read_bytes(), "path": path.name} for path in sorted((box / "photos").rglob("*.jpg"))
     ]
@@ -90,44 +97,28 @@ def sandbox(colored, digits, tmp_path_factory):
     prepare_pairs(box / "pairs", pairs)
     for name in ("pairs", "objects_on_photos"):
         (box / "data" / name).symlink_to(pairs)
-    for part in ("configs", "docs", "slurm", "Makefile"):
+    for part in ("configs", "docs", "examples", "slurm", "Makefile"):
         (box / part).symlink_to(ROOT / part)
     for split, form in (("train", "gztar"), ("test", "zip")):
         shutil.copytree(box / "photos", box / "packed" / split / split)
         shutil.make_archive(str(box / split), form, box / "packed" / split)
-    small = [
-        *SMALL_MAE,
-        "train.steps=2",
-        "train.warmup_steps=1",
-        "train.epochs=null",
-        "train.warmup_epochs=null",
-    ]
+    length = ["train.steps=2", "train.warmup_steps=1", "train.epochs=null", "train.warmup_epochs=null"]
+    small = [*SMALL_MAE, *length, "data.augment.crop=random_resized"]
     small += ["train.effective_batch_size=16", "monitor.tensorboard=false", f"data.path={others}"]
-    small += ["data.augment.crop=random_resized"]
     run = box / "runs" / "mae_base"
-    config = str(ROOT / "configs" / "pretrain" / "mae_cifar_tiny.yaml")
-    assert pretrain(["--config", config, *small, f"run.dir={run}"]) == 0
-    for name in ("mae_cifar_tiny", "mae_digits", "photos"):
+    assert pretrain(["mae_cifar_tiny", *small, f"run.dir={run}"]) == 0
+    for name in ("mae_cifar_tiny", "mae_digits", "photos", "mae_photos_64"):
         shutil.copytree(run, run.with_name(name))
     tuned = run.with_name("finetune_cifar_tiny-mae_cifar_tiny")
-    few = [
-        "train.steps=2",
-        "train.warmup_steps=1",
-        "train.effective_batch_size=16",
-        "monitor.tensorboard=false",
-    ]
-    config_of_tuned = [
-        "--config",
-        str(ROOT / "configs" / "finetune" / "finetune_cifar_tiny.yaml"),
-        "--ckpt",
-        str(run),
-    ]
-    assert finetune([*config_of_tuned, *few, f"data.path={colored}", f"run.dir={tuned}"]) == 0
-    shutil.copytree(tuned, run.with_name("photos_finetuned"))
+    few = ["train.steps=2", "train.warmup_steps=1", small[-3], "monitor.tensorboard=false"]
+    words = ["finetune_cifar_tiny", "--ckpt", str(run), f"data.path={colored}", f"run.dir={tuned}"]
+    assert finetune([*words, *few]) == 0
+    for name in ("photos_finetuned", "finetune_photos_64-mae_photos_64"):
+        shutil.copytree(tuned, run.with_name(name))
     for name in ("more_photos", "CIFAR-10-images"):
         (box / name).symlink_to(box / "photos")
     bands = [f"data.path={tiles}" if word.startswith("data.path") else word for word in small]
-    assert pretrain(["--config", config, *bands, f"run.dir={run.with_name('mae_satellite')}"]) == 0
+    assert pretrain(["mae_cifar_tiny", *bands, f"run.dir={run.with_name('mae_satellite')}"]) == 0
     return box
 
 
@@ -191,7 +182,7 @@ def of_make(words):
 
 
 def of_container(words):
-    """`docker run ... IMAGE WORDS`: the words that `mae-vit` gets there; test_containers.py has the builds."""
+    """`docker run ... IMAGE WORDS`: the words that `mae-vit` gets there."""
     if words[1] == "run":
         place = next(n for n, word in enumerate(words) if re.fullmatch(r"mae-vit(:cuda|\.sif)?", word))
         of_mae_vit(["mae-vit", *words[place + 1 :]])
@@ -200,8 +191,8 @@ def of_container(words):
 def of_mae_vit(words):
     """Ours: as it stands, its outputs put where nothing is."""
     if words[1] in JOBS:
-        if words[1] == "pretrain":
-            shutil.rmtree("runs")  # those that others begin from: this one is new
+        if words[1] in ("pretrain", "compare") and not any("=runs/" in word for word in words):
+            shutil.rmtree("runs")  # those that others begin from: these are new
         dry(JOBS[words[1]], words[2:])
     elif words[1] == "doctor":
         assert mae_vit(words[1:]) in (0, 1)  # of this machine
@@ -220,13 +211,9 @@ def test_it_runs(page, command, sandbox, tmp_path, monkeypatch):
     if any(part in command for part in ELSEWHERE):
         pytest.skip("needs a network, or a file of others")
     if "RUN" in words or "CONFIG" in words:
-        words = [
-            {"RUN": "runs/mae_base", "CONFIG": "configs/pretrain/mae_cifar_tiny.yaml"}.get(word, word)
-            for word in words
-        ]
-    words = [
-        word.replace("/shared/imagenet", "data/mine").replace("/shared/mine", "data/mine") for word in words
-    ]
+        named = {"RUN": "runs/mae_base", "CONFIG": "configs/pretrain/mae_cifar_tiny.yaml"}
+        words = [named.get(word, word) for word in words]
+    words = [re.sub("/shared/(imagenet|mine)", "data/mine", word) for word in words]
     box = tmp_path / "box"
     shutil.copytree(sandbox, box, symlinks=True)
     monkeypatch.chdir(box)
@@ -237,19 +224,11 @@ def test_it_runs(page, command, sandbox, tmp_path, monkeypatch):
         (box / "data").mkdir()
         if "data/mine" in words and "--exclude" in words:
             (box / "data" / "mine").symlink_to((sandbox / "data" / "mine").resolve())
-        if "--reindex" in words:
+        if "--in-place" in words and "--overwrite" in words:
             shutil.copytree(sandbox / "data" / "mine", box / "data" / "mine")
-    rules = {
-        "mae-vit": of_mae_vit,
-        "docker": of_container,
-        "apptainer": of_container,
-        "make": of_make,
-        "python": of_python,
-        "deepspeed": of_python,
-        "torchrun": of_python,
-        "sbatch": of_slurm,
-        "srun": of_python,
-    }
+    rules = dict.fromkeys(("python", "deepspeed", "torchrun", "srun"), of_python)
+    rules |= dict.fromkeys(("docker", "apptainer"), of_container)
+    rules |= {"mae-vit": of_mae_vit, "make": of_make, "sbatch": of_slurm}
     assert words[0] in rules, f"{page}: no rule knows {words[0]!r}"
     rules[words[0]](words)
 

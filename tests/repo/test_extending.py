@@ -1,4 +1,4 @@
-"""docs/extending.md: every diff applies to this tree, and what follows it works there."""
+"""examples/extending: every diff applies to this tree, and what follows it works there."""
 
 import re
 import shlex
@@ -9,17 +9,20 @@ import sys
 import pytest
 from helpers.commands import ROOT, SMALL_MAE, run
 
-PAGE = (ROOT / "docs" / "extending.md").read_text()
+FOLDER = ROOT / "examples" / "extending"
+# The command of each diff stands above it, indented.
 ENTRIES = {
-    title: (diff, command)
-    for title, diff, command in re.findall(
-        r"^## ([^\n]+)\n(?:(?!^## ).)*?^```diff\n(.*?)^```\n\n```sh\n([^\n]+)\n```", PAGE, re.M | re.S
-    )
+    path.name: (path.read_text(), re.findall(r"^    (\S.+)$", path.read_text(), re.M)[0])
+    for path in sorted(FOLDER.glob("*.diff"))
 }
 
 
-def test_every_entry_is_found():
-    assert len(ENTRIES) == PAGE.count("```diff\n") == 6
+def test_the_page_lists_every_entry():
+    page = (ROOT / "docs" / "extending.md").read_text()
+    assert len(ENTRIES) == 6
+    assert set(re.findall(r"`(\w+\.diff)`", page)) == set(ENTRIES)
+    for name in re.findall(r"`(examples/\w+\.py)`", page):
+        assert (ROOT / name).is_file()
 
 
 @pytest.mark.parametrize("title", ENTRIES)
@@ -35,14 +38,7 @@ def trained(digits, tmp_path_factory):
     """A short run on the digits."""
     folder = tmp_path_factory.mktemp("trained") / "mae_digits"
     small = [*SMALL_MAE, "train.steps=4", "train.warmup_steps=1", "monitor.tensorboard=false"]
-    arguments = [
-        "--config",
-        "configs/pretrain/mae_digits.yaml",
-        *small,
-        f"data.path={digits}",
-        f"run.dir={folder}",
-    ]
-    done = run("pretrain/run.py", *arguments)
+    done = run("pretrain/run.py", "mae_digits", *small, f"data.path={digits}", f"run.dir={folder}")
     assert done.returncode == 0, done.stderr
     return folder
 

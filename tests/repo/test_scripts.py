@@ -25,9 +25,9 @@ RESULTS = [
 
 def test_no_file_names_a_machine():
     for path in (*SCRIPTS, *RESULTS, ROOT / "README.md", ROOT / "Makefile"):
-        found = re.search(
-            r"/(home|root|Users|scratch|tmp|work)/\w|\.\./\w|Linux-\d", path.read_text(encoding="utf-8")
-        )
+        # Of links the way up to other pages is fine.
+        text = re.sub(r"\]\((\.\./)+", "](", path.read_text(encoding="utf-8"))
+        found = re.search(r"/(home|root|Users|scratch|tmp|work)/\w|\.\./\w|Linux-\d", text)
         assert not found, (path, found)
 
 
@@ -41,24 +41,15 @@ BENCHMARKS = ["step", "objectives", "engine", "profile_step", "end_to_end", "loa
         *(
             # Each imports torch in a process of its own.
             pytest.param(script, marks=pytest.mark.slow)
-            for script in (
-                "docs/tools/tables.py",
-                *(f"benchmarks/{name}.py" for name in BENCHMARKS),
-            )
+            for script in ("docs/tools/tables.py", *(f"benchmarks/{name}.py" for name in BENCHMARKS))
         ),
     ],
 )
 def test_help_needs_no_installation_and_explains_each_option(script, tmp_path):
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     # -I: neither the current folder nor PYTHONPATH.
-    ended = subprocess.run(
-        [sys.executable, "-I", ROOT / script, "--help"],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env=environment,
-        timeout=500,
-    )
+    words, place = [sys.executable, "-I", ROOT / script, "--help"], {"cwd": tmp_path, "env": environment}
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=500, **place)
     assert ended.returncode == 0, ended.stderr
     # An option without a help text is a line of its own that another option, or nothing, follows.
     options = ended.stdout.partition("options:")[2].partition("\n\n")[0]
@@ -82,12 +73,8 @@ def test_help_of_the_job_lists_sections_keys_and_shipped_files():
 
 def test_pip_installs_no_other_than_the_extras_that_there_are():
     extras = {"test", "dev"}
-    for line in (
-        (ROOT / "pyproject.toml").read_text().partition("[project.optional-dependencies]")[2].splitlines()
-    ):
-        if line.startswith("["):
-            break
-        extras |= set(re.findall(r"^(\w+) = \[", line))
+    listed = (ROOT / "pyproject.toml").read_text().partition("[project.optional-dependencies]")[2]
+    extras |= set(re.findall(r"^(\w+) = \[", listed.partition("\n[")[0], flags=re.M))
     named = 0
     for folder, ending in (("", "md"), ("docs", "md"), ("docs", "ipynb"), ("mae_vit", "py")):
         for path in (ROOT / folder).glob(f"{'**/' if folder else ''}*.{ending}"):
@@ -99,13 +86,7 @@ def test_pip_installs_no_other_than_the_extras_that_there_are():
                 assert set(group.split(",")) <= extras, path
     assert named > 10
     table = (ROOT / "docs" / "export.md").read_text().partition("| what | extra |")[2].partition("\n\n")[0]
-    assert set(re.findall(r"`(\w+)`(?=;| \|$)", table, flags=re.M)) == {
-        "hf",
-        "onnx",
-        "hub",
-        "dicom",
-        "bands",
-    }
+    assert set(re.findall(r"`(\w+)`(?=;| \|$)", table, flags=re.M)) == {"hf", "onnx", "hub", "dicom", "bands"}
 
 
 def test_the_readme_names_files_that_exist():

@@ -21,9 +21,8 @@ def run(monkeypatch, *arguments):
 
 def test_all_tables_are_those_of_their_files(monkeypatch, capsys):
     assert run(monkeypatch, "--check") == 0, capsys.readouterr().out
-    pages = (ROOT / "README.md", *ROOT.glob("docs/*.md"))
-    marks = [match[2] for page in pages for match in tables.MARKED.finditer(page.read_text())]
-    assert sorted(marks) == sorted(tables.TABLES)
+    marks = {match[2] for page in tables.pages() for match in tables.MARKED.finditer(page.read_text())}
+    assert marks == set(tables.TABLES)
 
 
 @pytest.mark.parametrize("name", tables.TABLES)
@@ -39,16 +38,18 @@ def test_another_digit_and_a_lost_line_are_named(name):
 
 
 def test_check_names_the_page_and_write_mends_it(monkeypatch, tmp_path, capsys):
-    right = (ROOT / "docs" / "bands.md").read_text()
-    page = tmp_path / "docs" / "bands.md"
-    page.parent.mkdir()
+    page = tmp_path / "docs" / "results" / "study_length" / "README.md"
+    right = (ROOT / page.relative_to(tmp_path)).read_text()
+    page.parent.mkdir(parents=True)
     (tmp_path / "README.md").write_text("<!-- table stpe -->\n| a |\n<!-- end -->\n")
-    page.write_text(right.replace("| 25.5 |", "| 25.6 |"))
+    page.write_text(right.replace("| 52.8 ± 3.3 |", "| 52.9 ± 3.3 |"))
     monkeypatch.setattr(tables, "ROOT", tmp_path)
     assert run(monkeypatch, "--check") == 1
     unknown, differs = capsys.readouterr().out.splitlines()
     assert unknown == "README.md: no table is called stpe"
-    assert differs.startswith("docs/bands.md: table bands: has '| 13 bands, 16 bits | 25.6 |")
+    assert differs.startswith(
+        "docs/results/study_length/README.md: table length: has '| MAE, 200 steps | 52.9 ± 3.3 |"
+    )
     assert run(monkeypatch, "--write") == 1
     assert capsys.readouterr().out.splitlines() == [unknown]
     assert page.read_text() == right

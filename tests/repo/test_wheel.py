@@ -39,18 +39,8 @@ def wheel(tmp_path_factory):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, folder / name)
     out = tmp_path_factory.mktemp("wheel")
-    call(
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--no-deps",
-        "--no-build-isolation",
-        "-w",
-        out,
-        folder,
-        cwd=folder,
-    )
+    pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation"]
+    call(*pip, "-w", out, folder, cwd=folder)
     (built,) = out.glob("mae_vit-*.whl")
     return built
 
@@ -117,14 +107,8 @@ def test_the_other_commands(box):
 
 @pytest.mark.distributed
 def test_two_ranks_under_deepspeed_and_torchrun(box):
-    ranks = [
-        "deepspeed.launcher.runner",
-        "--num_accelerators",
-        "2",
-        "--master_port",
-        str(free_port()),
-        "--module",
-    ]
+    port = str(free_port())
+    ranks = ["deepspeed.launcher.runner", "--num_accelerators", "2", "--master_port", port, "--module"]
     torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
     for name, launcher in (("deepspeed", ranks), ("torchrun", torchrun)):
         box("python", "-m", *launcher, "mae_vit.cli", "pretrain", "mae_digits", *SHORT, "train.engine=deepspeed",

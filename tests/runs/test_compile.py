@@ -8,8 +8,7 @@ from torch._dynamo.utils import counters
 from mae_vit.core.batch import Batch
 from mae_vit.core.keyed_rng import RngStream, SampleKeys
 from mae_vit.finetuning.models.classifier_file import ClassifierFile, Description
-from mae_vit.finetuning.models.classifiers import NetworkClassifier
-from mae_vit.finetuning.models.distillation import Distillation, DistilledViTClassifier
+from mae_vit.finetuning.models.classifiers import Distillation, DistilledViTClassifier, NetworkClassifier
 from mae_vit.models.encoders.baselines import build_network
 from mae_vit.models.encoders.vit import ViTEncoder
 from mae_vit.objectives import OBJECTIVES
@@ -19,7 +18,7 @@ from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.engines.base import StepOptions, recompute_blocks
 from mae_vit.training.engines.precision import Autocast
 from mae_vit.training.engines.torch_engine import TorchEngine
-from mae_vit.training.optim.optimizers import OptimizerOptions
+from mae_vit.training.optim import OptimizerOptions
 
 DECODER = {"decoder_embed_dim": 16, "decoder_depth": 1, "decoder_num_heads": 2}
 OPTIONS = {

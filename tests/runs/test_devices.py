@@ -16,23 +16,26 @@ from mae_vit.core.batch import Batch
 from mae_vit.core.keyed_rng import SampleKeys
 from mae_vit.evaluation.few_shot import least_squares_scores
 from mae_vit.evaluation.knn import knn_scores
-from mae_vit.evaluation.linear_probe import LinearProbe, probe_top1, train_probe
 from mae_vit.finetuning.frozen import closed_form
 from mae_vit.finetuning.frozen.closed_form import score_in_closed_form
+from mae_vit.finetuning.frozen.linear_probe import LinearProbe, probe_top1, train_probe
 from mae_vit.finetuning.models.classifier_file import ClassifierFile
-from mae_vit.finetuning.models.classifiers import NetworkClassifier, ViTClassifier
-from mae_vit.finetuning.models.distillation import Distillation, DistilledViTClassifier
-from mae_vit.finetuning.results.predict import Predictor, as_predictions
-from mae_vit.inspection.attention import (
+from mae_vit.finetuning.models.classifiers import (
+    Distillation,
+    DistilledViTClassifier,
+    NetworkClassifier,
+    ViTClassifier,
+)
+from mae_vit.finetuning.results import Predictor, as_predictions, predict_classes
+from mae_vit.inspection.measures import (
     attention_maps,
     attention_weights,
     head_entropy,
     mean_attention_distance,
     rollout,
 )
-from mae_vit.inspection.in_training import draw_views
 from mae_vit.inspection.reconstructions import reconstruct
-from mae_vit.inspection.views import patch_features
+from mae_vit.inspection.views import draw_views, patch_features
 from mae_vit.models.attention import choose_attention
 from mae_vit.models.encoders.baselines import BASELINES, build_network
 from mae_vit.models.encoders.vit import ViTEncoder
@@ -41,7 +44,7 @@ from mae_vit.objectives.label_loss import LabelLoss
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.engines.precision import Autocast
 from mae_vit.training.evals import HeldOut, OnlineProbe
-from mae_vit.weights.embed.features import Settings, _encode
+from mae_vit.weights.embed.embed import Settings, _encode
 from mae_vit.weights.encoder import ViTFeatures, load_encoder
 from mae_vit.weights.feature_encoder import ImageInput
 
@@ -194,9 +197,8 @@ def test_classifiers(name, left_behind):
             assert all(on_device(value) for value in task.evaluation_sums(batch_of().to(CUDA)).values())
             assert on_device(*(row.images for row in task.pictures(batch_of().to(CUDA))))
         with noticed(left_behind):
-            predictions = Predictor(Ranks(), CUDA, engine.module.context, 8).predict(
-                task, [batch_of()], np.zeros(8, np.int64)
-            )
+            measuring = Predictor(Ranks(), CUDA, engine.module.context, 8)
+            predictions = predict_classes(task, [batch_of()], np.zeros(8, np.int64), measuring)
             assert len(predictions.classes) == 8
 
 

@@ -2,6 +2,7 @@
 
 import pickle
 import time
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -11,7 +12,7 @@ from benchmarks.scaling.synthetic_shards import write_many_shards
 from mae_vit.config.load import load_config
 from mae_vit.data.batches.sources import TarSource
 from mae_vit.data.index import open_index
-from mae_vit.data.prepare.in_place import reindex
+from mae_vit.data.prepare.in_place import index_in_place
 from mae_vit.data.shards.shard_files import ShardTable
 from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.pretraining.setup import set_up
@@ -40,7 +41,7 @@ def test_the_index_is_what_would_be_built(tmp_path):
     write_many_shards(small, shards=30, shard_samples=20)
     index = open_index(small, "train")
     written = index.array_path.read_bytes()
-    reindex(small)
+    index_in_place(small, overwrite=True)
     assert open_index(small, "train").array_path.read_bytes() == written
 
 
@@ -77,6 +78,8 @@ def test_what_a_worker_is_given_does_not_grow_with_samples(many, tmp_path):
 
 def test_a_table_of_shards_keeps_any_name():
     names = ["train-000000.tar", "größer.tar", "odd \udcff.tar", "a.tar"]
-    table = pickle.loads(pickle.dumps(ShardTable(names, [1, 1 << 40, 3, 4])))
-    assert [table.name(number) for number in range(len(table))] == names
-    assert [table.size(number) for number in range(len(table))] == [1, 1 << 40, 3, 4]
+    shards = [
+        SimpleNamespace(file=name, bytes=size) for name, size in zip(names, (1, 1 << 40, 3, 4), strict=True)
+    ]
+    table = pickle.loads(pickle.dumps(ShardTable(shards)))
+    assert [(table.name(n), table.size(n)) for n in range(4)] == [(s.file, s.bytes) for s in shards]

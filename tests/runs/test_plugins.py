@@ -33,7 +33,8 @@ def command(script: str, *arguments: str, expect: int = 0) -> str:
 
 def page_command(job: str, folder, digits) -> list[str]:
     """The words of docs/extending.md that train with plug-ins, here with copies of the examples."""
-    (line,) = re.findall(rf"^mae-vit {job} .*examples/mixer.py.*$", PAGE.read_text(), re.M)
+    page = PAGE.read_text().replace("\\\n", "")
+    (line,) = re.findall(rf"^mae-vit {job} .*examples/mixer.py.*$", page, re.M)
     line = line.replace("examples/", f"{folder}/").replace("runs/simmim_digits", f"{folder}/run")
     return ["-m", "mae_vit.cli", *shlex.split(line)[1:], f"data.path={digits}"]
 

@@ -11,13 +11,11 @@ from helpers.batch_digests import open_digits
 from mae_vit.cli.main import main
 from mae_vit.core.errors import DamagedSample, InputError
 from mae_vit.data.batches.loader import load_batches
-from mae_vit.data.index import open_index
+from mae_vit.data.index import open_index, open_training_index
 from mae_vit.data.order.order import GlobalOrder, RankSlice
-from mae_vit.data.prepare.in_place import reindex
-from mae_vit.data.prepare.publish import write_description
-from mae_vit.data.prepare.shard_writer import ShardWriter
+from mae_vit.data.prepare.in_place import index_in_place
+from mae_vit.data.prepare.publish import ShardWriter, write_description
 from mae_vit.data.shards import shard_files
-from mae_vit.data.splits import open_training_index
 
 pytestmark = pytest.mark.timeout(900)
 SAMPLES, SHARDS = 48, 3
@@ -36,7 +34,7 @@ def whole(digits, tmp_path_factory) -> Path:
     )
     described = index.dataset.model_copy(update={"splits": {"train": train}})
     write_description(out, described)
-    reindex(out)
+    index_in_place(out, overwrite=True)
     return out
 
 
@@ -121,7 +119,7 @@ def check_one(number: int, whole: Path, place: Path, images, labels, capsys) -> 
         met, said = "refused", str(error)
     assert met != "refused" or "\n" not in said
     # Described anew, they are what they are.
-    assert main(["prepare", "--reindex", str(copy)]) in (0, 2)
+    assert main(["prepare", "--in-place", str(copy), "--overwrite"]) in (0, 2)
     assert "Traceback" not in capsys.readouterr().err
     # Others' shards, of which nobody said what they hold.
     (copy / "dataset.json").unlink()

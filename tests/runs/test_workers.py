@@ -10,8 +10,7 @@ from helpers.batch_digests import open_digits
 
 from mae_vit.data.batches.loader import load_batches, start_worker_server
 from mae_vit.data.index import open_index
-from mae_vit.data.order.block_order import BlockOrder
-from mae_vit.data.order.order import GlobalOrder, RankSlice
+from mae_vit.data.order.order import BlockOrder, GlobalOrder, RankSlice
 
 EPOCHS = 8
 

@@ -7,10 +7,9 @@ import os
 
 import torch
 
-from mae_vit.runtime.collectives import barrier, sum_over_ranks
 from mae_vit.runtime.device import find_device
 from mae_vit.runtime.process_group import give_up_after, join
-from mae_vit.runtime.ranks import find_ranks
+from mae_vit.runtime.ranks import barrier, find_ranks, sum_over_ranks
 from mae_vit.runtime.signals import is_local_rank_zero
 from mae_vit.training.engines import deepspeed_engine
 

@@ -28,10 +28,9 @@ from mae_vit.runtime.watchdog import Watchdog
 from mae_vit.training.engines.base import Engine, StepOptions
 from mae_vit.training.engines.state import LossHistory
 from mae_vit.training.engines.torch_engine import TorchEngine
-from mae_vit.training.optim.optimizers import OptimizerOptions
-from mae_vit.training.recovery.recovery import Recovery
-from mae_vit.training.run_setup import RunSetup
-from mae_vit.training.trainer import Trainer
+from mae_vit.training.optim import OptimizerOptions
+from mae_vit.training.recovery import Recovery
+from mae_vit.training.trainer import RunSetup, Trainer
 
 OPTIONS = {
     "mae": {"decoder_embed_dim": 16, "decoder_depth": 1, "decoder_num_heads": 2},
@@ -136,7 +135,8 @@ def take_steps(engine: Engine, steps: int, *, log_every: int) -> list:
         recovery=Recovery(
             config.guard,
             LossHistory(),
-            rollback=None,
+            folder=None,
+            samples_of=None,
             quarantine=SimpleNamespace(note=lambda *_: 0),
             ranks=engine.ranks,
             mend="",

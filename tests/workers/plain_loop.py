@@ -18,16 +18,14 @@ from mae_vit.core.keyed_rng import SampleKeys
 from mae_vit.models.encoders.vit import ViTEncoder
 from mae_vit.objectives import OBJECTIVES
 from mae_vit.objectives.objective import ObjectiveOutput, Task
-from mae_vit.runtime.collectives import gather_objects
 from mae_vit.runtime.device import find_device
 from mae_vit.runtime.process_group import give_up_after, join
-from mae_vit.runtime.ranks import Ranks, find_ranks
-from mae_vit.training.engines import staging
+from mae_vit.runtime.ranks import Ranks, find_ranks, gather_objects
+from mae_vit.training.engines import state as states
 from mae_vit.training.engines.base import StepOptions
+from mae_vit.training.engines.state import LossScale
 from mae_vit.training.engines.torch_engine import TorchEngine
-from mae_vit.training.optim.loss_scale import LossScale
-from mae_vit.training.optim.lr_schedule import lr_at
-from mae_vit.training.optim.optimizers import OptimizerOptions
+from mae_vit.training.optim import OptimizerOptions, lr_at
 
 STEPS, BATCH = 20, 16
 
@@ -165,13 +163,13 @@ def all_the_state(state, ranks: Ranks):
 
 
 def count_copies() -> None:
-    to_host = staging.to_host
+    to_host = states.to_host
 
     def counted(*arguments):
         COPIED.append(arguments)
         return to_host(*arguments)
 
-    staging.to_host = counted
+    states.to_host = counted
 
 
 def spread(tensors: Iterable[torch.Tensor]) -> float:

@@ -87,7 +87,7 @@ def measure_contender(model: Model, name: str) -> dict[str, Any]:
         turns.append((time.perf_counter() - begun) / turn)
         done += turn
     seconds = float(np.median(turns[2:]))
-    flops, peak = workload.flops_per_image / seconds * workload.batch_size, peak_flops(device, "bf16")
+    flops, peak = workload.costs.flops_per_image / seconds * workload.batch_size, peak_flops(device, "bf16")
     return {
         "batch_size": workload.batch_size,
         "images_per_s": round(workload.batch_size / seconds, 1),

@@ -8,8 +8,15 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from mae_vit.core.errors import Damage, DamagedSample, InputError
-from mae_vit.data.batches.masks import StoredMasks
-from mae_vit.data.batches.sources import MemorySource, Sample, Source, TarSource, array_bytes, warn_of_changes
+from mae_vit.data.batches.sources import (
+    MemorySource,
+    Sample,
+    Source,
+    StoredMasks,
+    TarSource,
+    array_bytes,
+    warn_of_changes,
+)
 from mae_vit.data.images.augment import Augment, AugmentParams
 from mae_vit.data.images.masks import crop_mask
 from mae_vit.data.index import ShardIndex
@@ -39,12 +46,8 @@ class AugmentedSource:
     """All or some samples of a source, augmented for training or evaluation.
 
     Samples are addressed by place, 0..len-1. A view's random draws are keyed by the sample's number in the source, so
-    an image gets the same crop in every part of the source.
-
-    Attributes:
-        source: reads samples.
-        augment: crops, flips and changes them.
-        samples: int64 (n,), the numbers in the source that belong to this part, ascending; None for all.
+    an image gets the same crop in every part of the source. `samples` int64 (n,) are the numbers in the source that
+    belong to this part, ascending; None for all.
     """
 
     source: Source
@@ -65,24 +68,14 @@ class AugmentedSource:
         return (self.source.channels, *self.augment.img_size)
 
     @property
-    def dtype(self) -> np.dtype:
-        """Type of the images' values."""
-        return self.source.dtype
-
-    @property
     def in_memory(self) -> bool:
         """Whether images are read from memory."""
         return isinstance(self.source, MemorySource)
 
     @property
-    def has_masks(self) -> bool:
-        """Whether samples have a mask."""
-        return self.source.has_masks
-
-    @property
     def reads_shards(self) -> bool:
         """Whether reading a sample opens its shard: for its image or its mask."""
-        return not self.in_memory or self.has_masks
+        return not self.in_memory or self.source.has_masks
 
     def numbers(self, places: np.ndarray) -> np.ndarray:
         """Returns the numbers in the source, int64 (B,), of the samples at `places` (B,)."""
@@ -96,35 +89,29 @@ class AugmentedSource:
         keys: np.ndarray | None = None,
         out: Views | None = None,
     ) -> Views:
-        """Reads and augments samples. A sample that occurs several times in a row is decoded once.
+        """Reads and augments samples at `places` int64 (B,). One that occurs several times in a row is decoded once.
 
-        Args:
-            seed: the run's seed.
-            epoch: the epoch, 0 for the first.
-            places: int64 (B,).
-            keys: int64 (B,), the key of each view's random draws; `numbers(places)` if None.
-            out: receives the views; new memory if None.
+        `keys` int64 (B,) are those of each view's random draws, by default `numbers(places)`; `out` receives the views.
 
         Raises:
             DamagedSample: if samples cannot be read; names all of them.
         """
         samples = self.numbers(places)
         drawn = self.augment.draw(seed, epoch, samples if keys is None else keys)
-        if isinstance(self.source, MemorySource) and not self.has_masks:
+        if isinstance(self.source, MemorySource) and not self.source.has_masks:
             images = self.augment.apply_batch(self.source.gather(samples), drawn)
             labels = self.source.index.labels_of(samples).astype(np.int64)
             if out is None:
                 return Views(images, labels, None)
             out.images[:], out.labels[:] = images, labels
             return out
-        views = self._allocate(len(places)) if out is None else out
-        self._render_each(samples, drawn, views)
-        self.augment.apply_policy_and_erasing(views.images, drawn)
-        return views
-
-    def _allocate(self, count: int) -> Views:
-        masks = np.empty((count, *self.augment.img_size), np.uint16) if self.has_masks else None
-        return Views(np.empty((count, *self.shape), self.dtype), np.empty(count, np.int64), masks)
+        if out is None:
+            count, source = len(places), self.source
+            masks = np.empty((count, *self.augment.img_size), np.uint16) if source.has_masks else None
+            out = Views(np.empty((count, *self.shape), source.dtype), np.empty(count, np.int64), masks)
+        self._render_each(samples, drawn, out)
+        self.augment.apply_policy_and_erasing(out.images, drawn)
+        return out
 
     def _render_each(self, samples: np.ndarray, drawn: AugmentParams, views: Views) -> None:
         damaged, folder = list[tuple[int, Damage]](), None
@@ -169,16 +156,9 @@ def open_source(
     masks: bool = False,
     say: bool = False,
 ) -> AugmentedSource:
-    """Opens the samples of a split.
+    """Opens the samples of a split; `say` warns if shards changed after their images were decoded.
 
-    Args:
-        index: index of the split.
-        name: "auto" takes "memory" if all images have one size and fit into `memory_limit_gib`.
-        channels: 1 for gray, 3 for RGB, or the number of bands.
-        augment: augmentation of the images.
-        memory_limit_gib: largest total size of the decoded images.
-        masks: read the masks of the images too.
-        say: warn if shards changed after their images were decoded.
+    The source "auto" is "memory" if all images have one size and fit into `memory_limit_gib`, else "tar".
 
     Raises:
         InputError: if "memory" is given and the images differ in size or do not fit, if the policy does not support

@@ -36,9 +36,6 @@ def start_worker_server(*, policies: bool = False) -> None:
     The server and all workers ignore SIGTERM, SIGUSR1, SIGHUP and Ctrl-C. Schedulers, launchers
     and terminals send these to every process of a job, but the trainer still needs its workers
     to finish the step. Workers inherit the handlers, so they ignore signals from their start.
-
-    Args:
-        policies: workers apply an augmentation policy. The server then imports timm once for all of them.
     """
     # Unregister first: a second call must not register a second handler.
     atexit.unregister(_kill_workers)
@@ -92,10 +89,10 @@ class _Batches(Dataset[Any]):
         self._folder = Path()
 
     def __getitems__(self, position: tuple[int, np.ndarray]) -> Batch | DamagedSample | FetchUnavailable:
-        (epoch, index), source = position, self._source
-        images = _empty(source.dtype, len(index), *source.shape)
+        (epoch, index), shape, source = position, self._source.shape, self._source.source
+        images = _empty(source.dtype, len(index), *shape)
         labels = _empty(np.dtype(np.int64), len(index))
-        masks = _empty(np.dtype(np.uint16), len(index), *source.shape[1:]) if source.has_masks else None
+        masks = _empty(np.dtype(np.uint16), len(index), *shape[1:]) if source.has_masks else None
         out = Views(images.numpy(), labels.numpy(), None if masks is None else masks.numpy())
         try:
             damaged = self._render(epoch, index, out)
@@ -106,9 +103,6 @@ class _Batches(Dataset[Any]):
         # in the source; crops use numbers in the split. The two differ if the source is only a part of the split.
         keys = SampleKeys(self._seed, epoch, torch.from_numpy(view_keys(index, self._repeats)))
         return Batch(images, labels, keys, damaged, masks)
-
-    def __getitem__(self, position: Any) -> Any:
-        return self.__getitems__(position)
 
     def _render(self, epoch: int, index: np.ndarray, out: Views) -> tuple[Damage, ...]:
         """Renders the places `index` (B,) into `out`; returns the damaged samples that were replaced."""
@@ -167,19 +161,11 @@ def load_batches(
     workers: int = 0,
     pin_memory: bool = False,
 ) -> Iterator[Batch]:
-    """Yields a rank's micro-batches of steps start_step..stop_step-1, in order.
+    """Yields a rank's micro-batches of steps start_step..stop_step-1, in order; data steps in `skipped` are passed.
 
-    Intact samples replace damaged ones. Batches depend only on the arguments, and are the same for any `workers`.
-
-    Args:
-        source: renders samples.
-        order: which samples make up each step.
-        rank_slice: this rank's slice of each step.
-        start_step: first optimizer step, from 0.
-        stop_step: one past the last optimizer step.
-        skipped: data steps to skip.
-        workers: data processes; 0 decodes in this process.
-        pin_memory: put batches in page-locked memory, so that copies to a GPU do not block.
+    Intact samples replace damaged ones. Batches depend only on the arguments, and are the same for any number of
+    `workers`, of which 0 decodes in this process. `pin_memory` puts them in page-locked memory, so that copies to a GPU
+    do not block.
     """
     batches = _Batches(source, order.seed, replace=True, repeats=order.repeats)
     positions = micro_batches(order, rank_slice, start_step=start_step, stop_step=stop_step, skipped=skipped)
@@ -226,16 +212,9 @@ class FixedBatches:
         pin_memory: bool = False,
         replace: bool = False,
     ) -> None:
-        """Splits the samples into batches; reads no image yet.
+        """Splits the samples, places in `source` int64 (n,), into batches; reads no image yet.
 
-        Args:
-            source: renders samples.
-            samples: int64 (n,), places in `source`.
-            seed: the seed of the keys.
-            batch_size: images per batch; the last batch may be smaller.
-            workers: data processes; 0 reads in this process.
-            pin_memory: put batches in page-locked memory.
-            replace: replace damaged samples by intact ones; `Batch.damaged` names the damaged ones.
+        The last batch may be smaller. With `replace`, `Batch.damaged` names the damaged samples.
         """
         self._source, self._seed, self._replace = source, seed, replace
         self._chunks = [samples[at : at + batch_size] for at in range(0, len(samples), batch_size)]

@@ -41,15 +41,9 @@ def check_cache(
 
 
 def fetch_split(index: ShardIndex, source: AugmentedSource, order: Order, *, say: bool) -> None:
-    """Downloads every shard of the split if each step reads from all of them.
+    """Downloads every shard of the split if each step reads from all of them; `say` shows a progress bar.
 
     Call it before the first collective, while no rank waits for another.
-
-    Args:
-        index: the split's shards.
-        source: renders the split's samples.
-        order: which samples make up each step.
-        say: show a progress bar.
 
     Raises:
         FetchUnavailable: if the remote source does not answer.
@@ -57,13 +51,9 @@ def fetch_split(index: ShardIndex, source: AugmentedSource, order: Order, *, say
     if index.remote is None or not source.reads_shards or order.blocks is not None:
         return
     shards = index.split_info.shards
+    total = sum(shard.bytes for shard in shards)
     with progress(
-        total=sum(shard.bytes for shard in shards),
-        desc="fetching shards",
-        unit="B",
-        unit_scale=True,
-        delay=2,
-        disable=not say,
+        total=total, desc="fetching shards", unit="B", unit_scale=True, delay=2, disable=not say
     ) as bar:
         for number, shard in enumerate(shards):
             with suppress(ReadError):  # reported when a sample of it is read
@@ -76,15 +66,11 @@ def fetch_ahead(
 ) -> Iterator[Batch]:
     """Yields batches while a thread fetches the remote shards of later batches.
 
-    Args:
-        batches: batches of the split, one for each of `coming`.
-        index: index of the split.
-        coming: sample numbers int64 (B,) of each batch.
-        node_ranks: ranks that share this node's cache.
+    `coming` has the sample numbers int64 (B,) of each batch; `node_ranks` ranks share this node's cache.
     """
     assert index.remote is not None
     # The prefetcher gets a third of the cache. Shards being read need the rest: one or two blocks of each lane.
-    prefetcher = _Prefetcher(index, coming, window_bytes=index.remote.cache_bytes // (3 * node_ranks))
+    prefetcher = _Prefetcher(index, coming, index.remote.cache_bytes // (3 * node_ranks))
     try:
         for number, batch in enumerate(batches):
             prefetcher.advance_to(number)

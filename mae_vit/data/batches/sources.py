@@ -14,10 +14,77 @@ from mae_vit.core.errors import DamagedSample, InputError
 from mae_vit.core.files import replacing
 from mae_vit.core.messages import count_of, error_reason
 from mae_vit.core.progress import progress
-from mae_vit.data.batches.masks import StoredMasks
-from mae_vit.data.images.decode import DecodeError, decode
+from mae_vit.data.images.decode import DecodeError, decode, decode_mask
+from mae_vit.data.images.masks import id_table, numbered
 from mae_vit.data.index import ShardIndex
+from mae_vit.data.shards.samples import find_masks
 from mae_vit.data.shards.shard_files import ReadError
+from mae_vit.data.shards.tar_headers import DamagedTar
+
+
+class StoredMasks:
+    """Reads the masks of a split."""
+
+    def __init__(self, index: ShardIndex) -> None:
+        """Finds the masks in the shards.
+
+        Raises:
+            InputError: if the split has no masks, an image has none, or images are not of 8 bits.
+        """
+        dataset = index.dataset
+        if index.split_info.masks is None or dataset.segmentation is None:
+            raise InputError(
+                f'split "{index.split}" of {index.folder} has no masks: mae-vit prepare SRC OUT --masks DIR '
+                "--mask-classes FILE writes them"
+            )
+        bands = dataset.bands
+        if not bands.eight_bit:
+            raise InputError(
+                f"{index.folder} has masks beside images of {bands.dtype}: segmentation takes images of 8 bits "
+                "without missing values (mae-vit prepare --take 8-bit)"
+            )
+        self._index = index
+        self._table = id_table(dataset.segmentation.ids, dataset.segmentation.ignore)
+        self._places = _mask_places(index)
+
+    def read(self, sample: int) -> np.ndarray:
+        """Reads a mask, uint16 (H, W): class + 1 of each pixel; 0 for pixels that do not count.
+
+        Raises:
+            DecodeError: if it cannot be read.
+        """
+        try:
+            data = self._index.read_at(sample, *self._places[sample].tolist())
+            return numbered(decode_mask(data), self._table)
+        except (ReadError, DecodeError) as error:
+            raise DecodeError(f"mask: {error}") from None
+
+
+def _mask_places(index: ShardIndex) -> np.ndarray:
+    """Returns offset and length of each sample's mask in its shard, int64 (N, 2); caches them in a file.
+
+    Raises:
+        InputError: if a shard cannot be read, or an image has no mask.
+    """
+    path = index.cache_path("masks.npy")
+    if _is_whole(path, np.dtype(np.int64), (len(index), 2)):
+        return np.asarray(np.load(path))
+    keys, places = index.keys(), list[tuple[int, int]]()
+    with index.locked():
+        for number, shard in enumerate(index.split_info.shards):
+            try:
+                masks = find_masks(index.fetch(number))
+                places += [masks[key] for key in keys[len(places) : len(places) + shard.samples]]
+            except KeyError as error:
+                raise InputError(f"shard {shard.file} of {index.folder} has no mask of {error}") from None
+            except (ReadError, DamagedTar, OSError) as error:
+                raise InputError(
+                    f"masks of {index.folder}: shard {shard.file} cannot be read: {error}"
+                ) from None
+        found = np.array(places, np.int64)
+        with replacing(path) as partial, partial.open("wb") as file:
+            np.save(file, found)
+    return found
 
 
 class Sample(NamedTuple):
@@ -35,59 +102,38 @@ class Sample(NamedTuple):
 
 
 class Source(Protocol):
-    """Samples by number, 0..N-1. Data workers get a pickled copy."""
+    """Samples by number, 0..N-1. Data workers get a pickled copy.
 
-    @property
-    def channels(self) -> int:
-        """C of all samples."""
+    Attributes:
+        channels: C of all samples.
+        dtype: type of the pixels: uint8 for photographs, else that of the bands.
+        has_masks: whether samples have a mask.
+    """
 
-    @property
-    def dtype(self) -> np.dtype:
-        """Type of the pixels: uint8 for photographs, else that of the bands."""
+    channels: int
+    dtype: np.dtype
+    has_masks: bool
 
     @property
     def labels(self) -> np.ndarray:
         """Int (N,), -1 for a sample without a label."""
 
-    @property
-    def has_masks(self) -> bool:
-        """Whether samples have a mask."""
-
     def read(self, sample: int) -> Sample:
-        """Reads and decodes a sample.
-
-        Raises:
-            DamagedSample: if it cannot be read.
-        """
+        """Reads and decodes a sample; raises DamagedSample if it cannot be read."""
 
 
 class TarSource:
-    """Reads and decodes each sample of a split on demand (for large images).
-
-    Attributes:
-        index: index of the split.
-        channels: 1 for gray, 3 for RGB, or the number of bands.
-        masks: the samples' masks; None without any.
-    """
+    """Reads and decodes each sample of a split on demand (for large images)."""
 
     def __init__(self, index: ShardIndex, *, channels: int, masks: StoredMasks | None = None) -> None:
-        """Reads the samples of `index` in `channels` channels."""
+        """Reads the samples of `index` in 1 channel for gray, 3 for RGB, or as many as there are bands."""
         self.index, self.channels, self.masks = index, channels, masks
-
-    @property
-    def dtype(self) -> np.dtype:
-        """Type of the pixels."""
-        return np.dtype(self.index.bands.dtype)
+        self.dtype, self.has_masks = np.dtype(index.bands.dtype), masks is not None
 
     @property
     def labels(self) -> np.ndarray:
         """Int (N,), -1 where there is none."""
         return self.index.labels
-
-    @property
-    def has_masks(self) -> bool:
-        """Whether samples have a mask."""
-        return self.masks is not None
 
     def read(self, sample: int) -> Sample:
         """Reads and decodes a sample, see `Source`."""

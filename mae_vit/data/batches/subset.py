@@ -1,12 +1,13 @@
 """Draws labeled subsets and held-out shares of a split by hashes of the samples' keys.
 
-As in `mae_vit.data.prepare.selection`, a draw depends only on the keys, and a smaller set is part of every larger one.
-`prepare --limit-per-class N` takes the same samples as a subset of N here.
+A draw depends only on the keys, and a smaller set is part of every larger one. `prepare --limit-per-class N` takes the
+same samples as a subset of N here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 
@@ -20,14 +21,16 @@ _HOLDOUT_HASH = b"mae-vit finetune holdout"
 def limit_per_class(
     samples: np.ndarray, labels: np.ndarray, keys: Sequence[str], limit: int, *, draw: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Splits samples into a subset of at most `limit` of each class and the rest.
+    """Splits `samples` into a subset of at most `limit` of each class and the rest.
+
+    A smaller limit takes a part of what a larger one takes; draw 0 is that of `prepare --limit-per-class`.
 
     Args:
         samples: int64 (n,), sample numbers in the split, ascending.
         labels: int (N,), labels of the whole split.
         keys: N sample keys of the whole split.
-        limit: most samples of a class. A smaller limit takes a part of what a larger one takes.
-        draw: number of the draw; 0 is the draw of `prepare --limit-per-class`.
+        limit: most samples of a class.
+        draw: number of the draw.
     """
     return _split_by_hash(samples, labels, keys, lambda count: limit, SUBSET_HASH, draw)
 
@@ -55,10 +58,21 @@ def _split_by_hash(
     draw: int,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the `quota(class size)` samples with the smallest hashes of each class, and the rest, both ascending."""
-    salt, taken = salt + (f" {draw}".encode() if draw else b""), list[int]()
-    for label in np.unique(labels[samples]):
-        members = [int(sample) for sample in samples[labels[samples] == label]]
-        ranked = sorted(members, key=lambda sample: (hash_key(keys[sample], salt), keys[sample]))
-        taken += ranked[: quota(len(members))]
-    chosen = np.sort(np.array(taken, np.int64))
-    return chosen, samples[~np.isin(samples, chosen)]
+    salt += f" {draw}".encode() if draw else b""
+    taken = first_by_hash([keys[n] for n in samples.tolist()], labels[samples].tolist(), quota, salt)
+    chosen = np.isin(np.arange(len(samples)), taken)
+    return samples[chosen], samples[~chosen]
+
+
+def first_by_hash(
+    keys: Sequence[str], classes: Sequence[Hashable], quota: Callable[[int], int], salt: bytes
+) -> list[int]:
+    """Returns the places of the `quota(class size)` keys with the smallest hashes of each class, ascending."""
+    members: dict[Hashable, list[int]] = defaultdict(list)
+    for place, name in enumerate(classes):
+        members[name].append(place)
+    taken = list[int]()
+    for places in members.values():
+        ranked = sorted(places, key=lambda place: (hash_key(keys[place], salt), keys[place]))
+        taken += ranked[: quota(len(places))]
+    return sorted(taken)

@@ -7,7 +7,7 @@ drawn for a whole batch at once, because a hash in NumPy costs time per call, no
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -16,12 +16,16 @@ import torch
 import torch.nn.functional as F
 
 from mae_vit.core.bands import RGB8, Bands
-from mae_vit.core.keyed_rng import RngStream, derive_key, random_uint32, uniform
-from mae_vit.data.images.bands.resize import resize_bands
-from mae_vit.data.images.random_erasing import Erasing, draw_erasing
+from mae_vit.core.keyed_rng import RngStream, derive_key, random_uint32, threefry2x32, uniform
+from mae_vit.data.images.bands.resize import resize_bands, to_type
 
-# torchvision's RandomResizedCrop tries ten boxes before it falls back.
+# torchvision's RandomResizedCrop tries ten boxes before it falls back; timm's RandomErasing, before it erases nothing.
 _TRIES = 10
+# Share of the image's area to erase. The paper's s_h is 0.4; timm, which MAE's fine-tuning calls, uses 1/3.
+_AREA = (0.02, 1 / 3)
+# Smallest height over width (the paper's r_1). The largest is its inverse (r_2).
+_RATIO = 0.3
+_BLOCK_BYTES = 8  # bytes that one counter gives
 
 Interpolation = Literal["bicubic", "bilinear"]
 # Top, left, height, width in pixels. Top and left may be negative; zeros fill the part outside the image.
@@ -95,18 +99,11 @@ class Augment:
     interpolation: Interpolation = "bicubic"
 
     def draw(self, seed: int, epoch: int, index: np.ndarray) -> AugmentParams:
-        """Draws the augmentation of a batch.
-
-        Args:
-            seed: the run's seed.
-            epoch: the epoch, 0 for the first.
-            index: int64 (B,), the key of each image's draws.
-        """
+        """Draws the augmentation of a batch; `index` int64 (B,) has the key of each image's draws."""
         flips = np.zeros(len(index), bool)
         if self.flip:
-            flips = (random_uint32(derive_key(seed, RngStream.FLIP, epoch), index, 1)[0][:, 0] & 1).astype(
-                bool
-            )
+            drawn = random_uint32(derive_key(seed, RngStream.FLIP, epoch), index, 1)[0]
+            flips = (drawn[:, 0] & 1).astype(bool)
         return AugmentParams(
             flips,
             self._draw_crops(seed, epoch, index),
@@ -130,20 +127,11 @@ class Augment:
         return numbers
 
     def box(self, drawn: AugmentParams, number: int, size: tuple[int, ...]) -> Box:
-        """Returns the box to cut out of an image, in pixels.
-
-        Args:
-            drawn: result of `draw`.
-            number: place of the image in the batch.
-            size: its (height, width) in pixels.
-        """
+        """Returns the box to cut out of image `number` of the batch, whose size is (height, width) in pixels."""
         height, width = size
         if drawn.crops is None:
-            return (
-                (0, 0, height, width)
-                if size == self.img_size
-                else _center_box((height, width), self.img_size)
-            )
+            whole = size == self.img_size
+            return (0, 0, height, width) if whole else _center_box((height, width), self.img_size)
         numbers = drawn.crops[number].tolist()
         if self.crop == "pad":
             return numbers[0], numbers[1], height, width
@@ -156,15 +144,7 @@ class Augment:
         return _fallback_box((height, width), self.ratio)
 
     def crop_resize_flip(self, image: np.ndarray, box: Box, flip: bool) -> np.ndarray:
-        """Crops, resizes and flips one image.
-
-        Args:
-            image: (C, H, W), uint8 or raw values of `bands`.
-            box: result of `box`.
-            flip: mirror it.
-
-        Returns:
-            (C, *img_size) of the same type.
+        """Crops `box` out of (C, H, W), uint8 or raw values of `bands`; returns (C, *img_size) of the same type.
 
         Raises:
             ValueError: if `crop` is "pad" and the image's size is not `img_size`.
@@ -201,12 +181,7 @@ class Augment:
         return views
 
     def apply_policy_and_erasing(self, images: np.ndarray, drawn: AugmentParams) -> None:
-        """Applies policy and erasing in place.
-
-        Args:
-            images: (B, C, *img_size), uint8 or raw values of `bands`.
-            drawn: result of `draw`.
-        """
+        """Applies policy and erasing in place to images (B, C, *img_size), uint8 or raw values of `bands`."""
         if self.policy is not None and drawn.calls is not None:
             for number, calls in enumerate(drawn.calls):
                 if calls:
@@ -240,11 +215,8 @@ def _border(bands: Bands) -> np.ndarray:
     """Returns the raw values of padding, (C, 1, 1): missing if the bands can mark that, else 0 in unit scale."""
     missing = np.nan if bands.dtype.startswith("float") else None
     value = missing if bands.nodata is None else bands.nodata
-    values = np.array(bands.low if value is None else [value] * len(bands.names))
-    if not bands.dtype.startswith("float"):
-        limits = np.iinfo(bands.dtype)
-        values = np.clip(np.rint(values), limits.min, limits.max)
-    return values.astype(bands.dtype).reshape(-1, 1, 1)
+    values = np.array(bands.low if value is None else [value] * len(bands.names), np.float64)
+    return to_type(values, np.dtype(bands.dtype)).reshape(-1, 1, 1)
 
 
 def _resize(image: np.ndarray, img_size: tuple[int, int], interpolation: Interpolation) -> np.ndarray:
@@ -267,14 +239,7 @@ def center_crop(
 ) -> np.ndarray:
     """Crops the largest centered box of the result's aspect ratio and resizes it. Evaluation uses this view.
 
-    Args:
-        image: (C, H, W), uint8 or raw values of `bands`.
-        img_size: (H, W) of the result.
-        bands: what raw values mean.
-        interpolation: resizes the box.
-
-    Returns:
-        (C, *img_size) of the same type, contiguous.
+    It takes (C, H, W), uint8 or raw values of `bands`, and returns (C, *img_size) of the same type, contiguous.
     """
     box = _center_box((image.shape[1], image.shape[2]), img_size)
     augment = Augment(img_size=img_size, bands=bands, interpolation=interpolation)
@@ -296,3 +261,75 @@ def _fallback_box(size: tuple[int, int], ratio: tuple[float, float]) -> Box:
     elif width / height > ratio[1]:
         width = min(max(round(height * ratio[1]), 1), width)
     return (size[0] - height) // 2, (size[1] - width) // 2, height, width
+
+
+@dataclass(frozen=True)
+class Erasing:
+    """The erased boxes of a batch (Zhong et al., "Random Erasing Data Augmentation", arXiv 1708.04896, Sec. 3).
+
+    `boxes` int64 (B, 4) are top, left, height, width in pixels; height 0 erases nothing. `key` and the sample indices
+    `index` (B,) are those of the random bytes.
+    """
+
+    boxes: np.ndarray
+    key: tuple[int, int]
+    index: np.ndarray
+
+    def fill(self, images: np.ndarray, bands: Bands = RGB8) -> None:
+        """Fills the boxes of images (B, C, H, W) in place with random bytes, independent for each pixel and channel.
+
+        The bytes 0..255 are spread over the scale of `bands`. This is the paper's fill. It departs from timm's "pixel"
+        mode, which MAE chose: that mode draws normal noise after normalization, which uint8 cannot hold.
+        """
+        for row, pixels in self._noise(images.shape[1]):
+            top, left, height, width = self.boxes[row]
+            values = pixels.reshape(-1, height, width)
+            if not bands.eight_bit:
+                values = _in_scale(values, bands)
+            images[row, :, top : top + height, left : left + width] = values
+
+    def _noise(self, channels: int) -> Iterator[tuple[int, np.ndarray]]:
+        """Yields (index in the batch, bytes) of each erased image. One call of the hash draws all bytes."""
+        rows = np.flatnonzero(self.boxes[:, 2])
+        if not len(rows):
+            return
+        counts = channels * self.boxes[rows, 2] * self.boxes[rows, 3]
+        blocks = -(-counts // _BLOCK_BYTES)
+        starts = np.cumsum(blocks) - blocks
+        # Counters begin at 0 in each image, so its bytes do not depend on the rest of the batch.
+        counter = np.arange(blocks.sum()) - np.repeat(starts, blocks)
+        samples = np.repeat(self.index[rows], blocks)
+        drawn = threefry2x32(self.key, samples.astype(np.uint32), counter.astype(np.uint32))
+        # "<u4": the same order of bytes on all machines.
+        noise = np.stack(drawn, axis=1).astype("<u4").view(np.uint8).reshape(-1)
+        for row, start, count in zip(
+            rows.tolist(), (starts * _BLOCK_BYTES).tolist(), counts.tolist(), strict=True
+        ):
+            yield row, noise[start : start + count]
+
+
+def _in_scale(noise: np.ndarray, bands: Bands) -> np.ndarray:
+    """Maps bytes (C, H, W) to raw values between low and high of each band."""
+    low, high = (np.array(values).reshape(-1, 1, 1) for values in (bands.low, bands.high))
+    return to_type(low + noise * ((high - low) / 255), np.dtype(bands.dtype))
+
+
+def draw_erasing(
+    share: float, img_size: tuple[int, int], seed: int, epoch: int, index: np.ndarray
+) -> Erasing:
+    """Draws which share of the images is erased, and where; `index` (B,) has the key of each image's draws.
+
+    It takes the first of ten boxes that fits, as timm does; the paper tries until one fits.
+    """
+    numbers = uniform(derive_key(seed, RngStream.ERASE, epoch), index, 1 + 2 * _TRIES + 2)
+    size = np.array(img_size)
+    area = (_AREA[0] + numbers[:, 1 : 1 + _TRIES] * (_AREA[1] - _AREA[0])) * size.prod()
+    ratio = np.exp((1 - 2 * numbers[:, 1 + _TRIES : 1 + 2 * _TRIES]) * np.log(_RATIO))
+    tried = np.rint(np.sqrt(np.stack([area * ratio, area / ratio], axis=2))).astype(np.int64)
+    fits = (tried < size).all(axis=2)
+    box = tried[np.arange(len(index)), fits.argmax(axis=1)]
+    # A side of 0 pixels erases nothing.
+    erased = (numbers[:, 0] < share) & fits.any(axis=1) & (box > 0).all(axis=1)
+    corner = np.floor(numbers[:, -2:] * (size - box + 1)).astype(np.int64)
+    boxes = np.where(erased[:, None], np.concatenate([corner, box], axis=1), 0)
+    return Erasing(boxes, derive_key(seed, RngStream.ERASE_NOISE, epoch), index)

@@ -80,16 +80,7 @@ class _Policy(ABC):
         """Draws the changes of each sample in `index` (B,), in the order they are applied."""
 
     def apply(self, image: np.ndarray, calls: tuple[Call, ...], fill: tuple[int, ...] | None) -> np.ndarray:
-        """Changes one image.
-
-        Args:
-            image: uint8 (C, H, W) with 1 or 3 channels.
-            calls: the image's changes, from `draw`.
-            fill: color (one value per channel) of pixels that move in from outside; None for black.
-
-        Returns:
-            uint8 (C, H, W).
-        """
+        """Changes uint8 (C, H, W) with 1 or 3 channels; `fill` has the color of pixels that move in from outside."""
         gray = len(image) == 1
         picture = Image.fromarray(image[0] if gray else np.ascontiguousarray(image.transpose(1, 2, 0)))
         color = fill[0] if fill and gray else fill

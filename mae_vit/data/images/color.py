@@ -61,16 +61,7 @@ class ColorJitter:
         return [Change(*drawn_one) for drawn_one in zip(*moved.T.tolist(), grays.tolist(), strict=True)]
 
     def apply(self, image: np.ndarray, calls: Change, fill: tuple[int, ...] | None) -> np.ndarray:
-        """Changes one image.
-
-        Args:
-            image: uint8 (C, H, W) with 1 or 3 channels. With one channel only brightness and contrast apply.
-            calls: the image's change, from `draw`.
-            fill: not used, because no pixel moves in from outside.
-
-        Returns:
-            uint8 (C, H, W).
-        """
+        """Changes uint8 (C, H, W); with one channel only brightness and contrast apply. No pixel needs the `fill`."""
         mix = _fixed(np.ones((1, 1)) if len(image) == 1 else _color_map(calls))
         luma = _fixed(np.ones(1) if len(image) == 1 else _LUMA)
         pixels = image.astype(np.int32)

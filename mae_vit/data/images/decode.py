@@ -15,9 +15,7 @@ from PIL import ExifTags, Image
 from mae_vit.core.bands import RGB8, Bands
 from mae_vit.core.user_files import ARRAY_EXTENSIONS, HEAD_BYTES, image_kind, what_is
 from mae_vit.data.images.bands.dicom import is_dicom
-from mae_vit.data.images.bands.numpy_files import ARRAY_MAGIC
-from mae_vit.data.images.bands.png import PNG_MAGIC, check_png
-from mae_vit.data.images.bands.read import decode_bands, open_raster
+from mae_vit.data.images.bands.read import ARRAY_MAGIC, PNG_MAGIC, check_png, open_bands, open_raster
 from mae_vit.data.images.bands.tiff import is_tiff
 from mae_vit.data.images.bounds import MAX_IMAGE_BYTES, MAX_PIXELS, DecodeError, check_bytes, first_line
 
@@ -59,8 +57,7 @@ class Header:
 
     Attributes:
         extension: extension of its format, determined from the bytes.
-        height: height in pixels, as `decode` returns it.
-        width: width in pixels.
+        height: height in pixels, as `decode` returns it; `width` likewise.
         gray: whether it has one channel.
         orientation: EXIF orientation, 1..8; 1 is upright. `decode` does not apply it.
         notes: changes that `decode` makes beyond decompression.
@@ -95,7 +92,7 @@ def decode(data: bytes, channels: int, *, max_pixels: int | None = None, bands: 
         DecodeError: for anything truncated, damaged, too large or unknown.
     """
     if not bands.photographs:
-        return decode_bands(data, bands, max_pixels=max_pixels)
+        return open_bands(data, bands, max_pixels=max_pixels).pixels
     bound = MAX_PIXELS if max_pixels is None else max_pixels
     if jpeg_size(data, max_pixels=bound) is not None:
         try:
@@ -121,11 +118,7 @@ def jpeg_size(data: bytes, *, max_pixels: int = MAX_PIXELS) -> tuple[int, int] |
 
 
 def read_header(data: bytes) -> Header:
-    """Reads the header without decoding.
-
-    Raises:
-        DecodeError: if the bytes have no header of an accepted format.
-    """
+    """Reads the header without decoding; raises DecodeError if the bytes have no header of an accepted format."""
     if data.startswith(_JPEG_MAGIC):
         try:
             height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data)
@@ -188,13 +181,10 @@ def _decode_with_pillow(data: bytes, channels: int, bound: int) -> np.ndarray:
     if data.startswith(PNG_MAGIC):
         check_png(data)
     raster = open_raster(data, max_pixels=bound) if is_tiff(data) else None
-    other = DecodeError(f"{raster.kind if raster else ''}, where 8-bit gray or RGB is expected")
-    # Pillow reads only the first bands of such a file, as it reads only the first of several pages.
-    if raster is not None and len(raster.pixels) not in (1, 3):
-        raise other
     with _pillow_errors(data), Image.open(io.BytesIO(data), formats=_FORMATS) as image:
+        # Pillow reads only the first bands of such a file, as it reads only the first of several pages.
         if raster is not None and len(raster.pixels) != (3 if image.mode.startswith("RGB") else 1):
-            raise other
+            raise DecodeError(f"{raster.kind}, where 8-bit gray or RGB is expected")
         if image.width * image.height > bound:
             raise DecodeError(f"{image.width}x{image.height} pixels are over the bound of {bound}")
         image.load()
@@ -224,11 +214,7 @@ def pixels_of(image: Image.Image, channels: int) -> np.ndarray:
 def decode_mask(data: bytes, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
     """Decodes a mask: a PNG of one channel of 8 or 16 bits, or with a palette, whose numbers are class ids.
 
-    Returns:
-        uint16 (H, W).
-
-    Raises:
-        DecodeError: for anything else.
+    It returns uint16 (H, W), and raises DecodeError for anything else.
     """
     if not data.startswith(PNG_MAGIC):
         raise DecodeError("no PNG: a mask is a PNG of one channel or with a palette")

@@ -21,11 +21,7 @@ def id_table(ids: list[int], ignore: int) -> np.ndarray:
 
 
 def numbered(mask: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """Turns ids uint16 (H, W) into class + 1, by `id_table`.
-
-    Raises:
-        DecodeError: if a pixel has an unknown id.
-    """
+    """Turns ids uint16 (H, W) into class + 1, by `id_table`; raises DecodeError if a pixel has an unknown id."""
     numbers: np.ndarray = table[mask]
     unknown = numbers == 0xFFFF
     if unknown.any():
@@ -35,13 +31,7 @@ def numbered(mask: np.ndarray, table: np.ndarray) -> np.ndarray:
 
 
 def crop_mask(mask: np.ndarray, box: Box, flip: bool, img_size: tuple[int, int]) -> np.ndarray:
-    """Crops, resizes (to the nearest pixel) and flips a mask as `Augment` does its image.
-
-    Args:
-        mask: (H, W).
-        box: top, left, height, width in pixels; pixels outside the mask are 0.
-        flip: mirror it.
-        img_size: (H, W) of the result.
+    """Crops, resizes (to the nearest pixel) and flips a mask (H, W) as `Augment` does its image; outside it is 0.
 
     Returns:
         (*img_size).

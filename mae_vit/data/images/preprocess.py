@@ -17,8 +17,8 @@ from mae_vit.core.bands import RGB8, Bands
 from mae_vit.core.messages import nearest
 from mae_vit.core.preprocessing import UNCHANGED, Preprocessing
 from mae_vit.data.images.bands.dicom import is_dicom
-from mae_vit.data.images.bands.raster import Raster
 from mae_vit.data.images.bands.read import check_kind, open_bands, open_raster
+from mae_vit.data.images.bounds import Raster
 from mae_vit.data.images.decode import DecodeError, Header, decode, header_of, pixels_of, read_header
 
 DEFAULT_QUALITY = 90
@@ -33,17 +33,11 @@ _UPRIGHT = {
     8: Image.Transpose.ROTATE_90,
 }
 _LOSSLESS = ("png", "bmp", "gif", "tiff", "ppm")
-_RANGE = re.compile(r"(\d{1,4})-(\d{1,4})")
+_RANGE = re.compile(r"(\d{1,4})(?:-(\d{1,4}))?")
 
 
 def preprocess(data: bytes, channels: int, how: Preprocessing = UNCHANGED, bands: Bands = RGB8) -> np.ndarray:
-    """Decodes a user's image to the pixels that training would have read from the shards.
-
-    Args:
-        data: an encoded image.
-        channels: 1 for gray, 3 for RGB, or the number of bands.
-        how: what `prepare` did to the training images.
-        bands: bands of the shards.
+    """Decodes a user's image to the pixels that training would have read from the shards of `bands`.
 
     Returns:
         uint8 (C, H, W), or raw values of the type of `bands`.
@@ -60,13 +54,9 @@ def preprocess(data: bytes, channels: int, how: Preprocessing = UNCHANGED, bands
     if is_dicom(data):
         raster = open_raster(data)
         data = data if raster is None else as_photograph(raster) or data
-    if how == UNCHANGED:
-        return decode(data, channels)
-    header = read_header(data)
-    if not changes(header, how):
-        return decode(data, channels)
-    stored, _ = encode_anew(decode(data, 1 if header.gray else 3), header, how)
-    return decode(stored, channels)
+    if how != UNCHANGED and changes(header := read_header(data), how):
+        data, _ = encode_anew(decode(data, 1 if header.gray else 3), header, how)
+    return decode(data, channels)
 
 
 def preprocess_opened(image: Image.Image, channels: int, how: Preprocessing) -> np.ndarray:
@@ -83,39 +73,25 @@ def preprocess_opened(image: Image.Image, channels: int, how: Preprocessing) -> 
 
 
 def changes(header: Header, how: Preprocessing) -> bool:
-    """Whether preprocessing changes a photograph."""
-    return _is_turned(header, how) or _is_shrunk(header, how)
-
-
-def _is_turned(header: Header, how: Preprocessing) -> bool:
-    return how.exif_orientation == "apply" and header.orientation in _UPRIGHT
-
-
-def _is_shrunk(header: Header, how: Preprocessing) -> bool:
-    return how.resize is not None and min(header.height, header.width) > how.resize
+    """Whether preprocessing turns or shrinks a photograph."""
+    turned = how.exif_orientation == "apply" and header.orientation in _UPRIGHT
+    return turned or (how.resize is not None and min(header.height, header.width) > how.resize)
 
 
 def encode_anew(pixels: np.ndarray, header: Header, how: Preprocessing) -> tuple[bytes, str]:
-    """Resizes and turns a photograph. Encodes it as PNG if it is only turned and was lossless, else as JPEG.
+    """Resizes and turns a photograph (C, H, W). Returns its bytes and their extension.
 
-    Args:
-        pixels: uint8 (C, H, W), C 1 or 3, as `decode` returns them.
-        header: header of the image.
-        how: preprocessing that changes it (`changes`).
-
-    Returns:
-        The bytes to store, and their extension.
+    The result is PNG if the image is only turned and was lossless, else JPEG.
 
     Raises:
         DecodeError: if the result cannot be encoded.
     """
-    image, shrunk = _pillow_image(pixels), _is_shrunk(header, how)
-    if shrunk:
-        assert how.resize is not None
+    image, shrunk = _pillow_image(pixels), False
+    if how.resize is not None and (shrunk := min(header.height, header.width) > how.resize):
         height, width = _smaller(pixels.shape[1:], how.resize)
         # Pillow's bicubic is antialiased, and gives the same pixels on every machine.
         image = image.resize((width, height), Image.Resampling.BICUBIC)
-    if _is_turned(header, how):
+    if how.exif_orientation == "apply" and header.orientation in _UPRIGHT:
         image = image.transpose(_UPRIGHT[header.orientation])
     extension = "png" if header.extension in _LOSSLESS and not shrunk else "jpg"
     stream = io.BytesIO()
@@ -151,11 +127,6 @@ def take_bands(
     raster: Raster, how: Preprocessing, nodata: float | None
 ) -> tuple[np.ndarray, tuple[str, ...]]:
     """Chooses bands of an image, clips its values and resizes it.
-
-    Args:
-        raster: the image.
-        how: what is done to it.
-        nodata: raw value of missing pixels.
 
     Returns:
         Raw values (C, H, W), and the names of the bands, or their numbers where the file names none.
@@ -201,25 +172,16 @@ def _chosen(select: Sequence[str], names: Sequence[str], *, named: bool) -> list
         if part in names:
             places.append(names.index(part))
             continue
-        numbers = _RANGE.fullmatch(part)
-        first, last = (
-            (int(numbers[1]), int(numbers[2]))
-            if numbers
-            else (_number(part, names if named else (), count),) * 2
-        )
+        if not (numbers := _RANGE.fullmatch(part)):
+            known = f": {nearest(part, names)}" if named else f", and its {count} bands have no names"
+            raise DecodeError(f'it has no band "{part}"{known}')
+        first, last = int(numbers[1]), int(numbers[2] or numbers[1])
         if not 1 <= first <= last <= count:
             raise DecodeError(f"it has bands 1 to {count}, not {part}")
         places += range(first - 1, last)
     if len(set(places)) < len(places):
         raise DecodeError(f"--bands {','.join(select)} takes a band twice")
     return places
-
-
-def _number(part: str, names: Sequence[str], count: int) -> int:
-    if part.isdecimal():
-        return int(part)
-    known = f": {nearest(part, names)}" if names else f", and its {count} bands have no names"
-    raise DecodeError(f'it has no band "{part}"{known}')
 
 
 def _clipped(pixels: np.ndarray, window: tuple[float, float], nodata: float | None) -> np.ndarray:

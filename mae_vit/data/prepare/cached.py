@@ -16,7 +16,7 @@ from mae_vit.core import __version__
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import error_reason
 from mae_vit.core.user_files import is_hidden
-from mae_vit.data.prepare.convert_pool import default_workers
+from mae_vit.data.prepare.convert import default_workers
 from mae_vit.data.prepare.prepare import prepare
 from mae_vit.data.prepare.selection import HOLDOUT_SPLIT, MEASURED, Selection
 from mae_vit.data.prepare.sources.find import find_images
@@ -43,7 +43,10 @@ def prepare_once(source: Path, cache: Path) -> Path:
         home.mkdir(parents=True, exist_ok=True)
         # All processes of a node come here at once: one prepares, the others wait.
         with FileLock(home / ".lock"):
-            _drop_unused(home, but=out)
+            for folder in home.iterdir():
+                unused = folder.is_dir() and folder != out
+                if unused and time.time() - folder.stat().st_mtime > _UNUSED_S:
+                    shutil.rmtree(folder, ignore_errors=True)
             if not out.exists():
                 _prepare(source, out, total)
             os.utime(out)
@@ -98,7 +101,7 @@ def _state_of(source: Path) -> tuple[str, int]:
     top = len(os.fspath(source))
     files = list(walk(source)) if source.is_dir() else [source]
     if is_table(source):
-        files += [row.file for row in read_table(source).rows if row.file]
+        files += [row.file for row in read_table(source)[0] if row.file]
     for file in files:
         # Operating systems write hidden files when a folder is only viewed.
         if is_hidden(name := os.fspath(file)[top:].lstrip("/")):
@@ -110,9 +113,3 @@ def _state_of(source: Path) -> tuple[str, int]:
         total += status.st_size
         lines.append(f"{name} {status.st_size} {status.st_mtime_ns}")
     return hashlib.sha256("\n".join(sorted(lines)).encode("utf-8", "surrogateescape")).hexdigest(), total
-
-
-def _drop_unused(home: Path, *, but: Path) -> None:
-    for folder in home.iterdir():
-        if folder.is_dir() and folder != but and time.time() - folder.stat().st_mtime > _UNUSED_S:
-            shutil.rmtree(folder, ignore_errors=True)

@@ -1,17 +1,25 @@
-"""Converts the bytes of an image to a member of a shard, with statistics and a perceptual hash."""
+"""Converts images to members of shards, with statistics and a perceptual hash: in order, on several processes."""
 
 from __future__ import annotations
 
 import io
+import multiprocessing
+import signal
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 
 import numpy as np
 from PIL import Image, ImageOps
 
 from mae_vit.core.errors import InputError
+from mae_vit.core.messages import plain_text
 from mae_vit.core.preprocessing import Preprocessing
-from mae_vit.data.images.bands.raster import Raster
+from mae_vit.core.progress import progress
 from mae_vit.data.images.bands.read import open_raster
+from mae_vit.data.images.bounds import Raster
 from mae_vit.data.images.decode import MAX_PIXELS, DecodeError, decode, read_header
 from mae_vit.data.images.preprocess import (
     DEFAULT_QUALITY,
@@ -20,13 +28,34 @@ from mae_vit.data.images.preprocess import (
     encode_anew,
     take_bands,
 )
-from mae_vit.data.prepare.bands.options import EIGHT_BIT, NO_OPTIONS, BandLayout, BandOptions, nodata_for
-from mae_vit.data.prepare.bands.statistics import BandStatistics
+from mae_vit.data.prepare.bands import (
+    EIGHT_BIT,
+    NO_OPTIONS,
+    BandLayout,
+    BandOptions,
+    BandStatistics,
+    nodata_for,
+)
+from mae_vit.data.prepare.entries import Entry
+from mae_vit.runtime.cores import cores_of_rank
+from mae_vit.runtime.signals import blocked, exit_with_parent, without_main
 
+Encoded = tuple[Entry, bytes]
 _SAME = {"jpeg": "jpg", "tif": "tiff"}
 # Rare extensions, which webdataset does not decode.
 _RARE = {"jpe": "jpg", "jfif": "jpg", "pgm": "ppm", "pbm": "ppm", "pnm": "ppm"}
 Sums = dict[BandLayout, BandStatistics]
+# Large enough that the round trip costs little, small enough to balance the processes.
+_CHUNK_IMAGES = 256
+_CHUNK_BYTES = 4 << 20
+# Size of a chunk that this process converts: a step of the progress bar.
+_FEW_IMAGES = 16
+# Fewer images are converted faster than processes start.
+_MIN_IMAGES = 512
+_MAX_WORKERS = 16
+# Recorded in `dataset.json`: only hashes with the same name are comparable.
+HASH_NAME = "pHash of 64 bits"
+_HASHED_SIDE = 32
 
 
 @dataclass(frozen=True)
@@ -71,11 +100,9 @@ class Converted:
     Attributes:
         data: encoded bytes; None if they are those of the source.
         extension: extension in the shard.
-        height: height in pixels.
-        width: width in pixels.
+        height: height in pixels; `width` likewise.
         gray: whether it has one channel.
-        total: sum of the pixels, by RGB channel.
-        squares: sum of the squared pixels, by RGB channel.
+        total: sum of the pixels, by RGB channel; `squares` of the squared pixels.
         notes: remarks; equal remarks on several images are printed once, with their number.
         hash: hashes of the image and of its mirror image, if `Conversion.hashed`.
         layout: layout of the bands; None for 8-bit photographs.
@@ -101,13 +128,7 @@ class Converted:
 
 
 def convert(data: bytes, extension: str, options: Conversion, sums: Sums | None = None) -> Converted:
-    """Decodes an image, and encodes it again if `options` require it.
-
-    Args:
-        data: an encoded image.
-        extension: extension of its file.
-        options: how images are stored.
-        sums: receives the statistics of bands; those of 8-bit photographs are in the result.
+    """Decodes an image, and encodes it again if `options` require it; `sums` receives the statistics of bands.
 
     Raises:
         DecodeError: if it is damaged, too large or no image.
@@ -137,7 +158,7 @@ def convert(data: bytes, extension: str, options: Conversion, sums: Sums | None 
     elif _SAME.get(extension, extension) != header.extension:
         if _RARE.get(extension) != header.extension:
             notes.append("named as another format")
-        extension = header.extension
+        extension = extension if options.in_place else header.extension
     total, squares = _sums(pixels)
     return Converted(
         data=stored,
@@ -150,6 +171,98 @@ def convert(data: bytes, extension: str, options: Conversion, sums: Sums | None 
         notes=tuple(notes),
         hash=phash(pixels) if options.hashed else None,
     )
+
+
+def default_workers() -> int:
+    """Returns the default number of processes: one for each core, up to a limit; 0 on a single core."""
+    cores = cores_of_rank()
+    return min(cores, _MAX_WORKERS) if cores > 1 else 0
+
+
+def convert_entries(
+    entries: Sequence[Entry], options: Conversion, workers: int, doing: str, failed: list[str]
+) -> Generator[tuple[Entry, bytes, Converted], None, None]:
+    """Reads and converts images: yields entries in order, with their bytes and stored form.
+
+    `failed` receives the images that cannot be read or converted, with the reason; `doing` names the progress bar.
+
+    Raises:
+        InputError: if a process died.
+    """
+
+    def readable() -> Iterator[Encoded]:
+        for entry in entries:
+            try:
+                yield entry, entry.read()
+            except (DecodeError, OSError) as error:
+                failed.append(f"{plain_text(entry.path)}: {error}")
+
+    with progress(total=len(entries), desc=doing, unit=" images") as bar:
+        for chunk, results in _convert_chunks(readable(), len(entries), options, workers):
+            for (entry, data), image in zip(chunk, results, strict=True):
+                bar.update()
+                if isinstance(image, str):
+                    failed.append(f"{plain_text(entry.path)}: {image}")
+                else:
+                    yield entry, data, image
+        bar.update(len(entries) - bar.n)
+
+
+def _convert_chunks(
+    images: Iterable[Encoded], count: int, options: Conversion, workers: int
+) -> Iterator[tuple[list[Encoded], list[Converted | str]]]:
+    """Yields chunks of images in order, and the result of each image: a reason if it cannot be converted."""
+    if not workers or count < _MIN_IMAGES:
+        for chunk in _chunks(images, _FEW_IMAGES):
+            yield chunk, convert_chunk(_task(chunk), options)
+        return
+    # Not forkserver: a process has one such server, with fixed imports, and training's server imports torch.
+    # The imports of these workers take 0.2 s.
+    context = multiprocessing.get_context("spawn")
+    executor = ProcessPoolExecutor(workers, context, initializer=exit_with_parent)
+
+    def submit(task: list[tuple[bytes, str]]) -> Future[list[Converted | str]]:
+        with without_main():  # submitting may start a process
+            return executor.submit(convert_chunk, task, options)
+
+    pending: deque[tuple[list[Encoded], Future[list[Converted | str]]]] = deque()
+    try:
+        # Workers inherit the blocked signal: Ctrl-C is for this process, which receives it afterwards.
+        with blocked([signal.SIGINT]):
+            for _ in range(workers):  # one task each starts all workers
+                submit([])
+        for chunk in _chunks(images, _CHUNK_IMAGES):
+            pending.append((chunk, submit(_task(chunk))))
+            # Two chunks a worker: none waits while this process writes.
+            if len(pending) > 2 * workers:
+                done, future = pending.popleft()
+                yield done, future.result()
+        for done, future in pending:
+            yield done, future.result()
+    except BrokenProcessPool:
+        raise InputError(
+            "a process that decodes images died: too little memory (fewer --workers), or an image that crashes its "
+            "decoder (--workers 0 --max-pixels N)"
+        ) from None
+    finally:
+        executor.shutdown(wait=True, cancel_futures=True)
+
+
+def _chunks(images: Iterable[Encoded], count: int) -> Iterator[list[Encoded]]:
+    chunk: list[Encoded] = []
+    size = 0
+    for image in images:
+        chunk.append(image)
+        size += len(image[1])
+        if len(chunk) >= count or size >= _CHUNK_BYTES:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
+def _task(chunk: Iterable[Encoded]) -> list[tuple[bytes, str]]:
+    return [(data, entry.extension) for entry, data in chunk]
 
 
 def convert_chunk(chunk: list[tuple[bytes, str]], options: Conversion) -> list[Converted | str]:
@@ -212,20 +325,8 @@ def _sums(pixels: np.ndarray) -> tuple[tuple[int, ...], tuple[int, ...]]:
     )
 
 
-# Recorded in `dataset.json`: only hashes with the same name are comparable.
-HASH_NAME = "pHash of 64 bits"
-_HASHED_SIDE = 32
-
-
 def phash(pixels: np.ndarray) -> tuple[int, int]:
-    """Hashes an image and its mirror image by the pHash of ImageHash (Zauner 2010, Sec. 3.2.1).
-
-    Args:
-        pixels: uint8 (C, H, W), C 1 or 3.
-
-    Returns:
-        Two integers of 64 bits.
-    """
+    """Hashes uint8 (C, H, W) and its mirror image to 64 bits by the pHash of ImageHash (Zauner 2010, Sec. 3.2.1)."""
     import imagehash  # optional; slow to import
 
     image = Image.fromarray(

@@ -81,7 +81,7 @@ class ImageSource:
         entries: all images.
         classes: all class names, if the source orders them.
         notes: remarks on files that are not among the images.
-        segmentation: the classes of the images' masks; None without masks.
+        segmentation: the classes of the images' masks.
     """
 
     name: str
@@ -106,9 +106,7 @@ def safe_member_path(name: str, where: str) -> str:
 def unique_key(name: str, taken: dict[str, int]) -> str:
     """Makes a key that is valid for webdataset and that no other sample has.
 
-    Args:
-        name: name to make it from.
-        taken: the keys so far, each with the number to try first for the next equal name; changed in place.
+    `taken` has the keys so far, each with the number to try first for the next equal name; it is changed in place.
     """
     base = plain_text(name)
     # webdataset takes names that begin with __ for metadata.

@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter, defaultdict
-from collections.abc import Sequence
-from dataclasses import replace
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
-
-import numpy as np
 
 from mae_vit.core.errors import InputError
-from mae_vit.core.messages import count_of, error_reason
-from mae_vit.core.progress import progress
+from mae_vit.core.messages import count_of
 from mae_vit.core.user_files import split_from_path
-from mae_vit.data.images.bounds import MAX_PIXELS
-from mae_vit.data.prepare.bands.options import NO_OPTIONS, BandOptions
-from mae_vit.data.prepare.convert import Conversion
-from mae_vit.data.prepare.convert_pool import ConverterPool
-from mae_vit.data.prepare.entries import numbered_classes, without_label_note
-from mae_vit.data.prepare.publish import describe, index_path, write_description, write_index, write_rows
-from mae_vit.data.prepare.report import Report
+from mae_vit.data.prepare.convert import Conversion, convert_entries
+from mae_vit.data.prepare.entries import Entry, numbered_classes, without_label_note
+from mae_vit.data.prepare.prepare import Report
+from mae_vit.data.prepare.publish import describe, index_path, write_description, write_index
 from mae_vit.data.prepare.statistics import Statistics
-from mae_vit.data.shards.dataset_json import FILE_NAME, describe_shard, read_dataset
-from mae_vit.data.shards.index_files import index_shard, load_rows, reindex_hint
-from mae_vit.data.shards.samples import Sample, class_number, read_samples
+from mae_vit.data.shards.dataset_json import FILE_NAME, Dataset, Shard, Split, describe_shard, read_dataset
+from mae_vit.data.shards.samples import class_number, read_samples
 from mae_vit.data.shards.tar_headers import DamagedTar, IncompleteTar, Tar
 
 _NAMED = 3
+# The images of each shard, by split.
+Shards = dict[str, dict[Path, list[Entry]]]
 
 
 def index_in_place(
@@ -36,19 +29,14 @@ def index_in_place(
     *,
     split: str = "train",
     overwrite: bool = False,
-    max_pixels: int = MAX_PIXELS,
-    bands: BandOptions = NO_OPTIONS,
+    conversion: Conversion | None = None,
     workers: int = 0,
 ) -> Report:
-    """Reads, decodes and describes the shards of a folder.
+    """Describes the tars of a folder, which hold images and, with labels, class numbers. All bytes stay unchanged.
 
-    Args:
-        folder: folder of tars that hold images and, with labels, class numbers.
-        split: split of shards whose names contain none.
-        overwrite: replace `dataset.json`.
-        max_pixels: larger images count as unreadable.
-        bands: scale and value of missing pixels.
-        workers: number of decoding processes.
+    The images are decoded and measured, unless the folder is described and no shard differs from its description: then
+    only the indexes are written. Names of classes and records of how images were prepared stay. `split` is that of
+    shards whose names contain none.
 
     Raises:
         InputError: if a shard or an image cannot be read, a label is no number, or `dataset.json` exists.
@@ -57,161 +45,110 @@ def index_in_place(
         raise InputError(f"--in-place {folder}: is no folder")
     if (folder / FILE_NAME).exists() and not overwrite:
         raise InputError(f"{folder} already has {FILE_NAME}: --overwrite makes it anew")
+    known: Dataset | None = None
+    with suppress(InputError):  # none, or damaged
+        known = read_dataset(folder)
     paths = sorted(path for path in folder.glob("*.tar") if path.is_file() and path.name[0] != ".")
-    images = {path: _list_images(path, folder) for path in paths}
-    if not any(images.values()):
+    anew = f"`mae-vit prepare {folder} OUT` reads other labels, compressed tars and folders below"
+    shards, labels, negative = _list_images(paths, folder, split, known)
+    if not shards:
+        raise InputError(f"--in-place {folder}: no images in {count_of(len(paths), '.tar file')}; {anew}")
+    classes = list(known.classes) if known else []
+    if classes and max(labels) >= len(classes):
         raise InputError(
-            f"--in-place {folder}: no images in {count_of(len(paths), '.tar file')}; {_anew(folder)}"
+            f"{folder} has images of class {max(labels)}, {FILE_NAME} names {len(classes)} classes"
         )
-    by_split: dict[str, list[Path]] = defaultdict(list)
-    for path in paths:
-        if images[path]:
-            by_split[split_from_path(path, folder, split)].append(path)
-    labels = [image.label for path in paths for image in images[path]]
-    classes = list(numbered_classes(max(labels), str(folder)))
-    conversion = Conversion(max_pixels=max_pixels, in_place=True, bands=bands)
-    statistics: dict[str, Statistics] = {}
-    splits = {}
-    with ConverterPool(conversion, workers) as pool:
-        for name, shards in sorted(by_split.items()):
-            own = Statistics(scale=bands.scale)
-            for before in list(statistics.values())[:1]:
-                own.expect(before.layout)
-            _measure(name, [image for path in shards for image in images[path]], pool, folder, own)
-            statistics[name] = own
-            described = [describe_shard(path, len(images[path])) for path in shards]
-            source = f"{folder.resolve().name} (in place)"
-            splits[name] = own.describe(described, source=source, classes=len(classes))
-    for name in splits:
+    classes = classes or list(numbered_classes(max(labels), str(folder)))
+    for name in shards:
         if not overwrite and index_path(folder, name).exists():
             raise InputError(f"{index_path(folder, name)} is there already: --overwrite replaces it")
-    for name, info in splits.items():
-        splits[name] = info.model_copy(update={"index": write_index(folder, info.shards, name)})
-    main = statistics.get("train") or next(iter(statistics.values()))
-    dataset = describe(classes, splits, main)
+    described = {
+        name: [describe_shard(path, len(part)) for path, part in listed.items()]
+        for name, listed in shards.items()
+    }
+    notes, conversions = list[str](), Counter[str]()
+    if known is not None and described == {name: info.shards for name, info in known.splits.items()}:
+        dataset = known
+    else:
+        statistics = _measure(shards, folder, conversion or Conversion(in_place=True), workers)
+        before = known.splits if known else {}
+        splits = {
+            name: _describe_split(own, described[name], folder, len(classes), before.get(name))
+            for name, own in statistics.items()
+        }
+        main = statistics.get("train") or next(iter(statistics.values()))
+        dataset = describe(classes, splits, main)
+        dataset = dataset.model_copy(update={"segmentation": known.segmentation if known else None})
+        notes, conversions = main.remarks(), sum((own.notes for own in statistics.values()), conversions)
+    splits = {
+        name: info.model_copy(update={"index": write_index(folder, info.shards, name)})
+        for name, info in dataset.splits.items()
+    }
+    dataset = dataset.model_copy(update={"splits": splits})
     write_description(folder, dataset)
-    empty = sum(not images[path] for path in paths)
-    notes = [f"left out {empty} tars that hold no images"] if empty else []
-    every = (image for path in paths for image in images[path])
-    negative = sum(image.sample.label is not None and image.label < 0 for image in every)
-    notes += without_label_note(negative, "the class is negative")
     if max(labels) < 0:
-        notes.append(f"no labels, which are class numbers in .cls; {_anew(folder)}")
-    notes += main.remarks()
-    conversions = sum((s.notes for s in statistics.values()), Counter[str]())
+        notes.insert(0, f"no labels, which are class numbers in .cls; {anew}")
+    notes = without_label_note(negative, "the class is negative") + notes
+    if empty := len(paths) - sum(map(len, shards.values())):
+        notes.insert(0, f"left out {empty} tars that hold no images")
     return Report(dataset, sorted(splits), notes=notes, conversions=conversions)
 
 
-def _anew(folder: Path) -> str:
-    return f"`mae-vit prepare {folder} OUT` reads other labels, compressed tars and folders below"
+def _list_images(
+    paths: list[Path], folder: Path, split: str, known: Dataset | None
+) -> tuple[Shards, list[int], int]:
+    """Returns the images of the shards, their labels, -1 without one, and how many labels are negative."""
+    split_of = {s.file: name for name, info in (known.splits if known else {}).items() for s in info.shards}
+    if gone := split_of.keys() - {path.name for path in paths}:
+        raise InputError(f"shard {folder / min(gone)} is missing: put it there, or delete {FILE_NAME} first")
+    order = {file: number for number, file in enumerate(split_of)}
+    shards, labels, negative = defaultdict[str, dict[Path, list[Entry]]](dict), [-1], 0
+    for path in sorted(paths, key=lambda path: order.get(path.name, len(order))):
+        name, tar = split_of.get(path.name) or split_from_path(path, folder, split), Tar(path, path)
+        try:
+            for sample in read_samples(path):
+                number = class_number(path, sample)
+                label = None if number < 0 else str(number)
+                where, read = f"{path.name}, {sample.name}", partial(tar.read, sample.offset, sample.length)
+                entry = Entry(name, label, sample.key, where, sample.extension, read)
+                shards[name].setdefault(path, []).append(entry)
+                labels.append(number)
+                negative += number < 0 and sample.label is not None
+        except IncompleteTar as error:
+            raise InputError(f"shard {error}") from None
+        except (DamagedTar, OSError) as error:
+            raise InputError(
+                f"shard {error}; `mae-vit prepare {folder} OUT` may write others from it"
+            ) from None
+    return dict(sorted(shards.items())), labels, negative
 
 
-def reindex(folder: Path) -> Report:
-    """Writes the indexes of a described folder again, for a folder of an earlier version or with rewritten shards.
-
-    Reads all headers, and all bytes of shards that may have changed: those with another size or number of samples, or
-    newer than `dataset.json`. The described image sizes, formats, mean and std stay.
-
-    Raises:
-        InputError: if a shard is missing or damaged, or the folder cannot be written.
-    """
-    dataset = read_dataset(folder)
-    if not os.access(folder, os.W_OK):
-        raise InputError(f"--reindex: {reindex_hint(folder)}")
-    for name, info in dataset.splits.items():
-        path = index_path(folder, name)
-        if info.index is None and path.exists() and load_rows(path) is None:
-            raise InputError(f"{path} is there already, and is no index: move it away")
-    since_ns, splits, notes = (folder / FILE_NAME).stat().st_mtime_ns, dict(dataset.splits), list[str]()
-    rows: dict[str, list[np.ndarray]] = {}
-    for name, info in splits.items():
-        bar = progress(info.shards, desc=f"indexing {name}", unit=" shards", delay=2, leave=False)
-        rows[name] = [
-            _rows(folder / shard.file, number, len(dataset.classes)) for number, shard in enumerate(bar)
-        ]
-        shards = []
-        for shard, part in zip(info.shards, rows[name], strict=True):
-            status = (folder / shard.file).stat()
-            same = (status.st_size, len(part)) == (
-                shard.bytes,
-                shard.samples,
-            ) and status.st_mtime_ns <= since_ns
-            shards.append(shard if same else describe_shard(folder / shard.file, len(part)))
-        if shards != info.shards:
-            labels = np.concatenate([part["label"] for part in rows[name]])
-            counts = np.bincount(labels[labels >= 0], minlength=len(dataset.classes)).tolist()
-            changed = sum(shard != before for shard, before in zip(shards, info.shards, strict=True))
-            notes.append(
-                f"{name}: {count_of(changed, 'shard')} changed; image sizes, formats, mean and std stay as they were"
+def _measure(shards: Shards, folder: Path, conversion: Conversion, workers: int) -> dict[str, Statistics]:
+    """Decodes the images of all splits."""
+    statistics: dict[str, Statistics] = {}
+    for name, listed in shards.items():
+        own, failed = Statistics(scale=conversion.bands.scale), list[str]()
+        for before in list(statistics.values())[:1]:
+            own.expect(before.layout)
+        entries = [entry for part in listed.values() for entry in part]
+        for entry, _, image in convert_entries(entries, conversion, workers, f"reading {name}", failed):
+            own.add(image, None if entry.class_name is None else int(entry.class_name), entry.path)
+        if failed:
+            more = f" and {len(failed) - _NAMED} more" if len(failed) > _NAMED else ""
+            raise InputError(
+                f"{count_of(len(failed), 'image')} cannot be read ({'; '.join(failed[:_NAMED])}{more}): "
+                f"`mae-vit prepare {folder} OUT` writes shards without them"
             )
-            splits[name] = info.model_copy(
-                update={"samples": len(labels), "shards": shards, "class_counts": counts}
-            )
-    # Only after all shards have been read.
-    for name, parts in rows.items():
-        splits[name] = splits[name].model_copy(update={"index": write_rows(folder, name, parts)})
-    dataset = dataset.model_copy(update={"splits": splits})
-    write_description(folder, dataset)
-    return Report(dataset, sorted(splits), notes=notes)
+        statistics[name] = own
+    return statistics
 
 
-def _rows(path: Path, number: int, classes: int) -> np.ndarray:
-    """Returns the index rows of a described shard."""
-    other = f"`mae-vit prepare {path.parent} OUT` may write others from it"
-    try:
-        rows = index_shard(path, number)
-    except OSError as error:
-        raise InputError(f"shard {path} cannot be read: {error_reason(error)}") from None
-    except DamagedTar as error:
-        raise InputError(f"shard {error}: put a whole one there; {other}") from None
-    if not len(rows) or not rows["length"].all():
-        raise InputError(f"shard {path} holds {'an empty image' if len(rows) else 'no images'}: {other}")
-    if (largest := int(rows["label"].max())) >= classes:
-        raise InputError(
-            f"shard {path} holds a sample of class {largest}, {FILE_NAME} names {classes} classes"
-        )
-    return rows
-
-
-class _Image(NamedTuple):
-    """An image of a shard; `label` is -1 if it has none."""
-
-    shard: Path
-    sample: Sample
-    label: int
-
-    def read(self) -> bytes:
-        return Tar(self.shard, self.shard).read(self.sample.offset, self.sample.length)
-
-
-def _list_images(path: Path, folder: Path) -> list[_Image]:
-    try:
-        return [_Image(path, sample, class_number(path, sample)) for sample in read_samples(path)]
-    except IncompleteTar as error:
-        raise InputError(f"shard {error}") from None
-    except (DamagedTar, OSError) as error:
-        raise InputError(f"shard {error}; `mae-vit prepare {folder} OUT` may write others from it") from None
-
-
-def _measure(
-    split: str, images: Sequence[_Image], pool: ConverterPool, folder: Path, statistics: Statistics
-) -> None:
-    """Decodes the images of a split, and adds them to its statistics."""
-    failed = list[str]()
-    with progress(total=len(images), desc=f"reading {split}", unit=" images") as bar:
-        encoded = ((image, image.read(), image.sample.extension) for image in images)
-        for (shard, sample, label), _, result in pool.run(encoded, len(images)):
-            bar.update()
-            where = f"{shard.name}, {sample.name}"
-            if isinstance(result, str):
-                failed.append(f"{where}: {result}")
-            else:
-                # In place, the extension stays, right or wrong.
-                kept = replace(result, extension=sample.extension)
-                statistics.add(kept, None if label < 0 else label, where)
-    if failed:
-        more = f" and {len(failed) - _NAMED} more" if len(failed) > _NAMED else ""
-        raise InputError(
-            f"{count_of(len(failed), 'image')} cannot be read ({'; '.join(failed[:_NAMED])}{more}): "
-            f"`mae-vit prepare {folder} OUT` writes shards without them"
-        )
+def _describe_split(
+    statistics: Statistics, shards: list[Shard], folder: Path, classes: int, before: Split | None
+) -> Split:
+    """Describes a split; of one that was described before, records of its preparation stay."""
+    info = statistics.describe(shards, source=f"{folder.resolve().name} (in place)", classes=classes)
+    if before is None:
+        return info
+    kept = {"source": before.source, "processing": before.processing, "masks": before.masks}
+    return info.model_copy(update=kept)

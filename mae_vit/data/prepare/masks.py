@@ -49,13 +49,7 @@ def read_classes(path: Path, ignore: int) -> Segmentation:
 def pair_masks(
     source: ImageSource, folder: Path, segmentation: Segmentation, *, partly: bool = False
 ) -> ImageSource:
-    """Gives each image the mask with the same path, apart from the extension.
-
-    Args:
-        source: the images.
-        folder: the folder of the masks.
-        segmentation: the classes.
-        partly: whether to leave out images without a mask.
+    """Gives each image the mask with the same path, apart from the extension; `partly` leaves out images without one.
 
     Raises:
         InputError: if images have no mask, naming the first.
@@ -97,12 +91,7 @@ def agreed_segmentation(sources: Sequence[ImageSource], existing: Segmentation |
 
 
 def two_values_note(segmentation: Segmentation, pixels: np.ndarray | None) -> list[str]:
-    """Warns of masks that may mark an object by the ignored id.
-
-    Args:
-        segmentation: the classes.
-        pixels: int64 (1 + K,), as `Statistics.add_mask` takes them; None without masks.
-    """
+    """Warns of masks that may mark an object by the ignored id; `pixels` as `Statistics.add_mask` takes them."""
     if pixels is None or not pixels[0] or np.count_nonzero(pixels[1:]) > 1:
         return []
     ignore, counted = segmentation.ignore, segmentation.ids[int(pixels[1:].argmax())]
@@ -121,15 +110,9 @@ class MaskReader:
         self._table = id_table(segmentation.ids, segmentation.ignore)
 
     def read(self, entry: Entry, image: bytes, stored: tuple[int, int]) -> tuple[bytes, np.ndarray]:
-        """Reads an image's mask, and resizes it if the image was resized.
+        """Reads an image's mask, and resizes it to the stored (height, width).
 
-        Args:
-            entry: the image, which has a mask.
-            image: the image's bytes in the source.
-            stored: (height, width) of the image in the shards.
-
-        Returns:
-            The mask as a PNG, and its pixels as `Statistics.add_mask` takes them.
+        Returns it as a PNG, and its pixels as `Statistics.add_mask` takes them.
 
         Raises:
             DecodeError, OSError: if it is damaged.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,10 +12,9 @@ import numpy as np
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import nearest, plain_text
-from mae_vit.core.progress import progress
-from mae_vit.data.prepare.convert import HASH_NAME, Conversion, Converted
-from mae_vit.data.prepare.convert_pool import ConverterPool
+from mae_vit.data.prepare.convert import HASH_NAME, Conversion, Converted, convert_entries
 from mae_vit.data.prepare.entries import SourceOptions
+from mae_vit.data.prepare.selection import MEASURED
 from mae_vit.data.prepare.sources.foreign_shards import open_shards
 from mae_vit.data.shards.dataset_json import Excluded, read_dataset
 from mae_vit.data.shards.tar_headers import Tar
@@ -26,7 +25,7 @@ from mae_vit.data.shards.tar_headers import Tar
 # only a third of copies cropped by 5 %. So this finds about a quarter of the 286 test images that have a near-duplicate
 # in the list of ciFAIR (arXiv 1902.00423).
 DEFAULT_DISTANCE = 4
-_MEASURED = ("test", "val")
+_TESTED = ("test", "val")
 
 
 @dataclass
@@ -77,27 +76,31 @@ class Exclusion:
         ]
 
 
-def open_exclusion(specs: Sequence[str], distance: int, workers: int) -> Exclusion:
-    """Hashes the images that are to be left out.
-
-    Args:
-        specs: data folders, `DIR` or `DIR:SPLIT`; without a split, test and val.
-        distance: see `Exclusion`.
-        workers: number of decoding processes.
+def open_exclusion(specs: Sequence[str], distance: int, workers: int, splits: Collection[str]) -> Exclusion:
+    """Hashes the test and val images in data folders, `DIR` or `DIR:SPLIT`, that are left out of `splits`.
 
     Raises:
         InputError: if a folder or split is missing or cannot be read, or ImageHash is not installed.
     """
+    if set(splits) <= set(MEASURED):
+        raise InputError(f"--exclude leaves val and test whole; there is only {', '.join(sorted(splits))}")
     if find_spec("imagehash") is None:
         raise InputError('--exclude needs imagehash, which is not installed: pip install "mae-vit[exclude]"')
     sources, images, hashes = list[str](), list[tuple[int, str]](), list[tuple[int, int]]()
-    with ConverterPool(Conversion(hashed=True), workers) as pool:
-        for number, spec in enumerate(specs):
-            folder, splits = _find(spec)
-            sources.append(f"{plain_text(folder.resolve().name)}:{'+'.join(splits)}")
-            for key, pair in _hash(folder, splits, sources[-1], pool):
-                images.append((number, key))
-                hashes.append(pair)
+    for number, spec in enumerate(specs):
+        folder, known = _find(spec)
+        sources.append(f"{plain_text(folder.resolve().name)}:{'+'.join(known)}")
+        described, failed = read_dataset(folder).splits, list[str]()
+        paths = [folder / shard.file for split in known for shard in described[split].shards]
+        tars = [Tar(path, path) for path in paths]
+        entries = open_shards(folder, tars, sources[-1], SourceOptions(folder, labels=False)).entries
+        doing = f"hashing {sources[-1]}"
+        for entry, _, image in convert_entries(entries, Conversion(hashed=True), workers, doing, failed):
+            assert image.hash is not None
+            images.append((number, f"{entry.split}/{entry.key}"))
+            hashes.append(image.hash)
+        if failed:
+            raise InputError(f"--exclude {folder}: {failed[0]}: see `mae-vit check {folder}`")
     return Exclusion(sources, images, np.array(hashes, np.uint64), distance)
 
 
@@ -113,27 +116,9 @@ def _find(spec: str) -> tuple[Path, list[str]]:
         raise InputError(f"--exclude {spec}: {error}") from None
     if wanted and wanted not in splits:
         raise InputError(f'--exclude {spec}: no split "{wanted}": {nearest(wanted, splits)}')
-    chosen = [wanted] if wanted else [name for name in _MEASURED if name in splits]
+    chosen = [wanted] if wanted else [name for name in _TESTED if name in splits]
     if not chosen:
         raise InputError(
             f'--exclude {spec}: has no split "test" or "val": give one of {", ".join(splits)} as {spec}:SPLIT'
         )
     return folder, chosen
-
-
-def _hash(
-    folder: Path, splits: Sequence[str], name: str, pool: ConverterPool
-) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Yields the key of each image, with its split, and its two hashes."""
-    described = read_dataset(folder).splits
-    paths = [folder / shard.file for split in splits for shard in described[split].shards]
-    tars = [Tar(path, path) for path in paths]
-    entries = open_shards(folder, tars, name, SourceOptions(folder, labels=False)).entries
-    with progress(total=len(entries), desc=f"hashing {name}", unit=" images") as bar:
-        images = ((entry, entry.read(), entry.extension) for entry in entries)
-        for entry, _, image in pool.run(images, len(entries)):
-            if isinstance(image, str):
-                raise InputError(f"--exclude {folder}: {entry.path}: {image}: see `mae-vit check {folder}`")
-            assert image.hash is not None
-            yield f"{entry.split}/{entry.key}", image.hash
-            bar.update()

@@ -1,42 +1,50 @@
 """Writes sources as webdataset shards, atomically for each split.
 
-An image passes `sources/find.py` (which files), `convert_pool.py` and `convert.py` (decoded, resized, encoded; bands by
-`mae_vit/data/images/bands/read.py`), `statistics.py` (mean, std, and `bands/statistics.py` of bands), `shard_writer.py`
-and `publish.py`, which puts the shards and `dataset.json` in place.
+An image passes `sources/find.py` (which files), `convert.py` (decoded, resized, encoded; bands by
+`mae_vit/data/images/bands/read.py`), `statistics.py` (mean, std, and `bands.py` of bands), and `publish.py`, which
+writes the shards and puts them and `dataset.json` in place.
 """
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.keyed_rng import RngStream, derive_key
-from mae_vit.core.messages import plain_text
-from mae_vit.core.progress import progress
+from mae_vit.core.messages import count_of, plain_text
 from mae_vit.data.images.decode import DecodeError
 from mae_vit.data.order.permutation import permute
-from mae_vit.data.prepare.bands.options import shared_layout
-from mae_vit.data.prepare.convert import Conversion
-from mae_vit.data.prepare.convert_pool import ConverterPool
+from mae_vit.data.prepare.bands import shared_layout
+from mae_vit.data.prepare.convert import Conversion, Converted, convert_entries
 from mae_vit.data.prepare.entries import Entry, ImageSource
 from mae_vit.data.prepare.listing import shown
 from mae_vit.data.prepare.masks import MaskReader, agreed_segmentation, two_values_note
 from mae_vit.data.prepare.near_duplicates import DEFAULT_DISTANCE, Exclusion, open_exclusion
-from mae_vit.data.prepare.publish import check_no_foreign_shards, excluded_file, partial_folder, publish
-from mae_vit.data.prepare.report import Report, dataset_notes
+from mae_vit.data.prepare.publish import (
+    ShardWriter,
+    check_no_foreign_shards,
+    excluded_file,
+    partial_folder,
+    publish,
+)
 from mae_vit.data.prepare.selection import MEASURED, Selection
-from mae_vit.data.prepare.shard_writer import ShardWriter
 from mae_vit.data.prepare.statistics import Statistics
 from mae_vit.data.shards.dataset_json import FILE_NAME, Dataset, read_dataset
 
 # Constant, so that equal sources give equal shards.
 _SEED = 0
+_NAMED = 5
+# If at least this many classes have one image each, the labels are more likely captions.
+_CAPTIONS = 5
+_JOINT = re.compile(r"[|;,\s]+")
 
 
 def prepare(
@@ -80,46 +88,47 @@ def prepare(
         check_no_foreign_shards(by_split, existing, out)
     classes = _agree_on_classes(sources, by_split, existing, out, overwrite)
     remaining = {} if existing is None else {n: s for n, s in existing.splits.items() if n not in by_split}
-    masked = existing is not None and any(info.masks is not None for info in remaining.values())
+    masked = any(info.masks is not None for info in remaining.values())
     segmentation = agreed_segmentation(sources, existing.segmentation if existing and masked else None)
-    if exclude and set(by_split) <= set(MEASURED):
-        raise InputError(f"--exclude leaves val and test whole; there is only {', '.join(sorted(by_split))}")
-    exclusion = open_exclusion(exclude, exclude_distance, workers) if exclude else None
     scale = conversion.bands.scale
     if scale is not None and remaining and "train" not in by_split:
         raise InputError(f"--scale: the scale of {out} is that of its {', '.join(sorted(remaining))} already")
+    exclusion = open_exclusion(exclude, exclude_distance, workers, by_split) if exclude else None
     dataset, unreadable, conversions = existing, list[str](), Counter[str]()
     masks = None if segmentation is None else MaskReader(segmentation)
     notes = [note for source in (*sources, *selection.extra) for note in source.notes]
     # train first: the data set has its statistics.
     written = sorted(by_split, key=lambda name: (name != "train", name))
-    with ConverterPool(conversion, workers) as pool:
-        for split in written:
-            statistics = Statistics(scale=scale)
-            replaced = set(by_split) if split == written[0] else {split}
-            if dataset is not None and set(dataset.splits) - replaced:
-                # Images must have the bands of the splits that stay.
-                statistics.expect(None if dataset.bands.photographs else shared_layout(dataset.bands))
-            writer = ShardWriter(partial_folder(out, split), split, shard_bytes, shard_samples)
-            leaves_out = None if split in MEASURED else exclusion
-            unreadable += _write_split(
-                writer, by_split[split], classes, pool, statistics, exclusion=leaves_out, masks=masks
-            )
-            processing = selection.note(split, whole=len(by_split[split]) == len(entries.get(split, ())))
-            done = dict(conversion.preprocessing) | (
-                {"excluded": leaves_out.describe()} if leaves_out is not None else {}
-            )
-            part = statistics.describe(
-                writer.shards,
-                source=names[split],
-                classes=len(classes),
-                processing=processing.model_copy(update=done),
-            )
-            dataset = publish(out, dataset, classes, split, part, statistics, segmentation)
-            notes += statistics.remarks() if dataset.splits.keys() == {split} or split == "train" else []
-            conversions += statistics.notes
-            if segmentation is not None:
-                notes += two_values_note(segmentation, statistics.mask_pixels)
+    for split in written:
+        statistics = Statistics(scale=scale)
+        replaced = set(by_split) if split == written[0] else {split}
+        if dataset is not None and set(dataset.splits) - replaced:
+            # Images must have the bands of the splits that stay.
+            statistics.expect(None if dataset.bands.photographs else shared_layout(dataset.bands))
+        writer = ShardWriter(partial_folder(out, split), split, shard_bytes, shard_samples)
+        leaves_out = None if split in MEASURED else exclusion
+        images = convert_entries(
+            _shuffled(by_split[split]), conversion, workers, f"writing {split}", unreadable
+        )
+        try:
+            with closing(images):
+                _write_split(writer, images, classes, statistics, leaves_out, masks, unreadable)
+        except BaseException:
+            shutil.rmtree(writer.folder, ignore_errors=True)
+            raise
+        whole = len(by_split[split]) == len(entries.get(split, ()))
+        excluded = {} if leaves_out is None else {"excluded": leaves_out.describe()}
+        processing = selection.note(split, whole=whole).model_copy(
+            update=dict(conversion.preprocessing) | excluded
+        )
+        part = statistics.describe(
+            writer.shards, source=names[split], classes=len(classes), processing=processing
+        )
+        dataset = publish(out, dataset, classes, split, part, statistics, segmentation)
+        notes += statistics.remarks() if dataset.splits.keys() == {split} or split == "train" else []
+        conversions += statistics.notes
+        if segmentation is not None:
+            notes += two_values_note(segmentation, statistics.mask_pixels)
     assert dataset is not None
     return Report(dataset, written, unreadable, notes + dataset_notes(dataset), conversions)
 
@@ -168,84 +177,134 @@ def _agree_on_classes(
     return existing.classes
 
 
+def _shuffled(entries: Sequence[Entry]) -> list[Entry]:
+    """Mixes the entries of a split.
+
+    Every shard gets images of all classes. Otherwise, readers that shuffle only within a buffer, and our own order
+    `blocks`, would see one class at a time.
+    """
+    order = permute(np.arange(len(entries)), len(entries), derive_key(_SEED, RngStream.PREPARE, 0))
+    return [entries[number] for number in order]
+
+
 def _write_split(
     writer: ShardWriter,
-    entries: Sequence[Entry],
+    images: Iterator[tuple[Entry, bytes, Converted]],
     classes: Sequence[str],
-    pool: ConverterPool,
     statistics: Statistics,
-    *,
     exclusion: Exclusion | None,
     masks: MaskReader | None,
-) -> list[str]:
-    """Writes the shards of a split into the writer's folder, which is emptied first.
-
-    Args:
-        writer: writer of the shards.
-        entries: entries of the split.
-        classes: all classes of the dataset.
-        pool: converts the images.
-        statistics: receives the images that are written.
-        exclusion: decides what to leave out; None for nothing.
-        masks: reads the masks; None without masks.
-
-    Returns:
-        The unreadable images, with the reason.
+    failed: list[str],
+) -> None:
+    """Writes the shards of a split into the writer's folder, which is emptied first; `failed` receives damaged masks.
 
     Raises:
-        InputError: if no image is left.
+        InputError: if no image is left, or a band has no values.
     """
-    split, label_of, failed = writer.split, {name: n for n, name in enumerate(classes)}, list[str]()
+    split, label_of, before = writer.split, {name: n for n, name in enumerate(classes)}, len(failed)
     shutil.rmtree(writer.folder, ignore_errors=True)
+    writer.folder.mkdir(parents=True)
     if exclusion is not None:
         exclusion.begin()
-    # Every shard gets images of all classes. Otherwise, readers that shuffle only within a buffer, and our own order
-    # `blocks`, would see one class at a time.
-    order = permute(np.arange(len(entries)), len(entries), derive_key(_SEED, RngStream.PREPARE, 0))
-    try:
-        writer.folder.mkdir(parents=True)
-        bar = progress(total=len(entries), desc=f"writing {split}", unit=" images")
-        with bar, writer:
-            readable = _read_all((entries[number] for number in order), failed)
-            for entry, data, image in pool.run(readable, len(entries)):
-                bar.update()
-                path, mask = plain_text(entry.path), None
-                if isinstance(image, str):
-                    failed.append(f"{path}: {image}")
+    with writer:
+        for entry, data, image in images:
+            mask = None
+            if exclusion is not None and exclusion.excludes(entry.key, image):
+                continue
+            if masks is not None and entry.read_mask is not None:
+                try:
+                    mask, pixels = masks.read(entry, data, (image.height, image.width))
+                except (DecodeError, OSError) as error:
+                    failed.append(f"the mask of {plain_text(entry.path)}: {error}")
                     continue
-                if exclusion is not None and exclusion.excludes(entry.key, image):
-                    continue
-                if masks is not None and entry.read_mask is not None:
-                    try:
-                        mask, pixels = masks.read(entry, data, (image.height, image.width))
-                    except (DecodeError, OSError) as error:
-                        failed.append(f"the mask of {path}: {error}")
-                        continue
-                    statistics.add_mask(pixels)
-                label = None if entry.class_name is None else label_of[entry.class_name]
-                statistics.add(image, label, entry.path)
-                writer.write(entry.key, image.extension, image.data or data, label, mask)
-            bar.update(len(entries) - bar.n)
-        left_out = exclusion.lines if exclusion is not None else []
-        if not statistics.images and left_out:
-            raise InputError(f'--exclude leaves nothing of split "{split}": all its images are known')
-        if not statistics.images:
-            raise InputError(
-                f'no image of split "{split}" can be read: {failed[0] if failed else "it is empty"}'
-            )
-        if left_out:
-            listed = writer.folder / excluded_file(split)
-            listed.write_text("\n".join([*left_out, ""]), encoding="utf-8")
-        statistics.describe_bands()  # raises if a band has no values
-    except BaseException:
-        shutil.rmtree(writer.folder, ignore_errors=True)
-        raise
-    return failed
+                statistics.add_mask(pixels)
+            label = None if entry.class_name is None else label_of[entry.class_name]
+            statistics.add(image, label, entry.path)
+            writer.write(entry.key, image.extension, image.data or data, label, mask)
+    left_out = exclusion.lines if exclusion is not None else []
+    if not statistics.images and left_out:
+        raise InputError(f'--exclude leaves nothing of split "{split}": all its images are known')
+    if not statistics.images:
+        why = failed[before] if len(failed) > before else "it is empty"
+        raise InputError(f'no image of split "{split}" can be read: {why}')
+    if left_out:
+        listed = writer.folder / excluded_file(split)
+        listed.write_text("\n".join([*left_out, ""]), encoding="utf-8")
+    statistics.describe_bands()
 
 
-def _read_all(entries: Iterable[Entry], failed: list[str]) -> Iterator[tuple[Entry, bytes, str]]:
-    for entry in entries:
-        try:
-            yield entry, entry.read(), entry.extension
-        except (DecodeError, OSError) as error:
-            failed.append(f"{plain_text(entry.path)}: {error}")
+@dataclass(frozen=True)
+class Report:
+    """The result of `prepare`: the data set, splits written, images left out and why, and counted conversions."""
+
+    dataset: Dataset
+    written: list[str]
+    unreadable: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    conversions: Counter[str] = field(default_factory=Counter)
+
+    def lines(self) -> list[str]:
+        """Formats what was written and what was left out."""
+        lines = []
+        for split in self.written:
+            info = self.dataset.splits[split]
+            labeled = sum(info.class_counts)
+            labels = f", {labeled:,} with labels" if labeled else ", no labels"
+            counts = f"{count_of(info.samples, 'image')} in {count_of(len(info.shards), 'shard')}"
+            lines.append(f"{split}: {counts}{'' if labeled == info.samples else labels}")
+            if info.masks is not None:
+                lines.append(f"  {info.masks.describe(self.dataset.segmentation)}")
+            by_class = zip(self.dataset.classes, info.class_counts, strict=True)
+            if missing := [name for name, count in by_class if labeled and not count]:
+                count = count_of(len(missing), "class", "classes")
+                lines.append(
+                    f"  {count} of {len(info.class_counts)} without an image in it: {shown(missing)}"
+                )
+            for excluded in info.processing.excluded or ():
+                listed = f" ({excluded_file(split)} names them)" if excluded.samples else ""
+                lines.append(
+                    f"  left out {count_of(excluded.samples, 'image')} that {excluded.source} has too, by "
+                    f"{excluded.hash} within {excluded.distance}{listed}"
+                )
+        if self.unreadable:
+            lines.append(f"left out {count_of(len(self.unreadable), 'unreadable image')}:")
+            lines += [f"  {line}" for line in self.unreadable[:_NAMED]]
+            if len(self.unreadable) > _NAMED:
+                lines.append(f"  and {len(self.unreadable) - _NAMED} more")
+        lines += self.notes
+        if self.conversions:
+            images = "; ".join(f"{count:,} {what}" for what, count in sorted(self.conversions.items()))
+            lines.append(f"images: {images}")
+        return lines
+
+
+def dataset_notes(dataset: Dataset) -> list[str]:
+    """Warns of classes with doubtful names or counts, and of splits that do not match train."""
+    notes, spelled, known = [], dict[str, str](), set(dataset.classes)
+    joint = []
+    for name in dataset.classes:
+        if (other := spelled.setdefault(name.casefold(), name)) != name:
+            notes.append(f'warning: the classes "{other}" and "{name}" differ only in case: is it one class?')
+        words = [word for word in _JOINT.split(name) if word]
+        joint += [name] if len(words) > 1 and known.issuperset(words) else []
+    if joint:
+        notes.append(
+            f'warning: the class "{joint[0]}" joins others: for several labels an image, use --no-labels'
+        )
+    counts = [sum(info.class_counts[at] for info in dataset.splits.values()) for at in range(len(known))]
+    if len(counts) >= _CAPTIONS and max(counts) == 1:
+        notes.append("warning: each class has one image: are the labels captions? (--no-labels)")
+    if (train := dataset.splits.get("train")) is None:
+        return notes
+    for split, info in dataset.splits.items():
+        pairs = zip(dataset.classes, info.class_counts, train.class_counts, strict=True)
+        unknown = [name for name, count, trained in pairs if count and not trained]
+        if unknown and split in MEASURED and any(train.class_counts):
+            count = count_of(len(unknown), "class", "classes")
+            notes.append(f"warning: {split} has images of {count} that train lacks ({shown(unknown)})")
+        ours, theirs = train.processing.of_images.model_dump(), info.processing.of_images.model_dump()
+        if differing := [
+            f"{key} {theirs[key]} and not {ours[key]}" for key in ours if theirs[key] != ours[key]
+        ]:
+            notes.append(f"warning: {split} was prepared otherwise than train: {', '.join(differing)}")
+    return notes

@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from mae_vit.core.composites import in_colors
-from mae_vit.core.image_rows import Picture, draw_rows
+from mae_vit.core.image_rows import Picture, draw_rows, in_colors
 from mae_vit.core.messages import count_of
 from mae_vit.data.batches.augmented import AugmentedSource
 from mae_vit.data.batches.loader import FixedBatches

@@ -1,12 +1,17 @@
-"""Moves written shards into place and describes them; a kill leaves a consistent folder."""
+"""Writes shards through webdataset's writer, moves them into place and describes them.
+
+A kill leaves a consistent folder.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import webdataset as wds
 
 from mae_vit.core import __version__
 from mae_vit.core.arrays import create_array
@@ -22,9 +27,11 @@ from mae_vit.data.shards.dataset_json import (
     Segmentation,
     Shard,
     Split,
+    describe_shard,
     file_digest,
 )
 from mae_vit.data.shards.index_files import ROW, index_shard
+from mae_vit.data.shards.samples import MASK_EXTENSION
 
 _SHARD_PATTERN = "{split}-[0-9][0-9][0-9][0-9][0-9][0-9].tar"
 
@@ -44,6 +51,58 @@ def index_path(out: Path, split: str) -> Path:
     return out / f"{split}-index.npy"
 
 
+class ShardWriter:
+    """Writes samples to SPLIT-000000.tar, SPLIT-000001.tar, ... in a folder."""
+
+    def __init__(self, folder: Path, split: str, shard_bytes: int, shard_samples: int) -> None:
+        """Writes at most about `shard_bytes` and `shard_samples` into a shard."""
+        self.folder, self.split = folder, split
+        self._shard_bytes, self._shard_samples = shard_bytes, shard_samples
+        self._writer: Any = None
+        self._file: Any = None
+        self._samples = 0
+        self.shards: list[Shard] = []
+
+    def __enter__(self) -> ShardWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close_shard()
+
+    def write(
+        self, key: str, extension: str, data: bytes, label: int | None, mask: bytes | None = None
+    ) -> None:
+        """Appends a sample; its bytes are stored unchanged. Without a label it has no `.cls`."""
+        size = len(data) + len(mask or b"")
+        if self._file is not None and (
+            self._samples >= self._shard_samples or self._file.tell() + size > self._shard_bytes
+        ):
+            self._close_shard()
+        if self._file is None:
+            self._file = (self.folder / f"{self.split}-{len(self.shards):06d}.tar").open("wb")
+            # Without time and user, equal sources give equal bytes.
+            self._writer = wds.TarWriter(self._file, encoder=False, mtime=0, user="", group="", mode=0o644)
+        sample: dict[str, Any] = {"__key__": key, extension: data}
+        if mask is not None:
+            sample[MASK_EXTENSION] = mask
+        if label is not None:
+            sample["cls"] = str(label).encode()
+        self._writer.write(sample)
+        self._samples += 1
+
+    def _close_shard(self) -> None:
+        if self._file is None:
+            return
+        self._writer.close()
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        path = Path(self._file.name)
+        self._file.close()
+        self.shards.append(describe_shard(path, self._samples))
+        self._writer = self._file = None
+        self._samples = 0
+
+
 def check_no_foreign_shards(splits: Iterable[str], existing: Dataset | None, out: Path) -> None:
     """Raises InputError if shards with the names of these splits are not ours, and would be replaced."""
     for split in splits:
@@ -52,8 +111,7 @@ def check_no_foreign_shards(splits: Iterable[str], existing: Dataset | None, out
             continue
         if strangers := sorted(out.glob(_SHARD_PATTERN.format(split=split))):
             raise InputError(
-                f"{strangers[0]} is not described by {FILE_NAME}: give another folder, "
-                "or --overwrite to replace it"
+                f"{strangers[0]} is not described by {FILE_NAME}: give another folder, or --overwrite to replace it"
             )
 
 
@@ -67,15 +125,13 @@ def publish(
     segmentation: Segmentation | None = None,
 ) -> Dataset:
     """Moves a split's shards into place, then updates `dataset.json`."""
-    old = dataset.splits.get(split) if dataset else None
     # Earlier splits without labels count zero images of the classes that this split brings.
     splits = {
         name: info if info.class_counts else info.model_copy(update={"class_counts": [0] * len(classes)})
         for name, info in (dataset.splits.items() if dataset else ())
     }
-    if old is not None and dataset is not None:
+    if dataset is not None and splits.pop(split, None) is not None:
         # Until the new shards are described, `dataset.json` must not list the old ones.
-        del splits[split]
         if splits:
             write_description(out, dataset.model_copy(update={"splits": splits}))
         else:
@@ -89,7 +145,7 @@ def publish(
     for shard in part.shards:
         os.rename(partial / shard.file, out / shard.file)
     splits[split] = part.model_copy(update={"index": write_index(out, part.shards, split)})
-    if split == "train" or dataset is None or not dataset.splits or list(splits) == [split]:
+    if split == "train" or dataset is None or list(splits) == [split]:
         dataset = describe(classes, splits, statistics)
     else:
         dataset = dataset.model_copy(update={"classes": classes, "splits": dict(sorted(splits.items()))})
@@ -103,11 +159,7 @@ def publish(
 def write_index(out: Path, shards: Sequence[Shard], split: str) -> IndexFile:
     """Reads the headers of a split's shards and writes its index beside them."""
     bar = progress(shards, desc="indexing", unit=" shards", delay=2, leave=False)
-    return write_rows(out, split, [index_shard(out / s.file, number) for number, s in enumerate(bar)])
-
-
-def write_rows(out: Path, split: str, rows: Sequence[np.ndarray]) -> IndexFile:
-    """Writes the index of a split beside its shards, from the rows of each shard."""
+    rows = [index_shard(out / s.file, number) for number, s in enumerate(bar)]
     path, ends = index_path(out, split), np.cumsum([len(part) for part in rows])
     with replacing(path) as partial:
         # The index of a billion samples has 24 GB: they must be in memory only once.

@@ -13,9 +13,10 @@ from fractions import Fraction
 from pathlib import Path, PurePosixPath
 
 from mae_vit.core.errors import InputError
-from mae_vit.core.keyed_rng import SUBSET_HASH, hash_key
+from mae_vit.core.keyed_rng import SUBSET_HASH
 from mae_vit.core.messages import closest, error_reason
 from mae_vit.core.user_files import read_text, split_named
+from mae_vit.data.batches.subset import first_by_hash
 from mae_vit.data.prepare.entries import Entry, ImageSource
 from mae_vit.data.shards.dataset_json import Processing
 
@@ -120,15 +121,8 @@ def draw_holdout(entries: Sequence[Entry], share: Fraction, split: str) -> tuple
 
 
 def _first_by_hash(entries: Sequence[Entry], quota: Callable[[int], int], salt: bytes) -> list[Entry]:
-    """Takes the `quota(size)` entries with the smallest hashes of each class."""
-    by_class: dict[str | None, list[Entry]] = defaultdict(list)
-    for entry in entries:
-        by_class[entry.class_name].append(entry)
-    taken: set[str] = set()
-    for members in by_class.values():
-        ranked = sorted((hash_key(entry.key, salt), entry.key) for entry in members)
-        taken |= {key for _, key in ranked[: quota(len(members))]}
-    return [entry for entry in entries if entry.key in taken]
+    keys, classes = [entry.key for entry in entries], [entry.class_name for entry in entries]
+    return [entries[place] for place in first_by_hash(keys, classes, quota, salt)]
 
 
 def _listed(splits: dict[str, list[Entry]], path: Path) -> dict[str, list[Entry]]:

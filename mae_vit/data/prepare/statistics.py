@@ -8,9 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from mae_vit.core.errors import InputError
-from mae_vit.data.prepare.bands.describe import band_notes, describe_bands
-from mae_vit.data.prepare.bands.options import EIGHT_BIT, BandLayout
-from mae_vit.data.prepare.bands.statistics import BandStatistics
+from mae_vit.data.prepare.bands import EIGHT_BIT, BandLayout, BandStatistics, band_notes, describe_bands
 from mae_vit.data.prepare.convert import Converted
 from mae_vit.data.shards.dataset_json import BandTable, Masks, Processing, Shard, Split
 
@@ -19,11 +17,7 @@ from mae_vit.data.shards.dataset_json import BandTable, Masks, Processing, Shard
 class Statistics:
     """Sums over the images of a split; exact integers, so that their order does not matter.
 
-    Attributes:
-        scale: the option --scale.
-        kind: bands and type of all images, such as "13xuint16" or "8-bit"; None before the first.
-        layout: layout of all images; None for 8-bit photographs.
-        bands: statistics of the bands.
+    `kind` and `layout` are those of all images: None before the first, and a layout also for photographs.
     """
 
     scale: str | tuple[float, float] | None = None
@@ -47,11 +41,7 @@ class Statistics:
         self.kind, self.layout = EIGHT_BIT if layout is None else layout.kind, layout
 
     def add(self, image: Converted, label: int | None, path: str) -> None:
-        """Adds an image.
-
-        Raises:
-            InputError: if its bands or type differ from those of earlier images.
-        """
+        """Adds an image; raises InputError if its bands or type differ from those of earlier images."""
         self._check_kind(image, path)
         for layout, sums in image.sums:
             if self.layout is not None and self.layout.fits(layout):

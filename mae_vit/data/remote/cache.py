@@ -1,4 +1,4 @@
-"""A bounded cache of fetched files, shared by all processes of a node.
+"""A bounded cache of fetched files, shared by all processes of a node, and remote shards that are read through it.
 
 Files are named by their SHA-256: a file that changes at its source becomes a new file here, and a file that two data
 folders share is fetched once. The least recently used files are evicted first.
@@ -9,16 +9,20 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
+import numpy as np
 from filelock import FileLock
 
 from mae_vit.core.errors import FetchUnavailable
 from mae_vit.core.messages import error_reason
+from mae_vit.core.urls import file_url
 from mae_vit.data.remote.download import PATIENCE_S, FetchRefused, download
+from mae_vit.data.shards.dataset_json import Shard
+from mae_vit.data.shards.shard_files import ReadError, ShardTable, read_range
 from mae_vit.runtime.locks import try_lock_descriptor
 
 _WRONG_BYTES_TRIES = 3
@@ -26,40 +30,37 @@ _POLL_S = 0.05
 _WHOLE = re.compile(r"[0-9a-f]{64}")
 # Files that are being fetched, or that a killed process left behind.
 _PART = re.compile(r"\.([0-9a-f]{64})-(\d+)\.part")
+# How often a shard is marked as used; the least recently marked shards are evicted first.
+_MARKED_EVERY_S = 5.0
+_TRIES = 5
 
 
-@dataclass(frozen=True)
-class RemoteFile:
-    """A remote file.
-
-    Attributes:
-        url: its URL.
-        bytes: its size.
-        sha256: checksum of its bytes.
-    """
+class RemoteFile(NamedTuple):
+    """A remote file, with its size and the checksum of its bytes."""
 
     url: str
     bytes: int
     sha256: str
 
 
+class RemoteFolder(NamedTuple):
+    """A remote data folder: its URL, the local folder for its shards, and their largest total size there."""
+
+    url: str
+    cache_folder: Path
+    cache_bytes: int
+
+
 class Cache:
     """Fetched files of at most `limit_bytes` in total. One process of a node fetches a file; the others wait for it."""
 
     def __init__(self, folder: Path, limit_bytes: int, *, patience_s: float = PATIENCE_S) -> None:
-        """Opens an existing folder; never touches files that it did not write.
+        """Opens an existing folder for at most `limit_bytes`; a partly fetched file counts in full.
 
-        Args:
-            folder: folder of the files.
-            limit_bytes: their largest total size; a partly fetched file counts in full.
-            patience_s: total wait between tries, and longest wait for room in the cache.
+        `patience_s` is the total wait between tries, and the longest wait for room. Files that it did not write stay.
         """
         self.folder, self.limit_bytes = folder, limit_bytes
         self._patience_s = patience_s
-
-    def path(self, file: RemoteFile) -> Path:
-        """Returns the path of a file once it is fetched."""
-        return self.folder / file.sha256
 
     def fetch(self, file: RemoteFile) -> Path:
         """Fetches a file and verifies it, unless the cache has it.
@@ -68,7 +69,7 @@ class Cache:
             FetchRefused: if the source does not have it, or has other bytes.
             FetchUnavailable: if it cannot be fetched now, or cannot be written.
         """
-        path = self.path(file)
+        path = self.folder / file.sha256
         try:
             while not path.exists():
                 self._fetch(file, path)
@@ -140,10 +141,9 @@ class Cache:
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
-    try:
+    with suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(descriptor), path.stat())
-    except FileNotFoundError:
-        return False
+    return False
 
 
 def _drop(path: Path) -> bool:
@@ -153,3 +153,67 @@ def _drop(path: Path) -> bool:
             return False
         path.unlink(missing_ok=True)
     return True
+
+
+class RemoteShards:
+    """The shards of a remote split, by number.
+
+    Each read opens the file anew: an open file would keep its disk space after its eviction.
+    """
+
+    def __init__(self, remote: RemoteFolder, shards: Sequence[Shard]) -> None:
+        """Fetches nothing yet."""
+        self._cache, self._url = Cache(remote.cache_folder, remote.cache_bytes), remote.url
+        self._shards = ShardTable(shards)
+        digests = b"".join(bytes.fromhex(shard.sha256) for shard in shards)
+        self._sha256 = np.frombuffer(digests, np.uint8).reshape(len(shards), -1)
+        self._refused: dict[int, str] = {}
+        self._marked: dict[int, float] = {}
+
+    def path(self, shard: int) -> Path:
+        """Fetches a shard, unless the cache has it; it stays there until it is evicted.
+
+        Raises:
+            ReadError: if its source does not have it.
+            FetchUnavailable: if it cannot be fetched now.
+        """
+        # Ask once for a refused shard, not again for each of its samples.
+        if shard in self._refused:
+            raise ReadError(self._refused[shard])
+        url = file_url(self._url, self._shards.name(shard))
+        digest = self._sha256[shard].tobytes().hex()
+        try:
+            path = self._cache.fetch(RemoteFile(url, self._shards.size(shard), digest))
+        except FetchRefused as error:
+            self._refused[shard] = f"the shard cannot be had: {error}"
+            raise ReadError(self._refused[shard]) from None
+        now = time.monotonic()
+        if now - self._marked.get(shard, -_MARKED_EVERY_S) >= _MARKED_EVERY_S:
+            self._marked[shard] = now
+            with suppress(OSError):  # gone, or another user's
+                os.utime(path)
+        return path
+
+    def read(self, shard: int, offset: int, length: int) -> bytes:
+        """Reads bytes of a shard.
+
+        Raises:
+            ReadError: if its source does not have it.
+            FetchUnavailable: if it cannot be fetched now.
+        """
+        for _ in range(_TRIES):
+            path = self.path(shard)
+            try:
+                descriptor = os.open(path, os.O_RDONLY)
+            except FileNotFoundError:
+                continue  # it has just been evicted
+            try:
+                whole = os.fstat(descriptor).st_size == self._shards.size(shard)
+                data = read_range(descriptor, offset, length) if whole else b""
+            finally:
+                os.close(descriptor)
+            if len(data) == length:
+                return data
+            # It was whole when it was fetched: something has truncated it since.
+            path.unlink(missing_ok=True)
+        raise ReadError("the shard does not last in the cache")

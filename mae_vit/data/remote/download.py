@@ -41,16 +41,9 @@ class _Interrupted(Exception):
 
 
 def download(url: str, stream: BinaryIO, *, size: int | None = None, patience_s: float = PATIENCE_S) -> str:
-    """Downloads a file into a stream; each try starts at the beginning.
+    """Downloads a file into a stream; each try starts at the beginning. Returns the SHA-256 of the bytes.
 
-    Args:
-        url: URL of the file.
-        stream: overwritten with the file's bytes.
-        size: number of bytes; None if unknown, then at most 1 GiB.
-        patience_s: total wait between tries.
-
-    Returns:
-        The SHA-256 of the bytes.
+    A file of unknown size may have 1 GiB. `patience_s` is the total wait between tries.
 
     Raises:
         FetchRefused: if the source does not have the file, or a larger one.

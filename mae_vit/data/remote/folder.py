@@ -13,7 +13,6 @@ import re
 import shutil
 import sys
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,9 +22,9 @@ from mae_vit.core.errors import FetchUnavailable, InputError
 from mae_vit.core.files import replacing, user_cache
 from mae_vit.core.messages import error_reason
 from mae_vit.core.urls import check_url, file_url, redact_url
-from mae_vit.data.remote.cache import Cache, RemoteFile
+from mae_vit.data.remote.cache import Cache, RemoteFile, RemoteFolder
 from mae_vit.data.remote.download import FetchRefused, download
-from mae_vit.data.shards.dataset_json import FILE_NAME, Dataset, IndexFile, Shard, parse_dataset, read_dataset
+from mae_vit.data.shards.dataset_json import FILE_NAME, Dataset, IndexFile, parse_dataset, read_dataset
 
 DEFAULT_CACHE_GIB = 50.0
 # A name that only we use, because files in the folder may be removed.
@@ -34,37 +33,8 @@ _SHARDS = "mae-vit-shards"
 START_PATIENCE_S = 30.0
 
 
-@dataclass(frozen=True)
-class RemoteFolder:
-    """A remote data folder.
-
-    Attributes:
-        url: URL of the folder.
-        cache_folder: local folder for its shards.
-        cache_bytes: largest total size of the shards there.
-    """
-
-    url: str
-    cache_folder: Path
-    cache_bytes: int
-
-    @property
-    def cache(self) -> Cache:
-        """The cache for its shards."""
-        return Cache(self.cache_folder, self.cache_bytes)
-
-    def file(self, described: Shard | IndexFile) -> RemoteFile:
-        """Returns URL, size and checksum of a file of the folder."""
-        return RemoteFile(file_url(self.url, described.file), described.bytes, described.sha256)
-
-
 class DataLocation(NamedTuple):
-    """A local data folder.
-
-    Attributes:
-        folder: the folder with `dataset.json`.
-        remote: the remote folder that it stands in for; None if it holds its shards itself.
-    """
+    """A local folder with `dataset.json`, and the remote folder that it stands in for, if it lacks the shards."""
 
     folder: Path
     remote: RemoteFolder | None = None
@@ -73,13 +43,7 @@ class DataLocation(NamedTuple):
 def open_remote(
     path: str, *, cache_dir: str | None = None, cache_gib: float | None = None, say: bool = False
 ) -> DataLocation:
-    """Returns the local folder that stands in for a URL, after fetching `dataset.json`.
-
-    Args:
-        path: the URL.
-        cache_dir: folder for fetched files; None for the user's cache folder.
-        cache_gib: largest total size of the shards there; None for 50.
-        say: print where they go; set in one process of each node.
+    """Returns the local folder that stands in for a URL, after fetching `dataset.json`; see `resolve_data_path`.
 
     Raises:
         InputError: if it cannot be opened.
@@ -114,14 +78,11 @@ def open_remote(
 
 
 def fetch_index(remote: RemoteFolder, described: IndexFile, path: Path) -> None:
-    """Fetches the index of a split.
-
-    Raises:
-        InputError: if it cannot be fetched.
-    """
+    """Fetches the index of a split; raises InputError if it cannot be fetched."""
     cache = Cache(path.parent, sys.maxsize, patience_s=START_PATIENCE_S)
     try:
-        os.replace(cache.fetch(remote.file(described)), path)
+        url = file_url(remote.url, described.file)
+        os.replace(cache.fetch(RemoteFile(url, described.bytes, described.sha256)), path)
     except (FetchRefused, FetchUnavailable) as error:
         raise InputError(
             f"index {described.file} of {redact_url(remote.url)} cannot be had: {error}: it was written beside the "
@@ -130,12 +91,7 @@ def fetch_index(remote: RemoteFolder, described: IndexFile, path: Path) -> None:
 
 
 def check_room(remote: RemoteFolder, needed: int, why: str) -> None:
-    """Checks that the cache and its disk are large enough.
-
-    Args:
-        remote: the folder.
-        needed: bytes that the cache must hold at once.
-        why: what needs them, for the message.
+    """Checks that the cache and its disk take `needed` bytes at once; `why` says for what.
 
     Raises:
         InputError: if not; names the size needed.

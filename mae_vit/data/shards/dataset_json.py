@@ -29,12 +29,9 @@ class StrictModel(BaseModel):
 
 
 class Scale(StrictModel):
-    """The map from raw values of each band to unit scale.
+    """The raw value of each band that becomes 0 and 1 in unit scale.
 
-    Attributes:
-        low: raw value that becomes 0.
-        high: raw value that becomes 1.
-        by: "percentiles 1, 99" of the band, "given" by the user, or "none": the type's own range (0..1 of floats).
+    `by` is "percentiles 1, 99" of the band, "given" by the user, or "none": the type's own range (0..1 of floats).
     """
 
     low: list[float]
@@ -72,14 +69,10 @@ class BandTable(StrictModel):
         count = len(self.names)
         if len(set(self.names)) < count:
             raise ValueError("two bands have one name")
-        for name, values in {
-            "scale.low": self.scale.low,
-            "scale.high": self.scale.high,
-            "nodata_share": self.nodata_share,
-            "min": self.min,
-            "max": self.max,
-            **{f"percentiles.{key}": values for key, values in self.percentiles.items()},
-        }.items():
+        columns = {f"percentiles.{key}": values for key, values in self.percentiles.items()}
+        columns |= {"scale.low": self.scale.low, "scale.high": self.scale.high}
+        columns |= {"nodata_share": self.nodata_share, "min": self.min, "max": self.max}
+        for name, values in columns.items():
             if len(values) != count or not all(map(math.isfinite, values)):
                 raise ValueError(f"{name} needs {count} finite numbers, one for each name")
         if any(high <= low for low, high in zip(self.scale.low, self.scale.high, strict=True)):
@@ -105,14 +98,7 @@ class IndexFile(StrictModel):
 
 
 class Excluded(StrictModel):
-    """Images left out of a split because a test set has them.
-
-    Attributes:
-        source: the test set's folder and splits.
-        hash: the hash that images are compared by.
-        distance: the most bits that may differ.
-        samples: how many were left out.
-    """
+    """Images left out of a split because `source`, a test set, has them: their hashes differ in few bits."""
 
     source: str
     hash: str
@@ -144,13 +130,7 @@ class Processing(Preprocessing):
 
 
 class Segmentation(StrictModel):
-    """The classes of masks.
-
-    Attributes:
-        classes: names.
-        ids: the number that a pixel of each class has in masks.
-        ignore: the number of pixels that do not count.
-    """
+    """The classes of masks, the number that their pixels have, and the number of pixels that do not count."""
 
     classes: list[str] = Field(min_length=2)
     ids: list[int] = Field(min_length=2)
@@ -158,12 +138,7 @@ class Segmentation(StrictModel):
 
 
 class Masks(StrictModel):
-    """The masks of a split: each image has one.
-
-    Attributes:
-        shares: share of each class in the pixels that count.
-        ignored: share of all pixels that do not count.
-    """
+    """The masks of a split, one for each image: share of each class in the pixels that count, and of all others."""
 
     shares: list[float]
     ignored: float
@@ -180,15 +155,12 @@ class Split(StrictModel):
     """One split: its shards, and facts about its images.
 
     Attributes:
-        samples: images.
-        shards: the tar files, in order.
         source: what it was prepared from.
-        height: smallest and largest, in pixels.
-        width: smallest and largest.
+        height: smallest and largest, in pixels; `width` likewise.
         formats: number of images by file name extension.
         class_counts: number of images per class, in the order of the dataset's classes; unlabeled images are left out.
         processing: changes to the images, and their selection.
-        index: its index; None in folders that are only used locally.
+        index: its index; None for data sets of plug-ins.
         masks: its images' masks; None without any.
     """
 
@@ -274,11 +246,7 @@ def file_digest(path: Path) -> str:
 
 
 def read_dataset(folder: Path) -> Dataset:
-    """Reads a data folder's description.
-
-    Raises:
-        InputError: if the folder is missing, empty, or not a data folder.
-    """
+    """Reads a data folder's description; raises InputError if the folder is missing, empty, or not a data folder."""
     if own := SOURCES.get(str(folder)):
         described: Dataset = own.describe()
         return described
@@ -295,36 +263,25 @@ def read_dataset(folder: Path) -> Dataset:
 def _why_none(folder: Path) -> str:
     """Says what lies in place of a data folder, and how to get one."""
     if not folder.is_dir():
-        if (
-            folder.exists()
-            or re.search(r"[{*?[]|\.tar$", folder.name)
-            or (folder.parent / FILE_NAME).is_file()
-        ):
+        beside = folder.exists() or (folder.parent / FILE_NAME).is_file()
+        if beside or re.search(r"[{*?[]|\.tar$", folder.name):
             return f"is no folder: give the one that holds {FILE_NAME}, {folder.parent}"
         hint, name = closest_path(folder), folder.name if folder.name in BUILT_IN else ""
         # The name of a built-in source is not a misspelling of another folder.
         hint = "" if name and not hint.endswith(f'/{name}"?') else hint
         return f"does not exist: make it with `mae-vit prepare {name or 'SRC'} {folder}`{f' ({hint})' if hint else ''}"
-    tars = len(list(folder.glob("*.tar")))
-    what = (
-        f"holds {tars} tar files but no {FILE_NAME}" if tars else f"holds no shards ({FILE_NAME} is missing)"
-    )
-    if not any(folder.iterdir()):
-        return f"{what}: make it with `mae-vit prepare SRC {folder}`"
     anew = f"`mae-vit prepare {folder} OUT`, and give OUT"
-    if not tars:
-        return f"{what}: make it with {anew}"
-    others = any(file.suffix != ".tar" and file.name[:1] != "." for file in folder.iterdir())
-    instead = f" if these are its data, else with {anew}" if others else ""
-    return f"{what}: make it with `mae-vit prepare --in-place {folder}`{instead}"
+    if tars := len(list(folder.glob("*.tar"))):
+        return (
+            f"holds {tars} tar files but no {FILE_NAME}: make it with `mae-vit prepare --in-place {folder}` if these "
+            f"are its data, else with {anew}"
+        )
+    anew = anew if any(folder.iterdir()) else f"`mae-vit prepare SRC {folder}`"
+    return f"holds no shards ({FILE_NAME} is missing): make it with {anew}"
 
 
 def parse_dataset(data: bytes, name: str) -> Dataset:
-    """Parses and checks a `dataset.json`.
-
-    Args:
-        data: its bytes.
-        name: its name in messages.
+    """Parses and checks a `dataset.json`; `name` is its name in messages.
 
     Raises:
         InputError: if it is not valid.

@@ -23,20 +23,16 @@ ROW = np.dtype([("offset", "<i8"), ("length", "<i4"), ("shard", "<i4"), ("label"
 NO_LABEL = -1
 
 
-def reindex_hint(folder: Path) -> str:
-    """Returns how to write a folder's index."""
+def index_hint(folder: Path) -> str:
+    """Returns how to write a folder's index again."""
     owner = "" if os.access(folder, os.W_OK) else ", or let its owner run it: you cannot write there"
-    return f"run `mae-vit prepare --reindex {folder}`{owner}"
+    return f"run `mae-vit prepare --in-place {folder} --overwrite`{owner}"
 
 
 def index_problem(path: Path, info: Split, classes: int, *, compare: bool) -> str | None:
     """Returns what is wrong with an index beside its shards, as a predicate for a message; None if nothing is.
 
-    Args:
-        path: file of the index.
-        info: the split and its index, as in `dataset.json`.
-        classes: number of classes.
-        compare: also compare its checksum, and each row with its shard.
+    `compare` also compares its checksum, and each row with its shard.
     """
     assert info.index is not None
     try:
@@ -134,13 +130,12 @@ def rows_fit(rows: np.ndarray, shards: Sequence[Shard], classes: int) -> bool:
     return bool(((offset >= BLOCK) & (length > 0) & (offset <= ends - length) & labeled).all())
 
 
-def load_rows(path: Path, samples: int | None = None) -> np.ndarray | None:
-    """Maps an index into memory; None if it is no array of rows, or not of `samples` rows where that is given."""
+def load_rows(path: Path, samples: int) -> np.ndarray | None:
+    """Maps an index into memory; None if it is no array of so many rows."""
     try:
         rows = np.load(path, mmap_mode="r")
     except (OSError, EOFError, ValueError):  # a crash of the machine may leave an empty file
         return None
     # np.load opens an archive of arrays as another type.
-    if not isinstance(rows, np.ndarray) or rows.dtype != ROW or rows.ndim != 1:
-        return None
-    return rows if samples in (None, len(rows)) else None
+    whole = isinstance(rows, np.ndarray) and rows.dtype == ROW and rows.shape == (samples,)
+    return rows if whole else None

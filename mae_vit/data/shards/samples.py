@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,15 +28,11 @@ MASK_EXTENSION = "seg.png"
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """One image of a shard.
+class ShardImage:
+    """One image of a shard, with the content of its `.cls`, if there is one.
 
-    Attributes:
-        key: the key, which its other members share.
-        field: webdataset's name for the image: all after the first dot of its file name, in lower case.
-        offset: place of its first byte in the tar.
-        length: number of bytes.
-        label: content of its `.cls`; None without one.
+    `field` is webdataset's name for the image: all after the first dot of its file name, in lower case. Other members
+    share the key.
     """
 
     key: str
@@ -58,22 +54,13 @@ class Sample:
 
 @dataclass(slots=True)
 class Group:
-    """The members that share a key.
-
-    Attributes:
-        key: their key.
-        fields: offset and size of each member, by the part of its name after the first dot, in lower case.
-    """
+    """The members that share a key: offset and size of each by its field, as of `ShardImage`."""
 
     key: str
     fields: dict[str, tuple[int, int]]
 
     def image(self, shard: Path, asked: str | None = None) -> str | None:
-        """Returns the field of the sample's image; None without one.
-
-        Args:
-            shard: the shard, for messages.
-            asked: the field that the user has named.
+        """Returns the field of the sample's image, or of the one that the user `asked` for; None without one.
 
         Raises:
             DamagedTar: if several fields could be the image.
@@ -93,18 +80,10 @@ def _several(key: str, images: list[str]) -> str:
     count = "two images" if len(images) == 2 else f"{len(images)} images"
     listed = ", ".join(images[:4]) + (", ..." if len(images) > 4 else "")
     # cat.0.jpg, cat.1.jpg: file names with dots, not the members of one sample.
-    dots = (
-        "a key ends at the first dot, so name the files without further dots, or "
-        if _numbered(images)
-        else ""
-    )
+    numbered = all(field.partition(".")[0].isdigit() for field in images)
+    dots = "a key ends at the first dot, so name the files without further dots, or " if numbered else ""
     found = f"{count} under the key {plain_text(key)} ({plain_text(listed)})"
     return f"{found}: {dots}`--image-column NAME` takes one of each"
-
-
-def _numbered(fields: list[str]) -> bool:
-    """Whether each field begins with a number, so that the dot before it belongs to a file name."""
-    return all(field.partition(".")[0].isdigit() for field in fields)
 
 
 def is_image_field(field: str) -> bool:
@@ -129,13 +108,9 @@ def read_groups(
 ) -> list[Group]:
     """Lists the samples of a shard as webdataset groups them: adjacent members with the same key.
 
-    Members elsewhere with the same key, but without an image beside them, belong to the sample too.
-
-    Args:
-        tar: the shard.
-        special: see `walk_tar`, except for links to members, which are followed. None follows no links.
-        asked: the field that the user has named as the image.
-        lost: receives the keys of members that belong to no image.
+    Members elsewhere with the same key, but without an image beside them, belong to the sample too. Links to members
+    are followed if `special` is given, which receives all others, as of `walk_tar`. `asked` is the field that the user
+    has named as the image; `lost` receives the keys of members that belong to no image.
 
     Raises:
         DamagedTar: if the tar is damaged or holds an image twice under a key.
@@ -185,7 +160,7 @@ def _follow(links: Sequence[Special], groups: list[Group]) -> list[Special]:
     return others
 
 
-def read_samples(path: Path) -> Iterator[Sample]:
+def read_samples(path: Path) -> Iterator[ShardImage]:
     """Yields the samples of a shard that hold an image, in order.
 
     Raises:
@@ -199,7 +174,7 @@ def read_samples(path: Path) -> Iterator[Sample]:
                 if size > _MAX_IMAGE_BYTES:
                     raise DamagedTar(f"{path}: {group.key}.{field} has {size} bytes: no image is so large")
                 label = group.fields.get("cls")
-                yield Sample(group.key, field, offset, size, label and read_label(file.fileno(), *label))
+                yield ShardImage(group.key, field, offset, size, label and read_label(file.fileno(), *label))
 
 
 def read_label(descriptor: int, offset: int, size: int) -> bytes:
@@ -222,18 +197,7 @@ def find_masks(path: Path) -> dict[str, tuple[int, int]]:
     return masks
 
 
-def images_of(path: Path, samples: Iterable[Sample]) -> Iterator[tuple[Sample, bytes]]:
-    """Yields samples of a shard with the bytes of their images.
-
-    Raises:
-        OSError: if it cannot be read.
-    """
-    with path.open("rb") as file:
-        for sample in samples:
-            yield sample, os.pread(file.fileno(), sample.length, sample.offset)
-
-
-def class_number(path: Path, sample: Sample) -> int:
+def class_number(path: Path, sample: ShardImage) -> int:
     """Returns a sample's class, -1 where it has none or a negative one.
 
     Raises:

@@ -45,12 +45,7 @@ class ShardFiles:
     """The shards of a split, opened when they are read. A pickled copy opens its own files."""
 
     def __init__(self, folder: Path, shards: ShardTable) -> None:
-        """Opens nothing yet.
-
-        Args:
-            folder: folder of the shards.
-            shards: their names and described sizes.
-        """
+        """Opens nothing yet."""
         self._folder, self._shards = folder, shards
         self._open: OrderedDict[int, int] = OrderedDict()
         self._lost: dict[int, _Lost] = {}
@@ -60,11 +55,7 @@ class ShardFiles:
         return self._folder / self._shards.name(shard)
 
     def read(self, shard: int, offset: int, length: int) -> bytes:
-        """Reads bytes of a shard.
-
-        Raises:
-            ReadError: if a few tries do not give them.
-        """
+        """Reads bytes of a shard; raises ReadError if a few tries do not give them."""
         descriptor = self._open.get(shard)
         if descriptor is not None:
             # The fast path: nearly every read ends here, in a microsecond or two.
@@ -107,20 +98,15 @@ class ShardFiles:
                     return data
                 reason = f"truncated: {len(data):,} of {length:,} bytes are there"
                 if end < offset + length:
-                    reason = (
-                        f"the shard is cut short: {end:,} of {self._shards.size(shard):,} bytes are there"
-                    )
+                    whole = self._shards.size(shard)
+                    reason = f"the shard is cut short: {end:,} of {whole:,} bytes are there"
             self._close(shard)
         if end < offset + length:
             self._lost[shard] = _Lost(end, reason, time.monotonic())
         raise ReadError(reason)
 
     def _descriptor(self, shard: int) -> int:
-        """Opens a shard, unless it is open.
-
-        Raises:
-            ReadError: if it is gone, or larger than described.
-        """
+        """Opens a shard, unless it is open; raises ReadError if it is gone, or larger than described."""
         if shard in self._open:
             self._open.move_to_end(shard)
             return self._open[shard]
@@ -164,14 +150,11 @@ def read_range(descriptor: int, offset: int, length: int) -> bytes:
 class ShardTable:
     """Names and sizes of a split's shards, by number: about 30 bytes for each."""
 
-    def __init__(self, names: Sequence[str], sizes: Sequence[int]) -> None:
-        """Takes file names, and sizes in bytes."""
+    def __init__(self, shards: Sequence[Shard]) -> None:
+        """Takes names and sizes of the shards."""
         # File names need not be Unicode. None ends with zero bytes, with which NumPy pads them.
-        self._names = np.array([name.encode("utf-8", "surrogateescape") for name in names])
-        self._sizes = np.array(sizes, np.int64)
-
-    def __len__(self) -> int:
-        return len(self._sizes)
+        self._names = np.array([shard.file.encode("utf-8", "surrogateescape") for shard in shards])
+        self._sizes = np.array([shard.bytes for shard in shards], np.int64)
 
     def name(self, shard: int) -> str:
         """The file name of a shard."""

@@ -45,14 +45,9 @@ class IncompleteTar(DamagedTar):
 
 @dataclass(frozen=True, slots=True)
 class Tar:
-    """A plain tar: a file, or a part of one.
+    """A plain tar: a file, or the bytes from `start` to `end` of one.
 
-    Attributes:
-        name: its path for users; it may lie in another tar, or be compressed.
-        path: the file that holds it.
-        start: place of its first byte there.
-        end: place after its last byte; None for the end of the file.
-        file: keeps a file without a name open.
+    `name` is its path for users: it may lie in another tar, or be compressed. `file` keeps a file without a name open.
     """
 
     name: Path
@@ -62,11 +57,7 @@ class Tar:
     file: BinaryIO | None = None
 
     def read(self, offset: int, length: int) -> bytes:
-        """Reads bytes of the file.
-
-        Raises:
-            OSError: if it cannot be read.
-        """
+        """Reads bytes of the file; raises OSError if it cannot be read."""
         descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             return os.pread(descriptor, length, offset)
@@ -76,13 +67,7 @@ class Tar:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A regular file in a tar.
-
-    Attributes:
-        name: its path.
-        offset: place of its first byte in the file.
-        size: number of bytes.
-    """
+    """A regular file in a tar: its path, the place of its first byte in the file, and its size in bytes."""
 
     name: str
     offset: int
@@ -110,9 +95,7 @@ def compression_of(path: Path) -> str | None:
 def walk_tar(tar: Path | Tar, special: list[Special] | None = None) -> Iterator[Member]:
     """Yields the regular files of a tar in order: ustar, GNU long names, pax.
 
-    Args:
-        tar: the tar.
-        special: receives the links, devices and pipes, which are not yielded.
+    `special` receives the links, devices and pipes, which are not yielded.
 
     Raises:
         DamagedTar: naming the tar and the offset.
@@ -151,7 +134,7 @@ def _walk(
         kind = header[156:157]
         size = _number(header[124:136])
         if kind in _REGULAR and "size" in pax:
-            size = _decimal(pax["size"])
+            size = int(pax["size"]) if pax["size"].isdecimal() else -1
         elif kind in _BODILESS:
             size = 0
         body = at + BLOCK
@@ -200,22 +183,10 @@ def _number(field: bytes) -> int:
         return -1
 
 
-def _decimal(text: str) -> int:
-    """Parses a number of a pax record; -1 if it is none."""
-    try:
-        return int(text)
-    except ValueError:
-        return -1
-
-
 def plain_name(header: bytes) -> str:
     """Returns the name in a member's own header block; a long name stands in blocks before it."""
-    name = header[:100].split(b"\0", 1)[0]
-    prefix = (
-        header[345:500].split(b"\0", 1)[0]
-        if header[257:262] == b"ustar" and header[263:265] == b"00"
-        else b""
-    )
+    name, posix = header[:100].split(b"\0", 1)[0], header[257:262] == b"ustar" and header[263:265] == b"00"
+    prefix = header[345:500].split(b"\0", 1)[0] if posix else b""
     return _text(prefix + b"/" + name if prefix else name)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -10,23 +12,18 @@ from mae_vit.core.bands import Bands
 from mae_vit.core.messages import error_reason
 from mae_vit.core.progress import progress
 from mae_vit.data.images.decode import DecodeError, decode
-from mae_vit.data.shards.dataset_json import FILE_NAME, Shard, Split, file_digest, read_dataset
-from mae_vit.data.shards.index_files import decoded_files, index_problem, index_shard, load_rows, reindex_hint
-from mae_vit.data.shards.samples import images_of, read_samples
-from mae_vit.data.shards.tar_headers import DamagedTar
+from mae_vit.data.shards.dataset_json import FILE_NAME, Shard, file_digest, read_dataset
+from mae_vit.data.shards.index_files import decoded_files, index_hint, index_problem, index_shard, load_rows
+from mae_vit.data.shards.samples import read_samples
+from mae_vit.data.shards.tar_headers import DamagedTar, Tar
 
 _NAMED = 5
 
 
 def check(folder: Path, *, decode_all: bool = False) -> list[str]:
-    """Checks every shard: presence, size, checksum, structure; of a damaged shard also each sample.
+    """Returns a line for each problem of the shards: presence, size, checksum, structure, index.
 
-    Args:
-        folder: the data folder.
-        decode_all: decode every image, also of shards whose checksum is right.
-
-    Returns:
-        A line for each problem; none if all is well.
+    The samples of a damaged shard are decoded, with `decode_all` those of every shard.
 
     Raises:
         InputError: if the folder is not a data folder.
@@ -41,31 +38,36 @@ def check(folder: Path, *, decode_all: bool = False) -> list[str]:
     classes = len(dataset.classes)
     with progress(total=sum(s.bytes for s in shards), desc="checking", unit="B", unit_scale=True) as bar:
         for name, split in dataset.splits.items():
-            index, problem = _read_index(folder, split, classes)
+            index, path = None, folder / (split.index.file if split.index else "no index")
+            problem = index_problem(path, split, classes, compare=True) if split.index else "in dataset.json"
             if problem:
-                problems.append(f"{problem} of split {name}: {reindex_hint(folder)}")
+                problems.append(f"{path.name} {problem} of split {name}: {index_hint(folder)}")
+            else:
+                index = load_rows(path, split.samples)
             first, before = 0, len(problems)
             for shard in split.shards:
                 rows = None if index is None else index[first : first + shard.samples]
                 problems += _check_shard(folder / shard.file, shard, rows, classes, decode_all, dataset.bands)
                 first += shard.samples
                 bar.update(shard.bytes)
+            arrays = decoded_files(folder, name, split)
             if len(problems) > before:
                 problems += [
                     f"{array}: runs take pixels from it, of the shards of before; delete it to decode them again"
-                    for array in decoded_files(folder, name, split)
+                    for array in arrays
                 ]
+            else:
+                _remove_older(arrays, [folder / shard.file for shard in split.shards])
     return problems
 
 
-def _read_index(folder: Path, split: Split, classes: int) -> tuple[np.ndarray | None, str]:
-    """Returns the rows of a split's index, or None and what is wrong with it."""
-    if split.index is None:
-        return None, f"{FILE_NAME}: no index"
-    path = folder / split.index.file
-    if (problem := index_problem(path, split, classes, compare=True)) is not None:
-        return None, f"{path.name} {problem}"
-    return load_rows(path, split.samples), ""
+def _remove_older(arrays: Sequence[Path], shards: Sequence[Path]) -> None:
+    """Removes decoded images that may be of other shards, as in a copied folder; the next run decodes them again."""
+    with suppress(OSError):  # a folder that others own
+        written = max(shard.stat().st_mtime_ns for shard in shards)
+        for array in arrays:
+            if array.stat().st_mtime_ns < written:
+                array.unlink()
 
 
 def _check_shard(
@@ -94,7 +96,7 @@ def _check_shard(
             problems.append(f"{shard.file}: a sample of class {largest}, {FILE_NAME} names {classes} classes")
         columns = ["offset", "length", "label", "key"]
         if not problems and described is not None and not np.array_equal(rows[columns], described[columns]):
-            problems.append(f"{shard.file}: the index says other samples: {reindex_hint(path.parent)}")
+            problems.append(f"{shard.file}: the index says other samples: {index_hint(path.parent)}")
         if problems or decode_all:
             problems += _undecodable(path, bands)
     except (DamagedTar, OSError) as error:
@@ -104,10 +106,10 @@ def _check_shard(
 
 def _undecodable(path: Path, bands: Bands) -> list[str]:
     """Names the samples of a shard that do not decode."""
-    bad = []
-    for sample, data in images_of(path, read_samples(path)):
+    bad, tar = [], Tar(path, path)
+    for sample in read_samples(path):
         try:
-            decode(data, 3, bands=bands)
+            decode(tar.read(sample.offset, sample.length), 3, bands=bands)
         except DecodeError as error:
             bad.append(f"{path.name}: {sample.name} at offset {sample.offset}: {error}")
     more = [f"{path.name}: {len(bad) - _NAMED} more samples do not decode"] if len(bad) > _NAMED else []

@@ -8,16 +8,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from mae_vit.config.keys import key_paths, meant
+from mae_vit.config.keys import KeysOf, key_paths, meant
 from mae_vit.config.load import ConfigSource
 from mae_vit.config.section import Section
-from mae_vit.config.typed_yaml import KeysOf, PathText
+from mae_vit.config.typed_yaml import PathText, write_value
 from mae_vit.core.messages import nearest
 from mae_vit.finetuning.config.modes import MODES, ModeName
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.models.sizes import TIMM_PREFIX
 from mae_vit.objectives.pretrain_config import PretrainConfig
-from mae_vit.weights.names import FROZEN_PREFIX
+from mae_vit.weights.names import FROZEN_PREFIX, is_frozen
 
 # Labels per class; "all" takes every label.
 Labels = int | Literal["all"]
@@ -25,6 +25,8 @@ Overrides = dict[str, Any]
 FinetuneOverrides = Annotated[Overrides, KeysOf(FinetuneConfig)]
 # Modes that train a whole network -> the held-out metric that chooses their settings.
 TUNED_BY = {name: f"val_{mode.metric}" for name, mode in MODES.items() if mode.trains == "all"}
+# A third-party encoder brings these itself: the comparison's shared values are for ours.
+_OF_THE_ENCODER = ("model.", "finetune.pool", "data.normalize")
 # `start` of rows that are left out unless the comparison's key of that name is given.
 PUBLISHED = "published"
 # Keys that the plan sets itself -> the key of the comparison that determines the value.
@@ -148,7 +150,7 @@ class CompareConfig(Section):
 
     @classmethod
     def key_of_runs(cls, path: str) -> str:
-        """Returns the comparison's key for a key of its runs, which may lack its section or be misspelled."""
+        """Returns the comparison's key for a key of its runs, which may lack its section or be misspelled; else ""."""
         own: type[Section] = cls
         runs: dict[str, type[Section]] = {"set": FinetuneConfig, "pretrain.NAME.set": PretrainConfig}
         if path.startswith("pretrain.") and path.count(".") > 1:
@@ -161,12 +163,15 @@ class CompareConfig(Section):
         section, dotted, _ = path.partition(".")
         keys = {place: list(key_paths(schema, {})) for place, schema in runs.items()}
         for place, known in keys.items():
-            if exact := [key for key in known if path in (key, "" if dotted else key.rpartition(".")[2])]:
-                return f"{place}.{exact[0]}"
-        if section not in own.model_fields and (dotted or not meant(own, {}, path)):
-            for place, schema in runs.items():
-                if (not dotted or section in keys[place]) and (near := meant(schema, {}, path)):
-                    return f"{place}.{near[0]}"
+            for key in known:
+                if path == key or (not dotted and path == key.rpartition(".")[2]):
+                    return f"{place}.{key}"
+        # Misspelled. The comparison's own keys come first.
+        if section in own.model_fields or (not dotted and meant(own, {}, path)):
+            return ""
+        for place, schema in runs.items():
+            if (not dotted or section in keys[place]) and (near := meant(schema, {}, path)):
+                return f"{place}.{near[0]}"
         return ""
 
     @model_validator(mode="before")
@@ -261,18 +266,6 @@ class CompareConfig(Section):
         return self.label_draws and (labels != "all" or held_out)
 
 
-def _check_own_keys(overrides: Sequence[Overrides], where: str) -> None:
-    for key in (key for settings in overrides for key in settings):
-        if key in _OWN_KEYS:
-            raise ValueError(f'{where}: "{key}" is given by the comparison ({_OWN_KEYS[key]})')
-
-
-def slug(name: str) -> str:
-    """Turns a name into a part of a path."""
-    words = "".join(letter if letter.isalnum() else " " for letter in name.lower()).split()
-    return "-".join(words)
-
-
 @dataclass(frozen=True)
 class CompareArguments:
     """A parsed command line of a comparison, or a call from Python.
@@ -290,3 +283,28 @@ class CompareArguments:
     dry_run: bool = False
     report: bool = False
     overrides_from: str = "command line"
+
+
+def _check_own_keys(overrides: Sequence[Overrides], where: str) -> None:
+    for key in (key for settings in overrides for key in settings):
+        if key in _OWN_KEYS:
+            raise ValueError(f'{where}: "{key}" is given by the comparison ({_OWN_KEYS[key]})')
+
+
+def slug(name: str) -> str:
+    """Turns a name into a part of a path."""
+    words = "".join(letter if letter.isalnum() else " " for letter in name.lower()).split()
+    return "-".join(words)
+
+
+def entry_settings(config: CompareConfig, entry: EntrySection) -> Overrides:
+    """Joins a row's overrides: the comparison's and the entry's, which win."""
+    shared = config.set
+    if is_frozen(entry.start):
+        shared = {key: value for key, value in shared.items() if not f"{key}.".startswith(_OF_THE_ENCODER)}
+    return {**shared, **entry.set, "data.path": config.data.path}
+
+
+def override_words(overrides: Overrides) -> list[str]:
+    """Formats overrides as words of a command line."""
+    return [f"{key}={write_value(value)}" for key, value in overrides.items()]

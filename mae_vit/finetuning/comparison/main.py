@@ -1,28 +1,45 @@
-"""Runs a comparison: pretraining, tuning, cells, report."""
+"""Runs a comparison: checks, pretraining, tuning, cells, report; `--dry-run` describes it."""
 
 from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
+from statistics import fmean
 from types import FrameType
 from typing import Literal
 
+import numpy as np
 from filelock import FileLock
 
 from mae_vit.config.load import load_config
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of, error_reason
-from mae_vit.finetuning.comparison.checks import check, check_data
-from mae_vit.finetuning.comparison.config import CompareArguments, CompareConfig
-from mae_vit.finetuning.comparison.dry_run import describe_plan
-from mae_vit.finetuning.comparison.plan import ComparisonPlan
-from mae_vit.finetuning.comparison.progress_bar import Bar
+from mae_vit.core.urls import is_url
+from mae_vit.data.index import open_index
+from mae_vit.data.shards.dataset_json import read_dataset
+from mae_vit.finetuning.comparison.config import (
+    TUNED_BY,
+    CompareArguments,
+    CompareConfig,
+    EntrySection,
+    entry_settings,
+    override_words,
+)
+from mae_vit.finetuning.comparison.plan import Cell, ComparisonPlan, data_folder
 from mae_vit.finetuning.comparison.protocol import keep_protocol, read_protocol, recorded_inputs
 from mae_vit.finetuning.comparison.report.page import write_report
-from mae_vit.finetuning.comparison.runner import Runner, count_slots
+from mae_vit.finetuning.comparison.report.rows import describe_labels, row_title
+from mae_vit.finetuning.comparison.runner import Bar, Runner, count_slots
+from mae_vit.finetuning.comparison.spec import RunSpec
+from mae_vit.finetuning.config.modes import ModeName
+from mae_vit.finetuning.config.pretrained import WeightsOverrides
+from mae_vit.finetuning.config.schema import FinetuneConfig
+from mae_vit.models.encoder_file import cost_of_weights
+from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.runtime.device import choose_device
 from mae_vit.runtime.failures import RunInterrupted, TrainingFailed
 from mae_vit.runtime.signals import STOP_SIGNALS, early_signal, handling
@@ -98,11 +115,7 @@ def _run(plan: ComparisonPlan) -> dict[str, str]:
 
 @contextmanager
 def _writing(folder: Path) -> Iterator[None]:
-    """Lets one process at a time write into the comparison's folder.
-
-    Raises:
-        InputError: if it cannot be written.
-    """
+    """Lets one process at a time write into the comparison's folder; raises InputError if it cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / ".report.lock"):
@@ -124,3 +137,145 @@ def _stopping(runner: Runner) -> Iterator[None]:
         if early := early_signal():
             runner.stop(early)
         yield
+
+
+def check(plan: ComparisonPlan) -> None:
+    """Checks every config, as far as this is possible before pretraining has run.
+
+    Raises:
+        InputError: if a config is wrong; names the entry.
+    """
+    pretraining = {}
+    for name, section in plan.config.pretrain.items():
+        with _naming(f"pretrain.{name}"):
+            path, words = plan.file(section.config), override_words(section.set)
+            pretraining[name] = load_config(PretrainConfig, path, words, overrides_from="set")
+    for entry in plan.config.entries:
+        with _naming(f'entry "{entry.name}"'):
+            if entry.compute_of is not None:
+                other = plan.entry(entry.compute_of)
+                made = pretraining.get(other.start or "")
+                _check_equal_compute(plan, entry, other, made.model.init if made else other.start)
+            for mode in plan.modes(entry):
+                _check_mode(plan, entry, mode)
+
+
+@contextmanager
+def _naming(place: str) -> Iterator[None]:
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{place}: {error}") from None
+
+
+def check_data(plan: ComparisonPlan) -> None:
+    """Checks that local data exist and have enough labels. The runs themselves check remote data.
+
+    Raises:
+        InputError: if data are missing, or a class has too few labels.
+    """
+    path = plan.config.data.path
+    for settings in (plan.config.set, *(section.set for section in plan.config.pretrain.values())):
+        if not is_url(settings.get("data.path", path)):
+            read_dataset(data_folder(path, settings))
+    if is_url(path):
+        return
+    index = open_index(data_folder(path, plan.config.set), plan.config.set.get("data.split", "train"))
+    # With masks, images without a label form one class.
+    labels = np.maximum(index.labels, 0) if plan.config.segments else np.asarray(index.labels)
+    most = int(np.bincount(labels[labels >= 0], minlength=1).max())
+    asked = max((number for _, number, _ in plan.rows() if number != "all"), default=0)
+    if asked > most:
+        raise InputError(f"labels_per_class: {asked} is more than any class of {path} has (most: {most:,})")
+
+
+def _check_mode(plan: ComparisonPlan, entry: EntrySection, mode: ModeName) -> None:
+    path = plan.file(entry.config)
+    # Weights that are still to be pretrained are checked once they exist.
+    ckpt = None if entry.start in plan.config.pretrain else entry.start
+    points = plan.config.tuning_settings(entry) if mode in TUNED_BY else []
+    for point in points or [{}]:
+        words = override_words({**entry_settings(plan.config, entry), **point, "finetune.mode": mode})
+        try:
+            amend = WeightsOverrides(ckpt, path, words)
+            load_config(FinetuneConfig, path, words, amend=amend, overrides_from="set")
+        except InputError as error:
+            by_default = mode != "finetune" and entry.modes is None
+            hint = " (or give this entry modes of its own: modes: [finetune])" if by_default else ""
+            raise InputError(f"{error}{hint}") from None
+
+
+def _check_equal_compute(
+    plan: ComparisonPlan, entry: EntrySection, other: EntrySection, weights: str | None
+) -> None:
+    """Checks that the cells exist that give a `compute_of` entry its cost and settings."""
+    if extra := [mode for mode in plan.modes(entry) if mode != "finetune"]:
+        raise InputError(
+            f'compute_of: "{entry.name}" trains as long as another: not in mode {", ".join(extra)}'
+        )
+    if weights is not None and cost_of_weights(weights).flops is None:
+        raise InputError(
+            f'compute_of: the cost of "{other.name}" is not known: {weights} does not record what it cost'
+        )
+    for needed in (other, plan.usual(entry)):
+        for key in ("labels_per_class", "modes"):
+            default = getattr(plan.config, key)
+            if missing := set(getattr(entry, key) or default) - set(getattr(needed, key) or default):
+                raise InputError(f'compute_of: "{needed.name}" has no {key} {", ".join(map(str, missing))}')
+
+
+def describe_plan(plan: ComparisonPlan, precision: Chosen) -> str:
+    """Returns the plan as a tree: pretraining runs, below each the rows that use it, below each row its runs.
+
+    `precision` is that of runs whose config names none.
+    """
+    slots = count_slots(plan.config.parallel)
+    lines = [
+        f"comparison  {plan.folder}, {count_of(slots, 'run')} at a time",
+        f"precision   {precision}",
+        f"runs        {_progress(plan.runs)}",
+    ]
+    for name, run in plan.pretraining.items():
+        lines.append(f"{run.name}: {_progress([run])}, {run.run_folder}")
+        for entry in plan.config.entries:
+            if entry.start == name:
+                lines += _row(plan, entry, indent="  ")
+    for entry in plan.config.entries:
+        if entry.start not in plan.pretraining:
+            lines += _row(plan, entry)
+    if left := _seconds_left(plan.runs):
+        lines.append(f"left        about {timedelta(seconds=round(left / slots))}, by the runs that are done")
+    return "\n".join([*lines, "all checks passed; nothing was run"])
+
+
+def _row(plan: ComparisonPlan, entry: EntrySection, indent: str = "") -> list[str]:
+    lines = [f"{indent}{row_title(entry)}"]
+    groups: dict[tuple[object, str], list[Cell]] = {}
+    for cell in plan.cells:
+        if cell.entry is entry:
+            groups.setdefault((cell.labels, cell.mode), []).append(cell)
+    for (_, mode), cells in groups.items():
+        choice, seeds = cells[0].run.choice, ", ".join(str(cell.seed) for cell in cells)
+        if choice and choice.runs and entry.compute_of is None:
+            tuning = [run for runs in choice.runs for run in runs]
+            lines.append(f"{indent}  tune {len(choice.runs)} settings: {_progress(tuning)}")
+        after = f", as long as {entry.compute_of}" if entry.compute_of else ""
+        runs = [cell.run for cell in cells]
+        lines.append(
+            f"{indent}  {describe_labels(cells[0].labels)}, {mode}{after}, seeds {seeds}: {_progress(runs)}"
+        )
+    return lines
+
+
+def _progress(runs: Sequence[RunSpec]) -> str:
+    return f"{count_of(len(runs), 'run')}, {sum(run.is_done() for run in runs)} done"
+
+
+def _seconds_left(runs: Sequence[RunSpec]) -> float | None:
+    """Estimates the seconds left from each row's mean over finished runs; None if a row has no finished run."""
+    done: dict[Path, list[float]] = {}
+    left = [run.folder.parent for run in runs if not run.is_done()]
+    for run in runs:
+        if run.is_done():
+            done.setdefault(run.folder.parent, []).append(run.summary.get("wall_s", 0.0))
+    return sum(fmean(done[row]) for row in left) if left and done.keys() >= set(left) else None

@@ -16,8 +16,7 @@ from typing import Any
 from mae_vit.core.errors import InputError
 from mae_vit.core.files import write_json
 from mae_vit.core.messages import count_of
-from mae_vit.finetuning.comparison.inputs import sha1
-from mae_vit.finetuning.comparison.plan import ComparisonPlan
+from mae_vit.finetuning.comparison.plan import ComparisonPlan, sha1
 
 PROTOCOL = "protocol.json"
 # Keys that change no result.

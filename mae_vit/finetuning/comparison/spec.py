@@ -15,10 +15,9 @@ from filelock import FileLock
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import error_reason
-from mae_vit.finetuning.comparison.config import Overrides, slug
-from mae_vit.finetuning.comparison.settings import override_words
+from mae_vit.finetuning.comparison.config import Overrides, override_words, slug
 from mae_vit.finetuning.config.modes import MODES
-from mae_vit.models.encoder_cost import Cost, cost_of_weights
+from mae_vit.models.encoder_file import Cost, cost_of_weights
 from mae_vit.runtime.locks import try_lock
 from mae_vit.training.outputs.run_folder import RunFolder
 
@@ -27,6 +26,7 @@ _COMMAND = str(Path(__file__).resolve().parents[2] / "cli" / "__main__.py")
 PRETRAIN = (_COMMAND, "pretrain")
 # All rows train under the same rules: no run may change its batch.
 FINETUNE = (_COMMAND, "finetune", "--same-batch")
+_OTHER_LENGTHS = ("train.epochs", "train.samples")
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +45,8 @@ class RunSpec:
             command decides whether it is the same run, and finished.
         pretraining: the run that pretrains the weights.
         choice: tuning runs that choose settings.
-        equal_compute: runs that determine its length.
+        equal_compute: for a run of as many FLOPs as the pretraining and fine-tuning of another: that other, and a run
+            of the same network at the usual length, which tells the FLOPs of a step.
     """
 
     name: str
@@ -58,7 +59,7 @@ class RunSpec:
     elsewhere: Path | None = None
     pretraining: RunSpec | None = None
     choice: Choice | None = None
-    equal_compute: EqualCompute | None = None
+    equal_compute: tuple[RunSpec, RunSpec] | None = None
 
     @property
     def run_folder(self) -> Path:
@@ -73,9 +74,8 @@ class RunSpec:
     @cached_property
     def needs(self) -> tuple[RunSpec, ...]:
         """The runs that must be done before it begins."""
-        equal = (self.equal_compute.other, self.equal_compute.usual) if self.equal_compute else ()
-        tuning = [run for runs in self.choice.runs for run in runs] if self.choice else ()
-        return (*filter(None, [self.pretraining]), *tuning, *equal)
+        tuning = [run for runs in self.choice.runs for run in runs] if self.choice else []
+        return (*([self.pretraining] if self.pretraining else []), *tuning, *(self.equal_compute or ()))
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -106,14 +106,17 @@ class RunSpec:
             InputError: if a cost is not known.
         """
         settings = (self.choice.best() or {}) if self.choice else {}
-        return {**settings, "train.steps": self.equal_compute.steps()} if self.equal_compute else settings
+        if self.equal_compute is None:
+            return settings
+        other, usual = self.equal_compute
+        costs = [cost_of_run(other.summary).flops, cost_of_weights(other.weights).flops]
+        per_step = usual.summary.get("flops_per_step")
+        if None in costs or not per_step:
+            raise InputError(f'the cost of "{other.name}" or "{usual.name}" is not known')
+        return {**settings, "train.steps": math.ceil(sum(filter(None, costs)) / per_step)}
 
     def command(self) -> list[str]:
-        """Returns the command line; the runs that it needs must be done.
-
-        Raises:
-            InputError: if a cost is not known.
-        """
+        """Returns the command line; the runs that it needs must be done. Raises InputError for an unknown cost."""
         settings = {**self.overrides, **self.determined()}
         if self.equal_compute:
             settings = {key: value for key, value in settings.items() if key not in _OTHER_LENGTHS}
@@ -138,9 +141,6 @@ class RunSpec:
         """Whether it scores frozen features, which is far less work than training."""
         mode = MODES.get(self.overrides.get("finetune.mode", ""))
         return mode is not None and not mode.augment
-
-
-_OTHER_LENGTHS = ("train.epochs", "train.samples")
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,36 +168,10 @@ class Choice:
 
     def best(self) -> Overrides | None:
         """Returns the first setting with the highest score; None until all scores are known."""
-        scores = self.scores()
-        known = [score for score in scores if score is not None]
-        if len(known) < len(scores):
+        known = [score for score in self.scores() if score is not None]
+        if len(known) < len(self.runs):
             return None
         return self.settings[known.index(max(known))] if known else self.settings[0]
-
-
-@dataclass(frozen=True, eq=False)
-class EqualCompute:
-    """The length of a run that takes as many FLOPs as another's pretraining and fine-tuning.
-
-    Attributes:
-        other: run whose compute it matches.
-        usual: run of the same network at the usual length, which tells the FLOPs of a step.
-    """
-
-    other: RunSpec
-    usual: RunSpec
-
-    def steps(self) -> int:
-        """Returns the number of steps.
-
-        Raises:
-            InputError: if a cost is not known.
-        """
-        costs = [cost_of_run(self.other.summary).flops, cost_of_weights(self.other.weights).flops]
-        per_step = self.usual.summary.get("flops_per_step")
-        if None in costs or not per_step:
-            raise InputError(f'the cost of "{self.other.name}" or "{self.usual.name}" is not known')
-        return math.ceil(sum(filter(None, costs)) / per_step)
 
 
 def cost_of_run(summary: dict[str, Any]) -> Cost:

@@ -1,4 +1,4 @@
-"""Overrides of a config that follow from pretrained weights: geometry, normalization, and `with_start`."""
+"""Reads the config of fine-tuning: the file or recipe, what pretrained weights replace in it, the overrides."""
 
 from __future__ import annotations
 
@@ -6,26 +6,67 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mae_vit.config.command_line import Arguments
 from mae_vit.config.encoders import ENCODERS, family_of
-from mae_vit.config.load import ConfigSource, ConfigValues
-from mae_vit.config.overrides import drop_alternatives
+from mae_vit.config.load import ConfigSource, ConfigValues, drop_alternatives, load_config
+from mae_vit.config.plugins import import_plugins, named_plugins
 from mae_vit.config.typed_yaml import parse_yaml
 from mae_vit.core.errors import InputError
 from mae_vit.core.hub import is_hub_name
 from mae_vit.core.user_files import read_text
 from mae_vit.finetuning.config.modes import MODES
+from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.models.geometry import Geometry, ViTGeometry
 from mae_vit.weights.names import FOREIGN_ORIGIN, is_frozen
 
 if TYPE_CHECKING:  # slow to import: not for a run from scratch
     from mae_vit.weights.foreign import ForeignWeights
-    from mae_vit.weights.start import Weights
+    from mae_vit.weights.read import Weights
 
     # Ours, or third-party ones that are only measured.
     Pretrained = Weights | ForeignWeights
 
 # Key of a config file; its sections override the others if there are pretrained weights.
 WITH_START = "with_start"
+
+
+def read_config(arguments: Arguments) -> tuple[FinetuneConfig, Pretrained | None, list[str]]:
+    """Loads the config and the pretrained weights. Weights may override config values; each override yields a note.
+
+    Raises:
+        InputError: if config or weights do not fit.
+    """
+    source, recipe = arguments.config, list[str]()
+    if source is None:
+        # Reads the weights: slow to import.
+        from mae_vit.finetuning.config.recipes import find_recipe
+
+        source, recipe = find_recipe(arguments.ckpt, arguments.overrides)
+    overrides, notes = [*recipe, *arguments.overrides], list[str]()
+    if isinstance(source, Path) and source.is_fifo():  # a pipe can be read only once
+        source = ConfigValues(read_text(source))
+    # A plug-in may define the encoder of the weights.
+    import_plugins(named_plugins(read_values(source), overrides))
+    pretrained = WeightsOverrides(arguments.ckpt, source, overrides)
+    config = load_config(
+        FinetuneConfig,
+        source,
+        overrides,
+        amend=pretrained,
+        overrides_from=arguments.overrides_from,
+        notes=notes,
+    )
+    notes += [
+        f"the pretrained weights have {key}={value}, which replaces {stated} of {Path(str(source)).name}"
+        for key, (stated, value) in pretrained.replaced.items()
+    ]
+    geometry = getattr(pretrained.weights, "geometry", None)
+    if isinstance(geometry, ViTGeometry) and geometry.img_size != config.model.image_hw:
+        notes.append(
+            f"model.img_size={config.model.img_size}: the weights were pretrained at {list(geometry.img_size)}, "
+            "positions are interpolated"
+        )
+    return config, pretrained.weights, notes
 
 
 class WeightsOverrides:
@@ -168,7 +209,7 @@ def read_pretrained(name: str, mode: str) -> Pretrained:
 
 def run_name(weights: str) -> str:
     """Turns the name of weights into a part of a run's name."""
-    from mae_vit.weights.start import name_of
+    from mae_vit.weights.names import name_of
 
     kept = "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in name_of(weights))
     return kept or "weights"

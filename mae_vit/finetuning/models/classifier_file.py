@@ -1,8 +1,12 @@
-"""The classifier of a fine-tuning run, read from its `model.safetensors`."""
+"""The classifier of a fine-tuning run, read from its `model.safetensors`: as a teacher, or for new images.
+
+Shapes: B batch, C channels, H W pixels, K classes.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,14 +22,22 @@ from mae_vit.core.bands import Bands
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import closest_path, error_reason, plain_text
 from mae_vit.core.preprocessing import Preprocessing
-from mae_vit.finetuning.models.classifiers import Classifier, NetworkClassifier, ViTClassifier
-from mae_vit.finetuning.models.distillation import Distillation, DistilledViTClassifier
+from mae_vit.core.user_files import expand_path, name_given
+from mae_vit.finetuning.models.classifiers import (
+    Classifier,
+    Distillation,
+    DistilledViTClassifier,
+    NetworkClassifier,
+    ViTClassifier,
+)
+from mae_vit.models.attention import choose_attention
 from mae_vit.models.encoders.baselines import build_network
 from mae_vit.models.encoders.vit import ViTEncoder
 from mae_vit.models.geometry import ViTGeometry, geometry_from
 from mae_vit.models.sizes import Pool
 from mae_vit.objectives.label_loss import LabelLoss
 from mae_vit.weights.containers import read_content
+from mae_vit.weights.feature_encoder import FeatureEncoder, ImageInput
 from mae_vit.weights.seen_labels import SeenLabels
 
 FILE = "model.safetensors"
@@ -154,12 +166,77 @@ def read_teacher(
     return teacher
 
 
-def _check(description: Description, tensors: dict[str, Tensor]) -> None:
-    """Checks what tensor shapes do not show, and what would take long to build.
+class ImageClassifier(FeatureEncoder):
+    """A classifier with its image transform; its features are logits. `load_classifier` loads it.
+
+    Attributes:
+        classes: names of the K classes, in the order of the logits.
+        trained_on: fingerprints of the prepared splits whose labels it has seen.
+    """
+
+    def __init__(self, read: ClassifierFile, source: str) -> None:
+        """Wraps a classifier that has been read from `source`."""
+        described = read.description
+        height, width = described.img_size
+        super().__init__(
+            ImageInput(
+                (height, width),
+                len(described.mean),
+                described.mean,
+                described.std,
+                bands=Bands.of_entry(vars(described)),
+                preprocessing=Preprocessing.of_entry(described.model_dump()),
+            )
+        )
+        self.model, self.classes = read.model, tuple(described.classes)
+        self.num_features, self.num_prefix_tokens = len(self.classes), 0
+        labels = described.labels
+        self.trained_on = (
+            frozenset(one.fingerprint for one in (labels, *labels.elsewhere)) if labels else frozenset()
+        )
+        self._facts = {"start": source, "digest": read.digest}
+        self.eval()
+
+    def features(self, images: Tensor) -> Tensor:
+        """Classifies normalized images: float32 (B, C, H, W) -> logits, float32 (B, K)."""
+        return self.model.logits(images).float()
+
+    @torch.inference_mode()
+    def predict(self, images: Tensor) -> Tensor:
+        """Classifies normalized images from `transform`: float32 (B, C, H, W) -> probabilities (B, K)."""
+        return self(images).softmax(dim=-1)
+
+    def patch_map(self, images: Tensor) -> Tensor:
+        """Raises TypeError: a classifier has only logits."""
+        raise TypeError("a classifier has no map of patches: use load_encoder")
+
+    def description(self) -> dict[str, Any]:
+        """Returns JSON facts that determine the logits: source, digest, sizes, normalization."""
+        images = self.input
+        facts = {"img_size": list(images.img_size), "mean": list(images.mean), "std": list(images.std)}
+        return {**self._facts, "classes": list(self.classes), **facts}
+
+    def place(self, device: torch.device) -> None:
+        """Moves the classifier to a device, and chooses the attention that is faster there."""
+        choose_attention(self, device)
+        super().place(device)
+
+
+def load_classifier(run: str | os.PathLike[str]) -> ImageClassifier:
+    """Loads the classifier of a fine-tuning run.
+
+    Args:
+        run: the folder of a finished run of mode "finetune", or its `model.safetensors`.
 
     Raises:
-        ValueError: if no run writes such a file.
+        InputError: if there is none.
     """
+    name = name_given(run, "the folder of a fine-tuning run, or its model.safetensors")
+    return ImageClassifier(read_classifier(expand_path(name), name), name)
+
+
+def _check(description: Description, tensors: dict[str, Tensor]) -> None:
+    """Raises ValueError for what no run writes: what tensor shapes do not show, or what would take long to build."""
     channels, classes = len(description.mean), description.classes
     if len(description.std) != channels or not all(value > 0 for value in description.std):
         raise ValueError(f"std={description.std} does not fit mean={description.mean}")

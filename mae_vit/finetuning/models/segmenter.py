@@ -6,8 +6,9 @@ Shapes: B batch, C channels, H W pixels, D width of the feature map, h w its row
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -15,13 +16,14 @@ from torch import Tensor, nn
 from mae_vit.core.batch import Batch
 from mae_vit.core.image_rows import Picture
 from mae_vit.evaluation.segmentation import count_overlaps, mean_iou
-from mae_vit.inspection.class_maps import class_colors
-from mae_vit.models.encoders.base import Encoder, as_map
+from mae_vit.inspection.class_maps import tinted
+from mae_vit.models.encoders.base import Encoder, LoadReport, as_map
+from mae_vit.models.sizes import PatchInit
 from mae_vit.objectives.objective import ObjectiveOutput, Task
-from mae_vit.weights.foreign_encoder import ForeignEncoder
+from mae_vit.weights.foreign import ForeignEncoder
+from mae_vit.weights.load import check_complete, load_weights
+from mae_vit.weights.read import Weights
 
-# Strength of the class's color in a picture.
-_TINT = 0.6
 # Width of the light head: that of the map divided by this, and at least this many channels.
 _HEAD_FRACTION, _HEAD_LEAST = 4, 64
 _GROUPS = 8
@@ -118,6 +120,26 @@ class Segmenter(Task):
             self.encoder.eval()
         return self
 
+    def load(self, weights: Weights, patch_init: PatchInit | None = None) -> LoadReport:
+        """Loads pretrained weights into a fresh encoder of ours; returns how each tensor was loaded.
+
+        Raises:
+            InputError: if they do not fit; names the difference.
+        """
+        assert isinstance(self.encoder, Encoder)
+        # Loading tells learned positions from a fixed table by `requires_grad`, which freezing hides.
+        self.freeze(False)
+        if "norm.weight" not in weights.tensors:
+            # A classifier that pools the mean has its norm after the mean (`fc_norm`); here it norms each token.
+            tensors = {name.removeprefix("fc_"): value for name, value in weights.tensors.items()}
+            weights = replace(weights, tensors=tensors)
+        report = load_weights(weights, self.encoder, patch_init=patch_init)
+        if self.probe:
+            check_complete(weights, report.random)
+        self.freeze(self.probe)
+        report.by_design["decode_head"] = "fresh: the classes of these masks"
+        return report
+
     def feature_map(self, images: Tensor) -> Tensor:
         """Encodes normalized images: (B, C, H, W) -> (B, D, h, w), with the final norm."""
         if isinstance(self.encoder, ForeignEncoder):
@@ -157,25 +179,20 @@ class Segmenter(Task):
         """Sums the loss, and the pixels in the intersection and the union of each class."""
         logits, truth = self.logits(batch.images), batch.class_map()
         both, either = count_overlaps(logits.argmax(dim=1), truth, self.num_classes)
-        sums = {
+        return {
             "images": torch.tensor(float(len(truth)), device=truth.device),
             "loss": self._losses(logits, truth).sum(),
             "pixels": (truth >= 0).sum(),
+            "intersections": both.sum(dim=0),
+            "unions": either.sum(dim=0),
         }
-        for name, counts in (("intersection", both), ("union", either)):
-            sums |= {f"{name} {k:05d}": count for k, count in enumerate(counts.sum(dim=0).unbind())}
-        return sums
 
-    def evaluation_metrics(self, sums: dict[str, float]) -> dict[str, float]:
+    def evaluation_metrics(self, sums: dict[str, Any]) -> dict[str, float]:
         """Returns the loss without smoothing, the mean intersection over union, and the pixel accuracy."""
-        both, either = (
-            np.array([sums[f"{name} {k:05d}"] for k in range(self.num_classes)])
-            for name in ("intersection", "union")
-        )
         return {
             "loss": sums["loss"] / sums["images"],
-            "miou": float(mean_iou(both, either)),
-            "pixel_accuracy": float(both.sum()) / max(sums["pixels"], 1.0),
+            "miou": float(mean_iou(sums["intersections"], sums["unions"])),
+            "pixel_accuracy": float(sums["intersections"].sum()) / max(sums["pixels"], 1.0),
         }
 
     def pictures(self, batch: Batch) -> list[Picture]:
@@ -186,10 +203,3 @@ class Segmenter(Task):
             *(Picture(name, tinted(original, classes, self.num_classes)) for name, classes in maps.items()),
             Picture("original", original),
         ]
-
-
-def tinted(images: Tensor, classes: Tensor, num_classes: int) -> Tensor:
-    """Lays the colors of classes int64 (B, H, W) over images (B, C, H, W) in 0..1: (B, 3, H, W)."""
-    colors = torch.from_numpy(class_colors(num_classes)).to(images.device).float() / 255
-    tint = colors[classes.clamp(min=0)].permute(0, 3, 1, 2)
-    return torch.where((classes > 0)[:, None], (1 - _TINT) * images + _TINT * tint, images)

@@ -6,6 +6,7 @@ tokens (N, or the cells of a network's map), D width.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,9 +15,61 @@ from torch import Tensor, nn
 
 from mae_vit.core.errors import InputError
 from mae_vit.models.geometry import Geometry
-from mae_vit.models.load_report import LoadReport
 from mae_vit.models.patches import gather_patches
 from mae_vit.models.sizes import PatchInit, Pool
+
+
+@dataclass
+class LoadReport:
+    """How each tensor of pretrained weights was loaded.
+
+    Attributes:
+        loaded: names of the loaded tensors.
+        interpolated: position tables that were resampled to another grid -> both grids.
+        adapted: patch projections that were changed to another number of channels -> description.
+        kept: tensors that the model keeps on purpose -> reason.
+        skipped: names in the file that the model does not use.
+        random: names of the model that the file lacks; they keep their random values.
+        by_design: names of model or file that are not loaded by design -> reason.
+        share: fraction of the encoder's parameters that were loaded, adapted, kept or left out by design, 0 to 1.
+        remarks: remarks of `Weights`, and assumptions about them.
+    """
+
+    loaded: list[str] = field(default_factory=list)
+    interpolated: dict[str, str] = field(default_factory=dict)
+    adapted: dict[str, str] = field(default_factory=dict)
+    kept: dict[str, str] = field(default_factory=dict)
+    skipped: list[str] = field(default_factory=list)
+    random: list[str] = field(default_factory=list)
+    by_design: dict[str, str] = field(default_factory=dict)
+    share: float = 0.0
+    remarks: dict[str, str] = field(default_factory=dict)
+
+    def describe(self, source: str) -> str:
+        """Returns the report as lines of text."""
+        lines = [f"weights  {source}: {self.share:.1%} of the encoder's parameters"]
+        lines += [f"  {title:<13} {text}" for title, text in self.remarks.items()]
+        lines.append(f"  loaded        {len(self.loaded)} tensors: {shorten(self.loaded)}")
+        for title, notes in (
+            ("interpolated", self.interpolated),
+            ("adapted", self.adapted),
+            ("kept", self.kept),
+            ("not loaded", self.by_design),
+        ):
+            lines += [f"  {title:<13} {name} ({note})" for name, note in notes.items()]
+        for title, names in (("skipped", self.skipped), ("left random", self.random)):
+            if names:
+                lines.append(f"  {title:<13} {len(names)} tensors: {shorten(names)}")
+        return "\n".join(lines)
+
+
+def shorten(names: list[str]) -> str:
+    """Lists names by their first part, with counts: blocks (72), patch_embed (2)."""
+    counts: dict[str, int] = {}
+    for name in names:
+        first = name.split(".")[0]
+        counts[first] = counts.get(first, 0) + 1
+    return ", ".join(first if count == 1 else f"{first} ({count})" for first, count in counts.items())
 
 
 class DoesNotFit(ValueError):
@@ -102,10 +155,8 @@ class Encoder(nn.Module):
     def layer_of(self, name: str) -> int | None:
         """Returns the number of a parameter's layer for layer-wise rate decay.
 
-        0 is the embedding layer, 1 the first block, and so on; None is the last layer, with the final norm.
-
-        Raises:
-            ValueError: for a name that belongs to no layer.
+        0 is the embedding layer, 1 the first block, and so on; None is the last layer, with the final norm. Raises
+        ValueError for a name that belongs to no layer.
         """
         raise self._lacks("layer_of")
 
@@ -120,8 +171,7 @@ class Encoder(nn.Module):
     def check(self, tensors: dict[str, Tensor], geometry: Geometry | None, num_heads: int | None) -> None:
         """Checks differences that tensor shapes do not show; `geometry` and `num_heads` are None if unknown.
 
-        Raises:
-            DoesNotFit: if the tensors belong to another network.
+        Raises DoesNotFit if the tensors belong to another network.
         """
 
     def adapt(
@@ -135,8 +185,7 @@ class Encoder(nn.Module):
     ) -> Tensor | None:
         """Adapts a loaded tensor to this encoder and records it in `report`; returns None to keep the encoder's own.
 
-        Raises:
-            DoesNotFit: if it cannot be adapted.
+        Raises DoesNotFit if it cannot be adapted.
         """
         expected = self.weights()[name]
         if loaded.shape != expected.shape:
@@ -225,7 +274,7 @@ class Transformer(Encoder):
         if theirs == ours:
             if patch_init is not None:
                 raise DoesNotFit(
-                    f'model.patch_init="{patch_init}" changes nothing: it takes {ours[1]} channels, too'
+                    f'model.patch_init="{patch_init}" has no effect: it has {ours[1]} channels, too'
                 )
             report.loaded.append(name)
             return loaded
@@ -263,19 +312,11 @@ def init_transformer(module: nn.Module) -> None:
 
 
 def adapt_patch_projection(weight: Tensor, channels: int, how: PatchInit) -> tuple[Tensor, str]:
-    """Adapts a patch projection to another number of channels.
+    """Adapts a patch projection (D, C, P, P) to another number of channels; returns it with a phrase on the change.
 
-    Weights are scaled by old / new channels, so that an image whose channels are all equal keeps its embedding
-    (as in timm's `adapt_input_conv`, which starts from 3 channels).
-
-    Args:
-        weight: projection (D, C, P, P).
-        channels: new number of channels, other than C.
-        how: "repeat" cycles through the channels (0, 1, 2, 0, 1, ...), but averages if there are fewer, because it
-            would drop some. "average" gives each new channel the mean of all.
-
-    Returns:
-        The weights (D, channels, P, P), and a phrase that describes the change.
+    Weights are scaled by old / new channels, so that an image whose channels are all equal keeps its embedding (as in
+    timm's `adapt_input_conv`, which starts from 3 channels). "repeat" cycles through the channels (0, 1, 2, 0, 1, ...),
+    but averages if there are fewer, because it would drop some. "average" gives each new channel the mean of all.
     """
     old = weight.shape[1]
     scale = old / channels

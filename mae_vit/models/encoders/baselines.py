@@ -167,16 +167,9 @@ def build_network(
 ) -> nn.Module:
     """Builds a baseline or a timm architecture with fresh weights: (B, C, H, W) -> (B, K).
 
-    Args:
-        name: a name in `BASELINES`, or "timm:NAME" (for example BiT's ResNet resnetv2_50x1_bit, or the
-            hybrid vit_small_r26_s32_224).
-        num_classes: K.
-        in_chans: C.
-        img_size: (H, W) in pixels, for networks of fixed size.
-        drop_path_rate: rate of stochastic depth, for architectures that have it.
-
-    Raises:
-        ValueError: if timm does not know the architecture, or cannot build it with these sizes.
+    `name` is in `BASELINES`, or "timm:NAME" (such as BiT's resnetv2_50x1_bit, or the hybrid vit_small_r26_s32_224).
+    Networks of fixed size need `img_size`; `drop_path_rate` is for architectures that have it. Raises ValueError if
+    timm does not know the architecture, or cannot build it with these sizes.
     """
     if not name.startswith(TIMM_PREFIX):
         return BASELINES[name](num_classes, in_chans, img_size, drop_path_rate)

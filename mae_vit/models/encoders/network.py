@@ -42,8 +42,7 @@ class NetworkEncoder(Encoder):
     ) -> None:
         """Builds the network with fresh weights.
 
-        Raises:
-            ValueError: if it has no feature map, or does not take such images.
+        Raises ValueError if it has no feature map, or does not take such images.
         """
         super().__init__()
         self.img_size, self.patch_size, self.in_chans = img_size, patch_size, in_chans

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from math import isqrt
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from timm.layers import resample_abs_pos_embed
@@ -14,12 +15,29 @@ from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
 from mae_vit.models.attention import PlainOrFusedAttention
-from mae_vit.models.encoders.base import DoesNotFit, Transformer
+from mae_vit.models.encoders.base import DoesNotFit, LoadReport, Transformer
 from mae_vit.models.geometry import Geometry
-from mae_vit.models.load_report import LoadReport
 from mae_vit.models.patches import take_tokens
-from mae_vit.models.pos_embed import sincos_position_table
 from mae_vit.models.sizes import PatchInit, PositionKind
+
+
+def sincos_position_table(grid_size: tuple[int, int], embed_dim: int, class_tokens: int = 1) -> Tensor:
+    """Builds the fixed 2-D table of the official MAE code: float32 (1, k + N, D), D divisible by 4.
+
+    The first half of the channels encodes the column and the second half the row, each as sines, then
+    cosines. The first k rows, for the class tokens, are zero. Raises ValueError if 4 does not divide D.
+    """
+    if embed_dim % 4:
+        raise ValueError(f"sincos positions need a width divisible by 4, not {embed_dim}")
+    frequencies = 1.0 / 10000 ** (np.arange(embed_dim // 4, dtype=np.float64) / (embed_dim / 4))
+    rows, columns = np.meshgrid(np.arange(grid_size[0]), np.arange(grid_size[1]), indexing="ij")
+    halves = []
+    for places in (columns, rows):
+        angles = places.reshape(-1, 1).astype(np.float64) * frequencies  # (N, D / 4)
+        halves += [np.sin(angles), np.cos(angles)]
+    table = np.concatenate(halves, axis=1)  # (N, D)
+    table = np.concatenate([np.zeros((class_tokens, embed_dim)), table])  # (k + N, D)
+    return torch.from_numpy(table).float()[None]
 
 
 def block_for_queries(block: Block, tokens: Tensor, ids: Tensor) -> Tensor:
@@ -59,21 +77,12 @@ class ViTEncoder(VisionTransformer, Transformer):
         drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
     ) -> None:
-        """Builds the encoder.
+        """Builds the encoder with fresh weights, from the options of `ViTGeometry`.
 
-        Args:
-            img_size: (H, W) in pixels, both divisible by `patch_size`.
-            patch_size: P.
-            in_chans: C.
-            embed_dim: D.
-            depth: number of blocks.
-            num_heads: attention heads; divides D.
-            mlp_ratio: inner width of the MLP over D.
-            pos_embed: "learnable" 1-D (ViT Sec. 3.1) or fixed 2-D "sincos" (MAE Sec. 3).
-            class_tokens: k, at least 1; each has its own position (Pixio, arXiv 2512.15715, has 8).
-            drop_rate: dropout after positions are added and after every dense layer except
-                the q, k, v projection (ViT App. B.1).
-            drop_path_rate: rate of stochastic depth at the last block; it grows linearly from 0 at the first.
+        Positions are learnable 1-D (ViT Sec. 3.1) or fixed 2-D "sincos" (MAE Sec. 3); each class token has its own
+        (Pixio, arXiv 2512.15715, has 8). `drop_rate` is dropout after positions are added and after every dense layer
+        except the q, k, v projection (ViT App. B.1); `drop_path_rate` is stochastic depth at the last block, which
+        grows linearly from 0 at the first.
         """
         super().__init__(
             img_size=img_size,
@@ -135,8 +144,7 @@ class ViTEncoder(VisionTransformer, Transformer):
     ) -> Tensor | None:
         """Adapts the patch projection to another number of channels, and learned positions to another grid.
 
-        Raises:
-            DoesNotFit: if a tensor cannot be adapted.
+        Raises DoesNotFit if a tensor cannot be adapted.
         """
         if name == "pos_embed":
             return self._adapt_positions(loaded, geometry, report)
@@ -173,9 +181,7 @@ class ViTEncoder(VisionTransformer, Transformer):
             if grid[0] * grid[1] != num_loaded or not torch.allclose(
                 loaded.float(), sincos_position_table(grid, loaded.shape[-1], count), atol=1e-4
             ):
-                raise DoesNotFit(
-                    'it has learned positions, which model.pos_embed="sincos" would throw away: use "learnable"'
-                )
+                raise DoesNotFit('it has learned positions: use model.pos_embed="learnable"')
             report.kept["pos_embed"] = "fixed sin-cos table, the same function"
             return None
         if known == self.grid_size or (known is None and num_loaded == self.num_patches):
@@ -194,8 +200,7 @@ class ViTEncoder(VisionTransformer, Transformer):
 def with_class_position(table: Tensor) -> tuple[Tensor, bool]:
     """Adds a row of zeros for the class token to positions (1, N, D) of a square image, if they have none.
 
-    Returns:
-        The table, and whether the row was added: if N is a square, because a square plus 1 is never a square.
+    Returns the table, and whether the row was added: if N is a square, because a square plus 1 is never a square.
     """
     if table.ndim != 3 or isqrt(table.shape[1]) ** 2 != table.shape[1]:
         return table, False

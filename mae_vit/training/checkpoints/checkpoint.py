@@ -14,6 +14,7 @@ changes last. Nothing in a checkpoint can execute code.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -21,28 +22,134 @@ import shutil
 import socket
 import sys
 import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save_file
+from torch import Tensor
 
 from mae_vit.core.errors import InputError
-from mae_vit.core.files import fsync_path, write_atomically
-from mae_vit.runtime.collectives import gather_objects
-from mae_vit.runtime.ranks import Ranks
-from mae_vit.training.checkpoints.format import (
-    FORMAT,
-    STATE,
-    BrokenCheckpoint,
-    as_broken,
-    list_checkpoints,
-    read_description,
-    read_newest,
-    read_part,
-    step_of,
-    write_tensors,
-)
-from mae_vit.training.engines.state import BestWeights, LossHistory, TrainState
-from mae_vit.training.optim.loss_scale import LossScale
+from mae_vit.core.files import fsync_path, replacing, write_atomically
+from mae_vit.runtime.ranks import Ranks, gather_objects
+from mae_vit.training.engines.state import BestWeights, LossHistory, LossScale, TrainState
+
+_NAME = re.compile(r"step-(\d{8,})")
+FORMAT = 1
+# Every checkpoint folder has this file.
+STATE = "state.json"
+# Identity key: the labels that the weights were trained on (`seen_labels.SeenLabels`), or None.
+LABELS_SEEN = "labels_seen"
+# Identity key: the training cost of the pretrained weights.
+COST_BEFORE = "cost_before"
+HISTORY = (LABELS_SEEN, COST_BEFORE)
+Found = TypeVar("Found")
+
+
+class BrokenCheckpoint(ValueError):
+    """A checkpoint is incomplete or damaged."""
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Returns the folders with a checkpoint's name, oldest first."""
+    if not folder.is_dir():
+        return []
+    folders = [path for path in folder.iterdir() if path.is_dir() and _NAME.fullmatch(path.name)]
+    return sorted(folders, key=step_of)
+
+
+def step_of(path: Path) -> int:
+    """Returns the step in a checkpoint's name."""
+    match = _NAME.fullmatch(path.name)
+    assert match is not None
+    return int(match.group(1))
+
+
+def read_newest(folder: Path, read: Callable[[Path], Found]) -> tuple[Found | None, list[BrokenCheckpoint]]:
+    """Reads the newest intact checkpoint, or None, and the errors of newer ones; raises BrokenCheckpoint if all are."""
+    paths, broken = list_checkpoints(folder), list[BrokenCheckpoint]()
+    for path in reversed(paths):
+        try:
+            return read(path), broken
+        except BrokenCheckpoint as error:
+            broken.append(error)
+    if paths:
+        raise BrokenCheckpoint(f"all {len(paths)} checkpoints in {folder} are broken: {broken[0]}")
+    return None, broken
+
+
+def newest_before(folder: Path, step: int | None, read: Callable[[Path], Found]) -> Found | None:
+    """Reads the newest intact checkpoint, before `step` if it is given; None if there is none."""
+    for path in reversed(list_checkpoints(folder)):
+        if step is None or step_of(path) < step:
+            with suppress(BrokenCheckpoint):
+                return read(path)
+    return None
+
+
+def read_description(path: Path) -> dict[str, Any]:
+    """Reads a checkpoint's `state.json`; within `as_broken`, every error is BrokenCheckpoint."""
+    described: dict[str, Any] = json.loads((path / STATE).read_text())
+    if described["format"] != FORMAT:
+        raise BrokenCheckpoint(f"{path}: format {described['format']}, this version reads {FORMAT}")
+    return described
+
+
+def read_part(path: Path, part: str, described: dict[str, Any], *, load: bool = True) -> dict[str, Tensor]:
+    """Verifies one part, such as "parameters", and reads its tensors if `load` is set. Call it in `as_broken`."""
+    file = path / f"{part}.safetensors"
+    data = file.read_bytes() if load else b""
+    digest = hashlib.sha256(data).hexdigest() if load else sha256_of_file(file)
+    if digest != described["sha256"][part]:
+        raise BrokenCheckpoint(f"{path}: {part}.safetensors is damaged (checksum differs)")
+    return load_tensors(data) if load else {}
+
+
+def sha256_of_file(path: Path) -> str:
+    """Returns the hexadecimal SHA-256 of a file, read a megabyte at a time."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while data := file.read(1 << 20):
+            digest.update(data)
+    return digest.hexdigest()
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
+    """Writes CPU tensors atomically, to the disk; returns the file's SHA-256. Raises OSError, without a partial file.
+
+    safetensors' `save` would hold the GIL while it copies, which stops training for a second per GB.
+    """
+    contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+    with replacing(path) as partial:
+        try:
+            save_file(contiguous, partial)
+        except SafetensorError as error:
+            # The saver checks `errno` for a full disk; safetensors gives it only in its message.
+            if (number := re.search(r"\(os error (\d+)\)", str(error))) is None:
+                raise
+            raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from None
+        digest = sha256_of_file(partial)
+    fsync_path(path.parent)
+    return digest
+
+
+@contextmanager
+def as_broken(path: Path) -> Iterator[None]:
+    """Turns every error from an untrusted checkpoint into BrokenCheckpoint."""
+    try:
+        yield
+    except BrokenCheckpoint:
+        raise
+    except OSError as error:
+        name = Path(error.filename).name if error.filename else "a file"
+        raise BrokenCheckpoint(f"{path}: {name}: {(error.strerror or 'unreadable').lower()}") from None
+    except Exception as error:  # any malformed content of an untrusted file
+        raise BrokenCheckpoint(f"{path}: not a checkpoint: {type(error).__name__}: {error}") from None
+
 
 # Seconds within which a node must see another node's files.
 LATE_S = 60
@@ -54,10 +161,7 @@ class CheckpointInfo:
     """A verified checkpoint without its tensors; a run keeps it in memory to its end.
 
     Attributes:
-        path: its folder.
         step: optimizer steps done. Step and config determine the position in the data.
-        identity: config values and digests that must not change when the run resumes.
-        course: loss history up to this step.
     """
 
     path: Path
@@ -68,24 +172,13 @@ class CheckpointInfo:
 
 @dataclass(frozen=True)
 class Checkpoint(CheckpointInfo):
-    """A complete checkpoint read from disk.
-
-    Attributes:
-        state: parameters and optimizer state.
-    """
+    """A complete checkpoint read from disk."""
 
     state: TrainState
 
 
 def save_checkpoint(folder: Path, *, step: int, state: TrainState, identity: dict[str, Any]) -> Path:
-    """Writes a checkpoint under `folder`, on rank 0 only.
-
-    Returns:
-        The new checkpoint's folder.
-
-    Raises:
-        OSError: if it cannot be written. Its partial files are removed.
-    """
+    """Writes a checkpoint under `folder`, on rank 0; returns its folder. Raises OSError and removes partial files."""
     final = folder / f"step-{step:08d}"
     partial = folder / f".{final.name}.tmp"
     shutil.rmtree(partial, ignore_errors=True)
@@ -126,21 +219,13 @@ def _write_parts(folder: Path, state: TrainState, *, step: int, identity: dict[s
 
 
 def verify_checkpoint(path: Path) -> CheckpointInfo:
-    """Verifies one checkpoint as `load_checkpoint` does, but keeps no tensors in memory.
-
-    Raises:
-        BrokenCheckpoint: if a part is missing, damaged or of another format.
-    """
+    """Verifies one checkpoint as `load_checkpoint` does, but keeps no tensors in memory."""
     checkpoint = load_checkpoint(path, load=False)
     return CheckpointInfo(checkpoint.path, checkpoint.step, checkpoint.identity, checkpoint.course)
 
 
 def load_checkpoint(path: Path, *, load: bool = True) -> Checkpoint:
-    """Reads and verifies one checkpoint; without its tensors if `load` is False.
-
-    Raises:
-        BrokenCheckpoint: if a part is missing, damaged or of another format.
-    """
+    """Reads and verifies one checkpoint, without its tensors if `load` is False; raises BrokenCheckpoint."""
     with as_broken(path):
         described = read_description(path)
         optimizer_states = described["slots"]
@@ -172,10 +257,8 @@ def load_checkpoint(path: Path, *, load: bool = True) -> Checkpoint:
 def load_together(path: Path, ranks: Ranks) -> TrainState:
     """Reads a checkpoint on every rank after rank 0 has verified it; collective.
 
-    A network file system may show another node's files seconds late, so a rank retries for `LATE_S`.
-
-    Raises:
-        BrokenCheckpoint: on all ranks, if one rank still cannot read it; the message names the rank.
+    A network file system may show another node's files seconds late, so a rank retries for `LATE_S`. Raises
+    BrokenCheckpoint on all ranks, if one rank still cannot read it; the message names the rank.
     """
     checkpoint, problem, until = None, None, time.monotonic() + LATE_S
     while checkpoint is None:
@@ -196,8 +279,7 @@ def load_together(path: Path, ranks: Ranks) -> TrainState:
 def newest_checkpoint(folder: Path, *, warn: bool = True) -> CheckpointInfo | None:
     """Returns the newest intact checkpoint. Skips broken ones, with a warning if `warn` is set.
 
-    Raises:
-        InputError: if there are checkpoints and all are broken. A silent restart would discard the run.
+    Raises InputError if there are checkpoints and all are broken: a silent restart would discard the run.
     """
     try:
         newest, broken = read_newest(folder, verify_checkpoint)
@@ -211,13 +293,10 @@ def newest_checkpoint(folder: Path, *, warn: bool = True) -> CheckpointInfo | No
 def prune_checkpoints(
     folder: Path, *, upto: int, keep_last: int, keep_every: int | None, every_steps: int
 ) -> None:
-    """Removes checkpoints, except the last `keep_last` up to step `upto` and every `keep_every`-th.
+    """Removes checkpoints, except the last `keep_last` up to step `upto` and every `keep_every`-th save of the plan.
 
-    Checkpoints of later steps are removed too: the run found them broken or rolled back past them,
-    so they must not count as kept.
-
-    `keep_every` counts the saves at multiples of `every_steps`. A checkpoint between these, saved on
-    a signal, stays only while it is among the last `keep_last`.
+    Those of later steps must not count as kept: the run found them broken or rolled back past them. One between
+    multiples of `every_steps`, saved on a signal, stays only while it is among the last `keep_last`.
     """
     paths = list_checkpoints(folder)
     kept = [path for path in paths if step_of(path) <= upto][-keep_last:]

@@ -1,16 +1,135 @@
-"""The state of training, independent of engine, ZeRO stage and world size."""
+"""The state of training, independent of engine, ZeRO stage and world size, and its copies."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from mae_vit.data.order.order import Skipped
-from mae_vit.training.engines.staging import to_host
-from mae_vit.training.optim.loss_scale import LossScale
+
+
+@dataclass
+class LossScale:
+    """Dynamic loss scaling for fp16, in which gradients below 6e-8 would vanish.
+
+    The loss is multiplied by `scale`, and gradients are divided by it. If gradients overflow, the
+    step is skipped and the scale is halved. After `growth_interval` good steps in a row the scale
+    doubles. It is always a power of two, so scaling never rounds. The defaults are those of
+    torch.amp.GradScaler, which supports neither sharded gradients nor a lowest scale.
+
+    Attributes:
+        scale: the factor, a power of two from `LOWEST` to `HIGHEST`.
+        good_steps: steps since the scale last changed.
+        skipped_steps: steps skipped in the whole run.
+    """
+
+    scale: float = 65536.0
+    good_steps: int = 0
+    skipped_steps: int = 0
+    growth_interval: int = 2000
+
+    # If gradients overflow without scaling, a lower scale does not help.
+    LOWEST: ClassVar[float] = 1.0
+    # A larger scale gains nothing: 2^24 lifts the smallest float16 to 1.
+    HIGHEST: ClassVar[float] = 2.0**24
+
+    def update(self, *, overflow: bool) -> bool:
+        """Updates the scale after a backward pass; returns whether to skip the step.
+
+        An overflow at the lowest scale is not skipped. It is a bad step, which the guard treats as in
+        any other precision.
+        """
+        if overflow:
+            if self.scale <= self.LOWEST:
+                return False
+            self.scale = max(self.LOWEST, self.scale / 2)
+            self.good_steps = 0
+            self.skipped_steps += 1
+            return True
+        self.good_steps += 1
+        if self.good_steps >= self.growth_interval:
+            self.scale = min(self.HIGHEST, self.scale * 2)
+            self.good_steps = 0
+        return False
+
+
+# Bytes. PyTorch rounds a pinned allocation up to a power of two: a single one for a whole state could
+# take twice its size.
+_CHUNK = 1 << 27
+# Bytes; a multiple of every dtype's size.
+_ALIGN = 64
+
+
+def to_host(tensor: Tensor, dtype: torch.dtype | None = torch.float32) -> Tensor:
+    """Copies a tensor to the CPU, contiguous, in `dtype`; None keeps its dtype."""
+    return tensor.detach().to("cpu", dtype or tensor.dtype, copy=True).contiguous()
+
+
+class Staging:
+    """The memory to which rank 0 copies a state and from which a thread writes it.
+
+    For a GPU it is pinned memory that the first save allocates and later saves reuse; copies are
+    queued, and `wait` waits for all of them. On a CPU each copy is new memory.
+    """
+
+    def __init__(
+        self, device: torch.device, *, copies: bool, allocate: Callable[[int], Tensor] | None = None
+    ) -> None:
+        """Allocates nothing yet; `allocate` makes a reusable buffer of so many bytes, by default pinned for a GPU."""
+        self._device, self._copies = device, copies
+        # A GPU copies to page-locked memory at full speed, without the host.
+        pinned = partial(torch.empty, dtype=torch.uint8, pin_memory=True)
+        self._allocate = allocate or (pinned if device.type == "cuda" else None)
+        self._chunks: list[Tensor] = []
+        self._used: list[int] = []
+
+    def begin(self) -> None:
+        """Frees all earlier copies; nobody may read them any more."""
+        self._used = [0] * len(self._chunks)
+
+    def collect(
+        self, tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype | None = None
+    ) -> dict[str, Tensor]:
+        """Copies named tensors in `dtype`, or in their own. The copies are valid from `wait` to the next `begin`.
+
+        Ranks that make no copies iterate too, because producing a tensor may be collective.
+        """
+        copied = {}
+        for name, tensor in tensors:
+            if self._copies:
+                copied[name] = self._copy(tensor, dtype)
+        return copied
+
+    def wait(self) -> None:
+        """Waits for all queued copies."""
+        if self._copies and self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
+
+    def _copy(self, tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+        if self._allocate is None:
+            return to_host(tensor, dtype)
+        source = tensor.detach().to(dtype or tensor.dtype)
+        target = self._room(source.nbytes, self._allocate).view(source.dtype).view(source.shape)
+        # Queued in the compute stream: the copy runs before any later change of the tensor.
+        return target.copy_(source, non_blocking=True)
+
+    def _room(self, size: int, allocate: Callable[[int], Tensor]) -> Tensor:
+        """Returns the first free `size` bytes. Saves with the same sequence of sizes get the same bytes."""
+        for number, chunk in enumerate(self._chunks):
+            begin = self._used[number]
+            if begin + size <= len(chunk):
+                self._used[number] = -(-(begin + size) // _ALIGN) * _ALIGN
+                return chunk[begin : begin + size]
+        self._chunks.append(allocate(max(_CHUNK, 1 << (size - 1).bit_length())))
+        self._used.append(0)
+        return self._room(size, allocate)
 
 
 @dataclass(frozen=True)
@@ -33,7 +152,6 @@ class BestWeights:
     """The weights that scored best on held-out images so far.
 
     Attributes:
-        step: optimizer steps done when they were stored.
         score: score on held-out images; larger is better.
         tensors: parameters and persistent buffers by name, on the CPU; empty on ranks other than 0.
     """
@@ -95,30 +213,51 @@ def weights_of(model: nn.Module) -> dict[str, Tensor]:
     return parameters | {name: to_host(buffer, None) for name, buffer in persistent_buffers(model).items()}
 
 
-def slot_tensors(
-    optimizer: torch.optim.Optimizer, trainable: Mapping[str, nn.Parameter], slot: str
-) -> Iterator[tuple[str, Tensor]]:
-    """Yields (parameter name, tensor) of one slot, which this process must hold whole; zeros before the first step."""
-    for name, parameter in trainable.items():
-        kept = optimizer.state.get(parameter, {}).get(slot)
-        yield name, torch.zeros_like(parameter) if kept is None else kept
+class EMA:
+    """Computes average = decay * average + (1 - decay) * weights at each update.
 
+    Early updates use a lower decay, (1 + n) / (10 + n) at the n-th update, as in TensorFlow. Otherwise
+    the initial weights would still dominate after 1 / (1 - decay) updates. BatchNorm's statistics are
+    averaged too; integer buffers are copied.
+    """
 
-def restore_slots(
-    optimizer: torch.optim.Optimizer,
-    trainable: Mapping[str, nn.Parameter],
-    state: TrainState,
-    *,
-    counts_updates: bool,
-) -> None:
-    """Restores all slots of `state`. This process's optimizer must hold them whole."""
-    optimizer.state.clear()
-    if state.optimizer_step == 0:
-        return
-    for name, parameter in trainable.items():
-        kept = {
-            slot: values[name].to(parameter.device).clone() for slot, values in state.optimizer_states.items()
-        }
-        if counts_updates:
-            kept["step"] = torch.tensor(float(state.optimizer_step), device=parameter.device)
-        optimizer.state[parameter] = kept
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        """Starts at the weights of `model`, which this rank must hold whole; `decay` is the largest, 0 to 1."""
+        self._model, self._decay = model, decay
+        self._kept = {name: tensor.detach().clone() for name, tensor in self._now().items()}
+
+    @torch.no_grad()
+    def update(self, updates: int) -> None:
+        """Updates the average with the model's weights."""
+        now = self._now()
+        lerp = get_ema_multi_avg_fn(min(self._decay, (1 + updates) / (10 + updates)))
+        averaged = [name for name, tensor in now.items() if tensor.is_floating_point()]
+        lerp([self._kept[name] for name in averaged], [now[name].detach() for name in averaged], 0)
+        for name in now.keys() - set(averaged):
+            self._kept[name].copy_(now[name])
+
+    @contextmanager
+    def swapped_in(self) -> Iterator[None]:
+        """Swaps the average into the model. Neither may be updated within the context."""
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """The average by parameter name, on the model's device; not a copy."""
+        return self._kept
+
+    def restore(self, saved: Mapping[str, Tensor]) -> None:
+        """Restores the average from a saved copy."""
+        for name, tensor in self._kept.items():
+            tensor.copy_(saved[name])
+
+    def _now(self) -> dict[str, Tensor]:
+        return {**dict(self._model.named_parameters()), **persistent_buffers(self._model)}
+
+    def _swap(self) -> None:
+        for name, tensor in self._now().items():
+            tensor.data, self._kept[name] = self._kept[name], tensor.data

@@ -16,7 +16,7 @@ from mae_vit.objectives.objective import Task
 from mae_vit.runtime.ranks import ALONE, Ranks
 from mae_vit.training.engines.build import build_engine
 from mae_vit.training.engines.precision import Precision
-from mae_vit.training.optim.optimizers import OptimizerOptions
+from mae_vit.training.optim import OptimizerOptions
 
 # Approximate seconds for all tries, and for one micro-batch if it can be reduced.
 _ALL_S, _ONE_S = 2.0, 0.5
@@ -33,7 +33,6 @@ class StepTime(NamedTuple):
     Attributes:
         alone_s: lower bound: processor time of the fastest try / `_SLACK`, for an idle machine.
         slowest_s: upper bound: wall time of the slowest try x `_SLACK`.
-        tries: number of tries.
         images: images of a try: a micro-batch or fewer.
     """
 

@@ -13,7 +13,7 @@ from mae_vit.objectives.objective import ObjectiveOutput, Task
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.engines.base import Engine, StepOptions, StepResult
 from mae_vit.training.engines.state import TrainState, persistent_buffers
-from mae_vit.training.optim.optimizers import make_optimizer
+from mae_vit.training.optim import make_optimizer
 
 # The engine averages the layers' statistics itself, after each step. torch 2.15 renamed the option.
 _NO_SYNC_OF_BUFFERS = (
@@ -39,12 +39,7 @@ class DataParallel:
         self._laid_out = False
 
     def forward(self, batch: Batch, *, reduces: bool) -> ObjectiveOutput:
-        """Computes the loss of a micro-batch.
-
-        Args:
-            batch: this rank's micro-batch.
-            reduces: the backward pass averages gradients over ranks; if False, it only adds to local gradients.
-        """
+        """Computes the loss of a micro-batch; if `reduces`, its backward pass averages gradients over ranks."""
         if not self._laid_out:
             self._lay_out(batch)
         if reduces:

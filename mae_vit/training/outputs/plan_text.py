@@ -13,7 +13,7 @@ from mae_vit.config.schema import Config
 from mae_vit.core.files import nearest_existing
 from mae_vit.core.messages import count_of, format_duration
 from mae_vit.runtime.ranks import Ranks, choose_threads
-from mae_vit.training.engines.compiling import choose_compiling
+from mae_vit.training.engines.build import choose_compiling
 from mae_vit.training.engines.cost import Estimate
 from mae_vit.training.engines.precision import Chosen
 from mae_vit.training.engines.step_time import StepTime

@@ -7,6 +7,8 @@ folder is renamed to OUT.
 Then `features.npy` has K rows, one for each readable image. `keys.txt`, `paths.txt` (of images that are not prepared),
 `splits.txt` and `labels.npy` (int32, -1 = none; both if there are any) have an entry for each row. `meta.json`
 describes the features and names the classes. `broken.csv` lists the other images.
+
+Shapes: K decoded images, C channels, H W pixels, D width.
 """
 
 from __future__ import annotations
@@ -16,23 +18,30 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from threading import Lock
+from typing import Any, Literal
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from mae_vit.core import __version__
 from mae_vit.core.arrays import create_array, keep_rows
 from mae_vit.core.errors import InputError
 from mae_vit.core.files import fsync_path, replace_folder, write_json
-from mae_vit.core.messages import plain_text
+from mae_vit.core.messages import error_reason, plain_text
 from mae_vit.core.progress import progress
+from mae_vit.data.images.decode import DecodeError
+from mae_vit.data.prepare.entries import Entry
+from mae_vit.data.shards.shard_files import ReadError
 from mae_vit.runtime.locks import try_lock
 from mae_vit.runtime.signals import StopRequest
-from mae_vit.weights.embed.features import Settings, compute_features
 from mae_vit.weights.embed.images import Images
 from mae_vit.weights.feature_encoder import FeatureEncoder
 
@@ -42,6 +51,17 @@ FEATURES, KEYS, META, BROKEN = "features.npy", "keys.txt", "meta.json", "broken.
 # Files of an incomplete folder.
 _STATE, _LOCK = "state.json", ".lock"
 _FILES = {FEATURES, KEYS, META, BROKEN, "paths.txt", "splits.txt", "labels.npy", _STATE, _LOCK}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of a computation: `workers` threads decode (0: the calling thread), bf16 uses autocast."""
+
+    device: torch.device
+    batch_size: int = 64
+    workers: int = 0
+    precision: Literal["fp32", "bf16"] = "fp32"
+    dtype: Literal["float32", "float16"] = "float32"
 
 
 @dataclass(frozen=True)
@@ -81,22 +101,13 @@ def embed(
     restart: bool = False,
     stop: StopRequest | None = None,
 ) -> Outcome:
-    """Writes the features of all readable images to the folder `out`.
+    """Writes the features of all readable images to the new folder `out` (see `check_out`).
 
-    A call with the same arguments resumes and ends with the same bytes.
-
-    Args:
-        encoder: encoder on the settings' device.
-        images: images of one source.
-        out: folder to create (see `check_out`).
-        settings: device, batch size and workers may change between calls; the first two change the last bits
-            of later features.
-        restart: begin again; an earlier output stays until the new one is complete.
-        stop: checked after each batch.
-
-    Raises:
-        InputError: if another process writes `out`, if its (partial) output has other features, if the images
-            have other bands than the encoder, or if no image can be read.
+    A call with the same arguments resumes and ends with the same bytes. Device, batch size and workers may change
+    between calls; the first two change the last bits of later features. With `restart`, an earlier output stays until
+    the new one is complete. `stop` is checked after each batch. Raises InputError if another process writes `out`, if
+    its (partial) output has other features, if the images have other bands than the encoder, or if no image can be
+    read.
     """
     if images.dataset is not None:
         encoder.fit_bands(images.dataset.bands, images.name)
@@ -130,8 +141,7 @@ def _compute(
 ) -> tuple[int, list[tuple[int, str]]]:
     """Adds rows until all images are done or a stop is requested.
 
-    Returns:
-        The number of images done, and number and reason of each broken image among them.
+    Returns the number of images done, and number and reason of each broken image among them.
     """
     done, broken, total = state["done"], [tuple(pair) for pair in state["broken"]], len(images)
     if done == total:
@@ -184,9 +194,7 @@ def _read_description(path: Path, asked: dict[str, Any]) -> dict[str, Any]:
     differing = [key for key in asked if key not in ("tool", "data") and saved.get(key) != asked[key]]
     if differing:
         reasons = ", ".join(f"{key} was {saved.get(key)}, is {asked[key]}" for key in differing)
-        raise InputError(
-            f"{path.parent} was made otherwise ({reasons}): --restart begins again, another --out keeps it"
-        )
+        raise InputError(f"{path.parent} differs ({reasons}): --restart begins again, another --out keeps it")
     return saved
 
 
@@ -225,8 +233,7 @@ def _publish(
 def _locked(out: Path) -> Iterator[Path]:
     """Creates and locks the folder `OUT.partial`; removes it in the end if there is nothing to resume.
 
-    Raises:
-        InputError: if another process has the lock.
+    Raises InputError if another process has the lock.
     """
     folder = out.with_name(f"{out.name}.partial")
     folder.mkdir(parents=True, exist_ok=True)
@@ -241,3 +248,77 @@ def _locked(out: Path) -> Iterator[Path]:
         if not (folder / _STATE).exists():
             shutil.rmtree(folder, ignore_errors=True)
         lock.release()
+
+
+def compute_features(
+    encoder: FeatureEncoder, images: Images, settings: Settings, *, first: int = 0
+) -> Generator[tuple[int, np.ndarray, list[tuple[int, str]]], None, None]:
+    """Yields the features of all images from `first` on, in batches of `batch_size` consecutive images.
+
+    Broken images count, so calls that resume between batches give the same features to the last bit. Yields the number
+    after the batch's last image; features (K, D) in the settings' dtype; number and reason of each image that cannot be
+    decoded. Raises InputError if features are not finite.
+    """
+    crops = _crops(encoder, images.entries[first:], settings)
+    for start in range(first, len(images), settings.batch_size):
+        stop = min(start + settings.batch_size, len(images))
+        batch = {image: next(crops) for image in range(start, stop)}
+        whole = {image: crop for image, crop in batch.items() if not isinstance(crop, str)}
+        # While a GPU computes, the threads decode the next images.
+        features = _encode(encoder, list(whole.values()), settings)
+        with np.errstate(over="ignore"):  # reported below
+            rows = features.cpu().numpy().astype(settings.dtype)
+        finite = np.isfinite(rows).all(axis=1)
+        if not finite.all():
+            worst = plain_text(images.entries[list(whole)[finite.argmin()]].path)
+            or_wider = " or --dtype float32" if settings.dtype == "float16" else ""
+            raise InputError(
+                f"the features of {worst} are not finite: try --precision fp32{or_wider}, or other weights"
+            )
+        yield stop, rows, [(image, crop) for image, crop in batch.items() if isinstance(crop, str)]
+
+
+def _crops(
+    encoder: FeatureEncoder, entries: Sequence[Entry], settings: Settings
+) -> Iterator[np.ndarray | str]:
+    """Yields crops as `FeatureEncoder.crop` does, in order: raw values (C, H, W), or why an image is broken."""
+    reading = Lock()
+
+    def crop(entry: Entry) -> np.ndarray | str:
+        try:
+            with reading:  # open files of archives and shards are shared
+                data = entry.read()
+            return encoder.crop_pixels(encoder.decode(data))
+        except OSError as error:
+            return error_reason(error)
+        except (ReadError, DecodeError) as error:
+            return str(error)
+        except MemoryError:
+            return "takes more memory than there is"
+
+    if not settings.workers:
+        yield from map(crop, entries)
+        return
+    # Threads: the decoders and the resizing release the GIL.
+    pool, pending = ThreadPoolExecutor(settings.workers), deque[Future[np.ndarray | str]]()
+    try:
+        for entry in entries:
+            pending.append(pool.submit(crop, entry))
+            if len(pending) > 2 * max(settings.batch_size, settings.workers):
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+@torch.inference_mode()
+def _encode(encoder: FeatureEncoder, crops: list[np.ndarray], settings: Settings) -> Tensor:
+    """Encodes crops (C, H, W): float32 (K, D) on the device."""
+    if not crops:
+        return torch.zeros(0, encoder.num_features, device=settings.device)
+    pixels = torch.from_numpy(np.stack(crops)).to(settings.device)  # (K, C, H, W)
+    enabled = settings.precision == "bf16"
+    with torch.autocast(settings.device.type, dtype=torch.bfloat16, enabled=enabled):
+        features = encoder(encoder.normalize(pixels))
+    return features.float()

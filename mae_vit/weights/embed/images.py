@@ -77,17 +77,11 @@ class Images:
 def open_images(
     spec: str | Sequence[str], *, out: Path, splits: Sequence[str] = (), labels: bool = True
 ) -> Images:
-    """Opens the images to embed.
+    """Opens the images to embed, of all `splits` by default; takes `labels` from shards and class folders.
 
-    Args:
-        spec: prepared shards (a folder with `dataset.json`), a source of `mae-vit prepare`, or image files or
-            patterns ("photos/*.jpg").
-        out: folder for temporary files.
-        splits: splits to open; all by default.
-        labels: take labels from shards and class folders.
-
-    Raises:
-        InputError: if there are no such images or splits, or the folder does not match its description.
+    `spec` is prepared shards (a folder with `dataset.json`), a source of `mae-vit prepare`, or image files or patterns
+    ("photos/*.jpg"); `out` is a folder for temporary files. Raises InputError if there are no such images or splits, or
+    the folder does not match its description.
     """
     patterns = [spec] if isinstance(spec, str) else spec
     specs = [path for pattern in patterns for path in _matching(pattern)]

@@ -1,24 +1,35 @@
-"""The formats of `mae-vit export`, and its folder: written under a temporary name, verified, then renamed."""
+"""The formats of `mae-vit export`, its folder with the model card, and the push of the folder to the Hub.
+
+The folder is written under a temporary name, verified, then renamed. A push is one commit, private by default.
+"""
 
 from __future__ import annotations
 
 import importlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from huggingface_hub import ModelCard, ModelCardData
 
-from mae_vit.core.errors import InputError
+from mae_vit.core import __version__
+from mae_vit.core.errors import FetchUnavailable, InputError
 from mae_vit.core.files import fsync_path, replace_folder, temporary_name
-from mae_vit.core.hub import HubName
+from mae_vit.core.hub import HUB_PREFIX, HubName, hub_errors, hub_library, is_offline, parse_hub_name
 from mae_vit.core.messages import error_reason
+from mae_vit.core.preprocessing import UNCHANGED
 from mae_vit.weights.export import programs, to_hf, to_timm
-from mae_vit.weights.export.card import CARD, SIGNATURE, write_card
 from mae_vit.weights.export.source import ExportSource, Written
-from mae_vit.weights.start import name_of
+from mae_vit.weights.names import name_of
 
+CARD = "README.md"
+# Marks a folder as an export of ours.
+SIGNATURE = "Exported by mae-vit"
+_TEMPLATE = Path(__file__).with_name("card.md.jinja")
+# Pillow's resampling differs from ours; prepared JPEGs, encoded again, add rounding.
+_PIXELS_WITHIN, _PIXELS_WITHIN_PREPARED = 2, 6
 # File that `load_encoder` looks for first in a repository on the Hub.
 NATIVE = "encoder.safetensors"
 # All files of exports. --force replaces only folders with our card and no other files.
@@ -50,8 +61,7 @@ class Format:
     def library_version(self) -> str:
         """Imports all packages that writing needs; returns library and version, such as `timm 1.0.20`.
 
-        Raises:
-            InputError: if a package is not installed; names the command that installs it.
+        Raises InputError if a package is not installed; names the command that installs it.
         """
         try:
             version = importlib.import_module(self.library).__version__
@@ -99,9 +109,7 @@ def default_folder(asked: str, target: str) -> Path:
 def check_place(out: Path, *, force: bool) -> None:
     """Raises InputError if `out` holds something that may not be replaced, or is not a folder's name."""
     if out.suffix in _FILES or out.is_file() or out.is_symlink():
-        raise InputError(
-            f"--out {out}: an export is a folder, which holds its files and a card: give {out.stem}"
-        )
+        raise InputError(f"--out {out}: an export is a folder of files and a card: give {out.stem}")
     names = {path.name for path in out.iterdir()} if out.exists() else set()
     if not names:
         return
@@ -118,11 +126,8 @@ def write_export(
 ) -> Export:
     """Writes an export, verifies it and moves it to `out`; leaves nothing half-written after an error.
 
-    With `hub` the card names the repository, and the file for `load_encoder` is added.
-
-    Raises:
-        InputError: if the other library has no such network, computes another function or is missing, or if
-            the folder cannot be written.
+    With `hub` the card names the repository, and the file for `load_encoder` is added. Raises InputError if the other
+    library has no such network, computes another function or is missing, or if the folder cannot be written.
     """
     check_place(out, force=force)
     chosen = FORMATS[target]
@@ -140,8 +145,8 @@ def write_export(
         verified = f"{library}: {outputs} of random images differ by at most {difference:.2g} from ours"
         if hub is not None and target != "timm":  # `load_encoder` reads timm's format itself
             to_timm.write_weights(source, partial / NATIVE)
-        hub_name = chosen.library.removesuffix("runtime") if chosen.on_hub else None
-        write_card(partial, source, written, hub_name=hub_name, verified=verified, hub=hub)
+        name = chosen.library.removesuffix("runtime") if chosen.on_hub else None
+        _write_card(partial, source, written, library_name=name, verified=verified, hub=hub)
         for path in partial.rglob("*"):
             if path.is_file():
                 fsync_path(path)
@@ -152,3 +157,114 @@ def write_export(
         shutil.rmtree(partial, ignore_errors=True)
     files = sorted(filter(Path.is_file, out.rglob("*")), key=lambda path: (path.name == CARD, path))
     return Export(out, tuple(files), verified, written)
+
+
+def _write_card(
+    folder: Path,
+    source: ExportSource,
+    written: Written,
+    *,
+    library_name: str | None,
+    verified: str,
+    hub: HubName | None,
+) -> None:
+    """Writes the card; its code makes `images` of a file as `PretrainedEncoder.transform` does, by Pillow or NumPy."""
+    info, bands = source.info, source.info.bands
+    tags = ["vision-transformer", "image-feature-extraction"]
+    card = ModelCard.from_template(
+        ModelCardData(library_name=library_name, tags=tags),
+        template_path=str(_TEMPLATE),
+        source=source,
+        info=info,
+        bands=bands,
+        name=name_of(source.asked),
+        description=describe(source),
+        written=written,
+        hub=hub,
+        height=info.img_size[0],
+        width=info.img_size[1],
+        mean=_rounded(info.mean),
+        std=_rounded(info.std),
+        low=_rounded(bands.low),
+        high=_rounded(bands.high),
+        within=_PIXELS_WITHIN if info.preprocessing == UNCHANGED else _PIXELS_WITHIN_PREPARED,
+        verified=verified,
+        signature=f"{SIGNATURE} {__version__}",
+    )
+    card.save(folder / CARD)
+
+
+def describe(source: ExportSource) -> str:
+    """Describes the network in one line."""
+    info, network, vit = source.info, source.network, source.info.vit
+    parameters = sum(parameter.numel() for parameter in network.parameters())
+    cls = "[CLS]" if vit.class_tokens == 1 else f"mean of {vit.class_tokens} class tokens"
+    pooling = cls if source.encoder.pool == "cls" else "mean of the patches"
+    size = vit.embed_dim if network.head is None else network.head.out_features
+    return (
+        f"Vision Transformer, {vit.depth} blocks of width {vit.embed_dim}, {vit.num_heads} heads, "
+        f"{info.img_size[0]} x {info.img_size[1]} px in patches of {vit.patch_size}, "
+        f"{parameters / 1e6:.3g} M parameters; {network.output_name} (B, {size}) from {pooling}"
+    )
+
+
+def _rounded(values: Sequence[float]) -> list[float]:
+    """Rounds values for the card, precise enough for float32."""
+    return [float(f"{value:.7g}") for value in values]
+
+
+def parse_push_name(asked: str) -> HubName:
+    """Reads "USER/NAME[@BRANCH]", with or without "hf:"; raises InputError for another form."""
+    if "/" not in asked.removeprefix(HUB_PREFIX).strip("/"):
+        raise InputError(f"--push {asked}: give USER/NAME, with the user or organization first")
+    return parse_hub_name(asked)
+
+
+def check_push(name: HubName, *, public: bool) -> None:
+    """Checks, without changing anything on the Hub, that `push` is possible.
+
+    Raises InputError if the token or the repository's visibility does not allow it, FetchUnavailable if the Hub cannot
+    be reached.
+    """
+    hub = hub_library()
+    if is_offline():
+        raise InputError("--push needs the Hub, which HF_HUB_OFFLINE forbids")
+    with hub_errors(name, task="write"):
+        if hub.get_token() is None:
+            raise InputError("--push needs a token: set HF_TOKEN, or run `hf auth login`")
+        try:
+            info = hub.HfApi().model_info(name.repo)  # also fails for a wrong token
+        except hub.errors.RepositoryNotFoundError:
+            return
+    if not info.private and not public:
+        raise InputError(f"{name.repo} is public: --public pushes to it, or give another name")
+
+
+def push(folder: Path, name: HubName, *, public: bool) -> tuple[str, HubName]:
+    """Uploads an export as one commit; creates repository and branch if needed.
+
+    It removes the files of an earlier export, which `load_encoder` would read. Returns the repository's URL, with its
+    visibility, and its name at the new commit. Raises InputError if the Hub refuses the push (then nothing is
+    committed), FetchUnavailable if the connection breaks.
+    """
+    hub = hub_library()
+    again = f"the export is whole in {folder}, --force pushes it again"
+    try:
+        with hub_errors(name, task="write"):
+            api = hub.HfApi()
+            url = api.create_repo(name.repo, private=not public, exist_ok=True)
+            if name.revision:
+                api.create_branch(name.repo, branch=name.revision, exist_ok=True)
+            visibility = "private" if api.model_info(name.repo).private else "public"
+            commit = api.upload_folder(
+                repo_id=name.repo,
+                folder_path=folder,
+                commit_message=f"Export by mae-vit {__version__}",
+                revision=name.revision,
+                delete_patterns=[*EXPORTED, f"{to_hf.MAE_FOLDER}/*"],
+            )
+    except InputError as error:
+        raise InputError(f"{error}; nothing was pushed: {again}") from None
+    except FetchUnavailable as error:
+        raise FetchUnavailable(f"{error}; the push is not confirmed: {again}") from None
+    return f"{url} ({visibility})", HubName(name.repo, commit.oid)

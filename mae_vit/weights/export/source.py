@@ -17,8 +17,7 @@ from mae_vit.models.encoder_file import EncoderInfo, read_metadata, to_metadata
 from mae_vit.models.sizes import Pool
 from mae_vit.weights.encoder import PretrainedEncoder, encoder_from_weights
 from mae_vit.weights.mae_decoder import Decoder, read_decoder
-from mae_vit.weights.read import read_weights
-from mae_vit.weights.start import Weights
+from mae_vit.weights.read import Weights, read_weights
 
 # Differs from the number that programs are traced with, to test that their batch axis is free.
 _RANDOM_IMAGES = 3
@@ -88,7 +87,7 @@ class ExportSource:
     @property
     def weights(self) -> Weights:
         """The weights as they were read."""
-        return self.encoder.start
+        return self.encoder.weights
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -129,8 +128,7 @@ class Written:
     def largest_difference(self, library: str) -> float:
         """Compares the outputs.
 
-        Raises:
-            InputError: if outputs have another shape, differ by more than `TOLERANCE`, or are not finite.
+        Raises InputError if outputs have another shape, differ by more than `TOLERANCE`, or are not finite.
         """
         differences = []
         for name, (ours, theirs) in self.outputs.items():
@@ -143,22 +141,15 @@ class Written:
 
 
 def load_for_export(asked: str, pool: Pool | None, *, norm_pix_loss: bool = False) -> ExportSource:
-    """Reads weights of any supported kind for an export.
+    """Reads weights of any supported kind for an export; a `pool` of None is the encoder's own.
 
-    Args:
-        asked: weights, as for `mae_vit.weights.read.read_weights`.
-        pool: pooling of the features; None for the encoder's own.
-        norm_pix_loss: whether an official file's decoder predicts normalized pixels.
-
-    Raises:
-        InputError: if there are no such weights, or if `pool` is set for a classifier, which has its own pooling.
+    `norm_pix_loss` says that an official file's decoder predicts normalized pixels. Raises InputError if there are no
+    such weights, or if `pool` is set for a classifier, which has its own pooling.
     """
     weights = read_weights(asked)
     head = _read_head(weights)
     if pool is not None and (head is not None or "fc_norm.weight" in weights.tensors):
-        raise InputError(
-            f"--pool {pool}: {weights.source} was fine-tuned on a pooling of its own, which it keeps"
-        )
+        raise InputError(f"--pool {pool}: {weights.source} keeps the pooling of its fine-tuning")
     encoder = encoder_from_weights(weights, pool=pool)
     # Tracers see fused attention as one operation, for all sequence lengths.
     set_fused_attention(encoder, True)

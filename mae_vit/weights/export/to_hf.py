@@ -45,11 +45,7 @@ _BICUBIC = 3
 
 
 def write(source: ExportSource, folder: Path) -> Written:
-    """Writes the folders, and loads them with transformers.
-
-    Raises:
-        InputError: if transformers has no such network.
-    """
+    """Writes the folders, and loads them with transformers; raises InputError if transformers has no such network."""
     if source.info.vit.class_tokens > 1:
         return _write_pixio(source, folder)
     if source.network.has_fc_norm:
@@ -115,10 +111,8 @@ def _write_and_load(
 ) -> Any:
     """Writes weights, config and preprocessor of a model, and loads it with transformers in evaluation mode.
 
-    `config` names the class under "architectures"; `options` go to its `from_pretrained`.
-
-    Raises:
-        InputError: if names or shapes of the weights do not match; names one of them.
+    `config` names the class under "architectures"; `options` go to its `from_pretrained`. Raises InputError if names or
+    shapes of the weights do not match; names one of them.
     """
     import transformers  # optional, and slow to import
 
@@ -183,11 +177,7 @@ def _write_mae(
 
 
 def _write_pixio(source: ExportSource, folder: Path) -> Written:
-    """Writes a `PixioModel`.
-
-    Raises:
-        InputError: if transformers has no such network.
-    """
+    """Writes a `PixioModel`; raises InputError if transformers has no such network."""
     import transformers  # optional, and slow to import
 
     info, vit = source.info, source.info.vit

@@ -52,11 +52,7 @@ def write_weights(source: ExportSource, path: Path) -> None:
 
 
 def write(source: ExportSource, folder: Path) -> Written:
-    """Writes the folder, and loads it with timm.
-
-    Raises:
-        InputError: if timm has no such classifier.
-    """
+    """Writes the folder, and loads it with timm; raises InputError if timm has no such classifier."""
     config = _config(source)
     reads_tokens, count = config["global_pool"] == "", source.info.vit.class_tokens
     if reads_tokens and source.network.head is not None:
@@ -82,8 +78,7 @@ model = timm.create_model("local-dir:.", pretrained=True)
 def write_official(source: ExportSource, folder: Path) -> Written:
     """Writes the official MAE code's file: only tensors, under "model", which timm loads by the same names.
 
-    Raises:
-        InputError: if the official code has no such geometry.
+    Raises InputError if the official code has no such geometry.
     """
     info, vit = source.info, source.info.vit
     problem = ""

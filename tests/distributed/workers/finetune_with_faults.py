@@ -25,7 +25,7 @@ def fail(*_: object) -> None:
 
 
 def find_broken(path: Path) -> None:
-    from mae_vit.training.checkpoints.format import BrokenCheckpoint
+    from mae_vit.training.checkpoints.checkpoint import BrokenCheckpoint
 
     raise BrokenCheckpoint(f"{path}: not there yet")
 
@@ -40,11 +40,11 @@ def noted(score):
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+    from mae_vit.finetuning import results
     from mae_vit.finetuning.command import main
     from mae_vit.finetuning.data import FinetuneData
     from mae_vit.finetuning.frozen import closed_form
     from mae_vit.finetuning.frozen import score as frozen
-    from mae_vit.finetuning.results import results
     from mae_vit.training.checkpoints import checkpoint
     from mae_vit.training.outputs import run_folder
 

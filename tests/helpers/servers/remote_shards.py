@@ -1,12 +1,8 @@
 """What tests of shards elsewhere ask for, and what their processes do: without torch, they start sooner."""
 
-import os
-import random
-import time
 from pathlib import Path
 
 from mae_vit.core.urls import file_url
-from mae_vit.data.remote import cache
 from mae_vit.data.remote.cache import Cache, RemoteFile
 from mae_vit.data.shards.dataset_json import Shard, read_dataset
 
@@ -14,7 +10,7 @@ STEPS = range(0, 12)
 
 
 def blocks(index, seed=7):
-    from mae_vit.data.order.block_order import BlockOrder  # and with it torch
+    from mae_vit.data.order.order import BlockOrder  # and with it torch
 
     counts = [shard.samples for shard in index.split_info.shards]
     return BlockOrder(counts, effective_batch_size=96, seed=seed, lanes=8, block_shards=2)
@@ -39,24 +35,3 @@ def fetch_all(url, source, folder, limit, started):
     store = Cache(Path(folder), limit)
     for shard in read_dataset(Path(source)).splits["train"].shards:
         store.fetch(RemoteFile(file_url(url, shard.file), shard.bytes, shard.sha256))
-
-
-def fetch_slowly(url, source, folder, limit, seed, seconds):
-    """Fetches shards at random, with pauses where names may change: before files are looked at, and removed."""
-    scandir, drop = os.scandir, cache._drop
-
-    def listed(path):
-        entries = list(scandir(path))
-        time.sleep(0.003)
-        return entries
-
-    def dropped(path):
-        time.sleep(0.01)
-        return drop(path)
-
-    os.scandir, cache._drop = listed, dropped
-    draw, until = random.Random(seed), time.monotonic() + seconds
-    shards = read_dataset(Path(source)).splits["train"].shards
-    while time.monotonic() < until:
-        shard = draw.choice(shards)
-        Cache(Path(folder), limit).fetch(RemoteFile(file_url(url, shard.file), shard.bytes, shard.sha256))

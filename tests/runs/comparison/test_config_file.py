@@ -14,8 +14,7 @@ from mae_vit.config.typed_yaml import parse_yaml
 from mae_vit.core.errors import InputError
 from mae_vit.finetuning.comparison.command import main
 from mae_vit.finetuning.comparison.config import CompareConfig, EntrySection
-from mae_vit.finetuning.comparison.plan import ComparisonPlan
-from mae_vit.finetuning.comparison.settings import settings_with_start
+from mae_vit.finetuning.comparison.plan import ComparisonPlan, settings_with_start
 from mae_vit.finetuning.config.pretrained import WeightsOverrides
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.models.encoder_file import encoder_bytes

@@ -15,9 +15,9 @@ from helpers.commands import ROOT, run
 from helpers.comparison import compare_command, read_rows, write_config
 
 from mae_vit.config.typed_yaml import parse_yaml
+from mae_vit.core.errors import EXIT_FAILED
 from mae_vit.finetuning.comparison.command import main
 from mae_vit.pretraining.command import main as pretrain
-from mae_vit.runtime.exit_codes import EXIT_FAILED
 
 
 def start(config: Path, folder: Path) -> subprocess.Popen:

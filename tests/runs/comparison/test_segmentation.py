@@ -15,7 +15,7 @@ from scipy import stats
 
 from mae_vit.evaluation.segmentation import Overlaps, count_overlaps
 from mae_vit.finetuning.comparison.command import main
-from mae_vit.finetuning.comparison.report.predictions import pack_predictions
+from mae_vit.finetuning.comparison.report.rows import pack_predictions
 from mae_vit.finetuning.comparison.report.significance import gap_between
 from mae_vit.weights.names import FOREIGN_ORIGIN
 

@@ -9,8 +9,7 @@ from helpers.comparison import plan_of
 from helpers.images import encoded, picture, write_files
 
 from mae_vit.core.errors import InputError
-from mae_vit.finetuning.comparison.inputs import Inputs
-from mae_vit.finetuning.comparison.plan import ComparisonPlan
+from mae_vit.finetuning.comparison.plan import ComparisonPlan, Inputs
 from mae_vit.finetuning.comparison.protocol import (
     describe_changes,
     keep_protocol,

@@ -4,7 +4,7 @@ import re
 
 import pytest
 from helpers.commands import one_line
-from helpers.finetune import TINY
+from helpers.finetune import CNN, TINY
 
 from mae_vit.config.load import load_config
 from mae_vit.config.presets import find_config
@@ -12,8 +12,6 @@ from mae_vit.core.errors import InputError
 from mae_vit.finetuning.config.pretrained import WeightsOverrides, run_name
 from mae_vit.finetuning.config.schema import FinetuneConfig
 
-CNN = ["model.img_size=8", "model.in_chans=1"]
-PROBE = ["finetune.mode=linear_probe"]
 # Overrides, and what of them the line names.
 VITS = [
     ("finetune.pol=mean", "finetune.pool"),
@@ -71,7 +69,7 @@ PROBES = [
 ]
 CASES = [
     *(("finetune_cifar_tiny", [*TINY, "data.path=x"], *case) for case in VITS),
-    *(("simple_cnn_cifar", [*CNN, "data.path=x"], *case) for case in NETWORKS),
+    *(("simple_cnn_cifar", [*CNN["model"], "data.path=x"], *case) for case in NETWORKS),
     *(("linear_probe_cifar_tiny", ["data.path=x"], *case) for case in PROBES),
 ]
 
@@ -93,7 +91,7 @@ def test_a_config_is_refused_with_key_and_value(config, base, overrides, named):
 # What only data and files tell.
 JOBS = {
     "no start": (["--ckpt", ""], "path is empty"),
-    "missing weights": (["--ckpt", "nowhere"], "start nowhere"),
+    "missing weights": (["--ckpt", "nowhere"], "weights nowhere"),
     "missing teacher": (["finetune.teacher=nowhere", "finetune.pool=cls"], "finetune.teacher=nowhere"),
     "holdout of nothing": (["data.labels_per_class=1"], "leaves 0"),
     "too many labels": (["data.labels_per_class=9999"], "data.labels_per_class=9999"),
@@ -124,9 +122,9 @@ def test_a_job_is_refused_before_anything_is_written(call, tmp_path, capsys, nam
 
 def test_networks_take_images_of_their_size_alone(call, capsys):
     model = ["model.name=timm:vit_tiny_patch16_224"]
-    assert call(*model, config="simple_cnn_cifar", model=CNN) == 2
+    assert call(*model, **CNN) == 2
     assert "1 x 8 x 8" in one_line(capsys)
-    assert call("train.activation_checkpointing=true", config="simple_cnn_cifar", model=CNN) == 2
+    assert call("train.activation_checkpointing=true", **CNN) == 2
     assert "transformer blocks" in one_line(capsys)
     assert call("model.name=SimpleCNN") == 2
     keys = re.findall(r"model\.(embed_dim|depth|num_heads)", capsys.readouterr().err)

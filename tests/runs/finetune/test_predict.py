@@ -9,7 +9,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from helpers.finetune import SMALL
+from helpers.finetune import CNN, SMALL
 from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -66,7 +66,7 @@ def test_predictions_of_test_images_are_those_of_the_run(shared, digits, tmp_pat
     if network == "distilled":
         words.append(f"finetune.teacher={shared().folder}")
     if network == "SimpleCNN":
-        options = {"config": "simple_cnn_cifar", "model": ["model.img_size=8", "model.in_chans=1"]}
+        options = CNN
     folder = shared(*words, **options).folder
     assert predict(folder, digits, tmp_path / "p.csv", "--split", "test", "--top", 2) == 0
     out = capsys.readouterr().out

@@ -8,6 +8,7 @@ import timm
 import torch
 from helpers.commands import ROOT, one_line, summary_of
 from helpers.encoders import vit_info
+from helpers.finetune import CNN
 from helpers.images import prepare_pairs, write_pairs
 from helpers.weights.official_weights import RunsCode, official
 from safetensors.torch import load_file
@@ -26,15 +27,15 @@ HALF = [0.5] * 3
 
 
 @pytest.fixture
-def run(colored, tmp_path):
-    """Fine-tunes on color images of 32 px."""
+def run(call, colored):
+    """Fine-tunes on color images of 32 px: run(weights, "key=value", ..., name="run") -> exit code."""
 
-    def call(ckpt, *arguments, name="run") -> int:
+    def tune(ckpt, *arguments, **options) -> int:
         few = ["data.labels_per_class=16", "finetune.train_images=64", "train.effective_batch_size=64"]
-        options = [f"data.path={colored}", f"run.dir={tmp_path / name}", *SHORT, *few, *arguments]
-        return main(["--config", "finetune_cifar_tiny", "--ckpt", str(ckpt), *options])
+        words = [f"--ckpt={ckpt}", f"data.path={colored}", *few, *arguments]
+        return call(*words, **options, model=(), small=SHORT)
 
-    return call
+    return tune
 
 
 def write_encoder(folder, *facts):
@@ -119,8 +120,7 @@ def test_the_size_of_images_is_the_files(run, tmp_path, capsys):
 
 def test_fine_tuned_networks_are_where_others_begin(call, shared, pretrained, tmp_path, capsys):
     """By the file that a run leaves, or by its checkpoint."""
-    cnn = {"config": "simple_cnn_cifar", "model": ["model.img_size=8", "model.in_chans=1"]}
-    folders = {"finetune_cifar_tiny": shared(ckpt=pretrained).folder, cnn["config"]: shared(**cnn).folder}
+    folders = {"finetune_cifar_tiny": shared(ckpt=pretrained).folder, CNN["config"]: shared(**CNN).folder}
     short = ["train.steps=1", "train.warmup_steps=0"]
     for config, folder in folders.items():
         copy = shutil.copytree(folder, tmp_path / config)

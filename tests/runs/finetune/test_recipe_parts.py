@@ -6,15 +6,14 @@ import shutil
 import pytest
 import torch
 from helpers.commands import lines_of, summary_of
+from helpers.finetune import CNN
 from safetensors import safe_open
 from safetensors.torch import load_file, save, save_file
 
 from mae_vit.models.encoder_file import read_metadata
 from mae_vit.training.checkpoints.checkpoint import list_checkpoints, load_checkpoint
 
-CNN = {"config": "simple_cnn_cifar", "model": ["model.img_size=8", "model.in_chans=1"]}
 CLS = "finetune.pool=cls"
-RESULTS = ("model.safetensors", "results.json", "predictions.csv")
 
 
 def parameters_at_each_step(folder) -> list[dict[str, torch.Tensor]]:
@@ -58,27 +57,6 @@ def test_the_epoch_is_chosen_among_averages(call, tmp_path):
     assert not torch.equal(model["head.weight"], saved.parameters["head.weight"])
 
 
-def test_the_frozen_projection_stays(call, pretrained, tmp_path):
-    assert call("finetune.freeze_patch_embed=true", "finetune.holdout=0", ckpt=pretrained) == 0
-    before = load_file(pretrained / "encoder.safetensors")
-    model = load_file(tmp_path / "run" / "model.safetensors")
-    for name in before.keys() & model.keys():
-        assert torch.equal(before[name], model[name]) == name.startswith("patch_embed."), name
-    assert sum(name.startswith("patch_embed.") for name in model) == 2
-
-
-@pytest.fixture(scope="session")
-def trained_teacher(shared):
-    """A small network, trained well enough to agree with most labels."""
-    seldom = [
-        "monitor.evaluate_every_steps=20",
-        "checkpoint.every_steps=20",
-        "train.steps=20",
-        "optim.lr=1e-2",
-    ]
-    return shared(*seldom, **CNN).folder
-
-
 @pytest.fixture
 def teacher(trained_teacher, tmp_path):
     """One for each test, to change as it likes."""
@@ -120,26 +98,6 @@ def test_what_a_student_learns_depends_on_the_teacher(call, teacher, tmp_path):
         assert call(*base, *change, name=str(number)) == 0
     models = {(tmp_path / str(n) / "model.safetensors").read_bytes() for n in range(len(changes))}
     assert len(models) == len(changes)
-
-
-@pytest.mark.parametrize("part", ["average", "teacher", "mixing"])
-def test_a_kill_in_the_middle_changes_nothing(call, teacher, tmp_path, part):
-    options = {
-        "average": ["train.ema_decay=0.7"],
-        "teacher": [CLS, f"finetune.teacher={teacher}"],
-        "mixing": ["finetune.mixup=0.8", "finetune.cutmix=1.0"],
-    }[part]
-    assert call(*options, name="straight") == 0
-    straight, cut = tmp_path / "straight", tmp_path / "cut"
-    shutil.copytree(straight, cut)
-    for path in list_checkpoints(cut / "checkpoints")[2:]:
-        shutil.rmtree(path)
-    for name in RESULTS:
-        (cut / name).unlink()
-    (cut / "summary.json").write_text(json.dumps({"status": "running"}))
-    assert call(*options, "run.name=straight", name="cut") == 0
-    for name in RESULTS:
-        assert (cut / name).read_bytes() == (straight / name).read_bytes(), name
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ import json
 import shutil
 
 import pytest
-from helpers.commands import ROOT, SMALL_MAE
+from helpers.commands import SMALL_MAE
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from mae_vit.pretraining.command import main
@@ -20,10 +20,7 @@ LENGTH = [
 
 
 def train(digits, folder, *options):
-    config = str(ROOT / "configs" / "pretrain" / "mae_digits.yaml")
-    return main(
-        ["--config", config, *SMALL_MAE, *LENGTH, f"data.path={digits}", f"run.dir={folder}", *options]
-    )
+    return main(["mae_digits", *SMALL_MAE, *LENGTH, f"data.path={digits}", f"run.dir={folder}", *options])
 
 
 def losses(folder):
@@ -52,10 +49,7 @@ def test_views_are_written_and_change_nothing(digits, tmp_path):
 
 @pytest.mark.parametrize(
     ("options", "reason"),
-    [
-        (["monitor.tensorboard=false"], "tensorboard=false"),
-        (["data.split=test"], "no split"),
-    ],
+    [(["monitor.tensorboard=false"], "tensorboard=false"), (["data.split=test"], "no split")],
 )
 def test_without_effect_it_is_refused(digits, tmp_path, capsys, options, reason):
     data = digits

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +17,8 @@ from helpers.images import encoded, labeled_shards, picture, write_files, write_
 from unit.data.band_files import npy, values
 
 from mae_vit.cli.main import main
-from mae_vit.data.prepare.convert import Conversion
-from mae_vit.data.prepare.convert_pool import ConverterPool
+from mae_vit.data.prepare.convert import Conversion, convert_entries
+from mae_vit.data.prepare.entries import Entry
 from mae_vit.data.shards.dataset_json import read_dataset
 from mae_vit.pretraining.command import main as pretrain
 
@@ -54,16 +55,15 @@ def test_processes_measure_bands_the_same(tmp_path):
 def test_results_come_in_order_and_are_read_ahead_in_bounds():
     read = []
 
-    def images():
-        for number in range(3000):
-            read.append(number)
-            yield number, encoded(picture(number % 5, (8, 8)), "bmp"), "bmp"
+    def image(number: int) -> bytes:
+        read.append(number)
+        return encoded(picture(number % 5, (8, 8)), "bmp")
 
-    with ConverterPool(Conversion(), 1) as pool:
-        results = pool.run(images(), 3000)
-        assert next(results)[0] == 0
-        assert len(read) < 1500
-        assert [number for number, _, _ in results] == list(range(1, 3000))
+    entries = [Entry("train", None, f"{n}", f"{n}.bmp", "bmp", partial(image, n)) for n in range(3000)]
+    results = convert_entries(entries, Conversion(), 1, "", [])
+    assert next(results)[0] is entries[0]
+    assert len(read) < 1500
+    assert [entry.key for entry, _, _ in results] == [f"{n}" for n in range(1, 3000)]
 
 
 def command(*arguments: object) -> list[str]:

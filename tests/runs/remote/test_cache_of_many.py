@@ -16,7 +16,6 @@ from helpers.servers.remote_shards import (
     STEPS,
     blocks,
     fetch_all,
-    fetch_slowly,
     first_shard,
     open_cache,
     wanted,
@@ -60,9 +59,7 @@ def test_after_a_killed_fetch_the_next_one_begins_anew(source, server, tmp_path)
     )
     process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
     part = tmp_path / "cache" / f".{shard.sha256}-{shard.bytes}.part"
-    until = time.monotonic() + 500
-    while not (part.exists() and part.stat().st_size) and time.monotonic() < until:
-        time.sleep(0.01)
+    wait_until(lambda: part.exists() and part.stat().st_size)
     process.send_signal(signal.SIGKILL)
     process.wait()
     path = open_cache(tmp_path).fetch(wanted(server, shard))
@@ -116,20 +113,15 @@ def test_the_cache_stays_within_its_bound(source, server, tmp_path):
     assert 0 < largest[0] <= limit
 
 
-def test_the_bound_holds_while_files_get_their_names(source, server, tmp_path):
-    folder, limit = tmp_path / "cache", 7 * first_shard(source).bytes
-    folder.mkdir()
-    seconds = float(os.environ.get("STRESS_SECONDS", "2"))
-    context = multiprocessing.get_context("forkserver")
-    arguments = (server.url, str(source), str(folder), limit)
-    processes = [context.Process(target=fetch_slowly, args=(*arguments, n, seconds)) for n in range(4)]
-    with watched(folder) as largest:
-        for process in processes:
-            process.start()
-        for process in processes:
-            process.join(60)
-            assert process.exitcode == 0
-    assert 0 < largest[0] <= limit
+def shards_asked(server) -> list[str]:
+    return [name for name, _ in server.requests if name.endswith(".tar")]
+
+
+def wait_until(done) -> None:
+    until = time.monotonic() + 500
+    while not done() and time.monotonic() < until:
+        time.sleep(0.01)
+    assert done()
 
 
 def fetched_batches(index):
@@ -145,22 +137,11 @@ def test_shards_come_before_they_are_read(source, server, tmp_path):
     index = open_located(folder)
     batches = fetched_batches(index)
     next(batches)
-    until = time.monotonic() + 500
-    while (
-        len({name for name, _ in server.requests if name.endswith(".tar")}) < 64 and time.monotonic() < until
-    ):
-        time.sleep(0.01)
-    assert len({name for name, _ in server.requests if name.endswith(".tar")}) == 64
+    wait_until(lambda: len(set(shards_asked(server))) == 64)
     list(batches)
-    names = [name for name, _ in server.requests if name.endswith(".tar")]
-    assert len(names) == 64
+    assert len(shards_asked(server)) == 64
     batches.close()
-    until = time.monotonic() + 500
-    while (
-        any(thread.name == "shard-prefetch" for thread in threading.enumerate()) and time.monotonic() < until
-    ):
-        time.sleep(0.01)
-    assert not any(thread.name == "shard-prefetch" for thread in threading.enumerate())
+    wait_until(lambda: not any(thread.name == "shard-prefetch" for thread in threading.enumerate()))
 
 
 def test_prefetching_stays_within_its_window(source, server, tmp_path):
@@ -176,11 +157,10 @@ def test_prefetching_stays_within_its_window(source, server, tmp_path):
     # Until nothing more comes: on a busy machine that takes longer.
     while len(fetched) < 2 or fetched != before:
         time.sleep(2)
-        before, fetched = fetched, {name for name, _ in server.requests if name.endswith(".tar")}
+        before, fetched = fetched, set(shards_asked(server))
     sizes = {shard.file: shard.bytes for shard in shards}
-    first = set(
-        index.shards_of(next(iter(micro_batches(order, RankSlice(), start_step=0, stop_step=1)))[1]).tolist()
-    )
-    ahead = sum(sizes[name] for name in fetched if name not in {shards[n].file for n in first})
+    _, samples = next(iter(micro_batches(order, RankSlice(), start_step=0, stop_step=1)))
+    first = {shards[n].file for n in index.shards_of(samples)}
+    ahead = sum(sizes[name] for name in fetched - first)
     assert 0 < ahead <= limit // 2
     list(batches)

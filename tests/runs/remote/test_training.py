@@ -2,7 +2,7 @@
 
 import pytest
 from helpers.batch_digests import digest_of_global_batches
-from helpers.commands import ROOT, SMALL_MAE, lines_of, run
+from helpers.commands import ROOT, SMALL_MAE, run
 from helpers.finetune import SMALL, TINY
 from helpers.servers.remote_shards import STEPS
 
@@ -27,31 +27,6 @@ def test_batches_are_those_of_the_shards_here_and_each_shard_is_fetched_once(
     assert far == near
     fetched = [name for name, _ in server.requests if name.endswith(".tar")]
     assert len(fetched) == len(set(fetched)) > 0
-
-
-def pretrain(url, folder, *overrides, **options):
-    return run(
-        "pretrain/run.py",
-        *("--config", "configs/pretrain/mae_digits.yaml", f"data.path={url}", f"run.dir={folder}"),
-        *("train.epochs=null", "train.steps=24", "train.warmup_epochs=0", "data.source=tar"),
-        *(*SMALL_MAE, "monitor.log_every_steps=1", "train.effective_batch_size=96", *overrides),
-        **options,
-    )
-
-
-def losses(folder):
-    return [line["loss"] for line in lines_of(folder) if "loss" in line]
-
-
-@pytest.mark.slow
-def test_training_from_a_server_is_training_from_here(source, server, tmp_path):
-    cache = f"data.cache_dir={tmp_path / 'cache'}"
-    server.faults["*.tar"] = ["drop", "", "wrong", "503", "", "drop"] * 8
-    near = pretrain(source, tmp_path / "near")
-    far = pretrain(server.url, tmp_path / "far", cache, "data.workers=2")
-    assert (near.returncode, far.returncode) == (0, 0), far.stderr + near.stderr
-    assert losses(tmp_path / "far") == losses(tmp_path / "near")
-    assert f"shards of {server.url}" in far.stdout
 
 
 @pytest.mark.slow

@@ -21,8 +21,7 @@ from helpers.embedding import (
 )
 
 from mae_vit.weights.embed import embed as embedding
-from mae_vit.weights.embed.embed import embed
-from mae_vit.weights.embed.features import Settings
+from mae_vit.weights.embed.embed import Settings, embed
 from mae_vit.weights.embed.images import open_images
 from mae_vit.weights.encoder import load_encoder
 

@@ -40,8 +40,8 @@ def test_an_encoder_of_the_hub_is_the_files_to_the_bit_and_its_commit_is_named(h
         "anna/mae", {"encoder.safetensors": file.read_bytes(), "model.safetensors": b"of transformers"}
     )
     loaded, ours = mae_vit.load_encoder("hf:anna/mae"), mae_vit.load_encoder(file)
-    assert loaded.start.source == f"hf:anna/mae@{repo.refs['main']}"
-    assert loaded.start.digest == ours.start.digest
+    assert loaded.weights.source == f"hf:anna/mae@{repo.refs['main']}"
+    assert loaded.weights.digest == ours.weights.digest
     assert loaded.info == ours.info
     assert loaded.info.images_seen == 700
     assert torch.equal(features(loaded), features(ours))
@@ -85,7 +85,7 @@ def test_offline_the_cache_serves_and_nothing_else(hub, file, monkeypatch):
     mae_vit.load_encoder("hf:anna/mae")
     hub.requests.clear()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert mae_vit.load_encoder("hf:anna/mae").start.source.endswith(repo.refs["main"])
+    assert mae_vit.load_encoder("hf:anna/mae").weights.source.endswith(repo.refs["main"])
     with pytest.raises(InputError, match="HF_HUB_OFFLINE"):
         mae_vit.load_encoder("hf:anna/other")
     assert not hub.requests

@@ -11,8 +11,7 @@ from unit.data.band_files import chunky, dicom, npy, png, tiff, values
 
 import mae_vit
 from mae_vit.cli.main import main
-from mae_vit.core.bands import RGB8, Bands
-from mae_vit.core.errors import InputError
+from mae_vit.core.bands import RGB8
 from mae_vit.core.preprocessing import UNCHANGED, Preprocessing
 from mae_vit.data.batches.augmented import open_source
 from mae_vit.data.images.augment import Augment
@@ -211,36 +210,3 @@ def test_the_record_is_in_the_encoders_file_only_where_something_was_done(tmp_pa
     ):
         with pytest.raises(ValidationError):
             Preprocessing.of_entry({"preprocessing": broken})
-
-
-def test_a_photograph_is_taken_in_every_form(tmp_path):
-    encoder = mae_vit.load_encoder(encoder_file(tmp_path / "encoder.safetensors"))
-    image = picture(1)
-    pixels, data = np.asarray(image), encoded(image, "png")
-    tensor, gray = torch.from_numpy(pixels.copy()).permute(2, 0, 1), np.asarray(image.convert("L"))
-    (tmp_path / "a.png").write_bytes(data)
-    expected = encoder.transform(data)
-    for given in (tmp_path / "a.png", str(tmp_path / "a.png"), image, pixels, tensor):
-        assert torch.equal(encoder.transform(given), expected)
-    assert torch.equal(encoder.transform(torch.from_numpy(gray.copy())[None]), encoder.transform(gray))
-    for given, kind in (
-        (tensor / 255, r"float32 \(3, 30, 40\)"),
-        (tensor[None], r"uint8 \(1, 3, 30, 40\)"),
-        (pixels / 255, r"float64 \(30, 40, 3\)"),
-        (tensor.numpy(), r"uint8 \(3, 30, 40\)"),
-        (pixels[:0], r"uint8 \(0, 40, 3\)"),
-        (None, "NoneType"),
-        ([pixels], "list"),
-    ):
-        with pytest.raises(InputError, match=f"{kind}$"):
-            encoder.transform(given)
-
-
-def test_raw_values_of_other_forms_are_refused_in_a_line(tmp_path):
-    bands = Bands(("a", "b"), "uint16", (0.0, 0.0), (9.0, 9.0))
-    path = encoder_file(
-        tmp_path / "encoder.safetensors", in_chans=2, mean=(0.1, 0.2), std=(0.3, 0.4), bands=bands
-    )
-    for given, kind in ((picture(1), "Image"), (np.zeros((2, 8, 8)), r"float64 \(2, 8, 8\)")):
-        with pytest.raises(InputError, match=rf"uint16 \(2, H, W\).*{kind}$"):
-            mae_vit.load_encoder(path).transform(given)

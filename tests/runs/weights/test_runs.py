@@ -10,9 +10,9 @@ from helpers.embedding import write_folder
 
 from mae_vit.cli.main import main
 from mae_vit.core.errors import InputError
-from mae_vit.models.encoder_cost import cost_of_weights
+from mae_vit.models.encoder_file import cost_of_weights
 from mae_vit.pretraining.command import main as pretrain
-from mae_vit.training.checkpoints.format import list_checkpoints, step_of
+from mae_vit.training.checkpoints.checkpoint import list_checkpoints, step_of
 from mae_vit.weights.read import read_weights
 
 

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from mae_vit.config.batch import check_same_batch
 from mae_vit.config.load import load_config
-from mae_vit.config.plan import check_grouping, make_plan
+from mae_vit.config.plan import check_grouping, check_same_batch, make_plan
 from mae_vit.core.errors import InputError
 from mae_vit.finetuning.config.pretrained import WeightsOverrides
 from mae_vit.finetuning.config.schema import FinetuneConfig

@@ -10,8 +10,8 @@ from mae_vit.config.keys import describe_keys, key_paths
 from mae_vit.config.load import dump_config, load_config
 from mae_vit.config.plan import make_plan
 from mae_vit.core.errors import InputError
-from mae_vit.finetuning.comparison.checks import check
 from mae_vit.finetuning.comparison.config import CompareConfig
+from mae_vit.finetuning.comparison.main import check
 from mae_vit.finetuning.comparison.plan import ComparisonPlan
 from mae_vit.finetuning.config.pretrained import WeightsOverrides
 from mae_vit.finetuning.config.schema import FinetuneConfig

@@ -5,9 +5,8 @@ import pytest
 import torch
 
 from mae_vit.core.bands import RGB8, Bands
-from mae_vit.core.composites import compose, find_bands, in_colors
 from mae_vit.core.errors import InputError
-from mae_vit.core.image_rows import Picture
+from mae_vit.core.image_rows import Picture, compose, find_bands, in_colors
 
 NAMES = ("B01", "B02", "B03", "B04", "B08")
 BANDS = Bands(NAMES, "uint16", (0.0, 10.0, 20.0, 30.0, 40.0), (100.0, 110.0, 120.0, 130.0, 140.0))

@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from helpers.damage import copy_of
 from helpers.servers.faulty_http_server import Server
 
 from mae_vit.data.remote import download
@@ -18,10 +19,22 @@ def source(many_shards, tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def server(source):
-    server = Server(source)
-    yield server
-    server.stop()
+def serve():
+    """Serves folders until the test ends."""
+    servers = []
+
+    def call(folder: Path) -> Server:
+        servers.append(Server(folder))
+        return servers[-1]
+
+    yield call
+    for server in servers:
+        server.stop()
+
+
+@pytest.fixture
+def server(serve, source):
+    return serve(source)
 
 
 @pytest.fixture
@@ -31,3 +44,9 @@ def impatient(monkeypatch, tmp_path):
     monkeypatch.setattr(download, "_LONGEST_WAIT_S", 0.1)
     monkeypatch.setattr(download, "STALL_S", 0.3)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user-cache"))
+
+
+@pytest.fixture
+def copy(digits, tmp_path) -> Path:
+    """The digits, to be damaged."""
+    return copy_of(digits, tmp_path / "data")

@@ -1,12 +1,14 @@
 """`model.in_chans` is the data's, unless a config says otherwise."""
 
+from types import SimpleNamespace
+
 import pytest
 from helpers.commands import ROOT
 
 from mae_vit.config.load import load_config
+from mae_vit.core.bands import RGB8, Bands
 from mae_vit.core.errors import InputError
-from mae_vit.data.channels import with_channels
-from mae_vit.data.shards.dataset_json import Dataset
+from mae_vit.data.data_path import with_channels
 from mae_vit.objectives.pretrain_config import PretrainConfig
 
 
@@ -14,27 +16,12 @@ def config_of(*overrides: str) -> PretrainConfig:
     return load_config(PretrainConfig, ROOT / "configs" / "pretrain" / "mae_satellite.yaml", list(overrides))
 
 
-def data_of(channels: int, *, bands: bool) -> Dataset:
-    values = {
-        "format": 1,
-        "tool": "",
-        "classes": [],
-        "channels": channels,
-        "statistics_images": 1,
-        "splits": {},
-    }
-    values |= {"mean": [0.5] * channels, "std": [0.5] * channels}
-    if bands:
-        ones = [1.0] * channels
-        values["bands"] = {
-            "names": [f"B{number}" for number in range(channels)],
-            "dtype": "uint16",
-            "scale": {"low": [0.0] * channels, "high": ones, "by": "given"},
-            **dict.fromkeys(("nodata_share", "min", "max"), ones),
-            "percentiles": {},
-            "exact": True,
-        }
-    return Dataset.model_validate(values)
+def data_of(channels: int, *, bands: bool) -> SimpleNamespace:
+    names = tuple(f"B{number}" for number in range(channels))
+    ones = (1.0,) * channels
+    return SimpleNamespace(
+        channels=channels, bands=Bands(names, "uint16", (0.0,) * channels, ones) if bands else RGB8
+    )
 
 
 @pytest.mark.parametrize(("channels", "bands"), [(13, True), (1, True), (1, False), (3, False)])

@@ -1,6 +1,7 @@
 """What ranks compute and load with, as the plan says it, and where a GPU would wait."""
 
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,8 +10,10 @@ from torch._inductor import config as inductor
 from torch._inductor.async_compile import get_compile_threads
 
 from mae_vit.config.load import load_config
+from mae_vit.core.errors import InputError
 from mae_vit.data.index import open_index
 from mae_vit.data.training_data import open_training_data
+from mae_vit.data.views import check_pad
 from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.runtime import cores as machine
 from mae_vit.runtime.device import find_device
@@ -79,3 +82,11 @@ def test_ranks_share_the_cores_to_compile_with(monkeypatch, cores, asked, expect
             assert get_compile_threads() == expected
     finally:
         torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize(("height", "width"), [((64, 64), (64, 64)), ((32, 32), (32, 40))])
+def test_a_shift_is_of_images_of_the_networks_size(height, width):
+    index = SimpleNamespace(split="train", split_info=SimpleNamespace(height=height, width=width))
+    with pytest.raises(InputError, match="random_resized"):
+        check_pad("pad", index, (32, 32))
+    check_pad("none", index, (32, 32))

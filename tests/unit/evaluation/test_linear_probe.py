@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from mae_vit.evaluation.linear_probe import LinearProbe, best_index, probe_top1, train_probe
+from mae_vit.finetuning.frozen.linear_probe import LinearProbe, best_index, probe_top1, train_probe
 
 N, D, K, BATCH, STEPS = 60, 5, 3, 12, 40
 

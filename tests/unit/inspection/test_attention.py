@@ -6,15 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from mae_vit.inspection.attention import (
+from mae_vit.inspection.figures import by_depth
+from mae_vit.inspection.measures import (
     attention_maps,
     attention_weights,
+    feature_components,
     head_entropy,
     mean_attention_distance,
+    position_similarity,
     rollout,
 )
-from mae_vit.inspection.features import feature_components, position_similarity
-from mae_vit.inspection.figures import by_depth
 from mae_vit.models.attention import set_fused_attention
 from mae_vit.models.encoders.vit import ViTEncoder
 

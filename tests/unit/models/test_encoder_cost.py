@@ -5,8 +5,7 @@ import torch
 from helpers.encoders import vit_info
 from safetensors.torch import save_file
 
-from mae_vit.models.encoder_cost import Cost, cost_of_weights
-from mae_vit.models.encoder_file import encoder_bytes, read_info, to_metadata
+from mae_vit.models.encoder_file import Cost, cost_of_weights, encoder_bytes, read_info, to_metadata
 
 GEOMETRY = ("tiny-cifar", (32, 32), 4, 3, 16, 1, 2, 4.0, "learnable", [0.5] * 3, [0.25] * 3, "mae", 9)
 

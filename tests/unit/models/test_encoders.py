@@ -8,14 +8,13 @@ import torch
 from safetensors.torch import load_file
 
 from mae_vit.config.encoders import ENCODERS, family_of
-from mae_vit.finetuning.models.build import load_into_classifier
 from mae_vit.finetuning.models.classifiers import NetworkClassifier, ViTClassifier
 from mae_vit.models.encoder_file import EncoderInfo, encoder_bytes, read_info
 from mae_vit.models.encoders.base import Encoder
 from mae_vit.models.encoders.baselines import build_network
 from mae_vit.models.encoders.vit_rope import ViTRopeEncoder
 from mae_vit.objectives.label_loss import LabelLoss
-from mae_vit.training.optim.param_groups import layer_scales
+from mae_vit.training.optim import layer_scales
 from mae_vit.weights.encoder import load_encoder
 from mae_vit.weights.read import read_weights
 
@@ -49,11 +48,7 @@ def test_rotary_attention_is_that_of_timms_dinov3():
     theirs = timm.create_model(
         "vit_small_patch16_dinov3_qkvb",
         **{"img_size": (8, 24), "patch_size": 4, "embed_dim": 32, "depth": 2, "num_heads": 2},
-        **{
-            "init_values": 1.0,
-            "num_classes": 0,
-            "norm_layer": partial(timm.layers.LayerNorm, eps=1e-6),
-        },
+        **{"init_values": 1.0, "num_classes": 0, "norm_layer": partial(timm.layers.LayerNorm, eps=1e-6)},
     ).eval()
     missing, unexpected = theirs.load_state_dict(encoder.state_dict(), strict=False)
     assert not unexpected
@@ -124,7 +119,7 @@ def test_a_pretrained_network_is_fine_tuned_with_a_new_head(tmp_path):
     network = build_network("SmallResNet", num_classes=5, in_chans=3, img_size=(16, 16))
     before = {name: value.clone() for name, value in network.state_dict().items()}
     model = NetworkClassifier(network, **NORMALIZED, labels=LabelLoss(5))
-    report = load_into_classifier(model, start)
+    report = model.load(start)
     assert report.share == 1
     for name, value in network.state_dict().items():
         source = before if name.startswith("11.") else encoder.weights()
@@ -140,7 +135,7 @@ def test_weights_of_another_family_are_refused(tmp_path):
     vit = encoder_of(name="tiny-cifar", patch_size=4, embed_dim=32, depth=2, num_heads=2)
     model = ViTClassifier(vit, pool="mean", head_init="zero", **NORMALIZED, labels=LabelLoss(2))
     with pytest.raises(ValueError, match="vit_rope"):
-        load_into_classifier(model, start)
+        model.load(start)
 
 
 def test_files_hold_timms_names(tmp_path):

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from mae_vit.core.keyed_rng import SampleKeys
-from mae_vit.models.counts import num_masked_patches
 from mae_vit.models.masking import (
     KIND_MASK,
     KIND_RANDOM,
@@ -14,6 +13,7 @@ from mae_vit.models.masking import (
     patch_noise,
     random_masking,
 )
+from mae_vit.models.sizes import num_masked_patches
 
 KEYS = SampleKeys(0, 0, torch.arange(500))
 
@@ -23,17 +23,6 @@ KEYS = SampleKeys(0, 0, torch.arange(500))
 )
 def test_number_of_masked_patches_rounds_as_the_official_code(patches, ratio, masked):
     assert num_masked_patches(patches, ratio) == masked == patches - int(patches * (1 - ratio))
-
-
-def test_masking_is_a_permutation_and_mask_matches_ids():
-    masking = random_masking(patch_noise(KEYS, 64), 0.75)
-    assert masking.ids_keep.shape == (500, 16)
-    assert (masking.mask.sum(dim=1) == 48).all()
-    assert torch.equal(masking.ids_restore.sort(dim=1).values, torch.arange(64).expand(500, -1))
-    assert masking.mask.gather(1, masking.ids_keep).sum() == 0
-    # Restoring [kept, then masked] puts each kept patch back in its place.
-    places = masking.ids_restore.gather(1, masking.ids_keep)
-    assert torch.equal(places, torch.arange(16).expand(500, -1))
 
 
 def test_every_patch_is_masked_equally_often():

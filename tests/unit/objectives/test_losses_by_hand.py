@@ -12,20 +12,21 @@ from mae_vit.models.patches import patchify
 from mae_vit.objectives import OBJECTIVES
 
 
-def test_downsized_loss_is_the_mean_over_positions_and_areas():
-    objective = build("masked_patch", "tiny", target="downsized_4x4")
+@pytest.mark.parametrize(("target", "cells"), [("mean_color", 1), ("downsized_4x4", 4)])
+def test_color_loss_is_the_mean_over_positions_and_areas(target, cells):
+    objective = build("masked_patch", "tiny", target=target)
     batch = batch_of(objective)
     prediction, drawn = objective.predict(batch)
-    assert prediction.shape == (8, 8, 16 * 512)
-    pixels = mean_color_classes(batch.images, 1).reshape(8, 16, 16)  # areas of a 4 px patch are pixels
+    assert prediction.shape == (8, 8, cells**2 * 512)
+    colors = mean_color_classes(batch.images, 4 // cells).reshape(8, 4 * cells, 4 * cells)
     total = 0.0
     for sample in range(8):
         for place, patch in enumerate(drawn.ids[sample].tolist()):
-            for area in range(16):
-                row, column = 4 * (patch // 4) + area // 4, 4 * (patch % 4) + area % 4
+            for area in range(cells**2):
+                row, column = cells * (patch // 4) + area // cells, cells * (patch % 4) + area % cells
                 scores = prediction[sample, place, 512 * area : 512 * area + 512].double()
-                total += (scores.logsumexp(0) - scores[pixels[sample, row, column]]).item()
-    assert objective(batch).loss.item() == pytest.approx(total / (8 * 8 * 16), rel=1e-5)
+                total += (scores.logsumexp(0) - scores[colors[sample, row, column]]).item()
+    assert objective(batch).loss.item() == pytest.approx(total / (8 * 8 * cells**2), rel=1e-5)
 
 
 def test_pixel_loss_is_the_squared_error_of_corrupted_patches():

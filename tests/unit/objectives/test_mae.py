@@ -128,31 +128,6 @@ def test_partial_decoding_saves_what_it_should():
     assert 0.55 < flops(decode_ratio=0.5) / flops() < 0.75
 
 
-def test_without_partial_decoding_losses_are_what_they_were():
-    """The third loss of a fixed seed, computed before the option existed."""
-    objective = build("mae", "tiny", decoder_depth=2)
-    optimizer = torch.optim.SGD(objective.parameters(), lr=0.1)
-    for _ in range(3):
-        loss = objective(batch_of(objective)).loss
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    assert loss.item() == pytest.approx(1.23857319, rel=1e-5)
-
-
-def test_loss_by_hand():
-    objective = build("mae", "tiny", norm_pix_loss=True)
-    images = torch.randn(2, 3, 16, 16)
-    prediction, mask = torch.randn(2, 16, 48), torch.zeros(2, 16)
-    mask[0, 3] = mask[1, 7] = 1
-    expected = 0.0
-    for sample, patch in ((0, 3), (1, 7)):
-        pixels = patchify(images, 4)[sample, patch].double()
-        target = (pixels - pixels.mean()) / (pixels.var() + 1e-6).sqrt()
-        expected += (prediction[sample, patch] - target).square().mean().item() / 2
-    assert objective.masked_mse(images, prediction, mask).item() == pytest.approx(expected, rel=1e-5)
-
-
 @pytest.mark.parametrize("norm_pix_loss", [True, False])
 def test_psnr_and_its_baseline(norm_pix_loss):
     """PSNR against a plain computation on 0..1 pixels."""

@@ -9,8 +9,7 @@ from timm.loss import SoftTargetCrossEntropy
 
 from mae_vit.core.batch import Batch
 from mae_vit.core.keyed_rng import SampleKeys
-from mae_vit.objectives.label_loss import LabelLoss
-from mae_vit.objectives.mixup import Mixing
+from mae_vit.objectives.label_loss import LabelLoss, Mixing
 
 CLASSES = 7
 

@@ -15,7 +15,7 @@ from mae_vit.objectives import OBJECTIVES
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.engines.base import StepOptions
 from mae_vit.training.engines.torch_engine import TorchEngine
-from mae_vit.training.optim.optimizers import OptimizerOptions
+from mae_vit.training.optim import OptimizerOptions
 
 DECODER = {"decoder_embed_dim": 16, "decoder_depth": 8, "decoder_num_heads": 2}
 OPTIONS = {

@@ -198,7 +198,7 @@ REFUSED = {
     "an optimizer": (lambda d: saved(d, {"epoch": 3, "optimizer": adam()}), "optimizer"),
     "ONNX": (lambda d: written(d, b"\x08\x0a", "a.onnx"), "a program"),
     "torch.export": (lambda d: zipped(d).rename(d / "a.pt2"), "a program"),
-    "a folder of ONNX": (lambda d: written(d, b"\x08\x0a", "a.onnx").parent, "a.onnx is"),
+    "a folder of ONNX": (lambda d: written(d, b"\x08\x0a", "a.onnx").parent, "no run folder"),
     "no tensors": (lambda d: saved(d, {"epoch": 3}), "no tensors"),
     "sparse": (
         lambda d: saved(d, {**TENSORS, "norm.weight": TENSORS["norm.weight"].to_sparse()}),
@@ -230,7 +230,7 @@ def test_positions_without_the_class_tokens_row_are_the_same_function(tmp_path):
     without = load_vit(saved(tmp_path, {**with_row, "pos_embed": with_row["pos_embed"][:, 1:]}))
     images = torch.randn(2, 3, 16, 16)
     torch.testing.assert_close(without(images), expected(images), rtol=0, atol=0)
-    report = load_weights(without.start, encoder())
+    report = load_weights(without.weights, encoder())
     assert set(report.adapted) == {"pos_embed"}
 
 
@@ -245,7 +245,7 @@ def test_as_many_rows_as_a_square_has_may_be_those_of_the_model(tmp_path):
 
 def test_what_a_file_does_not_say_is_said_to_be_assumed(tmp_path):
     model = load_vit(saved(tmp_path, TENSORS))
-    assert "num_heads=4" in load_weights(model.start, encoder()).remarks["assumed"]
+    assert "num_heads=4" in load_weights(model.weights, encoder()).remarks["assumed"]
     heads, normalization = model.notes("a.pth")
     assert "num_heads=4" in heads
     assert "ImageNet" in normalization

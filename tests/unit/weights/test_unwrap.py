@@ -85,10 +85,7 @@ WRAPPED = {
         lambda net, _: {"model": {**net, "decoder_embed.weight": torch.zeros(4, 4)}},
         'below "model."',
     ),
-    "DDP": (
-        lambda net, _: {"model": below("module.", net), "optimizer": OPTIMIZER},
-        'below "model.module."',
-    ),
+    "DDP": (lambda net, _: {"model": below("module.", net), "optimizer": OPTIMIZER}, 'below "model.module."'),
     "compiled": (lambda net, _: below("_orig_mod.", net), ""),
     "compiled blocks": (
         lambda net, _: {k.replace("attn.", "_orig_mod.attn."): v for k, v in net.items()},
@@ -133,10 +130,10 @@ def test_a_network_is_found_in_any_wrapper(tmp_path, kind):
     encoder = mae_vit.load_encoder(tmp_path / "some.pth")
     with torch.no_grad():
         torch.testing.assert_close(encoder(IMAGES), model(IMAGES), atol=1e-5, rtol=0)
-    assert load_weights(encoder.start, encoder.encoder).share == 1
-    report = load_weights(encoder.start, encoder.encoder).describe("some.pth")
+    assert load_weights(encoder.weights, encoder.encoder).share == 1
+    report = load_weights(encoder.weights, encoder.encoder).describe("some.pth")
     assert said in report
-    assert ("  found  " in report) == bool(encoder.start.remarks)
+    assert ("  found  " in report) == bool(encoder.weights.remarks)
 
 
 SLIP = argparse.Namespace(model="SLIP_VITS16")
@@ -193,12 +190,7 @@ TRANSFORMERS = {
 
 @pytest.mark.parametrize(
     ("kind", "form"),
-    [
-        ("ViT", "safetensors"),
-        ("ViT", "in memory"),
-        ("ViT without bias", "in a trainer"),
-        ("ViTMAE", "bin"),
-    ],
+    [("ViT", "safetensors"), ("ViT", "in memory"), ("ViT without bias", "in a trainer"), ("ViTMAE", "bin")],
 )
 def test_models_of_transformers(tmp_path, kind, form):
     build, options = TRANSFORMERS[kind]
@@ -221,7 +213,7 @@ def test_models_of_transformers(tmp_path, kind, form):
     encoder = mae_vit.load_encoder(path)
     with torch.no_grad():
         torch.testing.assert_close(encoder(IMAGES), expected, atol=1e-5, rtol=0)
-    assert "transformers" in encoder.start.remarks["found"]
+    assert "transformers" in encoder.weights.remarks["found"]
     if form in ("safetensors", "bin"):
         assert encoder.info.mean == (0.5, 0.4, 0.3)
 
@@ -251,14 +243,15 @@ REFUSED = {
     "distilled": (lambda: of_transformers("DeiT").state_dict(), "distilled"),
     "layer scale": (lambda: network(init_values=0.1).state_dict(), "blocks.0.ls1.gamma"),
     "registers": (lambda: network(reg_tokens=4).state_dict(), "reg_token"),
-    "no class token": (
-        lambda: network(class_token=False, global_pool="avg").state_dict(),
-        "no class token",
-    ),
+    "no class token": (lambda: network(class_token=False, global_pool="avg").state_dict(), "no class token"),
     "norm before": (lambda: network(pre_norm=True).state_dict(), "norm_pre.weight"),
     "norm of queries": (lambda: network(qk_norm=True).state_dict(), "blocks.0.attn.q_norm.weight"),
     "OpenCLIP": (lambda: open_clip(None), "of OpenCLIP"),
     "a CNN": (lambda: timm.create_model("resnet18").state_dict(), "conv1.weight"),
+    "of several dates": (
+        lambda: {**network().state_dict(), "patch_embed.proj.weight": torch.zeros(8, 6, 3, 4, 4)},
+        "several images",
+    ),
     "two": (
         lambda: below("left.", network().state_dict()) | below("right.", network().state_dict()),
         "some.pth@model.left",
@@ -273,7 +266,9 @@ def test_what_computes_something_else_is_refused_by_name(tmp_path, kind):
     with pytest.raises(InputError, match=re.escape(reason)) as error:
         mae_vit.load_encoder(tmp_path / "some.pth")
     assert "\n" not in str(error.value)
-    assert ('"frozen:timm:NAME@FILE.safetensors"' in str(error.value)) == (kind != "two")
+    assert ('"frozen:timm:NAME@FILE.safetensors"' in str(error.value)) == (
+        kind not in ("two", "of several dates")
+    )
 
 
 @pytest.mark.parametrize(
@@ -282,10 +277,7 @@ def test_what_computes_something_else_is_refused_by_name(tmp_path, kind):
         ({**THEIRS, "hidden_act": "quick_gelu"}, "quick_gelu"),
         ({**THEIRS, "layer_norm_eps": 1e-5}, "eps 1e-05"),
         ({"architecture": "vit_base_patch32_clip_quickgelu_224"}, "QuickGELU"),
-        (
-            {"architecture": "vit_tiny_patch16_224", "model_args": {"act_layer": "silu"}},
-            "act_layer is silu",
-        ),
+        ({"architecture": "vit_tiny_patch16_224", "model_args": {"act_layer": "silu"}}, "act_layer is silu"),
     ],
 )
 def test_the_config_beside_tells_what_shapes_do_not(tmp_path, config, said):
@@ -303,7 +295,7 @@ def test_one_of_several_networks_is_taken_by_its_name(tmp_path, capsys):
         for name, model in (("", teacher), ("@teacher", teacher), ("@student", student)):
             encoder = mae_vit.load_encoder(f"{path}{name}")
             torch.testing.assert_close(encoder(IMAGES), model(IMAGES), atol=1e-5, rtol=0)
-            assert encoder.start.source == f"{path}{name}"
+            assert encoder.weights.source == f"{path}{name}"
             other = "teacher" if name == "@student" else "student.module"
             assert f"over {other}" in capsys.readouterr().err
     with pytest.raises(InputError, match=r"'nobody'.* student\.module, teacher"):

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from mae_vit.core.errors import InputError
-from mae_vit.data.images.bands.raster import Raster, check_shape, checked_dtype
-from mae_vit.data.images.bounds import DecodeError, first_line
+from mae_vit.data.images.bounds import DecodeError, Raster, check_shape, checked_dtype, first_line
 
 # Implicit and explicit little endian, explicit big endian, RLE: what pydicom decodes with bounded memory.
 _TAKEN = {

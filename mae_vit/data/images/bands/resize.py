@@ -33,7 +33,7 @@ def resize_bands(
     """
     missing = _missing(image, nodata)
     if missing is None:
-        return _rounded(_interpolate(image, img_size, flip), image.dtype)
+        return to_type(_interpolate(image, img_size, flip), image.dtype)
     valid = (~missing).astype(np.float32)
     filled = np.where(missing, 0, image).astype(np.float32)
     # Zero lies far from the values: only differences to their mean are spread into gaps.
@@ -41,7 +41,7 @@ def resize_bands(
     mean = (filled.sum(axis=(1, 2), keepdims=True, dtype=np.float64) / pixels).astype(np.float32)
     weight = np.maximum(_interpolate(valid, img_size, flip), _LEAST_WEIGHT)
     spread = _interpolate((filled - mean) * valid, img_size, flip) / weight + mean
-    out = _rounded(spread, image.dtype)
+    out = to_type(spread, image.dtype)
     gaps = _nearest(missing, img_size)
     out[gaps[..., ::-1] if flip else gaps] = np.nan if nodata is None else nodata
     return out
@@ -91,7 +91,8 @@ def _weights(old: int, new: int, flip: bool) -> tuple[tuple[int, int, np.ndarray
     return tuple(blocks)
 
 
-def _rounded(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
+def to_type(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Converts floating-point values; whole numbers are rounded and clipped to their range, in place."""
     if dtype.kind == "f":
         return values.astype(dtype, copy=False)
     limits = np.iinfo(dtype)

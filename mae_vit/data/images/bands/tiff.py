@@ -14,8 +14,7 @@ import numpy as np
 from PIL.TiffImagePlugin import ImageFileDirectory_v2
 
 from mae_vit.core.errors import InputError
-from mae_vit.data.images.bands.raster import Raster, check_shape, checked_dtype
-from mae_vit.data.images.bounds import DecodeError, first_line
+from mae_vit.data.images.bounds import DecodeError, Raster, check_shape, checked_dtype, first_line
 
 if TYPE_CHECKING:
     from tifffile import TiffFile, TiffPage
@@ -53,15 +52,9 @@ def is_tiff(data: bytes) -> bool:
 
 
 def open_tiff(data: bytes, max_pixels: int | None, *, every_band: bool = False) -> Raster | None:
-    """Decodes a TIFF file of bands.
+    """Decodes a TIFF file of bands; with `every_band` also 8-bit images, with their bands of transparency.
 
-    Args:
-        data: the file.
-        max_pixels: see `check_shape`.
-        every_band: read images of 8 bits too, with their bands of transparency.
-
-    Returns:
-        The image; None for gray, RGB, palette and other photographs of 8 bits, which Pillow decodes.
+    Returns None for gray, RGB, palette and other photographs of 8 bits, which Pillow decodes.
 
     Raises:
         DecodeError: if it is damaged, or of a kind that is not taken.
@@ -130,8 +123,12 @@ def _read(file: TiffFile, length: int, max_pixels: int | None, every_band: bool)
     for page in pages:
         _check_blocks(page, length)
     if images > 1:
-        # Behind the first image lie the others, without directories.
-        pixels = _read_stack(file, first, images)
+        # Behind the first image lie the others, uncompressed and without directories.
+        shape = (images, first.imagelength, first.imagewidth)
+        dtype = np.dtype(first.dtype).newbyteorder(file.byteorder)
+        pixels = file.filehandle.read_array(dtype, math.prod(shape), offset=first.dataoffsets[0]).reshape(
+            shape
+        )
     else:
         decoded = [_decode(page) for page in pages]
         pixels = decoded[0] if len(decoded) == 1 else np.concatenate(decoded)
@@ -164,19 +161,16 @@ def _stack(file: TiffFile) -> list[TiffPage]:
         offsets.add(page.offset)
         if not pages or not (page.is_reduced or page.is_mask):
             pages.append(page)
-    if others := {_describe(page) for page in pages} - {_describe(pages[0])}:
+    kinds = [f"{p.samplesperpixel} x {p.imagelength} x {p.imagewidth} {_type_name(p)}" for p in pages]
+    if others := set(kinds) - {kinds[0]}:
         raise DecodeError(
-            f"its {len(pages)} pages differ ({_describe(pages[0])}, {others.pop()}): they are no bands of one image"
+            f"its {len(pages)} pages differ ({kinds[0]}, {others.pop()}): they are no bands of one image"
         )
     if len(pages) > 1 and pages[0].samplesperpixel > 1:
         raise DecodeError(
             f"{len(pages)} pages of {pages[0].samplesperpixel} bands each: taken are pages of one, or one page"
         )
     return pages
-
-
-def _describe(page: TiffPage) -> str:
-    return f"{page.samplesperpixel} x {page.imagelength} x {page.imagewidth} {_type_name(page)}"
 
 
 def _type_name(page: TiffPage) -> str:
@@ -224,9 +218,8 @@ def _check_blocks(page: TiffPage, length: int) -> None:
 
 def _decode(page: TiffPage) -> np.ndarray:
     """Decodes a page: (samples, H, W)."""
-    array: np.ndarray = page.asarray(maxworkers=1, squeeze=False)[
-        :, 0
-    ]  # (planes, H, W, samples side by side)
+    # (planes, H, W, samples side by side)
+    array: np.ndarray = page.asarray(maxworkers=1, squeeze=False)[:, 0]
     return array[..., 0] if array.shape[-1] == 1 else array[0].transpose(2, 0, 1)
 
 
@@ -237,15 +230,6 @@ def _imagej_images(page: TiffPage, length: int) -> int:
     if images > 1 and (not page.is_contiguous or page.dataoffsets[0] + images * page.nbytes > length):
         raise DecodeError(f"an ImageJ stack of {images} images, of which one can be read")
     return images
-
-
-def _read_stack(file: TiffFile, page: TiffPage, images: int) -> np.ndarray:
-    """Reads the uncompressed images of an ImageJ stack: (images, H, W)."""
-    shape, dtype = (images, page.imagelength, page.imagewidth), np.dtype(page.dtype)
-    array: np.ndarray = file.filehandle.read_array(
-        dtype.newbyteorder(file.byteorder), math.prod(shape), offset=page.dataoffsets[0]
-    )
-    return array.reshape(shape)
 
 
 def _names(page: TiffPage, count: int) -> tuple[str, ...]:

@@ -5,34 +5,27 @@ from __future__ import annotations
 import bz2
 import gzip
 import lzma
+import os
 import re
 import stat
 import tarfile
+import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import plain_text
 from mae_vit.core.user_files import HEAD_BYTES, is_image, what_file_is
-from mae_vit.data.images.decode import DecodeError, check_bytes
-from mae_vit.data.prepare.entries import safe_member_path
+from mae_vit.data.images.bounds import MAX_IMAGE_BYTES, DecodeError, check_bytes
+from mae_vit.data.prepare.entries import Reader, safe_member_path
 from mae_vit.data.prepare.folder_names import NAME_ENCODING, decode_name
 from mae_vit.data.prepare.listing import Listing
-from mae_vit.data.prepare.sources.spool import Spool
-from mae_vit.data.shards.tar_headers import (
-    DamagedTar,
-    IncompleteTar,
-    Member,
-    Special,
-    Tar,
-    compression_of,
-    walk_tar,
-)
+from mae_vit.data.shards import tar_headers
 
 _TAR_NAME = re.compile(r"\.(tar(\.(gz|bz2|xz|zst))?|tgz|tbz2?|txz|tzst)$", re.IGNORECASE)
 _OPENERS: dict[str, Callable[..., Any]] = {"gzip": gzip.open, "bzip2": bz2.open, "xz": lzma.open}
@@ -55,16 +48,16 @@ def is_tar(path: Path) -> bool:
     return bool(_TAR_NAME.search(path.name))
 
 
-def open_tar(path: Path, spool: Spool) -> Tar:
+def open_tar(path: Path, spool: Spool) -> tar_headers.Tar:
     """Opens a tar for random access: the file itself, or a decompressed copy in `spool`.
 
     Raises:
         InputError: if it cannot be read or decompressed, or is a bomb.
     """
     try:
-        kind = compression_of(path)
+        kind = tar_headers.compression_of(path)
         if kind is None:
-            return Tar(path, path)
+            return tar_headers.Tar(path, path)
         if kind not in _OPENERS:
             raise InputError(f"archive {path} is compressed by {kind}: decompress it (`{kind} -d {path}`)")
         file, bound = spool.file, _bound(path.stat().st_size)
@@ -77,22 +70,24 @@ def open_tar(path: Path, spool: Spool) -> Tar:
         file.flush()
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise InputError(f"archive {path} cannot be decompressed: {error}") from None
-    return Tar(path, Path(f"/dev/fd/{file.fileno()}"), start, file.tell(), file)
+    return tar_headers.Tar(path, Path(f"/dev/fd/{file.fileno()}"), start, file.tell(), file)
 
 
-def inner_tars(tar: Tar) -> list[Tar]:
+def inner_tars(tar: tar_headers.Tar) -> list[tar_headers.Tar]:
     """Returns the tars inside a tar without images of its own, such as ImageNet's, which holds one for each class.
 
     Raises:
         InputError: if it is damaged, or its inner tars are compressed.
     """
     inner = []
-    for member in _members(tar, None):
+    for member in _members(tar):
         if is_image(member.name):
             return []
         if is_tar(Path(member.name)) and member.size:
             name = tar.name / safe_member_path(member.name, str(tar.name))
-            inner.append(Tar(name, tar.path, member.offset, member.offset + member.size, tar.file))
+            inner.append(
+                tar_headers.Tar(name, tar.path, member.offset, member.offset + member.size, tar.file)
+            )
     if packed := [plain_text(tar.name.name) for tar in inner if tar.name.suffix.lower() != ".tar"]:
         raise InputError(f"archive {tar.name} holds {packed[0]}: unpack it, and give the folder")
     return inner
@@ -107,12 +102,8 @@ def holds_images(path: Path) -> bool:
         return False
 
 
-def open_archive(tar: Tar, encoding: str | None = None) -> Listing:
-    """Lists the images of a tar, by path; links within it are followed.
-
-    Args:
-        tar: the archive.
-        encoding: encoding of names that are not in UTF-8.
+def open_archive(tar: tar_headers.Tar, encoding: str | None = None) -> Listing:
+    """Lists the images of a tar, by path; links within it are followed. `encoding` is that of names not in UTF-8.
 
     Raises:
         InputError: if it is damaged, or holds paths that leave its folder.
@@ -121,7 +112,7 @@ def open_archive(tar: Tar, encoding: str | None = None) -> Listing:
     def plain(name: str) -> str:
         return decode_name(name.encode("utf-8", "surrogateescape"), encoding)
 
-    special: list[Special] = []
+    special: list[tar_headers.Special] = []
     where = str(tar.name)
     named = [(safe_member_path(plain(m.name), where), m) for m in _members(tar, special)]
     links = {safe_member_path(plain(s.name), where): s.target and plain(s.target) for s in special}
@@ -129,24 +120,28 @@ def open_archive(tar: Tar, encoding: str | None = None) -> Listing:
     return _list([*named, *linked], partial(_read_member, tar), special=len(special) - len(linked))
 
 
-def _read_member(tar: Tar, member: Member, length: int | None = None) -> bytes:
+def _read_member(tar: tar_headers.Tar, member: tar_headers.Member, length: int | None = None) -> bytes:
     """Reads a member, or its first bytes."""
     if length is None:
         check_bytes(member.size)
     return tar.read(member.offset, member.size if length is None else min(length, member.size))
 
 
-def _members(tar: Tar, special: list[Special] | None) -> Iterator[Member]:
+def _members(
+    tar: tar_headers.Tar, special: list[tar_headers.Special] | None = None
+) -> Iterator[tar_headers.Member]:
     try:
-        yield from walk_tar(tar, special)
-    except IncompleteTar as error:
+        yield from tar_headers.walk_tar(tar, special)
+    except tar_headers.IncompleteTar as error:
         raise InputError(f"archive {error}") from None
-    except (DamagedTar, OSError) as error:
+    except (tar_headers.DamagedTar, OSError) as error:
         reason = str(error).removeprefix(f"{tar.name}: ")
         raise InputError(f"archive {tar.name} is {what_file_is(tar.path) or f'damaged: {reason}'}") from None
 
 
-def _follow(links: dict[str, str | None], files: dict[str, Member]) -> list[tuple[str, Member]]:
+def _follow(
+    links: dict[str, str | None], files: dict[str, tar_headers.Member]
+) -> list[tuple[str, tar_headers.Member]]:
     """Returns the links to files of the archive, with the file; tar stores a file's further copies as links."""
     linked = []
     for name, target in links.items():
@@ -190,11 +185,7 @@ def open_zip(path: Path, encoding: str | None = None) -> Listing:
 
 
 def _read_zipped(archive: zipfile.ZipFile, info: zipfile.ZipInfo, length: int | None = None) -> bytes:
-    """Reads a member, or its first bytes.
-
-    Raises:
-        DecodeError: if it is encrypted or damaged.
-    """
+    """Reads a member, or its first bytes; raises DecodeError if it is encrypted or damaged."""
     if info.flag_bits & _ENCRYPTED:
         raise DecodeError("encrypted")
     if length is None:
@@ -216,10 +207,7 @@ def _zip_name(info: zipfile.ZipInfo, encoding: str | None) -> str:
 def _list(named: Iterable[tuple[str, _Any]], read: Callable[..., bytes], *, special: int) -> Listing:
     """Lists the images sorted by path; of members with the same path, the last, as unpacking would.
 
-    Args:
-        named: path of each member, and the member.
-        read: reads a member, or its first bytes.
-        special: number of members that are no regular files.
+    `read` reads a member, or its first bytes; `special` members are no regular files.
     """
     files = Listing()
     for name, member in named:
@@ -243,3 +231,34 @@ def _head(read: Callable[..., bytes], member: Any) -> bytes:
 
 def _bound(packed: int) -> int:
     return max(_SMALL_BYTES, _MAX_RATIO * packed)
+
+
+class Spool:
+    """A temporary file, created on first use. It has no name, so that not even a kill leaves it behind."""
+
+    def __init__(self, out: Path) -> None:
+        """Creates no file yet; `out` is the output folder."""
+        self._out = out
+        self._file: BinaryIO | None = None
+
+    @property
+    def file(self) -> BinaryIO:
+        """The file, to append to."""
+        if self._file is None:
+            self._out.mkdir(parents=True, exist_ok=True)
+            self._file = tempfile.TemporaryFile(dir=self._out)  # noqa: SIM115 - readers hold it
+        return self._file
+
+    def write(self, data: bytes) -> Reader:
+        """Appends an image, and returns its reader; one that is too large is not written, and its reader raises."""
+        offset = self.file.seek(0, os.SEEK_END)
+        if len(data) <= MAX_IMAGE_BYTES:
+            self.file.write(data)
+            self.file.flush()
+        size, file = len(data), self.file
+
+        def read() -> bytes:
+            check_bytes(size)
+            return os.pread(file.fileno(), size, offset)
+
+        return read

@@ -13,46 +13,45 @@ from typing import Any
 
 from braceexpand import braceexpand
 
+from mae_vit.core import user_files
 from mae_vit.core.errors import InputError
 from mae_vit.core.hub import is_hub_name
-from mae_vit.core.messages import closest, closest_path, count_of, nearest
+from mae_vit.core.messages import closest, closest_path, count_of, nearest, plain_text
 from mae_vit.core.urls import is_url, redact_url
-from mae_vit.core.user_files import (
-    ARRAY_EXTENSIONS,
-    CONVERTIBLE_EXTENSIONS,
-    EACH_IMAGE,
-    IMAGE_EXTENSIONS,
-    extension_of,
-    full_extension,
-    split_from_path,
-    what_file_is,
-)
 from mae_vit.data.prepare.entries import ImageSource, SourceOptions
+from mae_vit.data.prepare.folder_names import surely_split
 from mae_vit.data.prepare.listing import ARCHIVE_PART, JOIN_PARTS, Listing, shown
-from mae_vit.data.prepare.path_entries import entries_from_paths
-from mae_vit.data.prepare.sources.archives import holds_images, is_tar, open_zip
+from mae_vit.data.prepare.sources.archives import (
+    Spool,
+    holds_images,
+    inner_tars,
+    is_tar,
+    open_archive,
+    open_tar,
+    open_zip,
+)
 from mae_vit.data.prepare.sources.downloads import DATASETS
-from mae_vit.data.prepare.sources.folders import open_folder
-from mae_vit.data.prepare.sources.foreign_shards import find_shards
+from mae_vit.data.prepare.sources.folders import entries_from_paths, open_folder
+from mae_vit.data.prepare.sources.foreign_shards import find_shards, image_member, is_shard, open_shards
 from mae_vit.data.prepare.sources.rows import find_parquet, open_hub_dataset, open_parquet
 from mae_vit.data.prepare.sources.tables import is_table, open_table
-from mae_vit.data.prepare.sources.tars import open_tars
+from mae_vit.data.shards.dataset_json import FILE_NAME
+from mae_vit.data.shards.samples import split_key
+from mae_vit.data.shards.tar_headers import Tar
 
 _SOURCES = "a folder, .tar, .tar.gz, .tar.bz2, .tar.xz, .zip, .parquet, a CSV or TSV of paths and labels"
 _CIFAR = re.compile(r"cifar-(100?)-")
 # Largest number of images beside shards that are only examples.
 _FEW_IMAGES = 16
+_FEW_FIELDS = 4
+# Names of classes: WordNet ids, or words without a number. Names with other numbers are those of shards.
+_CLASS = re.compile(r"n\d{8}|[^\d]+")
 
 
 def find_sources(specs: Sequence[str], options: SourceOptions) -> list[ImageSource]:
     """Opens sources of images; several Parquet files or tars, as from a shell's pattern, are one source.
 
     So are zips whose names differ only in numbers, as those of a large download do.
-
-    Args:
-        specs: each "digits", "cifar10", "cifar100", a folder of images, of shards or of Parquet files,
-            an archive of images, a Parquet file, a table (CSV, TSV), or "hf:USER/NAME[@REVISION]" of the Hub.
-        options: options of all of them.
 
     Raises:
         InputError: if a spec is no source, or holds no images.
@@ -78,7 +77,7 @@ def find_images(spec: str, out: Path, **options: Any) -> ImageSource:
 
 def _file_kind(path: Path) -> str | None:
     """Returns the kind of a file (tar, zip, parquet), if several such files may be one source; else None."""
-    extension = extension_of(path.name)
+    extension = user_files.extension_of(path.name)
     kind = "tar" if is_tar(path) else extension if extension in ("parquet", "zip") else None
     return kind if kind and path.is_file() else None
 
@@ -106,9 +105,8 @@ def _open(specs: list[str], options: SourceOptions) -> ImageSource:
         if cifar := _CIFAR.match(paths[0].name):
             root = shlex.quote(str(paths[0].parent))
             notes += f"; mae-vit prepare cifar{cifar[1]} OUT --root {root} reads it"
-        raise InputError(
-            f"source {spec} holds no images ({', '.join((*IMAGE_EXTENSIONS, *ARRAY_EXTENSIONS))}){notes}"
-        )
+        kinds = ", ".join((*user_files.IMAGE_EXTENSIONS, *user_files.ARRAY_EXTENSIONS))
+        raise InputError(f"source {spec} holds no images ({kinds}){notes}")
     if options.labels:
         return source
     entries = [replace(entry, class_name=None) for entry in source.entries]
@@ -124,9 +122,11 @@ def _no_source(spec: str, path: Path) -> str:
         return f"source {spec} does not exist; {meant}"
     if ARCHIVE_PART.search(path.name):
         return f"source {spec}: a part of an archive: {JOIN_PARTS}"
-    if full_extension(path.name) in {*CONVERTIBLE_EXTENSIONS, "npz"}:
-        return f"source {spec}: one file of arrays or images, which is not read: {EACH_IMAGE}"
-    what = what_file_is(path)
+    if user_files.full_extension(path.name) in {*user_files.CONVERTIBLE_EXTENSIONS, "npz"}:
+        return f"source {spec}: one file of arrays or images, which is not read: {user_files.EACH_IMAGE}"
+    if user_files.extension_of(path.name) in (*user_files.TABLE_EXTENSIONS, "json"):
+        return f"source {spec}: write its paths and labels to a CSV or TSV, and give that"
+    what = user_files.what_file_is(path)
     return f"source {spec} is {what or f'none ({_SOURCES}); unpack other archives first'}"
 
 
@@ -134,7 +134,7 @@ def _open_folder(path: Path, options: SourceOptions) -> ImageSource:
     """Opens a folder of images or of shards or, if there are neither, of Parquet files."""
     files = open_folder(path)
     # Without arrays, since the indexes beside shards are arrays.
-    images = [name for name, _ in files.images if files.extension(name) not in ARRAY_EXTENSIONS]
+    images = [name for name, _ in files.images if files.extension(name) not in user_files.ARRAY_EXTENSIONS]
     shards = find_shards(path) if any(is_tar(Path(name)) for name in files.beside) else []
     folders = {shard.parent for shard in shards}
     example = len(images) <= _FEW_IMAGES and all((path / image).parent in folders for image in images)
@@ -179,7 +179,7 @@ def _open_zips(paths: list[Path], options: SourceOptions) -> ImageSource:
 def _check_one_configuration(paths: Sequence[Path], folder: Path, split: str) -> None:
     parents: dict[tuple[str, str], Path] = {}
     for path in paths:
-        own = split_from_path(path, folder, split), path.name
+        own = user_files.split_from_path(path, folder, split), path.name
         if (other := parents.setdefault(own, path.parent)) != path.parent:
             raise InputError(
                 f"{folder}: {other.relative_to(folder)} and {path.parent.relative_to(folder)} hold files of one name, "
@@ -209,3 +209,70 @@ def _expand(spec: str) -> list[str]:
             raise InputError(f"source {spec}: no file is called {path}; of images, give the folder")
         files += matching
     return files
+
+
+def open_tars(paths: Sequence[Path], folder: Path, name: str, options: SourceOptions) -> ImageSource:
+    """Opens tars as one source, which `folder` holds; raises InputError if one cannot be used."""
+    spool = Spool(options.out)
+    tars = [inner for path in paths for inner in _opened(open_tar(path, spool))]
+    unnamed = None if options.image_column else image_member(tars[0])
+    options = replace(options, image_column=unnamed or options.image_column)
+    asked = options.image_column or options.label_column
+    if (folder / FILE_NAME).exists() or asked or any(map(is_shard, tars)):
+        source = open_shards(folder, tars, name, options)
+        note = f"took the .{unnamed} members for images, by their first bytes (--image-column)"
+        return replace(source, notes=(*source.notes, note)) if unnamed else source
+    return _open_archives(tars, folder, name, options)
+
+
+def are_classes(paths: Sequence[Path]) -> bool:
+    """Whether tars have the names of classes, so that each may hold one class; test_tube is a class, not a split."""
+    stems = {_stem(path) for path in paths}
+    several = len({user_files.split_and_rest(stem)[0] for stem in stems} - {None}) > 1
+    named = all(_CLASS.fullmatch(stem) and not surely_split(stem) for stem in stems)
+    return len(stems) > 1 and named and not several
+
+
+def _stem(path: Path) -> str:
+    return path.name.partition(".")[0]
+
+
+def _opened(tar: Tar) -> list[Tar]:
+    """Returns the tars inside a tar, at any depth; itself if there are none."""
+    inner = inner_tars(tar)
+    return [tar for outer in inner for tar in _opened(outer)] if inner else [tar]
+
+
+def _open_archives(tars: Sequence[Tar], folder: Path, name: str, options: SourceOptions) -> ImageSource:
+    """Lists the images of archives; each of several may be a class, or a part of one data set."""
+    classes = are_classes([tar.name for tar in tars])
+    splits = [
+        user_files.split_from_path(tar.name.parent if classes else tar.name, folder, options.split)
+        for tar in tars
+    ]
+    one_split = len(set(splits)) == 1
+    files = Listing()
+    for tar, split in zip(tars, splits, strict=True):
+        listing, stem = open_archive(tar, options.name_encoding), _stem(tar.name)
+        # A folder with the name of its tar is its wrapper.
+        wrapped = len(tars) > 1 and all(path.startswith(f"{stem}/") for path, _ in listing.images)
+        below = ("" if one_split else f"{split}/") + (f"{stem}/" if classes else "")
+        files.add(listing, wrapping=f"{stem}/" if wrapped else "", folder=below)
+    if classes and options.labels:
+        files.notes.append(
+            f"took each of {count_of(len(tars), 'tar')} for the class of its name (--no-labels)"
+        )
+    named = [split_key(path) for path, _ in files.images]
+    keys, fields = {key for key, _ in named}, {field for _, field in named}
+    if 1 < len(fields) <= _FEW_FIELDS and len(files.images) == len(keys) * len(fields):
+        files.notes.append(
+            f"took all images of {count_of(len(keys), 'sample')}, which have {len(fields)} each "
+            f"({plain_text(', '.join(sorted(fields)))}): --image-column NAME takes one"
+        )
+    options = replace(
+        options,
+        split=splits[0] if one_split else options.split,
+        class_folder="first" if classes else options.class_folder,
+    )
+    where = str(tars[0].name if len(tars) == 1 else folder)
+    return entries_from_paths(files, options, where=where, name=name, wrapped=not classes)

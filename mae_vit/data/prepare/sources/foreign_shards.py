@@ -11,17 +11,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from mae_vit.core import user_files
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of, plain_text
-from mae_vit.core.user_files import (
-    ARRAY_EXTENSIONS,
-    HEAD_BYTES,
-    IMAGE_EXTENSIONS,
-    OTHER_EXTENSIONS,
-    image_kind,
-    is_hidden,
-    split_from_path,
-)
 from mae_vit.data.images.decode import check_bytes
 from mae_vit.data.prepare.entries import (
     Entry,
@@ -60,7 +52,7 @@ def find_shards(folder: Path) -> list[Path]:
     return sorted(
         path
         for path in walk(folder)
-        if is_tar(path) and not is_hidden(str(path.relative_to(folder))) and path.is_file()
+        if is_tar(path) and not user_files.is_hidden(str(path.relative_to(folder))) and path.is_file()
     )
 
 
@@ -75,11 +67,11 @@ def image_member(tar: Tar) -> str | None:
         for member in islice(walk_tar(tar), _LOOKED_AT):
             key, field = split_key(member.name)
             fields.setdefault(key, set()).add(field)
-            if is_image_field(field) or field in ARRAY_EXTENSIONS:
+            if is_image_field(field) or field in user_files.ARRAY_EXTENSIONS:
                 return None
-            if key and first is None and field not in OTHER_EXTENSIONS:
-                kind = image_kind(tar.read(member.offset, min(HEAD_BYTES, member.size)))
-                first = (key, field) if kind in IMAGE_EXTENSIONS else None
+            if key and first is None and field not in user_files.OTHER_EXTENSIONS:
+                kind = user_files.image_kind(tar.read(member.offset, min(user_files.HEAD_BYTES, member.size)))
+                first = (key, field) if kind in user_files.IMAGE_EXTENSIONS else None
     return first[1] if first and len(fields[first[0]]) > 1 else None
 
 
@@ -101,13 +93,7 @@ def is_shard(tar: Tar) -> bool:
 
 
 def open_shards(folder: Path, shards: Sequence[Tar], name: str, options: SourceOptions) -> ImageSource:
-    """Lists the images of shards, with labels from `.cls` or from the field that the user names.
-
-    Args:
-        folder: the folder that holds them.
-        shards: shards to read.
-        name: name of the source.
-        options: which fields are images and labels, and the split of shards whose names contain none.
+    """Lists the images of shards in a folder, with labels from `.cls` or from the field that the user names.
 
     Raises:
         InputError: if a shard is damaged, holds paths that leave its folder, or its labels make no sense.
@@ -144,7 +130,7 @@ def open_shards(folder: Path, shards: Sequence[Tar], name: str, options: SourceO
             raise InputError(f"shard {shard.name}: {path} is of class {number}; there are {len(classes)}")
         if label and (number is None or number >= 0):
             class_name = classes[number] if numbered and number is not None else _text(label)
-        split = splits.get(shard.name.name) or split_from_path(shard.name, folder, options.split)
+        split = splits.get(shard.name.name) or user_files.split_from_path(shard.name, folder, options.split)
         key = unique_key(group.key, keys.setdefault(split, {}))
         read = partial(_read, shard, *group.fields[member])
         entries.append(Entry(split, class_name, key, plain_text(path), member.rpartition(".")[2], read))
@@ -164,8 +150,9 @@ def open_shards(folder: Path, shards: Sequence[Tar], name: str, options: SourceO
         notes.append(f"skipped {count} of shards that are links, devices or pipes")
     if lost:
         notes.append(f"skipped {count_of(len(lost), 'sample')} without an image: {shown(sorted(lost))}")
-    if options.labels and not numbers:
-        notes += label_note(samples)
+    # One of the other members may hold labels.
+    if options.labels and not numbers and samples and not all(map(is_image_field, samples[0][1].fields)):
+        notes.append(f"no labels: {_fields(samples)} (--label-column NAME takes one for the labels)")
     return ImageSource(name, entries, classes=classes or None, notes=tuple(notes))
 
 
@@ -174,11 +161,7 @@ def _read_samples(
 ) -> Iterator[tuple[Tar, Group, bytes | None]]:
     """Yields the samples of a shard, with their labels if the options ask for them.
 
-    Args:
-        shard: the shard.
-        options: the fields that the user names.
-        special: receives links, devices and pipes.
-        lost: receives keys of members without an image.
+    `special` receives links, devices and pipes; `lost` the keys of members without an image.
 
     Raises:
         InputError: if the shard cannot be used, or a label is neither a number nor a name.
@@ -220,13 +203,6 @@ def _json(shard: Tar, group: Group) -> dict[str, Any]:
     except ValueError:
         return {}
     return content if isinstance(content, dict) else {}
-
-
-def label_note(samples: Sequence[tuple[Tar, Group, bytes | None]]) -> list[str]:
-    """Notes the members of samples without `.cls`, as one may hold labels; none if there are only images."""
-    if not samples or all(map(is_image_field, samples[0][1].fields)):
-        return []
-    return [f"no labels: {_fields(samples)} (--label-column NAME takes one for the labels)"]
 
 
 def _fields(samples: Sequence[tuple[Tar, Group, bytes | None]]) -> str:

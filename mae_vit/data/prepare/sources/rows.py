@@ -1,25 +1,29 @@
 """Reads tables whose rows hold images: Parquet files, and data sets of the Hugging Face Hub as streams of rows.
 
-Streams have no random access, so images are copied to a temporary file in the output folder, and read from there.
+Columns are chosen by the types of a schema and the Hub's metadata. Streams have no random access, so images are copied
+to a temporary file in the output folder, and read from there.
 """
 
 from __future__ import annotations
 
+import base64
+import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import fsspec
 
+from mae_vit.core import user_files
 from mae_vit.core.errors import InputError
 from mae_vit.core.hub import hub_errors, hub_library, parse_hub_name
-from mae_vit.core.messages import error_reason, plain_text
+from mae_vit.core.messages import closest, error_reason, plain_text
 from mae_vit.core.progress import progress
-from mae_vit.core.user_files import HEAD_BYTES, image_kind, split_from_path, split_told, what_file_is
 from mae_vit.data.images.bounds import DecodeError
 from mae_vit.data.prepare.entries import (
     Entry,
@@ -30,14 +34,8 @@ from mae_vit.data.prepare.entries import (
     unique_key,
     without_label_note,
 )
-from mae_vit.data.prepare.sources.columns import (
-    Columns,
-    choose_columns,
-    decode_base64,
-    parquet_library,
-    unread_note,
-)
-from mae_vit.data.prepare.sources.spool import Spool
+from mae_vit.data.prepare.listing import shown
+from mae_vit.data.prepare.sources.archives import Spool
 from mae_vit.data.shards.dataset_json import FILE_NAME, read_dataset
 
 # Number of rows in memory at a time.
@@ -45,17 +43,14 @@ _BATCH_ROWS = 16
 # Files of a Hub data set of images in folders or zips; other paths are those of an unknown machine.
 _HUB_FILE = re.compile(r"(zip://[^:]*::)?hf://datasets/")
 _LONGEST_REASON = 300
+_IMAGE_NAMES = ("image", "img", "jpg", "jpeg", "png", "webp", "picture", "photo")
+# In order of preference.
+_IMAGES = ("images", "binary", "base64")
+_LABELS = ("number", "text", "base64")
 
 
 class _ParquetTable:
-    """A Parquet file as rows of one split.
-
-    Attributes:
-        name: its name in messages.
-        split: split of rows that name none.
-        stem: stem of the keys of rows that name no path.
-        schema: schema of pyarrow.
-    """
+    """A Parquet file as rows: its name in messages, split of rows that name none, and stem of keys without a path."""
 
     def __init__(self, path: Path, folder: Path, split: str) -> None:
         self.name, self.split, self.stem = path.relative_to(folder).as_posix(), split, path.stem
@@ -67,7 +62,7 @@ class _ParquetTable:
             self._file = pyarrow.parquet.ParquetFile(path, pre_buffer=False)
         except self._errors as error:
             reason = f"no whole Parquet file: {error_reason(error)[:_LONGEST_REASON]}"
-            raise InputError(f"{self.name} is {what_file_is(path) or reason}") from None
+            raise InputError(f"{self.name} is {user_files.what_file_is(path) or reason}") from None
         self.schema = self._file.schema_arrow
 
     def rows(self, columns: list[str] | None = None) -> Iterator[dict[str, Any]]:
@@ -100,29 +95,19 @@ def find_parquet(folder: Path) -> list[Path]:
 
 
 def open_parquet(paths: Sequence[Path], folder: Path, name: str, options: SourceOptions) -> ImageSource:
-    """Reads Parquet files.
-
-    Args:
-        paths: files, in the order of their images.
-        folder: the folder that holds them; splits come from the names of files and folders.
-        name: name of the source.
-        options: columns, and the split of files whose names contain none.
+    """Reads Parquet files; splits come from the names of files, and of folders below `folder`.
 
     Raises:
         InputError: if a file is not Parquet, has no column of images, or its labels make no sense.
     """
-    splits = [split_from_path(path, folder, options.split) for path in paths]
+    splits = [user_files.split_from_path(path, folder, options.split) for path in paths]
     _refuse_existing(splits, options)
     tables = (_ParquetTable(path, folder, split) for path, split in zip(paths, splits, strict=True))
     return _read_tables(tables, name, options)
 
 
 def open_hub_dataset(spec: str, options: SourceOptions) -> ImageSource:
-    """Streams a data set of the Hub, in any format that the `datasets` library reads.
-
-    Args:
-        spec: "hf:USER/NAME" or "hf:USER/NAME@REVISION".
-        options: columns, and which configuration.
+    """Streams hf:USER/NAME[@REVISION] of the Hub, in any format that the `datasets` library reads.
 
     Raises:
         InputError: if there is no such data set, no access, or no column of images.
@@ -135,7 +120,7 @@ def open_hub_dataset(spec: str, options: SourceOptions) -> ImageSource:
         try:
             splits = library.load_dataset(asked.repo, options.config_name, revision=commit, streaming=True)
             alone = list(splits) == ["train"]
-            own = {split: options.split if alone else split_told(split) for split in splits}
+            own = {split: options.split if alone else user_files.split_told(split) for split in splits}
             _refuse_existing(list(own.values()), options)
             tables = (_HubTable(splits[split], f"{name} ({split})", split, own[split]) for split in own)
             config = f", {options.config_name}" if options.config_name else ""
@@ -190,7 +175,7 @@ def _read_tables(
             data, path = _image(row[columns.image])
             stem = PurePosixPath(path).stem or f"{table.stem}-{number:06d}"
             split_text = columns.split and row[columns.split]
-            split = split_told(split_text) if split_text else table.split
+            split = user_files.split_told(split_text) if split_text else table.split
             class_name = None
             if columns.label:
                 label = _label(row[columns.label], columns)
@@ -199,7 +184,7 @@ def _read_tables(
                 without += class_name is None and isinstance(data, bytes)
             key = unique_key(stem.replace(".", "_"), keys.setdefault(split, {}))
             origin = f"{where} ({plain_text(path)})" if path else where
-            kind = image_kind(data[:HEAD_BYTES]) if isinstance(data, bytes) else None
+            kind = user_files.image_kind(data[: user_files.HEAD_BYTES]) if isinstance(data, bytes) else None
             read = spool.write(data) if isinstance(data, bytes) else partial(_fail, data)
             entries.append(Entry(split, class_name, key, origin, kind or "jpg", read))
     if len(table_of_names) > 1:
@@ -252,3 +237,125 @@ def _class_name(label: int | str | None, names: Sequence[str] | None, where: str
 
 def _fail(reason: str) -> bytes:
     raise DecodeError(reason)
+
+
+class Columns(NamedTuple):
+    """The columns of images, labels and splits; class names of integers; others that the user may have meant."""
+
+    image: str
+    label: str | None
+    split: str | None
+    names: tuple[str, ...] | None
+    unread: tuple[str, ...]
+
+
+def parquet_library() -> ModuleType:
+    """Imports pyarrow with its Parquet reader; raises InputError if it is not installed."""
+    try:
+        import pyarrow.parquet  # optional
+    except ImportError as error:
+        missing = error.name or "pyarrow"
+        raise InputError(f'{missing} is not installed: pip install "mae-vit[parquet]"') from None
+    return pyarrow
+
+
+def choose_columns(schema: Any, first: Mapping[str, Any], where: str, options: SourceOptions) -> Columns:
+    """Chooses the columns of images, labels and splits of a pyarrow schema; `first` tells base64 from other texts.
+
+    Raises:
+        InputError: if no column fits, or several do.
+    """
+    kinds = {field.name: _kind(field.type) for field in schema}
+    for name, kind in kinds.items():
+        if kind == "text" and decode_base64(first.get(name)) is not None:
+            kinds[name] = "base64"
+    features: dict[str, Any] = {}
+    with suppress(KeyError, ValueError, TypeError, AttributeError):
+        # The Hub's metadata of each column, such as {"_type": "ClassLabel", "names": [...]}.
+        noted = json.loads(schema.metadata[b"huggingface"])["info"]["features"]
+        features = {name: feature for name, feature in noted.items() if isinstance(feature, dict)}
+    image = _image_column(kinds, features, where, options.image_column)
+    if image is None:
+        raise InputError(
+            f"{where} has no column of images, which are {{bytes, path}}, binary or base64: it has "
+            f"{', '.join(kinds) or 'none'}; of paths, write them and the labels as a CSV, and give that"
+        )
+    label = _label_column(schema, kinds, features, where, options.label_column) if options.labels else None
+    names = features.get(label, {}).get("names") if label else None
+    split = next((name for name, kind in kinds.items() if name.lower() == "split" and kind == "text"), None)
+    others = (*_IMAGES, *_LABELS) if options.labels and label is None else _IMAGES
+    unread = (name for name, kind in kinds.items() if kind in others and name not in (image, label, split))
+    return Columns(image, label, split, tuple(names) if names else None, tuple(unread))
+
+
+def _kind(arrow_type: Any) -> str:
+    """Returns the kind of a column: images, binary, text, number, nested or other."""
+    types = parquet_library().types
+    if types.is_dictionary(arrow_type):
+        return _kind(arrow_type.value_type)
+    if types.is_struct(arrow_type):
+        index = arrow_type.get_field_index("bytes")
+        return "images" if index >= 0 and _kind(arrow_type.field(index).type) == "binary" else "nested"
+    kinds = {
+        "nested": (types.is_nested,),
+        "binary": (types.is_binary, types.is_large_binary),
+        "text": (types.is_string, types.is_large_string),
+        "number": (types.is_integer, types.is_floating, types.is_boolean),
+    }
+    return next((kind for kind, tests in kinds.items() if any(test(arrow_type) for test in tests)), "other")
+
+
+def _image_column(
+    kinds: Mapping[str, str], features: Mapping[str, Any], where: str, asked: str | None
+) -> str | None:
+    usable = [name for name, kind in kinds.items() if kind in _IMAGES]
+    marked = [name for name in usable if features.get(name, {}).get("_type") == "Image"]
+    by_kind = ([name for name in usable if kinds[name] == kind] for kind in _IMAGES)
+    candidates = next(filter(None, (marked, *by_kind)), [])
+    named = [name for name in candidates if name.lower() in _IMAGE_NAMES]
+    return _choose(where, "--image-column", asked, usable, named if len(named) == 1 else candidates)
+
+
+def _label_column(
+    schema: Any, kinds: Mapping[str, str], features: Mapping[str, Any], where: str, asked: str | None
+) -> str | None:
+    usable = [name for name, kind in kinds.items() if kind in _LABELS]
+    for name, kind in kinds.items():
+        if asked is None and name.lower() in user_files.LABEL_NAMES and kind in ("nested", "images"):
+            raise InputError(
+                f"{where}: column {name} holds {schema.field(name).type}, and one class of each image is read: "
+                "choose another by --label-column, or --no-labels"
+            )
+    marked = [name for name in usable if features.get(name, {}).get("_type") == "ClassLabel"]
+    named = [name for name in marked or usable if name.lower() in user_files.LABEL_NAMES]
+    # fine_label and coarse_label of CIFAR-100, if no metadata mark the columns of classes.
+    last_word = [name for name in usable if re.split(r"[_\W]", name.lower())[-1] in user_files.LABEL_NAMES]
+    return _choose(where, "--label-column", asked, usable, named or marked or last_word)
+
+
+def _choose(
+    where: str, option: str, asked: str | None, usable: Collection[str], candidates: Collection[str]
+) -> str | None:
+    """Returns the column that the user names, or else the only candidate; None without one."""
+    if asked is not None and asked not in usable:
+        hint = closest(asked, usable) or f"there are {', '.join(usable) or 'none'}"
+        raise InputError(f"{option} {asked}: {where} has no such column of a type that is read: {hint}")
+    if asked is None and len(candidates) > 1:
+        raise InputError(
+            f"{where}: several columns may be meant, {', '.join(candidates)}: choose by {option}"
+        )
+    return asked or next(iter(candidates), None)
+
+
+def unread_note(where: str, columns: Collection[str]) -> list[str]:
+    """Returns a note on columns that are not read."""
+    choose = "(--image-column and --label-column choose)"
+    return [f"columns of {where} that are not read: {shown(columns)} {choose}"] if columns else []
+
+
+def decode_base64(text: Any) -> bytes | None:
+    """Decodes an image from base64 text, also `data:image/png;base64,...`; returns None for other values."""
+    with suppress(ValueError, AttributeError):
+        data = base64.b64decode(text.rpartition(",")[2])
+        return data if user_files.image_kind(data[: user_files.HEAD_BYTES]) else None
+    return None

@@ -14,16 +14,26 @@ from mae_vit.core.files import write_atomically
 from mae_vit.core.messages import count_of, format_decimal
 from mae_vit.data.shards.dataset_json import read_dataset
 from mae_vit.evaluation.segmentation import IMAGES_FILE
-from mae_vit.finetuning.comparison.config import TUNED_BY, CompareConfig, Overrides
-from mae_vit.finetuning.comparison.inputs import data_folder
-from mae_vit.finetuning.comparison.plan import ComparisonPlan
+from mae_vit.finetuning.comparison.config import TUNED_BY, CompareConfig, Overrides, override_words
+from mae_vit.finetuning.comparison.plan import ComparisonPlan, data_folder
 from mae_vit.finetuning.comparison.protocol import describe_changes
 from mae_vit.finetuning.comparison.report import charts
-from mae_vit.finetuning.comparison.report.answer import answer, first_chart
-from mae_vit.finetuning.comparison.report.predictions import PREDICTIONS, pack_predictions
-from mae_vit.finetuning.comparison.report.rows import Row, describe_labels, read_rows, row_title, table
-from mae_vit.finetuning.comparison.report.summary import Line, at_most_labels, collect_notes, table_lines
-from mae_vit.finetuning.comparison.settings import override_words
+from mae_vit.finetuning.comparison.report.rows import (
+    PREDICTIONS,
+    Row,
+    describe_labels,
+    pack_predictions,
+    read_rows,
+    row_title,
+    table,
+)
+from mae_vit.finetuning.comparison.report.summary import (
+    Line,
+    answer,
+    at_most_labels,
+    collect_notes,
+    table_lines,
+)
 from mae_vit.inspection.class_maps import draw_class_maps
 from mae_vit.pages import image, render
 
@@ -48,6 +58,7 @@ affect any choice."""
 _PAIRS = """Each cell is the test result of the row minus that of the column, in points, with its 95 % interval, for
 the largest number of labels. Cells in parentheses may be chance. The intervals are not widened for the number of
 comparisons."""
+_WHOLE = "Pretraining counts whole for each entry that begins from it, though one run serves all."
 _OVERLAYS = "Some test images, drawn before any result; the classes of each entry's first seed."
 # Largest number of classes in the table of gains.
 _MOST_CLASSES = 100
@@ -74,7 +85,7 @@ class Report:
 
     def __init__(self, plan: ComparisonPlan, rows: Sequence[Row], missing: Sequence[str]) -> None:
         """Builds the parts that both forms share from finished cells and the names of `missing` runs."""
-        self._plan, self._rows, self._config = plan, rows, plan.config
+        self._plan, self._config = plan, plan.config
         self._lines = lines = table_lines(plan.config, rows)
         self._missing = "; ".join(missing)
         self._table, self._settings = _table(plan.config, lines), settings_table(plan)
@@ -95,12 +106,12 @@ class Report:
 
     def to_html(self, masks: bytes | None = None) -> str:
         """Returns `report.html`; `masks` is a PNG of test images and their predicted classes."""
-        palette = charts.Palette([entry.name for entry in self._config.entries])
+        palette = charts.palette_for([entry.name for entry in self._config.entries])
         return render(
             "comparison.html",
             title=self._config.run.name,
             answer=self.answer,
-            first_chart=first_chart(self._config, self._rows, self._lines, palette),
+            first_chart=first_chart(self._config, self._lines, palette),
             missing=self._missing,
             measured="Mean IoU" if self._config.segments else "Accuracy",
             table=self._table,
@@ -112,16 +123,14 @@ class Report:
     def _sections(self, palette: charts.Palette, masks: bytes | None) -> Iterator[Section]:
         if self._pairs:
             yield Section("Each against each", table=self._pairs, note=_PAIRS)
-        for labels in dict.fromkeys(row.cell.labels for row in self._rows):
-            if drawn := charts.curves(self._rows, palette, labels):
+        for labels in dict.fromkeys(line.labels for line in self._lines):
+            if drawn := charts.curves(self._lines, palette, labels):
                 caption = "Held-out images; mean and range over seeds."
                 yield Section(f"Learning curves, {describe_labels(labels)}", (drawn, caption))
-        if drawn := charts.against_compute(self._rows, palette):
-            caption = (
-                "Pretraining counts whole for each entry that begins from it, though one run serves all."
-            )
+        if costs := _costs(self._lines):
+            drawn = charts.against_compute(self._lines, palette)
             title = "Against compute" if self._config.segments else "Accuracy against compute"
-            yield Section(title, (drawn, caption), _costs(self._lines))
+            yield Section(title, (drawn, _WHOLE) if drawn else None, costs)
         if masks:
             yield Section("Masks", (image(masks, "masks"), _OVERLAYS))
         if gains := _per_class(self._config, self._lines):
@@ -131,6 +140,22 @@ class Report:
             if pictures := sorted((run.run_folder / "pictures").glob("step-*.png")):
                 caption = "held-out images; the original is the last row"
                 yield Section(f"Pretraining: {name}", (image(pictures[-1].read_bytes(), name), caption))
+
+
+def first_chart(
+    config: CompareConfig, lines: Sequence[Line], palette: charts.Palette
+) -> tuple[Markup, str] | None:
+    """Draws accuracy against labels, or bars of the entries if there is one number of labels.
+
+    Returns:
+        The chart and its caption; None without results.
+    """
+    if drawn := charts.against_labels(lines, palette):
+        return drawn, "Test images: mean over seeds, and the range between them."
+    scored = [line for line in at_most_labels(config, lines) if line.score is not None]
+    what = "Mean IoU" if config.segments else "Accuracy"
+    drawn = charts.bars(scored, palette)
+    return (drawn, f"{what} on test images: mean over seeds, a dot for each.") if drawn else None
 
 
 def write_report(plan: ComparisonPlan) -> None:
@@ -258,7 +283,7 @@ def _mode(line: Line) -> str:
     return line.mode if shots is None else f"{line.mode}, {shots} a class"
 
 
-def _costs(lines: Sequence[Line]) -> Table:
+def _costs(lines: Sequence[Line]) -> Table | None:
     def known(value: float | None, form: str) -> str:
         return "not known" if value is None else format(value, form)
 
@@ -272,7 +297,7 @@ def _costs(lines: Sequence[Line]) -> Table:
         for seconds in (line.mean("pretrain_s"), line.mean("finetune_s")):
             cells.append(known(None if seconds is None else seconds / 3600, ".3g"))
         body.append([line.title, str(line.labels), *cells])
-    return Table(head, body)
+    return Table(head, body) if body else None
 
 
 def _per_class(config: CompareConfig, lines: Sequence[Line]) -> Table | None:

@@ -1,4 +1,7 @@
-"""The results of a comparison's runs as one table: a row for each cell."""
+"""The results of a comparison's runs: `results.csv`, a row for each cell, and `predictions.npz`.
+
+Gaps, intervals and p values follow from these two files alone (`tests/helpers/comparison.py`).
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from mae_vit.finetuning.comparison.plan import Cell, ComparisonPlan
 from mae_vit.finetuning.comparison.report.significance import Scores
 from mae_vit.finetuning.comparison.spec import cost_of_run
 from mae_vit.finetuning.config.modes import MODES
-from mae_vit.weights.start import origin_of
+from mae_vit.weights.names import origin_of
 
 # Summary fields copied to `results.csv`.
 _PROVENANCE = ("precision", "data", "test_data", "train_images", "held_out_images", "test_reads")
@@ -28,6 +31,10 @@ _SCORES = (
     ("train_top1", "val_top1", "labels_seen_by_start", "test_top1", "test_top5", "calibration_error"),
     ("train_miou", "val_miou", "labels_seen_by_start", "test_miou", "test_pixel_accuracy"),
 )
+
+
+# Every cell's predictions for every test image, small enough to publish with a table.
+PREDICTIONS = "predictions.npz"
 
 
 @dataclass(frozen=True)
@@ -190,9 +197,29 @@ def table(rows: Sequence[Row]) -> str:
     return stream.getvalue()
 
 
-def group(rows: Sequence[Row]) -> dict[tuple[str, Labels, str], list[Row]]:
-    """Groups rows that differ only in their seed."""
-    groups: dict[tuple[str, Labels, str], list[Row]] = {}
-    for row in rows:
-        groups.setdefault((row.cell.entry.name, row.cell.labels, row.cell.mode), []).append(row)
-    return groups
+def pack_predictions(rows: Sequence[Row]) -> bytes:
+    """Packs the predictions of all cells, compressed.
+
+    `cells` is JSON: each row's number in `results.csv`, its split I, and whether all seeds give its result. A test
+    split I has `keys_I` (n,), `truth_I` (n,) and `predicted_I` (cells, n); for segmentation `intersections_I` and
+    `unions_I` (cells, n, K) in pixels. Integers have the smallest unsigned type.
+    """
+    splits: dict[tuple[bool, tuple[str, ...]], list[int]] = {}
+    for number, row in enumerate(rows):
+        splits.setdefault((row.overlaps is not None, row.keys), []).append(number)
+    arrays: dict[str, Any] = {}
+    cells = []
+    for split, ((segmented, keys), numbers) in enumerate(splits.items()):
+        arrays[f"keys_{split}"] = np.array(keys)
+        shown = [rows[number] for number in numbers]
+        integers: dict[str, Any] = {"truth": shown[0].truth, "predicted": [row.predicted for row in shown]}
+        if segmented:
+            counts = [row.overlaps for row in shown if row.overlaps]
+            integers = {name: [getattr(one, name) for one in counts] for name in ("intersections", "unions")}
+        for name, given in integers.items():
+            values = np.array(given)
+            arrays[f"{name}_{split}"] = values.astype(np.min_scalar_type(int(values.max())))
+        cells += [{"row": number, "split": split, "fixed": rows[number].cell.fixed} for number in numbers]
+    stream = io.BytesIO()
+    np.savez_compressed(stream, cells=np.array(json.dumps(cells)), **arrays)
+    return stream.getvalue()

@@ -1,17 +1,20 @@
-"""The lines of a comparison's table, each an entry with its results over seeds."""
+"""A comparison's table, a line for each entry with its results over seeds; and its answer, in one sentence."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from mae_vit.core.messages import count_of, format_decimal
 from mae_vit.finetuning.comparison.config import TUNED_BY, CompareConfig, Labels
-from mae_vit.finetuning.comparison.report.rows import Row, group, row_title
+from mae_vit.finetuning.comparison.report.rows import Row, row_title
 from mae_vit.finetuning.comparison.report.significance import Gap, gap_between
-from mae_vit.weights.start import origin_of
+from mae_vit.weights.names import origin_of
 
+# Two entries are level if the interval of their difference lies within this many points of zero.
+LEVEL_POINTS = 3.0
 # Notes by a run's `labels_seen_by_start`, worst first.
 _SEEN = {
     "held-out": "its weights or teacher were trained with the held-out labels, so its held-out accuracy is too high",
@@ -50,32 +53,9 @@ class Line:
         return self.rows[0].cell.entry.start
 
     @property
-    def unlabeled(self) -> bool:
-        """Whether it has pretrained weights that, as far as known, have seen no labels."""
-        return self.weights is not None and not any(
-            row.values.get("labels_seen_by_start") for row in self.rows
-        )
-
-    @property
-    def notes(self) -> list[str]:
-        """Caveats for readers: the config's note, labels that its weights have seen, repeated test reads."""
-        seen, origin = {row.values.get("labels_seen_by_start") for row in self.rows}, origin_of(self.weights)
-        notes = [
-            self.rows[0].cell.entry.note,
-            f"{origin}: which images and labels they were is not known" if origin else "",
-            *(note for overlap, note in _SEEN.items() if overlap in seen),
-            _READ_AGAIN if any((row.values.get("test_reads") or 1) > 1 for row in self.rows) else "",
-        ]
-        return [note for note in notes if note]
-
-    @property
     def size(self) -> int:
         """Number of labeled images, see `Row.size`."""
         return self.rows[0].size
-
-    def gap_to(self, other: Line) -> Gap | None:
-        """Returns how far this line's score exceeds another's, see `gap_between`."""
-        return gap_between([row.scores for row in self.rows], [row.scores for row in other.rows])
 
     @property
     def metric(self) -> str:
@@ -91,6 +71,31 @@ class Line:
     def score(self) -> float | None:
         """Mean of `metric` over seeds; None where it was not measured."""
         return self.mean(self.metric)
+
+    @property
+    def unlabeled(self) -> bool:
+        """Whether it has pretrained weights that, as far as known, have seen no labels."""
+        return self.weights is not None and not any(self._seen)
+
+    @property
+    def notes(self) -> list[str]:
+        """Caveats for readers: the config's note, labels that its weights have seen, repeated test reads."""
+        origin = origin_of(self.weights)
+        notes = [
+            self.rows[0].cell.entry.note,
+            f"{origin}: which images and labels they were is not known" if origin else "",
+            *(note for overlap, note in _SEEN.items() if overlap in self._seen),
+            _READ_AGAIN if any((row.values.get("test_reads") or 1) > 1 for row in self.rows) else "",
+        ]
+        return [note for note in notes if note]
+
+    @property
+    def _seen(self) -> set[str | None]:
+        return {row.values.get("labels_seen_by_start") for row in self.rows}
+
+    def gap_to(self, other: Line) -> Gap | None:
+        """Returns how far this line's score exceeds another's, see `gap_between`."""
+        return gap_between([row.scores for row in self.rows], [row.scores for row in other.rows])
 
     def mean(self, column: str) -> float | None:
         """Mean over seeds; None where it was not measured."""
@@ -108,15 +113,15 @@ class Line:
 
 def table_lines(config: CompareConfig, rows: Sequence[Row]) -> list[Line]:
     """Builds the table's lines, in the config's order."""
-    groups = group(rows)
+    groups: dict[tuple[str, Labels, str], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row.cell.entry.name, row.cell.labels, row.cell.mode), []).append(row)
     lines = []
     for (entry, labels, mode), several in groups.items():
-        line = Line(entry, labels, mode, tuple(several), None)
-        reference = groups.get((config.reference, labels, mode))
+        reference, gap = groups.get((config.reference, labels, mode)), None
         if reference and entry != config.reference:
-            gap = line.gap_to(Line(config.reference, labels, mode, tuple(reference), None))
-            line = Line(entry, labels, mode, tuple(several), gap)
-        lines.append(line)
+            gap = gap_between([row.scores for row in several], [row.scores for row in reference])
+        lines.append(Line(entry, labels, mode, tuple(several), gap))
     return lines
 
 
@@ -132,3 +137,65 @@ def at_most_labels(config: CompareConfig, lines: Sequence[Line]) -> list[Line]:
     mode = next((mode for mode in modes if mode in TUNED_BY), modes[0] if modes else None)
     size = max((line.size for line in reference if line.mode == mode), default=0)
     return [line for line in lines if (line.mode, line.size) == (mode, size)]
+
+
+def answer(config: CompareConfig, lines: Sequence[Line]) -> str:
+    """Says in one sentence what pretraining without labels is worth here.
+
+    It compares the best entry whose weights have seen no labels (else the best with weights, then any, third-party
+    encoders last) with the reference, the best entry from scratch, and the best entry that is clearly better.
+    """
+    scored = [line for line in at_most_labels(config, lines) if line.score is not None]
+    reference = next((line for line in scored if line.entry == config.reference), None)
+    others = [line for line in scored if line is not reference]
+    own = [line for line in others if origin_of(line.weights) is None]
+    subject = (
+        _best(line for line in own if line.unlabeled)
+        or _best(line for line in own if line.weights)
+        or _best(own)
+        or _best(others)
+    )
+    if reference is None or subject is None:
+        return f"Not finished yet: {config.reference} and a row to compare it with."
+    gap = subject.gap_to(reference)
+    parts = [_against(gap, reference)]
+    rest = [line for line in others if line is not subject]
+    rival = _best(line for line in rest if not line.weights) if subject.weights else None
+    if rival is not None:
+        parts.append(_against(subject.gap_to(rival), rival, ", the best without pretraining"))
+    noun, mode = "mask" if subject.segments else "label", subject.mode
+    text = f"With {count_of(subject.size, noun)}, {subject.title} reaches {_percent(subject)}"
+    text += f"{'' if mode in TUNED_BY else f' by {mode}'}, {' and '.join(parts)}"
+    better = _best(line for line in rest if line is not rival and _is_clearly_above(line, subject))
+    if better is not None:
+        text += f"; {better.title} is better still, at {_percent(better)}"
+        if better.weights and origin_of(better.weights) is None and not better.unlabeled:
+            text += ", from weights that have seen labels"
+    seeds = gap.seeds if gap is not None else len(subject.rows)
+    how = "one seed: intervals cover test images alone" if seeds == 1 else f"{seeds} seeds"
+    return f"{text} ({how})."
+
+
+def _best(lines: Iterable[Line]) -> Line | None:
+    return max(lines, key=lambda line: line.score or 0, default=None)
+
+
+def _is_clearly_above(line: Line, other: Line) -> bool:
+    gap = line.gap_to(other)
+    return gap is not None and gap.is_clear and gap.points > 0
+
+
+def _against(gap: Gap | None, other: Line, what: str = "") -> str:
+    """Words the gap to another row, hedged by its confidence interval."""
+    name = f"{other.title} ({_percent(other)}{what})"
+    if gap is None:
+        return f"beside {name}, of other seeds or test images"
+    if not gap.is_clear and abs(gap.points) + gap.half_width <= LEVEL_POINTS:
+        return f"level with {name}"
+    side = "above" if gap.points > 0 else "below"
+    phrase = f"{format_decimal(abs(gap.points))} points {side} {name}"
+    return phrase if gap.is_clear else f"{phrase}, which chance may explain"
+
+
+def _percent(line: Line) -> str:
+    return f"{format_decimal(100 * (line.score or 0))} %" + (" mIoU" if line.segments else "")

@@ -8,30 +8,25 @@ import numpy as np
 import pytest
 import torch
 from helpers.commands import lines_of, one_line, summary_of
-from helpers.finetune import SMALL, TINY
+from helpers.finetune import CNN
 from helpers.images import FIRST, STEP
 from safetensors.torch import load_file
 
 from mae_vit.cli.main import main as command_line
-from mae_vit.finetuning.command import main
 from mae_vit.weights.encoder import load_encoder
 
-CNN = {"config": "small_resnet_cifar", "model": ["model.img_size=8", "model.in_chans=1"]}
+RESNET = {**CNN, "config": "small_resnet_cifar"}
 
 
 @pytest.fixture
-def segment(pairs, tmp_path):
+def segment(call, pairs):
     """Runs a mode of segmentation: segment("key=value", ..., mode="segment", name="run", ckpt=None)."""
 
-    def call(
-        *arguments, mode="segment", name="run", ckpt=None, config="finetune_cifar_tiny", model=TINY
-    ) -> int:
-        words = ["--config", config, *(["--ckpt", str(ckpt)] if ckpt else []), *SMALL]
-        words += ["model.img_size=8"] if ckpt else model
-        place = [f"data.path={pairs}", f"run.dir={tmp_path / name}", f"run.name={name}"]
-        return main([*words, *place, f"finetune.mode={mode}", "train.effective_batch_size=8", *arguments])
+    def run(*arguments, mode="segment", **options) -> int:
+        own = f"data.path={pairs}", f"finetune.mode={mode}", "train.effective_batch_size=8"
+        return call(*own, *arguments, **options)
 
-    return call
+    return run
 
 
 def test_a_probe_of_pretrained_weights(segment, pretrained, tmp_path, capsys):
@@ -66,8 +61,10 @@ def test_a_probe_of_pretrained_weights(segment, pretrained, tmp_path, capsys):
     assert "without the head" in capsys.readouterr().out
 
 
-def test_a_frozen_projection_stays(segment, pretrained, tmp_path):
-    assert segment("finetune.freeze_patch_embed=true", ckpt=pretrained) == 0
+@pytest.mark.parametrize("mode", ["segment", "finetune"])
+def test_a_frozen_projection_stays(segment, call, pretrained, tmp_path, mode):
+    run = segment if mode == "segment" else call
+    assert run("finetune.freeze_patch_embed=true", "finetune.holdout=0", ckpt=pretrained) == 0
     before = load_file(pretrained / "encoder.safetensors")
     after = load_file(tmp_path / "run" / "model.safetensors")
     shared = before.keys() & after.keys()
@@ -100,9 +97,9 @@ def test_a_run_learns_and_resumes(segment, tmp_path, capsys):
 
 
 def test_a_network_is_trained_from_scratch_and_from_weights_of_its_own(segment, call, tmp_path, capsys):
-    assert call("train.steps=1", "train.warmup_steps=0", name="classifier", **CNN) == 0
-    assert segment(**CNN) == 0
-    assert segment(name="again", ckpt=tmp_path / "classifier", config=CNN["config"]) == 0
+    assert call("train.steps=1", "train.warmup_steps=0", name="classifier", **RESNET) == 0
+    assert segment(**RESNET) == 0
+    assert segment(name="again", ckpt=tmp_path / "classifier", config=RESNET["config"]) == 0
     assert "100.0%" in capsys.readouterr().out
     for name in ("run", "again"):
         summary = summary_of(tmp_path / name)

@@ -9,11 +9,10 @@ from sklearn.metrics import jaccard_score, log_loss
 
 from mae_vit.core.batch import Batch
 from mae_vit.core.keyed_rng import SampleKeys
-from mae_vit.finetuning.models.build import load_into_segmenter
 from mae_vit.finetuning.models.segmenter import Segmenter
 from mae_vit.models.encoders.network import NetworkEncoder
 from mae_vit.models.encoders.vit import ViTEncoder
-from mae_vit.weights.start import Weights
+from mae_vit.weights.read import Weights
 
 
 def small_encoder(patch_size: int = 2, **options) -> ViTEncoder:
@@ -102,11 +101,11 @@ def test_the_loss_is_that_of_a_plain_loop():
 def test_held_out_metrics_are_scikit_learns():
     model, batch = segmenter(probe=False).eval(), random_batch(6)
     with torch.no_grad():
-        sums: dict[str, float] = {}
+        sums: dict[str, np.ndarray] = {}
         for cut in (slice(0, 4), slice(4, 6)):
             part = batch_of(batch.images[cut], batch.class_map()[cut])
             for name, value in model.evaluation_sums(part).items():
-                sums[name] = sums.get(name, 0.0) + float(value)
+                sums[name] = sums.get(name, 0.0) + value.double().numpy()
         metrics = model.evaluation_metrics(sums)
         guess = model.logits(batch.images).argmax(dim=1)
     counted = batch.class_map() >= 0
@@ -120,7 +119,7 @@ def test_a_norm_behind_the_mean_norms_each_token():
     tensors = {name: value + 1 for name, value in small_encoder().state_dict().items()}
     renamed = {f"fc_{name}" if name.startswith("norm.") else name: value for name, value in tensors.items()}
     model = segmenter(probe=True)
-    load_into_segmenter(model, Weights("weights", renamed))
+    model.load(Weights("weights", renamed))
     assert torch.equal(model.encoder.norm.weight, tensors["norm.weight"])
 
 

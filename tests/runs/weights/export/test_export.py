@@ -66,8 +66,7 @@ GEOMETRIES = [
 
 
 @pytest.mark.parametrize(
-    ("changes", "pool"),
-    [*((changes, "mean") for changes in GEOMETRIES), (GEOMETRIES[0], "cls")],
+    ("changes", "pool"), [*((changes, "mean") for changes in GEOMETRIES), (GEOMETRIES[0], "cls")]
 )
 def test_timm_builds_it_by_the_cards_line(tmp_path, monkeypatch, capsys, changes, pool):
     path = encoder_file(tmp_path / "encoder.safetensors", **changes)

@@ -5,8 +5,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from helpers.encoders import vit_info
-from helpers.export import encoder_file, export
+from helpers.export import encoder_file, export, info_of
 
 import mae_vit
 from mae_vit.core.bands import Bands
@@ -48,24 +47,7 @@ def test_the_card_reads_raw_values_as_transform_does(tmp_path, monkeypatch, to):
 
 
 def test_raw_normalization_is_the_scale_and_the_normalization():
-    mean, std = raw_normalization(
-        vit_info(
-            "tiny-cifar",
-            (16, 16),
-            4,
-            5,
-            32,
-            2,
-            4,
-            4.0,
-            "sincos",
-            CHANGES["mean"],
-            CHANGES["std"],
-            "mae",
-            1,
-            bands=FIVE,
-        )
-    )
+    mean, std = raw_normalization(info_of(**CHANGES))
     raw = torch.full((1, 5, 1, 1), 321.0)
     unit = (FIVE.unit(raw).flatten() - torch.tensor(CHANGES["mean"])) / torch.tensor(CHANGES["std"])
     torch.testing.assert_close((raw.flatten() - torch.tensor(mean)) / torch.tensor(std), unit)

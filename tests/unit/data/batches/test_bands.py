@@ -15,14 +15,11 @@ from mae_vit.core.bands import Bands
 from mae_vit.core.errors import InputError
 from mae_vit.data.batches.augmented import open_source
 from mae_vit.data.batches.loader import FixedBatches
-from mae_vit.data.batches.sources import array_bytes
-from mae_vit.data.images.augment import Augment, AugmentParams, center_crop
+from mae_vit.data.images.augment import Augment, AugmentParams, center_crop, draw_erasing
 from mae_vit.data.images.bands.resize import resize_bands
-from mae_vit.data.images.random_erasing import draw_erasing
 from mae_vit.data.index import open_index
-from mae_vit.data.normalization import normalization
 from mae_vit.data.shards.dataset_json import read_dataset
-from mae_vit.data.views import make_augment
+from mae_vit.data.views import make_augment, normalization
 
 CROP = {"crop": "random_resized", "scale": (0.3, 1.0), "ratio": (0.75, 1.33), "flip": True}
 
@@ -62,11 +59,11 @@ def batches(index, name="tar", *, workers=0, **augment):
 def test_values_survive(tmp_path, encode, extension, dtype):
     images = [noise(13, dtype, seed=n) for n in range(6)]
     index = prepare(tmp_path, images, encode, extension)
-    keys = index.keys()
-    order = [int(key) for key in keys]
-    found = batches(index)
-    assert found.dtype == getattr(torch, dtype)
-    np.testing.assert_array_equal(found.numpy(), np.stack([images[n] for n in order]))
+    order = index.keys()
+    for name in ("tar", "memory"):
+        found = batches(index, name)
+        assert found.dtype == getattr(torch, dtype)
+        np.testing.assert_array_equal(found.numpy(), np.stack([images[int(key)] for key in order]))
 
 
 @pytest.mark.parametrize(
@@ -172,14 +169,6 @@ def test_normalization_of_bands(tmp_path):
     images = batches(index)
     unit = dataset.bands.unit(images)
     np.testing.assert_allclose(unit.mean(dim=(0, 2, 3)), dataset.mean, rtol=1e-5)
-
-
-def test_the_size_in_memory_counts_bands_and_type(tmp_path):
-    index = prepare(tmp_path, [noise(13, "uint16", seed=n) for n in range(3)])
-    assert array_bytes(index, 13) == 3 * 13 * 20 * 24 * 2
-    batches(index, "memory")
-    (array,) = (tmp_path / "out" / ".index").glob("*uint16-13.npy")
-    assert np.load(array).dtype == np.uint16
 
 
 def test_a_member_of_other_bands_is_damaged(tmp_path):

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from helpers.batch_digests import open_digits
+from helpers.batch_digests import open_digits, order_of
 from helpers.damage import WAYS, copy_of, damage, known_key
 
 from mae_vit.core.batch import Batch
@@ -23,7 +23,6 @@ from mae_vit.data.batches.loader import (
 from mae_vit.data.index import open_index
 from mae_vit.data.order.order import GlobalOrder, RankSlice
 from mae_vit.data.shards import shard_files
-from mae_vit.data.training_data import make_order
 
 STEPS = range(5, 14)  # over the end of an epoch
 # Among them neighbors, of which one stands in for none, and the last one of all.
@@ -41,11 +40,6 @@ def damaged(many_shards, tmp_path_factory):
 
 def source_of(data, name):
     return open_digits(open_index(data, "train"), name)
-
-
-def order_of(data, mode):
-    blocks = {"lanes": 8, "block_shards": 2} if mode == "blocks" else {"lanes": None, "block_shards": None}
-    return make_order(open_index(data, "train"), effective_batch_size=96, seed=7, **blocks)
 
 
 def global_batches(source, order, world_size, workers, accumulation=1) -> list[Batch]:
@@ -172,8 +166,7 @@ def test_tries_are_near_first_and_leave_a_lost_shard():
     assert list(replacement_candidates(0, 1)) == [0, 0]
 
 
-def test_where_nothing_is_whole_the_sample_is_an_error(digits, tmp_path):
-    copy = copy_of(digits, tmp_path / "data")
+def test_where_nothing_is_whole_the_sample_is_an_error(copy):
     for shard in copy.glob("train-*.tar"):
         shard.write_bytes(shard.read_bytes().replace(b"\x89PNG", b"GARB"))
     batches = load_batches(
@@ -216,9 +209,8 @@ def test_a_shard_that_vanishes_or_changes_in_mid_run_is_damage(digits, tmp_path,
     assert f"100,000 of {os.path.getsize(digits / 'train-000003.tar'):,}" in reasons["train-000003.tar"]
 
 
-def test_each_sample_behind_the_end_of_a_shard_is_not_waited_for(digits, tmp_path, monkeypatch):
+def test_each_sample_behind_the_end_of_a_shard_is_not_waited_for(digits, copy, monkeypatch):
     monkeypatch.setattr(shard_files, "_WAITS_S", (0.0, 0.2))
-    copy = copy_of(digits, tmp_path / "data")
     index, whole = open_index(copy, "train"), open_index(digits, "train")
     os.truncate(copy / "train-000001.tar", 100_000)
     waits: list[float] = []
@@ -233,8 +225,7 @@ def test_each_sample_behind_the_end_of_a_shard_is_not_waited_for(digits, tmp_pat
     assert index.read(700) == whole.read(700)
 
 
-def test_a_shard_that_is_away_for_a_moment_is_no_damage(digits, tmp_path):
-    copy = copy_of(digits, tmp_path / "data")
+def test_a_shard_that_is_away_for_a_moment_is_no_damage(digits, copy):
     index, path = open_index(copy, "train"), copy / "train-000001.tar"
     path.rename(copy / "away")
     back = threading.Timer(0.3, (copy / "away").rename, [path])

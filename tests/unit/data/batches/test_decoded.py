@@ -8,7 +8,8 @@ import shutil
 import numpy as np
 import pytest
 from helpers.batch_digests import open_digits
-from helpers.damage import copy_of, damage
+from helpers.damage import damage
+from helpers.images import encoded, write_files
 from PIL import Image
 
 from mae_vit.core.errors import DamagedSample, InputError
@@ -26,8 +27,7 @@ def source_of(data, name):
     return open_digits(open_index(data, "train"), name)
 
 
-def test_damaged_samples_of_a_decoded_array_are_decoded_again(digits, tmp_path, monkeypatch):
-    copy = copy_of(digits, tmp_path / "data")
+def test_damaged_samples_of_a_decoded_array_are_decoded_again(digits, copy, monkeypatch):
     damage(digits, copy, {7: "undecodable", 9: "undecodable"})
     assert (copy / "train-000000.tar").stat().st_size == (digits / "train-000000.tar").stat().st_size
     first = source_of(copy, "memory")
@@ -40,8 +40,7 @@ def test_damaged_samples_of_a_decoded_array_are_decoded_again(digits, tmp_path, 
         assert [(position, one.sample) for position, one in raised.value.damaged] == [(0, 9), (2, 7)]
 
 
-def test_a_decoded_array_that_was_cut_short_is_made_again(digits, tmp_path):
-    copy = copy_of(digits, tmp_path / "data")
+def test_a_decoded_array_that_was_cut_short_is_made_again(copy):
     whole = source_of(copy, "memory").render(0, 0, np.arange(9)).images
     (array,) = cache_folder(copy).glob("train-*uint8-1.npy")
     os.truncate(array, 5000)
@@ -54,8 +53,7 @@ def test_a_decoded_array_that_was_cut_short_is_made_again(digits, tmp_path):
     assert not stale.exists()
 
 
-def test_without_room_for_the_decoded_array_it_says_so_and_leaves_nothing(digits, tmp_path, monkeypatch):
-    copy = copy_of(digits, tmp_path / "data")
+def test_without_room_for_the_decoded_array_it_says_so_and_leaves_nothing(copy, monkeypatch):
 
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -69,23 +67,15 @@ def test_without_room_for_the_decoded_array_it_says_so_and_leaves_nothing(digits
 def test_black_images_are_whole_in_a_decoded_array(tmp_path):
     pixels = np.zeros((4, 8, 8, 3), np.uint8)
     pixels[2, 7, 7] = 1
-    for number, image in enumerate(pixels):
-        path = tmp_path / "src" / "train" / "c" / f"{number}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(image).save(path)
-    prepare(
-        [find_images(str(tmp_path / "src"), out=tmp_path / "out", split="train", root=None)], tmp_path / "out"
-    )
-    source = source_of(tmp_path / "out", "memory")
-    samples = np.arange(4)
-    assert np.array_equal(
-        source.render(0, 0, samples).images, source_of(tmp_path / "out", "tar").render(0, 0, samples).images
-    )
+    files = {f"train/c/{n}.png": encoded(Image.fromarray(image), "png") for n, image in enumerate(pixels)}
+    source, out = write_files(tmp_path / "src", files), tmp_path / "out"
+    prepare([find_images(str(source), out=out)], out)
+    memory, tar = (source_of(out, name).render(0, 0, np.arange(4)).images for name in ("memory", "tar"))
+    assert np.array_equal(memory, tar)
 
 
-def test_samples_of_a_shard_that_came_back_are_decoded_once_for_all(digits, tmp_path):
+def test_samples_of_a_shard_that_came_back_are_decoded_once_for_all(digits, copy):
     """An array of a folder that was still being copied is not that of the whole folder."""
-    copy = copy_of(digits, tmp_path / "data")
     (copy / "train-000001.tar").unlink()
     source = source_of(copy, "memory")
     assert source.render(0, 0, np.array([3])).images.any()
@@ -99,8 +89,7 @@ def test_samples_of_a_shard_that_came_back_are_decoded_once_for_all(digits, tmp_
     assert source_of(copy, "memory").render(0, 0, np.array([500])).images.any()
 
 
-def test_pixels_of_a_shard_before_it_changed_are_told(digits, tmp_path, capsys):
-    copy = copy_of(digits, tmp_path / "data")
+def test_pixels_of_a_shard_before_it_changed_are_told(digits, copy, capsys):
 
     def open_it():
         index = open_index(copy, "train")
@@ -109,8 +98,12 @@ def test_pixels_of_a_shard_before_it_changed_are_told(digits, tmp_path, capsys):
         return capsys.readouterr().err
 
     assert not open_it()
-    assert check(copy) == []
     (array,) = cache_folder(copy).glob("train-*uint8-1.npy")
+    # An equal copy, whose shards were written last.
+    os.utime(array, (1e9, 1e9))
+    assert "mae-vit check" in open_it()
+    assert check(copy) == []
+    assert not open_it()
     os.utime(array, (1e9, 1e9))
     for shard in copy.glob("train-*.tar"):
         os.utime(shard, (1e9, 1e9))

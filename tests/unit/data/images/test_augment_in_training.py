@@ -1,7 +1,6 @@
 """Augmented views as training takes them: keyed, the same from every source, by the config."""
 
 import hashlib
-import random
 from dataclasses import replace
 
 import numpy as np
@@ -62,25 +61,6 @@ def test_one_by_one_in_a_batch_and_in_another_batch_are_the_same(changes, crop, 
     plain = Augment(img_size=(32, 32), **CROPS[crop])
     without = plain.apply_batch(images, plain.draw(3, 5, index))
     assert 0.3 < (batch != without).any(axis=(1, 2, 3)).mean() < 1
-    for seed, epoch in ((4, 5), (3, 6)):
-        other = augment.apply_batch(images, augment.draw(seed, epoch, index))
-        assert (other != batch).any(axis=(1, 2, 3)).mean() > 0.3
-
-
-@pytest.mark.parametrize("changes", ["randaugment", "autoaugment"])
-def test_no_generator_is_read_or_moved(changes):
-    images = smooth(3, 32, 32, count=24)
-    augment = Augment(img_size=(32, 32), **POLICIES[changes])
-    results = []
-    for seed in (0, 1):
-        random.seed(seed)
-        np.random.seed(seed)
-        torch.manual_seed(seed)
-        before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
-        results.append(augment.apply_batch(images, augment.draw(0, 0, np.arange(24))))
-        after = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
-        assert before == after
-    np.testing.assert_array_equal(*results)
 
 
 def test_draws_of_a_seed_stay_what_they_are():
@@ -96,26 +76,17 @@ def test_draws_of_a_seed_stay_what_they_are():
     assert digests == ["d48c83b2bdacfcd3", "7b044026a3747b11", "fa01d0d6a12fa49b"]
 
 
-@pytest.mark.parametrize("changes", ["randaugment", "autoaugment"])
-def test_both_sources_give_the_same_images(digits, changes):
-    index = open_index(digits, "train")
-    augment = Augment(img_size=(16, 16), **CROPS["random_resized"], **POLICIES[changes], fill=(90,))
-    samples = np.array([3, 700, 41, 900, 12])
-    batches = [
-        open_source(index, name, channels=1, augment=augment, memory_limit_gib=1).render(7, 2, samples).images
-        for name in ("memory", "tar")
-    ]
-    np.testing.assert_array_equal(*batches)
-
-
 @pytest.mark.parametrize("name", ["memory", "tar"])
 def test_images_go_where_they_are_asked_for(digits, name):
+    """And are the same from both sources."""
     index = open_index(digits, "train")
-    augment = Augment(img_size=(12, 16), **CROPS["random_resized"], erasing=0.5)
-    source = open_source(index, name, channels=1, augment=augment, memory_limit_gib=1)
+    augment = Augment(img_size=(12, 16), **CROPS["random_resized"], **POLICIES["randaugment"], fill=(90,))
+    tar, source = (
+        open_source(index, kind, channels=1, augment=augment, memory_limit_gib=1) for kind in ("tar", name)
+    )
     samples = np.array([3, 700, 41])
     part = replace(source, samples=samples)
-    expected = source.render(7, 2, samples)
+    expected = tar.render(7, 2, samples)
     assert source.shape == part.shape == expected.images.shape[1:]
     for taken, places in ((source, samples), (part, np.arange(3))):
         out = Views(np.zeros_like(expected.images), np.zeros(3, np.int64), None)

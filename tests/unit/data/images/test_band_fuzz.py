@@ -134,8 +134,8 @@ def test_a_directory_that_leads_to_itself():
         open_raster(bytes(data))
 
 
-@pytest.mark.parametrize("extension", ["npy", "tif", "dcm"])
-def test_the_bound_of_pixels_holds_before_memory_is_taken(extension):
-    file = next(file for file in originals(extension) if file.kind == "1xuint16" or extension == "npy")
-    with pytest.raises(DecodeError, match=r"bound of 100"):
-        open_raster(file.data, max_pixels=100)
+def test_the_bound_of_pixels_holds_before_memory_is_taken():
+    for extension in ("npy", "tif", "dcm"):
+        file = next(file for file in originals(extension) if file.kind == "1xuint16" or extension == "npy")
+        with pytest.raises(DecodeError, match=r"bound of 100"):
+            open_raster(file.data, max_pixels=100)

@@ -1,6 +1,5 @@
 """Masks: what counts as one, and that they are cut as their images are."""
 
-import io
 import struct
 import zlib
 
@@ -8,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers.images import encoded
 from PIL import Image
 
 from mae_vit.data.images.augment import Augment
@@ -15,12 +15,6 @@ from mae_vit.data.images.decode import DecodeError, decode_mask
 from mae_vit.data.images.masks import crop_mask, id_table, numbered
 
 IDS = np.arange(48).reshape(6, 8) % 7
-
-
-def png(image: Image.Image, form: str = "png", **options) -> bytes:
-    stream = io.BytesIO()
-    image.save(stream, form, **options)
-    return stream.getvalue()
 
 
 def with_palette() -> Image.Image:
@@ -39,7 +33,7 @@ def with_palette() -> Image.Image:
     ids=["gray", "16 bits", "palette"],
 )
 def test_ids_are_read_as_they_are(image, scale):
-    mask = decode_mask(png(image))
+    mask = decode_mask(encoded(image, "png"))
     assert mask.dtype == np.uint16
     np.testing.assert_array_equal(mask, IDS * scale)
 
@@ -50,7 +44,7 @@ def test_a_palette_of_few_colors_is_read_too():
         ids = (IDS % 2**bits).astype(np.uint8)
         image = Image.fromarray(ids, "P")
         image.putpalette(list(range(3 * 2**bits)))
-        np.testing.assert_array_equal(decode_mask(png(image, bits=bits)), ids)
+        np.testing.assert_array_equal(decode_mask(encoded(image, "png", bits=bits)), ids)
 
 
 def gray_of_two_bits() -> bytes:
@@ -71,10 +65,10 @@ def gray_of_two_bits() -> bytes:
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (png(Image.fromarray(np.zeros((4, 4, 3), np.uint8))), "RGB"),
-        (png(Image.fromarray(IDS.astype(np.uint8)), "jpeg"), "no PNG"),
+        (encoded(Image.fromarray(np.zeros((4, 4, 3), np.uint8)), "png"), "RGB"),
+        (encoded(Image.fromarray(IDS.astype(np.uint8)), "jpeg"), "no PNG"),
         (gray_of_two_bits(), "2 bits"),
-        (png(Image.fromarray(IDS.astype(np.uint8)))[:-40], "trunc|broken|incomplete"),
+        (encoded(Image.fromarray(IDS.astype(np.uint8)), "png")[:-40], "trunc|broken|incomplete"),
     ],
     ids=["colors", "JPEG", "2 bits", "cut short"],
 )

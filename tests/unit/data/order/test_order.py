@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from helpers.batch_digests import digest_of_global_batches
+from helpers.batch_digests import digest_of_global_batches, order_of
 
 from mae_vit.core.keyed_rng import RngStream, derive_key, threefry2x32
 from mae_vit.data.batches.loader import start_worker_server
@@ -13,7 +13,6 @@ from mae_vit.data.order.order import GlobalOrder, RankSlice, data_step, micro_ba
 from mae_vit.data.order.permutation import permute
 
 BATCH = 96
-DIGITS = 1497  # images in their train split
 SKIPPED = ((1, 2), (40, 43))
 
 
@@ -125,17 +124,23 @@ def test_each_step_is_its_slice_of_the_order_wherever_one_begins(batch, skipped)
                 np.testing.assert_array_equal(one[1], other[1])
 
 
-@pytest.mark.parametrize("source_name", ["memory", "tar"])
-def test_global_batches_do_not_depend_on_ranks_or_workers(digits, source_name):
+@pytest.mark.parametrize("mode", ["global", "blocks"])
+@pytest.mark.parametrize("repeats", [1, 4])
+def test_global_batches_do_not_depend_on_ranks_or_workers(many_shards, mode, repeats):
     start_worker_server()
-    order = GlobalOrder(DIGITS, BATCH, seed=7)
-    steps = range(12, 18)  # over the end of an epoch
-    expected = digest_of_global_batches(digits, order, source_name, 1, 0, steps)
+    order, steps = order_of(many_shards, mode, repeats), range(12, 19)
+    assert steps.start < order.steps_per_epoch < steps.stop
+    expected = digest_of_global_batches(many_shards, order, "tar", 1, 0, steps)
     assert len(set(expected)) == len(expected)
-    for world_size, workers in ((4, 0), (2, 2)):
-        digest = digest_of_global_batches(digits, order, source_name, world_size, workers, steps)
-        assert digest == expected
-    digest = digest_of_global_batches(digits, order, source_name, 2, 0, steps, accumulation=3)
-    assert digest == expected
+    # Of 16 ranks, two share each lane; a micro-batch has all views of an image.
+    ranks = 16 if repeats == 1 else 8
+    for world_size, name, workers, accumulation in (
+        (ranks, "tar", 0, 1),
+        (2, "tar", 2, 1),
+        (2, "memory", 0, 3),
+    ):
+        digest = digest_of_global_batches(many_shards, order, name, world_size, workers, steps, accumulation)
+        assert digest == expected, world_size
     # From the middle of an epoch on: no state to restore.
-    assert digest_of_global_batches(digits, order, source_name, 2, 0, range(14, 18)) == expected[2:]
+    again = order_of(many_shards, mode, repeats)
+    assert digest_of_global_batches(many_shards, again, "memory", 4, 0, range(15, 19)) == expected[3:]

@@ -6,28 +6,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from helpers.batch_digests import digest_of_global_batches, open_digits
+from helpers.batch_digests import open_digits, order_of
 from helpers.damage import WAYS, copy_of, damage
 
 from mae_vit.core.errors import InputError
 from mae_vit.data.batches import sources as reading
-from mae_vit.data.batches.loader import load_batches, replacement_candidates, start_worker_server
+from mae_vit.data.batches.loader import load_batches, replacement_candidates
 from mae_vit.data.index import open_index
 from mae_vit.data.order.order import GlobalOrder, RankSlice, RepeatedOrder, view_keys
-from mae_vit.data.training_data import make_order
 
 REPEATS, BATCH = 4, 96
-BLOCKS = {"global": {"lanes": None, "block_shards": None}, "blocks": {"lanes": 8, "block_shards": 2}}
 
 
-def order_of(data, mode, repeats=REPEATS):
-    index = open_index(data, "train")
-    return make_order(index, effective_batch_size=BATCH, seed=7, repeats=repeats, **BLOCKS[mode])
-
-
-@pytest.mark.parametrize("mode", BLOCKS)
+@pytest.mark.parametrize("mode", ["global", "blocks"])
 def test_all_samples_come_once_in_as_many_epochs_as_repeats(many_shards, mode):
-    order, plain = order_of(many_shards, mode), order_of(many_shards, mode, repeats=1)
+    order, plain = order_of(many_shards, mode, REPEATS), order_of(many_shards, mode)
     assert (order.effective_batch_size, order.seed) == (BATCH, 7)
     assert order.steps_per_epoch == plain.steps_per_epoch
     length = order.steps_per_epoch * BATCH
@@ -46,16 +39,6 @@ def test_any_slice_is_one_of_the_epoch():
     whole = order.samples(2, 0, order.steps_per_epoch * BATCH)
     for start, stop in [(0, 0), (0, 5), (3, 4), (7, 96), (95, 300), (1001, 1002)]:
         np.testing.assert_array_equal(order.samples(2, start, stop), whole[start:stop])
-
-
-@pytest.mark.parametrize("mode", BLOCKS)
-def test_batches_do_not_depend_on_who_loads_them(many_shards, mode):
-    order, steps = order_of(many_shards, mode), range(12, 20)  # over the end of an epoch
-    start_worker_server()
-    expected = digest_of_global_batches(many_shards, order, "memory", 1, 0, steps)
-    assert digest_of_global_batches(many_shards, order, "tar", 2, 1, steps, accumulation=3) == expected
-    assert digest_of_global_batches(many_shards, order, "tar", 4, 0, steps) == expected
-    assert digest_of_global_batches(many_shards, order, "tar", 8, 0, range(15, 20)) == expected[3:]
 
 
 @pytest.mark.parametrize("name", ["memory", "tar"])
@@ -83,7 +66,7 @@ def test_an_image_is_decoded_once_and_each_view_has_its_mask(digits, monkeypatch
         "decode",
         lambda data, *how, real=reading.decode, **more: decoded.append(data) or real(data, *how, **more),
     )
-    order = order_of(digits, "global")
+    order = order_of(digits, "global", REPEATS)
     source = open_digits(open_index(digits, "train"), "tar")
     batches = list(load_batches(source, order, RankSlice(), start_step=0, stop_step=2))
     assert len(decoded) == 2 * BATCH // REPEATS
@@ -96,7 +79,7 @@ def test_an_image_is_decoded_once_and_each_view_has_its_mask(digits, monkeypatch
 
 @pytest.mark.parametrize("name", ["memory", "tar"])
 def test_all_views_of_a_damaged_sample_are_of_one_that_stands_in(many_shards, tmp_path, name):
-    order, copy = order_of(many_shards, "global"), copy_of(many_shards, tmp_path / "data")
+    order, copy = order_of(many_shards, "global", REPEATS), copy_of(many_shards, tmp_path / "data")
     samples = order.samples(0, 0, BATCH)
     bad = [int(samples[0]), int(samples[8]), int(samples[-1])]
     damage(many_shards, copy, dict(zip(bad, WAYS, strict=False)))
@@ -116,6 +99,4 @@ def test_all_views_of_a_damaged_sample_are_of_one_that_stands_in(many_shards, tm
 
 def test_more_views_than_numbers_are_refused(digits):
     with pytest.raises(InputError, match=re.escape("2**32 views")):
-        make_order(
-            open_index(digits, "train"), effective_batch_size=2**30, seed=0, repeats=2**22, **BLOCKS["global"]
-        )
+        order_of(digits, "global", 2**22, batch=2**30)

@@ -44,7 +44,7 @@ def call(tmp_path, capsys):
     def run(*sources, options="", out="out") -> Call:
         paths = [write_files(tmp_path / "src", s) if isinstance(s, dict) else s for s in sources]
         options = options.split() if isinstance(options, str) else options
-        in_place = {"--in-place", "--reindex"} & set(options)
+        in_place = "--in-place" in options
         folder = Path(paths[0]) if in_place else tmp_path / out
         words = [*paths, *([] if in_place else [folder]), *options]
         capsys.readouterr()

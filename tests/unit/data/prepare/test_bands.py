@@ -9,8 +9,8 @@ from helpers.images import encoded, picture, write_files, write_tar
 from unit.data.band_files import chunky, dicom, npy, planes, png, tiff, values
 
 from mae_vit.core.bands import Bands
-from mae_vit.data.images.bands.read import decode_bands, open_raster
-from mae_vit.data.prepare.bands.statistics import BandStatistics
+from mae_vit.data.images.bands.read import open_bands, open_raster
+from mae_vit.data.prepare.bands import BandStatistics
 
 WIDE = values(13, "uint16")
 PHOTO = encoded(picture(0, (8, 8)), "png")
@@ -23,7 +23,7 @@ def tiles(count=3):
 
 def stored(result, key):
     (data,) = result.images()[key].values()
-    return decode_bands(data, result.dataset.bands)
+    return open_bands(data, result.dataset.bands).pixels
 
 
 @pytest.mark.parametrize("second", [200, 3])
@@ -253,7 +253,7 @@ def test_statistics_in_parts_are_those_of_all(dtype):
 
 
 def test_the_sample_of_float32_stays_bounded(monkeypatch):
-    monkeypatch.setattr("mae_vit.data.prepare.bands.statistics._SAMPLE", 1 << 14)
+    monkeypatch.setattr("mae_vit.data.prepare.bands._SAMPLE", 1 << 14)
     statistics = BandStatistics(1, "float32", None)
     images = np.random.default_rng(0).normal(0, 1, (200, 1, 40, 40)).astype(np.float32)
     for image in images:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import tarfile
 
 import numpy as np
@@ -82,11 +81,6 @@ def test_what_cannot_be_used_in_place_is_one_line(tmp_path, call, said, name):
 
 
 @pytest.fixture
-def copy(digits, tmp_path):
-    return shutil.copytree(digits, tmp_path / "data", ignore=shutil.ignore_patterns(".index"))
-
-
-@pytest.fixture
 def without_index(copy):
     described = json.loads((copy / "dataset.json").read_text())
     for split in described["splits"].values():
@@ -95,14 +89,13 @@ def without_index(copy):
     return copy
 
 
-def test_a_folder_without_index_gets_the_one_that_prepare_writes(digits, without_index, call, monkeypatch):
-    command = f"prepare --reindex {without_index}"
+def test_a_folder_without_index_gets_the_one_that_prepare_writes(digits, without_index, monkeypatch):
+    command = f"prepare --in-place {without_index} --overwrite"
     with pytest.raises(InputError, match=command):
         open_index(without_index, "train")
     assert main(["check", str(without_index)]) == 1
-    # Shards as described are not read whole.
-    monkeypatch.setattr(in_place, "describe_shard", None)
-    assert call(without_index, options="--reindex --workers 0").code == 2
+    # Images of shards as described are not decoded.
+    monkeypatch.setattr(in_place, "convert_entries", None)
     assert main(command.split()) == 0
     for path in digits.glob("*.*"):
         if path.is_file():
@@ -110,14 +103,19 @@ def test_a_folder_without_index_gets_the_one_that_prepare_writes(digits, without
     assert open_index(without_index, "train").fingerprint == open_index(digits, "train").fingerprint
 
 
-def test_shards_written_anew_are_described_anew(digits, copy, capsys):
-    """Fewer samples, in another order."""
+def test_shards_written_anew_are_described_anew(digits, copy):
+    """Fewer samples, in another order. Names of classes and records of preparation stay."""
     before, path = open_index(digits, "train"), copy / "train-000001.tar"
+    described = json.loads((copy / "dataset.json").read_text())
+    described["classes"][3] = "three"
+    described["splits"]["train"]["processing"]["resize"] = 8
+    (copy / "dataset.json").write_text(json.dumps(described))
     with tarfile.open(path) as tar:
         members = [(member.name, tar.extractfile(member).read()) for member in tar]
     write_tar(path, [*members[-200:], *members[:200]])
-    assert main(["prepare", "--reindex", str(copy)]) == 0
-    index, split = open_index(copy, "train"), read_dataset(copy).splits["train"]
+    in_place.index_in_place(copy, overwrite=True)
+    index, dataset = open_index(copy, "train"), read_dataset(copy)
+    split = dataset.splits["train"]
     assert len(index) == 1497 - 200 == split.samples
     assert index.fingerprint != before.fingerprint
     taken = [*range(400), *range(700, 800), *range(400, 500), *range(800, 1497)]
@@ -125,33 +123,22 @@ def test_shards_written_anew_are_described_anew(digits, copy, capsys):
     assert index.labels.tolist() == before.labels[taken].tolist()
     assert split.class_counts == np.bincount(before.labels[taken]).tolist()
     assert split.shards[0] == before.split_info.shards[0]
+    assert (dataset.classes[3], split.processing.resize) == ("three", 8)
+    assert dataset.mean != before.dataset.mean
 
 
 SPOIL = {
     "truncated": lambda path: os.truncate(path, 5000),
-    "no such file": os.unlink,
-    "an empty image": lambda path: write_tar(path, {"a.png": b""}),
-    "no images": lambda path: write_tar(path, {"a.txt": b"x"}),
+    "is missing": os.unlink,
+    "cannot be read": lambda path: write_tar(path, {"a.png": b""}),
     "class 10": lambda path: write_tar(path, [("a.png", b"x"), ("a.cls", b"10")]),
-    "is no index": lambda path: (path.parent / "train-index.npy").write_bytes(b"mine"),
 }
 
 
 @pytest.mark.parametrize("problem", SPOIL)
-def test_what_cannot_be_indexed_is_one_line_and_changes_nothing(without_index, problem):
+def test_what_cannot_be_described_anew_is_one_line_and_changes_nothing(without_index, problem):
     SPOIL[problem](without_index / "train-000001.tar")
     before = {path: path.read_bytes() for path in without_index.iterdir()}
     with pytest.raises(InputError, match=problem):
-        in_place.reindex(without_index)
+        in_place.index_in_place(without_index, overwrite=True)
     assert {path: path.read_bytes() for path in without_index.iterdir()} == before
-
-
-@pytest.mark.parametrize("options", ["x", "--resize 8", "--overwrite", "--split val", "--in-place"])
-def test_options_without_effect_are_refused(copy, options):
-    assert main(["prepare", "--reindex", *options.split(), str(copy)]) == 2
-
-
-def test_a_folder_that_cannot_be_written_is_not_indexed(without_index, monkeypatch):
-    monkeypatch.setattr(os, "access", lambda path, mode: False)
-    with pytest.raises(InputError, match=str(without_index)):
-        in_place.reindex(without_index)

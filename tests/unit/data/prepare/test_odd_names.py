@@ -8,9 +8,8 @@ from helpers.images import encoded, picture, write_files
 
 from mae_vit.data.prepare.entries import ImageSource, SourceOptions
 from mae_vit.data.prepare.listing import Listing
-from mae_vit.data.prepare.path_entries import entries_from_paths
 from mae_vit.data.prepare.sources.find import find_images
-from mae_vit.data.prepare.sources.folders import open_folder
+from mae_vit.data.prepare.sources.folders import entries_from_paths, open_folder
 
 
 def open_listed(*paths: str, read=bytes, **options) -> ImageSource:

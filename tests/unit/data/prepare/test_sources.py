@@ -1,6 +1,7 @@
 """Every kind of source: what it becomes."""
 
 import hashlib
+import io
 import pickle
 from pathlib import Path
 
@@ -8,9 +9,12 @@ import numpy as np
 import pytest
 import webdataset as wds
 from helpers.images import encoded, img2dataset, labeled_shards, picture, write_files, write_tar, write_zip
+from PIL import Image
+from sklearn.datasets import load_digits
 from torchvision.datasets import CIFAR10, CIFAR100
 
 from mae_vit.cli.main import main
+from mae_vit.data.prepare.sources.downloads import digits
 
 PHOTOS = {f"{n:03d}.jpg": encoded(picture(n)) for n in range(12)}
 CLASSES = {f"c{n % 3}/{n:03d}.jpg": encoded(picture(n)) for n in range(12)}
@@ -103,3 +107,11 @@ def test_cifar_is_read_and_a_changed_pickle_is_not_loaded(tmp_path, call, monkey
     assert refused.code == 2
     assert "--root" in refused.text
     assert not (tmp_path / "loaded").exists()
+
+
+def test_the_digits_are_scikit_learns():
+    theirs = load_digits()
+    ours = sorted(digits().entries, key=lambda entry: entry.key.partition("/")[2])
+    pixels = [np.asarray(Image.open(io.BytesIO(entry.read()))) for entry in ours]
+    assert np.array_equal(np.rint(theirs.images * (255 / 16)), pixels)
+    assert [entry.class_name for entry in ours] == [str(label) for label in theirs.target]

@@ -38,9 +38,9 @@ def test_a_file_gets_its_name_only_while_nobody_makes_room(source, server, tmp_p
         assert received.wait(30)
         thread.join(0.3)
         assert thread.is_alive()
-        assert not store.path(shard).exists()
+        assert not (store.folder / shard.sha256).exists()
     thread.join(30)
-    assert store.path(shard).exists()
+    assert (store.folder / shard.sha256).exists()
 
 
 def test_the_least_recently_used_goes_first(source, server, tmp_path):
@@ -48,10 +48,10 @@ def test_the_least_recently_used_goes_first(source, server, tmp_path):
     cache = open_cache(tmp_path, limit=sum(shard.bytes for shard in shards[:3]) + shards[3].bytes // 2)
     for number, shard in enumerate(shards[:3]):
         os.utime(cache.fetch(shard), (1000 + number, 1000 + number))
-    os.utime(cache.path(shards[0]), (2000, 2000))
+    os.utime(cache.folder / shards[0].sha256, (2000, 2000))
     limit = cache.limit_bytes
     cache.fetch(shards[3])
-    kept = [cache.path(shard).exists() for shard in shards]
+    kept = [(cache.folder / shard.sha256).exists() for shard in shards]
     assert kept[0]
     assert not kept[1]
     assert kept[3]

@@ -3,12 +3,11 @@
 import hashlib
 import importlib.util
 import json
-import shutil
 
 import numpy as np
 import pytest
 from helpers.batch_digests import digest_of_global_batches, open_located
-from helpers.servers.faulty_http_server import Server
+from helpers.damage import copy_of
 from helpers.servers.remote_shards import STEPS, first_shard, open_cache, wanted
 
 from mae_vit.core.errors import InputError
@@ -16,7 +15,7 @@ from mae_vit.core.urls import file_url, redact_url
 from mae_vit.data.data_path import resolve_data_path
 from mae_vit.data.index import open_index
 from mae_vit.data.order.order import GlobalOrder
-from mae_vit.data.prepare.in_place import reindex
+from mae_vit.data.prepare.in_place import index_in_place
 from mae_vit.data.remote.cache import RemoteFile
 from mae_vit.data.remote.download import FetchRefused
 from mae_vit.data.shards.shard_files import ReadError
@@ -89,39 +88,36 @@ def test_a_described_folder_opens_without_its_server(source, server, tmp_path, c
     server.restart()
 
 
-def test_changed_shards_are_fetched_anew(source, tmp_path):
+@pytest.fixture
+def own(source, tmp_path, serve):
+    """A copy of the shards to change, its server, and what a start finds there."""
+    folder = copy_of(source, tmp_path / "data")
+    url = serve(folder).url
+    return folder, lambda: resolve_data_path(url, cache_dir=str(tmp_path / "cache"))
+
+
+def test_changed_shards_are_fetched_anew(own):
     """The same names, other bytes: what was fetched before is not taken for them."""
-    folder = tmp_path / "data"
-    shutil.copytree(source, folder)
-    server = Server(folder)
-    try:
-        order = GlobalOrder(len(open_index(folder, "train")), 96, 7)
-        old = digest_of_global_batches(
-            resolve_data_path(server.url, cache_dir=str(tmp_path)), order, "tar", 1, 0, STEPS
-        )
-        described = json.loads((folder / "dataset.json").read_text())
-        shards = described["splits"]["train"]["shards"]
-        # Two shards change places.
-        for key in ("samples", "bytes", "sha256"):
-            shards[0][key], shards[1][key] = shards[1][key], shards[0][key]
-        first, second = (folder / shard["file"] for shard in shards[:2])
-        data = first.read_bytes()
-        first.write_bytes(second.read_bytes())
-        second.write_bytes(data)
-        (folder / "dataset.json").write_text(json.dumps(described))
-        reindex(folder)
-        near = digest_of_global_batches(folder, order, "tar", 1, 0, STEPS)
-        far = digest_of_global_batches(
-            resolve_data_path(server.url, cache_dir=str(tmp_path)), order, "tar", 1, 0, STEPS
-        )
-        assert far == near != old
-    finally:
-        server.stop()
+    folder, resolve = own
+    order = GlobalOrder(len(open_index(folder, "train")), 96, 7)
+    old = digest_of_global_batches(resolve(), order, "tar", 1, 0, STEPS)
+    described = json.loads((folder / "dataset.json").read_text())
+    shards = described["splits"]["train"]["shards"]
+    # Two shards change places.
+    for key in ("samples", "bytes", "sha256"):
+        shards[0][key], shards[1][key] = shards[1][key], shards[0][key]
+    first, second = (folder / shard["file"] for shard in shards[:2])
+    data = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    second.write_bytes(data)
+    (folder / "dataset.json").write_text(json.dumps(described))
+    index_in_place(folder, overwrite=True)
+    near = digest_of_global_batches(folder, order, "tar", 1, 0, STEPS)
+    assert digest_of_global_batches(resolve(), order, "tar", 1, 0, STEPS) == near != old
 
 
-def test_a_hostile_index_is_refused(source, tmp_path):
-    folder = tmp_path / "data"
-    shutil.copytree(source, folder)
+def test_a_hostile_index_is_refused(own):
+    folder, resolve = own
     rows = np.load(folder / "train-index.npy")
     for name, value in (("offset", -4096), ("length", 2**30), ("shard", 70), ("length", -5)):
         bad = rows.copy()
@@ -129,17 +125,21 @@ def test_a_hostile_index_is_refused(source, tmp_path):
         np.save(folder / "train-index.npy", bad)
         described = json.loads((folder / "dataset.json").read_text())
         data = (folder / "train-index.npy").read_bytes()
-        described["splits"]["train"]["index"] |= {
-            "bytes": len(data),
-            "sha256": hashlib.sha256(data).hexdigest(),
-        }
+        facts = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        described["splits"]["train"]["index"] |= facts
         (folder / "dataset.json").write_text(json.dumps(described))
-        server = Server(folder)
-        try:
-            with pytest.raises(InputError, match=r"train-index\.npy"):
-                open_located(resolve_data_path(server.url, cache_dir=str(tmp_path / "cache")))
-        finally:
-            server.stop()
+        with pytest.raises(InputError, match=r"train-index\.npy"):
+            open_located(resolve())
+
+
+def test_a_description_that_is_none_does_not_take_the_place_of_one(own):
+    folder, resolve = own
+    here = resolve()
+    before = (here.folder / "dataset.json").read_bytes()
+    (folder / "dataset.json").write_text("<html>please log in</html>")
+    with pytest.raises(InputError, match=r"dataset\.json of http"):
+        resolve()
+    assert (here.folder / "dataset.json").read_bytes() == before
 
 
 def test_no_command_runs(tmp_path):
@@ -157,21 +157,6 @@ def test_files_of_others_in_the_cache_folder_stay(source, server, tmp_path):
     cache.fetch(wanted(server, first_shard(source)))
     assert (cache.folder / "mine.tar").exists()
     assert (cache.folder / ("a" * 63)).exists()
-
-
-def test_a_description_that_is_none_does_not_take_the_place_of_one(source, tmp_path):
-    copy = tmp_path / "data"
-    shutil.copytree(source, copy)
-    server = Server(copy)
-    try:
-        here = resolve_data_path(server.url, cache_dir=str(tmp_path / "cache"))
-        before = (here.folder / "dataset.json").read_bytes()
-        (copy / "dataset.json").write_text("<html>please log in</html>")
-        with pytest.raises(InputError, match=r"dataset\.json of http"):
-            resolve_data_path(server.url, cache_dir=str(tmp_path / "cache"))
-        assert (here.folder / "dataset.json").read_bytes() == before
-    finally:
-        server.stop()
 
 
 def test_fsspec_brings_shards(source, tmp_path):

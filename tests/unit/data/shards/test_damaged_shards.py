@@ -11,10 +11,9 @@ from helpers.images import write_tar
 
 from mae_vit.cli.main import main
 from mae_vit.core.errors import InputError
-from mae_vit.data.index import open_index
+from mae_vit.data.index import check_held_out, open_index, open_training_index, open_whole_index
 from mae_vit.data.shards import shard_files
 from mae_vit.data.shards.shard_files import ReadError
-from mae_vit.data.splits import check_held_out, open_training_index, open_whole_index
 
 pytestmark = pytest.mark.usefixtures("impatient")
 ANOTHER = "the shard holds another sample there"
@@ -51,8 +50,7 @@ def assert_whole_but(index, whole, lost) -> set[str]:
     return {read[sample] for sample in lost}
 
 
-def test_five_ways_of_damage_move_nothing(digits, whole, tmp_path):
-    copy = copy_of(digits, tmp_path / "data")
+def test_five_ways_of_damage_move_nothing(digits, copy, whole):
     ways = {37 + 97 * number: way for number, way in enumerate(3 * list(WAYS))}
     damage(digits, copy, ways)
     index = open_index(copy, "train")
@@ -68,9 +66,8 @@ def test_five_ways_of_damage_move_nothing(digits, whole, tmp_path):
 
 
 @pytest.mark.parametrize("cut", [0, 100_000, 819_100, 829_439])
-def test_a_shard_cut_short_loses_its_last_samples(digits, whole, tmp_path, cut):
+def test_a_shard_cut_short_loses_its_last_samples(copy, whole, cut):
     """Each takes 2048 bytes: label and image, a header before each."""
-    copy = copy_of(digits, tmp_path / "data")
     os.truncate(copy / "train-000001.tar", cut)
     index = open_index(copy, "train")
     ends = whole._rows["offset"] + whole._rows["length"]
@@ -82,8 +79,7 @@ def test_a_shard_cut_short_loses_its_last_samples(digits, whole, tmp_path, cut):
     assert index.samples_beyond(index.misfit_shards()).tolist() == lost
 
 
-def test_a_missing_shard_loses_its_samples_alone(digits, whole, tmp_path):
-    copy = copy_of(digits, tmp_path / "data")
+def test_a_missing_shard_loses_its_samples_alone(copy, whole):
     (copy / "train-000001.tar").unlink()
     index = open_index(copy, "train")
     reasons = assert_whole_but(index, whole, range(400, 800))
@@ -92,8 +88,7 @@ def test_a_missing_shard_loses_its_samples_alone(digits, whole, tmp_path):
     assert index.samples_beyond(index.misfit_shards()).tolist() == list(range(400, 800))
 
 
-def test_a_shard_that_grew_is_not_read(digits, whole, tmp_path):
-    copy = copy_of(digits, tmp_path / "data")
+def test_a_shard_that_grew_is_not_read(copy, whole):
     with open(copy / "train-000001.tar", "ab") as file:
         file.write(bytes(512))
     index = open_index(copy, "train")
@@ -108,23 +103,21 @@ def members_of(path):
         return [(member.name, tar.extractfile(member).read()) for member in tar.getmembers()]
 
 
-def test_samples_that_changed_places_are_not_taken_for_each_other(digits, whole, tmp_path):
+def test_samples_that_changed_places_are_not_taken_for_each_other(copy, whole):
     """Another order of the same samples has the same size, and an image of the same length where one was."""
-    copy = copy_of(digits, tmp_path / "data")
     path = copy / "train-000001.tar"
     members = members_of(path)
     write_tar(path, [*members[2:4], *members[:2], *members[4:]])
     assert path.stat().st_size == 829_440
     assert assert_whole_but(open_index(copy, "train"), whole, [400, 401]) == {ANOTHER}
-    assert main(["prepare", "--reindex", str(copy)]) == 0
+    assert main(["prepare", "--in-place", str(copy), "--overwrite"]) == 0
     index = open_index(copy, "train")
     assert [index.read(400), index.read(401)] == [whole.read(401), whole.read(400)]
     assert index.keys()[400:402] == whole.keys()[401:399:-1]
     assert index.fingerprint != whole.fingerprint
 
 
-def test_exchanged_shards_are_damage(digits, tmp_path):
-    copy = copy_of(digits, tmp_path / "data")
+def test_exchanged_shards_are_damage(digits, copy):
     shutil.copy(digits / "train-000001.tar", copy / "train-000002.tar")
     read = read_all(open_index(copy, "train"))
     assert {read[sample] for sample in range(800, 1200)} == {ANOTHER}
@@ -139,20 +132,18 @@ LONG = {
 
 
 @pytest.mark.parametrize("kind", LONG)
-def test_names_in_blocks_before_a_header_are_no_damage(digits, whole, tmp_path, kind):
+def test_names_in_blocks_before_a_header_are_no_damage(copy, whole, kind):
     form, name = LONG[kind]
-    copy = copy_of(digits, tmp_path / "data")
     path, images = copy / "train-000001.tar", [whole.read(sample) for sample in range(400, 440)]
     write_tar(path, [(f"{name.format(n)}.png", image) for n, image in enumerate(images)], format=form)
-    assert main(["prepare", "--reindex", str(copy)]) == 0
+    assert main(["prepare", "--in-place", str(copy), "--overwrite"]) == 0
     index = open_index(copy, "train")
     assert [index.read(400 + n) for n in range(40)] == images
     assert index.keys()[400:440] == [name.format(n) for n in range(40)]
     assert index.damage(403, "why").key == name.format(3)
 
 
-def test_the_budget_counts_before_training_begins(digits, tmp_path, capsys, said):
-    copy = copy_of(digits, tmp_path / "data")
+def test_the_budget_counts_before_training_begins(copy, capsys, said):
     os.truncate(copy / "train-000001.tar", 800_000)
     (copy / "train-000002.tar").unlink()
     lost = 400 + 10
@@ -166,8 +157,7 @@ def test_the_budget_counts_before_training_begins(digits, tmp_path, capsys, said
     assert capsys.readouterr().err == ""
 
 
-def test_what_is_measured_must_be_whole(digits, tmp_path):
-    copy = copy_of(digits, tmp_path / "data")
+def test_what_is_measured_must_be_whole(copy):
     os.truncate(copy / "train-000001.tar", 800_000)
     with pytest.raises(InputError, match=r"800000 bytes.* 829440"):
         open_whole_index(copy, "train")

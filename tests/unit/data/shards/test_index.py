@@ -3,33 +3,23 @@
 import io
 import json
 import pickle
-import shutil
 import tarfile
 
 import numpy as np
 import pytest
 import webdataset as wds
 from helpers.batch_digests import open_digits
+from helpers.images import write_tar
 from webdataset.tariterators import base_plus_ext
 
 from mae_vit.cli.main import main
 from mae_vit.core.errors import InputError
-from mae_vit.data.index import ShardIndex, open_index
+from mae_vit.data.index import ShardIndex, open_index, open_whole_index
 from mae_vit.data.shards.dataset_json import file_digest, read_dataset
 from mae_vit.data.shards.index_files import index_shard
 from mae_vit.data.shards.samples import split_key
 from mae_vit.data.shards.shard_files import ReadError
 from mae_vit.data.shards.tar_headers import DamagedTar, walk_tar
-from mae_vit.data.splits import open_whole_index
-
-
-def write_tar(path, members, **options):
-    with tarfile.open(path, "w", **options) as tar:
-        for name, data in members:
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
-
 
 LONG = "a/" + "long" * 60 + "/x.y"
 
@@ -129,9 +119,6 @@ def test_files_of_no_sample_do_not_part_one(tmp_path):
     assert [(s["__key__"], s["jpg"], s["cls"]) for s in samples] == [("a", b"1", b"3")]
     rows = index_shard(tmp_path / "t.tar", 0)
     assert (rows["label"].tolist(), rows["length"].tolist()) == ([3], [1])
-
-
-def test_samples_are_grouped_by_key(tmp_path):
     members = [("a.jpg", b"1"), ("a.cls", b"4"), ("b.txt", b"no image"), ("c.cls", b"7"), ("c.png", b"33")]
     write_tar(tmp_path / "t.tar", members)
     rows = index_shard(tmp_path / "t.tar", 5)
@@ -140,11 +127,11 @@ def test_samples_are_grouped_by_key(tmp_path):
     assert rows["shard"].tolist() == [5, 5]
 
 
-@pytest.mark.parametrize("text", [b"cat", b"1.5", b"99999999999"])
-def test_a_label_that_is_no_number_is_refused(tmp_path, text):
-    write_tar(tmp_path / "t.tar", [("a.jpg", b"1"), ("a.cls", text)])
-    with pytest.raises(DamagedTar, match="no class number"):
-        index_shard(tmp_path / "t.tar", 0)
+def test_a_label_that_is_no_number_is_refused(tmp_path):
+    for text in (b"cat", b"1.5", b"99999999999"):
+        write_tar(tmp_path / "t.tar", [("a.jpg", b"1"), ("a.cls", text)])
+        with pytest.raises(DamagedTar, match="no class number"):
+            index_shard(tmp_path / "t.tar", 0)
 
 
 def test_reads_what_tarfile_reads(digits):
@@ -170,9 +157,7 @@ def test_pickles_small_and_reads_on(digits):
     assert pickle.loads(data).read(7) == expected
 
 
-def test_what_was_derived_from_other_shards_goes(digits, tmp_path):
-    copy = tmp_path / "data"
-    shutil.copytree(digits, copy, ignore=shutil.ignore_patterns(".index"))
+def test_what_was_derived_from_other_shards_goes(copy):
     before = open_index(copy, "train")
     open_digits(before, "memory")
     others = {copy / ".index" / name for name in (".train.lock", "train-more-0123456789abcdef-uint8-1.npy")}
@@ -184,9 +169,10 @@ def test_what_was_derived_from_other_shards_goes(digits, tmp_path):
     dropped = described["splits"]["train"]["shards"].pop()
     described["splits"]["train"]["samples"] -= dropped["samples"]
     (copy / "dataset.json").write_text(json.dumps(described))
+    (copy / dropped["file"]).unlink()
     with pytest.raises(InputError, match=r"train-index\.npy .*1,200"):
         open_index(copy, "train")
-    assert main(["prepare", "--reindex", str(copy)]) == 0
+    assert main(["prepare", "--in-place", str(copy), "--overwrite"]) == 0
     after = open_index(copy, "train")
     assert after.fingerprint != before.fingerprint
     assert len(after) == len(before) - dropped["samples"]
@@ -196,9 +182,7 @@ def test_what_was_derived_from_other_shards_goes(digits, tmp_path):
 
 
 @pytest.mark.parametrize("content", ["nothing", "another array", "one bit", "rows of other shards"])
-def test_an_index_that_is_not_that_of_the_shards_is_refused_and_made_anew(digits, tmp_path, content, capsys):
-    copy = tmp_path / "data"
-    shutil.copytree(digits, copy, ignore=shutil.ignore_patterns(".index"))
+def test_an_index_that_is_not_that_of_the_shards_is_refused_and_made_anew(copy, content, capsys):
     expected, path = open_index(copy, "train").read(3), copy / "train-index.npy"
     data = path.read_bytes()
     if content == "nothing":
@@ -214,21 +198,21 @@ def test_an_index_that_is_not_that_of_the_shards_is_refused_and_made_anew(digits
         described = json.loads((copy / "dataset.json").read_text())
         described["splits"]["train"]["index"]["sha256"] = file_digest(path)
         (copy / "dataset.json").write_text(json.dumps(described))
-    with pytest.raises(InputError, match=rf"^index {path} .*`mae-vit prepare --reindex {copy}`$"):
+    with pytest.raises(
+        InputError, match=rf"^index {path} .*`mae-vit prepare --in-place {copy} --overwrite`$"
+    ):
         open_index(copy, "train")
     assert main(["check", str(copy)]) == 1
     assert "damaged: train-index.npy " in capsys.readouterr().out
-    assert main(["prepare", "--reindex", str(copy)]) == 0
+    assert main(["prepare", "--in-place", str(copy), "--overwrite"]) == 0
     assert path.read_bytes() == data
     assert open_index(copy, "train").read(3) == expected
     assert main(["check", str(copy)]) == 0
 
 
-def test_of_a_large_index_size_and_type_are_looked_at(digits, tmp_path, monkeypatch):
+def test_of_a_large_index_size_and_type_are_looked_at(copy, monkeypatch):
     """To read all of it takes seconds at 100 million samples; each image is compared with its header anyway."""
     monkeypatch.setattr("mae_vit.data.index._COMPARED_BYTES", 100)
-    copy = tmp_path / "data"
-    shutil.copytree(digits, copy)
     path = copy / "train-index.npy"
     rows = np.load(path)
     rows["offset"][5] += 512
@@ -241,9 +225,7 @@ def test_of_a_large_index_size_and_type_are_looked_at(digits, tmp_path, monkeypa
         open_index(copy, "train")
 
 
-def test_a_description_that_contradicts_itself_is_named(digits, tmp_path, capsys):
-    copy = tmp_path / "data"
-    shutil.copytree(digits, copy, ignore=shutil.ignore_patterns(".index"))
+def test_a_description_that_contradicts_itself_is_named(copy, capsys):
     described = json.loads((copy / "dataset.json").read_text())
     described["splits"]["train"]["samples"] += 1
     (copy / "dataset.json").write_text(json.dumps(described))
@@ -253,28 +235,22 @@ def test_a_description_that_contradicts_itself_is_named(digits, tmp_path, capsys
     assert "damaged: dataset.json" in capsys.readouterr().out
 
 
-def test_the_last_shard_is_among_those_looked_at(digits, tmp_path, monkeypatch):
+def test_the_last_shard_is_among_those_looked_at(copy, monkeypatch):
     monkeypatch.setattr("mae_vit.data.shards.shard_files._MAX_STATTED_SHARDS", 2)
-    copy = tmp_path / "data"
-    shutil.copytree(digits, copy)
     last = read_dataset(copy).splits["train"].shards[-1].file
     (copy / last).unlink()
     with pytest.raises(InputError, match=f"{last} is missing"):
         open_whole_index(copy, "train")
 
 
-def test_what_is_derived_from_read_only_data_lies_elsewhere(digits, tmp_path, monkeypatch):
-    copy = tmp_path / "data"
-    shutil.copytree(digits, copy, ignore=shutil.ignore_patterns(".index"))
+def test_what_is_derived_from_read_only_data_lies_elsewhere(copy, tmp_path, monkeypatch):
     (copy / ".index").write_text("in the way")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert len(open_index(copy, "train").keys()) == read_dataset(copy).splits["train"].samples
     assert list((tmp_path / "cache").rglob("train-*-keys.json"))
 
 
-def test_to_open_an_index_writes_nothing(digits, tmp_path):
-    copy = tmp_path / "data"
-    shutil.copytree(digits, copy, ignore=shutil.ignore_patterns(".index"))
+def test_to_open_an_index_writes_nothing(copy):
     before = sorted(copy.iterdir())
     assert open_index(copy, "train").read(3)
     assert sorted(copy.iterdir()) == before

@@ -1,7 +1,6 @@
 """check: every damage is found and named."""
 
 import json
-import shutil
 
 import numpy as np
 import pytest
@@ -9,13 +8,6 @@ import pytest
 from mae_vit.cli.main import main
 from mae_vit.data.index import open_index
 from mae_vit.data.shards.dataset_json import file_digest
-
-
-@pytest.fixture
-def copy(digits, tmp_path):
-    out = tmp_path / "data"
-    shutil.copytree(digits, out, ignore=shutil.ignore_patterns(".index"))  # other tests decode into it
-    return out
 
 
 def test_whole_data_passes(copy, capsys):

@@ -1,1 +1,0 @@
-"""Options, conversion and statistics of images of bands."""

@@ -1,1 +1,0 @@
-"""The results of fine-tuning."""

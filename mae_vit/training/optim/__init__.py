@@ -1,1 +1,0 @@
-"""Optimizers, parameter groups, learning-rate schedule and loss scale."""

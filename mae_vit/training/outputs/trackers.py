@@ -1,0 +1,420 @@
+"""TensorBoard, Weights & Biases and MLflow: their interface, opening them, logging to all of them."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import os
+import pkgutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+import numpy as np
+from filelock import FileLock
+from tqdm import tqdm
+
+from mae_vit.config.load import dump_config
+from mae_vit.config.schema import TRACKERS, Config
+from mae_vit.core.errors import InputError
+from mae_vit.core.files import read_json_lines, write_json
+from mae_vit.core.messages import error_reason
+from mae_vit.core.urls import redact_url
+from mae_vit.training.outputs.run_folder import RunFolder, Status
+
+# By name as TensorBoard shows it: "train/loss".
+Scalars = Mapping[str, float]
+# By name; uint8 (H, W, 3).
+Pictures = Mapping[str, np.ndarray]
+ROLLED_BACK = "guard/went_back_to_step"
+# Groups of the values that are not metrics of the objective.
+_GROUPS = {
+    **dict.fromkeys(("lr", "grad_norm", "loss_scale", "skipped_steps"), "optimizer"),
+    **dict.fromkeys(("images_per_s", "data_wait_frac", "mfu", "peak_memory_gib", "save_stall_s"), "speed"),
+}
+_NESTED = ("heldout", "probe")
+# Positions in the run, not metrics.
+_NOT_SHOWN = ("step", "epoch", "samples", "wall_s")
+
+
+class Tracker(Protocol):
+    """Receives the metrics and pictures of a run, on rank 0. If a method raises, the run continues without it.
+
+    Attributes:
+        title: name in messages.
+        where: command or URL that shows the run.
+        run_id: id in the tracker's store, by which a resumed run continues; empty without a store.
+    """
+
+    title: str
+    where: str
+    run_id: str
+
+    def log(self, step: int, scalars: Scalars, pictures: Pictures) -> None:
+        """Stores the metrics and pictures of a step. A step may repeat after a rollback or a resume."""
+
+    def go_back(self, step: int) -> None:
+        """Records that the run rolled back to the checkpoint of `step`."""
+
+    def finish(self, status: Status, summary: Mapping[str, Any]) -> None:
+        """Stores the run's summary and closes."""
+
+
+@dataclass(frozen=True)
+class TrackedRun:
+    """Describes a run to an experiment tracker.
+
+    Attributes:
+        group: name of the comparison that the run belongs to, or None.
+        config: values by dotted key, without credentials.
+        run_id: id of the tracked run to continue; None creates a new one.
+    """
+
+    name: str
+    group: str | None
+    folder: Path
+    config: Mapping[str, Any]
+    run_id: str | None = None
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "", separator: str = ".") -> dict[str, Any]:
+    """Flattens nested mappings into one with joined keys."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        name = f"{prefix}{separator}{key}" if prefix else str(key)
+        flat |= flatten(value, name, separator) if isinstance(value, Mapping) else {name: value}
+    return flat
+
+
+def shown_scalars(line: Mapping[str, Any]) -> dict[str, float]:
+    """Returns the numbers in a line of `metrics.jsonl` by display name: `train/loss`, `heldout/loss`."""
+    values = {
+        f"{_GROUPS.get(name, 'train')}/{name}": value
+        for name, value in line.items()
+        if name not in (*_NOT_SHOWN, *_NESTED)
+    }
+    for group in _NESTED:
+        values |= {f"{group}/{name}": value for name, value in line.get(group, {}).items()}
+    return {name: value for name, value in values.items() if isinstance(value, int | float)}
+
+
+# Packages that the extra of the same name installs.
+_PACKAGES = {"wandb": ("wandb",), "mlflow": ("mlflow", "sqlalchemy", "alembic")}
+# Their values never appear in a message.
+_SECRETS = ("WANDB_API_KEY", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
+_URLS = ("WANDB_BASE_URL", "MLFLOW_TRACKING_URI")
+
+
+def check_installed(trackers: Sequence[str]) -> None:
+    """Raises InputError, with the command that installs the first missing package of trackers; imports none."""
+    for tracker in trackers:
+        for package in _PACKAGES.get(tracker, ()):
+            if importlib.util.find_spec(package) is None:
+                raise InputError(
+                    f"monitor.trackers: {tracker} needs the package {package}: pip install 'mae-vit[{tracker}]'"
+                )
+
+
+class RunTrackers:
+    """The trackers of a run. One that fails is dropped with a warning; training continues."""
+
+    def __init__(self) -> None:
+        """Starts without trackers."""
+        self.trackers: list[Tracker] = []
+
+    def log(self, step: int, scalars: Scalars, pictures: Pictures) -> None:
+        """Logs the metrics and pictures of a step."""
+        self._each(lambda tracker: tracker.log(step, scalars, pictures))
+
+    def go_back(self, step: int) -> None:
+        """Notes that the run rolled back to the checkpoint of `step`."""
+        self._each(lambda tracker: tracker.go_back(step))
+
+    def finish(self, status: Status, summary: Mapping[str, Any]) -> None:
+        """Logs the run's summary and closes."""
+        self._each(lambda tracker: tracker.finish(status, summary))
+
+    def look(self) -> list[str]:
+        """Returns the commands and URLs that show the run."""
+        return [f"  watch     {tracker.where}" for tracker in self.trackers]
+
+    def _each(self, call: Callable[[Tracker], None]) -> None:
+        for tracker in [*self.trackers]:
+            with self.guarded(tracker.title):
+                call(tracker)
+
+    @contextmanager
+    def guarded(self, title: str) -> Iterator[None]:
+        """Turns any exception of a tracker into a warning, and drops the tracker."""
+        try:
+            yield
+        except (Exception, SystemExit) as error:
+            self.trackers = [tracker for tracker in self.trackers if tracker.title != title]
+            kind = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
+            reason = _without_secrets(kind + error_reason(error))
+            tqdm.write(
+                f"warning: {title} gets no more of this run: {reason}; training continues", file=sys.stderr
+            )
+
+
+def open_trackers(config: Config, folder: RunFolder, *, start_step: int) -> RunTrackers:
+    """Opens TensorBoard and the experiment trackers of a run that begins or resumes at `start_step`.
+
+    `folder` stores the ids of the tracked runs. A new tracked run gets all of `metrics.jsonl`.
+    """
+    trackers = RunTrackers()
+    if config.monitor.tensorboard:
+        with trackers.guarded(TensorBoard.title):
+            board = TensorBoard(folder.tensorboard, start_step=start_step, config_yaml=dump_config(config))
+            trackers.trackers.append(board)
+    if not config.monitor.trackers:
+        return trackers
+    ids = json.loads(folder.trackers.read_text()) if folder.trackers.exists() else {}
+    lines = read_json_lines(folder.metrics) if folder.metrics.exists() else []
+    run = describe_run(config, folder)
+    for name in config.monitor.trackers:
+        with trackers.guarded(name):
+            make = TRACKERS[name]
+            make = pkgutil.resolve_name(make) if isinstance(make, str) else make
+            tracker: Tracker = make(replace(run, run_id=ids.get(name)))
+            trackers.trackers.append(tracker)
+            for line in lines if tracker.run_id != ids.get(name) else ():
+                tracker.log(line["step"], shown_scalars(line), {})
+            ids[name] = tracker.run_id
+    write_json(folder.trackers, ids)
+    return trackers
+
+
+def describe_run(config: Config, folder: RunFolder) -> TrackedRun:
+    """Describes a run to trackers; URLs lose their credentials."""
+    values = {
+        key: redact_url(value) if isinstance(value, str) else value
+        for key, value in flatten(config.model_dump(mode="json")).items()
+    }
+    group, path = config.monitor.tracker_group, folder.path.absolute()
+    # A comparison gives the runs of all its rows the same names.
+    name = f"{path.parent.name}/{path.name}" if group else config.run.name
+    return TrackedRun(name, group, folder.path, values)
+
+
+def _without_secrets(text: str) -> str:
+    """Masks keys, passwords and tokens from the environment."""
+    secrets = [os.environ.get(name, "") for name in _SECRETS]
+    secrets += [urlsplit(os.environ.get(name, "")).netloc.rpartition("@")[0] for name in _URLS]
+    for secret in filter(None, secrets):
+        text = text.replace(secret, "***")
+    return text
+
+
+# The page "Custom scalars".
+_LAYOUT = {
+    "is it learning?": {
+        "loss": ["Multiline", ["train/loss", "heldout/loss"]],
+        "held-out images": ["Multiline", ["heldout/(?!loss)"]],
+        "online probe": ["Multiline", ["probe/.*top1"]],
+    },
+    "is it fast?": {
+        "images per second": ["Multiline", ["speed/images_per_s"]],
+        "share of time waiting for data": ["Multiline", ["speed/data_wait_frac"]],
+    },
+}
+
+
+class TensorBoard:
+    """TensorBoard's files of one run. A rollback hides later steps."""
+
+    title = "TensorBoard"
+    run_id = ""
+
+    def __init__(self, folder: Path, *, start_step: int, config_yaml: str) -> None:
+        """Opens the files of a run that begins or resumes at `start_step`."""
+        self._folder = folder
+        self.where = f"tensorboard --logdir {folder.parent.parent}"
+        self._writer = _open_writer(folder, purge_step=start_step + 1 if start_step else None)
+        if start_step == 0:
+            self._writer.add_text("config", f"```yaml\n{config_yaml}\n```", 0)
+            self._writer.add_custom_scalars(_LAYOUT)
+
+    def log(self, step: int, scalars: Scalars, pictures: Pictures) -> None:
+        """Writes the metrics and pictures of a step."""
+        for name, value in scalars.items():
+            self._writer.add_scalar(name, value, step)
+        for name, picture in pictures.items():
+            self._writer.add_image(name, picture, step, dataformats="HWC")
+
+    def go_back(self, step: int) -> None:
+        """Hides all steps after `step`, and marks the rollback."""
+        self._writer.close()
+        self._writer = _open_writer(self._folder, purge_step=step + 1)
+        self._writer.add_scalar(ROLLED_BACK, step, step + 1)
+
+    def finish(self, status: Status, summary: Mapping[str, Any]) -> None:
+        """Closes the files."""
+        self._writer.close()
+
+
+def _open_writer(path: Path, purge_step: int | None) -> Any:
+    # Importing TensorBoard takes a second: import it only when needed.
+    logging.getLogger("tensorboard").setLevel(logging.ERROR)
+    from torch.utils.tensorboard import SummaryWriter
+
+    return SummaryWriter(str(path), purge_step=purge_step)
+
+
+# Longest time that training waits for the package at start and end.
+_PATIENCE_S = 20.0
+_EXIT_CODES: dict[Status, int] = {"done": 0, "interrupted": 75}
+
+
+class WandbTracker:
+    """A run in Weights & Biases: online with a key or a login, otherwise offline in the run folder.
+
+    Charts use the metric "step" as x-axis: the package's own step only grows, so it would drop steps that
+    repeat after a rollback or a resume.
+    """
+
+    title = "wandb"
+
+    def __init__(self, run: TrackedRun) -> None:
+        """Opens the run."""
+        # Otherwise the package prints, and reports its own errors over the network.
+        os.environ.setdefault("WANDB_SILENT", "true")
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+        # The service of a parent process, such as a notebook, would consider a killed process's run in use.
+        os.environ.pop("WANDB_SERVICE", None)
+        import wandb
+
+        has_login = bool(os.environ.get("WANDB_MODE")) or wandb.login(prompt=False, verify=False)
+        self._image = wandb.Image
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "mae-vit"),
+            name=run.name,
+            group=run.group,
+            id=run.run_id,
+            dir=str(run.folder),
+            config=dict(run.config),
+            mode=None if has_login else "offline",
+            resume="allow",
+            # Do not collect the command line and the git remote: they may hold tokens.
+            settings=wandb.Settings(
+                console="off",
+                silent=True,
+                disable_git=True,
+                disable_code=True,
+                x_disable_meta=True,
+                init_timeout=_PATIENCE_S,
+                finish_timeout=_PATIENCE_S,
+            ),
+        )
+        self._run.define_metric("*", step_metric="step")
+        self.run_id = self._run.id
+        self.where = self._run.url or f"wandb sync {run.folder / 'wandb'}/offline-run-*"
+
+    def log(self, step: int, scalars: Scalars, pictures: Pictures) -> None:
+        """Stores a step as one row."""
+        images = {name: self._image(picture) for name, picture in pictures.items()}
+        self._run.log({"step": step, **scalars, **images})
+
+    def go_back(self, step: int) -> None:
+        """Marks a rollback at the first step after it."""
+        self.log(step + 1, {ROLLED_BACK: step}, {})
+
+    def finish(self, status: Status, summary: Mapping[str, Any]) -> None:
+        """Stores the summary; an interrupted run is shown as preempted."""
+        flat = flatten({"summary": {**summary, "status": status}}, separator="/")
+        self._run.summary.update(flat)
+        if status == "interrupted":
+            self._run.mark_preempting()
+        self._run.finish(exit_code=_EXIT_CODES.get(status, 1))
+
+
+_DEFAULTS = {
+    # MLflow would report usage over the network.
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    # Training waits for the server's answer; MLflow's defaults are 120 s and seven retries.
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+}
+_STATUS: dict[Status, str] = {"done": "FINISHED", "interrupted": "KILLED"}
+# Largest number that a server accepts in one request.
+_MAX_PARAMETERS = 100
+
+
+class MlflowTracker:
+    """A run in MLflow: on the server of MLFLOW_TRACKING_URI, or else in a database beside the runs.
+
+    A repeated step has both values in its history.
+    """
+
+    title = "mlflow"
+
+    def __init__(self, run: TrackedRun) -> None:
+        """Opens the run; creates a new one if the store does not know its id (on another machine)."""
+        for name, value in _DEFAULTS.items():
+            os.environ.setdefault(name, value)
+        from mlflow import MlflowClient, entities, exceptions
+
+        # After the import, which sets these levels.
+        for name in ("mlflow", "alembic"):
+            logging.getLogger(name).setLevel(logging.WARNING)
+        self._metric = entities.Metric
+        server, local = os.environ.get("MLFLOW_TRACKING_URI"), _local_folder(run.folder)
+        uri = server or f"sqlite:///{local / 'mlflow.db'}"
+        # Two runs that start together must not create the tables twice.
+        with nullcontext() if server else FileLock(local / ".mlflow.lock"):
+            self._client: Any = MlflowClient(tracking_uri=uri)
+            name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "mae-vit")
+            artifacts = None if server else (local / "mlflow-artifacts").as_uri()
+            try:
+                experiment = self._client.create_experiment(name, artifact_location=artifacts)
+            except exceptions.MlflowException:  # it exists
+                experiment = self._client.get_experiment_by_name(name).experiment_id
+        self.where = f"experiment {experiment}" if server else f"mlflow ui --backend-store-uri {uri}"
+        if run.run_id is not None:
+            try:
+                self._client.update_run(run.run_id, status="RUNNING")
+                self.run_id = run.run_id
+                return
+            except exceptions.MlflowException as error:
+                if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                    raise
+        tags = {"group": run.group} if run.group else {}
+        self.run_id = self._client.create_run(experiment, run_name=run.name, tags=tags).info.run_id
+        parameters = [entities.Param(key, str(value)) for key, value in run.config.items()]
+        for first in range(0, len(parameters), _MAX_PARAMETERS):
+            self._client.log_batch(self.run_id, params=parameters[first : first + _MAX_PARAMETERS])
+
+    def log(self, step: int, scalars: Scalars, pictures: Pictures) -> None:
+        """Stores a step's metrics in one request, then its pictures."""
+        now = int(1000 * time.time())
+        metrics = [self._metric(name, float(value), now, step) for name, value in scalars.items()]
+        self._client.log_batch(self.run_id, metrics=metrics)
+        for name, picture in pictures.items():
+            self._client.log_image(self.run_id, np.ascontiguousarray(picture), key=name, step=step)
+
+    def go_back(self, step: int) -> None:
+        """Marks a rollback at the first step after it."""
+        self.log(step + 1, {ROLLED_BACK: step}, {})
+
+    def finish(self, status: Status, summary: Mapping[str, Any]) -> None:
+        """Stores the summary: numbers of a finished run as metrics, other values as tags, which can be replaced."""
+        flat = flatten({"summary": {**summary, "status": status}}, separator="/")
+        numbers = {name: value for name, value in flat.items() if isinstance(value, int | float)}
+        if status == "done":
+            self.log(int(summary.get("steps", 0)), numbers, {})
+        for name, value in flat.items():
+            if name not in numbers and value is not None:
+                self._client.set_tag(self.run_id, name, str(value))
+        self._client.set_terminated(self.run_id, _STATUS.get(status, "FAILED"))
+
+
+def _local_folder(run: Path) -> Path:
+    """Returns the ancestor folder named `runs`, so that all runs share a database; by default the run's parent."""
+    above = run.absolute().parents
+    return next((folder for folder in above if folder.name == "runs"), above[0])

@@ -1,0 +1,275 @@
+"""Recovery of a run: checks every step, rolls back bad ones, and lists damaged samples."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import statistics
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from mae_vit.config.schema import GuardSection
+from mae_vit.core.errors import Damage, damage_allowed
+from mae_vit.core.files import fsync_path, read_json_lines, to_json, write_atomically, write_json
+from mae_vit.data.order.order import data_step, skip
+from mae_vit.runtime.failures import BadStep, TrainingFailed
+from mae_vit.runtime.ranks import Ranks, barrier, gather_objects, run_on_rank_zero
+from mae_vit.training.checkpoints.checkpoint import (
+    CheckpointInfo,
+    list_checkpoints,
+    newest_before,
+    step_of,
+    verify_checkpoint,
+)
+from mae_vit.training.engines.state import LossHistory
+from mae_vit.training.outputs.run_folder import RunFolder
+from mae_vit.training.step_report import StepValues
+
+_WINDOW = 256
+# Fewer losses give no reliable estimate of the spread.
+_ENOUGH = 128
+# For a normal distribution: standard deviation = 1.4826 x median absolute deviation.
+_SIGMA_PER_MAD = 1.4826
+# Losses before the bad step that the incident report lists.
+_LISTED_LOSSES = 32
+# Largest number of warnings about damaged samples that a process prints.
+_MAX_WARNINGS = 10
+
+
+class Guard:
+    """Detects steps that are not finite, and losses that jump and stay high. All ranks reach the same result.
+
+    A loss jumps if it is more than `spike_sigmas` robust standard deviations above the median of the
+    last 256 losses. `spike_steps` jumps in a row are a spike. A single jump is only a hard batch.
+    """
+
+    def __init__(self, options: GuardSection, course: LossHistory) -> None:
+        """Continues from the losses in `course`."""
+        self._options, self._skipped = options, course.skipped
+        self._losses = deque(course.losses, maxlen=_WINDOW)
+        self._streak = course.streak
+
+    @property
+    def course(self) -> LossHistory:
+        """The loss history for the checkpoint."""
+        return LossHistory(self._skipped, tuple(self._losses), self._streak)
+
+    @property
+    def no_suspects(self) -> bool:
+        """Whether the latest step was good. If it jumped, it may be the start of a spike."""
+        return self._streak == 0
+
+    def check(self, step: int, loss: float, grad_norm: float) -> None:
+        """Checks a step, counted from 1: mean loss over the global batch, global gradient norm before clipping.
+
+        Raises BadStep if the step is not finite, or if it completes a spike.
+        """
+        if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+            reason = f"is not finite (loss {loss}, gradient norm {grad_norm})"
+            raise BadStep(step, reason, loss, grad_norm, tuple(self._losses))
+        bound = self._bound()
+        if bound is None or loss <= bound:
+            self._streak = 0
+            self._losses.append(loss)
+            return
+        self._streak += 1
+        if self._streak >= self._options.spike_steps:
+            first = step - self._streak + 1
+            reason = f"begins a spike (loss {loss:.4g} after {self._streak} steps above {bound:.4g})"
+            raise BadStep(first, reason, loss, grad_norm, tuple(self._losses))
+
+    def _bound(self) -> float | None:
+        if self._options.spike_sigmas is None or len(self._losses) < _ENOUGH:
+            return None
+        middle = statistics.median(self._losses)
+        mad = statistics.median(abs(loss - middle) for loss in self._losses)
+        return middle + self._options.spike_sigmas * _SIGMA_PER_MAD * mad
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A line of `quarantine.jsonl`: a damaged sample, and the step that first needed it, counted from 1."""
+
+    step: int
+    damage: Damage
+
+
+class Quarantine:
+    """The distinct damaged samples, equal on all ranks after `exchange`. Rank 0 writes the list.
+
+    Attributes:
+        share: largest allowed share of damaged samples, 0 to 1.
+        allowed: largest allowed number of damaged samples.
+    """
+
+    def __init__(self, path: Path, ranks: Ranks, *, share: float, samples: int, start_step: int) -> None:
+        """Loads the list of a resumed run, and drops entries after `start_step`, the optimizer steps done before.
+
+        The run reads the samples of these entries again, unless they have been repaired.
+        """
+        self.path, self.share, self.total, self._ranks = path, share, samples, ranks
+        self.allowed = damage_allowed(share, samples)
+        self._shared: dict[int, Entry] = {}
+        for line in read_json_lines(path) if path.exists() else ():
+            # A line that a power cut tore, or that others wrote.
+            with suppress(ValueError, TypeError, AttributeError, KeyError):
+                entry = Entry(int(line.pop("step")), Damage(**line))
+                if entry.step <= start_step:
+                    self._shared[entry.damage.sample] = entry
+        self._waiting: dict[int, Entry] = {}
+        if ranks.rank == 0 and path.exists():
+            if self._shared:
+                write_atomically(path, _lines(self._shared.values()))
+            else:
+                path.unlink()
+
+    @property
+    def samples(self) -> Collection[int]:
+        """The numbers of all shared damaged samples."""
+        return self._shared.keys()
+
+    @property
+    def exceeded(self) -> bool:
+        """Whether there are more damaged samples than allowed."""
+        return len(self._shared) > self.allowed
+
+    def note(self, step: int, damages: Iterable[Damage]) -> int:
+        """Records this rank's damaged samples of a step; returns how many are new to this rank."""
+        known = self._waiting.keys() | self._shared.keys()
+        new = {damage.sample: Entry(step, damage) for damage in damages if damage.sample not in known}
+        self._waiting |= new
+        return len(new)
+
+    def exchange(self) -> list[Damage]:
+        """Shares the recorded samples with all ranks and writes them to the list; collective.
+
+        Returns those that are new to the run, in an order (step, number) that does not depend on ranks.
+        """
+        gathered = [e for entries in gather_objects([*self._waiting.values()], self._ranks) for e in entries]
+        self._waiting, new = {}, []
+        for entry in sorted(gathered, key=lambda entry: (entry.step, entry.damage.sample)):
+            if entry.damage.sample not in self._shared:
+                self._shared[entry.damage.sample] = entry
+                new.append(entry)
+        if new and self._ranks.rank == 0:
+            first = not self.path.exists()
+            with self.path.open("ab") as file:
+                file.write(_lines(new))
+                file.flush()
+                os.fsync(file.fileno())
+            if first:
+                fsync_path(self.path.parent)
+        return [entry.damage for entry in new]
+
+
+def _lines(entries: Iterable[Entry]) -> bytes:
+    lines = (to_json({"step": entry.step, **asdict(entry.damage)}) for entry in entries)
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+class Recovery:
+    """Guard, rollback and quarantine of a run. Every method must be called on every rank."""
+
+    def __init__(
+        self,
+        options: GuardSection,
+        history: LossHistory,
+        *,
+        folder: RunFolder,
+        samples_of: Callable[[int], list[dict[str, Any]]],
+        quarantine: Quarantine,
+        ranks: Ranks,
+        mend: str,
+        say: Callable[[str], None],
+    ) -> None:
+        """Continues from `history`.
+
+        `samples_of` describes the samples of a data step; `mend` is a sentence on how to repair damaged samples.
+        """
+        self._options, self._folder, self._samples_of = options, folder, samples_of
+        self.guard, self.quarantine = Guard(options, history), quarantine
+        self._ranks, self._mend, self._say = ranks, mend, say
+        self._tries: dict[int, int] = {}
+        self._warnings = 0
+
+    def check(self, step: int, values: StepValues) -> None:
+        """Checks the values of a step, counted from 1, which are the same on all ranks.
+
+        Raises BadStep (`Guard.check`), or TrainingFailed if more samples are damaged than allowed.
+        """
+        if values.damaged:
+            self._sync_damage()
+        # A step that fp16 skipped changed no weights.
+        if not values.skipped:
+            self.guard.check(step, values.loss, values.grad_norm)
+
+    def go_back(self, bad: BadStep) -> CheckpointInfo:
+        """Chooses where to resume after a bad step, restarts the guard there, writes an incident report; collective.
+
+        Returns:
+            The newest intact checkpoint from before the step; at most `guard.max_rollbacks` times the same.
+
+        Raises:
+            TrainingFailed: on all ranks, if there is no checkpoint before it, or after too many tries.
+        """
+        # Only rank 0 looks: on a network file system other nodes may see the folder with a delay.
+        folder, course = self._folder.checkpoints, self.guard.course
+        checkpoint = run_on_rank_zero(lambda: newest_before(folder, bad.step, verify_checkpoint), self._ranks)
+        if checkpoint is None:
+            raise TrainingFailed(f"{bad}; there is no checkpoint from before it")
+        tried = self._tries[checkpoint.step] = self._tries.get(checkpoint.step, 0) + 1
+        culprit = data_step(bad.step - 1, course.skipped)
+        # Each further try skips twice as many.
+        width = self._options.skip_steps * 2 ** (tried - 1)
+        first = max(data_step(checkpoint.step, course.skipped), culprit - width + 1)
+        report = self._folder.path / "incidents" / f"step-{bad.step:08d}-{tried}.json"
+        if self._ranks.rank == 0:
+            incident = {
+                "step": bad.step,
+                "reason": bad.reason,
+                "loss": bad.loss,
+                "grad_norm": bad.grad_norm,
+                "losses_before": list(bad.losses[-_LISTED_LOSSES:]),
+                "back_to_step": checkpoint.step,
+                "try": tried,
+                "of_tries": self._options.max_rollbacks,
+                "data_step": culprit,
+                "skipped_data_steps": [first, culprit + 1],
+            }
+            with suppress(OSError):  # a full disk must not prevent the rollback
+                report.parent.mkdir(exist_ok=True)
+                write_json(report, {**incident, "samples": self._samples_of(culprit)})
+            # Later checkpoints come after the bad step or are broken.
+            for path in list_checkpoints(folder):
+                if step_of(path) > checkpoint.step:
+                    shutil.rmtree(path, ignore_errors=True)
+        if tried > self._options.max_rollbacks:
+            raise TrainingFailed(
+                f"{bad}; tries from the checkpoint of step {checkpoint.step}: {tried - 1} of "
+                f"guard.max_rollbacks={self._options.max_rollbacks}; see {report}"
+            )
+        skipped = skip(course.skipped, first, culprit + 1)
+        self.guard = Guard(self._options, LossHistory(skipped, checkpoint.course.losses))
+        return checkpoint
+
+    def _sync_damage(self) -> None:
+        """Shares new damaged samples with all ranks, lists and prints them; raises TrainingFailed above the budget."""
+        new, quarantine = self.quarantine.exchange(), self.quarantine
+        for damage in new[: _MAX_WARNINGS - self._warnings]:
+            self._say(f"warning: another image takes the place of {damage}")
+            self._warnings += 1
+            if self._warnings == _MAX_WARNINGS:
+                self._say(f"further damaged samples: see {quarantine.path}")
+        if quarantine.exceeded:
+            # Wait until rank 0 has written the list: when a rank exits, the launcher kills the others.
+            barrier(self._ranks)
+            raise TrainingFailed(
+                f"{len(quarantine.samples):,} of {quarantine.total:,} samples are damaged, "
+                f"data.damage_budget={quarantine.share:g} allows {quarantine.allowed:,}: {quarantine.path} lists "
+                f"them. {self._mend}"
+            )

@@ -1,1 +1,0 @@
-"""Recovers from bad steps and damaged samples."""
