@@ -132,9 +132,11 @@ def add_prepare(commands: argparse._SubParsersAction[OneLineParser]) -> None:
 def _add_labels(parser: OneLineParser) -> None:
     # fmt: off
     group = parser.add_argument_group("labels (by default those of class folders and of columns)")
-    _add(group, "--labels", "FILE", as_path, "CSV or TSV with a line for each image, such as cats/1.jpg,cat: its "
-        "label. With a line of names above or without, paths with or without folder and extension; images that it does "
-        "not name have no label. --image-column and --label-column take names or numbers from 1")
+    # `labels` is whether to read any.
+    group.add_argument("--labels", metavar="FILE", dest="label_file", type=as_path, help="CSV or TSV with a "
+        "line for each image, such as cats/1.jpg,cat: its label. With a line of names above or without, paths with or "
+        "without folder and extension; images that it does not name have no label. --image-column and --label-column "
+        "take names or numbers from 1")
     _add(group, "--unlabeled", "DIR", as_path_text, "add these images to split train, without labels: pretraining "
         "takes all, fine-tuning those with labels. --holdout and other selections leave them alone")
     _add_switch(group, "--preview", "also draw OUT/preview.png: some images of each class, with the number of all")
@@ -152,9 +154,7 @@ def _add(
     text: str,
     default: Any = None,
 ) -> None:
-    # `labels` is whether to read any.
-    where = {"dest": "label_file"} if name == "--labels" else {}
-    group.add_argument(name, metavar=metavar, type=kind, default=default, help=text, **where)
+    group.add_argument(name, metavar=metavar, type=kind, default=default, help=text)
 
 
 def _add_switch(group: argparse._ActionsContainer, name: str, text: str) -> None:

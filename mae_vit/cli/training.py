@@ -119,11 +119,16 @@ def add_config_key(commands: argparse._SubParsersAction[OneLineParser]) -> None:
 def _config_key(arguments: argparse.Namespace) -> int:
     # pydantic: not for --help.
     from mae_vit.config.describe import explain_key
+    from mae_vit.config.section import Section
     from mae_vit.finetuning.comparison.config import CompareConfig
     from mae_vit.finetuning.config.schema import FinetuneConfig
     from mae_vit.objectives.pretrain_config import PretrainConfig
 
-    schemas = {"pretraining": PretrainConfig, "fine-tuning": FinetuneConfig, "comparing": CompareConfig}
+    schemas: dict[str, type[Section]] = {
+        "pretraining": PretrainConfig,
+        "fine-tuning": FinetuneConfig,
+        "comparing": CompareConfig,
+    }
     print("\n".join(explain_key(arguments.key, schemas)))
     return 0
 

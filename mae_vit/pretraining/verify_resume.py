@@ -19,6 +19,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -182,11 +183,12 @@ def _run(
 @contextmanager
 def _started(words: Sequence[str], folder: Path, world_size: int) -> Iterator[list[BaseProcess]]:
     """Starts the ranks of a run; none is left at the end."""
-    context = multiprocessing.get_context("forkserver" if sys.platform.startswith("linux") else "spawn")
+    context: ForkServerContext | SpawnContext = multiprocessing.get_context("spawn")
     if sys.platform.startswith("linux"):
         # Importing takes longer than the run: the server does it once.
+        context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([__name__, "mae_vit.pretraining.job", "torch._dynamo"])
-    shared = {"WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size, "OMP_NUM_THREADS": 1}
+    shared: dict[str, Any] = {"WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size, "OMP_NUM_THREADS": 1}
     shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     arguments = [*words, f"run.dir={folder}"]
     processes = [
@@ -218,12 +220,12 @@ def _rank(words: Sequence[str], folder: Path, environment: Mapping[str, Any]) ->
     forward = TorchEngine.forward
     with open(f"{folder}.images-{environment['RANK']}", "a") as notes:
 
-        def noted(engine: TorchEngine, batch: Batch) -> ObjectiveOutput:
+        def noted(self: TorchEngine, batch: Batch) -> ObjectiveOutput:
             for number, image in zip(batch.keys.index.tolist(), batch.images.numpy(), strict=True):
-                row = [engine.updates, batch.keys.epoch, number, zlib.crc32(image.tobytes())]
+                row = [self.updates, batch.keys.epoch, number, zlib.crc32(image.tobytes())]
                 notes.write(json.dumps(row) + "\n")
             notes.flush()
-            return forward(engine, batch)
+            return forward(self, batch)
 
         TorchEngine.forward = noted  # type: ignore[method-assign]
         sys.exit(main(list(words)))
