@@ -191,7 +191,7 @@ def _started(words: Sequence[str], folder: Path, world_size: int) -> Iterator[li
     shared: dict[str, Any] = {"WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size, "OMP_NUM_THREADS": 1}
     shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     arguments = [*words, f"run.dir={folder}"]
-    processes = [
+    processes: list[BaseProcess] = [
         context.Process(target=_rank, args=(arguments, folder, {**shared, "RANK": rank, "LOCAL_RANK": rank}))
         for rank in range(world_size)
     ]
