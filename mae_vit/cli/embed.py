@@ -53,7 +53,7 @@ def add_embed(commands: argparse._SubParsersAction[OneLineParser]) -> None:
         metavar="WEIGHTS",
         help="the encoder: a run folder, an encoder.safetensors, an official MAE .pth, timm:NAME, or "
         "hf:USER/NAME[@REVISION]; of others, any backbone of timm: frozen:timm:NAME, "
-        "frozen:timm:NAME@FILE.safetensors, or frozen:FILE.safetensors with timm's config.json beside it",
+        "frozen:timm:NAME@FILE.safetensors, or frozen:FILE with timm's config.json beside it",
     )
     add_images(parser)
     parser.add_argument("--out", type=as_path, required=True, metavar="DIR", help="folder to write")

@@ -54,7 +54,7 @@ _SPLITS = {
     "train": ("train", "training", "trn"),
     "val": ("val", "valid", "validation", "dev"),
     "test": ("test", "testing", "tst"),
-    "unlabeled": ("unlabeled", "unlabelled"),
+    "unlabeled": ("unlabeled", "unlabelled", "no_label"),
 }
 _BREAK = re.compile(r"[-_. ]|(?<=[a-z])(?=[A-Z])")
 _NUMBER = re.compile(r"(set)?\d*$")
@@ -244,4 +244,15 @@ def _is_alien(char: str) -> bool:
 
 def expand_path(path: str | os.PathLike[str]) -> Path:
     """Returns `expand_text` as a path."""
-    return Path(expand_text(os.fspath(path)))
+    return Path(expand_text(name_given(path, "a path")))
+
+
+def name_given(value: object, forms: str) -> str:
+    """Returns a path or a name as text.
+
+    Raises:
+        InputError: for other types; the message asks for `forms`.
+    """
+    if isinstance(value, str | os.PathLike):
+        return os.fspath(value)
+    raise InputError(f"give {forms}, not {type(value).__name__}")

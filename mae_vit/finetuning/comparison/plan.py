@@ -41,7 +41,7 @@ from mae_vit.weights.names import is_frozen, split_frozen, split_network
 
 # Options that name weights; their content counts, as that of --ckpt does.
 _WEIGHTS_OPTIONS = ("finetune.teacher", "model.init")
-_WEIGHTS_FILES = ("model.safetensors", "encoder.safetensors")
+_WEIGHTS_FILES = ("model.safetensors", "encoder.safetensors", "pytorch_model.bin")
 
 
 class Inputs:

@@ -124,6 +124,8 @@ def _no_source(spec: str, path: Path) -> str:
         return f"source {spec}: a part of an archive: {JOIN_PARTS}"
     if user_files.full_extension(path.name) in {*user_files.CONVERTIBLE_EXTENSIONS, "npz"}:
         return f"source {spec}: one file of arrays or images, which is not read: {user_files.EACH_IMAGE}"
+    if user_files.extension_of(path.name) in (*user_files.TABLE_EXTENSIONS, "json"):
+        return f"source {spec}: write its paths and labels to a CSV or TSV, and give that"
     what = user_files.what_file_is(path)
     return f"source {spec} is {what or f'none ({_SOURCES}); unpack other archives first'}"
 
