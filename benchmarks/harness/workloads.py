@@ -27,7 +27,6 @@ from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.pretraining.setup import build_objective, estimate_costs
 from mae_vit.runtime.device import find_device
 from mae_vit.runtime.ranks import Ranks
-from mae_vit.training.checkpoints.resume import run_identity
 from mae_vit.training.engines.base import Engine, StepOptions
 from mae_vit.training.engines.build import optimizer_options
 from mae_vit.training.engines.cost import Estimate
@@ -35,6 +34,7 @@ from mae_vit.training.engines.precision import Precision
 from mae_vit.training.engines.torch_engine import TorchEngine
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.run import run
+from mae_vit.training.startup import run_identity
 from mae_vit.training.trainer import RunSetup
 
 TINY = ROOT / "configs" / "pretrain" / "mae_cifar_tiny.yaml"

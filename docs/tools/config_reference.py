@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 # So that a checkout runs without being installed.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from mae_vit.config.keys import branches, one_of
+from mae_vit.config.keys import kind_of, one_of
 from mae_vit.config.typed_yaml import PathText
 from mae_vit.finetuning.comparison.config import CompareConfig
 from mae_vit.finetuning.config.schema import HIDDEN_KEYS, FinetuneConfig
@@ -78,9 +78,9 @@ def _sections(
 def _field_models(schema: type[BaseModel]) -> Iterator[tuple[str, str | None, type[BaseModel]]]:
     """The sections by name; where there are several of a name, with the key `name` that chooses among them."""
     for name, field in schema.model_fields.items():
-        several = one_of(field)
-        for tag, model in branches(field).items():
-            yield name, f"{several.key if several else ''}: {tag}", model
+        several = one_of([kind_of(field)])
+        for tag, model in several.sections.items() if several else ():
+            yield name, f"{several.key}: {tag}", model
         if several is None:
             for model in _models(field.annotation):
                 yield name, None, model

@@ -17,9 +17,10 @@ from mae_vit.config.presets import find_config
 from mae_vit.core.errors import InputError
 from mae_vit.core.files import read_json_lines
 from mae_vit.core.messages import closest_path
-from mae_vit.core.user_files import expand_path, expand_text
+from mae_vit.core.user_files import expand_path, expand_text, name_given
 from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.runtime.child import call_in_child
+from mae_vit.weights.names import GIVEN
 
 if TYPE_CHECKING:
     from mae_vit.weights.encoder import PretrainedEncoder
@@ -122,9 +123,7 @@ def finetune(
     `changes`, `resume`, `extend` and errors are those of `pretrain`. `ckpt` is a run, its folder, a weights file or
     "timm:NAME"; None trains from scratch. Without a config, the recipe for the size of the run's encoder is used.
     """
-    if not isinstance(ckpt, str | os.PathLike | None):
-        raise InputError(f"ckpt: give a run, its folder, a file or a name, not {type(ckpt).__name__}")
-    weights = None if ckpt is None else expand_text(os.fspath(ckpt))
+    weights = None if ckpt is None else expand_text(name_given(ckpt, GIVEN))
     arguments = _arguments(config, changes, resume, extend, ckpt=weights)
     return Run(call_in_child("mae_vit.finetuning.command:finetune", arguments))
 
@@ -167,7 +166,7 @@ def prepare(
         InputError: for invalid input.
     """
     paths = _paths(sources)
-    paths += [] if folder is None else [folder]
+    paths += [] if folder is None else [name_given(folder, "an output folder")]
     words = ["prepare", *(word for name, value in options.items() for word in _option_words(name, value))]
     # A path that begins with a dash must not be taken for an option.
     arguments = parse([*words, *(f"./{path}" if str(path).startswith("-") else str(path) for path in paths)])
@@ -228,7 +227,7 @@ def _arguments(
 def _source(config: Config) -> ConfigSource:
     if isinstance(config, Mapping):
         return ConfigValues(_plain(dict(config), "config"))
-    return find_config(os.fspath(config))
+    return find_config(name_given(config, "a preset, a YAML file or a mapping (vars(args) of a Namespace)"))
 
 
 def _overrides(changes: Changes | None) -> list[str]:

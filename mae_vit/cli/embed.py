@@ -53,7 +53,7 @@ def add_embed(commands: argparse._SubParsersAction[OneLineParser]) -> None:
         metavar="WEIGHTS",
         help="the encoder: a run folder, an encoder.safetensors, an official MAE .pth, timm:NAME, or "
         "hf:USER/NAME[@REVISION]; of others, any backbone of timm: frozen:timm:NAME, "
-        "frozen:timm:NAME@FILE.safetensors, or frozen:FILE.safetensors with timm's config.json beside it",
+        "frozen:timm:NAME@FILE.safetensors, or frozen:FILE with timm's config.json beside it",
     )
     add_images(parser)
     parser.add_argument("--out", type=as_path, required=True, metavar="DIR", help="folder to write")
@@ -73,16 +73,11 @@ def add_images(parser: OneLineParser) -> None:
         nargs="+",
         type=as_path_text,
         metavar="DATA",
-        help="prepared shards, a folder of images, an archive of such a folder (.tar, .tar.gz, .zip), or files of "
-        "images",
+        help="prepared shards, a folder of images, an archive of one (.tar, .zip), or image files",
     )
     group = parser.add_argument_group("which images")
     group.add_argument(
-        "--split",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="only this split; may be given several times (all)",
+        "--split", action="append", default=[], metavar="NAME", help="only this split; repeatable (all)"
     )
     group.add_argument("--no-labels", action="store_true", help="do not take folders as classes")
 
@@ -99,10 +94,7 @@ def open_named(arguments: argparse.Namespace, *, out: Path) -> Images:
 
 def _add_features(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--img-size",
-        type=int,
-        metavar="PX",
-        help="side of the images in pixels; positions are interpolated (as in training)",
+        "--img-size", type=int, metavar="PX", help="side of the images in pixels (as in training)"
     )
     group.add_argument(
         "--pool",
@@ -111,10 +103,7 @@ def _add_features(group: argparse._ArgumentGroup) -> None:
         "weights of others mostly cls)",
     )
     group.add_argument(
-        "--dtype",
-        choices=("float32", "float16"),
-        default="float32",
-        help="data type of the features (float32)",
+        "--dtype", choices=("float32", "float16"), default="float32", help="type of the features (float32)"
     )
 
 
@@ -126,10 +115,7 @@ def worker_count(text: str) -> int | None:
 def add_speed(group: argparse._ArgumentGroup) -> None:
     """Adds the options of device, precision, batch size and workers."""
     group.add_argument(
-        "--device",
-        choices=("auto", "cpu", "cuda"),
-        default="auto",
-        help="device to compute on (auto: a GPU if there is one)",
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: a GPU if there is one"
     )
     group.add_argument(
         "--precision", choices=("fp32", "bf16"), default="fp32", help="precision of the forward pass (fp32)"
@@ -138,14 +124,14 @@ def add_speed(group: argparse._ArgumentGroup) -> None:
         "--batch-size",
         type=int,
         metavar="N",
-        help=f"images in a batch ({_BATCH_SIZE}; {_BATCH_SIZE_GPU} on a GPU)",
+        help=f"images in a batch ({_BATCH_SIZE}; GPU: {_BATCH_SIZE_GPU})",
     )
     group.add_argument(
         "--workers",
         type=worker_count,
         default="auto",
         metavar="N",
-        help="decoding threads (auto: all cores but those that compute)",
+        help="decoding threads (auto: free cores)",
     )
 
 

@@ -54,10 +54,7 @@ def add_export(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     )
     parser.add_argument("--to", required=True, choices=_FORMATS, help="format, see below")
     parser.add_argument(
-        "--out",
-        type=as_path,
-        metavar="DIR",
-        help="folder to write (RUN/FORMAT for a run folder, else NAME-FORMAT in the current folder)",
+        "--out", type=as_path, metavar="DIR", help="folder to write (RUN/FORMAT for a run, else NAME-FORMAT)"
     )
     parser.add_argument(
         "--pool",

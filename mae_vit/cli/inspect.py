@@ -60,10 +60,7 @@ def add_inspect(commands: argparse._SubParsersAction[OneLineParser]) -> None:
         "mae_visualize_* do not)",
     )
     parser.add_argument(
-        "--device",
-        choices=("auto", "cpu", "cuda"),
-        default="auto",
-        help="device to compute on (auto: a GPU if there is one)",
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: a GPU if there is one"
     )
     add_plugin(parser)
     parser.set_defaults(run=run_inspect, parser=parser)

@@ -48,7 +48,7 @@ def add_predict(commands: argparse._SubParsersAction[OneLineParser]) -> None:
         "run_folder",
         type=as_path_text,
         metavar="RUN",
-        help="folder of a finished fine-tuning run, or its model.safetensors",
+        help="a finished fine-tuning run, or its model.safetensors",
     )
     add_images(parser)
     parser.add_argument("--out", type=as_path, required=True, metavar="FILE.csv", help="file to write")

@@ -81,11 +81,7 @@ class OneLineParser(argparse.ArgumentParser):
 
 
 def as_path_text(text: str) -> str:
-    """Expands ~ and $NAME in an option; argparse's `type`. URLs and names such as timm:NAME stay as they are.
-
-    Raises:
-        argparse.ArgumentTypeError: for a variable that is not set.
-    """
+    """Expands ~ and $NAME in an option; argparse's `type`. URLs and names such as timm:NAME stay as they are."""
     try:
         return expand_text(text)
     except InputError as error:  # argparse would hide the message of a ValueError
@@ -93,11 +89,7 @@ def as_path_text(text: str) -> str:
 
 
 def as_path(text: str) -> Path:
-    """Expands ~ and $NAME in an option that is a path; argparse's `type`.
-
-    Raises:
-        argparse.ArgumentTypeError: for a variable that is not set.
-    """
+    """Expands ~ and $NAME in an option that is a path; argparse's `type`."""
     return Path(as_path_text(text))
 
 
@@ -114,7 +106,7 @@ def add_plugin(parser: argparse.ArgumentParser) -> None:
 
 
 def add_local_rank(parser: argparse.ArgumentParser) -> None:
-    """Accepts the option that the `deepspeed` launcher adds; the environment holds its value too."""
+    """Accepts the option that the `deepspeed` launcher adds; the environment has its value too."""
     parser.add_argument("--local_rank", "--local-rank", type=int, default=0, help=argparse.SUPPRESS)
 
 
@@ -161,11 +153,7 @@ def add_config(parser: argparse.ArgumentParser, *, example: str, default: str) -
 
 
 def take_config(parser: OneLineParser, parsed: argparse.Namespace, *, required: bool) -> Path | None:
-    """Returns the config that was given; takes it out of the overrides if it is their first word.
-
-    Raises:
-        InputError: if there is none and one is required.
-    """
+    """Returns the config, which may be the first of the overrides; raises InputError if a required one is missing."""
     given = parsed.config
     if given is None and parsed.overrides and "=" not in parsed.overrides[0]:
         given = parsed.overrides.pop(0)
@@ -183,19 +171,7 @@ def parse_arguments(
     examples: str,
     takes_ckpt: bool = False,
 ) -> Arguments:
-    """Parses the command line of a training job.
-
-    Args:
-        argv: the words; None for this process's.
-        prog: the command, for `--help`; None for this process's.
-        description: sentence that says what the job does.
-        keys: the config's sections and keys, as `--help` lists them.
-        examples: command lines for the end of `--help`.
-        takes_ckpt: add --ckpt, with which the config may be left out.
-
-    Raises:
-        InputError: for anything that does not fit.
-    """
+    """Parses the command line of a training job; raises InputError. `takes_ckpt`: the config may be left out."""
     parser = OneLineParser(
         prog=prog,
         description=description,

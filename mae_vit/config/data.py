@@ -24,11 +24,7 @@ POLICIES = {
 
 
 def register_policy(policy: type[Policy]) -> None:
-    """Adds an augmentation policy without options, under its `name`. A plug-in calls it when it is imported.
-
-    Raises:
-        ValueError: if there is another of that name.
-    """
+    """Adds a plug-in's augmentation policy under its `name`; raises ValueError if there is another."""
     where = f"{policy.__module__}:{policy.__qualname__}"
     if POLICIES.setdefault(policy.name, where) != where:
         raise ValueError(f'there is a policy "{policy.name}"')

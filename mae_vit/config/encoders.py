@@ -266,11 +266,7 @@ def family_of(raw: Any) -> str:
 
 
 def section_class(family: object, source: object) -> type[EncoderSection]:
-    """Returns the section class of a family that the weights in `source` name.
-
-    Raises:
-        InputError: if no imported module has registered the family.
-    """
+    """Returns the section of a family that weights in `source` name; raises InputError if it is not registered."""
     if (section := ENCODERS.get(str(family))) is None:
         raise InputError(
             f'{source} has model.family="{family}", which a plug-in registers: give it by --plugin FILE, for training '
@@ -280,11 +276,7 @@ def section_class(family: object, source: object) -> type[EncoderSection]:
 
 
 def register_encoder(section: type[EncoderSection], geometry: type[Geometry]) -> None:
-    """Adds a family of encoders, under the name of its geometry. A plug-in calls it when it is imported.
-
-    Raises:
-        ValueError: if there is another of that name.
-    """
+    """Adds a plug-in's family of encoders, under its geometry's name; raises ValueError if there is another."""
     if ENCODERS.setdefault(geometry.family, section) is not section:
         raise ValueError(f'there is an encoder "{geometry.family}"')
     GEOMETRIES[geometry.family] = geometry

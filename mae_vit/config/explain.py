@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
-from mae_vit.config.keys import fields_at, key_paths, one_of, suggest, written_path
+from mae_vit.config.keys import key_paths, kinds_at, one_of, suggest, written_path
 from mae_vit.core.messages import closest, nearest
 
 _MAX_SHOWN = 80  # characters of a value
@@ -22,13 +22,7 @@ _COMMANDS = {
 
 
 class Document(NamedTuple):
-    """A config before it is checked.
-
-    Attributes:
-        raw: its content as plain data, overrides included.
-        path: the file.
-        overridden: the dotted keys that the command line set.
-    """
+    """A config before it is checked: its content with overrides, the file, and the dotted keys of overrides."""
 
     raw: dict[str, Any]
     path: Path
@@ -36,7 +30,7 @@ class Document(NamedTuple):
 
 
 def explain(schema: type[BaseModel], document: Document, error: ValidationError) -> list[str]:
-    """Writes each problem as one phrase. Unknown keys come first: a misspelled key often makes another one missing."""
+    """Writes each problem as a phrase, unknown keys first: a misspelled key often makes another one missing."""
     # pydantic reports one problem for each type of a union; join those of the same value.
     messages: dict[str, list[str]] = {}
     unknown: list[str] = []
@@ -96,8 +90,7 @@ def _joined(messages: list[str]) -> str:
 def _explain_unknown(schema: type[BaseModel], document: Document, key: str) -> str:
     """Explains an unknown key, which may belong to another `name` of its section."""
     section, _, name = key.rpartition(".")
-    fields = fields_at(schema, section.split("."))
-    several = one_of(fields[0]) if fields else None
+    several = one_of(kinds_at(schema, section.split(".")))
     models = several.sections if several else {}
     owners = " or ".join(f'"{tag}"' for tag, model in models.items() if name in model.model_fields)
     if not owners:
@@ -114,7 +107,7 @@ def _explain(schema: type[BaseModel], path: Sequence[str], problem: Any) -> tupl
     if kind == "missing":
         return f'"{key}" is missing', ""
     if kind in ("union_tag_invalid", "union_tag_not_found") and isinstance(value, dict):
-        several = one_of(fields_at(schema, path)[0])
+        several = one_of(kinds_at(schema, path))
         assert several is not None
         told, tags = several.key, several.sections
         tag = value.get(told)

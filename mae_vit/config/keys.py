@@ -1,14 +1,18 @@
-"""The keys that a config's schema knows: lists them, and finds the nearest to an unknown key.
+"""The keys of a config's schema: their types, the list of them, and the nearest to an unknown key.
 
-A section may be one of several models that `name` selects, such as an objective. These are its branches.
+A value may have several types. They are listed as `Kinds`: classes of sections, other annotations, and two marks.
+`OneOf` is a section that one of its keys chooses, `KeysOf` a mapping of dotted keys.
 """
 
 from __future__ import annotations
 
 import difflib
 import textwrap
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, get_args, get_origin
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -16,42 +20,73 @@ from pydantic.fields import FieldInfo
 from mae_vit.config.section import OneOf, Section
 from mae_vit.core.messages import device_hint
 
+Kinds = Sequence[Any]
 # Lowest difflib ratio at which a known key is suggested: in the same section, and in another section.
 _CLOSE_BESIDE, _CLOSE_ELSEWHERE, _CONTAINED = 0.5, 0.7, 0.95
 _MAX_MEANT = 4
 _WIDTH = 100
 
 
-def one_of(field: FieldInfo) -> OneOf | None:
-    """Returns how a field's section is chosen from several; None if it takes one kind of section or none."""
-    return next((mark for mark in field.metadata if isinstance(mark, OneOf)), None)
+@dataclass(frozen=True)
+class KeysOf:
+    """Marks a mapping whose keys are dotted keys of a schema: `Annotated[dict[str, Any], KeysOf(Config)]`."""
+
+    schema: type[BaseModel]
 
 
-def branches(field: FieldInfo) -> Mapping[str, type[BaseModel]]:
-    """Lists a field's models by the names that choose them; empty if the field has no branches."""
-    return several.sections if (several := one_of(field)) else {}
+def kind_of(field: FieldInfo) -> Any:
+    """Returns a field's mark if it has one, else its annotation."""
+    return next((mark for mark in field.metadata if isinstance(mark, OneOf | KeysOf)), field.annotation)
+
+
+def alternatives(kinds: Kinds) -> Iterator[Any]:
+    """Yields types, with the members of unions in their place."""
+    for kind in kinds:
+        if get_origin(kind) is Annotated:
+            inner, *marks = get_args(kind)
+            yield from alternatives([mark for mark in marks if isinstance(mark, OneOf | KeysOf)] or [inner])
+        elif get_origin(kind) in (Union, UnionType):
+            yield from alternatives(get_args(kind))
+        else:
+            yield kind
+
+
+def inner_kinds(kinds: Kinds, name: str) -> list[Any]:
+    """Returns the types that the value of a key may have, in any branch; empty if the key is not known."""
+    inner: list[Any] = []
+    for kind in alternatives(kinds):
+        if isinstance(kind, OneOf):
+            inner += inner_kinds([*kind.sections.values()], name)
+        elif isinstance(kind, KeysOf):
+            inner += inner_kinds([kind.schema], name)
+        elif get_origin(kind) is dict:
+            inner.append(get_args(kind)[1])
+        elif isinstance(kind, type) and issubclass(kind, BaseModel) and name in kind.model_fields:
+            inner.append(kind_of(kind.model_fields[name]))
+    return inner
+
+
+def kinds_at(schema: type[BaseModel], path: Sequence[str]) -> Kinds:
+    """Returns the types that the value at a path may have; empty for an unknown key."""
+    return reduce(inner_kinds, path, [schema])
+
+
+def one_of(kinds: Kinds) -> OneOf | None:
+    """Returns how a section is chosen from several; None if the types are no such section."""
+    return next((kind for kind in alternatives(kinds) if isinstance(kind, OneOf)), None)
 
 
 def written_path(schema: type[BaseModel], location: Sequence[str | int]) -> list[str]:
     """Returns pydantic's location as keys of the file: drops the parts that name branches and types."""
     path: list[str] = []
-    models: list[type[BaseModel]] = [schema]
-    tags: Mapping[str, type[BaseModel]] = {}
-    named = False  # whether the next part is a free name of a section
+    kinds: Kinds = [schema]
     for part in location:
-        if part in tags:
-            models, tags = [tags[str(part)]], {}
-        elif named:
+        several = one_of(kinds)
+        if several and part in several.sections:
+            kinds = [several.sections[str(part)]]
+        elif _sections(kinds) or isinstance(part, int):
             path.append(str(part))
-            named = False
-        elif models:
-            path.append(str(part))
-            field = models[0].model_fields.get(str(part))
-            models = _field_models(field) if field else []
-            tags = branches(field) if field else {}
-            named = field is not None and _has_named_sections(field)
-        elif isinstance(part, int):  # an index of a list
-            path.append(str(part))
+            kinds = inner_kinds(kinds, str(part))
     return path
 
 
@@ -60,45 +95,29 @@ def key_paths(schema: type[BaseModel], raw: Any, prefix: str = "") -> Iterator[s
     for name, field in schema.model_fields.items():
         yield prefix + name
         inner = raw.get(name) if isinstance(raw, dict) else None
-        sections = {f"{prefix}{name}.": inner}
-        if _has_named_sections(field):
+        parts = {f"{prefix}{name}.": inner}
+        if _is_named(field):
             named = inner if isinstance(inner, dict) else {}
-            sections = {f"{prefix}{name}.{key}.": section for key, section in named.items()}
-        for model in _chosen(field, inner):
-            for begin, section in sections.items():
-                yield from key_paths(model, section, begin)
-
-
-def fields_at(schema: type[BaseModel], path: Sequence[str]) -> list[FieldInfo]:
-    """Finds the fields at a path, in any branch; empty for an unknown key."""
-    models, matching = [schema], []
-    for part in path:
-        matching = [model.model_fields[part] for model in models if part in model.model_fields]
-        models = [model for field in matching for model in _field_models(field)]
-    return matching
+            parts = {f"{prefix}{name}.{key}.": part for key, part in named.items()}
+        several = one_of([kind_of(field)])
+        choice = several.choice(inner) if several and isinstance(inner, dict) else None
+        chosen = several.sections.get(choice) if several and choice is not None else None
+        for model in [chosen] if chosen else _sections([kind_of(field)]):
+            for begin, part in parts.items():
+                yield from key_paths(model, part, begin)
 
 
 def options_from(schema: type[BaseModel], path: Sequence[str]) -> int | None:
     """Returns the depth where a path enters a mapping of dotted keys (1 for `set.train.epochs`); None if nowhere."""
-    models = [schema]
-    depth = 0
-    while depth < len(path) and models:
-        fields = [model.model_fields[path[depth]] for model in models if path[depth] in model.model_fields]
-        depth += 1
-        mappings = [field.annotation for field in fields if get_origin(field.annotation) is dict]
-        if any(get_args(mapping)[1] is Any for mapping in mappings):
-            return depth
-        # Another mapping: its keys are free names and its values sections.
-        depth += bool(mappings)
-        models = [model for field in fields for model in _field_models(field)]
-    return None
+    depths = range(1, len(path) + 1)
+    return next((n for n in depths if any(isinstance(k, KeysOf) for k in kinds_at(schema, path[:n]))), None)
 
 
 def suggest(schema: type[BaseModel], raw: Any, key: str) -> str:
     """Returns a phrase with the whole path of the known key nearest to an unknown one, in any section."""
     if key in key_paths(schema, {}):
         section = key.rpartition(".")[0]
-        several = one_of(schema.model_fields[section]) if section in schema.model_fields else None
+        several = one_of(kinds_at(schema, [section]))
         return f"it belongs to another {section}.{several.key if several else 'name'}"
     typed = _typed(raw, key)
     # A comparison has no `train`, but a `set.train.epochs`.
@@ -148,11 +167,11 @@ def _typed(raw: Any, key: str) -> str:
 def describe_keys(schema: type[BaseModel], *, without: Collection[str] = ()) -> str:
     """Returns the list of keys for `--help`, a few lines per section."""
     fields = schema.model_fields.items()
-    rows = [("", " ".join(name for name, field in fields if not _field_models(field)))]
+    rows = [("", " ".join(name for name, field in fields if not _sections([kind_of(field)])))]
     for name, field in fields:
-        free = "NAME." if _has_named_sections(field) else ""
-        heads = branches(field) or dict.fromkeys([""], next(iter(_field_models(field)), None))
-        several = one_of(field)
+        free = "NAME." if _is_named(field) else ""
+        several, models = one_of([kind_of(field)]), _sections([kind_of(field)])
+        heads = several.sections if several else {"": next(iter(models), None)}
         told = several.key if several else ""
         for tag, model in heads.items():
             keys = [
@@ -174,7 +193,7 @@ def describe_keys(schema: type[BaseModel], *, without: Collection[str] = ()) -> 
 
 def _leaves(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     for name, field in model.model_fields.items():
-        inner = _field_models(field)
+        inner = _sections([kind_of(field)])
         if not inner:
             yield prefix + name
         for section in inner:
@@ -182,24 +201,20 @@ def _leaves(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
             yield from (key for key in _leaves(section, f"{prefix}{name}.") if key != f"{prefix}{name}.name")
 
 
-def _has_named_sections(field: FieldInfo) -> bool:
+def _is_named(field: FieldInfo) -> bool:
     """Returns whether a field is a mapping of free names to sections, as a comparison's `pretrain`."""
-    return get_origin(field.annotation) is dict and bool(_models_in(field.annotation))
+    kind = kind_of(field)
+    return get_origin(kind) is dict and bool(_sections([kind]))
 
 
-def _chosen(field: FieldInfo, raw: Any) -> list[type[BaseModel]]:
-    several = one_of(field)
-    choice = several.choice(raw) if several and isinstance(raw, dict) else None
-    if several is not None and choice is not None and choice in several.sections:
-        return [several.sections[choice]]
-    return _field_models(field)
-
-
-def _field_models(field: FieldInfo) -> list[type[BaseModel]]:
-    return [*branches(field).values()] or _models_in(field.annotation)
-
-
-def _models_in(annotation: Any) -> list[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [model for part in getattr(annotation, "__args__", ()) for model in _models_in(part)]
+def _sections(kinds: Kinds) -> list[type[BaseModel]]:
+    """Returns the sections among types, also as items of lists and values of mappings."""
+    found: list[type[BaseModel]] = []
+    for kind in alternatives(kinds):
+        if isinstance(kind, OneOf):
+            found += kind.sections.values()
+        elif isinstance(kind, type) and issubclass(kind, BaseModel):
+            found.append(kind)
+        elif not isinstance(kind, KeysOf):
+            found += _sections(get_args(kind))
+    return found

@@ -17,11 +17,11 @@ from pydantic import BaseModel, ValidationError
 from ruamel.yaml import YAML
 
 from mae_vit.config.explain import Document, explain
-from mae_vit.config.keys import fields_at, one_of, options_from
+from mae_vit.config.keys import alternatives, kinds_at, options_from
 from mae_vit.config.plugins import add_plugins, import_plugins, named_plugins, not_imported
 from mae_vit.config.presets import hint_at_config
 from mae_vit.config.schema import Config
-from mae_vit.config.section import Section
+from mae_vit.config.section import OneOf, Section
 from mae_vit.config.typed_yaml import parse_value, parse_yaml
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of, error_reason
@@ -41,19 +41,6 @@ _ALTERNATIVES = (
 )
 
 
-def replaced_durations(raw: dict[str, Any], given: Mapping[str, Any], file: str) -> list[str]:
-    """Returns a sentence for each duration of the file that an override in another unit replaces."""
-    section = raw.get("train")
-    before = {f"train.{name}": value for name, value in section.items()} if isinstance(section, dict) else {}
-    return [
-        f"{key}={given[key]} takes the place of {other}={before[other]} of {file}"
-        for group in _DURATIONS
-        for key in group
-        for other in group
-        if key in given and other != key and before.get(other) is not None
-    ]
-
-
 def drop_alternatives(raw: dict[str, Any], overridden: Collection[str]) -> None:
     """Removes the file's keys for what an override gives by another key."""
     for group in _ALTERNATIVES:
@@ -64,18 +51,18 @@ def drop_alternatives(raw: dict[str, Any], overridden: Collection[str]) -> None:
                     raw[section].pop(name, None)
 
 
-def drop_options_of_others(schema: type[BaseModel], raw: dict[str, Any], key: str, choice: str) -> None:
+def _drop_options_of_others(schema: type[BaseModel], raw: dict[str, Any], key: str, choice: str) -> None:
     """Removes the file's options of a choice that an override replaces (`optim.name`, `objective.name`)."""
     *path, name = key.split(".")
     kinds: Mapping[str, Collection[str]] = {}
-    for section in fields_at(schema, path):
-        if (several := one_of(section)) and name in ("name", several.key):
-            chosen = several.choice({**_node(raw, path), name: choice})
-            if chosen is not None and chosen in several.sections:
-                kinds, choice = {tag: model.model_fields for tag, model in several.sections.items()}, chosen
-        elif isinstance(section.annotation, type) and issubclass(section.annotation, Section):
-            kinds = section.annotation.options.get(name, {})
     node = _node(raw, path)
+    for section in alternatives(kinds_at(schema, path)):
+        if isinstance(section, OneOf) and name in ("name", section.key):
+            chosen = section.choice({**node, name: choice})
+            if chosen is not None and chosen in section.sections:
+                kinds, choice = {tag: model.model_fields for tag, model in section.sections.items()}, chosen
+        elif isinstance(section, type) and issubclass(section, Section):
+            kinds = section.options.get(name, {})
     for option in {option for options in kinds.values() for option in options}:
         if option not in kinds.get(choice, ()):
             node.pop(option, None)
@@ -88,28 +75,10 @@ def _node(raw: Any, path: Sequence[str]) -> dict[str, Any]:
     return raw if isinstance(raw, dict) else {}
 
 
-def parse_override(schema: type[BaseModel], override: str) -> tuple[str, Any]:
-    """Splits `key.path=value`, and reads the value by the type of the key.
-
-    Raises:
-        InputError: if it has another form, or gives no value.
-    """
-    key, separator, text = override.partition("=")
-    if not separator or not all(key.split(".")):
-        raise InputError(f'override "{override}": write key.path=value, e.g. run.name=try')
-    if not text:  # mostly an unset variable, as in run.name=$NAME
-        raise InputError(f'override "{override}" gives no value ({key}=null is the default)')
-    return key, parse_value(schema, key, text, f'override "{override}"')
-
-
-def apply_override(
+def _apply_override(
     schema: type[BaseModel], raw: dict[str, Any], override: str, path: Sequence[str], value: Any
 ) -> None:
-    """Sets a value in plain data; None unsets it.
-
-    Raises:
-        InputError: if a part of the path is not a section.
-    """
+    """Sets a value in plain data; None unsets it. Raises InputError if a part of the path is not a section."""
     node: Any = raw
     if (first := options_from(schema, path)) is not None and first < len(path):
         path = [*path[:first], ".".join(path[first:])]
@@ -122,10 +91,9 @@ def apply_override(
         if value is not None and path[-1] in group:
             for key in group:
                 node.pop(key, None)
-    fields = fields_at(schema, path)
-    keeps_null = any(type(None) in getattr(field.annotation, "__args__", ()) for field in fields)
+    kinds = [*alternatives(kinds_at(schema, path))]
     # null resets a key that cannot be null to its default. An unknown key stays, so that the check reports it.
-    if value is None and not keeps_null and (fields or path[-1] in node):
+    if value is None and type(None) not in kinds and (kinds or path[-1] in node):
         node.pop(path[-1], None)
     else:
         node[path[-1]] = value
@@ -139,11 +107,7 @@ ConfigType = TypeVar("ConfigType", bound=BaseModel)
 
 @dataclass(frozen=True)
 class ConfigValues:
-    """A config that Python code gives as values, in place of a file; messages call it `config`.
-
-    Attributes:
-        text: the values, as YAML.
-    """
+    """A config that Python code gives as values (YAML), in place of a file; messages call it `config`."""
 
     text: str
 
@@ -190,7 +154,9 @@ def load_config(
     if amend is not None:
         amend(raw)
     as_read, mistakes = copy.deepcopy(raw), list[str]()
-    overridden = _override(schema, raw, overrides, path.name, mistakes, notes)
+    overridden = _override(schema, raw, overrides, mistakes)
+    if notes is not None:
+        notes += _replaced_durations(as_read, overridden, path.name)
     for content in (raw, as_read):
         if isinstance(source, Path) and isinstance(run := content.setdefault("run", {}), dict):
             run.setdefault("name", source.stem)
@@ -233,32 +199,42 @@ def _parse(schema: type[BaseModel], text: str, path: Path) -> dict[str, Any]:
 
 
 def _override(
-    schema: type[BaseModel],
-    raw: dict[str, Any],
-    overrides: Sequence[str],
-    file: str,
-    mistakes: list[str],
-    notes: list[str] | None,
-) -> set[str]:
-    """Applies overrides to plain data; returns their keys. Messages of failures go to `mistakes`."""
+    schema: type[BaseModel], raw: dict[str, Any], overrides: Sequence[str], mistakes: list[str]
+) -> dict[str, Any]:
+    """Applies overrides to plain data; returns their values by key. Messages of failures go to `mistakes`."""
     parsed: list[tuple[str, str, Any]] = []
     for override in overrides:
+        key, separator, text = override.partition("=")
         try:
-            parsed.append((override, *parse_override(schema, override)))
+            if not separator or not all(key.split(".")):
+                raise InputError(f'override "{override}": write key.path=value, e.g. run.name=try')
+            if not text:  # mostly an unset variable, as in run.name=$NAME
+                raise InputError(f'override "{override}" gives no value ({key}=null is the default)')
+            parsed.append((override, key, parse_value(schema, key, text, f'override "{override}"')))
         except InputError as error:
             mistakes += error.lines
-    given = {key: value for _, key, value in parsed if value is not None}
-    if notes is not None:
-        notes += replaced_durations(raw, given, file)
-    drop_alternatives(raw, given)
+    drop_alternatives(raw, {key for _, key, value in parsed if value is not None})
     for _, key, value in parsed:
-        drop_options_of_others(schema, raw, key, str(value))
+        _drop_options_of_others(schema, raw, key, str(value))
     for override, key, value in parsed:
         try:
-            apply_override(schema, raw, override, key.split("."), value)
+            _apply_override(schema, raw, override, key.split("."), value)
         except InputError as error:
             mistakes += error.lines
-    return {key for _, key, _ in parsed}
+    return {key: value for _, key, value in parsed}
+
+
+def _replaced_durations(raw: dict[str, Any], given: Mapping[str, Any], file: str) -> list[str]:
+    """Returns a sentence for each duration of the file that an override in another unit replaces."""
+    section = raw.get("train")
+    before = {f"train.{name}": value for name, value in section.items()} if isinstance(section, dict) else {}
+    return [
+        f"{key}={given[key]} takes the place of {other}={before[other]} of {file}"
+        for group in _DURATIONS
+        for key in group
+        for other in group
+        if given.get(key) is not None and other != key and before.get(other) is not None
+    ]
 
 
 def _check(schema: type[ConfigType], document: Document) -> tuple[ConfigType | None, list[str]]:
@@ -287,11 +263,7 @@ def dump_yaml(values: Mapping[str, Any]) -> str:
 
 
 def read_run_config(run: Path) -> dict[str, Any]:
-    """Reads the config in a run's folder, as plain data.
-
-    Raises:
-        InputError: if there is none.
-    """
+    """Reads the config in a run's folder, as plain data; raises InputError if there is none."""
     path = run / "config.yaml"
     try:
         content = parse_yaml(read_text(path), str(path))

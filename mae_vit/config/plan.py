@@ -16,16 +16,7 @@ from mae_vit.core.urls import redact_url
 
 
 class Due(NamedTuple):
-    """What happens after a step.
-
-    Attributes:
-        log: a line of metrics is written; always true if one of the three below is.
-        evaluate: held-out images are measured.
-        probe: the online probe scores the features.
-        inspect: views of the encoder are drawn.
-        save: a checkpoint is saved.
-        last: the run is over.
-    """
+    """What happens after a step."""
 
     log: bool
     evaluate: bool
@@ -96,12 +87,6 @@ _MOST_STEPS = 10**12
 
 def make_plan(config: Config, *, num_samples: int, world_size: int, probe_size: int = 0) -> Plan:
     """Derives a run's numbers from its config, data and ranks.
-
-    Args:
-        config: config of the run.
-        num_samples: images that are trained on.
-        world_size: number of ranks.
-        probe_size: images of the online probe; 0 where there is none.
 
     Raises:
         InputError: if the batch does not divide over ranks and micro-batches, if these do not hold whole repeats, if
@@ -176,18 +161,12 @@ def _as_given(train: TrainSection, prefix: str, steps: int) -> str:
 
 
 def check_grouping(plan: Plan, world_size: int, repeats: int, *, unit: int, views: int, why: str) -> None:
-    """Checks that a micro-batch holds whole groups of the rows that a loss takes together.
+    """Checks that a micro-batch has whole groups of `unit` consecutive rows, with `views` of each image.
 
-    Args:
-        plan: numbers of the run.
-        world_size: number of ranks.
-        repeats: views of each image in a row (`data.repeats`).
-        unit: consecutive rows of the global order in a group.
-        views: views of each image in a group.
-        why: why the rows belong together, for the message.
+    A loss takes a group together; `why` is the message's prefix that explains it.
 
     Raises:
-        InputError: naming the nearest sizes that hold whole units.
+        InputError: naming the nearest sizes that have whole groups.
     """
     if repeats != views:
         raise InputError(
@@ -218,12 +197,6 @@ def fit_batch(config: Config, *, num_samples: int, world_size: int = 1, shrinks:
 
     The result does not depend on the number of ranks.
 
-    Args:
-        config: config of the run.
-        num_samples: images that are trained on.
-        world_size: number of ranks, for the message.
-        shrinks: False refuses a smaller batch: rows of a comparison must keep the batch that it gives them.
-
     Raises:
         InputError: if the data hold less than one batch, and it must not shrink or repeats and lanes do not divide it.
     """
@@ -239,7 +212,7 @@ def fit_batch(config: Config, *, num_samples: int, world_size: int = 1, shrinks:
 
 
 def check_same_batch(config: Config, *, num_samples: int, world_size: int = 1) -> None:
-    """Checks that the batch need not shrink (`fit_batch`)."""
+    """Raises InputError if the batch would shrink (`fit_batch`)."""
     fit_batch(config, num_samples=num_samples, world_size=world_size, shrinks=False)
 
 

@@ -39,11 +39,7 @@ def named_plugins(raw: Any, overrides: Sequence[str]) -> list[str]:
 
 
 def import_plugins(names: Sequence[str]) -> None:
-    """Imports modules, each once.
-
-    Raises:
-        InputError: if a module is not there, or fails.
-    """
+    """Imports modules, each once; raises InputError if a module is missing, or fails."""
     for name in not_imported(names):
         _loaded[name] = _digest(_import(name))
 

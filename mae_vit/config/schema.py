@@ -67,17 +67,13 @@ _HOME = "mae_vit.training.outputs.trackers"
 # Each takes a `TrackedRun` and returns a `Tracker` (mae_vit/training/outputs/trackers.py). "module:Class" is
 # imported when a run opens it.
 TRACKERS: dict[str, str | Callable[[Any], Any]] = {
-    "wandb": f"{_HOME}.wandb:WandbTracker",
-    "mlflow": f"{_HOME}.mlflow:MlflowTracker",
+    "wandb": f"{_HOME}:WandbTracker",
+    "mlflow": f"{_HOME}:MlflowTracker",
 }
 
 
 def register_tracker(name: str, tracker: str | Callable[[Any], Any]) -> None:
-    """Adds an experiment tracker. A plug-in calls it when it is imported.
-
-    Raises:
-        ValueError: if there is another of that name.
-    """
+    """Adds an experiment tracker; raises ValueError if there is another of that name. For plug-ins."""
     if TRACKERS.setdefault(name, tracker) is not tracker:
         raise ValueError(f'there is a tracker "{name}"')
 

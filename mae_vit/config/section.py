@@ -96,11 +96,7 @@ class OneOf:
 
 
 def exactly_one(section: BaseModel, names: Sequence[str], *, required: bool) -> None:
-    """Checks that exactly one of `names` is given, or at most one if `required` is False.
-
-    Raises:
-        ValueError: if not.
-    """
+    """Raises ValueError unless exactly one of `names` is given, or at most one if `required` is False."""
     given = [name for name in names if getattr(section, name) is not None]
     if len(given) > 1:
         dropped = ", or ".join(f"{name}={getattr(section, name)}" for name in reversed(given))
@@ -110,11 +106,7 @@ def exactly_one(section: BaseModel, names: Sequence[str], *, required: bool) -> 
 
 
 def height_width(img_size: int | Sequence[int]) -> tuple[int, int]:
-    """Returns height and width in pixels, from one number or from [height, width].
-
-    Raises:
-        ValueError: for a list of another length.
-    """
+    """Returns height and width in pixels, from one number or from [height, width]; raises ValueError otherwise."""
     sides = [img_size, img_size] if isinstance(img_size, int) else list(img_size)
     if len(sides) != 2:
         raise ValueError(f"img_size={img_size}: give one number or [height, width]")

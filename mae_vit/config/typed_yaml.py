@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from copy import copy
-from dataclasses import dataclass
 from functools import reduce
-from types import UnionType
-from typing import Annotated, Any, Literal, NewType, Union, get_args, get_origin
+from typing import Any, Literal, NewType, get_args, get_origin
 
 from pydantic import BaseModel
-from pydantic.fields import FieldInfo
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from mae_vit.config.section import OneOf
+from mae_vit.config.keys import Kinds, alternatives, inner_kinds
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import error_reason
 from mae_vit.core.user_files import expand_text
@@ -31,42 +27,22 @@ _TAG = "tag:yaml.org,2002:"
 _TEXT = f"{_TAG}str"
 
 
-@dataclass(frozen=True)
-class KeysOf:
-    """Marks a mapping whose keys are dotted keys of a schema: `Annotated[dict[str, Any], KeysOf(Config)]`.
-
-    Attributes:
-        schema: schema of the values.
-    """
-
-    schema: type[BaseModel]
-
-
 def parse_yaml(text: str, where: str, schema: type[BaseModel] | None = None) -> Any:
-    """Parses YAML of plain values: nothing in it runs.
-
-    Args:
-        text: text of a file, or a value.
-        where: place of the text, for errors.
-        schema: schema of the file. Without one, YAML alone decides what is text.
+    """Parses YAML of plain values: nothing in it runs. Without a schema, YAML alone decides what is text.
 
     Raises:
-        InputError: if it is not valid.
+        InputError: if it is not valid; `where` names the place of the text.
     """
     return _parse(text, where, [schema] if schema else [])
 
 
 def parse_value(schema: type[BaseModel], key: str, text: str, where: str) -> Any:
-    """Reads a value that the command line gives, by the type of its key.
+    """Reads a value that the command line gives, by the type of its dotted key.
 
-    Args:
-        schema: schema of the config.
-        key: dotted key of the value.
-        text: the text given. For a text key it is the value; in quotes it may also be "null".
-        where: place of the text, for errors.
+    For a text key the text is the value; in quotes it may also be "null".
 
     Raises:
-        InputError: if the key is not text and the value is not YAML.
+        InputError: if the key is not text and the value is not YAML; `where` names the place of the text.
     """
     kinds = _at([schema], key)
     if not _is_text(kinds) or text == "null" or not text:
@@ -83,7 +59,7 @@ def write_value(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _parse(text: str, where: str, kinds: Sequence[Any]) -> Any:
+def _parse(text: str, where: str, kinds: Kinds) -> Any:
     yaml = YAML(typ="safe", pure=True)
     try:
         node = yaml.compose(text)
@@ -102,7 +78,7 @@ def _parse(text: str, where: str, kinds: Sequence[Any]) -> Any:
         raise InputError(f"{where}: not valid YAML: {error_reason(error)}") from None
 
 
-def _retype(node: Node, kinds: Sequence[Any], where: str, seen: set[int]) -> Node:
+def _retype(node: Node, kinds: Kinds, where: str, seen: set[int]) -> Node:
     """Turns all keys into text, and the unquoted values (2026-11-26, 007) of text keys."""
     if isinstance(node, ScalarNode):
         node = copy(node)  # aliases of it may stand under keys of other types
@@ -122,7 +98,7 @@ def _retype(node: Node, kinds: Sequence[Any], where: str, seen: set[int]) -> Nod
         node.value = [(key, _retype(value, _at(kinds, str(key.value)), where, seen)) for key, value in pairs]
     elif isinstance(node, SequenceNode):
         seen.add(id(node))
-        items = [get_args(kind)[0] for kind in _alternatives(kinds) if get_origin(kind) is list]
+        items = [get_args(kind)[0] for kind in alternatives(kinds) if get_origin(kind) is list]
         node.value = [_retype(value, items, where, seen) for value in node.value]
     return node
 
@@ -136,46 +112,15 @@ def _expanded(text: str, where: str) -> str:
         raise InputError(f"{where}: {error}") from None
 
 
-def _at(kinds: Sequence[Any], key: str) -> Sequence[Any]:
+def _at(kinds: Kinds, key: str) -> Kinds:
     """Returns the types that the value at a dotted key may have; empty if the key is not known."""
     # The free names of a mapping may hold dots themselves.
-    return _step(kinds, key) or reduce(_step, key.split("."), kinds)
+    return inner_kinds(kinds, key) or reduce(inner_kinds, key.split("."), [*kinds])
 
 
-def _step(kinds: Sequence[Any], name: str) -> Sequence[Any]:
-    inner: list[Any] = []
-    for kind in _alternatives(kinds):
-        if get_origin(kind) is dict:
-            inner.append(get_args(kind)[1])
-        elif isinstance(kind, type) and name in getattr(kind, "model_fields", ()):
-            inner.append(_field_kind(kind.model_fields[name]))  # type: ignore[attr-defined]
-    return inner
-
-
-def _field_kind(field: FieldInfo) -> Any:
-    for mark in field.metadata:
-        if isinstance(mark, KeysOf):
-            return mark.schema
-        if isinstance(mark, OneOf):
-            return Union[tuple(mark.sections.values())]  # noqa: UP007
-    return field.annotation
-
-
-def _alternatives(kinds: Sequence[Any]) -> Iterator[Any]:
-    """Yields types, with the members of unions in their place."""
-    for kind in kinds:
-        if get_origin(kind) is Annotated:
-            inner, *marks = get_args(kind)
-            yield from _alternatives([mark.schema for mark in marks if isinstance(mark, KeysOf)] or [inner])
-        elif get_origin(kind) in (Union, UnionType):
-            yield from _alternatives(get_args(kind))
-        else:
-            yield kind
-
-
-def _is_text(kinds: Sequence[Any]) -> bool:
+def _is_text(kinds: Kinds) -> bool:
     """Returns whether the value of a key is text, or null."""
-    members = [kind for kind in _alternatives(kinds) if kind is not type(None)]
+    members = [kind for kind in alternatives(kinds) if kind is not type(None)]
     return bool(members) and all(
         kind in (str, PathText)
         or (get_origin(kind) is Literal and all(isinstance(choice, str) for choice in get_args(kind)))
@@ -183,5 +128,5 @@ def _is_text(kinds: Sequence[Any]) -> bool:
     )
 
 
-def _is_path(kinds: Sequence[Any]) -> bool:
-    return PathText in _alternatives(kinds)
+def _is_path(kinds: Kinds) -> bool:
+    return PathText in alternatives(kinds)

@@ -11,10 +11,7 @@ import numpy as np
 def create_array(path: Path, dtype: np.dtype, shape: tuple[int, ...]) -> np.memmap:
     """Creates a .npy file of zeros, reserves its space on the disk, and maps it for writing.
 
-    Without the space, a disk that fills up kills the process (SIGBUS) when it writes to a page.
-
-    Raises:
-        OSError: if the disk has no room for it; the file is then removed.
+    Without the space, a disk that fills up kills the process (SIGBUS) when it writes to a page. Raises OSError instead.
     """
     array: np.memmap = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
     if not hasattr(os, "posix_fallocate"):  # macOS

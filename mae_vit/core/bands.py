@@ -86,12 +86,7 @@ class Bands:
 
     @classmethod
     def of_entry(cls, values: Mapping[str, Any]) -> Bands:
-        """Reads the entry "bands" of a weights file; without it the images are photographs.
-
-        Raises:
-            ValueError: if its values are not valid bands.
-            TypeError: if its keys or types are not those of `Bands`.
-        """
+        """Reads the entry "bands" of a weights file; photographs have none. Raises ValueError or TypeError."""
         if (entry := values.get("bands")) is None:
             return RGB8
         known: dict[str, Any] = {

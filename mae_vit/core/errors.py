@@ -37,7 +37,6 @@ class InputError(ValueError):
         self.lines = tuple(_one_line(mistake) for mistake in mistakes)
 
     def __str__(self) -> str:
-        """All mistakes in one line."""
         return "; ".join(self.lines)
 
 
@@ -51,11 +50,8 @@ class Damage:
     """A sample that cannot be read, as `quarantine.jsonl` records it.
 
     Attributes:
-        sample: its number in its split.
         shard: the file that it belongs to.
-        key: the sample's name in the shard; None if unknown.
         offset: place of its image in the shard, in bytes; None if unknown.
-        reason: short reason.
     """
 
     sample: int
@@ -65,7 +61,6 @@ class Damage:
     reason: str
 
     def __str__(self) -> str:
-        """Names shard, key and offset, then the reason."""
         key, offset = ("?" if value is None else str(value) for value in (self.key, self.offset))
         # Keys come from files: a terminal must not obey control characters in them.
         shown = key if key.isascii() and key.isprintable() else ascii(key)
@@ -89,7 +84,6 @@ class DamagedSample(RuntimeError):
         self.damaged, self.folder = damaged, folder
 
     def __str__(self) -> str:
-        """Returns it as one line of text."""
         more = f" (and {len(self.damaged) - 1:,} more of its batch)" if len(self.damaged) > 1 else ""
         return f"cannot read {self.damaged[0][1]}{more}: `mae-vit check {self.folder}` lists all such"
 

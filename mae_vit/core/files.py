@@ -17,11 +17,7 @@ from mae_vit.core.errors import InputError
 
 
 def user_cache() -> Path:
-    """Returns this user's cache folder; a private temporary one if the home folder cannot be written.
-
-    Raises:
-        InputError: if there is no such folder.
-    """
+    """Returns this user's cache folder; a private temporary one if the home folder is read-only. Raises InputError."""
     if given := os.environ.get("XDG_CACHE_HOME"):
         return Path(os.path.expanduser(given)) / "mae-vit"
     home = Path(os.path.expanduser("~"))
@@ -103,21 +99,12 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Reads a JSON file.
-
-    Raises:
-        OSError: if it cannot be read.
-        ValueError: if it is not JSON.
-    """
+    """Reads a JSON file; raises OSError or ValueError."""
     return json.loads(path.read_text(encoding="utf-8"))
 
 
 def read_json_lines(path: Path) -> list[Any]:
-    """Reads a file with one JSON value per line; skips lines that a kill or a full disk cut short.
-
-    Raises:
-        OSError: if it cannot be read.
-    """
+    """Reads a file with one JSON value per line; skips lines that a kill or a full disk cut short. Raises OSError."""
     values = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
@@ -150,11 +137,7 @@ def fsync_path(path: Path) -> None:
 
 
 def replace_folder(partial: Path, out: Path) -> None:
-    """Replaces a folder by a rename. The old one stays until the new one is there, and is then removed.
-
-    Raises:
-        OSError: if the rename fails; the old folder is then restored.
-    """
+    """Replaces a folder by a rename. The old one stays until the new one is there; after an OSError it is back."""
     if not out.exists():
         os.rename(partial, out)
         return

@@ -27,13 +27,7 @@ _CONNECT_S = 10.0
 
 @dataclass(frozen=True)
 class HubName:
-    """A repository of the Hub at a revision.
-
-    Attributes:
-        repo: "USER/NAME"; a few old ones have no user.
-        revision: a branch, a tag or a commit; None for the default branch.
-        kind: "model" or "dataset".
-    """
+    """A repository of the Hub, USER/NAME, at a branch, tag or commit; `kind` is "model" or "dataset"."""
 
     repo: str
     revision: str | None = None
@@ -50,11 +44,7 @@ def is_hub_name(text: str) -> bool:
 
 
 def parse_hub_name(text: str, *, kind: str = "model") -> HubName:
-    """Reads "hf:USER/NAME" or "hf:USER/NAME@REVISION".
-
-    Raises:
-        InputError: for another form.
-    """
+    """Reads "hf:USER/NAME" or "hf:USER/NAME@REVISION"; raises InputError for another form."""
     repo, at, revision = text.removeprefix(HUB_PREFIX).partition("@")
     if repo.startswith("//"):
         meant = repo.strip("/").removeprefix(f"{kind}s/")
@@ -84,14 +74,9 @@ def is_offline() -> bool:
 
 
 def check_reachable(name: HubName, files: Sequence[str]) -> None:
-    """Fails at once if the Hub cannot be reached; huggingface_hub itself tries for 23 s for each file.
+    """Raises FetchUnavailable at once if the Hub cannot be reached; huggingface_hub itself tries each file for 23 s.
 
-    Args:
-        name: the repository to be read.
-        files: its files that may be read. If one is in the cache, no connection is needed.
-
-    Raises:
-        FetchUnavailable: if the Hub cannot be reached.
+    If one of the files is in the cache, no connection is needed.
     """
     hub = hub_library()
     if is_offline():
@@ -103,14 +88,7 @@ def check_reachable(name: HubName, files: Sequence[str]) -> None:
 
 
 def download(name: HubName, files: Sequence[str]) -> tuple[Path, str]:
-    """Downloads a file of a repository into huggingface_hub's cache, unless it is there.
-
-    Args:
-        name: the repository.
-        files: names of files at its top level; the first that exists is taken.
-
-    Returns:
-        The file's path and its commit.
+    """Downloads the first of `files`, in a repository's top folder, that exists; returns its path and commit.
 
     Raises:
         InputError: if there is no such repository, revision or file, or no access to it.
@@ -137,10 +115,6 @@ def download(name: HubName, files: Sequence[str]) -> tuple[Path, str]:
 @contextmanager
 def hub_errors(name: HubName, *, task: str = "read") -> Iterator[None]:
     """Turns errors of huggingface_hub into one line, and silences its log of retries.
-
-    Args:
-        name: the repository.
-        task: what the token must allow: "read", "write".
 
     Raises:
         InputError: for what the user can fix.

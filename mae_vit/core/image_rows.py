@@ -60,8 +60,6 @@ class Composite:
 
     Attributes:
         weights: (3, C), or (1, C) for gray.
-        center: (C,).
-        offset: the color of the center.
         label: names the bands shown, with the raw values of black and white.
     """
 
@@ -78,11 +76,7 @@ class Composite:
 
 
 def find_bands(wanted: Sequence[int | str], bands: Bands, channels: int) -> list[int]:
-    """Returns the places of bands that are given by number, from 1, or by name.
-
-    Raises:
-        InputError: for an unknown band, or if there are not one or three.
-    """
+    """Returns the places of one or three bands, given by number, from 1, or by name; else raises InputError."""
     if len(wanted) not in (1, 3):
         raise InputError(
             f"picture bands {list(wanted)}: give three, for red, green and blue, or one for gray"
@@ -108,9 +102,6 @@ def compose(images: Tensor, bands: Bands, wanted: Sequence[int | str] | None = N
         bands: names and scale.
         wanted: three bands or one, by number from 1 or by name. None takes bands with usual names of red, green and
             blue; else three bands as they are, the first of one or two, and principal components of more.
-
-    Raises:
-        InputError: if a wanted band is not there.
     """
     channels = images.shape[1]
     places = find_bands(wanted, bands, channels) if wanted else _natural(bands, channels)
@@ -129,9 +120,6 @@ def in_colors(
     """Maps rows of pictures to colors. The last row, the original, decides which; its label then names them.
 
     Rows of gray and RGB stay as they are.
-
-    Raises:
-        InputError: if a wanted band is not there.
     """
     if not rows or (bands.photographs and not wanted):
         return list(rows)

@@ -56,16 +56,7 @@ class RngStream(IntEnum):
 
 
 def threefry2x32(key: tuple[Words | int, Words | int], x0: Words, x1: Words) -> tuple[Words, Words]:
-    """Threefry-2x32 with 20 rounds.
-
-    Args:
-        key: two 32-bit words, integers or arrays that broadcast with the counters.
-        x0: first counter word; NumPy uint32 or torch int64 in [0, 2**32).
-        x1: second counter word, same kind and a broadcastable shape.
-
-    Returns:
-        Two arrays of 32-bit words of the broadcast shape.
-    """
+    """Threefry-2x32 with 20 rounds: two 32-bit key words, two counters (NumPy uint32 or torch int64) that broadcast."""
     k0, k1 = key
     schedule = (k0, k1, k0 ^ k1 ^ _PARITY)
     if isinstance(x0, Tensor):
@@ -107,13 +98,7 @@ def _rounds_of_tensors(schedule: tuple[Tensor | int, ...], x0: Tensor, x1: Tenso
 # Cached: each draw of a batch asks for one of a few keys per epoch, which cost 20 rounds on NumPy scalars.
 @lru_cache(maxsize=256)
 def derive_key(seed: int, stream: RngStream, epoch: int) -> tuple[int, int]:
-    """Returns the key of one stream in one epoch.
-
-    Args:
-        seed: the run's seed, 0 <= seed < 2**64.
-        stream: the purpose of the numbers.
-        epoch: 0 <= epoch < 2**32.
-    """
+    """Returns the key of one stream in one epoch; 0 <= seed < 2**64, 0 <= epoch < 2**32."""
     k0, k1 = threefry2x32(
         (seed & MASK32, (seed >> 32) & MASK32),
         np.array([int(stream)], np.uint32),
@@ -123,16 +108,7 @@ def derive_key(seed: int, stream: RngStream, epoch: int) -> tuple[int, int]:
 
 
 def random_uint32(key: tuple[Words | int, Words | int], index: Words, draws: int) -> tuple[Words, Words]:
-    """Draws words for each sample: two for each of `draws` counters.
-
-    Args:
-        key: result of `derive_key`.
-        index: sample indices (B,), NumPy or torch integers in [0, 2**32).
-        draws: number of counters for each sample.
-
-    Returns:
-        Two arrays (B, draws) of independent 32-bit words: NumPy uint32, or torch int64 on the device of `index`.
-    """
+    """Draws words for each sample index (B,): two arrays (B, draws), NumPy uint32, or torch int64 on its device."""
     counter: Words
     if isinstance(index, Tensor):
         samples = index.to(torch.int64)[:, None]
@@ -153,15 +129,9 @@ def uniform(key: tuple[int, int], index: np.ndarray, draws: int) -> np.ndarray:
 
 
 def noise_seed(seed: int, rank: int, step: int, micro_batch: int) -> int:
-    """Seeds the framework's generator for noise inside layers (dropout, drop-path).
+    """Seeds the framework's generator for noise inside layers (dropout, drop-path); rank < 2**12, micro_batch < 2**20.
 
     Such noise depends on the split over ranks: a resumed run is exact only with the same world size.
-
-    Args:
-        seed: the run's seed.
-        rank: rank of this process, below 2**12.
-        step: optimizer step.
-        micro_batch: number within the step, below 2**20.
     """
     k0, k1 = derive_key(seed, RngStream.NOISE, step)
     k0, k1 = derive_key(k1 << 32 | k0, RngStream.NOISE, rank << 20 | micro_batch)

@@ -36,11 +36,7 @@ class Preprocessing(BaseModel):
 
     @classmethod
     def of_entry(cls, metadata: Mapping[str, Any]) -> Preprocessing:
-        """Reads the entry "preprocessing" of a file's metadata.
-
-        Raises:
-            ValueError: if it is damaged.
-        """
+        """Reads the entry "preprocessing" of a file's metadata; raises ValueError if it is damaged."""
         return cls.model_validate(metadata.get("preprocessing") or {})
 
     @property

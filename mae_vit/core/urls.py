@@ -26,11 +26,7 @@ def is_url(path: str) -> bool:
 
 
 def check_url(url: str) -> None:
-    """Refuses URLs that cannot be opened.
-
-    Raises:
-        InputError: for an unknown scheme, a missing host, or a command.
-    """
+    """Raises InputError for an unknown scheme, a missing host, or a command."""
     if url.startswith(_PIPE):
         raise InputError(f"data.path={url}: {NO_COMMANDS}")
     if re.search(r"/[^/?]*([{*]|\.tar$)[^/]*$", url):

@@ -54,7 +54,7 @@ _SPLITS = {
     "train": ("train", "training", "trn"),
     "val": ("val", "valid", "validation", "dev"),
     "test": ("test", "testing", "tst"),
-    "unlabeled": ("unlabeled", "unlabelled"),
+    "unlabeled": ("unlabeled", "unlabelled", "no_label"),
 }
 _BREAK = re.compile(r"[-_. ]|(?<=[a-z])(?=[A-Z])")
 _NUMBER = re.compile(r"(set)?\d*$")
@@ -187,21 +187,12 @@ def what_file_is(path: Path) -> str | None:
 
 
 def read_text(path: Path, *, errors: str = "strict") -> str:
-    """Reads a text file as `decode_text` does.
-
-    Raises:
-        OSError: if it cannot be read.
-        InputError: if it is no such text and `errors` is "strict".
-    """
+    """Reads a text file as `decode_text` does; raises OSError, too."""
     return decode_text(path.read_bytes(), str(path), errors=errors)
 
 
 def decode_text(content: bytes, where: str, *, errors: str = "strict") -> str:
-    """Decodes a text as editors save it: UTF-8 with or without a byte order mark, or UTF-16 with one.
-
-    Raises:
-        InputError: naming `where`, if it is no such text and `errors` is "strict".
-    """
+    """Decodes a text as editors save it: UTF-8, also with a byte order mark, or UTF-16 with one. Raises InputError."""
     encoding = "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
     try:
         return content.decode(encoding, errors)
@@ -252,9 +243,16 @@ def _is_alien(char: str) -> bool:
 
 
 def expand_path(path: str | os.PathLike[str]) -> Path:
-    """Returns `expand_text` as a path.
+    """Returns `expand_text` as a path."""
+    return Path(expand_text(name_given(path, "a path")))
+
+
+def name_given(value: object, forms: str) -> str:
+    """Returns a path or a name as text.
 
     Raises:
-        InputError: if it names a variable that is not set.
+        InputError: for other types; the message asks for `forms`.
     """
-    return Path(expand_text(os.fspath(path)))
+    if isinstance(value, str | os.PathLike):
+        return os.fspath(value)
+    raise InputError(f"give {forms}, not {type(value).__name__}")

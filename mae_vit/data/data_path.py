@@ -16,6 +16,10 @@ from mae_vit.core.urls import is_url, redact_url
 from mae_vit.data.remote.folder import DataLocation, open_remote
 from mae_vit.data.shards.dataset_json import FILE_NAME, SOURCES, Dataset, read_dataset
 
+AnyConfig = TypeVar("AnyConfig", bound=Config)
+# 8-bit photographs can be read as gray or as RGB, whichever they are.
+_OF_PHOTOGRAPHS = (1, 3)
+
 
 def resolve_data_path(
     path: str, *, cache_dir: str | None = None, cache_gib: float | None = None, say: bool = False
@@ -81,11 +85,6 @@ def is_unprepared(source: Path) -> bool:
         return not (source / FILE_NAME).exists() and any(source.iterdir()) and not any(source.glob("*.tar"))
     # A single shard of a prepared folder is not the data.
     return source.is_file() and not (source.parent / FILE_NAME).exists()
-
-
-AnyConfig = TypeVar("AnyConfig", bound=Config)
-# 8-bit photographs can be read as gray or as RGB, whichever they are.
-_OF_PHOTOGRAPHS = (1, 3)
 
 
 def describe_data(config: Config, *, say: bool = False) -> Dataset:

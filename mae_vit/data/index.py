@@ -34,6 +34,7 @@ _NPY_HEADER = 4096  # at most
 _COMPARED_BYTES = 1 << 22
 # Attributes that are not pickled.
 _OWN = ("_rows", "dataset")
+_NAMED = 3
 
 
 class ShardIndex:
@@ -289,9 +290,6 @@ def _fetched_index(remote: RemoteFolder, folder: Path, split: str, dataset: Data
                 if stale != path:
                     stale.unlink(missing_ok=True)
     return path
-
-
-_NAMED = 3
 
 
 def open_training_index(

@@ -11,6 +11,10 @@ from mae_vit.data.images.augment import Augment, Interpolation, Policy
 from mae_vit.data.index import ShardIndex
 from mae_vit.data.shards.dataset_json import Dataset
 
+# Statistics of ImageNet's channels, as in torchvision's models and the official MAE code.
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
 
 def check_pad(crop: str, index: ShardIndex, img_size: tuple[int, int]) -> None:
     """Rejects `crop="pad"` for images that do not have the model's size.
@@ -100,8 +104,3 @@ def normalization(
     # The std of a constant channel is zero, and must not divide.
     smallest = 1e-3 if dataset.bands.photographs else 1e-6  # the scale may be far wider than the values
     return mean, tuple(max(value, smallest) for value in std)
-
-
-# Statistics of ImageNet's channels, as in torchvision's models and the official MAE code.
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_STD = (0.229, 0.224, 0.225)

@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -83,7 +82,7 @@ def predict_classes(
             moved = batch.to(predictor.device)
             columns = _best(model.classify(moved).softmax(dim=-1), moved.labels)
             rows.append(torch.stack([*columns, _intact(batch).to(predictor.device)], dim=1).double())
-    table = _gather_rows(rows, (len(labels), 4), predictor)
+    table = gather_rows(rows, (len(labels), 4), predictor, torch.float64).cpu().numpy()
     counted = table[:, 3] > 0
     labels, table = labels[counted].astype(np.int64), table[counted]
     return Predictions(labels, table[:, 0].astype(np.int64), table[:, 1], table[:, 2].astype(bool))
@@ -108,18 +107,19 @@ def _intact(batch: Batch) -> Tensor:
     return ~torch.isin(batch.keys.index, damaged)
 
 
-def _gather_rows(rows: list[Tensor], shape: tuple[int, int], predictor: Predictor) -> np.ndarray:
-    """Interleaves the rows of all ranks, each with every world_size-th: float64 of `shape`; collective."""
-    ranks = predictor.ranks
-    table = torch.zeros(*shape, dtype=torch.float64, device=predictor.device)
+def gather_rows(
+    rows: Sequence[Tensor], shape: tuple[int, int], predictor: Predictor, dtype: torch.dtype
+) -> Tensor:
+    """Interleaves the rows of all ranks, each with every world_size-th: `shape`, on the device; collective."""
+    ranks, table = predictor.ranks, torch.zeros(shape, dtype=dtype, device=predictor.device)
     if rows:
-        table[ranks.rank :: ranks.world_size] = torch.cat(rows)
-    return sum_over_ranks(table, ranks).cpu().numpy()
+        table[ranks.rank :: ranks.world_size] = torch.cat([*rows])
+    return sum_over_ranks(table, ranks)
 
 
 @dataclass(frozen=True)
-class Results(ABC):
-    """Measures a run's weights, and writes the results into its folder. All ranks take part; rank 0 writes.
+class Results:
+    """Measures a classifier, and writes the results into the run folder. All ranks take part; rank 0 writes.
 
     Attributes:
         config: the resolved config.
@@ -181,11 +181,7 @@ class Results(ABC):
         choose_attention(model, self.predictor.device)
 
     def _record_test_read(self, best: BestWeights) -> int:
-        """Records in `test_reads.json` that weights are about to be tested; collective.
-
-        Returns:
-            Number of different weights of this folder tested so far: more than 1 after `--extend`.
-        """
+        """Records that weights are about to be tested; returns how many have been (over 1: `--extend`); collective."""
         train, path = self.config.train, self.folder.path / "test_reads.json"
         weights = {"step": best.step, "epochs": train.epochs, "steps": train.steps, "samples": train.samples}
 
@@ -199,29 +195,30 @@ class Results(ABC):
 
         return run_on_rank_zero(record, self.predictor.ranks)
 
-    @abstractmethod
     def predict(self, model: Any, batches: Iterable[Batch], index: ShardIndex, samples: np.ndarray) -> Any:
-        """Predicts this rank's batches of `samples`; returns the scores of all of them; collective."""
+        """Predicts this rank's batches of `samples`; returns the predictions of all of them; collective."""
+        return predict_classes(model, batches, np.asarray(index.labels)[samples], self.predictor)
 
-    @abstractmethod
     def test_metrics(self, train: Any, test: Any) -> dict[str, Any]:
-        """Returns entries of the summary on test images."""
+        """Returns entries of the summary: metrics of the test images, compared with training images."""
+        return compare_with_test(self.data, train, test)
 
     def predict_some(self, model: Any, source: AugmentedSource) -> Any:
         """Predicts a few test images for pictures; None without pictures."""
         return None
 
-    @abstractmethod
     def metadata(self, step: int) -> dict[str, Any]:
-        """Returns metadata of the model's file beyond its network's."""
+        """Returns classes and labels for the model's file; for our encoders also step and pooling."""
+        own = {} if self.info is None else {"step": step, "pool": self.config.finetune.pool}
+        return {"classes": self.data.classes, "labels": self.labels.model_dump(), **own}
 
-    @abstractmethod
     def write_test(self, test: Any, summary: dict[str, Any], shown: Any) -> None:
         """Writes `results.json`, `predictions.csv` and other files on the test images."""
+        write_predictions(self.folder, self.data, test, summary)
 
-    @abstractmethod
     def aside(self, summary: dict[str, Any]) -> str:
-        """Returns the numbers in parentheses after the score."""
+        """Returns the numbers in parentheses after the score: the accuracy of a constant guess."""
+        return f"the most frequent class: {summary['test_most_frequent']:.2%}"
 
     def lines(self, summary: dict[str, Any]) -> list[str]:
         """Returns lines on the outcome and the files."""
@@ -242,35 +239,8 @@ class Results(ABC):
         ]
 
 
-class ClassResults(Results):
-    """Results of a classifier."""
-
-    def predict(
-        self, model: Classifier, batches: Iterable[Batch], index: ShardIndex, samples: np.ndarray
-    ) -> Predictions:
-        """Predicts this rank's batches of `samples`; returns the predictions of all; collective."""
-        return predict_classes(model, batches, np.asarray(index.labels)[samples], self.predictor)
-
-    def test_metrics(self, train: Predictions, test: Predictions) -> dict[str, Any]:
-        """Returns metrics of the test images, and their comparison with training images."""
-        return compare_with_test(self.data, train, test)
-
-    def metadata(self, step: int) -> dict[str, Any]:
-        """Returns classes and labels; for our encoders also step and pooling."""
-        own = {} if self.info is None else {"step": step, "pool": self.config.finetune.pool}
-        return {"classes": self.data.classes, "labels": self.labels.model_dump(), **own}
-
-    def write_test(self, test: Predictions, summary: dict[str, Any], shown: Any = None) -> None:
-        """Writes `results.json` and `predictions.csv`."""
-        write_predictions(self.folder, self.data, test, summary)
-
-    def aside(self, summary: dict[str, Any]) -> str:
-        """Returns the accuracy of a constant guess."""
-        return f"the most frequent class: {summary['test_most_frequent']:.2%}"
-
-
 class MaskResults(Results):
-    """Results of a segmenter."""
+    """Measures a segmenter."""
 
     @torch.no_grad()
     def predict(
@@ -287,7 +257,8 @@ class MaskResults(Results):
                 both, either = count_overlaps(model.logits(moved.images).argmax(dim=1), truth, classes)
                 counted = (truth >= 0).sum(dim=(1, 2))[:, None].double()
                 rows.append(torch.cat([both, either, counted], dim=1))
-        counts = _gather_rows(rows, (len(samples), 2 * classes + 1), self.predictor)
+        shape = len(samples), 2 * classes + 1
+        counts = gather_rows(rows, shape, self.predictor, torch.float64).cpu().numpy()
         return Overlaps(counts[:, :classes], counts[:, classes : 2 * classes], counts[:, -1])
 
     def test_metrics(self, train: Overlaps, test: Overlaps) -> dict[str, Any]:

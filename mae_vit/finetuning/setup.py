@@ -25,24 +25,22 @@ from mae_vit.finetuning.models.build import (
     build_segmenter,
     classifier_optimizer_options,
     describe_encoder,
-    load_into_classifier,
-    load_into_segmenter,
     teacher_from_config,
 )
 from mae_vit.finetuning.models.classifier_file import ClassifierFile
-from mae_vit.finetuning.results import ClassResults, MaskResults, Predictor
+from mae_vit.finetuning.results import MaskResults, Predictor, Results
 from mae_vit.models.encoder_file import EncoderInfo
 from mae_vit.models.encoders.base import LoadReport
 from mae_vit.objectives.config import PAIRS
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.training import startup
 from mae_vit.training.checkpoints.checkpoint import LABELS_SEEN
-from mae_vit.training.checkpoints.resume import Identity, run_identity
 from mae_vit.training.engines.base import Engine
 from mae_vit.training.engines.cost import Estimate, estimate
 from mae_vit.training.engines.state import BestWeights, weights_of
 from mae_vit.training.evals import HeldOut, OnlineProbe
 from mae_vit.training.outputs.run_folder import RunFolder
+from mae_vit.training.startup import Identity, run_identity
 from mae_vit.weights.foreign import ForeignWeights
 from mae_vit.weights.load import warn_normalization_differs
 from mae_vit.weights.read import Weights
@@ -101,8 +99,7 @@ class Setup(startup.Setup):
         """
         if not isinstance(self.pretrained, Weights):
             return None
-        load = load_into_segmenter if self.mode.labels == "mask" else load_into_classifier
-        return load(model, self.pretrained, self.config.model.patch_init)
+        return model.load(self.pretrained, self.config.model.patch_init)
 
     def warn_of_normalization(self) -> None:
         """Warns if images are normalized otherwise than in the training of the weights."""
@@ -224,7 +221,7 @@ class Setup(startup.Setup):
             with engine.full_weights():
                 best = BestWeights(step, float("nan"), weights_of(engine.objective))
         predictor = Predictor(self.ranks, engine.device, engine.module.context, self.batch_size)
-        kind = MaskResults if self.mode.labels == "mask" else ClassResults
+        kind = MaskResults if self.mode.labels == "mask" else Results
         outcome = kind(self.config, self.data, folder, predictor, self.info, self.labels_seen)
         measured, write = outcome.measure(self.build(), best)
         summary = {"labels_seen_by_start": self.label_overlap, **measured}

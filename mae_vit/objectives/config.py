@@ -1,15 +1,18 @@
-"""Options of the pretraining objectives; checked without importing torch."""
+"""Options of the pretraining objectives, and the dictionary of them below; checked without importing torch.
+
+Config, command line and contract tests iterate over the dictionary. An objective has its network in a file of its own.
+"""
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 
 from pydantic import Field, model_validator
 from typing_extensions import Unpack
 
 from mae_vit.config.encoders import ENCODERS, EncoderSection
-from mae_vit.config.section import Section
+from mae_vit.config.section import OneOf, Section
 from mae_vit.models.sizes import Pool, count_units, num_masked_patches
 
 if TYPE_CHECKING:
@@ -150,7 +153,7 @@ class MAEConfig(ObjectiveSection):
             )
         if self.decoder_embed_dim % 4:
             raise ValueError(
-                f"decoder_embed_dim={self.decoder_embed_dim} must be divisible by 4 (2-D sin-cos positions)"
+                f"decoder_embed_dim={self.decoder_embed_dim} is not divisible by 4 (sin-cos positions)"
             )
 
 
@@ -211,9 +214,7 @@ class MaskedPatchConfig(ObjectiveSection):
         """Raises ValueError, which names the key, for options that do not fit the model."""
         num_patches = geometry.grid_size[0] * geometry.grid_size[1]
         if not 0 < round(self.corrupt_ratio * num_patches) < num_patches:
-            raise ValueError(
-                f"corrupt_ratio={self.corrupt_ratio} corrupts none or all of {num_patches} patches"
-            )
+            raise ValueError(f"corrupt_ratio={self.corrupt_ratio} corrupts none or all {num_patches} patches")
         if self.mask_share + self.random_share > 1:
             raise ValueError(f"mask_share={self.mask_share} + random_share={self.random_share} exceed 1")
         cells = COLOR_CELLS.get(self.target, 1)
@@ -319,5 +320,27 @@ class SupervisedConfig(ObjectiveSection):
         """Raises ValueError, which names the key, for options that do not suit the data."""
         if num_classes < 2:
             raise ValueError(
-                f'name="supervised" needs labels of two classes at least; the data has {num_classes}'
+                f'name="supervised" needs labels of two classes or more; the data has {num_classes}'
             )
+
+
+OBJECTIVES: dict[str, type[ObjectiveSection]] = {
+    "mae": MAEConfig,
+    "contrastive_mae": ContrastiveMAEConfig,
+    "masked_patch": MaskedPatchConfig,
+    "joint": JointConfig,
+    "simmim": SimMIMConfig,
+    "supervised": SupervisedConfig,
+}
+
+ObjectiveConfig = Annotated[ObjectiveSection, OneOf(OBJECTIVES, "name")]
+
+
+def register_objective(section: type[ObjectiveSection]) -> None:
+    """Adds an objective under the value of its section's `name`. A plug-in calls it on import.
+
+    Raises ValueError if another objective has that name.
+    """
+    (name,) = get_args(section.model_fields["name"].annotation)
+    if OBJECTIVES.setdefault(name, section) is not section:
+        raise ValueError(f'there is an objective "{name}"')

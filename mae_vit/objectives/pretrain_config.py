@@ -16,9 +16,7 @@ class PretrainConfig(Config):
     @model_validator(mode="after")
     def _check_label_draw(self) -> PretrainConfig:
         if self.data.label_draw and self.data.leave_out_per_class is None:
-            raise ValueError(
-                "data.label_draw has no effect without data.leave_out_per_class: nothing else is drawn by labels"
-            )
+            raise ValueError("data.label_draw has no effect without data.leave_out_per_class")
         return self
 
     @model_validator(mode="after")
@@ -30,7 +28,7 @@ class PretrainConfig(Config):
             raise ValueError(f"model.{error}") from None
         if self.monitor.inspect_every_epochs is not None and self.model.family != "vit":
             raise ValueError(
-                f'monitor.inspect_every_epochs draws the attention of model.family="vit", not "{self.model.family}"'
+                f'monitor.inspect_every_epochs needs model.family="vit", not "{self.model.family}"'
             )
         return self
 

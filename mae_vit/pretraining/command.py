@@ -22,12 +22,7 @@ Ctrl-C, SIGTERM or SIGUSR1 save after at most two more steps, and exit 75; the s
 
 
 def main(argv: Sequence[str] | None = None, *, prog: str | None = None) -> int:
-    """Runs the command line; returns the exit code.
-
-    Args:
-        argv: arguments; None for those of this process.
-        prog: command name in the help; None for the script of a checkout.
-    """
+    """Runs the command line; returns the exit code. `prog` is the command in the help; None for a checkout's script."""
 
     def job() -> int:
         arguments = parse_arguments(

@@ -35,11 +35,16 @@ from mae_vit.runtime.device import find_device, free_memory_gib
 from mae_vit.runtime.failures import run_to_exit_code
 from mae_vit.runtime.process_group import join, meet
 from mae_vit.runtime.ranks import Ranks, find_ranks, gather_objects
-from mae_vit.training.checkpoints.resume import run_identity
 from mae_vit.training.engines.precision import Chosen
 from mae_vit.training.outputs.environment import versions_of
 from mae_vit.training.outputs.plan_text import retention
-from mae_vit.training.startup import agree_on_precision, foresee_start, open_run_folder, settle_precision
+from mae_vit.training.startup import (
+    agree_on_precision,
+    foresee_start,
+    open_run_folder,
+    run_identity,
+    settle_precision,
+)
 
 _FULL = 0.9  # usable fraction of memory or disk; fragmentation and libraries take the rest
 _OPEN_FILES = 1024
@@ -54,13 +59,7 @@ _COMPARED = ("mae-vit", "torch", "torchvision", "timm", "deepspeed", "numpy", "s
 
 @dataclass(frozen=True)
 class Check:
-    """The result of a check.
-
-    Attributes:
-        status: "ok", "warn" (works, but needs a look) or "FAIL" (will not work).
-        name: name of the check.
-        text: the result and, if there is a problem, the remedy.
-    """
+    """A result: "ok", "warn" (works, but needs a look) or "FAIL", the check's name, and text with the remedy."""
 
     status: Literal["ok", "warn", "FAIL"]
     name: str
@@ -71,15 +70,7 @@ class Check:
 
 
 def doctor(path: Path | None, overrides: Sequence[str]) -> int:
-    """Checks the requirements of a run and prints the results.
-
-    Args:
-        path: config file; None checks only what every run needs.
-        overrides: `key.path=value`.
-
-    Returns:
-        The exit code: 1 if a check fails, otherwise as for jobs.
-    """
+    """Checks the requirements of a run and prints them; without a config, those of every run. Returns the exit code."""
 
     def job() -> int:
         if path is None and overrides:
@@ -93,10 +84,7 @@ def doctor(path: Path | None, overrides: Sequence[str]) -> int:
 def check_all(
     config: PretrainConfig | None, ranks: Ranks, *, resume: ResumeMode = "auto", extend: bool = False
 ) -> int:
-    """Prints the plan of a run and all checks on rank 0; trains nothing; collective.
-
-    Returns:
-        0, or 1 if a check fails.
+    """Prints the plan of a run and all checks on rank 0; trains nothing; collective. Returns 1 if a check fails.
 
     Raises:
         InputError: if the run cannot be set up; with several ranks only after their checks are printed.
@@ -164,13 +152,13 @@ def check_software(config: PretrainConfig | None, ranks: Ranks) -> list[Check]:
     """Checks that torch sees the GPUs, and that other software for the run's options is installed."""
     driver = shutil.which("nvidia-smi") and os.environ.get("CUDA_VISIBLE_DEVICES") not in ("", "-1")
     text = f"torch {torch.__version__}, CUDA {torch.version.cuda or 'not built in'}"
-    if torch.cuda.is_available():
-        checks = [Check("ok", "torch", text)]
-    elif driver:
-        text += ": finds no device though there is a driver (`nvidia-smi`); install a torch whose CUDA it supports"
-        checks = [Check("FAIL", "torch", text)]
-    else:
-        checks = [Check("ok", "torch", f"{text}, no GPU: runs on the CPU")]
+    if not torch.cuda.is_available():
+        text += (
+            ": finds no device though there is a driver (`nvidia-smi`); install a torch whose CUDA it supports"
+            if driver
+            else ", no GPU: runs on the CPU"
+        )
+    checks = [Check("FAIL" if driver and not torch.cuda.is_available() else "ok", "torch", text)]
     if (config.train.engine_on(ranks.world_size) if config else "torch") == "deepspeed":
         try:
             import_module("mae_vit.training.engines.deepspeed_engine")

@@ -57,12 +57,6 @@ class Replay:
 def replay(run: Path, *, step: int | None, of_data: int | None = None, rank: int = 0) -> Replay:
     """Rebuilds a step.
 
-    Args:
-        run: run folder.
-        step: training step, counted from 1 as in `metrics.jsonl`.
-        of_data: data step, counted from 0 as in incident reports; overrides `step`.
-        rank: rank whose part is rebuilt.
-
     Raises:
         InputError: if folder, data, step or rank do not exist.
     """

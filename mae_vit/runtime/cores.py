@@ -15,12 +15,8 @@ def cores_of_rank(*, world_size: int = 1, local_world_size: int = 1) -> int:
     """Returns the number of cores that one rank may use, at least one; by default for a single process.
 
     An srun task has its own affinity mask if Slurm binds tasks (task/affinity, task/cgroup), and the
-    whole node's if not (task/none), so Slurm's variables limit it. Processes of one launcher share the
-    launcher's mask.
-
-    Args:
-        world_size: number of processes of the run.
-        local_world_size: number of processes on this node, or of this launcher on it.
+    whole node's if not (task/none), so Slurm's variables limit it. Processes of one launcher, or of the node, share the
+    launcher's mask (`local_world_size`).
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     sharing, on_node = local_world_size, _number("SLURM_CPUS_ON_NODE")

@@ -26,11 +26,7 @@ def forbid_tf32() -> None:
 
 
 def choose_device(asked: str) -> torch.device:
-    """Resolves "auto" (a GPU if there is one) for a process that computes features; forbids TF32.
-
-    Raises:
-        InputError: if the device does not exist.
-    """
+    """Resolves "auto" (a GPU if there is one) for a process that computes features; forbids TF32. Raises InputError."""
     forbid_tf32()
     if asked == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -64,11 +60,7 @@ def keep_freed_memory() -> bool:
 
 
 def find_device(ranks: Ranks, asked: str = "auto") -> torch.device:
-    """Returns this rank's GPU, or the CPU if there is none or `asked` is "cpu"; sets threads, forbids TF32.
-
-    Raises:
-        InputError: if the node has fewer GPUs than ranks.
-    """
+    """Returns this rank's GPU, or the CPU if there is none or `asked` is "cpu"; sets threads, forbids TF32."""
     # By default each rank starts a compiler for every core that it sees: 256 on a node of eight unbound ranks.
     from torch._inductor import config  # slow import, which a process with a model has already done
 

@@ -111,21 +111,14 @@ def is_lost_rank(error: BaseException) -> bool:
 
 
 class LostRank(RuntimeError):
-    """Another rank has ended (exit code 75): start the run again to resume.
-
-    Other ranks may notice a node's failure before Slurm does.
-    """
+    """Another rank has ended (exit code 75): start the run again. Ranks may notice a node's failure before Slurm."""
 
 
 class RunInterrupted(RuntimeError):
-    """A stop request ended the run after it was saved (exit code 75); all ranks raise it together.
-
-    Attributes:
-        reason: name of the signal, or another reason for the stop.
-    """
+    """A stop request ended the run after it was saved (exit code 75); all ranks raise it together."""
 
     def __init__(self, reason: str) -> None:
-        """Takes the reason."""
+        """Takes the name of the signal, or another reason."""
         super().__init__(reason)
         self.reason = reason
 
@@ -139,15 +132,7 @@ class TrainingFailed(RuntimeError):
 
 @dataclass
 class BadStep(RuntimeError):
-    """A step after which the run must roll back; all ranks raise it together.
-
-    Attributes:
-        step: number of the step, counted from 1; the first step of a spike.
-        reason: short reason.
-        loss: loss at detection (of a spike's last step).
-        grad_norm: gradient norm at detection.
-        losses: losses of earlier good steps.
-    """
+    """A step after which the run must roll back; all ranks raise it together."""
 
     step: int
     reason: str

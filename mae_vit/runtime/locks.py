@@ -9,11 +9,7 @@ from filelock import FileLock, Timeout
 
 
 def try_lock(path: Path) -> FileLock | None:
-    """Locks a file, creating it if needed; returns None if another process holds the lock.
-
-    Raises:
-        OSError: if the file cannot be written.
-    """
+    """Locks a file, creating it if needed; returns None if another process holds the lock. Raises OSError."""
     # Not thread-local: any thread may release the lock.
     lock = FileLock(path, timeout=0, thread_local=False)
     try:

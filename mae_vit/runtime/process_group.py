@@ -36,10 +36,7 @@ def meet(
     """Waits at MASTER_ADDR:MASTER_PORT until all ranks have arrived; returns the store that they share.
 
     Prints the missing ranks after `first_word_s`, and then every `next_word_s`. `timeout` applies to the meeting, and
-    to each later wait for a key of the store.
-
-    Raises:
-        InputError: if a rank does not arrive in time.
+    to each later wait for a key of the store. Raises InputError if a rank does not arrive in time.
     """
     global _meetings
     _meetings += 1
@@ -173,16 +170,9 @@ def give_up_after(hang_timeout_s: float | None) -> timedelta:
 def join(
     ranks: Ranks, device: torch.device, *, timeout: timedelta, store: torch.distributed.Store | None = None
 ) -> None:
-    """Creates the process group of all ranks; every rank calls it once.
+    """Creates the process group of all ranks, which `meet` if no store is given; collective. Raises InputError.
 
-    Args:
-        ranks: this process's rank.
-        device: device of this rank's collectives.
-        timeout: longest time for joining, and for each collective.
-        store: store from `meet`; None to meet at the launcher's MASTER_ADDR and MASTER_PORT.
-
-    Raises:
-        InputError: if a rank does not arrive in time.
+    `device` is that of this rank's collectives; `timeout` the longest time for joining, and for each collective.
     """
     global _timeout
     _timeout = timeout
@@ -206,10 +196,7 @@ def join(
 
 
 def group_as_patient() -> torch.distributed.ProcessGroup:
-    """Creates a second group of all ranks with the timeout of the first; collective.
-
-    torch would give it the default timeout, 10 minutes for NCCL.
-    """
+    """Creates a second group of all ranks with the timeout of the first (torch's default is 10 minutes); collective."""
     group = torch.distributed.new_group(timeout=_timeout)
     assert isinstance(group, torch.distributed.ProcessGroup)  # all ranks are of it
     return group

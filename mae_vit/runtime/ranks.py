@@ -20,8 +20,6 @@ class Ranks:
     """This process's rank among all.
 
     Attributes:
-        rank: 0..world_size-1.
-        world_size: number of processes of the run.
         local_rank: rank on this node; chooses the GPU.
         local_world_size: number of processes on this node.
     """
@@ -53,10 +51,7 @@ _LAUNCHERS = (
 def find_ranks() -> Ranks:
     """Reads this process's rank from the launcher's environment; without a launcher, a world of one.
 
-    Sets RANK, WORLD_SIZE and LOCAL_RANK, since DeepSpeed reads them.
-
-    Raises:
-        InputError: if the environment is incomplete.
+    Sets RANK, WORLD_SIZE and LOCAL_RANK, which DeepSpeed reads. Raises InputError if the environment is incomplete.
     """
     ranks = _read_environment()
     if not 0 <= ranks.rank < ranks.world_size:
@@ -143,10 +138,7 @@ def broadcast_from_rank_zero(text: str | None, ranks: Ranks) -> str | None:
 def run_on_rank_zero(decide: Callable[[], T], ranks: Ranks) -> T:
     """Runs a function on rank 0 and broadcasts its result or error; collective.
 
-    It serves decisions about files, because other nodes may see changes late.
-
-    Raises:
-        InputError: on all ranks, if `decide` raises InputError or OSError.
+    It serves decisions about files, because other nodes may see changes late. InputError and OSError become InputError.
     """
     outcome: list[Any] = [None, None]
     if ranks.rank == 0:

@@ -95,14 +95,13 @@ def exit_with_parent() -> None:
     It cannot watch the parent's process id, because a forked worker's parent is the fork server, which lives
     as long as the worker. Nor can it watch a queue: the worker holds both ends.
     """
-    threading.Thread(target=_end_after_parent, daemon=True, name="parent-watch").start()
 
+    def end_after_parent() -> None:
+        if (parent := multiprocessing.parent_process()) is not None:
+            parent.join()
+            os._exit(1)
 
-def _end_after_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
+    threading.Thread(target=end_after_parent, daemon=True, name="parent-watch").start()
 
 
 @contextmanager

@@ -12,11 +12,7 @@ from mae_vit.core.messages import error_reason
 
 
 def mark_slurm_progress() -> None:
-    """Records the number of the restart that saved something, for slurm/common.sh.
-
-    The script gives up a job after several restarts in a row that saved nothing, including those that
-    ended before they knew their run folder.
-    """
+    """Records which restart saved something: slurm/common.sh gives up after several that saved nothing."""
     path = os.environ.get("MAE_VIT_SAVED")
     if path is None:
         return
@@ -29,10 +25,7 @@ def mark_slurm_progress() -> None:
 
 
 def is_requeued_run(run: Path) -> bool:
-    """Returns whether an earlier start of this job created the run folder, so that the job must resume it.
-
-    Otherwise `--resume never` would begin again at each restart.
-    """
+    """Returns whether an earlier start of this job created the run folder: `--resume never` then resumes it."""
     if not _restart():
         return False
     try:

@@ -47,7 +47,6 @@ class HeldOut:
     Attributes:
         batches: this rank's part, without augmentation, with the same keys in every run.
         shown: the few images to draw.
-        picture_bands: bands to draw; None for the default bands.
     """
 
     batches: Iterable[Batch]
@@ -110,8 +109,6 @@ class OnlineProbe:
         batches: this rank's part, without augmentation.
         places: int64, index of each image of this rank among the images of all ranks.
         labels: int64 (n + m,), labels of the images of all ranks, support first.
-        num_support: n.
-        num_classes: K.
     """
 
     batches: Sequence[Batch]
@@ -124,9 +121,7 @@ class OnlineProbe:
     def evaluate(self, engine: Engine) -> dict[str, float]:
         """Scores mean-pooled features of the final norm; collective.
 
-        Returns:
-            few_shot_top1 (least squares), knn_top1, chance_top1 (accuracy of always guessing the most
-            frequent class), and the seconds it took.
+        Returns few_shot_top1 (least squares), knn_top1, chance_top1 (always the most frequent class), and the seconds.
         """
         begun = time.monotonic()
         objective = engine.objective
@@ -165,10 +160,7 @@ class Evals:
         selects: str | None = None,
         best: BestWeights | None = None,
     ) -> None:
-        """Takes the evaluations to run; `selects` names the held-out metric that chooses the best weights.
-
-        Checkpoints include the best weights, so a resumed run chooses as an uninterrupted one does.
-        """
+        """Takes the evaluations to run; `selects` names the held-out metric that chooses the best weights."""
         self._engine, self._watchdog = engine, watchdog
         self.held_out, self._probe, self._views = held_out, probe, views
         self._selects, self.best = selects, best

@@ -15,15 +15,7 @@ from mae_vit.objectives.objective import Task
 
 
 def lr_at(step: int, *, peak_lr: float, warmup_steps: int, total_steps: int, min_lr: float = 0.0) -> float:
-    """Returns the learning rate: a linear warm-up from 0 to `peak_lr`, then half a cosine to `min_lr` (MAE Sec. A.1).
-
-    Args:
-        step: optimizer steps done so far, 0 <= step < total_steps.
-        peak_lr: learning rate at the end of the warm-up.
-        warmup_steps: steps of warm-up; 0 for none.
-        total_steps: steps of the run, including the warm-up.
-        min_lr: learning rate at the end of the run.
-    """
+    """Returns a step's rate: linear warm-up from 0 to `peak_lr`, then half a cosine to `min_lr` (MAE Sec. A.1)."""
     if step < warmup_steps:
         return peak_lr * step / warmup_steps
     progress = max(0, step - warmup_steps) / max(1, total_steps - warmup_steps)
@@ -47,16 +39,6 @@ def decay_groups(
     There is one group for each pair of learning-rate scale and weight decay. Every trainable
     parameter is in exactly one group; frozen ones (fixed positions) are in none. [CLS], mask token
     and learnable positions decay unless exempt, as in the official MAE pretraining code.
-
-    Args:
-        model: the model.
-        weight_decay: weight decay of the parameters that decay.
-        exempt: last parts of parameter names that do not decay either.
-        lr_scales: factor of the learning rate by parameter name (`layer_scales`); None for one rate.
-
-    Returns:
-        Non-empty optimizer groups with keys `params`, `names`, `weight_decay` and, with
-        `lr_scales`, `lr_scale`.
     """
     members: dict[tuple[float, bool], list[tuple[str, nn.Parameter]]] = {}
     for name, parameter in model.named_parameters():
@@ -81,9 +63,6 @@ def layer_scales(model: Task, layer_decay: float) -> dict[str, float]:
 
     Layer 0 holds the embeddings, layer i the i-th block, the last layer L the final norm and the head.
     Layer l has the scale `layer_decay ** (L - l)`.
-
-    Raises:
-        ValueError: for a parameter that belongs to no layer.
     """
     layers = {name: model.layer_of(name) for name, _ in model.named_parameters()}
     top = 1 + max((layer for layer in layers.values() if layer is not None), default=0)
@@ -92,14 +71,7 @@ def layer_scales(model: Task, layer_decay: float) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class LayerRate:
-    """One row of the table of learning rates.
-
-    Attributes:
-        layer: "embeddings", "block 1", ..., "norm and head".
-        lr_scale: ratio of the layer's learning rate to the run's.
-        lr: the layer's peak learning rate.
-        parameters: number of trainable parameters.
-    """
+    """One row of the table of learning rates."""
 
     layer: str
     lr_scale: float
@@ -130,9 +102,6 @@ class OptimizerOptions:
         name: "adamw", "adam", "sgd" or "lars". "adamw" with betas 0.9 / 0.999 and weight decay 0.1
             is the recipe of ViT Sec. 4.1 in its authors' code. "adam" applies weight decay as an L2
             penalty. "lars" is for linear probing (MAE Sec. A.1; arXiv 1708.03888).
-        weight_decay: weight decay of the parameters that decay.
-        betas: decays of the moments of "adamw" and "adam".
-        momentum: momentum of "sgd" and "lars".
         exempt: last parts of parameter names that do not decay; biases and 1-D parameters never do.
         layer_decay: ratio of a layer's learning rate to the next layer's, 0 to 1; None for one rate.
     """

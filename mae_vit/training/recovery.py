@@ -9,7 +9,7 @@ import statistics
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +35,14 @@ _WINDOW = 256
 _ENOUGH = 128
 # For a normal distribution: standard deviation = 1.4826 x median absolute deviation.
 _SIGMA_PER_MAD = 1.4826
+# Losses before the bad step that the incident report lists.
+_LISTED_LOSSES = 32
+# Largest number of warnings about damaged samples that a process prints.
+_MAX_WARNINGS = 10
 
 
 class Guard:
-    """Detects steps that are not finite, and losses that jump and stay high.
+    """Detects steps that are not finite, and losses that jump and stay high. All ranks reach the same result.
 
     A loss jumps if it is more than `spike_sigmas` robust standard deviations above the median of the
     last 256 losses. `spike_steps` jumps in a row are a spike. A single jump is only a hard batch.
@@ -63,8 +67,7 @@ class Guard:
     def check(self, step: int, loss: float, grad_norm: float) -> None:
         """Checks a step, counted from 1: mean loss over the global batch, global gradient norm before clipping.
 
-        Raises:
-            BadStep: if the step is not finite, or if it completes a spike.
+        Raises BadStep if the step is not finite, or if it completes a spike.
         """
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             reason = f"is not finite (loss {loss}, gradient norm {grad_norm})"
@@ -90,12 +93,7 @@ class Guard:
 
 @dataclass(frozen=True)
 class Entry:
-    """A line of `quarantine.jsonl`.
-
-    Attributes:
-        step: the step that first needed the sample, counted from 1 as in `metrics.jsonl`.
-        damage: the sample and the reason.
-    """
+    """A line of `quarantine.jsonl`: a damaged sample, and the step that first needed it, counted from 1."""
 
     step: int
     damage: Damage
@@ -105,9 +103,7 @@ class Quarantine:
     """The distinct damaged samples, equal on all ranks after `exchange`. Rank 0 writes the list.
 
     Attributes:
-        path: file of the list.
         share: largest allowed share of damaged samples, 0 to 1.
-        total: number of training samples.
         allowed: largest allowed number of damaged samples.
     """
 
@@ -118,8 +114,13 @@ class Quarantine:
         """
         self.path, self.share, self.total, self._ranks = path, share, samples, ranks
         self.allowed = damage_allowed(share, samples)
-        kept = [entry for entry in _read(path) if entry.step <= start_step]
-        self._shared = {entry.damage.sample: entry for entry in kept}
+        self._shared: dict[int, Entry] = {}
+        for line in read_json_lines(path) if path.exists() else ():
+            # A line that a power cut tore, or that others wrote.
+            with suppress(ValueError, TypeError, AttributeError, KeyError):
+                entry = Entry(int(line.pop("step")), Damage(**line))
+                if entry.step <= start_step:
+                    self._shared[entry.damage.sample] = entry
         self._waiting: dict[int, Entry] = {}
         if ranks.rank == 0 and path.exists():
             if self._shared:
@@ -139,18 +140,15 @@ class Quarantine:
 
     def note(self, step: int, damages: Iterable[Damage]) -> int:
         """Records this rank's damaged samples of a step; returns how many are new to this rank."""
-        waiting, shared = self._waiting, self._shared
-        new = {
-            d.sample: Entry(step, d) for d in damages if d.sample not in waiting and d.sample not in shared
-        }
+        known = self._waiting.keys() | self._shared.keys()
+        new = {damage.sample: Entry(step, damage) for damage in damages if damage.sample not in known}
         self._waiting |= new
         return len(new)
 
     def exchange(self) -> list[Damage]:
         """Shares the recorded samples with all ranks and writes them to the list; collective.
 
-        Returns:
-            The samples that are new to the run, in an order (step, number) that does not depend on ranks.
+        Returns those that are new to the run, in an order (step, number) that does not depend on ranks.
         """
         gathered = [e for entries in gather_objects([*self._waiting.values()], self._ranks) for e in entries]
         self._waiting, new = {}, []
@@ -159,17 +157,14 @@ class Quarantine:
                 self._shared[entry.damage.sample] = entry
                 new.append(entry)
         if new and self._ranks.rank == 0:
-            self._append(_lines(new))
+            first = not self.path.exists()
+            with self.path.open("ab") as file:
+                file.write(_lines(new))
+                file.flush()
+                os.fsync(file.fileno())
+            if first:
+                fsync_path(self.path.parent)
         return [entry.damage for entry in new]
-
-    def _append(self, data: bytes) -> None:
-        first = not self.path.exists()
-        with self.path.open("ab") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        if first:
-            fsync_path(self.path.parent)
 
 
 def _lines(entries: Iterable[Entry]) -> bytes:
@@ -177,125 +172,35 @@ def _lines(entries: Iterable[Entry]) -> bytes:
     return "".join(f"{line}\n" for line in lines).encode()
 
 
-def _read(path: Path) -> list[Entry]:
-    """Reads a list; skips a torn line, which a power cut can leave."""
-    entries = []
-    for line in read_json_lines(path) if path.exists() else ():
-        with suppress(ValueError, TypeError, AttributeError, KeyError):
-            entries.append(Entry(int(line.pop("step")), Damage(**line)))
-    return entries
-
-
-# Losses before the bad step that the incident report lists.
-_LISTED_LOSSES = 32
-
-
-@dataclass
-class Rollback:
-    """Rolls back to the same checkpoint at most `guard.max_rollbacks` times.
-
-    Attributes:
-        folder: run folder.
-        options: number of tries, and data steps to skip; each further try skips twice as many.
-        ranks: this process's place among all ranks.
-        samples_of: describes the samples of a data step.
-    """
-
-    folder: RunFolder
-    options: GuardSection
-    ranks: Ranks
-    samples_of: Callable[[int], list[dict[str, Any]]]
-    _tries: dict[int, int] = field(default_factory=dict)
-
-    def choose_checkpoint(self, bad: BadStep, course: LossHistory) -> tuple[CheckpointInfo, LossHistory]:
-        """Chooses where to resume after a bad step, and writes an incident report; collective.
-
-        Returns:
-            The newest intact checkpoint from before the step, and the history to resume with.
-
-        Raises:
-            TrainingFailed: on all ranks, if there is no checkpoint before it, or after too many tries.
-        """
-        # Only rank 0 looks: on a network file system other nodes may see the folder with a delay.
-        folder = self.folder.checkpoints
-        checkpoint = run_on_rank_zero(lambda: newest_before(folder, bad.step, verify_checkpoint), self.ranks)
-        if checkpoint is None:
-            raise TrainingFailed(f"{bad}; there is no checkpoint from before it")
-        tried = self._tries[checkpoint.step] = self._tries.get(checkpoint.step, 0) + 1
-        culprit = data_step(bad.step - 1, course.skipped)
-        width = self.options.skip_steps * 2 ** (tried - 1)
-        first = max(data_step(checkpoint.step, course.skipped), culprit - width + 1)
-        incident = {
-            "step": bad.step,
-            "reason": bad.reason,
-            "loss": bad.loss,
-            "grad_norm": bad.grad_norm,
-            "losses_before": list(bad.losses[-_LISTED_LOSSES:]),
-            "back_to_step": checkpoint.step,
-            "try": tried,
-            "of_tries": self.options.max_rollbacks,
-            "data_step": culprit,
-            "skipped_data_steps": [first, culprit + 1],
-        }
-        given_up = tried > self.options.max_rollbacks
-        if self.ranks.rank == 0:
-            self._report(incident, culprit, tried)
-            # Later checkpoints come after the bad step or are broken.
-            for path in list_checkpoints(folder):
-                if step_of(path) > checkpoint.step:
-                    shutil.rmtree(path, ignore_errors=True)
-        if given_up:
-            raise TrainingFailed(
-                f"{bad}; tries from the checkpoint of step {checkpoint.step}: {tried - 1} of "
-                f"guard.max_rollbacks={self.options.max_rollbacks}; see {self._path(bad.step, tried)}"
-            )
-        skipped = skip(course.skipped, first, culprit + 1)
-        return checkpoint, LossHistory(skipped, checkpoint.course.losses)
-
-    def _path(self, step: int, tried: int) -> Path:
-        return self.folder.path / "incidents" / f"step-{step:08d}-{tried}.json"
-
-    def _report(self, incident: dict[str, Any], culprit: int, tried: int) -> None:
-        path = self._path(incident["step"], tried)
-        with suppress(OSError):  # a full disk must not prevent the rollback
-            path.parent.mkdir(exist_ok=True)
-            write_json(path, {**incident, "samples": self.samples_of(culprit)})
-
-
-# Largest number of warnings about damaged samples that a process prints.
-_MAX_WARNINGS = 10
-
-
 class Recovery:
-    """Guard, rollback and quarantine of a run. Every method must be called on every rank.
-
-    Attributes:
-        guard: checks steps, and keeps the loss history.
-        quarantine: collects the damaged samples.
-    """
+    """Guard, rollback and quarantine of a run. Every method must be called on every rank."""
 
     def __init__(
         self,
         options: GuardSection,
         history: LossHistory,
         *,
-        rollback: Rollback,
+        folder: RunFolder,
+        samples_of: Callable[[int], list[dict[str, Any]]],
         quarantine: Quarantine,
         ranks: Ranks,
         mend: str,
         say: Callable[[str], None],
     ) -> None:
-        """Continues from `history`; `mend` is a sentence that says how to repair damaged samples."""
-        self._options, self._rollback, self.quarantine = options, rollback, quarantine
-        self.guard, self._ranks, self._mend, self._say = Guard(options, history), ranks, mend, say
+        """Continues from `history`.
+
+        `samples_of` describes the samples of a data step; `mend` is a sentence on how to repair damaged samples.
+        """
+        self._options, self._folder, self._samples_of = options, folder, samples_of
+        self.guard, self.quarantine = Guard(options, history), quarantine
+        self._ranks, self._mend, self._say = ranks, mend, say
+        self._tries: dict[int, int] = {}
         self._warnings = 0
 
     def check(self, step: int, values: StepValues) -> None:
         """Checks the values of a step, counted from 1, which are the same on all ranks.
 
-        Raises:
-            BadStep: if the step is not finite, or if it completes a spike.
-            TrainingFailed: if more samples are damaged than allowed.
+        Raises BadStep (`Guard.check`), or TrainingFailed if more samples are damaged than allowed.
         """
         if values.damaged:
             self._sync_damage()
@@ -304,20 +209,62 @@ class Recovery:
             self.guard.check(step, values.loss, values.grad_norm)
 
     def go_back(self, bad: BadStep) -> CheckpointInfo:
-        """Chooses the checkpoint to resume from after a bad step and restarts the guard there; collective.
+        """Chooses where to resume after a bad step, restarts the guard there, writes an incident report; collective.
+
+        Returns:
+            The newest intact checkpoint from before the step; at most `guard.max_rollbacks` times the same.
 
         Raises:
             TrainingFailed: on all ranks, if there is no checkpoint before it, or after too many tries.
         """
-        checkpoint, history = self._rollback.choose_checkpoint(bad, self.guard.course)
-        self.guard = Guard(self._options, history)
+        # Only rank 0 looks: on a network file system other nodes may see the folder with a delay.
+        folder, course = self._folder.checkpoints, self.guard.course
+        checkpoint = run_on_rank_zero(lambda: newest_before(folder, bad.step, verify_checkpoint), self._ranks)
+        if checkpoint is None:
+            raise TrainingFailed(f"{bad}; there is no checkpoint from before it")
+        tried = self._tries[checkpoint.step] = self._tries.get(checkpoint.step, 0) + 1
+        culprit = data_step(bad.step - 1, course.skipped)
+        # Each further try skips twice as many.
+        width = self._options.skip_steps * 2 ** (tried - 1)
+        first = max(data_step(checkpoint.step, course.skipped), culprit - width + 1)
+        report = self._folder.path / "incidents" / f"step-{bad.step:08d}-{tried}.json"
+        if self._ranks.rank == 0:
+            incident = {
+                "step": bad.step,
+                "reason": bad.reason,
+                "loss": bad.loss,
+                "grad_norm": bad.grad_norm,
+                "losses_before": list(bad.losses[-_LISTED_LOSSES:]),
+                "back_to_step": checkpoint.step,
+                "try": tried,
+                "of_tries": self._options.max_rollbacks,
+                "data_step": culprit,
+                "skipped_data_steps": [first, culprit + 1],
+            }
+            with suppress(OSError):  # a full disk must not prevent the rollback
+                report.parent.mkdir(exist_ok=True)
+                write_json(report, {**incident, "samples": self._samples_of(culprit)})
+            # Later checkpoints come after the bad step or are broken.
+            for path in list_checkpoints(folder):
+                if step_of(path) > checkpoint.step:
+                    shutil.rmtree(path, ignore_errors=True)
+        if tried > self._options.max_rollbacks:
+            raise TrainingFailed(
+                f"{bad}; tries from the checkpoint of step {checkpoint.step}: {tried - 1} of "
+                f"guard.max_rollbacks={self._options.max_rollbacks}; see {report}"
+            )
+        skipped = skip(course.skipped, first, culprit + 1)
+        self.guard = Guard(self._options, LossHistory(skipped, checkpoint.course.losses))
         return checkpoint
 
     def _sync_damage(self) -> None:
         """Shares new damaged samples with all ranks, lists and prints them; raises TrainingFailed above the budget."""
         new, quarantine = self.quarantine.exchange(), self.quarantine
-        for damage in new:
-            self._warn(f"warning: another image takes the place of {damage}")
+        for damage in new[: _MAX_WARNINGS - self._warnings]:
+            self._say(f"warning: another image takes the place of {damage}")
+            self._warnings += 1
+            if self._warnings == _MAX_WARNINGS:
+                self._say(f"further damaged samples: see {quarantine.path}")
         if quarantine.exceeded:
             # Wait until rank 0 has written the list: when a rank exits, the launcher kills the others.
             barrier(self._ranks)
@@ -326,10 +273,3 @@ class Recovery:
                 f"data.damage_budget={quarantine.share:g} allows {quarantine.allowed:,}: {quarantine.path} lists "
                 f"them. {self._mend}"
             )
-
-    def _warn(self, line: str) -> None:
-        self._warnings += 1
-        if self._warnings <= _MAX_WARNINGS:
-            self._say(line)
-            if self._warnings == _MAX_WARNINGS:
-                self._say(f"further damaged samples: see {self.quarantine.path}")

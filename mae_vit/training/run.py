@@ -26,8 +26,7 @@ from mae_vit.training.engines.state import LossHistory
 from mae_vit.training.evals import Evals
 from mae_vit.training.outputs.environment import describe_environment
 from mae_vit.training.outputs.run_outputs import RunOutputs
-from mae_vit.training.recovery import Quarantine, Recovery, Rollback
-from mae_vit.training.startup import run_folder_locked
+from mae_vit.training.recovery import Quarantine, Recovery
 from mae_vit.training.trainer import Job, Outcome, RunSetup, Trainer, restore
 
 _MEND = "Mend the shards (see `mae-vit check {data}`) or raise the budget; the same command resumes"
@@ -37,37 +36,31 @@ OTHER_RANK = "the request of another rank"
 
 
 def run(setup: RunSetup, job: Job, checkpoint: CheckpointInfo | None) -> None:
-    """Trains from `checkpoint`, or from the beginning, to the end or to a signal.
-
-    Raises:
-        InputError: if too many samples are damaged already, or if a rank cannot read `checkpoint`.
-        TrainingFailed: if it cannot continue.
-        RunInterrupted: on all ranks, after saving, if a signal or a lost launcher stopped it.
-    """
+    """Trains from `checkpoint`, or from the beginning, to the end or to a signal."""
     begun, start_step = time.monotonic(), checkpoint.step if checkpoint else 0
     quarantine = _open_quarantine(setup, start_step)
-    with run_folder_locked(setup.folder, setup.engine.ranks):
-        try:
-            trainer = build_trainer(setup, job, checkpoint, quarantine)
-        except RuntimeError as error:
-            if is_lost_rank(error):
-                raise _lost(setup.engine.ranks.rank) from None
-            raise
-        outcome, lines = _train(trainer, checkpoint)
-        # All ranks leave together: when one exits, the launcher kills the others, even while they write.
-        trainer.stop.end()
-        barrier(setup.engine.ranks)
-        setup.engine.close()
-        if setup.engine.ranks.rank == 0 and outcome.finished:
-            here = f", {outcome.step - start_step} of them here" if checkpoint else ""
-            print(f"done: {outcome.step} steps{here} in {time.monotonic() - begun:.0f} s")
-            print("\n".join([*lines, *trainer.outputs.files()]))
-        elif setup.engine.ranks.rank == 0:
-            how = "after saving; the same command resumes"
-            if not outcome.saved:
-                saved = list_checkpoints(setup.folder.checkpoints)
-                how = f"and could not save it; the same command resumes from step {step_of(saved[-1]) if saved else 0}"
-            print(f"stopped at step {outcome.step}/{setup.plan.total_steps} {how}")
+    run_on_rank_zero(setup.folder.lock, setup.engine.ranks)
+    try:
+        trainer = build_trainer(setup, job, checkpoint, quarantine)
+    except RuntimeError as error:
+        if is_lost_rank(error):
+            raise _lost(setup.engine.ranks.rank) from None
+        raise
+    outcome, lines = _train(trainer, checkpoint)
+    # All ranks leave together: when one exits, the launcher kills the others, even while they write.
+    trainer.stop.end()
+    barrier(setup.engine.ranks)
+    setup.engine.close()
+    if setup.engine.ranks.rank == 0 and outcome.finished:
+        here = f", {outcome.step - start_step} of them here" if checkpoint else ""
+        print(f"done: {outcome.step} steps{here} in {time.monotonic() - begun:.0f} s")
+        print("\n".join([*lines, *trainer.outputs.files()]))
+    elif setup.engine.ranks.rank == 0:
+        how = "after saving; the same command resumes"
+        if not outcome.saved:
+            saved = list_checkpoints(setup.folder.checkpoints)
+            how = f"and could not save it; the same command resumes from step {step_of(saved[-1]) if saved else 0}"
+        print(f"stopped at step {outcome.step}/{setup.plan.total_steps} {how}")
     if not outcome.finished:
         raise RunInterrupted(trainer.stop.reason or OTHER_RANK)
 
@@ -75,11 +68,7 @@ def run(setup: RunSetup, job: Job, checkpoint: CheckpointInfo | None) -> None:
 def build_trainer(
     setup: RunSetup, job: Job, checkpoint: CheckpointInfo | None, quarantine: Quarantine
 ) -> Trainer:
-    """Restores `checkpoint` and builds the trainer, in a locked run folder; collective.
-
-    Raises:
-        InputError: if a rank cannot read `checkpoint`.
-    """
+    """Restores `checkpoint` and builds the trainer, in a locked run folder; collective. Raises InputError."""
     config, plan, engine, folder = setup.config, setup.plan, setup.engine, setup.folder
     ranks, start_step = engine.ranks, checkpoint.step if checkpoint else 0
     run_on_rank_zero(lambda: _prepare_folder(setup, checkpoint), ranks)
@@ -110,7 +99,8 @@ def build_trainer(
     recovery = Recovery(
         config.guard,
         checkpoint.course if checkpoint else LossHistory(),
-        rollback=Rollback(folder, config.guard, ranks, job.samples_of),
+        folder=folder,
+        samples_of=job.samples_of,
         quarantine=quarantine,
         ranks=ranks,
         mend=_MEND.format(data=redact_url(config.data.path)),

@@ -1,11 +1,14 @@
-"""Startup of a run: device, folder, ranks, precision and checkpoint."""
+"""Startup of a run: device, folder, ranks, precision, and the checkpoint that it resumes from.
+
+Precedence: the run's own checkpoints, then an explicit checkpoint, then scratch.
+"""
 
 from __future__ import annotations
 
+import copy
 import os
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
@@ -15,6 +18,7 @@ import torch
 
 from mae_vit.config.command_line import Arguments, ResumeMode
 from mae_vit.config.plan import Plan
+from mae_vit.config.plugins import plugin_digests
 from mae_vit.config.schema import Config
 from mae_vit.core.batch import Batch
 from mae_vit.core.errors import InputError
@@ -25,12 +29,183 @@ from mae_vit.models.sizes import SIZES
 from mae_vit.runtime.device import find_device
 from mae_vit.runtime.ranks import Ranks, broadcast_from_rank_zero, gather_objects, run_on_rank_zero
 from mae_vit.runtime.slurm import is_requeued_run
-from mae_vit.training.checkpoints.checkpoint import CheckpointInfo, list_checkpoints
-from mae_vit.training.checkpoints.resume import PRECISION, Identity, find_checkpoint, set_aside
+from mae_vit.training.checkpoints.checkpoint import (
+    HISTORY,
+    STATE,
+    BrokenCheckpoint,
+    CheckpointInfo,
+    list_checkpoints,
+    newest_checkpoint,
+    verify_checkpoint,
+)
 from mae_vit.training.engines.build import enable_determinism, init_process_group
 from mae_vit.training.engines.precision import Chosen, Precision, choose_precision, fixed
 from mae_vit.training.outputs.run_folder import RunFolder
-from mae_vit.training.outputs.trackers import check_installed
+from mae_vit.training.outputs.trackers import check_installed, flatten
+
+# These sections and options may change when a run resumes. A change to any other is an error that names it.
+_FREE_SECTIONS = ("monitor", "checkpoint", "guard")
+FREE_KEYS = (
+    "run.name",
+    "run.dir",
+    "run.device",
+    "run.hang_timeout_s",
+    "run.plugins_may_change",
+    # The data may move: its fingerprint is compared instead.
+    "data.path",
+    "data.cache_dir",
+    "data.cache_gib",
+    # Pretrained weights may move: their digest is compared instead.
+    "finetune.start",
+    "data.workers",
+    "data.source",
+    "data.memory_limit_gib",
+    "data.damage_budget",
+    "train.batch_size_per_device",
+    "train.zero_stage",
+    "train.engine",
+    "train.compile",
+    # It recomputes the same numbers.
+    "train.activation_checkpointing",
+)
+PRECISION = "train.precision"
+_PLUGINS = "run.plugins"
+_LENGTH_KEYS = ("train.steps", "train.epochs", "train.samples")
+
+
+@dataclass(frozen=True)
+class Identity:
+    """The options and derived values that must not change when a run resumes.
+
+    Attributes:
+        values: options and derived values by dotted key, as plain data.
+        new: keys that an older checkpoint may lack: options at their defaults, and derived values.
+            Without them a new option would prevent old runs from resuming.
+        ignored: keys that may differ because the config allows it.
+    """
+
+    values: dict[str, Any]
+    new: frozenset[str]
+    ignored: frozenset[str] = frozenset()
+
+    def with_history(self, **facts: Any) -> Identity:
+        """Adds the history of the weights (keys of `HISTORY`), which is not compared.
+
+        The run reads it when it resumes, and so do runs that start from this run's weights.
+        """
+        return replace(self, values={**self.values, **facts})
+
+    def differing_keys(self, saved: Mapping[str, Any], *, extend: bool = False) -> list[str]:
+        """Returns the keys that differ from a saved identity; `extend` allows another length."""
+        now = self.values
+        return [
+            key
+            for key in {**saved, **now}
+            if key not in (*HISTORY, *self.ignored)
+            and saved.get(key) != now.get(key)
+            and (key in saved or key not in self.new)
+            and not (extend and key in _LENGTH_KEYS)
+            # A resumed run keeps the precision that "auto" chose at its start.
+            and not (key == PRECISION and now.get(key) == "auto")
+        ]
+
+    def _describe(self, saved: Mapping[str, Any], key: str) -> str:
+        was, now = saved.get(key), self.values.get(key)
+        if key == _PLUGINS:  # digests by name
+            old, new = was or {}, now or {}
+            names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+            return f"{key}: {', '.join(names)} changed, which run.plugins_may_change=true allows"
+        shown = ("unset" if value is None else repr(value) for value in (was, now))
+        return "{} was {}, now {}".format(key, *shown)
+
+
+def run_identity(config: Config, *, derived: Mapping[str, Any]) -> Identity:
+    """Flattens a resolved config, without the options that may change.
+
+    `derived` holds values that follow from the data, such as its fingerprint and normalization.
+    """
+    dumped = config.model_dump(mode="json")
+    compared = {section: options for section, options in dumped.items() if section not in _FREE_SECTIONS}
+    values = {key: value for key, value in flatten(compared).items() if key not in FREE_KEYS}
+    values[_PLUGINS] = plugin_digests(config.run.plugins)
+    new = {key for key in values if _at_default(config, dumped, key)}
+    ignored = frozenset({_PLUGINS} if config.run.plugins_may_change else ())
+    return Identity({**values, **derived}, frozenset({*new, *derived}), ignored)
+
+
+def _at_default(config: Config, dumped: dict[str, Any], key: str) -> bool:
+    """Returns whether the config stays the same without this key.
+
+    It validates the config again, because some defaults depend on other options (betas on the optimizer).
+    """
+    without = copy.deepcopy(dumped)
+    *path, name = key.split(".")
+    section = without
+    for part in path:
+        section = section[part]
+    del section[name]
+    try:
+        return type(config).model_validate(without) == config
+    except ValueError:
+        return False  # the key is required, alone or as one of a group
+
+
+def check_identity(
+    saved: Mapping[str, Any], identity: Identity, place: Path, *, extend: bool = False
+) -> None:
+    """Raises InputError, with up to four keys, if the identity differs from that in a checkpoint or run folder."""
+    if differing := identity.differing_keys(saved, extend=extend):
+        longer = ", --extend allows another length" if set(differing) <= set(_LENGTH_KEYS) else ""
+        raise InputError(
+            f"{place} belongs to another run: "
+            f"{'; '.join(identity._describe(saved, key) for key in differing[:4])}. "
+            f"Take those back{longer}, or give this run another run.name, or begin again with `--resume never`, "
+            "which moves the old run aside"
+        )
+
+
+def _find_checkpoint(
+    folder: RunFolder, resume: ResumeMode, identity: Identity, *, extend: bool, warn: bool = True
+) -> CheckpointInfo | None:
+    """Returns the checkpoint that the run resumes from; None for a fresh start. Raises InputError."""
+    if resume == "never":
+        return None
+    checkpoint = newest_checkpoint(folder.checkpoints, warn=warn)
+    # The run's own checkpoint of step 0 holds no training, so an explicit checkpoint takes precedence.
+    untrained = checkpoint is None or checkpoint.step == 0
+    if untrained and isinstance(resume, Path):
+        checkpoint, untrained = _find_explicit(resume, warn=warn), False
+    if checkpoint is None or (untrained and identity.differing_keys(checkpoint.identity, extend=extend)):
+        return None  # start again, with the new config
+    check_identity(checkpoint.identity, identity, checkpoint.path, extend=extend)
+    return checkpoint
+
+
+def _find_explicit(path: Path, *, warn: bool) -> CheckpointInfo:
+    """Returns the checkpoint at `path`, or the newest intact one if it is a run folder; else raises InputError."""
+    if (path / STATE).exists():
+        try:
+            return verify_checkpoint(path)
+        except BrokenCheckpoint as error:
+            raise InputError(f"--resume {error}") from None
+    for folder in (path / "checkpoints", path):
+        if newest := newest_checkpoint(folder, warn=warn):
+            return newest
+    what = "is no folder" if not path.is_dir() else "holds no checkpoint (step-NNNNNNNN with state.json)"
+    raise InputError(f"--resume {path}: {what}")
+
+
+def _set_aside(folder: RunFolder) -> None:
+    """Moves an existing run folder to NAME.1, NAME.2, ..."""
+    if not folder.path.exists():
+        return
+    number = 1
+    while (moved := folder.path.with_name(f"{folder.path.name}.{number}")).exists():
+        number += 1
+    folder.path.rename(moved)
+    print(f"moved the earlier run {folder.path} to {moved}")
+    folder.unlock()
+
 
 C = TypeVar("C", bound=Config)
 S = TypeVar("S", bound="Setup")
@@ -97,11 +272,7 @@ def settle(setup: S, identity: Identity, checkpoint: CheckpointInfo | None) -> t
 
 
 def choose_device(config: Config, ranks: Ranks) -> torch.device:
-    """Returns the rank's device.
-
-    Raises:
-        InputError: if the node has fewer GPUs than ranks, or if a Slurm job without a GPU would train a large model.
-    """
+    """Returns the rank's device; raises InputError for too few GPUs, or a large model in a Slurm job without any."""
     device = find_device(ranks, config.run.device)
     size = getattr(config.model, "size", None)
     large = size is not None and size.embed_dim >= _LARGE.embed_dim and size.depth >= _LARGE.depth
@@ -158,17 +329,11 @@ def resume_or_start(
     *,
     saves: bool = True,
 ) -> CheckpointInfo | None:
-    """Joins the ranks and returns the checkpoint that the run resumes from; None for a fresh start.
-
-    `saves` is False for a run that writes no checkpoints.
-
-    Raises:
-        InputError: if the run cannot resume, or if the checkpoint has another identity.
-    """
+    """Joins the ranks and returns the checkpoint to resume from, None for a fresh start; or raises InputError."""
     if config.run.deterministic:
         enable_determinism()
     init_process_group(config, device, ranks)
-    check_ranks_agree(identity, ranks)
+    _check_ranks_agree(identity, ranks)
     # Lock before any rank looks for checkpoints: another process may still write one.
     run_on_rank_zero(lambda: folder.lock() if folder.path.exists() else None, ranks)
 
@@ -176,10 +341,9 @@ def resume_or_start(
         resume = arguments.resume
         if resume == "never" and is_requeued_run(folder.path):
             resume = "auto"
-        if resume == "never" and (moved := set_aside(folder)):
-            print(f"moved the earlier run {folder.path} to {moved}")
-            folder.unlock()
-        checkpoint = find_checkpoint(folder, resume, identity, extend=arguments.extend)
+        if resume == "never":
+            _set_aside(folder)
+        checkpoint = _find_checkpoint(folder, resume, identity, extend=arguments.extend)
         if saves and checkpoint is None:
             check_resumable(folder, extend=arguments.extend)
         return checkpoint
@@ -196,11 +360,7 @@ def agree_on_precision(asked: Precision | Literal["auto"], device: torch.device,
 def settle_precision(
     config: C, identity: Identity, checkpoint: CheckpointInfo | None, chosen: Chosen, device: torch.device
 ) -> tuple[C, Identity, Chosen]:
-    """Replaces "auto" in config and identity by `chosen`, or by the precision of the checkpoint.
-
-    Returns:
-        Config, identity, and the precision with the reason for it.
-    """
+    """Replaces "auto" in config and identity by `chosen`, or by the checkpoint's precision; returns the choice too."""
     if checkpoint is not None and config.train.precision == "auto":
         chosen = fixed(checkpoint.identity[PRECISION], "auto: the run began so", device)
     train = config.train.model_copy(update={"precision": chosen.precision})
@@ -224,19 +384,14 @@ def check_resumable(folder: RunFolder, *, extend: bool) -> None:
 def foresee_start(
     folder: RunFolder, resume: ResumeMode, identity: Identity, plan: Plan, *, extend: bool, warn: bool
 ) -> tuple[CheckpointInfo | None, str]:
-    """Finds where a run would begin, without changing its folder; `warn` names broken checkpoints.
+    """Finds where a run would begin, without changing its folder: the checkpoint, and a problem (empty if none).
 
-    A dry run trains nothing, so a folder that belongs to another run is returned as a problem, not raised.
-
-    Returns:
-        The checkpoint to resume from (None for a fresh start), and the problem (empty if there is none).
-
-    Raises:
-        InputError: if an explicit checkpoint does not match.
+    A dry run trains nothing, so a folder that belongs to another run is a problem, not raised. Raises InputError if an
+    explicit checkpoint does not match.
     """
     try:
-        checkpoint = find_checkpoint(folder, resume, identity, extend=extend, warn=warn)
-        check_length(folder, checkpoint, plan)
+        checkpoint = _find_checkpoint(folder, resume, identity, extend=extend, warn=warn)
+        _check_length(folder, checkpoint, plan)
         if checkpoint is None and resume != "never":
             check_resumable(folder, extend=extend)
     except InputError as error:
@@ -255,12 +410,8 @@ def describe_start(folder: RunFolder, checkpoint: CheckpointInfo | None, plan: P
     return f"resumes from {checkpoint.path} (step {checkpoint.step})"
 
 
-def check_ranks_agree(identity: Identity, ranks: Ranks) -> None:
-    """Checks that all ranks have the same inputs; collective.
-
-    Raises:
-        InputError: on all ranks, with the values that differ (one node may have another copy of the data).
-    """
+def _check_ranks_agree(identity: Identity, ranks: Ranks) -> None:
+    """Raises InputError on all ranks if one has other inputs, such as another copy of the data; collective."""
     by_rank = gather_objects((socket.gethostname(), identity.values), ranks)
     host, on_rank_0 = by_rank[0]
     for rank, (other_host, other) in enumerate(by_rank):
@@ -272,26 +423,8 @@ def check_ranks_agree(identity: Identity, ranks: Ranks) -> None:
                 )
 
 
-@contextmanager
-def run_folder_locked(folder: RunFolder, ranks: Ranks) -> Iterator[None]:
-    """Locks the run folder; creates it if needed; entering is collective.
-
-    Raises:
-        InputError: on all ranks, if another process has the lock.
-    """
-    run_on_rank_zero(folder.lock, ranks)
-    try:
-        yield
-    finally:
-        folder.unlock()
-
-
-def check_length(folder: RunFolder, checkpoint: CheckpointInfo | None, plan: Plan) -> None:
-    """Checks that a resumed run has not done more steps than configured.
-
-    Raises:
-        InputError: with both lengths.
-    """
+def _check_length(folder: RunFolder, checkpoint: CheckpointInfo | None, plan: Plan) -> None:
+    """Raises InputError if a resumed run has done more steps than configured."""
     if checkpoint is not None and checkpoint.step > plan.total_steps:
         raise InputError(
             f"{folder.path} is at step {checkpoint.step}, beyond the {plan.total_steps} that it is to have: "
@@ -301,7 +434,7 @@ def check_length(folder: RunFolder, checkpoint: CheckpointInfo | None, plan: Pla
 
 def is_finished(folder: RunFolder, checkpoint: CheckpointInfo | None, plan: Plan, ranks: Ranks) -> bool:
     """Returns whether a run has done all its steps; raises InputError if it has done more; collective."""
-    check_length(folder, checkpoint, plan)
+    _check_length(folder, checkpoint, plan)
     if checkpoint is None or checkpoint.step < plan.total_steps:
         return False
     return broadcast_from_rank_zero(folder.read_status(), ranks) == "done"

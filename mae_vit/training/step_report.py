@@ -37,13 +37,9 @@ class StepValues:
     """A step's report on the host, equal on all ranks.
 
     Attributes:
-        loss: mean over the global batch.
-        grad_norm: global gradient norm before clipping.
-        stop: whether any rank was asked to stop.
         skipped: whether fp16 gradients overflowed, so that the step changed nothing.
         damaged: number of samples newly known to be damaged.
         save_due: whether rank 0 requests a save.
-        means: means of the objective's other values, by name.
     """
 
     loss: float
@@ -56,11 +52,7 @@ class StepValues:
 
 
 class StepReport:
-    """Collects a step's report on the device, over micro-batches and then over ranks.
-
-    Attributes:
-        damaged: number of this rank's samples newly known to be damaged.
-    """
+    """Collects a step's report on the device, over micro-batches and then over ranks."""
 
     def __init__(self, engine: Engine, *, stop: bool, save_due: bool) -> None:
         """Begins a step's report with this rank's requests."""

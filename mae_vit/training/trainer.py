@@ -19,7 +19,6 @@ from mae_vit.runtime.failures import BadStep, TrainingFailed
 from mae_vit.runtime.signals import StopRequest
 from mae_vit.runtime.watchdog import Watchdog
 from mae_vit.training.checkpoints.checkpoint import BrokenCheckpoint, CheckpointInfo, load_together
-from mae_vit.training.checkpoints.resume import Identity
 from mae_vit.training.checkpoints.saver import Saver
 from mae_vit.training.engines.base import Engine
 from mae_vit.training.engines.cost import Estimate, peak_flops
@@ -29,6 +28,7 @@ from mae_vit.training.optim import lr_at
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.outputs.run_outputs import RunOutputs, peak_memory_gib
 from mae_vit.training.recovery import Recovery
+from mae_vit.training.startup import Identity
 from mae_vit.training.step_report import ReportReader, StepReport, StepTimer, StepValues, finite_or_none
 
 
@@ -64,12 +64,7 @@ class RunSetup:
     """The parts of a run, checked and built.
 
     Attributes:
-        config: config of the run.
-        plan: the config's derived values, such as `total_steps`.
-        engine: computes the steps.
-        folder: receives all output.
         identity: values that must not change when the run resumes.
-        costs: FLOPs and memory of a step.
         noisy: whether layers draw noise (dropout, drop-path).
         selects: held-out metric that chooses the best weights; None for the last weights.
         begins_from: description of the initial weights, for the log.
@@ -128,13 +123,7 @@ class Job(Protocol):
 
 @dataclass(frozen=True)
 class Outcome:
-    """How training ended.
-
-    Attributes:
-        step: optimizer steps done over the whole run.
-        finished: False if a request stopped the run before its last step.
-        saved: False if the last save is known to have failed.
-    """
+    """How training ended."""
 
     step: int
     finished: bool
@@ -167,11 +156,7 @@ class Trainer:
         self._copy = Copier(self.engine.device)
 
     def fit(self, checkpoint: CheckpointInfo | None) -> Outcome:
-        """Trains from `checkpoint`, or the beginning, to the last step, or until all ranks agree to stop.
-
-        Raises:
-            TrainingFailed: on all ranks, if it cannot continue.
-        """
+        """Trains from `checkpoint`, or the beginning, to the last step, or until all ranks agree to stop."""
         step = checkpoint.step if checkpoint else 0
         if checkpoint is None:
             self.evals.probe_first(self.outputs)
@@ -187,12 +172,7 @@ class Trainer:
                 step = self.recover(bad)
 
     def train(self, start_step: int) -> Outcome:
-        """Trains from `start_step` on.
-
-        Raises:
-            BadStep: on all ranks, if the guard finds one.
-            TrainingFailed: on all ranks, if more samples are damaged than allowed, or too many saves failed.
-        """
+        """Trains from `start_step` on."""
         batches = self.job.batches(start_step, self.recovery.guard.course.skipped)
         try:
             return self._train_on(batches, start_step)
@@ -267,17 +247,15 @@ class Trainer:
         )
 
     def check(self, values: StepValues | None, step: int) -> StepValues | None:
-        """Shares new damaged samples and lets the guard check a step, counted from 1; collective; returns `values`.
-
-        Raises:
-            BadStep: on all ranks, if it is not finite or ends a spike.
-        """
+        """Shares new damaged samples and lets the guard check a step, counted from 1; collective; returns `values`."""
         if values is not None:
             self.recovery.check(step, values)
         return values
 
     def line(self, done: int, values: StepValues, timer: StepTimer) -> dict[str, Any]:
         """Returns a line of `metrics.jsonl`."""
+        scale = self.engine.loss_scale  # of fp16
+        scaling = {"loss_scale": scale.scale, "skipped_steps": scale.skipped_steps} if scale else {}
         line: dict[str, Any] = {
             "step": done,
             "epoch": done / self.plan.steps_per_epoch,
@@ -286,7 +264,7 @@ class Trainer:
             "lr": self.lr(done - 1),
             "grad_norm": finite_or_none(values.grad_norm),
             **values.means,
-            **_loss_scale_values(self.engine),
+            **scaling,
             **timer.rates(),
             "peak_memory_gib": peak_memory_gib(self.engine.device),
         }
@@ -298,8 +276,7 @@ class Trainer:
     def save(self, step: int, *, last: bool = False, wait: bool = False) -> bool:
         """Saves a checkpoint; returns False if it is known to have failed; collective.
 
-        Raises:
-            TrainingFailed: on all ranks, if the run's last state or too many states in a row could not be saved.
+        Raises TrainingFailed on all ranks, if the run's last state or too many states in a row could not be saved.
         """
         self.outputs.summarize("running", step)
         with self.watchdog.long_phase("saving"):
@@ -330,19 +307,10 @@ class Trainer:
 def restore(engine: Engine, checkpoint: CheckpointInfo) -> BestWeights | None:
     """Restores a checkpoint into the engine and returns its best weights; collective.
 
-    During this call the state takes host memory on every rank: two to three times the model's size.
-
-    Raises:
-        BrokenCheckpoint: on all ranks, if any rank cannot read it.
+    It takes two to three times the model's size of host memory on every rank. Raises BrokenCheckpoint on all ranks.
     """
     state = load_together(checkpoint.path, engine.ranks)
     engine.restore(state)
     if state.best is None or engine.ranks.rank == 0:
         return state.best
     return replace(state.best, tensors={})
-
-
-def _loss_scale_values(engine: Engine) -> dict[str, float]:
-    """Returns fp16's loss scale, and the number of steps skipped so far."""
-    scale = engine.loss_scale
-    return {} if scale is None else {"loss_scale": scale.scale, "skipped_steps": scale.skipped_steps}

@@ -127,9 +127,7 @@ def _join(index: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, AttributeError):
         raise InputError(f"{index} names no files of weights: download it again") from None
     if missing := [part.name for part in parts if not part.is_file()]:
-        raise InputError(
-            f"{index} names {len(parts)} files, and {missing[0]} is not beside it: download it too"
-        )
+        raise InputError(f"{index} names {missing[0]}, which is not beside it: download it too")
     joined: dict[str, Any] = {}
     for part in parts:
         joined |= read_content(part)[1]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from mae_vit.core.errors import InputError
-from mae_vit.core.user_files import expand_text
+from mae_vit.core.user_files import expand_text, name_given
 from mae_vit.data.views import IMAGENET_MEAN, IMAGENET_STD
 from mae_vit.models.attention import choose_attention
 from mae_vit.models.encoder_file import UNKNOWN, Cost, EncoderInfo, cost_of_info, cost_of_weights, read_info
@@ -27,7 +27,7 @@ from mae_vit.training.checkpoints.checkpoint import STATE, step_of
 from mae_vit.weights.feature_encoder import FeatureEncoder, ImageInput
 from mae_vit.weights.foreign import open_foreign, read_foreign
 from mae_vit.weights.load import check_complete, check_kind, load_weights
-from mae_vit.weights.names import HEADS_BESIDE, another_kind, is_frozen
+from mae_vit.weights.names import GIVEN, HEADS_BESIDE, another_kind, is_frozen
 from mae_vit.weights.read import Weights, read_weights
 
 
@@ -128,7 +128,7 @@ def load_encoder(
 
     Args:
         source: weights as for `load_vit`; or "frozen:timm:NAME", "frozen:timm:NAME@FILE.safetensors" or
-            "frozen:FILE.safetensors" for any backbone of timm (`mae_vit.weights.foreign`).
+            "frozen:FILE" or "frozen:FOLDER" for any backbone of timm (`mae_vit.weights.foreign`).
         img_size: side in pixels, or (H, W); None for the training size.
         pool: "cls" or "mean"; None for the encoder's own. Third-party backbones always use their own.
 
@@ -136,16 +136,14 @@ def load_encoder(
         InputError: if there are no weights, or they do not match.
         FetchUnavailable: if the Hub cannot be reached.
     """
-    source = os.fspath(source)
+    source = name_given(source, GIVEN)
     if not is_frozen(source):
         encoder = load_vit(source, img_size=img_size, pool=pool)
         for note in encoder.notes(source):
             print(note, file=sys.stderr)
         return encoder
     if pool is not None:
-        raise InputError(
-            f'pool="{pool}" has no effect on {source}: it pools as timm says that it was trained'
-        )
+        raise InputError(f'pool="{pool}" has no effect on {source}, which pools as timm says')
     foreign = read_foreign(source)
     size = foreign.images.img_size if img_size is None else _height_width(img_size)
     return open_foreign(foreign, replace(foreign.images, img_size=size))
@@ -168,7 +166,9 @@ def load_vit(
         InputError: if there are no weights, or they belong to no supported encoder.
         FetchUnavailable: if the Hub cannot be reached.
     """
-    return encoder_from_weights(read_weights(expand_text(os.fspath(source))), img_size=img_size, pool=pool)
+    return encoder_from_weights(
+        read_weights(expand_text(name_given(source, GIVEN))), img_size=img_size, pool=pool
+    )
 
 
 def encoder_from_weights(
@@ -261,14 +261,16 @@ def _geometry_of_shapes(weights: Weights) -> Geometry:
         or_lost = ", or it is not complete" if "patch_embed.proj.weight" in tensors else ""
         raise another_kind(weights.source, f"it has no {error.args[0]}{or_lost}") from None
     except ValueError:
+        if tensors["patch_embed.proj.weight"].ndim == 5:
+            raise InputError(
+                f"{weights.source}: its patches span several images, as of a film or of dates: not read here"
+            ) from None
         raise another_kind(weights.source, "its patches are no images") from None
     num_patches = positions.shape[1] - 1
     depth = len({name.split(".")[1] for name in tensors if name.startswith("blocks.")})
     side = round(num_patches**0.5)
     if side * side != num_patches:
-        raise InputError(
-            f"{weights.source}: its positions are of no square image, and it does not say of which"
-        )
+        raise InputError(f"{weights.source}: its positions fit no square image, and it states no other")
     size = SIZES[nearest_size(embed_dim, depth)]
     exact = (size.embed_dim, size.depth) == (embed_dim, depth)
     heads = weights.num_heads or (size.num_heads if exact else None)
@@ -307,7 +309,5 @@ def _height_width(img_size: int | Sequence[int], patch_size: int = 1) -> tuple[i
         raise InputError(f"img_size={img_size}: give one number, or height and width")
     if any(side % patch_size for side in sides):
         nearest = [max(1, round(side / patch_size)) * patch_size for side in sides]
-        raise InputError(
-            f"img_size={img_size} is not divisible by the encoder's patch_size={patch_size}: {nearest} is"
-        )
+        raise InputError(f"img_size={img_size} is not divisible by patch_size={patch_size}: {nearest} is")
     return sides

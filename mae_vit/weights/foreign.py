@@ -1,7 +1,7 @@
 """Third-party weights for any backbone of timm, unchanged, with timm's facts about them and their own pooling.
 
 "frozen:timm:NAME" takes timm's weights from the Hub, "frozen:timm:NAME@FILE.safetensors" those of a file.
-"frozen:FILE.safetensors" takes name and data config from timm's `config.json` beside the file.
+"frozen:FILE" takes name and data config from timm's `config.json` beside the file, "frozen:FOLDER" both from a folder.
 
 Shapes: B batch, C channels, H W pixels, D width of a feature, D_map width of a patch's token.
 """
@@ -35,6 +35,8 @@ from mae_vit.weights.names import FOREIGN_ORIGIN, FROZEN_PREFIX, split_frozen
 from mae_vit.weights.unwrap import check_values, named_tensors
 
 _WEIGHTS, _CONFIG = "model.safetensors", "config.json"
+# Files of timm's in a folder.
+_IN_FOLDER = (_WEIGHTS, "pytorch_model.bin")
 _FORMS = f'"{FROZEN_PREFIX}{TIMM_PREFIX}NAME" or "{FROZEN_PREFIX}{TIMM_PREFIX}NAME@FILE.safetensors"'
 _LONGEST_REASON = 200
 # Arguments of timm's `create_model` that this module sets.
@@ -48,7 +50,7 @@ class ForeignWeights:
     Attributes:
         source: weights as the user named them.
         architecture: timm's name, without the tag of the weights.
-        file: safetensors file.
+        file: file of weights, by timm's names.
         config: timm's config of these weights.
         arguments: more arguments of `timm.create_model`.
         images: the images of its training.
@@ -99,8 +101,11 @@ def read_foreign(source: str) -> ForeignWeights:
     FetchUnavailable if the Hub cannot be reached.
     """
     name, file = split_frozen(source)
-    if file is not None and not (file.is_file() and file.suffix == ".safetensors"):
-        raise InputError(f"{source}: no .safetensors file there: {closest_path(file) or f'give {_FORMS}'}")
+    if file is not None and file.is_dir():
+        file = next((each for each in map(file.joinpath, _IN_FOLDER) if each.is_file()), file)
+    if file is not None and not file.is_file():
+        hint = "" if file.exists() else closest_path(file)
+        raise InputError(f"{source}: no file of weights there: {hint or f'give {_FORMS}'}")
     if name is None:
         assert file is not None
         return _with_config_beside(source, file)
@@ -140,7 +145,7 @@ def _with_config_beside(source: str, file: Path) -> ForeignWeights:
     except FileNotFoundError:
         named = f"{FROZEN_PREFIX}{TIMM_PREFIX}NAME@{file}"
         raise InputError(
-            f"{source} does not say which network it is, and has no {_CONFIG} of timm's beside it: give {named}"
+            f"{source} names no network, and has no {_CONFIG} of timm's beside it: give {named}"
         ) from None
     except OSError as error:
         raise InputError(f"cannot read {path}: {error_reason(error)}") from None
@@ -161,9 +166,7 @@ def _read_images(source: str, config: PretrainedCfg) -> ImageInput:
         if interpolation not in get_args(Interpolation):
             raise ValueError(f"interpolation {interpolation!r}")
     except (ValueError, KeyError, TypeError) as error:
-        raise InputError(
-            f"{source}: its data config is none that is followed here: {_short(error)}"
-        ) from None
+        raise InputError(f"{source}: its data config is not supported: {_short(error)}") from None
     return ImageInput((height, width), channels, mean, std, interpolation)
 
 
@@ -290,9 +293,7 @@ def open_foreign(weights: ForeignWeights, images: ImageInput) -> ForeignEncoder:
         return ForeignEncoder(network, images, weights)
     height, width = images.img_size
     reason = _short(first or ValueError("no head"))
-    raise InputError(
-        f"{weights.file} does not fit {weights.name} for images of {height}x{width} px: {reason}"
-    )
+    raise InputError(f"{weights.file} does not fit {weights.name} at {height}x{width} px: {reason}")
 
 
 def open_untrained(weights: ForeignWeights, images: ImageInput) -> ForeignEncoder:

@@ -1,7 +1,7 @@
 """Names of pretrained weights, as users write them; importing this module imports no torch.
 
 A name is a path, "FILE@NETWORK", "timm:NAME" or "hf:USER/NAME[@REVISION]". "frozen:timm:NAME[@FILE]" and "frozen:FILE"
-are third-party weights that are evaluated and never trained (`mae_vit.weights.foreign`).
+or "frozen:FOLDER" are third-party weights that are evaluated and never trained (`mae_vit.weights.foreign`).
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ MEASURED_BY = (
 HEADS_BESIDE = (
     'a config.json beside it can: {"architecture": "vit_small_patch16_224", "model_args": {"num_heads": 12}}'
 )
+# Networks and tensors in memory are given as files.
+GIVEN = 'a run folder, a file of weights (torch.save(network.state_dict(), "x.pth") writes one) or a name'
 FORMS = f'a run folder, an encoder.safetensors, a file of a Vision Transformer, "{TIMM_PREFIX}NAME" or "hf:USER/NAME"'
 
 
@@ -44,7 +46,9 @@ def as_it_is(source: str) -> str:
     """Returns the end of a message that says how to use weights of another network as frozen ones."""
     file = source if source.endswith(".safetensors") else "FILE.safetensors"
     named = f"{FROZEN_PREFIX}{TIMM_PREFIX}NAME"
-    if source.startswith(TIMM_PREFIX):
+    config = Path(source).with_name("config.json")
+    beside = config.is_file() and '"architecture"' in config.read_text(encoding="utf-8", errors="replace")
+    if beside or source.startswith(TIMM_PREFIX):
         choices = f'"{FROZEN_PREFIX}{source}"'
     else:
         choices = f'"{named}" (timm\'s own weights) or "{named}@{file}" (these, by timm\'s names)'

@@ -192,9 +192,7 @@ def _read_folder(folder: Path) -> Weights:
             return _read_file(file)
     run, below = _run_around(folder), weights_below(folder)
     hint = f": give {run}" if run else f': did you mean "{below}"?' if below else ""
-    raise InputError(
-        f"{folder} is no run folder, it has neither checkpoints nor an encoder.safetensors{hint}"
-    )
+    raise InputError(f"{folder} is no run folder: it has no checkpoints and no encoder.safetensors{hint}")
 
 
 def _run_around(path: Path) -> Path | None:

@@ -25,29 +25,22 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def command(launcher: str, ranks: int, arguments: list[str], script: str = "pretrain/run.py") -> list[str]:
     """The command line of `python`, `deepspeed` or `torchrun` on this machine."""
-    scripts = Path(sys.executable).parent
-    words = [script, *arguments]
-    port = str(free_port())
-    return {
-        "python": [sys.executable, *words],
-        "deepspeed": [
-            sys.executable,
-            str(scripts / "deepspeed"),
-            "--num_accelerators",
-            str(ranks),
-            "--master_port",
-            port,
-            *words,
-        ],
-        "torchrun": [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            f"--nproc-per-node={ranks}",
-            f"--master-port={port}",
-            *words,
-        ],
+    port, deepspeed = str(free_port()), str(Path(sys.executable).with_name("deepspeed"))
+    words = {
+        "python": [],
+        "deepspeed": [deepspeed, "--num_accelerators", str(ranks), "--master_port", port],
+        "torchrun": ["-m", "torch.distributed.run", f"--nproc-per-node={ranks}", f"--master-port={port}"],
     }[launcher]
+    return [sys.executable, *words, script, *arguments]
+
+
+def finished(
+    folder: Path, launcher: str, ranks: int, arguments: list[str], script: str = "pretrain/run.py"
+) -> Run:
+    """A run that has ended well."""
+    run = Run(folder, launcher, ranks, arguments, script=script)
+    assert run.wait(300) == 0, run.output()
+    return run
 
 
 def hear_signals() -> None:
@@ -77,16 +70,13 @@ class Run:
     ) -> None:
         self.folder = folder
         self.marker = f"run.dir={folder}"
-        environment = os.environ | {
-            "OMP_NUM_THREADS": "1",
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        }
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         self.log = (folder.parent / f"{folder.name}.log").open("a")
         shown = self._open_terminal() if terminal else self.log
         self.process = subprocess.Popen(
             command(launcher, ranks, [*arguments, self.marker], script),
             cwd=ROOT,
-            env=environment,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "PATH": path},
             stdin=shown if terminal else subprocess.DEVNULL,
             stdout=shown,
             stderr=subprocess.STDOUT,

@@ -127,9 +127,8 @@ def plain_optimizer(case: dict, decayed: list, kept: list) -> torch.optim.Optimi
     options, _ = OPTIMIZERS[name]
     groups = [{"params": decayed, "weight_decay": WEIGHT_DECAY}, {"params": kept, "weight_decay": 0.0}]
     if name in ("adamw", "adam"):
-        return {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}[name](
-            groups, lr=0.0, fused=True, **options
-        )
+        kind = torch.optim.AdamW if name == "adamw" else torch.optim.Adam
+        return kind(groups, lr=0.0, fused=True, **options)
     if name == "lars":
         return Lars(groups, lr=0.0, momentum=0.9)
     return torch.optim.SGD(groups, lr=0.0, **options)
@@ -182,27 +181,16 @@ def plain_loop(**changes) -> dict:
 
 def through_engines(cases: dict[str, dict], *, ranks: int = 1) -> dict[str, dict]:
     """Runs all cases in one go: importing DeepSpeed takes longer than any of them."""
-    port = free_port()
+    place = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+    place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    words = [sys.executable, WORKER, json.dumps(list(cases.values()))]
     with ExitStack() as stack:
         # Files, because a rank that fills a pipe waits for its reader, and the other ranks for it.
         files = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(ranks)]
-        processes = [
-            subprocess.Popen(
-                [sys.executable, WORKER, json.dumps(list(cases.values()))],
-                env=os.environ
-                | {
-                    "RANK": str(rank),
-                    "WORLD_SIZE": str(ranks),
-                    "LOCAL_RANK": str(rank),
-                    "LOCAL_WORLD_SIZE": str(ranks),
-                    "MASTER_ADDR": "127.0.0.1",
-                    "MASTER_PORT": str(port),
-                },
-                stdout=file,
-                stderr=subprocess.STDOUT,
-            )
-            for rank, file in enumerate(files)
-        ]
+        processes = []
+        for rank, file in enumerate(files):
+            own = os.environ | place | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            processes.append(subprocess.Popen(words, env=own, stdout=file, stderr=subprocess.STDOUT))
         try:
             codes = [process.wait(timeout=500) for process in processes]
         finally:
@@ -218,44 +206,37 @@ def through_engines(cases: dict[str, dict], *, ranks: int = 1) -> dict[str, dict
     return dict(zip(cases, json.loads(line.removeprefix("RESULT")), strict=True))
 
 
-@pytest.fixture(scope="module")
-def bit_equal():
-    return through_engines(BIT_EQUAL)
+PEER_CASES = {
+    f"{engine}: {name}": {"engines": engines, **case}
+    for engine, engines in PEER_ENGINES.items()
+    for name, case in PEERS.items()
+}
+# Cases that run in one go, and their number of ranks. All of the grid take longer than a test may.
+GROUPS = {
+    "bit equal": (BIT_EQUAL, 1),
+    "one rank": (ONE_RANK, 1),
+    "two ranks": (PEER_CASES | DATA_PARALLEL | TWO_RANKS, 2),
+    "three ranks": (THREE_RANKS, 3),
+    **{
+        f"grid {engine}": ({name: case for name, case in GRID.items() if case["engines"][0] == engine}, 2)
+        for engine in ("torch", "0", "1", "2", "3")
+    },
+}
 
 
 @pytest.fixture(scope="module")
-def one_rank():
-    return through_engines(ONE_RANK)
-
-
-@pytest.fixture(scope="module")
-def two_ranks():
-    peers = {
-        f"{engine}: {name}": {"engines": engines, **case}
-        for engine, engines in PEER_ENGINES.items()
-        for name, case in PEERS.items()
-    }
-    return through_engines(peers | DATA_PARALLEL | TWO_RANKS, ranks=2)
-
-
-@pytest.fixture(scope="module")
-def three_ranks():
-    return through_engines(THREE_RANKS, ranks=3)
-
-
-@pytest.fixture(scope="module")
-def grid():
-    """Runs the cases of one engine when the first of them is asked for: all cases take longer than a test may."""
+def runs():
+    """Runs the cases of a group when the first of them is asked for: runs(group) -> results by name."""
     finished = {}
 
-    def cases_of(engine: str) -> dict[str, dict]:
-        if engine not in finished:
-            finished[engine] = {}  # also if it fails: once is enough
-            cases = {name: case for name, case in GRID.items() if case["engines"][0] == engine}
-            finished[engine] = through_engines(cases, ranks=2)
-        return finished[engine]
+    def results(group: str) -> dict[str, dict]:
+        if group not in finished:
+            finished[group] = {}  # also if it fails: once is enough
+            cases, ranks = GROUPS[group]
+            finished[group] = through_engines(cases, ranks=ranks)
+        return finished[group]
 
-    return cases_of
+    return results
 
 
 def without_engines(case: dict) -> dict:
@@ -296,8 +277,8 @@ def test_the_oracle_learns_and_its_options_matter():
 
 @pytest.mark.distributed
 @pytest.mark.parametrize("name", BIT_EQUAL)
-def test_one_rank_zero_0_is_bit_equal(bit_equal, name):
-    case, run = BIT_EQUAL[name], bit_equal[name]
+def test_one_rank_zero_0_is_bit_equal(runs, name):
+    case, run = BIT_EQUAL[name], runs("bit equal")[name]
     expected = plain_loop(**without_engines(case))
     assert run["losses"] == expected["losses"]
     good = [norm for norm in expected["norms"] if math.isfinite(norm)]
@@ -309,48 +290,43 @@ def test_one_rank_zero_0_is_bit_equal(bit_equal, name):
         assert min(good) > case["clip"]  # so that clipping was at work
 
 
-@pytest.mark.distributed
-@pytest.mark.parametrize("name", ONE_RANK)
-def test_zero_and_accumulation_agree_to_rounding(one_rank, name):
-    assert_agrees(one_rank[name], ONE_RANK[name])
+AGREE = [
+    *[("one rank", name) for name in ONE_RANK],
+    *[("two ranks", name) for name in (*TWO_RANKS, *DATA_PARALLEL)],
+    *[
+        pytest.param(f"grid {case['engines'][0]}", name, marks=pytest.mark.slow)
+        for name, case in GRID.items()
+    ],
+]
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("name", TWO_RANKS)
-def test_two_ranks_agree_to_rounding(two_ranks, name):
-    assert_agrees(two_ranks[name], TWO_RANKS[name])
-
-
-@pytest.mark.distributed
-@pytest.mark.parametrize("name", TWO_RANKS)
-def test_rank_0_alone_holds_the_gathered_state(two_ranks, name):
-    (held, elsewhere), copied = two_ranks[name]["held"], two_ranks[name]["copied"]
-    assert held > 40
-    assert elsewhere == 0
-    assert copied == [held, 0]
-
-
-@pytest.mark.distributed
-@pytest.mark.parametrize("name", DATA_PARALLEL)
-def test_data_parallel_ranks_agree_to_rounding(two_ranks, name):
-    case, run = DATA_PARALLEL[name], two_ranks[name]
+@pytest.mark.parametrize(("group", "name"), AGREE)
+def test_engines_agree_to_rounding(runs, group, name):
+    case, run = GROUPS[group][0][name], runs(group)[name]
     assert_agrees(run, case)
-    assert run["apart"] == 0.0
-    if case["engines"][0] == "torch":
-        # Nothing is sent before the last micro-batch.
-        assert run["shared"] == [False] * (case.get("accumulation", 1) - 1) + [True]
+    if group == "two ranks" and name in TWO_RANKS:
+        # Rank 0 alone has the gathered state.
+        held, elsewhere = run["held"]
+        assert held > 40
+        assert (elsewhere, run["copied"]) == (0, [held, 0])
+    elif group == "two ranks":
+        assert run["apart"] == 0.0
+        if case["engines"][0] == "torch":
+            # Nothing is sent before the last micro-batch.
+            assert run["shared"] == [False] * (case.get("accumulation", 1) - 1) + [True]
 
 
 @pytest.mark.distributed
 @pytest.mark.parametrize("name", PEERS)
-def test_statistics_and_overflows_are_those_of_deepspeed(two_ranks, name):
-    expected = two_ranks[f"0: {name}"]
+def test_statistics_and_overflows_are_those_of_deepspeed(runs, name):
+    expected = runs("two ranks")[f"0: {name}"]
     if "fp16" in name:
         assert 2 <= sum(expected["skips"]) <= STEPS - 2
     else:
         assert expected["evaluation"]["loss"] != pytest.approx(expected["losses"][0], rel=1e-3)
     for engine in ("torch", "torch, 0"):
-        run = two_ranks[f"{engine}: {name}"]
+        run = runs("two ranks")[f"{engine}: {name}"]
         assert run["losses"] == pytest.approx(expected["losses"], rel=1e-6)
         assert run["evaluation"] == pytest.approx(expected["evaluation"], rel=1e-5)
         assert (run["skips"], run["scale"]) == (expected["skips"], expected["scale"])
@@ -358,21 +334,14 @@ def test_statistics_and_overflows_are_those_of_deepspeed(two_ranks, name):
 
 
 @pytest.mark.distributed
-def test_a_resumed_data_parallel_run_is_bit_equal(three_ranks):
+def test_a_resumed_data_parallel_run_is_bit_equal(runs):
     """From three ranks on, a sum's rounding depends on where DistributedDataParallel puts a gradient."""
-    assert three_ranks["resumed"]["losses"] == three_ranks["straight"]["losses"]
-    assert three_ranks["resumed"]["norms"] == three_ranks["straight"]["norms"]
+    straight, resumed = (runs("three ranks")[name] for name in ("straight", "resumed"))
+    assert (resumed["losses"], resumed["norms"]) == (straight["losses"], straight["norms"])
 
 
 @pytest.mark.distributed
-def test_evaluation_sees_the_trained_parameters_at_every_stage(bit_equal, one_rank):
-    expected = bit_equal["torch: clipped"]["evaluation"]
+def test_evaluation_sees_the_trained_parameters_at_every_stage(runs):
+    expected = runs("bit equal")["torch: clipped"]["evaluation"]
     for name in ("ZeRO 1", "ZeRO 2", "ZeRO 3"):
-        assert one_rank[name]["evaluation"] == pytest.approx(expected, rel=1e-5, abs=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.distributed
-@pytest.mark.parametrize("name", GRID)
-def test_grid_on_two_ranks(grid, name):
-    assert_agrees(grid(GRID[name]["engines"][0])[name], GRID[name])
+        assert runs("one rank")[name]["evaluation"] == pytest.approx(expected, rel=1e-5, abs=1e-5)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from distributed.launch import Run
+from safetensors.torch import load_file
 
 pytestmark = [pytest.mark.slow, pytest.mark.distributed]
 
@@ -17,7 +18,9 @@ SMALL = [
     *("model.embed_dim=192", "model.num_heads=3", "model.depth=1"),
     *("objective.decoder_embed_dim=32", "objective.decoder_depth=1", "train.effective_batch_size=128"),
     *("data.augment.crop=random_resized", "data.augment.flip=true", "train.warmup_epochs=1"),
-    *("monitor.log_every_steps=1", "monitor.evaluate_images=16", "monitor.tensorboard=false"),
+    *("monitor.log_every_steps=1", "monitor.tensorboard=false"),
+    # One rank may have one more batch of them than the others.
+    *("monitor.evaluate_images=65", "train.batch_size_per_device=32"),
     *("monitor.probe_queries=0", "checkpoint.keep_last=9"),
 ]
 BEGUN, NEXT = 10, 20
@@ -60,14 +63,14 @@ def test_the_next_losses_are_the_same(begun, tmp_path, ranks, engine, zero_stage
     assert list(losses) == list(range(BEGUN + 1, BEGUN + NEXT + 1))
     for step, loss in losses.items():
         assert loss == pytest.approx(expected[step], rel=1e-5), step
-
-
-def test_ranks_that_do_not_divide_the_batch_are_refused(begun, tmp_path):
-    straight, options = begun
-    shutil.copytree(straight / "checkpoints", tmp_path / "run" / "checkpoints")
-    run = launch(tmp_path / "run", 3, options)
-    assert run.wait(240) != 0
-    assert "does not divide over 3 ranks (nearest: 129)" in run.output()
+    # Held-out metrics, pictures and the encoder are those of any engine.
+    (heldout,), (others,) = (values_of(place, "heldout").values() for place in (folder, straight))
+    assert heldout == pytest.approx(others, rel=1e-3, abs=1e-3)
+    assert (folder / "pictures" / f"step-{BEGUN + NEXT:08d}.png").exists()
+    weights, whole = (load_file(place / "encoder.safetensors") for place in (folder, straight))
+    assert weights.keys() == whole.keys()
+    assert all(value.shape == whole[key].shape for key, value in weights.items())
+    assert all(value.isfinite().all() for value in weights.values())
 
 
 def seen(notes: Path) -> dict[int, list[list[int]]]:

@@ -11,48 +11,28 @@ pytestmark = pytest.mark.distributed
 
 
 MAE = [
-    "--config",
-    "configs/pretrain/mae_digits.yaml",
-    "objective.decoder_embed_dim=32",
-    "objective.decoder_depth=1",
+    *("--config", "configs/pretrain/mae_digits.yaml"),
+    *("objective.decoder_embed_dim=32", "objective.decoder_depth=1"),
 ]
 JOINT = [
-    *(
-        "--config",
-        "configs/pretrain/joint_cifar_tiny.yaml",
-        "model.img_size=8",
-        "model.patch_size=2",
-        "model.in_chans=1",
-    ),
-    *("objective.mae.decoder_embed_dim=32", "objective.mae.decoder_depth=1"),
+    *("--config", "configs/pretrain/joint_cifar_tiny.yaml", "model.img_size=8", "model.patch_size=2"),
+    *("model.in_chans=1", "objective.mae.decoder_embed_dim=32", "objective.mae.decoder_depth=1"),
     *("train.effective_batch_size=128", "train.precision=fp32"),
 ]
-
-
 STEPS_PER_EPOCH = 11
 
 
 def arguments(data, source: str, order: str, objective: list[str] = MAE, *, epochs: int = 20) -> list[str]:
     return [
-        *objective,
-        f"data.path={data}",
-        f"data.source={source}",
-        f"data.order={order}",
-        "data.augment.crop=random_resized",
-        "data.augment.flip=true",
-        "data.workers=" + ("1" if source == "tar" else "0"),
-        "model.embed_dim=32",
-        "model.depth=2",
-        f"train.epochs={epochs}",
-        "train.warmup_epochs=1",
-        "monitor.log_every_steps=1",
-        "monitor.evaluate_every_epochs=4",
-        "monitor.evaluate_images=64",
-        "checkpoint.every_steps=4",
+        *(*objective, f"data.path={data}", f"data.source={source}", f"data.order={order}"),
+        *("data.augment.crop=random_resized", "data.augment.flip=true", f"train.epochs={epochs}"),
+        *("model.embed_dim=32", "model.depth=2", f"data.workers={int(source == 'tar')}"),
+        *("train.warmup_epochs=1", "monitor.log_every_steps=1", "monitor.evaluate_every_epochs=4"),
+        *("monitor.evaluate_images=64", "checkpoint.every_steps=4"),
     ]
 
 
-def finish(run: Run, *, epochs: int = 20) -> bytes:
+def finish(run: Run, *, epochs: int) -> bytes:
     assert run.wait(300) == 0, run.output()
     run.wait_until_gone()
     assert run.status() == "done"
@@ -60,22 +40,35 @@ def finish(run: Run, *, epochs: int = 20) -> bytes:
     return (run.folder / "encoder.safetensors").read_bytes()
 
 
-def kill_and_restart(
-    data,
-    tmp_path,
-    ranks: int,
-    source: str,
-    kills: int,
-    *,
-    zero: int = 0,
-    order: str = "global",
-    objective: list[str] = MAE,
-    epochs: int = 20,
-) -> None:
-    launcher = "python" if ranks == 1 else "deepspeed"
+def ten_times(ranks: int, source: str, order: str):
+    marks = [pytest.mark.slow, pytest.mark.timeout(1800)]
+    name = f"ten times, {ranks} ranks, {source}, {order}"
+    return pytest.param(ranks, source, 10, {"order": order, "epochs": 20}, marks=marks, id=name)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "source", "kills", "more"),
+    [
+        pytest.param(2, "memory", 1, {"epochs": 3}, id="once"),
+        pytest.param(2, "tar", 2, {"zero": 1, "epochs": 6}, marks=pytest.mark.slow, id="twice"),
+        *[
+            ten_times(ranks, source, order)
+            for ranks in (1, 2)
+            for source, order in (("memory", "global"), ("tar", "global"), ("tar", "blocks"))
+        ],
+        pytest.param(
+            *(2, "memory", 5, {"objective": JOINT, "epochs": 20}),
+            marks=[pytest.mark.slow, pytest.mark.timeout(1800)],
+            id="five times, joint",
+        ),
+    ],
+)
+def test_a_killed_run_ends_bit_identical(digits, many_shards, tmp_path, ranks, source, kills, more):
+    launcher, epochs, zero = "python" if ranks == 1 else "deepspeed", more["epochs"], more.get("zero", 0)
+    order, objective = more.get("order", "global"), more.get("objective", MAE)
+    data = many_shards if order == "blocks" else digits
     options = [*arguments(data, source, order, objective, epochs=epochs), f"train.zero_stage={zero}"]
-    straight = Run(tmp_path / "straight", launcher, ranks, options)
-    expected = finish(straight, epochs=epochs)
+    expected = finish(Run(tmp_path / "straight", launcher, ranks, options), epochs=epochs)
     chance = random.Random(f"{ranks}{source}{zero}")
     while True:
         run = Run(tmp_path / "killed", launcher, ranks, options)
@@ -93,15 +86,6 @@ def kill_and_restart(
     assert finish(run, epochs=epochs) == expected
 
 
-def test_killed_once_ends_bit_identical(digits, tmp_path):
-    kill_and_restart(digits, tmp_path, 2, "memory", kills=1, epochs=3)
-
-
-@pytest.mark.slow
-def test_killed_twice_ends_bit_identical(digits, tmp_path):
-    kill_and_restart(digits, tmp_path, 2, "tar", kills=2, zero=1, epochs=6)
-
-
 @pytest.mark.slow
 def test_killed_in_mid_epoch_of_blocks_ends_bit_identical(many_shards, tmp_path):
     options = arguments(many_shards, "tar", "blocks", epochs=6)
@@ -112,15 +96,6 @@ def test_killed_in_mid_epoch_of_blocks_ends_bit_identical(many_shards, tmp_path)
     finally:
         run.kill()
     assert finish(Run(tmp_path / "killed", "deepspeed", 2, options), epochs=6) == expected
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize(("source", "order"), [("memory", "global"), ("tar", "global"), ("tar", "blocks")])
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_killed_ten_times_ends_bit_identical(digits, many_shards, tmp_path, ranks, source, order):
-    data = many_shards if order == "blocks" else digits
-    kill_and_restart(data, tmp_path, ranks, source, kills=10, order=order)
 
 
 @pytest.mark.slow
@@ -149,31 +124,14 @@ def test_killed_while_saving_ends_bit_identical(digits, tmp_path, ranks):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_killed_five_times_joint_ends_bit_identical(digits, tmp_path):
-    kill_and_restart(digits, tmp_path, 2, "memory", kills=5, objective=JOINT)
-
-
-@pytest.mark.slow
-@pytest.mark.distributed
 def test_a_killed_trainer_leaves_no_data_workers(digits, tmp_path):
     """Workers and the server they are forked from would hold their memory for ever."""
-    run = Run(
-        tmp_path / "run",
-        "python",
-        1,
-        [
-            *("--config", "configs/pretrain/mae_digits.yaml", f"data.path={digits}", "model.embed_dim=32"),
-            *(
-                "model.depth=1",
-                "train.epochs=3000",
-                "train.engine=torch",
-                "data.source=tar",
-                "data.workers=2",
-            ),
-            *("monitor.log_every_steps=5", "monitor.tensorboard=false"),
-        ],
-    )
+    options = [
+        *("--config", "configs/pretrain/mae_digits.yaml", f"data.path={digits}", "model.embed_dim=32"),
+        *("model.depth=1", "train.epochs=3000", "train.engine=torch", "data.source=tar", "data.workers=2"),
+        *("monitor.log_every_steps=5", "monitor.tensorboard=false"),
+    ]
+    run = Run(tmp_path / "run", "python", 1, options)
     try:
         run.wait_for_step(10)
         family = run.ranks()[0].children(recursive=True)

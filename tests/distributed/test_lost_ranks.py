@@ -13,16 +13,9 @@ from distributed.launch import ROOT, free_port, hear_signals
 # Longer than a step takes on a busy machine.
 TIMEOUT_S = 20.0
 ARGUMENTS = [
-    "--config",
-    "configs/pretrain/mae_digits.yaml",
-    "model.embed_dim=32",
-    "model.depth=1",
-    "train.epochs=3000",
-    "data.workers=0",
-    "monitor.log_every_steps=5",
-    "monitor.tensorboard=false",
-    "checkpoint.every_steps=20",
-    f"run.hang_timeout_s={TIMEOUT_S}",
+    *("--config", "configs/pretrain/mae_digits.yaml", "model.embed_dim=32", "model.depth=1"),
+    *("train.epochs=3000", "data.workers=0", "monitor.log_every_steps=5", "monitor.tensorboard=false"),
+    *("checkpoint.every_steps=20", f"run.hang_timeout_s={TIMEOUT_S}"),
 ]
 
 
@@ -30,19 +23,14 @@ ARGUMENTS = [
 def ranks(digits, tmp_path):
     """Two ranks that no launcher looks after, in the middle of a run."""
     folder, port, started = tmp_path / "run", str(free_port()), []
+    command = [sys.executable, "pretrain/run.py", *ARGUMENTS]
     for rank in range(2):
         place = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2"}
         environment = os.environ | place | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         with (tmp_path / f"rank{rank}.log").open("w") as log:
             started.append(
                 subprocess.Popen(
-                    [
-                        sys.executable,
-                        "pretrain/run.py",
-                        *ARGUMENTS,
-                        f"data.path={digits}",
-                        f"run.dir={folder}",
-                    ],
+                    [*command, f"data.path={digits}", f"run.dir={folder}"],
                     cwd=ROOT,
                     env=environment | {"OMP_NUM_THREADS": "1"},
                     stdout=log,

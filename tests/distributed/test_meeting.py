@@ -29,12 +29,8 @@ def address(monkeypatch):
 
 
 def meet_soon(rank: int, world_size: int = 2, *, timeout_s: float = 0.6):
-    return meet(
-        Ranks(rank, world_size),
-        timeout=timedelta(seconds=timeout_s),
-        first_word_s=0.0,
-        next_word_s=0.1,
-    )
+    words = {"first_word_s": 0.0, "next_word_s": 0.1}
+    return meet(Ranks(rank, world_size), timeout=timedelta(seconds=timeout_s), **words)
 
 
 def test_rank_0_names_who_is_missing_and_gives_up(address, capsys):
@@ -44,23 +40,20 @@ def test_rank_0_names_who_is_missing_and_gives_up(address, capsys):
         meet_soon(0, 3)
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) > 1
-    for line in lines:
-        assert re.fullmatch(
-            rf"waiting for 3 ranks at {address}, 1 of 3 here, missing ranks 1, 2, since 0:00:0\d; {REMEDY}",
-            line,
-        )
+    expected = rf"waiting for 3 ranks at {address}, 1 of 3 here, missing ranks 1, 2, since 0:00:0\d; {REMEDY}"
+    assert all(re.fullmatch(expected, line) for line in lines)
 
 
-def test_another_rank_says_where_nobody_answers(address, capsys):
+def test_another_rank_says_where_nobody_answers(address, capsys, monkeypatch):
     with pytest.raises(InputError, match=rf"rank 0 at {address} \(connection refused\): .*{REMEDY}"):
         meet_soon(1)
     assert f"waiting for rank 0 at {address} (" in capsys.readouterr().err
-
-
-def test_a_name_that_no_machine_has(address, monkeypatch):
     monkeypatch.setenv("MASTER_ADDR", "no-such-machine.invalid")
     with pytest.raises(InputError, match=r"rank 0 at no-such-machine\.invalid:\d+ \("):
         meet_soon(1)
+    monkeypatch.setenv("MASTER_PORT", "29500x")
+    with pytest.raises(InputError, match='MASTER_PORT="29500x" is no port'):
+        meet_soon(0)
 
 
 def test_a_stranger_at_the_port(address):
@@ -72,12 +65,6 @@ def test_a_stranger_at_the_port(address):
             meet_soon(1, timeout_s=2.0)
         with pytest.raises(InputError, match="choose another MASTER_PORT"):
             meet_soon(0, timeout_s=60.0)
-
-
-def test_a_port_that_is_none(address, monkeypatch):
-    monkeypatch.setenv("MASTER_PORT", "29500x")
-    with pytest.raises(InputError, match='MASTER_PORT="29500x" is no port'):
-        meet_soon(0)
 
 
 _RANK_1 = """
@@ -118,9 +105,7 @@ def test_half_of_a_place(place, message, monkeypatch):
         monkeypatch.setenv(name, value)
     with pytest.raises(InputError, match=message):
         find_ranks()
-
-
-def test_a_world_size_without_a_rank_is_no_launchers(monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    # A world size without a rank is no launcher's.
+    monkeypatch.delenv("RANK")
     assert find_ranks() == Ranks()
     assert os.environ["WORLD_SIZE"] == "1"

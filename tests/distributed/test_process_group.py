@@ -63,22 +63,14 @@ def test_a_rank_that_sees_its_own_gpu_alone_takes_number_0_everywhere(own_gpu, g
 
     from mae_vit.training.engines import deepspeed_engine
 
-    local_ranks = []
-    monkeypatch.setattr(
-        deepspeed, "init_distributed", lambda **how: local_ranks.append(os.environ["LOCAL_RANK"])
-    )
+    local_ranks, note = [], lambda **how: local_ranks.append(os.environ["LOCAL_RANK"])
+    monkeypatch.setattr(deepspeed, "init_distributed", note)
     ranks = find_ranks()
     device = find_device(ranks)
-    assert ranks.local_rank == 3
-    assert device == torch.device("cuda", 0)
-    assert own_gpu == [0]
-
+    assert (ranks.local_rank, device, own_gpu) == (3, torch.device("cuda", 0), [0])
     init_process_group(config_of("train.engine=deepspeed"), device, ranks)
     ((backend,), how) = groups[0]
-    assert backend == "nccl"
-    assert how["device_id"] == device
-    assert (how["rank"], how["world_size"]) == (3, 8)
-
+    assert (backend, how["device_id"], how["rank"], how["world_size"]) == ("nccl", device, 3, 8)
     for _ in range(2):
         deepspeed_engine._use_process_group(device)
         # ZeRO 3 reads it again, later.
@@ -87,32 +79,27 @@ def test_a_rank_that_sees_its_own_gpu_alone_takes_number_0_everywhere(own_gpu, g
     assert local_ranks == ["0", "0"]
 
 
-def test_the_first_of_a_node_stays_first(own_gpu, monkeypatch):
-    monkeypatch.setenv("LOCAL_RANK", "0")
-    assert is_local_rank_zero()
+def test_the_first_of_a_node_stays_first(monkeypatch):
     # Of a node that shows all its GPUs, the places are the numbers.
-    monkeypatch.setenv("LOCAL_RANK", "5")
-    assert not is_local_rank_zero()
-    monkeypatch.delenv("LOCAL_RANK")
-    monkeypatch.setenv("SLURM_LOCALID", "2")
-    assert not is_local_rank_zero()
+    for name, place in (("LOCAL_RANK", "0"), ("LOCAL_RANK", "5"), ("SLURM_LOCALID", "2")):
+        monkeypatch.delenv("LOCAL_RANK", raising=False)
+        monkeypatch.setenv(name, place)
+        assert is_local_rank_zero() == (place == "0")
 
 
-def test_one_gpu_alone_is_bound_to_no_peers(groups):
-    join(Ranks(), torch.device("cuda", 0), timeout=give_up_after(1.0))
-    assert groups[0][0] == ("nccl",)
-    assert "device_id" not in groups[0][1]
-
-
-def test_collectives_outlast_the_watchdog(groups):
+def test_collectives_outlast_the_watchdog_and_one_gpu_alone_is_bound_to_no_peers(groups):
     cpu, two = torch.device("cpu"), Ranks(world_size=2)
     for engine in ("deepspeed", "torch"):
-        init_process_group(config_of(f"train.engine={engine}", "run.hang_timeout_s=100"), cpu, two)
-        init_process_group(config_of(f"train.engine={engine}", "run.hang_timeout_s=null"), cpu, two)
-    waited = [how["timeout"] for _, how in groups]
+        for timeout in ("100", "null"):
+            options = (f"train.engine={engine}", f"run.hang_timeout_s={timeout}")
+            init_process_group(config_of(*options), cpu, two)
     # Four times as long as in a step it waits for an evaluation or a save.
-    assert waited == 2 * [timedelta(seconds=4 * 100 + MARGIN_S), timedelta(days=1)]
+    expected = 2 * [timedelta(seconds=4 * 100 + MARGIN_S), timedelta(days=1)]
+    assert [how["timeout"] for _, how in groups] == expected
     assert MARGIN_S >= 60
+    join(Ranks(), torch.device("cuda", 0), timeout=give_up_after(1.0))
+    assert groups[-1][0] == ("nccl",)
+    assert "device_id" not in groups[-1][1]
 
 
 def test_what_deepspeed_exchanges_by_waits_as_long():

@@ -10,22 +10,11 @@ from mae_vit.training.checkpoints.checkpoint import list_checkpoints, load_check
 
 SCRIPT = str(Path(__file__).with_name("workers") / "pretrain_nan_on_one_rank.py")
 ARGUMENTS = [
-    "--config",
-    "configs/pretrain/mae_digits.yaml",
-    "model.embed_dim=32",
-    "model.depth=1",
-    "model.num_heads=2",
-    "objective.decoder_embed_dim=16",
-    "objective.decoder_depth=1",
-    "train.steps=9",
-    "train.warmup_steps=1",
-    "monitor.log_every_steps=100",
-    "monitor.evaluate_every_steps=100",
-    "monitor.tensorboard=false",
-    "checkpoint.every_steps=2",
-    "checkpoint.keep_last=9",
-    "guard.skip_steps=1",
-    "data.workers=0",
+    *("--config", "configs/pretrain/mae_digits.yaml", "model.embed_dim=32", "model.depth=1"),
+    *("model.num_heads=2", "objective.decoder_embed_dim=16", "objective.decoder_depth=1", "train.steps=9"),
+    *("train.warmup_steps=1", "monitor.log_every_steps=100", "monitor.evaluate_every_steps=100"),
+    *("monitor.tensorboard=false", "checkpoint.every_steps=2", "checkpoint.keep_last=9"),
+    *("guard.skip_steps=1", "data.workers=0"),
 ]
 
 

@@ -9,18 +9,12 @@ from mae_vit.training.checkpoints.checkpoint import list_checkpoints, step_of
 
 SCRIPT = str(Path(__file__).with_name("workers") / "pretrain_with_other_clocks.py")
 ARGUMENTS = [
-    *(
-        "--config",
-        "configs/pretrain/mae_digits.yaml",
-        "model.embed_dim=32",
-        "model.depth=1",
-        "model.num_heads=2",
-    ),
-    *("objective.decoder_embed_dim=16", "objective.decoder_depth=1", "run.name=same"),
+    *("--config", "configs/pretrain/mae_digits.yaml", "model.embed_dim=32", "model.depth=1"),
+    *("model.num_heads=2", "objective.decoder_embed_dim=16", "objective.decoder_depth=1", "run.name=same"),
     *("train.steps=10", "train.warmup_steps=1", "train.zero_stage=1", "data.workers=0"),
     *("monitor.log_every_steps=100", "monitor.evaluate_every_steps=100", "monitor.evaluate_images=16"),
-    *("monitor.tensorboard=false", "monitor.probe_queries=0"),
-    *("checkpoint.keep_last=99", "checkpoint.asynchronous=false"),
+    *("monitor.tensorboard=false", "monitor.probe_queries=0", "checkpoint.keep_last=99"),
+    "checkpoint.asynchronous=false",
 ]
 BY_TIME = [*ARGUMENTS, "checkpoint.every_minutes=3"]
 
@@ -31,20 +25,12 @@ def saved(run: Run) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.distributed
-def test_two_ranks_whose_clocks_differ_save_together(digits, tmp_path):
-    run = Run(tmp_path / "run", "torchrun", 2, [*BY_TIME, f"data.path={digits}"], script=SCRIPT)
-    assert run.wait() == 0, run.output()
-    # Due by step 3 and read with step 4; from there on again.
-    assert saved(run) == [0, 4, 8, 10]
-
-
-@pytest.mark.slow
-@pytest.mark.distributed
-def test_a_run_that_is_killed_resumes_from_a_save_by_time(digits, tmp_path):
+def test_two_ranks_whose_clocks_differ_save_together_and_resume_from_a_save_by_time(digits, tmp_path):
     options = [*BY_TIME, f"data.path={digits}"]
     killed = Run(tmp_path / "killed", "torchrun", 2, ["die=7", *options], script=SCRIPT)
     assert killed.wait() != 0
     killed.wait_until_gone()
+    # Due by step 3 and read with step 4; from there on again.
     assert saved(killed) == [0, 4]
     again = Run(tmp_path / "killed", "torchrun", 2, options, script=SCRIPT)
     assert again.wait() == 0, again.output()

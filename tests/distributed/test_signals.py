@@ -9,39 +9,32 @@ import psutil
 import pytest
 from distributed.launch import Run, logged_steps
 
-from mae_vit.runtime.signals import INTERRUPTED
+from mae_vit.runtime.signals import INTERRUPTED, STOP_SIGNALS
 from mae_vit.training.checkpoints.checkpoint import list_checkpoints, load_checkpoint
 
 pytestmark = pytest.mark.distributed
 
+# launcher, who gets the signal, which, the launcher's own exit code
+SLOW = [
+    *[("python", "rank", number, 75) for number in STOP_SIGNALS],
+    ("deepspeed", "rank", signal.SIGTERM, None),
+    ("deepspeed", "child", signal.SIGTERM, None),
+    ("torchrun", "rank", signal.SIGUSR1, None),
+    ("torchrun", "runner", signal.SIGTERM, None),
+    ("deepspeed", "runner", signal.SIGINT, None),
+    ("torchrun", "runner", signal.SIGINT, None),
+]
 CASES = [
-    # launcher, who gets the signal, which, the launcher's own exit code
-    pytest.param("python", "rank", signal.SIGTERM, 75, marks=pytest.mark.slow),
-    pytest.param("python", "rank", signal.SIGUSR1, 75, marks=pytest.mark.slow),
-    pytest.param("python", "rank", signal.SIGINT, 75, marks=pytest.mark.slow),
-    pytest.param("python", "rank", signal.SIGHUP, 75, marks=pytest.mark.slow),
-    pytest.param("deepspeed", "rank", signal.SIGTERM, None, marks=pytest.mark.slow),
-    pytest.param("deepspeed", "child", signal.SIGTERM, None, marks=pytest.mark.slow),
     ("deepspeed", "runner", signal.SIGTERM, None),
-    pytest.param("torchrun", "rank", signal.SIGUSR1, None, marks=pytest.mark.slow),
-    pytest.param("torchrun", "runner", signal.SIGTERM, None, marks=pytest.mark.slow),
-    pytest.param("deepspeed", "runner", signal.SIGINT, None, marks=pytest.mark.slow),
-    pytest.param("torchrun", "runner", signal.SIGINT, None, marks=pytest.mark.slow),
+    *[pytest.param(*case, marks=pytest.mark.slow) for case in SLOW],
 ]
 
 
 def arguments(digits, source: str) -> list[str]:
     return [
-        f"data.source={source}",
-        f"data.workers={1 if source == 'tar' else 0}",
-        "--config",
-        "configs/pretrain/mae_digits.yaml",
-        f"data.path={digits}",
-        "model.embed_dim=32",
-        "model.depth=1",
-        "train.epochs=3000",
-        "monitor.log_every_steps=5",
-        "monitor.tensorboard=false",
+        *("--config", "configs/pretrain/mae_digits.yaml", f"data.path={digits}", f"data.source={source}"),
+        *(f"data.workers={int(source == 'tar')}", "model.embed_dim=32", "model.depth=1"),
+        *("train.epochs=3000", "monitor.log_every_steps=5", "monitor.tensorboard=false"),
         "checkpoint.every_steps=100000",
     ]
 
@@ -66,10 +59,7 @@ def test_a_signal_leaves_a_resumable_run_and_no_orphan(digits, tmp_path, launche
         exit_code = run.wait()
         run.wait_until_gone()
         assert psutil.wait_procs(family, timeout=500)[1] == []
-        if code is not None:
-            assert exit_code == code
-        else:
-            assert exit_code != 0
+        assert exit_code == code if code else exit_code != 0
         assert run.status() == "interrupted", run.output()
         saved = list_checkpoints(run.folder / "checkpoints")
         # That of the beginning, and the one of the signal.

@@ -16,6 +16,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from mae_vit.runtime.ranks import free_port
+
 ROOT = Path(__file__).resolve().parents[2]
 RECORD = Path(__file__).with_name("golden.json")
 SHORT = [
@@ -40,29 +42,15 @@ def machine() -> str:
 
 def start(engine: str, script: str, arguments: list[str]) -> None:
     """Runs a script to its end, on one process or two."""
-    words = [sys.executable, script, *arguments, *ENGINES[engine]]
+    words = [script, *arguments, *ENGINES[engine]]
     if engine != "torch":
-        launcher = str(Path(sys.executable).parent / "deepspeed")
-        words = [
-            sys.executable,
-            launcher,
-            "--num_accelerators",
-            "2",
-            "--master_port",
-            free_port(),
-            *words[1:],
-        ]
+        launcher = str(Path(sys.executable).with_name("deepspeed"))
+        words = [launcher, "--num_accelerators", "2", "--master_port", str(free_port()), *words]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=500, env=environment)
+    done = subprocess.run(
+        [sys.executable, *words], cwd=ROOT, capture_output=True, text=True, timeout=500, env=environment
+    )
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-def free_port() -> str:
-    import socket
-
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return str(listener.getsockname()[1])
 
 
 def what_is_left(folder: Path) -> dict:
@@ -85,11 +73,7 @@ PRETRAINING = {
     "mae_digits": ("mae_digits", "digits", []),
     "masked_patch_digits": ("masked_patch_digits", "digits", []),
     "joint": ("joint_cifar_tiny", "digits", [*SMALL, "train.effective_batch_size=128"]),
-    "contrastive": (
-        "contrastive_mae_scratch_cifar_tiny",
-        "digits",
-        [*SMALL, "data.augment.policy=null"],
-    ),
+    "contrastive": ("contrastive_mae_scratch_cifar_tiny", "digits", [*SMALL, "data.augment.policy=null"]),
     "bands": ("mae_satellite", "tiles", ["train.effective_batch_size=32"]),
 }
 FINETUNE = "finetune"  # from the first
@@ -134,12 +118,8 @@ def golden_runs(
             run = folder / f"{name}-{short}"
             if name == FINETUNE:
                 words = [
-                    *(
-                        "--ckpt",
-                        str(folder / f"mae_digits-{short}"),
-                        "--config",
-                        "configs/finetune/finetune_cifar_tiny.yaml",
-                    ),
+                    *("--ckpt", str(folder / f"mae_digits-{short}")),
+                    *("--config", "configs/finetune/finetune_cifar_tiny.yaml"),
                     *("model.img_size=8", "finetune.holdout=0", "train.effective_batch_size=64"),
                     *("data.augment.crop=pad", f"data.path={folder / 'digits'}"),
                 ]

@@ -8,13 +8,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 # An MAE that trains in no time.
 SMALL_MAE = [
-    "train.engine=torch",
-    "model.embed_dim=16",
-    "model.depth=1",
-    "model.num_heads=2",
-    "objective.decoder_embed_dim=16",
-    "objective.decoder_depth=1",
-    "objective.decoder_num_heads=2",
+    *("train.engine=torch", "model.embed_dim=16", "model.depth=1", "model.num_heads=2"),
+    *("objective.decoder_embed_dim=16", "objective.decoder_depth=1", "objective.decoder_num_heads=2"),
 ]
 # A short pretraining run.
 SMALL_PRETRAIN = [

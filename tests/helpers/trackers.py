@@ -1,8 +1,8 @@
 """Reads what experiment trackers have stored, by their own clients."""
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 
 def wandb_ids(folder: Path) -> list[str]:
@@ -10,39 +10,24 @@ def wandb_ids(folder: Path) -> list[str]:
     return [path.name.rpartition("-")[2] for path in sorted(folder.glob("wandb/offline-run-*"))]
 
 
-@dataclass
-class StoredByMlflow:
-    """A run in an MLflow store."""
-
-    client: object
-    run_id: str
-    name: str
-    group: str | None
-    status: str
-    parameters: dict
-    pictures: list
-
-    def values(self, name: str) -> list[tuple[int, float]]:
-        """(step, value) of a metric, in order of the steps; a step that came again has two."""
-        history = self.client.get_metric_history(self.run_id, name)
-        return sorted((metric.step, metric.value) for metric in history)
-
-
-def stored_by_mlflow(database: Path) -> list[StoredByMlflow]:
+def stored_by_mlflow(database: Path) -> list[SimpleNamespace]:
+    """The runs in an MLflow store; `values(metric)` has (step, value) in order of steps, two of a repeated step."""
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     from mlflow import MlflowClient
 
     client = MlflowClient(tracking_uri=f"sqlite:///{database}")
-    runs = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
+
+    def values_of(run_id: str, name: str) -> list[tuple[int, float]]:
+        return sorted((metric.step, metric.value) for metric in client.get_metric_history(run_id, name))
+
     return [
-        StoredByMlflow(
-            client,
-            run.info.run_id,
-            run.info.run_name,
-            run.data.tags.get("group"),
-            run.info.status,
-            run.data.params,
-            [file.path for file in client.list_artifacts(run.info.run_id, "images")],
+        SimpleNamespace(
+            name=run.info.run_name,
+            group=run.data.tags.get("group"),
+            status=run.info.status,
+            parameters=run.data.params,
+            pictures=[file.path for file in client.list_artifacts(run.info.run_id, "images")],
+            values=lambda name, run_id=run.info.run_id: values_of(run_id, name),
         )
-        for run in runs
+        for run in client.search_runs([each.experiment_id for each in client.search_experiments()])
     ]

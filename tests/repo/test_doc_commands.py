@@ -60,6 +60,13 @@ def sandbox(colored, digits, tmp_path_factory):
         path = box / "photos" / ("cats", "dogs")[number % 2] / f"{number // 2}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(rng.integers(0, 256, (48, 64, 3), dtype=np.uint8)).save(path)
+    names = sorted(path.relative_to(box / "photos").as_posix() for path in box.glob("photos/*/*.jpg"))
+    (box / "labels.csv").write_text("".join(f"{name},{name.partition('/')[0]}\n" for name in names))
+    (box / "unlabeled").mkdir()
+    for number in range(4):
+        Image.fromarray(rng.integers(0, 256, (48, 64, 3), dtype=np.uint8)).save(
+            box / f"unlabeled/{number}.jpg"
+        )
     rows = [
         {"bytes": path.read_bytes(), "path": path.name} for path in sorted((box / "photos").rglob("*.jpg"))
     ]

@@ -135,7 +135,8 @@ def take_steps(engine: Engine, steps: int, *, log_every: int) -> list:
         recovery=Recovery(
             config.guard,
             LossHistory(),
-            rollback=None,
+            folder=None,
+            samples_of=None,
             quarantine=SimpleNamespace(note=lambda *_: 0),
             ranks=engine.ranks,
             mend="",

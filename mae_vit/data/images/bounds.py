@@ -13,6 +13,8 @@ from mae_vit.core.bands import DTYPES
 MAX_PIXELS = 178_956_970
 # The size of MAX_PIXELS pixels without compression. No image needs more.
 MAX_IMAGE_BYTES = 3 * MAX_PIXELS + (1 << 20)
+# Hyperspectral sensors have 200 to 500 bands. More pages than this are a film or a volume.
+MAX_BANDS = 512
 
 
 class DecodeError(ValueError):
@@ -35,10 +37,6 @@ def first_line(error: Exception) -> str:
     with suppress(Exception):  # pydicom's errors of damaged text fail to print
         text = str(error)
     return (text.splitlines() or [type(error).__name__])[0]
-
-
-# Hyperspectral sensors have 200 to 500 bands. More pages than this are a film or a volume.
-MAX_BANDS = 512
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import io
 import multiprocessing
 import signal
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
@@ -53,6 +53,9 @@ _FEW_IMAGES = 16
 # Fewer images are converted faster than processes start.
 _MIN_IMAGES = 512
 _MAX_WORKERS = 16
+# Recorded in `dataset.json`: only hashes with the same name are comparable.
+HASH_NAME = "pHash of 64 bits"
+_HASHED_SIDE = 32
 
 
 @dataclass(frozen=True)
@@ -178,7 +181,7 @@ def default_workers() -> int:
 
 def convert_entries(
     entries: Sequence[Entry], options: Conversion, workers: int, doing: str, failed: list[str]
-) -> Iterator[tuple[Entry, bytes, Converted]]:
+) -> Generator[tuple[Entry, bytes, Converted], None, None]:
     """Reads and converts images: yields entries in order, with their bytes and stored form.
 
     `failed` receives the images that cannot be read or converted, with the reason; `doing` names the progress bar.
@@ -320,11 +323,6 @@ def _sums(pixels: np.ndarray) -> tuple[tuple[int, ...], tuple[int, ...]]:
         tuple(int(v) for v in flat.sum(axis=1, dtype=np.uint64)),
         tuple(int(v) for v in squares.sum(axis=1, dtype=np.uint64)),
     )
-
-
-# Recorded in `dataset.json`: only hashes with the same name are comparable.
-HASH_NAME = "pHash of 64 bits"
-_HASHED_SIDE = 32
 
 
 def phash(pixels: np.ndarray) -> tuple[int, int]:

@@ -15,20 +15,24 @@ from mae_vit.core.user_files import split_and_rest, split_named
 _WRAPPERS = frozenset(
     ("images", "image", "imgs", "img", "data", "dataset", "photos", "pictures", "jpegimages", "originals")
 )
-# Folders that accompany all images or those of a split, and are no classes: masks, train_masks, valannot, gtFine, and
-# resources, where a macOS photo library keeps thumbnails.
+# Folders that accompany all images or those of a split, and are no classes: masks, masks_png, train_masks, valannot,
+# gtFine, stuffthingmaps, and resources, where a macOS photo library keeps thumbnails.
 _SPLIT = "(train(ing)?|val(id(ation)?)?|dev|test(ing)?)?"
+_FORMAT = re.compile(r"[\W_](png|jpe?g|tiff?)$", re.IGNORECASE)
 _COMPANION = re.compile(
-    rf"{_SPLIT}[\W_]*(masks?|labels?|annot(ation)?s?|ground[\W_]?truths?|gt|segmentation\w*|depths?|resources|thumb(nail)?s?)[\W_]*{_SPLIT}",
+    rf"{_SPLIT}[\W_]*(masks?|labels?|targets|annot(ation)?s?|ground[\W_]?truths?|gt|segmentation\w*|\w+maps|depths?|"
+    rf"resources|thumb(nail)?s?)[\W_]*{_SPLIT}",
     re.IGNORECASE,
 )
+# Words in other names of such folders, as ISIC2018_Task1_Training_GroundTruth. They may stand in names of classes too.
+_DRAWN = re.compile("mask|label|annot|truth|segm|target|maps|gt", re.IGNORECASE)
 _TRUTH = re.compile(r"gt([A-Z_-]|$)")
 # Parts of a benchmark, as for re-identification, which are no classes beside its training images.
 _PARTS = frozenset(("query", "gallery", "probe", "eval", "evaluation"))
 # Numbered parts of one data set: by a program, a camera (100APPLE), a day, a patient.
 _NUMBERED = re.compile(
     r"(.*[\W_])?(part|images?|imgs?|photos|batch|chunk|shard|subset|folder|fold)[\W_]?\d+|[1-9]\d\d[A-Z0-9_]{5}|"
-    r"(19|20)\d\d-\d\d(-\d\d)?|(patients?|pat|subjects?|subj?|case|study|series|ser)[\W_]?\d+",
+    r"(19|20)\d\d-\d\d(-\d\d)?|(patients?|pat|subjects?|subj?|case|study|series|ser)[\W_]?\d+(_\w+)?",
     re.IGNORECASE,
 )
 # The name of a folder, or of a file without extension, with one number, at its end.
@@ -96,6 +100,11 @@ def _rest(folder: str) -> str:
     return " ".join(word for word in words if word not in _WRAPPERS)
 
 
+def _wraps(folder: str) -> bool:
+    """Whether a folder has the name of a wrapper of images: images, images_png."""
+    return _FORMAT.sub("", folder.lower()) in _WRAPPERS
+
+
 def surely_split(folder: str) -> str | None:
     """Returns the split of a name without other words: of training_images, but not of train_station."""
     return None if _rest(folder) else split_and_rest(folder)[0]
@@ -109,13 +118,18 @@ def companions_among(names: set[str]) -> set[str]:
     companions = set(filter(_is_companion, names))
     others = names - companions
     splits = {split for name in others if (split := split_named(name))}
-    wrapped = all(not name or name.lower() in _WRAPPERS or surely_split(name) for name in others)
+    wrapped = all(not name or _wraps(name) or surely_split(name) for name in others)
     return companions if len(splits) > 1 or (others and wrapped) else set()
 
 
 def _is_companion(folder: str) -> bool:
     """Whether a folder's name is that of a companion of images, such as masks."""
-    return bool(_COMPANION.fullmatch(folder) or _TRUTH.match(folder))
+    return bool(_COMPANION.fullmatch(_FORMAT.sub("", folder)) or _TRUTH.match(folder))
+
+
+def may_be_drawn(folder: str) -> bool:
+    """Whether a word of a folder's name is that of masks or labels."""
+    return bool(_DRAWN.search(folder))
 
 
 def _splits_among(folders: set[str], direct: set[str], where: str) -> tuple[dict[str, str], set[str]]:
@@ -171,7 +185,7 @@ def _unwrapped(placed: list[tuple[str, Parts]]) -> list[tuple[str, Parts]]:
         for own, names in first.items()
         if len(names) == 1
         and (name := next(iter(names)))
-        and (name.lower() in _WRAPPERS or split_and_rest(name)[0] == own)
+        and (_wraps(name) or split_and_rest(name)[0] == own)
     }
     if not wrapped:
         return placed
@@ -186,9 +200,14 @@ def _unclear_classes(placed: Sequence[tuple[str, Parts]]) -> set[str]:
         first[split].add(parts[0] if len(parts) > 1 else "")
         if len(parts) > 1:
             inner[split, parts[0]].add(parts[1] if len(parts) > 2 else "")
-    # Names of wrappers and companions of images: images, masks.
-    for names in first.values():
-        odd = {name for name in names if name.lower() in _WRAPPERS or _is_companion(name)}
+    # Names of wrappers and companions of images: images, masks; images_evaluation if it has or is beside subfolders.
+    for split, names in first.items():
+        deep = any(folders != {""} for (own, _), folders in inner.items() if own == split)
+        odd = {
+            name
+            for name in names
+            if _wraps(name) or _is_companion(name) or (deep and _WRAPPERS & {*split_and_rest(name)[1]})
+        }
         if (odd and names - odd) or len(odd) > 1:
             return names
     below = {"/".join(parts[:-1]) for _, parts in placed if len(parts) > 2}
@@ -243,7 +262,7 @@ def level_note(placed: Iterable[tuple[str, Parts]], class_folder: str | None) ->
         joined = sorted(name for name, folders in below.items() if len(folders) > 1)
         return [f"joined folders of one name to a class: {_listed(joined)}"] if joined else []
     inner = {f"{name}/{folder}" for name, folders in below.items() for folder in folders}
-    if class_folder or all(folder.rpartition("/")[2].lower() in _WRAPPERS for folder in inner):
+    if class_folder or all(_wraps(folder.rpartition("/")[2]) for folder in inner):
         return []
     return [f"folders below classes are none: {_listed(inner)} (--class-folder last takes them)"]
 

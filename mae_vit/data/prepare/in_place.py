@@ -71,10 +71,9 @@ def index_in_place(
         dataset = known
     else:
         statistics = _measure(shards, folder, conversion or Conversion(in_place=True), workers)
+        before = known.splits if known else {}
         splits = {
-            name: _describe_split(
-                own, described[name], folder, len(classes), known and known.splits.get(name)
-            )
+            name: _describe_split(own, described[name], folder, len(classes), before.get(name))
             for name, own in statistics.items()
         }
         main = statistics.get("train") or next(iter(statistics.values()))

@@ -35,9 +35,17 @@ class Names:
 
     def find(self, name: str) -> str | None:
         """Returns the path of the only image that matches, in any letter case; None if none or several do."""
+        paths = self._matching(name)
+        return paths[0] if len(paths) == 1 else None
+
+    def are_several(self, name: str) -> bool:
+        """Whether several images match."""
+        return len(self._matching(name)) > 1
+
+    def _matching(self, name: str) -> list[str]:
         name = name.replace("\\", "/").removeprefix("./")
         if name in self._paths:
-            return name
+            return [name]
         wanted = f"/{name}"
         alike = self._by_stem.get(image_stem(wanted.rpartition("/")[2]).casefold(), ())
         for cased in (str, str.casefold):
@@ -50,8 +58,8 @@ class Names:
             # Arrays beside photographs are features, masks or metadata.
             paths = [path for path in paths if extension_of(path) in IMAGE_EXTENSIONS] or paths
             if paths:
-                return paths[0] if len(paths) == 1 else None
-        return None
+                return paths
+        return []
 
 
 def image_stem(name: str) -> str:

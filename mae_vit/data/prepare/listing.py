@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 
+import numpy as np
+
 from mae_vit.core import user_files
 from mae_vit.core.messages import count_of, plain_text
-from mae_vit.data.images.decode import DecodeError, read_header
+from mae_vit.data.images.decode import DecodeError, decode, read_header
 from mae_vit.data.prepare.entries import Reader
-from mae_vit.data.prepare.folder_names import Parts, companions_among
+from mae_vit.data.prepare.folder_names import Parts, companions_among, may_be_drawn
 
 # Bands: S2A_..._B8A.tif of Sentinel-2, LC08_..._B4.TIF of Landsat; of microscopes _w1.png, _c1.tif (but not well C01),
 # _w1GUID, and with more text behind the band, img_channel000_..., -ch1sk1fk1fl1.tiff.
@@ -30,7 +32,7 @@ _SIZE = re.compile(r"[-_. ]thumb(nail)?s?$|@\dx$|^(thumb(nail)?s?|tn)[-_. ]", re
 # Annotations of NAME.jpg: NAME_mask.png, NAME_mask_1.png, NAME-labelled.png, mask_NAME.png; ADE20K's NAME_parts_1,
 # CHASE_DB1's NAME_1stHO.
 _DRAWN = (
-    "masks?|label(l?ed|s|_?ids)?|seg(mentation|mented)?|gt|ground[-_ ]?truth|annot(ation|ated)?s?|"
+    "masks?|label(l?ed|s|_?ids)?|targets?|seg(mentation|mented)?|gt|ground[-_ ]?truth|annot(ation|ated)?s?|"
     "overlays?|parts_?(?=\\d)|superpixels|depth|contours?"
 )
 _MASK = re.compile(
@@ -46,8 +48,12 @@ ARCHIVE_PART = re.compile(
 JOIN_PARTS = "join the parts first (cat ARCHIVE.* > ARCHIVE; zip -s 0 of .z01)"
 _NAMED = 3
 _DECODED = (*user_files.IMAGE_EXTENSIONS, *user_files.ARRAY_EXTENSIONS)
-# Number of images to compare in a folder that may be a copy.
+# Number of images to look at in a folder that may be a copy, or masks.
 _COMPARED = 4
+# The last word of an image's name, which its mask may have in place of another: NAME_sat.jpg, NAME_leftImg8bit.png.
+_LAST_WORD = re.compile(r"[-_. ][a-zA-Z][a-zA-Z0-9]*$")
+# Most colors of a mask.
+_FEW_COLORS = 64
 # Number of texts in a folder that may be lists of labels; more are captions, one for each image.
 _FEW_TEXTS = 8
 
@@ -89,7 +95,7 @@ class Listing:
             self.ignored += 1
         elif extension in user_files.OTHER_EXTENSIONS:
             self.ignored += 1
-            self.beside += [path] if extension in user_files.TABLE_EXTENSIONS else []
+            self.beside += [path] if _is_table(path) else []
             folder, before = path.rpartition("/")[0], self.texts[-_FEW_TEXTS:]
             few = len(before) < _FEW_TEXTS or before[0][0].rpartition("/")[0] != folder
             self.texts += [(path, read)] if few and extension in user_files.LIST_EXTENSIONS else []
@@ -179,11 +185,7 @@ class Listing:
 
     def tables(self) -> list[str]:
         """Returns the tables that may hold labels, without Kaggle's sample submissions, whose classes are made up."""
-        return [
-            path
-            for path in self.beside
-            if user_files.extension_of(path) in user_files.TABLE_EXTENSIONS and not is_sample(path)
-        ]
+        return [path for path in self.beside if _is_table(path) and not is_sample(path)]
 
     def _classes_in_names(self) -> list[str]:
         """Returns the words before the numbers in a folder's file names, if there are several and each repeats."""
@@ -194,6 +196,12 @@ class Listing:
             folders[folder].append(match[1] if match else "")
         counts = [Counter(names) for names in folders.values() if "" not in names]
         return sorted({name for count in counts if len(count) > 1 < min(count.values()) for name in count})
+
+
+def _is_table(path: str) -> bool:
+    """Whether a file's extension is that of a table, or its name labels.json; other JSON may be of one image each."""
+    named = path.lower().endswith(("labels.json", "label.json"))
+    return named or user_files.extension_of(path) in user_files.TABLE_EXTENSIONS
 
 
 def is_sample(path: str) -> bool:
@@ -207,17 +215,18 @@ def shown(paths: Iterable[str]) -> str:
     return ", ".join(shown[:_NAMED]) + (", ..." if len(shown) > _NAMED else "")
 
 
-def leave_out(files: Listing, top: str, *, companions: bool) -> None:
+def leave_out(files: Listing, top: str, *, labels: bool) -> set[Parts]:
     """Leaves out images that are not for training, and warns of those that may be parts of one image.
 
-    `top` is the name of the folder or archive; `companions` leaves out folders of masks or labels, too.
+    `top` is the name of the folder or archive; `labels` leaves masks to a question if classes may lie beside them.
+    Returns folders that hold the only images beside masks, and are no classes.
     """
     _leave_out_arrays(files)
     _leave_out_doubled(files, top)
     _leave_out_derived(files)
-    if companions:
-        _leave_out_companions(files)
+    wrappers = _leave_out_companions(files, labels=labels)
     _warn_of_parts(files)
+    return wrappers
 
 
 def _leave_out_arrays(files: Listing) -> None:
@@ -289,8 +298,11 @@ def _leave_out_derived(files: Listing) -> None:
         files.leave_out(derived, f"by the name, {why}")
 
 
-def _leave_out_companions(files: Listing) -> None:
-    """Leaves out folders that accompany the images beside them: masks beside images, ground_truth beside train."""
+def _leave_out_companions(files: Listing, *, labels: bool) -> set[Parts]:
+    """Leaves out folders that accompany the images beside them: masks beside images, ground_truth beside train.
+
+    Returns the folders that hold all other images beside folders of masks.
+    """
     by_folder: dict[Parts, list[str]] = defaultdict(list)
     for path, _ in files.images:
         by_folder[tuple(path.split("/")[:-1])].append(path)
@@ -299,17 +311,83 @@ def _leave_out_companions(files: Listing) -> None:
         for depth, name in enumerate((*parts, "")):
             siblings[parts[:depth]].add(name)
     companions = {(*above, name) for above, names in siblings.items() for name in companions_among(names)}
-    paths = [
-        path
-        for parts, inside in by_folder.items()
-        if any(parts[:depth] in companions for depth in range(1, len(parts) + 1))
-        for path in inside
-    ]
+    drawn = _drawn_after(files, by_folder)
+    kept = [parts for parts in by_folder if parts not in drawn and not _is_below(parts, companions)]
+    wrappers = set[Parts]()
+    for mask, images in drawn.items():
+        levels = enumerate(zip((*mask, ""), (*images[0], ""), strict=False))
+        differs = next(depth for depth, (one, other) in levels if one != other)
+        beside = {parts[: differs + 1] for parts in kept if parts[:differs] == mask[:differs]}
+        wrappers |= beside if len(beside) == 1 and differs < len(images[0]) else set()
+    # Two images of one mask are versions, as before and after, and no classes; nor are folders in folders.
+    depths = (len(parts) - _is_below(parts, wrappers) for parts in kept)
+    if labels and (any(len(images) > 1 for images in drawn.values()) or max(depths, default=0) > 1):
+        drawn, wrappers = {}, set()
+    companions |= {parts for parts in drawn if not _is_below(parts, companions)}
     files.leave_out(
-        paths,
-        f"{shown(sorted(map('/'.join, companions)))}: by the folder's name, masks, labels or thumbnails of the others "
+        [path for parts, inside in by_folder.items() if _is_below(parts, companions) for path in inside],
+        f"{shown(sorted(map('/'.join, companions)))}: by names or pixels, masks, labels or thumbnails of the others "
         "(--masks DIR reads masks; as images, a source of its own)",
     )
+    return wrappers
+
+
+def _is_below(parts: Parts, folders: Collection[Parts]) -> bool:
+    return any(parts[:depth] in folders for depth in range(1, len(parts) + 1))
+
+
+def _drawn_after(files: Listing, by_folder: Mapping[Parts, Sequence[str]]) -> dict[Parts, list[Parts]]:
+    """Returns folders of masks, by the names and pixels of their files, each with the nearest folders of its images.
+
+    Such a folder or its files have a name of masks, each file pairs with an image elsewhere (NAME_mask.png, NAME.png),
+    and the first ones have few colors and the size of their images.
+    """
+    reader = dict(files.images)
+    few = {
+        parts
+        for parts, paths in by_folder.items()
+        if any(map(may_be_drawn, parts)) or _MASK.search(_stem(paths[0]))
+        if _size_and_few(reader[paths[0]])[1]
+    }
+    images: dict[str, dict[Parts, str]] = defaultdict(dict)
+    for parts in by_folder.keys() - few if few else ():
+        for path in by_folder[parts]:
+            for name in (_LAST_WORD.sub("", _stem(path)), _stem(path)):
+                images[name][parts] = path
+    drawn = dict[Parts, list[Parts]]()
+    for mask in sorted(few):
+        found = [_images_of(_stem(path), images) for path in by_folder[mask]]
+        shared = set(found[0]).intersection(*found)
+        near = {other: sum(a == b for a, b in zip(mask, other, strict=False)) for other in shared}
+        nearest = sorted(other for other in near if near[other] == max(near.values()))
+        pairs = zip(by_folder[mask][:_COMPARED], found, strict=False) if nearest else ()
+        looks = [
+            (_size_and_few(reader[path]), _size_and_few(reader[there[nearest[0]]])) for path, there in pairs
+        ]
+        fit = all(size == of and drawn_few for (size, drawn_few), (of, _) in looks)
+        if fit and not all(image_few for _, (_, image_few) in looks):
+            drawn[mask] = nearest
+    return drawn
+
+
+def _images_of(name: str, images: Mapping[str, dict[Parts, str]]) -> dict[Parts, str]:
+    """Returns path and folder of the images whose mask has this name: NAME, NAME_mask, NAME_with_more_words."""
+    name = _MASK.sub("", name)
+    while name and name not in images:
+        name = re.sub(r"(^|[-_. ]+)[^-_. ]*$", "", name)
+    return images.get(name, {})
+
+
+def _size_and_few(read: Reader) -> tuple[tuple[int, ...], bool]:
+    """Returns an image's size, and whether it has few colors, as masks have."""
+    with suppress(OSError, DecodeError):
+        red, green, blue = decode(read(), 3).astype(np.int32)
+        return red.shape, len(np.unique(red << 16 | green << 8 | blue)) <= _FEW_COLORS
+    return (), False
+
+
+def _stem(path: str) -> str:
+    return path.rpartition("/")[2].rpartition(".")[0]
 
 
 def _warn_of_parts(files: Listing) -> None:

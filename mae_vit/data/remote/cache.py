@@ -30,6 +30,9 @@ _POLL_S = 0.05
 _WHOLE = re.compile(r"[0-9a-f]{64}")
 # Files that are being fetched, or that a killed process left behind.
 _PART = re.compile(r"\.([0-9a-f]{64})-(\d+)\.part")
+# How often a shard is marked as used; the least recently marked shards are evicted first.
+_MARKED_EVERY_S = 5.0
+_TRIES = 5
 
 
 class RemoteFile(NamedTuple):
@@ -150,11 +153,6 @@ def _drop(path: Path) -> bool:
             return False
         path.unlink(missing_ok=True)
     return True
-
-
-# How often a shard is marked as used; the least recently marked shards are evicted first.
-_MARKED_EVERY_S = 5.0
-_TRIES = 5
 
 
 class RemoteShards:

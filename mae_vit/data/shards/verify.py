@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -48,12 +50,24 @@ def check(folder: Path, *, decode_all: bool = False) -> list[str]:
                 problems += _check_shard(folder / shard.file, shard, rows, classes, decode_all, dataset.bands)
                 first += shard.samples
                 bar.update(shard.bytes)
+            arrays = decoded_files(folder, name, split)
             if len(problems) > before:
                 problems += [
                     f"{array}: runs take pixels from it, of the shards of before; delete it to decode them again"
-                    for array in decoded_files(folder, name, split)
+                    for array in arrays
                 ]
+            else:
+                _remove_older(arrays, [folder / shard.file for shard in split.shards])
     return problems
+
+
+def _remove_older(arrays: Sequence[Path], shards: Sequence[Path]) -> None:
+    """Removes decoded images that may be of other shards, as in a copied folder; the next run decodes them again."""
+    with suppress(OSError):  # a folder that others own
+        written = max(shard.stat().st_mtime_ns for shard in shards)
+        for array in arrays:
+            if array.stat().st_mtime_ns < written:
+                array.unlink()
 
 
 def _check_shard(

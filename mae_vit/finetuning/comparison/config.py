@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from mae_vit.config.keys import key_paths, meant
+from mae_vit.config.keys import KeysOf, key_paths, meant
 from mae_vit.config.load import ConfigSource
 from mae_vit.config.section import Section
-from mae_vit.config.typed_yaml import KeysOf, PathText, write_value
+from mae_vit.config.typed_yaml import PathText, write_value
 from mae_vit.core.messages import nearest
 from mae_vit.finetuning.config.modes import MODES, ModeName
 from mae_vit.finetuning.config.schema import FinetuneConfig

@@ -115,11 +115,7 @@ def _run(plan: ComparisonPlan) -> dict[str, str]:
 
 @contextmanager
 def _writing(folder: Path) -> Iterator[None]:
-    """Lets one process at a time write into the comparison's folder.
-
-    Raises:
-        InputError: if it cannot be written.
-    """
+    """Lets one process at a time write into the comparison's folder; raises InputError if it cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / ".report.lock"):

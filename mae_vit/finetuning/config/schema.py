@@ -16,11 +16,6 @@ from mae_vit.weights.names import is_frozen
 
 HeadInit = Literal["zero", "small"]
 DistillationKind = Literal["hard", "soft"]
-# DeiT Eq. 3 and 2, the latter with lambda and tau of Sec. 5.
-_DISTILLATION_OPTIONS: dict[str, dict[str, Any]] = {
-    "hard": {"distillation_weight": 0.5},
-    "soft": {"distillation_weight": 0.1, "distillation_temperature": 3.0},
-}
 # In the schema, but rejected: for pretraining only, or set by --ckpt.
 _UNUSED_MONITOR = (
     "evaluate_split",
@@ -99,6 +94,15 @@ class FinetuneSection(Section):
         lr_factors: factors of the learning rate that "linear_probe" tries.
     """
 
+    options: ClassVar[Options] = {
+        "mode": {name: mode.options for name, mode in MODES.items()},
+        # DeiT Eq. 3 and 2, the latter with lambda and tau of Sec. 5.
+        "distillation": {
+            "hard": {"distillation_weight": 0.5},
+            "soft": {"distillation_weight": 0.1, "distillation_temperature": 3.0},
+        },
+    }
+
     mode: ModeName = "finetune"
     start: PathText | None = None
     pool: Pool = "mean"
@@ -125,23 +129,23 @@ class FinetuneSection(Section):
     @model_validator(mode="before")
     @classmethod
     def _fill_in(cls, raw: Any) -> Any:
-        """Fills in options of the kind of distillation; without a teacher all stay unset."""
-        if not isinstance(raw, dict) or raw.get("teacher") is None:
-            return raw
-        raw = {**raw, "distillation": raw.get("distillation") or "hard"}
-        defaults = _DISTILLATION_OPTIONS.get(str(raw["distillation"]), {})
-        return {**raw, **{name: value for name, value in defaults.items() if raw.get(name) is None}}
+        """Fills in the kind of distillation from a teacher."""
+        if isinstance(raw, dict) and raw.get("teacher") is not None:
+            return {**raw, "distillation": raw.get("distillation") or "hard"}
+        return raw
 
     @model_validator(mode="after")
     def _check(self) -> FinetuneSection:
-        self._check_teacher()
+        if self.teacher is None and self.distillation is not None:
+            raise ValueError("distillation has no effect without a teacher")
+        if self.teacher is not None and self.pool != "cls":
+            raise ValueError(
+                f'teacher needs pool="cls", beside which its own token is read, not "{self.pool}"'
+            )
         if min(self.shots) < 1:
             raise ValueError(f"shots={self.shots}: at least 1 each")
         if min(self.lr_factors) <= 0:
             raise ValueError(f"lr_factors={self.lr_factors}: above 0 each")
-        for name, key in ((name, key) for name, mode in MODES.items() for key in mode.options):
-            if self.mode != name and getattr(self, key) != type(self).model_fields[key].default:
-                raise ValueError(f'{key} has no effect with mode="{self.mode}"; it belongs to mode="{name}"')
         if not self.test and (MODES[self.mode].trains == "nothing" or not self.holdout):
             raise ValueError(
                 "test=false leaves nothing to measure: it needs a mode that trains, and holdout above 0"
@@ -151,20 +155,6 @@ class FinetuneSection(Section):
                 f"holdout=0 leaves nothing to choose among lr_factors={self.lr_factors} by: give one of them"
             )
         return self
-
-    def _check_teacher(self) -> None:
-        if self.teacher is None:
-            for key in ("distillation", *_DISTILLATION_OPTIONS["soft"]):
-                if getattr(self, key) is not None:
-                    raise ValueError(f"{key} has no effect without a teacher")
-        elif self.distillation == "hard" and self.distillation_temperature is not None:
-            raise ValueError(
-                'distillation_temperature has no effect with distillation="hard"; it belongs to "soft"'
-            )
-        elif self.pool != "cls":
-            raise ValueError(
-                f'teacher needs pool="cls", beside which its own token is read, not "{self.pool}"'
-            )
 
 
 class FinetuneConfig(Config):

@@ -17,8 +17,7 @@ from mae_vit.evaluation.metrics import Predictions
 from mae_vit.finetuning.config.schema import FinetuneConfig, FinetuneSection
 from mae_vit.finetuning.data import FinetuneData
 from mae_vit.finetuning.frozen.features import read_features, read_test_labels, read_train_labels
-from mae_vit.finetuning.results import Predictor, as_predictions
-from mae_vit.runtime.ranks import Ranks, sum_over_ranks
+from mae_vit.finetuning.results import Predictor, as_predictions, gather_rows
 from mae_vit.weights.feature_encoder import FeatureEncoder
 
 # Mode that uses all labels -> its function, and its options, which the summary also lists. The function maps
@@ -46,9 +45,8 @@ def score_in_closed_form(
     query = read_features(encoder, data, data.open_test(), data.test, predictor)
     if config.finetune.mode in WITH_ALL_LABELS:
         fit, options = WITH_ALL_LABELS[config.finetune.mode](config.finetune)
-        scores = shared_scores(
-            partial(fit, support, labels, num_classes=classes, **options), query, predictor.ranks
-        )
+        score = partial(fit, support, labels, num_classes=classes, **options)
+        scores = _shared_scores(score, query, predictor)
         guesses = as_predictions(test_labels, scores / scores.sum(dim=1, keepdim=True))
         measures |= {"test_top1": guesses.top1, "test_top5": guesses.top5, **options}
         return measures | {"test_most_frequent": guesses.most_frequent}, guesses
@@ -61,7 +59,7 @@ def score_in_closed_form(
             )
             drawn = torch.from_numpy(chosen).to(predictor.device)
             fit = partial(least_squares_scores, support[drawn], labels[drawn], num_classes=classes)
-            guesses = as_predictions(test_labels, shared_scores(fit, query, predictor.ranks).softmax(dim=1))
+            guesses = as_predictions(test_labels, _shared_scores(fit, query, predictor).softmax(dim=1))
             top1_by_draw.append(guesses.top1)
         spread = float(np.std(top1_by_draw, ddof=1)) if len(top1_by_draw) > 1 else None
         results[str(shots)] = {"mean": float(np.mean(top1_by_draw)), "std": spread, "draws": top1_by_draw}
@@ -69,20 +67,10 @@ def score_in_closed_form(
     return measures | {"test_most_frequent": guesses.most_frequent}, guesses
 
 
-def shared_scores(score: Callable[[Tensor], Tensor], query: Tensor, ranks: Ranks) -> Tensor:
-    """Scores queries; each rank computes every world_size-th; collective.
+def _shared_scores(score: Callable[[Tensor], Tensor], query: Tensor, predictor: Predictor) -> Tensor:
+    """Scores queries (n, D), each rank every world_size-th: (n, K) on every rank; collective.
 
-    Args:
-        score: maps features (m, D) to scores (m, K); each row depends only on its own features.
-        query: (n, D), the same on all ranks.
-        ranks: this process's rank and the world size.
-
-    Returns:
-        (n, K) for all queries, on every rank.
+    `score` maps features (m, D) to scores (m, K), each row by its own features alone.
     """
-    if ranks.world_size == 1:
-        return score(query)
-    rank_scores = score(query[ranks.rank :: ranks.world_size])
-    scores = rank_scores.new_zeros(len(query), rank_scores.shape[1])
-    scores[ranks.rank :: ranks.world_size] = rank_scores
-    return sum_over_ranks(scores, ranks)
+    own = score(query[predictor.ranks.rank :: predictor.ranks.world_size])
+    return gather_rows([own], (len(query), own.shape[1]), predictor, own.dtype)

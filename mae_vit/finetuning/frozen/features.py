@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,31 +12,21 @@ from mae_vit.core.progress import progress
 from mae_vit.data.batches.augmented import AugmentedSource
 from mae_vit.finetuning.data import FinetuneData
 from mae_vit.finetuning.models.classifiers import make_head
-from mae_vit.finetuning.results import Predictor
+from mae_vit.finetuning.results import Predictor, gather_rows
 from mae_vit.finetuning.setup import Setup
-from mae_vit.runtime.ranks import sum_over_ranks
 from mae_vit.weights.encoder import ViTFeatures, load_features
 from mae_vit.weights.feature_encoder import FeatureEncoder, ImageInput
 from mae_vit.weights.foreign import ForeignWeights, open_foreign, open_untrained
 from mae_vit.weights.names import FOREIGN_ORIGIN
 
 
-class FrozenModel(NamedTuple):
-    """A frozen encoder and a layer on its features.
-
-    Attributes:
-        encoder: encoder that gives the features.
-        head: a fresh layer on them, D -> K, drawn from the run's seed.
-    """
-
-    encoder: FeatureEncoder
-    head: nn.Linear
-
-
-def open_frozen(setup: Setup, *, random: bool = False, say: bool = False) -> FrozenModel:
+def open_frozen(setup: Setup, *, random: bool = False, say: bool = False) -> tuple[FeatureEncoder, nn.Linear]:
     """Opens the encoder with its pretrained weights; without any, or if `random`, with weights of the run's seed.
 
     `say` prints how they were loaded.
+
+    Returns:
+        The encoder, and a fresh layer on its features, D -> K, drawn from the run's seed.
 
     Raises:
         InputError: if the weights do not fit; names the difference.
@@ -63,7 +52,7 @@ def open_frozen(setup: Setup, *, random: bool = False, say: bool = False) -> Fro
                 f"weights  {weights.source}: {weights.name}, {FOREIGN_ORIGIN}; {count:,} parameters, all of the file; "
                 f"{size}, {foreign.num_features} features"
             )
-        return FrozenModel(foreign, fresh_head(foreign.num_features))
+        return foreign, fresh_head(foreign.num_features)
     assert setup.info is not None
     encoder = setup.info.geometry.build(**model.drops)
     head = fresh_head(encoder.embed_dim)
@@ -82,7 +71,7 @@ def open_frozen(setup: Setup, *, random: bool = False, say: bool = False) -> Fro
                     "note: these weights were fine-tuned on the mean of the patch tokens; finetune.pool=mean uses it"
                 )
     images = ImageInput(model.image_hw, model.channels, data.mean, data.std, bands=data.bands)
-    return FrozenModel(ViTFeatures(encoder, images, pool=finetune.pool, fc_norm=fc_norm), head)
+    return ViTFeatures(encoder, images, pool=finetune.pool, fc_norm=fc_norm), head
 
 
 @torch.no_grad()
@@ -107,8 +96,7 @@ def read_features(
     """
     encoder.eval()
     ranks, total = predictor.ranks, len(samples)
-    features = torch.zeros(total, encoder.num_features, device=predictor.device)
-    rows = []
+    rows: list[torch.Tensor] = []
     bar = progress(
         total=len(range(ranks.rank, total, ranks.world_size)),
         desc="encoding",
@@ -122,9 +110,7 @@ def read_features(
             images = encoder.normalize(batch.to(predictor.device).images)
             rows.append(encoder.features(images).float())
             bar.update(len(rows[-1]))
-    if rows:
-        features[ranks.rank :: ranks.world_size] = torch.cat(rows)
-    return sum_over_ranks(features, ranks)
+    return gather_rows(rows, (total, encoder.num_features), predictor, torch.float32)
 
 
 def read_train_labels(data: FinetuneData, samples: np.ndarray, device: torch.device) -> torch.Tensor:

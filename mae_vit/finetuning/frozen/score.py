@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
+from torch import nn
 
 from mae_vit.config.command_line import Arguments
 from mae_vit.config.load import dump_config, read_run_config
@@ -20,7 +21,7 @@ from mae_vit.evaluation.metrics import Predictions, interval_of_share
 from mae_vit.finetuning.config.modes import unused_options
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.finetuning.frozen.closed_form import score_in_closed_form
-from mae_vit.finetuning.frozen.features import FrozenModel, open_frozen
+from mae_vit.finetuning.frozen.features import open_frozen
 from mae_vit.finetuning.frozen.linear_probe import (
     describe_probe,
     describe_results,
@@ -32,12 +33,12 @@ from mae_vit.finetuning.setup import Setup
 from mae_vit.runtime.ranks import Ranks, barrier, gather_objects, run_on_rank_zero
 from mae_vit.runtime.signals import exit_on_signal
 from mae_vit.runtime.slurm import mark_slurm_progress
-from mae_vit.training.checkpoints.resume import Identity, check_identity, run_identity
 from mae_vit.training.engines.precision import Chosen, autocast
 from mae_vit.training.outputs.environment import describe_environment
 from mae_vit.training.outputs.plan_text import print_notes
 from mae_vit.training.outputs.run_folder import RunFolder
-from mae_vit.training.startup import resume_or_start, run_folder_locked, settle
+from mae_vit.training.startup import Identity, check_identity, resume_or_start, run_identity, settle
+from mae_vit.weights.feature_encoder import FeatureEncoder
 from mae_vit.weights.names import origin_of
 
 WEIGHTS = "linear.safetensors"
@@ -57,7 +58,7 @@ def score(setup: Setup, arguments: Arguments, folder: RunFolder) -> None:
         say_finished(setup, folder)
         return
     setup, identity, precision = settle(setup, identity, checkpoint)
-    config, model = setup.config, open_frozen(setup, say=say)
+    config, (encoder, head) = setup.config, open_frozen(setup, say=say)
     if say:
         setup.warn_of_normalization()
         setup.warn_of_seen_labels()
@@ -75,20 +76,20 @@ def score(setup: Setup, arguments: Arguments, folder: RunFolder) -> None:
         if setup.plan is None and (unused := _unused_overrides(setup, arguments)):
             print_notes([f"{config.finetune.mode} trains nothing, so these have no effect: {unused}"])
 
-    with run_folder_locked(folder, ranks):
-        # Another process may have finished the run meanwhile.
-        if run_on_rank_zero(lambda: is_scored(folder, identity), ranks):
-            say_finished(setup, folder)
-            return
-        run_on_rank_zero(create, ranks)
-        try:
-            with exit_on_signal():
-                summary = _measure_and_write(setup, model, facts, folder)
-        except Exception:
-            if say:
-                with suppress(OSError):
-                    folder.write_summary("failed", facts)
-            raise
+    run_on_rank_zero(folder.lock, ranks)
+    # Another process may have finished the run meanwhile.
+    if run_on_rank_zero(lambda: is_scored(folder, identity), ranks):
+        say_finished(setup, folder)
+        return
+    run_on_rank_zero(create, ranks)
+    try:
+        with exit_on_signal():
+            summary = _measure_and_write(setup, encoder, head, facts, folder)
+    except Exception:
+        if say:
+            with suppress(OSError):
+                folder.write_summary("failed", facts)
+        raise
     if say:
         mark_slurm_progress()
         print("\n".join(_describe_outcome(config, summary, folder.path)))
@@ -99,8 +100,7 @@ def describe_scoring(setup: Setup, precision: Chosen) -> str:
     """Returns the plan of a scoring run."""
     config, data = setup.config, setup.data
     if setup.plan is not None:
-        probe = describe_probe(config, data, setup.plan, _forward_flops(setup))
-        return f"{probe}\nprecision   {precision}"
+        return f"{describe_probe(setup, _forward_flops(setup))}\nprecision   {precision}"
     origin = origin_of(config.finetune.start)
     return (
         f"{config.finetune.mode} of {setup.source}{f' ({origin})' if origin else ''}: {len(data.train):,} labeled "
@@ -140,20 +140,20 @@ def _forward_flops(setup: Setup) -> float:
 
 
 def _measure_and_write(
-    setup: Setup, model: FrozenModel, facts: dict[str, Any], folder: RunFolder
+    setup: Setup, encoder: FeatureEncoder, head: nn.Linear, facts: dict[str, Any], folder: RunFolder
 ) -> dict[str, Any]:
     """Scores, writes the results, and returns the summary; collective."""
     config, data, ranks, precision = setup.config, setup.data, setup.ranks, setup.config.train.precision
     assert precision != "auto", "`settle_precision` comes first"
     predictor = Predictor(ranks, setup.device, partial(autocast, setup.device, precision), setup.batch_size)
-    scores, guesses, weights = _score(setup, model, predictor)
+    scores, guesses, weights = _score(setup, encoder, head, predictor)
     summary = {**facts, "train_top1": None, "val_top1": None, **scores}
     metric, images = ("test_top1", data.test) if config.finetune.test else ("val_top1", data.held_out)
     if (top1 := summary[metric]) is not None:
         summary["interval_95"] = interval_of_share(top1, len(images))
         if setup.pretrained is not None:
             # Free the device's memory before the second network.
-            model.encoder.to("cpu")
+            encoder.to("cpu")
             summary |= _score_random_weights(setup, metric, predictor, summary.get("notes", []))
 
     def write() -> None:
@@ -174,13 +174,13 @@ def _measure_and_write(
 
 
 def _score(
-    setup: Setup, model: FrozenModel, predictor: Predictor
+    setup: Setup, encoder: FeatureEncoder, head: nn.Linear, predictor: Predictor
 ) -> tuple[dict[str, Any], Predictions | None, bytes | None]:
     """Returns entries of the summary, predictions of test images, and the content of `WEIGHTS`; collective."""
-    model.encoder.place(predictor.device)
+    encoder.place(predictor.device)
     if setup.plan is None:
-        return *score_in_closed_form(setup.config, setup.data, model.encoder, predictor), None
-    scores, guesses, probe = score_by_probe(setup.config, setup.data, model, setup.plan, predictor)
+        return *score_in_closed_form(setup.config, setup.data, encoder, predictor), None
+    scores, guesses, probe = score_by_probe(setup, encoder, head, predictor)
     return scores, guesses, probe_bytes(probe, setup)
 
 
@@ -189,8 +189,8 @@ def _score_random_weights(
 ) -> dict[str, Any]:
     """Scores the same network with random weights, or returns a note why it cannot; collective."""
     try:
-        model = _open_on_all(setup, predictor.ranks)
-        return {"random_weights_top1": _score(setup, model, predictor)[0][metric]}
+        encoder, head = _open_on_all(setup, predictor.ranks)
+        return {"random_weights_top1": _score(setup, encoder, head, predictor)[0][metric]}
     except Exception as error:  # the scores of the pretrained weights still count
         # Bad input fails on all ranks together. After any other error the others would wait for this rank.
         if predictor.ranks.world_size > 1 and not isinstance(error, InputError):
@@ -200,12 +200,8 @@ def _score_random_weights(
         return {"notes": [*notes, note]}
 
 
-def _open_on_all(setup: Setup, ranks: Ranks) -> FrozenModel:
-    """Opens the network with random weights; collective.
-
-    Raises:
-        InputError: on all ranks, if any rank fails.
-    """
+def _open_on_all(setup: Setup, ranks: Ranks) -> tuple[FeatureEncoder, nn.Linear]:
+    """Opens the network with random weights; raises InputError on all ranks if any rank fails; collective."""
     model, reason = None, None
     try:
         model = open_frozen(setup, random=True)

@@ -21,20 +21,16 @@ from mae_vit.finetuning.models.classifiers import (
 )
 from mae_vit.finetuning.models.segmenter import Segmenter
 from mae_vit.models.encoder_file import EncoderInfo
-from mae_vit.models.encoders.base import Encoder, LoadReport
+from mae_vit.models.encoders.base import Encoder
 from mae_vit.models.encoders.baselines import build_network
 from mae_vit.models.encoders.network import NetworkEncoder
 from mae_vit.models.encoders.vit import ViTEncoder
-from mae_vit.models.sizes import PatchInit
 from mae_vit.objectives.label_loss import LabelLoss
 from mae_vit.training.optim import EMBEDDINGS, OptimizerOptions
 from mae_vit.weights.foreign import ForeignEncoder, ForeignWeights, open_foreign
-from mae_vit.weights.load import check_complete, load_weights
 from mae_vit.weights.names import is_frozen
-from mae_vit.weights.read import Weights
 
 Trainable = Classifier | Segmenter
-_FINAL_NORM = ("norm.weight", "norm.bias")
 
 
 def describe_encoder(config: FinetuneConfig, data: FinetuneData) -> EncoderInfo | None:
@@ -162,59 +158,6 @@ def draws_noise(model: nn.Module) -> bool:
         for module in model.modules()
         if "drop" in type(module).__name__.lower()
     )
-
-
-def load_into_classifier(
-    model: Trainable, weights: Weights, patch_init: PatchInit | None = None
-) -> LoadReport:
-    """Loads pretrained weights into a fresh classifier's encoder.
-
-    Returns:
-        How each tensor was loaded. The norm after the mean and the head are new by design.
-
-    Raises:
-        InputError: if the weights do not fit; names the difference.
-    """
-    if isinstance(model, NetworkClassifier):
-        report = load_weights(weights, model.body)
-    else:
-        assert isinstance(model, ViTClassifier)
-        report = load_weights(weights, model.encoder, patch_init=patch_init)
-        if model.pool == "mean":
-            dropped = [name for name in _FINAL_NORM if name in report.skipped]
-            report.skipped = [name for name in report.skipped if name not in dropped]
-            if dropped:
-                note = "final norm, dropped: the mean of the patch tokens has a new norm after it (MAE)"
-                report.by_design[" + ".join(dropped)] = note
-            report.by_design["fc_norm"] = "new: the norm after the mean"
-    report.by_design["head"] = "new: for these classes"
-    if isinstance(model, DistilledViTClassifier):
-        report.by_design["dist_token + head_dist"] = "new: for the teacher"
-    return report
-
-
-def load_into_segmenter(
-    model: Trainable, weights: Weights, patch_init: PatchInit | None = None
-) -> LoadReport:
-    """Loads pretrained weights into a fresh segmenter's encoder; returns how each tensor was loaded.
-
-    Raises:
-        InputError: if the weights do not fit; names the difference.
-    """
-    assert isinstance(model, Segmenter)
-    assert isinstance(model.encoder, Encoder)
-    # Loading tells learned positions from a fixed table by `requires_grad`, which freezing hides.
-    model.freeze(False)
-    if "norm.weight" not in weights.tensors:
-        # A classifier that pools the mean has its norm after the mean (`fc_norm`); here it norms each token.
-        tensors = {name.removeprefix("fc_"): value for name, value in weights.tensors.items()}
-        weights = replace(weights, tensors=tensors)
-    report = load_weights(weights, model.encoder, patch_init=patch_init)
-    if model.probe:
-        check_complete(weights, report.random)
-    model.freeze(model.probe)
-    report.by_design["decode_head"] = "fresh: the classes of these masks"
-    return report
 
 
 def classifier_optimizer_options(config: FinetuneConfig) -> OptimizerOptions:

@@ -22,7 +22,7 @@ from mae_vit.core.bands import Bands
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import closest_path, error_reason, plain_text
 from mae_vit.core.preprocessing import Preprocessing
-from mae_vit.core.user_files import expand_path
+from mae_vit.core.user_files import expand_path, name_given
 from mae_vit.finetuning.models.classifiers import (
     Classifier,
     Distillation,
@@ -231,16 +231,12 @@ def load_classifier(run: str | os.PathLike[str]) -> ImageClassifier:
     Raises:
         InputError: if there is none.
     """
-    name = os.fspath(run)
+    name = name_given(run, "the folder of a fine-tuning run, or its model.safetensors")
     return ImageClassifier(read_classifier(expand_path(name), name), name)
 
 
 def _check(description: Description, tensors: dict[str, Tensor]) -> None:
-    """Checks what tensor shapes do not show, and what would take long to build.
-
-    Raises:
-        ValueError: if no run writes such a file.
-    """
+    """Raises ValueError for what no run writes: what tensor shapes do not show, or what would take long to build."""
     channels, classes = len(description.mean), description.classes
     if len(description.std) != channels or not all(value > 0 for value in description.std):
         raise ValueError(f"std={description.std} does not fit mean={description.mean}")

@@ -15,13 +15,15 @@ from mae_vit.core.bands import RGB8, Bands
 from mae_vit.core.batch import Batch
 from mae_vit.core.image_rows import Picture
 from mae_vit.finetuning.config.schema import DistillationKind, HeadInit
-from mae_vit.models.encoders.base import Encoder, pool_tokens
+from mae_vit.models.encoders.base import Encoder, LoadReport, pool_tokens
 from mae_vit.models.encoders.network import network_layers
 from mae_vit.models.encoders.vit import ViTEncoder
 from mae_vit.models.geometry import NetworkGeometry
-from mae_vit.models.sizes import Pool
+from mae_vit.models.sizes import PatchInit, Pool
 from mae_vit.objectives.label_loss import LabelLoss
 from mae_vit.objectives.objective import ObjectiveOutput, Task
+from mae_vit.weights.load import load_weights
+from mae_vit.weights.read import Weights
 
 # Standard deviation of the head's initial weights in the official MAE code.
 _SMALL_STD = 2e-5
@@ -48,6 +50,14 @@ class Classifier(Task):
     @abstractmethod
     def logits(self, images: Tensor) -> Tensor:
         """Classifies normalized images: (B, C, H, W) -> (B, K)."""
+
+    @abstractmethod
+    def load(self, weights: Weights, patch_init: PatchInit | None = None) -> LoadReport:
+        """Loads pretrained weights into a fresh network; returns how each tensor was loaded. The head is new.
+
+        Raises:
+            InputError: if they do not fit; names the difference.
+        """
 
     def classify(self, batch: Batch) -> Tensor:
         """Returns float32 logits (B, K) of raw images."""
@@ -104,6 +114,18 @@ class ViTClassifier(Classifier):
         """Classifies normalized images: (B, C, H, W) -> (B, K)."""
         tokens = self.encoder.forward_features(images)
         return self.head(self.fc_norm(pool_tokens(self.encoder, tokens, self.pool)))
+
+    def load(self, weights: Weights, patch_init: PatchInit | None = None) -> LoadReport:
+        """Loads the encoder; the norm after the mean is new, as the head."""
+        report = load_weights(weights, self.encoder, patch_init=patch_init)
+        if self.pool == "mean":
+            if dropped := [name for name in ("norm.weight", "norm.bias") if name in report.skipped]:
+                report.skipped = [name for name in report.skipped if name not in dropped]
+                note = "final norm, dropped: the mean of the patch tokens has a new norm after it (MAE)"
+                report.by_design[" + ".join(dropped)] = note
+            report.by_design["fc_norm"] = "new: the norm after the mean"
+        report.by_design["head"] = "new: for these classes"
+        return report
 
 
 def make_head(embed_dim: int, num_classes: int, init: HeadInit) -> nn.Linear:
@@ -185,6 +207,12 @@ class DistilledViTClassifier(ViTClassifier):
             tokens[:, count]
         ).float()
 
+    def load(self, weights: Weights, patch_init: PatchInit | None = None) -> LoadReport:
+        """Loads the encoder; token and heads are new."""
+        report = super().load(weights, patch_init)
+        report.by_design["dist_token + head_dist"] = "new: for the teacher"
+        return report
+
     def logits(self, images: Tensor) -> Tensor:
         """Classifies normalized images by both heads: (B, K), the logarithm of the mean distribution."""
         first, second = (logits.log_softmax(dim=-1) for logits in self.both(images))
@@ -211,10 +239,11 @@ class NetworkClassifier(Classifier):
         super().__init__(**common)
         self.network = network
 
-    @property
-    def body(self) -> NetworkBody:
-        """The network without its head, to load pretrained weights into."""
-        return NetworkBody(self.network)
+    def load(self, weights: Weights, patch_init: PatchInit | None = None) -> LoadReport:
+        """Loads all but the head."""
+        report = load_weights(weights, NetworkBody(self.network))
+        report.by_design["head"] = "new: for these classes"
+        return report
 
     def layer_of(self, name: str) -> int | None:
         """Returns the number of a parameter's layer; None for the head."""

@@ -6,6 +6,7 @@ Shapes: B batch, C channels, H W pixels, D width of the feature map, h w its row
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,9 +17,12 @@ from mae_vit.core.batch import Batch
 from mae_vit.core.image_rows import Picture
 from mae_vit.evaluation.segmentation import count_overlaps, mean_iou
 from mae_vit.inspection.class_maps import tinted
-from mae_vit.models.encoders.base import Encoder, as_map
+from mae_vit.models.encoders.base import Encoder, LoadReport, as_map
+from mae_vit.models.sizes import PatchInit
 from mae_vit.objectives.objective import ObjectiveOutput, Task
 from mae_vit.weights.foreign import ForeignEncoder
+from mae_vit.weights.load import check_complete, load_weights
+from mae_vit.weights.read import Weights
 
 # Width of the light head: that of the map divided by this, and at least this many channels.
 _HEAD_FRACTION, _HEAD_LEAST = 4, 64
@@ -115,6 +119,26 @@ class Segmenter(Task):
         if self.probe:
             self.encoder.eval()
         return self
+
+    def load(self, weights: Weights, patch_init: PatchInit | None = None) -> LoadReport:
+        """Loads pretrained weights into a fresh encoder of ours; returns how each tensor was loaded.
+
+        Raises:
+            InputError: if they do not fit; names the difference.
+        """
+        assert isinstance(self.encoder, Encoder)
+        # Loading tells learned positions from a fixed table by `requires_grad`, which freezing hides.
+        self.freeze(False)
+        if "norm.weight" not in weights.tensors:
+            # A classifier that pools the mean has its norm after the mean (`fc_norm`); here it norms each token.
+            tensors = {name.removeprefix("fc_"): value for name, value in weights.tensors.items()}
+            weights = replace(weights, tensors=tensors)
+        report = load_weights(weights, self.encoder, patch_init=patch_init)
+        if self.probe:
+            check_complete(weights, report.random)
+        self.freeze(self.probe)
+        report.by_design["decode_head"] = "fresh: the classes of these masks"
+        return report
 
     def feature_map(self, images: Tensor) -> Tensor:
         """Encodes normalized images: (B, C, H, W) -> (B, D, h, w), with the final norm."""

@@ -274,7 +274,7 @@ class Transformer(Encoder):
         if theirs == ours:
             if patch_init is not None:
                 raise DoesNotFit(
-                    f'model.patch_init="{patch_init}" changes nothing: it takes {ours[1]} channels, too'
+                    f'model.patch_init="{patch_init}" has no effect: it has {ours[1]} channels, too'
                 )
             report.loaded.append(name)
             return loaded

@@ -181,9 +181,7 @@ class ViTEncoder(VisionTransformer, Transformer):
             if grid[0] * grid[1] != num_loaded or not torch.allclose(
                 loaded.float(), sincos_position_table(grid, loaded.shape[-1], count), atol=1e-4
             ):
-                raise DoesNotFit(
-                    'it has learned positions, which model.pos_embed="sincos" would throw away: use "learnable"'
-                )
+                raise DoesNotFit('it has learned positions: use model.pos_embed="learnable"')
             report.kept["pos_embed"] = "fixed sin-cos table, the same function"
             return None
         if known == self.grid_size or (known is None and num_loaded == self.num_patches):

@@ -70,14 +70,7 @@ def step_of(path: Path) -> int:
 
 
 def read_newest(folder: Path, read: Callable[[Path], Found]) -> tuple[Found | None, list[BrokenCheckpoint]]:
-    """Reads the newest intact checkpoint.
-
-    Returns:
-        The result of `read` (None if there are no checkpoints), and the errors of newer, broken ones.
-
-    Raises:
-        BrokenCheckpoint: if there are checkpoints and all are broken.
-    """
+    """Reads the newest intact checkpoint, or None, and the errors of newer ones; raises BrokenCheckpoint if all are."""
     paths, broken = list_checkpoints(folder), list[BrokenCheckpoint]()
     for path in reversed(paths):
         try:
@@ -99,12 +92,7 @@ def newest_before(folder: Path, step: int | None, read: Callable[[Path], Found])
 
 
 def read_description(path: Path) -> dict[str, Any]:
-    """Reads a checkpoint's `state.json`.
-
-    Raises:
-        BrokenCheckpoint: if it has another format.
-        Exception: any other error; `as_broken` turns it into BrokenCheckpoint.
-    """
+    """Reads a checkpoint's `state.json`; within `as_broken`, every error is BrokenCheckpoint."""
     described: dict[str, Any] = json.loads((path / STATE).read_text())
     if described["format"] != FORMAT:
         raise BrokenCheckpoint(f"{path}: format {described['format']}, this version reads {FORMAT}")
@@ -112,12 +100,7 @@ def read_description(path: Path) -> dict[str, Any]:
 
 
 def read_part(path: Path, part: str, described: dict[str, Any], *, load: bool = True) -> dict[str, Tensor]:
-    """Verifies one part, such as "parameters", and reads its tensors; none if `load` is False.
-
-    Raises:
-        BrokenCheckpoint: if its checksum differs.
-        Exception: any other error; `as_broken` turns it into BrokenCheckpoint.
-    """
+    """Verifies one part, such as "parameters", and reads its tensors if `load` is set. Call it in `as_broken`."""
     file = path / f"{part}.safetensors"
     data = file.read_bytes() if load else b""
     digest = hashlib.sha256(data).hexdigest() if load else sha256_of_file(file)
@@ -136,15 +119,9 @@ def sha256_of_file(path: Path) -> str:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
-    """Writes CPU tensors atomically. They are on disk when it returns.
+    """Writes CPU tensors atomically, to the disk; returns the file's SHA-256. Raises OSError, without a partial file.
 
     safetensors' `save` would hold the GIL while it copies, which stops training for a second per GB.
-
-    Returns:
-        The SHA-256 of the file.
-
-    Raises:
-        OSError: if it cannot be written. Its partial file is removed.
     """
     contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     with replacing(path) as partial:
@@ -184,10 +161,7 @@ class CheckpointInfo:
     """A verified checkpoint without its tensors; a run keeps it in memory to its end.
 
     Attributes:
-        path: its folder.
         step: optimizer steps done. Step and config determine the position in the data.
-        identity: config values and digests that must not change when the run resumes.
-        course: loss history up to this step.
     """
 
     path: Path
@@ -198,24 +172,13 @@ class CheckpointInfo:
 
 @dataclass(frozen=True)
 class Checkpoint(CheckpointInfo):
-    """A complete checkpoint read from disk.
-
-    Attributes:
-        state: parameters and optimizer state.
-    """
+    """A complete checkpoint read from disk."""
 
     state: TrainState
 
 
 def save_checkpoint(folder: Path, *, step: int, state: TrainState, identity: dict[str, Any]) -> Path:
-    """Writes a checkpoint under `folder`, on rank 0 only.
-
-    Returns:
-        The new checkpoint's folder.
-
-    Raises:
-        OSError: if it cannot be written. Its partial files are removed.
-    """
+    """Writes a checkpoint under `folder`, on rank 0; returns its folder. Raises OSError and removes partial files."""
     final = folder / f"step-{step:08d}"
     partial = folder / f".{final.name}.tmp"
     shutil.rmtree(partial, ignore_errors=True)
@@ -256,21 +219,13 @@ def _write_parts(folder: Path, state: TrainState, *, step: int, identity: dict[s
 
 
 def verify_checkpoint(path: Path) -> CheckpointInfo:
-    """Verifies one checkpoint as `load_checkpoint` does, but keeps no tensors in memory.
-
-    Raises:
-        BrokenCheckpoint: if a part is missing, damaged or of another format.
-    """
+    """Verifies one checkpoint as `load_checkpoint` does, but keeps no tensors in memory."""
     checkpoint = load_checkpoint(path, load=False)
     return CheckpointInfo(checkpoint.path, checkpoint.step, checkpoint.identity, checkpoint.course)
 
 
 def load_checkpoint(path: Path, *, load: bool = True) -> Checkpoint:
-    """Reads and verifies one checkpoint; without its tensors if `load` is False.
-
-    Raises:
-        BrokenCheckpoint: if a part is missing, damaged or of another format.
-    """
+    """Reads and verifies one checkpoint, without its tensors if `load` is False; raises BrokenCheckpoint."""
     with as_broken(path):
         described = read_description(path)
         optimizer_states = described["slots"]
@@ -302,10 +257,8 @@ def load_checkpoint(path: Path, *, load: bool = True) -> Checkpoint:
 def load_together(path: Path, ranks: Ranks) -> TrainState:
     """Reads a checkpoint on every rank after rank 0 has verified it; collective.
 
-    A network file system may show another node's files seconds late, so a rank retries for `LATE_S`.
-
-    Raises:
-        BrokenCheckpoint: on all ranks, if one rank still cannot read it; the message names the rank.
+    A network file system may show another node's files seconds late, so a rank retries for `LATE_S`. Raises
+    BrokenCheckpoint on all ranks, if one rank still cannot read it; the message names the rank.
     """
     checkpoint, problem, until = None, None, time.monotonic() + LATE_S
     while checkpoint is None:
@@ -326,8 +279,7 @@ def load_together(path: Path, ranks: Ranks) -> TrainState:
 def newest_checkpoint(folder: Path, *, warn: bool = True) -> CheckpointInfo | None:
     """Returns the newest intact checkpoint. Skips broken ones, with a warning if `warn` is set.
 
-    Raises:
-        InputError: if there are checkpoints and all are broken. A silent restart would discard the run.
+    Raises InputError if there are checkpoints and all are broken: a silent restart would discard the run.
     """
     try:
         newest, broken = read_newest(folder, verify_checkpoint)
@@ -341,13 +293,10 @@ def newest_checkpoint(folder: Path, *, warn: bool = True) -> CheckpointInfo | No
 def prune_checkpoints(
     folder: Path, *, upto: int, keep_last: int, keep_every: int | None, every_steps: int
 ) -> None:
-    """Removes checkpoints, except the last `keep_last` up to step `upto` and every `keep_every`-th.
+    """Removes checkpoints, except the last `keep_last` up to step `upto` and every `keep_every`-th save of the plan.
 
-    Checkpoints of later steps are removed too: the run found them broken or rolled back past them,
-    so they must not count as kept.
-
-    `keep_every` counts the saves at multiples of `every_steps`. A checkpoint between these, saved on
-    a signal, stays only while it is among the last `keep_last`.
+    Those of later steps must not count as kept: the run found them broken or rolled back past them. One between
+    multiples of `every_steps`, saved on a signal, stays only while it is among the last `keep_last`.
     """
     paths = list_checkpoints(folder)
     kept = [path for path in paths if step_of(path) <= upto][-keep_last:]

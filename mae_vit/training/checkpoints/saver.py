@@ -33,9 +33,6 @@ class Saver:
     good checkpoint. The next save tries again. After `checkpoint.max_failed_saves` failures in a
     row the run stops. On a full disk the saver removes older checkpoints before it gives up,
     but never the newest intact one.
-
-    Attributes:
-        stall_s: seconds that training has waited for saves since the last reset.
     """
 
     def __init__(
@@ -49,17 +46,7 @@ class Saver:
         say: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Removes the leftovers of interrupted saves.
-
-        Args:
-            engine: gathers the state.
-            folder: folder of the checkpoints.
-            options: when to save and what to keep.
-            identity: values that must not change when the run resumes.
-            every_steps: steps between two planned saves.
-            say: prints a line.
-            clock: returns seconds; only rank 0's clock counts.
-        """
+        """Removes the leftovers of interrupted saves; only rank 0's `clock` counts."""
         self._engine, self._folder, self._options = engine, folder, options
         self._identity, self._every_steps = identity, every_steps
         self._say = say
@@ -87,8 +74,7 @@ class Saver:
     def due(self) -> bool:
         """Returns whether `checkpoint.every_minutes` have passed since the last save; False on ranks other than 0.
 
-        The step report carries rank 0's decision to the other ranks. No save is due during a write:
-        training would wait for both.
+        The step report carries the decision to them. No save is due during a write: training would wait for both.
         """
         minutes = self._options.every_minutes
         if minutes is None or self._engine.ranks.rank != 0:
@@ -98,9 +84,6 @@ class Saver:
 
     def save(self, step: int, best: BestWeights | None, course: LossHistory, *, wait: bool) -> bool:
         """Saves the state after `step`; collective.
-
-        Returns:
-            False if this save is known to have failed.
 
         Raises:
             BadStep: on all ranks, if this state or the previous one is not finite.
@@ -122,12 +105,7 @@ class Saver:
         return good
 
     def wait(self) -> bool:
-        """Waits for the current write; returns False on all ranks if it failed; collective.
-
-        Raises:
-            BadStep: on all ranks, if the state was not finite.
-            TrainingFailed: on all ranks, after too many failures in a row.
-        """
+        """Waits for the current write; returns False on all ranks if it failed; collective. Raises as `save` does."""
         if not self._pending:
             return True
         self._pending = False

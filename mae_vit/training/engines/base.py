@@ -33,8 +33,6 @@ from mae_vit.training.engines.state import (
     Staging,
     TrainState,
     persistent_buffers,
-    restore_slots,
-    slot_tensors,
 )
 from mae_vit.training.optim import OptimizerOptions
 
@@ -46,12 +44,7 @@ class StepOptions:
     """Options of an engine.
 
     Attributes:
-        optimizer: the optimizer and its options.
         clip_grad: largest global gradient norm; None for no clipping.
-        precision: precision of the forward and backward pass.
-        batch_size_per_device: images per micro-batch.
-        accumulation: micro-batches per step.
-        zero_stage: DeepSpeed's ZeRO stage, 0 to 3.
         zero_keeps_whole_below: ZeRO 3 does not shard parameters with fewer elements (DeepSpeed's default).
         compile: apply torch.compile to the objective. This takes a minute; on a CPU it needs a C++ compiler.
         activation_checkpointing: recompute each block's activations in the backward pass.
@@ -71,12 +64,7 @@ class StepOptions:
 
 
 class StepResult(NamedTuple):
-    """The result of a step.
-
-    Attributes:
-        grad_norm: global gradient norm before clipping, without the loss scale.
-        skipped: True if fp16 gradients overflowed, so that the step updated nothing.
-    """
+    """The global gradient norm before clipping, without the loss scale; and whether fp16 skipped the update."""
 
     grad_norm: Tensor
     skipped: bool = False
@@ -86,7 +74,6 @@ class Engine(ABC):
     """Computes optimizer steps. Every rank must make every collective call.
 
     Attributes:
-        objective: the trained module, on the device.
         trainable: parameters that require gradients, by name.
         loss_scale: the loss scale of fp16; None in other precisions.
         updates: optimizer updates of the whole run; skipped steps do not count.
@@ -178,9 +165,9 @@ class Engine(ABC):
         return self.update_loss_scale(clip_gradients(parameters, self.options.clip_grad))
 
     def update_loss_scale(self, grad_norm: Tensor) -> StepResult:
-        """Decides from the unscaled gradient norm whether fp16 skips this step; counts the update if not.
+        """Decides from the unscaled gradient norm whether fp16 skips this step; if not, counts the update.
 
-        Called in every precision. It waits for the device only in fp16.
+        It waits for the device only in fp16.
         """
         skipped = self.loss_scale is not None and self.loss_scale.update(
             overflow=not bool(grad_norm.isfinite())
@@ -196,9 +183,17 @@ class Engine(ABC):
 
     def gather_local(self, optimizer: torch.optim.Optimizer) -> TrainState:
         """Collects the state to save. This process must hold the optimizer's state whole."""
+
+        def tensors_of(slot: str) -> Iterator[tuple[str, Tensor]]:
+            for name, parameter in self.trainable.items():
+                kept = optimizer.state.get(parameter, {}).get(slot)
+                yield (
+                    name,
+                    torch.zeros_like(parameter) if kept is None else kept,
+                )  # zeros before the first step
+
         slots = self.options.optimizer.optimizer_states
-        tensors = {slot: slot_tensors(optimizer, self.trainable, slot) for slot in slots}
-        return self.make_state(self.objective.named_parameters(), tensors)
+        return self.make_state(self.objective.named_parameters(), {slot: tensors_of(slot) for slot in slots})
 
     def make_state(
         self, parameters: NamedTensors, optimizer_states: Mapping[str, NamedTensors]
@@ -223,7 +218,13 @@ class Engine(ABC):
         with torch.no_grad():
             for name, parameter in self.objective.named_parameters():
                 parameter.copy_(state.parameters[name])
-        restore_slots(optimizer, self.trainable, state, counts_updates=self.options.optimizer.counts_updates)
+        optimizer.state.clear()
+        for name, parameter in self.trainable.items() if state.optimizer_step else ():
+            slots = state.optimizer_states.items()
+            kept = {slot: values[name].to(parameter.device).clone() for slot, values in slots}
+            if self.options.optimizer.counts_updates:
+                kept["step"] = torch.tensor(float(state.optimizer_step), device=parameter.device)
+            optimizer.state[parameter] = kept
 
     def restore_counters(self, state: TrainState) -> None:
         """Restores counters, loss scale, moving average and the layers' buffers."""
@@ -247,11 +248,7 @@ def clip_gradients(parameters: Iterable[nn.Parameter], clip_grad: float | None) 
 def recompute_blocks(model: nn.Module) -> None:
     """Makes every transformer block keep only its input and recompute the rest in the backward pass, in place.
 
-    Parameter names and results stay the same. A block that
-    `mae_vit.models.encoders.vit.block_for_queries` runs in parts keeps its activations.
-
-    Raises:
-        InputError: if the model has no such blocks.
+    Names and results stay the same. A block that `encoders.vit.block_for_queries` runs in parts keeps its activations.
     """
     blocks = [module for module in model.modules() if isinstance(module, Block)]
     if not blocks:

@@ -28,12 +28,7 @@ _OLDEST_GPU = (7, 0)
 
 
 class Compiling(NamedTuple):
-    """The decision about `train.compile`.
-
-    Attributes:
-        on: the objective is compiled.
-        why: the reason, shown in the plan.
-    """
+    """The decision about `train.compile`."""
 
     on: bool
     why: str

@@ -15,7 +15,7 @@ from mae_vit.core.batch import Batch
 from mae_vit.core.keyed_rng import SampleKeys
 from mae_vit.models.attention import set_fused_attention
 from mae_vit.objectives.objective import Task
-from mae_vit.training.engines.precision import AUTOCAST_DTYPES, Precision
+from mae_vit.training.engines.precision import Precision, autocast
 
 # Bucket size on GPUs at ZeRO 1 to 3, in float32 elements. DeepSpeed's default is 500 M.
 ZERO_BUCKET = 25_000_000
@@ -28,14 +28,12 @@ class Estimate:
     """Costs of an objective.
 
     Attributes:
-        parameters: number of all parameters.
         encoder_parameters: number of the encoder's parameters; of all if the network has no encoder.
         trainable: number of parameters that have optimizer state.
         flops_per_image: model FLOPs of a training step: 3 x forward, without recomputation.
         activation_bytes: bytes of a micro-batch's raw images and of what autograd keeps, in float32 with
             plain attention: an upper bound for bf16, fp16 and fused attention.
         optimizer_slots: float32 values that the optimizer keeps for each trainable parameter.
-        averaged: each rank keeps a whole moving average of all parameters.
     """
 
     parameters: int
@@ -104,21 +102,13 @@ def estimate(
     `image_shape` is (C, H, W). The raw images, of `dtype`, stay on the device throughout the step. With
     `activation_checkpointing` each block keeps only its input, and the backward pass recomputes one block at a time.
     """
-    with torch.device("meta"):
-        model = build()
-    model.to("meta")  # tables that NumPy computed are still on the CPU
     # The counter counts the matrix products of plain attention only.
-    set_fused_attention(model, False)
+    model = _build_on_meta(build, fused_attention=False)
     images = torch.empty(batch_size_per_device, *image_shape, dtype=dtype, device="meta")
-    index = torch.empty(batch_size_per_device, dtype=torch.int64, device="meta")
     activations = _Activations(model, recomputed=activation_checkpointing)
     activations.keep(images)
-    with (
-        FlopCounterMode(display=False) as counter,
-        torch.autograd.graph.saved_tensors_hooks(activations.keep, lambda t: t),
-    ):
-        kept = model(Batch(images, index, SampleKeys(0, 0, index)))
-    del kept
+    with FlopCounterMode(display=False) as counter:
+        activations.run(model, images)
     parameters = list(model.parameters())
     return Estimate(
         parameters=sum(p.numel() for p in parameters),
@@ -146,25 +136,22 @@ def kept_bytes(
     It uses fake CPU tensors: there autocast and fused attention keep the same tensors as on a GPU
     (queries, keys, values, the result, one sum per row). Other arguments are those of `estimate`.
     """
-    with torch.device("meta"):
-        model = build()
-    model.to("meta")
-    set_fused_attention(model, fused_attention)
-    autocast = AUTOCAST_DTYPES.get(precision)
-    with FakeTensorMode():
+    model = _build_on_meta(build, fused_attention=fused_attention)
+    with FakeTensorMode(), autocast(torch.device("cpu"), precision):
         # Each module once: joint objectives share the encoder, and a fake parameter may not be replaced twice.
         for module in model.modules():
             module._apply(lambda t: torch.empty(t.shape, dtype=t.dtype), recurse=False)
-        images = torch.empty(batch_size_per_device, *image_shape, dtype=dtype)
-        index = torch.empty(batch_size_per_device, dtype=torch.int64)
         activations = _Activations(model, recomputed=activation_checkpointing)
-        with (
-            torch.autocast("cpu", dtype=autocast, enabled=autocast is not None),
-            torch.autograd.graph.saved_tensors_hooks(activations.keep, lambda t: t),
-        ):
-            kept = model(Batch(images, index, SampleKeys(0, 0, index)))
-        del kept
+        activations.run(model, torch.empty(batch_size_per_device, *image_shape, dtype=dtype))
     return activations.bytes
+
+
+def _build_on_meta(build: Callable[[], Task], *, fused_attention: bool) -> Task:
+    with torch.device("meta"):
+        model = build()
+    model.to("meta")  # tables that NumPy computed are still on the CPU
+    set_fused_attention(model, fused_attention)
+    return model
 
 
 class _Activations:
@@ -187,6 +174,13 @@ class _Activations:
             kept = self._kept if self._inside is None else self._inside
             kept[storage._cdata] = storage.nbytes()
         return tensor
+
+    def run(self, model: Task, images: torch.Tensor) -> None:
+        """Runs a forward pass, and counts what it keeps for the backward pass."""
+        index = torch.empty(len(images), dtype=torch.int64, device=images.device)
+        with torch.autograd.graph.saved_tensors_hooks(self.keep, lambda t: t):
+            kept = model(Batch(images, index, SampleKeys(0, 0, index)))
+        del kept
 
     @property
     def bytes(self) -> int:

@@ -64,7 +64,10 @@ class DeepSpeedEngine(Engine):
         # DeepSpeed communicates over a clone of the process group.
         deepspeed.utils.groups._WORLD_GROUP = group_as_patient()
         # Copy the objective before DeepSpeed attaches its hooks.
-        self._replica = _empty_replica(objective) if options.zero_stage == 3 else None
+        self._replica: Task | None = None
+        if options.zero_stage == 3:
+            self._replica = copy.deepcopy(objective).requires_grad_(False)
+            _free(self._replica)
         super().__init__(objective, options, ranks, device)
         if self._replica is not None:
             choose_attention(self._replica.to(device), device)
@@ -214,13 +217,6 @@ class DeepSpeedEngine(Engine):
         """Gives DeepSpeed our loss scale, which it applies to losses and removes from its shards of the gradients."""
         if self.loss_scale is not None:
             self._wrapped.override_loss_scale(self.loss_scale.scale)
-
-
-def _empty_replica(objective: Task) -> Task:
-    """Copies an objective, with empty parameters that need no gradients."""
-    shell = copy.deepcopy(objective).requires_grad_(False)
-    _free(shell)
-    return shell
 
 
 def _free(shell: Task) -> None:

@@ -25,13 +25,7 @@ _SIDE, _TRIES = 256, 5
 
 
 class Chosen(NamedTuple):
-    """The precision of a run.
-
-    Attributes:
-        precision: precision of its forward and backward pass.
-        why: reason for the choice.
-        warning: why another precision would be better here; empty if none would.
-    """
+    """The precision of a run, the reason for it, and why another would be better here; empty if none would."""
 
     precision: Precision
     why: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -27,7 +28,6 @@ class LossScale:
         scale: the factor, a power of two from `LOWEST` to `HIGHEST`.
         good_steps: steps since the scale last changed.
         skipped_steps: steps skipped in the whole run.
-        growth_interval: good steps before the scale doubles.
     """
 
     scale: float = 65536.0
@@ -72,11 +72,6 @@ def to_host(tensor: Tensor, dtype: torch.dtype | None = torch.float32) -> Tensor
     return tensor.detach().to("cpu", dtype or tensor.dtype, copy=True).contiguous()
 
 
-def pinned(size: int) -> Tensor:
-    """Allocates `size` page-locked bytes, to which a GPU copies at full speed without the host."""
-    return torch.empty(size, dtype=torch.uint8, pin_memory=True)
-
-
 class Staging:
     """The memory to which rank 0 copies a state and from which a thread writes it.
 
@@ -87,14 +82,10 @@ class Staging:
     def __init__(
         self, device: torch.device, *, copies: bool, allocate: Callable[[int], Tensor] | None = None
     ) -> None:
-        """Allocates nothing yet.
-
-        Args:
-            device: device of the tensors to copy.
-            copies: whether this rank makes copies.
-            allocate: allocates a reusable buffer of so many bytes; by default pinned memory for a GPU.
-        """
+        """Allocates nothing yet; `allocate` makes a reusable buffer of so many bytes, by default pinned for a GPU."""
         self._device, self._copies = device, copies
+        # A GPU copies to page-locked memory at full speed, without the host.
+        pinned = partial(torch.empty, dtype=torch.uint8, pin_memory=True)
         self._allocate = allocate or (pinned if device.type == "cuda" else None)
         self._chunks: list[Tensor] = []
         self._used: list[int] = []
@@ -161,7 +152,6 @@ class BestWeights:
     """The weights that scored best on held-out images so far.
 
     Attributes:
-        step: optimizer steps done when they were stored.
         score: score on held-out images; larger is better.
         tensors: parameters and persistent buffers by name, on the CPU; empty on ranks other than 0.
     """
@@ -221,35 +211,6 @@ def weights_of(model: nn.Module) -> dict[str, Tensor]:
     """Copies a model's parameters and persistent buffers to the CPU. This process must hold them whole."""
     parameters = {name: to_host(p) for name, p in model.named_parameters()}
     return parameters | {name: to_host(buffer, None) for name, buffer in persistent_buffers(model).items()}
-
-
-def slot_tensors(
-    optimizer: torch.optim.Optimizer, trainable: Mapping[str, nn.Parameter], slot: str
-) -> Iterator[tuple[str, Tensor]]:
-    """Yields (parameter name, tensor) of one slot, which this process must hold whole; zeros before the first step."""
-    for name, parameter in trainable.items():
-        kept = optimizer.state.get(parameter, {}).get(slot)
-        yield name, torch.zeros_like(parameter) if kept is None else kept
-
-
-def restore_slots(
-    optimizer: torch.optim.Optimizer,
-    trainable: Mapping[str, nn.Parameter],
-    state: TrainState,
-    *,
-    counts_updates: bool,
-) -> None:
-    """Restores all slots of `state`. This process's optimizer must hold them whole."""
-    optimizer.state.clear()
-    if state.optimizer_step == 0:
-        return
-    for name, parameter in trainable.items():
-        kept = {
-            slot: values[name].to(parameter.device).clone() for slot, values in state.optimizer_states.items()
-        }
-        if counts_updates:
-            kept["step"] = torch.tensor(float(state.optimizer_step), device=parameter.device)
-        optimizer.state[parameter] = kept
 
 
 class EMA:

@@ -33,7 +33,6 @@ class StepTime(NamedTuple):
     Attributes:
         alone_s: lower bound: processor time of the fastest try / `_SLACK`, for an idle machine.
         slowest_s: upper bound: wall time of the slowest try x `_SLACK`.
-        tries: number of tries.
         images: images of a try: a micro-batch or fewer.
     """
 

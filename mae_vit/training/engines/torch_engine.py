@@ -39,12 +39,7 @@ class DataParallel:
         self._laid_out = False
 
     def forward(self, batch: Batch, *, reduces: bool) -> ObjectiveOutput:
-        """Computes the loss of a micro-batch.
-
-        Args:
-            batch: this rank's micro-batch.
-            reduces: the backward pass averages gradients over ranks; if False, it only adds to local gradients.
-        """
+        """Computes the loss of a micro-batch; if `reduces`, its backward pass averages gradients over ranks."""
         if not self._laid_out:
             self._lay_out(batch)
         if reduces:

@@ -140,11 +140,7 @@ class RunFolder:
 
 
 def lock_run(folder: Path) -> FileLock:
-    """Locks a run folder for this process; creates it if needed.
-
-    Raises:
-        InputError: if another process keeps the lock, or if the folder cannot be written.
-    """
+    """Locks a run folder for this process; creates it if needed. Raises InputError if it is in use or read-only."""
     path, begun, announced = folder / ".lock", time.monotonic(), False
     while True:
         lock = None

@@ -27,11 +27,7 @@ _PROBE_AT_START = "probe_at_start"
 
 
 class RunOutputs:
-    """The outputs of a run: all ranks call it, rank 0 writes.
-
-    Attributes:
-        writes: whether this rank writes; other ranks need not prepare pictures.
-    """
+    """The outputs of a run: all ranks call it, rank 0 (`writes`) writes."""
 
     def __init__(
         self,
@@ -44,16 +40,9 @@ class RunOutputs:
         facts: Mapping[str, Any],
         damaged: Collection[int],
     ) -> None:
-        """Opens the outputs of a run that begins or resumes at `start_step`; collective.
+        """Opens the outputs of a run that begins or resumes at `start_step`; drops metrics of later steps; collective.
 
-        Args:
-            config: config of the run.
-            plan: numbers of the run.
-            folder: run folder.
-            ranks: this process's place among all ranks.
-            start_step: steps done before; metrics of later steps are dropped.
-            facts: entries of every summary.
-            damaged: numbers of the damaged samples; grows during the run.
+        `facts` are entries of every summary; `damaged` has the numbers of the damaged samples and grows during the run.
         """
         self.writes = ranks.rank == 0
         self._folder, self._plan = folder, plan
@@ -176,13 +165,7 @@ class RunOutputs:
                 )
 
     def go_back(self, bad: BadStep, step: int, skipped: Sequence[tuple[int, int]]) -> None:
-        """Rolls all outputs back to the checkpoint of `step`, and prints why.
-
-        Args:
-            bad: the step that caused the rollback.
-            step: steps done at the checkpoint.
-            skipped: windows [first, stop) of data steps that the run skips.
-        """
+        """Rolls outputs back to the checkpoint of `step`, and prints why; `skipped`: windows of data steps."""
         if not self.writes:
             return
         self._cut_metrics(step)

@@ -9,7 +9,7 @@ import os
 import pkgutil
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -71,9 +71,7 @@ class TrackedRun:
     """Describes a run to an experiment tracker.
 
     Attributes:
-        name: the run's name in the tracker.
         group: name of the comparison that the run belongs to, or None.
-        folder: the run folder.
         config: values by dotted key, without credentials.
         run_id: id of the tracked run to continue; None creates a new one.
     """
@@ -114,11 +112,7 @@ _URLS = ("WANDB_BASE_URL", "MLFLOW_TRACKING_URI")
 
 
 def check_installed(trackers: Sequence[str]) -> None:
-    """Checks that the packages of trackers are installed; imports none.
-
-    Raises:
-        InputError: with the command that installs the first missing one.
-    """
+    """Raises InputError, with the command that installs the first missing package of trackers; imports none."""
     for tracker in trackers:
         for package in _PACKAGES.get(tracker, ()):
             if importlib.util.find_spec(package) is None:
@@ -132,33 +126,28 @@ class RunTrackers:
 
     def __init__(self) -> None:
         """Starts without trackers."""
-        self._trackers: list[Tracker] = []
+        self.trackers: list[Tracker] = []
 
     def log(self, step: int, scalars: Scalars, pictures: Pictures) -> None:
         """Logs the metrics and pictures of a step."""
-        for tracker in [*self._trackers]:
-            with self.guarded(tracker.title):
-                tracker.log(step, scalars, pictures)
+        self._each(lambda tracker: tracker.log(step, scalars, pictures))
 
     def go_back(self, step: int) -> None:
         """Notes that the run rolled back to the checkpoint of `step`."""
-        for tracker in [*self._trackers]:
-            with self.guarded(tracker.title):
-                tracker.go_back(step)
+        self._each(lambda tracker: tracker.go_back(step))
 
     def finish(self, status: Status, summary: Mapping[str, Any]) -> None:
         """Logs the run's summary and closes."""
-        for tracker in [*self._trackers]:
-            with self.guarded(tracker.title):
-                tracker.finish(status, summary)
+        self._each(lambda tracker: tracker.finish(status, summary))
 
     def look(self) -> list[str]:
         """Returns the commands and URLs that show the run."""
-        return [f"  watch     {tracker.where}" for tracker in self._trackers]
+        return [f"  watch     {tracker.where}" for tracker in self.trackers]
 
-    def add(self, tracker: Tracker) -> None:
-        """Adds a tracker."""
-        self._trackers.append(tracker)
+    def _each(self, call: Callable[[Tracker], None]) -> None:
+        for tracker in [*self.trackers]:
+            with self.guarded(tracker.title):
+                call(tracker)
 
     @contextmanager
     def guarded(self, title: str) -> Iterator[None]:
@@ -166,7 +155,7 @@ class RunTrackers:
         try:
             yield
         except (Exception, SystemExit) as error:
-            self._trackers = [tracker for tracker in self._trackers if tracker.title != title]
+            self.trackers = [tracker for tracker in self.trackers if tracker.title != title]
             kind = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
             reason = _without_secrets(kind + error_reason(error))
             tqdm.write(
@@ -182,9 +171,8 @@ def open_trackers(config: Config, folder: RunFolder, *, start_step: int) -> RunT
     trackers = RunTrackers()
     if config.monitor.tensorboard:
         with trackers.guarded(TensorBoard.title):
-            trackers.add(
-                TensorBoard(folder.tensorboard, start_step=start_step, config_yaml=dump_config(config))
-            )
+            board = TensorBoard(folder.tensorboard, start_step=start_step, config_yaml=dump_config(config))
+            trackers.trackers.append(board)
     if not config.monitor.trackers:
         return trackers
     ids = json.loads(folder.trackers.read_text()) if folder.trackers.exists() else {}
@@ -195,7 +183,7 @@ def open_trackers(config: Config, folder: RunFolder, *, start_step: int) -> RunT
             make = TRACKERS[name]
             make = pkgutil.resolve_name(make) if isinstance(make, str) else make
             tracker: Tracker = make(replace(run, run_id=ids.get(name)))
-            trackers.add(tracker)
+            trackers.trackers.append(tracker)
             for line in lines if tracker.run_id != ids.get(name) else ():
                 tracker.log(line["step"], shown_scalars(line), {})
             ids[name] = tracker.run_id

@@ -194,9 +194,7 @@ def _read_description(path: Path, asked: dict[str, Any]) -> dict[str, Any]:
     differing = [key for key in asked if key not in ("tool", "data") and saved.get(key) != asked[key]]
     if differing:
         reasons = ", ".join(f"{key} was {saved.get(key)}, is {asked[key]}" for key in differing)
-        raise InputError(
-            f"{path.parent} was made otherwise ({reasons}): --restart begins again, another --out keeps it"
-        )
+        raise InputError(f"{path.parent} differs ({reasons}): --restart begins again, another --out keeps it")
     return saved
 
 
@@ -275,7 +273,7 @@ def compute_features(
             worst = plain_text(images.entries[list(whole)[finite.argmin()]].path)
             or_wider = " or --dtype float32" if settings.dtype == "float16" else ""
             raise InputError(
-                f"the features of {worst} are not finite: look at the weights, or try --precision fp32{or_wider}"
+                f"the features of {worst} are not finite: try --precision fp32{or_wider}, or other weights"
             )
         yield stop, rows, [(image, crop) for image, crop in batch.items() if isinstance(crop, str)]
 

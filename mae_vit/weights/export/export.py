@@ -109,9 +109,7 @@ def default_folder(asked: str, target: str) -> Path:
 def check_place(out: Path, *, force: bool) -> None:
     """Raises InputError if `out` holds something that may not be replaced, or is not a folder's name."""
     if out.suffix in _FILES or out.is_file() or out.is_symlink():
-        raise InputError(
-            f"--out {out}: an export is a folder, which holds its files and a card: give {out.stem}"
-        )
+        raise InputError(f"--out {out}: an export is a folder of files and a card: give {out.stem}")
     names = {path.name for path in out.iterdir()} if out.exists() else set()
     if not names:
         return
@@ -218,9 +216,7 @@ def _rounded(values: Sequence[float]) -> list[float]:
 def parse_push_name(asked: str) -> HubName:
     """Reads "USER/NAME[@BRANCH]", with or without "hf:"; raises InputError for another form."""
     if "/" not in asked.removeprefix(HUB_PREFIX).strip("/"):
-        raise InputError(
-            f"--push {asked}: give USER/NAME, the user or the organization that it belongs to first"
-        )
+        raise InputError(f"--push {asked}: give USER/NAME, with the user or organization first")
     return parse_hub_name(asked)
 
 

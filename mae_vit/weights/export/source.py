@@ -149,9 +149,7 @@ def load_for_export(asked: str, pool: Pool | None, *, norm_pix_loss: bool = Fals
     weights = read_weights(asked)
     head = _read_head(weights)
     if pool is not None and (head is not None or "fc_norm.weight" in weights.tensors):
-        raise InputError(
-            f"--pool {pool}: {weights.source} was fine-tuned on a pooling of its own, which it keeps"
-        )
+        raise InputError(f"--pool {pool}: {weights.source} keeps the pooling of its fine-tuning")
     encoder = encoder_from_weights(weights, pool=pool)
     # Tracers see fused attention as one operation, for all sequence lengths.
     set_fused_attention(encoder, True)

@@ -1,6 +1,7 @@
 """The commands as functions: runs in processes of their own give the same bits, and errors are raised."""
 
 import argparse
+import io
 import json
 import os
 import re
@@ -210,12 +211,29 @@ def test_a_run_and_numbers_of_numpy_stand_where_paths_and_numbers_do(commanded):
     assert encoder.info.step == run.summary["steps"]
     with pytest.raises(mae_vit.InputError, match="no classes"):
         mae_vit.load_classifier(run)
-    with pytest.raises(mae_vit.InputError, match=r"ckpt: .* Pretrained"):
-        mae_vit.finetune(encoder)
     with pytest.raises(mae_vit.InputError, match=r"changes: .* list"):
         mae_vit.pretrain("mae_digits", ["train.steps=2"])
     for number in (np.int64(2), torch.tensor(2)):
         assert _overrides({"train.steps": number}) == ["train.steps=2"]
+
+
+@pytest.mark.parametrize(
+    ("call", "value", "expected"),
+    [
+        (mae_vit.pretrain, argparse.Namespace(seed=0), "mapping .* not Namespace"),
+        (mae_vit.pretrain, io.StringIO("seed: 0"), "a YAML file .* not StringIO"),
+        (mae_vit.compare, None, "a preset, .* not NoneType"),
+        (mae_vit.finetune, torch.nn.Linear(1, 1), "torch.save.* not Linear"),
+        (mae_vit.load_encoder, {"cls_token": torch.zeros(1)}, "torch.save.* not dict"),
+        (mae_vit.load_encoder, None, "a run folder, .* not NoneType"),
+        (mae_vit.load_classifier, torch.nn.Linear(1, 1), "a fine-tuning run, .* not Linear"),
+        (mae_vit.Run, None, "a path, not NoneType"),
+        (partial(mae_vit.prepare, "digits"), 3, "an output folder, not int"),
+    ],
+)
+def test_other_types_are_refused_in_a_line_that_names_the_forms(call, value, expected):
+    with pytest.raises(mae_vit.InputError, match=f"give .*{expected}$"):
+        call(value)
 
 
 def test_fine_tuning_takes_a_run(commanded, tmp_path):

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from helpers.commands import ROOT
 from helpers.finetune import CNN, SMALL, TINY
 from helpers.images import prepare_pairs, write_pairs
 
@@ -14,18 +13,33 @@ from mae_vit.finetuning.command import main
 from mae_vit.pretraining.command import main as pretrain_main
 
 
+def words_of(data, folder, ckpt, config, model, small) -> list[str]:
+    words = ["--config", config, *(["--ckpt", str(ckpt)] if ckpt else []), *small]
+    words += ["model.img_size=8"] if ckpt else model
+    return [*words, f"data.path={data}", f"run.dir={folder}", f"run.name={folder.name}"]
+
+
 @pytest.fixture
 def call(digits, tmp_path):
-    """Fine-tunes on the digits: call("key=value", ..., name="run", ckpt=None)."""
+    """Fine-tunes on the digits: call("key=value", ..., name="run", ckpt=None) -> exit code."""
 
-    def run(*arguments, name="run", ckpt=None, config="finetune_cifar_tiny", model=TINY) -> int:
-        start = ["--ckpt", str(ckpt)] if ckpt else []
-        options = [f"data.path={digits}", f"run.dir={tmp_path / name}", f"run.name={name}"]
-        file = str(ROOT / "configs" / f"{config}.yaml")
-        geometry = ["model.img_size=8"] if ckpt else model
-        return main(["--config", file, *start, *SMALL, *geometry, *options, *arguments])
+    def run(*arguments, name="run", ckpt=None, config="finetune_cifar_tiny", model=TINY, small=SMALL) -> int:
+        return main([*words_of(digits, tmp_path / name, ckpt, config, model, small), *arguments])
 
     return run
+
+
+@pytest.fixture
+def spy(monkeypatch):
+    """spy(owner, name, note) also calls `note` with the arguments whenever a function is called."""
+
+    def replace(owner, name, note):
+        before = getattr(owner, name)
+        monkeypatch.setattr(
+            owner, name, lambda *args, **kwargs: (note(*args, **kwargs), before(*args, **kwargs))[1]
+        )
+
+    return replace
 
 
 class Done(NamedTuple):
@@ -45,12 +59,10 @@ def shared(digits, tmp_path_factory):
         key = (*arguments, ckpt, config, *model, *small)
         if key not in runs:
             folder = tmp_path_factory.mktemp("shared") / "run"
-            words = ["--config", config, *(["--ckpt", str(ckpt)] if ckpt else []), *small]
-            words += ["model.img_size=8"] if ckpt else model
-            place = [f"data.path={digits}", f"run.dir={folder}", "run.name=run"]
+            words = words_of(digits, folder, ckpt, config, model, small)
             out, err = io.StringIO(), io.StringIO()
             with redirect_stdout(out), redirect_stderr(err):
-                assert main([*words, *place, *arguments]) == 0, err.getvalue()
+                assert main([*words, *arguments]) == 0, err.getvalue()
             runs[key] = Done(folder, out.getvalue(), err.getvalue())
         return runs[key]
 
@@ -63,9 +75,8 @@ def pretrained(digits, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("pretrained") / "mae"
     decoder = [f"objective.decoder_{name}" for name in ("embed_dim=16", "depth=1", "num_heads=2")]
     short = ["train.engine=torch", "train.steps=4", "train.warmup_steps=1", "monitor.tensorboard=false"]
-    config = str(ROOT / "configs" / "pretrain" / "mae_digits.yaml")
     arguments = [*TINY, *decoder, *short, f"data.path={digits}", f"run.dir={folder}", "run.name=mae"]
-    assert pretrain_main(["--config", config, *arguments]) == 0
+    assert pretrain_main(["--config", "mae_digits", *arguments]) == 0
     return folder
 
 

@@ -64,29 +64,14 @@ def test_frozen_encoders_have_the_scores_of_a_cpu(encoder, digits, tmp_path, mod
 
 
 def test_predictions_and_features_are_those_of_a_cpu(encoder, digits, tmp_path):
-    done(
-        *(
-            "finetune/run.py",
-            "configs/finetune/finetune_cifar_tiny.yaml",
-            "--ckpt",
-            encoder,
-            *SMALL,
-            "train.steps=60",
-        ),
-        *(f"data.path={digits}", "model.img_size=8", f"run.dir={tmp_path / 'tuned'}"),
-    )
-    features, tables = {}, {}
+    tuned, features, tables = tmp_path / "tuned", {}, {}
+    words = ["--ckpt", encoder, *SMALL, "train.steps=60", f"data.path={digits}", "model.img_size=8"]
+    done("finetune/run.py", "configs/finetune/finetune_cifar_tiny.yaml", *words, f"run.dir={tuned}")
     for place in PLACES:
-        device = ["--device", "cuda" if place == "gpu" else "cpu"]
-        done(
-            *("-m", "mae_vit.cli", "embed", encoder, digits, "--split", "test", *device),
-            *("--out", tmp_path / place),
-        )
+        common = [digits, "--split", "test", "--device", "cuda" if place == "gpu" else "cpu", "--out"]
+        done("-m", "mae_vit.cli", "embed", encoder, *common, tmp_path / place)
         features[place] = np.load(tmp_path / place / "features.npy")
-        done(
-            *("-m", "mae_vit.cli", "predict", tmp_path / "tuned", digits, "--split", "test", *device),
-            *("--out", tmp_path / f"{place}.csv"),
-        )
+        done("-m", "mae_vit.cli", "predict", tuned, *common, tmp_path / f"{place}.csv")
         tables[place] = list(csv.DictReader((tmp_path / f"{place}.csv").open()))
     np.testing.assert_allclose(features["gpu"], features["cpu"], rtol=1e-3, atol=1e-4)
     assert len(tables["gpu"]) == len(tables["cpu"]) == 300

@@ -27,15 +27,15 @@ HALF = [0.5] * 3
 
 
 @pytest.fixture
-def run(colored, tmp_path):
-    """Fine-tunes on color images of 32 px."""
+def run(call, colored):
+    """Fine-tunes on color images of 32 px: run(weights, "key=value", ..., name="run") -> exit code."""
 
-    def call(ckpt, *arguments, name="run") -> int:
+    def tune(ckpt, *arguments, **options) -> int:
         few = ["data.labels_per_class=16", "finetune.train_images=64", "train.effective_batch_size=64"]
-        options = [f"data.path={colored}", f"run.dir={tmp_path / name}", *SHORT, *few, *arguments]
-        return main(["--config", "finetune_cifar_tiny", "--ckpt", str(ckpt), *options])
+        words = [f"--ckpt={ckpt}", f"data.path={colored}", *few, *arguments]
+        return call(*words, **options, model=(), small=SHORT)
 
-    return call
+    return tune
 
 
 def write_encoder(folder, *facts):

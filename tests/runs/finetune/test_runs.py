@@ -18,9 +18,10 @@ from safetensors.torch import load_file, save_file
 from mae_vit.data import training_data
 from mae_vit.data.batches.augmented import AugmentedSource
 from mae_vit.data.index import ShardIndex, open_index
-from mae_vit.finetuning import data as finetune_data
+from mae_vit.finetuning.data import FinetuneData
 from mae_vit.pretraining.command import main as pretrain
 from mae_vit.training.checkpoints.checkpoint import list_checkpoints, load_checkpoint
+from mae_vit.training.trainer import Trainer
 
 # What a resumed run may differ in: times.
 CLOCKS = ("images_per_s", "wall_s", "data_wait_frac", "peak_memory_gib")
@@ -116,44 +117,29 @@ def test_weights_that_are_tested_are_counted_once_each(call, tmp_path):
     assert summary_of(tmp_path / "run")["test_reads"] == 2
 
 
-def test_each_split_is_read_for_what_it_is(call, digits, monkeypatch):
+def test_each_split_is_read_for_what_it_is(call, digits, monkeypatch, spy):
     """Training touches no held-out image; nothing reads the test split, not even to decode it, before the end."""
-    from mae_vit.training.trainer import Trainer
-
     shutil.rmtree(digits / ".index", ignore_errors=True)
     seen, decoded, trained, taken, saves = {"train": [], "test": []}, [], [], [], []
-    render, read, load = AugmentedSource.render, ShardIndex.read, training_data.load_batches
-    held_out, save = finetune_data.FinetuneData.held_out_batches, Trainer.save
-
-    def counted(source, seed, epoch, places, *more, **options):
-        # The decoded array is a cache: what goes through the source counts.
-        seen[source.source.index.split] += list(source.numbers(places))
-        return render(source, seed, epoch, places, *more, **options)
+    load = training_data.load_batches
 
     def loaded(source, *arguments, **options):
         for batch in load(source, *arguments, **options):
             trained.extend(source.samples[batch.keys.index.numpy()])
             yield batch
 
-    monkeypatch.setattr(AugmentedSource, "render", counted)
-    monkeypatch.setattr(
-        ShardIndex, "read", lambda index, n: decoded.append((index.split, n)) or read(index, n)
-    )
+    def rendered(source, seed, epoch, places, *_, **options):
+        # The decoded array is a cache: what goes through the source counts.
+        seen[source.source.index.split] += list(source.numbers(places))
+
+    def saved(trainer, step, **options):
+        saves.append((step, [split for split, _ in decoded].count("test")))
+
     monkeypatch.setattr(training_data, "load_batches", loaded)
-    monkeypatch.setattr(
-        finetune_data.FinetuneData,
-        "held_out_batches",
-        lambda data, *more, **options: (
-            taken.append((data.train, data.held_out)) or held_out(data, *more, **options)
-        ),
-    )
-    monkeypatch.setattr(
-        Trainer,
-        "save",
-        lambda trainer, step, **how: (
-            saves.append((step, [split for split, _ in decoded].count("test"))) or save(trainer, step, **how)
-        ),
-    )
+    spy(AugmentedSource, "render", rendered)
+    spy(ShardIndex, "read", lambda index, n: decoded.append((index.split, n)))
+    spy(FinetuneData, "held_out_batches", lambda data, *_, **more: taken.append((data.train, data.held_out)))
+    spy(Trainer, "save", saved)
     options = ["train.steps=42", "checkpoint.every_steps=21", "monitor.evaluate_every_steps=21"]
     assert call(*options) == 0
     assert saves == [(0, 0), (21, 0), (42, 0)]

@@ -16,3 +16,15 @@ def call(digits, tmp_path):
         return main(["--config", config, *options, *arguments])
 
     return run
+
+
+@pytest.fixture
+def encoder(tmp_path):
+    """The bytes of a run's encoder, by the run's name."""
+    return lambda name="run": (tmp_path / name / "encoder.safetensors").read_bytes()
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """The folder of a run's checkpoint, by the run's name and a step."""
+    return lambda name, step: tmp_path / name / "checkpoints" / f"step-{step:08d}"

@@ -20,21 +20,12 @@ from mae_vit.pretraining.command import main
 
 # A config that is accepted by mistake would train on.
 pytestmark = pytest.mark.timeout(30)
-
-
 CONFIG = str(ROOT / "configs/pretrain/mae_digits.yaml")
 
 
 def call(digits, run_dir, *arguments: str) -> int:
     """In this process: the same code path as the command, without its start-up time."""
     return main(["--config", CONFIG, f"data.path={digits}", f"run.dir={run_dir}", *arguments])
-
-
-@pytest.fixture
-def damaged(digits, tmp_path) -> Path:
-    copy = tmp_path / "data"
-    shutil.copytree(digits, copy, ignore=shutil.ignore_patterns(".index"))
-    return copy
 
 
 # What a run says of arguments, once it knows its data (mistakes of the config alone: tests/unit/config/test_load.py).
@@ -61,6 +52,10 @@ REFUSED = {
     "--confg x": '"--config"?',
     "--resum=never": '"--resume"?',
     "--xyz": "known: --config, --dry-run, --extend, --help, --resume; settings are KEY.PATH=VALUE",
+    "run.dir=/proc/run": "/proc/run",
+    # What was typed is not taken for a key of the file.
+    "finetune.mode=knn": '"finetune"',
+    "entries.mode=knn": '"entries"',
 }
 
 
@@ -71,23 +66,27 @@ def test_a_run_that_cannot_be_is_one_line(digits, tmp_path, capsys, words):
     assert not (tmp_path / "run").exists()
 
 
-def test_batch_that_does_not_divide_over_ranks(digits, tmp_path, capsys, monkeypatch):
-    ranks = {"RANK": "0", "WORLD_SIZE": "3", "LOCAL_RANK": "0", "MASTER_ADDR": "x", "MASTER_PORT": "1"}
-    for name, value in ranks.items():
+RANKS = {"RANK": "0", "WORLD_SIZE": "3", "LOCAL_RANK": "0", "MASTER_ADDR": "x", "MASTER_PORT": "1"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"), [(RANKS, "nearest: 129"), ({"RANK": "0"}, "unset RANK")]
+)
+def test_ranks_that_cannot_be(digits, tmp_path, capsys, monkeypatch, environment, expected):
+    for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert call(digits, tmp_path / "run") == EXIT_INPUT
-    assert "nearest: 129" in one_line(capsys)
+    assert expected in one_line(capsys)
     assert not (tmp_path / "run").exists()
 
 
-def test_incomplete_launcher_environment(digits, tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("RANK", "0")
-    assert call(digits, tmp_path / "run") == EXIT_INPUT
-    assert "unset RANK" in one_line(capsys)
-
-
-def test_empty_folder(tmp_path, capsys):
+def test_folders_that_do_not_serve(digits, tmp_path, capsys):
+    (tmp_path / "file").write_text("in the way")
     (tmp_path / "empty").mkdir()
+    assert call(digits, tmp_path / "file" / "run") == EXIT_INPUT
+    assert str(tmp_path / "file" / "run") in one_line(capsys)
+    assert call(digits, tmp_path / "run", "--resume", str(tmp_path / "empty")) == EXIT_INPUT
+    assert str(tmp_path / "empty") in one_line(capsys)
     assert call(tmp_path / "empty", tmp_path / "run") == EXIT_INPUT
     assert f"`mae-vit prepare SRC {tmp_path}" in one_line(capsys)
 
@@ -108,154 +107,108 @@ def test_a_folder_that_is_not_there(tmp_path, capsys, monkeypatch, there, asked,
     (tmp_path / there).touch()
     assert call(asked, tmp_path / "run") == EXIT_INPUT
     assert one_line(capsys).endswith(hint)
-
-
-def test_a_missing_folder_knows_every_built_in_source():
     assert {*BUILT_IN} == {*DATASETS}
 
 
-def test_missing_shard(damaged, tmp_path, capsys):
-    (damaged / "train-000001.tar").unlink()
-    assert call(damaged, tmp_path / "run") == EXIT_INPUT
-    assert "train-000001.tar is missing" in one_line(capsys)
+def describe(data: Path, change) -> None:
+    """Changes the training split in dataset.json."""
+    described = json.loads((data / "dataset.json").read_text())
+    change(described["splits"]["train"])
+    (data / "dataset.json").write_text(json.dumps(described))
 
 
-def test_truncated_shard(damaged, tmp_path, capsys):
-    path = damaged / "train-000000.tar"
-    path.write_bytes(path.read_bytes()[:-49_600])
-    assert call(damaged, tmp_path / "run") == EXIT_INPUT
+def cut(path: Path, size: int) -> None:
+    path.write_bytes(path.read_bytes()[:-size])
+
+
+# Damage to a data folder, options, and what the line names beside the exit code.
+DAMAGED = {
+    "missing shard": (lambda data: (data / "train-000001.tar").unlink(), [], "train-000001.tar is missing"),
+    "truncated shard": (
+        *(lambda data: cut(data / "train-000000.tar", 49_600), []),
+        "{data}/train-000000.tar data.damage_budget=0.001 {data}`",
+    ),
+    # Shards of other splits must be whole.
+    "truncated test": (
+        lambda data: cut(data / "test-000000.tar", 5000),
+        ["data.damage_budget=0.9"],
+        "{data}/test-000000.tar",
+    ),
+    "an earlier version": (
+        *(lambda data: describe(data, lambda train: train.pop("index")), []),
+        "--in-place {data} --overwrite`",
+    ),
+    "several sizes": (
+        lambda data: describe(data, lambda train: train.update(height=[8, 12])),
+        ["data.augment.crop=pad"],
+        "8-12",
+    ),
+    "a path outside": (
+        lambda data: describe(data, lambda train: train["shards"][0].update(file="../../etc/passwd.tar")),
+        [],
+        "splits.train.shards.0.file",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_a_damaged_data_folder_is_one_line(digits, tmp_path, capsys, case):
+    change, options, expected = DAMAGED[case]
+    data = shutil.copytree(digits, tmp_path / "data", ignore=shutil.ignore_patterns(".index"))
+    change(data)
+    assert call(data, tmp_path / "run", *options) == EXIT_INPUT
     line = one_line(capsys)
-    assert "data.damage_budget=0.001" in line
-    assert str(path) in line
-    assert f"check {damaged}`" in line
+    for part in expected.format(data=data).split() if "{data}" in expected else [expected]:
+        assert part in line
     assert not (tmp_path / "run").exists()
 
 
-def test_shards_of_other_splits_must_be_whole(damaged, tmp_path, capsys):
-    path = damaged / "test-000000.tar"
-    size = path.stat().st_size
-    path.write_bytes(path.read_bytes()[:-5000])
-    assert call(damaged, tmp_path / "run", "data.damage_budget=0.9") == EXIT_INPUT
-    line = one_line(capsys)
-    assert all(str(part) in line for part in (path, size - 5000, size))
-    assert not (tmp_path / "run").exists()
-
-
-def test_unusable_shard(damaged, tmp_path, capsys):
-    """Of the right size: what it holds shows when it is read."""
-    path = damaged / "train-000000.tar"
+def test_an_unusable_shard_of_the_right_size_shows_when_it_is_read(digits, tmp_path, capsys):
+    data = shutil.copytree(digits, tmp_path / "data", ignore=shutil.ignore_patterns(".index"))
+    path = data / "train-000000.tar"
     path.write_bytes(os.urandom(path.stat().st_size))
-    assert call(damaged, tmp_path / "run") == EXIT_FAILED
+    assert call(data, tmp_path / "run") == EXIT_FAILED
     *_, line = capsys.readouterr().err.strip().splitlines()
     assert " of 1,497 " in line
     assert "data.damage_budget=0.001" in line
 
 
-def test_a_folder_of_an_earlier_version(damaged, tmp_path, capsys):
-    described = json.loads((damaged / "dataset.json").read_text())
-    del described["splits"]["train"]["index"]
-    (damaged / "dataset.json").write_text(json.dumps(described))
-    assert call(damaged, tmp_path / "run") == EXIT_INPUT
-    assert f"--in-place {damaged} --overwrite`" in one_line(capsys)
-    assert not (tmp_path / "run").exists()
-
-
-def test_images_of_several_sizes_are_a_range(damaged, tmp_path, capsys):
-    described = json.loads((damaged / "dataset.json").read_text())
-    described["splits"]["train"]["height"] = [8, 12]
-    (damaged / "dataset.json").write_text(json.dumps(described))
-    assert call(damaged, tmp_path / "run", "data.augment.crop=pad") == EXIT_INPUT
-    assert "8-12 x 8 px" in one_line(capsys)
-
-
-def test_damaged_description(damaged, tmp_path, capsys):
-    described = json.loads((damaged / "dataset.json").read_text())
-    described["splits"]["train"]["shards"][0]["file"] = "../../etc/passwd.tar"
-    (damaged / "dataset.json").write_text(json.dumps(described))
-    assert call(damaged, tmp_path / "run") == EXIT_INPUT
-    assert "splits.train.shards.0.file" in one_line(capsys)
-
-
-@pytest.fixture
-def flat_test(tmp_path) -> Path:
-    """Digits: train and val in class folders, test in none."""
-    data, digits = tmp_path / "flat", load_digits()
-    for number in range(60):
-        split = ("train", "val", "test")[number % 3]
-        place = tmp_path / "images" / split / ("" if split == "test" else str(digits.target[number]))
-        place.mkdir(parents=True, exist_ok=True)
-        Image.fromarray((digits.images[number] * 15).astype(np.uint8)).save(place / f"{number}.png")
-    prepare([find_images(str(tmp_path / "images"), out=data)], data)
-    return data
-
-
 SUPERVISED = [
-    *(
-        "--config",
-        str(ROOT / "configs/pretrain/supervised_cifar_tiny.yaml"),
-        "model.img_size=8",
-        "model.patch_size=2",
-    ),
-    *("model.in_chans=1", "model.depth=1", "train.effective_batch_size=8", "train.engine=torch"),
-    *("train.steps=1", "train.warmup_steps=0", "data.augment.crop=none", "monitor.tensorboard=false"),
+    *("--config", str(ROOT / "configs/pretrain/supervised_cifar_tiny.yaml"), "model.img_size=8"),
+    *("model.patch_size=2", "model.in_chans=1", "model.depth=1", "train.effective_batch_size=8"),
+    *("train.engine=torch", "train.steps=1", "train.warmup_steps=0", "data.augment.crop=none"),
+    "monitor.tensorboard=false",
 ]
 
 
-def test_held_out_images_without_labels_of_a_supervised_run(flat_test, tmp_path, capsys):
-    supervised = [*SUPERVISED, f"data.path={flat_test}", f"run.dir={tmp_path / 'run'}"]
+def test_held_out_images_without_labels_of_a_supervised_run(tmp_path, capsys):
+    """Digits: train and val in class folders, test in none."""
+    data, images = tmp_path / "flat", load_digits()
+    for number in range(60):
+        split = ("train", "val", "test")[number % 3]
+        place = tmp_path / "images" / split / ("" if split == "test" else str(images.target[number]))
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray((images.images[number] * 15).astype(np.uint8)).save(place / f"{number}.png")
+    prepare([find_images(str(tmp_path / "images"), out=data)], data)
+    capsys.readouterr()
+    supervised = [*SUPERVISED, f"data.path={data}", f"run.dir={tmp_path / 'run'}"]
     assert main([*supervised, "monitor.evaluate_split=test"]) == EXIT_INPUT
     assert "monitor.evaluate_split=val" in one_line(capsys)
     assert not (tmp_path / "run").exists()
-    described = json.loads((flat_test / "dataset.json").read_text())
+    described = json.loads((data / "dataset.json").read_text())
     del described["splits"]["val"]
-    (flat_test / "dataset.json").write_text(json.dumps(described))
+    (data / "dataset.json").write_text(json.dumps(described))
     assert main(supervised) == EXIT_INPUT
     assert 'split "test"' in one_line(capsys)
     # Others do without.
-    assert call(flat_test, tmp_path / "run", "train.effective_batch_size=8", "--dry-run") == 0
+    assert call(data, tmp_path / "run", "train.effective_batch_size=8", "--dry-run") == 0
     assert "probe       none: split" in capsys.readouterr().out
-    assert call(flat_test, tmp_path / "run", "monitor.probe_every_steps=1") == EXIT_INPUT
+    assert call(data, tmp_path / "run", "monitor.probe_every_steps=1") == EXIT_INPUT
     assert "monitor.probe_every_steps=1" in one_line(capsys)
 
 
-@pytest.mark.timeout(300)
-def test_the_plan_tells_what_the_probe_does(digits, tmp_path, capsys):
-    small = ("monitor.probe_queries=1", "monitor.probe_every_steps=7")
-    for options, named in (
-        (("train.epochs=30",), ("149 images", "15 of each of 10", "151 others", "at the end")),
-        (small, ("149 images", "1 other", "every 7 steps")),
-        (("monitor.probe_queries=0",), ("none: monitor.probe_queries=0",)),
-    ):
-        assert call(digits, tmp_path / "run", "--dry-run", *options) == 0
-        (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("probe  "))
-        assert all(part in line for part in named), line
-
-
-@pytest.mark.parametrize(
-    ("config", "key", "command"),
-    [
-        ("finetune_cifar_tiny", "finetune", "finetune/run.py (mae-vit finetune)"),
-        ("compare_demo", "entries", "finetune/compare.py (mae-vit compare)"),
-    ],
-)
-def test_a_config_of_another_command(capsys, config, key, command):
-    path = str(ROOT / "configs" / f"{config}.yaml")
-    assert main(["--config", path]) == EXIT_INPUT
-    assert one_line(capsys).endswith(command)
-    # What was typed is not taken for the file's.
-    assert main(["--config", CONFIG, f"{key}.mode=knn"]) == EXIT_INPUT
-    assert f'"{key}"' in one_line(capsys)
-
-
-def test_folders_that_do_not_serve(digits, tmp_path, capsys):
-    (tmp_path / "file").write_text("in the way")
-    (tmp_path / "other").mkdir()
-    for folder, words in (
-        (tmp_path / "file" / "run", ()),
-        ("/proc/run", ()),
-        (tmp_path / "run", ("--resume", str(tmp_path / "other"))),
-    ):
-        if Path(folder).anchor == "/" and not Path("/proc/self").exists():
-            continue
-        assert call(digits, folder, *words) == EXIT_INPUT
-        assert str(words[-1] if words else folder) in one_line(capsys)
+@pytest.mark.parametrize("config", ["finetune_cifar_tiny", "compare_demo"])
+def test_a_config_of_another_command(capsys, config):
+    assert main(["--config", str(ROOT / "configs" / f"{config}.yaml")]) == EXIT_INPUT
+    command = "finetune" if config.startswith("finetune") else "compare"
+    assert one_line(capsys).endswith(f"(mae-vit {command})")

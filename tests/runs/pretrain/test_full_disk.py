@@ -49,16 +49,8 @@ def fill(path: Path) -> None:
 
 
 def command(digits, folder, *overrides):
-    return [
-        "pretrain/run.py",
-        "--config",
-        "configs/pretrain/mae_digits.yaml",
-        *SMALL_PRETRAIN,
-        *_LENGTH,
-        f"data.path={digits}",
-        f"run.dir={folder}",
-        *overrides,
-    ]
+    words = ["pretrain/run.py", "--config", "configs/pretrain/mae_digits.yaml", *SMALL_PRETRAIN, *_LENGTH]
+    return [*words, f"data.path={digits}", f"run.dir={folder}", *overrides]
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +81,6 @@ def test_a_full_disk_stops_the_run_before_work_is_lost_and_room_lets_it_go_on(di
     assert (place / "run" / "encoder.safetensors").read_bytes() == encoder
 
 
-@pytest.mark.slow
 def test_on_a_full_disk_older_checkpoints_make_room(digits, disk, straight):
     encoder, kib = straight
     place = disk(f"size={int(2.8 * kib)}k")
@@ -99,7 +90,6 @@ def test_on_a_full_disk_older_checkpoints_make_room(digits, disk, straight):
     assert (place / "run" / "encoder.safetensors").read_bytes() == encoder
 
 
-@pytest.mark.slow
 def test_a_disk_that_is_full_for_a_while_stops_nothing(digits, disk):
     place = disk("size=20m")
     folder = place / "run"

@@ -9,15 +9,9 @@ from helpers.commands import run
 pytestmark = pytest.mark.gpu
 
 SMALL = [
-    "--config",
-    "configs/pretrain/mae_digits.yaml",
-    "train.engine=torch",
-    "train.steps=30",
-    "train.warmup_steps=5",
-    "monitor.log_every_steps=1",
-    "monitor.evaluate_every_steps=15",
-    "monitor.tensorboard=false",
-    "run.name=same",
+    *("--config", "configs/pretrain/mae_digits.yaml", "train.engine=torch", "train.steps=30"),
+    *("train.warmup_steps=5", "monitor.log_every_steps=1", "monitor.evaluate_every_steps=15"),
+    *("monitor.tensorboard=false", "run.name=same"),
 ]
 
 

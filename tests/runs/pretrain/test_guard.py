@@ -76,33 +76,32 @@ def test_a_bad_batch_is_passed_by(call, digits, tmp_path, poison, batch_of, late
     assert last.state.course.skipped == ((5, 7),)
 
 
-def test_a_run_that_passed_a_bad_batch_resumes_exactly(call, tmp_path, poison, batch_of):
-    poison(float("nan"), lambda samples: np.array_equal(samples, batch_of(6)))
-    assert call(*LENGTH, name="run") == 0
-    middle = tmp_path / "run" / "checkpoints" / "step-00000008"
-    assert call(*LENGTH, "--resume", str(middle), name="rest") == 0
-    encoders = [(tmp_path / name / "encoder.safetensors").read_bytes() for name in ("run", "rest")]
-    assert encoders[0] == encoders[1]
-
-
-def test_after_going_back_nothing_of_the_checkpoint_stays_in_memory(call, poison, batch_of, monkeypatch):
+def test_a_run_that_passed_a_bad_batch_resumes_exactly(
+    call, poison, batch_of, checkpoint, encoder, monkeypatch
+):
     poison(float("nan"), lambda samples: np.array_equal(samples, batch_of(6)))
     left = Leftovers(monkeypatch)
     assert call(*LENGTH) == 0
+    # Nothing of the checkpoint stays in memory. At first the state of step 0 may still be on its way to the disk.
     assert len(left.read) > 40
-    # The first time, the state of step 0 may still be on its way to the disk.
     assert left.alive[1:] == [0]
+    assert call(*LENGTH, "--resume", str(checkpoint("run", 8)), name="rest") == 0
+    assert encoder("run") == encoder("rest")
 
 
-def test_what_stays_bad_stops_the_run(call, tmp_path, capsys, poison, batch_of):
+# Without any rollback, skip_steps would have no effect.
+@pytest.mark.parametrize(
+    ("rollbacks", "options"), [(3, LENGTH), (0, [*LENGTH[:-1], "guard.max_rollbacks=0"])]
+)
+def test_what_stays_bad_stops_the_run(call, tmp_path, capsys, poison, batch_of, rollbacks, options):
     good = {tuple(batch_of(step)) for step in range(6)}
     poison(float("inf"), lambda samples: tuple(samples) not in good)
-    assert call(*LENGTH) == 1
+    assert call(*options) == 1
     last = capsys.readouterr().err.strip().splitlines()[-1]
-    assert last.startswith("error: step ")
-    assert "3 of guard.max_rollbacks=3" in last
+    assert last.startswith("error: step 7 " if not rollbacks else "error: step ")
+    assert f"{rollbacks} of guard.max_rollbacks={rollbacks}" in last
     folder = tmp_path / "run"
-    assert len(list((folder / "incidents").glob("*.json"))) == 4
+    assert len(list((folder / "incidents").glob("*.json"))) == rollbacks + 1
     assert summary_of(folder)["status"] == "failed"
     assert load_checkpoint(list_checkpoints(folder / "checkpoints")[-1]).step == 4
 
@@ -175,10 +174,3 @@ def test_skipped_steps_move_the_others_up():
     assert skipped == ((5, 8), (10, 12))
     left = [step for step in range(20) if step not in (5, 6, 7, 10, 11)]
     assert [data_step(step, skipped) for step in range(15)] == left
-
-
-def test_asked_for_a_stop_at_once_it_stops(call, capsys, poison, batch_of):
-    poison(float("nan"), lambda samples: np.array_equal(samples, batch_of(6)))
-    # Without skip_steps, which would have no effect.
-    assert call(*LENGTH[:-1], "guard.max_rollbacks=0") == 1
-    assert "step 7 " in capsys.readouterr().err

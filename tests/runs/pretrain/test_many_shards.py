@@ -34,34 +34,23 @@ def thousands(digits, tmp_path_factory) -> Path:
     return out
 
 
-def pretrain(data, folder, *overrides):
-    return run(
-        "pretrain/run.py",
-        *(
-            "--config",
-            "configs/pretrain/mae_digits.yaml",
-            f"data.path={data}",
-            f"run.dir={folder}",
-            "run.name=same",
-        ),
-        *("train.epochs=null", "train.steps=40", "train.warmup_epochs=0", "data.source=tar", *SMALL_MAE),
-        *("monitor.log_every_steps=1", "train.effective_batch_size=512", "checkpoint.every_steps=25"),
-        *("checkpoint.keep_last=9", *overrides),
-    )
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("order", ["global", "blocks"])
 def test_a_run_over_thousands_of_shards_starts_and_goes_on(thousands, tmp_path, order):
     """40 steps of 512 images: two epochs, all shards."""
-    words = [f"data.order={order}", "data.workers=1"]
-    straight = pretrain(thousands, tmp_path / "straight", *words)
-    assert straight.returncode == 0, straight.stderr
-    name = "checkpoints/step-00000025"
-    shutil.copytree(tmp_path / "straight" / name, tmp_path / "resumed" / name)
-    resumed = pretrain(thousands, tmp_path / "resumed", *words)
-    assert resumed.returncode == 0, resumed.stderr
-    assert "step 25 of 40" in resumed.stderr + resumed.stdout
-    encoders = [(tmp_path / kind / "encoder.safetensors").read_bytes() for kind in ("straight", "resumed")]
+    words = [
+        *("pretrain/run.py", "--config", "configs/pretrain/mae_digits.yaml", f"data.path={thousands}"),
+        *("run.name=same", "train.steps=40", "train.warmup_epochs=0", "data.source=tar", *SMALL_MAE),
+        *("monitor.log_every_steps=1", "train.effective_batch_size=512", "checkpoint.every_steps=25"),
+        *("checkpoint.keep_last=9", f"data.order={order}", "data.workers=1"),
+    ]
+    encoders, name = [], "checkpoints/step-00000025"
+    for kind in ("straight", "resumed"):
+        ended = run(*words, f"run.dir={tmp_path / kind}")
+        assert ended.returncode == 0, ended.stderr
+        encoders.append((tmp_path / kind / "encoder.safetensors").read_bytes())
+        if kind == "straight":
+            shutil.copytree(tmp_path / kind / name, tmp_path / "resumed" / name)
+    assert "step 25 of 40" in ended.stderr + ended.stdout
     assert encoders[0] == encoders[1]
     assert [line["step"] for line in lines_of(tmp_path / "straight") if "loss" in line] == list(range(1, 41))

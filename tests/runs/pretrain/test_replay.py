@@ -69,27 +69,24 @@ def test_a_rank_has_its_part(call, tmp_path):
     assert torch.equal(torch.cat([part.batch.images for part in whole]), alone.batch.images)
 
 
-def test_what_there_is_not_is_one_line(call, tmp_path, capsys):
+def test_what_there_is_not_is_one_line(call, digits, tmp_path, capsys):
     assert call() == 0
     capsys.readouterr()
-    for folder, words, named in (
-        (tmp_path / "run", ("--step", "7"), "--step 7: "),
-        (tmp_path / "run", ("--step", "0"), "--step 0: "),
-        (tmp_path / "run", ("--step", "2", "--rank", "1"), "--rank 1: "),
-        (tmp_path, ("--step", "1"), str(tmp_path)),
-    ):
-        assert main(["replay", str(folder), *words]) == 2
-        (line,) = capsys.readouterr().err.splitlines()
-        assert line.startswith(f"mae-vit: error: {named}")
+    run = tmp_path / "run"
 
+    def line(*words) -> str:
+        assert main([*map(str, words)]) == 2
+        (error,) = capsys.readouterr().err.splitlines()
+        return error.removeprefix("mae-vit: error: ")
 
-def test_data_that_are_elsewhere_are_named_as_what_the_run_recorded(call, digits, tmp_path, capsys):
-    assert call() == 0
-    config = tmp_path / "run" / "config.yaml"
+    assert line("replay", run, "--step", 7).startswith("--step 7: ")
+    assert line("replay", run, "--step", 0).startswith("--step 0: ")
+    assert line("replay", run, "--step", 2, "--rank", 1).startswith("--rank 1: ")
+    assert line("replay", tmp_path, "--step", 1).startswith(str(tmp_path))
+    # Data that are elsewhere are named as what the run recorded.
+    config = run / "config.yaml"
     config.write_text(config.read_text().replace(f"path: {digits}", "path: data/mine"))
-    capsys.readouterr()
     for words in (["replay", "--step", "1"], ["inspect"]):
-        assert main([*words, str(tmp_path / "run")]) == 2
-        (line,) = capsys.readouterr().err.splitlines()
-        assert "data.path=data/mine" in line
-        assert ("--data DIR" in line) == (words == ["inspect"])
+        error = line(*words, run)
+        assert "data.path=data/mine" in error
+        assert ("--data DIR" in error) == (words == ["inspect"])

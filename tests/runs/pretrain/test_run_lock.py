@@ -43,13 +43,15 @@ def impatient(monkeypatch):
     monkeypatch.setattr(run_folder, "_WAIT_S", 1.0)
 
 
-def test_a_second_process_is_refused_and_harms_nothing(call, holder, tmp_path, capsys):
-    assert call() == 2
-    said = capsys.readouterr().err.strip().splitlines()
-    assert len(said) == 2
-    assert "1 s" in said[0]
-    assert f"process {holder.pid} on " in said[1]
+# An old run that goes on is not moved aside.
+@pytest.mark.parametrize("words", [[], ["--resume", "never"]])
+def test_a_second_process_is_refused_and_harms_nothing(call, holder, tmp_path, capsys, words):
+    assert call(*words) == 2
+    waiting, error = capsys.readouterr().err.strip().splitlines()
+    assert "1 s" in waiting
+    assert f"process {holder.pid} on " in error
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [".lock"]
+    assert not (tmp_path / "run.1").exists()
 
 
 def test_a_disk_without_room_for_the_holders_name_is_an_input_error(tmp_path, monkeypatch):
@@ -62,12 +64,6 @@ def test_a_disk_without_room_for_the_holders_name_is_an_input_error(tmp_path, mo
             lock_run(tmp_path / "run")
     # Nobody keeps it.
     lock_run(tmp_path / "run").release()
-
-
-def test_an_old_run_that_goes_on_is_not_moved_aside(call, holder, tmp_path, capsys):
-    assert call("--resume", "never") == 2
-    assert f"process {holder.pid} on " in capsys.readouterr().err
-    assert not (tmp_path / "run.1").exists()
 
 
 def test_one_that_leaves_is_waited_for(call, holder, tmp_path, monkeypatch):

@@ -3,11 +3,13 @@
 import json
 import math
 import re
+import shutil
 from itertools import pairwise
 
 import pytest
 import torch
 from helpers.commands import ROOT, SMALL_PRETRAIN, lines_of, summary_of
+from PIL import Image
 
 from mae_vit.config.load import load_config
 from mae_vit.objectives.pretrain_config import PretrainConfig
@@ -20,54 +22,49 @@ from mae_vit.training.engines.precision import AUTO_PRECISION, Chosen
 from mae_vit.training.engines.state import LossScale
 from mae_vit.training.startup import open_run_folder
 
+CONFIG = ROOT / "configs" / "pretrain" / "mae_digits.yaml"
 # The encoder of the unchanged config, made once, then those of each change.
 SEEN: list[bytes] = []
 
 
 def test_a_run_leaves_what_it_promises(call, tmp_path, capsys):
-    assert call("monitor.tensorboard=true") == 0
+    options = ("monitor.picture_images=3", "monitor.evaluate_images=7", "monitor.evaluate_split=test")
+    assert call("monitor.tensorboard=true", *options) == 0
     folder = tmp_path / "run"
     files = ".lock config.yaml environment.json metrics.jsonl plan.txt encoder.safetensors summary.json"
     folders = "tensorboard checkpoints pictures"
     assert {path.name for path in folder.iterdir()} == {*files.split(), *folders.split()}
     lines = lines_of(folder)
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
-    finite = (
-        "epoch",
-        "samples",
-        "loss",
-        "lr",
-        "grad_norm",
-        "images_per_s",
-        "data_wait_frac",
-        "peak_memory_gib",
-    )
+    finite = ("epoch", "samples", "loss", "lr", "grad_norm", "images_per_s", "data_wait_frac")
     for line in lines:
-        assert all(math.isfinite(line[name]) for name in finite)
+        assert all(math.isfinite(line[name]) for name in (*finite, "peak_memory_gib"))
         assert 0 <= line["data_wait_frac"] <= 1
     assert [line["step"] for line in lines if "heldout" in line] == [3, 6]
-    pictures = sorted(path.name for path in (folder / "pictures").iterdir())
-    assert pictures == ["step-00000003.png", "step-00000006.png"]
+    pictures = sorted((folder / "pictures").iterdir())
+    assert [path.name for path in pictures] == ["step-00000003.png", "step-00000006.png"]
+    assert Image.open(pictures[1]).width == 3 * (8 * 8 + 2)
     summary = summary_of(folder)
     assert (summary["status"], summary["steps"], summary["samples"]) == ("done", 6, 6 * 128)
     assert summary["heldout"] == lines[-1]["heldout"]
     assert str(folder / "encoder.safetensors") in capsys.readouterr().out
 
 
-def test_an_infinite_loss_fails_before_it_is_saved(call, tmp_path, capsys):
-    assert call("optim.lr=1e30") == 1
-    error = capsys.readouterr().err
-    assert "is not finite" in error
-    folder = tmp_path / "run"
-    assert summary_of(folder)["status"] == "failed"
-    assert not (folder / "encoder.safetensors").exists()
-    for path in list_checkpoints(folder / "checkpoints"):
-        for tensor in load_checkpoint(path).state.parameters.values():
-            assert tensor.isfinite().all()
+def test_an_infinite_loss_fails_before_it_is_saved(call, tmp_path, capsys, monkeypatch):
+    # Neither does a lower loss scale of fp16 help.
+    monkeypatch.setattr(LossScale.__init__, "__defaults__", (2.0, 0, 0, 2000))
+    for precision in ("fp32", "fp16"):
+        folder = tmp_path / precision
+        assert call("optim.lr=1e30", f"train.precision={precision}", name=precision) == 1
+        assert "is not finite" in capsys.readouterr().err
+        assert summary_of(folder)["status"] == "failed"
+        assert not (folder / "encoder.safetensors").exists()
+        states = [load_checkpoint(path).state for path in list_checkpoints(folder / "checkpoints")]
+        assert all(state.is_finite() for state in states)
 
 
 @pytest.mark.slow
-def test_fp16_tells_its_loss_scale_and_goes_on_exactly(call, tmp_path, monkeypatch):
+def test_fp16_tells_its_loss_scale_and_goes_on_exactly(call, tmp_path, monkeypatch, checkpoint, encoder):
     # So high that the first steps overflow, and that it grows again within the run.
     monkeypatch.setattr(LossScale.__init__, "__defaults__", (2.0**18, 0, 0, 3))
     options = ["train.precision=fp16", "train.steps=16", "monitor.evaluate_every_steps=16"]
@@ -80,27 +77,11 @@ def test_fp16_tells_its_loss_scale_and_goes_on_exactly(call, tmp_path, monkeypat
     assert all(math.isfinite(lines[-1][name]) for name in ("loss", "grad_norm", "loss_scale"))
     assert any(b["loss_scale"] > a["loss_scale"] for a, b in pairwise(lines))
     for name, step in (("early", 2), ("late", 14)):
-        folder = tmp_path / "straight" / "checkpoints" / f"step-{step:08d}"
+        folder = checkpoint("straight", step)
         assert load_checkpoint(folder).state.loss_scale.skipped_steps == skipped[step - 1]
         assert call(*options, "--resume", str(folder), name=name) == 0
-        encoders = [(tmp_path / n / "encoder.safetensors").read_bytes() for n in ("straight", name)]
-        assert encoders[0] == encoders[1]
+        assert encoder("straight") == encoder(name)
         assert [line["skipped_steps"] for line in lines_of(tmp_path / name)] == skipped[step:]
-
-
-def test_fp16_fails_where_lowering_the_scale_does_not_help(call, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(LossScale.__init__, "__defaults__", (2.0, 0, 0, 2000))
-    assert call("train.precision=fp16", "optim.lr=1e30") == 1
-    assert "is not finite" in capsys.readouterr().err
-
-
-def test_dry_run_prints_the_plan_and_writes_nothing(call, tmp_path, capsys):
-    assert call("--dry-run") == 0
-    output = capsys.readouterr().out
-    named = ("parameters", "16 tokens", "GFLOP", "6 steps", "1,497 images", "lr  ", "time ", "threads ")
-    for word in (*named, "compiled    no: train.compile=auto", "memory", "disk"):
-        assert word in output, word
-    assert not (tmp_path / "run").exists()
 
 
 def test_a_run_keeps_the_precision_that_auto_was_when_it_began(call, tmp_path, monkeypatch, capsys):
@@ -121,7 +102,7 @@ def test_a_run_keeps_the_precision_that_auto_was_when_it_began(call, tmp_path, m
 def test_dry_run_sets_shards_against_ranks_and_lanes(many_shards, digits, tmp_path):
     def order_lines(*arguments: str, ranks: int = 1) -> list[str]:
         options = [*SMALL_PRETRAIN, f"run.dir={tmp_path}", "train.engine=deepspeed", *arguments]
-        config = load_config(PretrainConfig, ROOT / "configs" / "pretrain" / "mae_digits.yaml", options)
+        config = load_config(PretrainConfig, CONFIG, options)
         setup = set_up(config, Ranks(rank=0, world_size=ranks, local_rank=0))
         precision = Chosen("fp32", "test")
         plan = describe_plan(setup, open_run_folder(config), None, precision, timed=False).splitlines()
@@ -140,31 +121,39 @@ def test_dry_run_sets_shards_against_ranks_and_lanes(many_shards, digits, tmp_pa
     _, warning = order_lines(path, "data.order=blocks", "data.block_shards=10")
     assert "at least 80" in warning
     assert "data.block_shards=8" in warning
-    assert not (tmp_path / "run").exists()
 
 
-def test_the_plan_says_that_images_are_smaller_than_the_network_s(call, capsys):
-    assert call("--dry-run", "model.img_size=16", "data.augment.crop=none") == 0
-    assert "enlarged to 16 x 16 px" in capsys.readouterr().out
-
-
-def test_the_plan_reads_well(call, capsys):
+def test_the_plan_reads_well_and_nothing_is_written(call, tmp_path, capsys):
     """One of a thing is named in the singular."""
-    options = ("train.steps=1", "train.warmup_steps=0", "monitor.evaluate_every_steps=1")
-    assert (
-        call("--dry-run", *options, "checkpoint.every_steps=1", "data.split=test", "data.source=memory") == 0
-    )
-    output = capsys.readouterr().out
+
+    def plan(*options: str) -> str:
+        assert call("--dry-run", *options) == 0
+        return capsys.readouterr().out
+
+    output = plan()
+    named = ("parameters", "16 tokens", "GFLOP", "6 steps", "1,497 images", "lr  ", "time ", "threads ")
+    for word in (*named, "compiled    no: train.compile=auto", "memory", "disk"):
+        assert word in output, word
+    assert "enlarged to 16 x 16 px" in plan("model.img_size=16", "data.augment.crop=none")
+    one = ("train.steps=1", "train.warmup_steps=0", "monitor.evaluate_every_steps=1")
+    output = plan(*one, "checkpoint.every_steps=1", "data.split=test", "data.source=memory")
     assert not re.findall(r"\b1 (?:steps|ranks|shards|workers|micro-batches|images|checkpoints)\b", output)
     assert "300 images in 1 shard, " in output
     assert re.search(r"checkpoints? of [0-9.]+ MiB,", output)
     assert output.count("at the end") == 1  # the split that is held out otherwise is trained on
     assert "1 rank x 1 micro-batch x 128" in output
-    assert call("--dry-run", "checkpoint.every_steps=1", "monitor.evaluate_every_steps=1") == 0
-    output = capsys.readouterr().out
+    output = plan("checkpoint.every_steps=1", "monitor.evaluate_every_steps=1")
     assert "enlarged" not in output
     assert "4 shards" in output
     assert output.count("every step") == 2
+    for options, parts in (
+        (["train.steps=330"], ("149 images", "15 of each of 10", "151 others", "at the end")),
+        (["monitor.probe_queries=1", "monitor.probe_every_steps=3"], ("1 other", "every 3 steps")),
+        (["monitor.probe_queries=0"], ("none: monitor.probe_queries=0",)),
+    ):
+        (line,) = (line for line in plan(*options).splitlines() if line.startswith("probe  "))
+        assert all(part in line for part in parts), line
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
@@ -196,67 +185,44 @@ def test_the_plan_reads_well(call, capsys):
         "objective.mask_ratio=0.5",
     ],
 )
-def test_every_training_option_changes_the_encoder(call, tmp_path, change):
+def test_every_training_option_changes_the_encoder(call, encoder, change):
     base = ["train.steps=4", "monitor.evaluate_every_steps=4"]
     if not SEEN:
         assert call(*base, name="base") == 0
-        SEEN.append((tmp_path / "base" / "encoder.safetensors").read_bytes())
+        SEEN.append(encoder("base"))
     # An option of an option is to change what it belongs to.
     assert call(*base, *re.split(r" (?=[a-z]+\.)", change), name="changed") == 0
-    changed = (tmp_path / "changed" / "encoder.safetensors").read_bytes()
-    assert changed not in SEEN
-    SEEN.append(changed)
+    assert encoder("changed") not in SEEN
+    SEEN.append(encoder("changed"))
 
 
-def test_each_option_of_blocks_changes_the_encoder(call, many_shards, tmp_path):
+def test_each_option_of_blocks_changes_the_encoder(call, many_shards, encoder):
     base = [f"data.path={many_shards}", "train.steps=2", "monitor.evaluate_every_steps=2"]
-    changes = {
-        "global": [],
-        "blocks": ["data.order=blocks"],
-        "lanes": ["data.order=blocks", "data.lanes=4"],
-        "block_shards": ["data.order=blocks", "data.block_shards=3"],
-    }
-    encoders = set()
-    for name, change in changes.items():
-        assert call(*base, *change, name=name) == 0
-        encoders.add((tmp_path / name / "encoder.safetensors").read_bytes())
+    blocks, encoders = "data.order=blocks", set()
+    changes = [[], [blocks], [blocks, "data.lanes=4"], [blocks, "data.block_shards=3"]]
+    for number, change in enumerate(changes):
+        assert call(*base, *change, name=str(number)) == 0
+        encoders.add(encoder(str(number)))
     assert len(encoders) == len(changes)
 
 
-def test_retention_keeps_the_last_and_every_mth(call, tmp_path):
-    options = [
-        "train.steps=12",
-        "checkpoint.every_steps=2",
-        "checkpoint.keep_last=1",
-        "checkpoint.keep_every=2",
-    ]
-    assert call(*options) == 0
-    steps = [load_checkpoint(path).step for path in list_checkpoints(tmp_path / "run" / "checkpoints")]
-    assert steps == [4, 8, 12]
-    assert (tmp_path / "run" / "checkpoints" / "latest").read_text() == "step-00000012\n"
-
-
 def test_data_without_a_held_out_split_says_so(call, digits, tmp_path, capsys):
-    import shutil
-
     data = tmp_path / "data"
     shutil.copytree(digits, data, ignore=shutil.ignore_patterns(".index", "test-*"))
     described = json.loads((data / "dataset.json").read_text())
     del described["splits"]["test"]
     (data / "dataset.json").write_text(json.dumps(described))
-    assert call(f"data.path={data}") == 0
+    retention = ["checkpoint.every_steps=1", "checkpoint.keep_last=1", "checkpoint.keep_every=2"]
+    assert call(f"data.path={data}", *retention) == 0
     assert "--holdout" in capsys.readouterr().err
     assert not (tmp_path / "run" / "pictures").exists()
+    # The last is kept, and every second.
+    folder = tmp_path / "run" / "checkpoints"
+    assert [load_checkpoint(path).step for path in list_checkpoints(folder)] == [2, 4, 6]
+    assert (folder / "latest").read_text() == "step-00000006\n"
 
 
-def test_held_out_options(call, tmp_path):
-    assert call("monitor.picture_images=3", "monitor.evaluate_images=7", "monitor.evaluate_split=test") == 0
-    from PIL import Image
-
-    assert Image.open(tmp_path / "run" / "pictures" / "step-00000006.png").width == 3 * (8 * 8 + 2)
-
-
-def test_the_online_probe_scores_and_changes_nothing(call, tmp_path):
+def test_the_online_probe_scores_and_changes_nothing(call, tmp_path, encoder):
     assert call("monitor.probe_every_steps=2", name="with") == 0
     assert call("monitor.probe_queries=0", name="without") == 0
     lines = lines_of(tmp_path / "with")
@@ -270,16 +236,12 @@ def test_the_online_probe_scores_and_changes_nothing(call, tmp_path):
     assert summary["probe"] == lines[-1]["probe"]
     assert summary["probed"] == {"images": 151, "fitted_on": 149, "classes": 10}
     assert "probed" not in summary_of(tmp_path / "without")
-    one, other = ((tmp_path / name / "encoder.safetensors").read_bytes() for name in ("with", "without"))
-    assert one == other
+    assert encoder("with") == encoder("without")
 
 
 def test_fewer_held_out_images_than_ranks_are_named_as_such(digits):
-    config = load_config(
-        PretrainConfig, ROOT / "configs" / "pretrain" / "mae_digits.yaml", [f"data.path={digits}"]
-    )
-    few = open_data(config, Ranks(0, 400, 0, 400), torch.device("cpu"))
-    enough = open_data(config, Ranks(0, 4, 0, 4), torch.device("cpu"))
+    config = load_config(PretrainConfig, CONFIG, [f"data.path={digits}"])
+    few, enough = (open_data(config, Ranks(0, n, 0, n), torch.device("cpu")) for n in (400, 4))
     assert few.held_out_index is None
     assert "400 ranks" in few.why_none
     assert few.probe_split.why_none == few.why_none

@@ -1,5 +1,7 @@
 """checkpoint.every_minutes: saves between those of the plan, by a clock that the tests set."""
 
+from types import SimpleNamespace
+
 import pytest
 from helpers.commands import one_line
 
@@ -35,25 +37,22 @@ def saved(folder) -> list[int]:
     return [step_of(path) for path in list_checkpoints(folder / "checkpoints")]
 
 
-def encoder(folder) -> bytes:
-    return (folder / "encoder.safetensors").read_bytes()
-
-
 # Flags are read with the next step, or at once where a line is logged.
 @pytest.mark.parametrize(("log_every", "expected"), [(1, [0, 4, 8, 12]), (100, [0, 5, 10, 12])])
-def test_saves_by_time_change_nothing_else(call, tmp_path, a_minute_a_step, log_every, expected):
+def test_saves_by_time_change_nothing_else(
+    call, tmp_path, a_minute_a_step, checkpoint, encoder, log_every, expected
+):
     often = f"monitor.log_every_steps={log_every}"
     assert call(*LENGTH, often, f"checkpoint.every_steps={NEVER}", name="without") == 0
     by_time = ["checkpoint.every_steps=null", "checkpoint.every_minutes=4"]
     assert call(*LENGTH, often, *by_time, name="with") == 0
     assert saved(tmp_path / "without") == [0, 12]
     assert saved(tmp_path / "with") == expected
-    assert encoder(tmp_path / "with") == encoder(tmp_path / "without")
     # As after a kill, it resumes from the second of them.
-    middle = tmp_path / "with" / "checkpoints" / f"step-{expected[2]:08d}"
+    middle = checkpoint("with", expected[2])
     assert call(*LENGTH, often, *by_time, "--resume", str(middle), name="rest") == 0
     assert saved(tmp_path / "rest") == [12]
-    assert encoder(tmp_path / "rest") == encoder(tmp_path / "without")
+    assert encoder("with") == encoder("rest") == encoder("without")
 
 
 def test_steps_and_minutes_save_whichever_comes_first_and_steps_alone_are_kept(
@@ -90,28 +89,14 @@ def test_a_bad_step_is_never_saved_however_often_it_is_due(call, tmp_path, a_min
 
 
 def test_a_write_under_way_puts_the_next_save_off(tmp_path):
-    class Idle:
-        ranks = Ranks()
-
-    class Writing:
-        alive = True
-
-        def is_alive(self) -> bool:
-            return self.alive
-
-        def join(self) -> None:
-            pass
-
-    now = [0.0]
+    now, engine = [0.0], SimpleNamespace(ranks=Ranks())
+    writing = SimpleNamespace(is_alive=lambda: True, join=lambda: None)
     options = {"identity": {}, "every_steps": NEVER, "say": print, "clock": lambda: now[0]}
-    saver = Saver(Idle(), tmp_path, CheckpointSection(every_minutes=2), **options)
-    saver._thread = Writing()
-    now[0] = 119.0
-    assert not saver.due()
-    now[0] = 120.0
-    assert not saver.due()
-    saver._thread.alive = False
-    assert saver.due()
+    saver = Saver(engine, tmp_path, CheckpointSection(every_minutes=2), **options)
+    saver._thread = writing
+    for now[0], alive, due in ((119.0, True, False), (120.0, True, False), (120.0, False, True)):
+        writing.is_alive = lambda alive=alive: alive
+        assert saver.due() == due
     saver.restart_clock()
     assert not saver.due()
 

@@ -136,6 +136,8 @@ def make_files() -> list[BandFile]:
     names = "".join(gdal.format(n, name)[14:-15] for n, name in enumerate(("B4", "B3", "B2")))
     described = [(42112, "s", 0, f"<GDALMetadata>{names}</GDALMetadata>", True), (42113, "s", 0, "0", True)]
     refuse: Callable[..., BandFile] = BandFile
+    flat = np.random.default_rng(0).integers(0, 256, (6, 784), dtype=np.uint8)
+    ramp = np.tile(np.arange(256, dtype=np.uint16), (20, 1))
     return [
         taken("TIFF, 13 pages of uint16", "tif", tiff(wide), "13xuint16", wide),
         taken("TIFF, 13 planes of uint16", "tif", planes(wide), "13xuint16", wide),
@@ -177,6 +179,7 @@ def make_files() -> list[BandFile]:
         taken("TIFF, gray uint8", "tif", tiff(byte[0]), "8-bit", byte[:1]),
         taken("NPY (C, H, W), uint16", "npy", npy(wide), "13xuint16", wide),
         taken("NPY (H, W, C), uint16", "npy", npy(wide.transpose(1, 2, 0)), "13xuint16", wide),
+        taken("NPY (H, W), long, W a square", "npy", npy(ramp), "1xuint16", ramp[None]),
         taken("NPY (H, W), float16", "npy", npy(real[0].astype(np.float16)), "1xfloat16", real[:1].astype(np.float16)),
         taken("NPY, Fortran order, big endian, int16", "npy", npy(np.asfortranarray(signed).astype(">i2")),
               "2xint16", signed),
@@ -215,6 +218,9 @@ def make_files() -> list[BandFile]:
         refuse("TIFF, truncated", "tif", planes(wide)[:9000], why="the TIFF file is truncated"),
         refuse("NPY of Python objects", "npy", npy(np.array([[{}]], object), allow_pickle=True),
                why="its array holds Python objects, which are never loaded"),
+        refuse("NPY of flat images, (N, K * K)", "npy", npy(flat),
+               why="a stack of 6 images of 28x28 px"),
+        refuse("NPY of images, (N, K, K)", "npy", npy(np.zeros((9, 8, 8), np.uint8)), why="a stack of 9 images"),
         refuse("NPY of 4 axes", "npy", npy(wide[None]),
                why="its array has 4 axes: an image has (H, W), (C, H, W) or (H, W, C)"),
         refuse("NPY, int64", "npy", npy(wide.astype(np.int64)), why="its values are int64: taken are"),

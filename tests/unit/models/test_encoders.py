@@ -8,7 +8,6 @@ import torch
 from safetensors.torch import load_file
 
 from mae_vit.config.encoders import ENCODERS, family_of
-from mae_vit.finetuning.models.build import load_into_classifier
 from mae_vit.finetuning.models.classifiers import NetworkClassifier, ViTClassifier
 from mae_vit.models.encoder_file import EncoderInfo, encoder_bytes, read_info
 from mae_vit.models.encoders.base import Encoder
@@ -120,7 +119,7 @@ def test_a_pretrained_network_is_fine_tuned_with_a_new_head(tmp_path):
     network = build_network("SmallResNet", num_classes=5, in_chans=3, img_size=(16, 16))
     before = {name: value.clone() for name, value in network.state_dict().items()}
     model = NetworkClassifier(network, **NORMALIZED, labels=LabelLoss(5))
-    report = load_into_classifier(model, start)
+    report = model.load(start)
     assert report.share == 1
     for name, value in network.state_dict().items():
         source = before if name.startswith("11.") else encoder.weights()
@@ -136,7 +135,7 @@ def test_weights_of_another_family_are_refused(tmp_path):
     vit = encoder_of(name="tiny-cifar", patch_size=4, embed_dim=32, depth=2, num_heads=2)
     model = ViTClassifier(vit, pool="mean", head_init="zero", **NORMALIZED, labels=LabelLoss(2))
     with pytest.raises(ValueError, match="vit_rope"):
-        load_into_classifier(model, start)
+        model.load(start)
 
 
 def test_files_hold_timms_names(tmp_path):

@@ -10,27 +10,19 @@ from mae_vit.core.batch import Batch
 from mae_vit.core.keyed_rng import SampleKeys
 from mae_vit.training.trainer import Copier
 
-CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
-
-class OnHost(SimpleNamespace):
-    """A tensor of the host that notes on which stream it is copied, and what uses the copy."""
-
-    def to(self, device, *, non_blocking):
-        assert device == CUDA
-        self.calls.append(("copy", self.name, self.current[-1], non_blocking))
-        used = lambda stream: self.calls.append(("used by", self.name, stream.name))  # noqa: E731
-        return SimpleNamespace(record_stream=used)
-
-
-@pytest.fixture
-def calls(monkeypatch):
-    """Calls of `torch.cuda`'s streams, in order."""
-    made, current = [], ["computing"]
+def test_a_batch_is_copied_beside_the_gpus_work_which_waits_for_it_alone(monkeypatch):
+    calls, current, device = [], ["computing"], torch.device("cuda", 0)
 
     def stream_of(name: str) -> SimpleNamespace:
-        waits = lambda other: made.append(("wait", name, other.name))  # noqa: E731
-        return SimpleNamespace(name=name, wait_stream=waits)
+        return SimpleNamespace(name=name, wait_stream=lambda other: calls.append(("wait", name, other.name)))
+
+    def on_host(name: str) -> SimpleNamespace:
+        def to(device, *, non_blocking):
+            calls.append(("copy", name, current[-1], non_blocking))
+            return SimpleNamespace(record_stream=lambda s: calls.append(("used by", name, s.name)))
+
+        return SimpleNamespace(to=to)
 
     @contextmanager
     def entered(stream):
@@ -41,27 +33,20 @@ def calls(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: stream_of("copying"))
     monkeypatch.setattr(torch.cuda, "stream", entered)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream_of(current[-1]))
-    return SimpleNamespace(found=made, current=current)
-
-
-def test_a_batch_is_copied_beside_the_gpus_work_which_waits_for_it_alone(calls):
-    host = {name: OnHost(name=name, calls=calls.found, current=calls.current) for name in ("x", "y", "i")}
-    copier = Copier(CUDA)
-    copied = copier(Batch(host["x"], host["y"], SampleKeys(3, 2, host["i"]), damaged=("some",)))
-    copies, wait, used = calls.found[:3], calls.found[3], calls.found[4:]
+    host = {name: on_host(name) for name in ("x", "y", "i")}
+    copied = Copier(device)(Batch(host["x"], host["y"], SampleKeys(3, 2, host["i"]), damaged=("some",)))
     # Queued on the other stream, without the host's waiting.
-    assert sorted(copies) == [("copy", name, "copying", True) for name in ("i", "x", "y")]
+    assert sorted(calls[:3]) == [("copy", name, "copying", True) for name in ("i", "x", "y")]
     # What is launched from here on comes after them, and not the other way round: copies wait for no computing.
-    assert wait == ("wait", "computing", "copying")
+    assert calls[3] == ("wait", "computing", "copying")
     # Their memory is not given away while the GPU still reads it.
-    assert sorted(used) == [("used by", name, "computing") for name in ("i", "x", "y")]
+    assert sorted(calls[4:]) == [("used by", name, "computing") for name in ("i", "x", "y")]
     assert (copied.keys.seed, copied.keys.epoch, copied.damaged) == (3, 2, ("some",))
 
 
-def test_on_a_cpu_nothing_is_copied(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "Stream", None)
+def test_on_a_cpu_nothing_is_copied():
     batch = Batch(torch.zeros(1, 3, 2, 2), torch.zeros(1), SampleKeys(0, 0, torch.arange(1)))
-    copied = Copier(CPU)(batch)
+    copied = Copier(torch.device("cpu"))(batch)
     assert copied.images is batch.images
     assert copied.keys.index is batch.keys.index
 

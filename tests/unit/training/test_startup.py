@@ -28,9 +28,7 @@ def test_a_slurm_job_without_a_gpu_trains_no_large_model_unless_it_says_so(monke
         choose_device(large, Ranks())
     for meant in (config_of("mae_base", "run.device=cpu"), config_of("mae_digits")):
         assert choose_device(meant, Ranks()).type == "cpu"
-
-
-def test_a_gpu_is_left_alone_where_the_cpu_is_asked_for(monkeypatch):
+    # A GPU is left alone where the CPU is asked for.
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     assert choose_device(config_of("mae_digits", "run.device=cpu"), Ranks()).type == "cpu"
 

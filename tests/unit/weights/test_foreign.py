@@ -109,8 +109,10 @@ def test_a_file_with_its_network_named_is_that_of_the_config_beside_it(smallest,
     named = mae_vit.load_encoder(f"frozen:timm:{SMALLEST}@{smallest}")
     (smallest.parent / "config.json").write_text(json.dumps({"architecture": SMALLEST}))
     images = torch.randn(2, 3, *named.input.img_size)
-    beside = mae_vit.load_encoder(f"frozen:{smallest}", img_size=named.input.img_size)
-    assert torch.equal(named(images), beside(images))
+    torch.save(load_file(smallest), smallest.with_name("pytorch_model.bin"))
+    for place in (smallest, smallest.parent, smallest.with_name("pytorch_model.bin")):
+        beside = mae_vit.load_encoder(f"frozen:{place}", img_size=named.input.img_size)
+        assert torch.equal(named(images), beside(images))
     assert name_of(f"frozen:timm:{SMALLEST}@{smallest}") == f"{SMALLEST}-weights"
 
 
@@ -164,6 +166,7 @@ def write_bad(folder, smallest):
         f"frozen:{smallest.parent}/model.safetensor": "model.safetensors",
         f"{named}{folder / 'weights.pth'}": "weights.pth",
         f"frozen:{lone}": f"frozen:timm:NAME@{lone}",
+        f"frozen:{folder}": 'give "frozen:timm:NAME"',
         f"frozen:{odd / 'model.safetensors'}": "no_such_network",
         f"{named}{cut}": "cut short",
         f"{named}{pointer}": "Git LFS",
@@ -195,3 +198,8 @@ def test_the_line_for_another_kind_names_what_measures_it(tmp_path, name):
         mae_vit.load_encoder(path)
     (start,) = re.findall(r'"(frozen:timm:NAME@[^"]+)"', str(caught.value))
     assert mae_vit.load_encoder(start.replace("NAME", name)).num_features > 0
+    (tmp_path / "config.json").write_text(json.dumps({"architecture": name}))
+    with pytest.raises(InputError, match="frozen:") as caught:
+        mae_vit.load_encoder(path)
+    (start,) = re.findall(r'"(frozen:[^"]+)"', str(caught.value))
+    assert mae_vit.load_encoder(start).num_features > 0

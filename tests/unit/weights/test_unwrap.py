@@ -248,6 +248,10 @@ REFUSED = {
     "norm of queries": (lambda: network(qk_norm=True).state_dict(), "blocks.0.attn.q_norm.weight"),
     "OpenCLIP": (lambda: open_clip(None), "of OpenCLIP"),
     "a CNN": (lambda: timm.create_model("resnet18").state_dict(), "conv1.weight"),
+    "of several dates": (
+        lambda: {**network().state_dict(), "patch_embed.proj.weight": torch.zeros(8, 6, 3, 4, 4)},
+        "several images",
+    ),
     "two": (
         lambda: below("left.", network().state_dict()) | below("right.", network().state_dict()),
         "some.pth@model.left",
@@ -262,7 +266,9 @@ def test_what_computes_something_else_is_refused_by_name(tmp_path, kind):
     with pytest.raises(InputError, match=re.escape(reason)) as error:
         mae_vit.load_encoder(tmp_path / "some.pth")
     assert "\n" not in str(error.value)
-    assert ('"frozen:timm:NAME@FILE.safetensors"' in str(error.value)) == (kind != "two")
+    assert ('"frozen:timm:NAME@FILE.safetensors"' in str(error.value)) == (
+        kind not in ("two", "of several dates")
+    )
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,9 @@ ARRAY_MAGIC = (NPY_MAGIC, NPZ_MAGIC)
 # NumPy's own bound on headers, which it evaluates as a literal. An image's header has about 80.
 _MAX_HEADER = 10_000
 _MEMBERS = 64  # of a NPZ file that names its image
+# A side of an image that is so many times the other may be a number of images.
+_LONG = 8
+_ROWS = 64
 
 
 def open_raster(data: bytes, *, max_pixels: int | None = None, every_band: bool = False) -> Raster | None:
@@ -169,11 +172,30 @@ def _open_npy(data: bytes, max_pixels: int | None, extension: str = "npy") -> Ra
         raise DecodeError("its array is truncated")
     flat = np.frombuffer(data, header.dtype, math.prod(header.shape), header.start)
     array = flat.reshape(header.shape, order="F" if header.fortran else "C")
+    if side := _side_in_stack(array):
+        raise DecodeError(f"its array is a stack of {len(array)} images of {side}x{side} px: {EACH_IMAGE}")
     if array.ndim == 2:
         array = array[None]
     elif header.shape[0] > header.shape[-1]:
         array = array.transpose(2, 0, 1)
     return Raster(extension, array.astype(header.dtype.newbyteorder("="), copy=False))
+
+
+def _side_in_stack(array: np.ndarray) -> int:
+    """Returns K of a stack of N images, (N, K, K) or flat (N, K * K); 0 of an image.
+
+    The pixel below another one is more like it than one in the same row and far away. In a flat stack it belongs to
+    another image, and the one K further in the row lies below.
+    """
+    count, width, side = len(array), array.shape[-1], math.isqrt(array.shape[-1])
+    if array.ndim == 3:
+        return width if count > width == array.shape[1] else 0
+    if side * side != width or side < 16 or count in (1, width):
+        return 0
+    rows = array[:_ROWS].astype(np.float64)
+    below, next_row = np.abs(rows[:, side:] - rows[:, :-side]).mean(), np.abs(np.diff(rows, axis=0)).mean()
+    long = max(count, width) >= _LONG * min(count, width)
+    return side if below < next_row * (2 if long else 0.9) else 0
 
 
 def _open_npz(data: bytes, max_pixels: int | None) -> Raster:

@@ -43,6 +43,9 @@ _SOURCES = "a folder, .tar, .tar.gz, .tar.bz2, .tar.xz, .zip, .parquet, a CSV or
 _CIFAR = re.compile(r"cifar-(100?)-")
 # Largest number of images beside shards that are only examples.
 _FEW_IMAGES = 16
+_FEW_FIELDS = 4
+# Names of classes: WordNet ids, or words without a number. Names with other numbers are those of shards.
+_CLASS = re.compile(r"n\d{8}|[^\d]+")
 
 
 def find_sources(specs: Sequence[str], options: SourceOptions) -> list[ImageSource]:
@@ -121,6 +124,8 @@ def _no_source(spec: str, path: Path) -> str:
         return f"source {spec}: a part of an archive: {JOIN_PARTS}"
     if user_files.full_extension(path.name) in {*user_files.CONVERTIBLE_EXTENSIONS, "npz"}:
         return f"source {spec}: one file of arrays or images, which is not read: {user_files.EACH_IMAGE}"
+    if user_files.extension_of(path.name) in (*user_files.TABLE_EXTENSIONS, "json"):
+        return f"source {spec}: write its paths and labels to a CSV or TSV, and give that"
     what = user_files.what_file_is(path)
     return f"source {spec} is {what or f'none ({_SOURCES}); unpack other archives first'}"
 
@@ -204,11 +209,6 @@ def _expand(spec: str) -> list[str]:
             raise InputError(f"source {spec}: no file is called {path}; of images, give the folder")
         files += matching
     return files
-
-
-_FEW_FIELDS = 4
-# Names of classes: WordNet ids, or words without a number. Names with other numbers are those of shards.
-_CLASS = re.compile(r"n\d{8}|[^\d]+")
 
 
 def open_tars(paths: Sequence[Path], folder: Path, name: str, options: SourceOptions) -> ImageSource:

@@ -116,8 +116,12 @@ def entries_from_paths(
         InputError: if only some images of a split lie in class folders, or a class's name is invalid.
     """
     labels, split = options.labels, options.split
-    leave_out(files, PurePosixPath(name).name.partition(".")[0], companions=options.class_folder is None)
+    asks = labels and options.class_folder is None
+    wrappers = leave_out(files, PurePosixPath(name).name.partition(".")[0], labels=asks)
     paths = [tuple(path.split("/")) for path, _ in files.images]
+    if wrappers:
+        at = [next((n for n in range(1, len(parts)) if parts[:n] in wrappers), None) for parts in paths]
+        paths = [parts[: n - 1] + parts[n:] if n else parts for n, parts in zip(at, paths, strict=True)]
     level = options.class_folder if labels else "first"
     try:
         placed = place(paths, split, where=where, class_folder=level)

@@ -43,6 +43,10 @@ _BATCH_ROWS = 16
 # Files of a Hub data set of images in folders or zips; other paths are those of an unknown machine.
 _HUB_FILE = re.compile(r"(zip://[^:]*::)?hf://datasets/")
 _LONGEST_REASON = 300
+_IMAGE_NAMES = ("image", "img", "jpg", "jpeg", "png", "webp", "picture", "photo")
+# In order of preference.
+_IMAGES = ("images", "binary", "base64")
+_LABELS = ("number", "text", "base64")
 
 
 class _ParquetTable:
@@ -233,12 +237,6 @@ def _class_name(label: int | str | None, names: Sequence[str] | None, where: str
 
 def _fail(reason: str) -> bytes:
     raise DecodeError(reason)
-
-
-_IMAGE_NAMES = ("image", "img", "jpg", "jpeg", "png", "webp", "picture", "photo")
-# In order of preference.
-_IMAGES = ("images", "binary", "base64")
-_LABELS = ("number", "text", "base64")
 
 
 class Columns(NamedTuple):

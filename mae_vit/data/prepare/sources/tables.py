@@ -6,8 +6,9 @@ import csv
 import io
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
-from itertools import takewhile
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote
@@ -33,6 +34,9 @@ _PATHS = ("path", "file", "filename", "file_name", "filepath", "image", "image_p
 # Number of rows whose files must exist in a column of files.
 _LOOKED_AT = 8
 _FIRST_LINE = 4096
+# Most files around a table's folder to look through.
+_MOST_FILES = 200_000
+_ABOVE = "copy the table into the folder above its images"
 # `is_valid` is fastai's.
 _SPLITS = ("split", "is_valid")
 _BITS = {"0": 0, "0.0": 0, "false": 0, "1": 1, "1.0": 1, "true": 1}
@@ -49,22 +53,27 @@ class Row(NamedTuple):
 
 
 class _Files:
-    """Finds the images of a folder by path, or by names without folder or extension.
-
-    Attributes:
-        elsewhere: leading folders that all paths share, which may be those of another machine.
-    """
+    """Finds the images of a folder by path, or by names without folder or extension."""
 
     def __init__(self, table: Path) -> None:
         self._table = table
-        self.elsewhere: tuple[str, ...] = ()
+
+    @cached_property
+    def _images(self) -> tuple[Path, list[str]]:
+        """The images below the table's folder; if there are none, those of the folder around it, if it is not large."""
+        folder = self._table.parent
+        if paths := _images_among(walk(folder), folder):
+            return folder, paths
+        around = self._table.resolve().parent.parent
+        with suppress(OSError):
+            files = list(islice(walk(around), _MOST_FILES))
+            return around, _images_among(files if len(files) < _MOST_FILES else (), around)
+        return folder, []
 
     @cached_property
     def names(self) -> tuple[Names, Names]:
-        """The images below the folder, and those in folders of the table's split, as train/ for trainLabels.csv."""
-        folder, split = self._table.parent, user_files.split_and_rest(self._table.stem)[0]
-        every = (file.relative_to(folder).as_posix() for file in walk(folder))
-        paths = [path for path in every if user_files.is_image(path)]
+        """The images, and those in folders of the table's split, as train/ for trainLabels.csv."""
+        paths, split = self._images[1], user_files.split_and_rest(self._table.stem)[0]
         own = (
             p
             for p in paths
@@ -72,20 +81,35 @@ class _Files:
         )
         return Names(paths), Names(own)
 
-    def find(self, path: str) -> Path | None:
-        """Returns the only file that matches; None if none or several do, and for a URL."""
+    def find(self, path: str, elsewhere: Sequence[str] = ()) -> Path | None:
+        """Returns the only file that matches; None if none or several do, and for a URL.
+
+        `elsewhere` are leading folders that all paths share, which may be those of another machine.
+        """
         if "://" in path:
             return None
-        path, folder = path.replace("\\", "/"), self._table.parent
-        if is_regular(folder / path):
-            return folder / path
-        for cut in ("/".join(self.elsewhere[:count]) for count in range(len(self.elsewhere) + 1)):
+        path = path.replace("\\", "/")
+        if is_regular(self._table.parent / path):
+            return self._table.parent / path
+        for cut in ("/".join(elsewhere[:count]) for count in range(len(elsewhere) + 1)):
             end = path.removeprefix(cut).lstrip("/") if cut else path
             # Label Studio writes percent-encoded paths: /data/local-files/?d=my%20photos/1.jpg.
             for name in (end, unquote(end.rpartition("?d=")[2])):
                 if image := next(filter(None, (names.find(name) for names in self.names)), None):
-                    return folder / image
+                    return self._images[0] / image
         return None
+
+    def find_all(self, paths: Sequence[str]) -> list[Path | None]:
+        """Finds files as `find` does. If some paths exist as written, the others are missing files."""
+        found = [self.find(path) for path in paths]
+        if any(found):
+            return found
+        elsewhere = _shared_folders(paths)
+        return [self.find(path, elsewhere) for path in paths] if elsewhere else found
+
+
+def _images_among(files: Iterable[Path], folder: Path) -> list[str]:
+    return [path for file in files if user_files.is_image(path := file.relative_to(folder).as_posix())]
 
 
 def _shared_folders(paths: Iterable[str]) -> tuple[str, ...]:
@@ -100,13 +124,14 @@ def _shared_folders(paths: Iterable[str]) -> tuple[str, ...]:
 
 
 def is_table(path: Path) -> bool:
-    """Whether a file has a table's extension, csv or tsv, or is a text whose first line has tabs."""
+    """Whether a file has a table's extension, or is a text whose first line has tabs, or words such as "path"."""
     extension = user_files.extension_of(path.name)
     if extension != "txt" or not path.is_file():
         return extension in ("csv", "tsv") and path.is_file()
-    # Excel exports this as "Unicode text".
     with path.open("rb") as file:
-        return "\t" in user_files.decode_text(file.read(_FIRST_LINE), "", errors="replace").partition("\n")[0]
+        line = user_files.decode_text(file.read(_FIRST_LINE), "", errors="replace").partition("\n")[0]
+    # Excel exports tabs as "Unicode text".
+    return "\t" in line or (len(line.split()) > 1 and not set(_PATHS).isdisjoint(line.lower().split()))
 
 
 def read_table(table: Path, options: SourceOptions | None = None) -> tuple[list[Row], list[str]]:
@@ -123,9 +148,7 @@ def read_table(table: Path, options: SourceOptions | None = None) -> tuple[list[
     if without := sum(not row[path] for row in cells):
         notes.append(f"left out {count_of(without, 'row')} of {name} that name no file")
     cells = [row for row in cells if row[path]]
-    # If some paths exist as written, the others are missing files.
-    if not any(files.find(row[path]) for row in cells):
-        files.elsewhere = _shared_folders([row[path] for row in cells])
+    found = files.find_all([row[path] for row in cells])
     unread = [column for column in columns if column not in (path, label, split)]
     hot: list[str] = []
     if options.labels and not label:
@@ -137,13 +160,34 @@ def read_table(table: Path, options: SourceOptions | None = None) -> tuple[list[
             notes.append(f"took columns with a single 1 in each row for the labels: {listed}")
     notes += unread_note(name, [columns[column] for column in unread if column not in hot])
     rows = []
-    for row in cells:
+    for row, file in zip(cells, found, strict=True):
         split_text = row[split] if split else ""
         if split == "is_valid":
             split_text = "val" if _BITS.get(split_text.lower()) else "train"
         named = columns[_ones(row, hot)[0]] if hot else row[label] if label else ""
-        rows.append(Row(row[path], files.find(row[path]), named, split_text))
-    return rows, notes
+        rows.append(Row(row[path], file, named, split_text))
+    missing = _missing_notes(rows, name, files.names[0]) if not all(found) else []
+    return rows, [*missing, *notes]
+
+
+def _missing_notes(rows: Sequence[Row], table: str, images: Names) -> list[str]:
+    """Counts and names the files that no image or several images match."""
+    lost = [row.path for row in rows if row.file is None]
+    several = [path for path in lost if images.are_several(path)]
+    missing = [path for path in lost if not images.are_several(path)]
+    notes = []
+    if several:
+        notes.append(
+            f"several images fit {count_of(len(several), 'file')} of {table} ({shown(several)}): name the folders too, "
+            "in a column of paths (--image-column)"
+        )
+    if missing:
+        there = f"; there are {images}" if str(images) else f": {_ABOVE}"
+        notes.append(
+            f"{count_of(len(missing), 'file')} of {table} not found beside it or below: {shown(missing)}"
+            f"{there if len(lost) == len(rows) else ''}"
+        )
+    return notes
 
 
 def _ones(row: Cells, columns: Sequence[str]) -> list[str]:
@@ -153,8 +197,11 @@ def _ones(row: Cells, columns: Sequence[str]) -> list[str]:
 def _read(table: Path) -> tuple[dict[str, str], list[dict[str, str]]]:
     """Returns the names of the columns as written, and the cells of each row, both by names in lower case."""
     text = user_files.read_text(table)
-    delimiter = max("\t", ";", ",", key=text.partition("\n")[0].count)
-    lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+    first = text.partition("\n")[0]
+    delimiter = max("\t", ";", ",", key=first.count)
+    if delimiter not in first and len({len(line.split()) for line in text.splitlines() if line.strip()}) == 1:
+        delimiter = " "
+    lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=delimiter == " ")
     try:
         written = [name.strip() for name in next(lines, [])]
         rows = [[cell.strip() for cell in row] for row in lines]
@@ -189,17 +236,24 @@ def _choose_columns(
     if options.image_column:
         paths = [_asked_column(table, columns, options.image_column, "--image-column")]
     elif len(paths) != 1:
-        paths = [name for name in paths or columns if name not in labels and _holds_files(name, cells, files)]
+        found = {name: _first_files(name, cells, files) for name in paths or columns if name not in labels}
+        paths = [name for name, those in found.items() if those and all(those)]
+        maybe = [name for name, those in found.items() if any(those)]
+        if not maybe:
+            remedy = "add a column of their paths" if str(files.names[0]) else _ABOVE
+            raise InputError(
+                f"table {table}: no column of {shown(columns.values())} names images beside it or below: {remedy}"
+            )
     if options.label_column:
         labels = [_asked_column(table, columns, options.label_column, "--label-column")]
     labels = labels if options.labels else []
     command = ""
     if len(paths) != 1:
-        command += f" --image-column {shlex.quote(columns[paths[0]]) if paths else 'NAME'}"
+        command += f" --image-column {shlex.quote(columns[(paths or maybe)[0]])}"
     if len(labels) > 1:
         command += f" --label-column {shlex.quote(columns[labels[0]])}"
     if command:
-        listed = plain_text(", ".join(columns.values())[:80])
+        listed = shown(columns[name] for name in dict.fromkeys((*paths, *labels, *columns)))
         raise InputError(
             f"table {table}: which columns of {listed} name images (beside it or below) and labels is not clear: "
             f"mae-vit prepare {shlex.quote(str(table))} OUT{command} chooses"
@@ -214,10 +268,9 @@ def _asked_column(table: Path, columns: Cells, asked: str, option: str) -> str:
     return name
 
 
-def _holds_files(name: str, cells: Sequence[Cells], files: _Files) -> bool:
-    """Whether the first cells of a column name files."""
-    first = [row[name] for row in cells[:_LOOKED_AT]]
-    return bool(first) and all(path and files.find(path) for path in first)
+def _first_files(name: str, cells: Sequence[Cells], files: _Files) -> list[Path | None]:
+    """Returns the files that the first cells of a column name."""
+    return files.find_all([row[name] for row in cells[:_LOOKED_AT]])
 
 
 def open_table(table: Path, options: SourceOptions) -> ImageSource:
@@ -227,7 +280,7 @@ def open_table(table: Path, options: SourceOptions) -> ImageSource:
         InputError: as for `read_table`, or if an image has several labels.
     """
     rows, column_notes = read_table(table, options)
-    entries, missing = list[Entry](), [row.path for row in rows if row.file is None]
+    entries = list[Entry]()
     label_of: dict[tuple[str, Path], str | None] = {}
     keys: dict[str, dict[str, int]] = {}
     by_end = list[str]()
@@ -256,16 +309,12 @@ def open_table(table: Path, options: SourceOptions) -> ImageSource:
         stem = image_stem(where).replace(".", "_").strip("/") or where
         key = unique_key(stem, keys.setdefault(split, {}))
         entries.append(Entry(split, name, key, where, user_files.extension_of(where) or "jpg", reader(file)))
-    if missing:
-        there = "" if entries else f"; there are {_Files(table).names[0]}"
-        count = count_of(len(missing), "file")
-        notes.append(f"{count} of {table.name} not found beside it or below: {shown(missing)}{there}")
     if by_end:
         notes.append(
             f"found {count_of(len(by_end), 'file')} of {table.name} by the ends of their paths (folder, case or "
             f"extension differ): {by_end[0]}"
         )
-    if repeated := len(rows) - len(missing) - len(entries):
+    if repeated := sum(row.file is not None for row in rows) - len(entries):
         notes.append(f"{table.name} names images again in {count_of(repeated, 'row')}: each is taken once")
     if shared := len(label_of) - len({file for _, file in label_of}):
         notes.append(f"warning: {table.name} has {count_of(shared, 'image')} in several splits")
@@ -282,8 +331,10 @@ def open_table(table: Path, options: SourceOptions) -> ImageSource:
 
 
 def _beside(path: str, file: Path, table: Path) -> str:
-    """Returns the path of a row's file relative to the table's folder; as written if it lies elsewhere."""
-    return file.relative_to(table.parent).as_posix() if file.is_relative_to(table.parent) else path
+    """Returns the path of a row's file relative to the table's folder, or to the one around it; else as written."""
+    around = [] if Path(path).is_absolute() else [table.resolve().parent.parent]
+    tops = (top for top in (table.parent, *around) if file.is_relative_to(top))
+    return next((file.relative_to(top).as_posix() for top in tops), path)
 
 
 def _splits_of_folders(rows: Sequence[Row], table: Path, split: str) -> tuple[list[str], list[str]]:

@@ -8,7 +8,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers.commands import one_line, summary_of
-from helpers.finetune import SMALL
 from helpers.weights.foreign import KINDS, build, write_backbone
 from safetensors import safe_open
 from safetensors.torch import load_file
@@ -16,7 +15,6 @@ from safetensors.torch import load_file
 from mae_vit.data.batches.subset import limit_per_class
 from mae_vit.data.index import open_index
 from mae_vit.evaluation.knn import knn_scores
-from mae_vit.finetuning.command import main
 from mae_vit.finetuning.models.segmenter import Segmenter
 from mae_vit.weights.encoder import load_encoder
 from mae_vit.weights.names import FOREIGN_ORIGIN
@@ -26,18 +24,18 @@ WIDTHS = {"dinov2": 24, "swin": 96, "convnext": 20}
 
 
 @pytest.fixture
-def measure(digits, pairs, tmp_path):
-    """measure(file, mode, *overrides, name="run") -> exit code, run folder; on masks where the mode is theirs."""
+def measure(call, pairs, tmp_path):
+    """measure(file, mode, *overrides) -> exit code, run folder; on masks where the mode is theirs."""
 
-    def run(file, mode, *overrides, name="run"):
-        place = [f"run.dir={tmp_path / name}", f"finetune.mode={mode}"]
+    def run(file, mode, *overrides):
+        words, options = [f"finetune.mode={mode}", f"--ckpt=frozen:{file}"], {"model": ()}
         if mode.startswith("segment"):
-            words = ["--config", "finetune_cifar_tiny", *SMALL, f"data.path={pairs}"]
-            words += ["train.effective_batch_size=8", "data.augment.crop=random_resized", "data.label_draw=1"]
+            words += [f"data.path={pairs}", "train.effective_batch_size=8"]
+            words += ["data.augment.crop=random_resized", "data.label_draw=1"]
         else:
-            words = ["--config", "linear_probe_cifar_tiny", *SHORT, f"data.path={digits}"]
             words += ["data.labels_per_class=20"]
-        return main([*words, "--ckpt", f"frozen:{file}", *place, *overrides]), tmp_path / name
+            options |= {"config": "linear_probe_cifar_tiny", "small": SHORT}
+        return call(*words, *overrides, **options), tmp_path / "run"
 
     return run
 

@@ -1,6 +1,7 @@
 """Runs on frozen features: whose features, which options, whose folder, and how they end."""
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -10,15 +11,20 @@ import sys
 import numpy as np
 import pytest
 import torch
-from helpers.commands import ROOT, one_line, summary_of
+from helpers.commands import ROOT, SMALL_PRETRAIN, lines_of, one_line, summary_of
 from helpers.finetune import SMALL, TINY
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from mae_vit.data.batches.augmented import AugmentedSource
 from mae_vit.data.index import open_index
+from mae_vit.evaluation.feature_rank import feature_metrics, feature_sums
 from mae_vit.finetuning.command import main
 from mae_vit.finetuning.frozen import score
+from mae_vit.inspection.images import draw_samples
+from mae_vit.pretraining.command import main as pretrain_main
+from mae_vit.training import evals
+from mae_vit.weights.encoder import load_vit
 
 KNN = "finetune.mode=knn"
 PROBE = ["finetune.mode=linear_probe", "finetune.test=false", "train.epochs=1", "train.warmup_epochs=0.5"]
@@ -88,16 +94,13 @@ def test_frozen_options_have_effects(call, shared, pretrained, tmp_path):
     assert len(seen) == len(folders)
 
 
-def test_the_test_split_is_read_once(call, digits, pretrained, monkeypatch):
+def test_the_test_split_is_read_once(call, digits, pretrained, spy):
     seen: list[int] = []
-    render = AugmentedSource.render
 
-    def counted(source, seed, epoch, places, *more, **options):
-        if source.source.index.split == "test":
-            seen.extend(source.numbers(places))
-        return render(source, seed, epoch, places, *more, **options)
+    def rendered(source, seed, epoch, places, *_, **options):
+        seen.extend(source.numbers(places) if source.source.index.split == "test" else ())
 
-    monkeypatch.setattr(AugmentedSource, "render", counted)
+    spy(AugmentedSource, "render", rendered)
     assert call("finetune.mode=few_shot", ckpt=pretrained) == 0
     # By the encoder, and by the same network with random weights.
     assert sorted(seen) == sorted(2 * list(range(len(open_index(digits, "test")))))
@@ -215,3 +218,50 @@ def test_a_run_that_ends_while_it_is_waited_for_is_finished(call, pretrained, sc
     monkeypatch.setattr(score, "resume_or_start", end_meanwhile)
     assert call(KNN, ckpt=pretrained) == 0
     assert "is finished" in capsys.readouterr().out
+
+
+def measured_alone(path, data, split: str, pool: str) -> tuple[float, float]:
+    """Both measures of all images of a split."""
+    encoder = load_vit(path, pool=pool)
+    samples = draw_samples(str(data), count=10_000, encoder=encoder.info, split=split)
+    with torch.no_grad():
+        features = encoder(encoder.normalize(samples.images))
+    return tuple(feature_metrics(feature_sums(features), features.shape[1]).values())
+
+
+def pretrain(data, folder) -> dict[str, float]:
+    options = [f"run.dir={folder}", "train.precision=fp32", "monitor.evaluate_images=10000"]
+    words = ["--config", "mae_digits", *SMALL_PRETRAIN, *TINY, f"data.path={data}", *options]
+    assert pretrain_main([*words, "monitor.probe_queries=0"]) == 0
+    return lines_of(folder)[-1]["heldout"]
+
+
+def test_every_evaluation_measures_the_mean_of_the_patches(digits, tmp_path):
+    measured = pretrain(digits, tmp_path / "run")
+    expected = measured_alone(tmp_path / "run" / "encoder.safetensors", digits, "test", "mean")
+    assert (measured["rankme"], measured["feature_std"]) == pytest.approx(expected, rel=1e-3)
+    evaluated = [line for line in lines_of(tmp_path / "run") if "heldout" in line]
+    assert len(evaluated) == 2
+    assert all(math.isfinite(line["heldout"]["rankme"]) for line in evaluated)
+
+
+def test_the_number_of_measured_images_is_bounded(digits, tmp_path, monkeypatch):
+    monkeypatch.setattr(evals, "MOST_RANKED", 1)
+    assert pretrain(digits, tmp_path / "run")["rankme"] == pytest.approx(1, abs=1e-4)
+
+
+@pytest.mark.parametrize("mode", ["knn", "linear_probe"])
+def test_frozen_modes_measure_the_training_images(shared, pretrained, digits, mode):
+    words = [f"finetune.mode={mode}", "finetune.pool=cls", "train.precision=fp32"]
+    options = {}
+    if mode == "linear_probe":
+        words += ["train.epochs=1", "train.warmup_epochs=null", "train.effective_batch_size=64"]
+        words += ["finetune.holdout=0", "finetune.lr_factors=[1.0]"]
+        options = {"config": "linear_probe_cifar_tiny", "small": ()}
+    folder, out, _ = shared(*words, ckpt=pretrained, **options)
+    expected, summary = (
+        measured_alone(pretrained / "encoder.safetensors", digits, "train", "cls"),
+        summary_of(folder),
+    )
+    assert (summary["rankme"], summary["feature_std"]) == pytest.approx(expected, rel=1e-3)
+    assert f"rank {expected[0]:.1f} of 16" in out

@@ -2,6 +2,7 @@
 
 import json
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,7 +16,6 @@ from mae_vit.core.errors import InputError
 from mae_vit.data.images.decode import decode
 from mae_vit.data.index import open_index
 from mae_vit.data.order.order import GlobalOrder
-from mae_vit.finetuning.command import main
 from mae_vit.finetuning.data import FinetuneData
 from mae_vit.finetuning.frozen import linear_probe, score
 from mae_vit.runtime.ranks import ALONE
@@ -27,19 +27,12 @@ SHORT = [
     "train.warmup_epochs=1",
 ]
 FILES = {".lock", "config.yaml", "environment.json", "plan.txt", "summary.json", "linear.safetensors"}
-opened = FinetuneData.open_test
 
 
 @pytest.fixture
-def probe(digits, pretrained, tmp_path):
+def probe(call, pretrained):
     """Probes the pretrained encoder on the digits: probe("key=value", ..., name="run")."""
-
-    def run(*arguments, name="run") -> int:
-        place = [f"data.path={digits}", f"run.dir={tmp_path / name}", "run.name=probe", "model.img_size=8"]
-        words = ["--config", "linear_probe_cifar_tiny", "--ckpt", str(pretrained), *SHORT]
-        return main([*words, *place, *arguments])
-
-    return run
+    return partial(call, *SHORT, ckpt=pretrained, config="linear_probe_cifar_tiny", small=())
 
 
 def classifier(pretrained, folder, **options) -> nn.Module:
@@ -95,14 +88,10 @@ def test_a_batch_larger_than_the_data_shrinks_with_a_note(probe, tmp_path, capsy
 
 
 @pytest.mark.parametrize("pool", ["cls", "mean"])
-def test_the_layer_is_that_of_a_plain_loop(probe, digits, pretrained, tmp_path, pool, monkeypatch):
+def test_the_layer_is_that_of_a_plain_loop(probe, digits, pretrained, tmp_path, pool, spy):
     """timm's encoder, torch's BatchNorm, SGD and cross-entropy, in the run's order of images."""
     choices = {}
-    monkeypatch.setattr(
-        FinetuneData,
-        "open_test",
-        lambda data: choices.update(train=data.train, held=data.held_out) or opened(data),
-    )
+    spy(FinetuneData, "open_test", lambda data: choices.update(train=data.train, held=data.held_out))
     assert probe("finetune.lr_factors=[3.0]", f"finetune.pool={pool}", "run.seed=4") == 0
     more = {"global_pool": "token"} if pool == "cls" else {"global_pool": "avg", "fc_norm": False}
     model = classifier(pretrained, tmp_path / "run", **more)
@@ -138,7 +127,7 @@ def test_the_layer_is_that_of_a_plain_loop(probe, digits, pretrained, tmp_path, 
     assert summary_of(tmp_path / "run")["val_top1"] == pytest.approx(top1, abs=0.01)
 
 
-def test_held_out_images_choose_the_rate_before_the_test_split_is_opened(probe, tmp_path, monkeypatch):
+def test_held_out_images_choose_the_rate_before_the_test_split_is_opened(probe, tmp_path, monkeypatch, spy):
     asked, reads = [], []
     scores = iter([0.2, 0.9, 0.4, 0.9, None])
 
@@ -148,7 +137,7 @@ def test_held_out_images_choose_the_rate_before_the_test_split_is_opened(probe, 
         asked.append(len(labels))
         return next(scores)
 
-    monkeypatch.setattr(FinetuneData, "open_test", lambda data: reads.append(len(asked)) or opened(data))
+    spy(FinetuneData, "open_test", lambda data: reads.append(len(asked)))
     monkeypatch.setattr(linear_probe, "probe_top1", top1)
     assert probe() == 0
     summary = summary_of(tmp_path / "run")

@@ -8,30 +8,25 @@ import numpy as np
 import pytest
 import torch
 from helpers.commands import lines_of, one_line, summary_of
-from helpers.finetune import CNN, SMALL, TINY
+from helpers.finetune import CNN
 from helpers.images import FIRST, STEP
 from safetensors.torch import load_file
 
 from mae_vit.cli.main import main as command_line
-from mae_vit.finetuning.command import main
 from mae_vit.weights.encoder import load_encoder
 
 RESNET = {**CNN, "config": "small_resnet_cifar"}
 
 
 @pytest.fixture
-def segment(pairs, tmp_path):
+def segment(call, pairs):
     """Runs a mode of segmentation: segment("key=value", ..., mode="segment", name="run", ckpt=None)."""
 
-    def call(
-        *arguments, mode="segment", name="run", ckpt=None, config="finetune_cifar_tiny", model=TINY
-    ) -> int:
-        words = ["--config", config, *(["--ckpt", str(ckpt)] if ckpt else []), *SMALL]
-        words += ["model.img_size=8"] if ckpt else model
-        place = [f"data.path={pairs}", f"run.dir={tmp_path / name}", f"run.name={name}"]
-        return main([*words, *place, f"finetune.mode={mode}", "train.effective_batch_size=8", *arguments])
+    def run(*arguments, mode="segment", **options) -> int:
+        own = f"data.path={pairs}", f"finetune.mode={mode}", "train.effective_batch_size=8"
+        return call(*own, *arguments, **options)
 
-    return call
+    return run
 
 
 def test_a_probe_of_pretrained_weights(segment, pretrained, tmp_path, capsys):

@@ -9,7 +9,6 @@ from sklearn.metrics import jaccard_score, log_loss
 
 from mae_vit.core.batch import Batch
 from mae_vit.core.keyed_rng import SampleKeys
-from mae_vit.finetuning.models.build import load_into_segmenter
 from mae_vit.finetuning.models.segmenter import Segmenter
 from mae_vit.models.encoders.network import NetworkEncoder
 from mae_vit.models.encoders.vit import ViTEncoder
@@ -120,7 +119,7 @@ def test_a_norm_behind_the_mean_norms_each_token():
     tensors = {name: value + 1 for name, value in small_encoder().state_dict().items()}
     renamed = {f"fc_{name}" if name.startswith("norm.") else name: value for name, value in tensors.items()}
     model = segmenter(probe=True)
-    load_into_segmenter(model, Weights("weights", renamed))
+    model.load(Weights("weights", renamed))
     assert torch.equal(model.encoder.norm.weight, tensors["norm.weight"])
 
 

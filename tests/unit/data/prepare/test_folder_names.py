@@ -1,17 +1,26 @@
 """Which folders are splits, which are classes: trees as people have them."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
+from helpers.images import encoded, picture
 
 from mae_vit.core.errors import InputError
 from mae_vit.data.prepare.entries import ImageSource, SourceOptions
 from mae_vit.data.prepare.listing import Listing
 from mae_vit.data.prepare.sources.folders import entries_from_paths
 
+IMAGE, MASK = (encoded(picture(1, mode=mode), "png") for mode in ("RGB", "1"))
+
 
 def open_paths(paths: str, **options) -> ImageSource:
-    files = Listing(images=[(path, bytes) for path in sorted(paths.split())])
+    """Opens files that are no images, or, in a text with *, images, and masks at the paths with *."""
+    images = [
+        (path.lstrip("*"), partial(bytes, (MASK if path[0] == "*" else IMAGE) if "*" in paths else b""))
+        for path in paths.split()
+    ]
+    files = Listing(images=sorted(images, key=lambda image: image[0]))
     return entries_from_paths(files, SourceOptions(Path("out"), **options), where="photos", name="photos")
 
 
@@ -54,6 +63,7 @@ CLEAR = {
     "digits and letters": ("0/1.jpg 9/2.jpg A/3.jpg J/4.jpg", "train: 0 9 A J"),
     "WordNet": ("n01440764/1.jpg n01443537/2.jpg", "train: n01440764 n01443537"),
     "one folder of images": ("images/1.jpg images/2.jpg", "train: -"),
+    "real and fake": ("real_images/1.jpg fake_images/2.jpg", "train: fake_images real_images"),
     "stations": ("train_station/1.jpg train_track/2.jpg", "train: train_station train_track"),
     "other folders in each class": ("cat/a/1.jpg cat/b/2.jpg dog/c/3.jpg", "train: cat dog"),
 }  # fmt: skip
@@ -81,6 +91,19 @@ ASKED = {
     "a camera": ("100APPLE/1.jpg 101APPLE/2.jpg", '"100APPLE" and "101APPLE"'),
     "days": ("2023-05-01/1.jpg 2023-06-01/2.jpg", '"2023-05-01" and "2023-06-01"'),
     "letters": ("a/abbey/1.jpg b/beach/2.jpg", '"a" and "b"'),
+    "patients and nodes": (
+        "patient_004_node_4/1.png patient_009_node_1/2.png",
+        '"patient_004_node_4" and "patient_009_node_1"',
+    ),
+    "Omniglot": (
+        "images_background/Greek/alpha/1.png images_evaluation/Gurmukhi/a/2.png",
+        '"images_background" and "images_evaluation"',
+    ),
+    "images again": (
+        "ODIR-5K/Training_Images/1_left.jpg preprocessed_images/1_left.jpg",
+        '"ODIR-5K" and "preprocessed_images"',
+    ),
+    "without a label": ("cat/1.png no_label/2.png", '"cat" and "no_label"'),
 }
 
 
@@ -142,6 +165,13 @@ MASKS = {
                       "train/labels, val/labels", "train: - | val: -"),
     "in each class": ("sick/1.png sick/masks/1.png well/images/2.png well/masks/2.png", "sick/masks, well/masks",
                       "train: sick well"),
+    "xBD": ("train/images/1.png train/targets/1_target.png", "train/targets", "train: -"),
+    "LoveDA": ("Train/Urban/images_png/1.png Train/Urban/masks_png/1.png Train/Rural/images_png/2.png",
+               "Train/Urban/masks_png", "train: Rural Urban"),
+    "COCO's things and stuff": (
+        "train2017/1.jpg val2017/2.jpg stuffthingmaps/train2017/1.png annotations/panoptic_val2017/2.png",
+        "annotations, stuffthingmaps", "train: - | val: -",
+    ),
 }  # fmt: skip
 
 
@@ -149,10 +179,34 @@ MASKS = {
 def test_masks_beside_images_are_left_out(name):
     paths, folders, expected = MASKS[name]
     assert placed(paths) == expected
-    for labels in (True, False):
-        assert f": {folders}: " in "".join(open_paths(paths, labels=labels).notes)
-    # An answer that says what the folders are is taken.
-    assert len(open_paths(paths, labels=False, class_folder="first").entries) == len(paths.split())
+    for options in ({}, {"labels": False}, {"class_folder": "first"}):
+        assert f": {folders}: " in "".join(open_paths(paths, **options).notes)
+
+
+# Paths, those that begin with * of masks; what is left, 2 for a question, and what without labels.
+DRAWN = {
+    "ISIC": ("Training_Input/a_1.png *Training_Part1_GroundTruth/a_1_segmentation.png", "train: -", 1),
+    "more words": ("1_Original/a_1.png *2_All_Groundtruths/1_Cysts/a_1_MA.png", "train: -", 1),
+    "Cityscapes": ("leftImg8bit/train/ulm/u_1_leftImg8bit.png *gtFine/train/ulm/u_1_gtFine_labelIds.png", 2, 1),
+    "before and after": ("train/A/1.png train/B/1.png *train/label/1.png", 2, 2),
+    "of each class": ("cat/c_1.png dog/d_1.png *cat_masks/c_1.png *dog_masks/d_1.png", "train: cat dog", 2),
+    "in each class": ("sick/scan/1.png *sick/masks/1.png well/scan/2.png *well/masks/2.png", "train: sick well", 2),
+    "photographs of masks": ("with_mask/1_mask.png without_mask/1.png", "train: with_mask without_mask", 2),
+    "drawings of all classes": ("*mask/1.png *hat/1.png", 2, 2),
+    "of other images": ("cat/1.png *cat_labels/2.png", "train: cat cat_labels", 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_masks_are_known_by_their_pixels(name):
+    paths, expected, images = DRAWN[name]
+    if expected == 2:
+        with pytest.raises(InputError, match="--no-labels"):
+            placed(paths)
+    else:
+        assert placed(paths) == expected
+    for options in ({"labels": False}, {"class_folder": "first"}):
+        assert len(open_paths(paths, **options).entries) == images
 
 
 def test_thumbnails_beside_their_images_are_left_out():

@@ -75,6 +75,7 @@ FOLDERS = {
     ),
     "labels in a table": ({"1.jpg": JPEG, "labels.csv": b"1.jpg,cat\n"}, "", "train: - 1"),
     "tiny-imagenet": (TINY, "", "test: - 1 | train: n01 3, n02 3 | val: n01 3, n02 1"),
+    "FiftyOne": ({"data/1.jpg": JPEG, "data/2.jpg": JPEG, "labels.json": b"{}"}, "", "train: - 2"),
     "classes of the test": (
         images("train/cat/1.jpg", "train/Dog/1.jpg", "test/dog/1.jpg"), "", "test: dog 1 | train: Dog 1, cat 1",
     ),
@@ -187,7 +188,7 @@ def test_files_that_are_no_source(tmp_path, call, said, monkeypatch):
     contents = {
         **images("x.tar", "x.zip", "x.parquet", "x.jpg", data=PAGE),
         **images("a.zip.001", "a.z01", "a.tar.aa", "pathmnist.npz", "train-images-idx3-ubyte.gz", data=b"PK"),
-        **images("cats.rar", "list.txt", data=b"cat/1.jpg"),
+        **images("cats.rar", "list.txt", "labels.json", data=b"cat/1.jpg"),
     }
     write_files(tmp_path, contents)
     write_tar(tmp_path / "cifar-10-python.tar.gz", {"data_batch_1": b"x"})

@@ -24,7 +24,7 @@ def four(path):
 
 XY = "train: x 2, y 2"
 MANY = ["image,path,label,class", "1,1,x,0", "2,2,y,1"]
-# Rows, the images beside them, options, and the classes of the images; 2 if the table is refused.
+# Rows, the images beside them, options, and the classes of the images, 2 if the table is refused; and its place.
 TABLES = {
     "a name of two files": (["image,label", "1,x", "2,y"], ("a/1.jpg", "b/1.jpg", "b/2.jpg"), "", "train: y 1"),
     "names": (rows("id_code,label", "x", "y", "x", "y"), IMAGES, "", XY),
@@ -66,14 +66,28 @@ TABLES = {
     "Windows' paths": (machine("C:\\set\\{}.jpg"), four("{}.jpg"), "", XY),
     "a folder each": (machine("set/train/p{}/a.jpg"), four("train/p{}/a.jpg"), "", XY),
     "capitals": (machine("img_{}.jpg"), four("IMG_{}.JPG"), "", XY),
+    "images of the folder around": (rows("Image name,label", "x", "y"), ("2. Images/1.jpg", "2. Images/2.jpg"), "",
+                                    "train: x 1, y 1", "1. Truth/labels.csv"),
+    "no image around": (rows("id,label", "x", "y"), (), "--image-column id", 2, "truth/labels.csv"),
+    "no names": (["node,x", "4,3000"], IMAGES[:3], "", 2),
+    "copies in two folders": (["id,filename,path,label", "0,1.jpg,../b/c/1.jpg,x"], ("a/1.jpg", "c/1.jpg"), "",
+                              "train: x 1"),
+    "copies in two folders, asked": (["id,filename,path,label", "0,1.jpg,../b/c/1.jpg,x"], ("a/1.jpg", "c/1.jpg"),
+                                     "--image-column filename", 2),
+    "blanks": (["image_id class_id path", "1 1 a/1.jpg", "2 1 a/2.jpg"], IMAGES, "--label-column class_id",
+               "train: 1 2"),
+    "blanks in a text": (["image_id label path", "1  x a/1.jpg", "2  y a/2.jpg"], IMAGES, "", "train: x 1, y 1",
+                         "Ebay_train.txt"),
+    "blanks in a name": (["image path", "a/1.jpg", "b/my own.jpg"], (*IMAGES, "b/my own.jpg"), "", "train: - 2"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", TABLES)
 def test_tables(tmp_path, call, said, name):
-    lines, images, options, expected = TABLES[name]
-    files = {**dict.fromkeys(images, JPEG), "labels.csv": "\n".join(lines).encode()}
-    result = call(write_files(tmp_path / "src", files) / "labels.csv", options=options)
+    lines, images, options, expected, *place = TABLES[name]
+    (place,) = place or ["labels.csv"]
+    files = {**dict.fromkeys(images, JPEG), place: "\n".join(lines).encode()}
+    result = call(write_files(tmp_path / "src", files) / place, options=options)
     said(result.text)
     assert (result.code, result.out.exists()) == ((2, False) if expected == 2 else (0, True))
     assert expected == 2 or result.counts() == expected

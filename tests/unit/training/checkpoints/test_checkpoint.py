@@ -1,12 +1,18 @@
-"""Checkpoint folders: what they hold, older ones, odd ones, and which are kept."""
+"""Checkpoint folders: what they contain, odd ones, which are kept, and files of tensors on the way to the disk."""
 
+import errno
+import hashlib
 import json
 import os
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
 
 from mae_vit.training.checkpoints.checkpoint import (
     BrokenCheckpoint,
@@ -14,6 +20,7 @@ from mae_vit.training.checkpoints.checkpoint import (
     load_checkpoint,
     prune_checkpoints,
     save_checkpoint,
+    write_tensors,
 )
 from mae_vit.training.engines.state import LossScale, TrainState
 
@@ -36,53 +43,44 @@ def test_all_of_the_state_comes_back(tmp_path, slots, scale):
     assert (loaded.step, loaded.identity) == (9, {"run.seed": 1})
     assert (loaded.state.optimizer_step, loaded.state.loss_scale) == (7, scale)
     assert list(loaded.state.optimizer_states) == list(slots)
-    for mine, other in zip(
-        [state.parameters, *state.optimizer_states.values()],
-        [loaded.state.parameters, *loaded.state.optimizer_states.values()],
-        strict=True,
-    ):
-        assert mine.keys() == other.keys()
-        assert all(torch.equal(mine[name], other[name]) for name in mine)
-
-
-def rewrite(path, **changes) -> None:
-    described = json.loads((path / "state.json").read_text()) | changes
-    described = {key: value for key, value in described.items() if value != "absent"}
-    (path / "state.json").write_text(json.dumps(described))
+    mine, others = ([s.parameters, *s.optimizer_states.values()] for s in (state, loaded.state))
+    for ours, theirs in zip(mine, others, strict=True):
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 def test_slots_are_names_and_no_paths(tmp_path):
-    path = save_checkpoint(tmp_path, step=9, state=state_of("exp_avg"), identity={})
-    rewrite(path, slots=["../../exp_avg"])
+    path = save_checkpoint(tmp_path, step=9, state=state_of("exp_avg"), identity={}) / "state.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"slots": ["../../exp_avg"]}))
     with pytest.raises(BrokenCheckpoint, match="odd slots"):
-        load_checkpoint(path)
+        load_checkpoint(path.parent)
+
+
+GRID = sorted([*range(100, 1300, 100), 512, 1003])  # 512 and 1003 were saved on a signal
 
 
 @pytest.mark.parametrize(
-    ("keep_every", "expected"),
-    [(None, [1100, 1200]), (5, [500, 1000, 1100, 1200]), (1, [*range(100, 1300, 100)])],
+    ("steps", "options", "expected"),
+    [
+        # Only the grid is kept for good.
+        (GRID, {"keep_last": 2, "keep_every": None}, [1100, 1200]),
+        (GRID, {"keep_last": 2, "keep_every": 5}, [500, 1000, 1100, 1200]),
+        (GRID, {"keep_last": 2, "keep_every": 1}, [*range(100, 1300, 100)]),
+        # One between is kept while it is the last.
+        ((500, 512), {"keep_last": 1, "keep_every": 5}, [500, 512]),
+        # Those of later steps do not count: they were broken, or the run went back behind them.
+        (
+            (0, 276, 287, 305, 400),
+            {"upto": 287, "keep_last": 2, "keep_every": 5, "every_steps": 1},
+            [276, 287],
+        ),
+    ],
 )
-def test_only_the_grid_is_kept_for_good(tmp_path, keep_every, expected):
-    # 512 and 1003 were saved on a signal.
-    for step in sorted([*range(100, 1300, 100), 512, 1003]):
+def test_which_checkpoints_are_kept(tmp_path, steps, options, expected):
+    for step in steps:
         (tmp_path / f"step-{step:08d}").mkdir()
-    prune_checkpoints(tmp_path, upto=1200, keep_last=2, keep_every=keep_every, every_steps=100)
+    prune_checkpoints(tmp_path, **{"upto": 1200, "every_steps": 100, **options})
     assert [int(path.name[5:]) for path in list_checkpoints(tmp_path)] == expected
-
-
-def test_one_between_is_kept_while_it_is_the_last(tmp_path):
-    for step in (500, 512):
-        (tmp_path / f"step-{step:08d}").mkdir()
-    prune_checkpoints(tmp_path, upto=1200, keep_last=1, keep_every=5, every_steps=100)
-    assert [path.name for path in list_checkpoints(tmp_path)] == ["step-00000500", "step-00000512"]
-
-
-def test_those_of_later_steps_do_not_count(tmp_path):
-    """They were broken, or the run went back behind them."""
-    for step in (0, 276, 287, 305, 400):
-        (tmp_path / f"step-{step:08d}").mkdir()
-    prune_checkpoints(tmp_path, upto=287, keep_last=2, keep_every=5, every_steps=1)
-    assert [int(path.name[5:]) for path in list_checkpoints(tmp_path)] == [276, 287]
 
 
 def test_all_is_on_the_disk_before_its_name_is(tmp_path, monkeypatch):
@@ -116,3 +114,60 @@ def test_all_is_on_the_disk_before_its_name_is(tmp_path, monkeypatch):
     assert ("flush", tmp_path) in events[folder_renamed:latest]
     assert ("flush", events[latest][1]) in events[folder_renamed:latest]
     assert events[-1] == ("flush", tmp_path)
+
+
+def test_a_full_disk_is_an_os_error(tmp_path, monkeypatch):
+    def fail(tensors, path):
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("mae_vit.training.checkpoints.checkpoint.save_file", fail)
+    with pytest.raises(OSError, match="No space left") as error:
+        write_tensors(tmp_path / "t.safetensors", {"a": torch.ones(1)})
+    assert error.value.errno == errno.ENOSPC
+    assert not list(tmp_path.iterdir())
+
+
+def test_files_of_tensors_are_those_of_the_safetensors_library(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    tensors = {
+        "blocks.0.weight": torch.randn(5, 3, generator=generator),
+        "blocks.0.flag": torch.tensor([True, False, True]),
+        "norm.num_batches_tracked": torch.tensor(7),
+        "half": torch.randn(3, generator=generator).to(torch.bfloat16),
+        "a.transposed": torch.randn(4, 2, generator=generator).T,
+        "empty": torch.zeros(0, 2),
+        "name with ü": torch.arange(3, dtype=torch.uint8),
+    }
+    file = tmp_path / "t.safetensors"
+    digest = write_tensors(file, tensors)
+    loaded = load_file(file)
+    assert loaded.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert loaded[name].dtype == tensor.dtype
+        assert torch.equal(loaded[name], tensor)
+    assert digest == hashlib.sha256(file.read_bytes()).hexdigest()
+    assert [path.name for path in tmp_path.iterdir()] == [file.name]
+    plain = {name: tensor.contiguous() for name, tensor in tensors.items() if name.isascii()}
+    write_tensors(file, plain)
+    assert file.read_bytes() == save(plain)
+
+
+def longest_pause(work) -> float:
+    """Of this thread, while another works."""
+    thread = threading.Thread(target=work)
+    thread.start()
+    longest, last = 0.0, time.perf_counter()
+    while thread.is_alive():
+        time.sleep(0.001)
+        now = time.perf_counter()
+        longest, last = max(longest, now - last), now
+    return longest
+
+
+@pytest.mark.slow
+def test_other_threads_go_on_while_it_writes(tmp_path):
+    """Against the library's `save`, which holds the interpreter's lock for as long as it copies."""
+    large = {f"block.{number}": torch.ones(1 << 22) for number in range(20)}  # 335 MB
+    # A busy machine makes pauses longer, never shorter.
+    ours = min(longest_pause(lambda: write_tensors(tmp_path / "t.safetensors", large)) for _ in range(3))
+    assert ours < longest_pause(lambda: save(large)) / 2

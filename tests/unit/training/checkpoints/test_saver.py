@@ -14,6 +14,7 @@ from mae_vit.training.checkpoints.saver import Saver
 from mae_vit.training.engines import state as states
 from mae_vit.training.engines.state import LossHistory, Staging, TrainState
 
+CPU = torch.device("cpu")
 MIXED = {
     "weights": torch.arange(600, dtype=torch.float32).view(20, 30).t(),
     "count": torch.tensor(7),
@@ -24,22 +25,24 @@ MIXED = {
 
 
 @pytest.fixture
-def allocated(monkeypatch):
-    """Sizes of the buffers that `buffer` was asked for; they are small here."""
+def staging(monkeypatch):
+    """staging(device, copies) -> a place whose buffers are small, and the sizes of these buffers."""
     monkeypatch.setattr(states, "_CHUNK", 4096)
-    return []
+
+    def make(device=CPU, *, copies: bool = True) -> tuple[Staging, list[int]]:
+        sizes = []
+
+        def allocate(size: int) -> torch.Tensor:
+            sizes.append(size)
+            return torch.empty(size, dtype=torch.uint8)
+
+        return Staging(device, copies=copies, allocate=allocate), sizes
+
+    return make
 
 
-def buffer(allocated: list):
-    def allocate(size: int) -> torch.Tensor:
-        allocated.append(size)
-        return torch.empty(size, dtype=torch.uint8)
-
-    return allocate
-
-
-def test_a_buffer_is_used_again_and_holds_what_was_copied(allocated):
-    place = Staging(torch.device("cpu"), copies=True, allocate=buffer(allocated))
+def test_a_buffer_is_used_again_and_has_what_was_copied(staging):
+    place, allocated = staging()
     addresses = []
     for turn in range(3):
         place.begin()
@@ -56,57 +59,34 @@ def test_a_buffer_is_used_again_and_holds_what_was_copied(allocated):
     assert addresses[0] == addresses[1] == addresses[2]
 
 
-def test_other_ranks_take_the_tensors_and_keep_none(allocated):
-    place, asked = Staging(torch.device("cpu"), copies=False, allocate=buffer(allocated)), []
-
-    def gathered():
-        for name, tensor in MIXED.items():
-            asked.append(name)
-            yield name, tensor
-
+def test_other_ranks_take_the_tensors_and_keep_none(staging):
+    (place, allocated), tensors = staging(copies=False), iter(MIXED.items())
     place.begin()
-    assert place.collect(gathered()) == {}
-    assert asked == list(MIXED)
+    assert place.collect(tensors) == {}
+    assert next(tensors, None) is None
     assert not allocated
 
 
-def test_a_gpu_is_waited_for_once(allocated, monkeypatch):
-    waits = []
-    stream = SimpleNamespace(synchronize=lambda: waits.append("stream"))
+def test_a_gpu_is_waited_for_once(staging, monkeypatch):
+    calls, copy_ = [], torch.Tensor.copy_
+    stream = SimpleNamespace(synchronize=lambda: calls.append("wait"))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
-    asked = []
-    copy_ = torch.Tensor.copy_
 
     def recording_copy(self, source, non_blocking=False):
-        asked.append(non_blocking)
+        calls.append(non_blocking)
         return copy_(self, source)
 
     monkeypatch.setattr(torch.Tensor, "copy_", recording_copy)
-    place = Staging(torch.device("cuda"), copies=True, allocate=buffer(allocated))
+    place, _ = staging(torch.device("cuda"))
     place.begin()
     place.collect(MIXED.items())
-    assert asked == [True] * len(MIXED)
-    assert not waits
     place.wait()
-    assert waits == ["stream"]
+    assert calls == [True] * len(MIXED) + ["wait"]
 
 
-class Counting:
-    """An engine whose only weight is the number of its step, in a buffer that is used again."""
-
-    ranks = Ranks()
-
-    def __init__(self, allocate) -> None:
-        self.weight = torch.zeros(900)
-        self._staging = Staging(torch.device("cpu"), copies=True, allocate=allocate)
-
-    def gather(self) -> TrainState:
-        self._staging.begin()
-        return TrainState(self._staging.collect([("weight", self.weight)]), {}, 0)
-
-
-def test_a_slow_write_is_over_before_its_buffer_is_used_again(allocated, tmp_path, monkeypatch):
+def test_a_slow_write_is_over_before_its_buffer_is_used_again(staging, tmp_path, monkeypatch):
     save, begun = saving.save_checkpoint, threading.Event()
+    (place, allocated), weight = staging(), torch.zeros(900)
 
     def slow(*arguments, **options):
         begun.set()
@@ -114,12 +94,15 @@ def test_a_slow_write_is_over_before_its_buffer_is_used_again(allocated, tmp_pat
         threading.Event().wait(0.2)
         return save(*arguments, **options)
 
+    def gather() -> TrainState:
+        place.begin()
+        return TrainState(place.collect([("weight", weight)]), {}, 0)
+
     monkeypatch.setattr(saving, "save_checkpoint", slow)
-    engine = Counting(buffer(allocated))
-    options = CheckpointSection(keep_last=9)
+    engine, options = SimpleNamespace(ranks=Ranks(), gather=gather), CheckpointSection(keep_last=9)
     saver = Saver(engine, tmp_path, options, identity={}, every_steps=1, say=print)
     for step in range(1, 4):
-        engine.weight.fill_(step)
+        weight.fill_(step)
         begun.clear()
         saver.save(step, None, LossHistory(), wait=False)
         assert begun.wait(100)

@@ -6,11 +6,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from mae_vit.config.load import load_config
+from mae_vit.config.presets import find_config
 from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.training import startup
-from mae_vit.training.checkpoints.resume import Identity, check_identity
 from mae_vit.training.engines import precision
 from mae_vit.training.engines.precision import Chosen, choose_precision
+from mae_vit.training.startup import Identity, check_identity
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -68,23 +70,19 @@ def test_the_ratio_is_measured_and_threads_stay(monkeypatch):
     assert 0 < precision._slowdown.__wrapped__("bf16") < 10_000
     assert torch.get_num_threads() == threads
 
-
-def test_a_library_without_the_product_leads_to_fp32(monkeypatch):
-    """OneDNN that is held to AVX2 on a processor with AMX has no product in bf16 at all."""
-
     def refuse(*_):
         raise RuntimeError("could not create a primitive")
 
+    # OneDNN that is held to AVX2 on a processor with AMX has no product in bf16 at all.
     monkeypatch.setattr(torch.Tensor, "__matmul__", refuse)
     assert precision._slowdown.__wrapped__("bf16") == float("inf")
 
 
 def test_ranks_take_the_weakest(monkeypatch):
     both = [Chosen("bf16", "of rank 0"), Chosen("fp32", "of rank 1")]
-    monkeypatch.setattr(startup, "gather_objects", lambda *_: both)
-    assert startup.agree_on_precision("auto", CPU, None) == both[1]
-    monkeypatch.setattr(startup, "gather_objects", lambda *_: both[:1])
-    assert startup.agree_on_precision("auto", CPU, None) == both[0]
+    for by_rank in (both, both[:1]):
+        monkeypatch.setattr(startup, "gather_objects", lambda *_, by_rank=by_rank: by_rank)
+        assert startup.agree_on_precision("auto", CPU, None) == by_rank[-1]
 
 
 def test_a_run_resumes_in_the_precision_that_it_began_with(monkeypatch):
@@ -92,22 +90,10 @@ def test_a_run_resumes_in_the_precision_that_it_began_with(monkeypatch):
     now = Identity({"train.precision": "auto", "run.seed": 0}, frozenset())
     saved = {"train.precision": "bf16", "run.seed": 0}
     check_identity(saved, now, Path("run"))
-    config = PretrainConfig.model_validate(
-        {
-            "run": {"name": "try"},
-            "model": {"name": "tiny-cifar", "img_size": 8, "patch_size": 2},
-            "objective": {"name": "mae"},
-            "data": {"path": "data"},
-            "optim": {"lr": 1e-3},
-            "train": {"steps": 1, "effective_batch_size": 4},
-        }
-    )
-    assert config.train.precision == "auto"
-    checkpoint = SimpleNamespace(identity=saved)
+    config = load_config(PretrainConfig, find_config("mae_digits"), ["train.precision=auto"])
     here = choose_precision("auto", CPU)
-    resumed, identity, chosen = startup.settle_precision(config, now, checkpoint, here, CPU)
-    assert resumed.train.precision == chosen.precision == identity.values["train.precision"] == "bf16"
-    assert chosen.why.startswith("auto: ")
-    assert "48 times slower" in chosen.warning
-    begun, identity, chosen = startup.settle_precision(config, now, None, here, CPU)
-    assert begun.train.precision == chosen.precision == identity.values["train.precision"] == "fp32"
+    for checkpoint, expected in ((SimpleNamespace(identity=saved), "bf16"), (None, "fp32")):
+        settled, identity, chosen = startup.settle_precision(config, now, checkpoint, here, CPU)
+        assert settled.train.precision == chosen.precision == identity.values["train.precision"] == expected
+        assert chosen.why.startswith("auto: ")
+        assert ("48 times slower" in chosen.warning) == (checkpoint is not None)

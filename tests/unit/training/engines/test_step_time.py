@@ -16,17 +16,11 @@ from mae_vit.training.outputs.plan_text import describe_time
 
 
 @pytest.fixture
-def setup(digits):
-    threads = torch.get_num_threads()
-    words = [*SMALL_PRETRAIN, f"data.path={digits}"]
-    yield set_up(load_config(PretrainConfig, ROOT / "configs" / "pretrain" / "mae_digits.yaml", words), ALONE)
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture
-def slow(setup, monkeypatch):
+def slow(digits, monkeypatch):
     """Steps of a network that takes 2 ms for an image, of processor time, and as long again of waiting for it."""
-    clock = SimpleNamespace(passed=0.0, had=0.0)
+    threads, clock = torch.get_num_threads(), SimpleNamespace(passed=0.0, had=0.0)
+    words = [*SMALL_PRETRAIN, f"data.path={digits}"]
+    setup = set_up(load_config(PretrainConfig, ROOT / "configs/pretrain/mae_digits.yaml", words), ALONE)
     monkeypatch.setattr(step_time, "_clock", lambda device: (clock.passed, clock.had))
     monkeypatch.setattr(step_time, "time", SimpleNamespace(monotonic=lambda: clock.passed))
 
@@ -41,27 +35,18 @@ def slow(setup, monkeypatch):
         task.forward = forward
         return task
 
-    return lambda: time_steps(
-        setup.config, setup.plan, build, setup.data, ALONE, setup.device, "fp32", unit=1
-    )
+    yield lambda: time_steps(setup.config, setup.plan, build, setup.data, ALONE, setup.device, "fp32", unit=1)
+    torch.set_num_threads(threads)
 
 
 def test_the_range_is_from_a_machine_of_its_own_to_one_as_busy_as_now(slow, monkeypatch):
-    monkeypatch.setattr(step_time, "_ONE_S", 1.0)
-    alone, slowest, tries, images = slow()
-    assert alone == pytest.approx(0.002 * 128 / step_time._SLACK)
-    assert slowest == pytest.approx(0.004 * 128 * step_time._SLACK)
-    assert (tries >= 3, images) == (True, 128)
-
-
-def test_a_slow_step_is_tried_with_fewer_images(slow, monkeypatch):
-    monkeypatch.setattr(step_time, "_ONE_S", 0.05)
-    tried = slow()
-    assert tried.images == 12
-    assert tried.alone_s == pytest.approx(0.002 * 128 / step_time._SLACK)
-
-
-def test_a_network_too_large_for_a_cpu_is_not_tried(slow, monkeypatch):
+    # A slow step is tried with fewer images.
+    for most_s, images in ((1.0, 128), (0.05, 12)):
+        monkeypatch.setattr(step_time, "_ONE_S", most_s)
+        tried = slow()
+        assert (tried.tries >= 3, tried.images) == (True, images)
+        assert tried.alone_s == pytest.approx(0.002 * 128 / step_time._SLACK)
+        assert tried.slowest_s == pytest.approx(0.004 * 128 * step_time._SLACK)
     monkeypatch.setattr(step_time, "_MOST_PARAMETERS_ON_CPU", 1000)
     assert slow() is None
 
@@ -75,16 +60,12 @@ def test_workers_read_while_threads_compute(workers, threads, cores, expected):
     assert step_time._micro_batch(2.0, 3.0, data, threads) == expected
 
 
-@pytest.mark.parametrize(
-    ("tried", "expected"),
-    [
+def test_a_plan_tells_a_range_or_why_there_is_none():
+    plan = SimpleNamespace(total_steps=1000)
+    for tried, expected in (
         (StepTime(1.0, 2.0, 5, 128), "0:16:40 to 0:33:20, from 5 steps of 128 images taken here just now"),
         (None, "cannot be estimated here: the network is too large"),
         (StepTime(30_000.0, 32_000.0, 2, 1), "cannot be estimated here: over a year"),
-    ],
-)
-def test_a_plan_tells_a_range_or_why_there_is_none(tried, expected):
-    plan = SimpleNamespace(total_steps=1000)
-    assert describe_time(plan, Ranks(), tried).startswith(expected)
-    if tried is not None and tried.tries > 2:
-        assert "ranks exchange" in describe_time(plan, Ranks(0, 2), tried)
+    ):
+        assert describe_time(plan, Ranks(), tried).startswith(expected)
+    assert "ranks exchange" in describe_time(plan, Ranks(0, 2), StepTime(1.0, 2.0, 5, 128))

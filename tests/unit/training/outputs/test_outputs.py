@@ -1,6 +1,7 @@
-"""What a run prints to the terminal, and what its outputs keep over a resume."""
+"""The run folder's files, what a run prints to the terminal, and what its outputs keep over a resume."""
 
 import json
+import math
 import time
 from types import SimpleNamespace
 
@@ -8,11 +9,46 @@ import pytest
 
 from mae_vit.config.load import load_config
 from mae_vit.config.presets import find_config
+from mae_vit.core.files import read_json_lines
 from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.runtime.failures import BadStep
 from mae_vit.runtime.ranks import ALONE
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.outputs.run_outputs import RunOutputs
+
+
+def refuse(word: str) -> None:
+    raise AssertionError(f"{word} is no JSON")
+
+
+def test_numbers_that_are_not_finite_are_null(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.append_metrics({"step": 1, "loss": math.nan, "heldout": {"psnr_db": -math.inf, "loss": 0.5}})
+    lines = [json.loads(line, parse_constant=refuse) for line in folder.metrics.read_text().splitlines()]
+    assert lines == [{"step": 1, "loss": None, "heldout": {"psnr_db": None, "loss": 0.5}}]
+    folder.write_summary("done", {"scores": (1.5, math.inf)})
+    summary = json.loads(folder.summary.read_text(), parse_constant=refuse)
+    assert summary == {"status": "done", "scores": [1.5, None]}
+
+
+def test_metrics_are_cut_where_they_lie_and_torn_lines_are_passed_over(tmp_path):
+    """A copy would take room, which a full disk has not when a run goes back."""
+    folder = RunFolder(tmp_path)
+    assert folder.cut_metrics(1) is None
+    for step in (1, 2, 3):
+        folder.append_metrics({"step": step})
+    before = folder.metrics.stat().st_ino
+    assert folder.cut_metrics(2) == {"step": 2}
+    assert folder.metrics.read_text() == '{"step": 1}\n{"step": 2}\n'
+    with folder.metrics.open("ab") as file:
+        file.write(b'{"step": 3, "lo')  # a full disk
+    folder.append_metrics({"step": 4})
+    assert read_json_lines(folder.metrics) == [{"step": 1}, {"step": 2}, {"step": 4}]
+    assert folder.cut_metrics(3) == {"step": 2}
+    assert folder.metrics.read_text() == '{"step": 1}\n{"step": 2}\n'
+    assert folder.cut_metrics(0) is None
+    assert folder.metrics.read_text() == ""
+    assert folder.metrics.stat().st_ino == before
 
 
 @pytest.fixture
@@ -54,12 +90,12 @@ def test_the_time_left_is_that_of_the_steps_since_the_first_line(outputs_at, cap
     assert printed == ["", "0:01:10", "0:02:13", "", "0:01:00"]
 
 
-@pytest.mark.parametrize(
-    ("rate", "shown"), [(193.4, "193"), (12.0, "12"), (9.97, "10"), (8.14, "8.1"), (0.34, "0.34"), (0.0, "0")]
-)
-def test_a_slow_rate_is_not_shown_as_none(rate, shown, outputs_at, capsys):
-    outputs_at(0).log(line(5, rate))
-    assert f" {shown} images/s" in capsys.readouterr().err
+def test_a_slow_rate_is_not_shown_as_none(outputs_at, capsys):
+    outputs = outputs_at(0)
+    rates = {193.4: "193", 12.0: "12", 9.97: "10", 8.14: "8.1", 0.34: "0.34", 0.0: "0"}
+    for rate, shown in rates.items():
+        outputs.log(line(5, rate))
+        assert f" {shown} images/s" in capsys.readouterr().err
 
 
 def test_a_log_times_the_first_step_and_a_bar_moves_with_every_step(outputs_at, capsys, monkeypatch):

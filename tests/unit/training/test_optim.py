@@ -1,0 +1,188 @@
+"""Rates, groups of parameters and optimizers by number, worked out by hand."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from mae_vit.core.batch import Batch
+from mae_vit.core.keyed_rng import SampleKeys
+from mae_vit.finetuning.models.classifiers import ViTClassifier
+from mae_vit.models.encoders.vit import ViTEncoder
+from mae_vit.objectives.label_loss import LabelLoss
+from mae_vit.runtime.ranks import Ranks
+from mae_vit.training.engines.base import StepOptions
+from mae_vit.training.engines.state import LossScale
+from mae_vit.training.engines.torch_engine import TorchEngine
+from mae_vit.training.optim import (
+    EMBEDDINGS,
+    OptimizerOptions,
+    decay_groups,
+    layer_rates,
+    layer_scales,
+    lr_at,
+    make_optimizer,
+)
+
+
+@pytest.mark.parametrize(
+    ("step", "expected"),
+    [
+        (0, 0.0),
+        (5, 0.5),
+        (10, 1.0),
+        (35, 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi / 4))),
+        (60, 0.55),
+        (109, 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * 0.99))),
+    ],
+)
+def test_warmup_and_cosine(step, expected):
+    lr = lr_at(step, peak_lr=1.0, warmup_steps=10, total_steps=110, min_lr=0.1)
+    assert lr == pytest.approx(expected, rel=1e-12)
+    assert lr_at(0, peak_lr=2.0, warmup_steps=0, total_steps=5) == 2.0
+
+
+def test_every_trainable_parameter_is_in_one_group():
+    size = {"img_size": (16, 16), "patch_size": 4, "embed_dim": 32, "depth": 1, "num_heads": 2}
+    encoder = ViTEncoder(**size, pos_embed="sincos")
+    decayed, kept = decay_groups(encoder, 0.05)
+    assert (decayed["weight_decay"], kept["weight_decay"]) == (0.05, 0.0)
+    names = decayed["names"] + kept["names"]
+    assert sorted(names) == sorted(name for name, p in encoder.named_parameters() if p.requires_grad)
+    assert "pos_embed" not in names  # fixed
+    # As in the official pretraining code, [CLS] decays; biases and norms do not.
+    assert {"cls_token", "patch_embed.proj.weight", "blocks.0.attn.qkv.weight"} <= set(decayed["names"])
+    assert {"blocks.0.norm1.weight", "blocks.0.attn.qkv.bias", "norm.bias"} <= set(kept["names"])
+
+
+def model_of(depth: int = 3, pool: str = "mean") -> ViTClassifier:
+    torch.manual_seed(0)
+    encoder = ViTEncoder(img_size=(8, 8), patch_size=4, in_chans=1, embed_dim=8, depth=depth, num_heads=2)
+    return ViTClassifier(encoder, pool=pool, head_init="small", mean=[0.5], std=[0.2], labels=LabelLoss(3))
+
+
+def test_rates_of_layers_by_hand():
+    # Three blocks and the head: four steps of decay between head and embeddings.
+    scales = layer_scales(model_of(), 0.5)
+    assert scales["head.weight"] == scales["head.bias"] == scales["fc_norm.weight"] == 1
+    assert scales["encoder.blocks.2.mlp.fc2.bias"] == 0.5
+    assert scales["encoder.blocks.1.attn.qkv.weight"] == 0.25
+    assert scales["encoder.blocks.0.norm1.weight"] == 0.125
+    for name in ("cls_token", "pos_embed", "patch_embed.proj.weight", "patch_embed.proj.bias"):
+        assert scales[f"encoder.{name}"] == 0.0625
+    assert layer_scales(model_of(pool="cls"), 0.5)["encoder.norm.weight"] == 1
+    # MAE Table 9, ViT-B: 0.65 over 13 layers.
+    assert layer_scales(model_of(12), 0.65)["encoder.cls_token"] == pytest.approx(0.65**13)
+    stray = model_of()
+    stray.encoder.stray = nn.Linear(2, 2)
+    with pytest.raises(ValueError, match=r"stray\.weight"):
+        layer_scales(stray, 0.5)
+
+
+def test_the_table_adds_up_and_groups_are_merged_and_complete():
+    model = model_of()
+    rows = layer_rates(model, 0.5, 2e-3)
+    assert [row.layer for row in rows] == ["embeddings", "block 1", "block 2", "block 3", "norm and head"]
+    assert [row.lr for row in rows] == [1.25e-4, 2.5e-4, 5e-4, 1e-3, 2e-3]
+    assert sum(row.parameters for row in rows) == sum(p.numel() for p in model.parameters())
+    groups = decay_groups(model, 0.05, exempt=EMBEDDINGS, lr_scales=layer_scales(model, 0.5))
+    keys = [(group["lr_scale"], group["weight_decay"]) for group in groups]
+    assert len(keys) == len(set(keys)) == 5 * 2
+    names = [name for group in groups for name in group["names"]]
+    assert sorted(names) == sorted(name for name, _ in model.named_parameters())
+    decayed = {name for group in groups if group["weight_decay"] for name in group["names"]}
+    assert "encoder.patch_embed.proj.weight" in decayed
+    assert not decayed & {"encoder.cls_token", "encoder.pos_embed", "head.bias", "fc_norm.weight"}
+
+
+@pytest.mark.parametrize("layer_decay", [None, 0.5])
+def test_rates_take_effect(layer_decay):
+    """Adam's first step moves each number by its rate, whatever the gradient."""
+    adam = OptimizerOptions("adam", 0.0, betas=[0.9, 0.999], layer_decay=layer_decay)
+    engine = TorchEngine(model_of(), StepOptions(adam, None, "fp32", 4, 1), Ranks(), torch.device("cpu"))
+    for group in engine._optimizer.param_groups:
+        group["eps"] = 1e-30
+    before = {name: p.detach().clone() for name, p in engine.objective.named_parameters()}
+    generator, index = torch.Generator().manual_seed(0), torch.arange(4)
+    images = torch.randint(0, 256, (4, 1, 8, 8), dtype=torch.uint8, generator=generator)
+    engine.backward(engine.forward(Batch(images, index % 3, SampleKeys(0, 0, index))).loss)
+    engine.step(1e-2)
+    scales = layer_scales(engine.objective, 0.5)
+    for name, parameter in engine.objective.named_parameters():
+        moved = (parameter - before[name]).abs().max().item()
+        assert moved == pytest.approx(1e-2 * (scales[name] if layer_decay else 1), rel=1e-3), name
+
+
+def stepped(options: OptimizerOptions, *, steps: int = 3) -> tuple[nn.Linear, nn.Linear, list]:
+    """A layer before and after some steps with fixed gradients, and those gradients."""
+    torch.manual_seed(0)
+    layer, before = nn.Linear(3, 2), nn.Linear(3, 2)
+    before.load_state_dict(layer.state_dict())
+    optimizer = make_optimizer(layer, options)
+    gradients = [[torch.randn(2, 3), torch.randn(2)] for _ in range(steps)]
+    for pair in gradients:
+        for parameter, gradient in zip(layer.parameters(), pair, strict=True):
+            parameter.grad = gradient.clone()
+        for group in optimizer.param_groups:
+            group["lr"] = 0.1
+        optimizer.step()
+    kept = set().union(*(set(state) - {"step"} for state in optimizer.state.values()))
+    assert kept == set(options.optimizer_states)
+    return before, layer, gradients
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.2])
+def test_lars_is_that_of_mae(weight_decay):
+    """Without decay the official util/lars.py, written out: no adaptation of 1-D parameters.
+
+    With decay it is the paper's and timm's: another denominator, and 1-D ones do not decay.
+    """
+    before, after, gradients = stepped(OptimizerOptions("lars", weight_decay, momentum=0.9))
+    weight, bias = before.weight.detach().clone(), before.bias.detach().clone()
+    of_weight, of_bias = torch.zeros_like(weight), torch.zeros_like(bias)
+    for gradient, gradient_of_bias in gradients:
+        change = gradient + weight_decay * weight
+        # The paper and timm divide by the sum of norms, MAE by the norm of the sum; without decay, as in the
+        # recipe, they are one.
+        norm = gradient.norm() + weight_decay * weight.norm()
+        of_weight = 0.9 * of_weight + change * (0.001 * weight.norm() / norm)
+        of_bias = 0.9 * of_bias + gradient_of_bias
+        weight, bias = weight - 0.1 * of_weight, bias - 0.1 * of_bias
+    torch.testing.assert_close(after.weight.detach(), weight)
+    torch.testing.assert_close(after.bias.detach(), bias)
+
+
+def test_adam_decays_through_the_gradient():
+    before, after, (gradients,) = stepped(OptimizerOptions("adam", 0.2, betas=[0.9, 0.99]), steps=1)
+    every = zip(after.parameters(), before.parameters(), gradients, (0.2, 0.0), strict=True)
+    for parameter, start, gradient, decay in every:
+        change = gradient + decay * start
+        # The first step of Adam is the sign of the gradient.
+        torch.testing.assert_close(parameter, start - 0.1 * change / (change.abs() + 1e-8))
+
+
+def test_sgd_without_momentum_keeps_nothing():
+    _, after, _ = stepped(OptimizerOptions("sgd", 0.0, momentum=0.0))
+    assert torch.isfinite(after.weight).all()
+
+
+def test_the_loss_scale_halves_doubles_counts_and_has_bounds():
+    scale = LossScale(scale=8.0, growth_interval=2)
+    for overflow, expected in (
+        (True, (4.0, 0, 1)),
+        (False, (4.0, 1, 1)),
+        (False, (8.0, 0, 1)),
+        (False, (8.0, 1, 1)),
+        (True, (4.0, 0, 2)),
+    ):
+        assert scale.update(overflow=overflow) == overflow
+        assert (scale.scale, scale.good_steps, scale.skipped_steps) == expected
+    scale = LossScale(scale=2.0, growth_interval=1)
+    assert scale.update(overflow=True)
+    # Nothing left to try: the step counts as bad.
+    assert not scale.update(overflow=True)
+    assert (scale.scale, scale.skipped_steps) == (LossScale.LOWEST, 1)
+    for _ in range(40):
+        scale.update(overflow=False)
+    assert scale.scale == LossScale.HIGHEST
