@@ -6,20 +6,18 @@ python docs/tools/config_reference.py
 from __future__ import annotations
 
 import inspect
-import re
 import sys
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, get_args
 
 from pydantic import BaseModel
-from pydantic.fields import FieldInfo
 
 # So that a checkout runs without being installed.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from mae_vit.config.describe import default_in_words, meanings, type_in_words
 from mae_vit.config.keys import kind_of, one_of
-from mae_vit.config.typed_yaml import PathText
 from mae_vit.finetuning.comparison.config import CompareConfig
 from mae_vit.finetuning.config.schema import HIDDEN_KEYS, FinetuneConfig
 from mae_vit.objectives.pretrain_config import PretrainConfig
@@ -37,10 +35,6 @@ _FINETUNING = f"""Fine-tuning has the keys of pretraining, except for `objective
 {", ".join(_REFUSED[:-1])} and {_REFUSED[-1]}.
 The tables list the keys that are new or have other values.
 """
-_NAMES: dict[Any, str] = {
-    **{int: "integer", float: "number", str: "text", bool: "`true` or `false`", PathText: "path"},
-    **{list: "list", tuple: "list", dict: "keys and values"},
-}
 _TOP = "| key | value | default | meaning |\n| --- | --- | --- | --- |"
 
 
@@ -88,48 +82,18 @@ def _field_models(schema: type[BaseModel]) -> Iterator[tuple[str, str | None, ty
 
 def _rows(model: type[BaseModel], prefix: str = "", *, whole: bool = True) -> Iterator[tuple[str, str]]:
     """The keys of a section and their rows; if it is `whole`, with those of the sections inside."""
-    meanings: dict[str, str] = {}
-    for part in reversed(model.__mro__):
-        listed = inspect.cleandoc(part.__dict__.get("__doc__") or "").partition("Attributes:")[2]
-        entries = re.findall(r"^    (\w+): (.*(?:\n        .*)*)", listed, re.MULTILINE)
-        meanings |= {name: " ".join(text.split()).rstrip(".") for name, text in entries}
+    known = meanings(model)
     for name, field in model.model_fields.items():
         inner = _models(field.annotation)
         if inner:
             if whole:
                 yield from _rows(inner[0], f"{prefix}{name}.")
-        elif name in meanings:
+        elif name in known:
             key = f"{prefix}{name}"
-            yield key, f"| `{key}` | {_type(field.annotation)} | {_default(field)} | {meanings[name]} |"
+            kind, default = type_in_words(field.annotation), default_in_words(field)
+            yield key, f"| `{key}` | {kind} | {default} | {known[name]} |"
         else:
             sys.exit(f"{prefix}{name} has no meaning: add it to the Attributes of {model.__name__}")
-
-
-def _default(field: FieldInfo) -> str:
-    if field.is_required():
-        return "required"
-    default = field.get_default(call_default_factory=True)
-    return "none" if default is None else f"`{_text(default)}`"
-
-
-def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _type(annotation: Any) -> str:
-    """A type in words: choices, a number, a list."""
-    arguments, origin = get_args(annotation), get_origin(annotation)
-    if origin is Literal:
-        return " or ".join(f"`{_text(one)}`" for one in arguments)
-    if hasattr(annotation, "__metadata__"):
-        return _type(arguments[0])
-    if origin is list and get_origin(arguments[0]) is Literal:
-        return f"list of {_type(arguments[0])}"
-    if origin in _NAMES:
-        return _NAMES[origin]
-    # A union: its parts, without null.
-    parts = (_type(one) for one in arguments if one is not type(None))
-    return _NAMES.get(annotation) or " or ".join(dict.fromkeys(parts))
 
 
 def _models(annotation: Any) -> list[type[BaseModel]]:

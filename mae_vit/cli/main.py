@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from mae_vit.cli.training import add_doctor, add_jobs, add_presets, run_job
+from mae_vit.cli.training import add_config_key, add_doctor, add_jobs, add_presets, add_verify_resume, run_job
 from mae_vit.config.command_line import OneLineParser, add_local_rank
 from mae_vit.core import __version__
 from mae_vit.runtime.failures import EXIT_CODES, find_exit_code, ignore_closed_terminal, print_error
@@ -22,11 +22,13 @@ EXAMPLES = """examples:
   mae-vit check data/mine                                verifies every shard
   mae-vit recommend photos/                              which preset fits, how long it takes here, what to expect
   mae-vit presets mae cifar                              the included configs whose names have these words
+  mae-vit config mask_ratio                              explains a key: default, meaning, presets that set it
   mae-vit pretrain mae_digits train.epochs=10            a preset, or a YAML file; then keys with other values
   mae-vit finetune --ckpt runs/mae_digits                on the run's data, with the recipe for the encoder's size
   mae-vit compare compare_demo                           pretrained and other networks on the same labels, with a report
   deepspeed --num_accelerators 2 --module mae_vit.cli pretrain mae_digits
   mae-vit doctor mae_base data.path=data/mine            checks config, data, memory, disk and ranks before a run
+  mae-vit verify-resume                                  kills a small run ten times; the result stays equal to the bit
   mae-vit replay runs/mae_base --step 1200               shows the images, crops and masks of that step
   mae-vit inspect --ckpt runs/mae_base                   a page of pictures: what the encoder has learned
   mae-vit report runs/mae_base                           a page on the run: verdict, curves, pictures, plan
@@ -91,9 +93,11 @@ def _parser() -> OneLineParser:
     add_check(commands)
     add_recommend(commands)
     add_presets(commands)
+    add_config_key(commands)
     add_jobs(commands)
     add_replay(commands)
     add_doctor(commands)
+    add_verify_resume(commands)
     add_inspect(commands)
     add_report(commands)
     add_embed(commands)

@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -29,7 +29,13 @@ if TYPE_CHECKING:
     from mae_vit.data.prepare.prepare import Report
 
 T = TypeVar("T")
-_DESCRIPTION = """Write images as webdataset shards with a dataset.json. A later call adds splits.
+_DESCRIPTION = """examples:
+  mae-vit prepare photos/ data/photos --holdout 1/10                          photos/CLASS/*.jpg, or photos/*.jpg
+  mae-vit prepare photos/ data/photos --holdout 1/10 --labels labels.csv      lines of image,class
+  mae-vit prepare photos/ data/photos --holdout 1/10 --unlabeled more/        more images, for pretraining alone
+  mae-vit prepare cifar10 data/cifar10 --preview                              and draw data/cifar10/preview.png
+
+Write images as webdataset shards with a dataset.json. A later call adds splits.
 Image bytes are stored unchanged, except with --resize or --exif-orientation apply."""
 _SOURCES = (
     "one or more sources, then the output folder; a source is digits, cifar10, cifar100, a folder with or without "
@@ -53,6 +59,7 @@ def add_prepare(commands: argparse._SubParsersAction[OneLineParser]) -> None:
         "prepare",
         help="write images as webdataset shards",
         usage="%(prog)s [options] SRC [SRC ...] OUT",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         description=_DESCRIPTION,
     )
     # fmt: off
@@ -62,9 +69,7 @@ def add_prepare(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     _add(parser, "--root", "DIR", as_path, "folder of torchvision's CIFAR files, which are downloaded if missing")
     _add(parser, "--split", "NAME", _word, "split of the images that are outside of train/, val/ and test/ folders "
         "(train)", "train")
-    parser.add_argument("--no-labels", dest="labels", action="store_false", help="do not take folders as classes")
-    parser.add_argument("--class-folder", choices=("first", "last"), help="the folder that is the class: the first "
-        "below the split, or the last, which holds the image; prepare asks where folders have two meanings (first)")
+    _add_labels(parser)
     _add(parser, "--name-encoding", "NAME", _encoding, "encoding of names in an archive that are not in UTF-8: gbk, "
         "big5, cp932, cp437 ...")
     _add_switch(parser, "--overwrite", "replace splits that exist")
@@ -125,6 +130,21 @@ def add_prepare(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     parser.set_defaults(run=run_prepare, parser=parser)
 
 
+def _add_labels(parser: OneLineParser) -> None:
+    # fmt: off
+    group = parser.add_argument_group("labels (by default those of class folders and of columns)")
+    _add(group, "--labels", "FILE", as_path, "CSV or TSV with a line for each image, such as cats/1.jpg,cat: its "
+        "label. With a line of names above or without, paths with or without folder and extension; images that it does "
+        "not name have no label. --image-column and --label-column take names or numbers from 1")
+    _add(group, "--unlabeled", "DIR", as_path_text, "add these images to split train, without labels: pretraining "
+        "takes all, fine-tuning those with labels. --holdout and other selections leave them alone")
+    _add_switch(group, "--preview", "also draw OUT/preview.png: some images of each class, with the number of all")
+    group.add_argument("--no-labels", dest="labels", action="store_false", help="do not take folders as classes")
+    group.add_argument("--class-folder", choices=("first", "last"), help="the folder that is the class: the first "
+        "below the split, or the last, which holds the image; prepare asks where folders have two meanings (first)")
+    # fmt: on
+
+
 def _add(
     group: argparse._ActionsContainer,
     name: str,
@@ -133,7 +153,9 @@ def _add(
     text: str,
     default: Any = None,
 ) -> None:
-    group.add_argument(name, metavar=metavar, type=kind, default=default, help=text)
+    # `labels` is whether to read any.
+    where = {"dest": "label_file"} if name == "--labels" else {}
+    group.add_argument(name, metavar=metavar, type=kind, default=default, help=text, **where)
 
 
 def _add_switch(group: argparse._ActionsContainer, name: str, text: str) -> None:
@@ -235,6 +257,11 @@ def run_prepare(arguments: argparse.Namespace) -> int:
     except OSError as error:
         raise InputError(f"{error.filename or out}: {error_reason(error)}") from None
     print("\n".join(report.lines()))
+    if arguments.preview:
+        # Imports torch.
+        from mae_vit.data.prepare.preview import write_preview
+
+        print(f"preview: {write_preview(out, report.dataset, min(report.written, key=_train_first))}")
     classes = len(report.dataset.classes)
     labels = count_of(classes, "class", "classes") if classes else "no labels"
     print(f"{out}: {labels}, {time.monotonic() - begun:.1f} s")
@@ -242,6 +269,10 @@ def run_prepare(arguments: argparse.Namespace) -> int:
         alone = "" if arguments.in_place else "; --no-labels prepares images alone"
         print(f"note: with one class there is nothing to tell apart{alone}")
     return 0
+
+
+def _train_first(split: str) -> tuple[bool, str]:
+    return split != "train", split
 
 
 def _check(arguments: argparse.Namespace) -> None:
@@ -280,7 +311,15 @@ def _check_sources(sources: list[str], options: Set[str]) -> None:
         **dict.fromkeys(("--split", "--image-column", "--label-column"), whole),
     }
     if "--no-labels" in options:
-        useless |= {"--class-folder": True, "--label-column": True}
+        useless |= {"--class-folder": True, "--label-column": True, "--labels": True}
+    if "--labels" in options:
+        if len(sources) > 1 or sources[0] in DATASETS:
+            raise InputError(
+                "--labels needs one source: a folder, an archive or another source without labels"
+            )
+        if "--masks" in options:
+            raise InputError("--labels gives classes of images, --masks those of pixels: leave one out")
+        useless["--class-folder"] = True
     for name in sorted(options):
         if useless.get(name):
             raise InputError(
@@ -304,14 +343,14 @@ def _prepare(arguments: argparse.Namespace) -> Report:
     from mae_vit.data.prepare.prepare import prepare
     from mae_vit.data.prepare.selection import Selection
 
-    with _opened_sources(arguments) as sources:
+    with _opened_sources(arguments) as (sources, extra):
         return prepare(
             sources,
             Path(arguments.paths[-1]),
             overwrite=arguments.overwrite,
             shard_bytes=arguments.shard_mib << 20,
             shard_samples=arguments.shard_samples,
-            selection=Selection(**_values(Selection, arguments)),
+            selection=Selection(**_values(Selection, arguments), extra=extra),
             conversion=_conversion(arguments),
             exclude=arguments.exclude or (),
             exclude_distance=arguments.exclude_distance,
@@ -325,25 +364,38 @@ def _values(kind: type, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 @contextmanager
-def _opened_sources(arguments: argparse.Namespace) -> Iterator[list[ImageSource]]:
-    """Opens the sources on the command line; leaves no empty output folder if the command fails.
+def _opened_sources(
+    arguments: argparse.Namespace,
+) -> Iterator[tuple[list[ImageSource], list[ImageSource]]]:
+    """Opens the sources, and unlabeled images beside them; leaves no empty output folder if the command fails.
 
     Raises:
         InputError: if a source does not exist or holds no images.
         FetchUnavailable: if a source cannot be fetched now.
     """
     from mae_vit.data.prepare.entries import SourceOptions
+    from mae_vit.data.prepare.label_files import label_by_file
     from mae_vit.data.prepare.masks import pair_masks, read_classes
     from mae_vit.data.prepare.sources.find import find_sources
+    from mae_vit.data.prepare.unlabeled import open_unlabeled, split_off
 
     *specs, out = arguments.paths
     options = SourceOptions(out=Path(out), **_values(SourceOptions, arguments))
     with leaving_no_empty_folders(options.out):
-        sources = find_sources(specs, options)
+        if arguments.label_file:
+            columns = {"image_column": options.image_column, "label_column": options.label_column}
+            plain = replace(options, labels=False, image_column=None, label_column=None)
+            sources = [label_by_file(find_sources(specs, plain)[0], arguments.label_file, **columns)]
+        else:
+            sources = find_sources(specs, options)
         if arguments.masks:
             segmentation = read_classes(arguments.mask_classes, arguments.mask_ignore)
             sources = [pair_masks(sources[0], arguments.masks, segmentation, partly=arguments.masked_only)]
-        yield sources
+        extra = [open_unlabeled(arguments.unlabeled, sources, specs, options)] if arguments.unlabeled else []
+        if arguments.label_file:
+            # A holdout is drawn from labeled images alone.
+            sources, extra = split_off(sources[0])[:1], [*split_off(sources[0])[1:], *extra]
+        yield sources, extra
 
 
 def _describe(arguments: argparse.Namespace) -> Report:

@@ -1,4 +1,4 @@
-"""`mae-vit pretrain`, `finetune`, `compare`: the jobs; `presets`: configs to run; `doctor`: checks before a run."""
+"""The jobs (`mae-vit pretrain`, `finetune`, `compare`), and `presets`, `doctor` and `verify-resume`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import shutil
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from mae_vit.config.command_line import OneLineParser, add_local_rank
+from mae_vit.config.command_line import OneLineParser, add_local_rank, as_path
 from mae_vit.config.presets import PRESETS, find_config, find_preset, preset_paths, read_header
-from mae_vit.core.errors import InputError
+from mae_vit.core.errors import EXIT_FAILED, InputError
 from mae_vit.core.messages import nearest
 from mae_vit.runtime.signals import install_early_handlers
 
@@ -26,6 +28,20 @@ _JOBS = {
         "compare pretrained and other networks on the same labels",
     ),
 }
+_VERIFY_RESUME = """examples:
+  mae-vit verify-resume                                       handwritten digits: no data needed, about two minutes
+  mae-vit verify-resume mae_photos_64 data.path=data/photos   another preset and data
+
+Train a small run undisturbed, on 1 and on 2 ranks. Train it again, kill it (SIGKILL) at random moments, also
+changing between 1 and 2 ranks, and resume it by the same command. On the same number of ranks the weights must be
+equal to the bit; on another number the order, the images and their crops must be equal, and the losses up to
+rounding. Runs on CPUs. Exit with 1 if anything differs, and say what."""
+_CONFIG_KEY = """examples:
+  mae-vit config train.effective_batch_size
+  mae-vit config mask_ratio                a key alone: of each section that has it
+  mae-vit config optim                     the keys of a section
+
+Explain a key: its type, default and meaning, and the presets that set it."""
 # The `deepspeed` launcher puts this in front of all arguments.
 _LOCAL_RANK = ("--local_rank", "--local-rank")
 
@@ -95,6 +111,30 @@ def _presets(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def add_config_key(commands: argparse._SubParsersAction[OneLineParser]) -> None:
+    """Adds the command `config`."""
+    parser = commands.add_parser(
+        "config",
+        help="explain a key of a config",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=_CONFIG_KEY,
+    )
+    parser.add_argument("key", metavar="KEY", help="section.key, a key alone, or a section")
+    parser.set_defaults(run=_config_key, parser=parser)
+
+
+def _config_key(arguments: argparse.Namespace) -> int:
+    # pydantic: not for --help.
+    from mae_vit.config.describe import explain_key
+    from mae_vit.finetuning.comparison.config import CompareConfig
+    from mae_vit.finetuning.config.schema import FinetuneConfig
+    from mae_vit.objectives.pretrain_config import PretrainConfig
+
+    schemas = {"pretraining": PretrainConfig, "fine-tuning": FinetuneConfig, "comparing": CompareConfig}
+    print("\n".join(explain_key(arguments.key, schemas)))
+    return 0
+
+
 def add_doctor(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     """Adds the command `doctor`."""
     parser = commands.add_parser(
@@ -128,3 +168,43 @@ def _doctor(arguments: argparse.Namespace) -> int:
         config, *overrides = overrides
     path = None if config is None else find_config(config)
     return doctor(path, overrides)
+
+
+def add_verify_resume(commands: argparse._SubParsersAction[OneLineParser]) -> None:
+    """Adds the command `verify-resume`."""
+    parser = commands.add_parser(
+        "verify-resume",
+        help="kill small runs at random, and compare the results",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=_VERIFY_RESUME,
+    )
+    parser.add_argument(
+        "paths", nargs="*", metavar="PRESET KEY.PATH=VALUE", help="another config, and values (mae_digits)"
+    )
+    parser.add_argument("--kills", type=int, default=10, metavar="N", help="number of kills, 3 or more (10)")
+    parser.add_argument(
+        "--keep", type=as_path, metavar="DIR", help="keep the runs and their logs in this folder"
+    )
+    parser.set_defaults(run=_verify_resume, parser=parser)
+
+
+def _verify_resume(arguments: argparse.Namespace) -> int:
+    config, overrides = "mae_digits", arguments.paths
+    if overrides and "=" not in overrides[0]:
+        config, *overrides = overrides
+    if arguments.kills < 3:
+        raise InputError(f"--kills {arguments.kills}: must be at least 3: on 1 rank, on 2, and between them")
+    if arguments.keep and arguments.keep.exists():
+        raise InputError(f"--keep {arguments.keep} exists: choose a new folder")
+    # Imports torch: not for --help.
+    from mae_vit.pretraining.verify_resume import verify_resume
+
+    with TemporaryDirectory(prefix="mae-vit-verify-") as scratch:
+        folder = (arguments.keep or Path(scratch)).absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        problems = verify_resume(find_config(config), overrides, kills=arguments.kills, folder=folder)
+    for problem in problems:
+        print(f"FAIL  {problem}")
+    if not problems:
+        print("ok: killed runs are equal to the bit on as many ranks, and up to rounding on changing ranks")
+    return EXIT_FAILED if problems else 0

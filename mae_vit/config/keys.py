@@ -84,7 +84,7 @@ def written_path(schema: type[BaseModel], location: Sequence[str | int]) -> list
         several = one_of(kinds)
         if several and part in several.sections:
             kinds = [several.sections[str(part)]]
-        elif _sections(kinds) or isinstance(part, int):
+        elif sections_in(kinds) or isinstance(part, int):
             path.append(str(part))
             kinds = inner_kinds(kinds, str(part))
     return path
@@ -96,13 +96,13 @@ def key_paths(schema: type[BaseModel], raw: Any, prefix: str = "") -> Iterator[s
         yield prefix + name
         inner = raw.get(name) if isinstance(raw, dict) else None
         parts = {f"{prefix}{name}.": inner}
-        if _is_named(field):
+        if has_named_sections(field):
             named = inner if isinstance(inner, dict) else {}
             parts = {f"{prefix}{name}.{key}.": part for key, part in named.items()}
         several = one_of([kind_of(field)])
         choice = several.choice(inner) if several and isinstance(inner, dict) else None
         chosen = several.sections.get(choice) if several and choice is not None else None
-        for model in [chosen] if chosen else _sections([kind_of(field)]):
+        for model in [chosen] if chosen else sections_in([kind_of(field)]):
             for begin, part in parts.items():
                 yield from key_paths(model, part, begin)
 
@@ -167,10 +167,10 @@ def _typed(raw: Any, key: str) -> str:
 def describe_keys(schema: type[BaseModel], *, without: Collection[str] = ()) -> str:
     """Returns the list of keys for `--help`, a few lines per section."""
     fields = schema.model_fields.items()
-    rows = [("", " ".join(name for name, field in fields if not _sections([kind_of(field)])))]
+    rows = [("", " ".join(name for name, field in fields if not sections_in([kind_of(field)])))]
     for name, field in fields:
-        free = "NAME." if _is_named(field) else ""
-        several, models = one_of([kind_of(field)]), _sections([kind_of(field)])
+        free = "NAME." if has_named_sections(field) else ""
+        several, models = one_of([kind_of(field)]), sections_in([kind_of(field)])
         heads = several.sections if several else {"": next(iter(models), None)}
         told = several.key if several else ""
         for tag, model in heads.items():
@@ -193,7 +193,7 @@ def describe_keys(schema: type[BaseModel], *, without: Collection[str] = ()) -> 
 
 def _leaves(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     for name, field in model.model_fields.items():
-        inner = _sections([kind_of(field)])
+        inner = sections_in([kind_of(field)])
         if not inner:
             yield prefix + name
         for section in inner:
@@ -201,13 +201,13 @@ def _leaves(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
             yield from (key for key in _leaves(section, f"{prefix}{name}.") if key != f"{prefix}{name}.name")
 
 
-def _is_named(field: FieldInfo) -> bool:
+def has_named_sections(field: FieldInfo) -> bool:
     """Returns whether a field is a mapping of free names to sections, as a comparison's `pretrain`."""
     kind = kind_of(field)
-    return get_origin(kind) is dict and bool(_sections([kind]))
+    return get_origin(kind) is dict and bool(sections_in([kind]))
 
 
-def _sections(kinds: Kinds) -> list[type[BaseModel]]:
+def sections_in(kinds: Kinds) -> list[type[BaseModel]]:
     """Returns the sections among types, also as items of lists and values of mappings."""
     found: list[type[BaseModel]] = []
     for kind in alternatives(kinds):
@@ -216,5 +216,5 @@ def _sections(kinds: Kinds) -> list[type[BaseModel]]:
         elif isinstance(kind, type) and issubclass(kind, BaseModel):
             found.append(kind)
         elif not isinstance(kind, KeysOf):
-            found += _sections(get_args(kind))
+            found += sections_in(get_args(kind))
     return found

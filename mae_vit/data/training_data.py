@@ -28,14 +28,16 @@ from mae_vit.config.schema import Config
 from mae_vit.core.bands import Bands
 from mae_vit.core.batch import Batch
 from mae_vit.core.errors import InputError
+from mae_vit.core.image_rows import find_bands
 from mae_vit.core.keyed_rng import MAX_INDEX
 from mae_vit.core.messages import count_of
 from mae_vit.core.preprocessing import Preprocessing
 from mae_vit.data.batches.augmented import AugmentedSource, open_source
 from mae_vit.data.batches.loader import FixedBatches, choose_workers, load_batches, start_worker_server
 from mae_vit.data.batches.prefetch import fetch_ahead
+from mae_vit.data.data_path import resolve_data_path
 from mae_vit.data.images.augment import Interpolation
-from mae_vit.data.index import ShardIndex
+from mae_vit.data.index import ShardIndex, open_training_index, open_whole_index
 from mae_vit.data.order.order import (
     BlockOrder,
     GlobalOrder,
@@ -45,7 +47,7 @@ from mae_vit.data.order.order import (
     Skipped,
     micro_batches,
 )
-from mae_vit.data.views import make_augment, normalization
+from mae_vit.data.views import check_pad, make_augment, normalization
 from mae_vit.runtime.ranks import Ranks
 
 # A core decodes some 500 JPEGs of ImageNet's size a second; a GPU trains ViT-B on thousands.
@@ -201,6 +203,29 @@ class TrainingData:
             }
             for n, label in zip(samples, self.index.labels_of(samples), strict=True)
         ]
+
+
+def open_training_split(config: Config, ranks: Ranks, *, whole: bool = False) -> ShardIndex:
+    """Opens the training split, and makes the checks that read no keys: those of remote data are in all shards.
+
+    A `whole` split may not lack samples; others replace them.
+
+    Raises:
+        InputError: if the data are missing or damaged, or if options do not suit the images.
+    """
+    section, bands = config.data, config.monitor.picture_bands
+    folder, remote = resolve_data_path(
+        section.path, cache_dir=section.cache_dir, cache_gib=section.cache_gib, say=ranks.local_rank == 0
+    )
+    if whole:
+        index = open_whole_index(folder, section.split, remote=remote)
+    else:
+        budget, say = section.damage_budget, ranks.rank == 0
+        index = open_training_index(folder, section.split, damage_budget=budget, say=say, remote=remote)
+    check_pad(section.augment.crop, index, config.model.image_hw)
+    if bands is not None:
+        find_bands(bands, index.dataset.bands, config.model.channels)
+    return index
 
 
 def open_training_data(

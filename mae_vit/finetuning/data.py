@@ -10,19 +10,17 @@ import numpy as np
 import torch
 
 from mae_vit.core.errors import InputError
-from mae_vit.core.image_rows import find_bands
 from mae_vit.core.keyed_rng import RngStream, derive_key
 from mae_vit.core.urls import redact_url
 from mae_vit.data.batches.augmented import AugmentedSource, open_source
 from mae_vit.data.batches.loader import FixedBatches
 from mae_vit.data.batches.prefetch import check_cache
 from mae_vit.data.batches.subset import draw_held_out, limit_per_class
-from mae_vit.data.data_path import describe_data, resolve_data_path, set_channels, with_channels
+from mae_vit.data.data_path import describe_data, set_channels, with_channels
 from mae_vit.data.images.augment import Augment, Interpolation
-from mae_vit.data.index import ShardIndex, check_held_out, find_split, open_training_index, open_whole_index
+from mae_vit.data.index import ShardIndex, check_held_out, find_split, open_whole_index
 from mae_vit.data.order.permutation import permute
-from mae_vit.data.training_data import TrainingData, open_training_data
-from mae_vit.data.views import check_pad
+from mae_vit.data.training_data import TrainingData, open_training_data, open_training_split
 from mae_vit.finetuning.config.recipes import TEST_SPLITS
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.runtime.ranks import Ranks
@@ -193,12 +191,9 @@ def open_data(
     Raises:
         InputError: if data or a split is missing, damaged or without labels, or if options do not fit the images.
     """
-    index = _open_train_index(config, ranks)
+    # Training alone replaces damaged samples.
+    index = open_training_split(config, ranks, whole=not config.mode.augment)
     test_index = _open_test_index(config, index)
-    if config.monitor.picture_bands is not None:
-        find_bands(config.monitor.picture_bands, index.dataset.bands, config.model.channels)
-    # Check before the choice of samples, which fetches all remote shards to read their keys.
-    check_pad(config.data.augment.crop, index, config.model.image_hw)
     if dry_run and (config.data.labels_per_class is not None or config.finetune.holdout):
         _check_names_near(index)
     train, held_out = _choose(config, index, ranks)
@@ -225,19 +220,6 @@ def read_labels(config: FinetuneConfig, index: ShardIndex) -> np.ndarray:
     """Returns labels int (N,), -1 for unused samples; with masks all are used, unlabeled ones as class 0."""
     labels = np.asarray(index.labels)
     return np.maximum(labels, 0) if config.mode.labels == "mask" else labels
-
-
-def _open_train_index(config: FinetuneConfig, ranks: Ranks) -> ShardIndex:
-    """Opens the training split. Only training replaces damaged samples; the frozen modes do not tolerate them."""
-    section, say = config.data, ranks.rank == 0
-    path, remote = resolve_data_path(
-        section.path, cache_dir=section.cache_dir, cache_gib=section.cache_gib, say=ranks.local_rank == 0
-    )
-    if not config.mode.augment:
-        return open_whole_index(path, section.split, remote=remote)
-    return open_training_index(
-        path, section.split, damage_budget=section.damage_budget, say=say, remote=remote
-    )
 
 
 def _check_names_near(index: ShardIndex) -> None:

@@ -11,19 +11,16 @@ import torch
 
 from mae_vit.config.schema import Config, MonitorSection
 from mae_vit.core.errors import InputError
-from mae_vit.core.image_rows import find_bands
 from mae_vit.core.keyed_rng import RngStream, derive_key
 from mae_vit.data.batches.augmented import AugmentedSource, open_source
 from mae_vit.data.batches.loader import FixedBatches
 from mae_vit.data.batches.prefetch import check_cache
 from mae_vit.data.batches.subset import limit_per_class
-from mae_vit.data.data_path import resolve_data_path
 from mae_vit.data.images.augment import Augment
-from mae_vit.data.index import ShardIndex, find_split, open_training_index, open_whole_index
+from mae_vit.data.index import ShardIndex, find_split, open_whole_index
 from mae_vit.data.order.permutation import permute
 from mae_vit.data.shards.index_files import NO_LABEL
-from mae_vit.data.training_data import TrainingData, open_training_data
-from mae_vit.data.views import check_pad
+from mae_vit.data.training_data import TrainingData, open_training_data, open_training_split
 from mae_vit.evaluation.few_shot import draw_shots
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.evals import HeldOut, OnlineProbe
@@ -136,34 +133,20 @@ def open_data(config: Config, ranks: Ranks, device: torch.device) -> Data:
         InputError: for a missing, empty or damaged data folder, an unknown split, or options that
             do not suit the images.
     """
-    section = config.data
-    folder, remote = resolve_data_path(
-        section.path, cache_dir=section.cache_dir, cache_gib=section.cache_gib, say=ranks.local_rank == 0
-    )
-    index = open_training_index(
-        folder,
-        section.split,
-        damage_budget=section.damage_budget,
-        say=ranks.rank == 0,
-        remote=remote,
-    )
-    # Cheap checks first: choosing samples reads the keys of all shards, which may be remote.
-    check_pad(section.augment.crop, index, config.model.image_hw)
+    index = open_training_split(config, ranks)
     split = find_split(
         index.dataset.splits,
         wanted=config.monitor.evaluate_split,
-        training=section.split,
+        training=config.data.split,
         known=_HELD_OUT_SPLITS,
         key="monitor.evaluate_split",
     )
-    held_out = open_whole_index(folder, split, remote=remote) if split else None
+    held_out = open_whole_index(index.folder, split, remote=index.remote) if split else None
     why_none = "" if held_out else 'no split "val" or "test"'
     if held_out and len(held_out) < ranks.world_size:
         # Every rank needs at least one image.
         why_none = f'split "{held_out.split}" has {len(held_out)} images for {ranks.world_size} ranks'
         held_out = None
-    if (wanted := config.monitor.picture_bands) is not None:
-        find_bands(wanted, index.dataset.bands, config.model.channels)  # checks them before the run begins
     training = open_training_data(config, index, _choose(config, index), ranks, device)
     check_cache(
         index, training.source, training.order, world_size=ranks.world_size, node_ranks=ranks.local_world_size
@@ -175,7 +158,7 @@ def open_data(config: Config, ranks: Ranks, device: torch.device) -> Data:
             "auto",
             channels=config.model.channels,
             augment=Augment(img_size=config.model.image_hw),
-            memory_limit_gib=section.memory_limit_gib,
+            memory_limit_gib=config.data.memory_limit_gib,
             say=ranks.rank == 0,
         )
     return Data(
@@ -184,7 +167,7 @@ def open_data(config: Config, ranks: Ranks, device: torch.device) -> Data:
         why_none=why_none,
         held_out_source=held_out_source,
         probe_split=choose_probe(config.monitor, held_out, ranks.world_size, why_none),
-        picture_bands=wanted,
+        picture_bands=config.monitor.picture_bands,
     )
 
 

@@ -35,7 +35,7 @@ from mae_vit.data.prepare.publish import (
     partial_folder,
     publish,
 )
-from mae_vit.data.prepare.selection import HOLDOUT_SPLIT, MEASURED, Selection
+from mae_vit.data.prepare.selection import MEASURED, Selection
 from mae_vit.data.prepare.statistics import Statistics
 from mae_vit.data.shards.dataset_json import FILE_NAME, Dataset, read_dataset
 
@@ -83,9 +83,7 @@ def prepare(
     conversion = replace(conversion or Conversion(), hashed=bool(exclude))
     existing = read_dataset(out) if (out / FILE_NAME).exists() else None
     entries, names = _group(sources)
-    by_split = selection.apply(entries)
-    if selection.holdout is not None:
-        names[HOLDOUT_SPLIT] = names["train"]
+    by_split, names = selection.apply(entries), selection.names(names)
     if not overwrite:
         check_no_foreign_shards(by_split, existing, out)
     classes = _agree_on_classes(sources, by_split, existing, out, overwrite)
@@ -98,7 +96,7 @@ def prepare(
     exclusion = open_exclusion(exclude, exclude_distance, workers, by_split) if exclude else None
     dataset, unreadable, conversions = existing, list[str](), Counter[str]()
     masks = None if segmentation is None else MaskReader(segmentation)
-    notes = [note for source in sources for note in source.notes]
+    notes = [note for source in (*sources, *selection.extra) for note in source.notes]
     # train first: the data set has its statistics.
     written = sorted(by_split, key=lambda name: (name != "train", name))
     for split in written:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path, PurePosixPath
@@ -17,7 +17,7 @@ from mae_vit.core.keyed_rng import SUBSET_HASH
 from mae_vit.core.messages import closest, error_reason
 from mae_vit.core.user_files import read_text, split_named
 from mae_vit.data.batches.subset import first_by_hash
-from mae_vit.data.prepare.entries import Entry
+from mae_vit.data.prepare.entries import Entry, ImageSource
 from mae_vit.data.shards.dataset_json import Processing
 
 HOLDOUT_SPLIT = "val"
@@ -36,12 +36,14 @@ class Selection:
         holdout: share of train that becomes the split "val".
         fraction: share of the remaining samples.
         limit_per_class: largest number of samples of each class.
+        extra: images without labels, with keys of their own, that join train after all else.
     """
 
     subset: Path | None = None
     holdout: Fraction | None = None
     fraction: Fraction | None = None
     limit_per_class: int | None = None
+    extra: Sequence[ImageSource] = ()
 
     def apply(self, splits: dict[str, list[Entry]]) -> dict[str, list[Entry]]:
         """Returns the chosen entries by split, in the given order.
@@ -66,7 +68,22 @@ class Selection:
         for split in taken:
             if split not in MEASURED:
                 taken[split] = self._subsample(taken[split], split)
+        if self.extra:
+            if "train" not in taken:
+                raise InputError(f"--unlabeled adds to split train; there is {', '.join(taken)}")
+            taken["train"] = [*taken["train"], *(entry for source in self.extra for entry in source.entries)]
         return taken
+
+    def names(self, sources: Mapping[str, str]) -> dict[str, str]:
+        """Returns the name of the source of each split that `apply` returns, given those of the splits before."""
+        names = dict(sources)
+        if self.holdout is not None:
+            names[HOLDOUT_SPLIT] = names["train"]
+        if self.extra:
+            names["train"] = " + ".join(
+                dict.fromkeys([names["train"], *(source.name for source in self.extra)])
+            )
+        return names
 
     def note(self, split: str, *, whole: bool) -> Processing:
         """Returns the record of the selection for a split; `whole` if all of the split's samples were taken."""

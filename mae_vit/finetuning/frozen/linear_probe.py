@@ -15,16 +15,12 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
-from tqdm import tqdm
 
-from mae_vit.config.plan import Plan
 from mae_vit.core.errors import InputError
 from mae_vit.core.progress import progress
 from mae_vit.data.data_path import describe_place
 from mae_vit.evaluation.feature_rank import feature_metrics, feature_sums
 from mae_vit.evaluation.metrics import Predictions
-from mae_vit.finetuning.config.schema import FinetuneConfig
-from mae_vit.finetuning.data import FinetuneData
 from mae_vit.finetuning.frozen.features import read_features, read_test_labels, read_train_labels
 from mae_vit.finetuning.models.build import classifier_optimizer_options
 from mae_vit.finetuning.plan_text import describe_test
@@ -119,8 +115,10 @@ def best_index(scores: Sequence[float | None]) -> int | None:
     return None if best == -math.inf else known.index(best)
 
 
-def describe_probe(config: FinetuneConfig, data: FinetuneData, plan: Plan, forward_flops: float) -> str:
+def describe_probe(setup: Setup, forward_flops: float) -> str:
     """Returns the plan that `--dry-run` prints, one fact per line."""
+    config, data, plan = setup.config, setup.data, setup.plan
+    assert plan is not None
     rates = ", ".join(f"{factor * plan.lr:.3g}" for factor in config.finetune.lr_factors)
     choice = (
         f"{len(data.held_out):,} images of the same split"
@@ -159,7 +157,7 @@ def score_by_probe(
     Raises:
         InputError: if every rate is too large.
     """
-    config, data, plan, finetune = setup.config, setup.data, setup.plan, setup.config.finetune
+    data, plan, finetune = setup.data, setup.plan, setup.config.finetune
     assert plan is not None
 
     def labeled(samples: np.ndarray) -> tuple[Tensor, Tensor]:  # features (n, D), labels int64 (n,)
@@ -168,7 +166,7 @@ def score_by_probe(
 
     support = labeled(data.train)
     held_out = labeled(data.held_out) if len(data.held_out) else None
-    probes = _train_all(config, data, head, plan, support, predictor)
+    probes = _train_all(setup, head, support, predictor)
     # Without held-out images there is only one rate; its score only shows whether it is too large.
     scores = [probe_top1(probe, *(held_out or support)) for probe in probes]
     best = best_index(scores)
@@ -215,34 +213,37 @@ def describe_results(summary: dict[str, Any]) -> list[str]:
 
 
 def _train_all(
-    config: FinetuneConfig,
-    data: FinetuneData,
-    head: nn.Linear,
-    plan: Plan,
-    support: tuple[Tensor, Tensor],
-    predictor: Predictor,
+    setup: Setup, head: nn.Linear, support: tuple[Tensor, Tensor], predictor: Predictor
 ) -> list[LinearProbe]:
     """Trains one probe per rate. All start from the same head and see the same images in each step."""
-    factors, probes = config.finetune.lr_factors, list[LinearProbe]()
+    config, plan, factors = setup.config, setup.plan, setup.config.finetune.lr_factors
+    assert plan is not None
+    total, batch, warmup = plan.total_steps, plan.effective_batch_size, plan.warmup_steps
+    min_lr = config.optim.min_lr
     bar = progress(
-        total=plan.total_steps * len(factors),
+        total=total * len(factors),
         desc="linear probe",
         unit=" steps",
         delay=2,
         leave=False,
         disable=predictor.ranks.rank > 0,
     )
-    multiplications = plan.effective_batch_size * head.weight.numel()
-    with bar, _threads_for(multiplications, predictor.device):
+
+    def steps(peak_lr: float) -> Iterator[tuple[float, np.ndarray]]:  # learning rate and row numbers (B,)
+        for step in range(total):
+            rate = lr_at(step, peak_lr=peak_lr, warmup_steps=warmup, total_steps=total, min_lr=min_lr)
+            epoch, at = plan.position(step)
+            rows = setup.data.order.samples(epoch, at * batch, (at + 1) * batch)
+            yield rate, rows
+            bar.update()
+
+    probes = []
+    with bar, _threads_for(batch * head.weight.numel(), predictor.device):
         for factor in factors:
             probe = LinearProbe(head).to(predictor.device)
-            train_probe(
-                probe,
-                *support,
-                _steps(config, data, plan, factor * plan.lr, bar),
-                make_optimizer(probe, classifier_optimizer_options(config)),
-                label_smoothing=config.finetune.label_smoothing,
-            )
+            optimizer = make_optimizer(probe, classifier_optimizer_options(config))
+            smoothing = config.finetune.label_smoothing
+            train_probe(probe, *support, steps(factor * plan.lr), optimizer, label_smoothing=smoothing)
             probes.append(probe)
     return probes
 
@@ -257,24 +258,6 @@ def _threads_for(multiplications: int, device: torch.device) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(held)
-
-
-def _steps(
-    config: FinetuneConfig, data: FinetuneData, plan: Plan, peak_lr: float, bar: tqdm
-) -> Iterator[tuple[float, np.ndarray]]:
-    """Yields learning rate and row numbers (B,) of each step; the rows do not depend on the rate."""
-    batch = plan.effective_batch_size
-    for step in range(plan.total_steps):
-        rate = lr_at(
-            step,
-            peak_lr=peak_lr,
-            warmup_steps=plan.warmup_steps,
-            total_steps=plan.total_steps,
-            min_lr=config.optim.min_lr,
-        )
-        epoch, at = plan.position(step)
-        yield rate, data.order.samples(epoch, at * batch, (at + 1) * batch)
-        bar.update()
 
 
 @torch.no_grad()

@@ -100,8 +100,7 @@ def describe_scoring(setup: Setup, precision: Chosen) -> str:
     """Returns the plan of a scoring run."""
     config, data = setup.config, setup.data
     if setup.plan is not None:
-        probe = describe_probe(config, data, setup.plan, _forward_flops(setup))
-        return f"{probe}\nprecision   {precision}"
+        return f"{describe_probe(setup, _forward_flops(setup))}\nprecision   {precision}"
     origin = origin_of(config.finetune.start)
     return (
         f"{config.finetune.mode} of {setup.source}{f' ({origin})' if origin else ''}: {len(data.train):,} labeled "

@@ -96,19 +96,17 @@ def test_the_interval_holds_what_it_says(seeds, spread):
     assert 0.917 <= held / tries <= 0.985
 
 
-def test_an_interval_is_within_what_a_gap_can_be():
-    rows = [
-        [row(name, seed, np.arange(40) < right[seed]) for seed in (0, 1)]
-        for name, right in (("a", (39, 30)), ("b", (0, 10)))
-    ]
-    gap = gap_of(*rows)
-    assert gap.half_width > 100
-    assert gap.in_brackets() == "(+73.8 [-100.0, 100.0])"
-
-
-def test_a_gap_of_one_seed_says_so():
-    gap = gap_of([row("a", 0, np.arange(400) < 300)], [row("b", 0, np.arange(400) < 200)])
-    assert gap.in_brackets() == "+25.0 [20.8, 29.2]*"
+@pytest.mark.parametrize(
+    ("images", "ours", "theirs", "text"),
+    [
+        # An interval is within what a gap can be.
+        (40, (39, 30), (0, 10), "(+73.8 [-100.0, 100.0])"),
+        (400, (300,), (200,), "+25.0 [20.8, 29.2]*"),
+    ],
+)
+def test_a_gap_says_whether_it_may_be_chance_and_is_of_one_seed(images, ours, theirs, text):
+    rows = [[row("x", seed, np.arange(images) < n) for seed, n in enumerate(own)] for own in (ours, theirs)]
+    assert gap_of(*rows).in_brackets() == text
 
 
 def test_no_gap_of_other_images_or_seeds():

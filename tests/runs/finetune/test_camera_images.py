@@ -4,8 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from helpers.commands import ROOT
-from helpers.finetune import TINY
+from helpers.commands import SMALL_MAE
 from PIL import Image
 from safetensors import safe_open
 
@@ -46,12 +45,8 @@ def rows_of(path) -> dict[str, float]:
 @pytest.mark.parametrize("network", ["vit", "cnn"])
 def test_predictions(call, photos, tmp_path, network):
     small = {"config": "simple_cnn_cifar", "model": ["model.img_size=8"]}
-    options = [
-        "data.augment.crop=random_resized",
-        "train.effective_batch_size=8",
-        "train.precision=fp32",
-        "model.in_chans=3",
-    ]
+    options = ["data.augment.crop=random_resized", "train.effective_batch_size=8"]
+    options += ["train.precision=fp32", "model.in_chans=3"]
     assert call(f"data.path={photos[1]}", *options, **(small if network == "cnn" else {})) == 0
     own, found = rows_of(tmp_path / "run" / "predictions.csv"), []
     for source in photos:
@@ -66,20 +61,11 @@ def test_predictions(call, photos, tmp_path, network):
 
 
 def test_features_and_pictures(photos, tmp_path):
-    config, run = str(ROOT / "configs" / "pretrain" / "mae_digits.yaml"), tmp_path / "run"
-    decoder = [f"objective.decoder_{name}" for name in ("embed_dim=16", "depth=1", "num_heads=2")]
+    run = tmp_path / "run"
     short = ["train.engine=torch", "train.steps=2", "train.warmup_steps=1", "train.effective_batch_size=8"]
     short += ["train.precision=fp32", "monitor.tensorboard=false", "data.augment.crop=random_resized"]
-    arguments = [
-        *TINY,
-        "model.in_chans=3",
-        *decoder,
-        *short,
-        f"data.path={photos[1]}",
-        f"run.dir={run}",
-        "run.name=run",
-    ]
-    assert pretrain_main(["--config", config, *arguments]) == 0
+    place = [f"data.path={photos[1]}", f"run.dir={run}", "run.name=run"]
+    assert pretrain_main(["--config", "mae_digits", *SMALL_MAE, "model.in_chans=3", *short, *place]) == 0
     info = read_info(run / "encoder.safetensors")
     assert info.preprocessing.to_entry() == {"preprocessing": DONE}
     read = load_vit(run)

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from helpers.commands import ROOT, lines_of, summary_of
+from helpers.commands import lines_of, summary_of
 
 import mae_vit
 from mae_vit.cli.main import main as cli
@@ -21,8 +21,8 @@ SHORT = [
 
 
 def train(data, folder, *changes) -> None:
-    config = str(ROOT / "configs" / "pretrain" / "pixio_cifar_tiny.yaml")
-    assert pretrain(["--config", config, *SHORT, f"data.path={data}", f"run.dir={folder}", *changes]) == 0
+    place = [f"data.path={data}", f"run.dir={folder}"]
+    assert pretrain(["--config", "pixio_cifar_tiny", *SHORT, *place, *changes]) == 0
 
 
 def test_the_preset_trains(colored, tmp_path):
@@ -42,7 +42,7 @@ def test_all_that_reads_encoders_reads_it(colored, tmp_path, monkeypatch):
     train(colored, run, "objective.decode_ratio=0.5", "model.depth=2", "objective.decoder_depth=2")
     common = [f"data.path={colored}", "train.engine=torch", "monitor.tensorboard=false"]
     short = ["train.epochs=null", "train.steps=2", "train.warmup_epochs=null", "train.warmup_steps=1"]
-    tune = ["--config", str(ROOT / "configs" / "finetune" / "finetune_cifar_tiny.yaml"), "--ckpt", str(run)]
+    tune = ["--config", "finetune_cifar_tiny", "--ckpt", str(run)]
     for name, more in {
         "cls": ["finetune.pool=cls", *short, "train.effective_batch_size=8"],
         "mean": ["finetune.pool=mean", *short, "train.effective_batch_size=8"],

@@ -30,7 +30,7 @@ from mae_vit.data.prepare.sources.folders import is_regular, reader, walk
 from mae_vit.data.prepare.sources.rows import unread_note
 from mae_vit.data.shards.samples import label_number, no_single_label
 
-_PATHS = ("path", "file", "filename", "file_name", "filepath", "image", "image_path", "img")
+PATHS = ("path", "file", "filename", "file_name", "filepath", "image", "image_path", "img")
 # Number of rows whose files must exist in a column of files.
 _LOOKED_AT = 8
 _FIRST_LINE = 4096
@@ -39,7 +39,7 @@ _MOST_FILES = 200_000
 _ABOVE = "copy the table into the folder above its images"
 # `is_valid` is fastai's.
 _SPLITS = ("split", "is_valid")
-_BITS = {"0": 0, "0.0": 0, "false": 0, "1": 1, "1.0": 1, "true": 1}
+BITS = {"0": 0, "0.0": 0, "false": 0, "1": 1, "1.0": 1, "true": 1}
 Cells = Mapping[str, str]
 
 
@@ -102,10 +102,10 @@ class _Files:
     def find_all(self, paths: Sequence[str]) -> list[Path | None]:
         """Finds files as `find` does. If some paths exist as written, the others are missing files."""
         found = [self.find(path) for path in paths]
-        return found if any(found) else list(map(partial(self.find, elsewhere=_shared_folders(paths)), paths))
+        return found if any(found) else list(map(partial(self.find, elsewhere=shared_folders(paths)), paths))
 
 
-def _shared_folders(paths: Iterable[str]) -> tuple[str, ...]:
+def shared_folders(paths: Iterable[str]) -> tuple[str, ...]:
     """Returns the leading folders that all paths share, up to one named like a split; none for URLs."""
     parts = [tuple(path.replace("\\", "/").split("/")[:-1]) for path in paths]
     if not parts or any("//" in path for path in paths):
@@ -124,7 +124,7 @@ def is_table(path: Path) -> bool:
     with path.open("rb") as file:
         line = user_files.decode_text(file.read(_FIRST_LINE), "", errors="replace").partition("\n")[0]
     # Excel exports tabs as "Unicode text".
-    return "\t" in line or (len(line.split()) > 1 and not set(_PATHS).isdisjoint(line.lower().split()))
+    return "\t" in line or (len(line.split()) > 1 and not set(PATHS).isdisjoint(line.lower().split()))
 
 
 def read_table(table: Path, options: SourceOptions | None = None) -> tuple[list[Row], list[str]]:
@@ -146,7 +146,7 @@ def read_table(table: Path, options: SourceOptions | None = None) -> tuple[list[
     hot: list[str] = []
     if options.labels and not label:
         # Columns of 0 and 1 with a single 1 in each row are a one-hot label.
-        bits = [column for column in unread if cells and all(row[column].lower() in _BITS for row in cells)]
+        bits = [column for column in unread if cells and all(row[column].lower() in BITS for row in cells)]
         if len(bits) > 1 and all(len(_ones(row, bits)) == 1 for row in cells):
             hot = bits
             listed = shown(columns[bit] for bit in hot)
@@ -156,7 +156,7 @@ def read_table(table: Path, options: SourceOptions | None = None) -> tuple[list[
     for row, file in zip(cells, found, strict=True):
         split_text = row[split] if split else ""
         if split == "is_valid":
-            split_text = "val" if _BITS.get(split_text.lower()) else "train"
+            split_text = "val" if BITS.get(split_text.lower()) else "train"
         named = columns[_ones(row, hot)[0]] if hot else row[label] if label else ""
         rows.append(Row(row[path], file, named, split_text))
     missing = _missing_notes(rows, name, files.names[0]) if not all(found) else []
@@ -179,22 +179,12 @@ def _missing_notes(rows: Sequence[Row], table: str, images: Names) -> list[str]:
 
 
 def _ones(row: Cells, columns: Sequence[str]) -> list[str]:
-    return [name for name in columns if _BITS[row[name].lower()]]
+    return [name for name in columns if BITS[row[name].lower()]]
 
 
 def _read(table: Path) -> tuple[dict[str, str], list[dict[str, str]]]:
     """Returns the names of the columns as written, and the cells of each row, both by names in lower case."""
-    text = user_files.read_text(table)
-    first = text.partition("\n")[0]
-    delimiter = max("\t", ";", ",", key=first.count)
-    if delimiter not in first and len({len(line.split()) for line in text.splitlines() if line.strip()}) == 1:
-        delimiter = " "
-    lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=delimiter == " ")
-    try:
-        written = [name.strip() for name in next(lines, [])]
-        rows = [[cell.strip() for cell in row] for row in lines]
-    except csv.Error as error:
-        raise InputError(f"table {table}: line {lines.line_num} cannot be read: {error}") from None
+    written, *rows = read_lines(table) or [[]]
     indices = {name.lower(): index for index, name in enumerate(written) if name}
     if len(indices) < sum(map(bool, written)):
         raise InputError(f"table {table}: two columns have one name ({shown(written)}): rename one")
@@ -204,6 +194,26 @@ def _read(table: Path) -> tuple[dict[str, str], list[dict[str, str]]]:
         if any(row)
     ]
     return {name: written[index] for name, index in indices.items()}, cells
+
+
+def read_lines(table: Path) -> list[list[str]]:
+    """Returns the cells of each line.
+
+    Tabs, semicolons or commas separate them, whichever the first line has most; or blanks.
+
+    Raises:
+        InputError: if it is no such text.
+    """
+    text = user_files.read_text(table)
+    first = text.partition("\n")[0]
+    delimiter = max("\t", ";", ",", key=first.count)
+    if delimiter not in first and len({len(line.split()) for line in text.splitlines() if line.strip()}) == 1:
+        delimiter = " "
+    lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=delimiter == " ")
+    try:
+        return [[cell.strip() for cell in line] for line in lines]
+    except csv.Error as error:
+        raise InputError(f"table {table}: line {lines.line_num} cannot be read: {error}") from None
 
 
 def _choose_columns(
@@ -218,9 +228,7 @@ def _choose_columns(
         raise InputError(
             f"table {table}: its first line names an image: put a line of names above it, as path,label"
         )
-    paths, labels = (
-        [name for name in columns if name in known] for known in (_PATHS, user_files.LABEL_NAMES)
-    )
+    paths, labels = ([name for name in columns if name in known] for known in (PATHS, user_files.LABEL_NAMES))
     if options.image_column:
         paths = [_asked_column(table, columns, options.image_column, "--image-column")]
     elif len(paths) != 1:
@@ -275,7 +283,7 @@ def open_table(table: Path, options: SourceOptions) -> ImageSource:
     for (path, file, label, split_text), folder_split in zip(rows, folders, strict=True):
         if file is None:
             continue
-        name = _class_name(label, signed=signed)
+        name = class_of_cell(label, signed=signed)
         split = user_files.split_told(split_text) if split_text else folder_split
         twice = (split, file) in label_of
         other = label_of.setdefault((split, file), name)
@@ -305,13 +313,15 @@ def open_table(table: Path, options: SourceOptions) -> ImageSource:
     unlabeled = sum(entry.class_name is None for entry in entries)
     if unlabeled < len(entries):
         notes += without_label_note(unlabeled, "its cell is empty or negative")
-    numbers = {
-        name: label_number(name.encode()) for entry in entries if (name := entry.class_name) is not None
-    }
-    # Numbers in numeric order, as for other sources; words in alphabetical order.
+    classes = ordered_classes({entry.class_name for entry in entries if entry.class_name is not None})
+    return ImageSource(table.name, entries, classes=classes, notes=(*notes, *column_notes))
+
+
+def ordered_classes(names: Iterable[str]) -> tuple[str, ...] | None:
+    """Returns classes that are numbers in numeric order, as for other sources; None for words, which are sorted."""
+    numbers = {name: label_number(name.encode()) for name in names}
     words = None in numbers.values()
-    classes = () if words else sorted(numbers, key=lambda name: (numbers[name] or 0, name))
-    return ImageSource(table.name, entries, classes=tuple(classes) or None, notes=(*notes, *column_notes))
+    return None if words else tuple(sorted(numbers, key=lambda name: (numbers[name] or 0, name))) or None
 
 
 def _beside(path: str, file: Path, table: Path) -> str:
@@ -336,7 +346,7 @@ def _splits_of_folders(rows: Sequence[Row], table: Path, split: str) -> tuple[li
     return [split] * len(rows), []
 
 
-def _class_name(label: str, *, signed: bool) -> str | None:
+def class_of_cell(label: str, *, signed: bool) -> str | None:
     """Returns the class in a cell: numbers without pandas' decimals; negative ones are classes only if `signed`."""
     name = class_text(label)
     if (number := label_number(name.encode())) is not None:

@@ -1,0 +1,53 @@
+"""`mae-vit config KEY`: what a key means, and who sets it."""
+
+import pytest
+
+from mae_vit.cli.main import main
+from mae_vit.config import describe
+from mae_vit.config.describe import explain_key
+from mae_vit.config.keys import key_paths
+from mae_vit.finetuning.comparison.config import CompareConfig
+from mae_vit.finetuning.config.schema import FinetuneConfig
+from mae_vit.objectives.pretrain_config import PretrainConfig
+
+SCHEMAS = {"pretraining": PretrainConfig, "fine-tuning": FinetuneConfig, "comparing": CompareConfig}
+
+
+def test_a_key_is_explained(capsys):
+    assert main(["config", "optim.blr"]) == 0
+    text = capsys.readouterr().out
+    facts = dict(line.split(maxsplit=1) for line in text.splitlines()[1:6])
+    assert (facts["type"], facts["default"], facts["for"]) == ("number", "none", "pretraining, fine-tuning")
+    assert "per 256 samples" in facts["meaning"]
+    assert facts["presets"].startswith("0.00015: mae_base")
+
+
+def test_a_branch_has_its_own_default_and_presets():
+    blocks = "\n".join(explain_key("objective.mask_ratio=0.9", SCHEMAS)).split("\n\n")
+    (simmim,) = (block for block in blocks if "name=simmim" in block)
+    assert "default  0.6" in simmim
+    assert "mae_base" not in simmim
+    # A section of a comparison that all its runs share.
+    assert explain_key("set.train.ema_decay", SCHEMAS) == explain_key("ema_decay", SCHEMAS)
+
+
+def test_a_section_lists_its_keys():
+    lines = explain_key("checkpoint", SCHEMAS)
+    assert lines[0] == "checkpoint"
+    assert [line.split()[0] for line in lines[1:4]] == ["every_steps", "every_epochs", "every_minutes"]
+
+
+def test_every_key_is_explained_in_at_most_a_hundred_columns(monkeypatch):
+    monkeypatch.setattr(describe, "preset_paths", list)  # sixty files for each key
+    for schema in SCHEMAS.values():
+        for path in key_paths(schema, {}):
+            lines = explain_key(path, SCHEMAS)
+            assert max(map(len, lines)) <= 100, path
+            assert "meaning  \n" not in "\n".join(lines), path
+
+
+@pytest.mark.parametrize("key", ["train.epoch", "optim.learning", "nothing_like_it"])
+def test_an_unknown_key_names_the_nearest(capsys, said, key):
+    assert main(["config", key]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    said(line[:200])
