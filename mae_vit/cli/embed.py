@@ -19,22 +19,22 @@ if TYPE_CHECKING:
 
 _NAMED = 5
 _BATCH_SIZE, _BATCH_SIZE_GPU = 64, 256
-_DESCRIPTION = """Compute features (N, D) of images by a pretrained encoder, in the order of the data, with the keys of
-the images. Features are saved while they are computed. If the command is stopped or killed, repeat it: it resumes."""
-_EPILOG = """examples:
-  mae-vit embed runs/mae_base photos/ --out features/photos
+_DESCRIPTION = """Compute features (N, D) of images by a pretrained encoder, in the order of the data, with the
+keys of the images. Features are saved while they are computed. If the command is stopped or
+killed, repeat it: it resumes."""
+_EXAMPLES = """  mae-vit embed runs/mae_base photos/ --out features/photos
   mae-vit embed encoder.safetensors data/cifar10 --split test --out features/test
-  mae-vit embed timm:vit_base_patch16_224.augreg_in21k images.zip --out features/images --pool mean --device cuda
-  mae-vit embed frozen:timm:vit_small_patch14_reg4_dinov2 photos/ --out features/dinov2 --img-size 224
-
-The largest centered box of each image is resized, and normalized as in the encoder's training. Unreadable images are
-left out and listed in broken.csv.
+  mae-vit embed timm:vit_base_patch16_224.mae images.zip --out features/images --device cuda
+  mae-vit embed frozen:timm:vit_small_patch14_dinov2 photos/ --out dinov2 --img-size 224
+"""
+_EPILOG = """The largest centered box of each image is resized, and normalized as in the encoder's training.
+Unreadable images are left out and listed in broken.csv.
 
   import numpy as np
   features = np.load("features/photos/features.npy", mmap_mode="r")
   keys = open("features/photos/keys.txt").read().splitlines()
-meta.json says what the features are of. Images that are not prepared have paths.txt. Where the data have them, there
-are labels.npy (-1 for none; meta.json names the classes) and splits.txt."""
+meta.json says what the features are of. Images that are not prepared have paths.txt. Where the
+data have them, there are labels.npy (-1 for none; meta.json names the classes) and splits.txt."""
 
 
 def add_embed(commands: argparse._SubParsersAction[OneLineParser]) -> None:
@@ -43,6 +43,7 @@ def add_embed(commands: argparse._SubParsersAction[OneLineParser]) -> None:
         "embed",
         help="compute features of images by a pretrained encoder",
         usage="%(prog)s [options] WEIGHTS DATA --out DIR",
+        examples=_EXAMPLES,
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,

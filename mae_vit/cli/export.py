@@ -19,17 +19,17 @@ _DESCRIPTION = """Write an encoder in the format of another library, with a mode
 with that library and compares the outputs before it gives the folder its final name."""
 _FORMS = """formats:
   timm      folder for timm.create_model("local-dir:OUT", pretrained=True), with a classifier's head
-  hf        folder for transformers: ViTModel or ViTForImageClassification; OUT/mae is a ViTMAEForPreTraining if
-            WEIGHTS has MAE's decoder (a run folder has it, its encoder.safetensors does not)
+  hf        folder for transformers: ViTModel or ViTForImageClassification; OUT/mae is a
+            ViTMAEForPreTraining if WEIGHTS has MAE's decoder (a run folder has it, its
+            encoder.safetensors does not)
   official  file of the official MAE code, with the decoder: {"model": tensors}, only tensors
-  onnx      model for onnxruntime and others, for any number of images    (pip install "mae-vit[onnx]")
+  onnx      model for onnxruntime and others, any number of images (pip install "mae-vit[onnx]")
   torch     program of torch.export (.pt2): needs none of our code, for any number of images
-
-examples:
-  mae-vit export runs/mae_base --to hf
+"""
+_EXAMPLES = """  mae-vit export runs/mae_base --to hf
   mae-vit export runs/mae_base/encoder.safetensors --to onnx --out mae_base-onnx
   mae-vit export runs/finetuned --to timm --force
-  mae-vit export runs/mae_base --to hf --push USER/NAME --dry-run      (pip install "mae-vit[hf,hub]")
+  mae-vit export runs/mae_base --to hf --push USER/NAME --dry-run    (pip install "mae-vit[hf,hub]")
 """
 _FORMATS = ("timm", "hf", "official", "onnx", "torch")
 # Formats that store no pooling, with the reason.
@@ -41,6 +41,7 @@ def add_export(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     parser = commands.add_parser(
         "export",
         help="write an encoder for other libraries: timm, transformers, official MAE, ONNX, torch.export",
+        examples=_EXAMPLES,
         description=_DESCRIPTION,
         epilog=_FORMS,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -8,14 +8,13 @@ from pathlib import Path
 from mae_vit.config.command_line import OneLineParser, add_plugin, as_path, as_path_text
 from mae_vit.core.errors import InputError
 
-_DESCRIPTION = """Draw what an encoder has learned: reconstructions, attention, rollout, attention distance, positions,
-and principal components of patch features. Writes one page, OUT/index.html, and beside it the pictures as PNG and
-their numbers as CSV and NPZ."""
-_EXAMPLES = """examples:
-  mae-vit inspect runs/mae_base                                         its held-out images -> runs/mae_base/inspect
+_DESCRIPTION = """Draw what an encoder has learned: reconstructions, attention, rollout, attention distance,
+positions, and principal components of patch features. Writes one page, OUT/index.html, and beside
+it the pictures as PNG and their numbers as CSV and NPZ."""
+_EXAMPLES = """  mae-vit inspect runs/mae_base            its held-out images; writes runs/mae_base/inspect
   mae-vit inspect --ckpt runs/mae_base --data photos/ --out look
-  mae-vit inspect --ckpt runs/scratch --against runs/mae_base --data data/mine --out before_after
-  mae-vit inspect --ckpt mae_visualize_vit_large.pth --data photos/ --out look     an official file
+  mae-vit inspect --ckpt runs/scratch --against runs/mae_base --data data/mine --out both
+  mae-vit inspect --ckpt mae_visualize_vit_large.pth --data photos/ --out look
   mae-vit inspect --ckpt timm:vit_base_patch16_224.dino --data photos/ --out look
 """
 
@@ -26,10 +25,10 @@ def add_inspect(commands: argparse._SubParsersAction[OneLineParser]) -> None:
         "inspect",
         help="see what an encoder has learned",
         description=_DESCRIPTION,
-        epilog=_EXAMPLES,
+        examples=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("start", nargs="?", type=as_path_text, metavar="WEIGHTS", help="the same as --ckpt")
+    parser.add_argument("weights", nargs="?", type=as_path_text, metavar="WEIGHTS", help="the same as --ckpt")
     parser.add_argument(
         "--ckpt",
         type=as_path_text,
@@ -68,9 +67,9 @@ def add_inspect(commands: argparse._SubParsersAction[OneLineParser]) -> None:
 
 def run_inspect(arguments: argparse.Namespace) -> int:
     """Runs the command; returns the exit code, or raises InputError for errors that the user can fix."""
-    if (arguments.ckpt is None) == (arguments.start is None):
+    if (arguments.ckpt is None) == (arguments.weights is None):
         arguments.parser.error("give WEIGHTS once: a run folder, a file or a name")
-    arguments.ckpt = arguments.ckpt or arguments.start
+    arguments.ckpt = arguments.ckpt or arguments.weights
     if arguments.images < 2:
         raise InputError(f"--images {arguments.images}: at least 2")
     # Imports torch, timm and matplotlib: not for --help.

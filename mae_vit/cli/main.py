@@ -11,30 +11,29 @@ from mae_vit.config.command_line import OneLineParser, add_local_rank
 from mae_vit.core import __version__
 from mae_vit.runtime.failures import EXIT_CODES, find_exit_code, ignore_closed_terminal, print_error
 
-EXAMPLES = """examples:
-  mae-vit prepare digits data/digits                     scikit-learn's handwritten digits; needs no network
-  mae-vit prepare cifar10 data/cifar10                   downloads CIFAR-10; also cifar100
-  mae-vit prepare photos/ data/photos                    photos/CLASS/*.jpg, photos/train/CLASS/*.jpg or photos/*.jpg
-  mae-vit prepare train.tar.gz test.zip data/mine        archives of such folders
-  mae-vit prepare photos/ data/small --resize 384 --holdout 1/10
-  mae-vit prepare hf:USER/NAME data/cats                 a data set of the Hugging Face Hub; also Parquet files
-  mae-vit prepare --in-place laion/                      existing webdataset shards, used where they are
-  mae-vit check data/mine                                verifies every shard
-  mae-vit recommend photos/                              which preset fits, how long it takes here, what to expect
-  mae-vit presets mae cifar                              the included configs whose names have these words
-  mae-vit config mask_ratio                              explains a key: default, meaning, presets that set it
-  mae-vit pretrain mae_digits train.epochs=10            a preset, or a YAML file; then keys with other values
-  mae-vit finetune --ckpt runs/mae_digits                on the run's data, with the recipe for the encoder's size
-  mae-vit compare compare_demo                           pretrained and other networks on the same labels, with a report
+EXAMPLES = """  mae-vit prepare digits data/digits               handwritten digits; needs no network
+  mae-vit prepare cifar10 data/cifar10             downloads CIFAR-10; also cifar100
+  mae-vit prepare photos/ data/photos --holdout 1/10           photos/CLASS/*.jpg or photos/*.jpg
+  mae-vit prepare photos/ data/mine --labels labels.csv --unlabeled more/ --preview
+  mae-vit prepare train.tar.gz test.zip data/mine  archives of such folders
+  mae-vit prepare hf:USER/NAME data/cats           a data set of the Hugging Face Hub
+  mae-vit prepare --in-place laion/                existing webdataset shards, where they are
+  mae-vit check data/mine                          verifies every shard
+  mae-vit recommend data/photos                    the preset that fits, its time here, the gain
+  mae-vit presets mae cifar                        included configs with these words in their names
+  mae-vit config mask_ratio                        explains a key, and which presets set it
+  mae-vit pretrain mae_photos_64 data.path=data/photos         a preset or a YAML file, then keys
+  mae-vit finetune --ckpt runs/mae_digits          on the run's data, by the recipe for its size
+  mae-vit compare compare_photos data.path=data/photos         was pretraining worth it?
   deepspeed --num_accelerators 2 --module mae_vit.cli pretrain mae_digits
-  mae-vit doctor mae_base data.path=data/mine            checks config, data, memory, disk and ranks before a run
-  mae-vit verify-resume                                  kills a small run ten times; the result stays equal to the bit
-  mae-vit replay runs/mae_base --step 1200               shows the images, crops and masks of that step
-  mae-vit inspect --ckpt runs/mae_base                   a page of pictures: what the encoder has learned
-  mae-vit report runs/mae_base                           a page on the run: verdict, curves, pictures, plan
-  mae-vit embed runs/mae_base photos/ --out features     features of images; the same command resumes if it is killed
-  mae-vit predict runs/finetune_mine photos/ --out predictions.csv     classes of images, by a fine-tuned network
-  mae-vit export runs/mae_base --to hf                   for transformers; also timm, official (MAE), onnx, torch
+  mae-vit doctor mae_base data.path=data/mine      checks config, data, memory, disk and ranks
+  mae-vit verify-resume                            ten kills change nothing: see for yourself
+  mae-vit replay runs/mae_base --step 1200         the images, crops and masks of that step
+  mae-vit inspect --ckpt runs/mae_base             a page: what the encoder has learned
+  mae-vit report runs/mae_base                     a page: verdict, curves, pictures, plan
+  mae-vit embed runs/mae_base photos/ --out features           features of images
+  mae-vit predict runs/finetune_mine photos/ --out classes.csv classes of images
+  mae-vit export runs/mae_base --to hf             also timm, official (MAE), onnx, torch
 """
 
 
@@ -83,8 +82,7 @@ def _parser() -> OneLineParser:
         prog="mae-vit",
         description="Self-supervised pretraining of Vision Transformers. The commands prepare data, pretrain, "
         "fine-tune, compare, inspect runs, and export encoders.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        examples=EXAMPLES,
     )
     parser.add_argument("--version", action="version", version=f"mae-vit {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=OneLineParser)

@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from mae_vit.weights.embed.images import Images
 
 _SHOWN, _NAMED = 12, 3
-_DESCRIPTION = """Classify images by the network of a finished fine-tuning run. FILE.csv has a line for each image: its
-most probable class and the probability. Labels of class folders are compared, if their names are the run's classes."""
-_EPILOG = """examples:
-  mae-vit predict runs/finetune_mine photos/ --out predictions.csv
+_DESCRIPTION = """Classify images by the network of a finished fine-tuning run. FILE.csv has a line for each
+image: its most probable class and the probability. Labels of class folders are compared, if their
+names are the run's classes."""
+_EXAMPLES = """  mae-vit predict runs/finetune_mine photos/ --out predictions.csv
   mae-vit predict runs/finetune_mine data/mine --split test --out test.csv --top 3
-
-The largest centered box of each image is resized, and normalized as in the run. Unreadable images are left out and
-listed in FILE.broken.csv."""
+"""
+_EPILOG = """The largest centered box of each image is resized, and normalized as in the run. Unreadable
+images are left out and listed in FILE.broken.csv."""
 
 
 def add_predict(commands: argparse._SubParsersAction[OneLineParser]) -> None:
@@ -40,6 +40,7 @@ def add_predict(commands: argparse._SubParsersAction[OneLineParser]) -> None:
         "predict",
         help="classify images by a fine-tuned network",
         usage="%(prog)s [options] RUN DATA --out FILE.csv",
+        examples=_EXAMPLES,
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -29,13 +29,12 @@ if TYPE_CHECKING:
     from mae_vit.data.prepare.prepare import Report
 
 T = TypeVar("T")
-_DESCRIPTION = """examples:
-  mae-vit prepare photos/ data/photos --holdout 1/10                          photos/CLASS/*.jpg, or photos/*.jpg
-  mae-vit prepare photos/ data/photos --holdout 1/10 --labels labels.csv      lines of image,class
-  mae-vit prepare photos/ data/photos --holdout 1/10 --unlabeled more/        more images, for pretraining alone
-  mae-vit prepare cifar10 data/cifar10 --preview                              and draw data/cifar10/preview.png
-
-Write images as webdataset shards with a dataset.json. A later call adds splits.
+_EXAMPLES = """  mae-vit prepare photos/ data/photos --holdout 1/10     photos/CLASS/*.jpg, or photos/*.jpg
+  mae-vit prepare photos/ data/photos --holdout 1/10 --labels labels.csv     lines of image,class
+  mae-vit prepare photos/ data/photos --holdout 1/10 --unlabeled more/       more for pretraining
+  mae-vit prepare cifar10 data/cifar10 --preview         and draw data/cifar10/preview.png
+"""
+_DESCRIPTION = """Write images as webdataset shards with a dataset.json. A later call adds splits.
 Image bytes are stored unchanged, except with --resize or --exif-orientation apply."""
 _SOURCES = (
     "one or more sources, then the output folder; a source is digits, cifar10, cifar100, a folder with or without "
@@ -59,7 +58,7 @@ def add_prepare(commands: argparse._SubParsersAction[OneLineParser]) -> None:
         "prepare",
         help="write images as webdataset shards",
         usage="%(prog)s [options] SRC [SRC ...] OUT",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        examples=_EXAMPLES,
         description=_DESCRIPTION,
     )
     # fmt: off

@@ -15,12 +15,8 @@ _REPORT = """Write one HTML page on a pretraining run: a verdict in words (did i
 enough, what to do next), curves, pictures over time, plan, environment, damaged images, incidents. The page is one file
 that needs no other. The run may be finished, running, interrupted or failed."""
 
-_RECOMMEND = """examples:
-  mae-vit recommend data/photos        prepared data
-  mae-vit recommend photos/            a folder of images, which stays as it is
-
-Look at the number and size of the images, their labels, the cores and the GPU. Print which preset, batch and
-length fit, how long the run takes here (timed on a few steps, as by --dry-run), whether a gain is to be
+_RECOMMEND = """Look at the number and size of the images, their labels, the cores and the GPU. Print which preset,
+batch and length fit, how long the run takes here (timed on a few steps, as by --dry-run), whether a gain is to be
 expected from the lengths that were measured, and the commands to type. Nothing is written."""
 
 
@@ -29,6 +25,7 @@ def add_check(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     parser = commands.add_parser(
         "check",
         help="verify every shard",
+        examples="  mae-vit check data/mine\n  mae-vit check data/mine --decode",
         description="Compare every shard with its checksum in dataset.json. List damaged shards; exit 1 if any.",
     )
     parser.add_argument("path", type=as_path_text, metavar="DIR", help="the data folder")
@@ -58,7 +55,8 @@ def add_recommend(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     parser = commands.add_parser(
         "recommend",
         help="say which preset fits your images and machine",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        examples="  mae-vit recommend data/photos        prepared data\n"
+        "  mae-vit recommend photos/            a folder of images, which stays as it is",
         description=_RECOMMEND,
     )
     parser.add_argument(
@@ -83,6 +81,8 @@ def add_replay(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     parser = commands.add_parser(
         "replay",
         help="show the images and masks of a step",
+        examples="  mae-vit replay runs/mae_base --step 1200\n"
+        "  mae-vit replay runs/mae_base --data-step 1199 --rank 1 --out step.png",
         description="Compute again the images, crops and masks of any step of a pretraining run. Write them as a "
         "picture, and print the names of the images.",
     )
@@ -123,7 +123,10 @@ def _replay(arguments: argparse.Namespace) -> int:
 def add_report(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     """Adds the command `report`."""
     parser = commands.add_parser(
-        "report", help="write a page on a run: verdict, curves, pictures", description=_REPORT
+        "report",
+        help="write a page on a run: verdict, curves, pictures",
+        examples="  mae-vit report runs/mae_base\n  mae-vit report runs/mae_base --out page.html",
+        description=_REPORT,
     )
     parser.add_argument("path", type=as_path, metavar="RUN", help="the run's folder")
     parser.add_argument("--out", type=as_path, metavar="FILE.html", help="file to write (RUN/report.html)")

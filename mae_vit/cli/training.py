@@ -28,20 +28,10 @@ _JOBS = {
         "compare pretrained and other networks on the same labels",
     ),
 }
-_VERIFY_RESUME = """examples:
-  mae-vit verify-resume                                       handwritten digits: no data needed, about two minutes
-  mae-vit verify-resume mae_photos_64 data.path=data/photos   another preset and data
-
-Train a small run undisturbed, on 1 and on 2 ranks. Train it again, kill it (SIGKILL) at random moments, also
-changing between 1 and 2 ranks, and resume it by the same command. On the same number of ranks the weights must be
-equal to the bit; on another number the order, the images and their crops must be equal, and the losses up to
-rounding. Runs on CPUs. Exit with 1 if anything differs, and say what."""
-_CONFIG_KEY = """examples:
-  mae-vit config train.effective_batch_size
-  mae-vit config mask_ratio                a key alone: of each section that has it
-  mae-vit config optim                     the keys of a section
-
-Explain a key: its type, default and meaning, and the presets that set it."""
+_VERIFY_RESUME = """Train a small run undisturbed, on 1 and on 2 ranks. Train it again, kill it (SIGKILL) at random
+moments, also changing between 1 and 2 ranks, and resume it by the same command. On the same number of ranks the
+weights must be equal to the bit; on another number the order, the images and their crops must be equal, and the
+losses up to rounding. Runs on CPUs. Exit with 1 if anything differs, and say what."""
 # The `deepspeed` launcher puts this in front of all arguments.
 _LOCAL_RANK = ("--local_rank", "--local-rank")
 
@@ -72,9 +62,10 @@ def add_presets(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     parser = commands.add_parser(
         "presets",
         help="list the configs that come with the library",
+        examples="  mae-vit presets\n  mae-vit presets photos\n  mae-vit presets mae_photos_64\n"
+        "  mae-vit presets --show mae_photos_64 > mine.yaml          to change it",
         description="List the configs that come with the library; of one, its command, time and result. pretrain, "
-        "finetune, compare and doctor take these names. For a config of your own: "
-        "mae-vit presets --show mae_digits > mine.yaml.",
+        "finetune, compare and doctor take these names.",
     )
     parser.add_argument(
         "words",
@@ -116,8 +107,10 @@ def add_config_key(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     parser = commands.add_parser(
         "config",
         help="explain a key of a config",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        description=_CONFIG_KEY,
+        examples="  mae-vit config train.effective_batch_size\n"
+        "  mae-vit config mask_ratio                a key alone: of each section that has it\n"
+        "  mae-vit config optim                     the keys of a section",
+        description="Explain a key: its type, default and meaning, and the presets that set it.",
     )
     parser.add_argument("key", metavar="KEY", help="section.key, a key alone, or a section")
     parser.set_defaults(run=_config_key, parser=parser)
@@ -140,11 +133,11 @@ def add_doctor(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     parser = commands.add_parser(
         "doctor",
         help="check config, data and machine before a run",
+        examples="  mae-vit doctor\n  mae-vit doctor mae_base data.path=data/mine\n"
+        "  torchrun --nproc-per-node 8 -m mae_vit.cli doctor mae_base",
         description="Check what a pretraining run needs: software, devices, memory, disk, data, and whether the ranks "
         "connect. Exit with 1 if something will fail; a folder that holds another run is a warning. "
-        "With --config it does the same as pretrain/run.py --dry-run. "
-        "Under a launcher all ranks check: "
-        "torchrun --nproc-per-node 8 -m mae_vit.cli doctor --config FILE.",
+        "With a config it does the same as pretrain --dry-run. Under a launcher all ranks check.",
     )
     parser.add_argument(
         "--config",
@@ -175,7 +168,8 @@ def add_verify_resume(commands: argparse._SubParsersAction[OneLineParser]) -> No
     parser = commands.add_parser(
         "verify-resume",
         help="kill small runs at random, and compare the results",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        examples="  mae-vit verify-resume                        handwritten digits, about two minutes\n"
+        "  mae-vit verify-resume mae_photos_64 data.path=data/photos",
         description=_VERIFY_RESUME,
     )
     parser.add_argument(

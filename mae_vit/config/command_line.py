@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
@@ -21,13 +23,27 @@ if TYPE_CHECKING:  # slow to import: not for --help
     from mae_vit.config.load import ConfigSource
 
 ResumeMode = Literal["auto", "never"] | Path
+_HELP_WIDTH = 100
 # What text editors and web pages make of "-" and "--".
 _DASHES = tuple("\u2010\u2011\u2012\u2013\u2014\u2212")
 _KEY_AS_OPTION = re.compile(r"--\w+(\.\w+)+=")
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """A parser that raises `InputError`: one line with a hint instead of a usage page."""
+    """A parser that raises `InputError`, one line with a hint instead of a usage page. Its help has examples first."""
+
+    def __init__(self, *arguments: Any, examples: str = "", **options: Any) -> None:
+        """Takes the arguments of argparse; `examples` are command lines, with words on them."""
+        kind = options.get("formatter_class", argparse.HelpFormatter)
+        width = min(_HELP_WIDTH, shutil.get_terminal_size().columns - 2)
+        super().__init__(*arguments, **{**options, "formatter_class": partial(kind, width=width)})
+        self.examples = examples
+
+    def format_help(self) -> str:
+        """Returns the usage, the examples, and the rest."""
+        usage, _, rest = super().format_help().partition("\n\n")
+        examples = f"\n\nexamples:\n{self.examples.rstrip()}" if self.examples else ""
+        return f"{usage}{examples}\n\n{rest}"
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Parses as argparse does; names the nearest option first, and takes --key.path=value for key.path=value."""
@@ -175,7 +191,8 @@ def parse_arguments(
     parser = OneLineParser(
         prog=prog,
         description=description,
-        epilog=f"sections and their keys (train.epochs=10):\n{keys}\n\n{examples}",
+        examples=examples,
+        epilog=f"sections and their keys (train.epochs=10); mae-vit config KEY explains one:\n{keys}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )

@@ -16,7 +16,7 @@ from mae_vit.config.keys import has_named_sections, kind_of, meant, one_of, sect
 from mae_vit.config.presets import preset_paths
 from mae_vit.config.typed_yaml import PathText, parse_yaml, write_value
 from mae_vit.core.errors import InputError
-from mae_vit.core.messages import count_of, nearest
+from mae_vit.core.messages import count_of
 
 _NAMES: dict[Any, str] = {
     **{int: "integer", float: "number", str: "text", bool: "`true` or `false`", PathText: "path"},
@@ -102,7 +102,7 @@ def explain_key(asked: str, schemas: Mapping[str, type[BaseModel]]) -> list[str]
     found = found or [key for key in keys if key.path.endswith(f".{asked}")]
     if not found:
         near = [path for schema in schemas.values() for path in meant(schema, {}, asked)]
-        hint = f'did you mean "{near[0]}"?' if near else nearest(asked, {key.path for key in keys})
+        hint = f'did you mean "{near[0]}"?' if near else "mae-vit pretrain --help lists the keys"
         raise InputError(f'no key "{asked}": {hint}')
     lines = list[str]()
     for key in _merged(found):

@@ -12,14 +12,13 @@ from mae_vit.finetuning.config.pretrained import read_config
 from mae_vit.finetuning.config.schema import HIDDEN_KEYS, FinetuneConfig
 from mae_vit.runtime.failures import run_to_exit_code
 
-EXAMPLES = """examples:
-  python finetune/run.py --ckpt runs/mae_cifar_tiny                      its data, the recipe for its size
-  python finetune/run.py --config configs/finetune/finetune_cifar_tiny.yaml  the same network from scratch
+EXAMPLES = """  python finetune/run.py --ckpt runs/mae_cifar_tiny             its data, the recipe for its size
+  python finetune/run.py --config configs/finetune/finetune_cifar_tiny.yaml         from scratch
+  python finetune/run.py --config configs/finetune/finetune_photos_64.yaml --ckpt runs/mae_photos_64
   python finetune/run.py --ckpt mae_pretrain_vit_base.pth --config finetune_base data.path=data/mine
   python finetune/run.py --ckpt runs/mae_cifar_tiny data.labels_per_class=500 finetune.mode=few_shot
   python finetune/run.py --ckpt runs/mae_cifar_tiny finetune.mode=linear_probe
   python finetune/run.py --config configs/finetune/simple_cnn_cifar.yaml model.name=timm:resnet18
-Ctrl-C, SIGTERM or SIGUSR1 save after at most two more steps, and exit 75; the same command resumes.
 """
 
 
@@ -31,7 +30,8 @@ def main(argv: Sequence[str] | None = None, *, prog: str | None = None) -> int:
             argv,
             prog=prog,
             description="Fine-tune an encoder or train a network from scratch, on labeled images.\n"
-            "Or score a frozen encoder (finetune.mode=linear_probe, few_shot or knn).",
+            "Or score a frozen encoder (finetune.mode=linear_probe, few_shot or knn).\n"
+            "Ctrl-C, SIGTERM or SIGUSR1 save after at most two more steps, and exit 75; the same command resumes.",
             keys=describe_keys(FinetuneConfig, without=HIDDEN_KEYS),
             examples=as_installed(EXAMPLES) if prog else EXAMPLES,
             takes_ckpt=True,

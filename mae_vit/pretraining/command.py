@@ -12,12 +12,11 @@ from mae_vit.config.presets import as_installed
 from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.runtime.failures import run_to_exit_code
 
-EXAMPLES = """examples:
-  python pretrain/run.py --config configs/pretrain/mae_digits.yaml
+EXAMPLES = """  python pretrain/run.py --config configs/pretrain/mae_digits.yaml
+  python pretrain/run.py --config configs/pretrain/mae_photos_64.yaml data.path=photos/
   deepspeed --num_accelerators 2 pretrain/run.py --config configs/pretrain/mae_cifar_tiny.yaml \\
       data.path=data/mine data.augment.crop=random_resized
   python pretrain/run.py --config configs/pretrain/mae_cifar_tiny.yaml --dry-run
-Ctrl-C, SIGTERM or SIGUSR1 save after at most two more steps, and exit 75; the same command resumes.
 """
 
 
@@ -28,7 +27,8 @@ def main(argv: Sequence[str] | None = None, *, prog: str | None = None) -> int:
         arguments = parse_arguments(
             argv,
             prog=prog,
-            description="Pretrain a Vision Transformer: by MAE, masked patch prediction or another objective.",
+            description="Pretrain a Vision Transformer: by MAE, masked patch prediction or another objective.\n"
+            "Ctrl-C, SIGTERM or SIGUSR1 save after at most two more steps, and exit 75; the same command resumes.",
             keys=describe_keys(PretrainConfig),
             examples=as_installed(EXAMPLES) if prog else EXAMPLES,
         )

@@ -17,16 +17,15 @@ _KEYS_OF_RUNS = """
 keys of the runs, of which fine-tuning and pretraining list all:
   set.KEY                every fine-tuning run (set.train.epochs=10)
   pretrain.NAME.set.KEY  a pretraining run (pretrain.MAE.set.train.epochs=10)
-  pretrain.NAME.dir      its folder, which comparisons may share; null: one in this comparison's folder
+  pretrain.NAME.dir      its folder, which comparisons may share; null: in this comparison's folder
 """
-_EXAMPLES = """examples:
-  python finetune/compare.py --config configs/compare/compare_demo.yaml
-  python finetune/compare.py --config configs/compare/compare_demo.yaml run.name=quick seeds=[0] set.train.epochs=2 \\
-      set.train.warmup_epochs=0 pretrain.MAE.set.train.epochs=2 pretrain.MAE.set.train.warmup_epochs=0     a quick try
+_EXAMPLES = """  python finetune/compare.py --config configs/compare/compare_demo.yaml
+  python finetune/compare.py --config configs/compare/compare_photos.yaml data.path=data/photos
+  python finetune/compare.py --config configs/compare/compare_demo.yaml run.name=quick seeds=[0] \\
+      set.train.epochs=2 set.train.warmup_epochs=0 pretrain.MAE.set.train.epochs=2 \\
+      pretrain.MAE.set.train.warmup_epochs=0                             a quick try
   python finetune/compare.py --config configs/compare/compare_demo.yaml --dry-run
-  python finetune/compare.py --config configs/compare/compare_demo.yaml --report     a report of the finished runs
-After Ctrl-C or a kill the same command resumes, and finished runs are not repeated.
-Several machines that see the same folder can run the same command at once: they share the runs.
+  python finetune/compare.py --config configs/compare/compare_demo.yaml --report   of finished runs
 """
 
 
@@ -54,8 +53,12 @@ def _parse(argv: Sequence[str] | None, prog: str | None) -> CompareArguments:
         prog=prog,
         description="Compare networks, pretrained or from scratch, on the same labels. The command pretrains what is\n"
         "missing, chooses each row's settings on held-out images, fine-tunes every row with every seed and\n"
-        "number of labels, and writes a report.",
-        epilog=f"sections and their keys:\n{describe_keys(CompareConfig)}\n{_KEYS_OF_RUNS}\n{examples}",
+        "number of labels, and writes a report.\n"
+        "After Ctrl-C or a kill the same command resumes, and finished runs are not repeated.\n"
+        "Several machines that see the same folder can run the same command at once: they share the runs.",
+        examples=examples,
+        epilog=f"sections and their keys; mae-vit config KEY explains one:\n{describe_keys(CompareConfig)}\n"
+        f"{_KEYS_OF_RUNS}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )

@@ -7,7 +7,7 @@ import sys
 import pytest
 from helpers.commands import ROOT
 
-from mae_vit.cli.main import main
+from mae_vit.cli.main import EXAMPLES, main
 from mae_vit.config.command_line import parse_arguments
 from mae_vit.config.load import load_config
 from mae_vit.config.presets import find_config, preset_paths
@@ -63,6 +63,24 @@ def test_a_key_may_be_written_as_an_option():
     words = ["mae_digits", "--run.seed=3", "run.name=a"]
     arguments = parse_arguments(words, description="", keys="", examples="")
     assert arguments.overrides == ["run.seed=3", "run.name=a"]
+
+
+def test_the_help_of_every_command_begins_with_examples(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    commands = {line.split()[1] for line in EXAMPLES.splitlines() if line.startswith("  mae-vit")}
+    for command in ("", *commands):
+        with pytest.raises(SystemExit):
+            main([*filter(None, [command]), "--help"])
+        text = capsys.readouterr().out
+        usage, examples, *_ = text.split("\n\n")
+        assert usage.startswith("usage: ")
+        assert examples.startswith("examples:\n"), command
+        assert f"mae-vit {command}".rstrip() in examples
+        assert max(map(len, text.splitlines())) <= 100, command
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    listed = re.findall(r"^    ([a-z][\w-]*)(?= |$)", capsys.readouterr().out, re.MULTILINE)
+    assert set(listed) == commands
 
 
 @pytest.mark.parametrize("job", ["pretrain", "finetune", "compare"])
