@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -40,6 +41,8 @@ _ABOVE = "copy the table into the folder above its images"
 # `is_valid` is fastai's.
 _SPLITS = ("split", "is_valid")
 BITS = {"0": 0, "0.0": 0, "false": 0, "1": 1, "1.0": 1, "true": 1}
+# ['cat'], as pandas writes lists.
+_LIST_OF_ONE = re.compile(r"""^\[\s*(['"])([^'"]*)\1\s*\]$""")
 Cells = Mapping[str, str]
 
 
@@ -348,7 +351,7 @@ def _splits_of_folders(rows: Sequence[Row], table: Path, split: str) -> tuple[li
 
 def class_of_cell(label: str, *, signed: bool) -> str | None:
     """Returns the class in a cell: numbers without pandas' decimals; negative ones are classes only if `signed`."""
-    name = class_text(label)
+    name = class_text(_LIST_OF_ONE.sub(r"\2", label))
     if (number := label_number(name.encode())) is not None:
         return name.partition(".")[0] if number >= 0 or signed else None
     return name or None
