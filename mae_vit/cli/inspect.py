@@ -28,7 +28,7 @@ def add_inspect(commands: argparse._SubParsersAction[OneLineParser]) -> None:
         examples=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("start", nargs="?", type=as_path_text, metavar="WEIGHTS", help="the same as --ckpt")
+    parser.add_argument("weights", nargs="?", type=as_path_text, metavar="WEIGHTS", help="the same as --ckpt")
     parser.add_argument(
         "--ckpt",
         type=as_path_text,
@@ -67,9 +67,9 @@ def add_inspect(commands: argparse._SubParsersAction[OneLineParser]) -> None:
 
 def run_inspect(arguments: argparse.Namespace) -> int:
     """Runs the command; returns the exit code, or raises InputError for errors that the user can fix."""
-    if (arguments.ckpt is None) == (arguments.start is None):
+    if (arguments.ckpt is None) == (arguments.weights is None):
         arguments.parser.error("give WEIGHTS once: a run folder, a file or a name")
-    arguments.ckpt = arguments.ckpt or arguments.start
+    arguments.ckpt = arguments.ckpt or arguments.weights
     if arguments.images < 2:
         raise InputError(f"--images {arguments.images}: at least 2")
     # Imports torch, timm and matplotlib: not for --help.

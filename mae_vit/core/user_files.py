@@ -248,11 +248,7 @@ def expand_path(path: str | os.PathLike[str]) -> Path:
 
 
 def name_given(value: object, forms: str) -> str:
-    """Returns a path or a name as text.
-
-    Raises:
-        InputError: for other types; the message asks for `forms`.
-    """
+    """Returns a path or a name as text; raises InputError, which asks for `forms`, for other types."""
     if isinstance(value, str | os.PathLike):
         return os.fspath(value)
     raise InputError(f"give {forms}, not {type(value).__name__}")

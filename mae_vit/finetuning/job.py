@@ -6,7 +6,6 @@ network and its loss, `results.py` the test, `frozen/` the modes that encode eac
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,7 +30,7 @@ from mae_vit.runtime.ranks import find_ranks, run_on_rank_zero
 from mae_vit.training.engines.build import build_engine
 from mae_vit.training.engines.precision import choose_precision
 from mae_vit.training.engines.step_time import time_steps
-from mae_vit.training.outputs.plan_text import print_notes
+from mae_vit.training.outputs.plan_text import describe_time, print_notes
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.run import run
 from mae_vit.training.startup import (
@@ -118,13 +117,12 @@ def _foresee_training(setup: Setup, arguments: Arguments, folder: RunFolder) -> 
         return
     setup.warn_of_seen_labels()
     pairs = config.finetune.mixup or config.finetune.cutmix
-    try_steps = partial(
-        time_steps,
-        *(config, plan, setup.build, setup.data, setup.ranks, setup.device, chosen.precision),
+    tried = time_steps(
+        *(config, plan, setup.build, setup.data, setup.device, chosen.precision),
         unit=PAIRS.unit if pairs else config.data.repeats,
         optimizer=classifier_optimizer_options(config),
     )
-    print(describe_plan(setup, folder, chosen, checkpoint, try_steps=try_steps))
+    print(describe_plan(setup, folder, chosen, checkpoint, describe_time(plan, setup.ranks, tried)))
     print(describe_initial_model(setup, model, report, stop))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -17,7 +17,6 @@ from mae_vit.models.encoders.base import LoadReport
 from mae_vit.objectives.objective import Task
 from mae_vit.training.checkpoints.checkpoint import CheckpointInfo
 from mae_vit.training.engines.precision import Chosen
-from mae_vit.training.engines.step_time import StepTime
 from mae_vit.training.optim import LayerRate, layer_rates
 from mae_vit.training.outputs.plan_text import describe_augment, describe_training, times
 from mae_vit.training.outputs.run_folder import RunFolder
@@ -26,16 +25,9 @@ from mae_vit.weights.names import FOREIGN_ORIGIN, is_frozen
 
 
 def describe_plan(
-    setup: Setup,
-    folder: RunFolder,
-    precision: Chosen,
-    checkpoint: CheckpointInfo | None,
-    try_steps: Callable[[], StepTime | None] | None = None,
+    setup: Setup, folder: RunFolder, precision: Chosen, checkpoint: CheckpointInfo | None, time: str = ""
 ) -> str:
-    """Returns the resolved plan, one fact per line.
-
-    The run resumes from `checkpoint`. `try_steps` times some steps to estimate its duration; None for no estimate.
-    """
+    """Returns the resolved plan of a run that resumes from `checkpoint`, one fact per line, also its `time`."""
     config, plan, data, costs = setup.config, setup.plan, setup.data, setup.costs
     assert plan is not None
     height, width = config.model.image_hw
@@ -58,9 +50,7 @@ def describe_plan(
         "tested on": describe_test(config, data),
         "views": describe_augment(config),
         "recipe": describe_recipe(setup),
-        **describe_training(
-            config, plan, costs, setup.ranks, setup.device, folder.path, precision, try_steps=try_steps
-        ),
+        **describe_training(setup, costs, folder.path, precision, time),
     }
     lines = [f"{name:<12}{text}" for name, text in facts.items()]
     lines += [f"note: {text}" for text in plan.notes]

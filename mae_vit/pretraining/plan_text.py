@@ -11,8 +11,8 @@ from mae_vit.pretraining.setup import Setup
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.checkpoints.checkpoint import CheckpointInfo
 from mae_vit.training.engines.precision import Chosen
-from mae_vit.training.engines.step_time import StepTime, time_steps
-from mae_vit.training.outputs.plan_text import describe_augment, describe_training, times
+from mae_vit.training.engines.step_time import time_steps
+from mae_vit.training.outputs.plan_text import describe_augment, describe_time, describe_training, times
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.startup import describe_start
 
@@ -48,13 +48,12 @@ def describe_plan(
         else f"none: {data.why_none}"
     )
 
-    def try_steps() -> StepTime | None:
+    time = ""
+    if timed:
         grouping = config.objective.grouping
         unit = grouping.unit if grouping else config.data.repeats
-        return time_steps(
-            config, plan, setup.build, data, ranks, setup.device, precision.precision, unit=unit
-        )
-
+        tried = time_steps(config, plan, setup.build, data, setup.device, precision.precision, unit=unit)
+        time = describe_time(plan, ranks, tried)
     facts = {
         "run": f"{folder.path}, {begin}, seed {config.run.seed}",
         "model": f"{model.name}, {height}x{width} px, patch {geometry.patch_size}: {tokens}",
@@ -67,16 +66,7 @@ def describe_plan(
         "views": describe_augment(config),
         "held out": held_out,
         "probe": describe_probe(data, plan),
-        **describe_training(
-            config,
-            plan,
-            costs,
-            ranks,
-            setup.device,
-            folder.path,
-            precision,
-            try_steps=try_steps if timed else None,
-        ),
+        **describe_training(setup, costs, folder.path, precision, time),
     }
     lines = [f"{name:<12}{text}" for name, text in facts.items()]
     lines += [f"note: {text}" for text in plan.notes]

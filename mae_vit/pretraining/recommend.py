@@ -257,7 +257,7 @@ def recommend(path: str) -> list[str]:
         plan, smaller = fit_memory(setup, make_plan(config, num_samples=train, world_size=1), free)
         unit = grouping.unit if (grouping := config.objective.grouping) else config.data.repeats
         precision = choose_precision(config.train.precision, setup.device).precision
-        tried = time_steps(config, plan, setup.build, setup.data, ALONE, setup.device, precision, unit=unit)
+        tried = time_steps(config, plan, setup.build, setup.data, setup.device, precision, unit=unit)
         model = config.model
         device = torch.cuda.get_device_name() if gpu else "no GPU"
         facts = {

@@ -25,7 +25,7 @@ _COMPANION = re.compile(
     re.IGNORECASE,
 )
 # Words in other names of such folders, as ISIC2018_Task1_Training_GroundTruth. They may stand in names of classes too.
-_DRAWN = re.compile("mask|label|annot|truth|segm|target|maps|gt", re.IGNORECASE)
+DRAWN = re.compile("mask|label|annot|truth|segm|target|maps|gt", re.IGNORECASE)
 _TRUTH = re.compile(r"gt([A-Z_-]|$)")
 # Parts of a benchmark, as for re-identification, which are no classes beside its training images.
 _PARTS = frozenset(("query", "gallery", "probe", "eval", "evaluation"))
@@ -125,11 +125,6 @@ def companions_among(names: set[str]) -> set[str]:
 def _is_companion(folder: str) -> bool:
     """Whether a folder's name is that of a companion of images, such as masks."""
     return bool(_COMPANION.fullmatch(_FORMAT.sub("", folder)) or _TRUTH.match(folder))
-
-
-def may_be_drawn(folder: str) -> bool:
-    """Whether a word of a folder's name is that of masks or labels."""
-    return bool(_DRAWN.search(folder))
 
 
 def _splits_among(folders: set[str], direct: set[str], where: str) -> tuple[dict[str, str], set[str]]:

@@ -15,7 +15,7 @@ from mae_vit.core import user_files
 from mae_vit.core.messages import count_of, plain_text
 from mae_vit.data.images.decode import DecodeError, decode, read_header
 from mae_vit.data.prepare.entries import Reader
-from mae_vit.data.prepare.folder_names import Parts, companions_among, may_be_drawn
+from mae_vit.data.prepare.folder_names import DRAWN, Parts, companions_among
 
 # Bands: S2A_..._B8A.tif of Sentinel-2, LC08_..._B4.TIF of Landsat; of microscopes _w1.png, _c1.tif (but not well C01),
 # _w1GUID, and with more text behind the band, img_channel000_..., -ch1sk1fk1fl1.tiff.
@@ -48,9 +48,9 @@ ARCHIVE_PART = re.compile(
 JOIN_PARTS = "join the parts first (cat ARCHIVE.* > ARCHIVE; zip -s 0 of .z01)"
 _NAMED = 3
 _DECODED = (*user_files.IMAGE_EXTENSIONS, *user_files.ARRAY_EXTENSIONS)
-# Number of images to look at in a folder that may be a copy, or masks.
+# Number of images to compare in a folder that may be a copy.
 _COMPARED = 4
-# The last word of an image's name, which its mask may have in place of another: NAME_sat.jpg, NAME_leftImg8bit.png.
+# The last word of an image's name, in place of which its mask may have another: NAME_leftImg8bit.png.
 _LAST_WORD = re.compile(r"[-_. ][a-zA-Z][a-zA-Z0-9]*$")
 # Most colors of a mask.
 _FEW_COLORS = 64
@@ -289,10 +289,9 @@ def _leave_out_derived(files: Listing) -> None:
     ):
         derived = []
         for path, _ in files.images:
-            folder, slash, name = path.rpartition("/")
-            stem = name.rpartition(".")[0]
-            if pattern.search(stem):
-                rest = pattern.sub("", stem)
+            folder, slash, _ = path.rpartition("/")
+            if pattern.search(_stem(path)):
+                rest = pattern.sub("", _stem(path))
                 if any(f"{folder}{slash}{image.format(rest)}" in names for image in images):
                     derived.append(path)
         files.leave_out(derived, f"by the name, {why}")
@@ -315,8 +314,8 @@ def _leave_out_companions(files: Listing, *, labels: bool) -> set[Parts]:
     kept = [parts for parts in by_folder if parts not in drawn and not _is_below(parts, companions)]
     wrappers = set[Parts]()
     for mask, images in drawn.items():
-        levels = enumerate(zip((*mask, ""), (*images[0], ""), strict=False))
-        differs = next(depth for depth, (one, other) in levels if one != other)
+        pairs = zip((*mask, ""), (*images[0], ""), strict=False)
+        differs = next(depth for depth, (one, other) in enumerate(pairs) if one != other)
         beside = {parts[: differs + 1] for parts in kept if parts[:differs] == mask[:differs]}
         wrappers |= beside if len(beside) == 1 and differs < len(images[0]) else set()
     # Two images of one mask are versions, as before and after, and no classes; nor are folders in folders.
@@ -337,45 +336,39 @@ def _is_below(parts: Parts, folders: Collection[Parts]) -> bool:
 
 
 def _drawn_after(files: Listing, by_folder: Mapping[Parts, Sequence[str]]) -> dict[Parts, list[Parts]]:
-    """Returns folders of masks, by the names and pixels of their files, each with the nearest folders of its images.
+    """Returns folders of masks, each with the nearest folders of its images.
 
     Such a folder or its files have a name of masks, each file pairs with an image elsewhere (NAME_mask.png, NAME.png),
-    and the first ones have few colors and the size of their images.
+    and the first one has few colors and the size of its image.
     """
     reader = dict(files.images)
-    few = {
-        parts
+    looks = {
+        parts: _size_and_few(reader[paths[0]])
         for parts, paths in by_folder.items()
-        if any(map(may_be_drawn, parts)) or _MASK.search(_stem(paths[0]))
-        if _size_and_few(reader[paths[0]])[1]
+        if any(map(DRAWN.search, parts)) or _MASK.search(_stem(paths[0]))
     }
+    few = {parts for parts, (_, is_few) in looks.items() if is_few}
     images: dict[str, dict[Parts, str]] = defaultdict(dict)
     for parts in by_folder.keys() - few if few else ():
         for path in by_folder[parts]:
             for name in (_LAST_WORD.sub("", _stem(path)), _stem(path)):
                 images[name][parts] = path
     drawn = dict[Parts, list[Parts]]()
-    for mask in sorted(few):
-        found = [_images_of(_stem(path), images) for path in by_folder[mask]]
-        shared = set(found[0]).intersection(*found)
-        near = {other: sum(a == b for a, b in zip(mask, other, strict=False)) for other in shared}
+    for mask in few:
+        found = []
+        for path in by_folder[mask]:
+            name = _MASK.sub("", _stem(path))
+            while name and name not in images:
+                name = re.sub(r"(^|[-_. ]+)[^-_. ]*$", "", name)
+            found.append(images.get(name, {}))
+        near = {
+            other: sum(a == b for a, b in zip(mask, other, strict=False))
+            for other in set(found[0]).intersection(*found)
+        }
         nearest = sorted(other for other in near if near[other] == max(near.values()))
-        pairs = zip(by_folder[mask][:_COMPARED], found, strict=False) if nearest else ()
-        looks = [
-            (_size_and_few(reader[path]), _size_and_few(reader[there[nearest[0]]])) for path, there in pairs
-        ]
-        fit = all(size == of and drawn_few for (size, drawn_few), (of, _) in looks)
-        if fit and not all(image_few for _, (_, image_few) in looks):
+        if nearest and _size_and_few(reader[found[0][nearest[0]]]) == (looks[mask][0], False):
             drawn[mask] = nearest
     return drawn
-
-
-def _images_of(name: str, images: Mapping[str, dict[Parts, str]]) -> dict[Parts, str]:
-    """Returns path and folder of the images whose mask has this name: NAME, NAME_mask, NAME_with_more_words."""
-    name = _MASK.sub("", name)
-    while name and name not in images:
-        name = re.sub(r"(^|[-_. ]+)[^-_. ]*$", "", name)
-    return images.get(name, {})
 
 
 def _size_and_few(read: Reader) -> tuple[tuple[int, ...], bool]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -56,18 +55,14 @@ def check(folder: Path, *, decode_all: bool = False) -> list[str]:
                     f"{array}: runs take pixels from it, of the shards of before; delete it to decode them again"
                     for array in arrays
                 ]
-            else:
-                _remove_older(arrays, [folder / shard.file for shard in split.shards])
+                continue
+            # Those of a copied folder may be older than its shards: the next run decodes them again.
+            written = max((folder / shard.file).stat().st_mtime_ns for shard in split.shards)
+            with suppress(OSError):  # a folder that others own
+                for array in arrays:
+                    if array.stat().st_mtime_ns < written:
+                        array.unlink()
     return problems
-
-
-def _remove_older(arrays: Sequence[Path], shards: Sequence[Path]) -> None:
-    """Removes decoded images that may be of other shards, as in a copied folder; the next run decodes them again."""
-    with suppress(OSError):  # a folder that others own
-        written = max(shard.stat().st_mtime_ns for shard in shards)
-        for array in arrays:
-            if array.stat().st_mtime_ns < written:
-                array.unlink()
 
 
 def _check_shard(

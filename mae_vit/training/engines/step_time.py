@@ -13,7 +13,7 @@ from mae_vit.config.plan import Plan
 from mae_vit.config.schema import Config
 from mae_vit.data.training_data import TrainingData
 from mae_vit.objectives.objective import Task
-from mae_vit.runtime.ranks import ALONE, Ranks
+from mae_vit.runtime.ranks import ALONE
 from mae_vit.training.engines.build import build_engine
 from mae_vit.training.engines.precision import Precision
 from mae_vit.training.optim import OptimizerOptions
@@ -47,7 +47,6 @@ def time_steps(
     plan: Plan,
     build: Callable[[], Task],
     data: TrainingData,
-    ranks: Ranks,
     device: torch.device,
     precision: Precision,
     *,

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-
-import torch
 
 from mae_vit.config.plan import Plan
 from mae_vit.config.schema import Config
@@ -17,6 +15,7 @@ from mae_vit.training.engines.build import choose_compiling
 from mae_vit.training.engines.cost import Estimate
 from mae_vit.training.engines.precision import Chosen
 from mae_vit.training.engines.step_time import StepTime
+from mae_vit.training.startup import Setup
 
 _YEAR_S = 365 * 86400
 
@@ -41,20 +40,11 @@ def print_notes(notes: Iterable[str]) -> None:
 
 
 def describe_training(
-    config: Config,
-    plan: Plan,
-    costs: Estimate,
-    ranks: Ranks,
-    device: torch.device,
-    folder: Path,
-    precision: Chosen,
-    *,
-    try_steps: Callable[[], StepTime | None] | None = None,
+    setup: Setup, costs: Estimate, folder: Path, precision: Chosen, time: str
 ) -> dict[str, str]:
-    """Describes length, batch, time, memory and disk space of a run: title -> line.
-
-    `try_steps` times some steps to estimate the run's time; None leaves the time out.
-    """
+    """Describes length, batch, memory and disk space of a run, and its `time` if it is known: title -> line."""
+    config, plan, ranks, device = setup.config, setup.plan, setup.ranks, setup.device
+    assert plan is not None
     optim, train = config.optim, config.train
     memory = costs.memory_gib(world_size=ranks.world_size, zero_stage=train.zero_stage)
     kept, disk = retention(config, plan, costs)
@@ -71,7 +61,7 @@ def describe_training(
         f"{plan.num_samples % plan.effective_batch_size:,} images",
         "lr": f"{plan.lr:.3e} at most, after {count_of(plan.warmup_steps, 'step')} of warm-up; cosine to "
         f"{optim.min_lr:g}; {optim.name}",
-        **({} if try_steps is None else {"time": describe_time(plan, ranks, try_steps())}),
+        **({"time": time} if time else {}),
         "engine": f"{describe_engine(config, ranks)}, {device}{threads}",
         "precision": str(precision),
         "compiled": str(choose_compiling(config, plan, device)),

@@ -141,7 +141,7 @@ def test_the_plan_counts_the_bands_of_the_data(tiles, trained, monkeypatch):
 def test_inspection_draws_a_page_of_bands(tiles, trained, tmp_path):
     out, data = tmp_path / "inspect", str(tiles[0] / "data")
     assert main(["inspect", "--ckpt", str(trained), "--data", data, "--images", "15", "--out", str(out)]) == 0
-    for name in ("bands", "reconstructions-bands", "reconstructions-random", "filters", "attention-rollout"):
+    for name in ("bands", "reconstructions-bands", "reconstructions-random", "attention-rollout"):
         assert np.asarray(Image.open(out / f"{name}.png")).std() > 0
     page = (out / "index.html").read_text()
     assert "B8A" in page

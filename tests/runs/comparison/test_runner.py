@@ -10,6 +10,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Thread
+from unittest import mock
 
 import pytest
 import torch
@@ -102,8 +103,8 @@ def test_what_the_server_is_to_import_is_there(name):
 
 
 def test_several_processes_share_the_runs(tmp_path):
-    # A lock belongs to the open file: threads meet it as processes do.
-    with ThreadPoolExecutor(2) as pool:
+    # A lock belongs to the open file: threads meet it as processes do. But they share the environment of jobs.
+    with mock.patch.dict(os.environ), ThreadPoolExecutor(2) as pool:
         runners = list(pool.map(lambda _: run_all(make_runs(tmp_path, 0), slots=1), range(2)))
     begun = [line for line in (tmp_path / "order").read_text().splitlines() if line.startswith("begin")]
     assert sorted(begun) == ["begin pretrain", "begin scratch", "begin tuned"]

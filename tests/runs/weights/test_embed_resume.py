@@ -27,8 +27,8 @@ from mae_vit.weights.encoder import load_encoder
 
 
 @pytest.fixture(scope="module")
-def start(tmp_path_factory):
-    return write_encoder(tmp_path_factory.mktemp("start") / "encoder.safetensors")
+def weights(tmp_path_factory):
+    return write_encoder(tmp_path_factory.mktemp("weights") / "encoder.safetensors")
 
 
 @pytest.fixture(scope="module")
@@ -63,8 +63,8 @@ class StopAfter:
         return self._left < 0
 
 
-def test_stopped_anywhere_it_resumes_to_the_same_bytes(start, folder, tmp_path, monkeypatch):
-    encoder, images = load_encoder(start), open_images(str(folder), out=tmp_path)
+def test_stopped_anywhere_it_resumes_to_the_same_bytes(weights, folder, tmp_path, monkeypatch):
+    encoder, images = load_encoder(weights), open_images(str(folder), out=tmp_path)
     settings = Settings(torch.device("cpu"), batch_size=4)
     monkeypatch.setattr(embedding, "SAVE_EVERY_S", 0.0)
     assert embed(encoder, images, tmp_path / "whole", settings).rows == 17
@@ -87,9 +87,9 @@ def test_stopped_anywhere_it_resumes_to_the_same_bytes(start, folder, tmp_path, 
 
 @pytest.mark.parametrize("killed_in", ["keep_rows", "fsync_path", "replace_folder"])
 def test_killed_while_it_completes_it_resumes_to_the_same_bytes(
-    start, folder, tmp_path, monkeypatch, killed_in
+    weights, folder, tmp_path, monkeypatch, killed_in
 ):
-    encoder, images = load_encoder(start), open_images(str(folder), out=tmp_path)
+    encoder, images = load_encoder(weights), open_images(str(folder), out=tmp_path)
     settings = Settings(torch.device("cpu"), batch_size=4)
     out = tmp_path / "f"
 
@@ -107,16 +107,16 @@ def test_killed_while_it_completes_it_resumes_to_the_same_bytes(
 
 
 @pytest.fixture(scope="module")
-def whole(start, many, tmp_path_factory):
+def whole(weights, many, tmp_path_factory):
     """The features of `many`, made in one go."""
     out = tmp_path_factory.mktemp("whole") / "f"
-    assert call(start, many, "--out", out, "--batch-size", "2") == 0
+    assert call(weights, many, "--out", out, "--batch-size", "2") == 0
     return out
 
 
-def test_a_signal_saves_and_the_same_command_resumes(start, many, whole, tmp_path, capfd, monkeypatch):
+def test_a_signal_saves_and_the_same_command_resumes(weights, many, whole, tmp_path, capfd, monkeypatch):
     out = tmp_path / "f"
-    arguments = [start, many, "--out", out, "--batch-size", "2"]
+    arguments = [weights, many, "--out", out, "--batch-size", "2"]
     monkeypatch.setattr(embedding, "SAVE_EVERY_S", 0.01)
 
     def send() -> None:
@@ -137,12 +137,12 @@ def test_a_signal_saves_and_the_same_command_resumes(start, many, whole, tmp_pat
 
 
 @pytest.fixture
-def begun(start, folder, tmp_path, monkeypatch):
+def begun(weights, folder, tmp_path, monkeypatch):
     """An output of which some images are done."""
     out = tmp_path / "f"
     settings = Settings(torch.device("cpu"), batch_size=4)
     images = open_images(str(folder), out=tmp_path)
-    assert embed(load_encoder(start), images, out, settings, stop=StopAfter(3)).rows is None
+    assert embed(load_encoder(weights), images, out, settings, stop=StopAfter(3)).rows is None
     assert done_of(out) == 16
     return out
 
@@ -158,46 +158,46 @@ def begun(start, folder, tmp_path, monkeypatch):
         (["--no-labels"], "labels was True", True),
     ],
 )
-def test_what_was_made_otherwise_is_refused(start, folder, begun, capsys, options, expected, finished):
+def test_what_was_made_otherwise_is_refused(weights, folder, begun, capsys, options, expected, finished):
     if finished:
-        assert call(start, folder, "--out", begun) == 0
+        assert call(weights, folder, "--out", begun) == 0
     before = content(begun) if finished else done_of(begun)
     capsys.readouterr()
-    assert call(start, folder, "--out", begun, *options) == 2
+    assert call(weights, folder, "--out", begun, *options) == 2
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 1
     assert expected in lines[0]
     assert "--restart" in lines[0]
     assert (content(begun) if finished else done_of(begun)) == before
     assert partial_of(begun).exists() is not finished
-    assert call(start, folder, "--out", begun, "--restart", *options) == 0
+    assert call(weights, folder, "--out", begun, "--restart", *options) == 0
     assert read_output(begun)["meta"]["data_images"] == (6 if "--split" in options else 18)
 
 
-def test_other_weights_and_other_files_are_refused(start, folder, begun, tmp_path, capsys):
+def test_other_weights_and_other_files_are_refused(weights, folder, begun, tmp_path, capsys):
     other = write_encoder(tmp_path / "other.safetensors", seed=1)
     assert call(other, folder, "--out", begun) == 2
-    assert f"start was {start}" in capsys.readouterr().err
+    assert f"start was {weights}" in capsys.readouterr().err
     picture = sorted(folder.rglob("*.png"))[-1]
     for path, data, key in (
-        (start, other.read_bytes(), "digest"),
+        (weights, other.read_bytes(), "digest"),
         (picture, encoded(99, "png", (30, 30)), "data_fingerprint"),
     ):
         kept = path.read_bytes()
         path.write_bytes(data)
         try:
-            assert call(start, folder, "--out", begun) == 2
+            assert call(weights, folder, "--out", begun) == 2
             assert f"{key} was" in capsys.readouterr().err
         finally:
             path.write_bytes(kept)
-    assert call(start, folder, "--out", begun) == 0
+    assert call(weights, folder, "--out", begun) == 0
 
 
-def test_a_finished_output_is_left_as_it_is(start, folder, begun, capsys):
-    assert call(start, folder, "--out", begun) == 0
+def test_a_finished_output_is_left_as_it_is(weights, folder, begun, capsys):
+    assert call(weights, folder, "--out", begun) == 0
     before = (begun / "features.npy").stat().st_mtime_ns
     capsys.readouterr()
-    assert call(start, folder, "--out", begun) == 0
+    assert call(weights, folder, "--out", begun) == 0
     printed = capsys.readouterr().out
     for words in ("done already", "test/owl/0011.png", "17 images, 24"):
         assert words in printed
@@ -206,33 +206,33 @@ def test_a_finished_output_is_left_as_it_is(start, folder, begun, capsys):
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "features.npy"])
-def test_a_folder_of_others_is_not_touched(start, folder, tmp_path, capsys, name):
+def test_a_folder_of_others_is_not_touched(weights, folder, tmp_path, capsys, name):
     out = tmp_path / "f"
     out.mkdir()
     np.save(out / name, np.arange(3))
     before = content(out)
-    assert call(start, folder, "--out", out, "--restart") == 2
+    assert call(weights, folder, "--out", out, "--restart") == 2
     assert str(out) in capsys.readouterr().err
     assert content(out) == before
     assert os.listdir(tmp_path) == ["f"]
 
 
-def test_two_processes_do_not_write_one_output(start, folder, begun, capsys):
+def test_two_processes_do_not_write_one_output(weights, folder, begun, capsys):
     with embedding._locked(begun):
-        assert call(start, folder, "--out", begun) == 2
+        assert call(weights, folder, "--out", begun) == 2
         assert f"process {os.getpid()}" in capsys.readouterr().err
-    assert call(start, folder, "--out", begun) == 0
+    assert call(weights, folder, "--out", begun) == 0
 
 
 @pytest.mark.parametrize("damage", ["state", "no state"])
-def test_a_damaged_folder_is_named_and_restart_begins_again(start, folder, begun, tmp_path, capsys, damage):
-    assert call(start, folder, "--out", tmp_path / "whole", "--batch-size", "4") == 0
+def test_a_damaged_folder_is_named_and_restart_begins_again(weights, folder, begun, tmp_path, capsys, damage):
+    assert call(weights, folder, "--out", tmp_path / "whole", "--batch-size", "4") == 0
     partial = partial_of(begun)
     if damage == "no state":
         (partial / "state.json").unlink()
     else:
         (partial / "state.json").write_text("{")
-    words = [start, folder, "--out", begun, "--batch-size", "4"]
+    words = [weights, folder, "--out", begun, "--batch-size", "4"]
     if damage != "no state":
         assert call(*words) == 2
         assert "--restart" in capsys.readouterr().err.strip().splitlines()[-1]

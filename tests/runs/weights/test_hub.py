@@ -175,8 +175,8 @@ def test_fine_tuning_pins_the_commit(hub, file):
     assert run_name("hf:anna/mae@v1.0") == "mae"
 
 
-@pytest.mark.parametrize("start", ["hf:anna/mae", "timm:vit_tiny_patch16_224"])
-def test_where_no_connection_can_be_made_nothing_waits(monkeypatch, tmp_path, start):
+@pytest.mark.parametrize("weights", ["hf:anna/mae", "timm:vit_tiny_patch16_224"])
+def test_where_no_connection_can_be_made_nothing_waits(monkeypatch, tmp_path, weights):
     """huggingface_hub would try again for 23 s for each file."""
     server = Hub()
     use_hub(server, monkeypatch, tmp_path / "hub_cache")
@@ -187,5 +187,5 @@ def test_where_no_connection_can_be_made_nothing_waits(monkeypatch, tmp_path, st
 
     monkeypatch.setattr("time.sleep", sleep)
     with pytest.raises((FetchUnavailable, InputError), match="cannot be reached") as caught:
-        mae_vit.load_encoder(start)
-    assert ("hf download timm/vit_tiny" in str(caught.value)) == start.startswith("timm")
+        mae_vit.load_encoder(weights)
+    assert ("hf download timm/vit_tiny" in str(caught.value)) == weights.startswith("timm")

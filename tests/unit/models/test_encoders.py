@@ -115,11 +115,11 @@ def test_a_pretrained_network_is_fine_tuned_with_a_new_head(tmp_path):
     with torch.no_grad():
         for value in encoder.parameters():
             value.add_(1.0)
-    start = read_weights(written(encoder, tmp_path, geometry))
+    weights = read_weights(written(encoder, tmp_path, geometry))
     network = build_network("SmallResNet", num_classes=5, in_chans=3, img_size=(16, 16))
     before = {name: value.clone() for name, value in network.state_dict().items()}
     model = NetworkClassifier(network, **NORMALIZED, labels=LabelLoss(5))
-    report = model.load(start)
+    report = model.load(weights)
     assert report.share == 1
     for name, value in network.state_dict().items():
         source = before if name.startswith("11.") else encoder.weights()
@@ -131,11 +131,11 @@ def test_a_pretrained_network_is_fine_tuned_with_a_new_head(tmp_path):
 
 def test_weights_of_another_family_are_refused(tmp_path):
     geometry = ENCODERS["vit_rope"].model_validate({"img_size": 16, **ROPE}).geometry()
-    start = read_weights(written(encoder_of(**ROPE), tmp_path, geometry))
+    weights = read_weights(written(encoder_of(**ROPE), tmp_path, geometry))
     vit = encoder_of(name="tiny-cifar", patch_size=4, embed_dim=32, depth=2, num_heads=2)
     model = ViTClassifier(vit, pool="mean", head_init="zero", **NORMALIZED, labels=LabelLoss(2))
     with pytest.raises(ValueError, match="vit_rope"):
-        model.load(start)
+        model.load(weights)
 
 
 def test_files_hold_timms_names(tmp_path):

@@ -50,8 +50,8 @@ def test_simmim_loss_is_the_absolute_error_of_masked_patches_and_hides_them():
     prediction = objective.reconstruct(images, mask)
     errors = (prediction - patchify(images, 4)).abs().mean(-1)[mask == 1]
     assert objective(batch).loss.item() == pytest.approx(errors.mean().item(), rel=1e-5)
-    hidden = mask.reshape(8, 1, 4, 4).repeat_interleave(4, 2).repeat_interleave(4, 3)
-    torch.testing.assert_close(objective.reconstruct(images + 5 * hidden, mask), prediction)
+    masked = mask.reshape(8, 1, 4, 4).repeat_interleave(4, 2).repeat_interleave(4, 3)
+    torch.testing.assert_close(objective.reconstruct(images + 5 * masked, mask), prediction)
     # Squares of 2 x 2 patches, three of four (60 % of 4 units, rounded up) in each image.
     units = mask.reshape(8, 2, 2, 2, 2).transpose(2, 3).flatten(3)
     assert torch.equal(units.amin(-1), units.amax(-1))

@@ -55,9 +55,9 @@ def test_images_of_equal_channels_keep_their_embedding(old, channels, how):
 @pytest.mark.parametrize("how", [None, "repeat", "average", "fresh"])
 def test_the_report_says_how_weights_were_adapted(tmp_path, how):
     path = encoder_file(tmp_path / "encoder.safetensors")
-    start, encoder = read_weights(str(path)), encoder_of(5)
+    weights, encoder = read_weights(str(path)), encoder_of(5)
     before = encoder.patch_embed.proj.weight.detach().clone()
-    report = load_weights(start, encoder, patch_init=how)
+    report = load_weights(weights, encoder, patch_init=how)
     assert report.share == 1
     after = encoder.patch_embed.proj.weight.detach()
     notes = report.by_design if how == "fresh" else report.adapted
@@ -65,21 +65,21 @@ def test_the_report_says_how_weights_were_adapted(tmp_path, how):
     if how == "fresh":
         assert torch.equal(after, before)
     else:
-        expected, _ = adapt_patch_projection(start.tensors["patch_embed.proj.weight"], 5, how or "repeat")
+        expected, _ = adapt_patch_projection(weights.tensors["patch_embed.proj.weight"], 5, how or "repeat")
         assert torch.equal(after, expected)
     assert "patch_embed.proj.weight" not in report.loaded + report.random + report.skipped
 
 
 def test_an_option_without_effect_is_refused(tmp_path):
-    start = read_weights(str(encoder_file(tmp_path / "encoder.safetensors")))
+    weights = read_weights(str(encoder_file(tmp_path / "encoder.safetensors")))
     with pytest.raises(InputError, match=r"patch_init=.average.*\b3 channels"):
-        load_weights(start, encoder_of(3), patch_init="average")
+        load_weights(weights, encoder_of(3), patch_init="average")
 
 
 def test_raw_values_are_normalized_as_in_pretraining_in_another_scale():
-    start = Weights("START", {}, mean=OF_FIVE["mean"], std=OF_FIVE["std"], bands=FIVE)
+    weights = Weights("START", {}, mean=OF_FIVE["mean"], std=OF_FIVE["std"], bands=FIVE)
     other = replace(FIVE, low=(5.0,) * 5, high=(500.0, 600.0, 700.0, 800.0, 900.0))
-    fitted = fit_normalization(start, other, 5)
+    fitted = fit_normalization(weights, other, 5)
     assert fitted is not None
     raw = torch.randint(0, 2000, (2, 5, 3, 3)).to(torch.uint16)
 
@@ -87,11 +87,11 @@ def test_raw_values_are_normalized_as_in_pretraining_in_another_scale():
         return (bands.unit(raw) - torch.tensor(mean).view(-1, 1, 1)) / torch.tensor(std).view(-1, 1, 1)
 
     torch.testing.assert_close(
-        normalized(other, *fitted), normalized(FIVE, start.mean, start.std), atol=1e-4, rtol=1e-4
+        normalized(other, *fitted), normalized(FIVE, weights.mean, weights.std), atol=1e-4, rtol=1e-4
     )
-    assert fit_normalization(start, FIVE, 5) == (start.mean, start.std)
+    assert fit_normalization(weights, FIVE, 5) == (weights.mean, weights.std)
     for bands, channels in ((replace(FIVE, dtype="int16"), 5), (RGB8, 5), (FIVE, 3)):
-        assert fit_normalization(start, bands, channels) is None
+        assert fit_normalization(weights, bands, channels) is None
 
 
 def test_an_encoder_file_describes_its_bands_and_others_are_as_before(tmp_path):

@@ -22,8 +22,8 @@ NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
 
 
 @pytest.fixture(scope="module")
-def start(tmp_path_factory):
-    return write_encoder(tmp_path_factory.mktemp("start") / "encoder.safetensors")
+def weights(tmp_path_factory):
+    return write_encoder(tmp_path_factory.mktemp("weights") / "encoder.safetensors")
 
 
 @pytest.fixture(scope="module")
@@ -40,19 +40,19 @@ def photos(tmp_path_factory):
     return top, files
 
 
-def one_by_one(start, images: list[bytes], **options) -> np.ndarray:
-    encoder = mae_vit.load_encoder(start, **options)
+def one_by_one(weights, images: list[bytes], **options) -> np.ndarray:
+    encoder = mae_vit.load_encoder(weights, **options)
     with torch.no_grad():
         return torch.cat([encoder(encoder.transform(data)[None]) for data in images]).numpy()
 
 
 @pytest.mark.parametrize("data", ["folder", "photos.zip", "photos.tar.gz"])
-def test_features_are_those_of_the_encoder_in_the_order_of_the_source(start, photos, tmp_path, data):
+def test_features_are_those_of_the_encoder_in_the_order_of_the_source(weights, photos, tmp_path, data):
     top, files = photos
     out = tmp_path / "new" / "features"
-    assert call(start, top / data, "--out", out, "--batch-size", "5") == 0
+    assert call(weights, top / data, "--out", out, "--batch-size", "5") == 0
     columns = read_output(out)
-    np.testing.assert_allclose(columns["features"], one_by_one(start, list(files.values())), atol=2e-5)
+    np.testing.assert_allclose(columns["features"], one_by_one(weights, list(files.values())), atol=2e-5)
     assert columns["features"].dtype == np.float32
     expected = [name.split("/") for name in files]
     assert columns["keys"].tolist() == [f"{parts[1]}/{parts[2][:4]}" for parts in expected]
@@ -61,21 +61,21 @@ def test_features_are_those_of_the_encoder_in_the_order_of_the_source(start, pho
         parts[1] for parts in expected
     ]
     facts = columns["meta"]
-    assert (facts["start"], facts["pool"], facts["img_size"]) == (str(start), "mean", [16, 16])
-    assert facts["digest"] == mae_vit.load_encoder(start).weights.digest
+    assert (facts["start"], facts["pool"], facts["img_size"]) == (str(weights), "mean", [16, 16])
+    assert facts["digest"] == mae_vit.load_encoder(weights).weights.digest
     assert (facts["mean"], facts["std"]) == (list(INFO.mean), list(INFO.std))
     assert os.listdir(out.parent) == ["features"]
 
 
-def test_features_of_shards_are_in_their_order(start, photos, tmp_path):
+def test_features_of_shards_are_in_their_order(weights, photos, tmp_path):
     top, files = photos
     out = tmp_path / "features"
-    assert call(start, top / "shards", "--out", out, "--batch-size", "4") == 0
+    assert call(weights, top / "shards", "--out", out, "--batch-size", "4") == 0
     columns = read_output(out)
     # As dataset.json lists them.
     indexes = [open_index(top / "shards", split) for split in ("test", "train")]
     images = [index.read(sample) for index in indexes for sample in range(len(index))]
-    np.testing.assert_allclose(columns["features"], one_by_one(start, images), atol=2e-5)
+    np.testing.assert_allclose(columns["features"], one_by_one(weights, images), atol=2e-5)
     assert columns["keys"].tolist() == indexes[0].keys() + indexes[1].keys()
     assert columns["splits"].tolist() == ["test"] * 6 + ["train"] * 12
     by_key = {f"{name.split('/')[1]}/{name[-8:-4]}": data for name, data in files.items()}
@@ -86,25 +86,25 @@ def test_features_of_shards_are_in_their_order(start, photos, tmp_path):
 
 
 @pytest.mark.parametrize("data", ["folder", "shards"])
-def test_any_number_of_workers_gives_the_same_bytes(start, photos, tmp_path, data):
+def test_any_number_of_workers_gives_the_same_bytes(weights, photos, tmp_path, data):
     top, _ = photos
     for workers in ("0", "2"):
         out = tmp_path / workers
-        assert call(start, top / data, "--out", out, "--batch-size", "5", "--workers", workers) == 0
+        assert call(weights, top / data, "--out", out, "--batch-size", "5", "--workers", workers) == 0
     assert content(tmp_path / "0") == content(tmp_path / "2")
 
 
-def test_each_option_does_what_it_says(start, photos, tmp_path):
+def test_each_option_does_what_it_says(weights, photos, tmp_path):
     top, files = photos
     images = list(files.values())
 
     def embedded(*options: str) -> dict:
-        assert call(start, top / "folder", "--out", tmp_path / "f", "--restart", *options) == 0
+        assert call(weights, top / "folder", "--out", tmp_path / "f", "--restart", *options) == 0
         return read_output(tmp_path / "f")
 
     for given, options in ((("--pool", "cls"), {"pool": "cls"}), (("--img-size", "24"), {"img_size": 24})):
         np.testing.assert_allclose(
-            embedded(*given)["features"], one_by_one(start, images, **options), atol=2e-5
+            embedded(*given)["features"], one_by_one(weights, images, **options), atol=2e-5
         )
     assert embedded("--dtype", "float16")["features"].dtype == np.float16
     plain, rounded = embedded()["features"], embedded("--precision", "bf16")["features"]
@@ -117,13 +117,13 @@ def test_each_option_does_what_it_says(start, photos, tmp_path):
     assert without["meta"]["classes"] == []
 
 
-def test_a_flat_folder_has_neither_labels_nor_splits_and_paths_tell_the_files(start, tmp_path):
+def test_a_flat_folder_has_neither_labels_nor_splits_and_paths_tell_the_files(weights, tmp_path):
     folder, names = tmp_path / "flat", ["IMG.1.png", "IMG_1.png", "IMG_1_2.png"]
     folder.mkdir()
     for name in names:
         (folder / name).write_bytes(encoded(1, "png"))
     (folder / "broken.png").write_bytes(b"broken")
-    assert call(start, folder, "--out", tmp_path / "f") == 0
+    assert call(weights, folder, "--out", tmp_path / "f") == 0
     columns = read_output(tmp_path / "f")
     assert set(columns) == {"features", "keys", "paths", "meta"}
     assert columns["paths"].tolist() == names
@@ -133,33 +133,33 @@ def test_a_flat_folder_has_neither_labels_nor_splits_and_paths_tell_the_files(st
     assert (row["split"], row["key"], row["path"]) == ("", "broken", "broken.png")
 
 
-def test_files_of_images_are_taken_as_they_are_named(start, photos, tmp_path):
+def test_files_of_images_are_taken_as_they_are_named(weights, photos, tmp_path):
     top, files = photos
     names = [*files][3:0:-1]
     out = tmp_path / "features"
-    assert call(start, *(top / "folder" / name for name in [*names, names[0]]), "--out", out) == 0
+    assert call(weights, *(top / "folder" / name for name in [*names, names[0]]), "--out", out) == 0
     columns = read_output(out)
-    expected = one_by_one(start, [files[name] for name in names])
+    expected = one_by_one(weights, [files[name] for name in names])
     np.testing.assert_allclose(columns["features"], expected, atol=2e-5)
     assert len(set(columns["keys"].tolist())) == 3
     assert [name.endswith(path) for name, path in zip(names, columns["paths"].tolist(), strict=True)] == [
         True
     ] * 3
-    assert call(start, top / "folder" / names[0], "--out", tmp_path / "single") == 0
+    assert call(weights, top / "folder" / names[0], "--out", tmp_path / "single") == 0
     np.testing.assert_array_equal(read_output(tmp_path / "single")["features"].shape, (1, expected.shape[1]))
 
 
-def test_what_is_left_out_is_said(start, photos, tmp_path, capsys):
+def test_what_is_left_out_is_said(weights, photos, tmp_path, capsys):
     folder = shutil.copytree(photos[0] / "folder", tmp_path / "folder")
     (folder / "photo.heic").write_bytes(b"\0\0\0\x18ftypheic")
     (folder / "notes.docx").write_bytes(b"notes")
-    assert call(start, folder, "--out", tmp_path / "features") == 0
+    assert call(weights, folder, "--out", tmp_path / "features") == 0
     printed = capsys.readouterr().out
     assert "1 .docx" in printed
     assert "1 .heic" in printed
 
 
-def test_broken_files_are_named_and_passed_over(start, photos, tmp_path, capsys):
+def test_broken_files_are_named_and_passed_over(weights, photos, tmp_path, capsys):
     top, files = photos
     folder, out = tmp_path / "folder", tmp_path / "f"
     shutil.copytree(top / "folder", folder)
@@ -167,7 +167,7 @@ def test_broken_files_are_named_and_passed_over(start, photos, tmp_path, capsys)
     broken = {names[0]: files[names[0]][:200], names[7]: b"no image", names[-1]: b""}
     for name, data in broken.items():
         (folder / name).write_bytes(data)
-    assert call(start, folder, "--out", out, "--batch-size", "4") == 0
+    assert call(weights, folder, "--out", out, "--batch-size", "4") == 0
     printed = capsys.readouterr().out
     assert str(out / "broken.csv") in printed
     with open(out / "broken.csv", newline="") as file:
@@ -180,7 +180,7 @@ def test_broken_files_are_named_and_passed_over(start, photos, tmp_path, capsys)
     whole = [name for name in names if name not in broken]
     columns = read_output(out)
     np.testing.assert_allclose(
-        columns["features"], one_by_one(start, [files[name] for name in whole]), atol=2e-5
+        columns["features"], one_by_one(weights, [files[name] for name in whole]), atol=2e-5
     )
     assert columns["keys"].tolist() == [f"{name.split('/')[1]}/{name[-8:-4]}" for name in whole]
     assert len(columns["labels"]) == len(columns["splits"]) == len(whole) == columns["meta"]["rows"]
@@ -191,12 +191,12 @@ def test_broken_files_are_named_and_passed_over(start, photos, tmp_path, capsys)
     # Mended, and made anew: the list goes.
     for name in broken:
         (folder / name).write_bytes(files[name])
-    assert call(start, folder, "--out", out, "--restart") == 0
+    assert call(weights, folder, "--out", out, "--restart") == 0
     assert sorted(os.listdir(tmp_path)) == ["f", "folder"]
     assert not (out / "broken.csv").exists()
 
 
-def test_damaged_and_missing_shards_are_passed_over(start, photos, tmp_path, capsys):
+def test_damaged_and_missing_shards_are_passed_over(weights, photos, tmp_path, capsys):
     top, _ = photos
     shards, out = tmp_path / "shards", tmp_path / "f"
     shutil.copytree(top / "shards", shards)
@@ -206,7 +206,7 @@ def test_damaged_and_missing_shards_are_passed_over(start, photos, tmp_path, cap
     with open(shards / index.shard_of(2), "r+b") as file:
         file.seek(int(row["offset"]))
         file.write(b"\0" * int(row["length"]))
-    assert call(start, shards, "--out", out) == 0
+    assert call(weights, shards, "--out", out) == 0
     printed = capsys.readouterr().out
     assert "2 broken images" in printed
     assert f"train-000000.tar, key {index.find_key(2)}:" in printed
@@ -215,10 +215,10 @@ def test_damaged_and_missing_shards_are_passed_over(start, photos, tmp_path, cap
     assert "" not in columns["keys"]
 
 
-def test_where_nothing_can_be_read_nothing_is_left(start, tmp_path, capsys):
+def test_where_nothing_can_be_read_nothing_is_left(weights, tmp_path, capsys):
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "a.jpg").write_bytes(b"text")
-    assert call(start, tmp_path / "folder", "--out", tmp_path / "f") == 2
+    assert call(weights, tmp_path / "folder", "--out", tmp_path / "f") == 2
     assert "folder" in capsys.readouterr().err
     assert os.listdir(tmp_path) == ["folder"]
 
@@ -242,8 +242,10 @@ def test_where_nothing_can_be_read_nothing_is_left(start, tmp_path, capsys):
         pytest.param(["{top}/folder", "--out", "{tmp}/f", "--device", "cuda"], "CUDA", marks=NO_GPU),
     ],
 )
-def test_a_wrong_command_is_one_line_and_leaves_nothing(start, photos, tmp_path, capsys, arguments, expected):
-    assert call(start, *(word.format(top=photos[0], tmp=tmp_path) for word in arguments)) == 2
+def test_a_wrong_command_is_one_line_and_leaves_nothing(
+    weights, photos, tmp_path, capsys, arguments, expected
+):
+    assert call(weights, *(word.format(top=photos[0], tmp=tmp_path) for word in arguments)) == 2
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 1
     assert expected.format(tmp=tmp_path) in lines[0]
@@ -258,15 +260,15 @@ def test_features_that_are_not_finite_are_refused(photos, tmp_path, capsys):
     assert not (tmp_path / "f").exists()
 
 
-def test_a_pattern_in_quotes_is_expanded(start, tmp_path, capsys):
+def test_a_pattern_in_quotes_is_expanded(weights, tmp_path, capsys):
     folder, out = tmp_path / "folder", tmp_path / "f"
     folder.mkdir()
     for number, kind in enumerate(("png", "jpeg", "png")):
         (folder / f"{number}.{kind}").write_bytes(encoded(number, kind))
-    assert call(start, f"{folder}/*.png", "--out", out) == 0
+    assert call(weights, f"{folder}/*.png", "--out", out) == 0
     assert read_output(out)["paths"].tolist() == ["0.png", "2.png"]
     (folder / "[a].png").write_bytes(encoded(4, "png"))
-    assert call(start, f"{folder}/[a].png", "--out", out, "--restart") == 0
+    assert call(weights, f"{folder}/[a].png", "--out", out, "--restart") == 0
     assert read_output(out)["paths"].tolist() == ["[a].png"]
-    assert call(start, f"{folder}/*.gif", "--out", out) == 2
+    assert call(weights, f"{folder}/*.gif", "--out", out) == 2
     assert f"{folder}/*.gif" in capsys.readouterr().err

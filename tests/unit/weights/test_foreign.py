@@ -177,9 +177,9 @@ def write_bad(folder, smallest):
 
 
 def test_what_does_not_fit_is_one_line(smallest, tmp_path):
-    for start, expected in write_bad(tmp_path, smallest).items():
+    for weights, expected in write_bad(tmp_path, smallest).items():
         with pytest.raises(InputError, match=re.escape(expected)) as caught:
-            mae_vit.load_encoder(start)
+            mae_vit.load_encoder(weights)
         assert "\n" not in str(caught.value), expected
     with pytest.raises(InputError, match="150x150 px"):
         mae_vit.load_encoder(f"frozen:timm:{SMALLEST}@{smallest}", img_size=150)
@@ -196,10 +196,10 @@ def test_the_line_for_another_kind_names_what_measures_it(tmp_path, name):
     save_file(timm.create_model(name).state_dict(), path)
     with pytest.raises(InputError, match="frozen:timm:NAME@") as caught:
         mae_vit.load_encoder(path)
-    (start,) = re.findall(r'"(frozen:timm:NAME@[^"]+)"', str(caught.value))
-    assert mae_vit.load_encoder(start.replace("NAME", name)).num_features > 0
+    (weights,) = re.findall(r'"(frozen:timm:NAME@[^"]+)"', str(caught.value))
+    assert mae_vit.load_encoder(weights.replace("NAME", name)).num_features > 0
     (tmp_path / "config.json").write_text(json.dumps({"architecture": name}))
     with pytest.raises(InputError, match="frozen:") as caught:
         mae_vit.load_encoder(path)
-    (start,) = re.findall(r'"(frozen:[^"]+)"', str(caught.value))
-    assert mae_vit.load_encoder(start).num_features > 0
+    (weights,) = re.findall(r'"(frozen:[^"]+)"', str(caught.value))
+    assert mae_vit.load_encoder(weights).num_features > 0

@@ -1,4 +1,4 @@
-"""Which labels a start brings with it."""
+"""Which labels weights have seen."""
 
 import json
 

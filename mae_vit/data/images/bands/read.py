@@ -31,9 +31,7 @@ ARRAY_MAGIC = (NPY_MAGIC, NPZ_MAGIC)
 # NumPy's own bound on headers, which it evaluates as a literal. An image's header has about 80.
 _MAX_HEADER = 10_000
 _MEMBERS = 64  # of a NPZ file that names its image
-# A side of an image that is so many times the other may be a number of images.
-_LONG = 8
-_ROWS = 64
+_ROWS = 64  # of an array, to compare
 
 
 def open_raster(data: bytes, *, max_pixels: int | None = None, every_band: bool = False) -> Raster | None:
@@ -184,8 +182,7 @@ def _open_npy(data: bytes, max_pixels: int | None, extension: str = "npy") -> Ra
 def _side_in_stack(array: np.ndarray) -> int:
     """Returns K of a stack of N images, (N, K, K) or flat (N, K * K); 0 of an image.
 
-    The pixel below another one is more like it than one in the same row and far away. In a flat stack it belongs to
-    another image, and the one K further in the row lies below.
+    In an image the next row is more like a row than pixels K further in it. In a flat stack it is another image.
     """
     count, width, side = len(array), array.shape[-1], math.isqrt(array.shape[-1])
     if array.ndim == 3:
@@ -193,9 +190,9 @@ def _side_in_stack(array: np.ndarray) -> int:
     if side * side != width or side < 16 or count in (1, width):
         return 0
     rows = array[:_ROWS].astype(np.float64)
-    below, next_row = np.abs(rows[:, side:] - rows[:, :-side]).mean(), np.abs(np.diff(rows, axis=0)).mean()
-    long = max(count, width) >= _LONG * min(count, width)
-    return side if below < next_row * (2 if long else 0.9) else 0
+    further, next_row = np.abs(rows[:, side:] - rows[:, :-side]).mean(), np.abs(np.diff(rows, axis=0)).mean()
+    long = max(count, width) >= 8 * min(count, width)
+    return side if further < next_row * (2 if long else 0.9) else 0
 
 
 def _open_npz(data: bytes, max_pixels: int | None) -> Raster:

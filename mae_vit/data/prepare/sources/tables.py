@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice, takewhile
 from pathlib import Path
 from typing import NamedTuple
@@ -40,6 +41,8 @@ _ABOVE = "copy the table into the folder above its images"
 # `is_valid` is fastai's.
 _SPLITS = ("split", "is_valid")
 BITS = {"0": 0, "0.0": 0, "false": 0, "1": 1, "1.0": 1, "true": 1}
+# ['cat'], as pandas writes lists.
+_LIST_OF_ONE = re.compile(r"""^\[\s*(['"])([^'"]*)\1\s*\]$""")
 Cells = Mapping[str, str]
 
 
@@ -61,14 +64,14 @@ class _Files:
     @cached_property
     def _images(self) -> tuple[Path, list[str]]:
         """The images below the table's folder; if there are none, those of the folder around it, if it is not large."""
-        folder = self._table.parent
-        if paths := _images_among(walk(folder), folder):
-            return folder, paths
-        around = self._table.resolve().parent.parent
-        with suppress(OSError):
-            files = list(islice(walk(around), _MOST_FILES))
-            return around, _images_among(files if len(files) < _MOST_FILES else (), around)
-        return folder, []
+        top, files = self._table.parent, list(walk(self._table.parent))
+        if not any(user_files.is_image(file.name) for file in files):
+            around = self._table.resolve().parent.parent
+            with suppress(OSError):
+                more = list(islice(walk(around), _MOST_FILES))
+                top, files = (around, more) if len(more) < _MOST_FILES else (top, files)
+        every = (file.relative_to(top).as_posix() for file in files)
+        return top, [path for path in every if user_files.is_image(path)]
 
     @cached_property
     def names(self) -> tuple[Names, Names]:
@@ -102,14 +105,7 @@ class _Files:
     def find_all(self, paths: Sequence[str]) -> list[Path | None]:
         """Finds files as `find` does. If some paths exist as written, the others are missing files."""
         found = [self.find(path) for path in paths]
-        if any(found):
-            return found
-        elsewhere = shared_folders(paths)
-        return [self.find(path, elsewhere) for path in paths] if elsewhere else found
-
-
-def _images_among(files: Iterable[Path], folder: Path) -> list[str]:
-    return [path for file in files if user_files.is_image(path := file.relative_to(folder).as_posix())]
+        return found if any(found) else list(map(partial(self.find, elsewhere=shared_folders(paths)), paths))
 
 
 def shared_folders(paths: Iterable[str]) -> tuple[str, ...]:
@@ -173,20 +169,15 @@ def read_table(table: Path, options: SourceOptions | None = None) -> tuple[list[
 def _missing_notes(rows: Sequence[Row], table: str, images: Names) -> list[str]:
     """Counts and names the files that no image or several images match."""
     lost = [row.path for row in rows if row.file is None]
-    several = [path for path in lost if images.are_several(path)]
-    missing = [path for path in lost if not images.are_several(path)]
+    there = "" if len(lost) < len(rows) else f"; there are {images}" if str(images) else f": {_ABOVE}"
     notes = []
-    if several:
-        notes.append(
-            f"several images fit {count_of(len(several), 'file')} of {table} ({shown(several)}): name the folders too, "
-            "in a column of paths (--image-column)"
-        )
-    if missing:
-        there = f"; there are {images}" if str(images) else f": {_ABOVE}"
-        notes.append(
-            f"{count_of(len(missing), 'file')} of {table} not found beside it or below: {shown(missing)}"
-            f"{there if len(lost) == len(rows) else ''}"
-        )
+    if several := [path for path in lost if images.are_several(path)]:
+        count = count_of(len(several), "file")
+        remedy = "name the folders too, in a column of paths (--image-column)"
+        notes.append(f"several images fit {count} of {table} ({shown(several)}): {remedy}")
+    if missing := [path for path in lost if not images.are_several(path)]:
+        count = count_of(len(missing), "file")
+        notes.append(f"{count} of {table} not found beside it or below: {shown(missing)}{there}")
     return notes
 
 
@@ -244,7 +235,8 @@ def _choose_columns(
     if options.image_column:
         paths = [_asked_column(table, columns, options.image_column, "--image-column")]
     elif len(paths) != 1:
-        found = {name: _first_files(name, cells, files) for name in paths or columns if name not in labels}
+        among = [name for name in paths or columns if name not in labels]
+        found = {name: files.find_all([row[name] for row in cells[:_LOOKED_AT]]) for name in among}
         paths = [name for name, those in found.items() if those and all(those)]
         maybe = [name for name, those in found.items() if any(those)]
         if not maybe:
@@ -274,11 +266,6 @@ def _asked_column(table: Path, columns: Cells, asked: str, option: str) -> str:
         hint = closest(asked, columns.values()) or f"it has {shown(columns.values())}"
         raise InputError(f"{option} {asked}: table {table} has no such column: {hint}")
     return name
-
-
-def _first_files(name: str, cells: Sequence[Cells], files: _Files) -> list[Path | None]:
-    """Returns the files that the first cells of a column name."""
-    return files.find_all([row[name] for row in cells[:_LOOKED_AT]])
 
 
 def open_table(table: Path, options: SourceOptions) -> ImageSource:
@@ -364,7 +351,7 @@ def _splits_of_folders(rows: Sequence[Row], table: Path, split: str) -> tuple[li
 
 def class_of_cell(label: str, *, signed: bool) -> str | None:
     """Returns the class in a cell: numbers without pandas' decimals; negative ones are classes only if `signed`."""
-    name = class_text(label)
+    name = class_text(_LIST_OF_ONE.sub(r"\2", label))
     if (number := label_number(name.encode())) is not None:
         return name.partition(".")[0] if number >= 0 or signed else None
     return name or None

@@ -76,12 +76,12 @@ def test_forms_that_cannot_say_so(path, tmp_path, capsys):
     classifier_file(classifier, pool="mean", class_tokens=4)
     tensors = load_file(classifier)
     assert tensors["reg_token"].shape == (1, 3, 32)
-    for start, form, reason in (
+    for weights, form, reason in (
         (path, "official", "one class token, not 4"),
         (classifier, "hf", "--to torch"),
     ):
         out = tmp_path / form
-        assert export(start, "--to", form, "--out", out) == 2
+        assert export(weights, "--to", form, "--out", out) == 2
         assert reason in capsys.readouterr().err
         assert not out.exists()
     by_cls = tmp_path / "by_cls" / "model.safetensors"
@@ -92,9 +92,9 @@ def test_forms_that_cannot_say_so(path, tmp_path, capsys):
 
 
 def test_other_numbers_of_class_tokens_do_not_fit(path):
-    start = read_weights(str(path))
+    weights = read_weights(str(path))
     with pytest.raises(InputError, match=r"model\.class_tokens=1"):
-        load_weights(start, info_of(pos_embed="learnable").geometry.build())
+        load_weights(weights, info_of(pos_embed="learnable").geometry.build())
 
 
 def test_positions_are_interpolated_behind_all_class_tokens(path):

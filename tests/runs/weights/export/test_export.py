@@ -257,8 +257,8 @@ def test_the_official_layout_comes_back_to_the_bit(tmp_path, monkeypatch):
     own = {name.removeprefix("encoder."): value for name, value in mae.state_dict().items()}
     assert content["model"].keys() == own.keys()
     assert all(torch.equal(content["model"][name], value) for name, value in own.items())
-    start = read_weights(str(out / "model.pth"))
-    assert start.objective == "mae"
+    weights = read_weights(str(out / "model.pth"))
+    assert weights.objective == "mae"
     again, first = (mae_vit.load_encoder(path, pool="mean") for path in (out / "model.pth", tmp_path / "run"))
     assert torch.equal(again(images()), first(images()))
     assert run_card(out, monkeypatch)["features"].shape == (1, 128)

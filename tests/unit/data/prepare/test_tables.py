@@ -65,6 +65,7 @@ TABLES = {
     "paths of another machine": (machine("/home/ann/upload/{}.jpg"), four("images/{}.jpg"), "", XY),
     "Windows' paths": (machine("C:\\set\\{}.jpg"), four("{}.jpg"), "", XY),
     "a folder each": (machine("set/train/p{}/a.jpg"), four("train/p{}/a.jpg"), "", XY),
+    "lists of one": (rows("image,label", "['x']", "['y']"), IMAGES, "", "train: x 1, y 1"),
     "capitals": (machine("img_{}.jpg"), four("IMG_{}.JPG"), "", XY),
     "images of the folder around": (rows("Image name,label", "x", "y"), ("2. Images/1.jpg", "2. Images/2.jpg"), "",
                                     "train: x 1, y 1", "1. Truth/labels.csv"),

@@ -35,7 +35,7 @@ def slow(digits, monkeypatch):
         task.forward = forward
         return task
 
-    yield lambda: time_steps(setup.config, setup.plan, build, setup.data, ALONE, setup.device, "fp32", unit=1)
+    yield lambda: time_steps(setup.config, setup.plan, build, setup.data, setup.device, "fp32", unit=1)
     torch.set_num_threads(threads)
 
 
