@@ -30,8 +30,8 @@ from mae_vit.runtime.ranks import find_ranks, run_on_rank_zero
 from mae_vit.training.engines.build import build_engine
 from mae_vit.training.engines.precision import choose_precision
 from mae_vit.training.engines.step_time import time_steps
-from mae_vit.training.outputs.plan_text import describe_time, print_notes
 from mae_vit.training.outputs.run_folder import RunFolder
+from mae_vit.training.plan_text import describe_time, print_notes
 from mae_vit.training.run import run
 from mae_vit.training.startup import (
     as_array_task,

@@ -18,8 +18,8 @@ from mae_vit.objectives.objective import Task
 from mae_vit.training.checkpoints.checkpoint import CheckpointInfo
 from mae_vit.training.engines.precision import Chosen
 from mae_vit.training.optim import LayerRate, layer_rates
-from mae_vit.training.outputs.plan_text import describe_augment, describe_training, times
 from mae_vit.training.outputs.run_folder import RunFolder
+from mae_vit.training.plan_text import describe_augment, describe_training, times
 from mae_vit.training.startup import describe_start
 from mae_vit.weights.names import FOREIGN_ORIGIN, is_frozen
 

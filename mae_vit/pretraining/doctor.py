@@ -37,7 +37,7 @@ from mae_vit.runtime.process_group import join, meet
 from mae_vit.runtime.ranks import Ranks, find_ranks, gather_objects
 from mae_vit.training.engines.precision import Chosen
 from mae_vit.training.outputs.environment import versions_of
-from mae_vit.training.outputs.plan_text import retention
+from mae_vit.training.plan_text import retention
 from mae_vit.training.startup import (
     agree_on_precision,
     foresee_start,

@@ -12,8 +12,8 @@ from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.checkpoints.checkpoint import CheckpointInfo
 from mae_vit.training.engines.precision import Chosen
 from mae_vit.training.engines.step_time import time_steps
-from mae_vit.training.outputs.plan_text import describe_augment, describe_time, describe_training, times
 from mae_vit.training.outputs.run_folder import RunFolder
+from mae_vit.training.plan_text import describe_augment, describe_time, describe_training, times
 from mae_vit.training.startup import describe_start
 
 # On 8x8 digits more steps (of 128 images) improve fine-tuning little; on photographs they do (docs/choosing.md).

@@ -32,7 +32,7 @@ from mae_vit.runtime.device import free_memory_gib
 from mae_vit.runtime.ranks import ALONE
 from mae_vit.training.engines.precision import choose_precision
 from mae_vit.training.engines.step_time import time_steps
-from mae_vit.training.outputs.plan_text import describe_time
+from mae_vit.training.plan_text import describe_time
 
 # Images of an unprepared source that are prepared in a temporary folder, for their size and the time of a step.
 _SAMPLE = 256

@@ -16,7 +16,7 @@ from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.engines import build as building
 from mae_vit.training.engines.build import build_engine, choose_compiling
 from mae_vit.training.engines.torch_engine import TorchEngine
-from mae_vit.training.outputs.plan_text import describe_engine
+from mae_vit.training.plan_text import describe_engine
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 PRESETS = {PretrainConfig: "mae_digits", FinetuneConfig: "simple_cnn_cifar"}

@@ -12,7 +12,7 @@ from mae_vit.pretraining.setup import set_up
 from mae_vit.runtime.ranks import ALONE, Ranks
 from mae_vit.training.engines import step_time
 from mae_vit.training.engines.step_time import StepTime, time_steps
-from mae_vit.training.outputs.plan_text import describe_time
+from mae_vit.training.plan_text import describe_time
 
 
 @pytest.fixture
