@@ -50,8 +50,9 @@ def open_unlabeled(
 
 def split_off(source: ImageSource) -> list[ImageSource]:
     """Splits a source into the images with labels, or of other splits than train, and those without (none or one)."""
-    rest = [entry for entry in source.entries if entry.class_name is None and entry.split == "train"]
-    if len(rest) in (0, len(source.entries)):
+    train = [entry for entry in source.entries if entry.split == "train"]
+    rest = [entry for entry in train if entry.class_name is None]
+    if len(rest) in (0, len(train)):
         return [source]
     kept = [entry for entry in source.entries if entry.class_name is not None or entry.split != "train"]
     return [replace(source, entries=kept), replace(source, entries=rest, classes=None, notes=())]

@@ -88,6 +88,11 @@ def test_an_archive_and_a_column_of_splits(labels_of, tmp_path):
     assert sorted(read_back(tmp_path / "out", "val")) == ["a/0", "a/1"]
 
 
+def test_labels_of_held_out_images_alone(labels_of, tmp_path):
+    assert labels_of("image,label,split\n" + "".join(f"{p},{c},val\n" for p, c in ROWS)) == {}
+    assert len(read_back(tmp_path / "out")) == len(read_back(tmp_path / "out", "val")) == 4
+
+
 def test_numbers_are_classes_in_numeric_order(labels_of, tmp_path):
     rows = zip([path for path, _ in ROWS], ["10.0", "9.0", "9.0", "-1"], strict=True)
     assert labels_of("image,label\n" + "".join(f"{p},{n}\n" for p, n in rows)) == {
