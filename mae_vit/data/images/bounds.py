@@ -86,7 +86,7 @@ def check_shape(count: int, height: int, width: int, dtype: str, max_pixels: int
         raise DecodeError(f"{count} bands or pages: at most {MAX_BANDS} are taken as bands")
     if height * width > bound:
         raise DecodeError(f"{width}x{height} pixels are over the bound of {bound}")
-    size = count * height * width * int(dtype.lstrip("uintfloat")) // 8
+    size = count * height * width * int("".join(filter(str.isdigit, dtype))) // 8
     if size > 3 * bound:
         raise DecodeError(
             f"{width}x{height} pixels of {count} bands of {dtype} take {size} bytes, over the bound of {3 * bound}: "

@@ -83,7 +83,12 @@ def index_in_place(
         main = statistics.get("train") or next(iter(statistics.values()))
         dataset = describe(classes, splits, main)
         table, named = dataset.band_table, known.band_table if known else None
-        if table and named and len(table.names) == len(named.names) and not (main.layout and main.layout.named):
+        if (
+            table
+            and named
+            and len(table.names) == len(named.names)
+            and not (main.layout and main.layout.named)
+        ):
             table = table.model_copy(update={"names": named.names})
         segmentation = known.segmentation if known else None
         dataset = dataset.model_copy(update={"band_table": table, "segmentation": segmentation})
