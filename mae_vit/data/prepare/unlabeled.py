@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -63,17 +64,25 @@ def _without_copies(
 ) -> list[Entry]:
     by_size: dict[int, list[Entry]] = defaultdict(list)
     for entry in labeled:
-        by_size[(labeled_folder / entry.path).stat().st_size].append(entry)
+        by_size[_size(labeled_folder / entry.path)].append(entry)
+    by_size.pop(-1, None)
     # Only images of equal size are read.
     digests: dict[int, set[bytes]] = {}
 
     def is_copy(entry: Entry) -> bool:
-        size = (folder / entry.path).stat().st_size
+        size = _size(folder / entry.path)
         if size in by_size and size not in digests:
             digests[size] = {_digest(other) for other in by_size[size]}
         return size in digests and _digest(entry) in digests[size]
 
     return [entry for entry in entries if not is_copy(entry)]
+
+
+def _size(path: Path) -> int:
+    """Returns the size of an image file; -1 for one inside a shard or a table of the folder."""
+    with suppress(OSError):
+        return path.stat().st_size
+    return -1
 
 
 def _digest(entry: Entry) -> bytes:

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from helpers.images import encoded, picture, read_back, write_files, write_zip
+from helpers.images import encoded, picture, read_back, write_files, write_tar, write_zip
 from PIL import Image
 
 from mae_vit.cli.main import main
@@ -149,6 +149,14 @@ def test_a_folder_around_the_labeled_one_adds_the_others(tmp_path, capsys):
     assert sum("cls" in files for files in fields.values()) == 8
     assert len(fields) == 13
     assert main([*map(str, [*words[:2], tmp_path / "out2", "--unlabeled", tmp_path / "labeled"])]) == 2
+
+
+def test_shards_take_images_without_labels(tmp_path):
+    write_tar(tmp_path / "shards" / "a.tar", {"1.jpg": PHOTOS["a/0.jpg"], "1.cls": b"0"})
+    write_files(tmp_path / "more", PHOTOS)
+    words = ["prepare", tmp_path / "shards", tmp_path / "out", "--unlabeled", tmp_path / "more"]
+    assert main([*map(str, words)]) == 0
+    assert len(read_back(tmp_path / "out")) == 9
 
 
 def test_the_contact_sheet_has_a_row_for_each_class(tmp_path, capsys):
