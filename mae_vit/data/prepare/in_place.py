@@ -55,6 +55,10 @@ def index_in_place(
     shards, labels, negative = _list_images(paths, folder, split, known)
     if not shards:
         raise InputError(f"--in-place {folder}: no images in {count_of(len(paths), '.tar file')}; {anew}")
+    if known is not None and split != "train" and split not in shards:
+        raise InputError(
+            f"--split {split}: {folder / FILE_NAME} names the splits of its shards: delete it first"
+        )
     classes = list(known.classes) if known else []
     if classes and max(labels) >= len(classes):
         raise InputError(
@@ -81,17 +85,7 @@ def index_in_place(
             for name, own in statistics.items()
         }
         main = statistics.get("train") or next(iter(statistics.values()))
-        dataset = describe(classes, splits, main)
-        table, named = dataset.band_table, known.band_table if known else None
-        if (
-            table
-            and named
-            and len(table.names) == len(named.names)
-            and not (main.layout and main.layout.named)
-        ):
-            table = table.model_copy(update={"names": named.names})
-        segmentation = known.segmentation if known else None
-        dataset = dataset.model_copy(update={"band_table": table, "segmentation": segmentation})
+        dataset = _named_as_before(describe(classes, splits, main), known, main)
         notes, conversions = main.remarks(), sum((own.notes for own in statistics.values()), conversions)
     splits = {
         name: info.model_copy(update={"index": write_index(folder, info.shards, name)})
@@ -120,6 +114,21 @@ def _as_before(wanted: Conversion, known: Dataset | None) -> Conversion:
     if bands.nodata is None and table.nodata is not None:
         bands = replace(bands, nodata=table.nodata)
     return replace(wanted, bands=bands)
+
+
+def _named_as_before(dataset: Dataset, known: Dataset | None, measured: Statistics) -> Dataset:
+    """Keeps the classes of masks, and the names of bands where no file has them."""
+    if known is None:
+        return dataset
+    table, named = dataset.band_table, known.band_table
+    if (
+        table
+        and named
+        and len(table.names) == len(named.names)
+        and not (measured.layout and measured.layout.named)
+    ):
+        table = table.model_copy(update={"names": named.names})
+    return dataset.model_copy(update={"band_table": table, "segmentation": known.segmentation})
 
 
 def _list_images(

@@ -109,6 +109,8 @@ def test_a_folder_without_index_gets_the_one_that_prepare_writes(digits, without
     with pytest.raises(InputError, match=command):
         open_index(without_index, "train")
     assert main(["check", str(without_index)]) == 1
+    with pytest.raises(InputError, match="--split other"):
+        in_place.index_in_place(without_index, split="other", overwrite=True)
     # Images of shards as described are not decoded.
     monkeypatch.setattr(in_place, "convert_entries", None)
     assert main(command.split()) == 0
