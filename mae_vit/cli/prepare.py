@@ -333,6 +333,8 @@ def _check_masks(arguments: argparse.Namespace) -> None:
         raise InputError("--masks takes one source, a folder of images")
     if not arguments.masks.is_dir():
         raise InputError(f"--masks {arguments.masks} is no folder")
+    if arguments.unlabeled:
+        raise InputError("--unlabeled adds images without masks: prepare them as a data set of their own")
     if arguments.exif_orientation == "apply":
         raise InputError("--exif-orientation apply turns images, not masks: leave it out with --masks")
 

@@ -187,9 +187,9 @@ def _read_folder(folder: Path) -> Weights:
             "unfinished": _describe_unfinished(folder, step),
         }
         return replace(weights, remarks={title: text for title, text in remarks.items() if text})
-    for file in (exported, folder / "pytorch_model.bin", file_in(folder)):
-        if file is not None and file.exists():
-            return _read_file(file)
+    ours = next((file for file in (exported, folder / "pytorch_model.bin") if file.exists()), None)
+    if (file := ours or file_in(folder)) is not None:
+        return _read_file(file)
     run, below = _run_around(folder), weights_below(folder)
     hint = f": give {run}" if run else f': did you mean "{below}"?' if below else ""
     raise InputError(f"{folder} is no run folder: it has no checkpoints and no encoder.safetensors{hint}")

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from mae_vit.core.bands import DTYPES
+
+# The command line takes bounds from here, and --help must be fast.
+if TYPE_CHECKING:
+    import numpy as np
 
 # Pillow's bound against decompression bombs. It holds for all decoders: a header may state any size.
 MAX_PIXELS = 178_956_970
@@ -83,7 +86,7 @@ def check_shape(count: int, height: int, width: int, dtype: str, max_pixels: int
         raise DecodeError(f"{count} bands or pages: at most {MAX_BANDS} are taken as bands")
     if height * width > bound:
         raise DecodeError(f"{width}x{height} pixels are over the bound of {bound}")
-    size = count * height * width * np.dtype(dtype).itemsize
+    size = count * height * width * int("".join(filter(str.isdigit, dtype))) // 8
     if size > 3 * bound:
         raise DecodeError(
             f"{width}x{height} pixels of {count} bands of {dtype} take {size} bytes, over the bound of {3 * bound}: "

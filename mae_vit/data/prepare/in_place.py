@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of
 from mae_vit.core.user_files import split_from_path
+from mae_vit.data.prepare.bands import NONE, PERCENTILES
 from mae_vit.data.prepare.convert import Conversion, convert_entries
 from mae_vit.data.prepare.entries import Entry, numbered_classes, without_label_note
 from mae_vit.data.prepare.prepare import Report
@@ -34,9 +36,9 @@ def index_in_place(
 ) -> Report:
     """Describes the tars of a folder, which hold images and, with labels, class numbers. All bytes stay unchanged.
 
-    The images are decoded and measured, unless the folder is described and no shard differs from its description: then
-    only the indexes are written. Names of classes and records of how images were prepared stay. `split` is that of
-    shards whose names contain none.
+    The images are decoded and measured, unless the folder is described, no shard differs from its description, and no
+    option of bands is given: then only the indexes are written. Names of classes, scale and missing value of bands, and
+    records of how images were prepared stay. `split` is that of shards whose names contain none.
 
     Raises:
         InputError: if a shard or an image cannot be read, a label is no number, or `dataset.json` exists.
@@ -53,6 +55,10 @@ def index_in_place(
     shards, labels, negative = _list_images(paths, folder, split, known)
     if not shards:
         raise InputError(f"--in-place {folder}: no images in {count_of(len(paths), '.tar file')}; {anew}")
+    if known is not None and split != "train" and split not in shards:
+        raise InputError(
+            f"--split {split}: {folder / FILE_NAME} names the splits of its shards: delete it first"
+        )
     classes = list(known.classes) if known else []
     if classes and max(labels) >= len(classes):
         raise InputError(
@@ -67,18 +73,19 @@ def index_in_place(
         for name, listed in shards.items()
     }
     notes, conversions = list[str](), Counter[str]()
-    if known is not None and described == {name: info.shards for name, info in known.splits.items()}:
+    wanted = conversion or Conversion(in_place=True)
+    same = known is not None and described == {name: info.shards for name, info in known.splits.items()}
+    if known is not None and same and not wanted.bands.given:
         dataset = known
     else:
-        statistics = _measure(shards, folder, conversion or Conversion(in_place=True), workers)
+        statistics = _measure(shards, folder, _as_before(wanted, known), workers)
         before = known.splits if known else {}
         splits = {
             name: _describe_split(own, described[name], folder, len(classes), before.get(name))
             for name, own in statistics.items()
         }
         main = statistics.get("train") or next(iter(statistics.values()))
-        dataset = describe(classes, splits, main)
-        dataset = dataset.model_copy(update={"segmentation": known.segmentation if known else None})
+        dataset = _named_as_before(describe(classes, splits, main), known, main)
         notes, conversions = main.remarks(), sum((own.notes for own in statistics.values()), conversions)
     splits = {
         name: info.model_copy(update={"index": write_index(folder, info.shards, name)})
@@ -92,6 +99,36 @@ def index_in_place(
     if empty := len(paths) - sum(map(len, shards.values())):
         notes.insert(0, f"left out {empty} tars that hold no images")
     return Report(dataset, sorted(splits), notes=notes, conversions=conversions)
+
+
+def _as_before(wanted: Conversion, known: Dataset | None) -> Conversion:
+    """Takes scale and missing value from the earlier description, unless options set them: NPY states neither."""
+    table, bands = known.band_table if known else None, wanted.bands
+    if table is None:
+        return wanted
+    by, default = table.scale.by, NONE if table.dtype == "uint8" else PERCENTILES
+    if bands.scale is None and by == "given":
+        bands = replace(bands, scale=(table.scale.low[0], table.scale.high[0]))
+    elif bands.scale is None and not by.startswith(default):
+        bands = replace(bands, scale=NONE if by == NONE else PERCENTILES)
+    if bands.nodata is None and table.nodata is not None:
+        bands = replace(bands, nodata=table.nodata)
+    return replace(wanted, bands=bands)
+
+
+def _named_as_before(dataset: Dataset, known: Dataset | None, measured: Statistics) -> Dataset:
+    """Keeps the classes of masks, and the names of bands where no file has them."""
+    if known is None:
+        return dataset
+    table, named = dataset.band_table, known.band_table
+    if (
+        table
+        and named
+        and len(table.names) == len(named.names)
+        and not (measured.layout and measured.layout.named)
+    ):
+        table = table.model_copy(update={"names": named.names})
+    return dataset.model_copy(update={"band_table": table, "segmentation": known.segmentation})
 
 
 def _list_images(

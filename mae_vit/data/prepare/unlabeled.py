@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,8 +51,9 @@ def open_unlabeled(
 
 def split_off(source: ImageSource) -> list[ImageSource]:
     """Splits a source into the images with labels, or of other splits than train, and those without (none or one)."""
-    rest = [entry for entry in source.entries if entry.class_name is None and entry.split == "train"]
-    if len(rest) in (0, len(source.entries)):
+    train = [entry for entry in source.entries if entry.split == "train"]
+    rest = [entry for entry in train if entry.class_name is None]
+    if len(rest) in (0, len(train)):
         return [source]
     kept = [entry for entry in source.entries if entry.class_name is not None or entry.split != "train"]
     return [replace(source, entries=kept), replace(source, entries=rest, classes=None, notes=())]
@@ -62,17 +64,25 @@ def _without_copies(
 ) -> list[Entry]:
     by_size: dict[int, list[Entry]] = defaultdict(list)
     for entry in labeled:
-        by_size[(labeled_folder / entry.path).stat().st_size].append(entry)
+        by_size[_size(labeled_folder / entry.path)].append(entry)
+    by_size.pop(-1, None)
     # Only images of equal size are read.
     digests: dict[int, set[bytes]] = {}
 
     def is_copy(entry: Entry) -> bool:
-        size = (folder / entry.path).stat().st_size
+        size = _size(folder / entry.path)
         if size in by_size and size not in digests:
             digests[size] = {_digest(other) for other in by_size[size]}
         return size in digests and _digest(entry) in digests[size]
 
     return [entry for entry in entries if not is_copy(entry)]
+
+
+def _size(path: Path) -> int:
+    """Returns the size of an image file; -1 for one inside a shard or a table of the folder."""
+    with suppress(OSError):
+        return path.stat().st_size
+    return -1
 
 
 def _digest(entry: Entry) -> bytes:

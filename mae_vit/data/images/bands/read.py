@@ -171,7 +171,10 @@ def _open_npy(data: bytes, max_pixels: int | None, extension: str = "npy") -> Ra
     flat = np.frombuffer(data, header.dtype, math.prod(header.shape), header.start)
     array = flat.reshape(header.shape, order="F" if header.fortran else "C")
     if side := _side_in_stack(array):
-        raise DecodeError(f"its array is a stack of {len(array)} images of {side}x{side} px: {EACH_IMAGE}")
+        alone = f" (if it is one image, write it as {(1, *array.shape)})" if array.ndim == 2 else ""
+        raise DecodeError(
+            f"its array is a stack of {len(array)} images of {side}x{side} px: {EACH_IMAGE}{alone}"
+        )
     if array.ndim == 2:
         array = array[None]
     elif header.shape[0] > header.shape[-1]:

@@ -6,8 +6,8 @@ import tarfile
 
 import numpy as np
 import pytest
-from helpers.images import encoded, img2dataset, labeled_shards, picture, write_tar
-from unit.data.band_files import planes, values
+from helpers.images import encoded, img2dataset, labeled_shards, picture, write_files, write_tar
+from unit.data.band_files import npy, planes, values
 
 from mae_vit.cli.main import main
 from mae_vit.core.errors import InputError
@@ -45,6 +45,21 @@ def test_bands_in_place(tmp_path, call):
     result = call(tmp_path / "one", options="--in-place --scale 0,9")
     assert {f"{key}.tif": sample["tif"] for key, sample in result.images().items()} == files
     assert (set(result.dataset.bands.low), set(result.dataset.bands.high)) == ({0}, {9})
+
+
+def test_bands_described_anew_keep_scale_missing_value_and_names(tmp_path, call):
+    wide = values(2, "uint16")
+    source = write_files(tmp_path / "a", {f"{n}.tif": planes(wide + np.uint16(n)) for n in range(3)})
+    out = call(source, options="--scale 0,9000 --nodata 0").out
+    described = json.loads((out / "dataset.json").read_text())
+    described["bands"]["names"] = ["red", "infrared"]
+    (out / "dataset.json").write_text(json.dumps(described))
+    write_tar(out / "train-000000.tar", {"1.npy": npy(wide), "2.npy": npy(wide)})
+    again = call(out, options="--in-place --overwrite").dataset
+    assert (again.splits["train"].samples, again.bands.names) == (2, ("red", "infrared"))
+    assert (again.bands.nodata, set(again.bands.high)) == (0, {9000})
+    # An option is followed, although no shard differs.
+    assert set(call(out, options="--in-place --overwrite --scale 0,8000").dataset.bands.high) == {8000}
 
 
 # Members of a.tar (None: no tar, bytes: their first), options behind --in-place.
@@ -94,6 +109,8 @@ def test_a_folder_without_index_gets_the_one_that_prepare_writes(digits, without
     with pytest.raises(InputError, match=command):
         open_index(without_index, "train")
     assert main(["check", str(without_index)]) == 1
+    with pytest.raises(InputError, match="--split other"):
+        in_place.index_in_place(without_index, split="other", overwrite=True)
     # Images of shards as described are not decoded.
     monkeypatch.setattr(in_place, "convert_entries", None)
     assert main(command.split()) == 0

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from helpers.images import encoded, picture, read_back, write_files, write_zip
+from helpers.images import encoded, picture, read_back, write_files, write_tar, write_zip
 from PIL import Image
 
 from mae_vit.cli.main import main
@@ -88,6 +88,11 @@ def test_an_archive_and_a_column_of_splits(labels_of, tmp_path):
     assert sorted(read_back(tmp_path / "out", "val")) == ["a/0", "a/1"]
 
 
+def test_labels_of_held_out_images_alone(labels_of, tmp_path):
+    assert labels_of("image,label,split\n" + "".join(f"{p},{c},val\n" for p, c in ROWS)) == {}
+    assert len(read_back(tmp_path / "out")) == len(read_back(tmp_path / "out", "val")) == 4
+
+
 def test_numbers_are_classes_in_numeric_order(labels_of, tmp_path):
     rows = zip([path for path, _ in ROWS], ["10.0", "9.0", "9.0", "-1"], strict=True)
     assert labels_of("image,label\n" + "".join(f"{p},{n}\n" for p, n in rows)) == {
@@ -144,6 +149,14 @@ def test_a_folder_around_the_labeled_one_adds_the_others(tmp_path, capsys):
     assert sum("cls" in files for files in fields.values()) == 8
     assert len(fields) == 13
     assert main([*map(str, [*words[:2], tmp_path / "out2", "--unlabeled", tmp_path / "labeled"])]) == 2
+
+
+def test_shards_take_images_without_labels(tmp_path):
+    write_tar(tmp_path / "shards" / "a.tar", {"1.jpg": PHOTOS["a/0.jpg"], "1.cls": b"0"})
+    write_files(tmp_path / "more", PHOTOS)
+    words = ["prepare", tmp_path / "shards", tmp_path / "out", "--unlabeled", tmp_path / "more"]
+    assert main([*map(str, words)]) == 0
+    assert len(read_back(tmp_path / "out")) == 9
 
 
 def test_the_contact_sheet_has_a_row_for_each_class(tmp_path, capsys):
