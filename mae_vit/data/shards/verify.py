@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -56,12 +55,12 @@ def check(folder: Path, *, decode_all: bool = False) -> list[str]:
                     for array in arrays
                 ]
                 continue
-            # Those of a copied folder may be older than its shards: the next run decodes them again.
             written = max((folder / shard.file).stat().st_mtime_ns for shard in split.shards)
-            with suppress(OSError):  # a folder that others own
-                for array in arrays:
-                    if array.stat().st_mtime_ns < written:
-                        array.unlink()
+            problems += [
+                f"{array}: older than its shards, as in a copied folder, so runs warn; delete it to decode them again"
+                for array in arrays
+                if array.stat().st_mtime_ns < written
+            ]
     return problems
 
 

@@ -136,7 +136,10 @@ def make_files() -> list[BandFile]:
     names = "".join(gdal.format(n, name)[14:-15] for n, name in enumerate(("B4", "B3", "B2")))
     described = [(42112, "s", 0, f"<GDALMetadata>{names}</GDALMetadata>", True), (42113, "s", 0, "0", True)]
     refuse: Callable[..., BandFile] = BandFile
-    flat = np.random.default_rng(0).integers(0, 256, (6, 784), dtype=np.uint8)
+    # Six gradients in different directions: like pictures, smooth along each row of 28 pixels and unlike each other.
+    slopes = np.random.default_rng(0).uniform(-4, 4, (6, 2, 1, 1))
+    rows, columns = np.mgrid[:28, :28]
+    flat = (128 + slopes[:, 0] * (rows - 14) + slopes[:, 1] * (columns - 14)).astype(np.uint8).reshape(6, 784)
     ramp = np.tile(np.arange(256, dtype=np.uint16), (20, 1))
     return [
         taken("TIFF, 13 pages of uint16", "tif", tiff(wide), "13xuint16", wide),

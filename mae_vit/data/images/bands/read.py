@@ -194,8 +194,7 @@ def _side_in_stack(array: np.ndarray) -> int:
         return 0
     rows = array[:_ROWS].astype(np.float64)
     further, next_row = np.abs(rows[:, side:] - rows[:, :-side]).mean(), np.abs(np.diff(rows, axis=0)).mean()
-    long = max(count, width) >= 8 * min(count, width)
-    return side if further < next_row * (2 if long else 0.9) else 0
+    return side if further < next_row * 0.9 else 0
 
 
 def _open_npz(data: bytes, max_pixels: int | None) -> Raster:
