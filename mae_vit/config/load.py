@@ -80,7 +80,8 @@ def _apply_override(
 ) -> None:
     """Sets a value in plain data; None unsets it. Raises InputError if a part of the path is not a section."""
     node: Any = raw
-    if (first := options_from(schema, path)) is not None and first < len(path):
+    of_runs = (first := options_from(schema, path)) is not None and first < len(path)
+    if of_runs:
         path = [*path[:first], ".".join(path[first:])]
     for depth, name in enumerate(path[:-1]):
         node = node.setdefault(name, {})
@@ -91,7 +92,8 @@ def _apply_override(
         if value is not None and path[-1] in group:
             for key in group:
                 node.pop(key, None)
-    kinds = [*alternatives(kinds_at(schema, path))]
+    # A null in `set` is for the runs.
+    kinds = [] if of_runs else [*alternatives(kinds_at(schema, path))]
     # null resets a key that cannot be null to its default. An unknown key stays, so that the check reports it.
     if value is None and type(None) not in kinds and (kinds or path[-1] in node):
         node.pop(path[-1], None)

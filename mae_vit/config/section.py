@@ -53,9 +53,8 @@ class Section(BaseModel):
                 unset = getattr(self, option) == type(self).model_fields[option].default
                 if option not in kinds.get(choice, ()) and not unset:
                     owners = " or ".join(f'"{name}"' for name, options in kinds.items() if option in options)
-                    raise ValueError(
-                        f'{option} has no effect with {key}="{choice}"; it belongs to {key}={owners}'
-                    )
+                    given = f"without {key}" if choice is None else f'with {key}="{choice}"'
+                    raise ValueError(f"{option} has no effect {given}; it belongs to {key}={owners}")
         return self
 
     def options_of(self, key: str) -> dict[str, Any]:

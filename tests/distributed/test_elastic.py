@@ -69,8 +69,10 @@ def test_the_next_losses_are_the_same(begun, tmp_path, ranks, engine, zero_stage
     assert (folder / "pictures" / f"step-{BEGUN + NEXT:08d}.png").exists()
     weights, whole = (load_file(place / "encoder.safetensors") for place in (folder, straight))
     assert weights.keys() == whole.keys()
-    assert all(value.shape == whole[key].shape for key, value in weights.items())
-    assert all(value.isfinite().all() for value in weights.values())
+    for key, value in weights.items():
+        # Keys' biases have no gradient but rounding, which Adam takes for one.
+        assert key.endswith("qkv.bias") or (value - whole[key]).abs().max() < 1e-3, key
+        assert value.isfinite().all(), key
 
 
 def seen(notes: Path) -> dict[int, list[list[int]]]:

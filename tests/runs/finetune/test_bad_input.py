@@ -29,6 +29,7 @@ VITS = [
     ("finetune.test=false finetune.holdout=0", "test=false"),
     ("train.ema_decay=0.9 train.zero_stage=3", "zero_stage=3"),
     ("finetune.distillation=soft", "without a teacher"),
+    ("finetune.distillation_weight=0.3", "without distillation"),
     (
         "finetune.teacher=x finetune.pool=cls finetune.distillation_temperature=2.0",
         "distillation_temperature",

@@ -99,6 +99,12 @@ def test_a_published_encoder_is_a_row_of_its_own():
         load_config(CompareConfig, path.with_name("compare_demo.yaml"), ["published=timm:NAME"])
 
 
+def test_a_null_in_set_is_for_the_runs():
+    path = ROOT / "configs" / "compare" / "compare_demo.yaml"
+    config = load_config(CompareConfig, path, ["set.optim=null", "pretrain.MAE.set.objective=null"])
+    assert (config.set["optim"], config.pretrain["MAE"].set["objective"]) == (None, None)
+
+
 def test_options_of_blocks_have_values_only_there():
     data = load_config(PretrainConfig, CONFIG).data
     assert (data.order, data.lanes, data.block_shards) == ("global", None, None)
