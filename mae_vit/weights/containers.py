@@ -43,6 +43,8 @@ _WEIGHTS = re.compile(r"\.(pth(\.tar)?|pt|bin|ckpt|safetensors|index\.json)$")
 _NO_WEIGHTS = re.compile(
     r"(optimi[sz]er|scheduler|scaler|training_args|rng_state|random_states)|" + _PART.pattern
 )
+# Checkpoints of our runs, which are given by the run's folder.
+_OURS = re.compile(r"step-\d{8}")
 # Files that stand for their folder.
 _FOLDER_FILES = ("encoder.safetensors", "model.safetensors", "pytorch_model.bin", *_INDEXES)
 # Largest number of files to look through in a folder: a user may give a folder of images by mistake.
@@ -81,7 +83,13 @@ def weights_below(folder: Path) -> Path | None:
         return "best" in path.name, -len(path.parts), numbers
 
     names = islice(folder.rglob("*"), _MAX_NAMES)
-    files = [path for path in names if _WEIGHTS.search(path.name) and not _NO_WEIGHTS.search(path.name)]
+    files = [
+        path
+        for path in names
+        if _WEIGHTS.search(path.name)
+        and not _NO_WEIGHTS.search(path.name)
+        and not _OURS.fullmatch(path.parent.name)
+    ]
     best = max(files, key=preference, default=None)
     return best.parent if best is not None and best.name in _FOLDER_FILES else best
 

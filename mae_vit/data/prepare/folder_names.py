@@ -32,7 +32,7 @@ _PARTS = frozenset(("query", "gallery", "probe", "eval", "evaluation"))
 # Numbered parts of one data set: by a program, a camera (100APPLE), a day, a patient.
 _NUMBERED = re.compile(
     r"(.*[\W_])?(part|images?|imgs?|photos|batch|chunk|shard|subset|folder|fold)[\W_]?\d+|[1-9]\d\d[A-Z0-9_]{5}|"
-    r"(19|20)\d\d-\d\d(-\d\d)?|(patients?|pat|subjects?|subj?|case|study|series|ser)[\W_]?\d+(_\w+)?",
+    r"(19|20)\d\d-\d\d(-\d\d)?|\w+_(19|20)\d\d(0[1-9]|1[0-2])\d\d|(patients?|pat|subjects?|subj?|case|study|series|ser)[\W_]?\d+(_\w+)?",
     re.IGNORECASE,
 )
 # The name of a folder, or of a file without extension, with one number, at its end.

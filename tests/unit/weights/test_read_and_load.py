@@ -154,6 +154,7 @@ def test_what_is_not_there_has_a_hint(tmp_path, monkeypatch, name, hint):
     ("files", "expected"),
     [
         ("checkpoint-9.pth.tar last.pth.tar model_best.pth.tar args.yaml", "model_best.pth.tar"),
+        ("a/checkpoints/step-00000004/best.safetensors a/model.safetensors", "a"),
         ("train/x/checkpoint-9.pth.tar train/x/checkpoint-10.pth.tar", "train/x/checkpoint-10.pth.tar"),
         (
             "checkpoint-500/model.safetensors checkpoint-1000/model.safetensors checkpoint-1000/optimizer.pt "

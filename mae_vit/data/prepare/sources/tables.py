@@ -127,7 +127,8 @@ def is_table(path: Path) -> bool:
     with path.open("rb") as file:
         line = user_files.decode_text(file.read(_FIRST_LINE), "", errors="replace").partition("\n")[0]
     # Excel exports tabs as "Unicode text".
-    return "\t" in line or (len(line.split()) > 1 and not set(PATHS).isdisjoint(line.lower().split()))
+    words = re.split(r"[\s,;]+", line.strip().lower())
+    return "\t" in line or (len(words) > 1 and not set(PATHS).isdisjoint(words))
 
 
 def read_table(table: Path, options: SourceOptions | None = None) -> tuple[list[Row], list[str]]:

@@ -91,6 +91,10 @@ ASKED = {
     "a camera": ("100APPLE/1.jpg 101APPLE/2.jpg", '"100APPLE" and "101APPLE"'),
     "days": ("2023-05-01/1.jpg 2023-06-01/2.jpg", '"2023-05-01" and "2023-06-01"'),
     "letters": ("a/abbey/1.jpg b/beach/2.jpg", '"a" and "b"'),
+    "names and days": (
+        "TCGA_CS_4941_19960909/1.tif TCGA_DU_5849_19950405/2.tif",
+        '"TCGA_CS_4941_19960909" and "TCGA_DU_5849_19950405"',
+    ),
     "patients and nodes": (
         "patient_004_node_4/1.png patient_009_node_1/2.png",
         '"patient_004_node_4" and "patient_009_node_1"',

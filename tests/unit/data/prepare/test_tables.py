@@ -79,6 +79,7 @@ TABLES = {
                "train: 1 2"),
     "blanks in a text": (["image_id label path", "1  x a/1.jpg", "2  y a/2.jpg"], IMAGES, "", "train: x 1, y 1",
                          "Ebay_train.txt"),
+    "commas in a text": (["image,label", "a/1.jpg,x", "a/2.jpg,y"], IMAGES, "", "train: x 1, y 1", "captions.txt"),
     "blanks in a name": (["image path", "a/1.jpg", "b/my own.jpg"], (*IMAGES, "b/my own.jpg"), "", "train: - 2"),
 }  # fmt: skip
 
