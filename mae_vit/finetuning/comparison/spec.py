@@ -45,8 +45,8 @@ class RunSpec:
             command decides whether it is the same run, and finished.
         pretraining: the run that pretrains the weights.
         choice: tuning runs that choose settings.
-        equal_compute: for a run of as many FLOPs as the pretraining and fine-tuning of another: that other, and a run
-            of the same network at the usual length, which tells the FLOPs of a step.
+        equal_compute: two runs that set the length of this one: the run whose FLOPs of pretraining and fine-tuning it
+            shall match, and one of the same network at the usual length, which tells the FLOPs of a step.
     """
 
     name: str
