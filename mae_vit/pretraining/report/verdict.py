@@ -45,8 +45,8 @@ def verdict(record: RunRecord) -> list[str]:
         by_loss = _fall(points)
         if by_loss is not None:
             change = f"{points[0][1]:.4g} to {_last(points):.4g}, {max(0.0, by_loss):.1%} less"
-            hardly = "" if by_loss >= _LEAST_FALL else "hardly "
-            sentences.append(f"The task was {hardly}learned: the {name} loss went from {change}.")
+            fell = "fell" if by_loss >= _LEAST_FALL else "hardly fell"
+            sentences.append(f"The {name} loss {fell} from {change}.")
         falling = _still_falling(points) if record.summary.get("status") == "done" else None
         if falling is not None:
             sentences.append(
@@ -85,7 +85,11 @@ def _by_probe(record: RunRecord) -> tuple[bool | None, list[str]]:
     low, high = interval_of_share(score, images)
     # Compare intervals: after a perfect first score, one wrong image is no fall.
     learned = True if low > first else False if high < interval_of_share(first, images)[0] else None
-    words = {True: "It learned", False: "It unlearned", None: "This does not show whether it learned"}
+    words = {
+        True: "Its features improved",
+        False: "Its features got worse",
+        None: "Its features are not clearly better than before training",
+    }
     interval = f"95 % interval of {images:,} images: {low:.1%} to {high:.1%}"
     return learned, [f"{words[learned]}: {now} ({interval}), before training {first:.1%}."]
 

@@ -240,7 +240,7 @@ def test_a_chart_of_a_long_run_is_small(run_folder):
 FLAT = (0.4 + 0.6 * np.exp(-np.arange(100) / 12)).tolist()
 STEEP = np.linspace(1.0, 0.5, 100).tolist()
 NOISE = (0.7 + 0.003 * np.sin(np.arange(100) * 2.4)).tolist()
-LEARNED, UNLEARNED, COLLAPSED = "It learned", "It unlearned", "It collapsed"
+LEARNED, UNLEARNED, COLLAPSED = "Its features improved", "Its features got worse", "It collapsed"
 LONG_ENOUGH, TOO_SHORT = "was long enough", "was not long"
 
 
