@@ -102,10 +102,6 @@ def describe_recipe(setup: Setup) -> str:
     elif setup.info is not None:
         pooled = "[CLS]" if finetune.pool == "cls" else "mean of the patches"
         texts.append(f"{pooled}, head {finetune.head_init}")
-    if finetune.freeze_patch_embed:
-        texts.append("patch projection frozen")
-    if finetune.teacher:
-        texts.append(f"{finetune.distillation} distillation from {finetune.teacher}")
     return ", ".join(texts) or "no extras"
 
 
@@ -115,8 +111,11 @@ def segmentation_notes(config: FinetuneConfig) -> list[str]:
         return []
     unused: list[tuple[str, str, Any]] = [("finetune", "pool", "mean"), ("finetune", "head_init", "zero")]
     if config.mode.trains == "head":
-        unused += [("optim", "layer_decay", None), ("finetune", "freeze_patch_embed", False)]
-        unused += [("model", "drop_rate", 0.0), ("model", "drop_path_rate", 0.0)]
+        unused += [
+            ("optim", "layer_decay", None),
+            ("model", "drop_rate", 0.0),
+            ("model", "drop_path_rate", 0.0),
+        ]
     named = []
     for section, key, neutral in unused:
         value = getattr(getattr(config, section), key, neutral)

@@ -160,17 +160,14 @@ KILLED = {
     "noise": NOISE,
     "network": [],
     "average": ["train.ema_decay=0.7"],
-    "teacher": ["finetune.pool=cls"],
     "mixing": ["finetune.mixup=0.8", "finetune.cutmix=1.0"],
 }
 
 
 @pytest.mark.parametrize("kind", KILLED)
 @pytest.mark.parametrize("left", [2, pytest.param(6, marks=pytest.mark.slow)])
-def test_a_kill_in_the_middle_changes_nothing(call, shared, trained_teacher, tmp_path, kind, left):
-    changes, options = list(KILLED[kind]), CNN if kind == "network" else {}
-    if kind == "teacher":
-        changes.append(f"finetune.teacher={trained_teacher}")
+def test_a_kill_in_the_middle_changes_nothing(call, shared, tmp_path, kind, left):
+    changes, options = KILLED[kind], CNN if kind == "network" else {}
     straight, cut = shared(*changes, **options).folder, tmp_path / "cut"
     shutil.copytree(straight, cut)
     # As after a power cut behind this save: metrics may be ahead of it, results are not there.
