@@ -10,7 +10,7 @@ from mae_vit.core.errors import InputError
 
 _DESCRIPTION = """Draw what an encoder has learned: reconstructions, attention, rollout, attention distance,
 positions, and principal components of patch features. Writes one page, OUT/index.html, and beside
-it the pictures as PNG and their numbers as CSV and NPZ."""
+it the pictures as PNG and numbers as CSV."""
 _EXAMPLES = """  mae-vit inspect runs/mae_base            its held-out images; writes runs/mae_base/inspect
   mae-vit inspect --ckpt runs/mae_base --data photos/ --out look
   mae-vit inspect --ckpt runs/scratch --against runs/mae_base --data data/mine --out both
@@ -99,7 +99,7 @@ def run_inspect(arguments: argparse.Namespace) -> int:
         device=choose_device(arguments.device),
     )
     print(f"page      {page} (open in a browser)")
-    print(f"pictures  {page.parent}, with their numbers as CSV and NPZ")
+    print(f"pictures  {page.parent}, with numbers as CSV")
     return 0
 
 

@@ -134,7 +134,6 @@ def make_plan(config: Config, *, num_samples: int, world_size: int, probe_size: 
     if optim.min_lr > lr:
         given = f"optim.lr={lr:g}" if optim.lr else f"{lr:g} = optim.blr={optim.blr:g} x {batch} / 256"
         raise InputError(f"optim.min_lr={optim.min_lr:g} is above the peak rate {given}")
-    probe_default = -(-_TRAINED_PER_PROBED * probe_size // batch)
     return Plan(
         num_samples=num_samples,
         steps_per_epoch=steps_per_epoch,
@@ -146,7 +145,7 @@ def make_plan(config: Config, *, num_samples: int, world_size: int, probe_size: 
         lr=lr,
         checkpoint_every_steps=every(save, "every_", total if save.every_minutes else steps_per_epoch),
         evaluate_every_steps=every(monitor, "evaluate_every_", steps_per_epoch),
-        probe_every_steps=every(monitor, "probe_every_", probe_default) if probe_size else 0,
+        probe_every_steps=-(-_TRAINED_PER_PROBED * probe_size // batch),
         inspect_every_steps=every(monitor, "inspect_every_", 0) if monitor.inspect_every_epochs else 0,
         notes=tuple(notes),
     )

@@ -22,11 +22,10 @@ from mae_vit.finetuning.plan_text import (
     describe_rates,
     rate_table,
     segmentation_notes,
-    write_rates,
 )
 from mae_vit.finetuning.setup import Setup, set_up
 from mae_vit.objectives.config import PAIRS
-from mae_vit.runtime.ranks import find_ranks, run_on_rank_zero
+from mae_vit.runtime.ranks import find_ranks
 from mae_vit.training.engines.build import build_engine
 from mae_vit.training.engines.precision import choose_precision
 from mae_vit.training.engines.step_time import time_steps
@@ -82,10 +81,8 @@ def _train(setup: Setup, arguments: Arguments, folder: RunFolder) -> None:
             print(report.describe(setup.weights_file))
         if checkpoint is None:
             setup.warn_of_normalization()
-    if rates := rate_table(config, model, plan):
-        if say:
-            print(describe_rates(rates))
-        run_on_rank_zero(lambda: write_rates(folder, rates), setup.ranks)
+    if say and (rates := rate_table(config, model, plan)):
+        print(describe_rates(rates))
     optimizer = classifier_optimizer_options(config)
     run_setup = RunSetup(
         config,

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 from mae_vit.config.plan import Plan
-from mae_vit.core.files import write_json
 from mae_vit.core.messages import count_of
 from mae_vit.data.data_path import describe_place
 from mae_vit.finetuning.config.schema import FinetuneConfig
@@ -141,9 +139,3 @@ def describe_rates(rates: Sequence[LayerRate]) -> str:
         for row in rates
     ]
     return "\n".join(lines)
-
-
-def write_rates(folder: RunFolder, rates: Sequence[LayerRate]) -> None:
-    """Writes the learning rates of layers as `rates.json`."""
-    folder.path.mkdir(parents=True, exist_ok=True)
-    write_json(folder.path / "rates.json", [asdict(row) for row in rates])

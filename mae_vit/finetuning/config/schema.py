@@ -19,8 +19,6 @@ HeadInit = Literal["zero", "small"]
 _UNUSED_MONITOR = (
     "evaluate_split",
     "evaluate_images",
-    "probe_every_steps",
-    "probe_every_epochs",
     "probe_queries",
     "inspect_every_epochs",
 )
@@ -81,7 +79,6 @@ class FinetuneSection(Section):
             the learning rate of a linear probe. 0 trains on all images and tests the last weights.
         test: whether to measure on the test split, once, at the end. Set false while you choose settings.
         test_split: split to test on; null takes "test" if it exists, else "val".
-        train_images: largest number of training images on which `train_top1` is measured.
         shots: numbers of images of each class for "few_shot".
         draws: how often "few_shot" draws these images.
         neighbors: number of neighbors for "knn".
@@ -100,7 +97,6 @@ class FinetuneSection(Section):
     holdout: float = Field(default=0.1, ge=0, le=0.5)
     test: bool = True
     test_split: str | None = None
-    train_images: int = Field(default=10_000, gt=0)
     # ViT Sec. 4.1 has five and ten.
     shots: list[int] = Field(default=[1, 5, 10, 25], min_length=1)
     draws: int = Field(default=5, gt=0)

@@ -20,7 +20,7 @@ VITS = [
     ("model.name=SimpelCNN", '"SimpleCNN"'),
     ("finetune.holdout=0.9", "finetune.holdout=0.9"),
     ("model.init=x", "model.init"),
-    ("monitor.probe_every_steps=3", "monitor.probe_every_steps"),
+    ("monitor.probe_queries=3", "monitor.probe_queries"),
     ("monitor.evaluate_images=9", "monitor.evaluate_images"),
     ("optim.layer_decay=1.5", "optim.layer_decay=1.5"),
     ("finetune.start=runs/mae", "--ckpt"),
