@@ -38,7 +38,7 @@ from mae_vit.training.engines.cost import Estimate, estimate
 from mae_vit.training.engines.state import BestWeights, weights_of
 from mae_vit.training.evals import HeldOut, OnlineProbe
 from mae_vit.training.outputs.run_folder import RunFolder
-from mae_vit.training.startup import Identity, run_identity
+from mae_vit.training.startup import Identity
 from mae_vit.weights.foreign import ForeignWeights
 from mae_vit.weights.load import warn_normalization_differs
 from mae_vit.weights.read import Weights
@@ -152,8 +152,7 @@ class Setup(startup.Setup):
     @property
     def identity(self) -> Identity:
         """What must not change when the run resumes, and the labels that its weights will have seen."""
-        identity = run_identity(self.config, derived=self.derived)
-        return identity.with_history(**{LABELS_SEEN: self.labels_seen.model_dump()})
+        return super().identity.with_history(**{LABELS_SEEN: self.labels_seen.model_dump()})
 
     @property
     def _labels_before(self) -> SeenLabels | None:
