@@ -95,7 +95,7 @@ class Setup(startup.Setup):
         """
         if not isinstance(self.pretrained, Weights):
             return None
-        return model.load(self.pretrained, self.config.model.patch_init)
+        return model.load(self.pretrained)
 
     def warn_of_normalization(self) -> None:
         """Warns if images are normalized otherwise than in the training of the weights."""

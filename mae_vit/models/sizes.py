@@ -13,7 +13,6 @@ TIMM_PREFIX = "timm:"
 PositionKind = Literal["learnable", "sincos"]
 Pool = Literal["cls", "mean"]
 # How weights for another number of channels are adapted (`mae_vit.models.encoders.base.adapt_patch_projection`).
-PatchInit = Literal["repeat", "average", "fresh"]
 
 
 @dataclass(frozen=True)

@@ -225,8 +225,7 @@ def initialize(
     from mae_vit.weights.read import read_weights
 
     weights = read_weights(config.model.init)
-    name, patch_init = config.objective.name, config.model.patch_init
-    coverage = load_weights(weights, objective.encoder, objective, objective=name, patch_init=patch_init)
+    coverage = load_weights(weights, objective.encoder, objective, objective=config.objective.name)
     if say:
         print(coverage.describe(weights.source))
         warn_normalization_differs(weights, info.mean, info.std, info.bands)

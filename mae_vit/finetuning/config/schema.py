@@ -137,8 +137,6 @@ class FinetuneConfig(Config):
     def _check_finetune(self) -> FinetuneConfig:
         if self.model.init is not None:
             raise ValueError("model.init is pretraining's: give weights to begin from by --ckpt")
-        if self.model.patch_init is not None and self.finetune.start is None:
-            raise ValueError(f'model.patch_init="{self.model.patch_init}" has no effect without --ckpt')
         if self.model.family == "network":
             self._check_network()
         unused = MonitorSection()
