@@ -59,7 +59,7 @@ class OptimSection(Section):
     def _check(self) -> OptimSection:
         exactly_one(self, ("blr", "lr"), required=True)
         if self.betas is not None and not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError(f"betas={self.betas}: each needs 0 <= beta < 1")
+            raise ValueError(f"betas={self.betas}: each must be at least 0 and below 1")
         return self
 
 
@@ -75,7 +75,7 @@ TRACKERS: dict[str, str | Callable[[Any], Any]] = {
 def register_tracker(name: str, tracker: str | Callable[[Any], Any]) -> None:
     """Adds an experiment tracker; raises ValueError if there is another of that name. For plug-ins."""
     if TRACKERS.setdefault(name, tracker) is not tracker:
-        raise ValueError(f'there is a tracker "{name}"')
+        raise ValueError(f'there is already a tracker "{name}"; choose another name')
 
 
 class RunSection(Section):
@@ -116,7 +116,9 @@ class RunSection(Section):
     def _check_name(cls, name: Any) -> Any:
         # Refuse an empty name too: it comes from an unset variable, as in `run.name=$NAME`.
         if name is None or (isinstance(name, str) and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name)):
-            raise ValueError("letters, digits, . _ - (a letter or digit first); a folder goes in run.dir")
+            raise ValueError(
+                "may have letters, digits, . _ - (a letter or digit first); for a folder use run.dir"
+            )
         return name
 
 
@@ -168,15 +170,13 @@ class TrainSection(Section):
         exactly_one(self, ("steps", "epochs", "samples"), required=True)
         exactly_one(self, ("warmup_steps", "warmup_epochs", "warmup_samples"), required=False)
         if (self.engine == "deepspeed" or self.zero_stage) and not _has_deepspeed():
-            raise ValueError(
-                'deepspeed is not installed (off Linux it never is): use engine="torch", zero_stage=0'
-            )
+            raise ValueError('deepspeed is not installed (it needs Linux); use engine="torch", zero_stage=0')
         if self.engine == "torch" and self.zero_stage:
             raise ValueError(f'zero_stage={self.zero_stage} needs engine="deepspeed"')
         if self.ema_decay is not None and self.zero_stage == 3:
-            raise ValueError("ema_decay averages whole weights, zero_stage=3 shards them: use zero_stage=2")
+            raise ValueError("ema_decay needs whole weights, which zero_stage=3 shards; use zero_stage=2")
         if self.compile is True and self.zero_stage == 3:
-            raise ValueError("compile=true does not go with zero_stage=3 (most that does: zero_stage=2)")
+            raise ValueError("compile=true does not work with zero_stage=3; use zero_stage=2")
         return self
 
     def engine_on(self, world_size: int) -> Literal["deepspeed", "torch"]:
@@ -216,8 +216,8 @@ class CheckpointSection(Section):
         planned = self.every_steps is not None or self.every_epochs is not None
         if self.keep_every is not None and self.every_minutes is not None and not planned:
             raise ValueError(
-                f"keep_every={self.keep_every} counts no saves by time (every_minutes={self.every_minutes:g}): "
-                "give every_steps or every_epochs too"
+                f"keep_every={self.keep_every} does not count saves by time "
+                f"(every_minutes={self.every_minutes:g}); give every_steps or every_epochs too"
             )
         return self
 
@@ -289,10 +289,10 @@ class MonitorSection(Section):
             )
         if unknown := set(self.trackers) - set(TRACKERS):
             raise ValueError(
-                f'trackers={self.trackers}: no tracker "{min(unknown)}": {nearest(min(unknown), TRACKERS)}'
+                f'trackers={self.trackers}: there is no "{min(unknown)}"; {nearest(min(unknown), TRACKERS)}'
             )
         if len(set(self.trackers)) < len(self.trackers):
-            raise ValueError(f"trackers={self.trackers} names one twice")
+            raise ValueError(f"trackers={self.trackers} has one twice; give each once")
         if self.tracker_group is not None and not self.trackers:
             raise ValueError(f'tracker_group="{self.tracker_group}" has no effect without trackers')
         return self
@@ -332,7 +332,7 @@ class Config(Section):
     def _check_sharding(self) -> Config:
         if self.optim.name == "lars" and self.train.zero_stage:
             raise ValueError(
-                f'optim.name="lars" needs whole parameters, train.zero_stage={self.train.zero_stage} '
-                "shards them: use zero_stage=0"
+                f'optim.name="lars" needs whole parameters, which train.zero_stage={self.train.zero_stage} shards; '
+                "use zero_stage=0"
             )
         return self

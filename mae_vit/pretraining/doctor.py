@@ -178,14 +178,12 @@ def check_devices(ranks: Ranks, device: torch.device, precision: Chosen) -> list
 
 def check_run(setup: Setup, folder: Path) -> list[Check]:
     """Checks memory, disk, loading and data of a run."""
-    config, ranks, costs = setup.config, setup.ranks, setup.costs
-    sharing = {"world_size": ranks.world_size, "zero_stage": config.train.zero_stage}
-    least = costs.least_gib(**sharing, kept_bytes=least_kept(setup))
+    config, ranks = setup.config, setup.ranks
     height, width = setup.info.img_size
     batch_bytes = setup.plan.batch_size_per_device * setup.info.in_chans * height * width
     batch_bytes *= setup.data.source.source.dtype.itemsize
     return [
-        check_memory(least, costs.memory_gib(**sharing), ranks, setup.device),
+        check_memory(setup),
         check_disk(folder, retention(setup.config, setup.plan, setup.costs)[1]),
         *check_loading(setup.data, batch_bytes, ranks),
         check_samples(setup.data, setup.info.in_chans, config.data.damage_budget),
@@ -200,10 +198,16 @@ def _check_room(name: str, text: str, remedy: str, *, least: float, most: float,
     return Check(status, name, text if status == "ok" else f"{text}: {remedy}")
 
 
-def check_memory(least_gib: float, most_gib: float, ranks: Ranks, device: torch.device) -> Check:
+def check_memory(setup: Setup) -> Check:
     """Compares a rank's memory needs with the free memory of its device."""
-    free, whose = free_memory_gib(ranks, device)
-    text = f"about {least_gib:.2f} to {most_gib:.2f} GiB for each rank; {whose} has {free:.1f} GiB free"
+    sharing = {"world_size": setup.ranks.world_size, "zero_stage": setup.config.train.zero_stage}
+    most_gib, (free, whose) = setup.costs.memory_gib(**sharing), free_memory_gib(setup.ranks, setup.device)
+    room = f"GiB for each rank; {whose} has {free:.1f} GiB free"
+    if most_gib <= _FULL * free:
+        return Check("ok", "memory", f"at most about {most_gib:.2f} {room}")
+    # Takes a second, so only where it decides.
+    least_gib = setup.costs.least_gib(**sharing, kept_bytes=least_kept(setup))
+    text = f"about {least_gib:.2f} to {most_gib:.2f} {room}"
     remedy = "smaller train.batch_size_per_device, train.activation_checkpointing=true, or a higher "
     remedy += "train.zero_stage over more ranks"
     return _check_room("memory", text, remedy, least=least_gib, most=most_gib, free=free)

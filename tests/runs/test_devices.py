@@ -11,6 +11,7 @@ import pytest
 import torch
 from helpers.commands import ROOT
 from helpers.fake_cuda import CUDA, fake_cuda, on_cuda
+from helpers.objectives import VARIANTS, build
 
 from mae_vit.core.batch import Batch
 from mae_vit.core.keyed_rng import SampleKeys
@@ -42,29 +43,12 @@ from mae_vit.weights.embed.embed import Settings, _encode
 from mae_vit.weights.encoder import ViTFeatures, load_encoder
 from mae_vit.weights.feature_encoder import ImageInput
 
-DECODER = {"decoder_embed_dim": 16, "decoder_depth": 2, "decoder_num_heads": 2}
-OPTIONS = {"mae": DECODER, "contrastive_mae": {**DECODER, "group_size": 2}, "joint": {"mae": DECODER}}
-# Further ways of an objective.
-VARIANTS = {
-    "mae decoding a half": ("mae", {"decode_ratio": 0.5}),
-    "contrastive_mae contrasting": ("contrastive_mae", {"contrast_weight": 0.5}),
-    "masked_patch 4x4": ("masked_patch", {"target": "downsized_4x4"}),
-    "masked_patch pixels": ("masked_patch", {"target": "pixels_l2"}),
-    "supervised mixed": ("supervised", {"mixup": 0.8, "cutmix": 1.0}),
-    "supervised linear": ("supervised", {"head": "linear", "pool": "mean"}),
-}
 CLASSES, COLORS = 5, {"mean": [0.5] * 3, "std": [0.25] * 3}
 behind = pytest.mark.parametrize("left_behind", [False, True], ids=["moved", "left behind"])
 
 
 def encoder_of() -> ViTEncoder:
     return ViTEncoder(img_size=(16, 16), patch_size=4, embed_dim=16, depth=2, num_heads=2)
-
-
-def objective_of(name: str):
-    name, changes = VARIANTS.get(name, (name, {}))
-    section = OBJECTIVES[name].model_validate({"name": name, **OPTIONS.get(name, {}), **changes})
-    return section.build(encoder_of(), **COLORS, num_classes=CLASSES)
 
 
 def batch_of(size: int = 8) -> Batch:
@@ -99,7 +83,7 @@ def on_device(*tensors) -> bool:
 @pytest.mark.parametrize("name", [*OBJECTIVES, *VARIANTS])
 def test_objectives(name, left_behind):
     """A step's forward pass, and what is measured and drawn of held-out images."""
-    task = objective_of(name)
+    task = build(name, "tiny")
     with fake_cuda():
         on_cuda(task, but="encoder.blocks.1.norm1.weight" if left_behind else "")
         engine = engine_of(task)
@@ -117,7 +101,7 @@ def test_objectives(name, left_behind):
 
 @behind
 def test_the_online_probe(left_behind):
-    task, labels = objective_of("mae"), torch.arange(8) % 2
+    task, labels = build("mae", "tiny"), torch.arange(8) % 2
     with fake_cuda():
         on_cuda(task, but="encoder.norm.bias" if left_behind else "")
         probe = OnlineProbe([batch_of(4), batch_of(4)], torch.arange(8), labels, 4, 2)
@@ -244,7 +228,7 @@ def test_encoders_for_use(left_behind):
 @behind
 def test_inspection(left_behind):
     encoder = load_encoder(ROOT / "docs/results/encoders/mae_cifar_tiny_100.safetensors")
-    task = objective_of("mae")
+    task = build("mae", "tiny")
     with fake_cuda():
         on_cuda(encoder, but="encoder.norm.weight" if left_behind else "")
         on_cuda(task, but="encoder.blocks.0.norm1.bias" if left_behind else "")

@@ -161,8 +161,8 @@ def test_the_history_of_a_run_is_its_own(runs, tmp_path):
         (["nowhere", "--ckpt", "nowhere"], "give WEIGHTS once"),
         ([], "give WEIGHTS once"),
         (["{data}"], "inspect WEIGHTS --data"),
-        (["--ckpt", "{encoder}", "--data", "{data}"], "--out is needed"),
-        (["--ckpt", "{encoder}", "--out", "{out}"], "--data is needed"),
+        (["--ckpt", "{encoder}", "--data", "{data}"], "--out DIR"),
+        (["--ckpt", "{encoder}", "--out", "{out}"], "--data DIR"),
         (["--ckpt", "{encoder}", "--out", "{out}", "--data", "{data}", "--images", "1"], "at least 2"),
         (["--ckpt", "{encoder}", "--out", "{out}", "--data", "nodata"], "nodata"),
         (

@@ -95,7 +95,7 @@ def test_folders_that_do_not_serve(digits, tmp_path, capsys):
         ("data/photos/1", "data/photoz", '`mae-vit prepare SRC data/photoz` (did you mean "data/photos"?)'),
         ("data/photos/1", "dta/photoz", '(did you mean "data/photos"?)'),
         ("data/photos/1", "nowhere/photos", "`mae-vit prepare SRC nowhere/photos`"),
-        ("data/cifar100/1", "data/cifar10", ": make it with `mae-vit prepare cifar10 data/cifar10`"),
+        ("data/cifar100/1", "data/cifar10", "; make it with `mae-vit prepare cifar10 data/cifar10`"),
         ("data/digits/1", "dta/digits", '`mae-vit prepare digits dta/digits` (did you mean "data/digits"?)'),
     ],
 )

@@ -78,14 +78,6 @@ def test_a_run_leaves_what_it_promises(probe, digits, pretrained, tmp_path, caps
     assert "belongs to" in capsys.readouterr().err
 
 
-def test_a_batch_larger_than_the_data_shrinks_with_a_note(probe, tmp_path, capsys):
-    assert probe("train.effective_batch_size=512") == 0
-    (note,) = summary_of(tmp_path / "run")["notes"]
-    assert "256 images" in note
-    assert f"note: {note}" in capsys.readouterr().out
-    assert f"note: {note}" in (tmp_path / "run" / "plan.txt").read_text()
-
-
 @pytest.mark.parametrize("pool", ["cls", "mean"])
 def test_the_layer_is_that_of_a_plain_loop(probe, digits, pretrained, tmp_path, pool, spy):
     """timm's encoder, torch's BatchNorm, SGD and cross-entropy, in the run's order of images."""
