@@ -199,10 +199,6 @@ class Setup(startup.Setup):
         """Returns None: the held-out accuracy replaces a probe."""
         return None
 
-    def views(self) -> None:
-        """Returns None: `mae-vit inspect` draws views of the result."""
-        return None
-
     def finish(
         self, engine: Engine, folder: RunFolder, step: int, best: BestWeights | None
     ) -> tuple[dict[str, Any], Callable[[], None], list[str]]:

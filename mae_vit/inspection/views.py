@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from mae_vit.core.bands import Bands
@@ -20,9 +18,8 @@ from mae_vit.inspection.figures import (
     draw_tiles,
     in_false_color,
     similarity_grid,
-    to_png,
 )
-from mae_vit.inspection.images import Samples, as_drawn
+from mae_vit.inspection.images import Samples
 from mae_vit.inspection.measures import (
     attention_maps,
     attention_weights,
@@ -35,11 +32,9 @@ from mae_vit.inspection.measures import (
 from mae_vit.inspection.reconstructions import reconstruct
 from mae_vit.models.encoders.base import Encoder
 from mae_vit.models.sizes import Pool
-from mae_vit.objectives.objective import Objective, Task
+from mae_vit.objectives.objective import Objective
 from mae_vit.weights.encoder import PretrainedEncoder
 
-# An encoder and its normalization, trained or in training.
-InspectableEncoder = PretrainedEncoder | Objective
 _SHOWN = 8
 # Images to average over; ViT takes 128 (App. D.7).
 _AVERAGED = 128
@@ -57,24 +52,6 @@ def all_views(model: PretrainedEncoder, objective: Objective | None, samples: Sa
     yield from attention_views(model, samples)
     yield position_view(model.encoder)
     yield feature_view(model, samples)
-
-
-def draw_views(
-    task: Task, images: Tensor, picture_bands: Sequence[int | str] | None = None
-) -> dict[str, np.ndarray]:
-    """Draws the cheap views of an objective in training, which keeps its mode: name -> uint8 (H, W, 3).
-
-    They are rollout, attention distance and positions. Distances are averaged over `images`, raw values (n, C, H, W) on
-    its device.
-    """
-    assert isinstance(task, Objective)
-    encoder, shown = task.encoder, as_drawn(images, task.bands, picture_bands)
-    weights = attention_weights(encoder, task.normalize(images))
-    distance = next(head_views(task, images))
-    views = [rollout_view(encoder, shown, weights, "mean"), distance, position_view(encoder)]
-    return {
-        view.name: np.asarray(Image.open(io.BytesIO(to_png(view.drawn))).convert("RGB")) for view in views
-    }
 
 
 def band_views(objective: Objective | None, samples: Samples) -> Iterator[View]:
@@ -189,7 +166,7 @@ def rollout_view(encoder: Encoder, images: Tensor, weights: Sequence[Tensor], po
     )
 
 
-def head_views(model: InspectableEncoder, images: Tensor) -> Iterator[View]:
+def head_views(model: PretrainedEncoder, images: Tensor) -> Iterator[View]:
     """Draws how far each head looks, and how widely, over raw images (n, C, H, W)."""
     encoder = model.encoder
     distances, entropies = head_statistics(model, images)
@@ -220,7 +197,7 @@ def head_views(model: InspectableEncoder, images: Tensor) -> Iterator[View]:
     )
 
 
-def _attention_weights(model: InspectableEncoder, images: Tensor) -> list[Tensor]:
+def _attention_weights(model: PretrainedEncoder, images: Tensor) -> list[Tensor]:
     return attention_weights(model.encoder, model.normalize(images.to(model.encoder.cls_token.device)))
 
 
@@ -230,7 +207,7 @@ def _query_name(encoder: Encoder, pool: Pool) -> str:
     return "[CLS]" if encoder.num_prefix_tokens == 1 else "the mean over all class tokens"
 
 
-def head_statistics(model: InspectableEncoder, images: Tensor) -> tuple[np.ndarray, np.ndarray]:
+def head_statistics(model: PretrainedEncoder, images: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """Returns attention distance in pixels and entropy in nats, each (L, H), over raw images (n, C, H, W)."""
     encoder = model.encoder
     sums = np.zeros((2, len(encoder.blocks), 1))
@@ -261,13 +238,13 @@ def position_view(encoder: Encoder) -> View:
 
 
 @torch.no_grad()
-def patch_features(model: InspectableEncoder, images: Tensor) -> Tensor:
+def patch_features(model: PretrainedEncoder, images: Tensor) -> Tensor:
     """Encodes raw images (n, C, H, W) to patch tokens (n, N, D) after the final norm."""
     moved = model.normalize(images.to(model.encoder.cls_token.device))
     return model.encoder.forward_features(moved)[:, model.encoder.num_prefix_tokens :]
 
 
-def feature_view(model: InspectableEncoder, samples: Samples) -> View:
+def feature_view(model: PretrainedEncoder, samples: Samples) -> View:
     """Draws principal components of patch features as colors."""
     components, shares = feature_components(patch_features(model, samples.images[:_SHOWN]))
     low, high = components.flatten(0, 1).aminmax(dim=0)

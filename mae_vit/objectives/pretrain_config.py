@@ -26,8 +26,4 @@ class PretrainConfig(Config):
             self.model.geometry()
         except ValueError as error:
             raise ValueError(f"model.{error}") from None
-        if self.monitor.inspect_every_epochs is not None and self.model.family != "vit":
-            raise ValueError(
-                f'monitor.inspect_every_epochs needs model.family="vit", not "{self.model.family}"'
-            )
         return self

@@ -24,7 +24,7 @@ from mae_vit.training.engines.base import Engine
 from mae_vit.training.engines.build import choose_compiling, optimizer_options
 from mae_vit.training.engines.cost import Estimate, estimate, kept_bytes
 from mae_vit.training.engines.state import BestWeights
-from mae_vit.training.evals import HeldOut, OnlineProbe, Views
+from mae_vit.training.evals import HeldOut, OnlineProbe
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.weights.seen_labels import SeenLabels
 
@@ -61,15 +61,6 @@ class Setup(startup.Setup):
         """Loads the online probe."""
         return self.data.probe(self.ranks, batch_size=self.plan.batch_size_per_device)
 
-    def views(self) -> Views | None:
-        """Returns the function that draws views of the encoder."""
-        if self.config.monitor.inspect_every_epochs is None:
-            return None
-        # Imports matplotlib.
-        from mae_vit.inspection.views import draw_views
-
-        return partial(draw_views, picture_bands=self.config.monitor.picture_bands)
-
     def finish(
         self, engine: Engine, folder: RunFolder, step: int, best: BestWeights | None
     ) -> tuple[dict[str, Any], Callable[[], None], list[str]]:
@@ -103,11 +94,6 @@ def set_up(config: PretrainConfig, ranks: Ranks) -> Setup:
     data = open_data(config, ranks, device)
     if config.objective.uses_labels:
         data.check_held_out_labels()
-    if config.monitor.inspect_every_epochs and data.held_out_index is None:
-        raise InputError(
-            f"monitor.inspect_every_epochs={config.monitor.inspect_every_epochs:g} has no effect: {data.why_none}, "
-            "no images to look at (mae-vit prepare ... --holdout 0.05)"
-        )
     plan = make_plan(
         config,
         num_samples=data.num_samples,

@@ -20,7 +20,6 @@ _UNUSED_MONITOR = (
     "evaluate_split",
     "evaluate_images",
     "probe_queries",
-    "inspect_every_epochs",
 )
 HIDDEN_KEYS = (
     *("model.init", "finetune.start", "data.leave_out_per_class", "data.leave_out_draws"),
