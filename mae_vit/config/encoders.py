@@ -202,7 +202,7 @@ class NetworkSection(EncoderSection):
     """Another network: a baseline, or `timm:NAME`.
 
     Attributes:
-        name: `SimpleCNN`, `SmallResNet`, `SmallBiT`, `SmallHybrid` or `timm:NAME`.
+        name: `SimpleCNN`, `SmallResNet`, `SmallBiT` or `timm:NAME`.
         patch_size: side in pixels of the squares that `simmim` masks; null is 4, or 16 for images of 128 px or more.
         drop_path_rate: stochastic depth of the last block; it grows linearly from 0.
     """
