@@ -4,7 +4,7 @@ import json
 import shutil
 
 import pytest
-from helpers.commands import SMALL_MAE
+from helpers.commands import SMALL_MAE, lines_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from mae_vit.pretraining.command import main
@@ -24,8 +24,7 @@ def train(digits, folder, *options):
 
 
 def losses(folder):
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [(line["step"], line["loss"], line["grad_norm"]) for line in lines]
+    return [(line["step"], line["loss"], line["grad_norm"]) for line in lines_of(folder)]
 
 
 def test_views_are_written_and_change_nothing(digits, tmp_path):
