@@ -20,13 +20,7 @@ from mae_vit.evaluation.knn import knn_scores
 from mae_vit.finetuning.frozen import closed_form
 from mae_vit.finetuning.frozen.closed_form import score_in_closed_form
 from mae_vit.finetuning.frozen.linear_probe import LinearProbe, probe_top1, train_probe
-from mae_vit.finetuning.models.classifier_file import ClassifierFile
-from mae_vit.finetuning.models.classifiers import (
-    Distillation,
-    DistilledViTClassifier,
-    NetworkClassifier,
-    ViTClassifier,
-)
+from mae_vit.finetuning.models.classifiers import NetworkClassifier, ViTClassifier
 from mae_vit.finetuning.results import Predictor, as_predictions, predict_classes
 from mae_vit.inspection.measures import (
     attention_maps,
@@ -157,21 +151,15 @@ def classifier_of(name: str):
     common = {**COLORS, "labels": labels}
     if name in ("cls", "mean"):
         return ViTClassifier(encoder_of(), pool=name, head_init="small", **common)
-    if name in ("hard", "soft"):
-        taught = NetworkClassifier(network_of("SimpleCNN"), **COLORS, labels=LabelLoss(CLASSES))
-        distillation = Distillation(ClassifierFile(taught.eval(), None, ""), name, 0.5)
-        return DistilledViTClassifier(encoder_of(), head_init="small", distillation=distillation, **common)
     return NetworkClassifier(network_of(name), **common)
 
 
 @behind
-@pytest.mark.parametrize("name", ["cls", "mean", "hard", "soft", *BASELINES])
+@pytest.mark.parametrize("name", ["cls", "mean", *BASELINES])
 def test_classifiers(name, left_behind):
-    """Trained with mixing and a teacher's answers, and measured."""
+    """Trained with mixing, and measured."""
     task = classifier_of(name)
     with fake_cuda():
-        if name in ("hard", "soft"):
-            on_cuda(task.distillation.teacher.model)
         last = [name for name, _ in task.named_parameters()][-1]
         engine = engine_of(on_cuda(task, but=last if left_behind else ""))
         with noticed(left_behind):

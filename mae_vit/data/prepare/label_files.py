@@ -28,7 +28,7 @@ from mae_vit.data.shards.samples import label_number, no_single_label
 _LOOKED_AT = 200
 _FRACTION = re.compile(r"[+-]?(\d+\.\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
 _JOINS = re.compile(r"\s*[|;,]\s*")
-_ONE_CLASS = "an image has one class here; pretraining needs no labels: leave --labels out"
+_ONE_CLASS = "keep one class per image, or leave --labels out (pretraining needs none)"
 
 
 class _Columns(NamedTuple):
@@ -57,7 +57,7 @@ def label_by_file(
     names = Names(entry.path for entry in source.entries)
     header, rows = _with_header(read_lines(file), names)
     if not rows:
-        raise InputError(f"--labels {file} has no rows")
+        raise InputError(f"--labels {file} has no rows; write a line for each image, such as cats/1.jpg,cat")
     columns = _choose(file, header, rows, names, image_column, label_column)
     cells = [(row[columns.image], _label(file, header, row, columns)) for row in rows]
     # Leading folders that all paths share may be those of another machine.
@@ -65,7 +65,7 @@ def label_by_file(
     found = [_find(names, path, elsewhere) for path, _ in cells]
     if not any(found):
         raise InputError(
-            f"--labels {file}: none of its {count_of(len(rows), 'row')} names an image of {source.name}: it has "
+            f"--labels {file}: none of its {count_of(len(rows), 'row')} is an image of {source.name}; it has "
             f"{shown(path for path, _ in cells)}, {source.name} has {names}"
         )
     _check_labels(file, [label for _, label in cells])
@@ -77,7 +77,7 @@ def label_by_file(
             continue
         if labels.setdefault(path, name) != name:
             raise InputError(
-                f'--labels {file} says "{labels[path]}" and "{name}" of {plain_text(path)}: {_ONE_CLASS}'
+                f'--labels {file} gives {plain_text(path)} the labels "{labels[path]}" and "{name}"; {_ONE_CLASS}'
             )
         if columns.split is not None and row[columns.split]:
             splits[path] = split_told(row[columns.split])
@@ -100,14 +100,15 @@ def _labeled(
     ]
     given = {label for label in labels.values() if label is not None}
     without = [entry.path for entry in entries if entry.class_name is None]
-    notes = [f"took the labels of {count_of(len(entries) - len(without), 'image')} from {file.name}"]
+    notes = [f"read the labels of {count_of(len(entries) - len(without), 'image')} from {file.name}"]
     if unknown:
         notes.append(
             f"{count_of(len(unknown), 'row')} of {file.name} without an image in {source.name}: {shown(unknown)}"
         )
     if without:
         notes.append(
-            f"{count_of(len(without), 'image')} without a label in {file.name}, for pretraining alone: {shown(without)}"
+            f"{count_of(len(without), 'image')} without a label in {file.name}, used only for pretraining: "
+            f"{shown(without)}"
         )
     return replace(source, entries=entries, classes=ordered_classes(given), notes=(*source.notes, *notes))
 
@@ -144,7 +145,7 @@ def _choose(
         if name.isdecimal() and 0 < int(name) <= len(header):
             return int(name) - 1
         hint = closest(name, header) or f"it has {shown(header)}"
-        raise InputError(f"{option} {name}: {file} has no such column: {hint}")
+        raise InputError(f"{option} {name}: {file} has no such column; {hint}")
 
     def images(place: int) -> int:
         return sum(bool(row[place] and names.find(row[place])) for row in rows[:_LOOKED_AT])
@@ -165,8 +166,8 @@ def _choose(
     if len(bits) > 1:
         return _Columns(image, None, bits, split)
     raise InputError(
-        f"--labels {file}: which of its columns is the label is not clear: give --label-column NAME "
-        f"({shown(header[place] for place in rest) or 'it has one column alone'})"
+        f"--labels {file}: several columns may be the label; give --label-column NAME "
+        f"({shown(header[place] for place in rest) or 'it has only one column'})"
     )
 
 
@@ -177,7 +178,8 @@ def _label(file: Path, header: Sequence[str], row: Sequence[str], columns: _Colu
     ones = [header[place] for place in columns.bits if BITS[row[place].lower()]]
     if len(ones) > 1:
         raise InputError(
-            f"--labels {file} has several labels of {plain_text(row[columns.image])} ({', '.join(ones)}): {_ONE_CLASS}"
+            f"--labels {file} has several labels for {plain_text(row[columns.image])} ({', '.join(ones)}); "
+            f"{_ONE_CLASS}"
         )
     return ones[0] if ones else ""
 
@@ -190,12 +192,12 @@ def _check_labels(file: Path, labels: Sequence[str]) -> None:
     ]
     if fractions:
         raise InputError(
-            f"--labels {file} has numbers with fractions, such as {min(fractions)}: values are not predicted here, "
-            "classes are. Put ranges of them into classes"
+            f"--labels {file} has numbers with fractions, such as {min(fractions)}, but only classes are "
+            "predicted; group ranges of values into classes"
         )
     for label in known:
         parts = _JOINS.split(label)
         if no_single_label(label.encode()) or (len(parts) > 1 and known.intersection(parts)):
             raise InputError(
-                f'--labels {file} has several labels in one cell, "{plain_text(label)}": {_ONE_CLASS}'
+                f'--labels {file} has several labels in one cell, "{plain_text(label)}"; {_ONE_CLASS}'
             )

@@ -30,7 +30,7 @@ def run(call, colored):
     """Fine-tunes on color images of 32 px: run(weights, "key=value", ..., name="run") -> exit code."""
 
     def tune(ckpt, *arguments, **options) -> int:
-        few = ["data.labels_per_class=16", "finetune.train_images=64", "train.effective_batch_size=64"]
+        few = ["data.labels_per_class=16", "train.effective_batch_size=64"]
         words = [f"--ckpt={ckpt}", f"data.path={colored}", *few, *arguments]
         return call(*words, **options, model=(), small=SHORT)
 

@@ -143,7 +143,7 @@ def read_table(table: Path, options: SourceOptions | None = None) -> tuple[list[
     path, label = _choose_columns(table, columns, cells, files, options)
     split, notes = next((column for column in _SPLITS if column in columns), None), list[str]()
     if without := sum(not row[path] for row in cells):
-        notes.append(f"left out {count_of(without, 'row')} of {name} that name no file")
+        notes.append(f"left out {count_of(without, 'row')} of {name} that give no file")
     cells = [row for row in cells if row[path]]
     found = files.find_all([row[path] for row in cells])
     unread = [column for column in columns if column not in (path, label, split)]
@@ -154,7 +154,7 @@ def read_table(table: Path, options: SourceOptions | None = None) -> tuple[list[
         if len(bits) > 1 and all(len(_ones(row, bits)) == 1 for row in cells):
             hot = bits
             listed = shown(columns[bit] for bit in hot)
-            notes.append(f"took columns with a single 1 in each row for the labels: {listed}")
+            notes.append(f"read columns with a single 1 in each row as labels: {listed}")
     notes += unread_note(name, [columns[column] for column in unread if column not in hot])
     rows = []
     for row, file in zip(cells, found, strict=True):
@@ -174,11 +174,11 @@ def _missing_notes(rows: Sequence[Row], table: str, images: Names) -> list[str]:
     notes = []
     if several := [path for path in lost if images.are_several(path)]:
         count = count_of(len(several), "file")
-        remedy = "name the folders too, in a column of paths (--image-column)"
-        notes.append(f"several images fit {count} of {table} ({shown(several)}): {remedy}")
+        remedy = "give the folders too, in a column of paths (--image-column)"
+        notes.append(f"several images fit {count} of {table} ({shown(several)}); {remedy}")
     if missing := [path for path in lost if not images.are_several(path)]:
         count = count_of(len(missing), "file")
-        notes.append(f"{count} of {table} not found beside it or below: {shown(missing)}{there}")
+        notes.append(f"{count} of {table} not found next to it or below: {shown(missing)}{there}")
     return notes
 
 
@@ -191,7 +191,7 @@ def _read(table: Path) -> tuple[dict[str, str], list[dict[str, str]]]:
     written, *rows = read_lines(table) or [[]]
     indices = {name.lower(): index for index, name in enumerate(written) if name}
     if len(indices) < sum(map(bool, written)):
-        raise InputError(f"table {table}: two columns have one name ({shown(written)}): rename one")
+        raise InputError(f"table {table}: two columns have the same name ({shown(written)}); rename one")
     cells = [
         {name: row[index] if index < len(row) else "" for name, index in indices.items()}
         for row in rows
@@ -229,9 +229,7 @@ def _choose_columns(
         InputError: if they are ambiguous, with the command that chooses.
     """
     if any(user_files.is_image(name) and files.find(name) for name in columns.values()):
-        raise InputError(
-            f"table {table}: its first line names an image: put a line of names above it, as path,label"
-        )
+        raise InputError(f"table {table} has no header; put a line of column names first, such as path,label")
     paths, labels = ([name for name in columns if name in known] for known in (PATHS, user_files.LABEL_NAMES))
     if options.image_column:
         paths = [_asked_column(table, columns, options.image_column, "--image-column")]
@@ -243,7 +241,7 @@ def _choose_columns(
         if not maybe:
             remedy = "add a column of their paths" if str(files.names[0]) else _ABOVE
             raise InputError(
-                f"table {table}: no column of {shown(columns.values())} names images beside it or below: {remedy}"
+                f"table {table}: no column of {shown(columns.values())} lists images next to it or below; {remedy}"
             )
     if options.label_column:
         labels = [_asked_column(table, columns, options.label_column, "--label-column")]
@@ -256,8 +254,8 @@ def _choose_columns(
     if command:
         listed = shown(columns[name] for name in dict.fromkeys((*paths, *labels, *columns)))
         raise InputError(
-            f"table {table}: which columns of {listed} name images (beside it or below) and labels is not clear: "
-            f"mae-vit prepare {shlex.quote(str(table))} OUT{command} chooses"
+            f"table {table}: several of the columns {listed} may be paths or labels; choose with `mae-vit prepare "
+            f"{shlex.quote(str(table))} OUT{command}`"
         )
     return paths[0], labels[0] if labels else None
 
@@ -265,7 +263,7 @@ def _choose_columns(
 def _asked_column(table: Path, columns: Cells, asked: str, option: str) -> str:
     if (name := asked.strip().lower()) not in columns:
         hint = closest(asked, columns.values()) or f"it has {shown(columns.values())}"
-        raise InputError(f"{option} {asked}: table {table} has no such column: {hint}")
+        raise InputError(f"{option} {asked}: table {table} has no such column; {hint}")
     return name
 
 
@@ -283,7 +281,7 @@ def open_table(table: Path, options: SourceOptions) -> ImageSource:
     folders, notes = _splits_of_folders(rows, table, options.split)
     signed = {label_number((row.label or "x").encode()) for row in rows} == {-1, 1}
     if signed:
-        notes.append(f"took the labels 1 and -1 of {table.name} for two classes, since there are no others")
+        notes.append(f"read the labels 1 and -1 of {table.name} as two classes, since there are no others")
     for (path, file, label, split_text), folder_split in zip(rows, folders, strict=True):
         if file is None:
             continue
@@ -294,8 +292,8 @@ def open_table(table: Path, options: SourceOptions) -> ImageSource:
         if other != name or (name and no_single_label(name.encode())):
             both = f'"{other}" and "{name}"' if other != name else f'"{name}"'
             raise InputError(
-                f"table {table}: the label of {path} is {both}: one class of each image is read; "
-                "mae-vit prepare --no-labels takes the images alone"
+                f"table {table}: the label of {path} is {both}, not a single class; give one class for each image, "
+                "or use --no-labels"
             )
         if twice:
             continue
@@ -307,11 +305,11 @@ def open_table(table: Path, options: SourceOptions) -> ImageSource:
         entries.append(Entry(split, name, key, where, user_files.extension_of(where) or "jpg", reader(file)))
     if by_end:
         notes.append(
-            f"found {count_of(len(by_end), 'file')} of {table.name} by the ends of their paths (folder, case or "
+            f"found {count_of(len(by_end), 'file')} of {table.name} by the end of their paths (folder, case or "
             f"extension differ): {by_end[0]}"
         )
     if repeated := sum(row.file is not None for row in rows) - len(entries):
-        notes.append(f"{table.name} names images again in {count_of(repeated, 'row')}: each is taken once")
+        notes.append(f"{table.name} lists images again in {count_of(repeated, 'row')}; each is used once")
     if shared := len(label_of) - len({file for _, file in label_of}):
         notes.append(f"warning: {table.name} has {count_of(shared, 'image')} in several splits")
     unlabeled = sum(entry.class_name is None for entry in entries)
@@ -343,10 +341,12 @@ def _splits_of_folders(rows: Sequence[Row], table: Path, split: str) -> tuple[li
         splits.append(next(filter(None, map(user_files.split_named, folders)), None))
     there = sorted({name for name in splits if name})
     if len(there) > 1:
-        remark = f"took the splits of {table.name} from the folders of its images: {', '.join(there)}"
-        return [name or split for name in splits], [f"{remark} (a column split tells others)"]
+        remark = f"read the splits of {table.name} from the folders of its images: {', '.join(there)}"
+        return [name or split for name in splits], [f'{remark} (a column "split" overrides them)']
     if there and there[0] != split and None not in splits:
-        return [split] * len(rows), [f"all images of {table.name} lie in {there[0]}: --split {there[0]}?"]
+        return [split] * len(rows), [
+            f"all images of {table.name} are in {there[0]}; did you mean --split {there[0]}?"
+        ]
     return [split] * len(rows), []
 
 
