@@ -108,7 +108,7 @@ def read_classifier(path: Path, named: str) -> ClassifierFile:
     try:
         metadata, tensors = read_content(file, wanted=_WANTED)
         if "segments" in metadata and "classes" not in metadata:
-            raise InputError(f"{named} gives each pixel a class: it classifies no whole images")
+            raise InputError(f"{named} classifies pixels, not images; give a run of finetune.mode=finetune")
         description = Description.model_validate(metadata)
         section_class(metadata.get("family") or "vit", named)
         digest = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
@@ -117,14 +117,14 @@ def read_classifier(path: Path, named: str) -> ClassifierFile:
         if path.is_dir() and (path / "results.json").is_file():
             hint = 'only runs of finetune.mode="finetune" have one'
         elif path.is_dir() and (path / "encoder.safetensors").is_file():
-            hint = f"a run of pretraining has no classes; fine-tune it first: mae-vit finetune --ckpt {path}"
+            hint = f"a pretraining run has no classes; first run mae-vit finetune --ckpt {path}"
         elif not path.exists() and (near := closest_path(path)):
             hint = near
         raise InputError(f"{named}: cannot read {file.name}: {error_reason(error)} ({hint})") from None
     except InputError:
         raise
     except (SafetensorError, KeyError, TypeError, ValueError, RecursionError):
-        raise InputError(f"{named} is not the {FILE} of a fine-tuning run") from None
+        raise InputError(f"{named} is not the {FILE} of a fine-tuning run; give one") from None
     try:
         _check(description, tensors)
         model = _rebuild(description, tensors)
@@ -152,16 +152,16 @@ def read_teacher(
     teacher = read_classifier(Path(path), named)
     facts = teacher.description
     if isinstance(teacher.model, DistilledViTClassifier):
-        raise InputError(f"{named} was distilled itself, which does not teach: give its own teacher")
+        raise InputError(f"{named} was itself distilled, so it cannot teach; give its own teacher")
     if facts.classes != list(classes):
         raise InputError(
-            f"{named} tells apart {len(facts.classes)} classes ({', '.join(facts.classes[:3])}, ...), the data has "
-            f"{len(classes)} ({', '.join(classes[:3])}, ...)"
+            f"{named} has {len(facts.classes)} classes ({', '.join(facts.classes[:3])}, ...), the data "
+            f"{len(classes)} ({', '.join(classes[:3])}, ...); they must be equal"
         )
     if (len(facts.mean), *facts.img_size) != (in_chans, *img_size):
         raise InputError(
-            f"{named} takes {len(facts.mean)} channels of {facts.img_size}, the student's images have {in_chans} of "
-            f"{list(img_size)}"
+            f"{named} has {len(facts.mean)} channels of {facts.img_size}, the student's images {in_chans} of "
+            f"{list(img_size)}; they must be equal"
         )
     return teacher
 
@@ -208,7 +208,7 @@ class ImageClassifier(FeatureEncoder):
 
     def patch_map(self, images: Tensor) -> Tensor:
         """Raises TypeError: a classifier has only logits."""
-        raise TypeError("a classifier has no map of patches: use load_encoder")
+        raise TypeError("a classifier has no map of patches; use load_encoder")
 
     def description(self) -> dict[str, Any]:
         """Returns JSON facts that determine the logits: source, digest, sizes, normalization."""
@@ -245,9 +245,9 @@ def _check(description: Description, tensors: dict[str, Tensor]) -> None:
     if channels not in (1, 3) if bands.photographs else channels != len(bands.names):
         raise ValueError(f"mean={description.mean} does not fit its bands")
     if not all(1 <= side <= _LARGEST_SIDE for side in description.img_size):
-        raise ValueError(f"img_size={description.img_size}: 1 to {_LARGEST_SIDE} each")
+        raise ValueError(f"img_size={description.img_size}: each must be 1 to {_LARGEST_SIDE}")
     if len(set(classes)) < len(classes) or any(plain_text(name) != name for name in classes):
-        raise ValueError("names of classes are printable, and differ")
+        raise ValueError("names of classes must be printable and differ")
     if description.network is not None:
         return
     geometry = geometry_from(description.model_dump())
