@@ -113,7 +113,7 @@ def explain_key(asked: str, schemas: Mapping[str, type[BaseModel]]) -> list[str]
         ]
         near.sort(key=lambda path: path.rpartition(".")[0] not in sections)
         hint = f'did you mean "{near[0]}"?' if near else "mae-vit pretrain --help lists the keys"
-        raise InputError(f'no key "{asked}": {hint}')
+        raise InputError(f'no key "{asked}"; {hint}')
     lines = list[str]()
     for key in _merged(found):
         lines += [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -37,7 +37,6 @@ class View:
         reading: explains the picture.
         drawn: the picture: a chart, or pixels uint8 (H, W, 3).
         table: its numbers as a CSV: head and rows.
-        arrays: its numbers as an NPZ.
     """
 
     name: str
@@ -45,7 +44,6 @@ class View:
     reading: str
     drawn: Figure | np.ndarray
     table: Table | None = None
-    arrays: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 def to_png(drawn: Figure | np.ndarray) -> bytes:

@@ -121,7 +121,7 @@ def inspect(
     norm_pix_loss: bool = False,
     device: torch.device | None = None,
 ) -> Path:
-    """Writes pictures (PNG), their numbers (CSV, NPZ) and one page that shows all; returns the page's path.
+    """Writes pictures (PNG), their numbers (CSV) and one page that shows all; returns the page's path.
 
     `sources` are the weights of one encoder, or of two to compare; `data` prepared shards, a folder of images or an
     archive. A new inspection replaces an earlier one in `out` once it is complete. `norm_pix_loss` says that the
@@ -185,9 +185,6 @@ def _write_views(
             files.append(path.with_suffix(".csv"))
             with files[-1].open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
                 csv.writer(file, lineterminator="\n").writerows([view.table[0], *view.table[1]])
-        if view.arrays:
-            files.append(path.with_suffix(".npz"))
-            np.savez_compressed(files[-1], **view.arrays)  # type: ignore[arg-type]
         names = [file.relative_to(root).as_posix() for file in files]
         picture = image(png, view.title, squares=isinstance(view.drawn, np.ndarray))
         written.append(WrittenView(view, picture, names))

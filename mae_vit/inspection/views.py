@@ -164,7 +164,6 @@ def attention_views(model: PretrainedEncoder, samples: Samples) -> Iterator[View
             f"Attention in block {block + 1} of {depth}",
             f"The images, then a map for each head: where {asked} looks (brightest: most, by its own scale).",
             draw_tiles([Picture("image", shown / 255), *heads]),
-            arrays={"maps": maps.numpy()},
         )
     yield rollout_view(model.encoder, shown, weights, model.pool)
     yield from head_views(model, samples.images[:_AVERAGED])
@@ -187,7 +186,6 @@ def rollout_view(encoder: Encoder, images: Tensor, weights: Sequence[Tensor], po
                 Picture("both", darkened(unit, rolled)),
             ]
         ),
-        arrays={"rollout": rolled.numpy()},
     )
 
 
@@ -211,7 +209,6 @@ def head_views(model: InspectableEncoder, images: Tensor) -> Iterator[View]:
         "encoders have local and global heads in early blocks and global ones later; at random all are alike.",
         by_depth(distances, label, uniform=uniform, uniform_label="all patches alike"),
         table,
-        {"distance_px": distances},
     )
     label = f"all {tokens} tokens alike"
     yield View(
@@ -220,7 +217,6 @@ def head_views(model: InspectableEncoder, images: Tensor) -> Iterator[View]:
         "How widely each head looks: low is a few tokens, the dashed line all alike.",
         by_depth(entropies, "entropy, nats", uniform=float(np.log(tokens)), uniform_label=label),
         table,
-        {"entropy_nats": entropies},
     )
 
 
@@ -261,7 +257,6 @@ def position_view(encoder: Encoder) -> View:
         "at the patch's own place, with its row and column, means that the grid was learned. "
         + ("" if encoder.pos_embed.requires_grad else fixed),
         similarity_grid(similarity, encoder.grid_size),
-        arrays={"similarity": similarity},
     )
 
 
@@ -285,5 +280,4 @@ def feature_view(model: InspectableEncoder, samples: Samples) -> View:
         "variance; DINOv2 Fig. 1): patches of like features have like colors, in all images. Parts of objects stand "
         "out where the features tell them apart; smooth ramps that are the same in every image show positions.",
         draw_tiles([Picture("image", samples.shown(_SHOWN) / 255), Picture("components", maps)]),
-        arrays={"components": components.numpy(), "shares": shares.numpy()},
     )

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +111,7 @@ class Weights:
             return ""
         return f"num_heads={num_heads}: the file does not say how many its training had; {HEADS_BESIDE}"
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """A digest of all weights."""
         digest = hashlib.blake2b(digest_size=16)

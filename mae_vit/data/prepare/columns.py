@@ -81,7 +81,7 @@ def read_columns(
     """
     names, rows, headless = _with_header(table, find_all)
     if not rows:
-        raise InputError(f"table {table} has no rows")
+        raise InputError(f"table {table} has no rows; write a line for each image, such as cats/1.jpg,cat")
     split = next((name for name in _SPLITS if name in names), None)
     labels = [name for name in names if name in user_files.LABEL_NAMES]
     if options.image_column:
@@ -95,7 +95,7 @@ def read_columns(
             most = max(counts.values(), default=0)
             if not most:
                 raise InputError(
-                    f"table {table}: no column of {shown(names.values())} names images{remedy()}"
+                    f"table {table}: no column of {shown(names.values())} lists images{remedy()}"
                 )
             images = [name for name, count in counts.items() if count == most]
     rest = [name for name in names if name not in (images[0], split)]
@@ -119,7 +119,7 @@ def read_columns(
     if unclear:
         listed = shown(names[name] for name in dict.fromkeys((*images, *labels, *names)))
         raise InputError(
-            f"table {table}: which of its columns ({listed}) name images and labels is not clear: give{unclear}"
+            f"table {table}: several of the columns {listed} may be paths or labels; choose with{unclear}"
         )
     return Columns(names, images[0], labels[0] if labels else None, bits, split), rows
 
@@ -134,7 +134,7 @@ def _with_header(
     written = [str(number) for number in range(1, len(first) + 1)] if headless else first
     indices = {name.lower(): index for index, name in enumerate(written) if name}
     if len(indices) < sum(map(bool, written)):
-        raise InputError(f"table {table}: two columns have one name ({shown(written)}): rename one")
+        raise InputError(f"table {table}: two columns have the same name ({shown(written)}); rename one")
     cells = [
         {name: row[index] if index < len(row) else "" for name, index in indices.items()}
         for row in [*([first] if headless else []), *rows]
@@ -170,4 +170,4 @@ def _asked(table: Path, names: Cells, asked: str, option: str) -> str:
     if name.isdecimal() and 0 < int(name) <= len(names):
         return list(names)[int(name) - 1]
     hint = closest(asked, names.values()) or f"it has {shown(names.values())}"
-    raise InputError(f"{option} {asked}: table {table} has no such column: {hint}")
+    raise InputError(f"{option} {asked}: table {table} has no such column; {hint}")

@@ -19,7 +19,7 @@ from mae_vit.data.shards.samples import label_number, no_single_label
 
 _FRACTION = re.compile(r"[+-]?(\d+\.\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
 _JOINS = re.compile(r"\s*[|;,]\s*")
-_ONE_CLASS = "an image has one class here; pretraining needs no labels: leave --labels out"
+_ONE_CLASS = "keep one class per image, or leave --labels out (pretraining needs none)"
 
 
 def label_by_file(source: ImageSource, file: Path, options: SourceOptions) -> ImageSource:
@@ -38,16 +38,17 @@ def label_by_file(source: ImageSource, file: Path, options: SourceOptions) -> Im
     def find_all(paths: Sequence[str]) -> list[str | None]:
         return [names.find(path) for path in paths]
 
-    columns, rows = read_columns(
-        file, options, find_all, labeled=True, remedy=lambda: f" of {source.name}, which has {names}"
-    )
+    def remedy() -> str:
+        return f" of {source.name}, which has {names}"
+
+    columns, rows = read_columns(file, options, find_all, labeled=True, remedy=remedy)
     cells = [(row[columns.image], _label(file, columns, row)) for row in rows]
     # Leading folders that all paths share may be those of another machine.
     elsewhere = len(shared_folders([path for path, _ in cells]))
     found = [_find(names, path, elsewhere) for path, _ in cells]
     if not any(found):
         raise InputError(
-            f"--labels {file}: none of its {count_of(len(rows), 'row')} names an image of {source.name}: it has "
+            f"--labels {file}: none of its {count_of(len(rows), 'row')} is an image of {source.name}; it has "
             f"{shown(path for path, _ in cells)}, {source.name} has {names}"
         )
     _check_labels(file, [label for _, label in cells])
@@ -59,7 +60,7 @@ def label_by_file(source: ImageSource, file: Path, options: SourceOptions) -> Im
             continue
         if labels.setdefault(path, name) != name:
             raise InputError(
-                f'--labels {file} says "{labels[path]}" and "{name}" of {plain_text(path)}: {_ONE_CLASS}'
+                f'--labels {file} gives {plain_text(path)} the labels "{labels[path]}" and "{name}"; {_ONE_CLASS}'
             )
         if told := columns.split_of(row):
             splits[path] = split_told(told)
@@ -82,14 +83,15 @@ def _labeled(
     ]
     given = {label for label in labels.values() if label is not None}
     without = [entry.path for entry in entries if entry.class_name is None]
-    notes = [f"took the labels of {count_of(len(entries) - len(without), 'image')} from {file.name}"]
+    notes = [f"read the labels of {count_of(len(entries) - len(without), 'image')} from {file.name}"]
     if unknown:
         notes.append(
             f"{count_of(len(unknown), 'row')} of {file.name} without an image in {source.name}: {shown(unknown)}"
         )
     if without:
         notes.append(
-            f"{count_of(len(without), 'image')} without a label in {file.name}, for pretraining alone: {shown(without)}"
+            f"{count_of(len(without), 'image')} without a label in {file.name}, used only for pretraining: "
+            f"{shown(without)}"
         )
     return replace(source, entries=entries, classes=ordered_classes(given), notes=(*source.notes, *notes))
 
@@ -106,7 +108,7 @@ def _label(file: Path, columns: Columns, row: Mapping[str, str]) -> str:
     if others:
         several = ", ".join((label, *others))
         raise InputError(
-            f"--labels {file} has several labels of {plain_text(row[columns.image])} ({several}): {_ONE_CLASS}"
+            f"--labels {file} has several labels for {plain_text(row[columns.image])} ({several}); {_ONE_CLASS}"
         )
     return label
 
@@ -119,12 +121,12 @@ def _check_labels(file: Path, labels: Sequence[str]) -> None:
     ]
     if fractions:
         raise InputError(
-            f"--labels {file} has numbers with fractions, such as {min(fractions)}: values are not predicted here, "
-            "classes are. Put ranges of them into classes"
+            f"--labels {file} has numbers with fractions, such as {min(fractions)}, but only classes are "
+            "predicted; group ranges of values into classes"
         )
     for label in known:
         parts = _JOINS.split(label)
         if no_single_label(label.encode()) or (len(parts) > 1 and known.intersection(parts)):
             raise InputError(
-                f'--labels {file} has several labels in one cell, "{plain_text(label)}": {_ONE_CLASS}'
+                f'--labels {file} has several labels in one cell, "{plain_text(label)}"; {_ONE_CLASS}'
             )

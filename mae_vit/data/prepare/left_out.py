@@ -72,7 +72,7 @@ def _leave_out_arrays(files: Listing) -> None:
     others = [path for path, _ in files.images if files.extension(path) not in main]
     if len(others) < len(files.images):
         kind = "DICOM files" if main is user_files.DICOM_EXTENSIONS else "images of other formats"
-        files.leave_out(others, f"they lie beside {kind}")
+        files.leave_out(others, f"they are next to {kind}")
 
 
 def _leave_out_doubled(files: Listing, top: str) -> None:
@@ -94,8 +94,8 @@ def _leave_out_doubled(files: Listing, top: str) -> None:
         whole = 2 * len(own) == len(below[folder[:-1]])
         if named or (whole and all(_hold_the_same(inner, outer) for inner, outer in pairs)):
             again[named] += ["/".join((*inner[1:], name)) for inner in own for name in readers[inner]]
-    files.leave_out(again[True], "the folder around theirs has its name, and images of the same names")
-    files.leave_out(again[False], "their folder repeats the folder around it, file by file")
+    files.leave_out(again[True], "the folder above has the same name, and images of the same names")
+    files.leave_out(again[False], "their folder repeats the folder above it, file by file")
 
 
 def _hold_the_same(first: dict[str, Reader], second: dict[str, Reader]) -> bool:
@@ -112,12 +112,12 @@ def _leave_out_derived(files: Listing) -> None:
     # A thumbnail may keep its image's extension: 1.webp_thumb.jpg.
     names = {name for path, _ in files.images for name in (path, path.rpartition(".")[0])}
     for pattern, images, why in (
-        (_SIZE, ("{}",), "a thumbnail or another size of the image beside it"),
+        (_SIZE, ("{}",), "a thumbnail or another size of the image next to it"),
         (
             _MASK,
             _IMAGE_OF_PAIR,
-            "a mask, labels, depth or an overlay of the image beside it (to take them for images, give them a folder "
-            "of their own)",
+            "a mask, labels, depth or an overlay of the image next to it (to keep them as images, move them to a "
+            "folder of their own)",
         ),
     ):
         derived = []
@@ -127,7 +127,7 @@ def _leave_out_derived(files: Listing) -> None:
                 rest = pattern.sub("", _stem(path))
                 if any(f"{folder}{slash}{image.format(rest)}" in names for image in images):
                     derived.append(path)
-        files.leave_out(derived, f"by the name, {why}")
+        files.leave_out(derived, f"by name, {why}")
 
 
 def _leave_out_companions(files: Listing, *, labels: bool) -> set[Parts]:
@@ -158,8 +158,8 @@ def _leave_out_companions(files: Listing, *, labels: bool) -> set[Parts]:
     companions |= {parts for parts in drawn if not _is_below(parts, companions)}
     files.leave_out(
         [path for parts, inside in by_folder.items() if _is_below(parts, companions) for path in inside],
-        f"{shown(sorted(map('/'.join, companions)))}: by names or pixels, masks, labels or thumbnails of the others "
-        "(--masks DIR reads masks; as images, a source of its own)",
+        f"{shown(sorted(map('/'.join, companions)))}: judged by names or pixels, these are masks, labels or "
+        "thumbnails of the others (--masks DIR reads masks; for images, give them as a separate source)",
     )
     return wrappers
 
@@ -225,14 +225,14 @@ def _warn_of_parts(files: Listing) -> None:
         if match := _BAND.match(path):
             bands[f"{match[1]} {match[2]}"].append(path)
     parts = [paths for paths in bands.values() if len(paths) > 1] or _equal_runs(files)
-    what = "bands of one image: stack the bands of each image in one .tif first"
+    what = "bands of one image; stack the bands of each image in one .tif first"
     if 2 * sum(map(len, parts)) <= len(files.images):
         parts = [paths for paths in formats.values() if len(paths) > 1]
-        what = "one image in several formats: move what is a copy, a mask or a depth map elsewhere first"
+        what = "one image in several formats; first move copies, masks and depth maps elsewhere"
     if parts:
         count = count_of(len(parts), "name")
         files.notes.append(
-            f"warning: {shown(parts[0])} may be {what} ({count}; each file is taken for an image)"
+            f"warning: {shown(parts[0])} may be {what} ({count}; each file counts as an image)"
         )
 
 

@@ -113,11 +113,11 @@ class Listing:
         notes += self.notes
         if self.kinds:
             count = count_of(len(self.kinds), "image")
-            notes.append(f"took {count} by the first bytes, not by the name: {shown(self.kinds)}")
+            notes.append(f"read {count} by the first bytes, not by the name: {shown(self.kinds)}")
         if self.absent:
             notes.append(
-                f"not downloaded: {count_of(len(self.absent), 'file')} that iCloud keeps ({shown(self.absent)}): "
-                "download the folder first"
+                f"not downloaded: {count_of(len(self.absent), 'file')} in iCloud ({shown(self.absent)}); download "
+                "the folder first"
             )
         if self.unread:
             dotted = {
@@ -132,20 +132,20 @@ class Listing:
         if archives := [
             path for path in self.beside if user_files.extension_of(path) in user_files.ARCHIVE_EXTENSIONS
         ]:
-            notes.append(f"left out {count_of(len(archives), 'archive')} ({shown(archives)}): unpack first")
+            notes.append(f"left out {count_of(len(archives), 'archive')} ({shown(archives)}); unpack first")
         if self.parts:
             notes.append(
-                f"left out {count_of(len(self.parts), 'part')} of archives ({shown(self.parts)}): {JOIN_PARTS}"
+                f"left out {count_of(len(self.parts), 'part')} of archives ({shown(self.parts)}); {JOIN_PARTS}"
             )
         if advise and (tables := self.tables()):
             notes.append(
-                f"{shown(tables)} may hold labels, but the labels of a folder are its folders (CLASS/*.jpg); a CSV or "
-                "TSV of paths and labels that lies above its images is a source itself: give it in place of the folder"
+                f"{shown(tables)} may contain labels, but a folder's labels are its subfolders (CLASS/*.jpg); give "
+                "a CSV or TSV of paths and labels as the source, or with --labels"
             )
         if advise and (classes := self._classes_in_names()):
             notes.append(
-                f"names of images may hold their classes ({shown(classes)}), which are not read: for labels, move the "
-                "images into folders of these names"
+                f"names of images may contain their classes ({shown(classes)}), which are not read; for labels, "
+                "move the images into folders of these names"
             )
         return notes
 

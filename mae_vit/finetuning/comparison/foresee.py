@@ -33,7 +33,6 @@ from mae_vit.training.checkpoints.checkpoint import newest_checkpoint
 from mae_vit.training.engines.precision import Precision
 from mae_vit.training.engines.step_time import StepTime
 from mae_vit.training.outputs.run_folder import RunFolder
-from mae_vit.training.startup import run_identity
 
 # What the time of a step depends on, apart from the machine.
 _KIND = {
@@ -85,8 +84,7 @@ def check_folders(plan: ComparisonPlan) -> None:
             continue
         with redirect_stdout(StringIO()):
             setup = _set_up_pretraining(run)
-        identity = run_identity(setup.config, derived=setup.data.identity)
-        if differences := identity.describe_differences(checkpoint.identity):
+        if differences := setup.identity.describe_differences(checkpoint.identity):
             raise InputError(
                 f"pretrain.{name}: {run.run_folder} belongs to another run: {differences}. Take those back, or give "
                 f"pretrain.{name}.dir=null, which pretrains in the comparison's folder"

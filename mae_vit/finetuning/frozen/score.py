@@ -53,11 +53,12 @@ def score(setup: Setup, arguments: Arguments, folder: RunFolder) -> None:
         InputError: if the weights do not fit, or the results cannot be written.
     """
     ranks, data, identity, say = setup.ranks, setup.data, setup.identity, setup.ranks.rank == 0
-    checkpoint = resume_or_start(setup.config, arguments, folder, identity, ranks, setup.device, saves=False)
+    checkpoint = resume_or_start(setup, arguments, folder, saves=False)
     if run_on_rank_zero(lambda: is_scored(folder, identity), ranks):
         say_finished(setup, folder)
         return
-    setup, identity, precision = settle(setup, identity, checkpoint)
+    setup, precision = settle(setup, checkpoint)
+    identity = setup.identity
     config, (encoder, head) = setup.config, open_frozen(setup, say=say)
     if say:
         setup.warn_of_normalization()

@@ -82,7 +82,6 @@ class Segmenter(Task):
         label_smoothing: float,
         mean: Sequence[float],
         std: Sequence[float],
-        freeze_patch_embed: bool = False,
     ) -> None:
         """Adds a head to `encoder`: a linear one for a `probe`, which trains nothing else.
 
@@ -100,11 +99,8 @@ class Segmenter(Task):
             width = encoder.embed_dim
         self.decode_head: nn.Module = (LinearHead if probe else LightHead)(width, num_classes)
         self.encoder = encoder
-        # Always frozen: fixed positions, a third-party encoder, and the patch projection on request.
+        # Always frozen: fixed positions, and a third-party encoder.
         self._fixed = {name for name, value in encoder.named_parameters() if not value.requires_grad}
-        if freeze_patch_embed:
-            names = (name for name, _ in encoder.named_parameters())
-            self._fixed |= {name for name in names if name.startswith("patch_embed.")}
         self.freeze(probe)
         self.train()
 

@@ -21,7 +21,7 @@ from mae_vit.training.engines.precision import Precision
 from mae_vit.training.optim import OptimizerOptions
 
 # Approximate seconds for all tries, and for one micro-batch if it can be reduced.
-_ALL_S, _ONE_S = 2.0, 0.5
+_ALL_S, _ONE_S = 1.0, 0.5
 _FEWEST_TRIES = 3
 # Steps of six configs took 0.9 to 1.15 times as long as the tries, on an idle core and on a shared one.
 _SLACK = 1.3

@@ -132,17 +132,17 @@ def read_table(table: Path, options: SourceOptions | None = None) -> tuple[list[
     name, files = table.name, _Files(table)
 
     def remedy() -> str:
-        return f" beside it or below: {'add a column of their paths' if str(files.names[0]) else _ABOVE}"
+        return f" next to it or below; {'add a column of their paths' if str(files.names[0]) else _ABOVE}"
 
     columns, cells = read_columns(table, options, files.find_all, labeled=False, remedy=remedy)
     notes = list[str]()
     if without := sum(not row[columns.image] for row in cells):
-        notes.append(f"left out {count_of(without, 'row')} of {name} that name no file")
+        notes.append(f"left out {count_of(without, 'row')} of {name} that give no file")
     cells = [row for row in cells if row[columns.image]]
     found = files.find_all([row[columns.image] for row in cells])
     if columns.bits:
         listed = shown(columns.names[bit] for bit in columns.bits)
-        notes.append(f"took columns with a single 1 in each row for the labels: {listed}")
+        notes.append(f"read columns with a single 1 in each row as labels: {listed}")
     notes += unread_note(name, columns.unread)
     rows = [
         Row(row[columns.image], file, columns.labels_of(row)[0], columns.split_of(row))
@@ -159,11 +159,11 @@ def _missing_notes(rows: Sequence[Row], table: str, images: Names) -> list[str]:
     notes = []
     if several := [path for path in lost if images.are_several(path)]:
         count = count_of(len(several), "file")
-        remedy = "name the folders too, in a column of paths (--image-column)"
-        notes.append(f"several images fit {count} of {table} ({shown(several)}): {remedy}")
+        remedy = "give the folders too, in a column of paths (--image-column)"
+        notes.append(f"several images fit {count} of {table} ({shown(several)}); {remedy}")
     if missing := [path for path in lost if not images.are_several(path)]:
         count = count_of(len(missing), "file")
-        notes.append(f"{count} of {table} not found beside it or below: {shown(missing)}{there}")
+        notes.append(f"{count} of {table} not found next to it or below: {shown(missing)}{there}")
     return notes
 
 
@@ -181,7 +181,7 @@ def open_table(table: Path, options: SourceOptions) -> ImageSource:
     folders, notes = _splits_of_folders(rows, table, options.split)
     signed = {label_number((row.label or "x").encode()) for row in rows} == {-1, 1}
     if signed:
-        notes.append(f"took the labels 1 and -1 of {table.name} for two classes, since there are no others")
+        notes.append(f"read the labels 1 and -1 of {table.name} as two classes, since there are no others")
     for (path, file, label, split_text), folder_split in zip(rows, folders, strict=True):
         if file is None:
             continue
@@ -192,8 +192,8 @@ def open_table(table: Path, options: SourceOptions) -> ImageSource:
         if other != name or (name and no_single_label(name.encode())):
             both = f'"{other}" and "{name}"' if other != name else f'"{name}"'
             raise InputError(
-                f"table {table}: the label of {path} is {both}: one class of each image is read; "
-                "mae-vit prepare --no-labels takes the images alone"
+                f"table {table}: the label of {path} is {both}, not a single class; give one class for each image, "
+                "or use --no-labels"
             )
         if twice:
             continue
@@ -205,11 +205,11 @@ def open_table(table: Path, options: SourceOptions) -> ImageSource:
         entries.append(Entry(split, name, key, where, user_files.extension_of(where) or "jpg", reader(file)))
     if by_end:
         notes.append(
-            f"found {count_of(len(by_end), 'file')} of {table.name} by the ends of their paths (folder, case or "
+            f"found {count_of(len(by_end), 'file')} of {table.name} by the end of their paths (folder, case or "
             f"extension differ): {by_end[0]}"
         )
     if repeated := sum(row.file is not None for row in rows) - len(entries):
-        notes.append(f"{table.name} names images again in {count_of(repeated, 'row')}: each is taken once")
+        notes.append(f"{table.name} lists images again in {count_of(repeated, 'row')}; each is used once")
     if shared := len(label_of) - len({file for _, file in label_of}):
         notes.append(f"warning: {table.name} has {count_of(shared, 'image')} in several splits")
     unlabeled = sum(entry.class_name is None for entry in entries)
@@ -241,10 +241,12 @@ def _splits_of_folders(rows: Sequence[Row], table: Path, split: str) -> tuple[li
         splits.append(next(filter(None, map(user_files.split_named, folders)), None))
     there = sorted({name for name in splits if name})
     if len(there) > 1:
-        remark = f"took the splits of {table.name} from the folders of its images: {', '.join(there)}"
-        return [name or split for name in splits], [f"{remark} (a column split tells others)"]
+        remark = f"read the splits of {table.name} from the folders of its images: {', '.join(there)}"
+        return [name or split for name in splits], [f'{remark} (a column "split" overrides them)']
     if there and there[0] != split and None not in splits:
-        return [split] * len(rows), [f"all images of {table.name} lie in {there[0]}: --split {there[0]}?"]
+        return [split] * len(rows), [
+            f"all images of {table.name} are in {there[0]}; did you mean --split {there[0]}?"
+        ]
     return [split] * len(rows), []
 
 
