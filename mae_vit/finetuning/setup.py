@@ -35,7 +35,9 @@ from mae_vit.training import startup
 from mae_vit.training.checkpoints.checkpoint import LABELS_SEEN
 from mae_vit.training.engines.base import Engine
 from mae_vit.training.engines.cost import Estimate, estimate
+from mae_vit.training.engines.precision import Precision
 from mae_vit.training.engines.state import BestWeights, weights_of
+from mae_vit.training.engines.step_time import StepTime, time_steps
 from mae_vit.training.evals import HeldOut, OnlineProbe
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.startup import Identity
@@ -188,6 +190,16 @@ class Setup(startup.Setup):
                 "results are too good; pretrain with data.leave_out_per_class, or use finetune.holdout=0",
                 file=sys.stderr,
             )
+
+    def time_steps(self, precision: Precision) -> StepTime | None:
+        """Times some steps of a mode that trains; None if the network is too large to try."""
+        assert self.plan is not None
+        pairs = self.config.finetune.mixup or self.config.finetune.cutmix
+        return time_steps(
+            *(self.config, self.plan, self.build, self.data, self.device, precision),
+            unit=PAIRS.unit if pairs else self.config.data.repeats,
+            optimizer=classifier_optimizer_options(self.config),
+        )
 
     def held_out(self) -> HeldOut | None:
         """Returns the images that choose the epoch."""
