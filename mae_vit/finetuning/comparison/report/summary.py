@@ -193,8 +193,9 @@ def _against(gap: Gap | None, other: Line, what: str = "") -> str:
     if not gap.is_clear and abs(gap.points) + gap.half_width <= LEVEL_POINTS:
         return f"level with {name}"
     side = "above" if gap.points > 0 else "below"
-    phrase = f"{format_decimal(abs(gap.points))} points {side} {name}"
-    return phrase if gap.is_clear else f"{phrase}, which chance may explain"
+    return (
+        f"{format_decimal(abs(gap.points))} points{'' if gap.is_clear else ' (may be chance)'} {side} {name}"
+    )
 
 
 def _percent(line: Line) -> str:
