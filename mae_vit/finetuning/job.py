@@ -24,11 +24,9 @@ from mae_vit.finetuning.plan_text import (
     segmentation_notes,
 )
 from mae_vit.finetuning.setup import Setup, set_up
-from mae_vit.objectives.config import PAIRS
 from mae_vit.runtime.ranks import find_ranks
 from mae_vit.training.engines.build import build_engine
 from mae_vit.training.engines.precision import choose_precision
-from mae_vit.training.engines.step_time import time_steps
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.plan_text import describe_time, print_notes
 from mae_vit.training.run import run
@@ -111,13 +109,8 @@ def _foresee_training(setup: Setup, arguments: Arguments, folder: RunFolder) -> 
     if setup.ranks.rank > 0:
         return
     setup.warn_of_seen_labels()
-    pairs = config.finetune.mixup or config.finetune.cutmix
-    tried = time_steps(
-        *(config, plan, setup.build, setup.data, setup.device, chosen.precision),
-        unit=PAIRS.unit if pairs else config.data.repeats,
-        optimizer=classifier_optimizer_options(config),
-    )
-    print(describe_plan(setup, folder, chosen, checkpoint, describe_time(plan, setup.ranks, tried)))
+    time = describe_time(plan, setup.ranks, setup.time_steps(chosen.precision))
+    print(describe_plan(setup, folder, chosen, checkpoint, time))
     print(describe_initial_model(setup, model, report, stop))
 
 

@@ -35,7 +35,9 @@ from mae_vit.training import startup
 from mae_vit.training.checkpoints.checkpoint import LABELS_SEEN
 from mae_vit.training.engines.base import Engine
 from mae_vit.training.engines.cost import Estimate, estimate
+from mae_vit.training.engines.precision import Precision
 from mae_vit.training.engines.state import BestWeights, weights_of
+from mae_vit.training.engines.step_time import StepTime, time_steps
 from mae_vit.training.evals import HeldOut, OnlineProbe
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.startup import Identity
@@ -136,7 +138,7 @@ class Setup(startup.Setup):
                 raise
             size = " x ".join(map(str, shape))
             raise InputError(
-                f'model.name="{config.model.name}" does not take {size} images: {error}'
+                f'model.name="{config.model.name}" does not accept images of {size}: {error}'
             ) from None
 
     @cached_property
@@ -184,11 +186,20 @@ class Setup(startup.Setup):
         """Warns if the pretrained weights have seen the labels of the held-out images."""
         if self.label_overlap == "held-out":
             print(
-                f"warning: {self.config.finetune.start} was trained on the labels of the held-out images, which "
-                "choose epoch or rate here and flatter it: pretrain with data.leave_out_per_class, or give "
-                "finetune.holdout=0",
+                f"warning: {self.config.finetune.start} was trained on the labels of the held-out images, so its "
+                "results are too good; pretrain with data.leave_out_per_class, or use finetune.holdout=0",
                 file=sys.stderr,
             )
+
+    def time_steps(self, precision: Precision) -> StepTime | None:
+        """Times some steps of a mode that trains; None if the network is too large to try."""
+        assert self.plan is not None
+        pairs = self.config.finetune.mixup or self.config.finetune.cutmix
+        return time_steps(
+            *(self.config, self.plan, self.build, self.data, self.device, precision),
+            unit=PAIRS.unit if pairs else self.config.data.repeats,
+            optimizer=classifier_optimizer_options(self.config),
+        )
 
     def held_out(self) -> HeldOut | None:
         """Returns the images that choose the epoch."""
@@ -224,7 +235,8 @@ def set_up(
     """
     if not config.mode.augment and (arguments.extend or isinstance(arguments.resume, Path)):
         raise InputError(
-            f'--extend and --resume PATH have no effect with finetune.mode="{config.finetune.mode}": it takes no steps'
+            f'--extend and --resume PATH have no effect with finetune.mode="{config.finetune.mode}", which does not '
+            "train; leave them out"
         )
     say, device = ranks.rank == 0, startup.choose_device(config, ranks)
     config = fit_to_data(config, pretrained if isinstance(pretrained, Weights) else None, say=say)
@@ -259,10 +271,11 @@ def _plan_steps(config: FinetuneConfig, data: FinetuneData, ranks: Ranks, *, sam
         lowest = min(finetune.lr_factors) * plan.lr
         if config.optim.min_lr > lowest:
             raise InputError(
-                f"optim.min_lr={config.optim.min_lr:g} is above the lowest peak rate {lowest:g} of finetune.lr_factors"
+                f"optim.min_lr={config.optim.min_lr:g} is above the lowest peak rate {lowest:g} of "
+                "finetune.lr_factors; lower it"
             )
         if plan.effective_batch_size < 2:
-            raise InputError("one image to train on: the norm of a linear probe needs 2 or more")
+            raise InputError("only one image to train on; the norm of a linear probe needs 2 or more")
     return plan
 
 
@@ -276,7 +289,7 @@ def _fit_shots(config: FinetuneConfig, data: FinetuneData, *, say: bool) -> Fine
     fitting = [shots for shots in config.finetune.shots if shots <= fewest] or [fewest]
     has = f'class "{name}" has {count_of(fewest, "labeled image")}'
     if "shots" in config.finetune.model_fields_set:
-        raise InputError(f"finetune.shots={config.finetune.shots}: {has}: give finetune.shots={fitting}")
+        raise InputError(f"finetune.shots={config.finetune.shots}: {has}; use finetune.shots={fitting}")
     if say:
-        print(f"note: {has}: finetune.shots={fitting}, not the default {config.finetune.shots}")
+        print(f"note: {has}; using finetune.shots={fitting} instead of the default {config.finetune.shots}")
     return config.model_copy(update={"finetune": config.finetune.model_copy(update={"shots": fitting})})

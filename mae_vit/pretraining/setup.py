@@ -23,7 +23,9 @@ from mae_vit.training import startup
 from mae_vit.training.engines.base import Engine
 from mae_vit.training.engines.build import choose_compiling, optimizer_options
 from mae_vit.training.engines.cost import Estimate, estimate, kept_bytes
+from mae_vit.training.engines.precision import Precision
 from mae_vit.training.engines.state import BestWeights
+from mae_vit.training.engines.step_time import StepTime, time_steps
 from mae_vit.training.evals import HeldOut, OnlineProbe
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.weights.seen_labels import SeenLabels
@@ -50,6 +52,12 @@ class Setup(startup.Setup):
     def build(self) -> Objective:
         """Builds encoder and objective, initialized from the run's seed."""
         return build_objective(self.config, self.info, num_classes=count_classes(self.config, self.data))
+
+    def time_steps(self, precision: Precision) -> StepTime | None:
+        """Times some steps; None if the network is too large to try."""
+        grouping = self.config.objective.grouping
+        unit = grouping.unit if grouping else self.config.data.repeats
+        return time_steps(self.config, self.plan, self.build, self.data, self.device, precision, unit=unit)
 
     def held_out(self) -> HeldOut | None:
         """Loads the fixed held-out images."""

@@ -109,6 +109,11 @@ class Identity:
             and not (key == PRECISION and now.get(key) == "auto")
         ]
 
+    def describe_differences(self, saved: Mapping[str, Any], *, extend: bool = False) -> str:
+        """Names up to four keys that differ from a saved identity, with both values; empty if none does."""
+        differing = self.differing_keys(saved, extend=extend)[:4]
+        return "; ".join(self._describe(saved, key) for key in differing)
+
     def _describe(self, saved: Mapping[str, Any], key: str) -> str:
         was, now = saved.get(key), self.values.get(key)
         if key == _PLUGINS:  # digests by name
@@ -157,8 +162,7 @@ def check_identity(
     if differing := identity.differing_keys(saved, extend=extend):
         longer = ", --extend allows another length" if set(differing) <= set(_LENGTH_KEYS) else ""
         raise InputError(
-            f"{place} belongs to another run: "
-            f"{'; '.join(identity._describe(saved, key) for key in differing[:4])}. "
+            f"{place} belongs to another run: {identity.describe_differences(saved, extend=extend)}. "
             f"Take those back{longer}, or give this run another run.name, or begin again with `--resume never`, "
             "which moves the old run aside"
         )

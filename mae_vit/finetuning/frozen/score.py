@@ -65,10 +65,7 @@ def score(setup: Setup, arguments: Arguments, folder: RunFolder) -> None:
         setup.warn_of_seen_labels()
     facts = {**run_facts(config, data), "derived": setup.derived, "labels_seen_by_start": setup.label_overlap}
     facts |= {"notes": list(setup.plan.notes)} if setup.plan is not None and setup.plan.notes else {}
-    # For a comparison's progress: networks encode each image once, and the rest takes little.
-    encoded = len(data.train) + len(data.held_out) + len(data.test) * config.finetune.test
-    networks = 2 if setup.pretrained else 1  # plus the one with random weights
-    facts["scoring_flops"] = networks * encoded * _forward_flops(setup)
+    facts["scoring_flops"] = count_scoring_flops(setup)
 
     def create() -> None:
         environment = describe_environment(sys.argv, ranks.world_size)
@@ -129,11 +126,18 @@ def is_scored(folder: RunFolder, identity: Identity) -> bool:
         begun = FinetuneConfig.model_validate(read_run_config(folder.path))
     except ValidationError:
         raise InputError(
-            f"{folder.path} holds a run of another command: give this one another run.name, or --resume "
-            "never to move that aside"
+            f"{folder.path} has a run of another command; give another run.name, or --resume never to move it aside"
         ) from None
     check_identity(run_identity(begun, derived=derived).values, identity, folder.path)
     return folder.read_status() == "done"
+
+
+def count_scoring_flops(setup: Setup) -> float:
+    """Counts the FLOPs of a scoring run: networks encode each image once, and the rest takes little."""
+    data = setup.data
+    encoded = len(data.train) + len(data.held_out) + len(data.test) * setup.config.finetune.test
+    networks = 2 if setup.pretrained else 1  # plus the one with random weights
+    return networks * encoded * _forward_flops(setup)
 
 
 def _forward_flops(setup: Setup) -> float:
@@ -166,7 +170,7 @@ def _measure_and_write(
             folder.write_summary("done", summary)
         except OSError as error:
             raise InputError(
-                f"results cannot be written to {folder.path}: {error_reason(error)}; make room, then give the same "
+                f"results cannot be written to {folder.path} ({error_reason(error)}); make room, then run the same "
                 "command again"
             ) from None
 

@@ -132,7 +132,7 @@ class Segmenter(Task):
         if self.probe:
             check_complete(weights, report.random)
         self.freeze(self.probe)
-        report.by_design["decode_head"] = "fresh: the classes of these masks"
+        report.by_design["decode_head"] = "new: for the classes of these masks"
         return report
 
     def feature_map(self, images: Tensor) -> Tensor:

@@ -167,7 +167,8 @@ def test_a_run_whose_data_does_not_serve_says_what_to_pass(alone, digits, tmp_pa
 
 def run_folder(folder, size: str, data: str) -> str:
     """What of a run folder says how to fine-tune it."""
-    text = f"model: {{name: {size}, img_size: 224}}\ndata: {{path: {data}, split: train, augment: {{crop: null}}}}\n"
+    model = size if "," in size else f"{size}, img_size: 224"
+    text = f"model: {{name: {model}}}\ndata: {{path: {data}, split: train, augment: {{crop: null}}}}\n"
     (folder / "config.yaml").write_text(text)
     return str(folder)
 
@@ -179,9 +180,14 @@ def run_folder(folder, size: str, data: str) -> str:
         ("L", "few_shot", "finetune_large"),
         ("H", "finetune", "finetune_huge"),
         ("L", "linear_probe", "linear_probe_base"),
+        ("S", "finetune", "finetune_photos_224"),
+        ("tiny-cifar, img_size: 32", "finetune", "finetune_cifar_tiny"),
+        ("tiny-cifar, img_size: 64", "finetune", "finetune_photos_64"),
+        ("tiny-cifar, img_size: [64, 96]", "few_shot", "finetune_photos_96"),
     ],
 )
 def test_a_run_folder_is_fine_tuned_by_the_recipe_for_its_size(colored, tmp_path, size, mode, expected):
+    """The size of its network and of its images."""
     config, overrides = find_recipe(run_folder(tmp_path, size, colored), [f"finetune.mode={mode}"])
     assert config.stem == expected
     assert f'data.path="{colored}"' in overrides
