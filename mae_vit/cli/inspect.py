@@ -53,12 +53,6 @@ def add_inspect(commands: argparse._SubParsersAction[OneLineParser]) -> None:
         "--images", type=int, default=256, metavar="N", help="number of images (256); fewer is faster"
     )
     parser.add_argument(
-        "--norm-pix-loss",
-        action="store_true",
-        help="the decoder of this official file predicts normalized pixels; the file does not record it (those of "
-        "mae_visualize_* do not)",
-    )
-    parser.add_argument(
         "--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: a GPU if there is one"
     )
     add_plugin(parser)
@@ -96,7 +90,6 @@ def run_inspect(arguments: argparse.Namespace) -> int:
         arguments.out or run / "inspect",
         images=arguments.images,
         split=arguments.split,
-        norm_pix_loss=arguments.norm_pix_loss,
         device=choose_device(arguments.device),
     )
     print(f"page      {page} (open in a browser)")

@@ -260,7 +260,6 @@ class MonitorSection(Section):
         picture_bands: three bands to show as red, green and blue, or one for gray, by name or by number from 1; null
             chooses (docs/bands.md).
         probe_queries: images that the online probe is scored on; 0 for no probe.
-        inspect_every_epochs: epochs between views of the encoder in TensorBoard and trackers; null for none.
         tensorboard: write TensorBoard files.
         trackers: experiment trackers, which get the metrics and pictures of TensorBoard, and the summary. A run that
             resumes continues the same tracked run. A tracker that fails gives one warning.
@@ -275,7 +274,6 @@ class MonitorSection(Section):
     picture_images: int = Field(default=8, gt=0, le=64)
     picture_bands: list[int | str] | None = None
     probe_queries: int = Field(default=500, ge=0)
-    inspect_every_epochs: float | None = Field(default=None, gt=0)
     tensorboard: bool = True
     trackers: list[str] = Field(default_factory=list)
     tracker_group: str | None = Field(default=None, min_length=1)
@@ -283,10 +281,6 @@ class MonitorSection(Section):
     @model_validator(mode="after")
     def _check(self) -> MonitorSection:
         exactly_one(self, ("evaluate_every_steps", "evaluate_every_epochs"), required=False)
-        if self.inspect_every_epochs is not None and not (self.tensorboard or self.trackers):
-            raise ValueError(
-                f"inspect_every_epochs={self.inspect_every_epochs:g} has no effect with tensorboard=false"
-            )
         if unknown := set(self.trackers) - set(TRACKERS):
             raise ValueError(
                 f'trackers={self.trackers}: there is no "{min(unknown)}"; {nearest(min(unknown), TRACKERS)}'

@@ -120,7 +120,7 @@ def segmentation_notes(config: FinetuneConfig) -> list[str]:
         if value != neutral:
             named.append(f"{section}.{key}={str(value).lower() if isinstance(value, bool) else value}")
     foreign = is_frozen(config.finetune.start)
-    whose = f"{config.finetune.start} is {FOREIGN_ORIGIN}; it stays as it is" if foreign else ""
+    whose = f"{config.finetune.start} is {FOREIGN_ORIGIN}; it is not trained" if foreign else ""
     ignored = f"{', '.join(named)}: no effect with finetune.mode={config.finetune.mode}" if named else ""
     return [*filter(None, (whose, ignored))]
 

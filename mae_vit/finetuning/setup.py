@@ -97,7 +97,7 @@ class Setup(startup.Setup):
         """
         if not isinstance(self.pretrained, Weights):
             return None
-        return model.load(self.pretrained, self.config.model.patch_init)
+        return model.load(self.pretrained)
 
     def warn_of_normalization(self) -> None:
         """Warns if images are normalized otherwise than in the training of the weights."""
@@ -138,7 +138,7 @@ class Setup(startup.Setup):
                 raise
             size = " x ".join(map(str, shape))
             raise InputError(
-                f'model.name="{config.model.name}" does not take {size} images: {error}'
+                f'model.name="{config.model.name}" does not accept images of {size}: {error}'
             ) from None
 
     @cached_property
@@ -186,9 +186,8 @@ class Setup(startup.Setup):
         """Warns if the pretrained weights have seen the labels of the held-out images."""
         if self.label_overlap == "held-out":
             print(
-                f"warning: {self.config.finetune.start} was trained on the labels of the held-out images, which "
-                "choose epoch or rate here and flatter it: pretrain with data.leave_out_per_class, or give "
-                "finetune.holdout=0",
+                f"warning: {self.config.finetune.start} was trained on the labels of the held-out images, so its "
+                "results are too good; pretrain with data.leave_out_per_class, or use finetune.holdout=0",
                 file=sys.stderr,
             )
 
@@ -209,10 +208,6 @@ class Setup(startup.Setup):
 
     def probe(self) -> OnlineProbe | None:
         """Returns None: the held-out accuracy replaces a probe."""
-        return None
-
-    def views(self) -> None:
-        """Returns None: `mae-vit inspect` draws views of the result."""
         return None
 
     def finish(
@@ -240,7 +235,8 @@ def set_up(
     """
     if not config.mode.augment and (arguments.extend or isinstance(arguments.resume, Path)):
         raise InputError(
-            f'--extend and --resume PATH have no effect with finetune.mode="{config.finetune.mode}": it takes no steps'
+            f'--extend and --resume PATH have no effect with finetune.mode="{config.finetune.mode}", which does not '
+            "train; leave them out"
         )
     say, device = ranks.rank == 0, startup.choose_device(config, ranks)
     config = fit_to_data(config, pretrained if isinstance(pretrained, Weights) else None, say=say)
@@ -275,10 +271,11 @@ def _plan_steps(config: FinetuneConfig, data: FinetuneData, ranks: Ranks, *, sam
         lowest = min(finetune.lr_factors) * plan.lr
         if config.optim.min_lr > lowest:
             raise InputError(
-                f"optim.min_lr={config.optim.min_lr:g} is above the lowest peak rate {lowest:g} of finetune.lr_factors"
+                f"optim.min_lr={config.optim.min_lr:g} is above the lowest peak rate {lowest:g} of "
+                "finetune.lr_factors; lower it"
             )
         if plan.effective_batch_size < 2:
-            raise InputError("one image to train on: the norm of a linear probe needs 2 or more")
+            raise InputError("only one image to train on; the norm of a linear probe needs 2 or more")
     return plan
 
 
@@ -292,7 +289,7 @@ def _fit_shots(config: FinetuneConfig, data: FinetuneData, *, say: bool) -> Fine
     fitting = [shots for shots in config.finetune.shots if shots <= fewest] or [fewest]
     has = f'class "{name}" has {count_of(fewest, "labeled image")}'
     if "shots" in config.finetune.model_fields_set:
-        raise InputError(f"finetune.shots={config.finetune.shots}: {has}: give finetune.shots={fitting}")
+        raise InputError(f"finetune.shots={config.finetune.shots}: {has}; use finetune.shots={fitting}")
     if say:
-        print(f"note: {has}: finetune.shots={fitting}, not the default {config.finetune.shots}")
+        print(f"note: {has}; using finetune.shots={fitting} instead of the default {config.finetune.shots}")
     return config.model_copy(update={"finetune": config.finetune.model_copy(update={"shots": fitting})})

@@ -26,7 +26,7 @@ from mae_vit.training.engines.cost import Estimate, estimate, kept_bytes
 from mae_vit.training.engines.precision import Precision
 from mae_vit.training.engines.state import BestWeights
 from mae_vit.training.engines.step_time import StepTime, time_steps
-from mae_vit.training.evals import HeldOut, OnlineProbe, Views
+from mae_vit.training.evals import HeldOut, OnlineProbe
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.weights.seen_labels import SeenLabels
 
@@ -69,15 +69,6 @@ class Setup(startup.Setup):
         """Loads the online probe."""
         return self.data.probe(self.ranks, batch_size=self.plan.batch_size_per_device)
 
-    def views(self) -> Views | None:
-        """Returns the function that draws views of the encoder."""
-        if self.config.monitor.inspect_every_epochs is None:
-            return None
-        # Imports matplotlib.
-        from mae_vit.inspection.views import draw_views
-
-        return partial(draw_views, picture_bands=self.config.monitor.picture_bands)
-
     def finish(
         self, engine: Engine, folder: RunFolder, step: int, best: BestWeights | None
     ) -> tuple[dict[str, Any], Callable[[], None], list[str]]:
@@ -111,11 +102,6 @@ def set_up(config: PretrainConfig, ranks: Ranks) -> Setup:
     data = open_data(config, ranks, device)
     if config.objective.uses_labels:
         data.check_held_out_labels()
-    if config.monitor.inspect_every_epochs and data.held_out_index is None:
-        raise InputError(
-            f"monitor.inspect_every_epochs={config.monitor.inspect_every_epochs:g} has no effect: {data.why_none}, "
-            "no images to look at (mae-vit prepare ... --holdout 0.05)"
-        )
     plan = make_plan(
         config,
         num_samples=data.num_samples,
@@ -233,8 +219,7 @@ def initialize(
     from mae_vit.weights.read import read_weights
 
     weights = read_weights(config.model.init)
-    name, patch_init = config.objective.name, config.model.patch_init
-    coverage = load_weights(weights, objective.encoder, objective, objective=name, patch_init=patch_init)
+    coverage = load_weights(weights, objective.encoder, objective, objective=config.objective.name)
     if say:
         print(coverage.describe(weights.source))
         warn_normalization_differs(weights, info.mean, info.std, info.bands)

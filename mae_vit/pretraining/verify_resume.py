@@ -48,7 +48,7 @@ _SETTINGS = (
     *(f"train.steps={_STEPS}", f"train.warmup_steps={_STEPS // 10}", "data.workers=0"),
     *(f"checkpoint.every_steps={_SAVE_EVERY}", "checkpoint.every_minutes=null", "checkpoint.keep_every=null"),
     *("monitor.log_every_steps=1", f"monitor.evaluate_every_steps={_STEPS}", "monitor.probe_queries=0"),
-    *("monitor.inspect_every_epochs=null", "monitor.tensorboard=false", "monitor.trackers=null"),
+    *("monitor.tensorboard=false", "monitor.trackers=null"),
 )
 _DIGITS = "data/digits"
 # Relative difference of losses above which another number of ranks computes something else. On digits it was 1e-7.

@@ -222,7 +222,8 @@ def _read_checkpoint(path: Path) -> Weights:
         identity: dict[str, Any] = described["identity"]
     model = {key.removeprefix("model."): value for key, value in identity.items() if key.startswith("model.")}
     section = section_class(family_of(model), path)
-    geometry = section.model_validate({**model, "init": None, "patch_init": None}).geometry()
+    known = {key: value for key, value in model.items() if key in section.model_fields}
+    geometry = section.model_validate({**known, "init": None}).geometry()
     facts = {name: identity.get(f"data.{name}") for name in ("mean", "std", "bands", "preprocessing")}
     facts |= {"num_heads": getattr(geometry, "num_heads", None), "labels": identity.get(LABELS_SEEN)}
     facts["pool"] = identity.get("finetune.pool") or identity.get("objective.pool")

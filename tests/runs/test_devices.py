@@ -30,7 +30,7 @@ from mae_vit.inspection.measures import (
     rollout,
 )
 from mae_vit.inspection.reconstructions import reconstruct
-from mae_vit.inspection.views import draw_views, patch_features
+from mae_vit.inspection.views import patch_features
 from mae_vit.models.attention import choose_attention
 from mae_vit.models.encoders.baselines import BASELINES, build_network
 from mae_vit.models.encoders.vit import ViTEncoder
@@ -243,5 +243,3 @@ def test_inspection(left_behind):
         with noticed(left_behind):
             for part in reconstruct(task, batch_of().to(CUDA), shown=2):
                 assert on_device(*(row.images for row in part.rows))
-        with noticed(left_behind):
-            assert draw_views(task, batch_of().images.to(CUDA))

@@ -15,7 +15,7 @@ from mae_vit.runtime.failures import run_to_exit_code
 from mae_vit.runtime.imports import slow_imports
 
 _KEYS_OF_RUNS = """
-keys of the runs, of which fine-tuning and pretraining list all:
+keys of the runs (mae-vit finetune and pretrain --help list them all):
   set.KEY                every fine-tuning run (set.train.epochs=10)
   pretrain.NAME.set.KEY  a pretraining run (pretrain.MAE.set.train.epochs=10)
   pretrain.NAME.dir      its folder, which comparisons may share; null: in this comparison's folder

@@ -87,7 +87,7 @@ def shared_precision(config: CompareConfig, begun: Precision | None) -> Chosen:
     device = choose_device(config.set.get("run.device") or "auto")
     chosen = choose_precision("auto", device)
     if begun is not None:
-        chosen = fixed(begun, "auto: the comparison began so", device)
+        chosen = fixed(begun, "auto: as the comparison began", device)
     asked: Literal["auto", "fp32", "bf16", "fp16"] = config.set.get("train.precision") or "auto"
     if asked != "auto":
         # `set` is for fine-tuning: pretraining keeps the comparison's precision.
@@ -122,7 +122,7 @@ def _writing(folder: Path) -> Iterator[None]:
         with FileLock(folder / ".report.lock"):
             yield
     except OSError as error:
-        raise InputError(f"{folder} cannot be written: {error_reason(error)}") from None
+        raise InputError(f"{folder} cannot be written: {error_reason(error)}; give run.dir") from None
 
 
 @contextmanager
@@ -187,7 +187,9 @@ def check_data(plan: ComparisonPlan) -> None:
     most = int(np.bincount(labels[labels >= 0], minlength=1).max())
     asked = max((number for _, number, _ in plan.rows() if number != "all"), default=0)
     if asked > most:
-        raise InputError(f"labels_per_class: {asked} is more than any class of {path} has (most: {most:,})")
+        raise InputError(
+            f"labels_per_class: {asked} is more than any class of {path} has; give up to {most:,}"
+        )
 
 
 def _check_mode(plan: ComparisonPlan, entry: EntrySection, mode: ModeName) -> None:
@@ -202,7 +204,7 @@ def _check_mode(plan: ComparisonPlan, entry: EntrySection, mode: ModeName) -> No
             load_config(FinetuneConfig, path, words, amend=amend, overrides_from="set")
         except InputError as error:
             by_default = mode != "finetune" and entry.modes is None
-            hint = " (or give this entry modes of its own: modes: [finetune])" if by_default else ""
+            hint = " (or give this entry its own modes, such as modes: [finetune])" if by_default else ""
             raise InputError(f"{error}{hint}") from None
 
 
@@ -212,17 +214,19 @@ def _check_equal_compute(
     """Checks that the cells exist that give a `compute_of` entry its cost and settings."""
     if extra := [mode for mode in plan.modes(entry) if mode != "finetune"]:
         raise InputError(
-            f'compute_of: "{entry.name}" trains as long as another: not in mode {", ".join(extra)}'
+            f'compute_of needs a mode that trains, and "{entry.name}" has {", ".join(extra)}; remove it'
         )
     if weights is not None and cost_of_weights(weights).flops is None:
         raise InputError(
-            f'compute_of: the cost of "{other.name}" is not known: {weights} does not record what it cost'
+            f'compute_of: the cost of "{other.name}" is not known, {weights} does not record it; leave it out'
         )
     for needed in (other, plan.usual(entry)):
         for key in ("labels_per_class", "modes"):
             default = getattr(plan.config, key)
             if missing := set(getattr(entry, key) or default) - set(getattr(needed, key) or default):
-                raise InputError(f'compute_of: "{needed.name}" has no {key} {", ".join(map(str, missing))}')
+                raise InputError(
+                    f'compute_of: "{needed.name}" has no {key} {", ".join(map(str, missing))}; give it the same'
+                )
 
 
 def describe_plan(plan: ComparisonPlan, precision: Chosen) -> str:

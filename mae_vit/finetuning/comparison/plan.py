@@ -292,7 +292,9 @@ class ComparisonPlan:
             same_network = (other.config, other.set) == (entry.config, entry.set)
             if same_network and other.compute_of is None and other.start is None:
                 return other
-        raise InputError(f'compute_of needs a scratch entry of the same config ("{entry.config}") and set')
+        raise InputError(
+            f'compute_of needs a scratch entry with its config ("{entry.config}") and set; add one'
+        )
 
     def file(self, name: str) -> Path:
         """Returns the path of a config beside the comparison's own, or of the preset of that name.
@@ -304,7 +306,8 @@ class ComparisonPlan:
         if not path.exists() and Path(name).exists():
             beside = os.path.relpath(name, self._base)
             raise InputError(
-                f'config "{name}" is looked for beside the comparison, in {self._base}: give "{beside}"'
+                f'config "{name}" is not in {self._base} (paths start at the comparison\'s file); did you mean '
+                f'"{beside}"?'
             )
         preset = None if path.exists() else find_preset(name)
         return preset or path

@@ -107,7 +107,9 @@ class RunSpec:
             self.folder.mkdir(parents=True, exist_ok=True)
             return try_lock(self.folder / ".claim.lock")
         except OSError as error:
-            raise InputError(f"{self.folder} cannot be written: {error_reason(error)}") from None
+            raise InputError(
+                f"{self.folder} cannot be written: {error_reason(error)}; give run.dir"
+            ) from None
 
     def determined(self) -> Overrides:
         """Returns the overrides that other runs determine: chosen settings, and the steps of equal compute.
@@ -122,7 +124,7 @@ class RunSpec:
         costs = [cost_of_run(other.summary).flops, cost_of_weights(other.weights).flops]
         per_step = usual.summary.get("flops_per_step")
         if None in costs or not per_step:
-            raise InputError(f'the cost of "{other.name}" or "{usual.name}" is not known')
+            raise InputError(f'compute_of: the cost of "{other.name}" or "{usual.name}" is not known')
         return {**settings, "train.steps": math.ceil(sum(filter(None, costs)) / per_step)}
 
     def command(self) -> list[str]:

@@ -48,24 +48,22 @@ def find_recipe(ckpt: str | None, given: Sequence[str] = ()) -> tuple[Path, list
         InputError: if the run does not determine everything; names the options to pass.
     """
     if ckpt is None:
-        raise InputError(
-            f"nothing to do: give --ckpt WEIGHTS, --config FILE or both (see --help); or {_PASS}"
-        )
+        raise InputError(f"no weights and no config; {_PASS}, or --ckpt RUN (see --help)")
     folder = Path(ckpt)
     names_weights = ckpt.startswith(TIMM_PREFIX) or is_frozen(ckpt)
     if not names_weights and not (folder / "config.yaml").is_file():
         # Fails if there are no weights: a config would not help.
         read_weights(ckpt)
     if not folder.is_dir():
-        raise InputError(f"--ckpt {ckpt} is no run folder, which would say how to fine-tune: {_PASS}")
+        raise InputError(f"--ckpt {ckpt} is not a run folder, so its data and recipe are not known; {_PASS}")
     try:
         run = read_run_config(folder)
         model, data = dict(run["model"]), dict(run["data"])
         augment = dict(data["augment"])
     except InputError as error:
-        raise InputError(f"{error}: {_PASS}") from None
+        raise InputError(f"{error}; {_PASS}") from None
     except (KeyError, TypeError, ValueError):
-        raise InputError(f"{folder / 'config.yaml'} is no config of a run: {_PASS}") from None
+        raise InputError(f"{folder / 'config.yaml'} is not the config of a run; {_PASS}") from None
     where = f"the data of {folder}, {data['path']},"
     if (other := _given(given, "data.path")) is not None:
         data = {"path": other, "split": _given(given, "data.split") or "train"}
@@ -80,7 +78,7 @@ def find_recipe(ckpt: str | None, given: Sequence[str] = ()) -> tuple[Path, list
     _check_splits(dataset, data["split"], where, masks=masks)
     if model["name"] not in _RECIPES:
         size = f"model.img_size={write_value(model['img_size'])}"
-        raise InputError(f'no recipe for model.name="{model["name"]}" of {folder}: {_PASS} {size}')
+        raise InputError(f'no recipe for model.name="{model["name"]}" of {folder}; {_PASS} {size}')
     taken = {f"data.{name}": data[name] for name in _KEPT if data.get(name) is not None}
     name, overrides = _recipe(model, mode)
     if mode != MODES["linear_probe"]:
@@ -111,15 +109,15 @@ def _check_splits(dataset: Dataset, split: str, where: str, *, masks: bool) -> N
     """Checks that data have labels, or masks, to train on, and another split to measure on."""
     info = dataset.splits.get(split)
     if masks and (info is None or info.masks is None):
-        raise InputError(f"{where} has no masks: {_PASS}")
+        raise InputError(f"{where} has no masks; {_PASS}")
     if not masks and not (info is not None and dataset.classes and sum(info.class_counts)):
         raise InputError(
-            f"{where} has no labels: mae-vit prepare takes them from class folders (photos/CLASS/*.jpg); or {_PASS}"
+            f"{where} has no labels; prepare it from class folders (photos/CLASS/*.jpg) or with --labels, or {_PASS}"
         )
     if not any(name in dataset.splits and name != split for name in TEST_SPLITS):
         raise InputError(
-            f'{where} has no split "test" or "val" to measure on: mae-vit prepare ... --holdout 1/10 draws one; '
-            f"prepare such data in another folder, and {_PASS}"
+            f'{where} has no split "test" or "val" to measure on; prepare the data with --holdout 1/10 in another '
+            f"folder, and {_PASS}"
         )
 
 

@@ -20,7 +20,6 @@ _UNUSED_MONITOR = (
     "evaluate_split",
     "evaluate_images",
     "probe_queries",
-    "inspect_every_epochs",
 )
 HIDDEN_KEYS = (
     *("model.init", "finetune.start", "data.leave_out_per_class", "data.leave_out_draws"),
@@ -40,7 +39,7 @@ class LabeledDataSection(DataSection):
     @model_validator(mode="after")
     def _check_labels(self) -> LabeledDataSection:
         if self.leave_out_per_class is not None:
-            raise ValueError("leave_out_per_class is pretraining's: fine-tuning takes labels_per_class")
+            raise ValueError("leave_out_per_class is for pretraining; use labels_per_class")
         return self
 
 
@@ -107,16 +106,16 @@ class FinetuneSection(Section):
     @model_validator(mode="after")
     def _check(self) -> FinetuneSection:
         if min(self.shots) < 1:
-            raise ValueError(f"shots={self.shots}: at least 1 each")
+            raise ValueError(f"shots={self.shots}: each must be at least 1")
         if min(self.lr_factors) <= 0:
-            raise ValueError(f"lr_factors={self.lr_factors}: above 0 each")
+            raise ValueError(f"lr_factors={self.lr_factors}: each must be above 0")
         if not self.test and (MODES[self.mode].trains == "nothing" or not self.holdout):
             raise ValueError(
-                "test=false leaves nothing to measure: it needs a mode that trains, and holdout above 0"
+                "test=false leaves nothing to measure; it needs a mode that trains and holdout above 0"
             )
         if self.mode == "linear_probe" and not self.holdout and len(self.lr_factors) > 1:
             raise ValueError(
-                f"holdout=0 leaves nothing to choose among lr_factors={self.lr_factors} by: give one of them"
+                f"holdout=0 leaves no images to choose one of lr_factors={self.lr_factors}; give only one"
             )
         return self
 
@@ -136,9 +135,7 @@ class FinetuneConfig(Config):
     @model_validator(mode="after")
     def _check_finetune(self) -> FinetuneConfig:
         if self.model.init is not None:
-            raise ValueError("model.init is pretraining's: give weights to begin from by --ckpt")
-        if self.model.patch_init is not None and self.finetune.start is None:
-            raise ValueError(f'model.patch_init="{self.model.patch_init}" has no effect without --ckpt')
+            raise ValueError("model.init is for pretraining; give pretrained weights with --ckpt")
         if self.model.family == "network":
             self._check_network()
         unused = MonitorSection()
@@ -149,7 +146,7 @@ class FinetuneConfig(Config):
                 )
         if self.data.label_draw and self.data.labels_per_class is None and not self.finetune.holdout:
             raise ValueError(
-                "data.label_draw has no effect: without data.labels_per_class and finetune.holdout nothing is drawn"
+                "data.label_draw has no effect without data.labels_per_class and finetune.holdout"
             )
         if self.finetune.mode == "linear_probe":
             self._check_probe()
@@ -160,12 +157,12 @@ class FinetuneConfig(Config):
     def _check_probe(self) -> None:
         if unused := unused_options(self, self.mode):
             raise ValueError(
-                f'{", ".join(unused)}: no effect with finetune.mode="linear_probe", which encodes each image once, '
-                "as it is, and trains one layer (see configs/finetune/linear_probe_base.yaml)"
+                f'{", ".join(unused)} has no effect with finetune.mode="linear_probe", which trains one layer on '
+                "fixed features; leave it out (see configs/finetune/linear_probe_base.yaml)"
             )
         if self.train.effective_batch_size < 2:
             raise ValueError(
-                "train.effective_batch_size=1: the norm of a linear probe needs 2 images or more"
+                "train.effective_batch_size=1: must be at least 2 for the norm of a linear probe"
             )
 
     def _check_segmentation(self) -> None:
@@ -179,18 +176,18 @@ class FinetuneConfig(Config):
         }
         for key, value in refused.items():
             if value:
-                raise ValueError(f'{key}={value} changes images without their masks: not with mode="{mode}"')
+                raise ValueError(f'{key}={value} changes images, not masks; leave it out with mode="{mode}"')
 
     def _check_network(self) -> None:
         """Checks a network with its own read-out and head, or a third-party encoder with its own pooling."""
         name, mode, weights = self.model.name, self.finetune.mode, self.finetune.start
         if is_frozen(weights):
             if self.mode.trains == "all":
-                raise ValueError(f'finetune.mode="{mode}" trains, and {weights} is never trained here')
+                raise ValueError(f'finetune.mode="{mode}" trains, but {weights} is only measured; use knn')
             if self.finetune.pool != FinetuneSection().pool:
                 raise ValueError(
-                    f'finetune.pool="{self.finetune.pool}" has no effect: {weights} pools as timm says that it was '
-                    "trained"
+                    f'finetune.pool="{self.finetune.pool}" has no effect, since {weights} pools as timm says; '
+                    "leave it out"
                 )
             return
         if self.mode.trains != "all" and (weights is None or self.mode.labels == "mask"):
@@ -198,4 +195,4 @@ class FinetuneConfig(Config):
         if self.finetune.head_init != FinetuneSection().head_init:
             raise ValueError(f'finetune.head_init has no effect with model.name="{name}"')
         if self.finetune.pool != "mean":
-            raise ValueError(f'finetune.pool="cls": model.name="{name}" has no class token')
+            raise ValueError(f'finetune.pool="cls" needs a class token; use mean with model.name="{name}"')

@@ -61,14 +61,14 @@ def open_frozen(setup: Setup, *, random: bool = False, say: bool = False) -> tup
         if encoder.has_final_norm:
             encoder.norm = nn.LayerNorm(encoder.embed_dim, eps=1e-6)
         if say:
-            print("note: no pretrained weights (--ckpt): these are the features of random weights")
+            print("note: without --ckpt these are the features of random weights")
     else:
-        report, fc_norm = load_features(weights, encoder, model.patch_init)
+        report, fc_norm = load_features(weights, encoder)
         if say:
             print(report.describe(weights.source))
             if "fc_norm.weight" in weights.tensors and finetune.pool == "cls":
                 print(
-                    "note: these weights were fine-tuned on the mean of the patch tokens; finetune.pool=mean uses it"
+                    "note: these weights were fine-tuned with the mean of the patch tokens; finetune.pool=mean uses it"
                 )
     images = ImageInput(model.image_hw, model.channels, data.mean, data.std, bands=data.bands)
     return ViTFeatures(encoder, images, pool=finetune.pool, fc_norm=fc_norm), head

@@ -172,8 +172,7 @@ def score_by_probe(
     best = best_index(scores)
     if best is None:
         raise InputError(
-            f"all rates of finetune.lr_factors={finetune.lr_factors} are too large for these features: "
-            "give smaller ones"
+            f"all of finetune.lr_factors={finetune.lr_factors} are too large for these features; lower them"
         )
     rates = [
         {"factor": factor, "lr": factor * plan.lr, "val_top1": score if held_out else None}

@@ -126,8 +126,7 @@ def is_scored(folder: RunFolder, identity: Identity) -> bool:
         begun = FinetuneConfig.model_validate(read_run_config(folder.path))
     except ValidationError:
         raise InputError(
-            f"{folder.path} holds a run of another command: give this one another run.name, or --resume "
-            "never to move that aside"
+            f"{folder.path} has a run of another command; give another run.name, or --resume never to move it aside"
         ) from None
     check_identity(run_identity(begun, derived=derived).values, identity, folder.path)
     return folder.read_status() == "done"
@@ -171,7 +170,7 @@ def _measure_and_write(
             folder.write_summary("done", summary)
         except OSError as error:
             raise InputError(
-                f"results cannot be written to {folder.path}: {error_reason(error)}; make room, then give the same "
+                f"results cannot be written to {folder.path} ({error_reason(error)}); make room, then run the same "
                 "command again"
             ) from None
 

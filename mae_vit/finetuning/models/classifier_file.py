@@ -104,7 +104,7 @@ class ImageClassifier(FeatureEncoder):
 
     def patch_map(self, images: Tensor) -> Tensor:
         """Raises TypeError: a classifier has only logits."""
-        raise TypeError("a classifier has no map of patches: use load_encoder")
+        raise TypeError("a classifier has no map of patches; use load_encoder")
 
     def description(self) -> dict[str, Any]:
         """Returns JSON facts that determine the logits: source, digest, sizes, normalization."""
@@ -168,9 +168,9 @@ def _check(description: Description, tensors: dict[str, Tensor]) -> None:
     if channels not in (1, 3) if bands.photographs else channels != len(bands.names):
         raise ValueError(f"mean={description.mean} does not fit its bands")
     if not all(1 <= side <= _LARGEST_SIDE for side in description.img_size):
-        raise ValueError(f"img_size={description.img_size}: 1 to {_LARGEST_SIDE} each")
+        raise ValueError(f"img_size={description.img_size}: each must be 1 to {_LARGEST_SIDE}")
     if len(set(classes)) < len(classes) or any(plain_text(name) != name for name in classes):
-        raise ValueError("names of classes are printable, and differ")
+        raise ValueError("names of classes must be printable and differ")
     if description.network is not None:
         return
     geometry = geometry_from(description.model_dump())

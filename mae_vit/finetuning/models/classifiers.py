@@ -17,7 +17,7 @@ from mae_vit.finetuning.config.schema import HeadInit
 from mae_vit.models.encoders.base import Encoder, LoadReport, pool_tokens
 from mae_vit.models.encoders.network import network_layers
 from mae_vit.models.geometry import NetworkGeometry
-from mae_vit.models.sizes import PatchInit, Pool
+from mae_vit.models.sizes import Pool
 from mae_vit.objectives.label_loss import LabelLoss
 from mae_vit.objectives.objective import ObjectiveOutput, Task
 from mae_vit.weights.load import load_weights
@@ -50,7 +50,7 @@ class Classifier(Task):
         """Classifies normalized images: (B, C, H, W) -> (B, K)."""
 
     @abstractmethod
-    def load(self, weights: Weights, patch_init: PatchInit | None = None) -> LoadReport:
+    def load(self, weights: Weights) -> LoadReport:
         """Loads pretrained weights into a fresh network; returns how each tensor was loaded. The head is new.
 
         Raises:
@@ -113,9 +113,9 @@ class ViTClassifier(Classifier):
         tokens = self.encoder.forward_features(images)
         return self.head(self.fc_norm(pool_tokens(self.encoder, tokens, self.pool)))
 
-    def load(self, weights: Weights, patch_init: PatchInit | None = None) -> LoadReport:
+    def load(self, weights: Weights) -> LoadReport:
         """Loads the encoder; the norm after the mean is new, as the head."""
-        report = load_weights(weights, self.encoder, patch_init=patch_init)
+        report = load_weights(weights, self.encoder)
         if self.pool == "mean":
             if dropped := [name for name in ("norm.weight", "norm.bias") if name in report.skipped]:
                 report.skipped = [name for name in report.skipped if name not in dropped]
@@ -145,7 +145,7 @@ class NetworkClassifier(Classifier):
         super().__init__(**common)
         self.network = network
 
-    def load(self, weights: Weights, patch_init: PatchInit | None = None) -> LoadReport:
+    def load(self, weights: Weights) -> LoadReport:
         """Loads all but the head."""
         report = load_weights(weights, NetworkBody(self.network))
         report.by_design["head"] = "new: for these classes"

@@ -172,7 +172,7 @@ def answer(config: CompareConfig, lines: Sequence[Line]) -> str:
         if better.weights and origin_of(better.weights) is None and not better.unlabeled:
             text += ", from weights that have seen labels"
     seeds = gap.seeds if gap is not None else len(subject.rows)
-    how = "one seed: intervals cover test images alone" if seeds == 1 else f"{seeds} seeds"
+    how = "one seed: intervals cover only the test images" if seeds == 1 else f"{seeds} seeds"
     return f"{text} ({how})."
 
 
@@ -189,12 +189,13 @@ def _against(gap: Gap | None, other: Line, what: str = "") -> str:
     """Words the gap to another row, hedged by its confidence interval."""
     name = f"{other.title} ({_percent(other)}{what})"
     if gap is None:
-        return f"beside {name}, of other seeds or test images"
+        return f"next to {name}, on other seeds or test images"
     if not gap.is_clear and abs(gap.points) + gap.half_width <= LEVEL_POINTS:
         return f"level with {name}"
     side = "above" if gap.points > 0 else "below"
-    phrase = f"{format_decimal(abs(gap.points))} points {side} {name}"
-    return phrase if gap.is_clear else f"{phrase}, which chance may explain"
+    return (
+        f"{format_decimal(abs(gap.points))} points{'' if gap.is_clear else ' (may be chance)'} {side} {name}"
+    )
 
 
 def _percent(line: Line) -> str:
