@@ -36,13 +36,13 @@ from mae_vit.runtime.failures import run_to_exit_code
 from mae_vit.runtime.process_group import join, meet
 from mae_vit.runtime.ranks import Ranks, find_ranks, gather_objects
 from mae_vit.training.engines.precision import Chosen
+from mae_vit.training.identity import run_identity
 from mae_vit.training.outputs.environment import versions_of
 from mae_vit.training.plan_text import retention
 from mae_vit.training.startup import (
     agree_on_precision,
     foresee_start,
     open_run_folder,
-    run_identity,
     settle_precision,
 )
 

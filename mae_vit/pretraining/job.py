@@ -14,10 +14,11 @@ from mae_vit.pretraining.setup import Setup, initialize, seen_labels, set_up
 from mae_vit.runtime.ranks import Ranks, find_ranks
 from mae_vit.training.checkpoints.checkpoint import COST_BEFORE, LABELS_SEEN
 from mae_vit.training.engines.build import build_engine
+from mae_vit.training.identity import run_identity
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.plan_text import print_notes
 from mae_vit.training.run import run
-from mae_vit.training.startup import as_array_task, begin, note_of_run_around, open_run_folder, run_identity
+from mae_vit.training.startup import as_array_task, begin, note_of_run_around, open_run_folder
 from mae_vit.training.trainer import RunSetup
 
 _NOTHING_HELD_OUT = (

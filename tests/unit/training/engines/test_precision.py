@@ -12,7 +12,7 @@ from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.training import startup
 from mae_vit.training.engines import precision
 from mae_vit.training.engines.precision import Chosen, choose_precision
-from mae_vit.training.startup import Identity, check_identity
+from mae_vit.training.identity import Identity, check_identity
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
