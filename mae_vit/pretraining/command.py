@@ -27,8 +27,9 @@ def main(argv: Sequence[str] | None = None, *, prog: str | None = None) -> int:
         arguments = parse_arguments(
             argv,
             prog=prog,
-            description="Pretrain a Vision Transformer: by MAE, masked patch prediction or another objective.\n"
-            "Ctrl-C, SIGTERM or SIGUSR1 save after at most two more steps, and exit 75; the same command resumes.",
+            description="Pretrain a Vision Transformer with MAE, masked patch prediction or another "
+            "objective.\nCtrl-C, SIGTERM or SIGUSR1 save after at most two more steps, and exit 75; the same "
+            "command resumes.",
             keys=describe_keys(PretrainConfig),
             examples=as_installed(EXAMPLES) if prog else EXAMPLES,
         )

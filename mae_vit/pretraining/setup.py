@@ -105,8 +105,8 @@ def set_up(config: PretrainConfig, ranks: Ranks) -> Setup:
         data.check_held_out_labels()
     if config.monitor.inspect_every_epochs and data.held_out_index is None:
         raise InputError(
-            f"monitor.inspect_every_epochs={config.monitor.inspect_every_epochs:g} has no effect: {data.why_none}, "
-            "no images to look at (mae-vit prepare ... --holdout 0.05)"
+            f"monitor.inspect_every_epochs={config.monitor.inspect_every_epochs:g} has no effect "
+            f"({data.why_none}); prepare the data with --holdout 0.05"
         )
     plan = make_plan(
         config,

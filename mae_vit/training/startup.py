@@ -114,7 +114,7 @@ class Identity:
         if key == _PLUGINS:  # digests by name
             old, new = was or {}, now or {}
             names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
-            return f"{key}: {', '.join(names)} changed, which run.plugins_may_change=true allows"
+            return f"{key}: {', '.join(names)} changed; run.plugins_may_change=true allows it"
         shown = ("unset" if value is None else repr(value) for value in (was, now))
         return "{} was {}, now {}".format(key, *shown)
 
@@ -158,9 +158,8 @@ def check_identity(
         longer = ", --extend allows another length" if set(differing) <= set(_LENGTH_KEYS) else ""
         raise InputError(
             f"{place} belongs to another run: "
-            f"{'; '.join(identity._describe(saved, key) for key in differing[:4])}. "
-            f"Take those back{longer}, or give this run another run.name, or begin again with `--resume never`, "
-            "which moves the old run aside"
+            f"{'; '.join(identity._describe(saved, key) for key in differing[:4])}. Undo these changes{longer}, or "
+            "give another run.name, or start over with `--resume never`, which moves the old run aside"
         )
 
 
@@ -191,8 +190,8 @@ def _find_explicit(path: Path, *, warn: bool) -> CheckpointInfo:
     for folder in (path / "checkpoints", path):
         if newest := newest_checkpoint(folder, warn=warn):
             return newest
-    what = "is no folder" if not path.is_dir() else "holds no checkpoint (step-NNNNNNNN with state.json)"
-    raise InputError(f"--resume {path}: {what}")
+    what = "is not a folder" if not path.is_dir() else "has no checkpoint (step-NNNNNNNN with state.json)"
+    raise InputError(f"--resume {path} {what}; give a run folder or a checkpoint")
 
 
 def _set_aside(folder: RunFolder) -> None:
@@ -279,8 +278,8 @@ def choose_device(config: Config, ranks: Ranks) -> torch.device:
     # sbatch without options gives one CPU core.
     if large and device.type == "cpu" and config.run.device == "auto" and "SLURM_JOB_ID" in os.environ:
         raise InputError(
-            f"this Slurm job has no GPU for model.name={config.model.name}: sbatch --gpus-per-node=1 "
-            "--cpus-per-task=12 ... asks for one; run.device=cpu trains on CPUs"
+            f"this Slurm job has no GPU for model.name={config.model.name}; request one with sbatch "
+            "--gpus-per-node=1 --cpus-per-task=12 ..., or train with run.device=cpu"
         )
     return device
 
@@ -362,7 +361,7 @@ def settle_precision(
 ) -> tuple[C, Identity, Chosen]:
     """Replaces "auto" in config and identity by `chosen`, or by the checkpoint's precision; returns the choice too."""
     if checkpoint is not None and config.train.precision == "auto":
-        chosen = fixed(checkpoint.identity[PRECISION], "auto: the run began so", device)
+        chosen = fixed(checkpoint.identity[PRECISION], "auto: as the run began", device)
     train = config.train.model_copy(update={"precision": chosen.precision})
     settled = replace(identity, values={**identity.values, PRECISION: chosen.precision})
     return config.model_copy(update={"train": train}), settled, chosen
@@ -372,12 +371,12 @@ def check_resumable(folder: RunFolder, *, extend: bool) -> None:
     """Raises InputError for a run without checkpoints that is finished or is to be extended."""
     if folder.read_status() == "done":
         raise InputError(
-            f"{folder.path} holds a finished run that left no checkpoints to resume from: give this one another "
-            "run.name, or begin again with `--resume never`, which moves that aside"
+            f"{folder.path} has a finished run without checkpoints to resume from; give another run.name, or start "
+            "over with `--resume never`, which moves it aside"
         )
     if extend:
         raise InputError(
-            f"--extend: {folder.path} has no checkpoint to resume from: give the folder of the run as run.dir=FOLDER"
+            f"--extend: {folder.path} has no checkpoint to resume from; give the run's folder as run.dir=FOLDER"
         )
 
 
@@ -406,7 +405,7 @@ def describe_start(folder: RunFolder, checkpoint: CheckpointInfo | None, plan: P
     if checkpoint is None:
         return f"from {weights}"
     if checkpoint.step == plan.total_steps and folder.read_status() == "done":
-        return f"is finished (step {checkpoint.step}): nothing is left to train"
+        return f"is finished (step {checkpoint.step}), nothing is left to train"
     return f"resumes from {checkpoint.path} (step {checkpoint.step})"
 
 
@@ -418,8 +417,8 @@ def _check_ranks_agree(identity: Identity, ranks: Ranks) -> None:
         for key in on_rank_0.keys() | other.keys():
             if on_rank_0.get(key) != other.get(key):
                 raise InputError(
-                    f"ranks are about to do different things: {key} is {on_rank_0.get(key)} on rank 0 ({host}), "
-                    f"{other.get(key)} on rank {rank} ({other_host})"
+                    f"ranks differ in {key}: {on_rank_0.get(key)} on rank 0 ({host}), {other.get(key)} on rank "
+                    f"{rank} ({other_host}); give all the same"
                 )
 
 
@@ -427,8 +426,7 @@ def _check_length(folder: RunFolder, checkpoint: CheckpointInfo | None, plan: Pl
     """Raises InputError if a resumed run has done more steps than configured."""
     if checkpoint is not None and checkpoint.step > plan.total_steps:
         raise InputError(
-            f"{folder.path} is at step {checkpoint.step}, beyond the {plan.total_steps} that it is to have: "
-            "a run is only extended to a greater length"
+            f"{folder.path} is at step {checkpoint.step}, beyond the {plan.total_steps} of its config; give more"
         )
 
 
