@@ -55,7 +55,7 @@ def read_decoder(
     }
     if weights.objective not in ("mae", "contrastive_mae", "joint") or "decoder_embed.weight" not in tensors:
         if norm_pix_loss:
-            raise InputError(f"--norm-pix-loss changes nothing: {weights.source} has no decoder of MAE")
+            raise InputError(f"--norm-pix-loss has no effect without a decoder of MAE in {weights.source}")
         return None
     width = tensors["decoder_embed.weight"].shape[0]
     if width % 4 == 0:
@@ -68,11 +68,11 @@ def read_decoder(
     notes = []
     if "norm_pix_loss" not in options:
         notes.append(
-            f"the file does not say whether its decoder predicts normalized pixels: norm_pix_loss is set to "
-            f"{str(norm_pix_loss).lower()}, mask_ratio to 0.75"
+            "the file does not say whether its decoder predicts normalized pixels; using "
+            f"norm_pix_loss={str(norm_pix_loss).lower()}, mask_ratio=0.75"
         )
     elif norm_pix_loss:
-        raise InputError(f"--norm-pix-loss changes nothing: {weights.source} says it itself")
+        raise InputError(f"--norm-pix-loss has no effect: {weights.source} records it; leave it out")
     if heads is None:
         return Decoder(tensors, None, None, tuple(notes))
     blocks = {name.split(".")[1] for name in tensors if name.startswith("decoder_blocks.")}
@@ -99,7 +99,7 @@ def _build(
         mae.load_state_dict({**state, **tensors}, strict=True)
     except (ValueError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[-1].strip()
-        raise InputError(f"{source}: its decoder does not fit its encoder: {reason}") from None
+        raise InputError(f"{source}: its decoder does not fit its encoder ({reason})") from None
     return mae.eval()
 
 
