@@ -67,11 +67,6 @@ def add_export(commands: argparse._SubParsersAction[OneLineParser]) -> None:
         "third-party weights mostly cls)",
     )
     parser.add_argument(
-        "--norm-pix-loss",
-        action="store_true",
-        help="the decoder of this official file predicts normalized pixels; the file does not record it (our runs do)",
-    )
-    parser.add_argument(
         "--push",
         metavar="USER/NAME[@BRANCH]",
         help="upload the export to the Hugging Face Hub as one commit, with the encoder.safetensors that "
@@ -113,7 +108,7 @@ def run_export(arguments: argparse.Namespace) -> int:
         check_place(out, force=arguments.force)
         if hub:
             check_push(hub, public=public)
-    source = load_for_export(arguments.weights, arguments.pool, norm_pix_loss=arguments.norm_pix_loss)
+    source = load_for_export(arguments.weights, arguments.pool)
     for note in source.encoder.notes(arguments.weights):
         print(note, file=sys.stderr)
     if arguments.dry_run:

@@ -10,7 +10,7 @@ from mae_vit.core.errors import InputError
 
 _DESCRIPTION = """Draw what an encoder has learned: reconstructions, attention, rollout, attention distance,
 positions, and principal components of patch features. Write one page, OUT/index.html, and next to
-it the pictures as PNG and their numbers as CSV and NPZ."""
+it the pictures as PNG and numbers as CSV."""
 _EXAMPLES = """  mae-vit inspect runs/mae_base            its held-out images; writes runs/mae_base/inspect
   mae-vit inspect --ckpt runs/mae_base --data photos/ --out look
   mae-vit inspect --ckpt runs/scratch --against runs/mae_base --data data/mine --out both
@@ -53,12 +53,6 @@ def add_inspect(commands: argparse._SubParsersAction[OneLineParser]) -> None:
         "--images", type=int, default=256, metavar="N", help="number of images (256); fewer is faster"
     )
     parser.add_argument(
-        "--norm-pix-loss",
-        action="store_true",
-        help="the decoder of this official file predicts normalized pixels; the file does not record it (those of "
-        "mae_visualize_* do not)",
-    )
-    parser.add_argument(
         "--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: a GPU if there is one"
     )
     add_plugin(parser)
@@ -96,11 +90,10 @@ def run_inspect(arguments: argparse.Namespace) -> int:
         arguments.out or run / "inspect",
         images=arguments.images,
         split=arguments.split,
-        norm_pix_loss=arguments.norm_pix_loss,
         device=choose_device(arguments.device),
     )
     print(f"page      {page} (open in a browser)")
-    print(f"pictures  {page.parent}, with their numbers as CSV and NPZ")
+    print(f"pictures  {page.parent}, with numbers as CSV")
     return 0
 
 

@@ -386,9 +386,8 @@ def _opened_sources(
     options = SourceOptions(out=Path(out), **_values(SourceOptions, arguments))
     with leaving_no_empty_folders(options.out):
         if arguments.label_file:
-            columns = {"image_column": options.image_column, "label_column": options.label_column}
             plain = replace(options, labels=False, image_column=None, label_column=None)
-            sources = [label_by_file(find_sources(specs, plain)[0], arguments.label_file, **columns)]
+            sources = [label_by_file(find_sources(specs, plain)[0], arguments.label_file, options)]
         else:
             sources = find_sources(specs, options)
         if arguments.masks:

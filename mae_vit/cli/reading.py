@@ -150,6 +150,6 @@ def _report(arguments: argparse.Namespace) -> int:
         write_atomically(out, page.encode("utf-8", "replace"))
     except OSError as error:
         raise InputError(f"{out} cannot be written: {error_reason(error)}; give --out FILE") from None
-    print("verdict   " + "\n          ".join(verdict(record)))
+    print("verdict   " + str(verdict(record)).replace("\n", "\n          ").replace("`", ""))
     print(f"page      {out} (open in a browser)")
     return 0

@@ -14,6 +14,7 @@ from mae_vit.config.command_line import OneLineParser, add_local_rank, as_path
 from mae_vit.config.presets import PRESETS, find_config, find_preset, preset_paths, read_header
 from mae_vit.core.errors import EXIT_FAILED, InputError
 from mae_vit.core.messages import nearest
+from mae_vit.runtime.imports import slow_imports
 from mae_vit.runtime.signals import install_early_handlers
 
 # Job -> (module, line for --help).
@@ -159,7 +160,8 @@ def add_doctor(commands: argparse._SubParsersAction[OneLineParser]) -> None:
 
 def _doctor(arguments: argparse.Namespace) -> int:
     # Imports torch: not for --help.
-    from mae_vit.pretraining.doctor import doctor
+    with slow_imports():
+        from mae_vit.pretraining.doctor import doctor
 
     config, overrides = arguments.config, arguments.paths
     if config is None and overrides and "=" not in overrides[0]:

@@ -17,7 +17,7 @@ from mae_vit.config.typed_yaml import PathText
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import closest
 from mae_vit.models.geometry import GEOMETRIES, Geometry, NetworkGeometry, ViTGeometry, ViTRopeGeometry
-from mae_vit.models.sizes import BASELINE_NAMES, SIZES, TIMM_PREFIX, WITHOUT_DROP_PATH, PatchInit, Size
+from mae_vit.models.sizes import BASELINE_NAMES, SIZES, TIMM_PREFIX, WITHOUT_DROP_PATH, Size
 
 # Masking stores a patch's number in 16 bits.
 _MOST_PATCHES = 2**16
@@ -38,8 +38,6 @@ class EncoderSection(Section, ABC):
         img_size: side of the images in pixels, or `[height, width]`.
         in_chans: number of bands of the images; null takes the data's.
         init: pretrained weights to begin from.
-        patch_init: adapts the patch projection of `init` to another number of bands. "repeat" (null) takes its
-            channels in turn, "average" their mean, both times old / new channels; "fresh" begins at random.
     """
 
     skips_patches: ClassVar[bool] = False
@@ -52,7 +50,6 @@ class EncoderSection(Section, ABC):
     img_size: int | list[int]
     in_chans: int | None = Field(default=None, gt=0, le=MAX_CHANNELS)
     init: PathText | None = None
-    patch_init: PatchInit | None = None
 
     @abstractmethod
     def geometry(self) -> Geometry:
@@ -205,7 +202,7 @@ class NetworkSection(EncoderSection):
     """Another network: a baseline, or `timm:NAME`.
 
     Attributes:
-        name: `SimpleCNN`, `SmallResNet`, `SmallBiT`, `SmallHybrid` or `timm:NAME`.
+        name: `SimpleCNN`, `SmallResNet`, `SmallBiT` or `timm:NAME`.
         patch_size: side in pixels of the squares that `simmim` masks; null is 4, or 16 for images of 128 px or more.
         drop_path_rate: stochastic depth of the last block; it grows linearly from 0.
     """
@@ -241,10 +238,6 @@ class NetworkSection(EncoderSection):
             raise ValueError(f"img_size={self.img_size}: must be above 0")
         if self.drop_path_rate and self.name in WITHOUT_DROP_PATH:
             raise ValueError(f'drop_path_rate has no effect with name="{self.name}"')
-        if self.patch_init is not None:
-            raise ValueError(
-                f'patch_init has no effect with name="{self.name}", which has no patch projection'
-            )
         return self
 
     def geometry(self) -> NetworkGeometry:  # noqa: D102

@@ -37,7 +37,6 @@ _ALTERNATIVES = (
     ("optim.lr", "optim.blr"),
     ("checkpoint.every_steps", "checkpoint.every_epochs"),
     ("monitor.evaluate_every_steps", "monitor.evaluate_every_epochs"),
-    ("monitor.probe_every_steps", "monitor.probe_every_epochs"),
 )
 
 

@@ -21,7 +21,6 @@ class Due(NamedTuple):
     log: bool
     evaluate: bool
     probe: bool
-    inspect: bool
     save: bool
     last: bool
 
@@ -42,7 +41,6 @@ class Plan:
         checkpoint_every_steps: steps between saves; time may ask for more (`checkpoint.every_minutes`).
         evaluate_every_steps: steps between evaluations on held-out images.
         probe_every_steps: steps between scores of the online probe; 0 for none.
-        inspect_every_steps: steps between views of the encoder; 0 for none.
         notes: where the plan departs from the config, a sentence each.
     """
 
@@ -57,7 +55,6 @@ class Plan:
     checkpoint_every_steps: int
     evaluate_every_steps: int
     probe_every_steps: int = 0
-    inspect_every_steps: int = 0
     notes: tuple[str, ...] = ()
 
     def due(self, done: int, *, log_every_steps: int) -> Due:
@@ -67,11 +64,9 @@ class Plan:
         def every(steps: int) -> bool:
             return steps > 0 and (last or done % steps == 0)
 
-        evaluate, probe, inspect = map(
-            every, (self.evaluate_every_steps, self.probe_every_steps, self.inspect_every_steps)
-        )
-        log = evaluate or probe or inspect or done % log_every_steps == 0
-        return Due(log, evaluate, probe, inspect, every(self.checkpoint_every_steps), last)
+        evaluate, probe = every(self.evaluate_every_steps), every(self.probe_every_steps)
+        log = evaluate or probe or done % log_every_steps == 0
+        return Due(log, evaluate, probe, every(self.checkpoint_every_steps), last)
 
     def position(self, step: int) -> tuple[int, int]:
         """Returns (epoch, step within the epoch): the whole state of the data order."""
@@ -135,7 +130,6 @@ def make_plan(config: Config, *, num_samples: int, world_size: int, probe_size: 
     if optim.min_lr > lr:
         given = f"optim.lr={lr:g}" if optim.lr else f"{lr:g} = optim.blr={optim.blr:g} x {batch} / 256"
         raise InputError(f"optim.min_lr={optim.min_lr:g} is above the peak rate {given}; lower it")
-    probe_default = -(-_TRAINED_PER_PROBED * probe_size // batch)
     return Plan(
         num_samples=num_samples,
         steps_per_epoch=steps_per_epoch,
@@ -147,8 +141,7 @@ def make_plan(config: Config, *, num_samples: int, world_size: int, probe_size: 
         lr=lr,
         checkpoint_every_steps=every(save, "every_", total if save.every_minutes else steps_per_epoch),
         evaluate_every_steps=every(monitor, "evaluate_every_", steps_per_epoch),
-        probe_every_steps=every(monitor, "probe_every_", probe_default) if probe_size else 0,
-        inspect_every_steps=every(monitor, "inspect_every_", 0) if monitor.inspect_every_epochs else 0,
+        probe_every_steps=-(-_TRAINED_PER_PROBED * probe_size // batch),
         notes=tuple(notes),
     )
 

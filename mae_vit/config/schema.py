@@ -231,21 +231,17 @@ class GuardSection(Section):
         max_rollbacks: rollbacks from one checkpoint after which the run stops.
         skip_steps: batches that a rollback skips; the last is that of the bad step. Each further try skips twice as
             many.
-        spike_sigmas: height of a loss spike above the median of the last 256 losses, in robust standard deviations;
-            null detects no spikes.
-        spike_steps: steps in a row that a loss spike lasts.
+        spike_sigmas: height of a loss spike, which lasts 8 steps or more, above the median of the last 256 losses, in
+            robust standard deviations; null detects no spikes.
     """
 
     max_rollbacks: int = Field(default=3, ge=0)
     # The idea is from PaLM (arXiv 2204.02311 Sec. 5.1), which skipped 200 to 500 batches. The values are ours.
     skip_steps: int = Field(default=16, gt=0)
     spike_sigmas: float | None = Field(default=12.0, gt=0)
-    spike_steps: int = Field(default=8, gt=0)
 
     @model_validator(mode="after")
     def _check(self) -> GuardSection:
-        if self.spike_sigmas is None and self.spike_steps != GuardSection.model_fields["spike_steps"].default:
-            raise ValueError(f"spike_steps={self.spike_steps} has no effect with spike_sigmas=null")
         if not self.max_rollbacks and self.skip_steps != GuardSection.model_fields["skip_steps"].default:
             raise ValueError(f"skip_steps={self.skip_steps} has no effect with max_rollbacks=0")
         return self
@@ -263,10 +259,7 @@ class MonitorSection(Section):
         picture_images: images in each picture.
         picture_bands: three bands to show as red, green and blue, or one for gray, by name or by number from 1; null
             chooses (docs/bands.md).
-        probe_every_steps: steps between online probes.
-        probe_every_epochs: epochs between online probes.
-        probe_queries: images that the probe is scored on; 0 for no probe.
-        inspect_every_epochs: epochs between views of the encoder in TensorBoard and trackers; null for none.
+        probe_queries: images that the online probe is scored on; 0 for no probe.
         tensorboard: write TensorBoard files.
         trackers: experiment trackers, which get the metrics and pictures of TensorBoard, and the summary. A run that
             resumes continues the same tracked run. A tracker that fails gives one warning.
@@ -280,10 +273,7 @@ class MonitorSection(Section):
     evaluate_images: int = Field(default=512, gt=0)
     picture_images: int = Field(default=8, gt=0, le=64)
     picture_bands: list[int | str] | None = None
-    probe_every_steps: int | None = Field(default=None, gt=0)
-    probe_every_epochs: float | None = Field(default=None, gt=0)
     probe_queries: int = Field(default=500, ge=0)
-    inspect_every_epochs: float | None = Field(default=None, gt=0)
     tensorboard: bool = True
     trackers: list[str] = Field(default_factory=list)
     tracker_group: str | None = Field(default=None, min_length=1)
@@ -291,11 +281,6 @@ class MonitorSection(Section):
     @model_validator(mode="after")
     def _check(self) -> MonitorSection:
         exactly_one(self, ("evaluate_every_steps", "evaluate_every_epochs"), required=False)
-        exactly_one(self, ("probe_every_steps", "probe_every_epochs"), required=False)
-        if self.inspect_every_epochs is not None and not (self.tensorboard or self.trackers):
-            raise ValueError(
-                f"inspect_every_epochs={self.inspect_every_epochs:g} has no effect with tensorboard=false"
-            )
         if unknown := set(self.trackers) - set(TRACKERS):
             raise ValueError(
                 f'trackers={self.trackers}: there is no "{min(unknown)}"; {nearest(min(unknown), TRACKERS)}'

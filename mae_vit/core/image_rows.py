@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from textwrap import wrap
 from typing import NamedTuple
 
 import numpy as np
@@ -29,11 +30,12 @@ class Picture(NamedTuple):
 
 # Small images are shown at this many pixels at least.
 _MIN_SHOWN_PX = 64
-_LABEL_PX = 14
+# Height of a line of a label, and the width of its widest letters but a few.
+_LINE_PX, _LETTER_PX = 14, 6
 
 
 def draw_rows(rows: Sequence[Picture]) -> np.ndarray:
-    """Draws one labeled row for each picture: uint8 (height, width, 3)."""
+    """Draws one row for each picture, below its label: uint8 (height, width, 3)."""
     tiles = []
     for row in rows:
         images = row.images.detach().float().cpu()
@@ -42,8 +44,10 @@ def draw_rows(rows: Sequence[Picture]) -> np.ndarray:
         zoom = max(1, -(-_MIN_SHOWN_PX // min(images.shape[2:])))
         images = F.pad(F.interpolate(images, scale_factor=zoom, mode="nearest"), (1, 1, 1, 1), value=1.0)
         strip = (torch.cat(list(images), dim=2).clamp(0, 1) * 255).round().byte().permute(1, 2, 0).numpy()
-        label = Image.new("RGB", (strip.shape[1], _LABEL_PX), "white")
-        ImageDraw.Draw(label).text((2, 1), row.label, fill="black")
+        lines = wrap(row.label, max(1, strip.shape[1] // _LETTER_PX)) or [""]
+        label = Image.new("RGB", (strip.shape[1], _LINE_PX * len(lines)), "white")
+        for number, line in enumerate(lines):
+            ImageDraw.Draw(label).text((2, 1 + _LINE_PX * number), line, fill="black")
         tiles += [np.asarray(label), strip]
     return np.concatenate(tiles)
 

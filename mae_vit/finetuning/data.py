@@ -30,6 +30,8 @@ from mae_vit.weights.read import Weights
 
 # A constant, not the run's seed: runs of all seeds are measured on the same images.
 _MEASURING_SEED = 0
+# Training images that are measured, at most.
+_MEASURED_TRAIN = 10_000
 # The most that a dry run fetches without asking: some seconds on a fast line.
 _PLANNED_GIB = 1.0
 
@@ -126,11 +128,11 @@ class FinetuneData(TrainingData):
         keys = self.index.keys()
         return hashlib.sha256("\n".join(sorted(keys[sample] for sample in samples)).encode()).hexdigest()[:16]
 
-    def some_of_train(self, count: int) -> np.ndarray:
-        """Draws up to `count` training samples, ascending; the same in runs of all seeds."""
+    def some_of_train(self) -> np.ndarray:
+        """Draws the training samples that are measured, ascending; the same in runs of all seeds."""
         total = len(self.train)
         key = derive_key(_MEASURING_SEED, RngStream.ORDER, 0)
-        return np.sort(self.train[permute(np.arange(min(count, total)), total, key)])
+        return np.sort(self.train[permute(np.arange(min(_MEASURED_TRAIN, total)), total, key)])
 
     def open_test(self) -> AugmentedSource:
         """Opens the images of the test split. Call it once, at the end of a run."""

@@ -1,26 +1,26 @@
-"""Pictures: rows of images and maps, and charts."""
+"""Pictures: rows of images and maps, and charts in the style of pages."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from matplotlib import colormaps
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 from torch import Tensor
 
 from mae_vit.core.image_rows import Picture, draw_rows
+from mae_vit.pages import charts
 
 _DPI = 110
-# Okabe & Ito (2008): safe for red-green color blindness.
-_INK, _OTHER = "#0072b2", "#d55e00"
 _MAX_MAPS = 16
+# The longer side of all maps of positions together.
+_MAPS_PX = 640
 # The longer side of an image in rows: large enough to see, small enough for a page.
 _TILE_PX = 96
 
@@ -35,24 +35,31 @@ class View:
         name: name of its files.
         title: heading on the page.
         reading: explains the picture.
+        finding: what it shows of this encoder, a clause that begins with the verb; empty if readers judge.
         drawn: the picture: a chart, or pixels uint8 (H, W, 3).
         table: its numbers as a CSV: head and rows.
-        arrays: its numbers as an NPZ.
     """
 
     name: str
     title: str
     reading: str
     drawn: Figure | np.ndarray
+    finding: str = ""
     table: Table | None = None
-    arrays: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 def to_png(drawn: Figure | np.ndarray) -> bytes:
     """Encodes a chart, or pixels uint8 (H, W, 3)."""
     stream = io.BytesIO()
     if isinstance(drawn, Figure):
-        drawn.savefig(stream, format="png", dpi=_DPI, metadata={"Software": None})
+        drawn.savefig(
+            stream,
+            format="png",
+            dpi=_DPI,
+            facecolor="white",
+            bbox_inches="tight",
+            metadata={"Software": None},
+        )
     else:
         Image.fromarray(drawn).save(stream, "PNG", optimize=True)
     return stream.getvalue()
@@ -91,38 +98,32 @@ def by_depth(values: np.ndarray, label: str, *, uniform: float, uniform_label: s
 
     The axis runs from 0 to just above `uniform`, so that charts compare, unless a head is far above it.
     """
-    figure = Figure(figsize=(5.2, 3.2), layout="constrained")
-    axes = figure.subplots()
-    axes.grid(alpha=0.2)
     depth = np.arange(1, len(values) + 1)
-    axes.plot(depth, values, "o", color=_INK, markersize=5, alpha=0.7)
-    axes.plot(depth, values.mean(axis=1), "-", color=_OTHER, label="mean over heads")
-    axes.axhline(uniform, color="gray", linestyle="--", linewidth=1, label=uniform_label)
-    axes.set_ylim(0, max(1.2 * uniform, 1.05 * values.max(initial=0)) or 1)
-    axes.set_xlabel("block")
-    axes.set_ylabel(label)
-    axes.set_xticks(depth if len(depth) <= 16 else depth[::4])
-    axes.legend(fontsize=8)
-    return figure
+    with charts.chart("block", label, width=5.2, height=3.2) as (figure, axes):
+        axes.plot(depth, values, "o", color=charts.COLORS[0], markersize=5, alpha=0.7)
+        axes.plot(
+            depth, values.mean(axis=1), "o-", color=charts.COLORS[1], markersize=3, label="mean over heads"
+        )
+        axes.axhline(uniform, color="gray", linestyle="--", linewidth=1, label=uniform_label)
+        axes.set_ylim(0, max(1.2 * uniform, 1.05 * values.max(initial=0)) or 1)
+        axes.set_xlim(0.5, len(values) + 0.5)
+        axes.set_xticks(depth if len(depth) <= 16 else depth[::4])
+        charts.legend_below(axes)
+        return figure
 
 
-def similarity_grid(similarity: np.ndarray, grid_size: tuple[int, int]) -> Figure:
-    """Draws each position's similarity (N, N) to all others as a map, laid out as the patches are.
+def similarity_grid(similarity: np.ndarray, grid_size: tuple[int, int]) -> np.ndarray:
+    """Draws each position's similarity (N, N), -1 to 1, to all others as a map, laid out as the patches are.
 
-    In large grids every second, third, ... position is drawn.
+    In large grids every second, third, ... position is drawn. Returns uint8 (height, width, 3).
     """
-    rows, columns = grid_size
-    step = -(-max(rows, columns) // _MAX_MAPS)
-    shown_rows, shown_columns = range(0, rows, step), range(0, columns, step)
-    scale = 6.0 / max(len(shown_rows), len(shown_columns))
-    figure = Figure(figsize=(len(shown_columns) * scale + 0.8, len(shown_rows) * scale))
-    parts = figure.subplots(len(shown_rows), len(shown_columns), squeeze=False)
-    for row, line in zip(shown_rows, parts, strict=True):
-        for column, part in zip(shown_columns, line, strict=True):
-            assert isinstance(part, Axes)
-            values = similarity[row * columns + column].reshape(rows, columns)
-            drawn = part.imshow(values, vmin=-1, vmax=1, cmap="viridis")
-            part.set_axis_off()
-    figure.subplots_adjust(left=0.01, right=0.88, top=0.99, bottom=0.01, wspace=0.06, hspace=0.06)
-    figure.colorbar(drawn, cax=figure.add_axes((0.9, 0.1, 0.02, 0.8)), label="cosine similarity")
-    return figure
+    step = -(-max(grid_size) // _MAX_MAPS)
+    maps = similarity.reshape(*grid_size, *grid_size)[::step, ::step]
+    colors = (colormaps["viridis"]((maps + 1) / 2)[..., :3] * 255).astype(
+        np.uint8
+    )  # (rows, columns, H, W, 3)
+    colors = np.pad(colors, [(0, 0), (0, 0), (0, 1), (0, 1), (0, 0)], constant_values=255)
+    rows, columns, height, width, _ = colors.shape
+    grid = colors.swapaxes(1, 2).reshape(rows * height, columns * width, 3)
+    zoom = max(1, _MAPS_PX // max(grid.shape))
+    return grid.repeat(zoom, axis=0).repeat(zoom, axis=1)

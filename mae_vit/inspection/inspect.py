@@ -23,7 +23,7 @@ from mae_vit.inspection.images import Samples, draw_samples
 from mae_vit.inspection.views import all_views
 from mae_vit.objectives.objective import Objective
 from mae_vit.objectives.pretrain_config import PretrainConfig
-from mae_vit.pages import image, render
+from mae_vit.pages import charts, image, render
 from mae_vit.training.checkpoints.checkpoint import STATE
 from mae_vit.weights.encoder import PretrainedEncoder, encoder_from_weights
 from mae_vit.weights.load import load_weights
@@ -42,40 +42,52 @@ class InspectedEncoder:
     """An encoder under inspection.
 
     Attributes:
-        name: weights as the user named them, for titles.
+        source: weights as the user named them.
         model: encoder, read-out and normalization.
         objective: trained objective around the encoder; None if the weights hold only the encoder.
         why_no_objective: the reason, for the page.
         picture_bands: the bands that images are drawn in, from its run; None chooses.
+        run: name of its run; empty without one.
     """
 
-    name: str
+    source: str
     model: PretrainedEncoder
     objective: Objective | None
     why_no_objective: str = ""
     picture_bands: tuple[int | str, ...] | None = None
+    run: str = ""
+
+    @property
+    def title(self) -> str:
+        """The run's name, or the last part of the path to a file."""
+        return self.run or Path(self.source).name
 
 
-def open_subject(source: str, *, norm_pix_loss: bool = False) -> InspectedEncoder:
+def open_subject(source: str) -> InspectedEncoder:
     """Opens the weights that `--ckpt` names, with the picture bands of their run.
 
-    `norm_pix_loss` says that an official file's decoder predicts normalized pixels: the file does not say. Raises
-    InputError if they are no Vision Transformer, or `norm_pix_loss` has no effect.
+    Raises InputError if they are no Vision Transformer.
     """
     weights = read_weights(source)
     model = encoder_from_weights(weights)
     _ = model.info.vit  # other families have no attention to show
-    bands = None
+    bands, run = None, ""
     if (Path(source) / "config.yaml").is_file():
-        monitor = read_run_config(Path(source)).get("monitor")
-        wanted = monitor.get("picture_bands") if isinstance(monitor, dict) else None
+        config = read_run_config(Path(source))
+        wanted = (config.get("monitor") or {}).get("picture_bands")
         bands = tuple(wanted) if isinstance(wanted, list) else None
-    decoder = read_decoder(weights, model.encoder, model.info, norm_pix_loss=norm_pix_loss)
+        run = str((config.get("run") or {}).get("name") or Path(source).resolve().name)
+    decoder = read_decoder(weights, model.encoder, model.info)
     if decoder is not None:
+<<<<<<< HEAD
         why = "" if decoder.mae else "the number of heads of its decoder is not known"
         return InspectedEncoder(source, model, decoder.mae, why, bands)
+=======
+        why = "" if decoder.mae else "nothing says how many heads its decoder has"
+        return InspectedEncoder(source, model, decoder.mae, why, bands, run)
+>>>>>>> main
     objective, why = _open_objective(source, weights, model)
-    return InspectedEncoder(source, model, objective, why, bands)
+    return InspectedEncoder(source, model, objective, why, bands, run)
 
 
 def _open_objective(source: str, weights: Weights, model: PretrainedEncoder) -> tuple[Objective | None, str]:
@@ -102,7 +114,7 @@ class WrittenView:
 
     Attributes:
         view: the picture and its text.
-        picture: its picture, as an HTML element.
+        picture: its picture, as an element of the page.
         files: files of its picture and numbers, named from the page's folder.
     """
 
@@ -118,18 +130,16 @@ def inspect(
     *,
     images: int,
     split: str | None = None,
-    norm_pix_loss: bool = False,
     device: torch.device | None = None,
 ) -> Path:
-    """Writes pictures (PNG), their numbers (CSV, NPZ) and one page that shows all; returns the page's path.
+    """Writes pictures (PNG), their numbers (CSV) and one page that shows all; returns the page's path.
 
     `sources` are the weights of one encoder, or of two to compare; `data` prepared shards, a folder of images or an
-    archive. A new inspection replaces an earlier one in `out` once it is complete. `norm_pix_loss` says that the
-    decoder of an official file predicts normalized pixels. Raises InputError if weights or images cannot be read, or
-    `out` is no inspection.
+    archive. A new inspection replaces an earlier one in `out` once it is complete. Raises InputError if weights or
+    images cannot be read, or `out` is no inspection.
     """
     _check_place(out)
-    subjects = [open_subject(source, norm_pix_loss=norm_pix_loss) for source in sources]
+    subjects = [open_subject(source) for source in sources]
     partial = temporary_name(out)
     try:
         parts = []
@@ -143,7 +153,7 @@ def inspect(
             folder = partial / side if len(subjects) > 1 else partial
             folder.mkdir(parents=True)
             parts.append((subject, samples, _write_views(subject, samples, folder, partial, device)))
-        page = _page(parts, [subject.name for subject in subjects])
+        page = _page(parts)
         (partial / INDEX).write_bytes(page.encode("utf-8", "replace"))
         contents = sorted(path.name for path in partial.iterdir())
         (partial / _CONTENTS).write_text(json.dumps({"inspection": contents}), encoding="utf-8")
@@ -187,24 +197,30 @@ def _write_views(
             files.append(path.with_suffix(".csv"))
             with files[-1].open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
                 csv.writer(file, lineterminator="\n").writerows([view.table[0], *view.table[1]])
-        if view.arrays:
-            files.append(path.with_suffix(".npz"))
-            np.savez_compressed(files[-1], **view.arrays)  # type: ignore[arg-type]
         names = [file.relative_to(root).as_posix() for file in files]
-        picture = image(png, view.title, squares=isinstance(view.drawn, np.ndarray))
+        picture = image(png, view.title) if isinstance(view.drawn, np.ndarray) else charts.to_svg(view.drawn)
         written.append(WrittenView(view, picture, names))
         print(f"  {view.title}", file=sys.stderr, flush=True)
     return written
 
 
-def _page(parts: Sequence[tuple[InspectedEncoder, Samples, list[WrittenView]]], names: Sequence[str]) -> str:
+def _page(parts: Sequence[tuple[InspectedEncoder, Samples, list[WrittenView]]]) -> str:
+    titles = [subject.title for subject, _, _ in parts]
     by_name = [{item.view.name: item for item in written} for _, _, written in parts]
     views = []
     for name in dict.fromkeys(name for side in by_name for name in side):
         sides = [side.get(name) for side in by_name]
         views.append((next(item.view for item in sides if item), sides))
-    facts = [_facts(subject, samples) for subject, samples, _ in parts]
-    return render("inspection.html", title=" and ".join(names), names=names, facts=facts, views=views)
+    return render(
+        "inspection.html",
+        title=" and ".join(titles),
+        titles=titles,
+        findings=[
+            " and ".join(filter(None, (item.view.finding for item in side.values()))) for side in by_name
+        ],
+        facts=[_facts(subject, samples) for subject, samples, _ in parts],
+        views=views,
+    )
 
 
 def _facts(subject: InspectedEncoder, samples: Samples) -> dict[str, str]:
@@ -212,7 +228,7 @@ def _facts(subject: InspectedEncoder, samples: Samples) -> dict[str, str]:
     height, width = info.img_size
     unfinished = subject.model.weights.remarks.get("unfinished")
     facts = {
-        "weights": subject.name + (f" ({unfinished})" if unfinished else ""),
+        "weights": subject.source + (f" ({unfinished})" if unfinished else ""),
         "objective": info.objective + (f", {info.step:,} steps" if info.step else ""),
         "encoder": f"{count_of(info.vit.depth, 'block')} of {count_of(info.vit.num_heads, 'head')}, "
         f"width {info.vit.embed_dim}, "

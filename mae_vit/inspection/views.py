@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from mae_vit.core.bands import Bands
@@ -20,9 +18,8 @@ from mae_vit.inspection.figures import (
     draw_tiles,
     in_false_color,
     similarity_grid,
-    to_png,
 )
-from mae_vit.inspection.images import Samples, as_drawn
+from mae_vit.inspection.images import Samples
 from mae_vit.inspection.measures import (
     attention_maps,
     attention_weights,
@@ -32,14 +29,12 @@ from mae_vit.inspection.measures import (
     position_similarity,
     rollout,
 )
-from mae_vit.inspection.reconstructions import reconstruct
+from mae_vit.inspection.reconstructions import Reconstruction, reconstruct
 from mae_vit.models.encoders.base import Encoder
 from mae_vit.models.sizes import Pool
-from mae_vit.objectives.objective import Objective, Task
+from mae_vit.objectives.objective import Objective
 from mae_vit.weights.encoder import PretrainedEncoder
 
-# An encoder and its normalization, trained or in training.
-InspectableEncoder = PretrainedEncoder | Objective
 _SHOWN = 8
 # Images to average over; ViT takes 128 (App. D.7).
 _AVERAGED = 128
@@ -59,24 +54,6 @@ def all_views(model: PretrainedEncoder, objective: Objective | None, samples: Sa
     yield feature_view(model, samples)
 
 
-def draw_views(
-    task: Task, images: Tensor, picture_bands: Sequence[int | str] | None = None
-) -> dict[str, np.ndarray]:
-    """Draws the cheap views of an objective in training, which keeps its mode: name -> uint8 (H, W, 3).
-
-    They are rollout, attention distance and positions. Distances are averaged over `images`, raw values (n, C, H, W) on
-    its device.
-    """
-    assert isinstance(task, Objective)
-    encoder, shown = task.encoder, as_drawn(images, task.bands, picture_bands)
-    weights = attention_weights(encoder, task.normalize(images))
-    distance = next(head_views(task, images))
-    views = [rollout_view(encoder, shown, weights, "mean"), distance, position_view(encoder)]
-    return {
-        view.name: np.asarray(Image.open(io.BytesIO(to_png(view.drawn))).convert("RGB")) for view in views
-    }
-
-
 def band_views(objective: Objective | None, samples: Samples) -> Iterator[View]:
     """Draws each band of some images and a reconstruction in gray; nothing for 8-bit gray or RGB."""
     bands = samples.bands
@@ -93,7 +70,7 @@ def band_views(objective: Objective | None, samples: Samples) -> Iterator[View]:
         f"Images by band ({len(bands.names)} of {bands.dtype})",
         f"Each band in gray, a row for each. {scale} Missing values are black.",
         draw_tiles([Picture(bands.names[band], unit[:, band : band + 1]) for band in chosen]),
-        _band_statistics(samples, bands),
+        table=_band_statistics(samples, bands),
     )
     if objective is None:
         return
@@ -132,15 +109,24 @@ def reconstruction_views(objective: Objective, samples: Samples) -> Iterator[Vie
         rows: list[Picture] = []
         for item in (item for item in reconstructions if item.kind == kind):
             *predicted, original = in_colors(item.rows, samples.bands, samples.picture_bands)
-            said = f"{item.ratio:.0%} masked{_describe_metrics(item.metrics)}"
-            rows += [row._replace(label=f"{row.label}, {said}") for row in predicted]
+            label = f"{predicted[0].label}, {item.ratio:.0%}{_describe_metrics(item.metrics)}"
+            rows += [predicted[0]._replace(label=label), *predicted[1:]]
         yield View(
             f"reconstructions-{kind.replace(' ', '-')}",
             f"Reconstructions, masks {kind}" if kind == "as trained" else f"Reconstructions, {kind} masks",
+<<<<<<< HEAD
             "Masked input, prediction, prediction with the visible patches, and the original. Where a row says "
             "true patch mean and std, the network predicts normalized pixels, and both come from the original patch: "
             "shapes and edges are predicted, brightness is not.",
+=======
+            "What the masked patches were predicted to be: masked, predicted, pasted into the visible part, and the "
+            "original last. The baseline needs no learning: it fills each patch with one color, its own where "
+            "normalized pixels are predicted, else a mean of visible patches. Where a row says true patch mean and "
+            "std, the prediction borrows both from the masked patch: shapes and edges are the network's, brightness "
+            "is not.",
+>>>>>>> main
             draw_rows([*rows, original]),
+            _finding(reconstructions) if kind == reconstructions[0].kind else "",
             table,
         )
 
@@ -149,6 +135,16 @@ def _describe_metrics(metrics: dict[str, float]) -> str:
     if "psnr_db" not in metrics:
         return ""
     return f": {metrics['psnr_db']:.2f} dB, {metrics['psnr_gain_db']:+.2f} over its baseline"
+
+
+def _finding(reconstructions: Sequence[Reconstruction]) -> str:
+    """Compares the predicted pixels with those of the baseline, under the first kind of masks at about MAE's ratio."""
+    item = min(reconstructions, key=lambda item: abs(item.ratio - 0.75))
+    gain = item.metrics.get("psnr_gain_db")
+    if gain is None:
+        return ""
+    side = "better" if gain > 0 else "worse"
+    return f"predicts pixels {abs(gain):.1f} dB {side} than a baseline that learns nothing ({item.ratio:.0%} masked)"
 
 
 def attention_views(model: PretrainedEncoder, samples: Samples) -> Iterator[View]:
@@ -164,7 +160,6 @@ def attention_views(model: PretrainedEncoder, samples: Samples) -> Iterator[View
             f"Attention in block {block + 1} of {depth}",
             f"The images, then a map for each head: where {asked} looks (bright: more; each map has its own scale).",
             draw_tiles([Picture("image", shown / 255), *heads]),
-            arrays={"maps": maps.numpy()},
         )
     yield rollout_view(model.encoder, shown, weights, model.pool)
     yield from head_views(model, samples.images[:_AVERAGED])
@@ -187,11 +182,10 @@ def rollout_view(encoder: Encoder, images: Tensor, weights: Sequence[Tensor], po
                 Picture("both", darkened(unit, rolled)),
             ]
         ),
-        arrays={"rollout": rolled.numpy()},
     )
 
 
-def head_views(model: InspectableEncoder, images: Tensor) -> Iterator[View]:
+def head_views(model: PretrainedEncoder, images: Tensor) -> Iterator[View]:
     """Draws how far each head looks, and how widely, over raw images (n, C, H, W)."""
     encoder = model.encoder
     distances, entropies = head_statistics(model, images)
@@ -204,15 +198,23 @@ def head_views(model: InspectableEncoder, images: Tensor) -> Iterator[View]:
     ]
     table = (["block", "head", "mean_attention_distance_px", "entropy_nats"], rows)
     label = "mean attention distance, px"
+    first, last = distances.mean(axis=1)[[0, -1]]
+    finding = f"looks {first:.1f} px away in its first block, {last:.1f} px in its last"
     yield View(
         "attention-distance",
         "Mean attention distance",
+<<<<<<< HEAD
         "How many pixels away each head looks on average (ViT Fig. 7 right), a point for each head. Trained "
         "encoders have local and global heads in early blocks and global ones later; with random weights all are the "
         "same.",
         by_depth(distances, label, uniform=uniform, uniform_label="all patches equally"),
+=======
+        "How many pixels away each head looks, on average (ViT Fig. 7 right): a point for each head. Trained "
+        "encoders have local and global heads in early blocks and global ones later; at random all are alike.",
+        by_depth(distances, label, uniform=uniform, uniform_label="all patches alike"),
+        f"{finding} ({uniform:.1f} px if it saw no difference between patches)",
+>>>>>>> main
         table,
-        {"distance_px": distances},
     )
     label = f"all {tokens} tokens equally"
     yield View(
@@ -220,12 +222,11 @@ def head_views(model: InspectableEncoder, images: Tensor) -> Iterator[View]:
         "Entropy of attention",
         "How widely each head looks: low means at a few tokens, the dashed line at all equally.",
         by_depth(entropies, "entropy, nats", uniform=float(np.log(tokens)), uniform_label=label),
-        table,
-        {"entropy_nats": entropies},
+        table=table,
     )
 
 
-def _attention_weights(model: InspectableEncoder, images: Tensor) -> list[Tensor]:
+def _attention_weights(model: PretrainedEncoder, images: Tensor) -> list[Tensor]:
     return attention_weights(model.encoder, model.normalize(images.to(model.encoder.cls_token.device)))
 
 
@@ -235,7 +236,7 @@ def _query_name(encoder: Encoder, pool: Pool) -> str:
     return "[CLS]" if encoder.num_prefix_tokens == 1 else "the mean over all class tokens"
 
 
-def head_statistics(model: InspectableEncoder, images: Tensor) -> tuple[np.ndarray, np.ndarray]:
+def head_statistics(model: PretrainedEncoder, images: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """Returns attention distance in pixels and entropy in nats, each (L, H), over raw images (n, C, H, W)."""
     encoder = model.encoder
     sums = np.zeros((2, len(encoder.blocks), 1))
@@ -258,22 +259,27 @@ def position_view(encoder: Encoder) -> View:
     return View(
         "positions",
         "Similarity of position embeddings",
+<<<<<<< HEAD
         "For each patch, the similarity of its position embedding to all others (ViT Fig. 7 center). A bright spot "
         "at the patch itself, and its row and column, mean that the grid was learned. "
         + ("" if encoder.pos_embed.requires_grad else fixed),
+=======
+        "For each patch, how alike its position embedding is to all others' (ViT Fig. 7 center): a bright spot "
+        "at the patch's own place, with its row and column, means that the grid was learned. Yellow is 1, dark blue "
+        "-1. " + ("" if encoder.pos_embed.requires_grad else fixed),
+>>>>>>> main
         similarity_grid(similarity, encoder.grid_size),
-        arrays={"similarity": similarity},
     )
 
 
 @torch.no_grad()
-def patch_features(model: InspectableEncoder, images: Tensor) -> Tensor:
+def patch_features(model: PretrainedEncoder, images: Tensor) -> Tensor:
     """Encodes raw images (n, C, H, W) to patch tokens (n, N, D) after the final norm."""
     moved = model.normalize(images.to(model.encoder.cls_token.device))
     return model.encoder.forward_features(moved)[:, model.encoder.num_prefix_tokens :]
 
 
-def feature_view(model: InspectableEncoder, samples: Samples) -> View:
+def feature_view(model: PretrainedEncoder, samples: Samples) -> View:
     """Draws principal components of patch features as colors."""
     components, shares = feature_components(patch_features(model, samples.images[:_SHOWN]))
     low, high = components.flatten(0, 1).aminmax(dim=0)
@@ -286,5 +292,4 @@ def feature_view(model: InspectableEncoder, samples: Samples) -> View:
         "variance; DINOv2 Fig. 1): similar features have similar colors, in all images. Parts of objects stand out "
         "where the features tell them apart; smooth ramps that are the same in every image show positions.",
         draw_tiles([Picture("image", samples.shown(_SHOWN) / 255), Picture("components", maps)]),
-        arrays={"components": components.numpy(), "shares": shares.numpy()},
     )

@@ -9,9 +9,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -45,17 +42,16 @@ def chart(
 ) -> Iterator[tuple[Figure, Axes]]:
     """Opens a figure of `width` x `height` inches with one pair of axes, in the style of pages.
 
-    Call `to_svg` inside it; the page scales the figure.
+    Texts have the size of the page's in a chart of its own size; the page makes it smaller
+    where there is less room.
     """
-    with plt.rc_context(_STYLE):
-        figure, axes = plt.subplots(figsize=(width, height))
-        try:
-            axes.set_xlabel(horizontal)
-            axes.set_ylabel(vertical)
-            axes.grid(alpha=0.2)
-            yield figure, axes
-        finally:
-            plt.close(figure)
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(width, height))  # not pyplot's, which would have to be closed
+        axes = figure.subplots()
+        axes.set_xlabel(horizontal)
+        axes.set_ylabel(vertical)
+        axes.grid(alpha=0.2)
+        yield figure, axes
 
 
 def plain(name: str) -> str:
@@ -69,13 +65,14 @@ def legend_below(axes: Axes, *, columns: int = 2, gap: float = 0.18) -> None:
 
 
 def to_svg(figure: Figure) -> Markup:
-    """Returns an SVG element without ids, dates or sizes that differ by run."""
+    """Returns an SVG element, equal for equal charts."""
     stream = io.StringIO()
-    figure.savefig(stream, format="svg", bbox_inches="tight", metadata={"Date": None})
+    with matplotlib.rc_context(_STYLE):
+        figure.savefig(stream, format="svg", bbox_inches="tight", metadata={"Date": None})
     svg = stream.getvalue()
     # Comments repeat texts in their source form, such as 10^{-3} on a logarithmic axis.
     svg = re.sub(r"<!--.*?-->", "", svg[svg.index("<svg") :], flags=re.DOTALL).replace(_INK, "currentColor")
-    # The page sets the size: the view box stays.
-    for size in ("width", "height"):
-        svg = re.sub(rf'(<svg[^>]*?) {size}="[^"]*"', r"\1", svg, count=1)
-    return Markup(svg)
+    # As wide as the page allows, but not wider than drawn: 12 points are 1 rem.
+    size = re.search(r' width="([\d.]+)pt" height="[\d.]+pt"', svg)
+    assert size is not None
+    return Markup(svg.replace(size[0], f' style="max-width: {float(size[1]) / 12:.1f}rem"', 1))

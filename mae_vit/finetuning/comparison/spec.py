@@ -87,6 +87,16 @@ class RunSpec:
         summary = self.summary
         return summary.get("run_id") == self.id and summary.get("status") == "done"
 
+    def describe_result(self) -> str:
+        """Words the result of a finished run: its score on test images or held-out ones, or its last loss."""
+        summary = self.summary
+        for split, images in (("test", "test images"), ("val", "held-out images")):
+            for metric, words in (("top1", f"of {images} right"), ("miou", f"mIoU on {images}")):
+                if (score := summary.get(f"{split}_{metric}")) is not None:
+                    return f"{score:.1%} {words}"
+        loss = summary.get("loss")
+        return "done" if loss is None else f"loss {loss:.4g}"
+
     def claim(self) -> FileLock | None:
         """Locks the run for this process; returns None if another process of the comparison runs it.
 

@@ -232,7 +232,7 @@ def _section(raw: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 def _keep_shared(model: dict[str, Any], family: str) -> None:
     """Drops a file's model options, except those that an encoder of another `family` shares."""
-    shared = {"img_size", "in_chans", "drop_path_rate", "patch_init"} & set(ENCODERS[family].model_fields)
+    shared = {"img_size", "in_chans", "drop_path_rate"} & set(ENCODERS[family].model_fields)
     for key in set(model) - shared:
         del model[key]
 

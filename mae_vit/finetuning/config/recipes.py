@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from mae_vit.config.load import read_run_config
 from mae_vit.config.presets import PRESETS
@@ -12,7 +15,7 @@ from mae_vit.config.typed_yaml import parse_value, write_value
 from mae_vit.core.errors import InputError
 from mae_vit.data.data_path import check_recorded, resolve_data_path
 from mae_vit.data.shards.dataset_json import Dataset, read_dataset
-from mae_vit.finetuning.config.modes import MODES
+from mae_vit.finetuning.config.modes import MODES, Mode
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.models.sizes import TIMM_PREFIX
 from mae_vit.weights.names import is_frozen
@@ -21,18 +24,14 @@ from mae_vit.weights.read import read_weights
 # Keys of a run's data that its fine-tuning needs too.
 _KEPT = ("path", "split", "cache_dir", "cache_gib")
 _PASS = "give --config FILE data.path=DIR, such as --config finetune_cifar_tiny"
-# Model size -> config of mode "finetune" and of modes that train nothing.
+# Model size -> configs of mode "finetune" and of modes that train nothing, each for images of up to so many pixels.
 _RECIPES = {
-    "tiny-cifar": "finetune_cifar_tiny",
-    **dict.fromkeys(("Ti", "S", "B"), "finetune_base"),
-    "L": "finetune_large",
-    "H": "finetune_huge",
-}
-# L and H take 50 epochs: official MAE code, FINETUNE.md.
-_PROBE_RECIPES: dict[str, tuple[str, tuple[str, ...]]] = {
-    "tiny-cifar": ("linear_probe_cifar_tiny", ()),
-    **dict.fromkeys(("Ti", "S", "B"), ("linear_probe_base", ())),
-    **dict.fromkeys(("L", "H"), ("linear_probe_base", ("train.epochs=50",))),
+    "tiny-cifar": {40: "finetune_cifar_tiny", 80: "finetune_photos_64", math.inf: "finetune_photos_96"},
+    "Ti": {40: "finetune_cifar_vit_t2", 128: "finetune_tiny_imagenet", math.inf: "finetune_base"},
+    "S": {math.inf: "finetune_photos_224"},
+    "B": {math.inf: "finetune_base"},
+    "L": {math.inf: "finetune_large"},
+    "H": {math.inf: "finetune_huge"},
 }
 # Splits to test on, best first.
 TEST_SPLITS = ("test", "val")
@@ -81,12 +80,8 @@ def find_recipe(ckpt: str | None, given: Sequence[str] = ()) -> tuple[Path, list
         size = f"model.img_size={write_value(model['img_size'])}"
         raise InputError(f'no recipe for model.name="{model["name"]}" of {folder}; {_PASS} {size}')
     taken = {f"data.{name}": data[name] for name in _KEPT if data.get(name) is not None}
-    if mode == MODES["linear_probe"]:
-        name, overrides = _PROBE_RECIPES[model["name"]]
-    else:
-        name, overrides = _RECIPES[model["name"]], ()
-        if masks and model["name"] != "tiny-cifar":
-            name, overrides = "segment_base", (f"model.name={model['name']}",)
+    name, overrides = _recipe(model, mode)
+    if mode != MODES["linear_probe"]:
         # The data determine how images may be cropped and flipped; the recipe, how small a crop may be.
         views = {key: augment.get(key) for key in ("crop", "pad_px", "flip")}
         taken |= {f"data.augment.{key}": value for key, value in views.items() if value is not None}
@@ -95,6 +90,19 @@ def find_recipe(ckpt: str | None, given: Sequence[str] = ()) -> tuple[Path, list
         *overrides,
         *(f"{key}={write_value(value)}" for key, value in taken.items()),
     ]
+
+
+def _recipe(model: Mapping[str, Any], mode: Mode | None) -> tuple[str, Sequence[str]]:
+    """Returns the config for a run's network in a mode, and overrides of it."""
+    size, side = model["name"], max(np.atleast_1d(model["img_size"]))
+    if mode == MODES["linear_probe"]:
+        # L and H take 50 epochs: official MAE code, FINETUNE.md.
+        longer = ["train.epochs=50"] if size in ("L", "H") else []
+        return "linear_probe_cifar_tiny" if size == "tiny-cifar" else "linear_probe_base", longer
+    if mode is not None and mode.labels == "mask":
+        tiny = size == "tiny-cifar"
+        return ("finetune_cifar_tiny", []) if tiny else ("segment_base", [f"model.name={size}"])
+    return next(name for most, name in _RECIPES[size].items() if side <= most), []
 
 
 def _check_splits(dataset: Dataset, split: str, where: str, *, masks: bool) -> None:

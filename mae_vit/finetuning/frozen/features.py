@@ -63,7 +63,7 @@ def open_frozen(setup: Setup, *, random: bool = False, say: bool = False) -> tup
         if say:
             print("note: without --ckpt these are the features of random weights")
     else:
-        report, fc_norm = load_features(weights, encoder, model.patch_init)
+        report, fc_norm = load_features(weights, encoder)
         if say:
             print(report.describe(weights.source))
             if "fc_norm.weight" in weights.tensors and finetune.pool == "cls":

@@ -178,7 +178,7 @@ def score_by_probe(
         {"factor": factor, "lr": factor * plan.lr, "val_top1": score if held_out else None}
         for factor, score in zip(finetune.lr_factors, scores, strict=True)
     ]
-    known = np.searchsorted(data.train, data.some_of_train(finetune.train_images))
+    known = np.searchsorted(data.train, data.some_of_train())
     train = as_predictions(support[1][known].cpu().numpy(), _chances(probes[best], support[0][known]))
     width = support[0].shape[1]
     summary: dict[str, Any] = {
@@ -188,8 +188,6 @@ def score_by_probe(
         "probe_rates": rates,
         **feature_metrics(feature_sums(support[0]), width),
         "num_features": width,
-        "probe_steps": plan.total_steps,
-        "probe_epochs": plan.total_steps / plan.steps_per_epoch,
         "train_images_measured": len(known),
     }
     if not finetune.test:

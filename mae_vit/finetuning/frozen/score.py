@@ -53,21 +53,19 @@ def score(setup: Setup, arguments: Arguments, folder: RunFolder) -> None:
         InputError: if the weights do not fit, or the results cannot be written.
     """
     ranks, data, identity, say = setup.ranks, setup.data, setup.identity, setup.ranks.rank == 0
-    checkpoint = resume_or_start(setup.config, arguments, folder, identity, ranks, setup.device, saves=False)
+    checkpoint = resume_or_start(setup, arguments, folder, saves=False)
     if run_on_rank_zero(lambda: is_scored(folder, identity), ranks):
         say_finished(setup, folder)
         return
-    setup, identity, precision = settle(setup, identity, checkpoint)
+    setup, precision = settle(setup, checkpoint)
+    identity = setup.identity
     config, (encoder, head) = setup.config, open_frozen(setup, say=say)
     if say:
         setup.warn_of_normalization()
         setup.warn_of_seen_labels()
     facts = {**run_facts(config, data), "derived": setup.derived, "labels_seen_by_start": setup.label_overlap}
     facts |= {"notes": list(setup.plan.notes)} if setup.plan is not None and setup.plan.notes else {}
-    # For a comparison's progress: networks encode each image once, and the rest takes little.
-    encoded = len(data.train) + len(data.held_out) + len(data.test) * config.finetune.test
-    networks = 2 if setup.pretrained else 1  # plus the one with random weights
-    facts["scoring_flops"] = networks * encoded * _forward_flops(setup)
+    facts["scoring_flops"] = count_scoring_flops(setup)
 
     def create() -> None:
         environment = describe_environment(sys.argv, ranks.world_size)
@@ -132,6 +130,14 @@ def is_scored(folder: RunFolder, identity: Identity) -> bool:
         ) from None
     check_identity(run_identity(begun, derived=derived).values, identity, folder.path)
     return folder.read_status() == "done"
+
+
+def count_scoring_flops(setup: Setup) -> float:
+    """Counts the FLOPs of a scoring run: networks encode each image once, and the rest takes little."""
+    data = setup.data
+    encoded = len(data.train) + len(data.held_out) + len(data.test) * setup.config.finetune.test
+    networks = 2 if setup.pretrained else 1  # plus the one with random weights
+    return networks * encoded * _forward_flops(setup)
 
 
 def _forward_flops(setup: Setup) -> float:

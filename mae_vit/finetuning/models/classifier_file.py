@@ -1,4 +1,4 @@
-"""The classifier of a fine-tuning run, read from its `model.safetensors`: as a teacher, or for new images.
+"""The classifier of a fine-tuning run, read from its `model.safetensors`, for new images.
 
 Shapes: B batch, C channels, H W pixels, K classes.
 """
@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,16 +20,9 @@ from mae_vit.core.errors import InputError
 from mae_vit.core.messages import closest_path, error_reason, plain_text
 from mae_vit.core.preprocessing import Preprocessing
 from mae_vit.core.user_files import expand_path, name_given
-from mae_vit.finetuning.models.classifiers import (
-    Classifier,
-    Distillation,
-    DistilledViTClassifier,
-    NetworkClassifier,
-    ViTClassifier,
-)
+from mae_vit.finetuning.models.classifiers import Classifier, NetworkClassifier, ViTClassifier
 from mae_vit.models.attention import choose_attention
 from mae_vit.models.encoders.baselines import build_network
-from mae_vit.models.encoders.vit import ViTEncoder
 from mae_vit.models.geometry import ViTGeometry, geometry_from
 from mae_vit.models.sizes import Pool
 from mae_vit.objectives.label_loss import LabelLoss
@@ -43,8 +33,6 @@ from mae_vit.weights.seen_labels import SeenLabels
 FILE = "model.safetensors"
 _WANTED = "the folder of a finished fine-tuning run"
 _LARGEST_SIDE = 8192
-# A distilled classifier read from a file needs no teacher.
-_UNTAUGHT = Distillation(torch.zeros_like, "hard", weight=0.0)
 
 
 class Description(BaseModel):
@@ -75,97 +63,6 @@ class Description(BaseModel):
     preprocessing: dict[str, Any] | None = None
 
 
-@dataclass(frozen=True)
-class ClassifierFile:
-    """A classifier read from its file. Call it with raw images, as a student calls its teacher.
-
-    Attributes:
-        model: classifier in evaluation mode, without gradients; it normalizes images as in its own training.
-        description: the metadata of its file.
-        digest: the first 16 hexadecimal digits of its file's SHA-256.
-    """
-
-    model: Classifier
-    description: Description
-    digest: str
-
-    @torch.no_grad()
-    def __call__(self, images: Tensor) -> Tensor:
-        """Classifies raw images on the model's device: (B, C, H, W) in 0..255 -> float32 (B, K)."""
-        if images.is_meta:
-            # In a cost estimate of the student, the teacher does not count.
-            return torch.empty(len(images), self.model.labels.num_classes, device="meta")
-        return self.model.logits(self.model.normalize(images)).float()
-
-
-def read_classifier(path: Path, named: str) -> ClassifierFile:
-    """Reads the `model.safetensors` of a fine-tuning run, or of its folder, which messages call `named`.
-
-    Raises:
-        InputError: if the file cannot be read, or if it holds no classifier.
-    """
-    file = path / FILE if path.is_dir() else path
-    try:
-        metadata, tensors = read_content(file, wanted=_WANTED)
-        if "segments" in metadata and "classes" not in metadata:
-            raise InputError(f"{named} classifies pixels, not images; give a run of finetune.mode=finetune")
-        description = Description.model_validate(metadata)
-        section_class(metadata.get("family") or "vit", named)
-        digest = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
-    except OSError as error:
-        hint = f"give {_WANTED}"
-        if path.is_dir() and (path / "results.json").is_file():
-            hint = 'only runs of finetune.mode="finetune" have one'
-        elif path.is_dir() and (path / "encoder.safetensors").is_file():
-            hint = f"a pretraining run has no classes; first run mae-vit finetune --ckpt {path}"
-        elif not path.exists() and (near := closest_path(path)):
-            hint = near
-        raise InputError(f"{named}: cannot read {file.name}: {error_reason(error)} ({hint})") from None
-    except InputError:
-        raise
-    except (SafetensorError, KeyError, TypeError, ValueError, RecursionError):
-        raise InputError(f"{named} is not the {FILE} of a fine-tuning run; give one") from None
-    try:
-        _check(description, tensors)
-        model = _rebuild(description, tensors)
-    except Exception as error:  # any malformed content of an untrusted file
-        raise InputError(f"{named} cannot be rebuilt: {error_reason(error)[:160]}") from None
-    model.eval().requires_grad_(False)
-    return ClassifierFile(model, description, digest)
-
-
-def read_teacher(
-    path: str, *, classes: Sequence[str], in_chans: int, img_size: tuple[int, int]
-) -> ClassifierFile:
-    """Reads the teacher of a student from the `model.safetensors` of a fine-tuning run, or from its folder.
-
-    Args:
-        path: the file or the run folder.
-        classes: names of the student's classes, in the order of the logits.
-        in_chans: C of the student's images.
-        img_size: (H, W) of the student's images.
-
-    Raises:
-        InputError: if the file cannot be read, or if it does not fit the student.
-    """
-    named = f"finetune.teacher={path}"
-    teacher = read_classifier(Path(path), named)
-    facts = teacher.description
-    if isinstance(teacher.model, DistilledViTClassifier):
-        raise InputError(f"{named} was itself distilled, so it cannot teach; give its own teacher")
-    if facts.classes != list(classes):
-        raise InputError(
-            f"{named} has {len(facts.classes)} classes ({', '.join(facts.classes[:3])}, ...), the data "
-            f"{len(classes)} ({', '.join(classes[:3])}, ...); they must be equal"
-        )
-    if (len(facts.mean), *facts.img_size) != (in_chans, *img_size):
-        raise InputError(
-            f"{named} has {len(facts.mean)} channels of {facts.img_size}, the student's images {in_chans} of "
-            f"{list(img_size)}; they must be equal"
-        )
-    return teacher
-
-
 class ImageClassifier(FeatureEncoder):
     """A classifier with its image transform; its features are logits. `load_classifier` loads it.
 
@@ -174,9 +71,8 @@ class ImageClassifier(FeatureEncoder):
         trained_on: fingerprints of the prepared splits whose labels it has seen.
     """
 
-    def __init__(self, read: ClassifierFile, source: str) -> None:
-        """Wraps a classifier that has been read from `source`."""
-        described = read.description
+    def __init__(self, model: Classifier, described: Description, *, source: str, digest: str) -> None:
+        """Wraps a classifier that has been read from `source`; `digest` is that of its file."""
         height, width = described.img_size
         super().__init__(
             ImageInput(
@@ -188,13 +84,13 @@ class ImageClassifier(FeatureEncoder):
                 preprocessing=Preprocessing.of_entry(described.model_dump()),
             )
         )
-        self.model, self.classes = read.model, tuple(described.classes)
+        self.model, self.classes = model.requires_grad_(False), tuple(described.classes)
         self.num_features, self.num_prefix_tokens = len(self.classes), 0
         labels = described.labels
         self.trained_on = (
             frozenset(one.fingerprint for one in (labels, *labels.elsewhere)) if labels else frozenset()
         )
-        self._facts = {"start": source, "digest": read.digest}
+        self._facts = {"start": source, "digest": digest}
         self.eval()
 
     def features(self, images: Tensor) -> Tensor:
@@ -231,8 +127,35 @@ def load_classifier(run: str | os.PathLike[str]) -> ImageClassifier:
     Raises:
         InputError: if there is none.
     """
-    name = name_given(run, "the folder of a fine-tuning run, or its model.safetensors")
-    return ImageClassifier(read_classifier(expand_path(name), name), name)
+    named = name_given(run, "the folder of a fine-tuning run, or its model.safetensors")
+    path = expand_path(named)
+    file = path / FILE if path.is_dir() else path
+    try:
+        metadata, tensors = read_content(file, wanted=_WANTED)
+        if "segments" in metadata and "classes" not in metadata:
+            raise InputError(f"{named} gives each pixel a class: it classifies no whole images")
+        description = Description.model_validate(metadata)
+        section_class(metadata.get("family") or "vit", named)
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+    except OSError as error:
+        hint = f"give {_WANTED}"
+        if path.is_dir() and (path / "results.json").is_file():
+            hint = 'only runs of finetune.mode="finetune" have one'
+        elif path.is_dir() and (path / "encoder.safetensors").is_file():
+            hint = f"a run of pretraining has no classes; fine-tune it first: mae-vit finetune --ckpt {path}"
+        elif not path.exists() and (near := closest_path(path)):
+            hint = near
+        raise InputError(f"{named}: cannot read {file.name}: {error_reason(error)} ({hint})") from None
+    except InputError:
+        raise
+    except (SafetensorError, KeyError, TypeError, ValueError, RecursionError):
+        raise InputError(f"{named} is not the {FILE} of a fine-tuning run") from None
+    try:
+        _check(description, tensors)
+        model = _rebuild(description, tensors)
+    except Exception as error:  # any malformed content of an untrusted file
+        raise InputError(f"{named} cannot be rebuilt: {error_reason(error)[:160]}") from None
+    return ImageClassifier(model, description, source=named, digest=digest)
 
 
 def _check(description: Description, tensors: dict[str, Tensor]) -> None:
@@ -264,7 +187,7 @@ def _check(description: Description, tensors: dict[str, Tensor]) -> None:
         raise ValueError(f"it has {positions} positions and {len(blocks)} blocks, not those of its geometry")
 
 
-def _build(description: Description, *, distilled: bool) -> Classifier:
+def _build(description: Description) -> Classifier:
     """Builds the described network with fresh weights."""
     common: dict[str, Any] = {
         "mean": description.mean,
@@ -282,25 +205,20 @@ def _build(description: Description, *, distilled: bool) -> Classifier:
         return NetworkClassifier(network, **common)
     geometry = geometry_from(description.model_dump())
     assert geometry is not None, "`_check` has refused it"
-    encoder = geometry.build()
-    if not distilled:
-        return ViTClassifier(encoder, pool=description.pool, head_init="zero", **common)
-    assert isinstance(encoder, ViTEncoder)
-    return DistilledViTClassifier(encoder, head_init="zero", distillation=_UNTAUGHT, **common)
+    return ViTClassifier(geometry.build(), pool=description.pool, head_init="zero", **common)
 
 
 def _rebuild(description: Description, tensors: dict[str, Tensor]) -> Classifier:
     """Builds the described network and loads the tensors; raises on any mismatch."""
-    distilled = "dist_token" in tensors
     # Check the shapes on the meta device first: a small file may describe a network too large for memory.
     with torch.device("meta"):
-        empty = _build(description, distilled=distilled).eval()
+        empty = _build(description).eval()
         empty.logits(torch.zeros(1, len(description.mean), *description.img_size))
     shapes = {name: value.shape for name, value in empty.state_dict().items()}
     prefix = "encoder." if description.network is None else "network."
     state = {name if name in shapes else prefix + name: value for name, value in tensors.items()}
     if {name: value.shape for name, value in state.items()} != shapes:
         raise ValueError("its tensors are not those of the network that it names")
-    model = _build(description, distilled=distilled)
+    model = _build(description)
     model.load_state_dict(state, strict=True)
     return model

@@ -25,19 +25,33 @@ _LOG_SPAN = 100.0
 _MOST_ROWS = 50
 # Width of the column of names in a plan's text.
 _PLAN_COLUMN = 12
-_HELD_OUT_TITLES = {
-    "psnr_db": "predicted pixels, PSNR in dB (more is better)",
-    "psnr_gain_db": "predicted pixels, dB above the mean color of each patch (0: no better)",
-    "accuracy": "share named right",
-    "rankme": "effective rank of features (RankMe; 1 after a collapse)",
-    "feature_std": "standard deviation of features (0 after a collapse)",
-}
-_COURSE_TITLES = {
+# Words for keys of metrics and summaries; other keys lose their underscores.
+_WORDS = {
+    "psnr_db": "predicted pixels, PSNR in dB",
+    "psnr_gain_db": "predicted pixels, dB above the baseline",
+    "psnr_baseline_db": "baseline without learning, PSNR in dB",
+    "accuracy": "named right, %",
+    "accuracy_on_mask": "masked patches named right, %",
+    "accuracy_nearest_visible": "the same by copying the nearest visible patch, %",
+    "rankme": "effective rank of features (RankMe)",
+    "feature_std": "standard deviation of features",
+    "few_shot_top1": "linear layer, %",
+    "knn_top1": "nearest neighbors, %",
+    "chance_top1": "always the most frequent class, %",
+    "retrieval_top1": "views that find their partner, %",
+    "z_std": "standard deviation of projections",
     "lr": "learning rate",
     "grad_norm": "gradient norm",
     "images_per_s": "images per second",
-    "data_wait_frac": "share of time waiting for data",
+    "data_wait_frac": "waiting for data, % of the time",
+    "samples": "images seen",
+    "wall_s": "time",
+    "flops_per_step": "FLOPs per step",
+    "heldout": "held-out images",
+    "probe": "online probe",
+    "probe_at_start": "online probe before training",
 }
+_COURSE = ("lr", "grad_norm", "images_per_s", "data_wait_frac")
 _INCIDENT_COLUMNS = {
     "step": "step",
     "reason": "reason",
@@ -58,8 +72,9 @@ def write_page(record: RunRecord) -> str:
         "run.html",
         title=record.name,
         about=_about(record),
-        verdict=" ".join(verdict(record)),
-        learned=_learned(record),
+        verdict=verdict(record),
+        loss=_loss(record),
+        held_out=_held_out(record),
         pictures=_pictures(record.pictures),
         results=_results(record),
         course=_course(record),
@@ -75,48 +90,78 @@ def write_page(record: RunRecord) -> str:
 
 
 def _about(record: RunRecord) -> str:
-    """Describes the run: objective, network, data, seed."""
+    """Describes the run: objective, network, data, seed, folder."""
     keys = {"objective": ("objective", "name"), "network": ("model", "name"), "data": ("data", "path")}
-    parts = [f"Pretraining run {record.path.resolve().name}"]
-    for title, (section, key) in {**keys, "seed": ("run", "seed")}.items():
-        if key in record.section(section):
-            parts.append(f"{title} {_text(record.section(section)[key])}")
-    return ", ".join(parts) + "."
+    parts = [
+        f"{title} {_text(record.section(section)[key])}"
+        for title, (section, key) in {**keys, "seed": ("run", "seed")}.items()
+        if key in record.section(section)
+    ]
+    return ", ".join([*parts, f"folder {record.path.resolve().name}"])
 
 
-def _learned(record: RunRecord) -> Charts:
-    """Draws losses, metrics of held-out images and the online probe."""
-    lines, drawn = record.lines, Charts()
-    if losses := metric_values(lines, "loss"):
-        drawn.append(("training loss", _chart({"": losses})))
-    for name in _names(lines, "heldout"):
-        points = metric_values(lines, name, "heldout")
-        # Leave out constants, such as the baseline of held-out images.
-        if len(points) == 1 or len({value for _, value in points}) > 1:
-            drawn.append((f"held-out images: {_HELD_OUT_TITLES.get(name, name)}", _chart({"": points})))
-    scores = {
-        name.removesuffix("_top1").replace("_", " "): points
-        for name in _names(lines, "probe")
-        if name.endswith("top1") and (points := metric_values(lines, name, "probe"))
-    }
-    if scores:
-        drawn.append(("online probe: share of other held-out images named right", _chart(scores)))
+def _loss(record: RunRecord) -> Markup | None:
+    """Draws the loss of training and of held-out images; None before the first step is logged."""
+    groups = {"training": None, "held-out images": "heldout"}
+    curves = {name: metric_values(record.lines, "loss", group) for name, group in groups.items()}
+    curves = {name: points for name, points in curves.items() if points}
+    return _chart(curves, record.step, vertical="loss", width=7.0, height=3.2) if curves else None
+
+
+def _held_out(record: RunRecord) -> Charts:
+    """Draws the online probe and the other metrics of held-out images."""
+    start, probe = record.summary.get("probe_at_start") or {}, dict[str, Points]()
+    for name in _names(record.lines, "probe"):
+        if name.endswith("top1"):
+            before = [(0, float(start[name]))] if name in start else []
+            probe[_words(name)] = _percent(name, [*before, *metric_values(record.lines, name, "probe")])
+    probe = {name: points for name, points in probe.items() if points}
+    drawn = [("online probe: images named right, %", _chart(probe, record.step))] if probe else []
+    for name in _names(record.lines, "heldout"):
+        points = metric_values(record.lines, name, "heldout")
+        # The baseline is the same at each step.
+        if points and name not in ("loss", "psnr_baseline_db"):
+            drawn.append((_words(name), _chart({"": _percent(name, points)}, record.step)))
     return drawn
 
 
 def _course(record: RunRecord) -> Charts:
     """Draws learning rate, gradient norm and speed."""
-    curves = {title: metric_values(record.lines, name) for name, title in _COURSE_TITLES.items()}
-    return [(title, _chart({"": points}, whole=False)) for title, points in curves.items() if points]
+    curves = {name: metric_values(record.lines, name) for name in _COURSE}
+    return [
+        (_words(name), _chart({"": _percent(name, points)}, record.step, log=name != "lr"))
+        for name, points in curves.items()
+        if points
+    ]
 
 
 def _names(lines: Sequence[Mapping[str, Any]], group: str) -> list[str]:
     return list(dict.fromkeys(name for line in lines for name in line.get(group, {})))
 
 
-def _chart(curves: Mapping[str, Points], *, whole: bool = True) -> Markup:
-    """Draws curves of (step, value) by name; with `whole` the y-axis includes zero, so that noise looks small."""
-    with charts.chart("step", "", width=4.6, height=2.7) as (figure, axes):
+def _words(name: str) -> str:
+    return _WORDS.get(name, name.replace("_", " "))
+
+
+def _percent(name: str, points: Points) -> Points:
+    """Turns shares into percent where the words say so."""
+    return [(step, 100 * value) for step, value in points] if "%" in _words(name) else points
+
+
+def _chart(
+    curves: Mapping[str, Points],
+    end: int,
+    *,
+    log: bool = True,
+    vertical: str = "",
+    width: float = 4.6,
+    height: float = 2.7,
+) -> Markup:
+    """Draws curves of (step, value) by name, from step 0 to `end`.
+
+    The y-axis includes zero, so that noise looks small, or with `log` is logarithmic if values differ very much.
+    """
+    with charts.chart("step", vertical, width=width, height=height) as (figure, axes):
         for number, (name, points) in enumerate(curves.items()):
             color = charts.COLORS[number % len(charts.COLORS)]
             marker = "o" if len(points) < 20 else None
@@ -126,14 +171,14 @@ def _chart(curves: Mapping[str, Points], *, whole: bool = True) -> Markup:
             style: dict[str, Any] = {"color": color, "linewidth": 1.4, "marker": marker, "markersize": 3.5}
             axes.plot(steps, mean, label=charts.plain(name), **style)
         values = np.array([value for points in curves.values() for _, value in points])
-        if values.min() > 0 and values.max() > _LOG_SPAN * values.min():
+        if log and values.min() > 0 and values.max() > _LOG_SPAN * values.min():
             axes.set_yscale("log")
-        elif whole:
-            bottom, top = axes.get_ylim()
-            axes.set_ylim(bottom if values.min() < 0 else 0.0, max(0.0, top))
+        else:
+            axes.set_ylim(min(0.0, 1.05 * values.min()), max(0.0, 1.05 * values.max()) or 1.0)
+        axes.set_xlim(0, 1.02 * max(end, 1))
         axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
         if len(curves) > 1:
-            charts.legend_below(axes, columns=2 if len(curves) < 3 else 3, gap=0.24)
+            charts.legend_below(axes, columns=2 if len(curves) < 3 else 1, gap=0.24)
         return charts.to_svg(figure)
 
 
@@ -161,12 +206,18 @@ def _results(record: RunRecord) -> dict[str, str]:
     rows = dict[str, str]()
     for name, value in (record.summary or (record.lines[-1] if record.lines else {})).items():
         if isinstance(value, dict):
-            rows |= {f"{name}: {inner}": _text(inner_value) for inner, inner_value in value.items()}
-        elif name == "wall_s":
-            rows["time"] = format_duration(value)
+            rows |= {
+                f"{_words(name)}: {_words(inner)}": _result(inner, each) for inner, each in value.items()
+            }
         else:
-            rows[name] = _text(value)
+            rows[_words(name)] = _result(name, value)
     return rows
+
+
+def _result(name: str, value: Any) -> str:
+    if name == "wall_s":
+        return format_duration(value)
+    return _text(100 * value if isinstance(value, float) and "%" in _words(name) else value)
 
 
 def _with_span(incident: Mapping[str, Any]) -> dict[str, Any]:
@@ -194,7 +245,11 @@ def _plan(text: str) -> tuple[dict[str, str], list[str]]:
 
 
 def _environment(record: RunRecord) -> dict[str, str]:
-    rows = {name: _text(value) for name, value in record.environment.items() if value not in (None, [], "")}
+    rows = {
+        _words(name): _text(value)
+        for name, value in record.environment.items()
+        if value not in (None, [], "")
+    }
     return rows | ({"command": record.command} if "command" in rows else {})
 
 

@@ -1,13 +1,13 @@
-"""Words a verdict on a run: how it ended, whether it learned, whether it was long enough, and what to do next."""
+"""Judges a run: how it ended, whether it learned, whether it was long enough, and what to do next."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from shlex import quote
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
-from mae_vit.core.messages import count_of
+from mae_vit.core.messages import count_of, format_duration
 from mae_vit.evaluation.metrics import interval_of_share
 from mae_vit.pretraining.report.run_record import RunRecord
 
@@ -25,38 +25,51 @@ _PROBE = "few_shot_top1"
 Points = Sequence[tuple[int, float]]
 
 
-def verdict(record: RunRecord) -> list[str]:
-    """Returns sentences: the state, whether the run learned and was long enough, the next step."""
+class Verdict(NamedTuple):
+    """A verdict in words; code stands between backticks.
+
+    Attributes:
+        answer: one sentence.
+        reasons: sentences with the numbers behind it.
+        next: what to do next; empty while the run is not over.
+    """
+
+    answer: str
+    reasons: list[str]
+    next: str
+
+    def __str__(self) -> str:
+        return "\n".join(filter(None, [self.answer, *self.reasons, self.next]))
+
+
+def verdict(record: RunRecord) -> Verdict:
+    """Judges a run by its online probe, else by its loss."""
     if not record.lines:
-        return [f"{_state(record)}.", "Nothing was logged yet."]
-    sentences = [f"{_state(record)}."]
+        return Verdict(f"{_state(record)}: nothing was logged yet.", [], "")
     held_out, training = metric_values(record.lines, "loss", "heldout"), metric_values(record.lines, "loss")
     # The held-out loss suffers least from noise and over-fitting.
     name, points = ("held-out", held_out) if len(held_out) >= _FEWEST_VALUES else ("training", training)
     ranks = metric_values(record.lines, "rankme", "heldout")
-    learned: bool | None
     if ranks and ranks[-1][1] < _COLLAPSED:
-        rank = f"effective rank {ranks[-1][1]:.3g}, 1 is the least"
-        sentences.append(f"It collapsed: all images have nearly the same features ({rank}).")
-        learned, falling = False, None  # a longer run would not help
-    else:
-        learned, by_probe = _by_probe(record)
-        sentences += by_probe
-        by_loss = _fall(points)
-        if by_loss is not None:
-            change = f"{points[0][1]:.4g} to {_last(points):.4g}, {max(0.0, by_loss):.1%} less"
-            fell = "fell" if by_loss >= _LEAST_FALL else "hardly fell"
-            sentences.append(f"The {name} loss {fell} from {change}.")
-        falling = _still_falling(points) if record.summary.get("status") == "done" else None
-        if falling is not None:
-            sentences.append(
-                "It was not long enough: the loss still fell at the end."
-                if falling
-                else "It was long enough: the loss hardly fell in the last fifth."
-            )
-        if not by_probe and by_loss is not None:
-            learned = by_loss >= _LEAST_FALL
-    return sentences + _next(record, learned, falling)
+        reason = (
+            f"All images have nearly the same features: effective rank {ranks[-1][1]:.3g}, 1 is the least."
+        )
+        # A longer run would not help.
+        return Verdict(f"{_state(record)}: it collapsed.", [reason], _next(record, False, None))
+    learned, found, reasons = _by_probe(record)
+    by_loss = _fall(points)
+    if by_loss is not None:
+        fell = "fell" if by_loss >= _LEAST_FALL else "hardly fell"
+        change = f"{points[0][1]:.4g} to {_last(points):.4g}, {max(0.0, by_loss):.1%} less"
+        reasons.append(f"The {name} loss {fell} from {change}.")
+        if not found:
+            learned, found = by_loss >= _LEAST_FALL, f"its loss {fell}"
+    falling = _still_falling(points) if record.summary.get("status") == "done" else None
+    if falling is not None:
+        reasons.append(f"In the last fifth of the steps it {'still' if falling else 'hardly'} fell.")
+        found += f"{', but' if learned and falling else ', and'} the run was {'not ' * falling}long enough"
+    answer = f"{_state(record)}: {found}." if found else f"{_state(record)}."
+    return Verdict(answer, reasons, _next(record, learned, falling))
 
 
 def _state(record: RunRecord) -> str:
@@ -71,27 +84,26 @@ def _state(record: RunRecord) -> str:
     return states.get(record.summary.get("status", ""), f"In an unknown state, {at}")
 
 
-def _by_probe(record: RunRecord) -> tuple[bool | None, list[str]]:
-    """Compares the online probe with its score before training; None if the difference is not significant."""
+def _by_probe(record: RunRecord) -> tuple[bool | None, str, list[str]]:
+    """Compares the online probe with its score before training.
+
+    Returns whether the features improved, None if the difference is not significant; words for it; sentences.
+    """
     scores = metric_values(record.lines, _PROBE, "probe")
     if not scores:
-        return None, []
+        return None, "", []
     score = scores[-1][1]
-    now = f"a linear layer on its features names {score:.1%} of held-out images right"
+    now = f"A linear layer on its features names {score:.1%} of held-out images right"
     start = record.summary.get("probe_at_start")
     if not start:
-        return None, [f"At the end {now}; how many it did before training is not known."]
+        return None, "", [f"{now}; how many it did before training is not known."]
     first, images = start[_PROBE], start["images"]
     low, high = interval_of_share(score, images)
     # Compare intervals: after a perfect first score, one wrong image is no fall.
     learned = True if low > first else False if high < interval_of_share(first, images)[0] else None
-    words = {
-        True: "Its features improved",
-        False: "Its features got worse",
-        None: "Its features are not clearly better than before training",
-    }
+    words = {True: "improved", False: "got worse", None: "are not clearly better than before training"}
     interval = f"95 % interval of {images:,} images: {low:.1%} to {high:.1%}"
-    return learned, [f"{words[learned]}: {now} ({interval}), before training {first:.1%}."]
+    return learned, f"its features {words[learned]}", [f"{now} ({interval}), before training {first:.1%}."]
 
 
 def _last(points: Points) -> float:
@@ -118,10 +130,10 @@ def _still_falling(points: Points) -> bool | None:
     return (fmean(before) - last) / (first - last) > _STILL_FALLING
 
 
-def _next(record: RunRecord, learned: bool | None, falling: bool | None) -> list[str]:
+def _next(record: RunRecord, learned: bool | None, falling: bool | None) -> str:
     run, status = quote(str(record.path)), record.summary.get("status")
     if status in ("running", "interrupted"):
-        return []
+        return ""
     if status == "failed":
         todo = "read the end of its log, and the incidents below if there are any; the same command resumes"
     elif falling:
@@ -129,10 +141,17 @@ def _next(record: RunRecord, learned: bool | None, falling: bool | None) -> list
     elif learned is False:
         todo = f"look at what it trains on (`mae-vit replay {run} --step 1`), then try other learning rates"
     elif learned is None:
-        todo = f"compare it with random weights on labels (`mae-vit finetune --ckpt {run} finetune.mode=knn`)"
+        last = record.lines[-1]
+        # It encodes all images twice; encoding one takes about as long as a step of MAE on it.
+        seconds = 2 * last["wall_s"] / last["epoch"] if last.get("wall_s") and last.get("epoch") else None
+        todo = (
+            f"see whether nearest neighbors are right more often by its features than by those of random weights, "
+            f"{f'in about {format_duration(seconds)} ' if seconds else ''}"
+            f"(`mae-vit finetune --ckpt {run} finetune.mode=knn`)"
+        )
     else:
         todo = f"use it (`mae-vit finetune --ckpt {run}`), look into it (`mae-vit inspect --ckpt {run}`)"
-    return [f"Next: {todo}."]
+    return f"Next: {todo}."
 
 
 def metric_values(

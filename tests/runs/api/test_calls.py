@@ -18,7 +18,7 @@ import pandas
 import PIL.Image
 import pytest
 import torch
-from helpers.commands import ROOT, SMALL_PRETRAIN, lines_of
+from helpers.commands import ROOT, SMALL_PRETRAIN, lines_of, summary_of
 from helpers.images import write_files
 from unit.data.band_files import chunky, values
 
@@ -46,10 +46,6 @@ def commanded(digits, tmp_path_factory):
 
 def encoder_bytes(folder):
     return (folder / "encoder.safetensors").read_bytes()
-
-
-def summary_of(folder):
-    return json.loads((folder / "summary.json").read_text())
 
 
 def test_a_call_trains_the_bits_of_the_command(changes, commanded, capsys, monkeypatch):

@@ -152,7 +152,7 @@ def test_the_reading_says_whether_held_out_images_chose_the_epoch():
         rows = [*rows_of("scratch", [0.5, 0.6]), *rows_of("other", [0.7, 0.8])]
         rows = [replace(row, values=row.values | {"val_size": held_out}) for row in rows]
         config = config_of(rows)
-        text = reading(config, table_lines(config, rows))[0]
+        text = reading(config, table_lines(config, rows))
         assert ("no labeled image" in text) == (held_out == 0)
         texts.add(text)
     assert len(texts) == 2

@@ -38,8 +38,6 @@ REFUSED = {
     "monitor.evaluate_split=train": "another split (test)",
     "train.batch_size_per_device=50": "nearest: 32",
     "train.effective_batch_size=5001 data.repeats=3": "train.effective_batch_size=5001",
-    "data.split=test monitor.probe_every_epochs=1": "monitor.probe_every_epochs=1.0",
-    "monitor.probe_queries=0 monitor.probe_every_steps=5": "(monitor.probe_queries=0)",
     "data.path=nowhere": "data folder nowhere",
     "data.split=trian": '"train"?',
     "monitor.evaluate_split=dev": 'no split "dev"',
@@ -203,8 +201,6 @@ def test_held_out_images_without_labels_of_a_supervised_run(tmp_path, capsys):
     # Others do without.
     assert call(data, tmp_path / "run", "train.effective_batch_size=8", "--dry-run") == 0
     assert "probe       none: split" in capsys.readouterr().out
-    assert call(data, tmp_path / "run", "monitor.probe_every_steps=1") == EXIT_INPUT
-    assert "monitor.probe_every_steps=1" in one_line(capsys)
 
 
 @pytest.mark.parametrize("config", ["finetune_cifar_tiny", "compare_demo"])

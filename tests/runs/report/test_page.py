@@ -45,13 +45,18 @@ def change(path, **values):
 def test_the_page_shows_what_the_files_hold(run_folder, capsys):
     assert main(["report", str(run_folder)]) == 0
     page, summary = (run_folder / "report.html").read_text(), summary_of(run_folder)
-    for name, value in summary["heldout"].items():
-        assert f"<td>heldout: {name}</td><td>{value:.5g}</td>" in page
-    assert f"<td>loss</td><td>{summary['loss']:.5g}</td>" in page
-    assert f"<td>samples</td><td>{summary['samples']:,}</td>" in page
-    assert "Finished, 6 steps. " in page
+    held_out, probe = summary["heldout"], summary["probe"]
+    for words, value in (
+        ("held-out images: predicted pixels, PSNR in dB", f"{held_out['psnr_db']:.5g}"),
+        ("online probe: linear layer, %", f"{100 * probe['few_shot_top1']:.5g}"),
+        ("loss", f"{summary['loss']:.5g}"),
+        ("images seen", f"{summary['samples']:,}"),
+    ):
+        assert f"<td>{words}</td><td>{value}</td>" in page
+    assert not re.findall(r"<(?:td|h3)>[^< ]*_[^< ]*</(?:td><td|h3)>", page), "words, no keys"
+    assert "Finished, 6 steps: " in page
     said = capsys.readouterr().out
-    assert "verdict   Finished, 6 steps.\n" in said
+    assert "verdict   Finished, 6 steps: " in said
     assert "Next: " in said
     plan = (run_folder / "plan.txt").read_text()
     assert "parameters  " in plan
@@ -60,14 +65,10 @@ def test_the_page_shows_what_the_files_hold(run_folder, capsys):
     environment = json.loads((run_folder / "environment.json").read_text())
     assert environment["packages"]["torch"] in page
     assert environment["git_commit"] in page
-    for title in (
-        "training loss",
-        "held-out images: predicted pixels, PSNR",
-        "learning rate",
-        "gradient norm",
-        "images per second",
-    ):
-        assert re.search(rf"<h3>{title}[^<]*</h3><svg", page), title
+    assert '<figure class="wide"><svg' in page
+    for title in ("predicted pixels, PSNR", "learning rate", "gradient norm", "images per second"):
+        assert re.search(rf'<h3>{title}[^<]*</h3><div class="wide"><svg', page), title
+    assert re.search("<code>mae-vit [^<`]*</code>", page)
 
 
 def test_pictures_are_the_first_the_middle_and_the_last(run_folder):
@@ -83,7 +84,7 @@ def test_the_page_needs_nothing_beside_it_and_is_the_same_again(run_folder):
     assert page == page_of(run_folder)
     assert not re.search(r'(src|href)="(?!data:|#)', page)
     assert not re.search(r"url\((?!#)", page)
-    assert "$" not in re.sub(r"<details>.*?</details>", "", page, flags=re.DOTALL)
+    assert "$" not in re.sub(r"<details.*?</details>", "", page, flags=re.DOTALL)
 
 
 def test_a_chart_holds_no_text_that_is_not_set():
@@ -148,14 +149,14 @@ def test_no_url_shows_a_password(run_folder):
         (
             ["summary.json"],
             False,
-            ["there is no summary.json", "In an unknown state, step 6. "],
+            ["there is no summary.json", "In an unknown state, step 6: "],
         ),
         (
             ["metrics.jsonl"],
             False,
-            ["there is no metrics.jsonl", "Finished, 6 steps. Nothing was logged yet."],
+            ["there is no metrics.jsonl", "Finished, 6 steps: nothing was logged yet."],
         ),
-        (["config.yaml", "metrics.jsonl", "plan.txt"], True, ["Finished, 6 steps. "]),
+        (["config.yaml", "metrics.jsonl", "plan.txt"], True, ["Finished, 6 steps"]),
         (
             ["environment.json", "summary.json"],
             True,
@@ -240,7 +241,7 @@ def test_a_chart_of_a_long_run_is_small(run_folder):
 FLAT = (0.4 + 0.6 * np.exp(-np.arange(100) / 12)).tolist()
 STEEP = np.linspace(1.0, 0.5, 100).tolist()
 NOISE = (0.7 + 0.003 * np.sin(np.arange(100) * 2.4)).tolist()
-LEARNED, UNLEARNED, COLLAPSED = "Its features improved", "Its features got worse", "It collapsed"
+LEARNED, UNLEARNED, COLLAPSED = "its features improved", "its features got worse", "it collapsed"
 LONG_ENOUGH, TOO_SHORT = "was long enough", "was not long"
 
 
@@ -254,7 +255,7 @@ def verdict_of(losses, probe=None, start=None, rankme=None) -> str:
     summary = {"status": "done", "steps": len(lines), "total_steps": len(lines)}
     if start is not None:
         summary["probe_at_start"] = {"few_shot_top1": start[0], "images": start[1]}
-    return " ".join(verdict(RunRecord(Path("runs/a"), summary=summary, lines=tuple(lines))))
+    return str(verdict(RunRecord(Path("runs/a"), summary=summary, lines=tuple(lines))))
 
 
 @pytest.mark.parametrize(
@@ -308,10 +309,16 @@ def test_a_run_measures_the_weights_that_it_begins_with(run_folder):
 
 
 def test_axes_reach_zero(run_folder):
+    """Those of a single evaluation too."""
     lines = lines_of(run_folder)
+    for line in lines[:-1]:
+        line.pop("heldout", None)
     for line in lines:
         line["loss"] = 0.7 + 1e-3 * (line["step"] % 2)
     (run_folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    chart = re.search(r"<h3>training loss</h3>(<svg.*?</svg>)", page_of(run_folder), re.DOTALL)[1]
-    ticks = [float(text) for text in re.findall(r"<text[^>]*>(0\.\d+)</text>", chart)]
-    assert min(ticks) == 0.0
+    page = page_of(run_folder)
+    for chart in (r'<figure class="wide">(<svg.*?</svg>)', r"<h3>effective rank.*?(<svg.*?</svg>)"):
+        drawn = re.search(chart, page, re.DOTALL)[1]
+        axes = (re.findall(r"<text[^>]*>([\d.]+)</text>", part) for part in drawn.split("matplotlib.axis_2"))
+        steps, values = ([float(tick) for tick in ticks] for ticks in axes)
+        assert (steps[0], steps[-1], values[0]) == (0, 6, 0)

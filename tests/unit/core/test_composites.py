@@ -6,7 +6,7 @@ import torch
 
 from mae_vit.core.bands import RGB8, Bands
 from mae_vit.core.errors import InputError
-from mae_vit.core.image_rows import Picture, compose, find_bands, in_colors
+from mae_vit.core.image_rows import Picture, compose, draw_rows, find_bands, in_colors
 
 NAMES = ("B01", "B02", "B03", "B04", "B08")
 BANDS = Bands(NAMES, "uint16", (0.0, 10.0, 20.0, 30.0, 40.0), (100.0, 110.0, 120.0, 130.0, 140.0))
@@ -67,3 +67,10 @@ def test_rows_get_the_colors_of_the_original_and_photographs_stay():
 def test_a_band_that_is_not_there_is_named(wanted, expected):
     with pytest.raises(InputError, match=expected):
         find_bands(wanted, BANDS, 5)
+
+
+def test_a_label_that_is_too_long_for_its_row_goes_on_below():
+    images = torch.zeros(2, 3, 8, 8)
+    short, long = (draw_rows([Picture("word " * words, images)]) for words in (1, 12))
+    assert long.shape == (short.shape[0] + 2 * 14, *short.shape[1:])
+    assert (long[28:42].min(axis=(0, 1)) < 128).all(), "text in the third line"

@@ -18,7 +18,8 @@ from mae_vit.data.images.decode import MAX_IMAGE_BYTES, DecodeError, check_bytes
 from mae_vit.data.prepare.entries import Entry, ImageSource, Reader, SourceOptions, class_text, unique_key
 from mae_vit.data.prepare.folder_names import NAME_ENCODING, Parts, level_note, place
 from mae_vit.data.prepare.label_lists import labels_beside
-from mae_vit.data.prepare.listing import Listing, leave_out, shown
+from mae_vit.data.prepare.left_out import leave_out
+from mae_vit.data.prepare.listing import Listing, shown
 
 
 def open_folder(path: Path) -> Listing:
@@ -158,7 +159,11 @@ def entries_from_paths(
         entries = [replace(e, class_name=listed[e.path]) if e.path in listed else e for e in entries]
     labeled = any(entry.class_name is not None for entry in entries)
     classed = [(own, parts) for own, parts in placed if own not in flat]
-    notes = [*files.all_notes(labeled=labeled), *list_notes, *level_note(classed, options.class_folder)]
+    notes = [
+        *files.all_notes(advise=options.labels and not labeled),
+        *list_notes,
+        *level_note(classed, options.class_folder),
+    ]
     return ImageSource(name, entries, notes=tuple(notes))
 
 

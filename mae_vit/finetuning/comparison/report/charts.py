@@ -55,12 +55,12 @@ def bars(lines: Sequence[Line], palette: Palette) -> Markup | None:
     if not lines:
         return None
     height = 0.62 * len(lines) + 0.6
-    with charts.chart(f"test {_metric(lines)}, %", "", width=5.4, height=height) as (figure, axes):
+    with charts.chart(f"test {_metric(lines)}, %", "", width=6.2, height=height) as (figure, axes):
         for number, line in enumerate(lines):
             scores, color = _scores(line), palette[line.entry]["color"]
-            axes.barh(number, scores.mean(), height=0.34, color=color, alpha=0.75)
+            axes.barh(number, scores.mean(), height=0.34, color=color, alpha=0.4)
             if len(scores) > 1:
-                axes.plot(scores, np.full(len(scores), number), "o", color=color, markersize=4)
+                axes.plot(scores, np.full(len(scores), number), "o", color=color, markersize=5)
             label = f"{charts.plain(line.title)}: {format_decimal(scores.mean())} %"
             axes.text(0.5, number - 0.24, label, va="bottom", fontsize=11)
         axes.set_xlim(0, 100)

@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.files import write_atomically
-from mae_vit.core.messages import count_of, format_decimal
+from mae_vit.core.messages import count_of, format_decimal, format_duration
 from mae_vit.data.shards.dataset_json import read_dataset
 from mae_vit.evaluation.segmentation import IMAGES_FILE
 from mae_vit.finetuning.comparison.config import TUNED_BY, CompareConfig, Overrides, override_words
@@ -65,19 +65,21 @@ _MOST_CLASSES = 100
 
 
 class Table(NamedTuple):
-    """A table of texts."""
+    """A table of texts, or of a column of names and columns of `numbers`."""
 
     head: list[str]
     body: list[list[str]]
+    numbers: bool = True
 
 
 class Section(NamedTuple):
-    """A part of the page below its main table: a heading, and optionally a figure, a table and a note."""
+    """A part of the page below its main table; what few readers need is folded."""
 
     title: str
     figure: tuple[Markup, str] | None = None
     table: Table | None = None
-    note: str = ""
+    reading: str = ""
+    folded: bool = False
 
 
 class Report:
@@ -91,17 +93,17 @@ class Report:
         self._table, self._settings = _table(plan.config, lines), settings_table(plan)
         self._pairs = _pairs(at_most_labels(plan.config, lines))
         self.answer, self.notes = answer(plan.config, lines), collect_notes(lines)
-        self._below = [*self.notes, *([" ".join(reading(plan.config, lines))] if lines else [])]
+        self._reading = reading(plan.config, lines)
         self._provisos = [*_left_out(plan), *describe_changes(plan)]
-        self._shared = f"All: {_words(plan.config.set) or 'as their configs have it'}."
 
     def to_markdown(self) -> str:
         """Returns `report.md`."""
-        parts = [f"# {self._config.run.name}", self.answer, _markdown(self._table), *self._below]
+        parts = [f"# {self._config.run.name}", self.answer, _markdown(self._table), *self.notes]
+        parts += filter(None, [self._reading])
         parts += [_markdown(self._pairs), _PAIRS] if self._pairs else []
         parts += self._provisos
         parts += [f"Not finished: {self._missing}."] if self._missing else []
-        parts += ["## Settings", _markdown(self._settings, align="---"), self._shared]
+        parts += ["## Settings", _markdown(self._settings)]
         return "\n\n".join(parts) + "\n"
 
     def to_html(self, masks: bytes | None = None) -> str:
@@ -116,13 +118,14 @@ class Report:
             measured="Mean IoU" if self._config.segments else "Accuracy",
             table=self._table,
             marked=[n for n, line in enumerate(self._lines) if line.entry == self._config.reference],
-            notes=[*self._below, *self._provisos],
+            notes=[*self.notes, *self._provisos],
+            reading=self._reading,
             sections=list(self._sections(palette, masks)),
         )
 
     def _sections(self, palette: charts.Palette, masks: bytes | None) -> Iterator[Section]:
         if self._pairs:
-            yield Section("Each against each", table=self._pairs, note=_PAIRS)
+            yield Section("Each against each", table=self._pairs, reading=_PAIRS)
         for labels in dict.fromkeys(line.labels for line in self._lines):
             if drawn := charts.curves(self._lines, palette, labels):
                 caption = "Held-out images; mean and range over seeds."
@@ -133,13 +136,14 @@ class Report:
             yield Section(title, (drawn, _WHOLE) if drawn else None, costs)
         if masks:
             yield Section("Masks", (image(masks, "masks"), _OVERLAYS))
-        if gains := _per_class(self._config, self._lines):
-            yield Section(f"Gain by class over {self._config.reference}, in points", table=gains)
-        yield Section("Settings", table=self._settings, note=self._shared)
         for name, run in self._plan.pretraining.items():
             if pictures := sorted((run.run_folder / "pictures").glob("step-*.png")):
-                caption = "held-out images; the original is the last row"
+                caption = "Held-out images; the original is the last row."
                 yield Section(f"Pretraining: {name}", (image(pictures[-1].read_bytes(), name), caption))
+        if gains := _per_class(self._config, self._lines):
+            title = f"Gain by class over {self._config.reference}, in points"
+            yield Section(title, table=gains, folded=True)
+        yield Section("Settings", table=self._settings, folded=True)
 
 
 def first_chart(
@@ -183,8 +187,10 @@ def write_report(plan: ComparisonPlan) -> None:
     print(f"  table     {folder / 'results.csv'}, predictions of every cell: {folder / PREDICTIONS}")
 
 
-def reading(config: CompareConfig, lines: Sequence[Line]) -> list[str]:
-    """Explains the numbers of a report that has at least one line."""
+def reading(config: CompareConfig, lines: Sequence[Line]) -> str:
+    """Explains the numbers of a report; empty without any."""
+    if not lines:
+        return ""
     values = lines[0].rows[0].values
     covered = "It does not cover another draw of labels or"
     if config.label_draws:
@@ -195,12 +201,12 @@ def reading(config: CompareConfig, lines: Sequence[Line]) -> list[str]:
     notes += [_TUNED] if any(len(config.tuning_settings(entry)) > 1 for entry in config.entries) else []
     notes += [_ONE_SEED] if any(line.gap and line.gap.seeds == 1 for line in lines) else []
     notes += [_MONITORED] if config.pretrain else []
-    return [" ".join(text.split()) for text in notes]
+    return " ".join(" ".join(notes).split())
 
 
 def settings_table(plan: ComparisonPlan) -> Table:
-    """Returns a line for each setting that was tried, with its score on held-out images."""
-    body = []
+    """Returns what all rows share, and a line for each setting that was tried, with its score on held-out images."""
+    body = [["all", "", _words(plan.config.set) or "as their configs have it", "", ""]]
     for entry, labels, mode in plan.rows():
         own = _words(plan.distinguishing_settings(entry, mode, {}))
         if mode not in TUNED_BY or entry.compute_of is not None:
@@ -214,7 +220,7 @@ def settings_table(plan: ComparisonPlan) -> Table:
             chosen = "chosen" if scores and point == best else ""
             settings = ", ".join(filter(None, (own, _words(point))))
             body.append([entry.name, str(labels), settings, shown, chosen])
-    return Table(["entry", "labels / class", "settings", "held-out %", ""], body)
+    return Table(["entry", "labels / class", "settings", "held-out %", ""], body, numbers=False)
 
 
 def overlays(rows: Sequence[Row]) -> bytes | None:
@@ -257,7 +263,7 @@ def _table(config: CompareConfig, lines: Sequence[Line]) -> Table:
         "top-5 %": [_mean(line, "test_top5") for line in lines],
         "train %": [_mean(line, line.metric.replace("test", "train")) for line in lines],
         "held-out %": [_mean(line, line.metric.replace("test", "val")) for line in lines],
-        "ECE %": [_mean(line, "calibration_error") for line in lines],
+        "calibration error %": [_mean(line, "calibration_error") for line in lines],
     }
     kept = {
         name: cells
@@ -288,14 +294,14 @@ def _costs(lines: Sequence[Line]) -> Table | None:
         return "not known" if value is None else format(value, form)
 
     flops = ["pretraining FLOPs", "fine-tuning FLOPs"]
-    head = ["entry", "labels / class", *flops, "images seen", "hours, pretraining", "hours, fine-tuning"]
+    head = ["entry", "labels / class", *flops, "images seen", "pretraining time", "fine-tuning time"]
     body = []
     for line in (line for line in lines if line.mode in TUNED_BY):
         seen = [line.mean("images_seen"), line.mean("pretrain_images_seen")]
-        cells = [known(line.mean(name), ".2e") for name in ("pretrain_flops", "finetune_flops")]
+        cells = [known(line.mean(name), ".3g") for name in ("pretrain_flops", "finetune_flops")]
         cells.append(known(None if None in seen else sum(filter(None, seen)), ",.0f"))
         for seconds in (line.mean("pretrain_s"), line.mean("finetune_s")):
-            cells.append(known(None if seconds is None else seconds / 3600, ".3g"))
+            cells.append("not known" if seconds is None else format_duration(seconds))
         body.append([line.title, str(line.labels), *cells])
     return Table(head, body) if body else None
 
@@ -334,7 +340,8 @@ def _left_out(plan: ComparisonPlan) -> list[str]:
     return notes
 
 
-def _markdown(table: Table, *, align: str = "---:") -> str:
+def _markdown(table: Table) -> str:
+    align = "---:" if table.numbers else "---"
     first, *more = ["| " + " | ".join(row) + " |" for row in (table.head, *table.body)]
     return "\n".join([first, "| --- |" + f" {align} |" * (len(table.head) - 1), *more])
 

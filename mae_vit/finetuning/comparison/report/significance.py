@@ -58,7 +58,7 @@ class Gap:
     p_seeds: float | None
 
     def in_brackets(self) -> str:
-        """Formats a table cell: +3.2 [2.1, 4.3]; * for one seed, in parentheses if chance may explain it."""
+        """Formats a table cell: +3.2 [2.1, 4.3]; * for one seed, in parentheses if it may be chance."""
         # Clipped to possible differences of accuracies.
         low, high = max(self.points - self.half_width, -100.0), min(self.points + self.half_width, 100.0)
         interval = f"[{format_decimal(low)}, {format_decimal(high)}]"

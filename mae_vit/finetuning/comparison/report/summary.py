@@ -17,9 +17,9 @@ from mae_vit.weights.names import origin_of
 LEVEL_POINTS = 3.0
 # Notes by a run's `labels_seen_by_start`, worst first.
 _SEEN = {
-    "held-out": "its weights or teacher were trained with the held-out labels, so its held-out accuracy is too high",
-    "others": "its weights or teacher were trained with labels of this data set, none of them held out here",
-    "other data": "its weights or teacher were trained with labels of other data",
+    "held-out": "its weights were trained with the held-out labels, so its held-out accuracy is too high",
+    "others": "its weights were trained with labels of this data set, none of them held out here",
+    "other data": "its weights were trained with labels of other data",
 }
 _READ_AGAIN = "test images were read more than once, for weights of several lengths of the run"
 
@@ -193,8 +193,9 @@ def _against(gap: Gap | None, other: Line, what: str = "") -> str:
     if not gap.is_clear and abs(gap.points) + gap.half_width <= LEVEL_POINTS:
         return f"level with {name}"
     side = "above" if gap.points > 0 else "below"
-    phrase = f"{format_decimal(abs(gap.points))} points {side} {name}"
-    return phrase if gap.is_clear else f"{phrase}, which chance may explain"
+    return (
+        f"{format_decimal(abs(gap.points))} points{'' if gap.is_clear else ' (may be chance)'} {side} {name}"
+    )
 
 
 def _percent(line: Line) -> str:

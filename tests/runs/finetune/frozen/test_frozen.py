@@ -147,12 +147,6 @@ def test_what_a_run_read_is_its_identity(call, digits, pretrained, scored, tmp_p
         assert key in one_line(capsys)
 
 
-def test_a_pretraining_run_in_the_folder_is_refused(call, pretrained, tmp_path, capsys):
-    shutil.copytree(pretrained, tmp_path / "run")
-    assert call(KNN, ckpt=pretrained) == 2
-    assert "belongs to" in one_line(capsys)
-
-
 def test_a_failure_is_named_by_the_folder_and_the_next_run_is_whole(call, pretrained, tmp_path, monkeypatch):
     def fail(*arguments, **options):
         raise RuntimeError("no")
