@@ -79,13 +79,8 @@ def open_subject(source: str) -> InspectedEncoder:
         run = str((config.get("run") or {}).get("name") or Path(source).resolve().name)
     decoder = read_decoder(weights, model.encoder, model.info)
     if decoder is not None:
-<<<<<<< HEAD
         why = "" if decoder.mae else "the number of heads of its decoder is not known"
-        return InspectedEncoder(source, model, decoder.mae, why, bands)
-=======
-        why = "" if decoder.mae else "nothing says how many heads its decoder has"
         return InspectedEncoder(source, model, decoder.mae, why, bands, run)
->>>>>>> main
     objective, why = _open_objective(source, weights, model)
     return InspectedEncoder(source, model, objective, why, bands, run)
 

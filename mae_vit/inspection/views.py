@@ -114,17 +114,10 @@ def reconstruction_views(objective: Objective, samples: Samples) -> Iterator[Vie
         yield View(
             f"reconstructions-{kind.replace(' ', '-')}",
             f"Reconstructions, masks {kind}" if kind == "as trained" else f"Reconstructions, {kind} masks",
-<<<<<<< HEAD
-            "Masked input, prediction, prediction with the visible patches, and the original. Where a row says "
-            "true patch mean and std, the network predicts normalized pixels, and both come from the original patch: "
-            "shapes and edges are predicted, brightness is not.",
-=======
-            "What the masked patches were predicted to be: masked, predicted, pasted into the visible part, and the "
-            "original last. The baseline needs no learning: it fills each patch with one color, its own where "
-            "normalized pixels are predicted, else a mean of visible patches. Where a row says true patch mean and "
-            "std, the prediction borrows both from the masked patch: shapes and edges are the network's, brightness "
-            "is not.",
->>>>>>> main
+            "Masked input, prediction, prediction with the visible patches, and the original. The baseline needs no "
+            "learning: it fills each patch with one color, its own where normalized pixels are predicted, else a mean "
+            "of visible patches. Where a row says true patch mean and std, both come from the original patch: shapes "
+            "and edges are predicted, brightness is not.",
             draw_rows([*rows, original]),
             _finding(reconstructions) if kind == reconstructions[0].kind else "",
             table,
@@ -203,17 +196,10 @@ def head_views(model: PretrainedEncoder, images: Tensor) -> Iterator[View]:
     yield View(
         "attention-distance",
         "Mean attention distance",
-<<<<<<< HEAD
-        "How many pixels away each head looks on average (ViT Fig. 7 right), a point for each head. Trained "
-        "encoders have local and global heads in early blocks and global ones later; with random weights all are the "
-        "same.",
+        "How many pixels away each head looks on average (ViT Fig. 7 right), a point for each head. Trained encoders "
+        "have local and global heads in early blocks and global ones later; with random weights all are the same.",
         by_depth(distances, label, uniform=uniform, uniform_label="all patches equally"),
-=======
-        "How many pixels away each head looks, on average (ViT Fig. 7 right): a point for each head. Trained "
-        "encoders have local and global heads in early blocks and global ones later; at random all are alike.",
-        by_depth(distances, label, uniform=uniform, uniform_label="all patches alike"),
         f"{finding} ({uniform:.1f} px if it saw no difference between patches)",
->>>>>>> main
         table,
     )
     label = f"all {tokens} tokens equally"
@@ -259,15 +245,9 @@ def position_view(encoder: Encoder) -> View:
     return View(
         "positions",
         "Similarity of position embeddings",
-<<<<<<< HEAD
         "For each patch, the similarity of its position embedding to all others (ViT Fig. 7 center). A bright spot "
-        "at the patch itself, and its row and column, mean that the grid was learned. "
-        + ("" if encoder.pos_embed.requires_grad else fixed),
-=======
-        "For each patch, how alike its position embedding is to all others' (ViT Fig. 7 center): a bright spot "
-        "at the patch's own place, with its row and column, means that the grid was learned. Yellow is 1, dark blue "
+        "at the patch itself, and its row and column, mean that the grid was learned. Yellow is 1, dark blue "
         "-1. " + ("" if encoder.pos_embed.requires_grad else fixed),
->>>>>>> main
         similarity_grid(similarity, encoder.grid_size),
     )
 

@@ -102,14 +102,6 @@ def set_up(config: PretrainConfig, ranks: Ranks) -> Setup:
     data = open_data(config, ranks, device)
     if config.objective.uses_labels:
         data.check_held_out_labels()
-<<<<<<< HEAD
-    if config.monitor.inspect_every_epochs and data.held_out_index is None:
-        raise InputError(
-            f"monitor.inspect_every_epochs={config.monitor.inspect_every_epochs:g} has no effect "
-            f"({data.why_none}); prepare the data with --holdout 0.05"
-        )
-=======
->>>>>>> main
     plan = make_plan(
         config,
         num_samples=data.num_samples,

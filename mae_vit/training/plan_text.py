@@ -93,27 +93,16 @@ def describe_time(plan: Plan, ranks: Ranks, step_time: StepTime | None) -> str:
         return "not estimated: the network is too large to try on this device"
     least, most = (plan.total_steps * seconds for seconds in step_time[:2])
     if most > _YEAR_S:
-<<<<<<< HEAD
         return "over a year on this device; use --dry-run where the run will train"
-    of = count_of(step_time.images, "image")
-    apart = "" if ranks.world_size == 1 else ", without communication of ranks"
-    return (
-        f"{format_duration(least)} to {format_duration(most)}, from {count_of(step_time.tries, 'step')} of {of} "
-        f"timed here just now{apart}; without start-up, evaluation and saves"
-=======
-        return (
-            "cannot be estimated here: over a year on this device; --dry-run where the run is to train tells"
-        )
-    apart = "" if ranks.world_size == 1 else "what ranks exchange, "
+    apart = "" if ranks.world_size == 1 else "communication of ranks, "
     without = f"without {apart}start-up, evaluation and saves"
     if step_time.load:
-        busy = f"it is busy now (load {step_time.load:.0f})"
+        busy = f"the machine is busy now (load {step_time.load:.0f})"
         return f"about {format_duration(least)} on the quiet machine, {without}; {busy}"
     of = count_of(step_time.images, "image")
     return (
-        f"{format_duration(least)} to {format_duration(most)}, from {count_of(step_time.tries, 'step')} of {of} taken "
+        f"{format_duration(least)} to {format_duration(most)}, from {count_of(step_time.tries, 'step')} of {of} timed "
         f"here just now; {without}"
->>>>>>> main
     )
 
 

@@ -162,15 +162,9 @@ def check_identity(
     if differing := identity.differing_keys(saved, extend=extend):
         longer = ", --extend allows another length" if set(differing) <= set(_LENGTH_KEYS) else ""
         raise InputError(
-<<<<<<< HEAD
-            f"{place} belongs to another run: "
-            f"{'; '.join(identity._describe(saved, key) for key in differing[:4])}. Undo these changes{longer}, or "
-            "give another run.name, or start over with `--resume never`, which moves the old run aside"
-=======
-            f"{place} belongs to another run: {identity.describe_differences(saved, extend=extend)}. "
-            f"Take those back{longer}, or give this run another run.name, or begin again with `--resume never`, "
-            "which moves the old run aside"
->>>>>>> main
+            f"{place} belongs to another run: {identity.describe_differences(saved, extend=extend)}. Undo these "
+            f"changes{longer}, or give another run.name, or start over with `--resume never`, which moves the old run "
+            "aside"
         )
 
 
@@ -378,11 +372,7 @@ def settle_precision(setup: S, checkpoint: CheckpointInfo | None, chosen: Chosen
     """Replaces "auto" in the config by `chosen`, or by the checkpoint's precision; returns the choice too."""
     config = setup.config
     if checkpoint is not None and config.train.precision == "auto":
-<<<<<<< HEAD
-        chosen = fixed(checkpoint.identity[PRECISION], "auto: as the run began", device)
-=======
-        chosen = fixed(checkpoint.identity[PRECISION], "auto: the run began so", setup.device)
->>>>>>> main
+        chosen = fixed(checkpoint.identity[PRECISION], "auto: as the run began", setup.device)
     train = config.train.model_copy(update={"precision": chosen.precision})
     return replace(setup, config=config.model_copy(update={"train": train})), chosen
 

@@ -50,11 +50,6 @@ def read_decoder(weights: Weights, encoder: Encoder, info: EncoderInfo) -> Decod
         if name.startswith(tuple(prefix + name for name in _NAMES))
     }
     if weights.objective not in ("mae", "contrastive_mae", "joint") or "decoder_embed.weight" not in tensors:
-<<<<<<< HEAD
-        if norm_pix_loss:
-            raise InputError(f"--norm-pix-loss has no effect without a decoder of MAE in {weights.source}")
-=======
->>>>>>> main
         return None
     width = tensors["decoder_embed.weight"].shape[0]
     if width % 4 == 0:
@@ -67,17 +62,9 @@ def read_decoder(weights: Weights, encoder: Encoder, info: EncoderInfo) -> Decod
     notes = []
     if "norm_pix_loss" not in options:
         notes.append(
-<<<<<<< HEAD
-            "the file does not say whether its decoder predicts normalized pixels; using "
-            f"norm_pix_loss={str(norm_pix_loss).lower()}, mask_ratio=0.75"
+            "the file does not say whether its decoder predicts normalized pixels; using norm_pix_loss=false, "
+            "mask_ratio=0.75"
         )
-    elif norm_pix_loss:
-        raise InputError(f"--norm-pix-loss has no effect: {weights.source} records it; leave it out")
-=======
-            "the file does not say whether its decoder predicts normalized pixels: norm_pix_loss is set to false, "
-            "mask_ratio to 0.75"
-        )
->>>>>>> main
     if heads is None:
         return Decoder(tensors, None, None, tuple(notes))
     blocks = {name.split(".")[1] for name in tensors if name.startswith("decoder_blocks.")}
