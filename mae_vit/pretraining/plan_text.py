@@ -60,7 +60,7 @@ def describe_plan(
         "cores": data.describe_cores(ranks),
         "order": describe_order(data, ranks),
         "views": describe_augment(config),
-        "held out": held_out,
+        "held-out": held_out,
         "probe": describe_probe(data, plan),
         **describe_training(setup, costs, folder.path, precision, time),
     }

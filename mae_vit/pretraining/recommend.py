@@ -144,7 +144,7 @@ class Images:
         held_out = f"{self.held_out:,}" if self.held_out else "none"
         return (
             f"{count_of(self.train, 'image')}, sides of {f'{low} to {high}' if low < high else low} px{of}; "
-            f"{labels if self.labeled else 'no labels'}; {held_out} held out"
+            f"{labels if self.labeled else 'no labels'}; {held_out} held-out"
         )
 
 
