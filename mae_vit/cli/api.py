@@ -189,8 +189,8 @@ def _paths(sources: Any) -> list[str | os.PathLike[str]]:
         else:
             return paths
     raise InputError(
-        f"sources: give folders, archives or tables of paths, as files, not {type(wrong).__name__}: write a DataFrame "
-        "by to_csv, a Dataset by to_parquet, images and arrays to files of their own"
+        f"sources must be folders, archives or tables on disk, not {type(wrong).__name__}; write a DataFrame with "
+        "to_csv, a Dataset with to_parquet, images and arrays each to a file"
     )
 
 
@@ -200,7 +200,7 @@ def _option_words(name: str, value: Any) -> list[str]:
     if hasattr(value, "tolist"):  # NumPy or torch
         value = value.tolist()
     if isinstance(value, Mapping | Set):
-        raise InputError(f"{name}: give a list, not {type(value).__name__}, which has no order of values")
+        raise InputError(f"{name} must be a list, not {type(value).__name__}, whose values have no order")
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         if name in _REPEATED:
             return [f"{option}={each}" for each in value]
@@ -232,7 +232,7 @@ def _source(config: Config) -> ConfigSource:
 
 def _overrides(changes: Changes | None) -> list[str]:
     if not isinstance(changes, Mapping | None):
-        raise InputError(f'changes: give a mapping, as {{"train.steps": 30}}, not {type(changes).__name__}')
+        raise InputError(f'changes must be a mapping, as {{"train.steps": 30}}, not {type(changes).__name__}')
     return [f"{key}={_plain(value, key)}" for key, value in (changes or {}).items()]
 
 
@@ -246,7 +246,7 @@ def _plain(value: Any, key: str) -> str:
             return dict(other)
         if getattr(other, "ndim", None) == 0:  # a number of NumPy or torch
             return other.item()
-        raise TypeError(f"{type(other).__name__} is none of text, numbers, lists and mappings")
+        raise TypeError(f"{type(other).__name__} is not supported; give text, numbers, lists or mappings")
 
     try:
         return json.dumps(value, default=convert, ensure_ascii=False)

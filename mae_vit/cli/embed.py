@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 _NAMED = 5
 _BATCH_SIZE, _BATCH_SIZE_GPU = 64, 256
-_DESCRIPTION = """Compute features (N, D) of images by a pretrained encoder, in the order of the data, with the
+_DESCRIPTION = """Compute features (N, D) of images with a pretrained encoder, in the order of the data, with the
 keys of the images. Features are saved while they are computed. If the command is stopped or
-killed, repeat it: it resumes."""
+killed, run it again and it resumes."""
 _EXAMPLES = """  mae-vit embed runs/mae_base photos/ --out features/photos
   mae-vit embed encoder.safetensors data/cifar10 --split test --out features/test
   mae-vit embed timm:vit_base_patch16_224.mae images.zip --out features/images --device cuda
@@ -33,7 +33,7 @@ Unreadable images are left out and listed in broken.csv.
   import numpy as np
   features = np.load("features/photos/features.npy", mmap_mode="r")
   keys = open("features/photos/keys.txt").read().splitlines()
-meta.json says what the features are of. Images that are not prepared have paths.txt. Where the
+meta.json describes encoder and images. Images that are not prepared have paths.txt. Where the
 data have them, there are labels.npy (-1 for none; meta.json names the classes) and splits.txt."""
 
 
@@ -41,7 +41,7 @@ def add_embed(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     """Adds the command `embed`."""
     parser = commands.add_parser(
         "embed",
-        help="compute features of images by a pretrained encoder",
+        help="compute features of images with a pretrained encoder",
         usage="%(prog)s [options] WEIGHTS DATA --out DIR",
         examples=_EXAMPLES,
         description=_DESCRIPTION,
@@ -53,13 +53,13 @@ def add_embed(commands: argparse._SubParsersAction[OneLineParser]) -> None:
         type=as_path_text,
         metavar="WEIGHTS",
         help="the encoder: a run folder, an encoder.safetensors, an official MAE .pth, timm:NAME, or "
-        "hf:USER/NAME[@REVISION]; of others, any backbone of timm: frozen:timm:NAME, "
-        "frozen:timm:NAME@FILE.safetensors, or frozen:FILE with timm's config.json beside it",
+        "hf:USER/NAME[@REVISION]; or any timm backbone: frozen:timm:NAME, frozen:timm:NAME@FILE.safetensors, or "
+        "frozen:FILE next to timm's config.json",
     )
     add_images(parser)
     parser.add_argument("--out", type=as_path, required=True, metavar="DIR", help="folder to write")
     parser.add_argument(
-        "--restart", action="store_true", help="start over, also if DIR was made with other options"
+        "--restart", action="store_true", help="start over, even if DIR was written with other options"
     )
     _add_features(parser.add_argument_group("which features"))
     add_speed(parser.add_argument_group("how fast"))
@@ -80,7 +80,7 @@ def add_images(parser: OneLineParser) -> None:
     group.add_argument(
         "--split", action="append", default=[], metavar="NAME", help="only this split; repeatable (all)"
     )
-    group.add_argument("--no-labels", action="store_true", help="do not take folders as classes")
+    group.add_argument("--no-labels", action="store_true", help="do not read folder names as classes")
 
 
 def open_named(arguments: argparse.Namespace, *, out: Path) -> Images:
@@ -100,8 +100,8 @@ def _add_features(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--pool",
         choices=("cls", "mean"),
-        help="feature: [CLS] or the mean of the patch tokens (mean; of a classifier, that of its training; of "
-        "weights of others mostly cls)",
+        help="feature: [CLS] or the mean of the patch tokens (default: mean; for a classifier, as it was trained; for "
+        "third-party weights mostly cls)",
     )
     group.add_argument(
         "--dtype", choices=("float32", "float16"), default="float32", help="type of the features (float32)"
@@ -147,7 +147,7 @@ def run_embed(arguments: argparse.Namespace) -> int:
     if outcome.rows is None:
         again = "the same command without --restart" if arguments.restart else "the same command"
         done = f"{outcome.done:,} of {count_of(outcome.total, 'image')}"
-        print(f"mae-vit: stopped, {done} are saved: {again} resumes", file=sys.stderr)
+        print(f"mae-vit: stopped; {done} are saved, {again} resumes", file=sys.stderr)
         return EXIT_REQUEUE
     from mae_vit.weights.names import origin_of  # slow to import
 
@@ -162,7 +162,7 @@ def check_numbers(arguments: argparse.Namespace) -> None:
     for name, lowest in (("batch_size", 1), ("img_size", 1), ("workers", 0)):
         value = getattr(arguments, name, None)
         if value is not None and value < lowest:
-            raise InputError(f"--{name.replace('_', '-')} {value}: at least {lowest}")
+            raise InputError(f"--{name.replace('_', '-')} {value}: must be at least {lowest}")
 
 
 def read_settings(
@@ -206,7 +206,7 @@ def _report(outcome: Outcome, out: Path) -> None:
     from mae_vit.weights.embed.embed import BROKEN  # slow to import
 
     if outcome.begun == outcome.total:
-        print("all images were done already")
+        print("all images were already done")
     else:
         before = f", {outcome.begun:,} of them before" if outcome.begun else ""
         rate = (outcome.done - outcome.begun) / outcome.wall_s
@@ -218,7 +218,7 @@ def _report(outcome: Outcome, out: Path) -> None:
 
 def report_broken(count: int, path: Path) -> None:
     """Prints the first images that were left out, and the file that lists all."""
-    print(f"passed over {count_of(count, 'broken image')}; {path} names all:")
+    print(f"left out {count_of(count, 'broken image')}; {path} lists all:")
     with path.open(newline="", encoding="utf-8") as file:
         for row in islice(csv.DictReader(file), _NAMED):
             key = f", key {row['key']}" if row["path"].endswith(".tar") else ""

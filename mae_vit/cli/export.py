@@ -33,7 +33,10 @@ _EXAMPLES = """  mae-vit export runs/mae_base --to hf
 """
 _FORMATS = ("timm", "hf", "official", "onnx", "torch")
 # Formats that store no pooling, with the reason.
-_WITHOUT_POOL = {"hf": "a ViTModel gives all tokens, which its user pools", "official": "the file is weights"}
+_WITHOUT_POOL = {
+    "hf": "a ViTModel returns all tokens",
+    "official": "the file has only weights",
+}
 
 
 def add_export(commands: argparse._SubParsersAction[OneLineParser]) -> None:
@@ -60,13 +63,8 @@ def add_export(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     parser.add_argument(
         "--pool",
         choices=("cls", "mean"),
-        help="feature: [CLS] or the mean of the patches (mean; of a classifier, that of its training; of "
-        "weights of others mostly cls)",
-    )
-    parser.add_argument(
-        "--norm-pix-loss",
-        action="store_true",
-        help="the decoder of this official file predicts normalized pixels; the file does not record it (our runs do)",
+        help="feature: [CLS] or the mean of the patches (default: mean; for a classifier, as it was trained; for "
+        "third-party weights mostly cls)",
     )
     parser.add_argument(
         "--push",
@@ -88,9 +86,9 @@ def add_export(commands: argparse._SubParsersAction[OneLineParser]) -> None:
 def run_export(arguments: argparse.Namespace) -> int:
     """Runs the command; raises InputError for every error that the user can fix."""
     if arguments.pool and (why := _WITHOUT_POOL.get(arguments.to)):
-        raise InputError(f"--pool {arguments.pool} changes nothing with --to {arguments.to}: {why}")
+        raise InputError(f"--pool has no effect with --to {arguments.to}, because {why}; leave it out")
     if arguments.public and not arguments.push:
-        raise InputError("--public changes nothing without --push")
+        raise InputError("--public has no effect without --push; leave it out, or give --push USER/NAME")
     # Imported here, so that --help is fast.
     from mae_vit.weights.export.export import (
         check_place,
@@ -110,7 +108,7 @@ def run_export(arguments: argparse.Namespace) -> int:
         check_place(out, force=arguments.force)
         if hub:
             check_push(hub, public=public)
-    source = load_for_export(arguments.weights, arguments.pool, norm_pix_loss=arguments.norm_pix_loss)
+    source = load_for_export(arguments.weights, arguments.pool)
     for note in source.encoder.notes(arguments.weights):
         print(note, file=sys.stderr)
     if arguments.dry_run:
@@ -131,7 +129,7 @@ def run_export(arguments: argparse.Namespace) -> int:
 
 
 def _list_files(export: Export, out: Path) -> None:
-    print(f"{out} would hold:")
+    print(f"{out} would contain:")
     for path in export.files:
         print(f"  {path.stat().st_size:>13,} B  {path.relative_to(export.folder)}")
 

@@ -9,8 +9,8 @@ from mae_vit.config.command_line import OneLineParser, add_plugin, as_path, as_p
 from mae_vit.core.errors import InputError
 
 _DESCRIPTION = """Draw what an encoder has learned: reconstructions, attention, rollout, attention distance,
-positions, and principal components of patch features. Writes one page, OUT/index.html, and beside
-it the pictures as PNG and their numbers as CSV and NPZ."""
+positions, and principal components of patch features. Write one page, OUT/index.html, and next to
+it the pictures as PNG and numbers as CSV."""
 _EXAMPLES = """  mae-vit inspect runs/mae_base            its held-out images; writes runs/mae_base/inspect
   mae-vit inspect --ckpt runs/mae_base --data photos/ --out look
   mae-vit inspect --ckpt runs/scratch --against runs/mae_base --data data/mine --out both
@@ -43,20 +43,14 @@ def add_inspect(commands: argparse._SubParsersAction[OneLineParser]) -> None:
         "--data",
         type=as_path_text,
         metavar="DIR",
-        help="images: prepared shards, a folder or an archive (if --ckpt is a run folder: the data of its training)",
+        help="images: prepared shards, a folder or an archive (default for a run folder: its training data)",
     )
     parser.add_argument("--split", help="split of prepared data (the first of val, test, train that exists)")
     parser.add_argument(
-        "--out", type=as_path, metavar="DIR", help="folder to write (if --ckpt is a run folder: RUN/inspect)"
+        "--out", type=as_path, metavar="DIR", help="folder to write (default for a run folder: RUN/inspect)"
     )
     parser.add_argument(
         "--images", type=int, default=256, metavar="N", help="number of images (256); fewer is faster"
-    )
-    parser.add_argument(
-        "--norm-pix-loss",
-        action="store_true",
-        help="the decoder of this official file predicts normalized pixels; the file does not record it (those of "
-        "mae_visualize_* do not)",
     )
     parser.add_argument(
         "--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: a GPU if there is one"
@@ -68,10 +62,10 @@ def add_inspect(commands: argparse._SubParsersAction[OneLineParser]) -> None:
 def run_inspect(arguments: argparse.Namespace) -> int:
     """Runs the command; returns the exit code, or raises InputError for errors that the user can fix."""
     if (arguments.ckpt is None) == (arguments.weights is None):
-        arguments.parser.error("give WEIGHTS once: a run folder, a file or a name")
+        arguments.parser.error("give WEIGHTS once, as a run folder, a file or a name")
     arguments.ckpt = arguments.ckpt or arguments.weights
     if arguments.images < 2:
-        raise InputError(f"--images {arguments.images}: at least 2")
+        raise InputError(f"--images {arguments.images}: must be at least 2")
     # Imports torch, timm and matplotlib: not for --help.
     from mae_vit.inspection.inspect import inspect
     from mae_vit.runtime.device import choose_device
@@ -82,24 +76,24 @@ def run_inspect(arguments: argparse.Namespace) -> int:
     check_exists(arguments.ckpt)
     if (run / "dataset.json").is_file():
         raise InputError(
-            f"{run} is prepared data, not weights: mae-vit inspect WEIGHTS --data {run} (mae-vit check {run} reads it)"
+            f"{run} is prepared data, not weights; use `mae-vit inspect WEIGHTS --data {run}`, or `mae-vit check "
+            f"{run}` to verify the data"
         )
     if arguments.out is None and not is_run:
-        raise InputError(f"--out is needed: {arguments.ckpt} is no run folder to put it in")
+        raise InputError(f"{arguments.ckpt} is not a run folder; give --out DIR for the page")
     data = arguments.data or (_own_data(run) if is_run else None)
     if data is None:
-        raise InputError(f"--data is needed: {run} does not say which images it was trained on")
+        raise InputError(f"{run} does not say which images it was trained on; give --data DIR")
     page = inspect(
         [arguments.ckpt, *([arguments.against] if arguments.against else [])],
         data,
         arguments.out or run / "inspect",
         images=arguments.images,
         split=arguments.split,
-        norm_pix_loss=arguments.norm_pix_loss,
         device=choose_device(arguments.device),
     )
     print(f"page      {page} (open in a browser)")
-    print(f"pictures  {page.parent}, with their numbers as CSV and NPZ")
+    print(f"pictures  {page.parent}, with numbers as CSV")
     return 0
 
 

@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code: int = arguments.run(arguments)
         return code
     except tuple(EXIT_CODES) as error:
-        print_error(error, interrupted="interrupted; nothing half-written was left", program="mae-vit: ")
+        print_error(error, interrupted="interrupted; no partial files were left", program="mae-vit: ")
         return find_exit_code(error)
 
 
@@ -80,8 +80,8 @@ def _parser() -> OneLineParser:
 
     parser = OneLineParser(
         prog="mae-vit",
-        description="Self-supervised pretraining of Vision Transformers. The commands prepare data, pretrain, "
-        "fine-tune, compare, inspect runs, and export encoders.",
+        description="Self-supervised pretraining of Vision Transformers. Commands to prepare data, pretrain, "
+        "fine-tune, compare, inspect runs and export encoders.",
         examples=EXAMPLES,
     )
     parser.add_argument("--version", action="version", version=f"mae-vit {__version__}")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mae_vit.weights.embed.images import Images
 
 _SHOWN, _NAMED = 12, 3
-_DESCRIPTION = """Classify images by the network of a finished fine-tuning run. FILE.csv has a line for each
+_DESCRIPTION = """Classify images with the network of a finished fine-tuning run. FILE.csv has a line for each
 image: its most probable class and the probability. Labels of class folders are compared, if their
 names are the run's classes."""
 _EXAMPLES = """  mae-vit predict runs/finetune_mine photos/ --out predictions.csv
@@ -38,7 +38,7 @@ def add_predict(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     """Adds the command `predict`."""
     parser = commands.add_parser(
         "predict",
-        help="classify images by a fine-tuned network",
+        help="classify images with a fine-tuned network",
         usage="%(prog)s [options] RUN DATA --out FILE.csv",
         examples=_EXAMPLES,
         description=_DESCRIPTION,
@@ -66,7 +66,7 @@ def run_predict(arguments: argparse.Namespace) -> int:
     check_numbers(arguments)
     out: Path = arguments.out
     if out.suffix != ".csv" or out.is_dir():
-        raise InputError(f"--out {out}: the predictions are a .csv file")
+        raise InputError(f"--out {out}: must end in .csv; give --out predictions.csv")
     try:
         _predict(arguments, out)
     except OSError as error:
@@ -81,7 +81,7 @@ def _predict(arguments: argparse.Namespace, out: Path) -> None:
 
     classifier = load_classifier(arguments.run_folder)
     if not 1 <= arguments.top <= len(classifier.classes):
-        raise InputError(f"--top {arguments.top}: 1 to {len(classifier.classes)}, the run's classes")
+        raise InputError(f"--top {arguments.top}: must be 1 to {len(classifier.classes)}, the run's classes")
     with TemporaryDirectory() as temporary:
         images = open_named(arguments, out=Path(temporary))
         if images.dataset is not None:
@@ -156,7 +156,7 @@ def _write(file: TextIO, classifier: ImageClassifier, images: Images, settings: 
             first = stop
     if not done.predicted:
         why = f"; the first: {done.broken[0][1]}" if done.broken else ""
-        raise InputError(f"{images.name} has no image that can be read{why}")
+        raise InputError(f"no image of {images.name} can be read{why}")
     return done
 
 
@@ -167,16 +167,16 @@ def _report(classifier: ImageClassifier, images: Images, done: _Done) -> None:
         print(f"  and {len(done.predicted) - _SHOWN} more classes")
     if done.right:
         share, count = sum(done.right) / len(done.right), count_of(len(done.right), "image")
-        print(f"accuracy {share:.2%} of {count} with a class of the run as label")
+        print(f"accuracy {share:.2%} on {count} whose label is a class of the run")
         if classifier.trained_on & set(images.fingerprints):
             print(
-                "note: the accuracy includes images that the network was trained on; give --split test",
+                "note: the accuracy includes images that the network was trained on; --split test leaves them out",
                 file=sys.stderr,
             )
     if done.others:
         names = ", ".join(plain_text(name) for name in list(done.others)[:_NAMED])
         print(
-            f"note: {count_of(done.others.total(), 'image')} with other labels ({names}), which are no classes of "
-            "the run, are not compared",
+            f"note: {count_of(done.others.total(), 'image')} with other labels ({names}), which are not classes of "
+            "the run, were not compared",
             file=sys.stderr,
         )

@@ -11,9 +11,9 @@ from mae_vit.core.files import write_atomically
 from mae_vit.core.messages import count_of, error_reason
 from mae_vit.core.urls import is_url, redact_url
 
-_REPORT = """Write one HTML page on a pretraining run: a verdict in words (did it learn, was it long
+_REPORT = """Write one HTML page about a pretraining run: a verdict in words (did it learn, was it long
 enough, what to do next), curves, pictures over time, plan, environment, damaged images, incidents. The page is one file
-that needs no other. The run may be finished, running, interrupted or failed."""
+without dependencies. The run may be finished, running, interrupted or failed."""
 
 _RECOMMEND = """Look at the number and size of the images, their labels, the cores and the GPU. Print which preset,
 batch and length fit, how long the run takes here (timed on a few steps, as by --dry-run), whether a gain is to be
@@ -39,7 +39,7 @@ def _check(arguments: argparse.Namespace) -> int:
 
     if is_url(arguments.path):
         raise InputError(
-            f"{redact_url(arguments.path)}: shards elsewhere are verified as runs fetch them; give a folder"
+            f"{redact_url(arguments.path)} is remote, and runs verify what they fetch; give a local folder"
         )
     problems = check(resolve_data_path(arguments.path).folder, decode_all=arguments.decode)
     for problem in problems:
@@ -100,8 +100,9 @@ def add_replay(commands: argparse._SubParsersAction[OneLineParser]) -> None:
 
 
 def _replay(arguments: argparse.Namespace) -> int:
-    if arguments.images < 1 or (arguments.data_step or 0) < 0:
-        raise InputError("--images needs 1 or more, --data-step 0 or more")
+    for name, value, least in (("images", arguments.images, 1), ("data-step", arguments.data_step or 0, 0)):
+        if value < least:
+            raise InputError(f"--{name} {value}: must be at least {least}")
     # Imports torch: not for --help.
     from mae_vit.pretraining.replay import replay, write_replay
 
@@ -113,9 +114,9 @@ def _replay(arguments: argparse.Namespace) -> int:
     except OSError as error:
         raise InputError(f"{path} cannot be written: {error_reason(error)}; give --out FILE.png") from None
     drawn = count_of(min(arguments.images, len(record.samples)), "image")
-    weights = "fresh weights" if record.weights_step is None else f"the weights of step {record.weights_step}"
+    weights = "random ones" if record.weights_step is None else f"those of step {record.weights_step}"
     print(f"{arguments.path}: epoch {record.epoch}, step {record.data_step} of the data order")
-    print(f"  picture   {path} ({drawn}; what is predicted is by {weights})")
+    print(f"  picture   {path} ({drawn}; weights: {weights})")
     print(f"  names     {names} ({count_of(len(record.samples), 'sample')})")
     return 0
 
@@ -124,7 +125,7 @@ def add_report(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     """Adds the command `report`."""
     parser = commands.add_parser(
         "report",
-        help="write a page on a run: verdict, curves, pictures",
+        help="write a page about a run: verdict, curves, pictures",
         examples="  mae-vit report runs/mae_base\n  mae-vit report runs/mae_base --out page.html",
         description=_REPORT,
     )
@@ -142,13 +143,13 @@ def _report(arguments: argparse.Namespace) -> int:
     record = read_run(arguments.path)
     out: Path = arguments.out or arguments.path / "report.html"
     if out.is_dir():
-        raise InputError(f"--out {out} is a folder: give a file, such as {out / 'report.html'}")
+        raise InputError(f"--out {out} is a folder; give a file, such as {out / 'report.html'}")
     page = write_page(record)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(out, page.encode("utf-8", "replace"))
     except OSError as error:
         raise InputError(f"{out} cannot be written: {error_reason(error)}; give --out FILE") from None
-    print("verdict   " + str(verdict(record)).replace("\n", "\n          "))
+    print("verdict   " + str(verdict(record)).replace("\n", "\n          ").replace("`", ""))
     print(f"page      {out} (open in a browser)")
     return 0

@@ -14,6 +14,7 @@ from mae_vit.config.command_line import OneLineParser, add_local_rank, as_path
 from mae_vit.config.presets import PRESETS, find_config, find_preset, preset_paths, read_header
 from mae_vit.core.errors import EXIT_FAILED, InputError
 from mae_vit.core.messages import nearest
+from mae_vit.runtime.imports import slow_imports
 from mae_vit.runtime.signals import install_early_handlers
 
 # Job -> (module, line for --help).
@@ -88,7 +89,7 @@ def _presets(arguments: argparse.Namespace) -> int:
     chosen = [path for path in preset_paths() if all(word in path.stem for word in arguments.words)]
     if not chosen:
         words = " and ".join(f'"{word}"' for word in arguments.words)
-        raise InputError(f"no preset has {words} in its name: known: {', '.join(names)}")
+        raise InputError(f"no preset has {words} in its name; known: {', '.join(names)}")
     if arguments.words in [[path.stem] for path in chosen]:
         chosen = [path for path in chosen if path.stem == arguments.words[0]]
     if len(chosen) == 1:
@@ -141,8 +142,8 @@ def add_doctor(commands: argparse._SubParsersAction[OneLineParser]) -> None:
         examples="  mae-vit doctor\n  mae-vit doctor mae_base data.path=data/mine\n"
         "  torchrun --nproc-per-node 8 -m mae_vit.cli doctor mae_base",
         description="Check what a pretraining run needs: software, devices, memory, disk, data, and whether the ranks "
-        "connect. Exit with 1 if something will fail; a folder that holds another run is a warning. "
-        "With a config it does the same as pretrain --dry-run. Under a launcher all ranks check.",
+        "connect. Exit with 1 if something will fail; a folder with another run in it is only a warning. With a "
+        "config it does the same as pretrain --dry-run. Under a launcher all ranks check.",
     )
     parser.add_argument(
         "--config",
@@ -159,7 +160,8 @@ def add_doctor(commands: argparse._SubParsersAction[OneLineParser]) -> None:
 
 def _doctor(arguments: argparse.Namespace) -> int:
     # Imports torch: not for --help.
-    from mae_vit.pretraining.doctor import doctor
+    with slow_imports():
+        from mae_vit.pretraining.doctor import doctor
 
     config, overrides = arguments.config, arguments.paths
     if config is None and overrides and "=" not in overrides[0]:
@@ -192,9 +194,9 @@ def _verify_resume(arguments: argparse.Namespace) -> int:
     if overrides and "=" not in overrides[0]:
         config, *overrides = overrides
     if arguments.kills < 3:
-        raise InputError(f"--kills {arguments.kills}: must be at least 3: on 1 rank, on 2, and between them")
+        raise InputError(f"--kills {arguments.kills}: must be at least 3 (on 1 rank, on 2, between them)")
     if arguments.keep and arguments.keep.exists():
-        raise InputError(f"--keep {arguments.keep} exists: choose a new folder")
+        raise InputError(f"--keep {arguments.keep} exists; choose a new folder")
     # Imports torch: not for --help.
     from mae_vit.pretraining.verify_resume import verify_resume
 
@@ -205,5 +207,5 @@ def _verify_resume(arguments: argparse.Namespace) -> int:
     for problem in problems:
         print(f"FAIL  {problem}")
     if not problems:
-        print("ok: killed runs are equal to the bit on as many ranks, and up to rounding on changing ranks")
+        print("ok: killed runs are bit-identical, and equal up to rounding where the number of ranks changed")
     return EXIT_FAILED if problems else 0

@@ -65,7 +65,7 @@ class OneLineParser(argparse.ArgumentParser):
         """Raises InputError for an unknown option; argparse would report missing arguments first."""
         if word.startswith(_DASHES) and not os.path.lexists(word):
             dashes = "".join(_DASHES) + "-"
-            raise InputError(f"{word} begins with the dash of a text editor: write --{word.lstrip(dashes)}")
+            raise InputError(f"{word} begins with a typographic dash; write --{word.lstrip(dashes)}")
         name = word.partition("=")[0]
         shown = [action for action in self._actions if action.help != argparse.SUPPRESS]
         known = sorted(name for action in shown for name in action.option_strings if name.startswith("--"))
@@ -83,13 +83,13 @@ class OneLineParser(argparse.ArgumentParser):
             # An unknown option of a job is usually meant as a key of the config.
             keys = "; settings are KEY.PATH=VALUE, such as run.name=try" if self._takes_keys else ""
             hint = f"known: {', '.join(known)}{keys}"
-        self.error(f"unrecognized arguments: {name}: {hint}")
+        self.error(f"unrecognized arguments: {name}; {hint}")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
             hint = closest(str(value), map(str, action.choices))
             choices = hint or f"choose from {', '.join(map(str, action.choices))}"
-            raise argparse.ArgumentError(action, f"invalid choice: {value!r}: {choices}")
+            raise argparse.ArgumentError(action, f"invalid choice {value!r}; {choices}")
 
     def error(self, message: str) -> NoReturn:
         """Raises InputError."""
@@ -153,7 +153,7 @@ class Arguments:
     def __post_init__(self) -> None:
         """Raises InputError for options that contradict each other."""
         if self.extend and self.resume == "never":
-            raise InputError("--extend resumes a run, and --resume never begins it again: give one of them")
+            raise InputError("--extend resumes a run, and --resume never starts it over; give one of them")
 
 
 def add_config(parser: argparse.ArgumentParser, *, example: str, default: str) -> None:
@@ -204,8 +204,8 @@ def parse_arguments(
             type=as_path_text,
             metavar="WEIGHTS",
             help='pretrained weights: a run folder, an encoder.safetensors, an official MAE file, "timm:NAME" or '
-            '"hf:USER/NAME[@REVISION]"; to score an encoder trained by others, '
-            '"frozen:timm:NAME[@FILE.safetensors]"; without this option the network trains from scratch',
+            '"hf:USER/NAME[@REVISION]"; to score a third-party encoder, "frozen:timm:NAME[@FILE.safetensors]"; '
+            "without this option the network trains from scratch",
         )
         # Comparisons give it.
         parser.add_argument("--same-batch", action="store_true", help=argparse.SUPPRESS)

@@ -27,7 +27,7 @@ def register_policy(policy: type[Policy]) -> None:
     """Adds a plug-in's augmentation policy under its `name`; raises ValueError if there is another."""
     where = f"{policy.__module__}:{policy.__qualname__}"
     if POLICIES.setdefault(policy.name, where) != where:
-        raise ValueError(f'there is a policy "{policy.name}"')
+        raise ValueError(f'there is already a policy "{policy.name}"; choose another name')
 
 
 def _check_policy(name: str) -> str:
@@ -91,9 +91,9 @@ class AugmentSection(Section):
     @model_validator(mode="after")
     def _check(self) -> AugmentSection:
         if not 0 < self.scale[0] <= self.scale[1] <= 1:
-            raise ValueError(f"scale={self.scale}: needs 0 < low <= high <= 1 (shares of the image's area)")
+            raise ValueError(f"scale={self.scale}: must have 0 < low <= high <= 1 (shares of the area)")
         if not 0 < self.ratio[0] <= self.ratio[1]:
-            raise ValueError(f"ratio={self.ratio}: needs 0 < low <= high (width over height)")
+            raise ValueError(f"ratio={self.ratio}: must have 0 < low <= high (width / height)")
         return self
 
 
@@ -156,9 +156,9 @@ class DataSection(Section):
         if self.leave_out_draws > 1 and self.leave_out_per_class is None:
             raise ValueError("leave_out_draws has no effect without leave_out_per_class")
         if self.cache_gib is not None and not is_url(self.path):
-            raise ValueError("cache_gib has no effect with a path that is no URL")
+            raise ValueError("cache_gib has no effect unless path is a URL")
         if isinstance(self.workers, int) and not 0 <= self.workers <= 512:
-            raise ValueError(f"workers={self.workers}: 0 to 512")
+            raise ValueError(f"workers={self.workers}: must be 0 to 512, or auto")
         return self
 
 

@@ -96,14 +96,24 @@ def explain_key(asked: str, schemas: Mapping[str, type[BaseModel]]) -> list[str]
     Raises:
         InputError: if there is no such key; names the nearest.
     """
-    asked = asked.partition("=")[0].removeprefix("set.")
+    asked = asked.partition("=")[0]
+    whole = re.sub(r"^pretrain\.[^.]+", "pretrain.NAME", asked)
+    # A comparison has the keys of its runs in sections: set.KEY, pretrain.NAME.set.KEY.
+    inner = re.sub(r"^(pretrain\.NAME\.|entries\.)?(set\.)?", "", whole)
     keys = [key for job, schema in schemas.items() for key in _walk(schema, job)]
-    found = [key for key in keys if key.path == asked]
-    found = found or [key for key in keys if key.path.endswith(f".{asked}")]
+    found = [key for key in keys if key.path == whole] or [key for key in keys if key.path == inner]
+    found = found or [key for key in keys if key.path.endswith(f".{inner}")]
     if not found:
-        near = [path for schema in schemas.values() for path in meant(schema, {}, asked)]
+        names, sections = {"pretrain": {"NAME": {}}}, [key.rpartition(".")[0] for key in (whole, inner)]
+        near = [
+            path
+            for schema in schemas.values()
+            for key in (whole, inner)
+            for path in meant(schema, names, key)
+        ]
+        near.sort(key=lambda path: path.rpartition(".")[0] not in sections)
         hint = f'did you mean "{near[0]}"?' if near else "mae-vit pretrain --help lists the keys"
-        raise InputError(f'no key "{asked}": {hint}')
+        raise InputError(f'no key "{asked}"; {hint}')
     lines = list[str]()
     for key in _merged(found):
         lines += [

@@ -17,7 +17,7 @@ from mae_vit.config.typed_yaml import PathText
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import closest
 from mae_vit.models.geometry import GEOMETRIES, Geometry, NetworkGeometry, ViTGeometry, ViTRopeGeometry
-from mae_vit.models.sizes import BASELINE_NAMES, SIZES, TIMM_PREFIX, WITHOUT_DROP_PATH, PatchInit, Size
+from mae_vit.models.sizes import BASELINE_NAMES, SIZES, TIMM_PREFIX, WITHOUT_DROP_PATH, Size
 
 # Masking stores a patch's number in 16 bits.
 _MOST_PATCHES = 2**16
@@ -38,8 +38,6 @@ class EncoderSection(Section, ABC):
         img_size: side of the images in pixels, or `[height, width]`.
         in_chans: number of bands of the images; null takes the data's.
         init: pretrained weights to begin from.
-        patch_init: adapts the patch projection of `init` to another number of bands. "repeat" (null) takes its
-            channels in turn, "average" their mean, both times old / new channels; "fresh" begins at random.
     """
 
     skips_patches: ClassVar[bool] = False
@@ -52,7 +50,6 @@ class EncoderSection(Section, ABC):
     img_size: int | list[int]
     in_chans: int | None = Field(default=None, gt=0, le=MAX_CHANNELS)
     init: PathText | None = None
-    patch_init: PatchInit | None = None
 
     @abstractmethod
     def geometry(self) -> Geometry:
@@ -92,7 +89,9 @@ class EncoderSection(Section, ABC):
                 )
         num_patches = (self.image_hw[0] // patch_size) * (self.image_hw[1] // patch_size)
         if num_patches > _MOST_PATCHES:
-            raise ValueError(f"patch_size={patch_size} makes {num_patches} patches: at most {_MOST_PATCHES}")
+            raise ValueError(
+                f"patch_size={patch_size} makes {num_patches} patches; the limit is {_MOST_PATCHES}"
+            )
 
     def _nearest_patch_size(self, patch_size: int) -> str:
         """Returns a hint with the nearest patch size that fits each side at least twice; empty if there is none."""
@@ -193,8 +192,8 @@ class ViTRopeSection(_TransformerSection):
         shared = self._shared()
         if shared["embed_dim"] // shared["num_heads"] % 4:
             raise ValueError(
-                f"embed_dim={shared['embed_dim']} over num_heads={shared['num_heads']} must be divisible by 4: "
-                "rotary positions turn pairs of values by rows and by columns"
+                f"embed_dim={shared['embed_dim']} / num_heads={shared['num_heads']} must be divisible by 4 for "
+                "rotary positions"
             )
         return ViTRopeGeometry(**shared, register_tokens=self.register_tokens)
 
@@ -203,7 +202,7 @@ class NetworkSection(EncoderSection):
     """Another network: a baseline, or `timm:NAME`.
 
     Attributes:
-        name: `SimpleCNN`, `SmallResNet`, `SmallBiT`, `SmallHybrid` or `timm:NAME`.
+        name: `SimpleCNN`, `SmallResNet`, `SmallBiT` or `timm:NAME`.
         patch_size: side in pixels of the squares that `simmim` masks; null is 4, or 16 for images of 128 px or more.
         drop_path_rate: stochastic depth of the last block; it grows linearly from 0.
     """
@@ -224,7 +223,9 @@ class NetworkSection(EncoderSection):
         if not name.startswith(TIMM_PREFIX):
             known = (*SIZES, *BASELINE_NAMES)
             meant = closest(name, known) or f'give one of {", ".join(known)} or "{TIMM_PREFIX}NAME"'
-            raise ValueError(f'there is no "{name}": {meant}; an encoder of a plug-in needs model.family too')
+            raise ValueError(
+                f'there is no "{name}"; {meant} (an encoder of a plug-in also needs model.family)'
+            )
         # Imports timm: only for its networks.
         from mae_vit.models.encoders.baselines import check_network
 
@@ -234,13 +235,9 @@ class NetworkSection(EncoderSection):
     @model_validator(mode="after")
     def _check(self) -> NetworkSection:
         if min(self.image_hw) <= 0:
-            raise ValueError(f"img_size={self.img_size}: needs to be above 0")
+            raise ValueError(f"img_size={self.img_size}: must be above 0")
         if self.drop_path_rate and self.name in WITHOUT_DROP_PATH:
             raise ValueError(f'drop_path_rate has no effect with name="{self.name}"')
-        if self.patch_init is not None:
-            raise ValueError(
-                f'patch_init has no effect with name="{self.name}", which has no patch projection'
-            )
         return self
 
     def geometry(self) -> NetworkGeometry:  # noqa: D102
@@ -269,8 +266,8 @@ def section_class(family: object, source: object) -> type[EncoderSection]:
     """Returns the section of a family that weights in `source` name; raises InputError if it is not registered."""
     if (section := ENCODERS.get(str(family))) is None:
         raise InputError(
-            f'{source} has model.family="{family}", which a plug-in registers: give it by --plugin FILE, for training '
-            "by run.plugins=[FILE]; in Python import its module first"
+            f'{source} needs a plug-in for model.family="{family}"; give --plugin FILE (for training '
+            "run.plugins=[FILE]), or in Python import its module first"
         )
     return section
 
@@ -278,7 +275,7 @@ def section_class(family: object, source: object) -> type[EncoderSection]:
 def register_encoder(section: type[EncoderSection], geometry: type[Geometry]) -> None:
     """Adds a plug-in's family of encoders, under its geometry's name; raises ValueError if there is another."""
     if ENCODERS.setdefault(geometry.family, section) is not section:
-        raise ValueError(f'there is an encoder "{geometry.family}"')
+        raise ValueError(f'there is already an encoder "{geometry.family}"; choose another family')
     GEOMETRIES[geometry.family] = geometry
 
 

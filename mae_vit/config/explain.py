@@ -51,7 +51,7 @@ def explain(schema: type[BaseModel], document: Document, error: ValidationError)
     overridden = {key.partition(".")[0] for key in document.overridden}
     for key, command in _COMMANDS.items():
         if key in unknown and key not in overridden:
-            return [f'a config of another command (it has "{key}"): give it to {command}']
+            return [f'this is a config for another command (it has "{key}"); give it to {command}']
     wrong = [begin + _joined(list(dict.fromkeys(several))) for begin, several in messages.items()]
     return [_explain_unknown(schema, document, key) for key in unknown] + wrong
 
@@ -59,15 +59,15 @@ def explain(schema: type[BaseModel], document: Document, error: ValidationError)
 def _explain_dotted(key: str) -> str:
     sections = ": {".join(key.split(".")) + ": VALUE" + "}" * key.count(".")
     return (
-        f'"{key}" is a key of changes, as changes={{"{key}": VALUE}} in Python and {key}=VALUE on the command line; '
-        f"a config has sections: {sections}"
+        f'"{key}" is not a section; write {sections}, or set the key with {key}=VALUE on the command line, in '
+        f'Python with changes={{"{key}": VALUE}}'
     )
 
 
 def _why_missing(document: Document, path: Sequence[str]) -> str:
     """Says how the command line made a key missing; empty if it did not."""
     if path[0] in document.overridden:
-        return f': "{path[0]}" is replaced as a whole; to change a part of it, write {path[0]}.KEY'
+        return f'; the override replaces all of "{path[0]}", so write {path[0]}.KEY=VALUE to change a part'
     if len(path) == 3 and any(key.startswith(".".join(path[:-1]) + ".") for key in document.overridden):
         # SECTION.NAME.KEY: NAME may be a misspelling of a name in the file.
         section, name, key = path
@@ -112,7 +112,7 @@ def _explain(schema: type[BaseModel], path: Sequence[str], problem: Any) -> tupl
         told, tags = several.key, several.sections
         tag = value.get(told)
         if tag is None:
-            return f'"{key}.{told}" is missing: ', f"one of {', '.join(sorted(tags))}"
+            return f'"{key}.{told}" is missing; give ', f"one of {', '.join(sorted(tags))}"
         shown = f'"{tag}"' if len(str(tag)) <= _MAX_SHOWN else show(tag)
         return f"{key}.{told}={shown}: ", nearest(str(tag), tags)
     begin = f"{key}={show(value)}: "
@@ -131,7 +131,7 @@ def _explain(schema: type[BaseModel], path: Sequence[str], problem: Any) -> tupl
     if isinstance(value, str) and isinstance(choices, str):
         hint = closest(value, choices.replace(" or ", ", ").replace("'", "").split(", "))
     if kind in ("list_type", "tuple_type") and isinstance(value, str | float):
-        hint = f"a list is written [{str(value).strip('()[] ')}]"
+        hint = f"write a list as [{str(value).strip('()[] ')}]"
     elif value in ("None", "none", "nil"):
         hint = hint or "write null for none"
     return begin, problem["msg"][:1].lower() + problem["msg"][1:] + (f"; {hint}" if hint else "")

@@ -37,7 +37,6 @@ _ALTERNATIVES = (
     ("optim.lr", "optim.blr"),
     ("checkpoint.every_steps", "checkpoint.every_epochs"),
     ("monitor.evaluate_every_steps", "monitor.evaluate_every_epochs"),
-    ("monitor.probe_every_steps", "monitor.probe_every_epochs"),
 )
 
 
@@ -169,7 +168,7 @@ def load_config(
     of_file = _check(schema, Document(as_read, path))[1] if overrides else problems
     mistakes += [f"{path if problem in of_file else overrides_from}: {problem}" for problem in problems]
     mistakes += [
-        f"{path} needs the plug-in {name}, which is code: give --plugin {name} to import it"
+        f"{path} needs the plug-in {name}, which is code; give --plugin {name} to run it"
         for name in not_imported(plugins)
     ]
     more = len(mistakes) - _MAX_MISTAKES
@@ -183,7 +182,9 @@ def _read(source: ConfigSource) -> str:
         return source.text
     try:
         if source.stat().st_size > MAX_CONFIG_BYTES:
-            raise InputError(f"{source} is larger than {MAX_CONFIG_BYTES} bytes: not a config")
+            raise InputError(
+                f"{source} is too large for a config (over {MAX_CONFIG_BYTES} bytes); give another file"
+            )
         return read_text(source)
     except OSError as error:
         wrong_path = isinstance(error, FileNotFoundError | IsADirectoryError)
@@ -196,7 +197,7 @@ def _parse(schema: type[BaseModel], text: str, path: Path) -> dict[str, Any]:
     raw = parse_yaml(text, str(path), schema)
     if not isinstance(raw, dict):
         kind = "an empty file" if raw is None else type(raw).__name__
-        raise InputError(f"{path}: a config is a mapping of sections, not {kind}")
+        raise InputError(f"{path} is not a config but {kind}; write sections with keys (see mae-vit presets)")
     return raw
 
 
@@ -209,9 +210,9 @@ def _override(
         key, separator, text = override.partition("=")
         try:
             if not separator or not all(key.split(".")):
-                raise InputError(f'override "{override}": write key.path=value, e.g. run.name=try')
+                raise InputError(f'override "{override}": write key.path=value, such as run.name=try')
             if not text:  # mostly an unset variable, as in run.name=$NAME
-                raise InputError(f'override "{override}" gives no value ({key}=null is the default)')
+                raise InputError(f'override "{override}" has no value; {key}=null restores the default')
             parsed.append((override, key, parse_value(schema, key, text, f'override "{override}"')))
         except InputError as error:
             mistakes += error.lines
@@ -231,7 +232,7 @@ def _replaced_durations(raw: dict[str, Any], given: Mapping[str, Any], file: str
     section = raw.get("train")
     before = {f"train.{name}": value for name, value in section.items()} if isinstance(section, dict) else {}
     return [
-        f"{key}={given[key]} takes the place of {other}={before[other]} of {file}"
+        f"{key}={given[key]} replaces {other}={before[other]} from {file}"
         for group in _DURATIONS
         for key in group
         for other in group
@@ -246,7 +247,7 @@ def _check(schema: type[ConfigType], document: Document) -> tuple[ConfigType | N
     except ValidationError as error:
         return None, explain(schema, document, error)
     except RecursionError:
-        raise InputError(f"{document.path}: nested too deeply") from None
+        raise InputError(f"{document.path} is nested too deeply for a config; flatten it") from None
 
 
 def dump_config(config: Config) -> str:
@@ -270,9 +271,9 @@ def read_run_config(run: Path) -> dict[str, Any]:
     try:
         content = parse_yaml(read_text(path), str(path))
     except FileNotFoundError:
-        raise InputError(f"{run} is no run folder: it has no config.yaml") from None
+        raise InputError(f"{run} is not a run folder: it has no config.yaml") from None
     except OSError as error:
         raise InputError(f"cannot read {path}: {error_reason(error)}") from None
     if not isinstance(content, dict):
-        raise InputError(f"{path} is no config of a run")
+        raise InputError(f"{path} is not the config of a run")
     return content

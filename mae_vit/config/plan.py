@@ -21,7 +21,6 @@ class Due(NamedTuple):
     log: bool
     evaluate: bool
     probe: bool
-    inspect: bool
     save: bool
     last: bool
 
@@ -42,7 +41,6 @@ class Plan:
         checkpoint_every_steps: steps between saves; time may ask for more (`checkpoint.every_minutes`).
         evaluate_every_steps: steps between evaluations on held-out images.
         probe_every_steps: steps between scores of the online probe; 0 for none.
-        inspect_every_steps: steps between views of the encoder; 0 for none.
         notes: where the plan departs from the config, a sentence each.
     """
 
@@ -57,7 +55,6 @@ class Plan:
     checkpoint_every_steps: int
     evaluate_every_steps: int
     probe_every_steps: int = 0
-    inspect_every_steps: int = 0
     notes: tuple[str, ...] = ()
 
     def due(self, done: int, *, log_every_steps: int) -> Due:
@@ -67,11 +64,9 @@ class Plan:
         def every(steps: int) -> bool:
             return steps > 0 and (last or done % steps == 0)
 
-        evaluate, probe, inspect = map(
-            every, (self.evaluate_every_steps, self.probe_every_steps, self.inspect_every_steps)
-        )
-        log = evaluate or probe or inspect or done % log_every_steps == 0
-        return Due(log, evaluate, probe, inspect, every(self.checkpoint_every_steps), last)
+        evaluate, probe = every(self.evaluate_every_steps), every(self.probe_every_steps)
+        log = evaluate or probe or done % log_every_steps == 0
+        return Due(log, evaluate, probe, every(self.checkpoint_every_steps), last)
 
     def position(self, step: int) -> tuple[int, int]:
         """Returns (epoch, step within the epoch): the whole state of the data order."""
@@ -97,7 +92,8 @@ def make_plan(config: Config, *, num_samples: int, world_size: int, probe_size: 
     notes = []
     if batch < train.effective_batch_size:
         notes.append(
-            f"{larger_than_data(config, num_samples)}: a batch is {count_of(batch, 'image')}, the largest power of two"
+            f"{larger_than_data(config, num_samples)}; using {count_of(batch, 'image')} per batch, the largest "
+            "power of two"
         )
     per_device, accumulation = split_batch(config, batch, world_size)
     steps_per_epoch = num_samples // batch
@@ -118,23 +114,22 @@ def make_plan(config: Config, *, num_samples: int, world_size: int, probe_size: 
 
     total = to_steps(train, "") or 0
     if total < 1:
-        raise InputError(f"train.epochs={train.epochs} is less than one step of {batch} images")
+        raise InputError(f"train.epochs={train.epochs} is less than one step of {batch} images; give more")
     if total > _MOST_STEPS:
-        raise InputError(f"train: {total:.3g} steps are more than any run takes (at most {_MOST_STEPS:.0e})")
+        raise InputError(f"train: {total:.3g} steps; the limit is {_MOST_STEPS:.0e}")
     warmup = to_steps(train, "warmup_") or 0
     if warmup and warmup >= total:
         # A short trial of a long recipe keeps its shape: warm-up, then decay.
         notes.append(
             f"{_as_given(train, 'warmup_', warmup)} is {'longer than' if warmup > total else 'as long as'} "
-            f"{_as_given(train, '', total)}: warm-up is a tenth of the run, {count_of(total // 10, 'step')}"
+            f"{_as_given(train, '', total)}; warming up for a tenth of it, {count_of(total // 10, 'step')}"
         )
         warmup = total // 10
     # The schema requires one of the two.
     lr = optim.lr if optim.lr is not None else (optim.blr or 0.0) * batch / 256
     if optim.min_lr > lr:
         given = f"optim.lr={lr:g}" if optim.lr else f"{lr:g} = optim.blr={optim.blr:g} x {batch} / 256"
-        raise InputError(f"optim.min_lr={optim.min_lr:g} is above the peak rate {given}")
-    probe_default = -(-_TRAINED_PER_PROBED * probe_size // batch)
+        raise InputError(f"optim.min_lr={optim.min_lr:g} is above the peak rate {given}; lower it")
     return Plan(
         num_samples=num_samples,
         steps_per_epoch=steps_per_epoch,
@@ -146,8 +141,7 @@ def make_plan(config: Config, *, num_samples: int, world_size: int, probe_size: 
         lr=lr,
         checkpoint_every_steps=every(save, "every_", total if save.every_minutes else steps_per_epoch),
         evaluate_every_steps=every(monitor, "evaluate_every_", steps_per_epoch),
-        probe_every_steps=every(monitor, "probe_every_", probe_default) if probe_size else 0,
-        inspect_every_steps=every(monitor, "inspect_every_", 0) if monitor.inspect_every_epochs else 0,
+        probe_every_steps=-(-_TRAINED_PER_PROBED * probe_size // batch),
         notes=tuple(notes),
     )
 
@@ -170,8 +164,8 @@ def check_grouping(plan: Plan, world_size: int, repeats: int, *, unit: int, view
     """
     if repeats != views:
         raise InputError(
-            f"{why}: each image comes {'once' if views == 1 else f'in {views} views'}, and data.repeats={repeats} "
-            f"(use data.repeats={views})"
+            f"{why}, so each image must come {'once' if views == 1 else f'in {views} views'}; use "
+            f"data.repeats={views}, not {repeats}"
         )
     batch, size = plan.effective_batch_size, plan.batch_size_per_device
     if size % unit == 0:
@@ -187,9 +181,7 @@ def check_grouping(plan: Plan, world_size: int, repeats: int, *, unit: int, view
         part = nearest_multiple(size, unit)
         nearest = f"train.effective_batch_size={nearest_multiple(batch, part * world_size)}"
         nearest += f" train.batch_size_per_device={part}"
-    raise InputError(
-        f"{why}: micro-batches of {size} images are no whole groups of {unit} (nearest: {nearest})"
-    )
+    raise InputError(f"{why}, so {unit} must divide micro-batches of {size} images (nearest: {nearest})")
 
 
 def fit_batch(config: Config, *, num_samples: int, world_size: int = 1, shrinks: bool = True) -> int:
@@ -207,7 +199,7 @@ def fit_batch(config: Config, *, num_samples: int, world_size: int = 1, shrinks:
     if shrinks and num_samples and shrunk % unit == 0:
         return shrunk
     unit = math.lcm(unit, world_size)
-    reason = larger_than_data(config, num_samples) + ("" if shrinks else "; a comparison changes no batch")
+    reason = larger_than_data(config, num_samples) + ("" if shrinks else "; a comparison keeps its batch")
     raise InputError(reason + (f" (nearest: {num_samples // unit * unit})" if num_samples >= unit else ""))
 
 

@@ -68,7 +68,7 @@ def _import(name: str) -> ModuleType:
         path = Path(name).expanduser()
         if not path.is_file():
             raise InputError(
-                f"run.plugins: there is no file {name}: {closest_path(path) or 'give one, or a module'}"
+                f"run.plugins: there is no file {name}; {closest_path(path) or 'give a .py file or a module'}"
             )
         folder, module = str(path.resolve().parent), path.stem
     else:
@@ -80,9 +80,9 @@ def _import(name: str) -> ModuleType:
         imported = import_module(module)
     except ModuleNotFoundError as error:
         if error.name != module.partition(".")[0]:
-            raise InputError(f"run.plugins: {name} fails: {error_reason(error)}") from None
+            raise InputError(f"run.plugins: importing {name} fails, {error_reason(error)}") from None
         raise InputError(
-            f"run.plugins: no module {name} is installed or lies in {folder}: give its name, or a file that ends in .py"
+            f"run.plugins: no module {name} is installed or in {folder}; give a module, or a file that ends in .py"
         ) from None
     except Exception as error:  # whatever the user's code raises
         trace, line = error.__traceback__, 0
@@ -92,10 +92,10 @@ def _import(name: str) -> ModuleType:
             trace = trace.tb_next
         at = f" in line {line}" if line else ""
         raise InputError(
-            f"run.plugins: {name} fails{at}: {type(error).__name__}: {error_reason(error)}"
+            f"run.plugins: {name} fails{at} ({type(error).__name__}: {error_reason(error)})"
         ) from None
     if name.endswith(".py") and Path(imported.__file__ or "").resolve() != path.resolve():
-        raise InputError(f"run.plugins: another module than {name} is called {module}: rename the file")
+        raise InputError(f"run.plugins: another module is called {module} like {name}; rename the file")
     return imported
 
 

@@ -59,8 +59,7 @@ def find_config(given: str | Path) -> Path:
     beside = path.with_name(path.name + _SUFFIX)
     if path.suffix != _SUFFIX and beside.is_file() and not beside.samefile(preset):
         raise InputError(
-            f'config "{given}" is a preset and {beside} a file here: give {beside} for the file, or rename the '
-            "file to use the preset"
+            f'config "{given}" is a preset and a file; give {beside} for the file, or rename it for the preset'
         )
     return preset
 
@@ -68,9 +67,9 @@ def find_config(given: str | Path) -> Path:
 def hint_at_config(path: Path) -> str:
     """Returns a hint for a path that is not a config: it may mean a preset, a file in its folder, a run, or data."""
     if (path / "config.yaml").is_file():
-        return f"for the weights of a run give --ckpt {path} (fine-tuning) or model.init={path} (pretraining)"
+        return f"for a run's weights give --ckpt {path} (fine-tuning) or model.init={path} (pretraining)"
     if path.is_dir():
-        return f"for data give a config, and data.path={path} behind it"
+        return f"for data give a config, then data.path={path}"
     among = [*Path("configs").glob(f"*/*{_SUFFIX}"), *path.parent.glob(f"*{_SUFFIX}")]
     if hint := closest_path(path, among):
         return hint

@@ -59,7 +59,7 @@ class OptimSection(Section):
     def _check(self) -> OptimSection:
         exactly_one(self, ("blr", "lr"), required=True)
         if self.betas is not None and not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError(f"betas={self.betas}: each needs 0 <= beta < 1")
+            raise ValueError(f"betas={self.betas}: each must be at least 0 and below 1")
         return self
 
 
@@ -75,7 +75,7 @@ TRACKERS: dict[str, str | Callable[[Any], Any]] = {
 def register_tracker(name: str, tracker: str | Callable[[Any], Any]) -> None:
     """Adds an experiment tracker; raises ValueError if there is another of that name. For plug-ins."""
     if TRACKERS.setdefault(name, tracker) is not tracker:
-        raise ValueError(f'there is a tracker "{name}"')
+        raise ValueError(f'there is already a tracker "{name}"; choose another name')
 
 
 class RunSection(Section):
@@ -116,7 +116,9 @@ class RunSection(Section):
     def _check_name(cls, name: Any) -> Any:
         # Refuse an empty name too: it comes from an unset variable, as in `run.name=$NAME`.
         if name is None or (isinstance(name, str) and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name)):
-            raise ValueError("letters, digits, . _ - (a letter or digit first); a folder goes in run.dir")
+            raise ValueError(
+                "may have letters, digits, . _ - (a letter or digit first); for a folder use run.dir"
+            )
         return name
 
 
@@ -168,15 +170,13 @@ class TrainSection(Section):
         exactly_one(self, ("steps", "epochs", "samples"), required=True)
         exactly_one(self, ("warmup_steps", "warmup_epochs", "warmup_samples"), required=False)
         if (self.engine == "deepspeed" or self.zero_stage) and not _has_deepspeed():
-            raise ValueError(
-                'deepspeed is not installed (off Linux it never is): use engine="torch", zero_stage=0'
-            )
+            raise ValueError('deepspeed is not installed (it needs Linux); use engine="torch", zero_stage=0')
         if self.engine == "torch" and self.zero_stage:
             raise ValueError(f'zero_stage={self.zero_stage} needs engine="deepspeed"')
         if self.ema_decay is not None and self.zero_stage == 3:
-            raise ValueError("ema_decay averages whole weights, zero_stage=3 shards them: use zero_stage=2")
+            raise ValueError("ema_decay needs whole weights, which zero_stage=3 shards; use zero_stage=2")
         if self.compile is True and self.zero_stage == 3:
-            raise ValueError("compile=true does not go with zero_stage=3 (most that does: zero_stage=2)")
+            raise ValueError("compile=true does not work with zero_stage=3; use zero_stage=2")
         return self
 
     def engine_on(self, world_size: int) -> Literal["deepspeed", "torch"]:
@@ -216,8 +216,8 @@ class CheckpointSection(Section):
         planned = self.every_steps is not None or self.every_epochs is not None
         if self.keep_every is not None and self.every_minutes is not None and not planned:
             raise ValueError(
-                f"keep_every={self.keep_every} counts no saves by time (every_minutes={self.every_minutes:g}): "
-                "give every_steps or every_epochs too"
+                f"keep_every={self.keep_every} does not count saves by time "
+                f"(every_minutes={self.every_minutes:g}); give every_steps or every_epochs too"
             )
         return self
 
@@ -231,21 +231,17 @@ class GuardSection(Section):
         max_rollbacks: rollbacks from one checkpoint after which the run stops.
         skip_steps: batches that a rollback skips; the last is that of the bad step. Each further try skips twice as
             many.
-        spike_sigmas: height of a loss spike above the median of the last 256 losses, in robust standard deviations;
-            null detects no spikes.
-        spike_steps: steps in a row that a loss spike lasts.
+        spike_sigmas: height of a loss spike, which lasts 8 steps or more, above the median of the last 256 losses, in
+            robust standard deviations; null detects no spikes.
     """
 
     max_rollbacks: int = Field(default=3, ge=0)
     # The idea is from PaLM (arXiv 2204.02311 Sec. 5.1), which skipped 200 to 500 batches. The values are ours.
     skip_steps: int = Field(default=16, gt=0)
     spike_sigmas: float | None = Field(default=12.0, gt=0)
-    spike_steps: int = Field(default=8, gt=0)
 
     @model_validator(mode="after")
     def _check(self) -> GuardSection:
-        if self.spike_sigmas is None and self.spike_steps != GuardSection.model_fields["spike_steps"].default:
-            raise ValueError(f"spike_steps={self.spike_steps} has no effect with spike_sigmas=null")
         if not self.max_rollbacks and self.skip_steps != GuardSection.model_fields["skip_steps"].default:
             raise ValueError(f"skip_steps={self.skip_steps} has no effect with max_rollbacks=0")
         return self
@@ -263,10 +259,7 @@ class MonitorSection(Section):
         picture_images: images in each picture.
         picture_bands: three bands to show as red, green and blue, or one for gray, by name or by number from 1; null
             chooses (docs/bands.md).
-        probe_every_steps: steps between online probes.
-        probe_every_epochs: epochs between online probes.
-        probe_queries: images that the probe is scored on; 0 for no probe.
-        inspect_every_epochs: epochs between views of the encoder in TensorBoard and trackers; null for none.
+        probe_queries: images that the online probe is scored on; 0 for no probe.
         tensorboard: write TensorBoard files.
         trackers: experiment trackers, which get the metrics and pictures of TensorBoard, and the summary. A run that
             resumes continues the same tracked run. A tracker that fails gives one warning.
@@ -280,10 +273,7 @@ class MonitorSection(Section):
     evaluate_images: int = Field(default=512, gt=0)
     picture_images: int = Field(default=8, gt=0, le=64)
     picture_bands: list[int | str] | None = None
-    probe_every_steps: int | None = Field(default=None, gt=0)
-    probe_every_epochs: float | None = Field(default=None, gt=0)
     probe_queries: int = Field(default=500, ge=0)
-    inspect_every_epochs: float | None = Field(default=None, gt=0)
     tensorboard: bool = True
     trackers: list[str] = Field(default_factory=list)
     tracker_group: str | None = Field(default=None, min_length=1)
@@ -291,17 +281,12 @@ class MonitorSection(Section):
     @model_validator(mode="after")
     def _check(self) -> MonitorSection:
         exactly_one(self, ("evaluate_every_steps", "evaluate_every_epochs"), required=False)
-        exactly_one(self, ("probe_every_steps", "probe_every_epochs"), required=False)
-        if self.inspect_every_epochs is not None and not (self.tensorboard or self.trackers):
-            raise ValueError(
-                f"inspect_every_epochs={self.inspect_every_epochs:g} has no effect with tensorboard=false"
-            )
         if unknown := set(self.trackers) - set(TRACKERS):
             raise ValueError(
-                f'trackers={self.trackers}: no tracker "{min(unknown)}": {nearest(min(unknown), TRACKERS)}'
+                f'trackers={self.trackers}: there is no "{min(unknown)}"; {nearest(min(unknown), TRACKERS)}'
             )
         if len(set(self.trackers)) < len(self.trackers):
-            raise ValueError(f"trackers={self.trackers} names one twice")
+            raise ValueError(f"trackers={self.trackers} has one twice; give each once")
         if self.tracker_group is not None and not self.trackers:
             raise ValueError(f'tracker_group="{self.tracker_group}" has no effect without trackers')
         return self
@@ -341,7 +326,7 @@ class Config(Section):
     def _check_sharding(self) -> Config:
         if self.optim.name == "lars" and self.train.zero_stage:
             raise ValueError(
-                f'optim.name="lars" needs whole parameters, train.zero_stage={self.train.zero_stage} '
-                "shards them: use zero_stage=0"
+                f'optim.name="lars" needs whole parameters, which train.zero_stage={self.train.zero_stage} shards; '
+                "use zero_stage=0"
             )
         return self

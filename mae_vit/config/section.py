@@ -99,7 +99,7 @@ def exactly_one(section: BaseModel, names: Sequence[str], *, required: bool) -> 
     given = [name for name in names if getattr(section, name) is not None]
     if len(given) > 1:
         dropped = ", or ".join(f"{name}={getattr(section, name)}" for name in reversed(given))
-        raise ValueError(f"give one of {', '.join(names)}, not {' and '.join(given)}: drop {dropped}")
+        raise ValueError(f"give one of {', '.join(names)}, not {' and '.join(given)}; drop {dropped}")
     if required and not given:
         raise ValueError(f"give one of {', '.join(names)}")
 
@@ -108,5 +108,5 @@ def height_width(img_size: int | Sequence[int]) -> tuple[int, int]:
     """Returns height and width in pixels, from one number or from [height, width]; raises ValueError otherwise."""
     sides = [img_size, img_size] if isinstance(img_size, int) else list(img_size)
     if len(sides) != 2:
-        raise ValueError(f"img_size={img_size}: give one number or [height, width]")
+        raise ValueError(f"img_size={img_size}: must be one number or [height, width]")
     return sides[0], sides[1]

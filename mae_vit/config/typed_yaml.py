@@ -106,7 +106,7 @@ def _retype(node: Node, kinds: Kinds, where: str, seen: set[int]) -> Node:
 def _expanded(text: str, where: str) -> str:
     try:
         if text in _NO_PATH and not os.path.lexists(text):
-            raise InputError(f'"{text}" is no path: write null for none')
+            raise InputError(f'"{text}" is not a path; write null for none')
         return expand_text(text)
     except InputError as error:
         raise InputError(f"{where}: {error}") from None

@@ -48,11 +48,11 @@ def _temporary_home() -> Path:
         # Another user may have made a folder of this name before.
         if path.lstat().st_uid == os.getuid():
             return path
-        reason = "is another user's"
+        reason = "belongs to another user"
     except OSError as error:
         reason = f"cannot be made ({error})"
     raise InputError(
-        f"no cache folder: no home folder can be written, and {path} {reason}: set XDG_CACHE_HOME"
+        f"no cache folder: the home folder cannot be written, and {path} {reason}; set XDG_CACHE_HOME"
     )
 
 

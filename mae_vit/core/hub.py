@@ -48,7 +48,7 @@ def parse_hub_name(text: str, *, kind: str = "model") -> HubName:
     repo, at, revision = text.removeprefix(HUB_PREFIX).partition("@")
     if repo.startswith("//"):
         meant = repo.strip("/").removeprefix(f"{kind}s/")
-        raise InputError(f'{text} is a URL: give "{HUB_PREFIX}{meant}{at}{revision}"')
+        raise InputError(f'{text} is a URL; give "{HUB_PREFIX}{meant}{at}{revision}"')
     parts = repo.split("/")
     if not 1 <= len(parts) <= 2 or not all(parts) or (at and not revision):
         raise InputError(_no_name(text))
@@ -56,7 +56,7 @@ def parse_hub_name(text: str, *, kind: str = "model") -> HubName:
 
 
 def _no_name(text: str) -> str:
-    return f'{text} names no repository of the Hub: give "{HUB_PREFIX}USER/NAME[@REVISION]"'
+    return f'{text} is not a repository of the Hub; give "{HUB_PREFIX}USER/NAME[@REVISION]"'
 
 
 def hub_library() -> ModuleType:
@@ -109,7 +109,7 @@ def download(name: HubName, files: Sequence[str]) -> tuple[Path, str]:
             else:
                 # .../snapshots/COMMIT/FILE
                 return path, path.parent.name
-    raise InputError(f"{name} has no {' or '.join(files)}: other files are not read")
+    raise InputError(f"{name} has no {' or '.join(files)}, and others are not read; give another repository")
 
 
 @contextmanager
@@ -153,12 +153,12 @@ def _translated(error: Any, name: HubName, task: str) -> Exception:
     offline = isinstance(error, kinds.LocalEntryNotFoundError) and is_offline()
     kind = kinds.OfflineModeIsEnabled if offline else type(error)
     messages = {
-        kinds.GatedRepoError: f"{name} is gated: ask for access on its page, then {_LOGIN}",
-        kinds.RevisionNotFoundError: f'{name.kind} {name.repo} has no revision "{name.revision}"',
-        kinds.RepositoryNotFoundError: f"there is no {name.kind} {name.repo} on the Hub, or it is private ({_LOGIN})",
-        kinds.OfflineModeIsEnabled: f"{name} is not in the cache, and HF_HUB_OFFLINE forbids to fetch it",
+        kinds.GatedRepoError: f"{name} is gated; ask for access on its page, then {_LOGIN}",
+        kinds.RevisionNotFoundError: f'{name.kind} {name.repo} has no revision "{name.revision}"; check its name',
+        kinds.RepositoryNotFoundError: f"the Hub has no {name.kind} {name.repo}, or it is private ({_LOGIN})",
+        kinds.OfflineModeIsEnabled: f"{name} is not in the cache, and HF_HUB_OFFLINE forbids downloads; unset it",
         kinds.HFValidationError: _no_name(str(name)),
-        UnicodeError: f"the Hub's token holds letters that no token has: {_LOGIN}",
+        UnicodeError: f"HF_TOKEN contains characters that a token cannot have; {_LOGIN}",
     }
     for known, message in messages.items():
         if issubclass(kind, known):
@@ -166,9 +166,9 @@ def _translated(error: Any, name: HubName, task: str) -> Exception:
     if isinstance(error, kinds.HfHubHTTPError):
         status = error.response.status_code
         if status in _BUSY:
-            return FetchUnavailable(f"the Hub does not serve {name.repo} now (status {status}): try again")
+            return FetchUnavailable(f"the Hub does not serve {name.repo} now (status {status}); try again")
         if status in (401, 403):
-            return InputError(f"the token may not {task} {name.repo}, or the Hub refuses the token: {_LOGIN}")
+            return InputError(f"the token may not {task} {name.repo}, or is not valid; {_LOGIN}")
         return InputError(f"the Hub refuses to {task} {name.repo}: {_short(error.server_message or error)}")
     if isinstance(error, kinds.LocalEntryNotFoundError | RuntimeError) and isinstance(cause, Exception):
         return _translated(cause, name, task)
@@ -178,8 +178,7 @@ def _translated(error: Any, name: HubName, task: str) -> Exception:
         return InputError(f"cannot write {error.filename or 'the cache'}: {error_reason(error)}")
     if isinstance(error, OSError | RuntimeError | kinds.HTTPError | kinds.XetDownloadError):
         return FetchUnavailable(
-            f"{hub.constants.ENDPOINT} cannot be reached, or the connection broke ({_short(error)}): run the command "
-            "again"
+            f"{hub.constants.ENDPOINT} cannot be reached, or the connection broke ({_short(error)}); try again"
         )
     return error
 

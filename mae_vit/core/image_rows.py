@@ -83,7 +83,7 @@ def find_bands(wanted: Sequence[int | str], bands: Bands, channels: int) -> list
     """Returns the places of one or three bands, given by number, from 1, or by name; else raises InputError."""
     if len(wanted) not in (1, 3):
         raise InputError(
-            f"picture bands {list(wanted)}: give three, for red, green and blue, or one for gray"
+            f"picture bands {list(wanted)}: must be three, for red, green and blue, or one for gray"
         )
     names = bands.names or tuple(str(number + 1) for number in range(channels))
     places = []
@@ -94,7 +94,7 @@ def find_bands(wanted: Sequence[int | str], bands: Bands, channels: int) -> list
             places.append(int(one) - 1)
         else:
             hint = nearest(str(one), names)
-            raise InputError(f"picture band {one} is none of 1 to {channels} and {', '.join(names)}: {hint}")
+            raise InputError(f"no picture band {one} among 1 to {channels} and {', '.join(names)}; {hint}")
     return places
 
 

@@ -21,8 +21,8 @@ def plain_text(name: str) -> str:
 # Smallest similarity of a proposed file name, 0..1 (difflib's ratio).
 _ALIKE = 0.6
 GPUS = (
-    "a process finds its GPU by itself: CUDA_VISIBLE_DEVICES chooses which, run.device=cpu takes none; deepspeed, "
-    "torchrun or a comparison starts a process for each"
+    "a GPU is found automatically; CUDA_VISIBLE_DEVICES chooses which, run.device=cpu uses none, and deepspeed or "
+    "torchrun starts a process for each"
 )
 # How other programs choose a GPU: device=cuda, gpus=1, num_gpus=2, trainer.accelerator=gpu, --gpu-ids 0
 _DEVICES = re.compile(

@@ -14,8 +14,8 @@ _ESCAPED = ("http", "https")
 SCHEMES = (*_ESCAPED, "s3", "gs", "abfs", "hf", "sftp", "ftp", "file")
 _PIPE = "pipe:"
 NO_COMMANDS = (
-    f"commands are not run: put the shards behind a URL ({', '.join(f'{scheme}://' for scheme in SCHEMES)}), "
-    "or mount their folder"
+    f"commands are not run; put the shards behind a URL ({', '.join(f'{scheme}://' for scheme in SCHEMES)}), or "
+    "mount their folder"
 )
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
@@ -30,16 +30,18 @@ def check_url(url: str) -> None:
     if url.startswith(_PIPE):
         raise InputError(f"data.path={url}: {NO_COMMANDS}")
     if re.search(r"/[^/?]*([{*]|\.tar$)[^/]*$", url):
-        raise InputError(f"data.path={redact_url(url)} names shards: give the folder that holds them")
+        raise InputError(f"data.path={redact_url(url)} points to shards; give the folder that contains them")
     scheme = url.split(":", 1)[0]
     if scheme not in SCHEMES:
-        raise InputError(f'data.path={redact_url(url)}: no scheme "{scheme}": {nearest(scheme, SCHEMES)}')
+        raise InputError(f'data.path={redact_url(url)}: scheme "{scheme}"; {nearest(scheme, SCHEMES)}')
     try:
         host = urlsplit(url).netloc
     except ValueError as error:
-        raise InputError(f"data.path={redact_url(url)}: no URL: {error}") from None
+        raise InputError(
+            f"data.path={redact_url(url)}: invalid URL ({error}); give SCHEME://HOST/FOLDER"
+        ) from None
     if not host and scheme != "file":
-        raise InputError(f"data.path={redact_url(url)}: names no host: give {scheme}://HOST/FOLDER")
+        raise InputError(f"data.path={redact_url(url)}: has no host; give {scheme}://HOST/FOLDER")
 
 
 def file_url(folder: str, name: str) -> str:

@@ -169,7 +169,7 @@ def image_kind(head: bytes) -> str | None:
 def what_is(head: bytes) -> str | None:
     """Says what a file is that cannot be read as an image, with the remedy; None if its first bytes do not tell."""
     if not head:
-        return "an empty file: is it a placeholder of a cloud, not downloaded?"
+        return "an empty file; is it a cloud placeholder, not downloaded?"
     if (kind := image_kind(head)) in UNREAD_EXTENSIONS:
         return (
             f"a photograph in the format {str(kind).upper()}, which cannot be read: convert it to JPEG first"
@@ -197,7 +197,7 @@ def decode_text(content: bytes, where: str, *, errors: str = "strict") -> str:
     try:
         return content.decode(encoding, errors)
     except UnicodeDecodeError:
-        raise InputError(f"{where} is not in UTF-8: save it so (iconv -t UTF-8, or your editor)") from None
+        raise InputError(f"{where} is not in UTF-8; convert it (iconv -t UTF-8, or your editor)") from None
 
 
 def expand_text(text: str) -> str:
@@ -212,7 +212,7 @@ def expand_text(text: str) -> str:
     if not is_url(text) and ("$" in text or text.startswith("~")):
         expanded = os.path.expanduser(os.path.expandvars(text))
         if unset := re.search(r"\$(\w+|\{\w+\})", expanded):
-            raise InputError(f'path "{text}": the variable {unset[0]} is not set')
+            raise InputError(f'path "{text}": the variable {unset[0]} is not set; set it')
         text = expanded
     _check_written(text)
     return text
@@ -221,7 +221,7 @@ def expand_text(text: str) -> str:
 def _check_written(text: str) -> None:
     """Refuses Windows paths, and names that do not exist with characters of pasted text."""
     if not text:
-        raise InputError("a path is empty: is a variable unset?")
+        raise InputError("a path is empty; is a variable unset?")
     parts = text.split("/")
     for at, part in enumerate(parts):
         if os.path.lexists("/".join(parts[: at + 1])):
@@ -230,10 +230,10 @@ def _check_written(text: str) -> None:
         alien += [c for c in (part[:1], part[-1:]) if _is_alien(c)]
         if alien:
             named = ", ".join(f"U+{ord(c):04X} ({unicodedata.name(c, 'a control character')})" for c in alien)
-            raise InputError(f'path "{plain_text(text)}" has {named} where no name has it: write it without')
+            raise InputError(f'path "{plain_text(text)}" contains {named}; write it without')
     if (drive := re.match(r"([A-Za-z]):[\\/]", text)) and not os.path.lexists(parts[0]):
         there = f"/mnt/{drive[1].lower()}/{text[3:]}".replace("\\", "/")
-        raise InputError(f'path "{text}" is one of Windows: in WSL it is {there}')
+        raise InputError(f'path "{text}" is a Windows path; in WSL write {there}')
 
 
 def _is_alien(char: str) -> bool:
@@ -251,4 +251,4 @@ def name_given(value: object, forms: str) -> str:
     """Returns a path or a name as text; raises InputError, which asks for `forms`, for other types."""
     if isinstance(value, str | os.PathLike):
         return os.fspath(value)
-    raise InputError(f"give {forms}, not {type(value).__name__}")
+    raise InputError(f"got {type(value).__name__}; give {forms}")

@@ -50,7 +50,7 @@ def resolve_data_path(
 
         return DataLocation(prepare_once(source, Path(cache_dir) if cache_dir else user_cache()))
     if cache_dir is not None:
-        raise InputError(f"data.cache_dir has no effect: {path} holds shards, which are used where they lie")
+        raise InputError(f"data.cache_dir has no effect, since {path} is already prepared; leave it out")
     return DataLocation(source)
 
 
@@ -75,7 +75,7 @@ def check_recorded(path: str, run: Path, remedy: str) -> None:
     near = next((candidate for candidate in around if candidate.exists()), None)
     seen = "" if os.path.isabs(path) else f" from {Path.cwd()}"
     raise InputError(
-        f"{run} recorded data.path={path}, which does not exist{seen}: {remedy.replace('DIR', str(near or 'DIR'))}"
+        f"{run} recorded data.path={path}, which does not exist{seen}; {remedy.replace('DIR', str(near or 'DIR'))}"
     )
 
 
@@ -114,12 +114,12 @@ def with_channels(config: AnyConfig, dataset: Dataset) -> AnyConfig:
     path = redact_url(config.data.path)
     if not dataset.bands.photographs and wanted != count:
         raise InputError(
-            f"model.in_chans={wanted}, but the images of {path} have {count} bands: leave it out, or choose bands when "
-            "they are prepared (mae-vit prepare --bands)"
+            f"model.in_chans={wanted}, but the images of {path} have {count} bands; leave it out, or choose bands "
+            "with mae-vit prepare --bands"
         )
     if dataset.bands.photographs and wanted not in _OF_PHOTOGRAPHS:
         raise InputError(
-            f"model.in_chans={wanted}, but the images of {path} are 8-bit photographs: leave it out, or give 1 or 3"
+            f"model.in_chans={wanted}, but the images of {path} are 8-bit photographs; leave it out, or give 1 or 3"
         )
     return config
 

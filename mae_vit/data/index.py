@@ -94,13 +94,13 @@ class ShardIndex:
         """Reads the encoded image of a sample.
 
         Raises:
-            ReadError: if it cannot be read, or the shard holds another sample there.
+            ReadError: if it cannot be read, or the shard contains another sample there.
         """
         offset, length, shard, _, check = self._rows.item(sample)
         # Read with its header: a shard that was written again may hold another image there.
         data = self._files.read(shard, offset - BLOCK, BLOCK + length)
         if not index_files.plain_key_fits(data, check) and self._holds_other(shard, offset, data[:BLOCK]):
-            raise ReadError("the shard holds another sample there")
+            raise ReadError("the shard contains another sample there")
         return data[BLOCK:]
 
     def read_at(self, sample: int, offset: int, length: int) -> bytes:
@@ -190,7 +190,7 @@ class ShardIndex:
     def _keys_of_shard(self, number: int, first: int) -> list[str]:
         """Returns the keys of a shard whose first sample is number `first`."""
         shard, names = self.split_info.shards[number], dict[int, str]()
-        why = "holds other samples than its index says"
+        why = "contains other samples than its index says"
         try:
             names.update((sample.offset, sample.key) for sample in read_samples(self._files.path(number)))
         except (ReadError, DamagedTar, OSError) as error:
@@ -199,8 +199,8 @@ class ShardIndex:
         keys = [names.get(offset, "") for offset in rows["offset"].tolist()]
         if [index_files.key_check(key) for key in keys] != rows["key"].tolist():
             raise InputError(
-                f'keys of split "{self.split}" are needed, and shard {self.folder / shard.file} {why}: '
-                f"see `mae-vit check {self.folder}`"
+                f'keys of split "{self.split}" are needed, but shard {self.folder / shard.file} {why}; see '
+                f"`mae-vit check {self.folder}`"
             )
         return keys
 
@@ -246,25 +246,26 @@ def open_index(folder: Path, split: str, *, remote: RemoteFolder | None = None) 
     """
     dataset = read_dataset(folder)
     if split not in dataset.splits:
-        raise InputError(f'data folder {folder} has no split "{split}": {nearest(split, dataset.splits)}')
+        raise InputError(f'data folder {folder} has no split "{split}"; {nearest(split, dataset.splits)}')
     info = dataset.splits[split]
     described = sum(shard.samples for shard in info.shards)
     if described != info.samples:
         raise InputError(
-            f"dataset.json of {folder} is damaged: it says {info.samples} samples, its shards {described}"
+            f"dataset.json of {folder} is damaged ({info.samples} samples, {described} in its shards); prepare it "
+            "again"
         )
     if own := SOURCES.get(str(folder)):
         index: ShardIndex = own.open(split)
         return index
     if info.index is None:
         raise InputError(
-            f'{FILE_NAME} of {folder} names no index of split "{split}": {index_files.index_hint(folder)}'
+            f'{FILE_NAME} of {folder} has no index for split "{split}"; {index_files.index_hint(folder)}'
         )
     if remote is not None:
         return ShardIndex(folder, split, dataset, _fetched_index(remote, folder, split, dataset), remote)
     path, compare = folder / info.index.file, info.index.bytes <= _COMPARED_BYTES
     if (problem := index_files.index_problem(path, info, len(dataset.classes), compare=compare)) is not None:
-        raise InputError(f"index {path} {problem}: {index_files.index_hint(folder)}")
+        raise InputError(f"index {path} {problem}; {index_files.index_hint(folder)}")
     return ShardIndex(folder, split, dataset, path)
 
 
@@ -274,7 +275,9 @@ def _fetched_index(remote: RemoteFolder, folder: Path, split: str, dataset: Data
     assert info.index is not None
     where = f"index {info.index.file} of {redact_url(remote.url)}"
     if info.index.bytes > info.samples * index_files.ROW.itemsize + _NPY_HEADER:
-        raise InputError(f"{where} is too large for its samples")
+        raise InputError(
+            f"{where} has {info.index.bytes:,} bytes, too many for {info.samples:,} images; prepare the data again"
+        )
     cache = index_files.cache_folder(folder)
     path = cache / f"{split}-index-{info.index.sha256[:16]}.npy"
     if index_files.load_rows(path, info.samples) is not None:
@@ -285,7 +288,7 @@ def _fetched_index(remote: RemoteFolder, folder: Path, split: str, dataset: Data
             fetch_index(remote, info.index, path)
             if index_files.index_problem(path, info, len(dataset.classes), compare=True) is not None:
                 path.unlink()
-                raise InputError(f"{where} is not that of its shards")
+                raise InputError(f"{where} does not match its shards; prepare the data again")
             for stale in cache.glob(f"{split}-index-*.npy"):
                 if stale != path:
                     stale.unlink(missing_ok=True)
@@ -310,9 +313,9 @@ def open_training_index(
     what = f'{len(lost):,} of {count_of(len(index), "sample")} of split "{split}" cannot be read'
     budget, where = f"data.damage_budget={damage_budget:g} allows {allowed:,}", _shorten(problems, folder)
     if len(lost) > allowed:
-        raise InputError(f"{what}, {budget}: {where}, mend the shards or raise the budget")
+        raise InputError(f"{what} ({where}). {budget}; repair the shards or raise it")
     if say:
-        print(f"warning: {what}; others take their places ({budget}): {where}", file=sys.stderr)
+        print(f"warning: {what}, so others replace them ({budget}; {where})", file=sys.stderr)
     return index
 
 
@@ -325,7 +328,7 @@ def open_whole_index(folder: Path, split: str, *, remote: RemoteFolder | None = 
     index = open_index(folder, split, remote=remote)
     _, problems = _missing_samples(index)
     if problems:
-        raise InputError(f'split "{split}" must be whole: {_shorten(problems, folder)}')
+        raise InputError(f'split "{split}" must be complete, but {_shorten(problems, folder)}')
     return index
 
 
@@ -339,8 +342,8 @@ def check_held_out(index: ShardIndex, held_out: np.ndarray) -> None:
     lost = np.intersect1d(missing, held_out)
     if len(lost):
         raise InputError(
-            f"{len(lost)} of the {len(held_out):,} held-out images cannot be read: "
-            f"{_shorten(problems, index.folder)}, mend the shards, or train on all (finetune.holdout=0)"
+            f"{len(lost)} of the {len(held_out):,} held-out images cannot be read "
+            f"({_shorten(problems, index.folder)}); repair the shards, or use finetune.holdout=0"
         )
 
 
@@ -357,7 +360,7 @@ def _missing_samples(index: ShardIndex) -> tuple[np.ndarray, list[str]]:
 
 def _shorten(problems: Sequence[str], folder: Path) -> str:
     more = f" and {len(problems) - _NAMED} more" if len(problems) > _NAMED else ""
-    return f"{'; '.join(problems[:_NAMED])}{more}: see `mae-vit check {folder}`"
+    return f"{'; '.join(problems[:_NAMED])}{more}; see `mae-vit check {folder}`"
 
 
 def find_split(
@@ -373,7 +376,7 @@ def find_split(
     others = [name for name in splits if name != training]
     if wanted == training:
         raise InputError(
-            f'{key}="{wanted}" is what data.split trains on: give another split '
+            f'{key}="{wanted}" is the split that data.split trains on; give another '
             f"({', '.join(sorted(others)) or 'there is none'})"
         )
     return wanted or next((name for name in known if name in others), None)

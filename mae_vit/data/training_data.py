@@ -81,7 +81,7 @@ def make_order(
     total, images = len(index) if samples is None else len(samples), effective_batch_size // repeats
     if repeats > 1 and total * repeats > MAX_INDEX:
         raise InputError(
-            f"data.repeats={repeats} of {total:,} images are over 2**32 views (nearest: {MAX_INDEX // total})"
+            f"data.repeats={repeats} of {total:,} images make more than 2**32 views (nearest: {MAX_INDEX // total})"
         )
     order: Order = GlobalOrder(total, images, seed)
     if lanes is not None and block_shards is not None:
@@ -156,7 +156,7 @@ class TrainingData:
         if not self.pin_memory or self.source.in_memory or self.cores >= _FEW_CORES:
             return []
         return [
-            f"{count_of(self.cores, 'core')} for each GPU, which will wait for images to be decoded: give its rank "
+            f"{count_of(self.cores, 'core')} for each GPU, which will wait for decoding; give each rank "
             f"{_FEW_CORES} or more (sbatch --cpus-per-task)"
         ]
 

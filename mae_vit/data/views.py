@@ -30,9 +30,8 @@ def check_pad(crop: str, index: ShardIndex, img_size: tuple[int, int]) -> None:
         )
         size = img_size[0] if img_size[0] == img_size[1] else list(img_size)
         raise InputError(
-            f'data.augment.crop="pad" needs images of model.img_size={size}, but '
-            f'split "{index.split}" holds {height} x {width} px: use data.augment.crop=random_resized, '
-            "or a model.img_size near theirs"
+            f'data.augment.crop="pad" needs images of model.img_size={size}, but split "{index.split}" has '
+            f"{height} x {width} px; use data.augment.crop=random_resized, or a model.img_size near theirs"
         )
 
 
@@ -83,23 +82,24 @@ def normalization(
         return (0.5,) * channels, (0.5,) * channels
     if not isinstance(choice, str):
         if len(choice) != 2 or any(len(part) != channels for part in choice) or min(choice[1]) <= 0:
-            raise InputError(f"data.normalize={choice}: give [[{channels} means], [{channels} stds above 0]]")
+            raise InputError(
+                f"data.normalize={choice}: must be [[{channels} means], [{channels} stds above 0]]"
+            )
         return tuple(choice[0]), tuple(choice[1])
     mean, std = tuple(dataset.mean), tuple(dataset.std)
     if choice == "imagenet":
         if not dataset.bands.photographs:
             raise InputError(
-                f'data.normalize="imagenet" is of 8-bit RGB photographs; the images have {dataset.channels} bands of '
-                f'{dataset.bands.dtype}: give data.normalize="dataset"'
+                f'data.normalize="imagenet" is for 8-bit RGB photographs; the images have {dataset.channels} bands '
+                f'of {dataset.bands.dtype}. Give data.normalize="dataset"'
             )
         mean, std = IMAGENET_MEAN, IMAGENET_STD
     if len(mean) == 1 and channels == 3 and dataset.bands.photographs:
         mean, std = mean * 3, std * 3
     if len(mean) != channels:
         raise InputError(
-            f'data.normalize="{choice}" has {len(mean)} channels, model.in_chans={channels}: '
-            f'give model.in_chans={len(mean)} if the images are to keep theirs, else data.normalize="half" or '
-            "[[mean], [std]]"
+            f'data.normalize="{choice}" has {len(mean)} channels, but model.in_chans={channels}; give '
+            f'model.in_chans={len(mean)}, or data.normalize="half" or [[mean], [std]]'
         )
     # The std of a constant channel is zero, and must not divide.
     smallest = 1e-3 if dataset.bands.photographs else 1e-6  # the scale may be far wider than the values

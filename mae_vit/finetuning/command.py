@@ -11,6 +11,7 @@ from mae_vit.config.presets import as_installed
 from mae_vit.finetuning.config.pretrained import read_config
 from mae_vit.finetuning.config.schema import HIDDEN_KEYS, FinetuneConfig
 from mae_vit.runtime.failures import run_to_exit_code
+from mae_vit.runtime.imports import slow_imports
 
 EXAMPLES = """  python finetune/run.py --ckpt runs/mae_cifar_tiny             its data, the recipe for its size
   python finetune/run.py --config configs/finetune/finetune_cifar_tiny.yaml         from scratch
@@ -52,6 +53,7 @@ def finetune(arguments: Arguments) -> Path:
     """
     config, pretrained, notes = read_config(arguments)
     # Takes seconds to import: report mistakes in the config first.
-    from mae_vit.finetuning.job import run_job
+    with slow_imports():
+        from mae_vit.finetuning.job import run_job
 
     return run_job(arguments, config, pretrained, notes)

@@ -30,6 +30,8 @@ from mae_vit.weights.read import Weights
 
 # A constant, not the run's seed: runs of all seeds are measured on the same images.
 _MEASURING_SEED = 0
+# Training images that are measured, at most.
+_MEASURED_TRAIN = 10_000
 # The most that a dry run fetches without asking: some seconds on a fast line.
 _PLANNED_GIB = 1.0
 
@@ -126,11 +128,11 @@ class FinetuneData(TrainingData):
         keys = self.index.keys()
         return hashlib.sha256("\n".join(sorted(keys[sample] for sample in samples)).encode()).hexdigest()[:16]
 
-    def some_of_train(self, count: int) -> np.ndarray:
-        """Draws up to `count` training samples, ascending; the same in runs of all seeds."""
+    def some_of_train(self) -> np.ndarray:
+        """Draws the training samples that are measured, ascending; the same in runs of all seeds."""
         total = len(self.train)
         key = derive_key(_MEASURING_SEED, RngStream.ORDER, 0)
-        return np.sort(self.train[permute(np.arange(min(count, total)), total, key)])
+        return np.sort(self.train[permute(np.arange(min(_MEASURED_TRAIN, total)), total, key)])
 
     def open_test(self) -> AugmentedSource:
         """Opens the images of the test split. Call it once, at the end of a run."""
@@ -163,7 +165,7 @@ def fit_to_data(config: FinetuneConfig, weights: Weights | None, *, say: bool = 
     if config.model.in_chans == theirs and not fits:
         config = set_channels(config, channels)
         if say:
-            print(f"model.in_chans={channels}: the data's bands, {weights.source} was trained on {theirs}")
+            print(f"model.in_chans={channels}, as the data; {weights.source} was trained on {theirs}")
     config = with_channels(config, dataset)
     if weights.mean is None or weights.std is None:
         return config
@@ -228,8 +230,8 @@ def _check_names_near(index: ShardIndex) -> None:
     if index.remote is None or gib <= _PLANNED_GIB or index.cache_path("keys.json").exists():
         return
     raise InputError(
-        f"--dry-run would fetch {gib:.3g} GiB of {redact_url(index.remote.url)}, where the names stand by which images "
-        "are drawn: leave it out, or plan with finetune.holdout=0 and all labels"
+        f"--dry-run would fetch {gib:.3g} GiB of {redact_url(index.remote.url)} to draw images by name; leave it "
+        "out, or use finetune.holdout=0 and all labels"
     )
 
 
@@ -239,8 +241,8 @@ def _choose(config: FinetuneConfig, index: ShardIndex, ranks: Ranks) -> tuple[np
     samples = np.flatnonzero(labels >= 0)
     if config.mode.labels == "class" and len(np.unique(labels[samples])) < 2:
         raise InputError(
-            f'split "{index.split}" of {redact_url(config.data.path)} has no labels of two classes: fine-tuning needs '
-            "them (mae-vit prepare takes them from class folders)"
+            f'split "{index.split}" of {redact_url(config.data.path)} does not have labels of two classes, which '
+            "fine-tuning needs; prepare it from class folders or with --labels"
         )
     limit, share = config.data.labels_per_class, config.finetune.holdout
     if limit is None and not share:
@@ -250,7 +252,7 @@ def _choose(config: FinetuneConfig, index: ShardIndex, ranks: Ranks) -> tuple[np
         counts, asked = np.bincount(labels[samples]), f"data.labels_per_class={limit}"
         fewest, short = counts.min(), int((counts < limit).sum())
         if short == len(counts):
-            raise InputError(f"{asked} is more than any class has (fewest: {fewest})")
+            raise InputError(f"{asked} is more than any class has; give {fewest} or fewer")
         if short and ranks.rank == 0:
             print(f"{asked}: {short} of {len(counts)} classes have fewer (fewest: {fewest})")
         samples, _ = limit_per_class(samples, labels, keys, limit, draw=config.data.label_draw)
@@ -261,7 +263,7 @@ def _choose(config: FinetuneConfig, index: ShardIndex, ranks: Ranks) -> tuple[np
     if len(held_out) < ranks.world_size:
         chosen = "epoch" if config.mode.augment else "rate"
         raise InputError(
-            f"finetune.holdout={share:g} of {len(samples)} images leaves {len(held_out)} to choose the {chosen} by: "
+            f"finetune.holdout={share:g} of {len(samples)} images leaves {len(held_out)} to choose the {chosen}; "
             "give more labels, or finetune.holdout=0"
         )
     return train, held_out
@@ -278,13 +280,12 @@ def _open_test_index(config: FinetuneConfig, index: ShardIndex) -> ShardIndex:
     )
     if split is None:
         raise InputError(
-            f'{redact_url(config.data.path)} has no split "test" or "val" to measure on ({", ".join(splits)}): '
-            "mae-vit prepare ... --holdout 1/10 draws one, or give finetune.test_split"
+            f'{redact_url(config.data.path)} has no split "test" or "val" to measure on ({", ".join(splits)}); '
+            "prepare it with --holdout 1/10, or give finetune.test_split"
         )
     test_index = open_whole_index(index.folder, split, remote=index.remote)
     if not (read_labels(config, test_index) >= 0).any():
-        masks = test_index.dataset.segmentation is not None
-        advice = ": its masks take finetune.mode=segment or segment_probe" if masks else ""
-        where = redact_url(config.data.path)
-        raise InputError(f'split "{split}" of {where} has no labels to measure by{advice}')
+        masks, where = test_index.dataset.segmentation is not None, redact_url(config.data.path)
+        use = "finetune.mode=segment or segment_probe" if masks else "another finetune.test_split"
+        raise InputError(f'split "{split}" of {where} has no labels to measure with; use {use}')
     return test_index

@@ -22,14 +22,11 @@ from mae_vit.finetuning.plan_text import (
     describe_rates,
     rate_table,
     segmentation_notes,
-    write_rates,
 )
 from mae_vit.finetuning.setup import Setup, set_up
-from mae_vit.objectives.config import PAIRS
-from mae_vit.runtime.ranks import find_ranks, run_on_rank_zero
+from mae_vit.runtime.ranks import find_ranks
 from mae_vit.training.engines.build import build_engine
 from mae_vit.training.engines.precision import choose_precision
-from mae_vit.training.engines.step_time import time_steps
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.plan_text import describe_time, print_notes
 from mae_vit.training.run import run
@@ -67,11 +64,11 @@ def run_job(
 
 def _train(setup: Setup, arguments: Arguments, folder: RunFolder) -> None:
     """Builds network and engine, and takes the steps that are left."""
-    begun = begin(setup, setup.identity, arguments, folder)
+    begun = begin(setup, arguments, folder)
     if begun is None:
         say_finished(setup, folder)
         return
-    setup, identity, precision, checkpoint = begun
+    setup, precision, checkpoint = begun
     config, plan, say = setup.config, setup.plan, setup.ranks.rank == 0
     assert plan is not None
     model = setup.build()
@@ -82,17 +79,15 @@ def _train(setup: Setup, arguments: Arguments, folder: RunFolder) -> None:
             print(report.describe(setup.weights_file))
         if checkpoint is None:
             setup.warn_of_normalization()
-    if rates := rate_table(config, model, plan):
-        if say:
-            print(describe_rates(rates))
-        run_on_rank_zero(lambda: write_rates(folder, rates), setup.ranks)
+    if say and (rates := rate_table(config, model, plan)):
+        print(describe_rates(rates))
     optimizer = classifier_optimizer_options(config)
     run_setup = RunSetup(
         config,
         plan,
         build_engine(config, plan, model, setup.ranks, setup.device, optimizer=optimizer),
         folder,
-        identity,
+        setup.identity,
         setup.costs,
         noisy=draws_noise(model),
         selects=setup.mode.metric if len(setup.data.held_out) else None,
@@ -104,25 +99,18 @@ def _train(setup: Setup, arguments: Arguments, folder: RunFolder) -> None:
 
 def _foresee_training(setup: Setup, arguments: Arguments, folder: RunFolder) -> None:
     """Prints the plan of a run that trains, and loads its weights."""
-    config, plan, say, identity = setup.config, setup.plan, setup.ranks.rank == 0, setup.identity
+    config, plan = setup.config, setup.plan
     assert plan is not None
-    checkpoint, stop = foresee_start(
-        folder, arguments.resume, identity, plan, extend=arguments.extend, warn=say
-    )
+    checkpoint, stop = foresee_start(setup, arguments, folder)
     chosen = choose_precision(config.train.precision, setup.device)  # a dry run does not join the ranks
-    chosen = settle_precision(config, identity, checkpoint, chosen, setup.device)[2]
+    chosen = settle_precision(setup, checkpoint, chosen)[1]
     model = setup.build()
     report = setup.load(model)
-    if not say:
+    if setup.ranks.rank > 0:
         return
     setup.warn_of_seen_labels()
-    pairs = config.finetune.mixup or config.finetune.cutmix
-    tried = time_steps(
-        *(config, plan, setup.build, setup.data, setup.device, chosen.precision),
-        unit=PAIRS.unit if pairs else config.data.repeats,
-        optimizer=classifier_optimizer_options(config),
-    )
-    print(describe_plan(setup, folder, chosen, checkpoint, describe_time(plan, setup.ranks, tried)))
+    time = describe_time(plan, setup.ranks, setup.time_steps(chosen.precision))
+    print(describe_plan(setup, folder, chosen, checkpoint, time))
     print(describe_initial_model(setup, model, report, stop))
 
 

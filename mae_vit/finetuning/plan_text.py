@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 from mae_vit.config.plan import Plan
-from mae_vit.core.files import write_json
 from mae_vit.core.messages import count_of
 from mae_vit.data.data_path import describe_place
 from mae_vit.finetuning.config.schema import FinetuneConfig
@@ -102,10 +100,6 @@ def describe_recipe(setup: Setup) -> str:
     elif setup.info is not None:
         pooled = "[CLS]" if finetune.pool == "cls" else "mean of the patches"
         texts.append(f"{pooled}, head {finetune.head_init}")
-    if finetune.freeze_patch_embed:
-        texts.append("patch projection frozen")
-    if finetune.teacher:
-        texts.append(f"{finetune.distillation} distillation from {finetune.teacher}")
     return ", ".join(texts) or "no extras"
 
 
@@ -115,15 +109,18 @@ def segmentation_notes(config: FinetuneConfig) -> list[str]:
         return []
     unused: list[tuple[str, str, Any]] = [("finetune", "pool", "mean"), ("finetune", "head_init", "zero")]
     if config.mode.trains == "head":
-        unused += [("optim", "layer_decay", None), ("finetune", "freeze_patch_embed", False)]
-        unused += [("model", "drop_rate", 0.0), ("model", "drop_path_rate", 0.0)]
+        unused += [
+            ("optim", "layer_decay", None),
+            ("model", "drop_rate", 0.0),
+            ("model", "drop_path_rate", 0.0),
+        ]
     named = []
     for section, key, neutral in unused:
         value = getattr(getattr(config, section), key, neutral)
         if value != neutral:
             named.append(f"{section}.{key}={str(value).lower() if isinstance(value, bool) else value}")
     foreign = is_frozen(config.finetune.start)
-    whose = f"{config.finetune.start} is {FOREIGN_ORIGIN}; it stays as it is" if foreign else ""
+    whose = f"{config.finetune.start} is {FOREIGN_ORIGIN}; it is not trained" if foreign else ""
     ignored = f"{', '.join(named)}: no effect with finetune.mode={config.finetune.mode}" if named else ""
     return [*filter(None, (whose, ignored))]
 
@@ -142,9 +139,3 @@ def describe_rates(rates: Sequence[LayerRate]) -> str:
         for row in rates
     ]
     return "\n".join(lines)
-
-
-def write_rates(folder: RunFolder, rates: Sequence[LayerRate]) -> None:
-    """Writes the learning rates of layers as `rates.json`."""
-    folder.path.mkdir(parents=True, exist_ok=True)
-    write_json(folder.path / "rates.json", [asdict(row) for row in rates])

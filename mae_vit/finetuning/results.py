@@ -145,7 +145,7 @@ class Results:
         """
         self._load(model, best)
         data, ranks, size = self.data, self.predictor.ranks, self.predictor.batch_size
-        known, metric = data.some_of_train(self.config.finetune.train_images), self.config.mode.metric
+        known, metric = data.some_of_train(), self.config.mode.metric
         train = self.predict(
             model, data.fixed(data.plain, known, ranks, size, replace=True), data.index, known
         )
@@ -293,14 +293,12 @@ class MaskResults(Results):
 
     def write_test(self, test: Overlaps, summary: dict[str, Any], shown: dict[str, np.ndarray]) -> None:
         """Writes `results.json`, `predictions.csv`, and counts and pictures of the test images."""
-        path, classes, masks = self.folder.path, self.data.classes, self.data.test_index.split_info.masks
-        assert masks is not None
+        path, classes = self.folder.path, self.data.classes
         details = {
             **summary,
             "test_split": self.data.test_index.split,
             "classes": classes,
             "per_class": dict(zip(classes, test.per_class(), strict=True)),
-            "pixel_shares": dict(zip(classes, masks.shares, strict=True)),
         }
         write_json(path / "results.json", details)
         scores = zip(test.miou_by_image, test.pixel_accuracy_by_image, strict=True)
@@ -353,7 +351,6 @@ def compare_with_test(data: FinetuneData, train: Predictions, test: Predictions)
         "test_top1": test.top1,
         "test_most_frequent": test.most_frequent,
         "test_top5": test.top5,
-        "train_test_gap": train.top1 - test.top1,
         "reading": interpret_gap(train.top1, test.top1, unknown=1 - float(known.mean())),
         "calibration_error": test.calibration_error,
     }

@@ -25,9 +25,7 @@ from mae_vit.finetuning.models.build import (
     build_segmenter,
     classifier_optimizer_options,
     describe_encoder,
-    teacher_from_config,
 )
-from mae_vit.finetuning.models.classifier_file import ClassifierFile
 from mae_vit.finetuning.results import MaskResults, Predictor, Results
 from mae_vit.models.encoder_file import EncoderInfo
 from mae_vit.models.encoders.base import LoadReport
@@ -37,14 +35,16 @@ from mae_vit.training import startup
 from mae_vit.training.checkpoints.checkpoint import LABELS_SEEN
 from mae_vit.training.engines.base import Engine
 from mae_vit.training.engines.cost import Estimate, estimate
+from mae_vit.training.engines.precision import Precision
 from mae_vit.training.engines.state import BestWeights, weights_of
+from mae_vit.training.engines.step_time import StepTime, time_steps
 from mae_vit.training.evals import HeldOut, OnlineProbe
 from mae_vit.training.outputs.run_folder import RunFolder
-from mae_vit.training.startup import Identity, run_identity
+from mae_vit.training.startup import Identity
 from mae_vit.weights.foreign import ForeignWeights
 from mae_vit.weights.load import warn_normalization_differs
 from mae_vit.weights.read import Weights
-from mae_vit.weights.seen_labels import Overlap, SeenLabels, most_flattering
+from mae_vit.weights.seen_labels import Overlap, SeenLabels
 
 if TYPE_CHECKING:
     from mae_vit.finetuning.config.pretrained import Pretrained
@@ -60,14 +60,12 @@ class Setup(startup.Setup):
     Attributes:
         pretrained: its pretrained weights; None for scratch.
         info: geometry and normalization of the encoder; None for a network with a head of its own.
-        teacher: teacher of distillation; None without one.
     """
 
     config: FinetuneConfig
     data: FinetuneData
     pretrained: Pretrained | None
     info: EncoderInfo | None
-    teacher: ClassifierFile | None
 
     @property
     def mode(self) -> Mode:
@@ -89,7 +87,7 @@ class Setup(startup.Setup):
         if self.mode.labels == "mask":
             foreign = self.pretrained if isinstance(self.pretrained, ForeignWeights) else None
             return build_segmenter(self.config, self.data, self.info, foreign)
-        return build_classifier(self.config, self.data, self.info, self.teacher)
+        return build_classifier(self.config, self.data, self.info)
 
     def load(self, model: Trainable) -> LoadReport | None:
         """Loads our pretrained weights into a fresh network; None if there are none.
@@ -99,7 +97,7 @@ class Setup(startup.Setup):
         """
         if not isinstance(self.pretrained, Weights):
             return None
-        return model.load(self.pretrained, self.config.model.patch_init)
+        return model.load(self.pretrained)
 
     def warn_of_normalization(self) -> None:
         """Warns if images are normalized otherwise than in the training of the weights."""
@@ -140,15 +138,14 @@ class Setup(startup.Setup):
                 raise
             size = " x ".join(map(str, shape))
             raise InputError(
-                f'model.name="{config.model.name}" does not take {size} images: {error}'
+                f'model.name="{config.model.name}" does not accept images of {size}: {error}'
             ) from None
 
     @cached_property
     def derived(self) -> dict[str, Any]:
-        """Values outside the config that must not change when the run resumes: data, weights and teacher."""
+        """Values outside the config that must not change when the run resumes: data and weights."""
         digest = self.pretrained.digest if self.pretrained else None
         derived = {**self.data.identity, "finetune.start_digest": digest}
-        derived |= {"finetune.teacher_digest": self.teacher.digest} if self.teacher else {}
         if self.plan is not None and self.mode.augment and len(self.data.held_out):
             # When held-out images are measured decides which weights can be chosen.
             derived["finetune.evaluate_every_steps"] = self.plan.evaluate_every_steps
@@ -157,48 +154,52 @@ class Setup(startup.Setup):
     @property
     def identity(self) -> Identity:
         """What must not change when the run resumes, and the labels that its weights will have seen."""
-        identity = run_identity(self.config, derived=self.derived)
-        return identity.with_history(**{LABELS_SEEN: self.labels_seen.model_dump()})
+        return super().identity.with_history(**{LABELS_SEEN: self.labels_seen.model_dump()})
 
     @property
-    def _labels_before(self) -> list[SeenLabels]:
-        """The labels that pretrained weights and teacher have seen."""
-        weights = self.pretrained.labels if isinstance(self.pretrained, Weights) else None
-        teacher = self.teacher.description.labels if self.teacher else None
-        return [labels for labels in (weights, teacher) if labels is not None]
+    def _labels_before(self) -> SeenLabels | None:
+        """The labels that the pretrained weights have seen."""
+        return self.pretrained.labels if isinstance(self.pretrained, Weights) else None
 
     @property
     def labels_seen(self) -> SeenLabels:
-        """The labels that the final weights have seen, also through pretrained weights and teacher."""
+        """The labels that the final weights have seen, also through pretrained weights."""
         trained_on = SeenLabels(
             fingerprint=self.data.index.fingerprint,
             per_class=self.config.data.labels_per_class,
             holdout=self.config.finetune.holdout,
             draw=self.config.data.label_draw,
         )
-        return trained_on.joined(*self._labels_before)
+        return trained_on.joined(self._labels_before)
 
     @property
     def label_overlap(self) -> Overlap | None:
         """The worst overlap of labels that the weights have seen with the held-out ones; None if they saw none."""
-        section, holdout = self.config.data, self.config.finetune.holdout if len(self.data.held_out) else 0.0
+        section, before = self.config.data, self._labels_before
+        holdout = self.config.finetune.holdout if len(self.data.held_out) else 0.0
+        if before is None:
+            return None
         fingerprint = self.data.index.fingerprint
-        return most_flattering(
-            {
-                labels.overlap(fingerprint, section.labels_per_class, holdout, draw=section.label_draw)
-                for labels in self._labels_before
-            }
-        )
+        return before.overlap(fingerprint, section.labels_per_class, holdout, draw=section.label_draw)
 
     def warn_of_seen_labels(self) -> None:
-        """Warns if pretrained weights or teacher have seen the labels of the held-out images."""
+        """Warns if the pretrained weights have seen the labels of the held-out images."""
         if self.label_overlap == "held-out":
-            names = filter(None, (self.config.finetune.start, self.config.finetune.teacher))
             print(
-                f"warning: {' or '.join(names)} was trained on the labels of the held-out images, which choose epoch "
-                "or rate here and flatter it: pretrain with data.leave_out_per_class, or give finetune.holdout=0",
+                f"warning: {self.config.finetune.start} was trained on the labels of the held-out images, so its "
+                "results are too good; pretrain with data.leave_out_per_class, or use finetune.holdout=0",
                 file=sys.stderr,
             )
+
+    def time_steps(self, precision: Precision) -> StepTime | None:
+        """Times some steps of a mode that trains; None if the network is too large to try."""
+        assert self.plan is not None
+        pairs = self.config.finetune.mixup or self.config.finetune.cutmix
+        return time_steps(
+            *(self.config, self.plan, self.build, self.data, self.device, precision),
+            unit=PAIRS.unit if pairs else self.config.data.repeats,
+            optimizer=classifier_optimizer_options(self.config),
+        )
 
     def held_out(self) -> HeldOut | None:
         """Returns the images that choose the epoch."""
@@ -207,10 +208,6 @@ class Setup(startup.Setup):
 
     def probe(self) -> OnlineProbe | None:
         """Returns None: the held-out accuracy replaces a probe."""
-        return None
-
-    def views(self) -> None:
-        """Returns None: `mae-vit inspect` draws views of the result."""
         return None
 
     def finish(
@@ -238,7 +235,8 @@ def set_up(
     """
     if not config.mode.augment and (arguments.extend or isinstance(arguments.resume, Path)):
         raise InputError(
-            f'--extend and --resume PATH have no effect with finetune.mode="{config.finetune.mode}": it takes no steps'
+            f'--extend and --resume PATH have no effect with finetune.mode="{config.finetune.mode}", which does not '
+            "train; leave them out"
         )
     say, device = ranks.rank == 0, startup.choose_device(config, ranks)
     config = fit_to_data(config, pretrained if isinstance(pretrained, Weights) else None, say=say)
@@ -250,11 +248,11 @@ def set_up(
         interpolation=foreign.images.interpolation if foreign else "bicubic",
         dry_run=arguments.dry_run,
     )
-    info, teacher = describe_encoder(config, data), teacher_from_config(config, data, device)
+    info = describe_encoder(config, data)
     if config.finetune.mode == "few_shot":
         config = _fit_shots(config, data, say=say)
     plan = _plan_steps(config, data, ranks, same_batch=arguments.same_batch)
-    return Setup(config, ranks, device, data, plan, pretrained, info, teacher)
+    return Setup(config, ranks, device, data, plan, pretrained, info)
 
 
 def _plan_steps(config: FinetuneConfig, data: FinetuneData, ranks: Ranks, *, same_batch: bool) -> Plan | None:
@@ -273,10 +271,11 @@ def _plan_steps(config: FinetuneConfig, data: FinetuneData, ranks: Ranks, *, sam
         lowest = min(finetune.lr_factors) * plan.lr
         if config.optim.min_lr > lowest:
             raise InputError(
-                f"optim.min_lr={config.optim.min_lr:g} is above the lowest peak rate {lowest:g} of finetune.lr_factors"
+                f"optim.min_lr={config.optim.min_lr:g} is above the lowest peak rate {lowest:g} of "
+                "finetune.lr_factors; lower it"
             )
         if plan.effective_batch_size < 2:
-            raise InputError("one image to train on: the norm of a linear probe needs 2 or more")
+            raise InputError("only one image to train on; the norm of a linear probe needs 2 or more")
     return plan
 
 
@@ -290,7 +289,7 @@ def _fit_shots(config: FinetuneConfig, data: FinetuneData, *, say: bool) -> Fine
     fitting = [shots for shots in config.finetune.shots if shots <= fewest] or [fewest]
     has = f'class "{name}" has {count_of(fewest, "labeled image")}'
     if "shots" in config.finetune.model_fields_set:
-        raise InputError(f"finetune.shots={config.finetune.shots}: {has}: give finetune.shots={fitting}")
+        raise InputError(f"finetune.shots={config.finetune.shots}: {has}; use finetune.shots={fitting}")
     if say:
-        print(f"note: {has}: finetune.shots={fitting}, not the default {config.finetune.shots}")
+        print(f"note: {has}; using finetune.shots={fitting} instead of the default {config.finetune.shots}")
     return config.model_copy(update={"finetune": config.finetune.model_copy(update={"shots": fitting})})

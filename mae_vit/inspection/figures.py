@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -38,7 +38,6 @@ class View:
         finding: what it shows of this encoder, a clause that begins with the verb; empty if readers judge.
         drawn: the picture: a chart, or pixels uint8 (H, W, 3).
         table: its numbers as a CSV: head and rows.
-        arrays: its numbers as an NPZ.
     """
 
     name: str
@@ -47,7 +46,6 @@ class View:
     drawn: Figure | np.ndarray
     finding: str = ""
     table: Table | None = None
-    arrays: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 def to_png(drawn: Figure | np.ndarray) -> bytes:

@@ -63,11 +63,10 @@ class InspectedEncoder:
         return self.run or Path(self.source).name
 
 
-def open_subject(source: str, *, norm_pix_loss: bool = False) -> InspectedEncoder:
+def open_subject(source: str) -> InspectedEncoder:
     """Opens the weights that `--ckpt` names, with the picture bands of their run.
 
-    `norm_pix_loss` says that an official file's decoder predicts normalized pixels: the file does not say. Raises
-    InputError if they are no Vision Transformer, or `norm_pix_loss` has no effect.
+    Raises InputError if they are no Vision Transformer.
     """
     weights = read_weights(source)
     model = encoder_from_weights(weights)
@@ -78,7 +77,7 @@ def open_subject(source: str, *, norm_pix_loss: bool = False) -> InspectedEncode
         wanted = (config.get("monitor") or {}).get("picture_bands")
         bands = tuple(wanted) if isinstance(wanted, list) else None
         run = str((config.get("run") or {}).get("name") or Path(source).resolve().name)
-    decoder = read_decoder(weights, model.encoder, model.info, norm_pix_loss=norm_pix_loss)
+    decoder = read_decoder(weights, model.encoder, model.info)
     if decoder is not None:
         why = "" if decoder.mae else "nothing says how many heads its decoder has"
         return InspectedEncoder(source, model, decoder.mae, why, bands, run)
@@ -126,18 +125,16 @@ def inspect(
     *,
     images: int,
     split: str | None = None,
-    norm_pix_loss: bool = False,
     device: torch.device | None = None,
 ) -> Path:
-    """Writes pictures (PNG), their numbers (CSV, NPZ) and one page that shows all; returns the page's path.
+    """Writes pictures (PNG), their numbers (CSV) and one page that shows all; returns the page's path.
 
     `sources` are the weights of one encoder, or of two to compare; `data` prepared shards, a folder of images or an
-    archive. A new inspection replaces an earlier one in `out` once it is complete. `norm_pix_loss` says that the
-    decoder of an official file predicts normalized pixels. Raises InputError if weights or images cannot be read, or
-    `out` is no inspection.
+    archive. A new inspection replaces an earlier one in `out` once it is complete. Raises InputError if weights or
+    images cannot be read, or `out` is no inspection.
     """
     _check_place(out)
-    subjects = [open_subject(source, norm_pix_loss=norm_pix_loss) for source in sources]
+    subjects = [open_subject(source) for source in sources]
     partial = temporary_name(out)
     try:
         parts = []
@@ -193,9 +190,6 @@ def _write_views(
             files.append(path.with_suffix(".csv"))
             with files[-1].open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
                 csv.writer(file, lineterminator="\n").writerows([view.table[0], *view.table[1]])
-        if view.arrays:
-            files.append(path.with_suffix(".npz"))
-            np.savez_compressed(files[-1], **view.arrays)  # type: ignore[arg-type]
         names = [file.relative_to(root).as_posix() for file in files]
         picture = image(png, view.title) if isinstance(view.drawn, np.ndarray) else charts.to_svg(view.drawn)
         written.append(WrittenView(view, picture, names))

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from mae_vit.core.bands import Bands
@@ -20,9 +18,8 @@ from mae_vit.inspection.figures import (
     draw_tiles,
     in_false_color,
     similarity_grid,
-    to_png,
 )
-from mae_vit.inspection.images import Samples, as_drawn
+from mae_vit.inspection.images import Samples
 from mae_vit.inspection.measures import (
     attention_maps,
     attention_weights,
@@ -35,11 +32,9 @@ from mae_vit.inspection.measures import (
 from mae_vit.inspection.reconstructions import Reconstruction, reconstruct
 from mae_vit.models.encoders.base import Encoder
 from mae_vit.models.sizes import Pool
-from mae_vit.objectives.objective import Objective, Task
+from mae_vit.objectives.objective import Objective
 from mae_vit.weights.encoder import PretrainedEncoder
 
-# An encoder and its normalization, trained or in training.
-InspectableEncoder = PretrainedEncoder | Objective
 _SHOWN = 8
 # Images to average over; ViT takes 128 (App. D.7).
 _AVERAGED = 128
@@ -57,24 +52,6 @@ def all_views(model: PretrainedEncoder, objective: Objective | None, samples: Sa
     yield from attention_views(model, samples)
     yield position_view(model.encoder)
     yield feature_view(model, samples)
-
-
-def draw_views(
-    task: Task, images: Tensor, picture_bands: Sequence[int | str] | None = None
-) -> dict[str, np.ndarray]:
-    """Draws the cheap views of an objective in training, which keeps its mode: name -> uint8 (H, W, 3).
-
-    They are rollout, attention distance and positions. Distances are averaged over `images`, raw values (n, C, H, W) on
-    its device.
-    """
-    assert isinstance(task, Objective)
-    encoder, shown = task.encoder, as_drawn(images, task.bands, picture_bands)
-    weights = attention_weights(encoder, task.normalize(images))
-    distance = next(head_views(task, images))
-    views = [rollout_view(encoder, shown, weights, "mean"), distance, position_view(encoder)]
-    return {
-        view.name: np.asarray(Image.open(io.BytesIO(to_png(view.drawn))).convert("RGB")) for view in views
-    }
 
 
 def band_views(objective: Objective | None, samples: Samples) -> Iterator[View]:
@@ -177,7 +154,6 @@ def attention_views(model: PretrainedEncoder, samples: Samples) -> Iterator[View
             f"Attention in block {block + 1} of {depth}",
             f"The images, then a map for each head: where {asked} looks (brightest: most, by its own scale).",
             draw_tiles([Picture("image", shown / 255), *heads]),
-            arrays={"maps": maps.numpy()},
         )
     yield rollout_view(model.encoder, shown, weights, model.pool)
     yield from head_views(model, samples.images[:_AVERAGED])
@@ -200,11 +176,10 @@ def rollout_view(encoder: Encoder, images: Tensor, weights: Sequence[Tensor], po
                 Picture("both", darkened(unit, rolled)),
             ]
         ),
-        arrays={"rollout": rolled.numpy()},
     )
 
 
-def head_views(model: InspectableEncoder, images: Tensor) -> Iterator[View]:
+def head_views(model: PretrainedEncoder, images: Tensor) -> Iterator[View]:
     """Draws how far each head looks, and how widely, over raw images (n, C, H, W)."""
     encoder = model.encoder
     distances, entropies = head_statistics(model, images)
@@ -227,7 +202,6 @@ def head_views(model: InspectableEncoder, images: Tensor) -> Iterator[View]:
         by_depth(distances, label, uniform=uniform, uniform_label="all patches alike"),
         f"{finding} ({uniform:.1f} px if it saw no difference between patches)",
         table,
-        {"distance_px": distances},
     )
     label = f"all {tokens} tokens alike"
     yield View(
@@ -236,11 +210,10 @@ def head_views(model: InspectableEncoder, images: Tensor) -> Iterator[View]:
         "How widely each head looks: low is a few tokens, the dashed line all alike.",
         by_depth(entropies, "entropy, nats", uniform=float(np.log(tokens)), uniform_label=label),
         table=table,
-        arrays={"entropy_nats": entropies},
     )
 
 
-def _attention_weights(model: InspectableEncoder, images: Tensor) -> list[Tensor]:
+def _attention_weights(model: PretrainedEncoder, images: Tensor) -> list[Tensor]:
     return attention_weights(model.encoder, model.normalize(images.to(model.encoder.cls_token.device)))
 
 
@@ -250,7 +223,7 @@ def _query_name(encoder: Encoder, pool: Pool) -> str:
     return "[CLS]" if encoder.num_prefix_tokens == 1 else "the mean over all class tokens"
 
 
-def head_statistics(model: InspectableEncoder, images: Tensor) -> tuple[np.ndarray, np.ndarray]:
+def head_statistics(model: PretrainedEncoder, images: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """Returns attention distance in pixels and entropy in nats, each (L, H), over raw images (n, C, H, W)."""
     encoder = model.encoder
     sums = np.zeros((2, len(encoder.blocks), 1))
@@ -277,18 +250,17 @@ def position_view(encoder: Encoder) -> View:
         "at the patch's own place, with its row and column, means that the grid was learned. Yellow is 1, dark blue "
         "-1. " + ("" if encoder.pos_embed.requires_grad else fixed),
         similarity_grid(similarity, encoder.grid_size),
-        arrays={"similarity": similarity},
     )
 
 
 @torch.no_grad()
-def patch_features(model: InspectableEncoder, images: Tensor) -> Tensor:
+def patch_features(model: PretrainedEncoder, images: Tensor) -> Tensor:
     """Encodes raw images (n, C, H, W) to patch tokens (n, N, D) after the final norm."""
     moved = model.normalize(images.to(model.encoder.cls_token.device))
     return model.encoder.forward_features(moved)[:, model.encoder.num_prefix_tokens :]
 
 
-def feature_view(model: InspectableEncoder, samples: Samples) -> View:
+def feature_view(model: PretrainedEncoder, samples: Samples) -> View:
     """Draws principal components of patch features as colors."""
     components, shares = feature_components(patch_features(model, samples.images[:_SHOWN]))
     low, high = components.flatten(0, 1).aminmax(dim=0)
@@ -301,5 +273,4 @@ def feature_view(model: InspectableEncoder, samples: Samples) -> View:
         "variance; DINOv2 Fig. 1): patches of like features have like colors, in all images. Parts of objects stand "
         "out where the features tell them apart; smooth ramps that are the same in every image show positions.",
         draw_tiles([Picture("image", samples.shown(_SHOWN) / 255), Picture("components", maps)]),
-        arrays={"components": components.numpy(), "shares": shares.numpy()},
     )

@@ -6,14 +6,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 # Networks of `mae_vit.models.encoders.baselines`.
-BASELINE_NAMES = ("SimpleCNN", "SmallResNet", "SmallBiT", "SmallHybrid")
+BASELINE_NAMES = ("SimpleCNN", "SmallResNet", "SmallBiT")
 WITHOUT_DROP_PATH = ("SimpleCNN", "SmallResNet")
 # Prefix of timm's architectures and pretrained weights.
 TIMM_PREFIX = "timm:"
 PositionKind = Literal["learnable", "sincos"]
 Pool = Literal["cls", "mean"]
-# How weights for another number of channels are adapted (`mae_vit.models.encoders.base.adapt_patch_projection`).
-PatchInit = Literal["repeat", "average", "fresh"]
 
 
 @dataclass(frozen=True)

@@ -129,10 +129,6 @@ class LabelLoss(nn.Module):
             return batch.images, batch.labels
         return self.mixing(batch, self.num_classes)
 
-    def cross_entropy(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Computes the mean cross-entropy of logits (B, K); `targets` as `self.targets` returns them."""
-        return F.cross_entropy(logits, targets, label_smoothing=self.label_smoothing)
-
     def pictures(self, batch: Batch, original: Tensor, logits: Tensor) -> list[Picture]:
         """Shows the images that logits (B, K) classify wrongly, and all images (B, C, H, W) in 0..1.
 
@@ -144,8 +140,12 @@ class LabelLoss(nn.Module):
             Picture("original", original),
         ]
 
-    def output(self, loss: Tensor, logits: Tensor, targets: Tensor) -> ObjectiveOutput:
-        """Adds the training accuracy; a mixed image has the label of its larger part."""
+    def output(self, logits: Tensor, targets: Tensor) -> ObjectiveOutput:
+        """Computes the mean cross-entropy of logits (B, K), and the accuracy; `targets` as `self.targets` returns them.
+
+        For the accuracy, a mixed image has the label of its larger part.
+        """
+        loss = F.cross_entropy(logits, targets, label_smoothing=self.label_smoothing)
         with torch.no_grad():
             labels = targets if targets.ndim == 1 else targets.argmax(dim=-1)  # (B,)
             hits = (logits.argmax(dim=-1) == labels).sum()

@@ -26,14 +26,4 @@ class PretrainConfig(Config):
             self.model.geometry()
         except ValueError as error:
             raise ValueError(f"model.{error}") from None
-        if self.monitor.inspect_every_epochs is not None and self.model.family != "vit":
-            raise ValueError(
-                f'monitor.inspect_every_epochs needs model.family="vit", not "{self.model.family}"'
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _check_patch_init(self) -> PretrainConfig:
-        if self.model.patch_init is not None and self.model.init is None:
-            raise ValueError(f'model.patch_init="{self.model.patch_init}" has no effect without model.init')
         return self

@@ -39,7 +39,7 @@ class Supervised(Objective):
         """Computes the mean cross-entropy, and the accuracy on the augmented training images."""
         images, targets = self.labels.targets(self.mark_missing(batch))
         logits = self.logits(self.normalize(images)).float()
-        return self.labels.output(self.labels.cross_entropy(logits, targets), logits, targets)
+        return self.labels.output(logits, targets)
 
     def logits(self, images: Tensor) -> Tensor:
         """Classifies normalized images: (B, C, H, W) -> (B, K)."""

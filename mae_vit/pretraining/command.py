@@ -11,6 +11,7 @@ from mae_vit.config.load import load_config
 from mae_vit.config.presets import as_installed
 from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.runtime.failures import run_to_exit_code
+from mae_vit.runtime.imports import slow_imports
 
 EXAMPLES = """  python pretrain/run.py --config configs/pretrain/mae_digits.yaml
   python pretrain/run.py --config configs/pretrain/mae_photos_64.yaml data.path=photos/
@@ -37,7 +38,8 @@ def main(argv: Sequence[str] | None = None, *, prog: str | None = None) -> int:
             arguments.config.is_file() or not arguments.config.exists()
         ):
             load_config(PretrainConfig, arguments.config, arguments.overrides)
-        from mae_vit.pretraining.job import check, pretrain
+        with slow_imports():
+            from mae_vit.pretraining.job import check, pretrain
 
         if arguments.dry_run:
             return check(arguments)

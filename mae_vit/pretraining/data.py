@@ -191,32 +191,19 @@ def _choose(config: Config, index: ShardIndex) -> np.ndarray | None:
 def choose_probe(
     monitor: MonitorSection, index: ShardIndex | None, world_size: int, why_none: str
 ) -> ProbeSplit:
-    """Chooses held-out images for the probe. If `index` is None, `why_none` says why there is no held-out split.
+    """Chooses held-out images for the probe. If `index` is None, `why_none` says why there is no held-out split."""
 
-    Raises:
-        InputError: for an option that cannot take effect.
-    """
-    chosen = _draw_probe(monitor, index, world_size, why_none)
-    if isinstance(chosen, ProbeSplit):
-        return chosen
-    for name in ("probe_every_steps", "probe_every_epochs"):
-        if (value := getattr(monitor, name)) is not None:
-            raise InputError(f"monitor.{name}={value} has no effect: there is no probe ({chosen})")
-    return ProbeSplit(np.zeros(0, np.int64), np.zeros(0, np.int64), why_none=chosen)
+    def none(why: str) -> ProbeSplit:
+        return ProbeSplit(np.zeros(0, np.int64), np.zeros(0, np.int64), why_none=why)
 
-
-def _draw_probe(
-    monitor: MonitorSection, index: ShardIndex | None, world_size: int, why_none: str
-) -> ProbeSplit | str:
-    """Returns the images of the probe, or the reason for having no probe."""
     if index is None:
-        return why_none
+        return none(why_none)
     if not monitor.probe_queries:
-        return "monitor.probe_queries=0"
+        return none("monitor.probe_queries=0")
     labels, most = np.asarray(index.labels), max(1, _MAX_SUPPORT // max(1, len(index.dataset.classes)))
     support, queries = draw_shots(labels, shots=min(_SHOTS, most), queries=monitor.probe_queries)
     if len(np.unique(labels[support])) < 2 or not len(queries):
-        return f'split "{index.split}" has no labels of two classes, with two images of each'
+        return none(f'split "{index.split}" has no labels of two classes, with two images of each')
     if len(support) + len(queries) < world_size:
-        return f'split "{index.split}" has fewer labeled images than there are ranks'
+        return none(f'split "{index.split}" has fewer labeled images than there are ranks')
     return ProbeSplit(support, queries, int(np.bincount(labels[support]).max()))

@@ -19,7 +19,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from mae_vit.config.command_line import ResumeMode
+from mae_vit.config.command_line import Arguments
 from mae_vit.config.load import load_config
 from mae_vit.core.errors import EXIT_FAILED, FetchUnavailable, InputError, damage_allowed
 from mae_vit.core.files import nearest_existing
@@ -42,7 +42,6 @@ from mae_vit.training.startup import (
     agree_on_precision,
     foresee_start,
     open_run_folder,
-    run_identity,
     settle_precision,
 )
 
@@ -76,14 +75,12 @@ def doctor(path: Path | None, overrides: Sequence[str]) -> int:
         if path is None and overrides:
             raise InputError(f"{overrides[0]} needs --config FILE")
         config = load_config(PretrainConfig, path, overrides) if path is not None else None
-        return check_all(config, find_ranks())
+        return check_all(config, find_ranks(), Arguments(path, [*overrides]))
 
     return run_to_exit_code(job)
 
 
-def check_all(
-    config: PretrainConfig | None, ranks: Ranks, *, resume: ResumeMode = "auto", extend: bool = False
-) -> int:
+def check_all(config: PretrainConfig | None, ranks: Ranks, arguments: Arguments) -> int:
     """Prints the plan of a run and all checks on rank 0; trains nothing; collective. Returns 1 if a check fails.
 
     Raises:
@@ -102,7 +99,7 @@ def check_all(
     checks, plan, error = check_software(config, ranks), "", None
     try:
         if config is not None:
-            plan, run_checks = _examine_run(config, ranks, resume, chosen, extend=extend)
+            plan, run_checks = _examine_run(config, ranks, arguments, chosen)
             checks += run_checks
         else:
             checks += check_devices(ranks, find_device(ranks), chosen)
@@ -128,20 +125,16 @@ def check_all(
 
 
 def _examine_run(
-    config: PretrainConfig, ranks: Ranks, resume: ResumeMode, chosen: Chosen, *, extend: bool
+    config: PretrainConfig, ranks: Ranks, arguments: Arguments, chosen: Chosen
 ) -> tuple[str, list[Check]]:
     """Sets up a run without changing its folder; returns its plan as text, and this rank's checks."""
     setup = set_up(config, ranks)
     config = setup.config
     folder = open_run_folder(config)
-    identity = run_identity(config, derived=setup.data.identity)
-    checkpoint, stop = foresee_start(
-        folder, resume, identity, setup.plan, extend=extend, warn=ranks.rank == 0
-    )
+    checkpoint, stop = foresee_start(setup, arguments, folder)
     if checkpoint is None and config.model.init is not None:
         initialize(setup.build(), config, setup.info, say=ranks.rank == 0)
-    config, _, chosen = settle_precision(config, identity, checkpoint, chosen, setup.device)
-    setup = replace(setup, config=config)
+    setup, chosen = settle_precision(setup, checkpoint, chosen)
     checks = [*check_devices(ranks, setup.device, chosen), *check_run(setup, folder.path)]
     if stop:
         checks.append(Check("warn", "run", f"nothing is trained now; the run itself will stop: {stop}"))
@@ -185,14 +178,12 @@ def check_devices(ranks: Ranks, device: torch.device, precision: Chosen) -> list
 
 def check_run(setup: Setup, folder: Path) -> list[Check]:
     """Checks memory, disk, loading and data of a run."""
-    config, ranks, costs = setup.config, setup.ranks, setup.costs
-    sharing = {"world_size": ranks.world_size, "zero_stage": config.train.zero_stage}
-    least = costs.least_gib(**sharing, kept_bytes=least_kept(setup))
+    config, ranks = setup.config, setup.ranks
     height, width = setup.info.img_size
     batch_bytes = setup.plan.batch_size_per_device * setup.info.in_chans * height * width
     batch_bytes *= setup.data.source.source.dtype.itemsize
     return [
-        check_memory(least, costs.memory_gib(**sharing), ranks, setup.device),
+        check_memory(setup),
         check_disk(folder, retention(setup.config, setup.plan, setup.costs)[1]),
         *check_loading(setup.data, batch_bytes, ranks),
         check_samples(setup.data, setup.info.in_chans, config.data.damage_budget),
@@ -207,10 +198,16 @@ def _check_room(name: str, text: str, remedy: str, *, least: float, most: float,
     return Check(status, name, text if status == "ok" else f"{text}: {remedy}")
 
 
-def check_memory(least_gib: float, most_gib: float, ranks: Ranks, device: torch.device) -> Check:
+def check_memory(setup: Setup) -> Check:
     """Compares a rank's memory needs with the free memory of its device."""
-    free, whose = free_memory_gib(ranks, device)
-    text = f"about {least_gib:.2f} to {most_gib:.2f} GiB for each rank; {whose} has {free:.1f} GiB free"
+    sharing = {"world_size": setup.ranks.world_size, "zero_stage": setup.config.train.zero_stage}
+    most_gib, (free, whose) = setup.costs.memory_gib(**sharing), free_memory_gib(setup.ranks, setup.device)
+    room = f"GiB for each rank; {whose} has {free:.1f} GiB free"
+    if most_gib <= _FULL * free:
+        return Check("ok", "memory", f"at most about {most_gib:.2f} {room}")
+    # Takes a second, so only where it decides.
+    least_gib = setup.costs.least_gib(**sharing, kept_bytes=least_kept(setup))
+    text = f"about {least_gib:.2f} to {most_gib:.2f} {room}"
     remedy = "smaller train.batch_size_per_device, train.activation_checkpointing=true, or a higher "
     remedy += "train.zero_stage over more ranks"
     return _check_room("memory", text, remedy, least=least_gib, most=most_gib, free=free)

@@ -17,7 +17,7 @@ from mae_vit.training.engines.build import build_engine
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.plan_text import print_notes
 from mae_vit.training.run import run
-from mae_vit.training.startup import as_array_task, begin, note_of_run_around, open_run_folder, run_identity
+from mae_vit.training.startup import as_array_task, begin, note_of_run_around, open_run_folder
 from mae_vit.training.trainer import RunSetup
 
 _NOTHING_HELD_OUT = (
@@ -35,7 +35,7 @@ def check(arguments: Arguments) -> int:
     from mae_vit.pretraining.doctor import check_all
 
     config, ranks = read_config(arguments)
-    return check_all(config, ranks, resume=arguments.resume, extend=arguments.extend)
+    return check_all(config, ranks, arguments)
 
 
 def read_config(arguments: Arguments) -> tuple[PretrainConfig, Ranks]:
@@ -67,13 +67,12 @@ def pretrain(arguments: Arguments) -> Path:
 
 
 def _train(setup: Setup, arguments: Arguments, folder: RunFolder) -> None:
-    identity, say = run_identity(setup.config, derived=setup.data.identity), setup.ranks.rank == 0
-    begun = begin(setup, identity, arguments, folder)
+    say, begun = setup.ranks.rank == 0, begin(setup, arguments, folder)
     if begun is None:
         if say:
             print(f"{folder.path} is finished ({setup.plan.total_steps} steps); encoder: {folder.encoder}")
         return
-    setup, identity, precision, checkpoint = begun
+    setup, precision, checkpoint = begun
     config, objective = setup.config, setup.build()
     # Initial weights may have seen labels.
     begins_from, before = config.model.init or "scratch", dict[str, Any]()
@@ -95,7 +94,7 @@ def _train(setup: Setup, arguments: Arguments, folder: RunFolder) -> None:
         setup.plan,
         build_engine(config, setup.plan, objective, setup.ranks, setup.device),
         folder,
-        identity.with_history(**history),
+        setup.identity.with_history(**history),
         setup.costs,
         noisy=any(config.model.drops.values()),
         begins_from=begins_from,

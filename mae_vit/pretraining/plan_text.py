@@ -11,7 +11,6 @@ from mae_vit.pretraining.setup import Setup
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.checkpoints.checkpoint import CheckpointInfo
 from mae_vit.training.engines.precision import Chosen
-from mae_vit.training.engines.step_time import time_steps
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.plan_text import describe_augment, describe_time, describe_training, times
 from mae_vit.training.startup import describe_start
@@ -50,10 +49,7 @@ def describe_plan(
 
     time = ""
     if timed:
-        grouping = config.objective.grouping
-        unit = grouping.unit if grouping else config.data.repeats
-        tried = time_steps(config, plan, setup.build, data, setup.device, precision.precision, unit=unit)
-        time = describe_time(plan, ranks, tried)
+        time = describe_time(plan, ranks, setup.time_steps(precision.precision))
     facts = {
         "run": f"{folder.path}, {begin}, seed {config.run.seed}",
         "model": f"{model.name}, {height}x{width} px, patch {geometry.patch_size}: {tokens}",

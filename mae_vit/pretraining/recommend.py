@@ -31,7 +31,6 @@ from mae_vit.pretraining.setup import Setup, estimate_costs, set_up
 from mae_vit.runtime.device import free_memory_gib
 from mae_vit.runtime.ranks import ALONE
 from mae_vit.training.engines.precision import choose_precision
-from mae_vit.training.engines.step_time import time_steps
 from mae_vit.training.plan_text import describe_time
 
 # Images of an unprepared source that are prepared in a temporary folder, for their size and the time of a step.
@@ -255,9 +254,8 @@ def recommend(path: str) -> list[str]:
         setup = set_up(config, ALONE)
         free = free_memory_gib(ALONE, setup.device)[0] if gpu else math.inf
         plan, smaller = fit_memory(setup, make_plan(config, num_samples=train, world_size=1), free)
-        unit = grouping.unit if (grouping := config.objective.grouping) else config.data.repeats
         precision = choose_precision(config.train.precision, setup.device).precision
-        tried = time_steps(config, plan, setup.build, setup.data, setup.device, precision, unit=unit)
+        tried = replace(setup, plan=plan).time_steps(precision)
         model = config.model
         device = torch.cuda.get_device_name() if gpu else "no GPU"
         facts = {

@@ -23,8 +23,10 @@ from mae_vit.training import startup
 from mae_vit.training.engines.base import Engine
 from mae_vit.training.engines.build import choose_compiling, optimizer_options
 from mae_vit.training.engines.cost import Estimate, estimate, kept_bytes
+from mae_vit.training.engines.precision import Precision
 from mae_vit.training.engines.state import BestWeights
-from mae_vit.training.evals import HeldOut, OnlineProbe, Views
+from mae_vit.training.engines.step_time import StepTime, time_steps
+from mae_vit.training.evals import HeldOut, OnlineProbe
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.weights.seen_labels import SeenLabels
 
@@ -51,6 +53,12 @@ class Setup(startup.Setup):
         """Builds encoder and objective, initialized from the run's seed."""
         return build_objective(self.config, self.info, num_classes=count_classes(self.config, self.data))
 
+    def time_steps(self, precision: Precision) -> StepTime | None:
+        """Times some steps; None if the network is too large to try."""
+        grouping = self.config.objective.grouping
+        unit = grouping.unit if grouping else self.config.data.repeats
+        return time_steps(self.config, self.plan, self.build, self.data, self.device, precision, unit=unit)
+
     def held_out(self) -> HeldOut | None:
         """Loads the fixed held-out images."""
         monitor, size = self.config.monitor, self.plan.batch_size_per_device
@@ -60,15 +68,6 @@ class Setup(startup.Setup):
     def probe(self) -> OnlineProbe | None:
         """Loads the online probe."""
         return self.data.probe(self.ranks, batch_size=self.plan.batch_size_per_device)
-
-    def views(self) -> Views | None:
-        """Returns the function that draws views of the encoder."""
-        if self.config.monitor.inspect_every_epochs is None:
-            return None
-        # Imports matplotlib.
-        from mae_vit.inspection.views import draw_views
-
-        return partial(draw_views, picture_bands=self.config.monitor.picture_bands)
 
     def finish(
         self, engine: Engine, folder: RunFolder, step: int, best: BestWeights | None
@@ -103,11 +102,6 @@ def set_up(config: PretrainConfig, ranks: Ranks) -> Setup:
     data = open_data(config, ranks, device)
     if config.objective.uses_labels:
         data.check_held_out_labels()
-    if config.monitor.inspect_every_epochs and data.held_out_index is None:
-        raise InputError(
-            f"monitor.inspect_every_epochs={config.monitor.inspect_every_epochs:g} has no effect: {data.why_none}, "
-            "no images to look at (mae-vit prepare ... --holdout 0.05)"
-        )
     plan = make_plan(
         config,
         num_samples=data.num_samples,
@@ -225,8 +219,7 @@ def initialize(
     from mae_vit.weights.read import read_weights
 
     weights = read_weights(config.model.init)
-    name, patch_init = config.objective.name, config.model.patch_init
-    coverage = load_weights(weights, objective.encoder, objective, objective=name, patch_init=patch_init)
+    coverage = load_weights(weights, objective.encoder, objective, objective=config.objective.name)
     if say:
         print(coverage.describe(weights.source))
         warn_normalization_differs(weights, info.mean, info.std, info.bands)

@@ -22,6 +22,7 @@ from typing import Any, TextIO, cast
 from mae_vit.core.errors import EXIT_INTERRUPTED, EXIT_REQUEUE, InputError
 from mae_vit.core.files import write_atomically
 from mae_vit.runtime.failures import EXIT_CODES, RunInterrupted, TrainingFailed, ignore_closed_terminal
+from mae_vit.runtime.imports import slow_imports
 from mae_vit.runtime.signals import STOP_SIGNALS, handling, install_early_handlers
 
 # Drops the first path, the current folder, whose modules may shadow the standard library.
@@ -112,7 +113,9 @@ def answer_parent() -> None:
     ignore_closed_terminal()
     Thread(target=_stop_after_parent, daemon=True).start()
     try:
-        result = pkgutil.resolve_name(function)(argument)
+        with slow_imports():
+            call = pkgutil.resolve_name(function)
+        result = call(argument)
         if process_group := sys.modules.get("mae_vit.runtime.process_group"):
             process_group.leave()
     except _ERRORS as error:

@@ -1,13 +1,12 @@
-"""Held-out metrics, the online probe and views of the encoder, with the same images and masks each time."""
+"""Held-out metrics and the online probe, with the same images and masks each time."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,9 +25,6 @@ from mae_vit.training.outputs.run_outputs import RunOutputs
 
 # Number of held-out images whose features are measured: an upper bound of their rank.
 MOST_RANKED = 2048
-
-# Draws views of a task with some held-out images: name -> uint8 (H, W, 3).
-Views = Callable[[Task, Tensor], Mapping[str, np.ndarray]]
 
 
 @contextmanager
@@ -156,13 +152,12 @@ class Evals:
         *,
         held_out: HeldOut | None,
         probe: OnlineProbe | None,
-        views: Views | None = None,
         selects: str | None = None,
         best: BestWeights | None = None,
     ) -> None:
         """Takes the evaluations to run; `selects` names the held-out metric that chooses the best weights."""
         self._engine, self._watchdog = engine, watchdog
-        self.held_out, self._probe, self._views = held_out, probe, views
+        self.held_out, self._probe = held_out, probe
         self._selects, self.best = selects, best
 
     def run(self, due: Due, step: int, outputs: RunOutputs) -> dict[str, dict[str, float]]:
@@ -185,15 +180,6 @@ class Evals:
         scores = self._measure(self._probe)
         del scores["seconds"]
         outputs.note_first_probe({**scores, "images": len(self._probe.labels) - self._probe.num_support})
-
-    def inspect(self, outputs: RunOutputs) -> None:
-        """Draws views of the encoder for trackers; collective."""
-        if self.held_out is None or self._views is None:
-            return
-        with self._watchdog.long_phase("drawing views"), self._engine.full_weights():
-            if outputs.writes:
-                images = self.held_out.shown.images.to(self._engine.device)
-                outputs.show_views(self._views(self._engine.objective, images))
 
     def _evaluate(self, held_out: HeldOut, step: int, outputs: RunOutputs) -> dict[str, float]:
         with self._watchdog.long_phase("measuring held-out images"), self._engine.full_weights():

@@ -96,11 +96,15 @@ def describe_time(plan: Plan, ranks: Ranks, step_time: StepTime | None) -> str:
         return (
             "cannot be estimated here: over a year on this device; --dry-run where the run is to train tells"
         )
+    apart = "" if ranks.world_size == 1 else "what ranks exchange, "
+    without = f"without {apart}start-up, evaluation and saves"
+    if step_time.load:
+        busy = f"it is busy now (load {step_time.load:.0f})"
+        return f"about {format_duration(least)} on the quiet machine, {without}; {busy}"
     of = count_of(step_time.images, "image")
-    apart = "" if ranks.world_size == 1 else ", without what ranks exchange"
     return (
         f"{format_duration(least)} to {format_duration(most)}, from {count_of(step_time.tries, 'step')} of {of} taken "
-        f"here just now{apart}; without start-up, evaluation and saves"
+        f"here just now; {without}"
     )
 
 

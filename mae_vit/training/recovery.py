@@ -35,6 +35,8 @@ _WINDOW = 256
 _ENOUGH = 128
 # For a normal distribution: standard deviation = 1.4826 x median absolute deviation.
 _SIGMA_PER_MAD = 1.4826
+# Jumps in a row that are a spike: a single jump is only a hard batch.
+_SPIKE_STEPS = 8
 # Losses before the bad step that the incident report lists.
 _LISTED_LOSSES = 32
 # Largest number of warnings about damaged samples that a process prints.
@@ -45,7 +47,7 @@ class Guard:
     """Detects steps that are not finite, and losses that jump and stay high. All ranks reach the same result.
 
     A loss jumps if it is more than `spike_sigmas` robust standard deviations above the median of the
-    last 256 losses. `spike_steps` jumps in a row are a spike. A single jump is only a hard batch.
+    last 256 losses. Eight jumps in a row are a spike.
     """
 
     def __init__(self, options: GuardSection, course: LossHistory) -> None:
@@ -78,7 +80,7 @@ class Guard:
             self._losses.append(loss)
             return
         self._streak += 1
-        if self._streak >= self._options.spike_steps:
+        if self._streak >= _SPIKE_STEPS:
             first = step - self._streak + 1
             reason = f"begins a spike (loss {loss:.4g} after {self._streak} steps above {bound:.4g})"
             raise BadStep(first, reason, loss, grad_norm, tuple(self._losses))

@@ -82,7 +82,6 @@ def build_trainer(
         watchdog,
         held_out=job.held_out(),
         probe=job.probe(),
-        views=job.views(),
         selects=setup.selects,
         best=best,
     )

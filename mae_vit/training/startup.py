@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar
 
 import torch
 
-from mae_vit.config.command_line import Arguments, ResumeMode
+from mae_vit.config.command_line import Arguments
 from mae_vit.config.plan import Plan
 from mae_vit.config.plugins import plugin_digests
 from mae_vit.config.schema import Config
@@ -109,6 +109,11 @@ class Identity:
             and not (key == PRECISION and now.get(key) == "auto")
         ]
 
+    def describe_differences(self, saved: Mapping[str, Any], *, extend: bool = False) -> str:
+        """Names up to four keys that differ from a saved identity, with both values; empty if none does."""
+        differing = self.differing_keys(saved, extend=extend)[:4]
+        return "; ".join(self._describe(saved, key) for key in differing)
+
     def _describe(self, saved: Mapping[str, Any], key: str) -> str:
         was, now = saved.get(key), self.values.get(key)
         if key == _PLUGINS:  # digests by name
@@ -157,17 +162,17 @@ def check_identity(
     if differing := identity.differing_keys(saved, extend=extend):
         longer = ", --extend allows another length" if set(differing) <= set(_LENGTH_KEYS) else ""
         raise InputError(
-            f"{place} belongs to another run: "
-            f"{'; '.join(identity._describe(saved, key) for key in differing[:4])}. "
+            f"{place} belongs to another run: {identity.describe_differences(saved, extend=extend)}. "
             f"Take those back{longer}, or give this run another run.name, or begin again with `--resume never`, "
             "which moves the old run aside"
         )
 
 
 def _find_checkpoint(
-    folder: RunFolder, resume: ResumeMode, identity: Identity, *, extend: bool, warn: bool = True
+    folder: RunFolder, arguments: Arguments, identity: Identity, *, warn: bool = True
 ) -> CheckpointInfo | None:
     """Returns the checkpoint that the run resumes from; None for a fresh start. Raises InputError."""
+    resume, extend = arguments.resume, arguments.extend
     if resume == "never":
         return None
     checkpoint = newest_checkpoint(folder.checkpoints, warn=warn)
@@ -231,6 +236,16 @@ class Setup:
     data: TrainingData
     plan: Plan | None
 
+    @property
+    def derived(self) -> dict[str, Any]:
+        """Values outside the config that must not change when the run resumes."""
+        return self.data.identity
+
+    @property
+    def identity(self) -> Identity:
+        """What must not change when the run resumes."""
+        return run_identity(self.config, derived=self.derived)
+
     def batches(self, start_step: int, skipped: Skipped) -> Iterator[Batch]:
         """Yields this rank's micro-batches from `start_step` to the end of the run."""
         assert self.plan is not None
@@ -242,13 +257,13 @@ class Setup:
 
 
 def begin(
-    setup: S, identity: Identity, arguments: Arguments, folder: RunFolder
-) -> tuple[S, Identity, Chosen, CheckpointInfo | None] | None:
+    setup: S, arguments: Arguments, folder: RunFolder
+) -> tuple[S, Chosen, CheckpointInfo | None] | None:
     """Joins the ranks of a run that trains, and finds the checkpoint to resume from; collective.
 
     Returns:
-        Setup and identity with the run's precision, this precision, and the checkpoint, None for a fresh start. The
-        result is None if the run is finished.
+        The setup with the run's precision, this precision, and the checkpoint, None for a fresh start. The result is
+        None if the run is finished.
 
     Raises:
         InputError: if the run cannot resume, or if the checkpoint has another identity.
@@ -256,19 +271,21 @@ def begin(
     data, plan, ranks = setup.data, setup.plan, setup.ranks
     assert plan is not None
     fetch_split(data.index, data.source, data.order, say=ranks.local_rank == 0)
-    checkpoint = resume_or_start(setup.config, arguments, folder, identity, ranks, setup.device)
-    if checkpoint is not None and is_finished(folder, checkpoint, plan, ranks):
+    checkpoint = resume_or_start(setup, arguments, folder)
+    _check_length(folder, checkpoint, plan)
+    all_steps = checkpoint is not None and checkpoint.step == plan.total_steps
+    if all_steps and broadcast_from_rank_zero(folder.read_status(), ranks) == "done":
         return None
-    return *settle(setup, identity, checkpoint), checkpoint
+    return *settle(setup, checkpoint), checkpoint
 
 
-def settle(setup: S, identity: Identity, checkpoint: CheckpointInfo | None) -> tuple[S, Identity, Chosen]:
-    """Resolves `train.precision` in setup and identity; returns them and the precision; collective."""
+def settle(setup: S, checkpoint: CheckpointInfo | None) -> tuple[S, Chosen]:
+    """Resolves `train.precision` in the setup; returns it and the precision; collective."""
     chosen = agree_on_precision(setup.config.train.precision, setup.device, setup.ranks)
-    config, identity, chosen = settle_precision(setup.config, identity, checkpoint, chosen, setup.device)
+    setup, chosen = settle_precision(setup, checkpoint, chosen)
     if setup.ranks.rank == 0:
         print(f"precision: {chosen}")
-    return replace(setup, config=config), identity, chosen
+    return setup, chosen
 
 
 def choose_device(config: Config, ranks: Ranks) -> torch.device:
@@ -320,30 +337,24 @@ def note_of_run_around(arguments: Arguments, config: Config) -> list[str]:
 
 
 def resume_or_start(
-    config: Config,
-    arguments: Arguments,
-    folder: RunFolder,
-    identity: Identity,
-    ranks: Ranks,
-    device: torch.device,
-    *,
-    saves: bool = True,
+    setup: Setup, arguments: Arguments, folder: RunFolder, *, saves: bool = True
 ) -> CheckpointInfo | None:
     """Joins the ranks and returns the checkpoint to resume from, None for a fresh start; or raises InputError."""
-    if config.run.deterministic:
+    ranks, identity = setup.ranks, setup.identity
+    if setup.config.run.deterministic:
         enable_determinism()
-    init_process_group(config, device, ranks)
+    init_process_group(setup.config, setup.device, ranks)
     _check_ranks_agree(identity, ranks)
     # Lock before any rank looks for checkpoints: another process may still write one.
     run_on_rank_zero(lambda: folder.lock() if folder.path.exists() else None, ranks)
 
     def choose() -> CheckpointInfo | None:
-        resume = arguments.resume
-        if resume == "never" and is_requeued_run(folder.path):
-            resume = "auto"
-        if resume == "never":
+        asked = arguments
+        if asked.resume == "never" and is_requeued_run(folder.path):
+            asked = replace(asked, resume="auto")
+        if asked.resume == "never":
             _set_aside(folder)
-        checkpoint = _find_checkpoint(folder, resume, identity, extend=arguments.extend)
+        checkpoint = _find_checkpoint(folder, asked, identity)
         if saves and checkpoint is None:
             check_resumable(folder, extend=arguments.extend)
         return checkpoint
@@ -357,15 +368,13 @@ def agree_on_precision(asked: Precision | Literal["auto"], device: torch.device,
     return next((chosen for chosen in by_rank if chosen.precision == "fp32"), by_rank[0])
 
 
-def settle_precision(
-    config: C, identity: Identity, checkpoint: CheckpointInfo | None, chosen: Chosen, device: torch.device
-) -> tuple[C, Identity, Chosen]:
-    """Replaces "auto" in config and identity by `chosen`, or by the checkpoint's precision; returns the choice too."""
+def settle_precision(setup: S, checkpoint: CheckpointInfo | None, chosen: Chosen) -> tuple[S, Chosen]:
+    """Replaces "auto" in the config by `chosen`, or by the checkpoint's precision; returns the choice too."""
+    config = setup.config
     if checkpoint is not None and config.train.precision == "auto":
-        chosen = fixed(checkpoint.identity[PRECISION], "auto: the run began so", device)
+        chosen = fixed(checkpoint.identity[PRECISION], "auto: the run began so", setup.device)
     train = config.train.model_copy(update={"precision": chosen.precision})
-    settled = replace(identity, values={**identity.values, PRECISION: chosen.precision})
-    return config.model_copy(update={"train": train}), settled, chosen
+    return replace(setup, config=config.model_copy(update={"train": train})), chosen
 
 
 def check_resumable(folder: RunFolder, *, extend: bool) -> None:
@@ -381,21 +390,20 @@ def check_resumable(folder: RunFolder, *, extend: bool) -> None:
         )
 
 
-def foresee_start(
-    folder: RunFolder, resume: ResumeMode, identity: Identity, plan: Plan, *, extend: bool, warn: bool
-) -> tuple[CheckpointInfo | None, str]:
+def foresee_start(setup: Setup, arguments: Arguments, folder: RunFolder) -> tuple[CheckpointInfo | None, str]:
     """Finds where a run would begin, without changing its folder: the checkpoint, and a problem (empty if none).
 
     A dry run trains nothing, so a folder that belongs to another run is a problem, not raised. Raises InputError if an
     explicit checkpoint does not match.
     """
+    assert setup.plan is not None
     try:
-        checkpoint = _find_checkpoint(folder, resume, identity, extend=extend, warn=warn)
-        _check_length(folder, checkpoint, plan)
-        if checkpoint is None and resume != "never":
-            check_resumable(folder, extend=extend)
+        checkpoint = _find_checkpoint(folder, arguments, setup.identity, warn=setup.ranks.rank == 0)
+        _check_length(folder, checkpoint, setup.plan)
+        if checkpoint is None and arguments.resume != "never":
+            check_resumable(folder, extend=arguments.extend)
     except InputError as error:
-        if isinstance(resume, Path) and not list_checkpoints(folder.checkpoints):
+        if isinstance(arguments.resume, Path) and not list_checkpoints(folder.checkpoints):
             raise
         return None, str(error)
     return checkpoint, ""
@@ -430,11 +438,3 @@ def _check_length(folder: RunFolder, checkpoint: CheckpointInfo | None, plan: Pl
             f"{folder.path} is at step {checkpoint.step}, beyond the {plan.total_steps} that it is to have: "
             "a run is only extended to a greater length"
         )
-
-
-def is_finished(folder: RunFolder, checkpoint: CheckpointInfo | None, plan: Plan, ranks: Ranks) -> bool:
-    """Returns whether a run has done all its steps; raises InputError if it has done more; collective."""
-    _check_length(folder, checkpoint, plan)
-    if checkpoint is None or checkpoint.step < plan.total_steps:
-        return False
-    return broadcast_from_rank_zero(folder.read_status(), ranks) == "done"

@@ -23,7 +23,7 @@ from mae_vit.training.checkpoints.saver import Saver
 from mae_vit.training.engines.base import Engine
 from mae_vit.training.engines.cost import Estimate, peak_flops
 from mae_vit.training.engines.state import BestWeights
-from mae_vit.training.evals import Evals, HeldOut, OnlineProbe, Views
+from mae_vit.training.evals import Evals, HeldOut, OnlineProbe
 from mae_vit.training.optim import lr_at
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.outputs.run_outputs import RunOutputs, peak_memory_gib
@@ -108,9 +108,6 @@ class Job(Protocol):
 
     def probe(self) -> OnlineProbe | None:
         """Returns the online probe; None without one."""
-
-    def views(self) -> Views | None:
-        """Returns the function that draws views of the encoder; None if none are due."""
 
     def finish(
         self, engine: Engine, folder: RunFolder, step: int, best: BestWeights | None
@@ -207,9 +204,6 @@ class Trainer:
                 line |= self.evals.run(due, done, self.outputs)
                 line["wall_s"] = time.monotonic() - begun
                 line |= self.saver.take_stall()
-                # Before the step's line, because trackers accept a step once.
-                if due.inspect:
-                    self.evals.inspect(self.outputs)
                 self.outputs.log(line)
                 timer = StepTimer()
             # Do not save a state that may turn out bad; the next save follows soon.

@@ -22,7 +22,7 @@ from mae_vit.models.encoder_file import UNKNOWN, Cost, EncoderInfo, cost_of_info
 from mae_vit.models.encoders.base import Encoder, LoadReport, as_map, pool_tokens
 from mae_vit.models.encoders.vit import sincos_position_table, with_class_position
 from mae_vit.models.geometry import Geometry, ViTGeometry, nearest_size
-from mae_vit.models.sizes import SIZES, PatchInit, Pool
+from mae_vit.models.sizes import SIZES, Pool
 from mae_vit.training.checkpoints.checkpoint import STATE, step_of
 from mae_vit.weights.feature_encoder import FeatureEncoder, ImageInput
 from mae_vit.weights.foreign import open_foreign, read_foreign
@@ -189,9 +189,7 @@ def encoder_from_weights(
     return PretrainedEncoder(encoder, fc_norm=fc_norm, pool=pool or weights.pool, info=info, weights=weights)
 
 
-def load_features(
-    weights: Weights, encoder: Encoder, patch_init: PatchInit | None = None
-) -> tuple[LoadReport, nn.Module]:
+def load_features(weights: Weights, encoder: Encoder) -> tuple[LoadReport, nn.Module]:
     """Loads an encoder to compute features, with the norm of its training.
 
     Usually this is the final norm, after the last block, for both kinds of pooling. Weights that were fine-tuned on the
@@ -199,13 +197,13 @@ def load_features(
     after the pooling (the identity if there is none). Raises InputError if the weights do not match, or lack a tensor.
     """
     if not encoder.has_final_norm:
-        report = load_weights(weights, encoder, patch_init=patch_init)
+        report = load_weights(weights, encoder)
         check_complete(weights, report.random)
         return report, nn.Identity()
     after_pool = any(name.startswith("fc_norm.") for name in weights.tensors)
     norm = nn.LayerNorm(encoder.embed_dim, eps=1e-6)
     encoder.norm, fc_norm = (nn.Identity(), norm) if after_pool else (norm, nn.Identity())
-    report = load_weights(weights, encoder, patch_init=patch_init)
+    report = load_weights(weights, encoder)
     names = [f"fc_norm.{name}" for name in fc_norm.state_dict()]
     check_complete(weights, [*report.random, *(name for name in names if name not in weights.tensors)])
     fc_norm.load_state_dict({name.removeprefix("fc_norm."): weights.tensors[name] for name in names})

@@ -15,7 +15,6 @@ from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of
 from mae_vit.models.encoders.base import DoesNotFit, Encoder, LoadReport, check_finite, shorten
 from mae_vit.models.geometry import ViTGeometry
-from mae_vit.models.sizes import PatchInit
 from mae_vit.weights.foreign import ForeignWeights
 from mae_vit.weights.names import another_kind
 from mae_vit.weights.read import ENCODER_PREFIX, Weights
@@ -46,13 +45,11 @@ def load_weights(
     parts: nn.Module | None = None,
     *,
     objective: str | None = None,
-    patch_init: PatchInit | None = None,
 ) -> LoadReport:
     """Loads an encoder in place, and `parts`, the objective around it, if the weights come from `objective` too.
 
-    `patch_init` says how to adapt the patch projection to another number of channels; None is "repeat". Raises
-    InputError if the geometry differs (names the difference), or if the weights have less than `MIN_COVERAGE` of the
-    encoder's parameters.
+    Raises InputError if the geometry differs (names the difference), or if the weights have less than `MIN_COVERAGE` of
+    the encoder's parameters.
     """
     check_kind(weights)
     if weights.geometry is not None and weights.geometry.family != encoder.family:
@@ -62,7 +59,7 @@ def load_weights(
     assumed = weights.assumes(getattr(encoder, "num_heads", None))
     report = LoadReport(remarks={**weights.remarks, **({"assumed": assumed} if assumed else {})})
     try:
-        taken = _fit(weights, encoder, report, patch_init)
+        taken = _fit(weights, encoder, report)
     except DoesNotFit as error:
         if error.other_kind:
             raise another_kind(weights.source, str(error)) from None
@@ -84,9 +81,7 @@ def load_weights(
     return report
 
 
-def _fit(
-    weights: Weights, encoder: Encoder, report: LoadReport, patch_init: PatchInit | None
-) -> dict[str, Tensor]:
+def _fit(weights: Weights, encoder: Encoder, report: LoadReport) -> dict[str, Tensor]:
     """Returns the tensors adapted to the encoder; records the changes in `report`."""
     encoder.check(weights.tensors, weights.geometry, weights.num_heads)
     check_finite(weights.tensors)
@@ -99,7 +94,7 @@ def _fit(
             else:
                 report.random.append(name)
             continue
-        fitted = encoder.adapt(name, loaded, report, geometry=weights.geometry, patch_init=patch_init)
+        fitted = encoder.adapt(name, loaded, report, geometry=weights.geometry)
         if fitted is not None:
             taken[name] = fitted
     return taken

@@ -38,14 +38,10 @@ class Decoder:
     notes: tuple[str, ...]
 
 
-def read_decoder(
-    weights: Weights, encoder: Encoder, info: EncoderInfo, *, norm_pix_loss: bool = False
-) -> Decoder | None:
+def read_decoder(weights: Weights, encoder: Encoder, info: EncoderInfo) -> Decoder | None:
     """Reads the decoder of an MAE, also inside a joint objective; None if there is none.
 
-    The objective wraps `encoder`, which has these weights. `norm_pix_loss` is for files that do not say whether the
-    decoder predicts normalized pixels. Raises InputError if the decoder does not match the encoder; or if
-    `norm_pix_loss` is set, but there is no decoder, or the file states its value.
+    The objective wraps `encoder`, which has these weights. Raises InputError if the decoder does not match the encoder.
     """
     prefix = "mae." if weights.objective == "joint" else ""
     tensors = {
@@ -54,8 +50,6 @@ def read_decoder(
         if name.startswith(tuple(prefix + name for name in _NAMES))
     }
     if weights.objective not in ("mae", "contrastive_mae", "joint") or "decoder_embed.weight" not in tensors:
-        if norm_pix_loss:
-            raise InputError(f"--norm-pix-loss changes nothing: {weights.source} has no decoder of MAE")
         return None
     width = tensors["decoder_embed.weight"].shape[0]
     if width % 4 == 0:
@@ -68,11 +62,9 @@ def read_decoder(
     notes = []
     if "norm_pix_loss" not in options:
         notes.append(
-            f"the file does not say whether its decoder predicts normalized pixels: norm_pix_loss is set to "
-            f"{str(norm_pix_loss).lower()}, mask_ratio to 0.75"
+            "the file does not say whether its decoder predicts normalized pixels: norm_pix_loss is set to false, "
+            "mask_ratio to 0.75"
         )
-    elif norm_pix_loss:
-        raise InputError(f"--norm-pix-loss changes nothing: {weights.source} says it itself")
     if heads is None:
         return Decoder(tensors, None, None, tuple(notes))
     blocks = {name.split(".")[1] for name in tensors if name.startswith("decoder_blocks.")}
@@ -83,7 +75,7 @@ def read_decoder(
         decoder_embed_dim=width,
         decoder_depth=max(1, len(blocks)),
         decoder_num_heads=heads,
-        norm_pix_loss=options.get("norm_pix_loss", norm_pix_loss),
+        norm_pix_loss=options.get("norm_pix_loss", False),
     )
     return Decoder(tensors, config, _build(config, encoder, info, tensors, weights.source), tuple(notes))
 

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +111,7 @@ class Weights:
             return ""
         return f"num_heads={num_heads}: the file does not say how many its training had; {HEADS_BESIDE}"
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """A digest of all weights."""
         digest = hashlib.blake2b(digest_size=16)
@@ -221,7 +222,8 @@ def _read_checkpoint(path: Path) -> Weights:
         identity: dict[str, Any] = described["identity"]
     model = {key.removeprefix("model."): value for key, value in identity.items() if key.startswith("model.")}
     section = section_class(family_of(model), path)
-    geometry = section.model_validate({**model, "init": None, "patch_init": None}).geometry()
+    known = {key: value for key, value in model.items() if key in section.model_fields}
+    geometry = section.model_validate({**known, "init": None}).geometry()
     facts = {name: identity.get(f"data.{name}") for name in ("mean", "std", "bands", "preprocessing")}
     facts |= {"num_heads": getattr(geometry, "num_heads", None), "labels": identity.get(LABELS_SEEN)}
     facts["pool"] = identity.get("finetune.pool") or identity.get("objective.pool")

@@ -1,12 +1,11 @@
 """Records the labels that weights were trained on, which a fair comparison must state.
 
-Pretrained weights or a teacher may have seen labels of the images that choose the epoch.
+Pretrained weights may have seen labels of the images that choose the epoch.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
 from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
@@ -90,10 +89,10 @@ class SeenLabels(SplitLabels):
 
     elsewhere: list[SplitLabels] = []
 
-    def joined(self, *before: SeenLabels | None) -> SeenLabels:
-        """Adds the labels that pretrained weights or a teacher had seen."""
+    def joined(self, before: SeenLabels | None) -> SeenLabels:
+        """Adds the labels that the pretrained weights had seen."""
         known: dict[str, SplitLabels] = {}
-        for labels in (self, *filter(None, before)):
+        for labels in filter(None, (self, before)):
             for split in (labels, *labels.elsewhere):
                 same = known.get(split.fingerprint)
                 known[split.fingerprint] = same.and_of_this_split(split) if same else split
@@ -113,12 +112,7 @@ class SeenLabels(SplitLabels):
             labels.overlap_of_this_split(fingerprint, per_class, holdout, draw)
             for labels in (self, *self.elsewhere)
         }
-        return most_flattering(overlaps)  # type: ignore[return-value]
-
-
-def most_flattering(overlaps: Collection[Overlap]) -> Overlap | None:
-    """Returns the overlap that inflates a result most; None if there is none."""
-    return next((overlap for overlap in get_args(Overlap) if overlap in overlaps), None)
+        return next(overlap for overlap in get_args(Overlap) if overlap in overlaps)
 
 
 def _own_fields(labels: SplitLabels) -> dict[str, Any]:

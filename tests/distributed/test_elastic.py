@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from distributed.launch import Run
+from helpers.commands import lines_of
 from safetensors.torch import load_file
 
 pytestmark = [pytest.mark.slow, pytest.mark.distributed]
@@ -31,8 +32,7 @@ def launch(folder: Path, ranks: int, options, script="pretrain/run.py") -> Run:
 
 
 def values_of(folder: Path, name: str) -> dict[int, float]:
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return {line["step"]: line[name] for line in lines if name in line}
+    return {line["step"]: line[name] for line in lines_of(folder) if name in line}
 
 
 @pytest.fixture(scope="module")

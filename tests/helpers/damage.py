@@ -15,7 +15,7 @@ from mae_vit.data.shards.tar_headers import BLOCK
 WAYS = {
     "cut off": "checksum of its pixels",
     "undecodable": "not an image",
-    "another sample": "the shard holds another sample there",
+    "another sample": "the shard contains another sample there",
     "over the pixel bound": "exceeds limit",
     "flipped bit": "checksum of its pixels",
 }

@@ -53,28 +53,6 @@ def test_a_wrong_command_line_is_one_line(tmp_path, capsys, arguments, expected)
     assert not out.exists()
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["prepare", "--help"], ["check", "--help"]])
-def test_help_says_what_there_is(capsys, arguments):
-    with pytest.raises(SystemExit) as stopped:
-        main(arguments)
-    assert stopped.value.code == 0
-    text = capsys.readouterr().out
-    for word in {
-        "--help": ("prepare", "check", "examples:"),
-        "prepare": (
-            "--root",
-            "--split",
-            "--in-place",
-            "--fraction",
-            "--resize",
-            "--workers",
-            "cifar100",
-            ".zip",
-        ),
-    }.get(arguments[0], ("--decode",)):
-        assert word in text
-
-
 def test_usage_of_prepare_is_of_people(capsys):
     with pytest.raises(SystemExit):
         main(["prepare", "--help"])

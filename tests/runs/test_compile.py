@@ -7,12 +7,8 @@ from torch._dynamo.utils import counters
 
 from mae_vit.core.batch import Batch
 from mae_vit.core.keyed_rng import RngStream, SampleKeys
-from mae_vit.finetuning.models.classifier_file import ClassifierFile, Description
-from mae_vit.finetuning.models.classifiers import Distillation, DistilledViTClassifier, NetworkClassifier
-from mae_vit.models.encoders.baselines import build_network
 from mae_vit.models.encoders.vit import ViTEncoder
 from mae_vit.objectives import OBJECTIVES
-from mae_vit.objectives.label_loss import LabelLoss
 from mae_vit.objectives.objective import Task
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.engines.base import StepOptions, recompute_blocks
@@ -32,7 +28,6 @@ OPTIONS = {
     "mae with noise, recomputed": {"name": "mae", **DECODER},
     "joint": {"name": "joint", "mae": DECODER},
     "simmim": {},
-    "distilled": {},
 }
 
 
@@ -43,19 +38,9 @@ def build(name: str) -> Task:
         img_size=(8, 8), patch_size=4, embed_dim=16, depth=2 if noise else 1, num_heads=2, **noise
     )
     common = {"mean": [0.5] * 3, "std": [0.25] * 3}
-    objective: Task
-    if name == "distilled":
-        network = build_network("SimpleCNN", num_classes=2, in_chans=3, img_size=(8, 8))
-        model = NetworkClassifier(network, labels=LabelLoss(2), **common).eval().requires_grad_(False)
-        description = Description(classes=["a", "b"], mean=[0.5] * 3, std=[0.25] * 3, img_size=[8, 8])
-        distillation = Distillation(ClassifierFile(model, description, ""), "soft", 0.1, 3.0)
-        objective = DistilledViTClassifier(
-            encoder, head_init="small", labels=LabelLoss(2), distillation=distillation, **common
-        )
-    else:
-        options = {"name": name, **OPTIONS[name]}
-        section = OBJECTIVES[options["name"]].model_validate(options)
-        objective = section.build(encoder, num_classes=2, **common)
+    options = {"name": name, **OPTIONS[name]}
+    section = OBJECTIVES[options["name"]].model_validate(options)
+    objective = section.build(encoder, num_classes=2, **common)
     if "recomputed" in name:
         recompute_blocks(objective)
     return objective

@@ -11,6 +11,7 @@ import pytest
 import torch
 from helpers.commands import ROOT
 from helpers.fake_cuda import CUDA, fake_cuda, on_cuda
+from helpers.objectives import VARIANTS, build
 
 from mae_vit.core.batch import Batch
 from mae_vit.core.keyed_rng import SampleKeys
@@ -18,14 +19,9 @@ from mae_vit.evaluation.few_shot import least_squares_scores
 from mae_vit.evaluation.knn import knn_scores
 from mae_vit.finetuning.frozen import closed_form
 from mae_vit.finetuning.frozen.closed_form import score_in_closed_form
+from mae_vit.finetuning.frozen.features import Frozen
 from mae_vit.finetuning.frozen.linear_probe import LinearProbe, probe_top1, train_probe
-from mae_vit.finetuning.models.classifier_file import ClassifierFile
-from mae_vit.finetuning.models.classifiers import (
-    Distillation,
-    DistilledViTClassifier,
-    NetworkClassifier,
-    ViTClassifier,
-)
+from mae_vit.finetuning.models.classifiers import NetworkClassifier, ViTClassifier
 from mae_vit.finetuning.results import Predictor, as_predictions, predict_classes
 from mae_vit.inspection.measures import (
     attention_maps,
@@ -35,7 +31,7 @@ from mae_vit.inspection.measures import (
     rollout,
 )
 from mae_vit.inspection.reconstructions import reconstruct
-from mae_vit.inspection.views import draw_views, patch_features
+from mae_vit.inspection.views import patch_features
 from mae_vit.models.attention import choose_attention
 from mae_vit.models.encoders.baselines import BASELINES, build_network
 from mae_vit.models.encoders.vit import ViTEncoder
@@ -48,29 +44,12 @@ from mae_vit.weights.embed.embed import Settings, _encode
 from mae_vit.weights.encoder import ViTFeatures, load_encoder
 from mae_vit.weights.feature_encoder import ImageInput
 
-DECODER = {"decoder_embed_dim": 16, "decoder_depth": 2, "decoder_num_heads": 2}
-OPTIONS = {"mae": DECODER, "contrastive_mae": {**DECODER, "group_size": 2}, "joint": {"mae": DECODER}}
-# Further ways of an objective.
-VARIANTS = {
-    "mae decoding a half": ("mae", {"decode_ratio": 0.5}),
-    "contrastive_mae contrasting": ("contrastive_mae", {"contrast_weight": 0.5}),
-    "masked_patch 4x4": ("masked_patch", {"target": "downsized_4x4"}),
-    "masked_patch pixels": ("masked_patch", {"target": "pixels_l2"}),
-    "supervised mixed": ("supervised", {"mixup": 0.8, "cutmix": 1.0}),
-    "supervised linear": ("supervised", {"head": "linear", "pool": "mean"}),
-}
 CLASSES, COLORS = 5, {"mean": [0.5] * 3, "std": [0.25] * 3}
 behind = pytest.mark.parametrize("left_behind", [False, True], ids=["moved", "left behind"])
 
 
 def encoder_of() -> ViTEncoder:
     return ViTEncoder(img_size=(16, 16), patch_size=4, embed_dim=16, depth=2, num_heads=2)
-
-
-def objective_of(name: str):
-    name, changes = VARIANTS.get(name, (name, {}))
-    section = OBJECTIVES[name].model_validate({"name": name, **OPTIONS.get(name, {}), **changes})
-    return section.build(encoder_of(), **COLORS, num_classes=CLASSES)
 
 
 def batch_of(size: int = 8) -> Batch:
@@ -105,7 +84,7 @@ def on_device(*tensors) -> bool:
 @pytest.mark.parametrize("name", [*OBJECTIVES, *VARIANTS])
 def test_objectives(name, left_behind):
     """A step's forward pass, and what is measured and drawn of held-out images."""
-    task = objective_of(name)
+    task = build(name, "tiny")
     with fake_cuda():
         on_cuda(task, but="encoder.blocks.1.norm1.weight" if left_behind else "")
         engine = engine_of(task)
@@ -123,7 +102,7 @@ def test_objectives(name, left_behind):
 
 @behind
 def test_the_online_probe(left_behind):
-    task, labels = objective_of("mae"), torch.arange(8) % 2
+    task, labels = build("mae", "tiny"), torch.arange(8) % 2
     with fake_cuda():
         on_cuda(task, but="encoder.norm.bias" if left_behind else "")
         probe = OnlineProbe([batch_of(4), batch_of(4)], torch.arange(8), labels, 4, 2)
@@ -173,21 +152,15 @@ def classifier_of(name: str):
     common = {**COLORS, "labels": labels}
     if name in ("cls", "mean"):
         return ViTClassifier(encoder_of(), pool=name, head_init="small", **common)
-    if name in ("hard", "soft"):
-        taught = NetworkClassifier(network_of("SimpleCNN"), **COLORS, labels=LabelLoss(CLASSES))
-        distillation = Distillation(ClassifierFile(taught.eval(), None, ""), name, 0.5)
-        return DistilledViTClassifier(encoder_of(), head_init="small", distillation=distillation, **common)
     return NetworkClassifier(network_of(name), **common)
 
 
 @behind
-@pytest.mark.parametrize("name", ["cls", "mean", "hard", "soft", *BASELINES])
+@pytest.mark.parametrize("name", ["cls", "mean", *BASELINES])
 def test_classifiers(name, left_behind):
-    """Trained with mixing and a teacher's answers, and measured."""
+    """Trained with mixing, and measured."""
     task = classifier_of(name)
     with fake_cuda():
-        if name in ("hard", "soft"):
-            on_cuda(task.distillation.teacher.model)
         last = [name for name, _ in task.named_parameters()][-1]
         engine = engine_of(on_cuda(task, but=last if left_behind else ""))
         with noticed(left_behind):
@@ -225,6 +198,7 @@ def test_frozen_features(mode, left_behind, monkeypatch):
     monkeypatch.setattr(closed_form, "as_predictions", predictions_there)
     options = SimpleNamespace(mode=mode, neighbors=3, shots=[1], draws=2)
     config = SimpleNamespace(finetune=options, run=SimpleNamespace(seed=0))
+    setup = SimpleNamespace(config=config, data=data)
     task = classifier_of("cls")
     images = ImageInput((8, 8), 1, [0.5], [0.5])
     encoder = ViTFeatures(task.encoder, images, pool="cls", fc_norm=torch.nn.Identity())
@@ -232,7 +206,7 @@ def test_frozen_features(mode, left_behind, monkeypatch):
         on_cuda(encoder, but="encoder.norm.weight" if left_behind else "")
         measuring = Predictor(Ranks(), CUDA, Autocast(task, CUDA, "bf16").context, 16)
         with noticed(left_behind):
-            _, guesses = score_in_closed_form(config, data, encoder, measuring)
+            _, guesses = score_in_closed_form(Frozen(setup, encoder, None, measuring))
             assert len(guesses.classes) == 8
 
 
@@ -256,7 +230,7 @@ def test_encoders_for_use(left_behind):
 @behind
 def test_inspection(left_behind):
     encoder = load_encoder(ROOT / "docs/results/encoders/mae_cifar_tiny_100.safetensors")
-    task = objective_of("mae")
+    task = build("mae", "tiny")
     with fake_cuda():
         on_cuda(encoder, but="encoder.norm.weight" if left_behind else "")
         on_cuda(task, but="encoder.blocks.0.norm1.bias" if left_behind else "")
@@ -271,5 +245,3 @@ def test_inspection(left_behind):
         with noticed(left_behind):
             for part in reconstruct(task, batch_of().to(CUDA), shown=2):
                 assert on_device(*(row.images for row in part.rows))
-        with noticed(left_behind):
-            assert draw_views(task, batch_of().images.to(CUDA))

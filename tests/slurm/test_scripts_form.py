@@ -3,6 +3,7 @@
 import os
 import re
 import subprocess
+from pathlib import Path
 
 import pytest
 from helpers.commands import ROOT
@@ -61,31 +62,34 @@ def test_every_example_asks_for_cores():
     assert [line for line in examples if "--cpus-per-task=" not in line] == []
 
 
+def refused(*words: str, cwd: Path = ROOT, **environment: str) -> str:
+    """What a script says that starts nothing."""
+    environment = os.environ | environment
+    ended = subprocess.run(["bash", *words], capture_output=True, text=True, cwd=cwd, env=environment)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    return ended.stderr
+
+
 @by_name(JOBS)
 def test_outside_of_slurm_it_is_one_clear_line(script):
     words = [f"slurm/{script.name}", "configs/pretrain/mae_digits.yaml"]
-    ended = subprocess.run(["bash", *words], capture_output=True, text=True, cwd=ROOT)
-    assert ended.returncode == 2
     start = f"start it by sbatch --gpus-per-node=1 --cpus-per-task=12 {' '.join(words)}"
-    assert ended.stderr == f"error: not inside a Slurm job: {start}\n"
-    assert ended.stdout == ""
+    assert refused(*words) == f"error: not inside a Slurm job: {start}\n"
 
 
 @by_name(JOBS)
 def test_outside_of_the_repository_it_is_one_clear_line(script, tmp_path):
-    ended = subprocess.run(["bash", script], capture_output=True, text=True, cwd=tmp_path)
-    assert ended.returncode == 2
-    assert ended.stderr == (
+    assert refused(str(script), cwd=tmp_path) == (
         f"error: no slurm/common.sh in {tmp_path}: call sbatch in the repository's root, or with --chdir\n"
     )
 
 
 def test_site_settings_that_are_not_there_are_one_clear_line(tmp_path):
-    environment = os.environ | {"SLURM_JOB_ID": "7", "MAE_VIT_SITE": str(tmp_path / "site.sh")}
-    words = ["bash", "slurm/pretrain.sh", "configs/pretrain/mae_digits.yaml"]
-    ended = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=environment)
-    assert ended.returncode == 2
-    assert ended.stderr == f"error: no site settings {tmp_path / 'site.sh'} in {ROOT}\n"
+    site = str(tmp_path / "site.sh")
+    said = refused(
+        "slurm/pretrain.sh", "configs/pretrain/mae_digits.yaml", SLURM_JOB_ID="7", MAE_VIT_SITE=site
+    )
+    assert said == f"error: no site settings {site} in {ROOT}\n"
 
 
 EXAMPLES = {
@@ -103,17 +107,12 @@ def test_without_a_config_it_is_one_clear_line_before_anything_starts(script, wo
     site.write_text(f"notes={tmp_path / 'notes'}\n")
     srun.write_text(f"#!/bin/bash\ntouch {tmp_path / 'started'}\n")
     srun.chmod(0o755)
-    path = f"{tmp_path}:{os.environ['PATH']}"
-    environment = os.environ | {"SLURM_JOB_ID": "7", "MAE_VIT_SITE": str(site), "PATH": path}
-    called = ["bash", f"slurm/{script.name}", *words]
-    ended = subprocess.run(called, capture_output=True, text=True, cwd=ROOT, env=environment)
-    assert ended.returncode == 2
-    (line,) = ended.stderr.splitlines()
+    environment = {"SLURM_JOB_ID": "7", "MAE_VIT_SITE": str(site), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    (line,) = refused(f"slurm/{script.name}", *words, **environment).splitlines()
     first = "neither --ckpt nor --config is given" if script.name == "finetune.sh" else "must be a config"
     assert line.startswith("error: ")
     assert first in line
     assert f"sbatch --gpus-per-node=1 --cpus-per-task=12 {EXAMPLES[script.name]}" in line
-    assert ended.stdout == ""
     assert not (tmp_path / "started").exists()
     assert not (tmp_path / "notes").exists()
     # What the example names comes with the repository.
@@ -125,11 +124,9 @@ def test_without_a_config_it_is_one_clear_line_before_anything_starts(script, wo
 def test_an_option_in_place_of_the_config_is_named(option, tmp_path):
     site = tmp_path / "site.sh"
     site.write_text("")
-    environment = os.environ | {"SLURM_JOB_ID": "7", "MAE_VIT_SITE": str(site)}
-    words = ["bash", "slurm/pretrain.sh", option, "configs/pretrain/mae_digits.yaml"]
-    ended = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=environment)
-    assert ended.returncode == 2
-    assert ended.stderr.endswith(f'slurm/pretrain.sh configs/pretrain/mae_base.yaml; it is "{option}"\n')
+    words = ["slurm/pretrain.sh", option, "configs/pretrain/mae_digits.yaml"]
+    said = refused(*words, SLURM_JOB_ID="7", MAE_VIT_SITE=str(site))
+    assert said.endswith(f'slurm/pretrain.sh configs/pretrain/mae_base.yaml; it is "{option}"\n')
 
 
 @by_name([script for script in JOBS if script.name != "doctor.sh"])

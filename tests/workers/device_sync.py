@@ -16,12 +16,12 @@ from unittest.mock import patch
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mae_vit import testing
 from mae_vit.config.plan import Plan
 from mae_vit.config.schema import GuardSection
 from mae_vit.core.batch import Batch
 from mae_vit.core.keyed_rng import SampleKeys
-from mae_vit.models.encoders.vit import ViTEncoder
-from mae_vit.objectives import OBJECTIVES
+from mae_vit.objectives.objective import Objective
 from mae_vit.runtime.process_group import give_up_after, join
 from mae_vit.runtime.ranks import Ranks, find_ranks
 from mae_vit.runtime.watchdog import Watchdog
@@ -32,21 +32,17 @@ from mae_vit.training.optim import OptimizerOptions
 from mae_vit.training.recovery import Recovery
 from mae_vit.training.trainer import RunSetup, Trainer
 
+DECODER = {"decoder_embed_dim": 16, "decoder_depth": 1, "decoder_num_heads": 2}
 OPTIONS = {
-    "mae": {"decoder_embed_dim": 16, "decoder_depth": 1, "decoder_num_heads": 2},
-    "mae decoding a half": {
-        "name": "mae",
-        "decode_ratio": 0.5,
-        "decoder_embed_dim": 16,
-        "decoder_depth": 1,
-        "decoder_num_heads": 2,
-    },
-    "contrastive_mae": {"decoder_embed_dim": 16, "decoder_depth": 1, "decoder_num_heads": 2, "group_size": 2},
+    "mae": DECODER,
+    "mae decoding a half": {"name": "mae", "decode_ratio": 0.5, **DECODER},
+    "contrastive_mae": {**DECODER, "group_size": 2},
     "masked_patch": {},
-    "joint": {"mae": {"decoder_embed_dim": 16, "decoder_depth": 1, "decoder_num_heads": 2}},
+    "joint": {"mae": DECODER},
     "simmim": {},
     "supervised": {},
 }
+MODEL = {"name": "tiny-cifar", "img_size": 8, "patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 2}
 # What returns a number, or a shape that depends on numbers, to the host; and `lift_fresh`,
 # by which `torch.tensor(..., device=...)` brings the host's numbers to the device.
 WAITING = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "equal", "lift_fresh")
@@ -93,13 +89,9 @@ def counted(*synchronizers: tuple[object, str]) -> Iterator[Counter[str]]:
             each.stop()
 
 
-def build_objective(name: str):
+def build_objective(name: str) -> Objective:
     """A small objective of `OPTIONS`."""
-    torch.manual_seed(0)
-    encoder = ViTEncoder(img_size=(8, 8), patch_size=4, embed_dim=16, depth=1, num_heads=2)
-    options = {"name": name, **OPTIONS[name]}
-    section = OBJECTIVES[options["name"]].model_validate(options)
-    return section.build(encoder, mean=[0.5] * 3, std=[0.25] * 3, num_classes=5)
+    return testing.build_objective({"name": name, **OPTIONS[name]}, MODEL)
 
 
 def step_options(zero_stage: int = 0) -> StepOptions:

@@ -167,18 +167,20 @@ def open_source(
     bands = index.bands
     if augment.policy and not (bands.eight_bit and len(bands.names) in (0, 1, 3)):
         raise InputError(
-            f'data.augment.policy="{augment.policy.name}" changes colors of 8-bit gray or RGB; the images have '
-            f"{len(bands.names)} bands of {bands.dtype}: data.augment.policy=none (crop, flip and erasing work)"
+            f'data.augment.policy="{augment.policy.name}" needs 8-bit gray or RGB; the images have '
+            f"{len(bands.names)} bands of {bands.dtype}. Use data.augment.policy=none (crop, flip and erasing work)"
         )
     gib = array_bytes(index, channels) / 2**30
     if name == "auto":
         name = "memory" if index.one_size is not None and gib <= memory_limit_gib else "tar"
     if name == "memory" and index.one_size is None:
-        raise InputError('data.source="memory" needs images of one size; this split has several: use "tar"')
+        raise InputError(
+            'data.source="memory" needs images of one size, and this split has several; use data.source=tar'
+        )
     if name == "memory" and gib > memory_limit_gib:
         raise InputError(
-            f'data.source="memory" needs {gib:.1f} GiB, over data.memory_limit_gib={memory_limit_gib}: '
-            'raise the limit or use "tar"'
+            f'data.source="memory" needs {gib:.1f} GiB, more than data.memory_limit_gib={memory_limit_gib}; raise '
+            "it or use data.source=tar"
         )
     stored_masks = StoredMasks(index) if masks else None
     reader = MemorySource if name == "memory" else TarSource

@@ -34,14 +34,14 @@ class StoredMasks:
         dataset = index.dataset
         if index.split_info.masks is None or dataset.segmentation is None:
             raise InputError(
-                f'split "{index.split}" of {index.folder} has no masks: mae-vit prepare SRC OUT --masks DIR '
-                "--mask-classes FILE writes them"
+                f'split "{index.split}" of {index.folder} has no masks; add them with `mae-vit prepare SRC OUT '
+                "--masks DIR --mask-classes FILE`"
             )
         bands = dataset.bands
         if not bands.eight_bit:
             raise InputError(
-                f"{index.folder} has masks beside images of {bands.dtype}: segmentation takes images of 8 bits "
-                "without missing values (mae-vit prepare --take 8-bit)"
+                f"segmentation needs 8-bit images without missing values, and {index.folder} has {bands.dtype}; "
+                "prepare them with --take 8-bit"
             )
         self._index = index
         self._table = id_table(dataset.segmentation.ids, dataset.segmentation.ignore)
@@ -76,10 +76,12 @@ def _mask_places(index: ShardIndex) -> np.ndarray:
                 masks = find_masks(index.fetch(number))
                 places += [masks[key] for key in keys[len(places) : len(places) + shard.samples]]
             except KeyError as error:
-                raise InputError(f"shard {shard.file} of {index.folder} has no mask of {error}") from None
+                raise InputError(
+                    f"shard {shard.file} of {index.folder} has no mask for {error}; prepare the data again"
+                ) from None
             except (ReadError, DamagedTar, OSError) as error:
                 raise InputError(
-                    f"masks of {index.folder}: shard {shard.file} cannot be read: {error}"
+                    f"cannot read the masks in shard {shard.file} of {index.folder}: {error}"
                 ) from None
         found = np.array(places, np.int64)
         with replacing(path) as partial, partial.open("wb") as file:
@@ -234,8 +236,8 @@ def decoded_array(index: ShardIndex, channels: int) -> Path:
             except OSError as error:
                 mib = array_bytes(index, channels) / 2**20
                 raise InputError(
-                    f"{path.parent} cannot keep the decoded images, {mib:,.0f} MiB: {error_reason(error)}: make room "
-                    "there, or data.source=tar decodes them in each epoch"
+                    f"{path.parent} has no room for the decoded images ({mib:,.0f} MiB, {error_reason(error)}); "
+                    "make room, or use data.source=tar"
                 ) from None
     return path
 
@@ -249,8 +251,8 @@ def warn_of_changes(index: ShardIndex, array: Path) -> None:
                 changed.append(shard.file)
     if changed:
         print(
-            f"warning: {count_of(len(changed), 'shard')} of {index.folder} may have changed ({changed[0]}), and this "
-            f"run takes the pixels of before: see `mae-vit check {index.folder}`, or delete {array} to decode them "
+            f"warning: {count_of(len(changed), 'shard')} of {index.folder} may have changed ({changed[0]}), but "
+            f"this run uses the earlier pixels; see `mae-vit check {index.folder}`, or delete {array} to decode them "
             "again",
             file=sys.stderr,
         )

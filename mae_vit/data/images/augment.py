@@ -200,8 +200,8 @@ class Augment:
         """Returns images (..., C, *img_size) with a border of `pad_px` pixels."""
         if images.shape[-2:] != self.img_size:
             raise ValueError(
-                f'data.augment.crop="pad" needs images of {self.img_size}, not {images.shape[-2:]}: '
-                'use "random_resized", or prepare the data with that size'
+                f'data.augment.crop="pad" needs images of {self.img_size}, not {images.shape[-2:]}; use '
+                '"random_resized", or prepare the data with that size'
             )
         pad, (height, width) = self.pad_px, self.img_size
         padded = np.zeros((*images.shape[:-2], height + 2 * pad, width + 2 * pad), images.dtype)

@@ -31,7 +31,7 @@ def check_bytes(count: int) -> None:
         DecodeError: if `count` is over `MAX_IMAGE_BYTES`.
     """
     if count > MAX_IMAGE_BYTES:
-        raise DecodeError(f"{count} bytes: no image is so large")
+        raise DecodeError(f"{count} bytes are too large for an image")
 
 
 def first_line(error: Exception) -> str:
@@ -69,7 +69,7 @@ class Raster:
 def checked_dtype(name: str) -> str:
     """Returns the name of a type that is taken; raises DecodeError for other types."""
     if name not in DTYPES:
-        raise DecodeError(f"its values are {name}: taken are {', '.join(DTYPES)}")
+        raise DecodeError(f"its values are {name}; only {', '.join(DTYPES)} can be read")
     return name
 
 
@@ -83,12 +83,12 @@ def check_shape(count: int, height: int, width: int, dtype: str, max_pixels: int
     if min(count, height, width) < 1:
         raise DecodeError(f"its header says {count} bands of {width}x{height} pixels")
     if count > MAX_BANDS:
-        raise DecodeError(f"{count} bands or pages: at most {MAX_BANDS} are taken as bands")
+        raise DecodeError(f"{count} bands or pages; the limit is {MAX_BANDS}")
     if height * width > bound:
-        raise DecodeError(f"{width}x{height} pixels are over the bound of {bound}")
+        raise DecodeError(f"{width}x{height} pixels exceed the limit of {bound}")
     size = count * height * width * int("".join(filter(str.isdigit, dtype))) // 8
     if size > 3 * bound:
         raise DecodeError(
-            f"{width}x{height} pixels of {count} bands of {dtype} take {size} bytes, over the bound of {3 * bound}: "
-            "cut it into tiles"
+            f"{width}x{height} pixels of {count} bands of {dtype} have {size} bytes, more than the limit of "
+            f"{3 * bound}; cut it into tiles"
         )

@@ -184,7 +184,7 @@ def _decode_with_pillow(data: bytes, channels: int, bound: int) -> np.ndarray:
     with _pillow_errors(data), Image.open(io.BytesIO(data), formats=_FORMATS) as image:
         # Pillow reads only the first bands of such a file, as it reads only the first of several pages.
         if raster is not None and len(raster.pixels) != (3 if image.mode.startswith("RGB") else 1):
-            raise DecodeError(f"{raster.kind}, where 8-bit gray or RGB is expected")
+            raise DecodeError(f"{raster.kind}, but 8-bit gray or RGB is expected")
         if image.width * image.height > bound:
             raise DecodeError(f"{image.width}x{image.height} pixels are over the bound of {bound}")
         image.load()
@@ -217,16 +217,16 @@ def decode_mask(data: bytes, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
     It returns uint16 (H, W), and raises DecodeError for anything else.
     """
     if not data.startswith(PNG_MAGIC):
-        raise DecodeError("no PNG: a mask is a PNG of one channel or with a palette")
+        raise DecodeError("not a PNG; write masks as PNG with one channel or a palette")
     check_png(data)
     with _pillow_errors(data), Image.open(io.BytesIO(data), formats=("PNG",)) as image:
         if image.width * image.height > max_pixels:
             raise DecodeError(f"{image.width}x{image.height} pixels are over the bound of {max_pixels}")
         # Pillow stretches gray values of 2 and 4 bits to 0..255.
         if image.mode not in ("1", "L", "P") and not image.mode.startswith("I"):
-            raise DecodeError(f"a {image.mode} image: a mask has one channel or a palette")
+            raise DecodeError(f"a {image.mode} image; write masks with one channel or a palette")
         if image.mode == "L" and data[_PNG_DEPTH_AT] < 8:
-            raise DecodeError(f"gray of {data[_PNG_DEPTH_AT]} bits: store class ids in 8 or 16")
+            raise DecodeError(f"gray of {data[_PNG_DEPTH_AT]} bits; store class ids in 8 or 16")
         return np.array(image).astype(np.uint16)
 
 
@@ -242,7 +242,7 @@ def _pillow_errors(data: bytes) -> Iterator[None]:
     except Exception as error:
         reason = first_line(error)
         if image_kind(data[:HEAD_BYTES]) in ARRAY_EXTENSIONS:
-            reason = "DICOM or an array, whose raw values are no 8-bit image: convert it to PNG first"
+            reason = "DICOM or an array, whose raw values are not an 8-bit image; convert it to PNG first"
         elif "cannot identify" in reason:
             reason = what_is(data[:HEAD_BYTES]) or "not an image"
         raise DecodeError(reason) from None

@@ -26,7 +26,7 @@ def numbered(mask: np.ndarray, table: np.ndarray) -> np.ndarray:
     unknown = numbers == 0xFFFF
     if unknown.any():
         top, left = np.argwhere(unknown)[0]
-        raise DecodeError(f"pixel ({top}, {left}) has the id {mask[top, left]}, which is no class")
+        raise DecodeError(f"pixel ({top}, {left}) has the id {mask[top, left]}, which is not a class")
     return numbers
 
 

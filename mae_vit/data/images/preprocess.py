@@ -101,7 +101,7 @@ def encode_anew(pixels: np.ndarray, header: Header, how: Preprocessing) -> tuple
         else:
             image.save(stream, "jpeg", quality=how.quality or DEFAULT_QUALITY)
     except (OSError, ValueError) as error:
-        raise DecodeError(f"{image.width}x{image.height} pixels cannot be encoded: {error}") from None
+        raise DecodeError(f"{image.width}x{image.height} pixels cannot be encoded ({error})") from None
     return stream.getvalue(), extension
 
 
@@ -140,7 +140,7 @@ def take_bands(
         pixels, names = pixels[places], tuple(names[n] for n in places)
     for name, band in zip(names, pixels, strict=True):
         if pixels.dtype.kind == "f" and np.isinf(band).any():
-            raise DecodeError(f'infinite values in band "{name}": write NaN where a value is missing')
+            raise DecodeError(f'infinite values in band "{name}"; write NaN where a value is missing')
     return shape_bands(pixels, how, nodata), names
 
 
@@ -173,14 +173,14 @@ def _chosen(select: Sequence[str], names: Sequence[str], *, named: bool) -> list
             places.append(names.index(part))
             continue
         if not (numbers := _RANGE.fullmatch(part)):
-            known = f": {nearest(part, names)}" if named else f", and its {count} bands have no names"
+            known = f"; {nearest(part, names)}" if named else f", and its {count} bands have no names"
             raise DecodeError(f'it has no band "{part}"{known}')
         first, last = int(numbers[1]), int(numbers[2] or numbers[1])
         if not 1 <= first <= last <= count:
             raise DecodeError(f"it has bands 1 to {count}, not {part}")
         places += range(first - 1, last)
     if len(set(places)) < len(places):
-        raise DecodeError(f"--bands {','.join(select)} takes a band twice")
+        raise DecodeError(f"--bands {','.join(select)} has a band twice; give each once")
     return places
 
 
@@ -190,6 +190,6 @@ def _clipped(pixels: np.ndarray, window: tuple[float, float], nodata: float | No
         limits = np.iinfo(pixels.dtype)
         low, high = max(np.ceil(low), limits.min), min(np.floor(high), limits.max)
         if low >= high:
-            raise DecodeError(f"--window holds no values of {pixels.dtype.name}")
+            raise DecodeError(f"--window contains no values of {pixels.dtype.name}; give a wider one")
     clipped = np.clip(pixels, pixels.dtype.type(low), pixels.dtype.type(high))
     return clipped if nodata is None else np.where(pixels == pixels.dtype.type(nodata), pixels, clipped)

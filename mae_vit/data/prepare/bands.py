@@ -117,7 +117,7 @@ def nodata_for(dtype: str, option: float | None, stated: float | None) -> float 
     if not value.is_integer() or not limits.min <= value <= limits.max:
         if option is None:
             return None  # GDAL's files often state a value that their type cannot hold
-        raise DecodeError(f"--nodata {value:g} is no value of {dtype}")
+        raise DecodeError(f"--nodata {value:g} is not a value of {dtype}")
     return value
 
 
@@ -298,7 +298,7 @@ def describe_bands(
     for name, band in zip(layout.names, bands, strict=True):
         if not band.pixels:
             raise InputError(
-                f'band "{name}" has no value in any image: leave it out by --bands, or mend --nodata'
+                f'band "{name}" has no value in any image; leave it out with --bands, or correct --nodata'
             )
     limits = _limits(layout.dtype, bands, scale)
     table = BandTable(
@@ -342,7 +342,7 @@ def band_notes(table: BandTable, statistics: BandStatistics) -> list[str]:
     notes = [f"{count_of(len(table.names), 'band')} of {table.dtype}, scaled by {scaled}{exact}"]
     ranges = zip(table.names, table.min, table.max, strict=True)
     if constant := [name for name, low, high in ranges if low == high]:
-        notes.append(f"warning: constant in all images: {', '.join(constant)} (leave it out by --bands)")
+        notes.append(f"warning: constant in all images: {', '.join(constant)} (leave it out with --bands)")
     used = (max(table.max) - min(table.min) + 1) / (1 << 16)
     if table.dtype in ("uint16", "int16") and table.scale.by == NONE and used < _SMALL_RANGE:
         notes.append(

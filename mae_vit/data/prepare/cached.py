@@ -35,7 +35,7 @@ def prepare_once(source: Path, cache: Path) -> Path:
     home = cache.resolve() / "mae-vit-prepared" / f"{real.name}-{name}"
     if home.is_relative_to(real) and not is_hidden(str(home.relative_to(real))):
         raise InputError(
-            f"data.path={source} holds {cache}, where it is prepared: give another data.cache_dir"
+            f"data.path={source} contains {cache}, where it would be prepared; give another data.cache_dir"
         )
     try:
         digest, total = _state_of(source)
@@ -52,7 +52,7 @@ def prepare_once(source: Path, cache: Path) -> Path:
             os.utime(out)
     except OSError as error:
         raise InputError(
-            f"data.path={source} cannot be prepared in {home} ({error.filename or home}: {error_reason(error)}): "
+            f"data.path={source} cannot be prepared in {home} ({error.filename or home}: {error_reason(error)}); "
             f"give data.cache_dir, or run `mae-vit prepare {source} OUT`"
         ) from None
     return out
@@ -62,8 +62,8 @@ def _prepare(source: Path, out: Path, total: int) -> None:
     """Writes all splits to a folder beside `out`, then renames it, so that a kill leaves no partial copy."""
     if total > (free := shutil.disk_usage(out.parent).free):
         raise InputError(
-            f"data.path={source} has {total / 2**30:.3g} GiB of files to be prepared in {out.parent}, which has room "
-            f"for {free / 2**30:.3g}: give data.cache_dir, or run `mae-vit prepare {source} OUT` and data.path=OUT"
+            f"data.path={source} has {total / 2**30:.3g} GiB of files, {out.parent} only {free / 2**30:.3g} GiB "
+            f"free; give data.cache_dir, or run `mae-vit prepare {source} OUT`"
         )
     partial = out.parent / ".partial"
     shutil.rmtree(partial, ignore_errors=True)
@@ -77,7 +77,7 @@ def _prepare(source: Path, out: Path, total: int) -> None:
         )
         held = f", a tenth held out as {HOLDOUT_SPLIT}" if alone else ""
         print(
-            f"data.path={source} is not prepared: its images are written as shards to {out}, once{held}",
+            f"data.path={source} is not prepared; writing its images as shards to {out}, once{held}",
             flush=True,
         )
         report = prepare(

@@ -145,7 +145,7 @@ def convert(data: bytes, extension: str, options: Conversion, sums: Sums | None 
             return _convert_bands(raster, extension, options, {} if sums is None else sums)
         if wanted.given:
             read_header(data)  # raises first if this is no image
-            raise DecodeError(f"8-bit gray or RGB, which {wanted.given[0]} does not go with")
+            raise DecodeError(f"8-bit gray or RGB, which {wanted.given[0]} does not apply to")
     header, how = read_header(data), options.preprocessing
     pixels = decode(data, 1 if header.gray else 3, max_pixels=options.max_pixels)
     notes, stored = list(header.notes), None
@@ -241,8 +241,8 @@ def _convert_chunks(
             yield done, future.result()
     except BrokenProcessPool:
         raise InputError(
-            "a process that decodes images died: too little memory (fewer --workers), or an image that crashes its "
-            "decoder (--workers 0 --max-pixels N)"
+            "a process that decodes images died; use fewer --workers if memory ran out, else find the image with "
+            "--workers 0"
         ) from None
     finally:
         executor.shutdown(wait=True, cancel_futures=True)
@@ -276,7 +276,7 @@ def convert_chunk(chunk: list[tuple[bytes, str]], options: Conversion) -> list[C
             results.append(str(error))
         except MemoryError:
             # The other images may be smaller.
-            results.append("takes more memory than there is (see --max-pixels)")
+            results.append("needs more memory than there is (see --max-pixels)")
     for index, result in enumerate(results):
         if isinstance(result, Converted) and result.layout is not None:
             results[index] = replace(result, sums=tuple(sums.items()))
@@ -291,14 +291,16 @@ def _convert_bands(raster: Raster, extension: str, options: Conversion, sums: Su
     """
     wanted = options.bands
     if options.hashed:
-        raise InputError(f"--exclude compares photographs of 8 bits; an image is {raster.kind}")
+        raise InputError(
+            f"--exclude needs 8-bit photographs, but an image is {raster.kind}; leave --exclude out"
+        )
     if wanted.take not in (None, raster.kind) and not wanted.select:
-        raise DecodeError(f"{raster.kind}, where {wanted.take} is taken")
+        raise DecodeError(f"{raster.kind}, but --take keeps {wanted.take}")
     nodata = nodata_for(raster.pixels.dtype.name, wanted.nodata, raster.nodata)
     pixels, names = take_bands(raster, options.preprocessing, nodata)
     layout = BandLayout(names, pixels.dtype.name, nodata, bool(raster.names))
     if wanted.take not in (None, layout.kind):
-        raise DecodeError(f"{layout.kind}, where {wanted.take} is taken")
+        raise DecodeError(f"{layout.kind}, but --take keeps {wanted.take}")
     if layout not in sums:
         sums[layout] = BandStatistics(len(names), layout.dtype, nodata)
     sums[layout].add(pixels)

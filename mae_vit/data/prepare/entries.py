@@ -98,8 +98,8 @@ def safe_member_path(name: str, where: str) -> str:
         InputError: if it would leave the folder that the archive is unpacked in.
     """
     if name.startswith(("/", "\\")) or _DRIVE.match(name) or (".." in name and _PARENT.search(name)):
-        remedy = ": unpack it, and pack it without absolute names (tar without -P)" if name[0] == "/" else ""
-        raise InputError(f'archive {where} holds the path "{name}", which leaves its folder: refused{remedy}')
+        remedy = "; pack it without absolute names (tar without -P)" if name[0] == "/" else ""
+        raise InputError(f'archive {where} is refused: its path "{name}" leaves its folder{remedy}')
     return str(PurePosixPath(name))
 
 
@@ -132,7 +132,7 @@ def numbered_classes(largest: int, where: str) -> tuple[str, ...]:
         InputError: if the number is implausibly large.
     """
     if largest >= _MAX_CLASSES:
-        raise InputError(f"{where}: a label says class {largest}; at most {_MAX_CLASSES} are taken")
+        raise InputError(f"{where}: label class {largest} is too large; the limit is {_MAX_CLASSES} classes")
     return tuple(str(number) for number in range(largest + 1))
 
 

@@ -44,7 +44,7 @@ _HEX = frozenset("0123456789abcdefABCDEF")
 _YEAR = re.compile(r"(\D+)(?:19|20)\d\d")
 _NAMED = 3
 # For messages about names that are not in UTF-8.
-NAME_ENCODING = "name the encoding of an archive (--name-encoding gbk, cp932, cp437 ...), or rename it"
+NAME_ENCODING = "give an archive's encoding (--name-encoding gbk, cp932, cp437 ...), or rename it"
 Parts = tuple[str, ...]
 
 
@@ -74,10 +74,9 @@ def place(
         ]
     if class_folder is None and (unclear := unclear or _unclear_classes(placed)):
         raise InputError(
-            f"{where}: are the folders {_listed(name or '.' for name in unclear)} classes? If so, mae-vit prepare "
-            "--class-folder first; if the folders that hold the images are, --class-folder last; if they are splits, "
-            "versions or masks of the same images, prepare each by itself (--split NAME, --masks DIR); for images "
-            "alone, --no-labels"
+            f"{where}: are the folders {_listed(name or '.' for name in unclear)} classes? If so, use "
+            "--class-folder first; if the innermost folders are, --class-folder last; if they are splits, versions or "
+            "masks, prepare each separately (--split NAME, --masks DIR); for images without labels, --no-labels"
         )
     return placed
 
@@ -157,7 +156,7 @@ def _distinct(splits: dict[str, str], where: str) -> dict[str, str]:
     for folder, split in splits.items():
         if (other := folder_of.setdefault(split, folder)) != folder:
             both = _listed([other, folder])
-            raise InputError(f'{where}: the folders {both} are both of split "{split}": move them into one')
+            raise InputError(f'{where}: the folders {both} both mean split "{split}"; move them into one')
     return splits
 
 
@@ -255,11 +254,13 @@ def level_note(placed: Iterable[tuple[str, Parts]], class_folder: str | None) ->
             below[parts[0]].add("/".join(parts[1:-1]))
     if class_folder == "last":
         joined = sorted(name for name, folders in below.items() if len(folders) > 1)
-        return [f"joined folders of one name to a class: {_listed(joined)}"] if joined else []
+        return [f"joined folders of the same name into one class: {_listed(joined)}"] if joined else []
     inner = {f"{name}/{folder}" for name, folders in below.items() for folder in folders}
     if class_folder or all(_wraps(folder.rpartition("/")[2]) for folder in inner):
         return []
-    return [f"folders below classes are none: {_listed(inner)} (--class-folder last takes them)"]
+    return [
+        f"folders inside classes are not classes: {_listed(inner)} (--class-folder last makes them classes)"
+    ]
 
 
 def _listed(names: Iterable[str]) -> str:

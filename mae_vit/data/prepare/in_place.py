@@ -44,30 +44,30 @@ def index_in_place(
         InputError: if a shard or an image cannot be read, a label is no number, or `dataset.json` exists.
     """
     if not folder.is_dir():
-        raise InputError(f"--in-place {folder}: is no folder")
+        raise InputError(f"--in-place {folder}: is not a folder; give the folder of the shards")
     if (folder / FILE_NAME).exists() and not overwrite:
-        raise InputError(f"{folder} already has {FILE_NAME}: --overwrite makes it anew")
+        raise InputError(f"{folder} already has {FILE_NAME}; --overwrite writes it again")
     known: Dataset | None = None
     with suppress(InputError):  # none, or damaged
         known = read_dataset(folder)
     paths = sorted(path for path in folder.glob("*.tar") if path.is_file() and path.name[0] != ".")
-    anew = f"`mae-vit prepare {folder} OUT` reads other labels, compressed tars and folders below"
+    anew = f"`mae-vit prepare {folder} OUT` also reads other labels, compressed tars and subfolders"
     shards, labels, negative = _list_images(paths, folder, split, known)
     if not shards:
         raise InputError(f"--in-place {folder}: no images in {count_of(len(paths), '.tar file')}; {anew}")
     if known is not None and split != "train" and split not in shards:
         raise InputError(
-            f"--split {split}: {folder / FILE_NAME} names the splits of its shards: delete it first"
+            f"--split {split}: {folder / FILE_NAME} already says the splits of its shards; delete it first"
         )
     classes = list(known.classes) if known else []
     if classes and max(labels) >= len(classes):
         raise InputError(
-            f"{folder} has images of class {max(labels)}, {FILE_NAME} names {len(classes)} classes"
+            f"{folder} has images of class {max(labels)}, but {FILE_NAME} has {len(classes)} classes; delete it first"
         )
     classes = classes or list(numbered_classes(max(labels), str(folder)))
     for name in shards:
         if not overwrite and index_path(folder, name).exists():
-            raise InputError(f"{index_path(folder, name)} is there already: --overwrite replaces it")
+            raise InputError(f"{index_path(folder, name)} exists; --overwrite replaces it")
     described = {
         name: [describe_shard(path, len(part)) for path, part in listed.items()]
         for name, listed in shards.items()
@@ -94,10 +94,10 @@ def index_in_place(
     dataset = dataset.model_copy(update={"splits": splits})
     write_description(folder, dataset)
     if max(labels) < 0:
-        notes.insert(0, f"no labels, which are class numbers in .cls; {anew}")
+        notes.insert(0, f"no labels, since there are no class numbers in .cls; {anew}")
     notes = without_label_note(negative, "the class is negative") + notes
     if empty := len(paths) - sum(map(len, shards.values())):
-        notes.insert(0, f"left out {empty} tars that hold no images")
+        notes.insert(0, f"left out {empty} tars without images")
     return Report(dataset, sorted(splits), notes=notes, conversions=conversions)
 
 
@@ -137,7 +137,7 @@ def _list_images(
     """Returns the images of the shards, their labels, -1 without one, and how many labels are negative."""
     split_of = {s.file: name for name, info in (known.splits if known else {}).items() for s in info.shards}
     if gone := split_of.keys() - {path.name for path in paths}:
-        raise InputError(f"shard {folder / min(gone)} is missing: put it there, or delete {FILE_NAME} first")
+        raise InputError(f"shard {folder / min(gone)} is missing; restore it, or delete {FILE_NAME} first")
     order = {file: number for number, file in enumerate(split_of)}
     shards, labels, negative = defaultdict[str, dict[Path, list[Entry]]](dict), [-1], 0
     for path in sorted(paths, key=lambda path: order.get(path.name, len(order))):
@@ -155,7 +155,7 @@ def _list_images(
             raise InputError(f"shard {error}") from None
         except (DamagedTar, OSError) as error:
             raise InputError(
-                f"shard {error}; `mae-vit prepare {folder} OUT` may write others from it"
+                f"shard {error}; `mae-vit prepare {folder} OUT` may write new ones from it"
             ) from None
     return dict(sorted(shards.items())), labels, negative
 
@@ -173,8 +173,8 @@ def _measure(shards: Shards, folder: Path, conversion: Conversion, workers: int)
         if failed:
             more = f" and {len(failed) - _NAMED} more" if len(failed) > _NAMED else ""
             raise InputError(
-                f"{count_of(len(failed), 'image')} cannot be read ({'; '.join(failed[:_NAMED])}{more}): "
-                f"`mae-vit prepare {folder} OUT` writes shards without them"
+                f"{count_of(len(failed), 'image')} cannot be read ({'; '.join(failed[:_NAMED])}{more}); `mae-vit "
+                f"prepare {folder} OUT` writes shards without them"
             )
         statistics[name] = own
     return statistics

@@ -6,66 +6,49 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 from mae_vit.core.errors import InputError
-from mae_vit.core.messages import closest, count_of, plain_text
-from mae_vit.core.user_files import LABEL_NAMES, split_told
-from mae_vit.data.prepare.entries import ImageSource
+from mae_vit.core.messages import count_of, plain_text
+from mae_vit.core.user_files import split_told
+from mae_vit.data.prepare.columns import Columns, read_columns
+from mae_vit.data.prepare.entries import ImageSource, SourceOptions
 from mae_vit.data.prepare.label_lists import Names
 from mae_vit.data.prepare.listing import shown
-from mae_vit.data.prepare.sources.tables import (
-    BITS,
-    PATHS,
-    class_of_cell,
-    ordered_classes,
-    read_lines,
-    shared_folders,
-)
+from mae_vit.data.prepare.sources.tables import class_of_cell, ordered_classes, shared_folders
 from mae_vit.data.shards.samples import label_number, no_single_label
 
-# Rows that decide which column names images.
-_LOOKED_AT = 200
 _FRACTION = re.compile(r"[+-]?(\d+\.\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
 _JOINS = re.compile(r"\s*[|;,]\s*")
-_ONE_CLASS = "an image has one class here; pretraining needs no labels: leave --labels out"
+_ONE_CLASS = "keep one class per image, or leave --labels out (pretraining needs none)"
 
 
-class _Columns(NamedTuple):
-    """The columns that are read, by place: of one label, or of 0 and 1 for each class."""
-
-    image: int
-    label: int | None
-    bits: tuple[int, ...]
-    split: int | None
-
-
-def label_by_file(
-    source: ImageSource, file: Path, *, image_column: str | None = None, label_column: str | None = None
-) -> ImageSource:
+def label_by_file(source: ImageSource, file: Path, options: SourceOptions) -> ImageSource:
     """Gives the images of a source the labels of a file; an image without a row keeps none.
 
     Args:
         source: the images, named by their paths in it.
         file: the table: a first line of names or none; paths with or without folders and extension.
-        image_column: name of the column of images, or its number from 1; None finds it.
-        label_column: the same for the labels.
+        options: the columns that were asked for.
 
     Raises:
         InputError: if columns are unclear, no row names an image, or labels are several for an image or fractions.
     """
     names = Names(entry.path for entry in source.entries)
-    header, rows = _with_header(read_lines(file), names)
-    if not rows:
-        raise InputError(f"--labels {file} has no rows")
-    columns = _choose(file, header, rows, names, image_column, label_column)
-    cells = [(row[columns.image], _label(file, header, row, columns)) for row in rows]
+
+    def find_all(paths: Sequence[str]) -> list[str | None]:
+        return [names.find(path) for path in paths]
+
+    def remedy() -> str:
+        return f" of {source.name}, which has {names}"
+
+    columns, rows = read_columns(file, options, find_all, labeled=True, remedy=remedy)
+    cells = [(row[columns.image], _label(file, columns, row)) for row in rows]
     # Leading folders that all paths share may be those of another machine.
     elsewhere = len(shared_folders([path for path, _ in cells]))
     found = [_find(names, path, elsewhere) for path, _ in cells]
     if not any(found):
         raise InputError(
-            f"--labels {file}: none of its {count_of(len(rows), 'row')} names an image of {source.name}: it has "
+            f"--labels {file}: none of its {count_of(len(rows), 'row')} is an image of {source.name}; it has "
             f"{shown(path for path, _ in cells)}, {source.name} has {names}"
         )
     _check_labels(file, [label for _, label in cells])
@@ -77,10 +60,10 @@ def label_by_file(
             continue
         if labels.setdefault(path, name) != name:
             raise InputError(
-                f'--labels {file} says "{labels[path]}" and "{name}" of {plain_text(path)}: {_ONE_CLASS}'
+                f'--labels {file} gives {plain_text(path)} the labels "{labels[path]}" and "{name}"; {_ONE_CLASS}'
             )
-        if columns.split is not None and row[columns.split]:
-            splits[path] = split_told(row[columns.split])
+        if told := columns.split_of(row):
+            splits[path] = split_told(told)
     if len({entry.split for entry in source.entries}) > 1:
         splits = {}  # folders tell the splits
     unknown = [path for (path, _), image in zip(cells, found, strict=True) if image is None]
@@ -100,14 +83,15 @@ def _labeled(
     ]
     given = {label for label in labels.values() if label is not None}
     without = [entry.path for entry in entries if entry.class_name is None]
-    notes = [f"took the labels of {count_of(len(entries) - len(without), 'image')} from {file.name}"]
+    notes = [f"read the labels of {count_of(len(entries) - len(without), 'image')} from {file.name}"]
     if unknown:
         notes.append(
             f"{count_of(len(unknown), 'row')} of {file.name} without an image in {source.name}: {shown(unknown)}"
         )
     if without:
         notes.append(
-            f"{count_of(len(without), 'image')} without a label in {file.name}, for pretraining alone: {shown(without)}"
+            f"{count_of(len(without), 'image')} without a label in {file.name}, used only for pretraining: "
+            f"{shown(without)}"
         )
     return replace(source, entries=entries, classes=ordered_classes(given), notes=(*source.notes, *notes))
 
@@ -118,68 +102,15 @@ def _find(names: Names, path: str, shared: int) -> str | None:
     return next(filter(None, map(names.find, ends)), None)
 
 
-def _with_header(lines: list[list[str]], names: Names) -> tuple[list[str], list[list[str]]]:
-    """Returns the names of the columns, numbers from 1 if the first line is of an image, and the other lines."""
-    first = lines[0] if lines else []
-    known = {name.lower() for name in first} & {*PATHS, *LABEL_NAMES}
-    headless = not known and any(cell and names.find(cell) for cell in first)
-    header = [str(place + 1) for place in range(len(first))] if headless else first
-    rows = [[*row, *[""] * (len(header) - len(row))] for row in lines[not headless :] if any(row)]
-    return header, rows
-
-
-def _choose(
-    file: Path,
-    header: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    names: Names,
-    image_column: str | None,
-    label_column: str | None,
-) -> _Columns:
-    lower = [name.lower() for name in header]
-
-    def asked(option: str, name: str) -> int:
-        if name.lower() in lower:
-            return lower.index(name.lower())
-        if name.isdecimal() and 0 < int(name) <= len(header):
-            return int(name) - 1
-        hint = closest(name, header) or f"it has {shown(header)}"
-        raise InputError(f"{option} {name}: {file} has no such column: {hint}")
-
-    def images(place: int) -> int:
-        return sum(bool(row[place] and names.find(row[place])) for row in rows[:_LOOKED_AT])
-
-    if image_column is not None:
-        image = asked("--image-column", image_column)
-    else:
-        usual = [place for place, name in enumerate(lower) if name in PATHS]
-        image = usual[0] if len(usual) == 1 else max(range(len(header)), key=images)
-    split = next((place for place, name in enumerate(lower) if name == "split" and place != image), None)
-    rest = [place for place in range(len(header)) if place not in (image, split)]
-    if label_column is not None:
-        return _Columns(image, asked("--label-column", label_column), (), split)
-    usual = [place for place in rest if lower[place] in LABEL_NAMES] or rest
-    if len(usual) == 1:
-        return _Columns(image, usual[0], (), split)
-    bits = tuple(place for place in rest if all(row[place].lower() in BITS for row in rows))
-    if len(bits) > 1:
-        return _Columns(image, None, bits, split)
-    raise InputError(
-        f"--labels {file}: which of its columns is the label is not clear: give --label-column NAME "
-        f"({shown(header[place] for place in rest) or 'it has one column alone'})"
-    )
-
-
-def _label(file: Path, header: Sequence[str], row: Sequence[str], columns: _Columns) -> str:
+def _label(file: Path, columns: Columns, row: Mapping[str, str]) -> str:
     """Returns the label in a row; "" without one."""
-    if columns.label is not None:
-        return row[columns.label]
-    ones = [header[place] for place in columns.bits if BITS[row[place].lower()]]
-    if len(ones) > 1:
+    label, *others = columns.labels_of(row)
+    if others:
+        several = ", ".join((label, *others))
         raise InputError(
-            f"--labels {file} has several labels of {plain_text(row[columns.image])} ({', '.join(ones)}): {_ONE_CLASS}"
+            f"--labels {file} has several labels for {plain_text(row[columns.image])} ({several}); {_ONE_CLASS}"
         )
-    return ones[0] if ones else ""
+    return label
 
 
 def _check_labels(file: Path, labels: Sequence[str]) -> None:
@@ -190,12 +121,12 @@ def _check_labels(file: Path, labels: Sequence[str]) -> None:
     ]
     if fractions:
         raise InputError(
-            f"--labels {file} has numbers with fractions, such as {min(fractions)}: values are not predicted here, "
-            "classes are. Put ranges of them into classes"
+            f"--labels {file} has numbers with fractions, such as {min(fractions)}, but only classes are "
+            "predicted; group ranges of values into classes"
         )
     for label in known:
         parts = _JOINS.split(label)
         if no_single_label(label.encode()) or (len(parts) > 1 and known.intersection(parts)):
             raise InputError(
-                f'--labels {file} has several labels in one cell, "{plain_text(label)}": {_ONE_CLASS}'
+                f'--labels {file} has several labels in one cell, "{plain_text(label)}"; {_ONE_CLASS}'
             )

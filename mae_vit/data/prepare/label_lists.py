@@ -97,7 +97,7 @@ def labels_beside(
             # A single class for all images is more likely a placeholder.
             if len(pairs) == images and len(values) > 1 and values.issubset(classes):
                 labels |= dict(pairs)
-                notes.append(f"took the labels of {count_of(images, 'image')} from {plain_text(text)}")
+                notes.append(f"read the labels of {count_of(images, 'image')} from {plain_text(text)}")
                 break
     return labels, notes
 

@@ -41,7 +41,7 @@ def read_classes(path: Path, ignore: int) -> Segmentation:
     if len(names) < 2 or len(set(names.values())) < len(names):
         raise InputError(
             f"--mask-classes {path}: {len(set(names.values()))} names for {len(names)} ids (without id {ignore} of "
-            "--mask-ignore): give each class a line with its own name, two classes or more"
+            "--mask-ignore); give two or more classes, each its own name"
         )
     return Segmentation(classes=list(names.values()), ids=list(names), ignore=ignore)
 
@@ -62,7 +62,8 @@ def pair_masks(
         there = shown(path for path, _ in masks) or "no images"
         raise InputError(
             f"{folder} has no mask for {count_of(len(missing), 'image')} of {len(entries):,}: {shown(missing)} "
-            f"(a mask is {_stem(missing[0])}.png; the folder holds {there}; --masked-only leaves such images out)"
+            f"(expected {_stem(missing[0])}.png; the folder has {there}). Add the masks, or leave these images out "
+            "with --masked-only"
         )
     notes = [f"left out {count_of(len(missing), 'image')} without a mask"] if missing else []
     if unused := len(by_stem.keys() - {_stem(entry.path) for entry in source.entries}):
@@ -84,8 +85,8 @@ def agreed_segmentation(sources: Sequence[ImageSource], existing: Segmentation |
     given = [source.segmentation for source in sources if source.segmentation is not None]
     if given and existing is not None and given[0] != existing:
         raise InputError(
-            f"the folder has masks of {len(existing.classes)} classes, with ignored id {existing.ignore}: give the "
-            "same --mask-classes and --mask-ignore, or another folder"
+            f"the folder already has masks of {len(existing.classes)} classes, with ignored id {existing.ignore}; "
+            "give the same --mask-classes and --mask-ignore, or another folder"
         )
     return given[0] if given else existing
 
@@ -96,8 +97,8 @@ def two_values_note(segmentation: Segmentation, pixels: np.ndarray | None) -> li
         return []
     ignore, counted = segmentation.ignore, segmentation.ids[int(pixels[1:].argmax())]
     return [
-        f"warning: all pixels of the masks have the id {counted} or the id {ignore}, which does not count: if "
-        f"{ignore} is an object, give another --mask-ignore, and name it in --mask-classes"
+        f"warning: all pixels of the masks have the id {counted} or the ignored id {ignore}; if {ignore} is an "
+        "object, give another --mask-ignore and add it to --mask-classes"
     ]
 
 
@@ -124,13 +125,15 @@ class MaskReader:
         if mask.shape != (header.height, header.width):
             size = f"{mask.shape[1]}x{mask.shape[0]}"
             raise InputError(
-                f"the mask of {entry.path} has {size} px, its image {header.width}x{header.height}"
+                f"the mask of {entry.path} has {size} px, but its image {header.width}x{header.height}; resize it "
+                "(nearest neighbor)"
             )
         try:
             numbers = numbered(mask, self._table)
         except DecodeError as error:
             raise InputError(
-                f"the mask of {entry.path}: {error}: --mask-classes names {self._classes} ids, --mask-ignore one more"
+                f"the mask of {entry.path}: {error}; add it to --mask-classes ({self._classes} ids), or give it as "
+                "--mask-ignore"
             ) from None
         if mask.shape != stored:
             mask = np.array(Image.fromarray(mask).resize((stored[1], stored[0]), Image.Resampling.NEAREST))

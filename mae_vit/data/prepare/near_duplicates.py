@@ -83,9 +83,12 @@ def open_exclusion(specs: Sequence[str], distance: int, workers: int, splits: Co
         InputError: if a folder or split is missing or cannot be read, or ImageHash is not installed.
     """
     if set(splits) <= set(MEASURED):
-        raise InputError(f"--exclude leaves val and test whole; there is only {', '.join(sorted(splits))}")
+        raise InputError(
+            f"--exclude does not apply to val and test, and the sources have only {', '.join(sorted(splits))}; leave "
+            "it out"
+        )
     if find_spec("imagehash") is None:
-        raise InputError('--exclude needs imagehash, which is not installed: pip install "mae-vit[exclude]"')
+        raise InputError('--exclude needs imagehash, which is not installed; pip install "mae-vit[exclude]"')
     sources, images, hashes = list[str](), list[tuple[int, str]](), list[tuple[int, int]]()
     for number, spec in enumerate(specs):
         folder, known = _find(spec)
@@ -100,7 +103,7 @@ def open_exclusion(specs: Sequence[str], distance: int, workers: int, splits: Co
             images.append((number, f"{entry.split}/{entry.key}"))
             hashes.append(image.hash)
         if failed:
-            raise InputError(f"--exclude {folder}: {failed[0]}: see `mae-vit check {folder}`")
+            raise InputError(f"--exclude {folder}: {failed[0]}; see `mae-vit check {folder}`")
     return Exclusion(sources, images, np.array(hashes, np.uint64), distance)
 
 
@@ -115,10 +118,10 @@ def _find(spec: str) -> tuple[Path, list[str]]:
     except InputError as error:
         raise InputError(f"--exclude {spec}: {error}") from None
     if wanted and wanted not in splits:
-        raise InputError(f'--exclude {spec}: no split "{wanted}": {nearest(wanted, splits)}')
+        raise InputError(f'--exclude {spec}: no split "{wanted}"; {nearest(wanted, splits)}')
     chosen = [wanted] if wanted else [name for name in _TESTED if name in splits]
     if not chosen:
         raise InputError(
-            f'--exclude {spec}: has no split "test" or "val": give one of {", ".join(splits)} as {spec}:SPLIT'
+            f'--exclude {spec}: no split "test" or "val"; give one of {", ".join(splits)} as {spec}:SPLIT'
         )
     return folder, chosen

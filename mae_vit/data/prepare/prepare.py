@@ -92,7 +92,10 @@ def prepare(
     segmentation = agreed_segmentation(sources, existing.segmentation if existing and masked else None)
     scale = conversion.bands.scale
     if scale is not None and remaining and "train" not in by_split:
-        raise InputError(f"--scale: the scale of {out} is that of its {', '.join(sorted(remaining))} already")
+        raise InputError(
+            f"--scale has no effect: {out} keeps the scale of its {', '.join(sorted(remaining))}; leave it out, or "
+            "give another folder"
+        )
     exclusion = open_exclusion(exclude, exclude_distance, workers, by_split) if exclude else None
     dataset, unreadable, conversions = existing, list[str](), Counter[str]()
     masks = None if segmentation is None else MaskReader(segmentation)
@@ -141,9 +144,8 @@ def _group(sources: Sequence[ImageSource]) -> tuple[dict[str, list[Entry]], dict
         for entry in source.entries:
             if (other := source_of.setdefault(entry.split, source)) is not source:
                 raise InputError(
-                    f'split "{entry.split}" comes from both {other.name} and {source.name}: give one source '
-                    "for each split (the folder that holds both, archives unpacked into it), or prepare one after the "
-                    "other, each with its --split NAME"
+                    f'split "{entry.split}" is in both {other.name} and {source.name}; give one source for each '
+                    "split (the folder that contains both), or prepare them one after the other with --split NAME"
                 )
             by_split.setdefault(entry.split, []).append(entry)
     return by_split, {split: source.name for split, source in source_of.items()}
@@ -167,12 +169,13 @@ def _agree_on_classes(
         return fresh
     taken = [split for split in by_split if split in existing.splits]
     if taken and not overwrite:
-        raise InputError(f'{out} already has split "{taken[0]}": --overwrite replaces it')
+        raise InputError(f'{out} already has split "{taken[0]}"; --overwrite replaces it')
     if set(existing.splits) <= set(by_split) or not existing.classes:
         return fresh
     if new := sorted(names - set(existing.classes)):
         raise InputError(
-            f"{len(new)} classes are not among the {len(existing.classes)} of {out}: {shown(new)}"
+            f"{len(new)} classes are not among the {len(existing.classes)} of {out} ({shown(new)}); give another "
+            "folder"
         )
     return existing.classes
 
@@ -223,7 +226,10 @@ def _write_split(
             writer.write(entry.key, image.extension, image.data or data, label, mask)
     left_out = exclusion.lines if exclusion is not None else []
     if not statistics.images and left_out:
-        raise InputError(f'--exclude leaves nothing of split "{split}": all its images are known')
+        raise InputError(
+            f'--exclude leaves nothing of split "{split}", since all its images are copies; check that folder and '
+            "source differ"
+        )
     if not statistics.images:
         why = failed[before] if len(failed) > before else "it is empty"
         raise InputError(f'no image of split "{split}" can be read: {why}')
@@ -284,16 +290,18 @@ def dataset_notes(dataset: Dataset) -> list[str]:
     joint = []
     for name in dataset.classes:
         if (other := spelled.setdefault(name.casefold(), name)) != name:
-            notes.append(f'warning: the classes "{other}" and "{name}" differ only in case: is it one class?')
+            notes.append(
+                f'warning: the classes "{other}" and "{name}" differ only in case; are they one class?'
+            )
         words = [word for word in _JOINT.split(name) if word]
         joint += [name] if len(words) > 1 and known.issuperset(words) else []
     if joint:
         notes.append(
-            f'warning: the class "{joint[0]}" joins others: for several labels an image, use --no-labels'
+            f'warning: the class "{joint[0]}" joins others; if images have several labels, use --no-labels'
         )
     counts = [sum(info.class_counts[at] for info in dataset.splits.values()) for at in range(len(known))]
     if len(counts) >= _CAPTIONS and max(counts) == 1:
-        notes.append("warning: each class has one image: are the labels captions? (--no-labels)")
+        notes.append("warning: each class has one image; are the labels captions? (--no-labels)")
     if (train := dataset.splits.get("train")) is None:
         return notes
     for split, info in dataset.splits.items():
@@ -306,5 +314,5 @@ def dataset_notes(dataset: Dataset) -> list[str]:
         if differing := [
             f"{key} {theirs[key]} and not {ours[key]}" for key in ours if theirs[key] != ours[key]
         ]:
-            notes.append(f"warning: {split} was prepared otherwise than train: {', '.join(differing)}")
+            notes.append(f"warning: {split} was prepared differently from train: {', '.join(differing)}")
     return notes

@@ -111,7 +111,7 @@ def check_no_foreign_shards(splits: Iterable[str], existing: Dataset | None, out
             continue
         if strangers := sorted(out.glob(_SHARD_PATTERN.format(split=split))):
             raise InputError(
-                f"{strangers[0]} is not described by {FILE_NAME}: give another folder, or --overwrite to replace it"
+                f"{strangers[0]} is not described by {FILE_NAME}; give another folder, or --overwrite to replace it"
             )
 
 

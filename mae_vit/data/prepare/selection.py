@@ -56,13 +56,15 @@ class Selection:
         taken = _listed(splits, self.subset) if self.subset else dict(splits)
         if self.holdout is not None:
             if "train" not in taken or HOLDOUT_SPLIT in taken:
-                raise InputError(f"--holdout draws {HOLDOUT_SPLIT} from train; there is {', '.join(taken)}")
+                raise InputError(
+                    f"--holdout draws {HOLDOUT_SPLIT} from train, but there is {', '.join(taken)}; leave it out"
+                )
             train, held_out = draw_holdout(taken["train"], self.holdout, HOLDOUT_SPLIT)
             if not held_out:
                 largest = max(Counter(entry.class_name for entry in train).values(), default=0)
                 raise InputError(
-                    f"--holdout {self.holdout} of each class is no image: the largest has {largest}; a larger share, "
-                    "or --no-labels, which draws from all together"
+                    f"--holdout {self.holdout} is less than one image of each class (the largest has {largest}); "
+                    "give a larger share, or --no-labels to draw from all together"
                 )
             taken |= {"train": train, HOLDOUT_SPLIT: held_out}
         for split in taken:
@@ -70,7 +72,9 @@ class Selection:
                 taken[split] = self._subsample(taken[split], split)
         if self.extra:
             if "train" not in taken:
-                raise InputError(f"--unlabeled adds to split train; there is {', '.join(taken)}")
+                raise InputError(
+                    f"--unlabeled adds to split train, but there is {', '.join(taken)}; leave it out"
+                )
             taken["train"] = [*taken["train"], *(entry for source in self.extra for entry in source.entries)]
         return taken
 
@@ -104,7 +108,7 @@ class Selection:
             limit = self.limit_per_class
             if all(entry.class_name is None for entry in entries):
                 raise InputError(
-                    f'--limit-per-class: the images of split "{split}" have no labels: use --fraction'
+                    f'--limit-per-class needs labels, which split "{split}" lacks; use --fraction'
                 )
             entries = _first_by_hash(entries, lambda count: limit, SUBSET_HASH)
         return entries
@@ -147,7 +151,7 @@ def _listed(splits: dict[str, list[Entry]], path: Path) -> dict[str, list[Entry]
     for name in sorted(set(by_file_name) - known):
         samples = by_file_name[name]
         if len(samples) > 1:
-            raise InputError(f'--subset {path}: "{name}" names {len(samples)} images: give paths')
+            raise InputError(f'--subset {path}: "{name}" fits {len(samples)} images; give paths')
         known.add(name)
         chosen[samples[0][0]].add(samples[0][1])
     missing = [name for name in wanted if name not in known]
@@ -157,7 +161,7 @@ def _listed(splits: dict[str, list[Entry]], path: Path) -> dict[str, list[Entry]
         first = f', first "{missing[0]}"' if missing else ""
         hint = hint or "give keys or paths"
         raise InputError(
-            f"--subset {path}: {len(missing)} of {len(wanted)} lines name no sample{first}: {hint}"
+            f"--subset {path}: {len(missing)} of {len(wanted)} lines match no sample{first}; {hint}"
         )
     return {
         split: [entry for entry in entries if entry.key in chosen[split]] if chosen[split] else entries

@@ -66,16 +66,16 @@ class Statistics:
         theirs, ours = image.layout, self.layout
         if image.kind != self.kind:
             raise InputError(
-                f"files differ in bands or type: {path} is {image.kind}, others are {self.kind}: --take {self.kind} or "
-                f"--take {image.kind} takes one of them (8-bit: 16 bits become 8), --bands 1 the first band or page of "
-                "each TIFF or array"
+                f"files differ in bands or type: {path} is {image.kind}, others are {self.kind}. Keep one kind "
+                f"with --take {self.kind} or --take {image.kind} (8-bit: 16 bits become 8), or with --bands 1 the "
+                "first band or page of each"
             )
         if theirs is None or ours is None:
             return
         if not ours.fits(theirs):
             raise InputError(
                 f"files differ: {path} has the bands {', '.join(theirs.names)} and no-data {theirs.nodata}, others "
-                f"{', '.join(ours.names)} and {ours.nodata}: order them by --bands NAME,NAME,..., or give --nodata"
+                f"{', '.join(ours.names)} and {ours.nodata}; give --bands NAME,NAME,... or --nodata"
             )
         if theirs.named and not ours.named:
             self.layout = theirs

@@ -43,7 +43,9 @@ def open_unlabeled(
     if copies := len(entries) - len(fresh):
         notes.append(f"left out {count_of(copies, 'image')} of {spec} that {specs[0]} has too")
     if not fresh:
-        raise InputError(f"--unlabeled {spec} has no images for training that {', '.join(specs)} lacks")
+        raise InputError(
+            f"--unlabeled {spec} has no training images that are not in {', '.join(specs)} too; leave it out"
+        )
     taken = {entry.key: 2 for source in sources for entry in source.entries}
     keyed = [replace(entry, key=unique_key(f"{found.name}/{entry.key}", taken)) for entry in fresh]
     return replace(found, entries=keyed, notes=tuple(notes))

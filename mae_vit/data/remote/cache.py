@@ -137,7 +137,7 @@ class Cache:
             if download(file.url, stream, size=file.bytes, patience_s=self._patience_s) == file.sha256:
                 os.fsync(stream.fileno())
                 return
-        raise FetchRefused(f"{_WRONG_BYTES_TRIES} times other bytes than described")
+        raise FetchRefused(f"received other bytes than described, {_WRONG_BYTES_TRIES} times")
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
@@ -185,7 +185,7 @@ class RemoteShards:
         try:
             path = self._cache.fetch(RemoteFile(url, self._shards.size(shard), digest))
         except FetchRefused as error:
-            self._refused[shard] = f"the shard cannot be had: {error}"
+            self._refused[shard] = f"the shard cannot be fetched: {error}"
             raise ReadError(self._refused[shard]) from None
         now = time.monotonic()
         if now - self._marked.get(shard, -_MARKED_EVERY_S) >= _MARKED_EVERY_S:
@@ -216,4 +216,4 @@ class RemoteShards:
                 return data
             # It was whole when it was fetched: something has truncated it since.
             path.unlink(missing_ok=True)
-        raise ReadError("the shard does not last in the cache")
+        raise ReadError("the shard is evicted from the cache at once; raise data.cache_gib")

@@ -64,12 +64,12 @@ def open_remote(
     except OSError as error:
         reason = error_reason(error)
         raise InputError(
-            f"no place for shards of {shown}: {root} cannot be written ({reason}): give data.cache_dir"
+            f"shards of {shown} need a cache, but {root} cannot be written ({reason}); give data.cache_dir"
         ) from None
     sizes = [shard.bytes for split in dataset.splits.values() for shard in split.shards]
     if max(sizes) > limit:
         raise InputError(
-            f"a shard of {shown} has {_gib(max(sizes))} GiB, the cache takes {_gib(limit)}: raise data.cache_gib"
+            f"a shard of {shown} has {_gib(max(sizes))} GiB, but the cache only {_gib(limit)}; raise data.cache_gib"
         )
     if say:
         total = f"{_gib(sum(sizes))} GiB"
@@ -85,8 +85,8 @@ def fetch_index(remote: RemoteFolder, described: IndexFile, path: Path) -> None:
         os.replace(cache.fetch(RemoteFile(url, described.bytes, described.sha256)), path)
     except (FetchRefused, FetchUnavailable) as error:
         raise InputError(
-            f"index {described.file} of {redact_url(remote.url)} cannot be had: {error}: it was written beside the "
-            "shards, put it there"
+            f"index {described.file} of {redact_url(remote.url)} cannot be fetched ({error}); put it next to the "
+            "shards, where it was written"
         ) from None
 
 
@@ -96,11 +96,11 @@ def check_room(remote: RemoteFolder, needed: int, why: str) -> None:
     Raises:
         InputError: if not; names the size needed.
     """
-    needs = f"{why} needs {_gib(needed)} GiB of shards of {redact_url(remote.url)} at hand, the"
+    needs = f"{why} needs {_gib(needed)} GiB of shards of {redact_url(remote.url)} at once, but the"
     if needed > remote.cache_bytes:
         raise InputError(
-            f"{needs} cache takes {_gib(remote.cache_bytes)}: raise data.cache_gib, or use data.order=blocks with "
-            "fewer data.lanes or data.block_shards"
+            f"{needs} cache has only {_gib(remote.cache_bytes)}; raise data.cache_gib, or use data.order=blocks "
+            "with fewer data.lanes or data.block_shards"
         )
     room = shutil.disk_usage(remote.cache_folder).free
     for entry in os.scandir(remote.cache_folder):
@@ -108,7 +108,7 @@ def check_room(remote: RemoteFolder, needed: int, why: str) -> None:
             room += entry.stat().st_size
     if needed > room:
         raise InputError(
-            f"{needs} disk of {remote.cache_folder} has room for {_gib(room)}: give data.cache_dir on another"
+            f"{needs} disk of {remote.cache_folder} has only {_gib(room)} free; give data.cache_dir on another"
         )
 
 
@@ -123,14 +123,14 @@ def _fetch_description(remote: RemoteFolder, folder: Path, say: bool) -> Dataset
         download(file_url(remote.url, FILE_NAME), stream, patience_s=START_PATIENCE_S)
     except FetchRefused as error:
         raise InputError(
-            f"data folder {shown} cannot be read: {FILE_NAME}: {error}: it is a folder that `mae-vit prepare` has "
-            "written, with all its files"
+            f"data folder {shown} cannot be read ({FILE_NAME}: {error}); give a folder that `mae-vit prepare` "
+            "wrote, with all its files"
         ) from None
     except FetchUnavailable as error:
         if not path.exists():
             raise InputError(f"{error}: data.path={shown}") from None
         if say:
-            print(f"warning: {error}; using its {FILE_NAME} of an earlier start", file=sys.stderr)
+            print(f"warning: {error}; using its {FILE_NAME} from an earlier run", file=sys.stderr)
         return read_dataset(folder)
     # Parse first: an invalid file must not replace a valid one.
     dataset = parse_dataset(stream.getvalue(), f"{FILE_NAME} of {shown}")

@@ -68,7 +68,7 @@ class BandTable(StrictModel):
     def _check(self) -> BandTable:
         count = len(self.names)
         if len(set(self.names)) < count:
-            raise ValueError("two bands have one name")
+            raise ValueError("two bands have the same name")
         columns = {f"percentiles.{key}": values for key, values in self.percentiles.items()}
         columns |= {"scale.low": self.scale.low, "scale.high": self.scale.high}
         columns |= {"nodata_share": self.nodata_share, "min": self.min, "max": self.max}
@@ -265,19 +265,19 @@ def _why_none(folder: Path) -> str:
     if not folder.is_dir():
         beside = folder.exists() or (folder.parent / FILE_NAME).is_file()
         if beside or re.search(r"[{*?[]|\.tar$", folder.name):
-            return f"is no folder: give the one that holds {FILE_NAME}, {folder.parent}"
+            return f"is not a folder; give the one that contains {FILE_NAME}, {folder.parent}"
         hint, name = closest_path(folder), folder.name if folder.name in BUILT_IN else ""
         # The name of a built-in source is not a misspelling of another folder.
         hint = "" if name and not hint.endswith(f'/{name}"?') else hint
-        return f"does not exist: make it with `mae-vit prepare {name or 'SRC'} {folder}`{f' ({hint})' if hint else ''}"
+        return f"does not exist; make it with `mae-vit prepare {name or 'SRC'} {folder}`{f' ({hint})' if hint else ''}"
     anew = f"`mae-vit prepare {folder} OUT`, and give OUT"
     if tars := len(list(folder.glob("*.tar"))):
         return (
-            f"holds {tars} tar files but no {FILE_NAME}: make it with `mae-vit prepare --in-place {folder}` if these "
-            f"are its data, else with {anew}"
+            f"contains {tars} tar files but no {FILE_NAME}; if they are shards run `mae-vit prepare --in-place "
+            f"{folder}`, else {anew}"
         )
     anew = anew if any(folder.iterdir()) else f"`mae-vit prepare SRC {folder}`"
-    return f"holds no shards ({FILE_NAME} is missing): make it with {anew}"
+    return f"contains no shards ({FILE_NAME} is missing); run {anew}"
 
 
 def parse_dataset(data: bytes, name: str) -> Dataset:
@@ -295,7 +295,9 @@ def parse_dataset(data: bytes, name: str) -> Dataset:
     except (ValueError, RecursionError) as error:
         raise InputError(f"{name} is damaged: {error}") from None
     if dataset.format != FORMAT:
-        raise InputError(f"{name} has format {dataset.format}; this version reads {FORMAT}")
+        raise InputError(
+            f"{name} has format {dataset.format}, but this version reads {FORMAT}; prepare the data again"
+        )
     if not dataset.splits:
-        raise InputError(f"{name} names no split")
+        raise InputError(f"{name} has no split; prepare the data again")
     return dataset

@@ -25,7 +25,7 @@ NO_LABEL = -1
 
 def index_hint(folder: Path) -> str:
     """Returns how to write a folder's index again."""
-    owner = "" if os.access(folder, os.W_OK) else ", or let its owner run it: you cannot write there"
+    owner = "" if os.access(folder, os.W_OK) else " (as its owner, since you cannot write there)"
     return f"run `mae-vit prepare --in-place {folder} --overwrite`{owner}"
 
 
@@ -43,10 +43,10 @@ def index_problem(path: Path, info: Split, classes: int, *, compare: bool) -> st
         return f"has {size} bytes, dataset.json says {info.index.bytes}"
     rows = load_rows(path, info.samples)
     if rows is None:
-        return f"does not hold {info.samples:,} samples"
+        return f"does not have {info.samples:,} samples"
     if compare and file_digest(path) != info.index.sha256:
-        return "is another one than dataset.json describes: its checksum differs"
-    return None if not compare or rows_fit(rows, info.shards, classes) else "is not that of its shards"
+        return "differs from dataset.json in its checksum"
+    return None if not compare or rows_fit(rows, info.shards, classes) else "does not match its shards"
 
 
 def stored_keys(path: Path, count: int) -> list[str] | None:
@@ -72,8 +72,8 @@ def cache_folder(folder: Path) -> Path:
         cache.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(
-            f"no place for files derived from the shards: neither {beside} nor {cache} can be written "
-            f"({error_reason(error)}): set XDG_CACHE_HOME"
+            f"neither {beside} nor {cache} can be written ({error_reason(error)}), and the index needs one; set "
+            "XDG_CACHE_HOME"
         ) from None
     return cache
 

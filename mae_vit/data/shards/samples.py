@@ -81,9 +81,11 @@ def _several(key: str, images: list[str]) -> str:
     listed = ", ".join(images[:4]) + (", ..." if len(images) > 4 else "")
     # cat.0.jpg, cat.1.jpg: file names with dots, not the members of one sample.
     numbered = all(field.partition(".")[0].isdigit() for field in images)
-    dots = "a key ends at the first dot, so name the files without further dots, or " if numbered else ""
+    dots = (
+        "a key ends at the first dot, so rename the files without further dots, or use " if numbered else ""
+    )
     found = f"{count} under the key {plain_text(key)} ({plain_text(listed)})"
-    return f"{found}: {dots}`--image-column NAME` takes one of each"
+    return f"{found}; {dots}`--image-column NAME` to choose one of each"
 
 
 def is_image_field(field: str) -> bool:
@@ -172,7 +174,7 @@ def read_samples(path: Path) -> Iterator[ShardImage]:
             if field := group.image(path):
                 offset, size = group.fields[field]
                 if size > _MAX_IMAGE_BYTES:
-                    raise DamagedTar(f"{path}: {group.key}.{field} has {size} bytes: no image is so large")
+                    raise DamagedTar(f"{path}: {group.key}.{field} has {size} bytes, too large for an image")
                 label = group.fields.get("cls")
                 yield ShardImage(group.key, field, offset, size, label and read_label(file.fileno(), *label))
 
@@ -207,7 +209,7 @@ def class_number(path: Path, sample: ShardImage) -> int:
         return -1
     number = label_number(sample.label)
     if number is None:
-        raise DamagedTar(f"{path}: {sample.key}.cls is no class number: {sample.label[:32]!r}")
+        raise DamagedTar(f"{path}: {sample.key}.cls is not a class number: {sample.label[:32]!r}")
     return max(number, -1)
 
 

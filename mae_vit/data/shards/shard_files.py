@@ -96,10 +96,10 @@ class ShardFiles:
                     if lost:
                         del self._lost[shard]
                     return data
-                reason = f"truncated: {len(data):,} of {length:,} bytes are there"
+                reason = f"truncated: only {len(data):,} of {length:,} bytes"
                 if end < offset + length:
                     whole = self._shards.size(shard)
-                    reason = f"the shard is cut short: {end:,} of {whole:,} bytes are there"
+                    reason = f"the shard is truncated: only {end:,} of {whole:,} bytes"
             self._close(shard)
         if end < offset + length:
             self._lost[shard] = _Lost(end, reason, time.monotonic())

@@ -23,8 +23,8 @@ _BODILESS = (b"1", b"2", b"3", b"4", b"5", b"6")
 _HARD_LINK, _SYMLINK, _FOLDER = b"1", b"2", b"5"
 # Kinds of members whose stored bytes are not those of the file.
 _INCOMPLETE = {
-    b"S": "is a sparse file, whose holes are not stored: pack it without --sparse",
-    b"M": "begins in another volume: unpack the volumes together, and pack the files anew",
+    b"S": "is a sparse file; pack it without --sparse",
+    b"M": "begins in another volume; unpack all volumes, and pack the files again",
 }
 # Names and pax records; a longer one is an attack or damage.
 _MAX_EXTENDED_HEADER = 1 << 20
@@ -125,8 +125,8 @@ def _walk(
         if not header.strip(b"\0"):
             if data[at : min(end, at + _MAX_FILLED)].strip(b"\0"):
                 raise IncompleteTar(
-                    f"{path}: more follows its end at offset {at - start}: tars joined by `cat` are no tar; "
-                    "give them one by one, or join them by `tar --concatenate`"
+                    f"{path}: more data after its end at offset {at - start}, as in tars joined by `cat`; give "
+                    "them one by one, or join them with `tar --concatenate`"
                 )
             return
         if _number(header[148:156]) != sum(header[:148]) + 8 * 32 + sum(header[156:]):

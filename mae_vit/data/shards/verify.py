@@ -29,7 +29,7 @@ def check(folder: Path, *, decode_all: bool = False) -> list[str]:
     dataset = read_dataset(folder)
     shards = [shard for split in dataset.splits.values() for shard in split.shards]
     problems = [
-        f"{FILE_NAME}: split {name} says {split.samples} samples, its shards {described}"
+        f"{FILE_NAME}: split {name} has {split.samples} samples, its shards {described}"
         for name, split in dataset.splits.items()
         if split.samples != (described := sum(shard.samples for shard in split.shards))
     ]
@@ -39,7 +39,7 @@ def check(folder: Path, *, decode_all: bool = False) -> list[str]:
             index, path = None, folder / (split.index.file if split.index else "no index")
             problem = index_problem(path, split, classes, compare=True) if split.index else "in dataset.json"
             if problem:
-                problems.append(f"{path.name} {problem} of split {name}: {index_hint(folder)}")
+                problems.append(f"{path.name} {problem} (split {name}); {index_hint(folder)}")
             else:
                 index = load_rows(path, split.samples)
             first, before = 0, len(problems)
@@ -51,13 +51,14 @@ def check(folder: Path, *, decode_all: bool = False) -> list[str]:
             arrays = decoded_files(folder, name, split)
             if len(problems) > before:
                 problems += [
-                    f"{array}: runs take pixels from it, of the shards of before; delete it to decode them again"
+                    f"{array} has the pixels of earlier shards, and runs read it; delete it to decode them again"
                     for array in arrays
                 ]
                 continue
             written = max((folder / shard.file).stat().st_mtime_ns for shard in split.shards)
             problems += [
-                f"{array}: older than its shards, as in a copied folder, so runs warn; delete it to decode them again"
+                f"{array} is older than its shards, as in a copied folder, so runs warn; delete it to decode them "
+                "again"
                 for array in arrays
                 if array.stat().st_mtime_ns < written
             ]
@@ -81,16 +82,18 @@ def _check_shard(
     if size != shard.bytes:
         problems.append(f"{shard.file}: {size} bytes instead of {shard.bytes}")
     elif digest != shard.sha256:
-        problems.append(f"{shard.file}: checksum differs: its bytes were changed")
+        problems.append(f"{shard.file}: its checksum differs, so its bytes were changed")
     try:
         rows = index_shard(path, 0)
         if len(rows) != shard.samples:
             problems.append(f"{shard.file}: {len(rows)} samples instead of {shard.samples}")
         if len(rows) and (largest := int(rows["label"].max())) >= classes:
-            problems.append(f"{shard.file}: a sample of class {largest}, {FILE_NAME} names {classes} classes")
+            problems.append(
+                f"{shard.file}: a sample of class {largest}, but {FILE_NAME} has {classes} classes"
+            )
         columns = ["offset", "length", "label", "key"]
         if not problems and described is not None and not np.array_equal(rows[columns], described[columns]):
-            problems.append(f"{shard.file}: the index says other samples: {index_hint(path.parent)}")
+            problems.append(f"{shard.file}: the index lists other samples; {index_hint(path.parent)}")
         if problems or decode_all:
             problems += _undecodable(path, bands)
     except (DamagedTar, OSError) as error:

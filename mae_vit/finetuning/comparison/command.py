@@ -12,9 +12,10 @@ from mae_vit.config.load import load_config
 from mae_vit.config.presets import as_installed
 from mae_vit.finetuning.comparison.config import CompareArguments, CompareConfig
 from mae_vit.runtime.failures import run_to_exit_code
+from mae_vit.runtime.imports import slow_imports
 
 _KEYS_OF_RUNS = """
-keys of the runs, of which fine-tuning and pretraining list all:
+keys of the runs (mae-vit finetune and pretrain --help list them all):
   set.KEY                every fine-tuning run (set.train.epochs=10)
   pretrain.NAME.set.KEY  a pretraining run (pretrain.MAE.set.train.epochs=10)
   pretrain.NAME.dir      its folder, which comparisons may share; null: in this comparison's folder
@@ -39,7 +40,8 @@ def main(argv: Sequence[str] | None = None, *, prog: str | None = None) -> int:
             arguments.config.is_file() or not arguments.config.exists()
         ):
             load_config(CompareConfig, arguments.config, arguments.overrides)
-        from mae_vit.finetuning.comparison.main import compare
+        with slow_imports():
+            from mae_vit.finetuning.comparison.main import compare
 
         compare(arguments)
         return 0

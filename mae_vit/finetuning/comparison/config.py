@@ -38,8 +38,8 @@ _OWN_KEYS = {
     "data.labels_per_class": "labels_per_class",
     "data.label_draw": "label_draws",
     "finetune.mode": "modes",
-    "finetune.start": "entries' start",
-    "finetune.test": "nothing: tuning never reads the test split",
+    "finetune.start": "start of the entry",
+    "finetune.test": "nothing, since tuning never reads the test split",
 }
 
 
@@ -186,7 +186,7 @@ class CompareConfig(Section):
             encoder = FROZEN_PREFIX + encoder
         rows = [row for row in entries if isinstance(row, dict) and row.get("start") == PUBLISHED]
         if encoder is not None and not rows:
-            raise ValueError(f'{PUBLISHED} has no effect: no entry has "start: {PUBLISHED}"')
+            raise ValueError(f'{PUBLISHED} has no effect without an entry of "start: {PUBLISHED}"')
         placed = [{**row, "start": encoder} if row in rows else row for row in entries]
         return {**raw, "entries": placed if encoder else [row for row in entries if row not in rows]}
 
@@ -196,9 +196,9 @@ class CompareConfig(Section):
         slugs = [slug(name) for name in names]
         if len(set(slugs)) < len(slugs):
             twice = next(name for name in names if slugs.count(slug(name)) > 1)
-            raise ValueError(f'entries: two are called "{twice}", or nearly so')
+            raise ValueError(f'entries: two are called "{twice}", or nearly so; rename one')
         if self.reference not in names:
-            raise ValueError(f'reference="{self.reference}" is no entry: {nearest(self.reference, names)}')
+            raise ValueError(f'reference="{self.reference}" is no entry; {nearest(self.reference, names)}')
         for number, entry in enumerate(self.entries):
             where = f"entries[{number}] ({entry.name})"
             self._check_entry(entry, where)
@@ -207,11 +207,11 @@ class CompareConfig(Section):
         _check_own_keys(self.tune, "tune")
         self._check_modes()
         if self.parallel != "auto" and self.parallel < 1:
-            raise ValueError(f"parallel={self.parallel}: at least 1")
+            raise ValueError(f"parallel={self.parallel}: must be at least 1, or auto")
         used = {*self.seeds, *(seed for entry in self.entries for seed in entry.seeds or ())}
         if used & set(self.tune_seeds):
             raise ValueError(
-                "tune_seeds: give seeds that the table does not use, so that no run chooses itself"
+                "tune_seeds: some are seeds of the table too; give others, so that no run chooses itself"
             )
         return self
 
@@ -232,14 +232,14 @@ class CompareConfig(Section):
         modes = self._all_modes()
         if len({MODES[mode].labels for mode in modes}) > 1:
             raise ValueError(
-                f"modes: {', '.join(modes)} measure different things: give segmentation a comparison of its own"
+                f"modes: {', '.join(modes)} measure different things; compare segmentation separately"
             )
         if self.segments and self.test_subset is not None:
             raise ValueError(
-                "test_subset has no effect with segmentation, whose images are not of one class each"
+                "test_subset has no effect with segmentation, which has no class per image; leave it out"
             )
         if len(self.tune) > 1 and not any(mode in TUNED_BY for mode in modes):
-            raise ValueError(f"tune has no effect with modes={modes}: {' and '.join(TUNED_BY)} are tuned")
+            raise ValueError(f"tune has no effect with modes={modes}; it needs {' or '.join(TUNED_BY)}")
 
     def _check_entry(self, entry: EntrySection, where: str) -> None:
         others = {other.name: other for other in self.entries if other is not entry}
@@ -247,13 +247,13 @@ class CompareConfig(Section):
             other = others.get(entry.compute_of)
             if other is None or other.compute_of is not None:
                 raise ValueError(
-                    f'{where}: compute_of="{entry.compute_of}" is no other entry: '
+                    f'{where}: compute_of="{entry.compute_of}" is not another entry; '
                     f"{nearest(entry.compute_of, others)}"
                 )
         if entry.tune is not None and len(entry.tune) != len(self.tune):
             raise ValueError(
-                f"{where}: {len(entry.tune)} settings to choose from, the others have {len(self.tune)}: "
-                "give all the same number"
+                f"{where}: tune has {len(entry.tune)} settings, the others have {len(self.tune)}; give all the "
+                "same number"
             )
 
     def tuning_settings(self, entry: EntrySection) -> list[Overrides]:
@@ -288,7 +288,7 @@ class CompareArguments:
 def _check_own_keys(overrides: Sequence[Overrides], where: str) -> None:
     for key in (key for settings in overrides for key in settings):
         if key in _OWN_KEYS:
-            raise ValueError(f'{where}: "{key}" is given by the comparison ({_OWN_KEYS[key]})')
+            raise ValueError(f'{where}: "{key}" belongs to the comparison; use {_OWN_KEYS[key]}')
 
 
 def slug(name: str) -> str:

@@ -6,7 +6,6 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
 from pathlib import Path
 from statistics import fmean
 from types import FrameType
@@ -17,7 +16,7 @@ from filelock import FileLock
 
 from mae_vit.config.load import load_config
 from mae_vit.core.errors import InputError
-from mae_vit.core.messages import count_of, error_reason
+from mae_vit.core.messages import count_of, error_reason, format_duration
 from mae_vit.core.urls import is_url
 from mae_vit.data.index import open_index
 from mae_vit.data.shards.dataset_json import read_dataset
@@ -29,6 +28,7 @@ from mae_vit.finetuning.comparison.config import (
     entry_settings,
     override_words,
 )
+from mae_vit.finetuning.comparison.foresee import Times, check_folders, estimate_times
 from mae_vit.finetuning.comparison.plan import Cell, ComparisonPlan, data_folder
 from mae_vit.finetuning.comparison.protocol import keep_protocol, read_protocol, recorded_inputs
 from mae_vit.finetuning.comparison.report.page import write_report
@@ -63,6 +63,7 @@ def compare(arguments: CompareArguments) -> Path:
     if not arguments.report:
         check(plan)
         check_data(plan)
+        check_folders(plan)
     if arguments.dry_run:
         print(describe_plan(plan, shared_precision(config, protocol["precision"])))
         return folder
@@ -86,7 +87,7 @@ def shared_precision(config: CompareConfig, begun: Precision | None) -> Chosen:
     device = choose_device(config.set.get("run.device") or "auto")
     chosen = choose_precision("auto", device)
     if begun is not None:
-        chosen = fixed(begun, "auto: the comparison began so", device)
+        chosen = fixed(begun, "auto: as the comparison began", device)
     asked: Literal["auto", "fp32", "bf16", "fp16"] = config.set.get("train.precision") or "auto"
     if asked != "auto":
         # `set` is for fine-tuning: pretraining keeps the comparison's precision.
@@ -121,7 +122,7 @@ def _writing(folder: Path) -> Iterator[None]:
         with FileLock(folder / ".report.lock"):
             yield
     except OSError as error:
-        raise InputError(f"{folder} cannot be written: {error_reason(error)}") from None
+        raise InputError(f"{folder} cannot be written: {error_reason(error)}; give run.dir") from None
 
 
 @contextmanager
@@ -186,7 +187,9 @@ def check_data(plan: ComparisonPlan) -> None:
     most = int(np.bincount(labels[labels >= 0], minlength=1).max())
     asked = max((number for _, number, _ in plan.rows() if number != "all"), default=0)
     if asked > most:
-        raise InputError(f"labels_per_class: {asked} is more than any class of {path} has (most: {most:,})")
+        raise InputError(
+            f"labels_per_class: {asked} is more than any class of {path} has; give up to {most:,}"
+        )
 
 
 def _check_mode(plan: ComparisonPlan, entry: EntrySection, mode: ModeName) -> None:
@@ -201,7 +204,7 @@ def _check_mode(plan: ComparisonPlan, entry: EntrySection, mode: ModeName) -> No
             load_config(FinetuneConfig, path, words, amend=amend, overrides_from="set")
         except InputError as error:
             by_default = mode != "finetune" and entry.modes is None
-            hint = " (or give this entry modes of its own: modes: [finetune])" if by_default else ""
+            hint = " (or give this entry its own modes, such as modes: [finetune])" if by_default else ""
             raise InputError(f"{error}{hint}") from None
 
 
@@ -211,17 +214,19 @@ def _check_equal_compute(
     """Checks that the cells exist that give a `compute_of` entry its cost and settings."""
     if extra := [mode for mode in plan.modes(entry) if mode != "finetune"]:
         raise InputError(
-            f'compute_of: "{entry.name}" trains as long as another: not in mode {", ".join(extra)}'
+            f'compute_of needs a mode that trains, and "{entry.name}" has {", ".join(extra)}; remove it'
         )
     if weights is not None and cost_of_weights(weights).flops is None:
         raise InputError(
-            f'compute_of: the cost of "{other.name}" is not known: {weights} does not record what it cost'
+            f'compute_of: the cost of "{other.name}" is not known, {weights} does not record it; leave it out'
         )
     for needed in (other, plan.usual(entry)):
         for key in ("labels_per_class", "modes"):
             default = getattr(plan.config, key)
             if missing := set(getattr(entry, key) or default) - set(getattr(needed, key) or default):
-                raise InputError(f'compute_of: "{needed.name}" has no {key} {", ".join(map(str, missing))}')
+                raise InputError(
+                    f'compute_of: "{needed.name}" has no {key} {", ".join(map(str, missing))}; give it the same'
+                )
 
 
 def describe_plan(plan: ComparisonPlan, precision: Chosen) -> str:
@@ -230,25 +235,36 @@ def describe_plan(plan: ComparisonPlan, precision: Chosen) -> str:
     `precision` is that of runs whose config names none.
     """
     slots = count_slots(plan.config.parallel)
+    times = estimate_times(plan, precision.precision, slots=slots)
     lines = [
         f"comparison  {plan.folder}, {count_of(slots, 'run')} at a time",
         f"precision   {precision}",
         f"runs        {_progress(plan.runs)}",
+        *([f"time        {_describe_sum(plan, times, slots)}"] if times.seconds else []),
     ]
     for name, run in plan.pretraining.items():
-        lines.append(f"{run.name}: {_progress([run])}, {run.run_folder}")
+        lines.append(f"{run.name}: {_progress([run], times)}, {run.run_folder}")
         for entry in plan.config.entries:
             if entry.start == name:
-                lines += _row(plan, entry, indent="  ")
+                lines += _row(plan, entry, times, indent="  ")
     for entry in plan.config.entries:
         if entry.start not in plan.pretraining:
-            lines += _row(plan, entry)
-    if left := _seconds_left(plan.runs):
-        lines.append(f"left        about {timedelta(seconds=round(left / slots))}, by the runs that are done")
+            lines += _row(plan, entry, times)
     return "\n".join([*lines, "all checks passed; nothing was run"])
 
 
-def _row(plan: ComparisonPlan, entry: EntrySection, indent: str = "") -> list[str]:
+def _describe_sum(plan: ComparisonPlan, times: Times, slots: int) -> str:
+    """Words the time until all runs have ended, and what is not part of it."""
+    unknown = sum(not run.is_done() for run in plan.runs) - len(times.seconds)
+    lost = f"{count_of(unknown, 'run')} of unknown length, " if unknown else ""
+    without = f"without {lost}start-up, evaluation and saves"
+    about = f"about {format_duration(times.until_all_end(slots))}"
+    if times.load:
+        return f"{about} on the quiet machine, {without}; it is busy now (load {times.load:.0f})"
+    return f"{about}, {without}"
+
+
+def _row(plan: ComparisonPlan, entry: EntrySection, times: Times, indent: str = "") -> list[str]:
     lines = [f"{indent}{row_title(entry)}"]
     groups: dict[tuple[object, str], list[Cell]] = {}
     for cell in plan.cells:
@@ -258,24 +274,17 @@ def _row(plan: ComparisonPlan, entry: EntrySection, indent: str = "") -> list[st
         choice, seeds = cells[0].run.choice, ", ".join(str(cell.seed) for cell in cells)
         if choice and choice.runs and entry.compute_of is None:
             tuning = [run for runs in choice.runs for run in runs]
-            lines.append(f"{indent}  tune {len(choice.runs)} settings: {_progress(tuning)}")
+            lines.append(f"{indent}  tune {len(choice.runs)} settings: {_progress(tuning, times)}")
         after = f", as long as {entry.compute_of}" if entry.compute_of else ""
         runs = [cell.run for cell in cells]
         lines.append(
-            f"{indent}  {describe_labels(cells[0].labels)}, {mode}{after}, seeds {seeds}: {_progress(runs)}"
+            f"{indent}  {describe_labels(cells[0].labels)}, {mode}{after}, seeds {seeds}: {_progress(runs, times)}"
         )
     return lines
 
 
-def _progress(runs: Sequence[RunSpec]) -> str:
-    return f"{count_of(len(runs), 'run')}, {sum(run.is_done() for run in runs)} done"
-
-
-def _seconds_left(runs: Sequence[RunSpec]) -> float | None:
-    """Estimates the seconds left from each row's mean over finished runs; None if a row has no finished run."""
-    done: dict[Path, list[float]] = {}
-    left = [run.folder.parent for run in runs if not run.is_done()]
-    for run in runs:
-        if run.is_done():
-            done.setdefault(run.folder.parent, []).append(run.summary.get("wall_s", 0.0))
-    return sum(fmean(done[row]) for row in left) if left and done.keys() >= set(left) else None
+def _progress(runs: Sequence[RunSpec], times: Times | None = None) -> str:
+    """Counts runs, with the mean time of those that are left."""
+    seconds = [times.seconds[run] for run in runs if run in times.seconds] if times else []
+    each = f", about {format_duration(fmean(seconds))}{' each' * (len(runs) > 1)}" if seconds else ""
+    return f"{count_of(len(runs), 'run')}, {sum(run.is_done() for run in runs)} done{each}"

@@ -39,8 +39,6 @@ from mae_vit.models.encoder_file import Cost, cost_of_weights
 from mae_vit.training.startup import FREE_KEYS
 from mae_vit.weights.names import is_frozen, split_frozen, split_network
 
-# Options that name weights; their content counts, as that of --ckpt does.
-_WEIGHTS_OPTIONS = ("finetune.teacher", "model.init")
 _WEIGHTS_FILES = ("model.safetensors", "encoder.safetensors", "pytorch_model.bin")
 
 
@@ -80,7 +78,7 @@ class Inputs:
         # Other splits make no difference.
         known = (name for name in TEST_SPLITS if name in splits and name != train)
         test = setting("finetune.test_split") or next(known, "")
-        given = {option: setting(option) for option in _WEIGHTS_OPTIONS}
+        weights = setting("model.init")  # its content counts, as that of --ckpt does
         kept = {
             section: {key: value for key, value in values.items() if f"{section}.{key}" not in FREE_KEYS}
             if isinstance(values, dict)
@@ -91,11 +89,7 @@ class Inputs:
             "config": self._keep(f"config {config}", sha1(kept) if kept else None),
             "overrides": {key: value for key, value in overrides.items() if key not in FREE_KEYS},
             "data": [splits.get(train), splits.get(test) if tested else None],
-            **{
-                key: self.weights(expand_text(value))
-                for key, value in given.items()
-                if isinstance(value, str)
-            },
+            **({"model.init": self.weights(expand_text(weights))} if isinstance(weights, str) else {}),
         }
 
     def weights(self, name: str) -> str:
@@ -298,7 +292,9 @@ class ComparisonPlan:
             same_network = (other.config, other.set) == (entry.config, entry.set)
             if same_network and other.compute_of is None and other.start is None:
                 return other
-        raise InputError(f'compute_of needs a scratch entry of the same config ("{entry.config}") and set')
+        raise InputError(
+            f'compute_of needs a scratch entry with its config ("{entry.config}") and set; add one'
+        )
 
     def file(self, name: str) -> Path:
         """Returns the path of a config beside the comparison's own, or of the preset of that name.
@@ -310,7 +306,8 @@ class ComparisonPlan:
         if not path.exists() and Path(name).exists():
             beside = os.path.relpath(name, self._base)
             raise InputError(
-                f'config "{name}" is looked for beside the comparison, in {self._base}: give "{beside}"'
+                f'config "{name}" is not in {self._base} (paths start at the comparison\'s file); did you mean '
+                f'"{beside}"?'
             )
         preset = None if path.exists() else find_preset(name)
         return preset or path

@@ -37,8 +37,8 @@ def read_protocol(folder: Path) -> dict[str, Any]:
     protocol: dict[str, Any] = json.loads(path.read_text())
     if "plans" not in protocol:
         raise InputError(
-            f"{folder} holds a comparison of an earlier version, whose runs cannot be taken over: give another "
-            "run.name, or delete the folder"
+            f"{folder} has a comparison of an earlier version, whose runs cannot be reused; give another run.name, "
+            "or delete the folder"
         )
     return protocol
 
@@ -90,7 +90,7 @@ def describe_changes(plan: ComparisonPlan) -> list[str]:
     if earlier:
         rows = ", ".join(sorted({path.parent.name for path in earlier}))
         runs = count_of(len(earlier), "run")
-        changes.append(f"Test images were also read by {runs} of earlier settings ({rows}).")
+        changes.append(f"{runs} with earlier settings also read test images ({rows}).")
     return changes
 
 

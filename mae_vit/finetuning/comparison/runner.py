@@ -22,6 +22,7 @@ from filelock import FileLock
 from tqdm import tqdm
 
 from mae_vit.core.errors import EXIT_INTERRUPTED, EXIT_REQUEUE, InputError
+from mae_vit.core.messages import count_of, format_duration
 from mae_vit.finetuning.comparison.spec import RunSpec
 from mae_vit.runtime.cores import cores_of_rank
 from mae_vit.runtime.signals import STOP_SIGNALS, blocked, exit_with_parent, without_main
@@ -82,6 +83,18 @@ class Bar:
         self._bar.set_postfix_str(names or ("waiting for other processes" if waits else ""), refresh=False)
         self._bar.update(max(0.0, min(sum(so_far.values()) / whole, 1.0)) - self._bar.n)
 
+    def say(self, text: str) -> None:
+        """Writes a line above the bar, with how far the runs are and when the last of them ends."""
+        values = self._bar.format_dict
+        passed, done = values["elapsed"], values["n"] - values["initial"]
+        ends = time.localtime(time.time() + passed * (1 - values["n"]) / done) if done > 0 else None
+        expected = f", the last ends about {time.strftime('%a %H:%M', ends)}" if ends else ""
+        tqdm.write(
+            f"{text} ({len(self._done)} of {count_of(len(self._specs), 'run')} done after {format_duration(passed)}"
+            f"{expected})",
+            file=sys.stderr,
+        )
+
     def _work(self, spec: RunSpec) -> tuple[float, float] | None:
         """Reads a run's work; finished runs only once."""
         work = self._done.get(spec) or spec.work()
@@ -126,12 +139,14 @@ class Runner:
         may run the same specs, even on several machines with the same folders; a lock gives each run to one process.
         """
         waiting = [spec for spec in specs if not self._is_finished(spec)]
-        running: list[_Running] = []
+        running, news = list[_Running](), list[str]()
         announced, look_at = False, 0.0
         try:
             while (waiting or running) and not (self.stopped and not running):
                 if time.monotonic() >= look_at and not self.stopped:
+                    before = len(running)
                     self._fill(waiting, running)
+                    news += [f"begins  {item.spec.name}" for item in running[before:]]
                     look_at = time.monotonic() + _LOOK_AGAIN_S
                 if self.stopped and not announced:
                     announced = True
@@ -140,8 +155,12 @@ class Runner:
                 for item in [item for item in running if item.process.exitcode is not None]:
                     running.remove(item)
                     self._finish(item)
+                    if item.spec in self._finished:
+                        news.append(f"ends    {item.spec.name}: {item.spec.describe_result()}")
                     look_at = 0.0
                 bar.show([item.spec for item in running], waits=bool(waiting) and not self.stopped)
+                while news:
+                    bar.say(news.pop(0))
                 time.sleep(_POLL_S)
         finally:
             for item in running:
@@ -188,12 +207,12 @@ class Runner:
         if gpus := own_gpus():
             environment["CUDA_VISIBLE_DEVICES"] = gpus[slot % len(gpus)]
         ignored = [number for number in STOP_SIGNALS if signal.getsignal(number) == signal.SIG_IGN]
-        cores = _cores_of_slot(slot, self.slots)
+        cores = cores_of_slot(slot, self.slots)
         process = _context().Process(
             target=_run_job, args=(command[1:], spec.log, environment, cores, ignored)
         )
         spec.log.touch()
-        with without_main(), blocked(STOP_SIGNALS), _as_in_slot(environment, cores):
+        with without_main(), blocked(STOP_SIGNALS), as_in_slot(environment, cores):
             process.start()
         return _Running(spec, process, slot, claim)
 
@@ -254,7 +273,7 @@ def _context() -> SpawnContext | ForkServerContext:
 
 
 @contextmanager
-def _as_in_slot(environment: Mapping[str, str], cores: Sequence[int]) -> Iterator[None]:
+def as_in_slot(environment: Mapping[str, str], cores: Sequence[int]) -> Iterator[None]:
     """Sets a job's environment and cores in this process, so that a spawned job has them from its start."""
     before, own = dict(os.environ), os.sched_getaffinity(0) if cores else set()
     os.environ.update(environment)
@@ -269,7 +288,7 @@ def _as_in_slot(environment: Mapping[str, str], cores: Sequence[int]) -> Iterato
             os.sched_setaffinity(0, own)
 
 
-def _cores_of_slot(slot: int, slots: int) -> list[int]:
+def cores_of_slot(slot: int, slots: int) -> list[int]:
     """Returns a slot's cores; empty where the system does not bind processes to cores."""
     if not hasattr(os, "sched_getaffinity"):
         return []

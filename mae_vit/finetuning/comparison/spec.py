@@ -87,6 +87,16 @@ class RunSpec:
         summary = self.summary
         return summary.get("run_id") == self.id and summary.get("status") == "done"
 
+    def describe_result(self) -> str:
+        """Words the result of a finished run: its score on test images or held-out ones, or its last loss."""
+        summary = self.summary
+        for split, images in (("test", "test images"), ("val", "held-out images")):
+            for metric, words in (("top1", f"of {images} right"), ("miou", f"mIoU on {images}")):
+                if (score := summary.get(f"{split}_{metric}")) is not None:
+                    return f"{score:.1%} {words}"
+        loss = summary.get("loss")
+        return "done" if loss is None else f"loss {loss:.4g}"
+
     def claim(self) -> FileLock | None:
         """Locks the run for this process; returns None if another process of the comparison runs it.
 
@@ -97,7 +107,9 @@ class RunSpec:
             self.folder.mkdir(parents=True, exist_ok=True)
             return try_lock(self.folder / ".claim.lock")
         except OSError as error:
-            raise InputError(f"{self.folder} cannot be written: {error_reason(error)}") from None
+            raise InputError(
+                f"{self.folder} cannot be written: {error_reason(error)}; give run.dir"
+            ) from None
 
     def determined(self) -> Overrides:
         """Returns the overrides that other runs determine: chosen settings, and the steps of equal compute.
@@ -112,7 +124,7 @@ class RunSpec:
         costs = [cost_of_run(other.summary).flops, cost_of_weights(other.weights).flops]
         per_step = usual.summary.get("flops_per_step")
         if None in costs or not per_step:
-            raise InputError(f'the cost of "{other.name}" or "{usual.name}" is not known')
+            raise InputError(f'compute_of: the cost of "{other.name}" or "{usual.name}" is not known')
         return {**settings, "train.steps": math.ceil(sum(filter(None, costs)) / per_step)}
 
     def command(self) -> list[str]:

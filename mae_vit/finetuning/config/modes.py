@@ -64,7 +64,7 @@ _OBEYED_BY_PROBE = {
     "data": {"order", "lanes", "block_shards"},
     "optim": {"name", "blr", "lr", "min_lr", "betas", "momentum", "weight_decay"},
     "train": {"steps", "epochs", "samples", "warmup_steps", "warmup_epochs", "warmup_samples"},
-    "finetune": {"head_init", "label_smoothing", "holdout", "train_images"},
+    "finetune": {"head_init", "label_smoothing", "holdout"},
 }
 _NEUTRAL = {"data.augment.flip": False}
 

@@ -63,8 +63,8 @@ def read_config(arguments: Arguments) -> tuple[FinetuneConfig, Pretrained | None
     geometry = getattr(pretrained.weights, "geometry", None)
     if isinstance(geometry, ViTGeometry) and geometry.img_size != config.model.image_hw:
         notes.append(
-            f"model.img_size={config.model.img_size}: the weights were pretrained at {list(geometry.img_size)}, "
-            "positions are interpolated"
+            f"model.img_size={config.model.img_size}, but the weights were pretrained at "
+            f"{list(geometry.img_size)}; positions are interpolated"
         )
     return config, pretrained.weights, notes
 
@@ -88,12 +88,12 @@ class WeightsOverrides:
         """
         if ckpt is not None and not ckpt.strip():
             raise InputError(
-                '--ckpt "" names no weights: give some, or leave --ckpt out to begin from scratch'
+                "--ckpt is empty; give a run folder, a weights file or timm:NAME, or leave it out for scratch"
             )
         given = [text.partition("=") for text in overrides]
         self._given = {key: value.strip("\"' ") for key, _, value in given}
         if value := self._given.get("finetune.start"):
-            raise InputError(f'override "finetune.start={value}": weights to begin from are given by --ckpt')
+            raise InputError(f'override "finetune.start={value}": give pretrained weights with --ckpt')
         stated = _section(read_values(source), "finetune")
         self._name = ckpt or stated.get("start")
         self._run = source.stem if isinstance(source, Path) else "finetune"
@@ -161,8 +161,8 @@ class WeightsOverrides:
         stated, ours = self._given.get("model.name") or model.get("name"), geometry.to_config()["name"]
         if stated not in (None, ours) and family_of({"name": stated}) == "network":
             raise InputError(
-                f'model.name="{stated}" does not fit --ckpt {self._name}, which is {geometry.describe()}: '
-                f"give a config for {ours}, or model.name={ours}"
+                f'model.name="{stated}" does not fit --ckpt {self._name} ({geometry.describe()}); give a config '
+                f"for {ours}, or model.name={ours}"
             )
 
     def _third_party_facts(self) -> dict[str, dict[str, Any]]:
@@ -171,7 +171,7 @@ class WeightsOverrides:
         asked, images = self._given.get("model.name"), weights.images
         if asked not in (None, weights.name):
             raise InputError(
-                f'override "model.name={asked}": {self._name} brings its own network, {weights.name}'
+                f'override "model.name={asked}" does not fit {self._name}, which is {weights.name}; leave it out'
             )
         return {
             "finetune": {"start": self._name},
@@ -201,8 +201,8 @@ def read_pretrained(name: str, mode: str) -> Pretrained:
     # Before anything is fetched.
     if mode in MODES and MODES[mode].trains == "all":
         raise InputError(
-            f"{name} is {FOREIGN_ORIGIN}, and never trained here: give finetune.mode=knn, few_shot, linear_probe or "
-            f'segment_probe (in a comparison "modes" of this entry), not "{mode}"'
+            f'{name} is {FOREIGN_ORIGIN}, and is not trained here; instead of finetune.mode="{mode}" use knn, '
+            "few_shot, linear_probe or segment_probe (in a comparison, modes of this entry)"
         )
     return read_foreign(name)
 
@@ -232,14 +232,14 @@ def _section(raw: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 def _keep_shared(model: dict[str, Any], family: str) -> None:
     """Drops a file's model options, except those that an encoder of another `family` shares."""
-    shared = {"img_size", "in_chans", "drop_path_rate", "patch_init"} & set(ENCODERS[family].model_fields)
+    shared = {"img_size", "in_chans", "drop_path_rate"} & set(ENCODERS[family].model_fields)
     for key in set(model) - shared:
         del model[key]
 
 
 def _sections(extra: Any) -> dict[str, dict[str, Any]]:
     if not isinstance(extra, dict) or not all(isinstance(section, dict) for section in extra.values()):
-        raise InputError(f"{WITH_START} is a mapping of sections, each with its keys")
+        raise InputError(f"{WITH_START} must have sections with keys, such as train: {{epochs: 30}}")
     return extra
 
 

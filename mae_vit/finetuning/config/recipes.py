@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from mae_vit.config.load import read_run_config
 from mae_vit.config.presets import PRESETS
@@ -12,7 +15,7 @@ from mae_vit.config.typed_yaml import parse_value, write_value
 from mae_vit.core.errors import InputError
 from mae_vit.data.data_path import check_recorded, resolve_data_path
 from mae_vit.data.shards.dataset_json import Dataset, read_dataset
-from mae_vit.finetuning.config.modes import MODES
+from mae_vit.finetuning.config.modes import MODES, Mode
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.models.sizes import TIMM_PREFIX
 from mae_vit.weights.names import is_frozen
@@ -21,18 +24,14 @@ from mae_vit.weights.read import read_weights
 # Keys of a run's data that its fine-tuning needs too.
 _KEPT = ("path", "split", "cache_dir", "cache_gib")
 _PASS = "give --config FILE data.path=DIR, such as --config finetune_cifar_tiny"
-# Model size -> config of mode "finetune" and of modes that train nothing.
+# Model size -> configs of mode "finetune" and of modes that train nothing, each for images of up to so many pixels.
 _RECIPES = {
-    "tiny-cifar": "finetune_cifar_tiny",
-    **dict.fromkeys(("Ti", "S", "B"), "finetune_base"),
-    "L": "finetune_large",
-    "H": "finetune_huge",
-}
-# L and H take 50 epochs: official MAE code, FINETUNE.md.
-_PROBE_RECIPES: dict[str, tuple[str, tuple[str, ...]]] = {
-    "tiny-cifar": ("linear_probe_cifar_tiny", ()),
-    **dict.fromkeys(("Ti", "S", "B"), ("linear_probe_base", ())),
-    **dict.fromkeys(("L", "H"), ("linear_probe_base", ("train.epochs=50",))),
+    "tiny-cifar": {40: "finetune_cifar_tiny", 80: "finetune_photos_64", math.inf: "finetune_photos_96"},
+    "Ti": {40: "finetune_cifar_vit_t2", 128: "finetune_tiny_imagenet", math.inf: "finetune_base"},
+    "S": {math.inf: "finetune_photos_224"},
+    "B": {math.inf: "finetune_base"},
+    "L": {math.inf: "finetune_large"},
+    "H": {math.inf: "finetune_huge"},
 }
 # Splits to test on, best first.
 TEST_SPLITS = ("test", "val")
@@ -49,24 +48,22 @@ def find_recipe(ckpt: str | None, given: Sequence[str] = ()) -> tuple[Path, list
         InputError: if the run does not determine everything; names the options to pass.
     """
     if ckpt is None:
-        raise InputError(
-            f"nothing to do: give --ckpt WEIGHTS, --config FILE or both (see --help); or {_PASS}"
-        )
+        raise InputError(f"no weights and no config; {_PASS}, or --ckpt RUN (see --help)")
     folder = Path(ckpt)
     names_weights = ckpt.startswith(TIMM_PREFIX) or is_frozen(ckpt)
     if not names_weights and not (folder / "config.yaml").is_file():
         # Fails if there are no weights: a config would not help.
         read_weights(ckpt)
     if not folder.is_dir():
-        raise InputError(f"--ckpt {ckpt} is no run folder, which would say how to fine-tune: {_PASS}")
+        raise InputError(f"--ckpt {ckpt} is not a run folder, so its data and recipe are not known; {_PASS}")
     try:
         run = read_run_config(folder)
         model, data = dict(run["model"]), dict(run["data"])
         augment = dict(data["augment"])
     except InputError as error:
-        raise InputError(f"{error}: {_PASS}") from None
+        raise InputError(f"{error}; {_PASS}") from None
     except (KeyError, TypeError, ValueError):
-        raise InputError(f"{folder / 'config.yaml'} is no config of a run: {_PASS}") from None
+        raise InputError(f"{folder / 'config.yaml'} is not the config of a run; {_PASS}") from None
     where = f"the data of {folder}, {data['path']},"
     if (other := _given(given, "data.path")) is not None:
         data = {"path": other, "split": _given(given, "data.split") or "train"}
@@ -81,14 +78,10 @@ def find_recipe(ckpt: str | None, given: Sequence[str] = ()) -> tuple[Path, list
     _check_splits(dataset, data["split"], where, masks=masks)
     if model["name"] not in _RECIPES:
         size = f"model.img_size={write_value(model['img_size'])}"
-        raise InputError(f'no recipe for model.name="{model["name"]}" of {folder}: {_PASS} {size}')
+        raise InputError(f'no recipe for model.name="{model["name"]}" of {folder}; {_PASS} {size}')
     taken = {f"data.{name}": data[name] for name in _KEPT if data.get(name) is not None}
-    if mode == MODES["linear_probe"]:
-        name, overrides = _PROBE_RECIPES[model["name"]]
-    else:
-        name, overrides = _RECIPES[model["name"]], ()
-        if masks and model["name"] != "tiny-cifar":
-            name, overrides = "segment_base", (f"model.name={model['name']}",)
+    name, overrides = _recipe(model, mode)
+    if mode != MODES["linear_probe"]:
         # The data determine how images may be cropped and flipped; the recipe, how small a crop may be.
         views = {key: augment.get(key) for key in ("crop", "pad_px", "flip")}
         taken |= {f"data.augment.{key}": value for key, value in views.items() if value is not None}
@@ -99,19 +92,32 @@ def find_recipe(ckpt: str | None, given: Sequence[str] = ()) -> tuple[Path, list
     ]
 
 
+def _recipe(model: Mapping[str, Any], mode: Mode | None) -> tuple[str, Sequence[str]]:
+    """Returns the config for a run's network in a mode, and overrides of it."""
+    size, side = model["name"], max(np.atleast_1d(model["img_size"]))
+    if mode == MODES["linear_probe"]:
+        # L and H take 50 epochs: official MAE code, FINETUNE.md.
+        longer = ["train.epochs=50"] if size in ("L", "H") else []
+        return "linear_probe_cifar_tiny" if size == "tiny-cifar" else "linear_probe_base", longer
+    if mode is not None and mode.labels == "mask":
+        tiny = size == "tiny-cifar"
+        return ("finetune_cifar_tiny", []) if tiny else ("segment_base", [f"model.name={size}"])
+    return next(name for most, name in _RECIPES[size].items() if side <= most), []
+
+
 def _check_splits(dataset: Dataset, split: str, where: str, *, masks: bool) -> None:
     """Checks that data have labels, or masks, to train on, and another split to measure on."""
     info = dataset.splits.get(split)
     if masks and (info is None or info.masks is None):
-        raise InputError(f"{where} has no masks: {_PASS}")
+        raise InputError(f"{where} has no masks; {_PASS}")
     if not masks and not (info is not None and dataset.classes and sum(info.class_counts)):
         raise InputError(
-            f"{where} has no labels: mae-vit prepare takes them from class folders (photos/CLASS/*.jpg); or {_PASS}"
+            f"{where} has no labels; prepare it from class folders (photos/CLASS/*.jpg) or with --labels, or {_PASS}"
         )
     if not any(name in dataset.splits and name != split for name in TEST_SPLITS):
         raise InputError(
-            f'{where} has no split "test" or "val" to measure on: mae-vit prepare ... --holdout 1/10 draws one; '
-            f"prepare such data in another folder, and {_PASS}"
+            f'{where} has no split "test" or "val" to measure on; prepare the data with --holdout 1/10 in another '
+            f"folder, and {_PASS}"
         )
 
 

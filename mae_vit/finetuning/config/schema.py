@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -15,15 +15,11 @@ from mae_vit.models.sizes import Pool
 from mae_vit.weights.names import is_frozen
 
 HeadInit = Literal["zero", "small"]
-DistillationKind = Literal["hard", "soft"]
 # In the schema, but rejected: for pretraining only, or set by --ckpt.
 _UNUSED_MONITOR = (
     "evaluate_split",
     "evaluate_images",
-    "probe_every_steps",
-    "probe_every_epochs",
     "probe_queries",
-    "inspect_every_epochs",
 )
 HIDDEN_KEYS = (
     *("model.init", "finetune.start", "data.leave_out_per_class", "data.leave_out_draws"),
@@ -43,7 +39,7 @@ class LabeledDataSection(DataSection):
     @model_validator(mode="after")
     def _check_labels(self) -> LabeledDataSection:
         if self.leave_out_per_class is not None:
-            raise ValueError("leave_out_per_class is pretraining's: fine-tuning takes labels_per_class")
+            raise ValueError("leave_out_per_class is for pretraining; use labels_per_class")
         return self
 
 
@@ -78,30 +74,17 @@ class FinetuneSection(Section):
         label_smoothing: label smoothing of the training loss.
         mixup: alpha of mixup; 0 for none (MAE Sec. A.1: 0.8).
         cutmix: alpha of cutmix; 0 for none (MAE Sec. A.1: 1.0).
-        freeze_patch_embed: do not train the patch projection (MoCo v3, arXiv 2104.02057, Sec. 4.1).
-        teacher: a finished fine-tuning run from which a distillation token learns (DeiT Sec. 4).
-        distillation: "hard" learns the teacher's class, "soft" its probabilities.
-        distillation_weight: weight of the teacher's part of the loss, from 0 to 1.
-        distillation_temperature: temperature of "soft".
         holdout: share of the labeled images that is held out of training. These images choose the epoch, or
             the learning rate of a linear probe. 0 trains on all images and tests the last weights.
         test: whether to measure on the test split, once, at the end. Set false while you choose settings.
         test_split: split to test on; null takes "test" if it exists, else "val".
-        train_images: largest number of training images on which `train_top1` is measured.
         shots: numbers of images of each class for "few_shot".
         draws: how often "few_shot" draws these images.
         neighbors: number of neighbors for "knn".
         lr_factors: factors of the learning rate that "linear_probe" tries.
     """
 
-    options: ClassVar[Options] = {
-        "mode": {name: mode.options for name, mode in MODES.items()},
-        # DeiT Eq. 3 and 2, the latter with lambda and tau of Sec. 5.
-        "distillation": {
-            "hard": {"distillation_weight": 0.5},
-            "soft": {"distillation_weight": 0.1, "distillation_temperature": 3.0},
-        },
-    }
+    options: ClassVar[Options] = {"mode": {name: mode.options for name, mode in MODES.items()}}
 
     mode: ModeName = "finetune"
     start: PathText | None = None
@@ -110,15 +93,9 @@ class FinetuneSection(Section):
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
     mixup: float = Field(default=0.0, ge=0)
     cutmix: float = Field(default=0.0, ge=0)
-    freeze_patch_embed: bool = False
-    teacher: PathText | None = None
-    distillation: DistillationKind | None = None
-    distillation_weight: float | None = Field(default=None, gt=0, le=1)
-    distillation_temperature: float | None = Field(default=None, gt=0)
     holdout: float = Field(default=0.1, ge=0, le=0.5)
     test: bool = True
     test_split: str | None = None
-    train_images: int = Field(default=10_000, gt=0)
     # ViT Sec. 4.1 has five and ten.
     shots: list[int] = Field(default=[1, 5, 10, 25], min_length=1)
     draws: int = Field(default=5, gt=0)
@@ -126,33 +103,19 @@ class FinetuneSection(Section):
     # Ours: the best rates for two encoders' features may differ tenfold; MAE has one rate.
     lr_factors: list[float] = Field(default=[0.1, 0.3, 1.0, 3.0, 10.0], min_length=1)
 
-    @model_validator(mode="before")
-    @classmethod
-    def _fill_in(cls, raw: Any) -> Any:
-        """Fills in the kind of distillation from a teacher."""
-        if isinstance(raw, dict) and raw.get("teacher") is not None:
-            return {**raw, "distillation": raw.get("distillation") or "hard"}
-        return raw
-
     @model_validator(mode="after")
     def _check(self) -> FinetuneSection:
-        if self.teacher is None and self.distillation is not None:
-            raise ValueError("distillation has no effect without a teacher")
-        if self.teacher is not None and self.pool != "cls":
-            raise ValueError(
-                f'teacher needs pool="cls", beside which its own token is read, not "{self.pool}"'
-            )
         if min(self.shots) < 1:
-            raise ValueError(f"shots={self.shots}: at least 1 each")
+            raise ValueError(f"shots={self.shots}: each must be at least 1")
         if min(self.lr_factors) <= 0:
-            raise ValueError(f"lr_factors={self.lr_factors}: above 0 each")
+            raise ValueError(f"lr_factors={self.lr_factors}: each must be above 0")
         if not self.test and (MODES[self.mode].trains == "nothing" or not self.holdout):
             raise ValueError(
-                "test=false leaves nothing to measure: it needs a mode that trains, and holdout above 0"
+                "test=false leaves nothing to measure; it needs a mode that trains and holdout above 0"
             )
         if self.mode == "linear_probe" and not self.holdout and len(self.lr_factors) > 1:
             raise ValueError(
-                f"holdout=0 leaves nothing to choose among lr_factors={self.lr_factors} by: give one of them"
+                f"holdout=0 leaves no images to choose one of lr_factors={self.lr_factors}; give only one"
             )
         return self
 
@@ -172,11 +135,7 @@ class FinetuneConfig(Config):
     @model_validator(mode="after")
     def _check_finetune(self) -> FinetuneConfig:
         if self.model.init is not None:
-            raise ValueError("model.init is pretraining's: give weights to begin from by --ckpt")
-        if self.model.patch_init is not None and self.finetune.start is None:
-            raise ValueError(f'model.patch_init="{self.model.patch_init}" has no effect without --ckpt')
-        if self.finetune.teacher is not None and self.model.family != "vit":
-            raise ValueError(f'finetune.teacher needs model.family="vit", not "{self.model.family}"')
+            raise ValueError("model.init is for pretraining; give pretrained weights with --ckpt")
         if self.model.family == "network":
             self._check_network()
         unused = MonitorSection()
@@ -187,7 +146,7 @@ class FinetuneConfig(Config):
                 )
         if self.data.label_draw and self.data.labels_per_class is None and not self.finetune.holdout:
             raise ValueError(
-                "data.label_draw has no effect: without data.labels_per_class and finetune.holdout nothing is drawn"
+                "data.label_draw has no effect without data.labels_per_class and finetune.holdout"
             )
         if self.finetune.mode == "linear_probe":
             self._check_probe()
@@ -198,12 +157,12 @@ class FinetuneConfig(Config):
     def _check_probe(self) -> None:
         if unused := unused_options(self, self.mode):
             raise ValueError(
-                f'{", ".join(unused)}: no effect with finetune.mode="linear_probe", which encodes each image once, '
-                "as it is, and trains one layer (see configs/finetune/linear_probe_base.yaml)"
+                f'{", ".join(unused)} has no effect with finetune.mode="linear_probe", which trains one layer on '
+                "fixed features; leave it out (see configs/finetune/linear_probe_base.yaml)"
             )
         if self.train.effective_batch_size < 2:
             raise ValueError(
-                "train.effective_batch_size=1: the norm of a linear probe needs 2 images or more"
+                "train.effective_batch_size=1: must be at least 2 for the norm of a linear probe"
             )
 
     def _check_segmentation(self) -> None:
@@ -212,30 +171,28 @@ class FinetuneConfig(Config):
         refused = {
             "finetune.mixup": finetune.mixup,
             "finetune.cutmix": finetune.cutmix,
-            "finetune.teacher": finetune.teacher,
             "data.augment.erasing": augment.erasing,
             "data.augment.policy": augment.policy if augment.policy not in ("none", "color") else None,
         }
         for key, value in refused.items():
             if value:
-                raise ValueError(f'{key}={value} changes images without their masks: not with mode="{mode}"')
+                raise ValueError(f'{key}={value} changes images, not masks; leave it out with mode="{mode}"')
 
     def _check_network(self) -> None:
         """Checks a network with its own read-out and head, or a third-party encoder with its own pooling."""
         name, mode, weights = self.model.name, self.finetune.mode, self.finetune.start
         if is_frozen(weights):
             if self.mode.trains == "all":
-                raise ValueError(f'finetune.mode="{mode}" trains, and {weights} is never trained here')
+                raise ValueError(f'finetune.mode="{mode}" trains, but {weights} is only measured; use knn')
             if self.finetune.pool != FinetuneSection().pool:
                 raise ValueError(
-                    f'finetune.pool="{self.finetune.pool}" has no effect: {weights} pools as timm says that it was '
-                    "trained"
+                    f'finetune.pool="{self.finetune.pool}" has no effect, since {weights} pools as timm says; '
+                    "leave it out"
                 )
             return
         if self.mode.trains != "all" and (weights is None or self.mode.labels == "mask"):
             raise ValueError(f'finetune.mode="{mode}" needs a Vision Transformer, not "{name}"')
-        for key in ("teacher", "head_init", "freeze_patch_embed"):
-            if getattr(self.finetune, key) != getattr(FinetuneSection(), key):
-                raise ValueError(f'finetune.{key} has no effect with model.name="{name}"')
+        if self.finetune.head_init != FinetuneSection().head_init:
+            raise ValueError(f'finetune.head_init has no effect with model.name="{name}"')
         if self.finetune.pool != "mean":
-            raise ValueError(f'finetune.pool="cls": model.name="{name}" has no class token')
+            raise ValueError(f'finetune.pool="cls" needs a class token; use mean with model.name="{name}"')

@@ -11,20 +11,12 @@ from torch import nn
 from mae_vit.core.errors import InputError
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.finetuning.data import FinetuneData
-from mae_vit.finetuning.models.classifier_file import ClassifierFile, read_teacher
-from mae_vit.finetuning.models.classifiers import (
-    Classifier,
-    Distillation,
-    DistilledViTClassifier,
-    NetworkClassifier,
-    ViTClassifier,
-)
+from mae_vit.finetuning.models.classifiers import Classifier, NetworkClassifier, ViTClassifier
 from mae_vit.finetuning.models.segmenter import Segmenter
 from mae_vit.models.encoder_file import EncoderInfo
 from mae_vit.models.encoders.base import Encoder
 from mae_vit.models.encoders.baselines import build_network
 from mae_vit.models.encoders.network import NetworkEncoder
-from mae_vit.models.encoders.vit import ViTEncoder
 from mae_vit.objectives.label_loss import LabelLoss
 from mae_vit.training.optim import EMBEDDINGS, OptimizerOptions
 from mae_vit.weights.foreign import ForeignEncoder, ForeignWeights, open_foreign
@@ -51,28 +43,7 @@ def describe_encoder(config: FinetuneConfig, data: FinetuneData) -> EncoderInfo 
     )
 
 
-def teacher_from_config(
-    config: FinetuneConfig, data: FinetuneData, device: torch.device
-) -> ClassifierFile | None:
-    """Reads the teacher onto the device; None without `finetune.teacher`, and in other modes than "finetune".
-
-    Raises:
-        InputError: if it cannot be read, or does not fit the student.
-    """
-    path, model = config.finetune.teacher, config.model
-    if path is None or config.finetune.mode != "finetune":
-        return None
-    teacher = read_teacher(path, classes=data.classes, in_chans=model.channels, img_size=model.image_hw)
-    teacher.model.to(device)
-    return teacher
-
-
-def build_classifier(
-    config: FinetuneConfig,
-    data: FinetuneData,
-    info: EncoderInfo | None,
-    teacher: ClassifierFile | None = None,
-) -> Classifier:
+def build_classifier(config: FinetuneConfig, data: FinetuneData, info: EncoderInfo | None) -> Classifier:
     """Builds the network with fresh weights drawn from the run's seed.
 
     Raises:
@@ -86,21 +57,7 @@ def build_classifier(
     common: dict[str, Any] = {"mean": data.mean, "std": data.std, "labels": labels, "bands": data.bands}
     if info is not None:
         encoder = info.geometry.build(**model.drops)
-        if finetune.freeze_patch_embed:
-            encoder.patch_embed.requires_grad_(False)
-        if teacher is None:
-            return ViTClassifier(encoder, pool=finetune.pool, head_init=finetune.head_init, **common)
-        assert isinstance(encoder, ViTEncoder), "the config has refused others"
-        assert finetune.distillation is not None
-        distillation = Distillation(
-            teacher,
-            finetune.distillation,
-            weight=finetune.distillation_weight or 0.0,
-            temperature=finetune.distillation_temperature or 1.0,
-        )
-        return DistilledViTClassifier(
-            encoder, head_init=finetune.head_init, distillation=distillation, **common
-        )
+        return ViTClassifier(encoder, pool=finetune.pool, head_init=finetune.head_init, **common)
     try:
         network = build_network(
             model.name,
@@ -143,7 +100,6 @@ def build_segmenter(
     return Segmenter(
         encoder,
         probe=config.mode.trains == "head",
-        freeze_patch_embed=config.finetune.freeze_patch_embed,
         num_classes=len(data.classes),
         label_smoothing=config.finetune.label_smoothing,
         mean=data.mean,

@@ -1,4 +1,4 @@
-"""The classifier of a fine-tuning run, read from its `model.safetensors`: as a teacher, or for new images.
+"""The classifier of a fine-tuning run, read from its `model.safetensors`, for new images.
 
 Shapes: B batch, C channels, H W pixels, K classes.
 """
@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,16 +20,9 @@ from mae_vit.core.errors import InputError
 from mae_vit.core.messages import closest_path, error_reason, plain_text
 from mae_vit.core.preprocessing import Preprocessing
 from mae_vit.core.user_files import expand_path, name_given
-from mae_vit.finetuning.models.classifiers import (
-    Classifier,
-    Distillation,
-    DistilledViTClassifier,
-    NetworkClassifier,
-    ViTClassifier,
-)
+from mae_vit.finetuning.models.classifiers import Classifier, NetworkClassifier, ViTClassifier
 from mae_vit.models.attention import choose_attention
 from mae_vit.models.encoders.baselines import build_network
-from mae_vit.models.encoders.vit import ViTEncoder
 from mae_vit.models.geometry import ViTGeometry, geometry_from
 from mae_vit.models.sizes import Pool
 from mae_vit.objectives.label_loss import LabelLoss
@@ -43,8 +33,6 @@ from mae_vit.weights.seen_labels import SeenLabels
 FILE = "model.safetensors"
 _WANTED = "the folder of a finished fine-tuning run"
 _LARGEST_SIDE = 8192
-# A distilled classifier read from a file needs no teacher.
-_UNTAUGHT = Distillation(torch.zeros_like, "hard", weight=0.0)
 
 
 class Description(BaseModel):
@@ -75,35 +63,72 @@ class Description(BaseModel):
     preprocessing: dict[str, Any] | None = None
 
 
-@dataclass(frozen=True)
-class ClassifierFile:
-    """A classifier read from its file. Call it with raw images, as a student calls its teacher.
+class ImageClassifier(FeatureEncoder):
+    """A classifier with its image transform; its features are logits. `load_classifier` loads it.
 
     Attributes:
-        model: classifier in evaluation mode, without gradients; it normalizes images as in its own training.
-        description: the metadata of its file.
-        digest: the first 16 hexadecimal digits of its file's SHA-256.
+        classes: names of the K classes, in the order of the logits.
+        trained_on: fingerprints of the prepared splits whose labels it has seen.
     """
 
-    model: Classifier
-    description: Description
-    digest: str
+    def __init__(self, model: Classifier, described: Description, *, source: str, digest: str) -> None:
+        """Wraps a classifier that has been read from `source`; `digest` is that of its file."""
+        height, width = described.img_size
+        super().__init__(
+            ImageInput(
+                (height, width),
+                len(described.mean),
+                described.mean,
+                described.std,
+                bands=Bands.of_entry(vars(described)),
+                preprocessing=Preprocessing.of_entry(described.model_dump()),
+            )
+        )
+        self.model, self.classes = model.requires_grad_(False), tuple(described.classes)
+        self.num_features, self.num_prefix_tokens = len(self.classes), 0
+        labels = described.labels
+        self.trained_on = (
+            frozenset(one.fingerprint for one in (labels, *labels.elsewhere)) if labels else frozenset()
+        )
+        self._facts = {"start": source, "digest": digest}
+        self.eval()
 
-    @torch.no_grad()
-    def __call__(self, images: Tensor) -> Tensor:
-        """Classifies raw images on the model's device: (B, C, H, W) in 0..255 -> float32 (B, K)."""
-        if images.is_meta:
-            # In a cost estimate of the student, the teacher does not count.
-            return torch.empty(len(images), self.model.labels.num_classes, device="meta")
-        return self.model.logits(self.model.normalize(images)).float()
+    def features(self, images: Tensor) -> Tensor:
+        """Classifies normalized images: float32 (B, C, H, W) -> logits, float32 (B, K)."""
+        return self.model.logits(images).float()
+
+    @torch.inference_mode()
+    def predict(self, images: Tensor) -> Tensor:
+        """Classifies normalized images from `transform`: float32 (B, C, H, W) -> probabilities (B, K)."""
+        return self(images).softmax(dim=-1)
+
+    def patch_map(self, images: Tensor) -> Tensor:
+        """Raises TypeError: a classifier has only logits."""
+        raise TypeError("a classifier has no map of patches; use load_encoder")
+
+    def description(self) -> dict[str, Any]:
+        """Returns JSON facts that determine the logits: source, digest, sizes, normalization."""
+        images = self.input
+        facts = {"img_size": list(images.img_size), "mean": list(images.mean), "std": list(images.std)}
+        return {**self._facts, "classes": list(self.classes), **facts}
+
+    def place(self, device: torch.device) -> None:
+        """Moves the classifier to a device, and chooses the attention that is faster there."""
+        choose_attention(self, device)
+        super().place(device)
 
 
-def read_classifier(path: Path, named: str) -> ClassifierFile:
-    """Reads the `model.safetensors` of a fine-tuning run, or of its folder, which messages call `named`.
+def load_classifier(run: str | os.PathLike[str]) -> ImageClassifier:
+    """Loads the classifier of a fine-tuning run.
+
+    Args:
+        run: the folder of a finished run of mode "finetune", or its `model.safetensors`.
 
     Raises:
-        InputError: if the file cannot be read, or if it holds no classifier.
+        InputError: if there is none.
     """
+    named = name_given(run, "the folder of a fine-tuning run, or its model.safetensors")
+    path = expand_path(named)
     file = path / FILE if path.is_dir() else path
     try:
         metadata, tensors = read_content(file, wanted=_WANTED)
@@ -130,109 +155,7 @@ def read_classifier(path: Path, named: str) -> ClassifierFile:
         model = _rebuild(description, tensors)
     except Exception as error:  # any malformed content of an untrusted file
         raise InputError(f"{named} cannot be rebuilt: {error_reason(error)[:160]}") from None
-    model.eval().requires_grad_(False)
-    return ClassifierFile(model, description, digest)
-
-
-def read_teacher(
-    path: str, *, classes: Sequence[str], in_chans: int, img_size: tuple[int, int]
-) -> ClassifierFile:
-    """Reads the teacher of a student from the `model.safetensors` of a fine-tuning run, or from its folder.
-
-    Args:
-        path: the file or the run folder.
-        classes: names of the student's classes, in the order of the logits.
-        in_chans: C of the student's images.
-        img_size: (H, W) of the student's images.
-
-    Raises:
-        InputError: if the file cannot be read, or if it does not fit the student.
-    """
-    named = f"finetune.teacher={path}"
-    teacher = read_classifier(Path(path), named)
-    facts = teacher.description
-    if isinstance(teacher.model, DistilledViTClassifier):
-        raise InputError(f"{named} was distilled itself, which does not teach: give its own teacher")
-    if facts.classes != list(classes):
-        raise InputError(
-            f"{named} tells apart {len(facts.classes)} classes ({', '.join(facts.classes[:3])}, ...), the data has "
-            f"{len(classes)} ({', '.join(classes[:3])}, ...)"
-        )
-    if (len(facts.mean), *facts.img_size) != (in_chans, *img_size):
-        raise InputError(
-            f"{named} takes {len(facts.mean)} channels of {facts.img_size}, the student's images have {in_chans} of "
-            f"{list(img_size)}"
-        )
-    return teacher
-
-
-class ImageClassifier(FeatureEncoder):
-    """A classifier with its image transform; its features are logits. `load_classifier` loads it.
-
-    Attributes:
-        classes: names of the K classes, in the order of the logits.
-        trained_on: fingerprints of the prepared splits whose labels it has seen.
-    """
-
-    def __init__(self, read: ClassifierFile, source: str) -> None:
-        """Wraps a classifier that has been read from `source`."""
-        described = read.description
-        height, width = described.img_size
-        super().__init__(
-            ImageInput(
-                (height, width),
-                len(described.mean),
-                described.mean,
-                described.std,
-                bands=Bands.of_entry(vars(described)),
-                preprocessing=Preprocessing.of_entry(described.model_dump()),
-            )
-        )
-        self.model, self.classes = read.model, tuple(described.classes)
-        self.num_features, self.num_prefix_tokens = len(self.classes), 0
-        labels = described.labels
-        self.trained_on = (
-            frozenset(one.fingerprint for one in (labels, *labels.elsewhere)) if labels else frozenset()
-        )
-        self._facts = {"start": source, "digest": read.digest}
-        self.eval()
-
-    def features(self, images: Tensor) -> Tensor:
-        """Classifies normalized images: float32 (B, C, H, W) -> logits, float32 (B, K)."""
-        return self.model.logits(images).float()
-
-    @torch.inference_mode()
-    def predict(self, images: Tensor) -> Tensor:
-        """Classifies normalized images from `transform`: float32 (B, C, H, W) -> probabilities (B, K)."""
-        return self(images).softmax(dim=-1)
-
-    def patch_map(self, images: Tensor) -> Tensor:
-        """Raises TypeError: a classifier has only logits."""
-        raise TypeError("a classifier has no map of patches: use load_encoder")
-
-    def description(self) -> dict[str, Any]:
-        """Returns JSON facts that determine the logits: source, digest, sizes, normalization."""
-        images = self.input
-        facts = {"img_size": list(images.img_size), "mean": list(images.mean), "std": list(images.std)}
-        return {**self._facts, "classes": list(self.classes), **facts}
-
-    def place(self, device: torch.device) -> None:
-        """Moves the classifier to a device, and chooses the attention that is faster there."""
-        choose_attention(self, device)
-        super().place(device)
-
-
-def load_classifier(run: str | os.PathLike[str]) -> ImageClassifier:
-    """Loads the classifier of a fine-tuning run.
-
-    Args:
-        run: the folder of a finished run of mode "finetune", or its `model.safetensors`.
-
-    Raises:
-        InputError: if there is none.
-    """
-    name = name_given(run, "the folder of a fine-tuning run, or its model.safetensors")
-    return ImageClassifier(read_classifier(expand_path(name), name), name)
+    return ImageClassifier(model, description, source=named, digest=digest)
 
 
 def _check(description: Description, tensors: dict[str, Tensor]) -> None:
@@ -245,9 +168,9 @@ def _check(description: Description, tensors: dict[str, Tensor]) -> None:
     if channels not in (1, 3) if bands.photographs else channels != len(bands.names):
         raise ValueError(f"mean={description.mean} does not fit its bands")
     if not all(1 <= side <= _LARGEST_SIDE for side in description.img_size):
-        raise ValueError(f"img_size={description.img_size}: 1 to {_LARGEST_SIDE} each")
+        raise ValueError(f"img_size={description.img_size}: each must be 1 to {_LARGEST_SIDE}")
     if len(set(classes)) < len(classes) or any(plain_text(name) != name for name in classes):
-        raise ValueError("names of classes are printable, and differ")
+        raise ValueError("names of classes must be printable and differ")
     if description.network is not None:
         return
     geometry = geometry_from(description.model_dump())
@@ -264,7 +187,7 @@ def _check(description: Description, tensors: dict[str, Tensor]) -> None:
         raise ValueError(f"it has {positions} positions and {len(blocks)} blocks, not those of its geometry")
 
 
-def _build(description: Description, *, distilled: bool) -> Classifier:
+def _build(description: Description) -> Classifier:
     """Builds the described network with fresh weights."""
     common: dict[str, Any] = {
         "mean": description.mean,
@@ -282,25 +205,20 @@ def _build(description: Description, *, distilled: bool) -> Classifier:
         return NetworkClassifier(network, **common)
     geometry = geometry_from(description.model_dump())
     assert geometry is not None, "`_check` has refused it"
-    encoder = geometry.build()
-    if not distilled:
-        return ViTClassifier(encoder, pool=description.pool, head_init="zero", **common)
-    assert isinstance(encoder, ViTEncoder)
-    return DistilledViTClassifier(encoder, head_init="zero", distillation=_UNTAUGHT, **common)
+    return ViTClassifier(geometry.build(), pool=description.pool, head_init="zero", **common)
 
 
 def _rebuild(description: Description, tensors: dict[str, Tensor]) -> Classifier:
     """Builds the described network and loads the tensors; raises on any mismatch."""
-    distilled = "dist_token" in tensors
     # Check the shapes on the meta device first: a small file may describe a network too large for memory.
     with torch.device("meta"):
-        empty = _build(description, distilled=distilled).eval()
+        empty = _build(description).eval()
         empty.logits(torch.zeros(1, len(description.mean), *description.img_size))
     shapes = {name: value.shape for name, value in empty.state_dict().items()}
     prefix = "encoder." if description.network is None else "network."
     state = {name if name in shapes else prefix + name: value for name, value in tensors.items()}
     if {name: value.shape for name, value in state.items()} != shapes:
         raise ValueError("its tensors are not those of the network that it names")
-    model = _build(description, distilled=distilled)
+    model = _build(description)
     model.load_state_dict(state, strict=True)
     return model

@@ -1,10 +1,9 @@
-"""The networks that fine-tuning trains on labels: a Vision Transformer with a head, also distilled, or any other."""
+"""The networks that fine-tuning trains on labels: a Vision Transformer with a head, or any other."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,12 +13,11 @@ from torch import Tensor, nn
 from mae_vit.core.bands import RGB8, Bands
 from mae_vit.core.batch import Batch
 from mae_vit.core.image_rows import Picture
-from mae_vit.finetuning.config.schema import DistillationKind, HeadInit
+from mae_vit.finetuning.config.schema import HeadInit
 from mae_vit.models.encoders.base import Encoder, LoadReport, pool_tokens
 from mae_vit.models.encoders.network import network_layers
-from mae_vit.models.encoders.vit import ViTEncoder
 from mae_vit.models.geometry import NetworkGeometry
-from mae_vit.models.sizes import PatchInit, Pool
+from mae_vit.models.sizes import Pool
 from mae_vit.objectives.label_loss import LabelLoss
 from mae_vit.objectives.objective import ObjectiveOutput, Task
 from mae_vit.weights.load import load_weights
@@ -52,7 +50,7 @@ class Classifier(Task):
         """Classifies normalized images: (B, C, H, W) -> (B, K)."""
 
     @abstractmethod
-    def load(self, weights: Weights, patch_init: PatchInit | None = None) -> LoadReport:
+    def load(self, weights: Weights) -> LoadReport:
         """Loads pretrained weights into a fresh network; returns how each tensor was loaded. The head is new.
 
         Raises:
@@ -67,7 +65,7 @@ class Classifier(Task):
         """Computes the mean cross-entropy, and the accuracy on the augmented training images."""
         images, targets = self.labels.targets(self.mark_missing(batch))
         logits = self.logits(self.normalize(images)).float()
-        return self.labels.output(self.labels.cross_entropy(logits, targets), logits, targets)
+        return self.labels.output(logits, targets)
 
     def evaluation_sums(self, batch: Batch) -> dict[str, Tensor]:
         """Sums the loss, and the top-1 and top-5 hits."""
@@ -115,9 +113,9 @@ class ViTClassifier(Classifier):
         tokens = self.encoder.forward_features(images)
         return self.head(self.fc_norm(pool_tokens(self.encoder, tokens, self.pool)))
 
-    def load(self, weights: Weights, patch_init: PatchInit | None = None) -> LoadReport:
+    def load(self, weights: Weights) -> LoadReport:
         """Loads the encoder; the norm after the mean is new, as the head."""
-        report = load_weights(weights, self.encoder, patch_init=patch_init)
+        report = load_weights(weights, self.encoder)
         if self.pool == "mean":
             if dropped := [name for name in ("norm.weight", "norm.bias") if name in report.skipped]:
                 report.skipped = [name for name in report.skipped if name not in dropped]
@@ -139,98 +137,6 @@ def make_head(embed_dim: int, num_classes: int, init: HeadInit) -> nn.Linear:
     return head
 
 
-@dataclass(frozen=True)
-class Distillation:
-    """The distillation loss and its options (DeiT, arXiv 2012.12877, Sec. 4).
-
-    Attributes:
-        teacher: maps raw images (B, C, H, W) in 0..255 to logits (B, K). It gets the student's images,
-            mixed ones included.
-        kind: "hard" learns the teacher's most probable class, "soft" its distribution.
-        weight: weight of the teacher's part in the loss, 0 to 1 (DeiT: 1/2 for hard, lambda = 0.1 for soft).
-        temperature: tau of "soft".
-    """
-
-    teacher: Callable[[Tensor], Tensor]
-    kind: DistillationKind
-    weight: float
-    temperature: float = 1.0
-
-    def loss(self, logits: Tensor, taught: Tensor) -> Tensor:
-        """Computes the teacher's part of the loss, without its weight (DeiT Eq. 2 and 3).
-
-        It is a mean over images. DeiT's code also divides the soft part by the number of classes.
-
-        Args:
-            logits: logits of the distillation head, (B, K).
-            taught: logits of the teacher, (B, K).
-        """
-        if self.kind == "hard":
-            return F.cross_entropy(logits, taught.argmax(dim=-1))
-        tau = self.temperature
-        student, teacher = (x.div(tau).log_softmax(dim=-1) for x in (logits, taught))
-        return tau**2 * F.kl_div(student, teacher, reduction="batchmean", log_target=True)
-
-
-class DistilledViTClassifier(ViTClassifier):
-    """A Vision Transformer with a second token, whose head learns from a teacher.
-
-    The head of [CLS] learns from the labels. A prediction is the mean of both heads' distributions
-    (DeiT Sec. 4, "Classification with our approach"; its code averages logits). The token has no position
-    embedding: token plus position would act as one parameter.
-    """
-
-    encoder: ViTEncoder
-
-    def __init__(
-        self, encoder: ViTEncoder, *, head_init: HeadInit, distillation: Distillation, **common: Any
-    ) -> None:
-        """Adds token and heads to `encoder`; `common`: see `Classifier`. The teacher is not a submodule."""
-        super().__init__(encoder, pool="cls", head_init=head_init, **common)
-        self.distillation = distillation
-        self.dist_token = nn.Parameter(torch.zeros(1, 1, encoder.embed_dim))
-        nn.init.normal_(self.dist_token, std=0.02)
-        self.head_dist = make_head(encoder.embed_dim, self.labels.num_classes, head_init)
-
-    def layer_of(self, name: str) -> int | None:
-        """Returns the number of a parameter's layer; the distillation token's is that of [CLS]."""
-        return 0 if name == "dist_token" else super().layer_of(name)
-
-    def both(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns both heads' float32 logits (B, K) of normalized images."""
-        count = self.encoder.num_prefix_tokens
-        patches = self.encoder.embed_patches(images) + self.encoder.pos_embed[:, count:]
-        tokens = self.encoder.encode(
-            torch.cat([self.dist_token.expand(len(patches), -1, -1), patches], dim=1)
-        )
-        return self.head(pool_tokens(self.encoder, tokens, "cls")).float(), self.head_dist(
-            tokens[:, count]
-        ).float()
-
-    def load(self, weights: Weights, patch_init: PatchInit | None = None) -> LoadReport:
-        """Loads the encoder; token and heads are new."""
-        report = super().load(weights, patch_init)
-        report.by_design["dist_token + head_dist"] = "new: for the teacher"
-        return report
-
-    def logits(self, images: Tensor) -> Tensor:
-        """Classifies normalized images by both heads: (B, K), the logarithm of the mean distribution."""
-        first, second = (logits.log_softmax(dim=-1) for logits in self.both(images))
-        return torch.logaddexp(first, second) - torch.tensor(2.0).log()
-
-    def forward(self, batch: Batch) -> ObjectiveOutput:
-        """Computes the weighted sum of both heads' losses."""
-        images, targets = self.labels.targets(self.mark_missing(batch))
-        logits, taught_logits = self.both(self.normalize(images))
-        labeled = self.labels.cross_entropy(logits, targets)
-        taught = self.distillation.loss(taught_logits, self.distillation.teacher(images))
-        weight = self.distillation.weight
-        output = self.labels.output((1 - weight) * labeled + weight * taught, logits, targets)
-        count = torch.ones((), device=labeled.device)
-        parts = {"label_loss": (labeled.detach(), count), "teacher_loss": (taught.detach(), count)}
-        return ObjectiveOutput(output.loss, {**output.values, **parts})
-
-
 class NetworkClassifier(Classifier):
     """A network that already has a head."""
 
@@ -239,7 +145,7 @@ class NetworkClassifier(Classifier):
         super().__init__(**common)
         self.network = network
 
-    def load(self, weights: Weights, patch_init: PatchInit | None = None) -> LoadReport:
+    def load(self, weights: Weights) -> LoadReport:
         """Loads all but the head."""
         report = load_weights(weights, NetworkBody(self.network))
         report.by_design["head"] = "new: for these classes"

@@ -18,7 +18,6 @@ from mae_vit.core.image_rows import Picture
 from mae_vit.evaluation.segmentation import count_overlaps, mean_iou
 from mae_vit.inspection.class_maps import tinted
 from mae_vit.models.encoders.base import Encoder, LoadReport, as_map
-from mae_vit.models.sizes import PatchInit
 from mae_vit.objectives.objective import ObjectiveOutput, Task
 from mae_vit.weights.foreign import ForeignEncoder
 from mae_vit.weights.load import check_complete, load_weights
@@ -82,7 +81,6 @@ class Segmenter(Task):
         label_smoothing: float,
         mean: Sequence[float],
         std: Sequence[float],
-        freeze_patch_embed: bool = False,
     ) -> None:
         """Adds a head to `encoder`: a linear one for a `probe`, which trains nothing else.
 
@@ -100,11 +98,8 @@ class Segmenter(Task):
             width = encoder.embed_dim
         self.decode_head: nn.Module = (LinearHead if probe else LightHead)(width, num_classes)
         self.encoder = encoder
-        # Always frozen: fixed positions, a third-party encoder, and the patch projection on request.
+        # Always frozen: fixed positions, and a third-party encoder.
         self._fixed = {name for name, value in encoder.named_parameters() if not value.requires_grad}
-        if freeze_patch_embed:
-            names = (name for name, _ in encoder.named_parameters())
-            self._fixed |= {name for name in names if name.startswith("patch_embed.")}
         self.freeze(probe)
         self.train()
 
@@ -120,7 +115,7 @@ class Segmenter(Task):
             self.encoder.eval()
         return self
 
-    def load(self, weights: Weights, patch_init: PatchInit | None = None) -> LoadReport:
+    def load(self, weights: Weights) -> LoadReport:
         """Loads pretrained weights into a fresh encoder of ours; returns how each tensor was loaded.
 
         Raises:
@@ -133,11 +128,11 @@ class Segmenter(Task):
             # A classifier that pools the mean has its norm after the mean (`fc_norm`); here it norms each token.
             tensors = {name.removeprefix("fc_"): value for name, value in weights.tensors.items()}
             weights = replace(weights, tensors=tensors)
-        report = load_weights(weights, self.encoder, patch_init=patch_init)
+        report = load_weights(weights, self.encoder)
         if self.probe:
             check_complete(weights, report.random)
         self.freeze(self.probe)
-        report.by_design["decode_head"] = "fresh: the classes of these masks"
+        report.by_design["decode_head"] = "new: for the classes of these masks"
         return report
 
     def feature_map(self, images: Tensor) -> Tensor:

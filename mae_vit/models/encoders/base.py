@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from mae_vit.core.errors import InputError
 from mae_vit.models.geometry import Geometry
 from mae_vit.models.patches import gather_patches
-from mae_vit.models.sizes import PatchInit, Pool
+from mae_vit.models.sizes import Pool
 
 
 @dataclass
@@ -175,13 +175,7 @@ class Encoder(nn.Module):
         """
 
     def adapt(
-        self,
-        name: str,
-        loaded: Tensor,
-        report: LoadReport,
-        *,
-        geometry: Geometry | None,
-        patch_init: PatchInit | None,
+        self, name: str, loaded: Tensor, report: LoadReport, *, geometry: Geometry | None
     ) -> Tensor | None:
         """Adapts a loaded tensor to this encoder and records it in `report`; returns None to keep the encoder's own.
 
@@ -257,25 +251,15 @@ class Transformer(Encoder):
                 raise DoesNotFit(f"{key} is {theirs} there, model.{key}={ours} here")
 
     def adapt(
-        self,
-        name: str,
-        loaded: Tensor,
-        report: LoadReport,
-        *,
-        geometry: Geometry | None,
-        patch_init: PatchInit | None,
+        self, name: str, loaded: Tensor, report: LoadReport, *, geometry: Geometry | None
     ) -> Tensor | None:
-        """Adapts the patch projection to another number of channels; returns None to keep the fresh one."""
+        """Adapts the patch projection to another number of channels."""
         theirs, ours = loaded.shape, self.state_dict()[name].shape
         if name != "patch_embed.proj.weight":
             if theirs != ours and (name in ("cls_token", "norm.weight") or name.endswith("norm1.weight")):
                 raise DoesNotFit(f"embed_dim is {theirs[-1]} there, model.embed_dim={ours[-1]} here")
-            return super().adapt(name, loaded, report, geometry=geometry, patch_init=patch_init)
+            return super().adapt(name, loaded, report, geometry=geometry)
         if theirs == ours:
-            if patch_init is not None:
-                raise DoesNotFit(
-                    f'model.patch_init="{patch_init}" has no effect: it has {ours[1]} channels, too'
-                )
             report.loaded.append(name)
             return loaded
         for axis, what in ((2, "patch_size"), (0, "embed_dim")):
@@ -283,12 +267,7 @@ class Transformer(Encoder):
                 raise DoesNotFit(f"{what} is {theirs[axis]} there, model.{what}={ours[axis]} here")
         if loaded.ndim != 4 or theirs[3] != ours[3]:
             raise DoesNotFit(f"{name} is {list(theirs)} there, {list(ours)} here")
-        if patch_init == "fresh":
-            report.by_design[name] = f"fresh: {theirs[1]} -> {ours[1]} channels"
-            return None
-        adapted, report.adapted[name] = adapt_patch_projection(
-            loaded.float(), ours[1], patch_init or "repeat"
-        )
+        adapted, report.adapted[name] = adapt_patch_projection(loaded.float(), ours[1])
         return adapted
 
 
@@ -311,16 +290,16 @@ def init_transformer(module: nn.Module) -> None:
         nn.init.zeros_(module.bias)
 
 
-def adapt_patch_projection(weight: Tensor, channels: int, how: PatchInit) -> tuple[Tensor, str]:
+def adapt_patch_projection(weight: Tensor, channels: int) -> tuple[Tensor, str]:
     """Adapts a patch projection (D, C, P, P) to another number of channels; returns it with a phrase on the change.
 
     Weights are scaled by old / new channels, so that an image whose channels are all equal keeps its embedding (as in
-    timm's `adapt_input_conv`, which starts from 3 channels). "repeat" cycles through the channels (0, 1, 2, 0, 1, ...),
-    but averages if there are fewer, because it would drop some. "average" gives each new channel the mean of all.
+    timm's `adapt_input_conv`, which starts from 3 channels). More channels take the old ones in turn (0, 1, 2, 0, 1,
+    ...); fewer take the mean of all, because turns would drop some.
     """
     old = weight.shape[1]
     scale = old / channels
-    if how == "repeat" and channels > old:
+    if channels > old:
         turns = -(-channels // old)
         adapted = weight.repeat(1, turns, 1, 1)[:, :channels] * scale
         done = f"repeated in turn, times {old}/{channels}"

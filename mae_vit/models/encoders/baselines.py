@@ -1,26 +1,25 @@
 """Baselines of the small-data experiment, and any timm model by name.
 
 SimpleCNN and SmallResNet follow the experiment's report, whose parameter counts (141,354 and
-175,258 with ten classes) determine widths and depths. SmallBiT and SmallHybrid are the ViT
-paper's comparisons at 32 px, about as large as ViT-Tiny.
+175,258 with ten classes) determine widths and depths. SmallBiT is the ViT paper's
+comparison at 32 px.
 Shapes: B batch, C channels, H W pixels, K classes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import timm
 import torch.nn.functional as F
-from timm.layers import GroupNormAct, HybridEmbed, StdConv2d
+from timm.layers import GroupNormAct, StdConv2d
 from timm.models.resnetv2 import ResNetV2
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from mae_vit.core.messages import closest, error_reason
-from mae_vit.models.sizes import SIZES, TIMM_PREFIX
+from mae_vit.models.sizes import TIMM_PREFIX
 
 
 def _conv_norm_relu(in_chans: int, out_chans: int) -> list[nn.Module]:
@@ -94,22 +93,13 @@ class SmallBiT(ResNetV2):
     stem, which divides both sides by 4. The three stages are 32 / 64 / 128 wide.
     """
 
-    def __init__(
-        self,
-        num_classes: int,
-        in_chans: int = 3,
-        *,
-        layers: Sequence[int] = (2, 2, 2),
-        global_pool: str = "avg",
-        drop_path_rate: float = 0.0,
-    ) -> None:
-        """Builds (B, C, H, W) -> (B, K), or (B, 128, H/4, W/4) with 0 classes and no pool."""
+    def __init__(self, num_classes: int, in_chans: int = 3, *, drop_path_rate: float = 0.0) -> None:
+        """Builds (B, C, H, W) -> (B, K)."""
         super().__init__(
-            list(layers),
+            [2, 2, 2],
             channels=(32, 64, 128),
             num_classes=num_classes,
             in_chans=in_chans,
-            global_pool=global_pool,
             stem_chs=32,
             basic=True,
             bottle_ratio=1.0,
@@ -119,38 +109,11 @@ class SmallBiT(ResNetV2):
         self.stem = nn.Sequential(StdConv2d(in_chans, 32, 3, padding=1))
 
 
-def small_hybrid(
-    num_classes: int, in_chans: int, img_size: tuple[int, int], drop_path_rate: float = 0.0
-) -> nn.Module:
-    """Builds ViT-Tiny on the features of a SmallBiT with one block per stage (ViT Sec. 3.1, "Hybrid").
-
-    Each of the H/4 x W/4 features is a token. ViT-Tiny with patches of 4 px has the same number of tokens.
-    """
-    size = SIZES["tiny-cifar"]
-    backbone = SmallBiT(0, in_chans, layers=(1, 1, 1), global_pool="")
-    model = VisionTransformer(
-        img_size,
-        patch_size=1,
-        in_chans=in_chans,
-        num_classes=num_classes,
-        embed_dim=size.embed_dim,
-        depth=size.depth,
-        num_heads=size.num_heads,
-        drop_path_rate=drop_path_rate,
-        embed_layer=partial(HybridEmbed, backbone=backbone),
-    )
-    # Initialize the backbone again: timm's transformer has set its residual branches to zero, which
-    # standardized weights must not be.
-    backbone.init_weights(zero_init_last=False)
-    return model
-
-
-# Builders; arguments: number of classes, channels, (H, W), rate of stochastic depth.
-BASELINES: dict[str, Callable[[int, int, tuple[int, int], float], nn.Module]] = {
-    "SimpleCNN": lambda classes, chans, size, rate: SimpleCNN(classes, chans),
-    "SmallResNet": lambda classes, chans, size, rate: SmallResNet(classes, chans),
-    "SmallBiT": lambda classes, chans, size, rate: SmallBiT(classes, chans, drop_path_rate=rate),
-    "SmallHybrid": small_hybrid,
+# Builders; arguments: number of classes, channels, rate of stochastic depth.
+BASELINES: dict[str, Callable[[int, int, float], nn.Module]] = {
+    "SimpleCNN": lambda classes, chans, rate: SimpleCNN(classes, chans),
+    "SmallResNet": lambda classes, chans, rate: SmallResNet(classes, chans),
+    "SmallBiT": lambda classes, chans, rate: SmallBiT(classes, chans, drop_path_rate=rate),
 }
 
 
@@ -172,7 +135,7 @@ def build_network(
     timm does not know the architecture, or cannot build it with these sizes.
     """
     if not name.startswith(TIMM_PREFIX):
-        return BASELINES[name](num_classes, in_chans, img_size, drop_path_rate)
+        return BASELINES[name](num_classes, in_chans, drop_path_rate)
     check_network(name)
     wanted = name.removeprefix(TIMM_PREFIX)
     # Pass the rate even if it is 0, because some architectures have another default.

@@ -18,7 +18,7 @@ from mae_vit.models.attention import PlainOrFusedAttention
 from mae_vit.models.encoders.base import DoesNotFit, LoadReport, Transformer
 from mae_vit.models.geometry import Geometry
 from mae_vit.models.patches import take_tokens
-from mae_vit.models.sizes import PatchInit, PositionKind
+from mae_vit.models.sizes import PositionKind
 
 
 def sincos_position_table(grid_size: tuple[int, int], embed_dim: int, class_tokens: int = 1) -> Tensor:
@@ -134,13 +134,7 @@ class ViTEncoder(VisionTransformer, Transformer):
         return self.encode(patch_tokens + self.pos_embed[:, self.num_prefix_tokens :])
 
     def adapt(
-        self,
-        name: str,
-        loaded: Tensor,
-        report: LoadReport,
-        *,
-        geometry: Geometry | None,
-        patch_init: PatchInit | None,
+        self, name: str, loaded: Tensor, report: LoadReport, *, geometry: Geometry | None
     ) -> Tensor | None:
         """Adapts the patch projection to another number of channels, and learned positions to another grid.
 
@@ -148,7 +142,7 @@ class ViTEncoder(VisionTransformer, Transformer):
         """
         if name == "pos_embed":
             return self._adapt_positions(loaded, geometry, report)
-        return super().adapt(name, loaded, report, geometry=geometry, patch_init=patch_init)
+        return super().adapt(name, loaded, report, geometry=geometry)
 
     def _adapt_positions(
         self, loaded: Tensor, geometry: Geometry | None, report: LoadReport

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -14,15 +15,18 @@ from mae_vit.config.schema import Config
 from mae_vit.data.training_data import TrainingData
 from mae_vit.objectives.objective import Task
 from mae_vit.runtime.ranks import ALONE
+from mae_vit.training.engines.base import Engine
 from mae_vit.training.engines.build import build_engine
 from mae_vit.training.engines.precision import Precision
 from mae_vit.training.optim import OptimizerOptions
 
 # Approximate seconds for all tries, and for one micro-batch if it can be reduced.
-_ALL_S, _ONE_S = 2.0, 0.5
+_ALL_S, _ONE_S = 1.0, 0.5
 _FEWEST_TRIES = 3
 # Steps of six configs took 0.9 to 1.15 times as long as the tries, on an idle core and on a shared one.
 _SLACK = 1.3
+# From this load for each core of the machine on, other processes take much of the time.
+_BUSY = 0.75
 # Larger networks are not tried on a CPU: weights, gradients and moments take 16 bytes per parameter.
 _MOST_PARAMETERS_ON_CPU = 150_000_000
 
@@ -31,15 +35,29 @@ class StepTime(NamedTuple):
     """Measured seconds of a step of one rank.
 
     Attributes:
-        alone_s: lower bound: processor time of the fastest try / `_SLACK`, for an idle machine.
-        slowest_s: upper bound: wall time of the slowest try x `_SLACK`.
+        least_s: lower bound: processor time of the fastest try / `_SLACK`, for an idle machine.
+        most_s: upper bound: wall time of the slowest try x `_SLACK`. Both are one estimate for an idle machine if this
+            one is busy.
         images: images of a try: a micro-batch or fewer.
+        load: processes that want a core, if the machine is busy; None if it is not.
     """
 
-    alone_s: float
-    slowest_s: float
+    least_s: float
+    most_s: float
     tries: int
     images: int
+    load: float | None = None
+
+    @property
+    def likely_s(self) -> float:
+        """One estimate: the geometric mean of the bounds."""
+        return (self.least_s * self.most_s) ** 0.5
+
+
+def _load_if_busy() -> float | None:
+    """Returns the load average of the last minute if the machine is busy; None where the system does not tell."""
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    return load if load > _BUSY * (os.cpu_count() or 1) else None
 
 
 def time_steps(
@@ -66,45 +84,65 @@ def time_steps(
         update={"train": config.train.model_copy(update={**alone, "precision": precision})}
     )
     threads = torch.get_num_threads() if device.type == "cpu" else 1
+    load = _load_if_busy() if device.type == "cpu" else None
     try:
+        if load:
+            # Threads that wait for one without a core spend processor time too; one thread alone does not.
+            torch.set_num_threads(1)
         engine = build_engine(config, plan, task, ALONE, device, optimizer=optimizer)
-        position = 0
-
-        def take(images: int) -> np.ndarray:
-            """Returns seconds (3, 2): rows read, compute, update; columns wall time, processor time."""
-            nonlocal position
-            times = [_clock(device)]
-            batch = data.read_some(position, images)
-            position += images
-            times.append(_clock(device))
-            engine.backward(engine.forward(batch.to(device)).loss)
-            times.append(_clock(device))
-            engine.step(plan.lr)
-            return np.diff([*times, _clock(device)], axis=0)
-
-        # Batch normalization needs at least two images.
-        images, begun = min(2 * unit, plan.batch_size_per_device), time.monotonic()
-        take(images)  # loads libraries, makes optimizer states
-        while images < plan.batch_size_per_device and time.monotonic() < begun + _ALL_S:
-            # The first try of a size also allocates memory.
-            seconds = take(images)[:2, 0].sum()
-            fitting = int(images * min(8.0, _ONE_S / seconds)) // unit * unit
-            if fitting <= images:
-                break
-            images = min(fitting, plan.batch_size_per_device)
-        whole, tries = plan.batch_size_per_device / images, list[np.ndarray]()
-        if time.monotonic() < begun + _ALL_S:
-            take(images)
-        while time.monotonic() < begun + _ALL_S or len(tries) < _FEWEST_TRIES:
-            reading, computing, updating = take(images)
-            micro_batch = whole * _micro_batch(reading, computing, data, threads)
-            tries.append(plan.accumulation * micro_batch + updating)
-            if time.monotonic() > begun + 3 * _ALL_S:
-                break
+        parts, images = _try(engine, plan, data, unit=unit)
     except torch.OutOfMemoryError:
         return None
+    finally:
+        if load:
+            torch.set_num_threads(threads)
+    whole, tries = plan.batch_size_per_device / images, list[np.ndarray]()
+    for reading, computing, updating in parts:
+        each = threads if load else 1
+        micro_batch = whole * _micro_batch(reading, computing / each, data, threads)
+        tries.append(plan.accumulation * micro_batch + updating / each)
     passed, had = np.transpose(tries)
+    if load:
+        return StepTime(float(had.min()), float(had.min()), len(tries), images, load)
     return StepTime(float(had.min()) / _SLACK, _SLACK * float(passed.max()), len(tries), images)
+
+
+def _try(engine: Engine, plan: Plan, data: TrainingData, *, unit: int) -> tuple[list[np.ndarray], int]:
+    """Returns the times of some tries, and the number of images of each.
+
+    Times are seconds (3, 2): rows read, compute, update; columns wall time, processor time.
+    """
+    device, position = engine.device, 0
+
+    def take(images: int) -> np.ndarray:
+        nonlocal position
+        times = [_clock(device)]
+        batch = data.read_some(position, images)
+        position += images
+        times.append(_clock(device))
+        engine.backward(engine.forward(batch.to(device)).loss)
+        times.append(_clock(device))
+        engine.step(plan.lr)
+        return np.diff([*times, _clock(device)], axis=0)
+
+    # Batch normalization needs at least two images.
+    images, begun = min(2 * unit, plan.batch_size_per_device), time.monotonic()
+    take(images)  # loads libraries, makes optimizer states
+    while images < plan.batch_size_per_device and time.monotonic() < begun + _ALL_S:
+        # The first try of a size also allocates memory.
+        seconds = take(images)[:2, 0].sum()
+        fitting = int(images * min(8.0, _ONE_S / seconds)) // unit * unit
+        if fitting <= images:
+            break
+        images = min(fitting, plan.batch_size_per_device)
+    tries = list[np.ndarray]()
+    if time.monotonic() < begun + _ALL_S:
+        take(images)
+    while time.monotonic() < begun + _ALL_S or len(tries) < _FEWEST_TRIES:
+        tries.append(take(images))
+        if time.monotonic() > begun + 3 * _ALL_S:
+            break
+    return tries, images
 
 
 def _micro_batch(reading: np.ndarray, computing: np.ndarray, data: TrainingData, threads: int) -> np.ndarray:

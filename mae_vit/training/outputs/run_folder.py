@@ -2,8 +2,8 @@
 
 `config.yaml`, `environment.json`, `metrics.jsonl`, `tensorboard/`, `checkpoints/`,
 `pictures/`, `encoder.safetensors`, `summary.json`, `plan.txt`; with fine-tuning `results.json`,
-`predictions.csv`, `test_reads.json` and `rates.json`; with damaged samples `quarantine.jsonl`; with
-experiment trackers `trackers.json`.
+`predictions.csv` and `test_reads.json`; with damaged samples `quarantine.jsonl`; with experiment
+trackers `trackers.json`.
 """
 
 from __future__ import annotations

@@ -102,10 +102,6 @@ class RunOutputs:
             Image.fromarray(picture).save(self._folder.pictures / f"step-{step:08d}.png")
         self._pictures["pictures/held-out"] = picture
 
-    def show_views(self, views: Mapping[str, np.ndarray]) -> None:
-        """Passes pictures by name, uint8 (H, W, 3), to trackers with the step's metrics."""
-        self._pictures |= {f"inspect/{name}": picture for name, picture in views.items()}
-
     def show_step(self, step: int, seconds: float) -> None:
         """Advances the progress bar on a terminal; in a log, prints the time of the first step."""
         if self._bar is not None:

@@ -140,11 +140,10 @@ class Written:
         return max(differences)
 
 
-def load_for_export(asked: str, pool: Pool | None, *, norm_pix_loss: bool = False) -> ExportSource:
+def load_for_export(asked: str, pool: Pool | None) -> ExportSource:
     """Reads weights of any supported kind for an export; a `pool` of None is the encoder's own.
 
-    `norm_pix_loss` says that an official file's decoder predicts normalized pixels. Raises InputError if there are no
-    such weights, or if `pool` is set for a classifier, which has its own pooling.
+    Raises InputError if there are no such weights, or if `pool` is set for a classifier, which has its own pooling.
     """
     weights = read_weights(asked)
     head = _read_head(weights)
@@ -157,7 +156,7 @@ def load_for_export(asked: str, pool: Pool | None, *, norm_pix_loss: bool = Fals
         raise InputError(
             f"{weights.source}: its head takes {head.in_features} values, its encoder gives {encoder.num_features}"
         )
-    decoder = read_decoder(weights, encoder.encoder, encoder.info, norm_pix_loss=norm_pix_loss)
+    decoder = read_decoder(weights, encoder.encoder, encoder.info)
     return ExportSource(asked, Network(encoder, head), tuple(_read_classes(weights, head)), decoder)
 
 

@@ -55,21 +55,18 @@ class Hub:
         requests: (method, path) of each.
         tokens: that were sent.
         faults: by a part of "METHOD PATH", a list; each request takes its next one: "drop" closes the
-            connection in the middle of the answer, "stall" never answers,
-            "echo" refuses and repeats the token, a number is an HTTP status.
+            connection without an answer, "echo" refuses and repeats the token, a number is an HTTP status.
             A fault "always X" stays.
     """
 
     def __init__(self) -> None:
         self.repos, self.requests, self.tokens, self.faults, self.stored = {}, [], set(), {}, {}
-        self.ended = threading.Event()
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self.server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
         threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
 
     def stop(self) -> None:
-        self.ended.set()
         self.server.shutdown()
         self.server.server_close()
 
@@ -77,14 +74,6 @@ class Hub:
         repo = self.repos[kind, name] = Repo(**options)
         repo.commit(files)
         return repo
-
-    def downloads(self, end: str = "") -> list[str]:
-        """The files whose content was asked for."""
-        return [
-            path
-            for method, path in self.requests
-            if method == "GET" and "/resolve/" in path and path.endswith(end)
-        ]
 
     def next_fault(self, request: str) -> str:
         for part, queue in self.faults.items():
@@ -129,15 +118,13 @@ def _handler(hub: Hub):
             hub.tokens |= {token} - {""}
             self.allowed = token == TOKEN
             self.fault = hub.next_fault(f"{self.command} {path}")
-            if self.fault == "stall":
-                return hub.ended.wait(60)
             if self.fault == "echo":
                 return self.fail(422, "", f"cannot take {token}")
             if self.fault.isdigit():
                 return self.fail(int(self.fault), "", "of the test")
             if token and not self.allowed:
                 return self.fail(401, "", "Invalid credentials in Authorization header")
-            if self.fault == "drop" and self.command == "PUT":
+            if self.fault == "drop":
                 self.close_connection = True
                 return None
             if path.startswith("/lfs/"):
@@ -169,9 +156,7 @@ def _handler(hub: Hub):
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
             if self.command != "HEAD":
-                dropped = self.fault == "drop"
-                self.wfile.write(data[: len(data) // 2] if dropped else data)
-                self.close_connection = dropped
+                self.wfile.write(data)
 
         def json(self, value, **headers):
             self.answer(json.dumps(value).encode(), Content_Type="application/json", **headers)
@@ -293,9 +278,6 @@ def _handler(hub: Hub):
             return self.json([e for e in entries if recursive or "/" not in e["path"].removeprefix(below)])
 
         def take_commit(self, name, repo, branch, commit):
-            if self.fault == "drop":
-                self.close_connection = True
-                return None
             files = dict(repo.commits[commit])
             for line in self.body.splitlines():
                 operation = json.loads(line)

@@ -18,7 +18,7 @@ import pandas
 import PIL.Image
 import pytest
 import torch
-from helpers.commands import ROOT, SMALL_PRETRAIN, lines_of
+from helpers.commands import ROOT, SMALL_PRETRAIN, lines_of, summary_of
 from helpers.images import write_files
 from unit.data.band_files import chunky, values
 
@@ -46,10 +46,6 @@ def commanded(digits, tmp_path_factory):
 
 def encoder_bytes(folder):
     return (folder / "encoder.safetensors").read_bytes()
-
-
-def summary_of(folder):
-    return json.loads((folder / "summary.json").read_text())
 
 
 def test_a_call_trains_the_bits_of_the_command(changes, commanded, capsys, monkeypatch):
@@ -242,7 +238,7 @@ def test_fine_tuning_takes_a_run(commanded, tmp_path):
     assert run.summary["status"] == "done"
     assert 0 <= run.summary["test_top1"] <= 1
     assert isinstance(run.encoder(), mae_vit.PretrainedEncoder)
-    with pytest.raises(mae_vit.InputError, match="nothing to do"):
+    with pytest.raises(mae_vit.InputError, match="no weights and no config"):
         mae_vit.finetune()
 
 

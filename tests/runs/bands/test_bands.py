@@ -189,7 +189,7 @@ def test_weights_of_photographs_are_adapted(tiles, tmp_path, capsys):
     assert finetune([*config, *options, "finetune.mode=few_shot"]) == 0
     said = capsys.readouterr().out
     assert "patch_embed.proj.weight (3 -> 13 channels, repeated in turn, times 3/13)" in said
-    assert "model.in_chans=13: the data's bands" in said
+    assert "model.in_chans=13, as the data" in said
     assert read_run_config(tmp_path / "run")["data"]["normalize"] == "dataset"
 
 

@@ -24,7 +24,7 @@ TUNE = [{"optim.lr": 1e-3}, {"optim.lr": 2e-3}]
 @pytest.fixture
 def made(digits, tmp_path) -> Path:
     """Configs, weights and data of a comparison, to be changed."""
-    for name in ("given", "teacher", "init"):
+    for name in ("given", "init"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "encoder.safetensors").write_bytes(b"weights")
     (tmp_path / "x.yaml").write_text("# before\ntrain: {epochs: 3}\n")
@@ -34,11 +34,9 @@ def made(digits, tmp_path) -> Path:
 
 
 def plan_in(folder: Path, recorded=None, **values) -> ComparisonPlan:
-    teacher = {"finetune.teacher": str(folder / "teacher")}
     entries = [
         {"name": "scratch"},
         {"name": "given", "start": str(folder / "given"), "tune": [{"optim.lr": 3e-3}, {"optim.lr": 4e-3}]},
-        {"name": "taught", "set": teacher},
         {"name": "MAE", "start": "MAE"},
     ]
     settings = {"data": {"path": str(folder / "data")}, "seeds": [0], "tune": TUNE}
@@ -73,14 +71,13 @@ def add_split(folder: Path) -> None:
     [
         (
             lambda at: (at / "x.yaml").write_text("train: {epochs: 4}\n"),
-            {"scratch", "given", "taught", "MAE"},
+            {"scratch", "given", "MAE"},
         ),
         (lambda at: rewrite(at / "given" / "encoder.safetensors"), {"given"}),
-        (lambda at: rewrite(at / "teacher" / "encoder.safetensors"), {"taught"}),
         # All that begins from a pretraining depends on what that begins from.
         (lambda at: rewrite(at / "init" / "encoder.safetensors"), {"pretrain MAE", "MAE"}),
-        (lambda at: change_split(at, "train"), {"scratch", "given", "taught", "pretrain MAE", "MAE"}),
-        (lambda at: change_split(at, "test"), {"scratch", "given", "taught", "MAE"}),
+        (lambda at: change_split(at, "train"), {"scratch", "given", "pretrain MAE", "MAE"}),
+        (lambda at: change_split(at, "test"), {"scratch", "given", "MAE"}),
         # Comments and further splits.
         (lambda at: (at / "x.yaml").write_text("# after\ntrain: {epochs: 3}\n"), set()),
         (add_split, set()),
@@ -129,7 +126,7 @@ def test_a_run_is_done_once_its_own_summary_says_so(made, monkeypatch):
 def test_inputs_that_are_gone_are_those_that_were_recorded(made):
     plan = plan_in(made)
     before = ids_of(plan)
-    for name in ("data", "given", "teacher"):
+    for name in ("data", "given"):
         shutil.rmtree(made / name)
     (made / "x.yaml").unlink()
     assert ids_of(plan_in(made, plan.inputs.digests)) == before

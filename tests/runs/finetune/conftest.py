@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from helpers.finetune import CNN, SMALL, TINY
+from helpers.finetune import SMALL, TINY
 from helpers.images import prepare_pairs, write_pairs
 
 from mae_vit.finetuning.command import main
@@ -78,18 +78,6 @@ def pretrained(digits, tmp_path_factory) -> Path:
     arguments = [*TINY, *decoder, *short, f"data.path={digits}", f"run.dir={folder}", "run.name=mae"]
     assert pretrain_main(["--config", "mae_digits", *arguments]) == 0
     return folder
-
-
-@pytest.fixture(scope="session")
-def trained_teacher(shared) -> Path:
-    """A small network, trained well enough to agree with most labels."""
-    seldom = [
-        "monitor.evaluate_every_steps=20",
-        "checkpoint.every_steps=20",
-        "train.steps=20",
-        "optim.lr=1e-2",
-    ]
-    return shared(*seldom, **CNN).folder
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,7 @@ VITS = [
     ("model.name=SimpelCNN", '"SimpleCNN"'),
     ("finetune.holdout=0.9", "finetune.holdout=0.9"),
     ("model.init=x", "model.init"),
-    ("monitor.probe_every_steps=3", "monitor.probe_every_steps"),
+    ("monitor.probe_queries=3", "monitor.probe_queries"),
     ("monitor.evaluate_images=9", "monitor.evaluate_images"),
     ("optim.layer_decay=1.5", "optim.layer_decay=1.5"),
     ("finetune.start=runs/mae", "--ckpt"),
@@ -28,13 +28,6 @@ VITS = [
     ("data.leave_out_per_class=5", "takes labels_per_class"),
     ("finetune.test=false finetune.holdout=0", "test=false"),
     ("train.ema_decay=0.9 train.zero_stage=3", "zero_stage=3"),
-    ("finetune.distillation=soft", "without a teacher"),
-    ("finetune.distillation_weight=0.3", "without distillation"),
-    (
-        "finetune.teacher=x finetune.pool=cls finetune.distillation_temperature=2.0",
-        "distillation_temperature",
-    ),
-    ("finetune.teacher=x", 'pool="cls"'),
     ("train.engine=torch train.zero_stage=1", "zero_stage=1"),
     ("finetune.mode=segment finetune.mixup=0.8", "finetune.mixup=0.8"),
     ("finetune.mode=segment data.augment.policy=randaugment", "data.augment.policy=randaugment"),
@@ -42,8 +35,7 @@ VITS = [
 ]
 NETWORKS = [
     ("finetune.pool=cls", "no class token"),
-    ("finetune.teacher=x finetune.pool=cls", "finetune.teacher"),
-    ("finetune.freeze_patch_embed=true", "finetune.freeze_patch_embed"),
+    ("finetune.head_init=small", "finetune.head_init"),
     ("finetune.mode=knn", "Vision Transformer"),
     ("finetune.mode=segment_probe", "Vision Transformer"),
     ("model.drop_path_rate=0.1", "drop_path_rate"),
@@ -93,7 +85,6 @@ def test_a_config_is_refused_with_key_and_value(config, base, overrides, named):
 JOBS = {
     "no start": (["--ckpt", ""], "path is empty"),
     "missing weights": (["--ckpt", "nowhere"], "weights nowhere"),
-    "missing teacher": (["finetune.teacher=nowhere", "finetune.pool=cls"], "finetune.teacher=nowhere"),
     "holdout of nothing": (["data.labels_per_class=1"], "leaves 0"),
     "too many labels": (["data.labels_per_class=9999"], "data.labels_per_class=9999"),
     "shots": (

@@ -55,19 +55,13 @@ NETWORKS = {
     "mean": [],
     "cls": ["finetune.pool=cls"],
     "SimpleCNN": [],
-    "distilled": ["finetune.pool=cls", "finetune.distillation=hard"],
     "fixed positions": ["model.pos_embed=sincos"],
 }
 
 
 @pytest.mark.parametrize("network", NETWORKS)
 def test_predictions_of_test_images_are_those_of_the_run(shared, digits, tmp_path, capsys, network):
-    words, options = list(NETWORKS[network]), {}
-    if network == "distilled":
-        words.append(f"finetune.teacher={shared().folder}")
-    if network == "SimpleCNN":
-        options = CNN
-    folder = shared(*words, **options).folder
+    folder = shared(*NETWORKS[network], **(CNN if network == "SimpleCNN" else {})).folder
     assert predict(folder, digits, tmp_path / "p.csv", "--split", "test", "--top", 2) == 0
     out = capsys.readouterr().out
     ours, theirs = rows_of(tmp_path / "p.csv"), rows_of(folder / "predictions.csv")

@@ -4,13 +4,12 @@ import json
 import shutil
 
 import pytest
-import timm
 import torch
 from helpers.commands import ROOT, one_line, summary_of
 from helpers.encoders import vit_info
 from helpers.finetune import CNN
 from helpers.images import prepare_pairs, write_pairs
-from helpers.weights.official_weights import RunsCode, official
+from helpers.weights.official_weights import official
 from safetensors.torch import load_file
 
 from mae_vit.core.errors import InputError
@@ -31,7 +30,7 @@ def run(call, colored):
     """Fine-tunes on color images of 32 px: run(weights, "key=value", ..., name="run") -> exit code."""
 
     def tune(ckpt, *arguments, **options) -> int:
-        few = ["data.labels_per_class=16", "finetune.train_images=64", "train.effective_batch_size=64"]
+        few = ["data.labels_per_class=16", "train.effective_batch_size=64"]
         words = [f"--ckpt={ckpt}", f"data.path={colored}", *few, *arguments]
         return call(*words, **options, model=(), small=SHORT)
 
@@ -59,28 +58,6 @@ def test_an_official_file_is_fine_tuned_in_full(run, tmp_path, capsys, namespace
     fresh = {"head.weight", "head.bias"} | ({"fc_norm.weight", "fc_norm.bias"} if pool == "mean" else set())
     assert model.keys() - weights.keys() == fresh
     assert ("norm.weight" in model) == (pool == "cls")
-
-
-def test_a_file_that_would_run_code_runs_none(run, tmp_path, capsys):
-    path, mark = tmp_path / "evil.pth", tmp_path / "mark"
-    torch.save({"model": {"cls_token": torch.zeros(1)}, "args": RunsCode(str(mark))}, path)
-    assert run(path) == 2
-    assert str(path) in one_line(capsys)
-    assert not mark.exists()
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("kind", ["learnable", "sincos"])
-def test_another_image_size_interpolates_positions(run, tmp_path, capsys, kind):
-    """The grid of 8 x 8 patches becomes 12 x 12, learned or fixed before."""
-    encoder = write_encoder(tmp_path, (32, 32), 4, 3, 64, 3, 4, 4.0, kind, HALF, [0.25] * 3)
-    resampled = timm.layers.resample_abs_pos_embed(encoder.pos_embed.detach(), [12, 12])
-    for side, expected in ((48, resampled), (32, encoder.pos_embed.detach())):
-        crop = "data.augment.crop=random_resized"
-        assert run(tmp_path, f"model.img_size={side}", crop, name=str(side)) == 0
-        assert ("12 x 12 patches" in capsys.readouterr().out) == (side == 48)
-        positions = load_file(tmp_path / str(side) / "model.safetensors")["pos_embed"]
-        torch.testing.assert_close(positions, expected, atol=1e-6, rtol=0)
 
 
 def test_geometry_and_normalization_are_the_weights(run, tmp_path, capsys):
@@ -188,23 +165,10 @@ def test_a_run_whose_data_does_not_serve_says_what_to_pass(alone, digits, tmp_pa
     assert "--config FILE" in one_line(capsys)
 
 
-# Of timm's, built without their weights.
-OTHER_KINDS = ["deit3_small_patch16_224", "vit_small_patch14_reg4_dinov2", "vit_base_patch16_siglip_224"]
-
-
-@pytest.mark.parametrize("name", OTHER_KINDS)
-def test_another_kind_of_encoder_is_one_line(run, name, monkeypatch, capsys):
-    create = timm.create_model
-    monkeypatch.setattr(
-        timm, "create_model", lambda *a, **options: create(*a, **{**options, "pretrained": False})
-    )
-    assert run(f"timm:{name}", "--dry-run") == 2
-    assert f"timm:{name}" in one_line(capsys)
-
-
 def run_folder(folder, size: str, data: str) -> str:
     """What of a run folder says how to fine-tune it."""
-    text = f"model: {{name: {size}, img_size: 224}}\ndata: {{path: {data}, split: train, augment: {{crop: null}}}}\n"
+    model = size if "," in size else f"{size}, img_size: 224"
+    text = f"model: {{name: {model}}}\ndata: {{path: {data}, split: train, augment: {{crop: null}}}}\n"
     (folder / "config.yaml").write_text(text)
     return str(folder)
 
@@ -216,9 +180,14 @@ def run_folder(folder, size: str, data: str) -> str:
         ("L", "few_shot", "finetune_large"),
         ("H", "finetune", "finetune_huge"),
         ("L", "linear_probe", "linear_probe_base"),
+        ("S", "finetune", "finetune_photos_224"),
+        ("tiny-cifar, img_size: 32", "finetune", "finetune_cifar_tiny"),
+        ("tiny-cifar, img_size: 64", "finetune", "finetune_photos_64"),
+        ("tiny-cifar, img_size: [64, 96]", "few_shot", "finetune_photos_96"),
     ],
 )
 def test_a_run_folder_is_fine_tuned_by_the_recipe_for_its_size(colored, tmp_path, size, mode, expected):
+    """The size of its network and of its images."""
     config, overrides = find_recipe(run_folder(tmp_path, size, colored), [f"finetune.mode={mode}"])
     assert config.stem == expected
     assert f'data.path="{colored}"' in overrides

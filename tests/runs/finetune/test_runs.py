@@ -33,14 +33,7 @@ def test_a_run_leaves_what_it_promises(shared, digits, pretrained):
     folder, output, _ = shared(ckpt=pretrained)
     assert {path.name for path in folder.iterdir()} == {
         *(".lock", "config.yaml", "environment.json", "plan.txt", "metrics.jsonl", "checkpoints", "pictures"),
-        *(
-            "summary.json",
-            "results.json",
-            "predictions.csv",
-            "test_reads.json",
-            "rates.json",
-            "model.safetensors",
-        ),
+        *("summary.json", "results.json", "predictions.csv", "test_reads.json", "model.safetensors"),
     }
     assert "100.0%" in output
     assert "not loaded    fc_norm" in output
@@ -55,7 +48,6 @@ def test_a_run_leaves_what_it_promises(shared, digits, pretrained):
     for name in ("train_top1", "val_top1", "test_top1", "test_top5", "calibration_error"):
         assert math.isfinite(summary[name]), name
         assert 0 <= summary[name] <= 1, name
-    assert summary["train_test_gap"] == pytest.approx(summary["train_top1"] - summary["test_top1"])
     assert summary["test_reads"] == 1
     with (folder / "predictions.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -160,17 +152,14 @@ KILLED = {
     "noise": NOISE,
     "network": [],
     "average": ["train.ema_decay=0.7"],
-    "teacher": ["finetune.pool=cls"],
     "mixing": ["finetune.mixup=0.8", "finetune.cutmix=1.0"],
 }
 
 
 @pytest.mark.parametrize("kind", KILLED)
 @pytest.mark.parametrize("left", [2, pytest.param(6, marks=pytest.mark.slow)])
-def test_a_kill_in_the_middle_changes_nothing(call, shared, trained_teacher, tmp_path, kind, left):
-    changes, options = list(KILLED[kind]), CNN if kind == "network" else {}
-    if kind == "teacher":
-        changes.append(f"finetune.teacher={trained_teacher}")
+def test_a_kill_in_the_middle_changes_nothing(call, shared, tmp_path, kind, left):
+    changes, options = KILLED[kind], CNN if kind == "network" else {}
     straight, cut = shared(*changes, **options).folder, tmp_path / "cut"
     shutil.copytree(straight, cut)
     # As after a power cut behind this save: metrics may be ahead of it, results are not there.

@@ -1,23 +1,16 @@
 """The sample budget: damaged samples are replaced, listed and counted; over the budget the run stops and says why."""
 
-import io
 import json
 import os
 import shutil
 
-import numpy as np
 import pytest
 from helpers.commands import summary_of
 from helpers.damage import WAYS, copy_of, damage, keys_of, known_key
-from PIL import Image
 
 from mae_vit.core.errors import Damage
 from mae_vit.data import training_data
 from mae_vit.data.index import open_index
-from mae_vit.data.prepare.bands import BandOptions
-from mae_vit.data.prepare.convert import Conversion
-from mae_vit.data.prepare.prepare import prepare
-from mae_vit.data.prepare.sources.find import find_images
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.checkpoints.checkpoint import list_checkpoints, step_of
 from mae_vit.training.recovery import Quarantine
@@ -137,59 +130,6 @@ def test_a_resumed_run_counts_on_and_repeats_no_line(call, damaged, digits, tmp_
     kept = step_of(list_checkpoints(folder / "checkpoints")[-1])
     assert call(*options, f"data.path={digits}") == 0
     assert {line["step"] for line in listed(folder)} == set(range(1, kept + 1))
-
-
-def test_a_shard_that_vanishes_in_mid_run_is_replaced_too(call, digits, tmp_path, monkeypatch):
-    monkeypatch.setattr("mae_vit.data.shards.shard_files._MAX_OPEN_SHARDS", 1)
-    monkeypatch.setattr("mae_vit.data.shards.shard_files._WAITS_S", (0.0, 0.01))
-    copy, lost = copy_of(digits, tmp_path / "data"), []
-    load = training_data.load_batches
-
-    def losing(*arguments, **options):
-        for number, batch in enumerate(load(*arguments, **options)):
-            if number == 0:
-                (copy / "train-000003.tar").unlink()
-            lost.extend(damage.sample for damage in batch.damaged)
-            yield batch
-
-    monkeypatch.setattr(training_data, "load_batches", losing)
-    options = [*LONG, f"data.path={copy}", TAR, "data.workers=0"]
-    assert call(*options, "data.damage_budget=0.25") == 0
-    lines = listed(tmp_path / "run")
-    assert {line["sample"] for line in lines} == set(lost)
-    assert min(lost) >= 1200
-    assert {(line["shard"], line["step"]) for line in lines} == {("train-000003.tar", n) for n in (2, 3)}
-    assert len({line["reason"] for line in lines}) == 1
-
-
-ODDITIES = {
-    "cmyk.jpg": lambda image: (image.convert("CMYK"), "jpeg"),
-    "deep.png": lambda image: (Image.fromarray(np.asarray(image.convert("L")).astype(np.uint16) << 8), "png"),
-    "misnamed.png": lambda image: (image, "jpeg"),
-    "moving.gif": lambda image: (image, "gif"),
-    "clear.png": lambda image: (image.convert("RGBA"), "png"),
-}
-
-
-def test_healthy_oddities_are_not_counted(call, tmp_path):
-    images, data = tmp_path / "images", tmp_path / "data"
-    images.mkdir()
-    for number in range(64):
-        chance = np.random.default_rng(number)
-        image = Image.fromarray(chance.integers(0, 256, (8, 8, 3), dtype=np.uint8))
-        name = list(ODDITIES)[number % len(ODDITIES)]
-        odd, kind = ODDITIES[name](image)
-        stream = io.BytesIO()
-        frames = {"save_all": True, "append_images": [image.rotate(90)]} if kind == "gif" else {}
-        odd.save(stream, kind, **frames)
-        (images / f"{number}{name}").write_bytes(stream.getvalue())
-    conversion = Conversion(bands=BandOptions(take="8-bit"))
-    prepare([find_images(str(images), out=data)], data, conversion=conversion)
-    assert len(open_index(data, "train")) == 64
-    options = [f"data.path={data}", "train.effective_batch_size=16", "data.damage_budget=0"]
-    for source in ("memory", "tar"):
-        assert call(*options, f"data.source={source}", "model.in_chans=3", name=source) == 0
-        assert not (tmp_path / source / "quarantine.jsonl").exists()
 
 
 def test_the_list_takes_hostile_lines_and_names(tmp_path):

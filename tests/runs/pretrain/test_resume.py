@@ -9,7 +9,6 @@ import signal
 
 import pytest
 from helpers.commands import lines_of, one_line, summary_of
-from helpers.leaked_tensors import Leftovers
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -43,15 +42,6 @@ def test_stopping_half_way_changes_nothing(call, tmp_path, encoder):
         [[line.get(k) for k in kept] for line in lines_of(tmp_path / name)] for name in ("cut", "straight")
     )
     assert cut == straight
-
-
-def test_nothing_of_a_checkpoint_stays_in_memory(call, checkpoint, monkeypatch):
-    options = (KEEP, "train.ema_decay=0.9")
-    assert call(*options, name="whole") == 0
-    left = Leftovers(monkeypatch)
-    assert call(*options, "--resume", str(checkpoint("whole", 4)), name="rest") == 0
-    assert len(left.read) > 40
-    assert left.alive == [0]
 
 
 @pytest.mark.slow

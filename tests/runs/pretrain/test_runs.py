@@ -148,7 +148,7 @@ def test_the_plan_reads_well_and_nothing_is_written(call, tmp_path, capsys):
     assert output.count("every step") == 2
     for options, parts in (
         (["train.steps=330"], ("149 images", "15 of each of 10", "151 others", "at the end")),
-        (["monitor.probe_queries=1", "monitor.probe_every_steps=3"], ("1 other", "every 3 steps")),
+        (["monitor.probe_queries=1"], ("1 other",)),
         (["monitor.probe_queries=0"], ("none: monitor.probe_queries=0",)),
     ):
         (line,) = (line for line in plan(*options).splitlines() if line.startswith("probe  "))
@@ -222,12 +222,13 @@ def test_data_without_a_held_out_split_says_so(call, digits, tmp_path, capsys):
     assert (folder / "latest").read_text() == "step-00000006\n"
 
 
-def test_the_online_probe_scores_and_changes_nothing(call, tmp_path, encoder):
-    assert call("monitor.probe_every_steps=2", name="with") == 0
+def test_the_online_probe_scores_and_changes_nothing(call, tmp_path, encoder, monkeypatch):
+    monkeypatch.setattr("mae_vit.config.plan._TRAINED_PER_PROBED", 1)
+    assert call(name="with") == 0
     assert call("monitor.probe_queries=0", name="without") == 0
     lines = lines_of(tmp_path / "with")
-    assert [line["step"] for line in lines if "probe" in line] == [2, 4, 6]
-    for line in lines[1::2]:
+    assert [line["step"] for line in lines if "probe" in line] == [3, 6]
+    for line in lines[2::3]:
         assert set(line["probe"]) == {"few_shot_top1", "knn_top1", "chance_top1", "seconds"}
         # Even random features tell digits apart far above the 10 % of chance.
         assert 0.2 < line["probe"]["few_shot_top1"] <= 1

@@ -1,10 +1,13 @@
 """What is wrong with a command line is said before torch, which takes seconds, is imported."""
 
+import gc
 import subprocess
 import sys
 
 import pytest
 from helpers.commands import ROOT
+
+from mae_vit.runtime.imports import slow_imports
 
 _SCRIPT = """
 import sys
@@ -36,3 +39,15 @@ def test_a_typo_is_answered_without_torch(words, code):
         [sys.executable, "-c", _SCRIPT, *words], capture_output=True, text=True, cwd=ROOT, timeout=500
     )
     assert done.stdout.splitlines()[-1] == f"{code} []", done.stdout + done.stderr
+
+
+def test_slow_imports_wait_for_no_garbage_and_no_wandb(monkeypatch):
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    with slow_imports():
+        assert (gc.isenabled(), sys.modules["wandb"]) == (False, None)
+    assert (gc.isenabled(), "wandb" in sys.modules) == (True, False)
+    gc.unfreeze()
+    monkeypatch.setitem(sys.modules, "wandb", sys)
+    with slow_imports():
+        assert sys.modules["wandb"] is sys
+    gc.unfreeze()

@@ -27,8 +27,14 @@ def test_a_branch_has_its_own_default_and_presets():
     (simmim,) = (block for block in blocks if "name=simmim" in block)
     assert "default  0.6" in simmim
     assert "mae_base" not in simmim
-    # A section of a comparison that all its runs share.
-    assert explain_key("set.train.ema_decay", SCHEMAS) == explain_key("ema_decay", SCHEMAS)
+
+
+@pytest.mark.parametrize("place", ["set.", "pretrain.MAE.set.", "pretrain.MAE.", "entries.set."])
+def test_a_key_may_have_its_section_of_a_comparison(place):
+    for key in ("train.ema_decay", "ema_decay"):
+        assert explain_key(place + key, SCHEMAS) == explain_key("ema_decay", SCHEMAS)
+    (first, *_) = explain_key("pretrain.MAE.dir", SCHEMAS)
+    assert first == "pretrain.NAME.dir"
 
 
 def test_a_section_lists_its_keys():
@@ -47,7 +53,10 @@ def test_every_key_is_explained_in_at_most_a_hundred_columns(monkeypatch):
             assert "type" not in facts or "meaning" in facts, path
 
 
-@pytest.mark.parametrize("key", ["train.epoch", "optim.learning", "nothing_like_it"])
+@pytest.mark.parametrize(
+    "key",
+    ["train.epoch", "optim.learning", "nothing_like_it", "pretrain.MAE.dirs", "pretrain.MAE.train.epochz"],
+)
 def test_an_unknown_key_names_the_nearest(capsys, said, key):
     assert main(["config", key]) == 2
     (line,) = capsys.readouterr().err.splitlines()

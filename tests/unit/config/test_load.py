@@ -72,7 +72,6 @@ BAD = {
     "optim.betas=[0.9, 1.5]": "betas=[0.9, 1.5]",
     "optim.name=sgd optim.betas=[0.9,0.9]": '"adamw" or "adam"',
     "optim.momentum=0.9": '"sgd" or "lars"',
-    "guard.spike_sigmas=null guard.spike_steps=4": "spike_sigmas=null",
     "guard.max_rollbacks=0 guard.skip_steps=5": "max_rollbacks=0",
     "optim.name=lars optim.betas=null train.zero_stage=1": "zero_stage=0",
     "train.zero_stage=4": "zero_stage=4",

@@ -81,7 +81,7 @@ set: {data.split: 007, train.epochs: 1e1}
 pretrain:
   2024.b: {config: ~/mae.yaml, dir: ~/mae, set: {data.path: ~/more, data.split: 1e3}}
 entries:
-  - {name: 1e3, config: ~/a.yaml, start: 2024.b, set: {finetune.teacher: ~/teacher}, tune: [{data.split: 1_0}]}
+  - {name: 1e3, config: ~/a.yaml, start: 2024.b, set: {data.cache_dir: ~/cache}, tune: [{data.split: 1_0}]}
 tune: [{train.epochs: 2}]
 reference: 1e3
 """
@@ -96,7 +96,7 @@ reference: 1e3
     assert config.pretrain["MAE"].set == {"data.path": "/home/me/c"}
     (entry,) = config.entries
     assert (entry.name, entry.config, entry.start) == ("1e3", "/home/me/a.yaml", "2024.b")
-    assert (entry.set, entry.tune) == ({"finetune.teacher": "/home/me/teacher"}, [{"data.split": "1_0"}])
+    assert (entry.set, entry.tune) == ({"data.cache_dir": "/home/me/cache"}, [{"data.split": "1_0"}])
 
 
 @pytest.mark.parametrize("text", AS_TYPED)

@@ -85,7 +85,7 @@ def test_without_bands_nothing_is_added():
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"names": ["red", "red"]}, "two bands have one name"),
+        ({"names": ["red", "red"]}, "two bands"),
         ({"min": [1]}, "min needs 2 finite numbers"),
         ({"dtype": "float64"}, "dtype"),
         ({"scale": {"low": [0, 0], "high": [1, 0], "by": "given"}}, "scale.high must be above"),

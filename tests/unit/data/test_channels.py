@@ -53,8 +53,3 @@ def test_a_contradiction_is_one_line(said, channels, bands, expected):
 def test_it_is_a_positive_number(value):
     with pytest.raises(InputError, match=r"model\.in_chans"):
         config_of(f"model.in_chans={value}")
-
-
-def test_a_way_to_adapt_nothing_is_refused():
-    with pytest.raises(InputError, match=r"patch_init.* model\.init"):
-        config_of("model.patch_init=average")

@@ -6,24 +6,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from helpers.objectives import batch_of, build
+from helpers.objectives import batch_of, build, model_of, options_of
 
 from mae_vit.core.bands import Bands
 from mae_vit.core.batch import Batch
 from mae_vit.core.keyed_rng import SampleKeys
-from mae_vit.models.encoders.vit import ViTEncoder
 from mae_vit.models.masking import nearest_visible, patch_noise
-from mae_vit.objectives import OBJECTIVES
 from mae_vit.objectives.objective import Objective
+from mae_vit.testing import build_objective
 
 P, SIDE = 4, 16
 NODATA = 7.0
 # As 8 bits, in another type: the same numbers by the path of bands.
 BYTES_AS_FLOATS = Bands(("r", "g", "b"), "float32", (0.0,) * 3, (255.0,) * 3)
-OPTIONS = {
-    "mae": {"decoder_embed_dim": 32, "decoder_depth": 1, "decoder_num_heads": 2},
-    "joint": {"mae": {"decoder_embed_dim": 32, "decoder_depth": 1, "decoder_num_heads": 2}},
-}
 
 
 def sixteen_bit(channels: int) -> Bands:
@@ -33,15 +28,8 @@ def sixteen_bit(channels: int) -> Bands:
 
 
 def objective_of(name: str, bands: Bands, **changes) -> Objective:
-    torch.manual_seed(0)
-    channels = len(bands.names)
-    encoder = ViTEncoder(
-        img_size=(SIDE, SIDE), patch_size=P, in_chans=channels, embed_dim=32, depth=1, num_heads=2
-    )
-    section = OBJECTIVES[name].model_validate({"name": name, **OPTIONS.get(name, {}), **changes})
-    return section.build(
-        encoder, mean=[0.4] * channels, std=[0.2] * channels, num_classes=5, bands=bands
-    ).eval()
+    model = {**model_of("tiny"), "in_chans": len(bands.names), "depth": 1}
+    return build_objective(options_of(name, **changes), model, bands=bands).eval()
 
 
 def raw_batch(bands: Bands, images: int = 4) -> Batch:

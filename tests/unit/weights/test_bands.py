@@ -33,47 +33,31 @@ def encoder_of(channels: int) -> ViTEncoder:
 
 
 @pytest.mark.parametrize("channels", [1, 4, 5, 13])
-def test_repeat_is_what_timm_does(channels):
+def test_channels_repeat_as_in_timm(channels):
     weight = torch.randn(8, 3, 4, 4)
-    adapted, said = adapt_patch_projection(weight, channels, "repeat")
+    adapted, said = adapt_patch_projection(weight, channels)
     torch.testing.assert_close(adapted, adapt_input_conv(channels, weight.clone()))
     assert f"3 -> {channels}" in said
 
 
-@pytest.mark.parametrize(
-    ("old", "channels", "how"), [(3, 6, "repeat"), (13, 3, "repeat"), (3, 13, "average"), (4, 2, "average")]
-)
-def test_images_of_equal_channels_keep_their_embedding(old, channels, how):
+@pytest.mark.parametrize(("old", "channels"), [(3, 6), (13, 3), (4, 2)])
+def test_images_of_equal_channels_keep_their_embedding(old, channels):
     """Only whole turns repeat each channel as often."""
     weight = torch.randn(8, old, 4, 4)
-    adapted, _ = adapt_patch_projection(weight, channels, how)
+    adapted, _ = adapt_patch_projection(weight, channels)
     assert adapted.shape == (8, channels, 4, 4)
-    if how == "average" or channels % old == 0 or channels < old:
-        torch.testing.assert_close(adapted.sum(dim=1), weight.sum(dim=1), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(adapted.sum(dim=1), weight.sum(dim=1), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("how", [None, "repeat", "average", "fresh"])
-def test_the_report_says_how_weights_were_adapted(tmp_path, how):
+def test_the_report_says_how_weights_were_adapted(tmp_path):
     path = encoder_file(tmp_path / "encoder.safetensors")
     weights, encoder = read_weights(str(path)), encoder_of(5)
-    before = encoder.patch_embed.proj.weight.detach().clone()
-    report = load_weights(weights, encoder, patch_init=how)
+    report = load_weights(weights, encoder)
     assert report.share == 1
-    after = encoder.patch_embed.proj.weight.detach()
-    notes = report.by_design if how == "fresh" else report.adapted
-    assert "3 -> 5 channels" in notes["patch_embed.proj.weight"]
-    if how == "fresh":
-        assert torch.equal(after, before)
-    else:
-        expected, _ = adapt_patch_projection(weights.tensors["patch_embed.proj.weight"], 5, how or "repeat")
-        assert torch.equal(after, expected)
+    assert "3 -> 5 channels" in report.adapted["patch_embed.proj.weight"]
+    expected, _ = adapt_patch_projection(weights.tensors["patch_embed.proj.weight"], 5)
+    assert torch.equal(encoder.patch_embed.proj.weight, expected)
     assert "patch_embed.proj.weight" not in report.loaded + report.random + report.skipped
-
-
-def test_an_option_without_effect_is_refused(tmp_path):
-    weights = read_weights(str(encoder_file(tmp_path / "encoder.safetensors")))
-    with pytest.raises(InputError, match=r"patch_init=.average.*\b3 channels"):
-        load_weights(weights, encoder_of(3), patch_init="average")
 
 
 def test_raw_values_are_normalized_as_in_pretraining_in_another_scale():

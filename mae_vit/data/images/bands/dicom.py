@@ -44,7 +44,7 @@ def open_dicom(data: bytes, max_pixels: int | None) -> Raster:
     except ImportError:
         raise InputError("DICOM files need pydicom: pip install 'mae-vit[dicom]'") from None
     if _DEFLATED in data[:_META_WITHIN]:
-        raise DecodeError("a deflated DICOM file is not taken: unpack it first (dcmconv +te)")
+        raise DecodeError("a deflated DICOM file; decompress it first (dcmconv +te)")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -60,21 +60,21 @@ def open_dicom(data: bytes, max_pixels: int | None) -> Raster:
 def _check(dataset: Any, max_pixels: int | None) -> None:
     """Checks what a file declares, before memory is taken for its pixels."""
     if "PixelData" not in dataset:
-        raise DecodeError("the DICOM file holds no image")
+        raise DecodeError("the DICOM file contains no image")
     syntax = dataset.file_meta.TransferSyntaxUID
     if str(syntax) not in _TAKEN:
         name = getattr(syntax, "name", syntax)
-        raise DecodeError(f"DICOM compressed by {name}: decompress it first (gdcmconv --raw, dcmdjpeg)")
+        raise DecodeError(f"DICOM compressed as {name}; decompress it first (gdcmconv --raw, dcmdjpeg)")
     frames, samples = int(dataset.get("NumberOfFrames", 1) or 1), int(dataset.get("SamplesPerPixel", 1))
     bits, color = int(dataset.BitsAllocated), str(dataset.PhotometricInterpretation)
     if samples > 1 and (frames, samples, bits, color) != (1, 3, 8, "RGB"):
         raise DecodeError(
-            f"{frames} frames of {samples} samples ({color}, {bits} bits): one frame of RGB is taken"
+            f"{frames} frames of {samples} samples ({color}, {bits} bits); only one frame of RGB can be read"
         )
     if samples == 1 and color not in _GRAY:
-        raise DecodeError(f"DICOM of {color} is not taken: MONOCHROME1, MONOCHROME2, RGB are")
+        raise DecodeError(f"DICOM of {color}; only MONOCHROME1, MONOCHROME2 and RGB can be read")
     if bits not in (8, 16):
-        raise DecodeError(f"DICOM of {bits} bits is not taken: 8 and 16 are")
+        raise DecodeError(f"DICOM of {bits} bits; only 8 and 16 can be read")
     # The widest type that its values may become.
     check_shape(frames * samples, int(dataset.Rows), int(dataset.Columns), "float32", max_pixels)
 
@@ -97,7 +97,7 @@ def _read_gray(dataset: Any) -> Raster:
     slope = float(dataset.get("RescaleSlope", 1) or 1)
     intercept = float(dataset.get("RescaleIntercept", 0) or 0)
     if not (np.isfinite(slope) and np.isfinite(intercept)):
-        raise DecodeError("its RescaleSlope or RescaleIntercept is no number")
+        raise DecodeError("its RescaleSlope or RescaleIntercept is not a number")
     if (slope, intercept) != (1, 0):
         notes.append("in units of RescaleSlope and RescaleIntercept")
         values = _in_units(values, slope, intercept)

@@ -86,7 +86,7 @@ def check_kind(pixels: np.ndarray, bands: Bands) -> None:
     """Checks that an image (C, H, W) has the bands that a data set has; raises DecodeError naming both kinds."""
     count, dtype = len(pixels), pixels.dtype.name
     if (count, dtype) != (len(bands.names), bands.dtype):
-        raise DecodeError(f"{count}x{dtype}, where all images are {len(bands.names)}x{bands.dtype}")
+        raise DecodeError(f"{count}x{dtype}, unlike the other images ({len(bands.names)}x{bands.dtype})")
 
 
 def _open_png(data: bytes, max_pixels: int | None) -> Raster:
@@ -114,7 +114,7 @@ def _open_png(data: bytes, max_pixels: int | None) -> Raster:
             pixels = np.asarray(imagecodecs.png_decode(data)).transpose(2, 0, 1)[:count]
     except ImportError:
         raise InputError(
-            "PNG files of 16-bit colors need imagecodecs: pip install 'mae-vit[bands]'"
+            "PNG files of 16-bit colors need imagecodecs; pip install 'mae-vit[bands]'"
         ) from None
     except Exception as error:  # decoders raise many types on damaged bytes
         raise DecodeError(first_line(error)) from None
@@ -138,7 +138,7 @@ def check_png(data: bytes) -> None:
         if kind == b"IDAT" and end <= len(data):
             checksum = int.from_bytes(data[end - 4 : end], "big")
             if zlib.crc32(memoryview(data)[at + 4 : end - 4]) != checksum:
-                raise DecodeError("the checksum of its pixels differs")
+                raise DecodeError("its pixels do not match their checksum")
         if kind == b"IEND":
             return
         at = end
@@ -171,9 +171,9 @@ def _open_npy(data: bytes, max_pixels: int | None, extension: str = "npy") -> Ra
     flat = np.frombuffer(data, header.dtype, math.prod(header.shape), header.start)
     array = flat.reshape(header.shape, order="F" if header.fortran else "C")
     if side := _side_in_stack(array):
-        alone = f" (if it is one image, write it as {(1, *array.shape)})" if array.ndim == 2 else ""
+        alone = f" (or, if it is a single image, write it as {(1, *array.shape)})" if array.ndim == 2 else ""
         raise DecodeError(
-            f"its array is a stack of {len(array)} images of {side}x{side} px: {EACH_IMAGE}{alone}"
+            f"its array is a stack of {len(array)} images of {side}x{side} px; {EACH_IMAGE}{alone}"
         )
     if array.ndim == 2:
         array = array[None]
@@ -211,7 +211,7 @@ def _open_npz(data: bytes, max_pixels: int | None) -> Raster:
                 arrays = [name for name in arrays if name == "image.npy"]
             if len(arrays) != 1 or len(members) > _MEMBERS:
                 raise DecodeError(
-                    f'{len(members)} arrays in one file: name the image "image"; of stacks {EACH_IMAGE}'
+                    f'{len(members)} arrays in one file; name the image "image", or for stacks {EACH_IMAGE}'
                 )
             with archive.open(arrays[0]) as file:
                 start = file.read(_MAX_HEADER + 12)
@@ -250,11 +250,11 @@ def _parse(header: bytes) -> _Header:
     except Exception:  # NumPy evaluates the header as a literal, which raises many types
         raise DecodeError("its NPY header is damaged") from None
     if dtype.hasobject:
-        raise DecodeError("its array holds Python objects, which are never loaded")
+        raise DecodeError("its array contains Python objects, which are never loaded")
     checked_dtype(dtype.name)
     if len(shape) not in (2, 3):
         raise DecodeError(
-            f"its array has {len(shape)} axes: an image has (H, W), (C, H, W) or (H, W, C); write each "
-            "of a stack as a file"
+            f"its array has {len(shape)} axes, but an image has (H, W), (C, H, W) or (H, W, C); write each image "
+            "of a stack to its own file"
         )
     return _Header(len(header), shape, fortran, dtype)

@@ -67,7 +67,7 @@ def open_tiff(data: bytes, max_pixels: int | None, *, every_band: bool = False) 
     try:
         import tifffile
     except ImportError:
-        raise InputError("TIFF files of bands need tifffile: pip install 'mae-vit[bands]'") from None
+        raise InputError("TIFF files of bands need tifffile; pip install 'mae-vit[bands]'") from None
     # It logs what it tolerates; the error says what it does not.
     logging.getLogger("tifffile").setLevel(logging.CRITICAL)
     try:
@@ -136,7 +136,7 @@ def _read(file: TiffFile, length: int, max_pixels: int | None, every_band: bool)
     clear = first.samplesperpixel == colors + 1 and tuple(map(int, first.extrasamples)) in _TRANSPARENCY
     if clear and not every_band:
         pixels = pixels[:-1]
-        notes.append(f"with a last band marked as transparency, left out (--bands 1-{count} takes it)")
+        notes.append(f"with a last band marked as transparency, left out (--bands 1-{count} keeps it)")
     if first.photometric == _WHITE_IS_ZERO:
         if pixels.dtype.kind != "u":
             raise DecodeError(f"a TIFF file of {pixels.dtype.name} in which white is zero")
@@ -148,7 +148,7 @@ def _read(file: TiffFile, length: int, max_pixels: int | None, every_band: bool)
     if not names and colors == len(pixels) == 3:
         names = ("red", "green", "blue")
     if len(pages) * images > 1 and not names:
-        notes.append("of several pages, which are bands (--bands 1 takes the first page alone)")
+        notes.append("of several pages, which are read as bands (--bands 1 keeps only the first)")
     return Raster("tiff", pixels, names, _nodata(first), tuple(notes))
 
 
@@ -164,11 +164,12 @@ def _stack(file: TiffFile) -> list[TiffPage]:
     kinds = [f"{p.samplesperpixel} x {p.imagelength} x {p.imagewidth} {_type_name(p)}" for p in pages]
     if others := set(kinds) - {kinds[0]}:
         raise DecodeError(
-            f"its {len(pages)} pages differ ({kinds[0]}, {others.pop()}): they are no bands of one image"
+            f"its {len(pages)} pages differ ({kinds[0]}, {others.pop()}), so they are not bands of one image"
         )
     if len(pages) > 1 and pages[0].samplesperpixel > 1:
         raise DecodeError(
-            f"{len(pages)} pages of {pages[0].samplesperpixel} bands each: taken are pages of one, or one page"
+            f"{len(pages)} pages of {pages[0].samplesperpixel} bands each; only pages of one band, or one page, can "
+            "be read"
         )
     return pages
 
@@ -190,17 +191,19 @@ def _check(page: TiffPage, count: int, max_pixels: int | None) -> None:
         if page.compression not in _COMPRESSIONS:
             name = getattr(page.compression, "name", f"number {page.compression}")
             taken = ", ".join(dict.fromkeys(_COMPRESSIONS.values()))
-            raise DecodeError(f"{count} bands of {dtype} compressed as {name}: taken are none, {taken}")
+            raise DecodeError(
+                f"{count} bands of {dtype} compressed as {name}; only uncompressed, {taken} can be read"
+            )
         try:
             import imagecodecs  # noqa: F401  tifffile's own Deflate unpacks more than a header declares
         except ImportError:
             name = _COMPRESSIONS[page.compression]
             raise InputError(
-                f"TIFF files with {name} need imagecodecs: pip install 'mae-vit[bands]'"
+                f"TIFF files with {name} need imagecodecs; pip install 'mae-vit[bands]'"
             ) from None
     check_shape(count, page.imagelength, page.imagewidth, dtype, max_pixels)
     if page.imagedepth != 1:
-        raise DecodeError(f"a TIFF file of volumes, {page.imagedepth} deep")
+        raise DecodeError(f"a TIFF file of volumes, {page.imagedepth} deep; write each slice as an image")
 
 
 def _check_blocks(page: TiffPage, length: int) -> None:
@@ -228,7 +231,7 @@ def _imagej_images(page: TiffPage, length: int) -> int:
     counted = _IMAGEJ_IMAGES.search(page.description)
     images = int(counted[1]) if counted and page.samplesperpixel == 1 else 1
     if images > 1 and (not page.is_contiguous or page.dataoffsets[0] + images * page.nbytes > length):
-        raise DecodeError(f"an ImageJ stack of {images} images, of which one can be read")
+        raise DecodeError(f"an ImageJ stack of {images} images; write each as an image of its own")
     return images
 
 

@@ -59,13 +59,13 @@ def open_tar(path: Path, spool: Spool) -> tar_headers.Tar:
         if kind is None:
             return tar_headers.Tar(path, path)
         if kind not in _OPENERS:
-            raise InputError(f"archive {path} is compressed by {kind}: decompress it (`{kind} -d {path}`)")
+            raise InputError(f"archive {path} is compressed with {kind}; decompress it (`{kind} -d {path}`)")
         file, bound = spool.file, _bound(path.stat().st_size)
         start = file.tell()
         with _OPENERS[kind](path) as packed:
             while block := packed.read(_BLOCK):
                 if file.tell() - start + len(block) > bound:
-                    raise InputError(f"archive {path} grows to more than {bound} bytes: a bomb, refused")
+                    raise InputError(f"archive {path} is refused: it decompresses to more than {bound} bytes")
                 file.write(block)
         file.flush()
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
@@ -89,7 +89,9 @@ def inner_tars(tar: tar_headers.Tar) -> list[tar_headers.Tar]:
                 tar_headers.Tar(name, tar.path, member.offset, member.offset + member.size, tar.file)
             )
     if packed := [plain_text(tar.name.name) for tar in inner if tar.name.suffix.lower() != ".tar"]:
-        raise InputError(f"archive {tar.name} holds {packed[0]}: unpack it, and give the folder")
+        raise InputError(
+            f"archive {tar.name} contains the archive {packed[0]}; unpack it, and give the folder"
+        )
     return inner
 
 
@@ -180,7 +182,7 @@ def open_zip(path: Path, encoding: str | None = None) -> Listing:
     files = _list(members, partial(_read_zipped, archive), special=len(named) - len(regular))
     sizes, bound = {name: info.file_size for name, info in members}, _bound(path.stat().st_size)
     if (total := sum(sizes[name] for name, _ in files.images)) > bound:
-        raise InputError(f"archive {path} says that it holds {total} bytes of images: a bomb, refused")
+        raise InputError(f"archive {path} is refused: it claims {total} bytes of images")
     return files
 
 
@@ -214,7 +216,7 @@ def _list(named: Iterable[tuple[str, _Any]], read: Callable[..., bytes], *, spec
         files.take(name, partial(_head, read, member), partial(read, member))
     images = dict(files.images)
     if garbled := [name for name in images if not name.isascii() and plain_text(name) != name]:
-        files.notes.append(f"names such as {plain_text(garbled[-1])} are not in UTF-8: {NAME_ENCODING}")
+        files.notes.append(f"names such as {plain_text(garbled[-1])} are not in UTF-8; {NAME_ENCODING}")
     if copies := len(files.images) - len(images):
         files.notes.append(f"skipped {copies} earlier copies of members of the same path")
     if special:

@@ -57,8 +57,8 @@ def _cifar(kind: str, options: SourceOptions) -> ImageSource:
             if options.root is None:
                 shutil.rmtree(root, ignore_errors=True)
             raise InputError(
-                f"{name}: no copy under {root} and no download ({str(error).splitlines()[0]}): "
-                f"give --root DIR with torchvision's {read.base_folder}, or an archive of class folders"
+                f"{name}: no copy in {root}, and the download failed ({str(error).splitlines()[0]}); give --root "
+                f"DIR with torchvision's {read.base_folder}, or an archive of class folders"
             ) from None
         for number, (pixels, label) in enumerate(zip(data.data, data.targets, strict=True)):
             entries.append(_entry(split, data.classes[label], f"{number:05d}", pixels))

@@ -106,7 +106,7 @@ def _open(specs: list[str], options: SourceOptions) -> ImageSource:
             root = shlex.quote(str(paths[0].parent))
             notes += f"; mae-vit prepare cifar{cifar[1]} OUT --root {root} reads it"
         kinds = ", ".join((*user_files.IMAGE_EXTENSIONS, *user_files.ARRAY_EXTENSIONS))
-        raise InputError(f"source {spec} holds no images ({kinds}){notes}")
+        raise InputError(f"source {spec} contains no images ({kinds}){notes}")
     if options.labels:
         return source
     entries = [replace(entry, class_name=None) for entry in source.entries]
@@ -117,17 +117,17 @@ def _no_source(spec: str, path: Path) -> str:
     """Explains why a path is no source, and the remedy."""
     if not path.exists():
         if is_url(spec):
-            return f"source {redact_url(spec)} lies elsewhere: download it, and give the file or folder here"
+            return f"source {redact_url(spec)} is remote; download it, and give the local file or folder"
         meant = closest(spec, DATASETS, cutoff=0.6) or closest_path(path) or nearest(spec, DATASETS)
         return f"source {spec} does not exist; {meant}"
     if ARCHIVE_PART.search(path.name):
-        return f"source {spec}: a part of an archive: {JOIN_PARTS}"
+        return f"source {spec} is a part of an archive; {JOIN_PARTS}"
     if user_files.full_extension(path.name) in {*user_files.CONVERTIBLE_EXTENSIONS, "npz"}:
-        return f"source {spec}: one file of arrays or images, which is not read: {user_files.EACH_IMAGE}"
+        return f"source {spec} has many images in one file, which is not supported; {user_files.EACH_IMAGE}"
     if user_files.extension_of(path.name) in (*user_files.TABLE_EXTENSIONS, "json"):
-        return f"source {spec}: write its paths and labels to a CSV or TSV, and give that"
+        return f"source {spec} is a table of an unsupported kind; write its paths and labels to a CSV or TSV"
     what = user_files.what_file_is(path)
-    return f"source {spec} is {what or f'none ({_SOURCES}); unpack other archives first'}"
+    return f"source {spec} is {what or f'not supported; give {_SOURCES}, and unpack other archives first'}"
 
 
 def _open_folder(path: Path, options: SourceOptions) -> ImageSource:
@@ -142,16 +142,18 @@ def _open_folder(path: Path, options: SourceOptions) -> ImageSource:
         shards = [shard for shard in shards if holds_images(shard)]
         if shards:
             raise InputError(
-                f"{path} holds {count_of(len(images), 'image')} ({images[0]}, ...) and "
-                f"{count_of(len(shards), 'tar')} of images ({shards[0].relative_to(path)}, ...): which are the "
-                "data? Move the others elsewhere, or give the tars themselves as sources"
+                f"{path} contains {count_of(len(images), 'image')} ({images[0]}, ...) and "
+                f"{count_of(len(shards), 'tar')} of images ({shards[0].relative_to(path)}, ...); move away those that "
+                "are not the data, or give the tars as sources"
             )
     name = path.resolve().name
     if shards:
         if options.out.exists() and options.out.samefile(path):
-            raise InputError(f"{path} is source and output: --in-place {path} uses its shards as they are")
+            raise InputError(
+                f"{path} is both source and output; --in-place {path} uses its shards as they are"
+            )
         source = open_tars(shards, path, name, options)
-        note = f"left out {count_of(len(images), 'image')} beside the tars: {shown(images)}"
+        note = f"left out {count_of(len(images), 'image')} next to the tars: {shown(images)}"
         return replace(source, notes=(*source.notes, note)) if images else source
     if not files.images and (tables := find_parquet(path)):
         _check_one_configuration(tables, path, options.split)
@@ -167,7 +169,7 @@ def _open_zips(paths: list[Path], options: SourceOptions) -> ImageSource:
         part = open_zip(path, options.name_encoding)
         if both := next((image for image, _ in part.images if image in holder), None):
             raise InputError(
-                f"{holder[both]} and {path} both hold {both}: give one, or unpack each into a folder of its own"
+                f"{holder[both]} and {path} both contain {both}; give one, or unpack each into a folder of its own"
             )
         holder |= dict.fromkeys((image for image, _ in part.images), path)
         files.add(part, wrapping="", folder="")
@@ -182,9 +184,9 @@ def _check_one_configuration(paths: Sequence[Path], folder: Path, split: str) ->
         own = user_files.split_from_path(path, folder, split), path.name
         if (other := parents.setdefault(own, path.parent)) != path.parent:
             raise InputError(
-                f"{folder}: {other.relative_to(folder)} and {path.parent.relative_to(folder)} hold files of one name, "
-                f"{path.name}: of a data set in several configurations, give the folder of one; of parts of one, give "
-                "the files as sources"
+                f"{folder}: {other.relative_to(folder)} and {path.parent.relative_to(folder)} both contain "
+                f"{path.name}; give the folder of one configuration, or the files themselves if they are parts of one "
+                "data set"
             )
 
 
@@ -206,7 +208,7 @@ def _expand(spec: str) -> list[str]:
     for path in braceexpand(spec):
         matching = sorted(glob(path)) or [path]
         if not os.path.exists(matching[0]):
-            raise InputError(f"source {spec}: no file is called {path}; of images, give the folder")
+            raise InputError(f"source {spec} has no file {path}; give the folder of the images")
         files += matching
     return files
 
@@ -220,7 +222,7 @@ def open_tars(paths: Sequence[Path], folder: Path, name: str, options: SourceOpt
     asked = options.image_column or options.label_column
     if (folder / FILE_NAME).exists() or asked or any(map(is_shard, tars)):
         source = open_shards(folder, tars, name, options)
-        note = f"took the .{unnamed} members for images, by their first bytes (--image-column)"
+        note = f"read the .{unnamed} members as images, by their first bytes (--image-column)"
         return replace(source, notes=(*source.notes, note)) if unnamed else source
     return _open_archives(tars, folder, name, options)
 
@@ -260,14 +262,14 @@ def _open_archives(tars: Sequence[Tar], folder: Path, name: str, options: Source
         files.add(listing, wrapping=f"{stem}/" if wrapped else "", folder=below)
     if classes and options.labels:
         files.notes.append(
-            f"took each of {count_of(len(tars), 'tar')} for the class of its name (--no-labels)"
+            f"read each of {count_of(len(tars), 'tar')} as the class of its name (--no-labels)"
         )
     named = [split_key(path) for path, _ in files.images]
     keys, fields = {key for key, _ in named}, {field for _, field in named}
     if 1 < len(fields) <= _FEW_FIELDS and len(files.images) == len(keys) * len(fields):
         files.notes.append(
-            f"took all images of {count_of(len(keys), 'sample')}, which have {len(fields)} each "
-            f"({plain_text(', '.join(sorted(fields)))}): --image-column NAME takes one"
+            f"read all images of {count_of(len(keys), 'sample')}, {len(fields)} each "
+            f"({plain_text(', '.join(sorted(fields)))}); --image-column NAME chooses one"
         )
     options = replace(
         options,

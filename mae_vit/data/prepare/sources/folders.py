@@ -18,7 +18,8 @@ from mae_vit.data.images.decode import MAX_IMAGE_BYTES, DecodeError, check_bytes
 from mae_vit.data.prepare.entries import Entry, ImageSource, Reader, SourceOptions, class_text, unique_key
 from mae_vit.data.prepare.folder_names import NAME_ENCODING, Parts, level_note, place
 from mae_vit.data.prepare.label_lists import labels_beside
-from mae_vit.data.prepare.listing import Listing, leave_out, shown
+from mae_vit.data.prepare.left_out import leave_out
+from mae_vit.data.prepare.listing import Listing, shown
 
 
 def open_folder(path: Path) -> Listing:
@@ -27,7 +28,7 @@ def open_folder(path: Path) -> Listing:
     files = list_files(sorted(walk(path, again)), path)
     if again:
         links = shown([link.relative_to(path).as_posix() for link in again])
-        files.notes.append(f"skipped links to folders that are taken already: {links}")
+        files.notes.append(f"skipped links to folders that are already read: {links}")
     return files
 
 
@@ -42,7 +43,7 @@ def list_files(paths: Iterable[Path], top: Path) -> Listing:
             special.append(name)
     if special:
         files.notes.append(
-            f"skipped {len(special)} that are no regular files: pipes, devices or dead links ({shown(special)})"
+            f"skipped {len(special)} that are not regular files: pipes, devices or dead links ({shown(special)})"
         )
     return files
 
@@ -84,7 +85,7 @@ def _open(file: Path) -> BinaryIO:
     opened = os.fdopen(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
     if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
         opened.close()
-        raise DecodeError("no regular file")
+        raise DecodeError("not a regular file")
     return opened
 
 
@@ -128,7 +129,7 @@ def entries_from_paths(
     except InputError as error:
         if tables := files.tables() if labels else []:
             raise InputError(
-                f"{error}; {shown(tables)} may hold labels: give it in place of the folder"
+                f"{error}; {shown(tables)} may contain labels; give it instead of the folder"
             ) from None
         raise
     folders = {parts[0] if len(parts) > 1 else None for _, parts in placed}
@@ -158,7 +159,11 @@ def entries_from_paths(
         entries = [replace(e, class_name=listed[e.path]) if e.path in listed else e for e in entries]
     labeled = any(entry.class_name is not None for entry in entries)
     classed = [(own, parts) for own, parts in placed if own not in flat]
-    notes = [*files.all_notes(labeled=labeled), *list_notes, *level_note(classed, options.class_folder)]
+    notes = [
+        *files.all_notes(advise=options.labels and not labeled),
+        *list_notes,
+        *level_note(classed, options.class_folder),
+    ]
     return ImageSource(name, entries, notes=tuple(notes))
 
 
@@ -166,7 +171,7 @@ def _checked_class(folder: str, where: str) -> str:
     name = class_text(folder)
     if name != unicodedata.normalize("NFC", folder):
         # Names not in UTF-8 reach Python as surrogates, which JSON rejects.
-        raise InputError(f"{where}: the class folder {name} is unprintable or not in UTF-8: {NAME_ENCODING}")
+        raise InputError(f"{where}: the class folder {name} is unprintable or not in UTF-8; {NAME_ENCODING}")
     return name
 
 
@@ -179,7 +184,7 @@ def _flat_splits(placed: Sequence[tuple[str, Parts]], where: str) -> set[str]:
             flat.setdefault(own, parts[0])
     for own in sorted(classed & set(flat)):
         raise InputError(
-            f'{where}: the image "{flat[own]}" lies in no class folder, while others of split "{own}" do: move it, '
-            "or mae-vit prepare --no-labels"
+            f'{where}: the image "{flat[own]}" is in no class folder, unlike others of split "{own}"; move it, or '
+            "use --no-labels"
         )
     return set(flat)

@@ -127,7 +127,9 @@ def open_shards(folder: Path, shards: Sequence[Tar], name: str, options: SourceO
         negative += number is not None and number < 0
         class_name = None
         if number is not None and number >= len(classes) and numbered:
-            raise InputError(f"shard {shard.name}: {path} is of class {number}; there are {len(classes)}")
+            raise InputError(
+                f"shard {shard.name}: {path} has class {number}, but there are only {len(classes)}; use --no-labels"
+            )
         if label and (number is None or number >= 0):
             class_name = classes[number] if numbered and number is not None else _text(label)
         split = splits.get(shard.name.name) or user_files.split_from_path(shard.name, folder, options.split)
@@ -139,12 +141,10 @@ def open_shards(folder: Path, shards: Sequence[Tar], name: str, options: SourceO
         ("--label-column", options.label_column, not numbers),
     ):
         if asked and absent:
-            raise InputError(
-                f"{option} {asked}: no sample has such a member, or key of its json: {_fields(samples)}"
-            )
+            raise InputError(f"{option} {asked}: no sample has such a member or JSON key; {_fields(samples)}")
     notes = without_label_note(negative, "the class is negative")
     if others:
-        notes.append(f"left out images beside others of their samples: {', '.join(others)} (--image-column)")
+        notes.append(f"left out further images of samples: {', '.join(others)} (--image-column)")
     if special:
         count = count_of(len(special), "member")
         notes.append(f"skipped {count} of shards that are links, devices or pipes")
@@ -152,7 +152,7 @@ def open_shards(folder: Path, shards: Sequence[Tar], name: str, options: SourceO
         notes.append(f"skipped {count_of(len(lost), 'sample')} without an image: {shown(sorted(lost))}")
     # One of the other members may hold labels.
     if options.labels and not numbers and samples and not all(map(is_image_field, samples[0][1].fields)):
-        notes.append(f"no labels: {_fields(samples)} (--label-column NAME takes one for the labels)")
+        notes.append(f"no labels: {_fields(samples)} (--label-column NAME chooses one)")
     return ImageSource(name, entries, classes=classes or None, notes=tuple(notes))
 
 
@@ -174,8 +174,8 @@ def _read_samples(
     for group, label in zip(groups, labels, strict=True):
         if label and no_single_label(label):
             raise InputError(
-                f'shard {shard.name}: the label of {group.key} is "{_text(label)[:40]}": one class of each image is '
-                "read, a number or a name; --no-labels takes the images alone"
+                f'shard {shard.name}: the label of {group.key} is "{_text(label)[:40]}", not a single number or '
+                "name; choose another with --label-column, or use --no-labels"
             )
         yield shard, group, label or None
 
@@ -190,7 +190,8 @@ def _labels(shard: Tar, groups: Sequence[Group], asked: str | None) -> Iterator[
                 value = _json(shard, group).get(asked)
                 if not isinstance(value, str | int | None):
                     raise InputError(
-                        f"shard {shard.name}: {asked} of {group.key}.json is neither a number nor text"
+                        f"shard {shard.name}: {asked} of {group.key}.json is neither a number nor text; choose "
+                        "another with --label-column"
                     )
                 yield None if value is None else str(value).strip().encode("utf-8", "surrogateescape")
             else:

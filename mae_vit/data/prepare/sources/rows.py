@@ -137,7 +137,7 @@ def _datasets_library() -> ModuleType:
         import datasets  # optional
     except ImportError as error:
         missing = error.name or "datasets"
-        raise InputError(f'{missing} is not installed: pip install "mae-vit[hub]"') from None
+        raise InputError(f'{missing} is not installed; pip install "mae-vit[hub]"') from None
     # The library also logs each error that it raises.
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     return datasets
@@ -148,7 +148,7 @@ def _refuse_existing(splits: Sequence[str], options: SourceOptions) -> None:
     if options.overwrite or not (options.out / FILE_NAME).exists():
         return
     if taken := sorted({*splits} & read_dataset(options.out).splits.keys()):
-        raise InputError(f'{options.out} already has split "{taken[0]}": --overwrite replaces it')
+        raise InputError(f'{options.out} already has split "{taken[0]}"; --overwrite replaces it')
 
 
 def _read_tables(
@@ -189,10 +189,10 @@ def _read_tables(
             entries.append(Entry(split, class_name, key, origin, kind or "jpg", read))
     if len(table_of_names) > 1:
         first, second, *_ = table_of_names.values()
-        raise InputError(f"{first} and {second} name their classes differently: prepare one after the other")
+        raise InputError(f"{first} and {second} call their classes differently; prepare one after the other")
     classes = next(iter(table_of_names), None) or numbered_classes(largest, name) or None
     notes = unread_note(name, unread)
-    notes += without_label_note(without, "the column holds none, or a negative number")
+    notes += without_label_note(without, "its cell is empty or negative")
     return ImageSource(name, entries, classes=classes, notes=tuple(notes))
 
 
@@ -205,9 +205,9 @@ def _image(cell: Any) -> tuple[bytes | str, str]:
         with fsspec.open(path, "rb") as file:
             data = file.read()
     if data is None and path:
-        data = "it holds a path and no bytes: write paths and labels as a CSV, and give that"
+        data = "it has a path but no bytes; write paths and labels to a CSV"
     # Without the folder, which is another machine's, or hostile.
-    return data if data is not None else "it holds no image", PurePosixPath(path.replace("\\", "/")).name
+    return data if data is not None else "it contains no image", PurePosixPath(path.replace("\\", "/")).name
 
 
 def _label(value: Any, columns: Columns) -> int | str | None:
@@ -217,8 +217,8 @@ def _label(value: Any, columns: Columns) -> int | str | None:
     if isinstance(value, float) and value == value:
         if value % 1:
             raise InputError(
-                f"column {columns.label} holds {value}, which is no class: choose another by --label-column, or "
-                "--no-labels"
+                f"column {columns.label} has {value}, which is not a class; choose another with --label-column, or "
+                "use --no-labels"
             )
         return int(value)
     return value if isinstance(value, int | str) else None
@@ -231,7 +231,7 @@ def _class_name(label: int | str | None, names: Sequence[str] | None, where: str
     if names is None or isinstance(label, str):
         return class_text(str(label)) or None
     if label >= len(names):
-        raise InputError(f"{where}: its label says class {label}; there are {len(names)}")
+        raise InputError(f"{where} has class {label}, but there are only {len(names)}; use --no-labels")
     return plain_text(names[label])
 
 
@@ -255,7 +255,7 @@ def parquet_library() -> ModuleType:
         import pyarrow.parquet  # optional
     except ImportError as error:
         missing = error.name or "pyarrow"
-        raise InputError(f'{missing} is not installed: pip install "mae-vit[parquet]"') from None
+        raise InputError(f'{missing} is not installed; pip install "mae-vit[parquet]"') from None
     return pyarrow
 
 
@@ -277,8 +277,8 @@ def choose_columns(schema: Any, first: Mapping[str, Any], where: str, options: S
     image = _image_column(kinds, features, where, options.image_column)
     if image is None:
         raise InputError(
-            f"{where} has no column of images, which are {{bytes, path}}, binary or base64: it has "
-            f"{', '.join(kinds) or 'none'}; of paths, write them and the labels as a CSV, and give that"
+            f"{where} has no column of images ({{bytes, path}}, binary or base64), only "
+            f"{', '.join(kinds) or 'none'}; for paths, write them and the labels to a CSV"
         )
     label = _label_column(schema, kinds, features, where, options.label_column) if options.labels else None
     names = features.get(label, {}).get("names") if label else None
@@ -323,8 +323,8 @@ def _label_column(
     for name, kind in kinds.items():
         if asked is None and name.lower() in user_files.LABEL_NAMES and kind in ("nested", "images"):
             raise InputError(
-                f"{where}: column {name} holds {schema.field(name).type}, and one class of each image is read: "
-                "choose another by --label-column, or --no-labels"
+                f"{where}: column {name} has {schema.field(name).type}, not one class for each image; choose "
+                "another with --label-column, or use --no-labels"
             )
     marked = [name for name in usable if features.get(name, {}).get("_type") == "ClassLabel"]
     named = [name for name in marked or usable if name.lower() in user_files.LABEL_NAMES]
@@ -339,11 +339,9 @@ def _choose(
     """Returns the column that the user names, or else the only candidate; None without one."""
     if asked is not None and asked not in usable:
         hint = closest(asked, usable) or f"there are {', '.join(usable) or 'none'}"
-        raise InputError(f"{option} {asked}: {where} has no such column of a type that is read: {hint}")
+        raise InputError(f"{option} {asked}: {where} has no such column of a supported type; {hint}")
     if asked is None and len(candidates) > 1:
-        raise InputError(
-            f"{where}: several columns may be meant, {', '.join(candidates)}: choose by {option}"
-        )
+        raise InputError(f"{where}: several columns fit ({', '.join(candidates)}); choose one with {option}")
     return asked or next(iter(candidates), None)
 
 

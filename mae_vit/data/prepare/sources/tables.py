@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import re
-import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
 from itertools import islice, takewhile
@@ -16,7 +13,8 @@ from urllib.parse import unquote
 
 from mae_vit.core import user_files
 from mae_vit.core.errors import InputError
-from mae_vit.core.messages import closest, count_of, plain_text
+from mae_vit.core.messages import count_of, plain_text
+from mae_vit.data.prepare.columns import PATHS, read_columns
 from mae_vit.data.prepare.entries import (
     Entry,
     ImageSource,
@@ -31,19 +29,12 @@ from mae_vit.data.prepare.sources.folders import is_regular, reader, walk
 from mae_vit.data.prepare.sources.rows import unread_note
 from mae_vit.data.shards.samples import label_number, no_single_label
 
-PATHS = ("path", "file", "filename", "file_name", "filepath", "image", "image_path", "img")
-# Number of rows whose files must exist in a column of files.
-_LOOKED_AT = 8
 _FIRST_LINE = 4096
 # Most files around a table's folder to look through.
 _MOST_FILES = 200_000
 _ABOVE = "copy the table into the folder above its images"
-# `is_valid` is fastai's.
-_SPLITS = ("split", "is_valid")
-BITS = {"0": 0, "0.0": 0, "false": 0, "1": 1, "1.0": 1, "true": 1}
 # ['cat'], as pandas writes lists.
 _LIST_OF_ONE = re.compile(r"""^\[\s*(['"])([^'"]*)\1\s*\]$""")
-Cells = Mapping[str, str]
 
 
 class Row(NamedTuple):
@@ -135,34 +126,28 @@ def read_table(table: Path, options: SourceOptions | None = None) -> tuple[list[
     """Returns the rows of a table that name a file, and remarks on the others and on its columns.
 
     Raises:
-        InputError: if it is no text, has no column of files, or several that fit.
+        InputError: if it is no text, or if its columns are unclear.
     """
     options = options or SourceOptions(Path())
     name, files = table.name, _Files(table)
-    columns, cells = _read(table)
-    path, label = _choose_columns(table, columns, cells, files, options)
-    split, notes = next((column for column in _SPLITS if column in columns), None), list[str]()
-    if without := sum(not row[path] for row in cells):
-        notes.append(f"left out {count_of(without, 'row')} of {name} that name no file")
-    cells = [row for row in cells if row[path]]
-    found = files.find_all([row[path] for row in cells])
-    unread = [column for column in columns if column not in (path, label, split)]
-    hot: list[str] = []
-    if options.labels and not label:
-        # Columns of 0 and 1 with a single 1 in each row are a one-hot label.
-        bits = [column for column in unread if cells and all(row[column].lower() in BITS for row in cells)]
-        if len(bits) > 1 and all(len(_ones(row, bits)) == 1 for row in cells):
-            hot = bits
-            listed = shown(columns[bit] for bit in hot)
-            notes.append(f"took columns with a single 1 in each row for the labels: {listed}")
-    notes += unread_note(name, [columns[column] for column in unread if column not in hot])
-    rows = []
-    for row, file in zip(cells, found, strict=True):
-        split_text = row[split] if split else ""
-        if split == "is_valid":
-            split_text = "val" if BITS.get(split_text.lower()) else "train"
-        named = columns[_ones(row, hot)[0]] if hot else row[label] if label else ""
-        rows.append(Row(row[path], file, named, split_text))
+
+    def remedy() -> str:
+        return f" next to it or below; {'add a column of their paths' if str(files.names[0]) else _ABOVE}"
+
+    columns, cells = read_columns(table, options, files.find_all, labeled=False, remedy=remedy)
+    notes = list[str]()
+    if without := sum(not row[columns.image] for row in cells):
+        notes.append(f"left out {count_of(without, 'row')} of {name} that give no file")
+    cells = [row for row in cells if row[columns.image]]
+    found = files.find_all([row[columns.image] for row in cells])
+    if columns.bits:
+        listed = shown(columns.names[bit] for bit in columns.bits)
+        notes.append(f"read columns with a single 1 in each row as labels: {listed}")
+    notes += unread_note(name, columns.unread)
+    rows = [
+        Row(row[columns.image], file, columns.labels_of(row)[0], columns.split_of(row))
+        for row, file in zip(cells, found, strict=True)
+    ]
     missing = _missing_notes(rows, name, files.names[0]) if not all(found) else []
     return rows, [*missing, *notes]
 
@@ -174,99 +159,12 @@ def _missing_notes(rows: Sequence[Row], table: str, images: Names) -> list[str]:
     notes = []
     if several := [path for path in lost if images.are_several(path)]:
         count = count_of(len(several), "file")
-        remedy = "name the folders too, in a column of paths (--image-column)"
-        notes.append(f"several images fit {count} of {table} ({shown(several)}): {remedy}")
+        remedy = "give the folders too, in a column of paths (--image-column)"
+        notes.append(f"several images fit {count} of {table} ({shown(several)}); {remedy}")
     if missing := [path for path in lost if not images.are_several(path)]:
         count = count_of(len(missing), "file")
-        notes.append(f"{count} of {table} not found beside it or below: {shown(missing)}{there}")
+        notes.append(f"{count} of {table} not found next to it or below: {shown(missing)}{there}")
     return notes
-
-
-def _ones(row: Cells, columns: Sequence[str]) -> list[str]:
-    return [name for name in columns if BITS[row[name].lower()]]
-
-
-def _read(table: Path) -> tuple[dict[str, str], list[dict[str, str]]]:
-    """Returns the names of the columns as written, and the cells of each row, both by names in lower case."""
-    written, *rows = read_lines(table) or [[]]
-    indices = {name.lower(): index for index, name in enumerate(written) if name}
-    if len(indices) < sum(map(bool, written)):
-        raise InputError(f"table {table}: two columns have one name ({shown(written)}): rename one")
-    cells = [
-        {name: row[index] if index < len(row) else "" for name, index in indices.items()}
-        for row in rows
-        if any(row)
-    ]
-    return {name: written[index] for name, index in indices.items()}, cells
-
-
-def read_lines(table: Path) -> list[list[str]]:
-    """Returns the cells of each line.
-
-    Tabs, semicolons or commas separate them, whichever the first line has most; or blanks.
-
-    Raises:
-        InputError: if it is no such text.
-    """
-    text = user_files.read_text(table)
-    first = text.partition("\n")[0]
-    delimiter = max("\t", ";", ",", key=first.count)
-    if delimiter not in first and len({len(line.split()) for line in text.splitlines() if line.strip()}) == 1:
-        delimiter = " "
-    lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=delimiter == " ")
-    try:
-        return [[cell.strip() for cell in line] for line in lines]
-    except csv.Error as error:
-        raise InputError(f"table {table}: line {lines.line_num} cannot be read: {error}") from None
-
-
-def _choose_columns(
-    table: Path, columns: Cells, cells: Sequence[Cells], files: _Files, options: SourceOptions
-) -> tuple[str, str | None]:
-    """Returns the columns of paths and of labels.
-
-    Raises:
-        InputError: if they are ambiguous, with the command that chooses.
-    """
-    if any(user_files.is_image(name) and files.find(name) for name in columns.values()):
-        raise InputError(
-            f"table {table}: its first line names an image: put a line of names above it, as path,label"
-        )
-    paths, labels = ([name for name in columns if name in known] for known in (PATHS, user_files.LABEL_NAMES))
-    if options.image_column:
-        paths = [_asked_column(table, columns, options.image_column, "--image-column")]
-    elif len(paths) != 1:
-        among = [name for name in paths or columns if name not in labels]
-        found = {name: files.find_all([row[name] for row in cells[:_LOOKED_AT]]) for name in among}
-        paths = [name for name, those in found.items() if those and all(those)]
-        maybe = [name for name, those in found.items() if any(those)]
-        if not maybe:
-            remedy = "add a column of their paths" if str(files.names[0]) else _ABOVE
-            raise InputError(
-                f"table {table}: no column of {shown(columns.values())} names images beside it or below: {remedy}"
-            )
-    if options.label_column:
-        labels = [_asked_column(table, columns, options.label_column, "--label-column")]
-    labels = labels if options.labels else []
-    command = ""
-    if len(paths) != 1:
-        command += f" --image-column {shlex.quote(columns[(paths or maybe)[0]])}"
-    if len(labels) > 1:
-        command += f" --label-column {shlex.quote(columns[labels[0]])}"
-    if command:
-        listed = shown(columns[name] for name in dict.fromkeys((*paths, *labels, *columns)))
-        raise InputError(
-            f"table {table}: which columns of {listed} name images (beside it or below) and labels is not clear: "
-            f"mae-vit prepare {shlex.quote(str(table))} OUT{command} chooses"
-        )
-    return paths[0], labels[0] if labels else None
-
-
-def _asked_column(table: Path, columns: Cells, asked: str, option: str) -> str:
-    if (name := asked.strip().lower()) not in columns:
-        hint = closest(asked, columns.values()) or f"it has {shown(columns.values())}"
-        raise InputError(f"{option} {asked}: table {table} has no such column: {hint}")
-    return name
 
 
 def open_table(table: Path, options: SourceOptions) -> ImageSource:
@@ -283,7 +181,7 @@ def open_table(table: Path, options: SourceOptions) -> ImageSource:
     folders, notes = _splits_of_folders(rows, table, options.split)
     signed = {label_number((row.label or "x").encode()) for row in rows} == {-1, 1}
     if signed:
-        notes.append(f"took the labels 1 and -1 of {table.name} for two classes, since there are no others")
+        notes.append(f"read the labels 1 and -1 of {table.name} as two classes, since there are no others")
     for (path, file, label, split_text), folder_split in zip(rows, folders, strict=True):
         if file is None:
             continue
@@ -294,8 +192,8 @@ def open_table(table: Path, options: SourceOptions) -> ImageSource:
         if other != name or (name and no_single_label(name.encode())):
             both = f'"{other}" and "{name}"' if other != name else f'"{name}"'
             raise InputError(
-                f"table {table}: the label of {path} is {both}: one class of each image is read; "
-                "mae-vit prepare --no-labels takes the images alone"
+                f"table {table}: the label of {path} is {both}, not a single class; give one class for each image, "
+                "or use --no-labels"
             )
         if twice:
             continue
@@ -307,11 +205,11 @@ def open_table(table: Path, options: SourceOptions) -> ImageSource:
         entries.append(Entry(split, name, key, where, user_files.extension_of(where) or "jpg", reader(file)))
     if by_end:
         notes.append(
-            f"found {count_of(len(by_end), 'file')} of {table.name} by the ends of their paths (folder, case or "
+            f"found {count_of(len(by_end), 'file')} of {table.name} by the end of their paths (folder, case or "
             f"extension differ): {by_end[0]}"
         )
     if repeated := sum(row.file is not None for row in rows) - len(entries):
-        notes.append(f"{table.name} names images again in {count_of(repeated, 'row')}: each is taken once")
+        notes.append(f"{table.name} lists images again in {count_of(repeated, 'row')}; each is used once")
     if shared := len(label_of) - len({file for _, file in label_of}):
         notes.append(f"warning: {table.name} has {count_of(shared, 'image')} in several splits")
     unlabeled = sum(entry.class_name is None for entry in entries)
@@ -343,10 +241,12 @@ def _splits_of_folders(rows: Sequence[Row], table: Path, split: str) -> tuple[li
         splits.append(next(filter(None, map(user_files.split_named, folders)), None))
     there = sorted({name for name in splits if name})
     if len(there) > 1:
-        remark = f"took the splits of {table.name} from the folders of its images: {', '.join(there)}"
-        return [name or split for name in splits], [f"{remark} (a column split tells others)"]
+        remark = f"read the splits of {table.name} from the folders of its images: {', '.join(there)}"
+        return [name or split for name in splits], [f'{remark} (a column "split" overrides them)']
     if there and there[0] != split and None not in splits:
-        return [split] * len(rows), [f"all images of {table.name} lie in {there[0]}: --split {there[0]}?"]
+        return [split] * len(rows), [
+            f"all images of {table.name} are in {there[0]}; did you mean --split {there[0]}?"
+        ]
     return [split] * len(rows), []
 
 

@@ -49,8 +49,8 @@ the difference from the reference in the same mode, seed by seed. It is in paren
 interval covers the choice of test images (a bootstrap of images) and of seeds. It does not cover another subset of
 masks or another pretraining run. The first p is Wilcoxon's signed-rank test on each image's mean IoU, for the seed
 with the weakest evidence. The second is the paired t-test over seeds."""
-_BEST = "after images held out of its labels have chosen the epoch"
-_LAST = "with no labeled image held out to choose an epoch"
+_BEST = "after held-out images have chosen the epoch"
+_LAST = "without held-out images to choose an epoch"
 _TUNED = "Settings were chosen only on held-out images, each row's from the same number."
 _ONE_SEED = "* With one seed, the interval covers only the choice of test images."
 _MONITORED = """Pretraining reports its progress on the data's val split or, without one, on test images. This does not
@@ -58,7 +58,7 @@ affect any choice."""
 _PAIRS = """Each cell is the test result of the row minus that of the column, in points, with its 95 % interval, for
 the largest number of labels. Cells in parentheses may be chance. The intervals are not widened for the number of
 comparisons."""
-_WHOLE = "Pretraining counts whole for each entry that begins from it, though one run serves all."
+_WHOLE = "Each entry counts all of its pretraining, although entries may share the run."
 _OVERLAYS = "Some test images, drawn before any result; the classes of each entry's first seed."
 # Largest number of classes in the table of gains.
 _MOST_CLASSES = 100

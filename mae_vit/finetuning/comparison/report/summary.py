@@ -17,9 +17,9 @@ from mae_vit.weights.names import origin_of
 LEVEL_POINTS = 3.0
 # Notes by a run's `labels_seen_by_start`, worst first.
 _SEEN = {
-    "held-out": "its weights or teacher were trained with the held-out labels, so its held-out accuracy is too high",
-    "others": "its weights or teacher were trained with labels of this data set, none of them held out here",
-    "other data": "its weights or teacher were trained with labels of other data",
+    "held-out": "its weights were trained with the held-out labels, so its held-out accuracy is too high",
+    "others": "its weights were trained with labels of this data set, none of them held out here",
+    "other data": "its weights were trained with labels of other data",
 }
 _READ_AGAIN = "test images were read more than once, for weights of several lengths of the run"
 
@@ -172,8 +172,8 @@ def answer(config: CompareConfig, lines: Sequence[Line]) -> str:
         if better.weights and origin_of(better.weights) is None and not better.unlabeled:
             text += ", from weights that have seen labels"
     seeds = gap.seeds if gap is not None else len(subject.rows)
-    how = "one seed, so intervals cover test images alone" if seeds == 1 else f"{seeds} seeds"
-    return f"{text}; {how}."
+    how = "one seed: intervals cover only the test images" if seeds == 1 else f"{seeds} seeds"
+    return f"{text} ({how})."
 
 
 def _best(lines: Iterable[Line]) -> Line | None:
@@ -189,7 +189,7 @@ def _against(gap: Gap | None, other: Line, what: str = "") -> str:
     """Words the gap to another row, hedged by its confidence interval."""
     name = f"{other.title} ({_percent(other)}{what})"
     if gap is None:
-        return f"beside {name}, of other seeds or test images"
+        return f"next to {name}, on other seeds or test images"
     if not gap.is_clear and abs(gap.points) + gap.half_width <= LEVEL_POINTS:
         return f"level with {name}"
     side = "above" if gap.points > 0 else "below"

@@ -6,7 +6,6 @@ import json
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from helpers.commands import one_line, summary_of
 from helpers.weights.foreign import KINDS, build, write_backbone
 from safetensors import safe_open
@@ -15,12 +14,10 @@ from safetensors.torch import load_file
 from mae_vit.data.batches.subset import limit_per_class
 from mae_vit.data.index import open_index
 from mae_vit.evaluation.knn import knn_scores
-from mae_vit.finetuning.models.segmenter import Segmenter
 from mae_vit.weights.encoder import load_encoder
 from mae_vit.weights.names import FOREIGN_ORIGIN
 
 SHORT = ["train.epochs=2", "train.warmup_epochs=0.5", "train.effective_batch_size=64"]
-WIDTHS = {"dinov2": 24, "swin": 96, "convnext": 20}
 
 
 @pytest.fixture
@@ -117,36 +114,6 @@ def test_training_is_refused_before_anything_is_fetched(measure, capsys, monkeyp
     monkeypatch.setattr("mae_vit.weights.foreign.download", None)
     assert measure("timm:vit_small_patch14_dinov2", "finetune")[0] == 2
     assert "never trained" in one_line(capsys)
-
-
-def segmenter(file) -> Segmenter:
-    encoder = load_encoder(f"frozen:{file}")
-    mean, std = encoder.input.mean, encoder.input.std
-    return Segmenter(encoder, probe=True, num_classes=3, label_smoothing=0.0, mean=mean, std=std)
-
-
-@pytest.mark.parametrize("kind", WIDTHS)
-def test_its_map_is_timms_and_the_head_alone_is_trained(kind, tmp_path):
-    side = KINDS[kind][2]
-    file = write_backbone(tmp_path, kind)
-    model, network = segmenter(file).train(), build(kind, side, file=file)
-    assert not any(module.training for module in model.encoder.modules())
-    trained = {name for name, value in model.named_parameters() if value.requires_grad}
-    assert trained == {"decode_head.classifier.weight", "decode_head.classifier.bias"}
-    images = torch.randint(0, 256, (2, 3, side, side), dtype=torch.uint8)
-    facts = json.loads((tmp_path / "config.json").read_text())["pretrained_cfg"]
-    mean, std = (torch.tensor(facts[name]).view(3, 1, 1) for name in ("mean", "std"))
-    with torch.no_grad():
-        normed = (images / 255 - mean) / std
-        expected = network.forward_intermediates(normed, intermediates_only=True, norm=True)[-1]
-        drawn = model.feature_map(model.normalize(images))
-        torch.testing.assert_close(drawn, expected, rtol=0, atol=1e-6)
-        assert drawn.shape[1] == WIDTHS[kind]
-        layer = model.decode_head.classifier
-        torch.nn.init.normal_(layer.weight)
-        scores = F.conv2d(expected / (1 + 1e-6) ** 0.5, layer.weight, layer.bias)
-        logits = F.interpolate(scores, (side, side), mode="bilinear", align_corners=False)
-        torch.testing.assert_close(model.eval().logits(images), logits, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(

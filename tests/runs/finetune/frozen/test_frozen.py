@@ -147,12 +147,6 @@ def test_what_a_run_read_is_its_identity(call, digits, pretrained, scored, tmp_p
         assert key in one_line(capsys)
 
 
-def test_a_pretraining_run_in_the_folder_is_refused(call, pretrained, tmp_path, capsys):
-    shutil.copytree(pretrained, tmp_path / "run")
-    assert call(KNN, ckpt=pretrained) == 2
-    assert "belongs to" in one_line(capsys)
-
-
 def test_a_failure_is_named_by_the_folder_and_the_next_run_is_whole(call, pretrained, tmp_path, monkeypatch):
     def fail(*arguments, **options):
         raise RuntimeError("no")
@@ -171,7 +165,7 @@ def test_a_second_process_is_refused_and_a_signal_ends_the_first(digits, pretrai
     waits = (
         "import sys, time; import mae_vit.finetuning.frozen.closed_form as scoring;"
         "from mae_vit.finetuning.command import main;"
-        "scoring.read_features = lambda *a: (print('reading', flush=True), time.sleep(600));"
+        "scoring.Frozen.features = lambda *a: (print('reading', flush=True), time.sleep(600));"
         "sys.exit(main(sys.argv[1:]))"
     )
     words = ["--config", "finetune_cifar_tiny", "--ckpt", str(pretrained), *SMALL, "model.img_size=8", KNN]

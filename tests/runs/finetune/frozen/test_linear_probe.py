@@ -3,6 +3,7 @@
 import json
 import math
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -62,7 +63,6 @@ def test_a_run_leaves_what_it_promises(probe, digits, pretrained, tmp_path, caps
         assert 0 <= summary[name] <= 1, name
     # Even random features tell digits apart far above the 10 % of chance.
     assert summary["test_top1"] > 0.2
-    assert summary["train_test_gap"] == pytest.approx(summary["train_top1"] - summary["test_top1"])
     rates = results["probe_rates"]
     assert [row["factor"] for row in rates] == [0.1, 0.3, 1.0, 3.0, 10.0]
     assert [row["lr"] for row in rates] == pytest.approx([0.0025, 0.0075, 0.025, 0.075, 0.25])
@@ -77,14 +77,6 @@ def test_a_run_leaves_what_it_promises(probe, digits, pretrained, tmp_path, caps
     assert "is finished; results: " in capsys.readouterr().out
     assert probe("train.epochs=9") == 2
     assert "belongs to" in capsys.readouterr().err
-
-
-def test_a_batch_larger_than_the_data_shrinks_with_a_note(probe, tmp_path, capsys):
-    assert probe("train.effective_batch_size=512") == 0
-    (note,) = summary_of(tmp_path / "run")["notes"]
-    assert "256 images" in note
-    assert f"note: {note}" in capsys.readouterr().out
-    assert f"note: {note}" in (tmp_path / "run" / "plan.txt").read_text()
 
 
 @pytest.mark.parametrize("pool", ["cls", "mean"])
@@ -173,7 +165,7 @@ def test_where_one_rank_cannot_open_random_weights_none_measures_them(monkeypatc
     monkeypatch.setattr(score, "gather_objects", lambda why, ranks: [why, "out of memory"])
     monkeypatch.setattr(score, "open_frozen", lambda *arguments, **options: None)
     with pytest.raises(InputError, match=r"^out of memory$"):
-        score._open_on_all(None, ALONE)
+        score._open_on_all(SimpleNamespace(ranks=ALONE))
 
 
 def test_the_test_split_is_not_read_without_being_asked_for(probe, tmp_path, capsys, monkeypatch):
@@ -208,9 +200,8 @@ def test_every_option_changes_the_layer_and_an_equal_run_does_not(probe, tmp_pat
         assert probe(*fixed, *change, name=str(number)) == 0
         seen.append((tmp_path / str(number) / "linear.safetensors").read_bytes())
     assert len(set(seen)) == len(changes)
-    assert probe(*fixed, "data.source=tar", "finetune.train_images=40", name="again") == 0
+    assert probe(*fixed, "data.source=tar", name="again") == 0
     assert (tmp_path / "again" / "linear.safetensors").read_bytes() == seen[0]
-    assert summary_of(tmp_path / "again")["train_images_measured"] == 40
 
 
 @pytest.mark.parametrize(

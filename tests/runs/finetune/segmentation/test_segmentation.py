@@ -61,18 +61,6 @@ def test_a_probe_of_pretrained_weights(segment, pretrained, tmp_path, capsys):
     assert "without the head" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("mode", ["segment", "finetune"])
-def test_a_frozen_projection_stays(segment, call, pretrained, tmp_path, mode):
-    run = segment if mode == "segment" else call
-    assert run("finetune.freeze_patch_embed=true", "finetune.holdout=0", ckpt=pretrained) == 0
-    before = load_file(pretrained / "encoder.safetensors")
-    after = load_file(tmp_path / "run" / "model.safetensors")
-    shared = before.keys() & after.keys()
-    assert sum(name.startswith("patch_embed.") for name in shared) == 2
-    for name in shared:
-        assert torch.equal(before[name], after[name]) == name.startswith("patch_embed."), name
-
-
 @pytest.mark.slow
 def test_a_run_learns_and_resumes(segment, tmp_path, capsys):
     """The gray value tells the class, so that it is learned; resuming halfway gives the same bits."""

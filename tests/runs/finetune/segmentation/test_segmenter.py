@@ -142,7 +142,6 @@ def test_a_probe_trains_its_head_alone():
         ("SimpleCNN", 128),
         ("SmallResNet", 64),
         ("SmallBiT", 128),
-        ("SmallHybrid", 128),
         ("timm:resnet10t", 512),
     ],
 )

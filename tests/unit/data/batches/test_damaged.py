@@ -216,7 +216,7 @@ def test_each_sample_behind_the_end_of_a_shard_is_not_waited_for(digits, copy, m
     waits: list[float] = []
     monkeypatch.setattr("time.sleep", waits.append)
     for sample in range(500, 800):
-        with pytest.raises(shard_files.ReadError, match="cut short"):
+        with pytest.raises(shard_files.ReadError, match="truncated"):
             index.read(sample)
         assert index.read(400) == whole.read(400)
     assert waits == [0.2]

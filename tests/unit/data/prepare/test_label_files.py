@@ -56,6 +56,14 @@ def test_labels_are_found_in_every_usual_form(labels_of, table):
     assert "4 images without a label" in labels_of.said()
 
 
+def test_a_label_file_silences_advice_on_other_labels(labels_of, tmp_path):
+    """Names that may hold classes, and a table beside the images."""
+    photos = {f"{name}_{n}.jpg": encoded(picture(n)) for n in range(3) for name in ("cat", "dog")}
+    write_files(tmp_path / "flat", {**photos, "labels.csv": b"path,label"})
+    labels_of("image,label\ncat_1.jpg,1\ndog_1.jpg,2\n", source="flat")
+    assert "hold" not in labels_of.said()
+
+
 def test_columns_are_chosen_by_name_or_number(labels_of, tmp_path):
     table = "name,age,kind\n" + "".join(f"{path},7,{label}\n" for path, label in ROWS)
     assert labels_of(table, "--label-column", "kind") == EXPECTED

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from helpers.images import encoded, img2dataset, picture
-from helpers.servers.hub_server import TOKEN, Hub, use_hub
+from helpers.servers.hub_server import Hub, use_hub
 from huggingface_hub import HfFileSystem
 
 from mae_vit.data.prepare.sources import rows
@@ -225,9 +225,7 @@ def hub(monkeypatch, tmp_path):
         "data/train-00001-of-00002.parquet": content(data.slice(5, 5)),
         "data/test-00000-of-00001.parquet": content(data.slice(10)),
     }
-    for name in ("cats", "private", "gated"):
-        options = {name: True} if name != "cats" else {}
-        server.add(f"anna/{name}", files, kind="dataset", **options)
+    server.add("anna/cats", files, kind="dataset")
     yield server
     server.stop()
 
@@ -267,12 +265,8 @@ def test_several_configurations_are_a_question(hub, call):
 
 WRONG = {
     "hf:anna/dogs": (2, "anna/dogs"),
-    "hf:anna/cats@mian": (2, '"mian"'),
-    "hf:anna/private": (2, "private"),
-    "hf:anna/gated": (2, "gated"),
     "hf:anna/texts": (2, "images"),
     "hf:anna/nothing": (2, "data"),
-    "hf:a/b/c": (2, "USER/NAME"),
     "hf:anna/broken": (75, "503"),
 }
 
@@ -287,15 +281,6 @@ def test_what_goes_wrong_is_one_line(hub, call, name):
     result = call(name)
     assert (result.code, len(result.text.splitlines()), result.out.exists()) == (code, 1, False)
     assert word in result.text
-
-
-@pytest.mark.parametrize("token", [TOKEN, "hf_wrong"])
-def test_the_token_opens_what_is_gated_and_a_wrong_one_is_one_line(hub, call, monkeypatch, token):
-    monkeypatch.setenv("HF_TOKEN", token)
-    result = call("hf:anna/gated")
-    assert result.code == (0 if token == TOKEN else 2)
-    assert token not in result.text
-    assert token == TOKEN or len(result.text.splitlines()) == 1
 
 
 @pytest.mark.parametrize(

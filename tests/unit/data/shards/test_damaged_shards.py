@@ -16,7 +16,7 @@ from mae_vit.data.shards import shard_files
 from mae_vit.data.shards.shard_files import ReadError
 
 pytestmark = pytest.mark.usefixtures("impatient")
-ANOTHER = "the shard holds another sample there"
+ANOTHER = "the shard contains another sample there"
 
 
 @pytest.fixture

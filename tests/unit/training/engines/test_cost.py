@@ -2,6 +2,7 @@
 
 import weakref
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from workers.plain_loop import batch_of, build_objective
 from mae_vit.models.attention import set_fused_attention
 from mae_vit.objectives import OBJECTIVES
 from mae_vit.pretraining import doctor
-from mae_vit.runtime.ranks import Ranks
+from mae_vit.runtime.ranks import ALONE
 from mae_vit.training.engines.base import recompute_blocks
 from mae_vit.training.engines.cost import Estimate, estimate, kept_bytes, peak_flops
 from mae_vit.training.engines.precision import autocast
@@ -164,7 +165,12 @@ def test_zero_shares_what_it_can():
 )
 def test_only_what_cannot_fit_fails(free, status, monkeypatch):
     monkeypatch.setattr(doctor, "free_memory_gib", lambda ranks, device: (free, "the GPU"))
-    check = doctor.check_memory(1.0, 3.0, Ranks(), torch.device("cuda"))
+    monkeypatch.setattr(doctor, "least_kept", lambda setup: 0)
+    costs = SimpleNamespace(memory_gib=lambda **sharing: 3.0, least_gib=lambda **sharing: 1.0)
+    train = SimpleNamespace(zero_stage=0)
+    check = doctor.check_memory(
+        SimpleNamespace(config=SimpleNamespace(train=train), ranks=ALONE, device=None, costs=costs)
+    )
     assert check.status == status
     assert ("train.zero_stage" in check.text) == (status != "ok")
 

@@ -9,6 +9,7 @@ import torch
 from mae_vit.config.load import load_config
 from mae_vit.config.presets import find_config
 from mae_vit.objectives.pretrain_config import PretrainConfig
+from mae_vit.runtime.ranks import Ranks
 from mae_vit.training import startup
 from mae_vit.training.engines import precision
 from mae_vit.training.engines.precision import Chosen, choose_precision
@@ -93,7 +94,8 @@ def test_a_run_resumes_in_the_precision_that_it_began_with(monkeypatch):
     config = load_config(PretrainConfig, find_config("mae_digits"), ["train.precision=auto"])
     here = choose_precision("auto", CPU)
     for checkpoint, expected in ((SimpleNamespace(identity=saved), "bf16"), (None, "fp32")):
-        settled, identity, chosen = startup.settle_precision(config, now, checkpoint, here, CPU)
-        assert settled.train.precision == chosen.precision == identity.values["train.precision"] == expected
+        setup = startup.Setup(config, Ranks(), CPU, SimpleNamespace(), None)
+        settled, chosen = startup.settle_precision(setup, checkpoint, here)
+        assert settled.config.train.precision == chosen.precision == expected
         assert chosen.why.startswith("auto: ")
         assert ("48 times slower" in chosen.warning) == (checkpoint is not None)

@@ -22,6 +22,7 @@ def slow(digits, monkeypatch):
     words = [*SMALL_PRETRAIN, f"data.path={digits}"]
     setup = set_up(load_config(PretrainConfig, ROOT / "configs/pretrain/mae_digits.yaml", words), ALONE)
     monkeypatch.setattr(step_time, "_clock", lambda device: (clock.passed, clock.had))
+    monkeypatch.setattr(step_time, "_load_if_busy", lambda: None)
     monkeypatch.setattr(step_time, "time", SimpleNamespace(monotonic=lambda: clock.passed))
 
     def build():
@@ -45,10 +46,32 @@ def test_the_range_is_from_a_machine_of_its_own_to_one_as_busy_as_now(slow, monk
         monkeypatch.setattr(step_time, "_ONE_S", most_s)
         tried = slow()
         assert (tried.tries >= 3, tried.images) == (True, images)
-        assert tried.alone_s == pytest.approx(0.002 * 128 / step_time._SLACK)
-        assert tried.slowest_s == pytest.approx(0.004 * 128 * step_time._SLACK)
+        assert tried.least_s == pytest.approx(0.002 * 128 / step_time._SLACK)
+        assert tried.most_s == pytest.approx(0.004 * 128 * step_time._SLACK)
     monkeypatch.setattr(step_time, "_MOST_PARAMETERS_ON_CPU", 1000)
     assert slow() is None
+
+
+def test_a_busy_machine_gets_one_estimate_of_the_time_on_a_quiet_one(slow, monkeypatch):
+    """From one thread: others would wait for it, which costs processor time."""
+    threads = []
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    monkeypatch.setattr(step_time, "_load_if_busy", lambda: 7.3)
+    tried = slow()
+    assert tried.least_s == tried.most_s == pytest.approx(0.002 * 128 / 4)
+    assert (threads, tried.load) == ([1, 4], 7.3)
+
+
+@pytest.mark.parametrize(("load", "busy"), [(0.4, False), (60.0, True)])
+def test_a_load_near_the_number_of_cores_is_busy(monkeypatch, load, busy):
+    monkeypatch.setattr(
+        step_time, "os", SimpleNamespace(getloadavg=lambda: (load, 0, 0), cpu_count=lambda: 4)
+    )
+    assert (step_time._load_if_busy() is not None) == busy
+    # Not every system tells.
+    monkeypatch.setattr(step_time, "os", SimpleNamespace(cpu_count=lambda: 4))
+    assert step_time._load_if_busy() is None
 
 
 @pytest.mark.parametrize(
@@ -68,4 +91,7 @@ def test_a_plan_tells_a_range_or_why_there_is_none():
         (StepTime(30_000.0, 32_000.0, 2, 1), "cannot be estimated here: over a year"),
     ):
         assert describe_time(plan, Ranks(), tried).startswith(expected)
+    busy = describe_time(plan, Ranks(), StepTime(1.5, 1.5, 5, 128, 7.3))
+    assert busy.startswith("about 0:25:00 on the quiet machine")
+    assert "(load 7)" in busy
     assert "ranks exchange" in describe_time(plan, Ranks(0, 2), StepTime(1.0, 2.0, 5, 128))

@@ -187,7 +187,6 @@ def test_a_package_that_is_missing_is_one_line(monkeypatch, capsys, tmp_path, di
         (["monitor.trackers=[wandb,wandb]"], "trackers"),
         (["monitor.tracker_group=a"], "tracker_group"),
         (["monitor.trackers=[wand]"], 'did you mean "wandb"'),
-        (["monitor.inspect_every_epochs=1", "monitor.tensorboard=false"], "inspect_every_epochs"),
     ],
 )
 def test_options_without_an_effect_are_refused(options, key):

@@ -1,0 +1,179 @@
+"""Reads tables as people write them: with a line of names or none; finds the columns of images, labels and splits."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mae_vit.core import user_files
+from mae_vit.core.errors import InputError
+from mae_vit.core.messages import closest
+from mae_vit.data.prepare.entries import SourceOptions
+from mae_vit.data.prepare.listing import shown
+
+PATHS = ("path", "file", "filename", "file_name", "filepath", "image", "image_path", "img")
+# `is_valid` is fastai's.
+_SPLITS = ("split", "is_valid")
+_BITS = {"0": 0, "0.0": 0, "false": 0, "1": 1, "1.0": 1, "true": 1}
+# Rows that decide which column names images.
+_LOOKED_AT = 50
+Cells = Mapping[str, str]
+
+
+class Columns(NamedTuple):
+    """A table's columns, all in lower case.
+
+    Attributes:
+        names: every column -> its name as written, or its number from 1 in a table without a line of names.
+        image: column that names images.
+        label: column of labels; None without one.
+        bits: columns of 0 and 1, each of one class, in place of `label`.
+        split: column of splits; None without one.
+    """
+
+    names: Cells
+    image: str
+    label: str | None
+    bits: tuple[str, ...]
+    split: str | None
+
+    @property
+    def unread(self) -> list[str]:
+        """The other columns' names."""
+        read = (self.image, self.label, self.split, *self.bits)
+        return [written for name, written in self.names.items() if name not in read]
+
+    def labels_of(self, row: Cells) -> list[str]:
+        """Returns the labels in a row; [""] without one."""
+        ones = [self.names[name] for name in self.bits if _BITS[row[name].lower()]]
+        return ones or [row[self.label] if self.label else ""]
+
+    def split_of(self, row: Cells) -> str:
+        """Returns what a row says of the split; "" for nothing."""
+        told = row[self.split] if self.split else ""
+        if self.split == "is_valid":
+            return "val" if _BITS.get(told.lower()) else "train"
+        return told
+
+
+def read_columns(
+    table: Path,
+    options: SourceOptions,
+    find_all: Callable[[Sequence[str]], Sequence[Any]],
+    *,
+    labeled: bool,
+    remedy: Callable[[], str],
+) -> tuple[Columns, list[dict[str, str]]]:
+    """Reads a table; returns its columns, and the cells of each row by column.
+
+    Args:
+        table: the file.
+        options: columns that were asked for, by name or by number from 1, and whether labels are read.
+        find_all: returns the image of each name, or None.
+        labeled: whether there must be labels, which may be in a column of any name.
+        remedy: tells what to do if no column names images.
+
+    Raises:
+        InputError: if it is no such text, or if columns are unclear.
+    """
+    names, rows, headless = _with_header(table, find_all)
+    if not rows:
+        raise InputError(f"table {table} has no rows; write a line for each image, such as cats/1.jpg,cat")
+    split = next((name for name in _SPLITS if name in names), None)
+    labels = [name for name in names if name in user_files.LABEL_NAMES]
+    if options.image_column:
+        images = [_asked(table, names, options.image_column, "--image-column")]
+    else:
+        images = [name for name in names if name in PATHS]
+        if len(images) != 1:
+            among = [name for name in images or names if name not in (*labels, split)]
+            found = {name: find_all([row[name] for row in rows[:_LOOKED_AT]]) for name in among}
+            counts = {name: sum(one is not None for one in those) for name, those in found.items()}
+            most = max(counts.values(), default=0)
+            if not most:
+                raise InputError(
+                    f"table {table}: no column of {shown(names.values())} lists images{remedy()}"
+                )
+            images = [name for name, count in counts.items() if count == most]
+    rest = [name for name in names if name not in (images[0], split)]
+    bits: tuple[str, ...] = ()
+    if options.label_column:
+        labels = [_asked(table, names, options.label_column, "--label-column")]
+    elif not labels:
+        # Columns of 0 and 1 are a one-hot label.
+        hot = tuple(name for name in rest if all(row[name].lower() in _BITS for row in rows))
+        if len(hot) > 1 and (
+            labeled or all(sum(_BITS[row[name].lower()] for name in hot) == 1 for row in rows)
+        ):
+            bits = hot
+        elif labeled or headless:
+            labels = rest
+    if not options.labels:
+        labels, bits = [], ()
+    unclear = f" --image-column {shown([names[images[0]]])}" if len(images) > 1 else ""
+    if len(labels) > 1 or (labeled and not labels and not bits):
+        unclear += f" --label-column {shown([names[labels[0]]]) if labels else 'NAME'}"
+    if unclear:
+        listed = shown(names[name] for name in dict.fromkeys((*images, *labels, *names)))
+        raise InputError(
+            f"table {table}: several of the columns {listed} may be paths or labels; choose with{unclear}"
+        )
+    return Columns(names, images[0], labels[0] if labels else None, bits, split), rows
+
+
+def _with_header(
+    table: Path, find_all: Callable[[Sequence[str]], Sequence[Any]]
+) -> tuple[dict[str, str], list[dict[str, str]], bool]:
+    """Returns the columns' names as written by those in lower case, the rows, and whether the table names none."""
+    first, *rows = _read_lines(table) or [[]]
+    known = {name.lower() for name in first} & {*PATHS, *user_files.LABEL_NAMES}
+    pairs = zip(
+        first, find_all(first), [*find_all(rows[0] if rows else []), *[None] * len(first)], strict=False
+    )
+    # A word of a header may be an image's name too: 1 of 1.jpg.
+    headless = not known and any(
+        one is not None and (user_files.is_image(cell) or below is not None) for cell, one, below in pairs
+    )
+    written = [str(number) for number in range(1, len(first) + 1)] if headless else first
+    indices = {name.lower(): index for index, name in enumerate(written) if name}
+    if len(indices) < sum(map(bool, written)):
+        raise InputError(f"table {table}: two columns have the same name ({shown(written)}); rename one")
+    cells = [
+        {name: row[index] if index < len(row) else "" for name, index in indices.items()}
+        for row in [*([first] if headless else []), *rows]
+        if any(row)
+    ]
+    return {name: written[index] for name, index in indices.items()}, cells, headless
+
+
+def _read_lines(table: Path) -> list[list[str]]:
+    """Returns the cells of each line.
+
+    Tabs, semicolons or commas separate them, whichever the first line has most; or blanks.
+
+    Raises:
+        InputError: if it is no such text.
+    """
+    text = user_files.read_text(table)
+    first = text.partition("\n")[0]
+    delimiter = max("\t", ";", ",", key=first.count)
+    if delimiter not in first and len({len(line.split()) for line in text.splitlines() if line.strip()}) == 1:
+        delimiter = " "
+    lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=delimiter == " ")
+    try:
+        return [[cell.strip() for cell in line] for line in lines]
+    except csv.Error as error:
+        raise InputError(f"table {table}: line {lines.line_num} cannot be read: {error}") from None
+
+
+def _asked(table: Path, names: Cells, asked: str, option: str) -> str:
+    """Returns the column of a name, or of a number from 1."""
+    if (name := asked.strip().lower()) in names:
+        return name
+    if name.isdecimal() and 0 < int(name) <= len(names):
+        return list(names)[int(name) - 1]
+    hint = closest(asked, names.values()) or f"it has {shown(names.values())}"
+    raise InputError(f"{option} {asked}: table {table} has no such column; {hint}")

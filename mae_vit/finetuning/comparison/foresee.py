@@ -1,0 +1,195 @@
+"""Foresees what a comparison's runs meet here: folders of other runs, and how long each run takes.
+
+It sets runs up as they do themselves, and tries some steps of each kind of network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from io import StringIO
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import torch
+
+from mae_vit.config.command_line import Arguments
+from mae_vit.config.load import load_config
+from mae_vit.core.errors import FetchUnavailable, InputError
+from mae_vit.finetuning import setup as finetuning
+from mae_vit.finetuning.comparison.config import override_words
+from mae_vit.finetuning.comparison.plan import Cell, ComparisonPlan, settings_with_start
+from mae_vit.finetuning.comparison.runner import as_in_slot, cores_of_slot
+from mae_vit.finetuning.comparison.spec import RunSpec
+from mae_vit.finetuning.config.pretrained import WeightsOverrides
+from mae_vit.finetuning.config.schema import FinetuneConfig
+from mae_vit.finetuning.frozen.score import count_scoring_flops
+from mae_vit.models.encoder_file import cost_of_weights
+from mae_vit.objectives.pretrain_config import PretrainConfig
+from mae_vit.pretraining import setup as pretraining
+from mae_vit.runtime.ranks import ALONE, choose_threads
+from mae_vit.training.checkpoints.checkpoint import newest_checkpoint
+from mae_vit.training.engines.precision import Precision
+from mae_vit.training.engines.step_time import StepTime
+from mae_vit.training.outputs.run_folder import RunFolder
+
+# What the time of a step depends on, apart from the machine.
+_KIND = {
+    "model": True,
+    "objective": True,
+    "train": {"effective_batch_size", "batch_size_per_device", "activation_checkpointing"},
+    "data": {"augment", "repeats"},
+}
+# A run's weights bring their geometry, but the size of the images and their channels.
+_OF_THE_DATA = ("img_size", "in_chans")
+
+
+class Work(NamedTuple):
+    """A run's FLOPs, and how many a second does here; None if it was not tried."""
+
+    flops: float
+    rate: float | None
+
+
+class Times(NamedTuple):
+    """Expected seconds of the runs that are left and can be estimated; the load if the machine is busy, else None."""
+
+    seconds: dict[RunSpec, float]
+    load: float | None = None
+
+    def until_all_end(self, slots: int) -> float:
+        """Returns the seconds until all runs end, so many at a time, each after those that it needs."""
+        ends, free, waiting = dict[RunSpec, float](), [0.0] * slots, list(self.seconds)
+        while waiting:
+            begins = {
+                run: max([min(free), *(ends.get(need, 0.0) for need in run.needs)])
+                for run in waiting
+                if not set(run.needs).intersection(waiting)
+            }
+            run = min(begins, key=begins.__getitem__)
+            waiting.remove(run)
+            ends[run] = begins[run] + self.seconds[run]
+            free[free.index(min(free))] = ends[run]
+        return max(free)
+
+
+def check_folders(plan: ComparisonPlan) -> None:
+    """Raises InputError if a pretraining run is to write where another run has trained."""
+    for name, run in plan.pretraining.items():
+        checkpoint = None
+        if run.elsewhere and not run.is_done():
+            checkpoint = newest_checkpoint(RunFolder(run.run_folder).checkpoints, warn=False)
+        if checkpoint is None or not checkpoint.step:
+            continue
+        with redirect_stdout(StringIO()):
+            setup = _set_up_pretraining(run)
+        if differences := setup.identity.describe_differences(checkpoint.identity):
+            raise InputError(
+                f"pretrain.{name}: {run.run_folder} belongs to another run: {differences}. Take those back, or give "
+                f"pretrain.{name}.dir=null, which pretrains in the comparison's folder"
+            )
+
+
+def estimate_times(plan: ComparisonPlan, precision: Precision, *, slots: int) -> Times:
+    """Estimates runs from a few steps of each kind of network, on the cores of a slot, or from finished runs of a row.
+
+    Scoring is as fast as the training that was tried. Times are without start-up, evaluation and saves.
+    """
+    if all(run.is_done() for run in plan.runs):
+        return Times({})
+    meter = _Meter(plan, precision)
+    with _as_a_run(slots):
+        meter.count_all()
+    rates = [work.rate for work in meter.works.values() if work.rate]
+    finished: dict[Path, list[float]] = {}
+    for run in plan.runs:
+        if run.is_done():
+            finished.setdefault(run.folder.parent, []).append(run.summary.get("wall_s", 0.0))
+    seconds = dict[RunSpec, float]()
+    for run in plan.runs:
+        work, alike = meter.works.get(run), finished.get(run.folder.parent)
+        if not run.is_done() and (alike or (work and rates)):
+            seconds[run] = fmean(alike) if alike else work.flops / (work.rate or fmean(rates))
+    return Times(seconds, meter.load)
+
+
+class _Meter:
+    """Counts the FLOPs of runs, and tries each kind of network once."""
+
+    def __init__(self, plan: ComparisonPlan, precision: Precision) -> None:
+        self._plan, self._precision = plan, precision
+        self._tries: dict[str, StepTime | None] = {}
+        self.works: dict[RunSpec, Work] = {}
+
+    @property
+    def load(self) -> float | None:
+        """The load of a busy machine."""
+        return max((tried.load for tried in self._tries.values() if tried and tried.load), default=None)
+
+    def count_all(self) -> None:
+        """Counts all runs, but for those that cannot be set up yet."""
+        for run in self._plan.pretraining.values():
+            with suppress(InputError, FetchUnavailable):
+                self.works[run] = self._training(_set_up_pretraining(run))
+        rows: dict[Any, list[Cell]] = {}
+        for cell in self._plan.cells:
+            rows.setdefault((cell.entry.name, cell.labels, cell.mode), []).append(cell)
+        for cells in sorted(rows.values(), key=lambda cells: cells[0].run.equal_compute is not None):
+            choice = cells[0].run.choice
+            tuning = [run for runs in (choice.runs if choice else ()) for run in runs]
+            with suppress(InputError, FetchUnavailable, KeyError):
+                self.works |= dict.fromkeys([*tuning, *(cell.run for cell in cells)], self._row(cells[0]))
+
+    def _row(self, cell: Cell) -> Work:
+        setup = self._set_up(cell)
+        if not setup.mode.augment:
+            return Work(count_scoring_flops(setup), None)
+        work = self._training(setup)
+        if cell.run.equal_compute is None:
+            return work
+        other = cell.run.equal_compute[0]
+        before = (
+            self.works[other.pretraining].flops if other.pretraining else cost_of_weights(other.weights).flops
+        )
+        return Work(self.works[other].flops + (before or 0.0), work.rate)
+
+    def _training(self, setup: pretraining.Setup | finetuning.Setup) -> Work:
+        config, plan, kind = setup.config, setup.plan, setup.config.model_dump_json(include=_KIND)
+        assert plan is not None
+        if kind not in self._tries:
+            asked = config.train.precision
+            self._tries[kind] = setup.time_steps(self._precision if asked == "auto" else asked)
+        step, tried = plan.effective_batch_size * setup.costs.flops_per_image, self._tries[kind]
+        return Work(plan.total_steps * step, step / tried.likely_s if tried else None)
+
+    def _set_up(self, cell: Cell) -> finetuning.Setup:
+        """Sets up a run; weights that are still to be pretrained bring their geometry alone."""
+        run, start = cell.run, cell.run.pretraining
+        settings = {**run.overrides, **(run.choice.settings[0] if run.choice else {})}
+        if start is not None:
+            recipe = settings_with_start(run.config, cell.entry, cell.mode, settings)
+            model = load_config(PretrainConfig, start.config, override_words(start.overrides)).model
+            brought = {k: v for k, v in model.geometry().to_config().items() if k not in _OF_THE_DATA}
+            settings = {**recipe, **{f"model.{key}": value for key, value in brought.items()}, **settings}
+        words = override_words(settings)
+        weights = WeightsOverrides(None if start else run.weights, run.config, words)
+        config = load_config(FinetuneConfig, run.config, words, amend=weights)
+        arguments = Arguments(run.config, words, dry_run=True, same_batch=True)
+        return finetuning.set_up(arguments, config, weights.weights, ALONE)
+
+
+def _set_up_pretraining(run: RunSpec) -> pretraining.Setup:
+    return pretraining.set_up(load_config(PretrainConfig, run.config, override_words(run.overrides)), ALONE)
+
+
+@contextmanager
+def _as_a_run(slots: int) -> Iterator[None]:
+    """Gives this process the cores and threads of a run, and leaves out what the run itself will print."""
+    threads = torch.get_num_threads()
+    with as_in_slot({}, cores_of_slot(0, slots)), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+        torch.set_num_threads(choose_threads(ALONE)[0])
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
