@@ -30,8 +30,8 @@ _WORDS = {
     "psnr_db": "predicted pixels, PSNR in dB",
     "psnr_gain_db": "predicted pixels, dB above the baseline",
     "psnr_baseline_db": "baseline without learning, PSNR in dB",
-    "accuracy": "named right, %",
-    "accuracy_on_mask": "masked patches named right, %",
+    "accuracy": "accuracy, %",
+    "accuracy_on_mask": "accuracy on masked patches, %",
     "accuracy_nearest_visible": "the same by copying the nearest visible patch, %",
     "rankme": "effective rank of features (RankMe)",
     "feature_std": "standard deviation of features",
@@ -116,7 +116,7 @@ def _held_out(record: RunRecord) -> Charts:
             before = [(0, float(start[name]))] if name in start else []
             probe[_words(name)] = _percent(name, [*before, *metric_values(record.lines, name, "probe")])
     probe = {name: points for name, points in probe.items() if points}
-    drawn = [("online probe: images named right, %", _chart(probe, record.step))] if probe else []
+    drawn = [("online probe: accuracy, %", _chart(probe, record.step))] if probe else []
     for name in _names(record.lines, "heldout"):
         points = metric_values(record.lines, name, "heldout")
         # The baseline is the same at each step.
