@@ -24,11 +24,11 @@ from mae_vit.training.engines.base import Engine
 from mae_vit.training.engines.cost import Estimate, peak_flops
 from mae_vit.training.engines.state import BestWeights
 from mae_vit.training.evals import Evals, HeldOut, OnlineProbe
+from mae_vit.training.identity import Identity
 from mae_vit.training.optim import lr_at
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.outputs.run_outputs import RunOutputs, peak_memory_gib
 from mae_vit.training.recovery import Recovery
-from mae_vit.training.startup import Identity
 from mae_vit.training.step_report import ReportReader, StepReport, StepTimer, StepValues, finite_or_none
 
 

@@ -38,11 +38,8 @@ BENCHMARKS = ["step", "objectives", "engine", "profile_step", "end_to_end", "loa
     "script",
     [
         "pretrain/run.py",
-        *(
-            # Each imports torch in a process of its own.
-            pytest.param(script, marks=pytest.mark.slow)
-            for script in ("docs/tools/tables.py", *(f"benchmarks/{name}.py" for name in BENCHMARKS))
-        ),
+        # Each imports torch in a process of its own.
+        *(pytest.param(f"benchmarks/{name}.py", marks=pytest.mark.slow) for name in BENCHMARKS),
     ],
 )
 def test_help_needs_no_installation_and_explains_each_option(script, tmp_path):

@@ -26,6 +26,7 @@ from mae_vit.core.errors import InputError
 from mae_vit.core.files import read_json_lines, write_json
 from mae_vit.core.messages import error_reason
 from mae_vit.core.urls import redact_url
+from mae_vit.training.identity import flatten
 from mae_vit.training.outputs.run_folder import RunFolder, Status
 
 # By name as TensorBoard shows it: "train/loss".
@@ -81,15 +82,6 @@ class TrackedRun:
     folder: Path
     config: Mapping[str, Any]
     run_id: str | None = None
-
-
-def flatten(values: Mapping[str, Any], prefix: str = "", separator: str = ".") -> dict[str, Any]:
-    """Flattens nested mappings into one with joined keys."""
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        name = f"{prefix}{separator}{key}" if prefix else str(key)
-        flat |= flatten(value, name, separator) if isinstance(value, Mapping) else {name: value}
-    return flat
 
 
 def shown_scalars(line: Mapping[str, Any]) -> dict[str, float]:
