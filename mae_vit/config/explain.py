@@ -40,7 +40,8 @@ def explain(schema: type[BaseModel], document: Document, error: ValidationError)
             if "." in path[-1]:
                 key = ".".join(path)
                 inside = ": {".join(key.split(".")) + ": VALUE" + "}" * key.count(".")
-                return [f'"{key}" is not a section; write {inside}, or override it with {key}=VALUE']
+                call = f'in Python changes={{"{key}": VALUE}}'
+                return [f'"{key}" is not a section; write {inside}, or override it by {key}=VALUE ({call})']
             unknown.append(".".join(path))
             continue
         begin, message = _explain(schema, path, problem)
