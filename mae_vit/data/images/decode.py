@@ -171,7 +171,7 @@ def _notes(image: Image.Image, data: bytes) -> tuple[str, ...]:
         notes.append("transparent, made opaque")
     if image.format != "MPO" and getattr(image, "is_animated", False):
         pages = image.format == "TIFF"
-        notes.append("of several pages, first page taken" if pages else "animated, first frame taken")
+        notes.append("of several pages, first page used" if pages else "animated, first frame used")
     return tuple(notes)
 
 
