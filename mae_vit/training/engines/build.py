@@ -55,14 +55,15 @@ def _why_not(config: Config, plan: Plan, device: torch.device) -> str | None:
     if device.type != "cuda":
         return "off on CPUs"
     if micro_batches < EARNS_FROM:
-        return f"{micro_batches:,} micro-batches do not earn the minute or two that it takes (from {EARNS_FROM:,} on)"
+        return f"{micro_batches:,} micro-batches do not pay for the minute or two (from {EARNS_FROM:,} on)"
     if config.run.deterministic:
-        return "off with run.deterministic=true: kernels are chosen by timing them"
+        return "off with run.deterministic=true, as kernels are chosen by timing"
     if config.train.zero_stage == 3:
         return "off at ZeRO 3, which gathers weights in between"
     if not config.model.one_graph:
         return (
-            f'off for model.name="{config.model.name}": Vision Transformers of ours are known to be one graph'
+            f'off for model.name="{config.model.name}", since only our Vision Transformers are known to compile to '
+            "one graph"
         )
     return missing_for_triton(device)
 
