@@ -86,7 +86,7 @@ def check_folders(plan: ComparisonPlan) -> None:
             setup = _set_up_pretraining(run)
         if differences := setup.identity.describe_differences(checkpoint.identity):
             raise InputError(
-                f"pretrain.{name}: {run.run_folder} belongs to another run: {differences}. Take those back, or give "
+                f"pretrain.{name}: {run.run_folder} belongs to another run: {differences}. Undo these changes, or give "
                 f"pretrain.{name}.dir=null, which pretrains in the comparison's folder"
             )
 
