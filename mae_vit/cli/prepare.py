@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import math
-import re
 import time
 from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 from dataclasses import fields, replace
-from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
+from mae_vit.cli.values import bands, encoding, kind, nodata, scale, share, whole, window, word
 from mae_vit.config.command_line import OneLineParser, as_path, as_path_text
-from mae_vit.core.bands import DTYPES
 from mae_vit.core.errors import InputError
 from mae_vit.core.files import leaving_no_empty_folders
 from mae_vit.core.hub import is_hub_name
@@ -28,7 +25,6 @@ if TYPE_CHECKING:
     from mae_vit.data.prepare.entries import ImageSource
     from mae_vit.data.prepare.prepare import Report
 
-T = TypeVar("T")
 _EXAMPLES = """  mae-vit prepare photos/ data/photos --holdout 1/10     photos/CLASS/*.jpg, or photos/*.jpg
   mae-vit prepare photos/ data/photos --holdout 1/10 --labels labels.csv     lines of image,class
   mae-vit prepare photos/ data/photos --holdout 1/10 --unlabeled more/       more for pretraining
@@ -66,10 +62,10 @@ def add_prepare(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     _add_switch(parser, "--in-place", "the only path is a folder of existing webdataset shards: write dataset.json and "
         "indexes beside them; with --overwrite again, after shards or indexes changed")
     _add(parser, "--root", "DIR", as_path, "folder of torchvision's CIFAR files, which are downloaded if missing")
-    _add(parser, "--split", "NAME", _word, "split of the images that are outside of train/, val/ and test/ folders "
+    _add(parser, "--split", "NAME", word, "split of the images that are outside of train/, val/ and test/ folders "
         "(train)", "train")
     _add_labels(parser)
-    _add(parser, "--name-encoding", "NAME", _encoding, "encoding of names in an archive that are not in UTF-8: gbk, "
+    _add(parser, "--name-encoding", "NAME", encoding, "encoding of names in an archive that are not in UTF-8: gbk, "
         "big5, cp932, cp437 ...")
     _add_switch(parser, "--overwrite", "replace splits that exist")
 
@@ -86,44 +82,44 @@ def add_prepare(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     _add(group, "--masks", "DIR", as_path, "folder of the masks: PNGs at the paths of the images of SRC")
     _add(group, "--mask-classes", "FILE", as_path, "names of classes, one per line, starting with id 0; or lines "
         '"ID: NAME"')
-    _add(group, "--mask-ignore", "ID", _whole(0, 0xFFFF), "id of pixels that do not count (255)", 255)
+    _add(group, "--mask-ignore", "ID", whole(0, 0xFFFF), "id of pixels that do not count (255)", 255)
     _add_switch(group, "--masked-only", "leave out images that have no mask")
 
     group = parser.add_argument_group("selecting images (of train; val and test stay whole)")
     _add(group, "--subset", "LIST", as_path, "only images listed in this text file: keys, paths or file names, one a "
         "line")
-    _add(group, "--holdout", "SHARE", _share, "move this share of each class to a split val: held-out images (0.1 or "
+    _add(group, "--holdout", "SHARE", share, "move this share of each class to a split val: held-out images (0.1 or "
         "1/10)")
-    _add(group, "--fraction", "SHARE", _share, "only this share of each class, drawn by a hash of the key; a smaller "
+    _add(group, "--fraction", "SHARE", share, "only this share of each class, drawn by a hash of the key; a smaller "
         "share is part of a larger one")
-    _add(group, "--limit-per-class", "N", _whole(1), "at most N of each class, drawn in the same way")
+    _add(group, "--limit-per-class", "N", whole(1), "at most N of each class, drawn in the same way")
     group.add_argument("--exclude", metavar="DIR", type=as_path_text, action="append", help="leave out images that "
         "also occur in the test and val splits of the prepared data in DIR, so that pretraining sees no test images "
         "(DIR:SPLIT for one split); may be given several times")
-    _add(group, "--exclude-distance", "N", _whole(0, _MAX_DISTANCE), "for --exclude: two images are copies if their "
+    _add(group, "--exclude-distance", "N", whole(0, _MAX_DISTANCE), "for --exclude: two images are copies if their "
         "64-bit hashes differ in at most N bits (4)", 4)
 
     group = parser.add_argument_group("format")
-    _add(group, "--resize", "PX", _whole(1), "resize larger images to a short side of PX (JPEG, bicubic, antialiased)")
-    _add(group, "--quality", "Q", _whole(1, 100), "JPEG quality of images that are encoded again (90)", 90)
+    _add(group, "--resize", "PX", whole(1), "resize larger images to a short side of PX (JPEG, bicubic, antialiased)")
+    _add(group, "--quality", "Q", whole(1, 100), "JPEG quality of images that are encoded again (90)", 90)
     group.add_argument("--exif-orientation", choices=("apply", "ignore"), default="ignore", help="apply: turn images "
         "upright by their EXIF orientation, and encode them again (ignore)")
-    _add(group, "--max-pixels", "N", _whole(1, MAX_PIXELS), f"leave out images of more pixels ({MAX_PIXELS}, which "
+    _add(group, "--max-pixels", "N", whole(1, MAX_PIXELS), f"leave out images of more pixels ({MAX_PIXELS}, which "
         "training decodes at most)", MAX_PIXELS)
-    _add(group, "--workers", "N", _whole(0), "decoding processes (one for each core)")
-    _add(group, "--shard-mib", "N", _whole(1), "largest size of a shard, in MiB (256)", 256)
-    _add(group, "--shard-samples", "N", _whole(1), "largest number of images in a shard (10000)", 10_000)
+    _add(group, "--workers", "N", whole(0), "decoding processes (one for each core)")
+    _add(group, "--shard-mib", "N", whole(1), "largest size of a shard, in MiB (256)", 256)
+    _add(group, "--shard-samples", "N", whole(1), "largest number of images in a shard (10000)", 10_000)
 
     group = parser.add_argument_group("images of bands (TIFF, NPY, DICOM, 16 bits)")
-    _add(group, "--bands", "LIST", _bands, "use these bands in this order: numbers from 1, ranges or names (4,3,2 "
+    _add(group, "--bands", "LIST", bands, "use these bands in this order: numbers from 1, ranges or names (4,3,2 "
         "or 1-4 or red,nir)")
-    _add(group, "--scale", "BY", _scale, "raw values that become 0 and 1: LOW,HIGH; or percentiles (1 and 99 of "
+    _add(group, "--scale", "BY", scale, "raw values that become 0 and 1: LOW,HIGH; or percentiles (1 and 99 of "
         "each band); or none (the range of their type). Default: percentiles, for 8 bits none. Stored values stay raw")
-    _add(group, "--nodata", "V", _nodata, "raw value of missing pixels, left out of statistics and losses (what GDAL "
+    _add(group, "--nodata", "V", nodata, "raw value of missing pixels, left out of statistics and losses (what GDAL "
         "wrote into the files; NaN)")
-    _add(group, "--window", "C,W", _window, "clip raw values to a center and a width, such as 40,400 Hounsfield units, "
+    _add(group, "--window", "C,W", window, "clip raw values to a center and a width, such as 40,400 Hounsfield units, "
         "which is the scale too")
-    _add(group, "--take", "KIND", _kind, "where files differ, keep only these: bands and type (13xuint16), or "
+    _add(group, "--take", "KIND", kind, "where files differ, keep only these: bands and type (13xuint16), or "
         "8-bit (16 bits become 8)")
     # fmt: on
     parser.set_defaults(run=run_prepare, parser=parser)
@@ -158,89 +154,6 @@ def _add(
 
 def _add_switch(group: argparse._ActionsContainer, name: str, text: str) -> None:
     group.add_argument(name, action="store_true", help=text)
-
-
-def _reader(usage: str) -> Callable[[Callable[[str], T]], Callable[[str], T]]:
-    """Turns a function that raises ValueError into an argparse type, whose error repeats the text and the usage."""
-
-    def decorate(read: Callable[[str], T]) -> Callable[[str], T]:
-        def checked(text: str) -> T:
-            try:
-                return read(text)
-            except (ValueError, LookupError, ZeroDivisionError):
-                raise argparse.ArgumentTypeError(f"{text!r} is not valid; give {usage}") from None
-
-        return checked
-
-    return decorate
-
-
-def _require(condition: bool) -> None:
-    if not condition:
-        raise ValueError
-
-
-def _whole(low: int, high: int | None = None) -> Callable[[str], int]:
-    @_reader(f"a whole number, {f'at least {low}' if high is None else f'{low} to {high}'}")
-    def read(text: str) -> int:
-        _require(low <= int(text) <= (high or 1 << 62))
-        return int(text)
-
-    return read
-
-
-@_reader("letters, digits and _ only")
-def _word(text: str) -> str:
-    _require(text.replace("_", "").isalnum())
-    return text
-
-
-@_reader("a share above 0 and at most 1, such as 0.1 or 1/10")
-def _share(text: str) -> Fraction:
-    _require(0 < Fraction(text) <= 1)
-    return Fraction(text)
-
-
-@_reader("an encoding, such as gbk, big5, cp932, euc-kr, cp1251 or cp437")
-def _encoding(name: str) -> str:
-    "".encode(name)
-    return name
-
-
-@_reader("numbers from 1, ranges or names: 4,3,2 or 1-4 or red,nir")
-def _bands(text: str) -> tuple[str, ...]:
-    names = tuple(part.strip() for part in text.split(","))
-    _require(all(names))
-    return names
-
-
-@_reader("percentiles, none or LOW,HIGH (LOW below HIGH)")
-def _scale(text: str) -> str | tuple[float, float]:
-    if text in ("percentiles", "none"):
-        return text
-    low, high = map(float, text.split(","))
-    _require(math.isfinite(low) and math.isfinite(high) and low < high)
-    return low, high
-
-
-@_reader("CENTER,WIDTH (WIDTH above 0)")
-def _window(text: str) -> tuple[float, float]:
-    """Returns the lowest and the highest value."""
-    center, width = map(float, text.split(","))
-    _require(math.isfinite(center) and 0 < width < math.inf)
-    return center - width / 2, center + width / 2
-
-
-@_reader("a finite number, or nan")
-def _nodata(text: str) -> float:
-    _require(not math.isinf(float(text)))
-    return float(text)
-
-
-@_reader(f"8-bit, or bands and type such as 13xuint16 ({', '.join(DTYPES)})")
-def _kind(text: str) -> str:
-    _require(text == "8-bit" or bool(re.fullmatch(rf"[1-9]\d{{0,3}}x({'|'.join(DTYPES)})", text)))
-    return text
 
 
 def run_prepare(arguments: argparse.Namespace) -> int:

@@ -112,7 +112,10 @@ def explain_key(asked: str, schemas: Mapping[str, type[BaseModel]]) -> list[str]
             for path in meant(schema, names, key)
         ]
         near.sort(key=lambda path: path.rpartition(".")[0] not in sections)
-        hint = f'did you mean "{near[0]}"?' if near else "mae-vit pretrain --help lists the keys"
+        known = sorted({key.path for key in keys if "." not in key.path})
+        top = inner.partition(".")[0]
+        listed = f"mae-vit config {top} lists its keys" if top in known else f"known: {', '.join(known)}"
+        hint = f'did you mean "{near[0]}"?' if near else listed
         raise InputError(f'no key "{asked}"; {hint}')
     lines = list[str]()
     for key in _merged(found):

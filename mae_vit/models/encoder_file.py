@@ -33,12 +33,11 @@ class EncoderInfo:
         std: standard deviation of each channel of the training images, in 0..1.
         objective: name of the pretraining objective.
         step: optimizer steps of pretraining.
-        labels: labels of the training data, as `mae_vit.weights.seen_labels.SeenLabels`; None without any
-            (and in older files).
+        labels: labels of the training data, as `mae_vit.weights.seen_labels.SeenLabels`; None without any.
         images_seen: number of images in these steps; each view counts. None if unknown.
         flops: model FLOPs of these steps; None if unknown.
         before: total `images_seen` and `flops` of the initial weights (`model.init`), each None if unknown; None
-            for random initial weights (and in older files).
+            for random initial weights.
         bands: meaning of the raw values; mean and std refer to its 0..1 scale.
         preprocessing: changes that `prepare` made to the images.
         pool: how a feature is pooled from the tokens; files state it only if it is not the mean.
@@ -72,10 +71,10 @@ class EncoderInfo:
         """The geometry of a plain Vision Transformer; raises InputError for other families."""
         if isinstance(self.geometry, ViTGeometry):
             return self.geometry
-        timm = "; its encoder.safetensors has the names of timm's network"
+        timm = "; its encoder.safetensors loads into timm's network"
         raise InputError(
-            f"the encoder is {self.geometry.describe()} (model.family={self.geometry.family}): this takes "
-            f"model.family=vit alone{timm if self.geometry.family == 'network' else ''}"
+            f"the encoder is {self.geometry.describe()} (model.family={self.geometry.family}), but only "
+            f"model.family=vit is supported here{timm if self.geometry.family == 'network' else ''}"
         )
 
     def to_dict(self) -> dict[str, Any]:

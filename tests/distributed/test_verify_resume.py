@@ -1,5 +1,6 @@
 """`mae-vit verify-resume`: real kills on 1 and 2 ranks, and what it says of runs that differ."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -16,7 +17,8 @@ SMALL = ["model.embed_dim=32", "model.depth=1", "objective.decoder_embed_dim=32"
 @pytest.mark.timeout(600)
 def test_kills_change_nothing(tmp_path, capsys):
     assert main(["verify-resume", *SMALL, "--kills", "3", "--keep", str(tmp_path / "kept")]) == 0
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.strip()]
+    expected, *lines = [line for line in capsys.readouterr().out.splitlines() if line.strip()]
+    assert re.fullmatch(r"5 runs and 3 kills take about \d+:\d\d:\d\d here", expected)
     digests = [line.split()[-1] for line in lines[:4]]
     assert digests[0] == digests[1]
     assert digests[2] == digests[3]

@@ -27,20 +27,20 @@ from mae_vit.core import __version__
         (["prepare", "digits", "{out}", "--shard-samples", "0"], "--shard-samples: '0'"),
         (["prepare", "digits", "{out}", "--shard-mib", "many"], "--shard-mib: 'many'"),
         (["prepare", "digits", "{out}", "--split", "../x"], "--split: '../x'"),
-        (["prepare", "digits", "{out}", "--overwite"], 'arguments: --overwite: did you mean "--overwrite"?'),
+        (["prepare", "digits", "{out}", "--overwite"], 'arguments: --overwite; did you mean "--overwrite"?'),
         (["prepare", "--shard-mb", "3", "digits", "{out}"], 'did you mean "--shard-mib"?'),
-        (["prepare", "digits", "{out}", "--faster"], "arguments: --faster: known: --bands, "),
+        (["prepare", "digits", "{out}", "--faster"], "arguments: --faster; known: --bands, "),
         # argparse itself names what is missing, and not what was misspelled.
-        (["embed", "x", "y", "--outt", "{out}"], 'arguments: --outt: did you mean "--out"?'),
-        (["export", "x", "--too=hf"], 'arguments: --too: did you mean "--to"?'),
+        (["embed", "x", "y", "--outt", "{out}"], 'arguments: --outt; did you mean "--out"?'),
+        (["export", "x", "--too=hf"], 'arguments: --too; did you mean "--to"?'),
         (["embed", "x", "y"], "the following arguments are required: --out"),
         (["--versoin"], 'did you mean "--version"?'),
         # Another command's option is no suggestion.
         (["check", "--decde", "{out}"], 'did you mean "--decode"?'),
-        (["check", "--shard-mib=3", "{out}"], "--shard-mib: known: --decode, --help"),
+        (["check", "--shard-mib=3", "{out}"], "--shard-mib; known: --decode, --help"),
         (["check"], "required: DIR"),
         (["check", "{out}"], "does not exist"),
-        (["check", "https://host/data"], "verified as runs fetch them"),
+        (["check", "https://host/data"], "is remote"),
     ],
 )
 def test_a_wrong_command_line_is_one_line(tmp_path, capsys, arguments, expected):

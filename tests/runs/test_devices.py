@@ -19,6 +19,7 @@ from mae_vit.evaluation.few_shot import least_squares_scores
 from mae_vit.evaluation.knn import knn_scores
 from mae_vit.finetuning.frozen import closed_form
 from mae_vit.finetuning.frozen.closed_form import score_in_closed_form
+from mae_vit.finetuning.frozen.features import Frozen
 from mae_vit.finetuning.frozen.linear_probe import LinearProbe, probe_top1, train_probe
 from mae_vit.finetuning.models.classifiers import NetworkClassifier, ViTClassifier
 from mae_vit.finetuning.results import Predictor, as_predictions, predict_classes
@@ -197,6 +198,7 @@ def test_frozen_features(mode, left_behind, monkeypatch):
     monkeypatch.setattr(closed_form, "as_predictions", predictions_there)
     options = SimpleNamespace(mode=mode, neighbors=3, shots=[1], draws=2)
     config = SimpleNamespace(finetune=options, run=SimpleNamespace(seed=0))
+    setup = SimpleNamespace(config=config, data=data)
     task = classifier_of("cls")
     images = ImageInput((8, 8), 1, [0.5], [0.5])
     encoder = ViTFeatures(task.encoder, images, pool="cls", fc_norm=torch.nn.Identity())
@@ -204,7 +206,7 @@ def test_frozen_features(mode, left_behind, monkeypatch):
         on_cuda(encoder, but="encoder.norm.weight" if left_behind else "")
         measuring = Predictor(Ranks(), CUDA, Autocast(task, CUDA, "bf16").context, 16)
         with noticed(left_behind):
-            _, guesses = score_in_closed_form(config, data, encoder, measuring)
+            _, guesses = score_in_closed_form(Frozen(setup, encoder, None, measuring))
             assert len(guesses.classes) == 8
 
 

@@ -130,7 +130,13 @@ def _with_header(
     """Returns the columns' names as written by those in lower case, the rows, and whether the table names none."""
     first, *rows = _read_lines(table) or [[]]
     known = {name.lower() for name in first} & {*PATHS, *user_files.LABEL_NAMES}
-    headless = not known and any(one is not None for one in find_all([cell for cell in first if cell]))
+    pairs = zip(
+        first, find_all(first), [*find_all(rows[0] if rows else []), *[None] * len(first)], strict=False
+    )
+    # A word of a header may be an image's name too: 1 of 1.jpg.
+    headless = not known and any(
+        one is not None and (user_files.is_image(cell) or below is not None) for cell, one, below in pairs
+    )
     written = [str(number) for number in range(1, len(first) + 1)] if headless else first
     indices = {name.lower(): index for index, name in enumerate(written) if name}
     if len(indices) < sum(map(bool, written)):

@@ -6,7 +6,7 @@ import io
 import multiprocessing
 import signal
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
@@ -180,9 +180,15 @@ def default_workers() -> int:
 
 
 def convert_entries(
-    entries: Sequence[Entry], options: Conversion, workers: int, doing: str, failed: list[str]
+    entries: Iterable[Entry],
+    options: Conversion,
+    workers: int,
+    doing: str,
+    failed: list[str],
+    *,
+    count: int,
 ) -> Generator[tuple[Entry, bytes, Converted], None, None]:
-    """Reads and converts images: yields entries in order, with their bytes and stored form.
+    """Reads and converts `count` images: yields entries in order, with their bytes and stored form.
 
     `failed` receives the images that cannot be read or converted, with the reason; `doing` names the progress bar.
 
@@ -197,15 +203,15 @@ def convert_entries(
             except (DecodeError, OSError) as error:
                 failed.append(f"{plain_text(entry.path)}: {error}")
 
-    with progress(total=len(entries), desc=doing, unit=" images") as bar:
-        for chunk, results in _convert_chunks(readable(), len(entries), options, workers):
+    with progress(total=count, desc=doing, unit=" images") as bar:
+        for chunk, results in _convert_chunks(readable(), count, options, workers):
             for (entry, data), image in zip(chunk, results, strict=True):
                 bar.update()
                 if isinstance(image, str):
                     failed.append(f"{plain_text(entry.path)}: {image}")
                 else:
                     yield entry, data, image
-        bar.update(len(entries) - bar.n)
+        bar.update(count - bar.n)
 
 
 def _convert_chunks(

@@ -14,11 +14,9 @@ from mae_vit.evaluation.feature_rank import feature_metrics, feature_sums
 from mae_vit.evaluation.few_shot import draw_shots, least_squares_scores
 from mae_vit.evaluation.knn import knn_scores
 from mae_vit.evaluation.metrics import Predictions
-from mae_vit.finetuning.config.schema import FinetuneConfig, FinetuneSection
-from mae_vit.finetuning.data import FinetuneData
-from mae_vit.finetuning.frozen.features import read_features, read_test_labels, read_train_labels
+from mae_vit.finetuning.config.schema import FinetuneSection
+from mae_vit.finetuning.frozen.features import Frozen
 from mae_vit.finetuning.results import Predictor, as_predictions, gather_rows
-from mae_vit.weights.feature_encoder import FeatureEncoder
 
 # Mode that uses all labels -> its function, and its options, which the summary also lists. The function maps
 # (support, labels, query, *, num_classes, **options) to scores (m, K) >= 0, not all 0 in a row; each row divided
@@ -28,21 +26,19 @@ WITH_ALL_LABELS: dict[str, Callable[[FinetuneSection], tuple[Callable[..., Tenso
 }
 
 
-def score_in_closed_form(
-    config: FinetuneConfig, data: FinetuneData, encoder: FeatureEncoder, predictor: Predictor
-) -> tuple[dict[str, Any], Predictions]:
+def score_in_closed_form(frozen: Frozen) -> tuple[dict[str, Any], Predictions]:
     """Classifies the test images by nearest neighbors or least squares, on the device; collective.
 
     Returns:
         Entries of the summary, with measures of the training images' features, and predictions: for
         "few_shot" those of the last draw with the most shots.
     """
-    labels = read_train_labels(data, data.train, predictor.device)
-    test_labels, classes = read_test_labels(data), len(data.classes)
-    support = read_features(encoder, data, data.plain, data.train, predictor)
+    config, data, predictor = frozen.setup.config, frozen.setup.data, frozen.predictor
+    labels, test_labels, classes = frozen.train_labels(data.train), frozen.test_labels, len(data.classes)
+    support = frozen.features(data.plain, data.train)
     width = support.shape[1]
     measures: dict[str, Any] = {**feature_metrics(feature_sums(support), width), "num_features": width}
-    query = read_features(encoder, data, data.open_test(), data.test, predictor)
+    query = frozen.test_features()
     if config.finetune.mode in WITH_ALL_LABELS:
         fit, options = WITH_ALL_LABELS[config.finetune.mode](config.finetune)
         score = partial(fit, support, labels, num_classes=classes, **options)

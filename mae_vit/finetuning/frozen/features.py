@@ -1,8 +1,11 @@
-"""Opens a frozen encoder with a fresh layer, and computes its features."""
+"""Opens a frozen encoder with a fresh layer, and computes its features.
+
+Shapes: n images, D width, K classes.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -10,7 +13,6 @@ from torch import nn
 
 from mae_vit.core.progress import progress
 from mae_vit.data.batches.augmented import AugmentedSource
-from mae_vit.finetuning.data import FinetuneData
 from mae_vit.finetuning.models.classifiers import make_head
 from mae_vit.finetuning.results import Predictor, gather_rows
 from mae_vit.finetuning.setup import Setup
@@ -74,50 +76,60 @@ def open_frozen(setup: Setup, *, random: bool = False, say: bool = False) -> tup
     return ViTFeatures(encoder, images, pool=finetune.pool, fc_norm=fc_norm), head
 
 
-@torch.no_grad()
-def read_features(
-    encoder: FeatureEncoder,
-    data: FinetuneData,
-    source: AugmentedSource,
-    samples: np.ndarray,
-    predictor: Predictor,
-) -> torch.Tensor:
-    """Encodes and pools images, each rank every world_size-th; collective.
+@dataclass(frozen=True)
+class Frozen:
+    """A frozen encoder, a fresh layer on its features, and the run that scores them.
 
-    Args:
-        encoder: ours or a third-party one, on the device; it is left in evaluation mode.
-        data: makes the batches.
-        source: reads images without augmentation.
-        samples: int64 (n,), numbers of samples in `source`.
+    Attributes:
+        setup: the run.
+        encoder: ours or a third-party one, on the device.
+        head: a layer on its features, D -> K, drawn from the run's seed.
         predictor: ranks, device, precision and batch size.
-
-    Returns:
-        float32 (n, D) on the device, the same on all ranks.
     """
-    encoder.eval()
-    ranks, total = predictor.ranks, len(samples)
-    rows: list[torch.Tensor] = []
-    bar = progress(
-        total=len(range(ranks.rank, total, ranks.world_size)),
-        desc="encoding",
-        unit=" images",
-        delay=2,
-        leave=False,
-        disable=ranks.rank > 0,
-    )
-    with predictor.autocast(), bar:
-        for batch in data.fixed(source, samples, ranks, predictor.batch_size):
-            images = encoder.normalize(batch.to(predictor.device).images)
-            rows.append(encoder.features(images).float())
-            bar.update(len(rows[-1]))
-    return gather_rows(rows, (total, encoder.num_features), predictor, torch.float32)
 
+    setup: Setup
+    encoder: FeatureEncoder
+    head: nn.Linear
+    predictor: Predictor
 
-def read_train_labels(data: FinetuneData, samples: np.ndarray, device: torch.device) -> torch.Tensor:
-    """Returns the labels of samples of the training split, int64 (n,) on the device."""
-    return torch.from_numpy(np.asarray(data.index.labels)[samples].astype(np.int64)).to(device)
+    @torch.no_grad()
+    def features(self, source: AugmentedSource, samples: np.ndarray) -> torch.Tensor:
+        """Encodes and pools images, each rank every world_size-th; leaves evaluation mode on; collective.
 
+        Args:
+            source: reads images without augmentation.
+            samples: int64 (n,), numbers of samples in `source`.
 
-def read_test_labels(data: FinetuneData) -> np.ndarray:
-    """Returns the labels of the test images, int64 (n,)."""
-    return np.asarray(data.test_index.labels)[data.test].astype(np.int64)
+        Returns:
+            float32 (n, D) on the device, the same on all ranks.
+        """
+        encoder, ranks, total = self.encoder.eval(), self.predictor.ranks, len(samples)
+        rows: list[torch.Tensor] = []
+        bar = progress(
+            total=len(range(ranks.rank, total, ranks.world_size)),
+            desc="encoding",
+            unit=" images",
+            delay=2,
+            leave=False,
+            disable=ranks.rank > 0,
+        )
+        with self.predictor.autocast(), bar:
+            for batch in self.setup.data.fixed(source, samples, ranks, self.predictor.batch_size):
+                images = encoder.normalize(batch.to(self.predictor.device).images)
+                rows.append(encoder.features(images).float())
+                bar.update(len(rows[-1]))
+        return gather_rows(rows, (total, encoder.num_features), self.predictor, torch.float32)
+
+    def test_features(self) -> torch.Tensor:
+        """Opens and encodes the test images: float32 (n, D) on the device; collective. Call it once."""
+        return self.features(self.setup.data.open_test(), self.setup.data.test)
+
+    def train_labels(self, samples: np.ndarray) -> torch.Tensor:
+        """Returns the labels of samples of the training split, int64 (n,) on the device."""
+        labels = np.asarray(self.setup.data.index.labels)[samples].astype(np.int64)
+        return torch.from_numpy(labels).to(self.predictor.device)
+
+    @property
+    def test_labels(self) -> np.ndarray:
+        """The labels of the test images, int64 (n,)."""
+        return np.asarray(self.setup.data.test_index.labels)[self.setup.data.test].astype(np.int64)

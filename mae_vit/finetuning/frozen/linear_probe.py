@@ -21,14 +21,13 @@ from mae_vit.core.progress import progress
 from mae_vit.data.data_path import describe_place
 from mae_vit.evaluation.feature_rank import feature_metrics, feature_sums
 from mae_vit.evaluation.metrics import Predictions
-from mae_vit.finetuning.frozen.features import read_features, read_test_labels, read_train_labels
+from mae_vit.finetuning.frozen.features import Frozen
 from mae_vit.finetuning.models.build import classifier_optimizer_options
 from mae_vit.finetuning.plan_text import describe_test
-from mae_vit.finetuning.results import Predictor, as_predictions, compare_with_test, network_facts
+from mae_vit.finetuning.results import as_predictions, compare_with_test, network_facts
 from mae_vit.finetuning.setup import Setup
 from mae_vit.models.encoder_file import to_metadata
 from mae_vit.training.optim import lr_at, make_optimizer
-from mae_vit.weights.feature_encoder import FeatureEncoder
 from mae_vit.weights.names import origin_of
 
 # Official MAE code, main_linprobe.py.
@@ -144,9 +143,7 @@ def describe_probe(setup: Setup, forward_flops: float) -> str:
     return "\n".join([*lines, *(f"note: {note}" for note in plan.notes)])
 
 
-def score_by_probe(
-    setup: Setup, encoder: FeatureEncoder, head: nn.Linear, predictor: Predictor
-) -> tuple[dict[str, Any], Predictions | None, LinearProbe]:
+def score_by_probe(frozen: Frozen) -> tuple[dict[str, Any], Predictions | None, LinearProbe]:
     """Trains a probe at each rate, chooses by held-out images, and reads the test split once; collective.
 
     All ranks do the same training, so no rank waits longer than an all-reduce takes.
@@ -157,16 +154,16 @@ def score_by_probe(
     Raises:
         InputError: if every rate is too large.
     """
+    setup = frozen.setup
     data, plan, finetune = setup.data, setup.plan, setup.config.finetune
     assert plan is not None
 
     def labeled(samples: np.ndarray) -> tuple[Tensor, Tensor]:  # features (n, D), labels int64 (n,)
-        features = read_features(encoder, data, data.plain, samples, predictor)
-        return features, read_train_labels(data, samples, predictor.device)
+        return frozen.features(data.plain, samples), frozen.train_labels(samples)
 
     support = labeled(data.train)
     held_out = labeled(data.held_out) if len(data.held_out) else None
-    probes = _train_all(setup, head, support, predictor)
+    probes = _train_all(frozen, support)
     # Without held-out images there is only one rate; its score only shows whether it is too large.
     scores = [probe_top1(probe, *(held_out or support)) for probe in probes]
     best = best_index(scores)
@@ -192,8 +189,7 @@ def score_by_probe(
     }
     if not finetune.test:
         return summary, None, probes[best]
-    query = read_features(encoder, data, data.open_test(), data.test, predictor)
-    test = as_predictions(read_test_labels(data), _chances(probes[best], query))
+    test = as_predictions(frozen.test_labels, _chances(probes[best], frozen.test_features()))
     return summary | compare_with_test(data, train, test), test, probes[best]
 
 
@@ -209,10 +205,9 @@ def describe_results(summary: dict[str, Any]) -> list[str]:
     return lines + ([f"  reading   {summary['reading']}"] if "reading" in summary else [])
 
 
-def _train_all(
-    setup: Setup, head: nn.Linear, support: tuple[Tensor, Tensor], predictor: Predictor
-) -> list[LinearProbe]:
+def _train_all(frozen: Frozen, support: tuple[Tensor, Tensor]) -> list[LinearProbe]:
     """Trains one probe per rate. All start from the same head and see the same images in each step."""
+    setup, head, device = frozen.setup, frozen.head, frozen.predictor.device
     config, plan, factors = setup.config, setup.plan, setup.config.finetune.lr_factors
     assert plan is not None
     total, batch, warmup = plan.total_steps, plan.effective_batch_size, plan.warmup_steps
@@ -223,7 +218,7 @@ def _train_all(
         unit=" steps",
         delay=2,
         leave=False,
-        disable=predictor.ranks.rank > 0,
+        disable=frozen.predictor.ranks.rank > 0,
     )
 
     def steps(peak_lr: float) -> Iterator[tuple[float, np.ndarray]]:  # learning rate and row numbers (B,)
@@ -235,9 +230,9 @@ def _train_all(
             bar.update()
 
     probes = []
-    with bar, _threads_for(batch * head.weight.numel(), predictor.device):
+    with bar, _threads_for(batch * head.weight.numel(), device):
         for factor in factors:
-            probe = LinearProbe(head).to(predictor.device)
+            probe = LinearProbe(head).to(device)
             optimizer = make_optimizer(probe, classifier_optimizer_options(config))
             smoothing = config.finetune.label_smoothing
             train_probe(probe, *support, steps(factor * plan.lr), optimizer, label_smoothing=smoothing)

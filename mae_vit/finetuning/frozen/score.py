@@ -21,7 +21,7 @@ from mae_vit.evaluation.metrics import Predictions, interval_of_share
 from mae_vit.finetuning.config.modes import unused_options
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.finetuning.frozen.closed_form import score_in_closed_form
-from mae_vit.finetuning.frozen.features import open_frozen
+from mae_vit.finetuning.frozen.features import Frozen, open_frozen
 from mae_vit.finetuning.frozen.linear_probe import (
     describe_probe,
     describe_results,
@@ -30,14 +30,15 @@ from mae_vit.finetuning.frozen.linear_probe import (
 )
 from mae_vit.finetuning.results import Predictor, run_facts, write_predictions
 from mae_vit.finetuning.setup import Setup
-from mae_vit.runtime.ranks import Ranks, barrier, gather_objects, run_on_rank_zero
+from mae_vit.runtime.ranks import barrier, gather_objects, run_on_rank_zero
 from mae_vit.runtime.signals import exit_on_signal
 from mae_vit.runtime.slurm import mark_slurm_progress
 from mae_vit.training.engines.precision import Chosen, autocast
+from mae_vit.training.identity import Identity, check_identity, run_identity
 from mae_vit.training.outputs.environment import describe_environment
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.plan_text import print_notes
-from mae_vit.training.startup import Identity, check_identity, resume_or_start, run_identity, settle
+from mae_vit.training.startup import resume_or_start, settle
 from mae_vit.weights.feature_encoder import FeatureEncoder
 from mae_vit.weights.names import origin_of
 
@@ -59,7 +60,7 @@ def score(setup: Setup, arguments: Arguments, folder: RunFolder) -> None:
         return
     setup, precision = settle(setup, checkpoint)
     identity = setup.identity
-    config, (encoder, head) = setup.config, open_frozen(setup, say=say)
+    config, opened = setup.config, open_frozen(setup, say=say)
     if say:
         setup.warn_of_normalization()
         setup.warn_of_seen_labels()
@@ -82,7 +83,7 @@ def score(setup: Setup, arguments: Arguments, folder: RunFolder) -> None:
     run_on_rank_zero(create, ranks)
     try:
         with exit_on_signal():
-            summary = _measure_and_write(setup, encoder, head, facts, folder)
+            summary = _measure_and_write(setup, opened, facts, folder)
     except Exception:
         if say:
             with suppress(OSError):
@@ -145,20 +146,20 @@ def _forward_flops(setup: Setup) -> float:
 
 
 def _measure_and_write(
-    setup: Setup, encoder: FeatureEncoder, head: nn.Linear, facts: dict[str, Any], folder: RunFolder
+    setup: Setup, opened: tuple[FeatureEncoder, nn.Linear], facts: dict[str, Any], folder: RunFolder
 ) -> dict[str, Any]:
     """Scores, writes the results, and returns the summary; collective."""
     config, data, ranks, precision = setup.config, setup.data, setup.ranks, setup.config.train.precision
     assert precision != "auto", "`settle_precision` comes first"
     predictor = Predictor(ranks, setup.device, partial(autocast, setup.device, precision), setup.batch_size)
-    scores, guesses, weights = _score(setup, encoder, head, predictor)
+    scores, guesses, weights = _score(Frozen(setup, *opened, predictor))
     summary = {**facts, "train_top1": None, "val_top1": None, **scores}
     metric, images = ("test_top1", data.test) if config.finetune.test else ("val_top1", data.held_out)
     if (top1 := summary[metric]) is not None:
         summary["interval_95"] = interval_of_share(top1, len(images))
         if setup.pretrained is not None:
             # Free the device's memory before the second network.
-            encoder.to("cpu")
+            opened[0].to("cpu")
             summary |= _score_random_weights(setup, metric, predictor, summary.get("notes", []))
 
     def write() -> None:
@@ -178,15 +179,13 @@ def _measure_and_write(
     return summary
 
 
-def _score(
-    setup: Setup, encoder: FeatureEncoder, head: nn.Linear, predictor: Predictor
-) -> tuple[dict[str, Any], Predictions | None, bytes | None]:
+def _score(frozen: Frozen) -> tuple[dict[str, Any], Predictions | None, bytes | None]:
     """Returns entries of the summary, predictions of test images, and the content of `WEIGHTS`; collective."""
-    encoder.place(predictor.device)
-    if setup.plan is None:
-        return *score_in_closed_form(setup.config, setup.data, encoder, predictor), None
-    scores, guesses, probe = score_by_probe(setup, encoder, head, predictor)
-    return scores, guesses, probe_bytes(probe, setup)
+    frozen.encoder.place(frozen.predictor.device)
+    if frozen.setup.plan is None:
+        return *score_in_closed_form(frozen), None
+    scores, guesses, probe = score_by_probe(frozen)
+    return scores, guesses, probe_bytes(probe, frozen.setup)
 
 
 def _score_random_weights(
@@ -194,8 +193,8 @@ def _score_random_weights(
 ) -> dict[str, Any]:
     """Scores the same network with random weights, or returns a note why it cannot; collective."""
     try:
-        encoder, head = _open_on_all(setup, predictor.ranks)
-        return {"random_weights_top1": _score(setup, encoder, head, predictor)[0][metric]}
+        frozen = Frozen(setup, *_open_on_all(setup), predictor)
+        return {"random_weights_top1": _score(frozen)[0][metric]}
     except Exception as error:  # the scores of the pretrained weights still count
         # Bad input fails on all ranks together. After any other error the others would wait for this rank.
         if predictor.ranks.world_size > 1 and not isinstance(error, InputError):
@@ -205,14 +204,14 @@ def _score_random_weights(
         return {"notes": [*notes, note]}
 
 
-def _open_on_all(setup: Setup, ranks: Ranks) -> tuple[FeatureEncoder, nn.Linear]:
+def _open_on_all(setup: Setup) -> tuple[FeatureEncoder, nn.Linear]:
     """Opens the network with random weights; raises InputError on all ranks if any rank fails; collective."""
     model, reason = None, None
     try:
         model = open_frozen(setup, random=True)
     except Exception as error:  # whatever a third-party network raises
         reason = error_reason(error)
-    if reasons := [*filter(None, gather_objects(reason, ranks))]:
+    if reasons := [*filter(None, gather_objects(reason, setup.ranks))]:
         raise InputError(reasons[0])
     assert model is not None
     return model

@@ -259,7 +259,7 @@ def recompute_blocks(model: nn.Module) -> None:
     blocks = [module for module in model.modules() if isinstance(module, Block)]
     if not blocks:
         raise InputError(
-            "train.activation_checkpointing=true has no effect on a network without transformer blocks (timm's Block)"
+            "train.activation_checkpointing=true has no effect without transformer blocks (timm's Block); leave it out"
         )
     for block in blocks:
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)

@@ -22,6 +22,7 @@ from mae_vit.config.load import load_config
 from mae_vit.config.presets import find_config
 from mae_vit.finetuning.comparison import main
 from mae_vit.finetuning.comparison.config import CompareConfig
+from mae_vit.finetuning.comparison.foresee import Times
 from mae_vit.finetuning.comparison.runner import PRELOADED, Bar, Runner, count_slots, own_gpus
 from mae_vit.finetuning.comparison.spec import RunSpec
 from mae_vit.training.engines.precision import Chosen
@@ -95,6 +96,17 @@ def test_a_run_waits_for_what_it_needs_and_for_nothing_else(tmp_path, code):
     else:
         assert "begin tuned" not in order
         assert "pretrain" in runner.failed["tuned"]
+
+
+@pytest.mark.parametrize(("slots", "expected"), [(1, 15.0), (2, 12.0), (3, 12.0)])
+def test_the_time_of_all_runs_is_that_of_what_waits_for_what(tmp_path, slots, expected):
+    pretrain = spec("pretrain", tmp_path)
+    seconds = {
+        pretrain: 10.0,
+        spec("tuned", tmp_path, pretraining=pretrain): 2.0,
+        spec("scratch", tmp_path): 3.0,
+    }
+    assert Times(seconds).until_all_end(slots) == expected
 
 
 def test_a_log_has_a_line_when_a_run_begins_and_one_when_it_ends(tmp_path, capsys):

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from mae_vit.data import training_data
 from mae_vit.data.batches.augmented import AugmentedSource
-from mae_vit.data.index import ShardIndex, open_index
+from mae_vit.data.index import TarIndex, open_index
 from mae_vit.finetuning.data import FinetuneData
 from mae_vit.pretraining.command import main as pretrain
 from mae_vit.training.checkpoints.checkpoint import list_checkpoints, load_checkpoint
@@ -129,7 +129,7 @@ def test_each_split_is_read_for_what_it_is(call, digits, monkeypatch, spy):
 
     monkeypatch.setattr(training_data, "load_batches", loaded)
     spy(AugmentedSource, "render", rendered)
-    spy(ShardIndex, "read", lambda index, n: decoded.append((index.split, n)))
+    spy(TarIndex, "read", lambda index, n: decoded.append((index.split, n)))
     spy(FinetuneData, "held_out_batches", lambda data, *_, **more: taken.append((data.train, data.held_out)))
     spy(Trainer, "save", saved)
     options = ["train.steps=42", "checkpoint.every_steps=21", "monitor.evaluate_every_steps=21"]

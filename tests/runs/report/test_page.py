@@ -212,9 +212,9 @@ def test_what_is_no_run_is_one_line(run_folder, tmp_path, capsys):
     for arguments, expected in (
         ([tmp_path / "smal"], f'did you mean "{run_folder}"'),
         ([tmp_path], "runs in it: small"),
-        ([tmp_path / "compared"], f"its own page: {tmp_path / 'compared' / 'report.html'}"),
-        ([tuned], f"is a run of fine-tuning, .* {tuned / 'summary.json'}"),
-        ([run_folder, "--out", tmp_path], "is a folder: give a file"),
+        ([tmp_path / "compared"], f"its own page, {tmp_path / 'compared' / 'report.html'}"),
+        ([tuned], f"is a fine-tuning run, .* {tuned / 'summary.json'}"),
+        ([run_folder, "--out", tmp_path], "is a folder; give a file"),
         ([run_folder, "--out", run_folder / "config.yaml" / "x.html"], "cannot be written"),
     ):
         assert main(["report", *map(str, arguments)]) == 2

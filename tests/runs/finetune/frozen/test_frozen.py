@@ -165,7 +165,7 @@ def test_a_second_process_is_refused_and_a_signal_ends_the_first(digits, pretrai
     waits = (
         "import sys, time; import mae_vit.finetuning.frozen.closed_form as scoring;"
         "from mae_vit.finetuning.command import main;"
-        "scoring.read_features = lambda *a: (print('reading', flush=True), time.sleep(600));"
+        "scoring.Frozen.features = lambda *a: (print('reading', flush=True), time.sleep(600));"
         "sys.exit(main(sys.argv[1:]))"
     )
     words = ["--config", "finetune_cifar_tiny", "--ckpt", str(pretrained), *SMALL, "model.img_size=8", KNN]

@@ -3,6 +3,7 @@
 import json
 import math
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -164,7 +165,7 @@ def test_where_one_rank_cannot_open_random_weights_none_measures_them(monkeypatc
     monkeypatch.setattr(score, "gather_objects", lambda why, ranks: [why, "out of memory"])
     monkeypatch.setattr(score, "open_frozen", lambda *arguments, **options: None)
     with pytest.raises(InputError, match=r"^out of memory$"):
-        score._open_on_all(None, ALONE)
+        score._open_on_all(SimpleNamespace(ranks=ALONE))
 
 
 def test_the_test_split_is_not_read_without_being_asked_for(probe, tmp_path, capsys, monkeypatch):
