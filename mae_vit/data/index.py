@@ -70,10 +70,6 @@ class ShardIndex(ABC):
     def labels(self) -> np.ndarray:
         """Labels int32 (N,); -1 for samples without a label."""
 
-    def labels_of(self, samples: np.ndarray) -> np.ndarray:
-        """Returns the labels int32 (B,) of samples (B,)."""
-        return np.asarray(self.labels[samples])
-
     def label(self, sample: int) -> int:
         """Returns the label of a sample; -1 if it has none."""
         return int(self.labels[sample])
