@@ -288,7 +288,7 @@ def _fit_shots(config: FinetuneConfig, data: FinetuneData, *, say: bool) -> Fine
         return config
     name = data.classes[int(np.flatnonzero(counts == fewest)[0])]
     fitting = [shots for shots in config.finetune.shots if shots <= fewest] or [fewest]
-    has = f'class "{name}" has {count_of(fewest, "labeled image")}'
+    has = f'class "{name}" has only {count_of(fewest, "labeled image")}'
     if "shots" in config.finetune.model_fields_set:
         raise InputError(f"finetune.shots={config.finetune.shots}: {has}; use finetune.shots={fitting}")
     if say:

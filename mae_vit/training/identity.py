@@ -89,7 +89,7 @@ class Identity:
         if key == _PLUGINS:  # digests by name
             old, new = was or {}, now or {}
             names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
-            return f"{key}: {', '.join(names)} changed, which run.plugins_may_change=true allows"
+            return f"{key}: {', '.join(names)} changed; run.plugins_may_change=true allows it"
         shown = ("unset" if value is None else repr(value) for value in (was, now))
         return "{} was {}, now {}".format(key, *shown)
 
@@ -141,7 +141,7 @@ def check_identity(
     if differing := identity.differing_keys(saved, extend=extend):
         longer = ", --extend allows another length" if set(differing) <= set(_LENGTH_KEYS) else ""
         raise InputError(
-            f"{place} belongs to another run: {identity.describe_differences(saved, extend=extend)}. "
-            f"Take those back{longer}, or give this run another run.name, or begin again with `--resume never`, "
-            "which moves the old run aside"
+            f"{place} belongs to another run: {identity.describe_differences(saved, extend=extend)}. Undo these "
+            f"changes{longer}, or give another run.name, or start over with `--resume never`, which moves the old run "
+            "aside"
         )

@@ -70,8 +70,8 @@ def _find_explicit(path: Path, *, warn: bool) -> CheckpointInfo:
     for folder in (path / "checkpoints", path):
         if newest := newest_checkpoint(folder, warn=warn):
             return newest
-    what = "is no folder" if not path.is_dir() else "holds no checkpoint (step-NNNNNNNN with state.json)"
-    raise InputError(f"--resume {path}: {what}")
+    what = "is not a folder" if not path.is_dir() else "has no checkpoint (step-NNNNNNNN with state.json)"
+    raise InputError(f"--resume {path} {what}; give a run folder or a checkpoint")
 
 
 def _set_aside(folder: RunFolder) -> None:
@@ -170,8 +170,8 @@ def choose_device(config: Config, ranks: Ranks) -> torch.device:
     # sbatch without options gives one CPU core.
     if large and device.type == "cpu" and config.run.device == "auto" and "SLURM_JOB_ID" in os.environ:
         raise InputError(
-            f"this Slurm job has no GPU for model.name={config.model.name}: sbatch --gpus-per-node=1 "
-            "--cpus-per-task=12 ... asks for one; run.device=cpu trains on CPUs"
+            f"this Slurm job has no GPU for model.name={config.model.name}; request one with sbatch "
+            "--gpus-per-node=1 --cpus-per-task=12 ..., or train with run.device=cpu"
         )
     return device
 
@@ -246,7 +246,7 @@ def settle_precision(setup: S, checkpoint: CheckpointInfo | None, chosen: Chosen
     """Replaces "auto" in the config by `chosen`, or by the checkpoint's precision; returns the choice too."""
     config = setup.config
     if checkpoint is not None and config.train.precision == "auto":
-        chosen = fixed(checkpoint.identity[PRECISION], "auto: the run began so", setup.device)
+        chosen = fixed(checkpoint.identity[PRECISION], "auto: as the run began", setup.device)
     train = config.train.model_copy(update={"precision": chosen.precision})
     return replace(setup, config=config.model_copy(update={"train": train})), chosen
 
@@ -255,12 +255,12 @@ def check_resumable(folder: RunFolder, *, extend: bool) -> None:
     """Raises InputError for a run without checkpoints that is finished or is to be extended."""
     if folder.read_status() == "done":
         raise InputError(
-            f"{folder.path} holds a finished run that left no checkpoints to resume from: give this one another "
-            "run.name, or begin again with `--resume never`, which moves that aside"
+            f"{folder.path} has a finished run without checkpoints to resume from; give another run.name, or start "
+            "over with `--resume never`, which moves it aside"
         )
     if extend:
         raise InputError(
-            f"--extend: {folder.path} has no checkpoint to resume from: give the folder of the run as run.dir=FOLDER"
+            f"--extend: {folder.path} has no checkpoint to resume from; give the run's folder as run.dir=FOLDER"
         )
 
 
@@ -288,7 +288,7 @@ def describe_start(folder: RunFolder, checkpoint: CheckpointInfo | None, plan: P
     if checkpoint is None:
         return f"from {weights}"
     if checkpoint.step == plan.total_steps and folder.read_status() == "done":
-        return f"is finished (step {checkpoint.step}): nothing is left to train"
+        return f"is finished (step {checkpoint.step}), nothing is left to train"
     return f"resumes from {checkpoint.path} (step {checkpoint.step})"
 
 
@@ -300,8 +300,8 @@ def _check_ranks_agree(identity: Identity, ranks: Ranks) -> None:
         for key in on_rank_0.keys() | other.keys():
             if on_rank_0.get(key) != other.get(key):
                 raise InputError(
-                    f"ranks are about to do different things: {key} is {on_rank_0.get(key)} on rank 0 ({host}), "
-                    f"{other.get(key)} on rank {rank} ({other_host})"
+                    f"ranks differ in {key}: {on_rank_0.get(key)} on rank 0 ({host}), {other.get(key)} on rank "
+                    f"{rank} ({other_host}); give all the same"
                 )
 
 
@@ -309,6 +309,5 @@ def _check_length(folder: RunFolder, checkpoint: CheckpointInfo | None, plan: Pl
     """Raises InputError if a resumed run has done more steps than configured."""
     if checkpoint is not None and checkpoint.step > plan.total_steps:
         raise InputError(
-            f"{folder.path} is at step {checkpoint.step}, beyond the {plan.total_steps} that it is to have: "
-            "a run is only extended to a greater length"
+            f"{folder.path} is at step {checkpoint.step}, beyond the {plan.total_steps} of its config; give more"
         )

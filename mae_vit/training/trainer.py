@@ -161,7 +161,7 @@ class Trainer:
             try:
                 self.save(0)
             except BadStep:
-                raise TrainingFailed("the weights that the run begins with are not finite") from None
+                raise TrainingFailed("the initial weights are not finite; give others") from None
         while True:
             try:
                 return self.train(step)
@@ -221,7 +221,7 @@ class Trainer:
             waiting = time.monotonic()
             batch = next(batches)
             timer.wait_s += time.monotonic() - waiting
-            self.watchdog.heartbeat("in a step, which all ranks take together")
+            self.watchdog.heartbeat("in a training step")
             report.damaged += self.recovery.quarantine.note(step + 1, batch.damaged)
             if self.setup.noisy:  # dropout, drop-path
                 torch.manual_seed(noise_seed(self.setup.config.run.seed, self.ranks.rank, step, micro_batch))
@@ -277,7 +277,7 @@ class Trainer:
             saved = self.saver.save(step, self.evals.best, self.recovery.guard.course, wait=wait)
         if last and not saved:
             raise TrainingFailed(
-                "the run's last state could not be saved: make room, then the same command resumes from the last "
+                "the run's last state could not be saved; make room, then the same command resumes from the last "
                 "good checkpoint"
             )
         return saved

@@ -109,7 +109,7 @@ def check_installed(trackers: Sequence[str]) -> None:
         for package in _PACKAGES.get(tracker, ()):
             if importlib.util.find_spec(package) is None:
                 raise InputError(
-                    f"monitor.trackers: {tracker} needs the package {package}: pip install 'mae-vit[{tracker}]'"
+                    f"monitor.trackers: {tracker} needs the package {package}; pip install 'mae-vit[{tracker}]'"
                 )
 
 
@@ -151,7 +151,7 @@ class RunTrackers:
             kind = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
             reason = _without_secrets(kind + error_reason(error))
             tqdm.write(
-                f"warning: {title} gets no more of this run: {reason}; training continues", file=sys.stderr
+                f"warning: nothing more is sent to {title} ({reason}); training continues", file=sys.stderr
             )
 
 
