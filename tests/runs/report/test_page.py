@@ -68,7 +68,6 @@ def test_the_page_shows_what_the_files_hold(run_folder, capsys):
     assert '<figure class="wide"><svg' in page
     for title in ("predicted pixels, PSNR", "learning rate", "gradient norm", "images per second"):
         assert re.search(rf'<h3>{title}[^<]*</h3><div class="wide"><svg', page), title
-    assert re.search("<code>mae-vit [^<`]*</code>", page)
 
 
 def test_pictures_are_the_first_the_middle_and_the_last(run_folder):
@@ -196,6 +195,7 @@ def test_incidents_and_damaged_samples_are_listed(run_folder):
     assert "<h2>Incidents: 1</h2>" in page
     for cell in ("1,234", "loss is nan", "none", "3.5", "1,200", "1230 to 1234"):
         assert f">{cell}</td>" in page
+    assert "<code>mae-vit replay RUN --data-step N</code>" in page
     assert "step-00001300-1.json" in page
     assert "<h2>Damaged samples: 60</h2>" in page
     assert ">k49</td>" in page
@@ -287,6 +287,14 @@ def test_the_verdict_of_a_run(run, named, unnamed):
     text = verdict_of(*run)
     assert [part for part in named if part not in text] == [], text
     assert [part for part in unnamed if part in text] == [], text
+
+
+def test_a_score_by_neighbors_is_proposed_with_its_time():
+    """Two passes over the images, each about an epoch of the run."""
+    last = {"step": 2, "loss": 0.5, "epoch": 4.0, "wall_s": 240.0, "probe": {"few_shot_top1": 0.5}}
+    summary = {"status": "done", "probe_at_start": {"few_shot_top1": 0.5, "images": 500}}
+    record = RunRecord(Path("runs/a"), summary=summary, lines=({"step": 1, "loss": 1.0}, last))
+    assert re.search("in about 0:02:00 .*finetune.mode=knn", verdict(record).next)
 
 
 @pytest.mark.parametrize("status", ["running", "interrupted", "failed"])
