@@ -214,7 +214,7 @@ def test_what_is_no_run_is_one_line(run_folder, tmp_path, capsys):
         ([tmp_path], "runs in it: small"),
         ([tmp_path / "compared"], f"its own page: {tmp_path / 'compared' / 'report.html'}"),
         ([tuned], f"is a run of fine-tuning, .* {tuned / 'summary.json'}"),
-        ([run_folder, "--out", tmp_path], "is a folder: give a file"),
+        ([run_folder, "--out", tmp_path], "is a folder; give a file"),
         ([run_folder, "--out", run_folder / "config.yaml" / "x.html"], "cannot be written"),
     ):
         assert main(["report", *map(str, arguments)]) == 2
