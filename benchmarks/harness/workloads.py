@@ -32,9 +32,9 @@ from mae_vit.training.engines.build import optimizer_options
 from mae_vit.training.engines.cost import Estimate
 from mae_vit.training.engines.precision import Precision
 from mae_vit.training.engines.torch_engine import TorchEngine
+from mae_vit.training.identity import run_identity
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.run import run
-from mae_vit.training.startup import run_identity
 from mae_vit.training.trainer import RunSetup
 
 TINY = ROOT / "configs" / "pretrain" / "mae_cifar_tiny.yaml"

@@ -1,9 +1,4 @@
-"""Writes docs/config.md: all keys of a config, from the schema.
-
-python docs/tools/config_reference.py
-"""
-
-from __future__ import annotations
+"""Writes docs/config.md from the schema of configs: `python docs/tools/config_reference.py`."""
 
 import inspect
 import sys
@@ -12,9 +7,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import BaseModel
-
-# So that a checkout runs without being installed.
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from mae_vit.config.describe import default_in_words, meanings, type_in_words
 from mae_vit.config.keys import kind_of, one_of
@@ -27,7 +19,6 @@ _HEAD = """# All keys of a config
 
 Give any key on the command line as `section.key=value`. `null` restores a key's default. Unknown keys and impossible
 combinations are errors. In the tables, "required" means that the config must set the key, and "none" that it need not.
-
 `python docs/tools/config_reference.py` writes this page from the code.
 """
 _REFUSED = [f"`{key}`" for key in HIDDEN_KEYS if not key.startswith("finetune.")]
@@ -40,16 +31,9 @@ _TOP = "| key | value | default | meaning |\n| --- | --- | --- | --- |"
 
 def render() -> str:
     """Returns the page."""
-    parts = [
-        *(_HEAD, "## Pretraining\n", *_sections(PretrainConfig)),
-        *(
-            "## Fine-tuning\n",
-            _FINETUNING,
-            *_sections(FinetuneConfig, besides=PretrainConfig, without=HIDDEN_KEYS),
-        ),
-        *("## Comparing\n", *_sections(CompareConfig)),
-    ]
-    return "\n".join(parts)
+    tuned = _sections(FinetuneConfig, besides=PretrainConfig, without=HIDDEN_KEYS)
+    parts = [_HEAD, "## Pretraining\n", *_sections(PretrainConfig), "## Fine-tuning\n", _FINETUNING, *tuned]
+    return "\n".join([*parts, "## Comparing\n", *_sections(CompareConfig)])
 
 
 def _sections(
@@ -103,5 +87,4 @@ def _models(annotation: Any) -> list[type[BaseModel]]:
 
 
 if __name__ == "__main__":
-    OUT.write_text(render())
-    print(OUT)
+    print(OUT, OUT.write_text(render()))

@@ -3,8 +3,8 @@
     python docs/tools/mix_bands.py photos/ tiles/
 
 The structure is that of the photographs; the bands are mixtures of their red, green and blue, so they are no
-measurements. Files are TIFF of uint16 with the names of the bands, in the class folders and splits of the photographs,
-written by tifffile: pip install "mae-vit[bands]". docs/results/bands.json is of such tiles.
+measurements. Files are TIFF of uint16 with the names of the bands, in the class folders and splits of the photographs
+(pip install "mae-vit[bands]"). docs/results/bands.json is of such tiles.
 """
 
 from __future__ import annotations
@@ -57,10 +57,8 @@ def _band(
     linear: np.ndarray, weights: tuple[float, ...], gain: float, step: int, rng: np.random.Generator
 ) -> np.ndarray:
     band = np.tensordot(weights, linear, 1) * gain + 0.04 * gain
-    if step > 1:
-        height, width = band.shape
-        coarse = band[::step, ::step]
-        band = coarse.repeat(step, axis=0).repeat(step, axis=1)[:height, :width]
+    height, width = band.shape
+    band = band[::step, ::step].repeat(step, axis=0).repeat(step, axis=1)[:height, :width]
     return band + rng.normal(0, 0.01 * gain, band.shape)
 
 
@@ -83,15 +81,11 @@ def write(stem: Path, bands: np.ndarray) -> None:
 
 def main() -> None:
     """Runs the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description="Makes satellite tiles of 13 bands from photographs.")
     parser.add_argument("photos", help="what mae-vit prepare takes: a folder, an archive")
     parser.add_argument("out", type=Path, help="a folder to be")
     parser.add_argument("--side", type=int, default=64, metavar="PX", help="of the tiles (64)")
-    parser.add_argument(
-        "--per-class", type=int, metavar="N", help="photographs of each class and split (all)"
-    )
+    parser.add_argument("--per-class", type=int, metavar="N", help="of each class and split (all)")
     arguments = parser.parse_args()
     counts: dict[Path, int] = {}
     with tempfile.TemporaryDirectory() as scratch:

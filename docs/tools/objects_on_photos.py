@@ -6,15 +6,14 @@ OBJECTS has a folder for each class of CIFAR-10 (the test images, which no encod
 has folders `train` and `val` (or `test`) of photographs, such as Tiny ImageNet. OUT receives `images/`, `masks/` and
 `classes.txt` for `mae-vit prepare OUT/images DATA --masks OUT/masks --mask-classes OUT/classes.txt`.
 
-Each image is a square cut of a photograph. An ellipse of 50 to 90 % of the side, turned by any angle, shows the middle
-of an image of OBJECTS instead. The mask is 0 outside, 1 inside for an animal, 2 for a vehicle, and 255 on the edge,
-whose pixels are mixed and do not count. So the true mask is that of the ellipse, not of the animal in it. Objects and
-photographs of test images are in no training image.
+Each image is a square cut of a photograph. A turned ellipse of 50 to 90 % of the side shows the middle of an image of
+OBJECTS instead. The mask is 0 outside, 1 inside for an animal, 2 for a vehicle, and 255 on the edge, whose mixed pixels
+do not count. So it is that of the ellipse. Objects and photographs of test images are in no training image.
 """
 
 from __future__ import annotations
 
-import argparse
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -30,10 +29,7 @@ TRAIN_IMAGES, TEST_IMAGES, SIZE = 512, 400, 32
 
 def images_below(folder: Path) -> list[Path]:
     """Lists the images below a folder, sorted."""
-    found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg", ".png"))
-    if not found:
-        raise SystemExit(f"{folder} holds no images")
-    return found
+    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg", ".png"))
 
 
 def square(path: Path, rng: np.random.Generator) -> np.ndarray:
@@ -80,22 +76,14 @@ def build(objects: list[Path], photos: list[Path], out: Path, *, count: int, see
 
 def main() -> None:
     """Runs the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    for name in ("objects", "photos", "out"):
-        parser.add_argument(name, type=Path)
-    given = parser.parse_args()
-    test = next((given.photos / name for name in ("test", "val") if (given.photos / name).is_dir()), None)
-    if test is None or not (given.photos / "train").is_dir():
-        raise SystemExit(f"{given.photos} needs folders train and val (or test) of photographs")
-    objects = images_below(given.objects)
+    given, photos, out = map(Path, sys.argv[1:])
+    test = photos / "test" if (photos / "test").is_dir() else photos / "val"
+    objects = images_below(given)
     held = objects[::TEST_EVERY]
     rest = [path for place, path in enumerate(objects) if place % TEST_EVERY]
-    train = images_below(given.photos / "train")
-    build(rest, train, given.out / "train", count=TRAIN_IMAGES, seed=0)
-    build(held, images_below(test), given.out / "test", count=TEST_IMAGES, seed=1)
-    (given.out / "classes.txt").write_text("\n".join(CLASSES) + "\n")
+    build(rest, images_below(photos / "train"), out / "train", count=TRAIN_IMAGES, seed=0)
+    build(held, images_below(test), out / "test", count=TEST_IMAGES, seed=1)
+    (out / "classes.txt").write_text("\n".join(CLASSES) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,35 +1,29 @@
-"""The tables of all pages, made from the files under docs/results and the headers of the presets.
+"""Puts the tables into all pages: `python docs/tools/tables.py`.
 
-    python docs/tools/tables.py --write    # puts them into all pages
-    python docs/tools/tables.py --check    # exits 1 and names each table that differs from its files
-
+They come from the files under docs/results and the headers of the presets.
 In a page a table stands between `<!-- table NAME -->` and `<!-- end -->`. All else on a page is written by hand.
 """
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
 import re
-import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from decimal import ROUND_HALF_UP, Decimal
 from functools import partial, reduce
-from itertools import zip_longest
 from operator import getitem
 from pathlib import Path
 from typing import Any
-
-# So that a checkout runs without being installed.
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from mae_vit.config.presets import preset_paths, read_header
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results"
 WRITTEN = "readme_tables.json"
+# A cell of a column of numbers, which may have spreads and units.
+NUMBER = re.compile(r"([-+]?\d.{0,30}|-|none|not measured)?")
 MARKED = re.compile(r"(<!-- table ([a-z-]+) -->)\n(.*?)\n?(<!-- end -->)", flags=re.DOTALL)
 
 
@@ -43,8 +37,7 @@ def load(name: str) -> Any:
 
 def decimal(value: float, digits: int = 1) -> str:
     """A number with so many decimals, a half rounded up: 64.35, which no float is, becomes 64.4."""
-    exact = Decimal(str(round(value, 9)))
-    return str(exact.quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP))
+    return str(Decimal(str(round(value, 9))).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP))
 
 
 def percent(share: float) -> str:
@@ -59,11 +52,11 @@ def ratio(measured: dict[str, Any]) -> str:
 
 
 def table(head: str, rows: Iterable[Iterable[Any]]) -> str:
-    """A Markdown table. The columns of `head` stand between ` | `."""
-    columns = head.split(" | ")
-    return "\n".join(
-        "| " + " | ".join(map(str, line)) + " |" for line in (columns, ["---"] * len(columns), *rows)
-    )
+    """A Markdown table. The columns of `head` stand between ` | `; those of numbers are aligned right."""
+    columns, cells = head.split(" | "), [[str(cell) for cell in row] for row in rows]
+    numbers = (all(NUMBER.fullmatch(cell) for cell in column) for column in zip(*cells, strict=True))
+    rule = ["---:" if right else "---" for right in numbers]
+    return "\n".join("| " + " | ".join(line) + " |" for line in (columns, rule, *cells))
 
 
 def parts(source: str, line: str, head: str) -> str:
@@ -86,12 +79,10 @@ def report(comparison: str) -> dict[tuple[str, str], dict[str, str]]:
     """The first table of report.md: cells by column, by entry and mode. A test computes its intervals again."""
     found = re.search(r"(?:^\| .*\n)+", (RESULTS / comparison / "report.md").read_text(), re.MULTILINE)
     assert found is not None, comparison
-    head, _, *rows = (line[2:-2].split(" | ") for line in found[0].splitlines())
-    lines = [dict(zip(head, row, strict=True)) for row in rows]
+    head, _, *lines = (line[2:-2].split(" | ") for line in found[0].splitlines())
+    rows = (dict(zip(head, line, strict=True)) for line in lines)
     # A note in parentheses may follow the name.
-    return {
-        (line["entry"].split(" (")[0], line.get("mode", "finetune").split(",")[0]): line for line in lines
-    }
+    return {(row["entry"].split(" (")[0], row.get("mode", "finetune").split(",")[0]): row for row in rows}
 
 
 def runs(comparison: str) -> dict[str, dict[str, str]]:
@@ -100,11 +91,9 @@ def runs(comparison: str) -> dict[str, dict[str, str]]:
         return {row["entry"]: row for row in reversed(list(csv.DictReader(file)))}
 
 
-def compared(
-    comparison: str, score: str = "test %", modes: tuple[str, str] = ("finetune", "few_shot")
-) -> str:
+def compared(name: str, score: str = "test %", modes: tuple[str, str] = ("finetune", "few_shot")) -> str:
     """Each entry of a comparison, fine-tuned and frozen: the reference, then the others by their score."""
-    lines, of_run = report(comparison), runs(comparison)
+    lines, of_run = report(name), runs(name)
     rows = []
     for entry in of_run:
         tuned, frozen = lines[entry, modes[0]], lines.get((entry, modes[1]), {}).get(score, "")
@@ -133,19 +122,24 @@ def longer() -> str:
     return "\n".join([made[0][0].replace("the first row", "30 epochs"), made[0][1], *lines])
 
 
-def recipes(*, measured: bool) -> str:
-    """The presets by their headers: those with a result of ours, or the others."""
-    rows = []
+def recipes() -> tuple[str, str]:
+    """The presets with a result of ours and its protocol, and the others by the machine that they are for."""
+    rows, others = [], {"several GPUs": [], "one GPU": [], "CPU": []}
     for header in map(read_header, preset_paths()):
         name, hardware, time, title = header.row()
         result = header.lines["Result"]
-        if measured == ("docs/results/" in result or not result.startswith("not measured")):
-            result = re.sub(r"\.? Measured (in bf16|on a JPEG copy.*)", "", result)
-            result = re.sub(r"docs/results/(\w+)(\.json)?", r"[protocol](results/\1/README.md)", result)
-            result = re.sub(r"docs/(\w+)\.md", r"[\1](\1.md)", result)
-            note = (time, result) if measured else (result.partition("; ")[2],)
-            rows.append((f"`{name}`", title, hardware, *note))
-    return table(f"preset | what it is | hardware | {'time | result' if measured else 'note'}", rows)
+        file = re.search(r"docs/results/(\w+)", result)
+        if file or not result.startswith("not measured"):
+            protocol = file[1] if file else "pretraining" if name in load("pretraining.json") else ""
+            link = f"[protocol](results/{protocol}/README.md)" if protocol else ""
+            # The first sentence, or the part of it before a colon.
+            short = re.split(r"(?<=\?) |[.:;](?: |$)", title)[0]
+            rows.append((f"`{name}`", short, time.replace("-", ""), link))
+        else:
+            machine = next((kind for kind in others if kind in hardware), "several GPUs")
+            others[machine].append(f"`{name}`")
+    grouped = ((machine, ", ".join(names)) for machine, names in others.items())
+    return table("preset | what it is | time | result", rows), table("for | presets", grouped)
 
 
 def encoders() -> str:
@@ -271,8 +265,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "length-photos": partial(compared, "study_length_tiny_imagenet"),
     "segmentation": partial(compared, "compare_segmentation", "mIoU %", ("segment", "segment_probe")),
     "longer": longer,
-    "recipes": partial(recipes, measured=True),
-    "recipes-of-papers": partial(recipes, measured=False),
+    "recipes": lambda: recipes()[0],
+    "recipes-of-papers": lambda: recipes()[1],
     "encoders": encoders,
     "step": step,
     "loader": loader,
@@ -289,42 +283,26 @@ def pages() -> list[Path]:
 
 
 def fill(page: str, text: str) -> tuple[str, list[str]]:
-    """Puts the tables into a page; adds a line on each that differs from its files or has no such name."""
+    """Puts the tables into a page; adds a line on each that differs from its files."""
     complaints = []
 
     def put(match: re.Match[str]) -> str:
         begin, name, before, end = match.groups()
-        if name not in TABLES:
-            complaints.append(f"{page}: no table is called {name}")
-            return match[0]
         made = TABLES[name]()
-        pairs = zip_longest(before.splitlines(), made.splitlines(), fillvalue="no line")
-        differences = [f"has {old!r}, its files {new!r}" for old, new in pairs if old != new]
-        complaints.extend(f"{page}: table {name}: {difference}" for difference in differences[:1])
+        if before != made:
+            complaints.append(f"{page}: table {name} differs from its files")
         return f"{begin}\n{made}\n{end}"
 
     return MARKED.sub(put, text), complaints
 
 
-def main() -> int:
-    """Writes or checks all pages."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    action = parser.add_mutually_exclusive_group(required=True)
-    action.add_argument("--write", action="store_true", help="put the tables into all pages")
-    action.add_argument("--check", action="store_true", help="exit 1 if a table differs from its files")
-    write = parser.parse_args().write
-    complaints = []
+def main() -> None:
+    """Puts the tables into all pages, and prints what differed."""
     for path in pages():
-        filled, differences = fill(str(path.relative_to(ROOT)), path.read_text())
-        if write and differences:
-            path.write_text(filled)
-            differences = fill(str(path.relative_to(ROOT)), filled)[1]
-        complaints += differences
-    print("\n".join(complaints) or "all tables are those of their files")
-    return 1 if complaints else 0
+        filled, complaints = fill(str(path.relative_to(ROOT)), path.read_text())
+        path.write_text(filled)
+        print("".join(f"{complaint}\n" for complaint in complaints), end="")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -17,7 +17,6 @@ from mae_vit.core.files import leaving_no_empty_folders
 from mae_vit.core.hub import is_hub_name
 from mae_vit.core.messages import count_of, error_reason
 from mae_vit.core.user_files import expand_text
-from mae_vit.data.images.bounds import MAX_PIXELS
 
 # The modules of `mae_vit.data.prepare` are slow to import, and --help must be fast.
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ _SOURCES = (
     "class folders, a .tar, .tar.gz or .zip of such a folder, a folder of existing webdataset shards, Parquet files or "
     "a folder of them, a CSV or TSV of paths and labels, or hf:USER/NAME[@REVISION] on the Hugging Face Hub"
 )
-_IN_PLACE = {"--in-place", "--split", "--overwrite", "--max-pixels", "--workers", "--scale", "--nodata"}
+_IN_PLACE = {"--in-place", "--split", "--overwrite", "--workers", "--scale", "--nodata"}
 # An option -> the options of which it needs at least one to have an effect.
 _NEEDS = {
     "--quality": ("--resize", "--exif-orientation"),
@@ -59,8 +58,8 @@ def add_prepare(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     )
     # fmt: off
     parser.add_argument("paths", nargs="+", metavar="SRC... OUT", help=_SOURCES)
-    _add_switch(parser, "--in-place", "the only path is a folder of existing webdataset shards: write dataset.json and "
-        "indexes beside them; with --overwrite again, after shards or indexes changed")
+    _add_switch(parser, "--in-place", "the only path is a folder of existing webdataset shards: add dataset.json "
+        "and indexes to it; with --overwrite again, after shards or indexes changed")
     _add(parser, "--root", "DIR", as_path, "folder of torchvision's CIFAR files, which are downloaded if missing")
     _add(parser, "--split", "NAME", word, "split of the images that are outside of train/, val/ and test/ folders "
         "(train)", "train")
@@ -86,8 +85,8 @@ def add_prepare(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     _add_switch(group, "--masked-only", "leave out images that have no mask")
 
     group = parser.add_argument_group("selecting images (of train; val and test stay whole)")
-    _add(group, "--subset", "LIST", as_path, "only images listed in this text file: keys, paths or file names, one a "
-        "line")
+    _add(group, "--subset", "LIST", as_path, "only images listed in this text file: keys, paths or file names, one "
+        "per line")
     _add(group, "--holdout", "SHARE", share, "move this share of each class to a split val: held-out images (0.1 or "
         "1/10)")
     _add(group, "--fraction", "SHARE", share, "only this share of each class, drawn by a hash of the key; a smaller "
@@ -104,8 +103,6 @@ def add_prepare(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     _add(group, "--quality", "Q", whole(1, 100), "JPEG quality of images that are encoded again (90)", 90)
     group.add_argument("--exif-orientation", choices=("apply", "ignore"), default="ignore", help="apply: turn images "
         "upright by their EXIF orientation, and encode them again (ignore)")
-    _add(group, "--max-pixels", "N", whole(1, MAX_PIXELS), f"leave out images of more pixels ({MAX_PIXELS}, which "
-        "training decodes at most)", MAX_PIXELS)
     _add(group, "--workers", "N", whole(0), "decoding processes (one for each core)")
     _add(group, "--shard-mib", "N", whole(1), "largest size of a shard, in MiB (256)", 256)
     _add(group, "--shard-samples", "N", whole(1), "largest number of images in a shard (10000)", 10_000)
@@ -137,7 +134,7 @@ def _add_labels(parser: OneLineParser) -> None:
     _add_switch(group, "--preview", "also draw OUT/preview.png: some images of each class, with the number of all")
     group.add_argument("--no-labels", dest="labels", action="store_false", help="do not read folder names as classes")
     group.add_argument("--class-folder", choices=("first", "last"), help="the folder that is the class: the first "
-        "below the split, or the last, which holds the image; prepare asks where folders have two meanings (first)")
+        "below the split, or the last, around the image; prepare asks if that is not clear (first)")
     # fmt: on
 
 
@@ -334,7 +331,6 @@ def _conversion(arguments: argparse.Namespace) -> Conversion:
         resize=arguments.resize,
         quality=arguments.quality,
         upright=arguments.exif_orientation == "apply",
-        max_pixels=arguments.max_pixels,
         in_place=arguments.in_place,
         bands=BandOptions(
             select=arguments.bands or (),

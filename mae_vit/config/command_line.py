@@ -7,7 +7,8 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
@@ -168,6 +169,12 @@ def add_config(parser: argparse.ArgumentParser, *, example: str, default: str) -
     )
 
 
+def list_sections(names: Iterable[str]) -> str:
+    """Returns the end of a `--help`: the sections of a config, and the command that lists their keys."""
+    listed = textwrap.fill(f"sections of a config: {', '.join(names)}", _HELP_WIDTH)
+    return f"{listed}\nmae-vit config SECTION lists the keys of one; mae-vit config KEY explains a key"
+
+
 def take_config(parser: OneLineParser, parsed: argparse.Namespace, *, required: bool) -> Path | None:
     """Returns the config, which may be the first of the overrides; raises InputError if a required one is missing."""
     given = parsed.config
@@ -183,7 +190,7 @@ def parse_arguments(
     *,
     prog: str | None = None,
     description: str,
-    keys: str,
+    sections: Iterable[str],
     examples: str,
     takes_ckpt: bool = False,
 ) -> Arguments:
@@ -192,7 +199,7 @@ def parse_arguments(
         prog=prog,
         description=description,
         examples=examples,
-        epilog=f"sections and their keys (train.epochs=10); mae-vit config KEY explains one:\n{keys}",
+        epilog=list_sections(sections),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )

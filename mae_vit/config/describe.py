@@ -104,7 +104,8 @@ def explain_key(asked: str, schemas: Mapping[str, type[BaseModel]]) -> list[str]
     found = [key for key in keys if key.path == whole] or [key for key in keys if key.path == inner]
     found = found or [key for key in keys if key.path.endswith(f".{inner}")]
     if not found:
-        names, sections = {"pretrain": {"NAME": {}}}, [key.rpartition(".")[0] for key in (whole, inner)]
+        names: dict[str, Any] = {"pretrain": {"NAME": {}}}
+        sections = [key.rpartition(".")[0] for key in (whole, inner)]
         near = [
             path
             for schema in schemas.values()
@@ -112,7 +113,10 @@ def explain_key(asked: str, schemas: Mapping[str, type[BaseModel]]) -> list[str]
             for path in meant(schema, names, key)
         ]
         near.sort(key=lambda path: path.rpartition(".")[0] not in sections)
-        hint = f'did you mean "{near[0]}"?' if near else "mae-vit pretrain --help lists the keys"
+        known = sorted({key.path for key in keys if "." not in key.path})
+        top = inner.partition(".")[0]
+        listed = f"mae-vit config {top} lists its keys" if top in known else f"known: {', '.join(known)}"
+        hint = f'did you mean "{near[0]}"?' if near else listed
         raise InputError(f'no key "{asked}"; {hint}')
     lines = list[str]()
     for key in _merged(found):

@@ -1,4 +1,4 @@
-"""The keys of a config's schema: their types, the list of them, and the nearest to an unknown key.
+"""The keys of a config's schema: their types, and the nearest to an unknown key.
 
 A value may have several types. They are listed as `Kinds`: classes of sections, other annotations, and two marks.
 `OneOf` is a section that one of its keys chooses, `KeysOf` a mapping of dotted keys.
@@ -7,8 +7,7 @@ A value may have several types. They are listed as `Kinds`: classes of sections,
 from __future__ import annotations
 
 import difflib
-import textwrap
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from types import UnionType
@@ -24,7 +23,6 @@ Kinds = Sequence[Any]
 # Lowest difflib ratio at which a known key is suggested: in the same section, and in another section.
 _CLOSE_BESIDE, _CLOSE_ELSEWHERE, _CONTAINED = 0.5, 0.7, 0.95
 _MAX_MEANT = 4
-_WIDTH = 100
 
 
 @dataclass(frozen=True)
@@ -162,43 +160,6 @@ def _typed(raw: Any, key: str) -> str:
         part, raw = next(iter(raw.items()))
         key += f".{part}"
     return key
-
-
-def describe_keys(schema: type[BaseModel], *, without: Collection[str] = ()) -> str:
-    """Returns the list of keys for `--help`, a few lines per section."""
-    fields = schema.model_fields.items()
-    rows = [("", " ".join(name for name, field in fields if not sections_in([kind_of(field)])))]
-    for name, field in fields:
-        free = "NAME." if has_named_sections(field) else ""
-        several, models = one_of([kind_of(field)]), sections_in([kind_of(field)])
-        heads = several.sections if several else {"": next(iter(models), None)}
-        told = several.key if several else ""
-        for tag, model in heads.items():
-            keys = [
-                free + key
-                for key in (_leaves(model) if model else ())
-                if key != told and f"{name}.{key}" not in without
-            ]
-            first = name if tag == next(iter(heads)) else ""
-            rows.append((first, " ".join([f"{told}={tag}:", *keys] if tag else keys)))
-    lines = list[str]()
-    for name, text in rows:
-        indent = " " * (17 if text.split(":")[0].count("=") else 15)
-        first = f"  {name:<13}"
-        lines += textwrap.wrap(
-            text, _WIDTH, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False
-        )
-    return "\n".join(lines)
-
-
-def _leaves(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    for name, field in model.model_fields.items():
-        inner = sections_in([kind_of(field)])
-        if not inner:
-            yield prefix + name
-        for section in inner:
-            # Inside a section with branches, leave out the `name` of the inner section: its key names it.
-            yield from (key for key in _leaves(section, f"{prefix}{name}.") if key != f"{prefix}{name}.name")
 
 
 def has_named_sections(field: FieldInfo) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
@@ -32,13 +33,11 @@ from mae_vit.data.shards.tar_headers import BLOCK, DamagedTar, name_is_cut, plai
 _NPY_HEADER = 4096  # at most
 # An index of up to 170,000 samples is compared whole at each start (0.01 s); a larger one by size and type only.
 _COMPARED_BYTES = 1 << 22
-# Attributes that are not pickled.
-_OWN = ("_rows", "dataset")
 _NAMED = 3
 
 
-class ShardIndex:
-    """The samples of one split, by number.
+class ShardIndex(ABC):
+    """The samples of one split, by number: of shards, or of a data set that presents itself as one shard.
 
     Attributes:
         folder: folder of the shards.
@@ -47,25 +46,14 @@ class ShardIndex:
         one_size: (height, width) of all images of the split in pixels; None if they differ.
         fingerprint: hash that changes when any shard does.
         remote: the remote folder that this one caches; None if the shards are local.
-        array_path: file of the index.
     """
 
     def __init__(
-        self, folder: Path, split: str, dataset: Dataset, array_path: Path, remote: RemoteFolder | None = None
-    ) -> None:
-        """Memory-maps an index, which `open_index` locates and checks."""
-        self.array_path = array_path
-        self._describe(folder, split, dataset, remote)
-        shards = self.split_info.shards
-        self._shards = ShardTable(shards)
-        self._files = RemoteShards(remote, shards) if remote else ShardFiles(folder, self._shards)
-
-    def _describe(
         self, folder: Path, split: str, dataset: Dataset, remote: RemoteFolder | None = None
     ) -> None:
+        """Describes the split; reads nothing."""
         self.folder, self.split, self.dataset, self.remote = folder, split, dataset, remote
         self.fingerprint, self.bands = index_files.fingerprint_of(dataset.splits[split]), dataset.bands
-        self._open_rows()
         (low, high), (left, right) = self.split_info.height, self.split_info.width
         self.one_size = (low, left) if (low, left) == (high, right) else None
 
@@ -75,20 +63,91 @@ class ShardIndex:
         return self.dataset.splits[self.split]
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.labels)
+
+    @property
+    @abstractmethod
+    def labels(self) -> np.ndarray:
+        """Labels int32 (N,); -1 for samples without a label."""
+
+    def labels_of(self, samples: np.ndarray) -> np.ndarray:
+        """Returns the labels int32 (B,) of samples (B,)."""
+        return np.asarray(self.labels[samples])
+
+    def label(self, sample: int) -> int:
+        """Returns the label of a sample; -1 if it has none."""
+        return int(self.labels[sample])
+
+    @abstractmethod
+    def read(self, sample: int) -> bytes:
+        """Reads the encoded image of a sample; raises ReadError if it cannot be read."""
+
+    @abstractmethod
+    def shard_of(self, sample: int) -> str:
+        """Returns the name of the shard that holds a sample."""
+
+    @abstractmethod
+    def find_key(self, sample: int) -> str | None:
+        """Returns the key of a sample; None if it cannot be found."""
+
+    @abstractmethod
+    def keys(self) -> list[str]:
+        """Returns the key of every sample; raises InputError if they cannot be read."""
+
+    @abstractmethod
+    def damage(self, sample: int, reason: str) -> Damage:
+        """Describes a sample that cannot be used."""
+
+    def missing_samples(self) -> tuple[np.ndarray, list[str]]:
+        """Returns the samples int64 (K,) that local shards lack, judged by file size, and a message for each shard."""
+        return np.zeros(0, np.int64), []
+
+    def cache_path(self, name: str) -> Path:
+        """Returns the path of a file derived from the samples; its name contains the fingerprint."""
+        return index_files.cache_folder(self.folder) / f"{self.split}-{self.fingerprint[:16]}-{name}"
+
+    def drop_stale(self) -> None:
+        """Removes derived files of earlier shards or of only some shards of this split, and earlier indexes."""
+        current = f"{self.split}-{self.fingerprint[:16]}-"
+        for path in index_files.cache_folder(self.folder).glob(f"*{self.split}-*"):
+            # The pattern also matches files of a split "train-more".
+            ours = re.match(rf"\.?{re.escape(self.split)}-[0-9a-f]{{16}}[.-]", path.name)
+            partial = path.name.startswith(f"{current}odd-") or path.name.endswith("-partial.npy")
+            # A leading dot (`replacing`) marks the file of a killed process, as this process holds the lock.
+            if ours and (partial or not path.name.startswith(current)):
+                path.unlink(missing_ok=True)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Holds the lock of this split's derived files, so that one process of a node writes them."""
+        with FileLock(index_files.cache_folder(self.folder) / f".{self.split}.lock"):
+            yield
+
+    def __getstate__(self) -> dict[str, object]:
+        return {key: value for key, value in self.__dict__.items() if key != "dataset"}
+
+
+class TarIndex(ShardIndex):
+    """The samples of a split's shards, by their offsets.
+
+    Attributes:
+        array_path: file of the index.
+    """
+
+    def __init__(
+        self, folder: Path, split: str, dataset: Dataset, array_path: Path, remote: RemoteFolder | None = None
+    ) -> None:
+        """Memory-maps an index, which `open_index` locates and checks."""
+        super().__init__(folder, split, dataset, remote)
+        self.array_path, shards = array_path, self.split_info.shards
+        self._shards = ShardTable(shards)
+        self._files = RemoteShards(remote, shards) if remote else ShardFiles(folder, self._shards)
+        self._open_rows()
 
     @property
     def labels(self) -> np.ndarray:
         """Labels int32 (N,); -1 for samples without a label."""
         return self._rows["label"]
-
-    def labels_of(self, samples: np.ndarray) -> np.ndarray:
-        """Returns the labels int32 (B,) of samples (B,)."""
-        return np.asarray(self._rows["label"][samples])
-
-    def label(self, sample: int) -> int:
-        """Returns the label of a sample; -1 if it has none."""
-        return int(self._rows.item(sample)[3])
 
     def read(self, sample: int) -> bytes:
         """Reads the encoded image of a sample.
@@ -116,6 +175,18 @@ class ShardIndex:
     def misfit_shards(self) -> dict[int, int | None]:
         """Finds local shards that are missing or have another size: see `shard_files.misfit_shards`."""
         return {} if self.remote else misfit_shards(self.folder, self.split_info.shards)
+
+    def missing_samples(self) -> tuple[np.ndarray, list[str]]:
+        """Returns the samples that shards of a wrong size lack: see `ShardIndex`."""
+        shards, sizes, problems = self.split_info.shards, self.misfit_shards(), list[str]()
+        for number, size in sizes.items():
+            problem = (
+                "is missing"
+                if size is None
+                else f"has {size} bytes, dataset.json says {shards[number].bytes}"
+            )
+            problems.append(f"shard {self.folder / shards[number].file} {problem}")
+        return self.samples_beyond(sizes), problems
 
     def samples_beyond(self, sizes: Mapping[int, int | None]) -> np.ndarray:
         """Returns the samples that are lost if shards have these sizes (None: missing): int64 (K,), sorted."""
@@ -204,30 +275,9 @@ class ShardIndex:
             )
         return keys
 
-    def cache_path(self, name: str) -> Path:
-        """Returns the path of a file derived from the shards; its name contains the fingerprint."""
-        return index_files.cache_folder(self.folder) / f"{self.split}-{self.fingerprint[:16]}-{name}"
-
-    def drop_stale(self) -> None:
-        """Removes derived files of earlier shards or of only some shards of this split, and earlier indexes."""
-        current = f"{self.split}-{self.fingerprint[:16]}-"
-        for path in index_files.cache_folder(self.folder).glob(f"*{self.split}-*"):
-            # The pattern also matches files of a split "train-more".
-            ours = re.match(rf"\.?{re.escape(self.split)}-[0-9a-f]{{16}}[.-]", path.name)
-            partial = path.name.startswith(f"{current}odd-") or path.name.endswith("-partial.npy")
-            # A leading dot (`replacing`) marks the file of a killed process, as this process holds the lock.
-            if ours and (partial or not path.name.startswith(current)):
-                path.unlink(missing_ok=True)
-
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Holds the lock of this split's derived files, so that one process of a node writes them."""
-        with FileLock(index_files.cache_folder(self.folder) / f".{self.split}.lock"):
-            yield
-
     def __getstate__(self) -> dict[str, object]:
         # Workers map the rows themselves; to read shards, `_files` and `_shards` are enough.
-        return {key: value for key, value in self.__dict__.items() if key not in _OWN}
+        return {key: value for key, value in super().__getstate__().items() if key != "_rows"}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
@@ -262,11 +312,11 @@ def open_index(folder: Path, split: str, *, remote: RemoteFolder | None = None) 
             f'{FILE_NAME} of {folder} has no index for split "{split}"; {index_files.index_hint(folder)}'
         )
     if remote is not None:
-        return ShardIndex(folder, split, dataset, _fetched_index(remote, folder, split, dataset), remote)
+        return TarIndex(folder, split, dataset, _fetched_index(remote, folder, split, dataset), remote)
     path, compare = folder / info.index.file, info.index.bytes <= _COMPARED_BYTES
     if (problem := index_files.index_problem(path, info, len(dataset.classes), compare=compare)) is not None:
         raise InputError(f"index {path} {problem}; {index_files.index_hint(folder)}")
-    return ShardIndex(folder, split, dataset, path)
+    return TarIndex(folder, split, dataset, path)
 
 
 def _fetched_index(remote: RemoteFolder, folder: Path, split: str, dataset: Dataset) -> Path:
@@ -306,7 +356,7 @@ def open_training_index(
         InputError: if more samples are lost, or the split does not exist.
     """
     index = open_index(folder, split, remote=remote)
-    lost, problems = _missing_samples(index)
+    lost, problems = index.missing_samples()
     if not problems:
         return index
     allowed = damage_allowed(damage_budget, len(index))
@@ -326,7 +376,7 @@ def open_whole_index(folder: Path, split: str, *, remote: RemoteFolder | None = 
         InputError: if a shard is missing or has another size, or the split does not exist.
     """
     index = open_index(folder, split, remote=remote)
-    _, problems = _missing_samples(index)
+    _, problems = index.missing_samples()
     if problems:
         raise InputError(f'split "{split}" must be complete, but {_shorten(problems, folder)}')
     return index
@@ -338,24 +388,13 @@ def check_held_out(index: ShardIndex, held_out: np.ndarray) -> None:
     Raises:
         InputError: if any is lost, naming the first damaged shards.
     """
-    missing, problems = _missing_samples(index)
+    missing, problems = index.missing_samples()
     lost = np.intersect1d(missing, held_out)
     if len(lost):
         raise InputError(
             f"{len(lost)} of the {len(held_out):,} held-out images cannot be read "
             f"({_shorten(problems, index.folder)}); repair the shards, or use finetune.holdout=0"
         )
-
-
-def _missing_samples(index: ShardIndex) -> tuple[np.ndarray, list[str]]:
-    """Returns the samples that local shards lack, judged by file size, and a message for each such shard."""
-    shards, sizes, problems = index.split_info.shards, index.misfit_shards(), list[str]()
-    for number, size in sizes.items():
-        problem = (
-            "is missing" if size is None else f"has {size} bytes, dataset.json says {shards[number].bytes}"
-        )
-        problems.append(f"shard {index.folder / shards[number].file} {problem}")
-    return index.samples_beyond(sizes), problems
 
 
 def _shorten(problems: Sequence[str], folder: Path) -> str:

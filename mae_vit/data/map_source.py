@@ -96,8 +96,8 @@ class _SourceIndex(ShardIndex):
     """Presents a split of a `MapSource` to the loader as one shard, whose keys are the sample numbers."""
 
     def __init__(self, name: str, split: str, dataset: Dataset, source: MapSource) -> None:
-        self._source, self.array_path = source, Path()
-        self._describe(Path(name), split, dataset)
+        super().__init__(Path(name), split, dataset)
+        self._source = source
 
     def __len__(self) -> int:
         return len(self._source.labels)
@@ -106,11 +106,8 @@ class _SourceIndex(ShardIndex):
     def labels(self) -> np.ndarray:
         return np.asarray(self._source.labels, np.int32)
 
-    def labels_of(self, samples: np.ndarray) -> np.ndarray:
-        return self.labels[samples]
-
     def label(self, sample: int) -> int:
-        return int(self._source.labels[sample])
+        return int(self._source.labels[sample])  # converts no other
 
     def read(self, sample: int) -> bytes:
         try:
@@ -124,9 +121,6 @@ class _SourceIndex(ShardIndex):
         Image.fromarray(image[0] if len(image) == 1 else image.transpose(1, 2, 0)).save(stream, "bmp")
         return stream.getvalue()
 
-    def misfit_shards(self) -> dict[int, int | None]:
-        return {}
-
     def shard_of(self, sample: int) -> str:
         return self.folder.name
 
@@ -138,9 +132,6 @@ class _SourceIndex(ShardIndex):
 
     def damage(self, sample: int, reason: str) -> Damage:
         return Damage(sample, self.shard_of(sample), self.find_key(sample), None, reason)
-
-    def _open_rows(self) -> None:
-        """Maps no file: the source itself is pickled."""
 
 
 def register_source(

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mae_vit.config.command_line import Arguments, parse_arguments
-from mae_vit.config.keys import describe_keys
 from mae_vit.config.presets import as_installed
 from mae_vit.finetuning.config.pretrained import read_config
-from mae_vit.finetuning.config.schema import HIDDEN_KEYS, FinetuneConfig
+from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.runtime.failures import run_to_exit_code
 from mae_vit.runtime.imports import slow_imports
 
@@ -33,7 +32,7 @@ def main(argv: Sequence[str] | None = None, *, prog: str | None = None) -> int:
             description="Fine-tune an encoder or train a network from scratch, on labeled images.\n"
             "Or score a frozen encoder (finetune.mode=linear_probe, few_shot or knn).\n"
             "Ctrl-C, SIGTERM or SIGUSR1 save after at most two more steps, and exit 75; the same command resumes.",
-            keys=describe_keys(FinetuneConfig, without=HIDDEN_KEYS),
+            sections=FinetuneConfig.model_fields,
             examples=as_installed(EXAMPLES) if prog else EXAMPLES,
             takes_ckpt=True,
         )

@@ -39,8 +39,8 @@ from mae_vit.training.engines.precision import Precision
 from mae_vit.training.engines.state import BestWeights, weights_of
 from mae_vit.training.engines.step_time import StepTime, time_steps
 from mae_vit.training.evals import HeldOut, OnlineProbe
+from mae_vit.training.identity import Identity
 from mae_vit.training.outputs.run_folder import RunFolder
-from mae_vit.training.startup import Identity
 from mae_vit.weights.foreign import ForeignWeights
 from mae_vit.weights.load import warn_normalization_differs
 from mae_vit.weights.read import Weights
@@ -220,6 +220,7 @@ class Setup(startup.Setup):
         predictor = Predictor(self.ranks, engine.device, engine.module.context, self.batch_size)
         kind = MaskResults if self.mode.labels == "mask" else Results
         outcome = kind(self.config, self.data, folder, predictor, self.info, self.labels_seen)
+        # A network of its own: ZeRO 3 keeps the trained one in parts.
         measured, write = outcome.measure(self.build(), best)
         summary = {"labels_seen_by_start": self.label_overlap, **measured}
         return summary, write, outcome.lines(summary)
@@ -287,7 +288,7 @@ def _fit_shots(config: FinetuneConfig, data: FinetuneData, *, say: bool) -> Fine
         return config
     name = data.classes[int(np.flatnonzero(counts == fewest)[0])]
     fitting = [shots for shots in config.finetune.shots if shots <= fewest] or [fewest]
-    has = f'class "{name}" has {count_of(fewest, "labeled image")}'
+    has = f'class "{name}" has only {count_of(fewest, "labeled image")}'
     if "shots" in config.finetune.model_fields_set:
         raise InputError(f"finetune.shots={config.finetune.shots}: {has}; use finetune.shots={fitting}")
     if say:

@@ -114,7 +114,7 @@ def draw_samples(data: str, *, count: int, encoder: EncoderInfo, split: str | No
                 kept.append(place)
     of_split = f', split "{chosen}"' if prepared else ""
     if not images:
-        raise InputError(f"{where}{of_split}: not one of the images that were drawn can be decoded")
+        raise InputError(f"{where}{of_split}: none of the drawn images can be decoded; give other images")
     augment = Augment(img_size=encoder.img_size, bands=bands)
     pixels = augment.apply(images, augment.draw(_SEED, 0, np.arange(len(images))))
     lost, fitted = len(readers) - len(images), fit_bands(encoder.bands, bands, where)

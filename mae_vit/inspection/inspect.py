@@ -79,7 +79,7 @@ def open_subject(source: str) -> InspectedEncoder:
         run = config["run"]["name"]
     decoder = read_decoder(weights, model.encoder, model.info)
     if decoder is not None:
-        why = "" if decoder.mae else "nothing says how many heads its decoder has"
+        why = "" if decoder.mae else "the number of heads of its decoder is not known"
         return InspectedEncoder(source, model, decoder.mae, why, bands, run)
     objective, why = _open_objective(source, weights, model)
     return InspectedEncoder(source, model, objective, why, bands, run)
@@ -89,15 +89,15 @@ def _open_objective(source: str, weights: Weights, model: PretrainedEncoder) -> 
     """Opens an objective other than MAE with its head, or returns None and the reason."""
     if not (weights.path / STATE).is_file() or weights.objective is None:
         if "fc_norm.weight" in weights.tensors or "head.weight" in weights.tensors:
-            return None, "it was fine-tuned: there is nothing to reconstruct by"
+            return None, "it was fine-tuned, so it has no decoder"
         return (
             None,
-            "the file holds an encoder alone: reconstructions need the run folder, which has the rest",
+            "the file has only an encoder; give the run folder, which also has the decoder",
         )
     config = load_config(PretrainConfig, Path(source) / "config.yaml", imports_plugins=False)
     section, info = config.objective, model.info
     if section.uses_labels:
-        return None, "it learned from labels: there is nothing to reconstruct by"
+        return None, "it was trained on labels, so it has no decoder"
     objective = section.build(model.encoder, mean=info.mean, std=info.std, bands=info.bands)
     load_weights(weights, objective.encoder, objective, objective=section.name)
     return objective.eval(), ""
@@ -165,14 +165,16 @@ def _check_place(out: Path) -> None:
     if not out.exists():
         return
     if not out.is_dir():
-        raise InputError(f"--out {out} is a file: give a folder")
+        raise InputError(f"--out {out} is a file; give a folder")
     there = {path.name for path in out.iterdir()}
     try:
         known = {_CONTENTS, *json.loads((out / _CONTENTS).read_text(encoding="utf-8"))["inspection"]}
     except (OSError, ValueError, KeyError, TypeError):
         known = set()
     if strangers := sorted(there - known):
-        raise InputError(f"--out {out} holds {strangers[0]}, which is of no inspection: give another folder")
+        raise InputError(
+            f"--out {out} has {strangers[0]}, which mae-vit inspect did not write; give an empty folder"
+        )
 
 
 def _write_views(

@@ -114,11 +114,10 @@ def reconstruction_views(objective: Objective, samples: Samples) -> Iterator[Vie
         yield View(
             f"reconstructions-{kind.replace(' ', '-')}",
             f"Reconstructions, masks {kind}" if kind == "as trained" else f"Reconstructions, {kind} masks",
-            "What the masked patches were predicted to be: masked, predicted, pasted into the visible part, and the "
-            "original last. The baseline needs no learning: it fills each patch with one color, its own where "
-            "normalized pixels are predicted, else a mean of visible patches. Where a row says true patch mean and "
-            "std, the prediction borrows both from the masked patch: shapes and edges are the network's, brightness "
-            "is not.",
+            "Masked input, prediction, prediction with the visible patches, and the original. The baseline needs no "
+            "learning: it fills each patch with one color, its own where normalized pixels are predicted, else a mean "
+            "of visible patches. Where a row says true patch mean and std, both come from the original patch: shapes "
+            "and edges are predicted, brightness is not.",
             draw_rows([*rows, original]),
             _finding(reconstructions) if kind == reconstructions[0].kind else "",
             table,
@@ -152,7 +151,7 @@ def attention_views(model: PretrainedEncoder, samples: Samples) -> Iterator[View
         yield View(
             f"attention-block-{block + 1:02d}",
             f"Attention in block {block + 1} of {depth}",
-            f"The images, then a map for each head: where {asked} looks (brightest: most, by its own scale).",
+            f"The images, then a map for each head: where {asked} looks (bright: more; each map has its own scale).",
             draw_tiles([Picture("image", shown / 255), *heads]),
         )
     yield rollout_view(model.encoder, shown, weights, model.pool)
@@ -167,8 +166,8 @@ def rollout_view(encoder: Encoder, images: Tensor, weights: Sequence[Tensor], po
     return View(
         "attention-rollout",
         "Attention rollout",
-        f"Attention followed through all blocks to the pixels, from {_query_name(encoder, pool)}: what is bright "
-        "reaches the read-out (Abnar & Zuidema 2020; ViT Fig. 6).",
+        f"Attention through all blocks down to the pixels, from {_query_name(encoder, pool)}: bright regions "
+        "contribute most to the feature (Abnar & Zuidema 2020; ViT Fig. 6).",
         draw_tiles(
             [
                 Picture("image", unit),
@@ -197,17 +196,17 @@ def head_views(model: PretrainedEncoder, images: Tensor) -> Iterator[View]:
     yield View(
         "attention-distance",
         "Mean attention distance",
-        "How many pixels away each head looks, on average (ViT Fig. 7 right): a point for each head. Trained "
-        "encoders have local and global heads in early blocks and global ones later; at random all are alike.",
-        by_depth(distances, label, uniform=uniform, uniform_label="all patches alike"),
+        "How many pixels away each head looks on average (ViT Fig. 7 right), a point for each head. Trained encoders "
+        "have local and global heads in early blocks and global ones later; with random weights all are the same.",
+        by_depth(distances, label, uniform=uniform, uniform_label="all patches equally"),
         f"{finding} ({uniform:.1f} px if it saw no difference between patches)",
         table,
     )
-    label = f"all {tokens} tokens alike"
+    label = f"all {tokens} tokens equally"
     yield View(
         "attention-entropy",
         "Entropy of attention",
-        "How widely each head looks: low is a few tokens, the dashed line all alike.",
+        "How widely each head looks: low means at a few tokens, the dashed line at all equally.",
         by_depth(entropies, "entropy, nats", uniform=float(np.log(tokens)), uniform_label=label),
         table=table,
     )
@@ -242,12 +241,12 @@ def head_statistics(model: PretrainedEncoder, images: Tensor) -> tuple[np.ndarra
 def position_view(encoder: Encoder) -> View:
     """Draws the similarity of position embeddings."""
     similarity = position_similarity(encoder.pos_embed, encoder.num_prefix_tokens).cpu().numpy()
-    fixed = "The table is fixed (sin-cos): this is what it was given, not what it has learned."
+    fixed = "The table is fixed (sin-cos), not learned."
     return View(
         "positions",
         "Similarity of position embeddings",
-        "For each patch, how alike its position embedding is to all others' (ViT Fig. 7 center): a bright spot "
-        "at the patch's own place, with its row and column, means that the grid was learned. Yellow is 1, dark blue "
+        "For each patch, the similarity of its position embedding to all others (ViT Fig. 7 center). A bright spot "
+        "at the patch itself, and its row and column, mean that the grid was learned. Yellow is 1, dark blue "
         "-1. " + ("" if encoder.pos_embed.requires_grad else fixed),
         similarity_grid(similarity, encoder.grid_size),
     )
@@ -270,7 +269,7 @@ def feature_view(model: PretrainedEncoder, samples: Samples) -> View:
         "features",
         "Principal components of patch features",
         f"The first three components of all patches as red, green and blue ({float(shares.sum()):.0%} of the "
-        "variance; DINOv2 Fig. 1): patches of like features have like colors, in all images. Parts of objects stand "
-        "out where the features tell them apart; smooth ramps that are the same in every image show positions.",
+        "variance; DINOv2 Fig. 1): similar features have similar colors, in all images. Parts of objects stand out "
+        "where the features tell them apart; smooth ramps that are the same in every image show positions.",
         draw_tiles([Picture("image", samples.shown(_SHOWN) / 255), Picture("components", maps)]),
     )

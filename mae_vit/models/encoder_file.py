@@ -71,10 +71,10 @@ class EncoderInfo:
         """The geometry of a plain Vision Transformer; raises InputError for other families."""
         if isinstance(self.geometry, ViTGeometry):
             return self.geometry
-        timm = "; its encoder.safetensors has the names of timm's network"
+        timm = "; its encoder.safetensors loads into timm's network"
         raise InputError(
-            f"the encoder is {self.geometry.describe()} (model.family={self.geometry.family}): this takes "
-            f"model.family=vit alone{timm if self.geometry.family == 'network' else ''}"
+            f"the encoder is {self.geometry.describe()} (model.family={self.geometry.family}), but only "
+            f"model.family=vit is supported here{timm if self.geometry.family == 'network' else ''}"
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -43,7 +43,7 @@ COLOR_CELLS = {"mean_color": 1, "downsized_4x4": 4}
 
 
 _NEEDED = {
-    "skips_patches": "encodes the visible patches alone",
+    "skips_patches": "encodes only the visible patches",
     "replaces_patches": "replaces embeddings of patches",
 }
 
@@ -68,8 +68,8 @@ class ObjectiveSection(Section):
         if self.needs is not None and not getattr(model, self.needs):
             able = [family for family, section in ENCODERS.items() if getattr(section, self.needs)]
             raise ValueError(
-                f'objective.name="{self.name}" {_NEEDED[self.needs]}, which model.name="{model.name}" cannot: it takes '
-                f"one of {', '.join(able)} (model.family); simmim and supervised take every encoder"
+                f'objective.name="{self.name}" {_NEEDED[self.needs]}, which model.name="{model.name}" cannot; use '
+                f"model.family={' or '.join(able)}, or objective.name=simmim or supervised"
             )
 
     @property
@@ -96,8 +96,8 @@ def _count_masked(geometry: Geometry, mask_ratio: float, mask_unit: int) -> int:
         state = "visible" if num_masked else "masked"
         what = "patches" if mask_unit == 1 else "mask units"
         raise ValueError(
-            f"mask_ratio={mask_ratio} leaves none of {units} {what} {state} "
-            f"(from {1 / units:.3g} to {1 - 1 / units:.3g})"
+            f"mask_ratio={mask_ratio} leaves none of {units} {what} {state}; "
+            f"give {1 / units:.3g} to {1 - 1 / units:.3g}"
         )
     return num_masked * mask_unit**2
 
@@ -214,14 +214,18 @@ class MaskedPatchConfig(ObjectiveSection):
         """Raises ValueError, which names the key, for options that do not fit the model."""
         num_patches = geometry.grid_size[0] * geometry.grid_size[1]
         if not 0 < round(self.corrupt_ratio * num_patches) < num_patches:
-            raise ValueError(f"corrupt_ratio={self.corrupt_ratio} corrupts none or all {num_patches} patches")
+            raise ValueError(
+                f"corrupt_ratio={self.corrupt_ratio} corrupts none or all of {num_patches} patches"
+            )
         if self.mask_share + self.random_share > 1:
-            raise ValueError(f"mask_share={self.mask_share} + random_share={self.random_share} exceed 1")
+            raise ValueError(
+                f"mask_share={self.mask_share} + random_share={self.random_share} must be at most 1"
+            )
         cells = COLOR_CELLS.get(self.target, 1)
         if geometry.patch_size % cells:
             raise ValueError(
                 f'target="{self.target}" needs a patch_size divisible by {cells}, not {geometry.patch_size} '
-                '(target="mean_color" takes any)'
+                '(target="mean_color" works with any)'
             )
 
 
@@ -309,7 +313,7 @@ class SupervisedConfig(ObjectiveSection):
     def check_encoder(self, model: EncoderSection) -> None:
         """Raises ValueError if `pool` is "cls" and the encoder has no class token."""
         if self.pool == "cls" and not model.has_class_token:
-            raise ValueError(f'model.name="{model.name}" has no class token: give objective.pool=mean')
+            raise ValueError(f'model.name="{model.name}" has no class token; give objective.pool=mean')
 
     @property
     def grouping(self) -> Grouping | None:
@@ -320,7 +324,7 @@ class SupervisedConfig(ObjectiveSection):
         """Raises ValueError, which names the key, for options that do not suit the data."""
         if num_classes < 2:
             raise ValueError(
-                f'name="supervised" needs labels of two classes or more; the data has {num_classes}'
+                f'name="supervised" needs labels of two or more classes, and the data has {num_classes}'
             )
 
 
@@ -343,4 +347,4 @@ def register_objective(section: type[ObjectiveSection]) -> None:
     """
     (name,) = get_args(section.model_fields["name"].annotation)
     if OBJECTIVES.setdefault(name, section) is not section:
-        raise ValueError(f'there is an objective "{name}"')
+        raise ValueError(f'there is already an objective "{name}"; choose another name')

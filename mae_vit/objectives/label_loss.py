@@ -58,7 +58,7 @@ class Mixing(nn.Module):
         """
         size = len(batch.images)
         if size % 2:
-            raise ValueError(f"mixup and cutmix pair images: a micro-batch of {size} images leaves one over")
+            raise ValueError(f"mixup and cutmix pair images, and a micro-batch of {size} leaves one over")
         kept, share = self._draw(batch)  # (P, H, W), (P,)
         images = batch.images.float().unflatten(0, (-1, 2))  # (P, 2, C, H, W)
         labels = F.one_hot(batch.labels, num_classes).float().unflatten(0, (-1, 2))  # (P, 2, K)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mae_vit.config.command_line import parse_arguments
-from mae_vit.config.keys import describe_keys
 from mae_vit.config.load import load_config
 from mae_vit.config.presets import as_installed
 from mae_vit.objectives.pretrain_config import PretrainConfig
@@ -28,9 +27,10 @@ def main(argv: Sequence[str] | None = None, *, prog: str | None = None) -> int:
         arguments = parse_arguments(
             argv,
             prog=prog,
-            description="Pretrain a Vision Transformer: by MAE, masked patch prediction or another objective.\n"
-            "Ctrl-C, SIGTERM or SIGUSR1 save after at most two more steps, and exit 75; the same command resumes.",
-            keys=describe_keys(PretrainConfig),
+            description="Pretrain a Vision Transformer with MAE, masked patch prediction or another "
+            "objective.\nCtrl-C, SIGTERM or SIGUSR1 save after at most two more steps, and exit 75; the same "
+            "command resumes.",
+            sections=PretrainConfig.model_fields,
             examples=as_installed(EXAMPLES) if prog else EXAMPLES,
         )
         # Report config errors before the slow imports. A pipe can be read only once, so it is checked later.

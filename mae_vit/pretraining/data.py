@@ -91,7 +91,7 @@ class Data(TrainingData):
             if any(split.class_counts) and name != self.index.split
         ]
         raise InputError(
-            f'held-out split "{index.split}" has no labels to measure by: '
+            f'held-out split "{index.split}" has no labels to measure with; '
             + (f"give monitor.evaluate_split={others[0]}, or " if others else "")
             + "prepare it from class folders, or draw one from train (mae-vit prepare ... --holdout 0.05)"
         )

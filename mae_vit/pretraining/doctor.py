@@ -116,7 +116,7 @@ def check_all(config: PretrainConfig | None, ranks: Ranks, arguments: Arguments)
         lines = [*map(str, checks), f"{counts}; nothing was trained"]
         if config is None:
             lines.append(
-                "not checked: data, workers, memory and disk. They depend on the run: give --config FILE"
+                "not checked: data, workers, memory and disk, which depend on the run (--config FILE)"
             )
         print(plan + "\n".join(lines), flush=True)
     if error is not None:
@@ -147,7 +147,7 @@ def check_software(config: PretrainConfig | None, ranks: Ranks) -> list[Check]:
     text = f"torch {torch.__version__}, CUDA {torch.version.cuda or 'not built in'}"
     if not torch.cuda.is_available():
         text += (
-            ": finds no device though there is a driver (`nvidia-smi`); install a torch whose CUDA it supports"
+            " finds no device, though there is a driver (`nvidia-smi`); install a torch for its CUDA version"
             if driver
             else ", no GPU: runs on the CPU"
         )
@@ -156,11 +156,11 @@ def check_software(config: PretrainConfig | None, ranks: Ranks) -> list[Check]:
         try:
             import_module("mae_vit.training.engines.deepspeed_engine")
         except Exception as error:  # whatever a broken installation raises
-            reason = f"cannot be imported: {error_reason(error)}; train.engine=torch does without"
+            reason = f"cannot be imported: {error_reason(error)}; use train.engine=torch"
             checks.append(Check("FAIL", "deepspeed", reason))
     compilers = (os.environ.get("CXX", "c++"), "g++", "clang++")
     if config and config.train.compile is True and not any(map(shutil.which, compilers)):
-        checks.append(Check("FAIL", "compiler", "none, but train.compile=true needs one: install g++"))
+        checks.append(Check("FAIL", "compiler", "none, but train.compile=true needs one; install g++"))
     return checks
 
 
@@ -171,7 +171,7 @@ def check_devices(ranks: Ranks, device: torch.device, precision: Chosen) -> list
         return [Check("ok", "device", f"CPU, {count_of(ranks.cores, 'core')} for each rank"), precise]
     checks = [Check("ok", "device", f"{torch.cuda.get_device_name(device)}, {device}"), precise]
     if (count := torch.cuda.device_count()) > max(1, ranks.local_world_size):
-        text = f"{count} GPUs here, {ranks.local_world_size} ranks: start it with `deepspeed`"
+        text = f"{count} GPUs here, but {ranks.local_world_size} ranks; start it with `deepspeed`"
         checks.append(Check("warn", "device", text))
     return checks
 
@@ -232,7 +232,7 @@ def check_loading(data: Data, batch_bytes: int, ranks: Ranks) -> list[Check]:
         warnings.append(("cores", f"{few}: data.workers=auto, or more cores (sbatch --cpus-per-task)"))
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < _OPEN_FILES:
-        warnings.append(("files", f"only {soft} may be open at a time: raise it (ulimit -n {_OPEN_FILES})"))
+        warnings.append(("files", f"only {soft} may be open at a time; raise it (ulimit -n {_OPEN_FILES})"))
     shards = count_of(len(data.index.split_info.shards), "shard")
     checks = [Check("warn", name, text) for name, text in warnings]
     checks += [Check("ok", "loading", f"{shards}, {count_of(workers, 'worker')} of each rank")]
@@ -305,9 +305,9 @@ def check_exchange(ranks: Ranks, device: torch.device | None) -> Check:
         torch.distributed.all_reduce(values)
         right = bool((values == ranks.world_size).all())
     except RuntimeError as error:
-        return Check("FAIL", "network", f"ranks cannot add their numbers: {error_reason(error)[:200]}")
+        return Check("FAIL", "network", f"ranks cannot exchange numbers: {error_reason(error)[:200]}")
     if not right:
-        return Check("FAIL", "network", f"{ranks.world_size} ranks do not add up: the network changes data")
+        return Check("FAIL", "network", f"{ranks.world_size} ranks do not add up; the network changes data")
     rate = _EXCHANGED_BYTES / (time.monotonic() - begun) / 1e9
     return Check("ok", "network", f"ranks add {rate:.2f} GB/s on {device.type}")
 
@@ -323,7 +323,7 @@ def check_versions(ranks: Ranks) -> Check:
         if other[name] != version
     ]
     if differing:
-        text = f"differ: {'; '.join(differing[:10])}: install the same on all nodes"
+        text = f"differ: {'; '.join(differing[:10])}; install the same on all nodes"
         return Check("FAIL", "versions", text)
     return Check("ok", "versions", ", ".join(f"{name} {version}" for name, version in versions.items()))
 

@@ -20,9 +20,7 @@ from mae_vit.training.run import run
 from mae_vit.training.startup import as_array_task, begin, note_of_run_around, open_run_folder
 from mae_vit.training.trainer import RunSetup
 
-_NOTHING_HELD_OUT = (
-    "{why}: no held-out metrics and no pictures (mae-vit prepare ... --holdout 0.05 sets some images aside)"
-)
+_NOTHING_HELD_OUT = "{why}, so no held-out metrics and no pictures; prepare data with --holdout 0.05 for them"
 
 
 def check(arguments: Arguments) -> int:
@@ -92,7 +90,7 @@ def _train(setup: Setup, arguments: Arguments, folder: RunFolder) -> None:
     run_setup = RunSetup(
         config,
         setup.plan,
-        build_engine(config, setup.plan, objective, setup.ranks, setup.device),
+        build_engine(config, setup.plan, objective, setup.ranks, setup.device, costs=setup.costs),
         folder,
         setup.identity.with_history(**history),
         setup.costs,

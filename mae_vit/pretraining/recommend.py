@@ -144,7 +144,7 @@ class Images:
         held_out = f"{self.held_out:,}" if self.held_out else "none"
         return (
             f"{count_of(self.train, 'image')}, sides of {f'{low} to {high}' if low < high else low} px{of}; "
-            f"{labels if self.labeled else 'no labels'}; {held_out} held out"
+            f"{labels if self.labeled else 'no labels'}; {held_out} held-out"
         )
 
 
@@ -160,7 +160,7 @@ def look_at(path: str) -> Iterator[Images]:
             folder = resolve_data_path(path).folder
             dataset = read_dataset(folder)
             if (info := dataset.splits.get("train")) is None:
-                raise InputError(f"{path} has no split train: mae-vit prepare writes one")
+                raise InputError(f"{path} has no split train; prepare the images with mae-vit prepare")
             held_out = sum(split.samples for name, split in dataset.splits.items() if name in HELD_OUT)
             classes = sum(map(bool, info.class_counts))
             yield Images(path, True, folder, dataset, info.samples, sum(info.class_counts), classes, held_out)
@@ -168,7 +168,7 @@ def look_at(path: str) -> Iterator[Images]:
         source = find_images(os.path.join(".", path), out=Path(scratch))
         train = [entry for entry in source.entries if entry.split == "train"]
         if not train:
-            raise InputError(f"{path} has no images to train on: --split train of mae-vit prepare names them")
+            raise InputError(f"{path} has no images to train on; prepare them with --split train")
         labels = [entry.class_name for entry in train if entry.class_name is not None]
         sample = train[:: -(-len(train) // _SAMPLE)]
         dataset = prepare([replace(source, entries=sample)], Path(scratch) / "data").dataset
@@ -207,10 +207,10 @@ def describe_gain(images: Images, steps: int) -> str:
         f"scratch, on {near.images:,} {near.what} with {near.labels:,} labels (docs/results/{near.source}); {near.cnn}"
     )
     if images.labeled >= _MANY_LABELS:
-        return f"not known: with so many labels try supervised training first. {on}"
+        return f"not known; with so many labels try supervised training first. {on}"
     if images.train < _FEW_IMAGES * near.images:
-        return f"not known: so few images were not measured; try published encoders first. {on}"
-    return f"{'likely' if gain > 0 else 'unlikely: train for longer'}. {on}"
+        return f"not known; so few images were not measured. Try published encoders first. {on}"
+    return f"{'likely' if gain > 0 else 'unlikely; train for longer'}. {on}"
 
 
 def _commands(images: Images, preset: Preset, overrides: Sequence[str]) -> list[str]:

@@ -61,19 +61,19 @@ def replay(run: Path, *, step: int | None, of_data: int | None = None, rank: int
         InputError: if folder, data, step or rank do not exist.
     """
     if "finetune" in read_run_config(run):
-        raise InputError(f"{run} is a fine-tuning run: only pretraining is replayed")
+        raise InputError(f"{run} is a fine-tuning run; give a pretraining run")
     config = load_config(PretrainConfig, run / "config.yaml", imports_plugins=False)
-    check_recorded(config.data.path, run, "replay from the folder that it was trained in")
+    check_recorded(config.data.path, run, "run replay in the folder where it was trained")
     environment = run / "environment.json"
     ranks = Ranks(rank, json.loads(environment.read_text())["world_size"] if environment.exists() else 1)
     if not 0 <= rank < ranks.world_size:
-        raise InputError(f"--rank {rank}: the run has ranks 0 to {ranks.world_size - 1}")
+        raise InputError(f"--rank {rank}: must be 0 to {ranks.world_size - 1}, as in the run")
     # This process takes the place of the rank.
     device = find_device(Ranks())
     data = open_data(config, Ranks(), device)
     plan = make_plan(config, num_samples=data.num_samples, world_size=ranks.world_size)
     if step is not None and not 1 <= step <= plan.total_steps:
-        raise InputError(f"--step {step}: the run has steps 1 to {plan.total_steps}")
+        raise InputError(f"--step {step}: must be 1 to {plan.total_steps}, as in the run")
     checkpoints = run / "checkpoints"
     newest = newest_before(checkpoints, None, load_checkpoint)
     skipped = newest.state.course.skipped if newest else ()

@@ -169,9 +169,7 @@ def _run(
                     time.sleep(chance.random() * 0.1)
                     break
                 if time.monotonic() > begun + _PATIENCE_S:
-                    raise InputError(
-                        f"{folder.name} takes no step for minutes: {folder}.log says what it does"
-                    )
+                    raise InputError(f"{folder.name} made no step for minutes; see {folder}.log")
                 time.sleep(_POLL_S)
             for process in processes if left else ():
                 process.kill()
@@ -180,7 +178,7 @@ def _run(
             ended = [process.exitcode for process in processes]
             killed += -signal.SIGKILL in ended
         if any(code not in (0, *([-signal.SIGKILL] if left else [])) for code in ended):
-            raise InputError(f"{folder.name} failed by itself: {_last_line(Path(f'{folder}.log'))}")
+            raise InputError(f"{folder.name} failed without a kill: {_last_line(Path(f'{folder}.log'))}")
     bar.update(_STEPS - seen)
     return _read(folder, killed)
 

@@ -50,7 +50,7 @@ def call_in_child(function: str, argument: Any) -> Any:
     distributed = sys.modules.get("torch.distributed")
     if distributed and distributed.is_available() and distributed.is_initialized():
         raise InputError(
-            "this process has a torch.distributed process group: destroy it first, for a run makes its own"
+            "this process has a torch.distributed process group, and a run makes its own; destroy it first"
         )
     # Jupyter's streams are not terminals, but show progress bars.
     shows_bars = sys.stderr.isatty() or "ipykernel" in sys.modules
@@ -98,7 +98,7 @@ def _error_from(code: int) -> BaseException:
     if code == EXIT_REQUEUE:
         return RunInterrupted("a stop request")
     ended = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    return TrainingFailed(f"the process of the run {ended}: see its output; the same call resumes")
+    return TrainingFailed(f"the process of the run {ended} (see its output); the same call resumes")
 
 
 def answer_parent() -> None:

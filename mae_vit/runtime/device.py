@@ -32,7 +32,7 @@ def choose_device(asked: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if asked == "cuda" and not torch.cuda.is_available():
         raise InputError(
-            "--device cuda: there is no CUDA device here, or torch has no CUDA; --device cpu is slow"
+            "--device cuda: there is no CUDA device, or torch lacks CUDA; use --device cpu (slow)"
         )
     return torch.device(asked)
 
@@ -72,7 +72,7 @@ def find_device(ranks: Ranks, asked: str = "auto") -> torch.device:
         # A launcher may show each rank only its own GPU.
         number = ranks.local_rank if count > 1 else 0
         if number >= count:
-            raise InputError(f"local rank {ranks.local_rank} has no GPU: this node shows {count}")
+            raise InputError(f"local rank {ranks.local_rank} has no GPU; start {count} on this node")
         torch.cuda.set_device(number)
         return torch.device("cuda", number)
     keep_freed_memory()

@@ -47,12 +47,12 @@ def meet(
     store = torch.distributed.PrefixStore(prefix, shared)
     try:
         if store.add(f"here/{ranks.rank}", 1) > 1:
-            raise InputError(f"two processes at {wait.address} say that they are rank {ranks.rank}")
+            raise InputError(f"two processes at {wait.address} have RANK={ranks.rank}; give each its own")
         missing = list(range(ranks.world_size)) if ranks.rank == 0 else []
         while not store.check(["all"]):
             missing = [rank for rank in missing if not store.check([f"here/{rank}"])]
             if ranks.rank > 0:
-                wait.pause(f"the others, which rank 0 at {wait.address} names", speak=False)
+                wait.pause(f"the ranks that rank 0 at {wait.address} lists", speak=False)
             elif missing:
                 here = f"{ranks.world_size - len(missing)} of {ranks.world_size} here"
                 wait.pause(f"{ranks.world_size} ranks at {wait.address}, {here}, missing {_named(missing)}")
@@ -60,7 +60,7 @@ def meet(
                 store.set("all", "")
     except torch.distributed.DistError as error:
         raise InputError(
-            f"rank 0 at {wait.address} left before all ranks came: {error_reason(error)}"
+            f"rank 0 at {wait.address} left before all ranks arrived ({error_reason(error)}); see its output"
         ) from None
     return store
 
@@ -83,7 +83,7 @@ class _Wait:
         since = format_duration(waited_s)
         if self.over:
             raise InputError(
-                f"waited {since} for {whom}: start every rank, with a MASTER_ADDR and MASTER_PORT that it reaches"
+                f"waited {since} for {whom}; start every rank, with a MASTER_ADDR and MASTER_PORT that it can reach"
                 + REMEDY
             )
         if speak and waited_s > self._next:
@@ -106,7 +106,7 @@ def _open_store(
             return store_at("localhost", serves=True)
         except torch.distributed.DistError as error:
             raise InputError(
-                f"rank 0 cannot serve at {wait.address}: {error_reason(error)}: choose another MASTER_PORT{REMEDY}"
+                f"rank 0 cannot listen at {wait.address} ({error_reason(error)}); choose another MASTER_PORT{REMEDY}"
             ) from None
     answers: list[torch.distributed.TCPStore | Exception] = []
     why = "no answer yet"
@@ -123,7 +123,7 @@ def _open_store(
                 time.sleep(10 * _POLL_S)
         else:
             return
-        why = "something answers, but not as rank 0 does"
+        why = "another program answers"
         try:
             answers.append(store_at(host, serves=False))
         except Exception as error:
@@ -134,14 +134,14 @@ def _open_store(
     while not answers:
         wait.pause(f"rank 0 at {wait.address} ({why})", speak=is_local_rank_zero())
     if isinstance(answers[0], Exception):
-        raise InputError(f"no rank 0 at {wait.address}: {error_reason(answers[0])}{REMEDY}")
+        raise InputError(f"no rank 0 at {wait.address} ({error_reason(answers[0])}){REMEDY}")
     return answers[0]
 
 
 def _port(text: str) -> int:
     if text.isdecimal() and 0 < int(text) < 2**16:
         return int(text)
-    raise InputError(f'MASTER_PORT="{text}" is no port: a number from 1 to 65535')
+    raise InputError(f'MASTER_PORT="{text}" is not a port; give a number from 1 to 65535')
 
 
 def _named(missing: list[int]) -> str:

@@ -36,7 +36,7 @@ class Ranks:
 
 
 ALONE = Ranks()
-REMEDY = "; RANK and WORLD_SIZE are set: unset them to run one process"
+REMEDY = ". RANK and WORLD_SIZE are set; unset them to run one process"
 # Each launcher's names for: rank, world size, local rank, local world size. SLURM_STEP_ID marks a task of
 # srun; a plain process in an allocation sees SLURM_PROCID too.
 _LAUNCHERS = (
@@ -55,7 +55,7 @@ def find_ranks() -> Ranks:
     """
     ranks = _read_environment()
     if not 0 <= ranks.rank < ranks.world_size:
-        raise InputError(f"rank {ranks.rank} is none of {ranks.world_size} ranks{REMEDY}")
+        raise InputError(f"RANK={ranks.rank} must be below WORLD_SIZE={ranks.world_size}{REMEDY}")
     if ranks.world_size > 1 and not {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
         raise InputError(
             f"{ranks.world_size} ranks need MASTER_ADDR and MASTER_PORT (slurm/pretrain.sh sets them for srun)"
@@ -82,8 +82,8 @@ def _read_environment() -> Ranks:
             return Ranks(own_rank, total, own_local_rank, int(local.split("(")[0].split(",")[0]))
         except (KeyError, ValueError) as error:
             raise InputError(
-                f"{marker} is set, but the launcher's environment is incomplete: {error}: unset {marker} to run one "
-                "process"
+                f"{marker} is set, but the launcher's environment is incomplete ({error}); unset {marker} to run "
+                "one process"
             ) from None
     return Ranks()
 

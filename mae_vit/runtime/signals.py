@@ -226,8 +226,8 @@ class StopRequest:
     def _on_signal(self, number: int) -> None:
         if number == signal.SIGINT:
             if self.reason == "SIGINT":
-                _end_now("interrupted: ended without saving; the same command resumes from the last save")
-            _say("stopping after at most two more steps, and saving; Ctrl-C once more ends without that")
+                _end_now("interrupted without saving; the same command resumes from the last checkpoint")
+            _say("stopping after at most two more steps, and saving; Ctrl-C again ends without saving")
         self.reason = self.reason or signal.Signals(number).name
 
     def _stop_for(self, reason: str) -> None:

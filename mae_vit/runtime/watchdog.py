@@ -60,8 +60,8 @@ class Watchdog:
         while not self._ended.wait(_POLL_S):
             if (still := time.monotonic() - self._since) > self._timeout_s * self._patience:
                 print(
-                    f"error: rank {self._rank} stands still since {still:.0f} s ({self._doing}): killed; "
-                    "the last checkpoint is good (run.hang_timeout_s). Where it stood:",
+                    f"error: rank {self._rank} made no progress for {still:.0f} s ({self._doing}); killing it "
+                    "(run.hang_timeout_s). The last checkpoint is good. Stack trace:",
                     file=sys.stderr,
                     flush=True,
                 )

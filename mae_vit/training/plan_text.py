@@ -11,7 +11,7 @@ from mae_vit.config.schema import Config
 from mae_vit.core.files import nearest_existing
 from mae_vit.core.messages import count_of, format_duration
 from mae_vit.runtime.ranks import Ranks, choose_threads
-from mae_vit.training.engines.build import choose_compiling
+from mae_vit.training.engines.compiling import choose_compiling
 from mae_vit.training.engines.cost import Estimate
 from mae_vit.training.engines.precision import Chosen
 from mae_vit.training.engines.step_time import StepTime
@@ -64,10 +64,10 @@ def describe_training(
         **({"time": time} if time else {}),
         "engine": f"{describe_engine(config, ranks)}, {device}{threads}",
         "precision": str(precision),
-        "compiled": str(choose_compiling(config, plan, device)),
+        "compiled": str(choose_compiling(config, plan, device, costs)),
         # 1 GiB: resident memory of a run of the smallest network, measured once by hand.
-        "memory": f"about {memory:.2f} GiB for each rank (weights, gradients, moments and float32 activations), beside "
-        "torch and other libraries (about 1 GiB on a CPU)",
+        "memory": f"about {memory:.2f} GiB for each rank (weights, gradients, moments and float32 activations), "
+        "plus torch and other libraries (about 1 GiB on a CPU)",
         "disk": f"{disk / 2**20:,.0f} MiB for at most {count_of(kept, 'checkpoint')} of "
         f"{costs.checkpoint_bytes / 2**20:,.1f} MiB, saved "
         f"{saves}; free: {free / 2**30:,.0f} GiB",
@@ -90,20 +90,18 @@ def describe_engine(config: Config, ranks: Ranks) -> str:
 def describe_time(plan: Plan, ranks: Ranks, step_time: StepTime | None) -> str:
     """Words an estimate of the run's time from measured steps; None means that the network is too large to try."""
     if step_time is None:
-        return "cannot be estimated here: the network is too large to try on this device"
+        return "not estimated: the network is too large to try on this device"
     least, most = (plan.total_steps * seconds for seconds in step_time[:2])
     if most > _YEAR_S:
-        return (
-            "cannot be estimated here: over a year on this device; --dry-run where the run is to train tells"
-        )
-    apart = "" if ranks.world_size == 1 else "what ranks exchange, "
+        return "over a year on this device; use --dry-run where the run will train"
+    apart = "" if ranks.world_size == 1 else "communication of ranks, "
     without = f"without {apart}start-up, evaluation and saves"
     if step_time.load:
-        busy = f"it is busy now (load {step_time.load:.0f})"
+        busy = f"the machine is busy now (load {step_time.load:.0f})"
         return f"about {format_duration(least)} on the quiet machine, {without}; {busy}"
     of = count_of(step_time.images, "image")
     return (
-        f"{format_duration(least)} to {format_duration(most)}, from {count_of(step_time.tries, 'step')} of {of} taken "
+        f"{format_duration(least)} to {format_duration(most)}, from {count_of(step_time.tries, 'step')} of {of} timed "
         f"here just now; {without}"
     )
 

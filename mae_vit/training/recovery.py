@@ -223,7 +223,7 @@ class Recovery:
         folder, course = self._folder.checkpoints, self.guard.course
         checkpoint = run_on_rank_zero(lambda: newest_before(folder, bad.step, verify_checkpoint), self._ranks)
         if checkpoint is None:
-            raise TrainingFailed(f"{bad}; there is no checkpoint from before it")
+            raise TrainingFailed(f"{bad}; no checkpoint is from before it, so start over with a lower rate")
         tried = self._tries[checkpoint.step] = self._tries.get(checkpoint.step, 0) + 1
         culprit = data_step(bad.step - 1, course.skipped)
         # Each further try skips twice as many.
@@ -252,8 +252,8 @@ class Recovery:
                     shutil.rmtree(path, ignore_errors=True)
         if tried > self._options.max_rollbacks:
             raise TrainingFailed(
-                f"{bad}; tries from the checkpoint of step {checkpoint.step}: {tried - 1} of "
-                f"guard.max_rollbacks={self._options.max_rollbacks}; see {report}"
+                f"{bad}, after {tried - 1} of guard.max_rollbacks={self._options.max_rollbacks} from the "
+                f"checkpoint of step {checkpoint.step}; see {report}"
             )
         skipped = skip(course.skipped, first, culprit + 1)
         self.guard = Guard(self._options, LossHistory(skipped, checkpoint.course.losses))
@@ -263,15 +263,15 @@ class Recovery:
         """Shares new damaged samples with all ranks, lists and prints them; raises TrainingFailed above the budget."""
         new, quarantine = self.quarantine.exchange(), self.quarantine
         for damage in new[: _MAX_WARNINGS - self._warnings]:
-            self._say(f"warning: another image takes the place of {damage}")
+            self._say(f"warning: another image replaces {damage}")
             self._warnings += 1
             if self._warnings == _MAX_WARNINGS:
-                self._say(f"further damaged samples: see {quarantine.path}")
+                self._say(f"for further damaged samples see {quarantine.path}")
         if quarantine.exceeded:
             # Wait until rank 0 has written the list: when a rank exits, the launcher kills the others.
             barrier(self._ranks)
             raise TrainingFailed(
                 f"{len(quarantine.samples):,} of {quarantine.total:,} samples are damaged, "
-                f"data.damage_budget={quarantine.share:g} allows {quarantine.allowed:,}: {quarantine.path} lists "
+                f"data.damage_budget={quarantine.share:g} allows {quarantine.allowed:,}; {quarantine.path} lists "
                 f"them. {self._mend}"
             )

@@ -29,7 +29,7 @@ from mae_vit.training.outputs.run_outputs import RunOutputs
 from mae_vit.training.recovery import Quarantine, Recovery
 from mae_vit.training.trainer import Job, Outcome, RunSetup, Trainer, restore
 
-_MEND = "Mend the shards (see `mae-vit check {data}`) or raise the budget; the same command resumes"
+_MEND = "Repair the shards (see `mae-vit check {data}`) or raise the budget; the same command resumes"
 
 # Reason of a stop that another rank requested.
 OTHER_RANK = "the request of another rank"
@@ -145,8 +145,8 @@ def _train(trainer: Trainer, checkpoint: CheckpointInfo | None) -> tuple[Outcome
 
 def _lost(rank: int) -> LostRank:
     return LostRank(
-        f"rank {rank} has lost the connection to another rank, which was killed or has failed: its own message says "
-        "why; the last checkpoint is good"
+        f"rank {rank} lost the connection to another rank, which failed or was killed; see that rank's message. "
+        "The last checkpoint is good"
     )
 
 
@@ -168,7 +168,7 @@ def _end(trainer: Trainer, outcome: Outcome) -> list[str]:
     except OSError as error:
         problem = f"results cannot be written to {setup.folder.path}: {error_reason(error)}"
     if problem := broadcast_from_rank_zero(problem, ranks):
-        raise TrainingFailed(f"{problem}; the last state is saved: make room, then the same command resumes")
+        raise TrainingFailed(f"{problem}; the last state is saved. Make room, then the same command resumes")
     return lines
 
 
@@ -184,6 +184,6 @@ def _open_quarantine(setup: RunSetup, start_step: int) -> Quarantine:
     if quarantine.exceeded:
         raise InputError(
             f"{quarantine.path} lists {len(quarantine.samples):,} damaged samples, "
-            f"data.damage_budget={quarantine.share:g} allows {quarantine.allowed:,}: raise the budget"
+            f"data.damage_budget={quarantine.share:g} allows {quarantine.allowed:,}; raise it or repair the shards"
         )
     return quarantine

@@ -5,10 +5,9 @@ Precedence: the run's own checkpoints, then an explicit checkpoint, then scratch
 
 from __future__ import annotations
 
-import copy
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
@@ -18,7 +17,6 @@ import torch
 
 from mae_vit.config.command_line import Arguments
 from mae_vit.config.plan import Plan
-from mae_vit.config.plugins import plugin_digests
 from mae_vit.config.schema import Config
 from mae_vit.core.batch import Batch
 from mae_vit.core.errors import InputError
@@ -30,7 +28,6 @@ from mae_vit.runtime.device import find_device
 from mae_vit.runtime.ranks import Ranks, broadcast_from_rank_zero, gather_objects, run_on_rank_zero
 from mae_vit.runtime.slurm import is_requeued_run
 from mae_vit.training.checkpoints.checkpoint import (
-    HISTORY,
     STATE,
     BrokenCheckpoint,
     CheckpointInfo,
@@ -40,132 +37,9 @@ from mae_vit.training.checkpoints.checkpoint import (
 )
 from mae_vit.training.engines.build import enable_determinism, init_process_group
 from mae_vit.training.engines.precision import Chosen, Precision, choose_precision, fixed
+from mae_vit.training.identity import PRECISION, Identity, check_identity, run_identity
 from mae_vit.training.outputs.run_folder import RunFolder
-from mae_vit.training.outputs.trackers import check_installed, flatten
-
-# These sections and options may change when a run resumes. A change to any other is an error that names it.
-_FREE_SECTIONS = ("monitor", "checkpoint", "guard")
-FREE_KEYS = (
-    "run.name",
-    "run.dir",
-    "run.device",
-    "run.hang_timeout_s",
-    "run.plugins_may_change",
-    # The data may move: its fingerprint is compared instead.
-    "data.path",
-    "data.cache_dir",
-    "data.cache_gib",
-    # Pretrained weights may move: their digest is compared instead.
-    "finetune.start",
-    "data.workers",
-    "data.source",
-    "data.memory_limit_gib",
-    "data.damage_budget",
-    "train.batch_size_per_device",
-    "train.zero_stage",
-    "train.engine",
-    "train.compile",
-    # It recomputes the same numbers.
-    "train.activation_checkpointing",
-)
-PRECISION = "train.precision"
-_PLUGINS = "run.plugins"
-_LENGTH_KEYS = ("train.steps", "train.epochs", "train.samples")
-
-
-@dataclass(frozen=True)
-class Identity:
-    """The options and derived values that must not change when a run resumes.
-
-    Attributes:
-        values: options and derived values by dotted key, as plain data.
-        new: keys that an older checkpoint may lack: options at their defaults, and derived values.
-            Without them a new option would prevent old runs from resuming.
-        ignored: keys that may differ because the config allows it.
-    """
-
-    values: dict[str, Any]
-    new: frozenset[str]
-    ignored: frozenset[str] = frozenset()
-
-    def with_history(self, **facts: Any) -> Identity:
-        """Adds the history of the weights (keys of `HISTORY`), which is not compared.
-
-        The run reads it when it resumes, and so do runs that start from this run's weights.
-        """
-        return replace(self, values={**self.values, **facts})
-
-    def differing_keys(self, saved: Mapping[str, Any], *, extend: bool = False) -> list[str]:
-        """Returns the keys that differ from a saved identity; `extend` allows another length."""
-        now = self.values
-        return [
-            key
-            for key in {**saved, **now}
-            if key not in (*HISTORY, *self.ignored)
-            and saved.get(key) != now.get(key)
-            and (key in saved or key not in self.new)
-            and not (extend and key in _LENGTH_KEYS)
-            # A resumed run keeps the precision that "auto" chose at its start.
-            and not (key == PRECISION and now.get(key) == "auto")
-        ]
-
-    def describe_differences(self, saved: Mapping[str, Any], *, extend: bool = False) -> str:
-        """Names up to four keys that differ from a saved identity, with both values; empty if none does."""
-        differing = self.differing_keys(saved, extend=extend)[:4]
-        return "; ".join(self._describe(saved, key) for key in differing)
-
-    def _describe(self, saved: Mapping[str, Any], key: str) -> str:
-        was, now = saved.get(key), self.values.get(key)
-        if key == _PLUGINS:  # digests by name
-            old, new = was or {}, now or {}
-            names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
-            return f"{key}: {', '.join(names)} changed, which run.plugins_may_change=true allows"
-        shown = ("unset" if value is None else repr(value) for value in (was, now))
-        return "{} was {}, now {}".format(key, *shown)
-
-
-def run_identity(config: Config, *, derived: Mapping[str, Any]) -> Identity:
-    """Flattens a resolved config, without the options that may change.
-
-    `derived` holds values that follow from the data, such as its fingerprint and normalization.
-    """
-    dumped = config.model_dump(mode="json")
-    compared = {section: options for section, options in dumped.items() if section not in _FREE_SECTIONS}
-    values = {key: value for key, value in flatten(compared).items() if key not in FREE_KEYS}
-    values[_PLUGINS] = plugin_digests(config.run.plugins)
-    new = {key for key in values if _at_default(config, dumped, key)}
-    ignored = frozenset({_PLUGINS} if config.run.plugins_may_change else ())
-    return Identity({**values, **derived}, frozenset({*new, *derived}), ignored)
-
-
-def _at_default(config: Config, dumped: dict[str, Any], key: str) -> bool:
-    """Returns whether the config stays the same without this key.
-
-    It validates the config again, because some defaults depend on other options (betas on the optimizer).
-    """
-    without = copy.deepcopy(dumped)
-    *path, name = key.split(".")
-    section = without
-    for part in path:
-        section = section[part]
-    del section[name]
-    try:
-        return type(config).model_validate(without) == config
-    except ValueError:
-        return False  # the key is required, alone or as one of a group
-
-
-def check_identity(
-    saved: Mapping[str, Any], identity: Identity, place: Path, *, extend: bool = False
-) -> None:
-    """Raises InputError, with up to four keys, if the identity differs from that in a checkpoint or run folder."""
-    if differing := identity.differing_keys(saved, extend=extend):
-        longer = ", --extend allows another length" if set(differing) <= set(_LENGTH_KEYS) else ""
-        raise InputError(
-            f"{place} belongs to another run: {identity.describe_differences(saved, extend=extend)}. "
-            f"Take those back{longer}, or give this run another run.name, or begin again with `--resume never`, "
-            "which moves the old run aside"
-        )
+from mae_vit.training.outputs.trackers import check_installed
 
 
 def _find_checkpoint(
@@ -196,8 +70,8 @@ def _find_explicit(path: Path, *, warn: bool) -> CheckpointInfo:
     for folder in (path / "checkpoints", path):
         if newest := newest_checkpoint(folder, warn=warn):
             return newest
-    what = "is no folder" if not path.is_dir() else "holds no checkpoint (step-NNNNNNNN with state.json)"
-    raise InputError(f"--resume {path}: {what}")
+    what = "is not a folder" if not path.is_dir() else "has no checkpoint (step-NNNNNNNN with state.json)"
+    raise InputError(f"--resume {path} {what}; give a run folder or a checkpoint")
 
 
 def _set_aside(folder: RunFolder) -> None:
@@ -296,8 +170,8 @@ def choose_device(config: Config, ranks: Ranks) -> torch.device:
     # sbatch without options gives one CPU core.
     if large and device.type == "cpu" and config.run.device == "auto" and "SLURM_JOB_ID" in os.environ:
         raise InputError(
-            f"this Slurm job has no GPU for model.name={config.model.name}: sbatch --gpus-per-node=1 "
-            "--cpus-per-task=12 ... asks for one; run.device=cpu trains on CPUs"
+            f"this Slurm job has no GPU for model.name={config.model.name}; request one with sbatch "
+            "--gpus-per-node=1 --cpus-per-task=12 ..., or train with run.device=cpu"
         )
     return device
 
@@ -372,7 +246,7 @@ def settle_precision(setup: S, checkpoint: CheckpointInfo | None, chosen: Chosen
     """Replaces "auto" in the config by `chosen`, or by the checkpoint's precision; returns the choice too."""
     config = setup.config
     if checkpoint is not None and config.train.precision == "auto":
-        chosen = fixed(checkpoint.identity[PRECISION], "auto: the run began so", setup.device)
+        chosen = fixed(checkpoint.identity[PRECISION], "auto: as the run began", setup.device)
     train = config.train.model_copy(update={"precision": chosen.precision})
     return replace(setup, config=config.model_copy(update={"train": train})), chosen
 
@@ -381,12 +255,12 @@ def check_resumable(folder: RunFolder, *, extend: bool) -> None:
     """Raises InputError for a run without checkpoints that is finished or is to be extended."""
     if folder.read_status() == "done":
         raise InputError(
-            f"{folder.path} holds a finished run that left no checkpoints to resume from: give this one another "
-            "run.name, or begin again with `--resume never`, which moves that aside"
+            f"{folder.path} has a finished run without checkpoints to resume from; give another run.name, or start "
+            "over with `--resume never`, which moves it aside"
         )
     if extend:
         raise InputError(
-            f"--extend: {folder.path} has no checkpoint to resume from: give the folder of the run as run.dir=FOLDER"
+            f"--extend: {folder.path} has no checkpoint to resume from; give the run's folder as run.dir=FOLDER"
         )
 
 
@@ -414,7 +288,7 @@ def describe_start(folder: RunFolder, checkpoint: CheckpointInfo | None, plan: P
     if checkpoint is None:
         return f"from {weights}"
     if checkpoint.step == plan.total_steps and folder.read_status() == "done":
-        return f"is finished (step {checkpoint.step}): nothing is left to train"
+        return f"is finished (step {checkpoint.step}), nothing is left to train"
     return f"resumes from {checkpoint.path} (step {checkpoint.step})"
 
 
@@ -426,8 +300,8 @@ def _check_ranks_agree(identity: Identity, ranks: Ranks) -> None:
         for key in on_rank_0.keys() | other.keys():
             if on_rank_0.get(key) != other.get(key):
                 raise InputError(
-                    f"ranks are about to do different things: {key} is {on_rank_0.get(key)} on rank 0 ({host}), "
-                    f"{other.get(key)} on rank {rank} ({other_host})"
+                    f"ranks differ in {key}: {on_rank_0.get(key)} on rank 0 ({host}), {other.get(key)} on rank "
+                    f"{rank} ({other_host}); give all the same"
                 )
 
 
@@ -435,6 +309,5 @@ def _check_length(folder: RunFolder, checkpoint: CheckpointInfo | None, plan: Pl
     """Raises InputError if a resumed run has done more steps than configured."""
     if checkpoint is not None and checkpoint.step > plan.total_steps:
         raise InputError(
-            f"{folder.path} is at step {checkpoint.step}, beyond the {plan.total_steps} that it is to have: "
-            "a run is only extended to a greater length"
+            f"{folder.path} is at step {checkpoint.step}, beyond the {plan.total_steps} of its config; give more"
         )

@@ -24,11 +24,11 @@ from mae_vit.training.engines.base import Engine
 from mae_vit.training.engines.cost import Estimate, peak_flops
 from mae_vit.training.engines.state import BestWeights
 from mae_vit.training.evals import Evals, HeldOut, OnlineProbe
+from mae_vit.training.identity import Identity
 from mae_vit.training.optim import lr_at
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.outputs.run_outputs import RunOutputs, peak_memory_gib
 from mae_vit.training.recovery import Recovery
-from mae_vit.training.startup import Identity
 from mae_vit.training.step_report import ReportReader, StepReport, StepTimer, StepValues, finite_or_none
 
 
@@ -161,7 +161,7 @@ class Trainer:
             try:
                 self.save(0)
             except BadStep:
-                raise TrainingFailed("the weights that the run begins with are not finite") from None
+                raise TrainingFailed("the initial weights are not finite; give others") from None
         while True:
             try:
                 return self.train(step)
@@ -221,7 +221,7 @@ class Trainer:
             waiting = time.monotonic()
             batch = next(batches)
             timer.wait_s += time.monotonic() - waiting
-            self.watchdog.heartbeat("in a step, which all ranks take together")
+            self.watchdog.heartbeat("in a training step")
             report.damaged += self.recovery.quarantine.note(step + 1, batch.damaged)
             if self.setup.noisy:  # dropout, drop-path
                 torch.manual_seed(noise_seed(self.setup.config.run.seed, self.ranks.rank, step, micro_batch))
@@ -277,7 +277,7 @@ class Trainer:
             saved = self.saver.save(step, self.evals.best, self.recovery.guard.course, wait=wait)
         if last and not saved:
             raise TrainingFailed(
-                "the run's last state could not be saved: make room, then the same command resumes from the last "
+                "the run's last state could not be saved; make room, then the same command resumes from the last "
                 "good checkpoint"
             )
         return saved

@@ -29,13 +29,13 @@ from mae_vit.weights.names import FORMS
 # tar's signature ends here.
 _HEAD_BYTES = 512
 _PACKED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"7z\xbc\xaf")
-_UNPACK = "packed: unpack it, and give the file of weights in it"
-_CUT_SHORT = "cut short: download or copy it again"
-_SAVE = "if you trust who made it, save its tensors alone, as torch.save(network.state_dict(), NEW) does"
-_JAX = "of JAX: timm has Google's weights in PyTorch, such as timm:vit_base_patch16_224.augreg_in21k"
+_UNPACK = "packed; unpack it, and give the file of weights in it"
+_CUT_SHORT = "cut short; download or copy it again"
+_SAVE = "if you trust its author, save only its tensors with torch.save(network.state_dict(), NEW)"
+_JAX = "of JAX; timm has Google's weights in PyTorch, such as timm:vit_base_patch16_224.augreg_in21k"
 # Files of ONNX and torch.export.
 _PROGRAMS = (".onnx", ".pt2")
-_PROGRAM = "a program that was exported from weights: give those weights"
+_PROGRAM = "a program that was exported from weights; give those weights"
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _PART = re.compile(r"-\d{5}-of-(\d{5})\.(safetensors|bin)$")
 # Names that trainers give to weights, and to other files with the same extensions.
@@ -63,7 +63,7 @@ def file_in(folder: Path) -> Path | None:
     """
     if (folder / ".metadata").is_file() or any(folder.glob("*.distcp")):
         raise InputError(
-            f"{folder} is a distributed checkpoint of PyTorch: convert it by `python -m "
+            f"{folder} is a distributed checkpoint of PyTorch; convert it with `python -m "
             f"torch.distributed.checkpoint.format_utils dcp_to_torch {folder} FILE.pth`, and give FILE.pth"
         )
     for name in _INDEXES:
@@ -121,8 +121,8 @@ def read_content(path: Path, *, wanted: str = FORMS) -> tuple[dict[str, Any], di
         isinstance(v, torch.Tensor) and v.numel() for v in module.values()
     ):
         raise InputError(
-            f"{path} holds no weights: ZeRO-3 keeps them in the files of the processes; join them by DeepSpeed's "
-            "zero_to_fp32.py, which lies beside them, and give what it writes"
+            f"{path} has no weights, since ZeRO-3 keeps them in a file per process; join them with DeepSpeed's "
+            "zero_to_fp32.py, which is next to them, and give the result"
         )
     return {}, content
 
@@ -133,9 +133,9 @@ def _join(index: Path) -> dict[str, Any]:
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
         parts = [index.parent / Path(name).name for name in names]
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise InputError(f"{index} names no files of weights: download it again") from None
+        raise InputError(f"{index} lists no files of weights; download it again") from None
     if missing := [part.name for part in parts if not part.is_file()]:
-        raise InputError(f"{index} names {missing[0]}, which is not beside it: download it too")
+        raise InputError(f"{index} lists {missing[0]}, which is missing; download it too")
     joined: dict[str, Any] = {}
     for part in parts:
         joined |= read_content(part)[1]
@@ -155,7 +155,7 @@ def _describe(path: Path, head: bytes) -> str | None:
     except zipfile.BadZipFile:
         return _CUT_SHORT
     if any(name.endswith("/constants.pkl") for name in names):
-        return f"a program of TorchScript, which is not run here: {_SAVE}"
+        return f"a program of TorchScript, which is not run here; {_SAVE}"
     if any(name.endswith("/data.pkl") for name in names):
         return None
     return _JAX if names and all(name.endswith(".npy") for name in names) else _UNPACK
@@ -165,18 +165,16 @@ def check_whole(path: Path, names: Collection[str]) -> None:
     """Raises InputError for a part of a network, adapters, optimizer states or FSDP's flat parameters."""
     problem = None
     if any(name.endswith("flat_param") for name in names):
-        problem = "holds FSDP's flat parameters, without shapes: save it under StateDictType.FULL_STATE_DICT"
+        problem = "has FSDP's flat parameters, without shapes; save it with StateDictType.FULL_STATE_DICT"
     elif any(map(_ADAPTER.search, names)):
         problem = (
-            "holds adapters of PEFT (LoRA), which are no network alone: merge them by merge_and_unload(), and give "
-            "what save_pretrained(NEW) writes"
+            "has only adapters of PEFT (LoRA); merge them with merge_and_unload(), and give what "
+            "save_pretrained(NEW) writes"
         )
     elif names and all(map(_OPTIMIZER.search, names)):
-        problem = (
-            "holds the state of an optimizer: give the file of the network, which lies beside it as a rule"
-        )
+        problem = "has the state of an optimizer; give the file of the network, usually next to it"
     elif (part := _PART.search(path.name)) and int(part[1]) > 1:
-        problem = f"is one of {int(part[1])} files of weights: give their folder {path.parent}"
+        problem = f"is one of {int(part[1])} files of weights; give their folder {path.parent}"
     if problem:
         raise InputError(f"{path} {problem}")
 
@@ -213,11 +211,11 @@ def _unpickle(path: Path, *, pickled: bool, wanted: str) -> dict[Any, Any]:
         raise
     except Exception as error:  # malformed content of any kind
         if isinstance(error, pickle.UnpicklingError) and "GLOBAL" in str(error):
-            raise InputError(f"{path} is refused, because it holds more than weights: {_SAVE}") from None
+            raise InputError(f"{path} is refused, because it contains more than weights; {_SAVE}") from None
         if pickled and re.search("EOF|truncated|corrupted|archive", str(error)):
             raise InputError(f"{path} is {_CUT_SHORT}") from None
-        raise InputError(f"{path} is no file of weights: give {wanted}") from None
+        raise InputError(f"{path} is not a file of weights; give {wanted}") from None
     if not isinstance(content, dict):
         kind = "one object" if isinstance(content, _Inert) else f"a {type(content).__name__}"
-        raise InputError(f"{path} holds {kind}, not tensors by name: {_SAVE}")
+        raise InputError(f"{path} contains {kind}, not named tensors; {_SAVE}")
     return content

@@ -103,10 +103,10 @@ class PretrainedEncoder(ViTFeatures):
         """Returns remarks on the weights and assumptions about them, as lines; `asked` is the user's name for them."""
         assumed = [self.weights.assumes(getattr(self.info.geometry, "num_heads", None))]
         if not self.weights.mean:
-            assumed.append("ImageNet's normalization: the file does not say that of its training")
+            assumed.append("ImageNet's normalization, as the file does not give its own")
         return [
             *self.weights.notes(asked),
-            *(f"note: {asked} is taken to have {fact}" for fact in filter(None, assumed)),
+            *(f"note: {asked} is assumed to have {fact}" for fact in filter(None, assumed)),
         ]
 
     def description(self) -> dict[str, Any]:
@@ -143,7 +143,7 @@ def load_encoder(
             print(note, file=sys.stderr)
         return encoder
     if pool is not None:
-        raise InputError(f'pool="{pool}" has no effect on {source}, which pools as timm says')
+        raise InputError(f'pool="{pool}" has no effect on {source}, which pools as timm says; leave it out')
     foreign = read_foreign(source)
     size = foreign.images.img_size if img_size is None else _height_width(img_size)
     return open_foreign(foreign, replace(foreign.images, img_size=size))
@@ -179,7 +179,7 @@ def encoder_from_weights(
     Raises InputError if the weights belong to no supported encoder, or the size is not divisible by the patch size.
     """
     if pool not in (None, "cls", "mean"):
-        raise InputError(f'pool="{pool}": give "cls" or "mean"')
+        raise InputError(f'pool="{pool}": must be "cls" or "mean"')
     info = info_from_weights(weights)
     if img_size is not None:
         geometry = replace(info.geometry, img_size=_height_width(img_size, info.geometry.patch_size))
@@ -261,21 +261,23 @@ def _geometry_of_shapes(weights: Weights) -> Geometry:
     except ValueError:
         if tensors["patch_embed.proj.weight"].ndim == 5:
             raise InputError(
-                f"{weights.source}: its patches span several images, as of a film or of dates: not read here"
+                f"{weights.source}: its patches span several images, as in video; give an encoder of single images"
             ) from None
-        raise another_kind(weights.source, "its patches are no images") from None
+        raise another_kind(weights.source, "its patches are not images") from None
     num_patches = positions.shape[1] - 1
     depth = len({name.split(".")[1] for name in tensors if name.startswith("blocks.")})
     side = round(num_patches**0.5)
     if side * side != num_patches:
-        raise InputError(f"{weights.source}: its positions fit no square image, and it states no other")
+        raise InputError(
+            f"{weights.source}: its positions fit no square image; give a file with its geometry"
+        )
     size = SIZES[nearest_size(embed_dim, depth)]
     exact = (size.embed_dim, size.depth) == (embed_dim, depth)
     heads = weights.num_heads or (size.num_heads if exact else None)
     if heads is None:
         raise InputError(
-            f"{weights.source} does not say how many heads it has, and width {embed_dim} with {depth} blocks is none "
-            f"of {', '.join(SIZES)}; {HEADS_BESIDE}"
+            f"{weights.source} does not give its number of heads, and width {embed_dim} with {depth} blocks is no "
+            f"known size; {HEADS_BESIDE}"
         )
     table = sincos_position_table((side, side), embed_dim) if embed_dim % 4 == 0 else None
     fixed = table is not None and torch.allclose(positions.float(), table, atol=1e-4)
@@ -298,14 +300,14 @@ def _imagenet(values: tuple[float, ...], channels: int, source: str) -> tuple[fl
         return values
     if channels == 1:
         return (sum(values) / len(values),)
-    raise InputError(f"{source} takes images of {channels} channels and does not say how they are normalized")
+    raise InputError(f"{source} has {channels} channels and no normalization; give a run folder of ours")
 
 
 def _height_width(img_size: int | Sequence[int], patch_size: int = 1) -> tuple[int, int]:
     sides = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
     if len(sides) != 2 or min(sides) < 1:
-        raise InputError(f"img_size={img_size}: give one number, or height and width")
+        raise InputError(f"img_size={img_size}: must be one number, or height and width")
     if any(side % patch_size for side in sides):
         nearest = [max(1, round(side / patch_size)) * patch_size for side in sides]
-        raise InputError(f"img_size={img_size} is not divisible by patch_size={patch_size}: {nearest} is")
+        raise InputError(f"img_size={img_size} is not divisible by patch_size={patch_size}; use {nearest}")
     return sides

@@ -106,8 +106,8 @@ class FeatureEncoder(nn.Module):
         wanted = (self.input.in_chans, *self.input.img_size)
         if images.shape[1:] != wanted:
             raise ValueError(
-                f"images of {tuple(images.shape)}: this encoder takes (B, {', '.join(map(str, wanted))}), as its "
-                "transform makes them (load_encoder takes img_size=..., which interpolates its positions)"
+                f"images of {tuple(images.shape)} do not fit; this encoder needs (B, {', '.join(map(str, wanted))}), "
+                "as its transform makes them (load_encoder(..., img_size=...) interpolates its positions)"
             )
         return self.features(images)
 
@@ -137,7 +137,7 @@ class FeatureEncoder(nn.Module):
         """
         try:
             if isinstance(image, str) and is_url(image):
-                raise InputError(f"{redact_url(image)}: images are read from here; download it first")
+                raise InputError(f"{redact_url(image)} is remote; download it first")
             data = expand_path(image).read_bytes() if isinstance(image, str | Path) else image
             return self.crop_pixels(self.decode(data) if isinstance(data, bytes) else self._opened(data))
         except OSError as error:
@@ -161,9 +161,9 @@ class FeatureEncoder(nn.Module):
 
     def _warn_deep(self, pixels: np.ndarray) -> None:
         """Warns once about 16-bit images, and once about dark ones, whose scale is unknown."""
-        warning = "images of 16 bits are read by their upper 8"
+        warning = "images of 16 bits are read as their upper 8"
         if pixels.max(initial=0) < _DARK:
-            warning += ", and come near black if they hold 12: stretch the values to 0..65535 first"
+            warning += ", so 12-bit values look black; stretch them to 0..65535 first"
         if warning not in self._warned:
             self._warned |= {warning}
             print(f"warning: {warning}", file=sys.stderr)
@@ -176,7 +176,7 @@ class FeatureEncoder(nn.Module):
         photograph = _photograph(image)
         if photograph.mode == "I" and photograph.format is None:
             # In an image from a file, mode "I" means 16 bits.
-            raise DecodeError('pixels of mode "I" have no known range if they come from no file')
+            raise DecodeError('pixels of mode "I" have no known range unless they come from a file')
         pixels = preprocess_opened(photograph, wanted.in_chans, wanted.preprocessing)
         if photograph.mode.startswith("I"):
             self._warn_deep(pixels)
@@ -217,8 +217,8 @@ def fit_bands(theirs: Bands, bands: Bands, where: str) -> Bands:
             for each in (bands, theirs)
         )
         raise InputError(
-            f"{where} holds images of {data}, the encoder takes {ours}: "
-            "fine-tune it, which adapts its patch projection"
+            f"{where} has images of {data}, but the encoder needs {ours}; fine-tune it, which adapts its patch "
+            "projection"
         )
     return replace(theirs, nodata=theirs.nodata if bands.nodata is None else bands.nodata)
 
@@ -242,7 +242,7 @@ def _photograph(image: object) -> Image.Image:
         try:
             image.load()
         except (ValueError, AssertionError):
-            raise InputError("the PIL image was closed before it was read: load it first") from None
+            raise InputError("the PIL image was closed before it was read; load it first") from None
         return image
     pixels = image
     if isinstance(image, Tensor) and image.ndim == 3 and len(image) in (1, 3):
@@ -262,4 +262,4 @@ def _wrong_image(image: object, forms: str) -> InputError:
     kind = f"of type {type(image).__name__}"
     if isinstance(image, np.ndarray | Tensor):
         kind = f"{str(image.dtype).removeprefix('torch.')} {tuple(image.shape)}"
-    return InputError(f"images are a path, the bytes of a file, or {forms}, not {kind}")
+    return InputError(f"got images {kind}; give a path, the bytes of a file, or {forms}")

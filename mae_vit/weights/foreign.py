@@ -105,17 +105,17 @@ def read_foreign(source: str) -> ForeignWeights:
         file = next((each for each in map(file.joinpath, _IN_FOLDER) if each.is_file()), file)
     if file is not None and not file.is_file():
         hint = "" if file.exists() else closest_path(file)
-        raise InputError(f"{source}: no file of weights there: {hint or f'give {_FORMS}'}")
+        raise InputError(f"{source}: there is no file of weights; {hint or f'give {_FORMS}'}")
     if name is None:
         assert file is not None
         return _with_config_beside(source, file)
     architecture, _, tag = name.partition(".")
     if not timm.is_model(architecture):
-        raise InputError(f"{source}: timm has no network {architecture!r}: {nearest_timm(architecture)}")
+        raise InputError(f"{source}: timm has no network {architecture!r}; {nearest_timm(architecture)}")
     config = _find_config(name)
     if config is None and file is None:
         tags = [known.partition(".")[2] for known in timm.list_pretrained(f"{architecture}.*")]
-        raise InputError(f"{source}: timm has weights {tags} of {architecture}, not {tag!r}: give {_FORMS}")
+        raise InputError(f"{source}: timm has weights {tags} of {architecture}, not {tag!r}; give {_FORMS}")
     config = config or _find_config(architecture) or PretrainedCfg()
     return ForeignWeights(
         source, architecture, file or _fetch(source, name, config), config, {}, _read_images(source, config)
@@ -145,12 +145,12 @@ def _with_config_beside(source: str, file: Path) -> ForeignWeights:
     except FileNotFoundError:
         named = f"{FROZEN_PREFIX}{TIMM_PREFIX}NAME@{file}"
         raise InputError(
-            f"{source} names no network, and has no {_CONFIG} of timm's beside it: give {named}"
+            f"{source} does not say its network; put timm's {_CONFIG} next to it, or give {named}"
         ) from None
     except OSError as error:
         raise InputError(f"cannot read {path}: {error_reason(error)}") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{path} is no {_CONFIG} of timm's: {_short(error)}") from None
+        raise InputError(f"{path} is not a {_CONFIG} of timm ({_short(error)}); download it again") from None
     return ForeignWeights(source, architecture, file, config, arguments, _read_images(source, config))
 
 
@@ -166,7 +166,7 @@ def _read_images(source: str, config: PretrainedCfg) -> ImageInput:
         if interpolation not in get_args(Interpolation):
             raise ValueError(f"interpolation {interpolation!r}")
     except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{source}: its data config is not supported: {_short(error)}") from None
+        raise InputError(f"{source}: its data config is not supported ({_short(error)})") from None
     return ImageInput((height, width), channels, mean, std, interpolation)
 
 
@@ -174,13 +174,13 @@ def _fetch(source: str, name: str, config: PretrainedCfg) -> Path:
     """Downloads timm's weights into the cache of huggingface_hub, unless they are there."""
     repo = config.hf_hub_id
     if not repo:
-        raise InputError(f"{source}: timm has no safetensors of it on the Hub: give {_FORMS}")
+        raise InputError(f"{source}: timm has no safetensors of it on the Hub; give {_FORMS}")
     try:
         return download(HubName(repo), [_WEIGHTS])[0]
     except (InputError, FetchUnavailable) as error:
-        by_hand = f"`hf download {repo} {_WEIGHTS} --local-dir DIR` where there is a network, then give "
+        by_hand = f"run `hf download {repo} {_WEIGHTS} --local-dir DIR` on a machine with network, then give "
         raise type(error)(
-            f"cannot fetch {source}: {error}; or {by_hand}{FROZEN_PREFIX}{TIMM_PREFIX}{name}@DIR/{_WEIGHTS}"
+            f"cannot fetch {source} ({error}); {by_hand}{FROZEN_PREFIX}{TIMM_PREFIX}{name}@DIR/{_WEIGHTS}"
         ) from None
 
 
@@ -217,16 +217,16 @@ class ForeignEncoder(FeatureEncoder):
         self.num_prefix_tokens = int(getattr(network, "num_prefix_tokens", 0))
         self.eval().requires_grad_(False)
         height, width = images.img_size
-        size = f"{weights.name} does not take images of {height}x{width} px"
+        size = f"{weights.name} does not accept images of {height}x{width} px"
         patch = getattr(getattr(network, "patch_embed", None), "patch_size", None) or 1
         rows, columns = (patch, patch) if isinstance(patch, int) else patch
         # Some of timm's networks silently drop an incomplete last patch.
         if images.img_size != weights.images.img_size and (height % rows or width % columns):
-            raise InputError(f"{size}: its patches have {rows}x{columns} px")
+            raise InputError(f"{size}; its patches have {rows}x{columns} px")
         try:
             _, self.num_features = self.features(torch.zeros(1, images.in_chans, height, width)).shape
         except (RuntimeError, AssertionError, ValueError) as error:
-            raise InputError(f"{size}: {_short(error)}") from None
+            raise InputError(f"{size} ({_short(error)}); leave img_size out") from None
 
     def features(self, images: Tensor) -> Tensor:
         """Encodes and pools normalized images as timm does: (B, C, H, W) -> (B, D)."""
@@ -238,13 +238,13 @@ class ForeignEncoder(FeatureEncoder):
         Raises InputError if timm gives none for this network.
         """
         if not hasattr(self.network, "forward_intermediates"):
-            raise InputError(f"timm gives no map of features for {self.weights.name}")
+            raise InputError(f"timm has no map of features for {self.weights.name}")
         try:
             maps: Tensor = self.network.forward_intermediates(
                 images, indices=1, norm=True, output_fmt="NCHW", intermediates_only=True
             )[-1]
         except AssertionError as error:  # for example Hiera, which cannot norm its maps
-            raise InputError(f"timm gives no map of features for {self.weights.name}: {error}") from None
+            raise InputError(f"timm has no map of features for {self.weights.name} ({error})") from None
         # A network that pools the mean may have its norm after the mean: here it norms each token.
         if isinstance(getattr(self.network, "norm", None), nn.Identity) and hasattr(self.network, "fc_norm"):
             maps = self.network.fc_norm(maps.movedim(1, -1)).movedim(-1, 1)

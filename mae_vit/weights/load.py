@@ -54,7 +54,8 @@ def load_weights(
     check_kind(weights)
     if weights.geometry is not None and weights.geometry.family != encoder.family:
         raise another_kind(
-            weights.source, f"it is of {weights.geometry.family}, the model of {encoder.family}"
+            weights.source,
+            f"it is {weights.geometry.family}, the model is {encoder.family}",
         )
     assumed = weights.assumes(getattr(encoder, "num_heads", None))
     report = LoadReport(remarks={**weights.remarks, **({"assumed": assumed} if assumed else {})})
@@ -70,8 +71,8 @@ def load_weights(
     report.share = there / total
     if report.share < MIN_COVERAGE:
         raise InputError(
-            f"{weights.source} covers {report.share:.0%} of the encoder's parameters (at least "
-            f"{MIN_COVERAGE:.0%} needed): it is another model's; missing: {shorten(report.random)}"
+            f"{weights.source} fits only {report.share:.0%} of the encoder's parameters (at least "
+            f"{MIN_COVERAGE:.0%} needed), so it is from another model; missing: {shorten(report.random)}"
         )
     encoder.load({**state, **taken})
     used = set(state)
@@ -136,8 +137,7 @@ def warn_normalization_differs(
     if fitted is not None and not np.allclose(fitted, (mean, std), rtol=1e-9, atol=0):
         theirs, ours = ([round(value, 4) for value in values] for values in (fitted[0], mean))
         print(
-            f"warning: {weights.source} was trained on images normalized by mean {theirs}, "
-            f"this run's is {ours} (data.normalize)",
+            f"warning: {weights.source} was trained with mean {theirs}, this run uses {ours} (data.normalize)",
             file=sys.stderr,
         )
 
@@ -150,7 +150,7 @@ def check_kind(weights: Weights) -> None:
     foreign = [name for name in weights.tensors if name.startswith(_FOREIGN) and not _OWN.fullmatch(name)]
     foreign = [name for name in foreign if name not in own]
     if "dist_token" in foreign:
-        raise another_kind(weights.source, "it was distilled, and its blocks expect a second token")
+        raise another_kind(weights.source, "it was distilled, so its blocks expect a second token")
     if foreign:
         raise another_kind(
             weights.source, f"ours has no {foreign[0]} ({count_of(len(foreign), 'such tensor')})"
@@ -160,14 +160,18 @@ def check_kind(weights: Weights) -> None:
     blocks = {int(name.split(".")[1]) for name in weights.tensors if name.startswith("blocks.")}
     depth = weights.geometry.depth if weights.geometry else max(blocks, default=-1) + 1
     if blocks and (lost := sorted({*range(depth)} - blocks)):
-        raise InputError(f"{weights.source} is not complete: it has no block {lost[0]} of {depth}")
+        raise InputError(
+            f"{weights.source} is not complete: it lacks block {lost[0]} of {depth}; copy it again"
+        )
 
 
 def check_complete(weights: Weights, absent: Sequence[str]) -> None:
     """Raises InputError, which names the first tensors, if any needed ones are `absent`."""
     if absent:
         more = f" and {len(absent) - _NAMED} more" if len(absent) > _NAMED else ""
-        raise InputError(f"{weights.source} is not complete: it has no {', '.join(absent[:_NAMED])}{more}")
+        raise InputError(
+            f"{weights.source} is not complete: it lacks {', '.join(absent[:_NAMED])}{more}; copy it again"
+        )
 
 
 def _load_parts(weights: Weights, parts: nn.Module, objective: str | None, report: LoadReport) -> set[str]:

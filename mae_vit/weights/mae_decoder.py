@@ -62,8 +62,8 @@ def read_decoder(weights: Weights, encoder: Encoder, info: EncoderInfo) -> Decod
     notes = []
     if "norm_pix_loss" not in options:
         notes.append(
-            "the file does not say whether its decoder predicts normalized pixels: norm_pix_loss is set to false, "
-            "mask_ratio to 0.75"
+            "the file does not say whether its decoder predicts normalized pixels; using norm_pix_loss=false, "
+            "mask_ratio=0.75"
         )
     if heads is None:
         return Decoder(tensors, None, None, tuple(notes))
@@ -91,7 +91,7 @@ def _build(
         mae.load_state_dict({**state, **tensors}, strict=True)
     except (ValueError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[-1].strip()
-        raise InputError(f"{source}: its decoder does not fit its encoder: {reason}") from None
+        raise InputError(f"{source}: its decoder does not fit its encoder ({reason})") from None
     return mae.eval()
 
 

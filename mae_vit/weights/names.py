@@ -25,7 +25,7 @@ MEASURED_BY = (
 )
 # How a user can state the number of heads, for messages.
 HEADS_BESIDE = (
-    'a config.json beside it can: {"architecture": "vit_small_patch16_224", "model_args": {"num_heads": 12}}'
+    'put a config.json next to it: {"architecture": "vit_small_patch16_224", "model_args": {"num_heads": 12}}'
 )
 # Networks and tensors in memory are given as files.
 GIVEN = 'a run folder, a file of weights (torch.save(network.state_dict(), "x.pth") writes one) or a name'
@@ -52,12 +52,12 @@ def as_it_is(source: str) -> str:
         choices = f'"{FROZEN_PREFIX}{source}"'
     else:
         choices = f'"{named}" (timm\'s own weights) or "{named}@{file}" (these, by timm\'s names)'
-    return f"to measure it as it is, give {choices} to {MEASURED_BY}"
+    return f"to measure it unchanged, give {choices} to {MEASURED_BY}"
 
 
 def another_kind(source: str, difference: str) -> InputError:
     """Returns the error for a network that computes another function than ours; it names the remedy."""
-    return InputError(f"{source} is an encoder of another kind: {difference}; {as_it_is(source)}")
+    return InputError(f"{source} is another kind of encoder ({difference}); {as_it_is(source)}")
 
 
 def split_frozen(name: str) -> tuple[str | None, Path | None]:
@@ -80,24 +80,24 @@ def split_network(name: str) -> tuple[Path, str | None]:
 def check_exists(name: str) -> None:
     """Raises InputError if a name is a path with nothing there, a URL, or `frozen:...`."""
     if is_frozen(name):
-        raise InputError(f"{name} is {FOREIGN_ORIGIN}, and only measured here: give it to {MEASURED_BY}")
+        raise InputError(f"{name} is {FOREIGN_ORIGIN}, and only measured here; give it to {MEASURED_BY}")
     if name.startswith(TIMM_PREFIX) or is_hub_name(name):
         return
     if is_url(name):
-        raise InputError(f"{redact_url(name)} is a URL: download it, and give the file, or {FORMS}")
+        raise InputError(f"{redact_url(name)} is a URL; download it and give the file, or give {FORMS}")
     if not split_network(name)[0].exists():
         hint = closest_path(Path(name)) or _with_prefix(name) or f"give {FORMS}"
-        raise InputError(f"weights {name} do not exist: {hint}")
+        raise InputError(f"weights {name} do not exist; {hint}")
 
 
 def _with_prefix(name: str) -> str:
     """Returns a hint for a name of timm or the Hub without its prefix; empty for other names."""
     if re.fullmatch(r"(vit|deit\d?|beit\w*|eva\d*)_\w+(\.\w+)?", name):
-        return f'of timm it is "{TIMM_PREFIX}{name}"'
+        return f'for timm give "{TIMM_PREFIX}{name}"'
     owner, _, rest = name.partition("/")
     is_repo = re.fullmatch(r"[\w.-]+", rest) and re.fullmatch(r"[\w-]+", owner) and not Path(owner).exists()
     file = Path(rest).suffix in (".pth", ".pt", ".bin", ".ckpt", ".safetensors", ".tar")
-    return f'of the Hub it is "hf:{name}"' if is_repo and not file else ""
+    return f'for the Hub give "hf:{name}"' if is_repo and not file else ""
 
 
 def name_of(asked: str) -> str:

@@ -109,7 +109,7 @@ class Weights:
         """Describes the assumed number of heads; empty if the weights state it or have no blocks."""
         if self.geometry or self.num_heads or "blocks.0.norm1.weight" not in self.tensors:
             return ""
-        return f"num_heads={num_heads}: the file does not say how many its training had; {HEADS_BESIDE}"
+        return f"num_heads={num_heads}: the file does not give the number; {HEADS_BESIDE}"
 
     @cached_property
     def digest(self) -> str:
@@ -164,7 +164,7 @@ def read_weights(name: str) -> Weights:
     except OSError as error:
         raise InputError(f"cannot read {error.filename or name}: {error_reason(error)}") from None
     except Exception as error:  # any malformed content of an untrusted file
-        raise InputError(f"{name} holds no weights: {error_reason(error)}") from None
+        raise InputError(f"{name} has no weights ({error_reason(error)}); give another file") from None
 
 
 def _read_folder(folder: Path) -> Weights:
@@ -173,16 +173,16 @@ def _read_folder(folder: Path) -> Weights:
         # Fine-tuned: these are its best weights, which the newest checkpoint may lack.
         return _read_file(folder / "model.safetensors")
     exported = folder / "encoder.safetensors"
-    instead = f"; {exported} is there as well" if exported.exists() else ""
+    instead = f"; or give {exported}" if exported.exists() else ""
     try:
         weights, broken = read_newest(folder / "checkpoints", _read_checkpoint)
     except BrokenCheckpoint as error:
-        raise InputError(f"run {folder} cannot be used: {error}{instead}") from None
+        raise InputError(f"run {folder} cannot be used ({error}){instead}") from None
     if weights is not None:
         step = step_of(Path(weights.source))
         if step == 0:
-            newer = str(broken[0]) if broken else "copy the folder again, if it was trained"
-            raise InputError(f"run {folder} has a checkpoint of step 0 alone: {newer}{instead}")
+            newer = str(broken[0]) if broken else "if it was trained, copy the folder again"
+            raise InputError(f"run {folder} has only a checkpoint of step 0; {newer}{instead}")
         remarks = {
             "passed over": "; ".join(map(str, broken)),
             "unfinished": _describe_unfinished(folder, step),
@@ -192,8 +192,8 @@ def _read_folder(folder: Path) -> Weights:
     if (file := ours or file_in(folder)) is not None:
         return _read_file(file)
     run, below = _run_around(folder), weights_below(folder)
-    hint = f": give {run}" if run else f': did you mean "{below}"?' if below else ""
-    raise InputError(f"{folder} is no run folder: it has no checkpoints and no encoder.safetensors{hint}")
+    hint = f"; give {run}" if run else f'; did you mean "{below}"?' if below else ""
+    raise InputError(f"{folder} is not a run folder (no checkpoints, no encoder.safetensors){hint}")
 
 
 def _run_around(path: Path) -> Path | None:
@@ -250,7 +250,7 @@ def _network_geometry(metadata: Mapping[str, Any]) -> Geometry:
 def _read_file(path: Path, network: str | None = None) -> Weights:
     """Reads the encoder in a file, ours or third-party, in any supported container and naming."""
     if (path.parent / STATE).is_file() and path.stem not in _WEIGHTS:
-        raise InputError(f"{path} is a part of a checkpoint, and holds no weights: give {_run_around(path)}")
+        raise InputError(f"{path} is a part of a checkpoint without weights; give {_run_around(path)}")
     metadata, content = read_content(path)
     names = [*named_tensors(content)]
     if not metadata:
@@ -261,10 +261,10 @@ def _read_file(path: Path, network: str | None = None) -> Weights:
     network_in = find_network(content, str(path), network) if is_vit else None
     if network_in is None and not metadata:
         if not names:
-            raise InputError(f"{path} holds no tensors by name: give {FORMS}")
+            raise InputError(f"{path} has no named tensors; give {FORMS}")
         raise InputError(
-            f"{path} holds no weights of a Vision Transformer by names that are known here: it has "
-            f"{', '.join(names[:3])} and others; {as_it_is(str(path))}"
+            f"{path} has no Vision Transformer with known names, but {', '.join(names[:3])} and others; "
+            f"{as_it_is(str(path))}"
         )
     # A file of ours without an encoder holds a head.
     tensors, where = network_in or (content, "")
@@ -299,12 +299,12 @@ def _read_hub(name: str) -> Weights:
 def _read_timm(name: str) -> Weights:
     model_name = name.removeprefix(TIMM_PREFIX)
     if not timm.is_model(model_name.split(".")[0]):
-        raise InputError(f"timm has no model {model_name!r}: {nearest_timm(model_name)}")
+        raise InputError(f"timm has no model {model_name!r}; {nearest_timm(model_name)}")
     try:
         known = timm.models.get_pretrained_cfg(model_name)
     except RuntimeError:  # no such tag
         tagged = timm.list_pretrained(model_name.split(".")[0])
-        raise InputError(f"timm has no weights {model_name!r}: {nearest(model_name, tagged)}") from None
+        raise InputError(f"timm has no weights {model_name!r}; {nearest(model_name, tagged)}") from None
     try:
         if known is not None and known.hf_hub_id:
             check_reachable(parse_hub_name(known.hf_hub_id), _TIMM_FILES)
@@ -312,7 +312,7 @@ def _read_timm(name: str) -> Weights:
     except Exception as error:  # no network, no such weights, a broken download
         reason = error_reason(error).split(". ")[0][:160]
         if known is None or not known.has_weights:
-            raise InputError(f"timm has no weights of {model_name!r} ({reason})") from None
+            raise InputError(f"timm has no weights for {model_name!r} ({reason})") from None
         repo = known.hf_hub_id
         by_hand = (
             f"; or give DIR/model.safetensors after `hf download {repo} --local-dir DIR`" if repo else ""

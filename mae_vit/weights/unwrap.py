@@ -130,12 +130,12 @@ def find_network(
                 networks[prefix] = family
     if not networks:
         if chosen is not None:
-            raise InputError(f"{source} holds no Vision Transformer, so none called {chosen!r}")
+            raise InputError(f"{source} has no Vision Transformer, so no {chosen!r}; leave out @{chosen}")
         return None
     prefix = _choose(list(networks), source, chosen)
     family = networks[prefix]
     if family.refused:
-        raise another_kind(source, f"it is of {family.name}: {family.refused}")
+        raise another_kind(source, f"it is {family.name}: {family.refused}")
     tensors = _with_whole_qkv(_renamed(named, prefix, family))
     check_values(tensors, source)
     return tensors, _describe(prefix, family, [*networks])
@@ -187,8 +187,8 @@ def check_values(tensors: Mapping[str, Tensor], source: str | Path) -> None:
         if not plain and name.endswith(_TRAINED):
             kind = str(value.dtype if value.layout == torch.strided else value.layout).removeprefix("torch.")
             raise InputError(
-                f"{source} is quantised or packed: {name} is {kind}; give the weights as they were trained, in "
-                "float32, float16 or bfloat16"
+                f"{source} is quantized or packed ({name} is {kind}); give the original weights, in float32, "
+                "float16 or bfloat16"
             )
 
 
@@ -204,8 +204,8 @@ def _choose(prefixes: list[str], source: str, chosen: str | None) -> str:
     names = ", ".join(map(_shown, prefixes))
     example = f"{source}@{next(iter(fitting or prefixes)).rstrip('.')}".removesuffix("@")
     if chosen is not None and not fitting:
-        raise InputError(f"{source} has no network called {chosen!r}; it holds {names}: give {example}")
-    raise InputError(f"{source} holds {len(prefixes)} networks, {names}: give one, as {example}")
+        raise InputError(f"{source} has no network called {chosen!r}, but {names}; give one, as {example}")
+    raise InputError(f"{source} has {len(prefixes)} networks, {names}; give one, as {example}")
 
 
 def _shown(prefix: str) -> str:
@@ -216,5 +216,5 @@ def _describe(prefix: str, family: _Family, prefixes: list[str]) -> str:
     others = [_shown(other) for other in prefixes if other != prefix]
     parts = [f'below "{prefix}"'] if prefix else []
     parts += [f"by the names of {family.name}"] if family.name != "timm" else []
-    parts += [f"chosen over {', '.join(others)} (FILE@NAME takes another)"] if others else []
+    parts += [f"chosen over {', '.join(others)} (FILE@NAME chooses another)"] if others else []
     return "; ".join(parts)

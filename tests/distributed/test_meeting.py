@@ -15,7 +15,7 @@ from mae_vit.runtime import process_group as meeting
 from mae_vit.runtime.process_group import meet
 from mae_vit.runtime.ranks import Ranks, find_ranks, free_port
 
-REMEDY = "RANK and WORLD_SIZE are set: unset them to run one process"
+REMEDY = "RANK and WORLD_SIZE are set; unset them to run one process"
 
 
 @pytest.fixture
@@ -35,24 +35,24 @@ def meet_soon(rank: int, world_size: int = 2, *, timeout_s: float = 0.6):
 
 def test_rank_0_names_who_is_missing_and_gives_up(address, capsys):
     with pytest.raises(
-        InputError, match=f"3 ranks at {address}, 1 of 3 here, missing ranks 1, 2: .*{REMEDY}"
+        InputError, match=f"3 ranks at {address}, 1 of 3 here, missing ranks 1, 2; .*{REMEDY}"
     ):
         meet_soon(0, 3)
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) > 1
-    expected = rf"waiting for 3 ranks at {address}, 1 of 3 here, missing ranks 1, 2, since 0:00:0\d; {REMEDY}"
+    expected = rf"waiting for 3 ranks at {address}, 1 of 3 here, missing ranks 1, 2, since 0:00:0\d. {REMEDY}"
     assert all(re.fullmatch(expected, line) for line in lines)
 
 
 def test_another_rank_says_where_nobody_answers(address, capsys, monkeypatch):
-    with pytest.raises(InputError, match=rf"rank 0 at {address} \(connection refused\): .*{REMEDY}"):
+    with pytest.raises(InputError, match=rf"rank 0 at {address} \(connection refused\).*{REMEDY}"):
         meet_soon(1)
     assert f"waiting for rank 0 at {address} (" in capsys.readouterr().err
     monkeypatch.setenv("MASTER_ADDR", "no-such-machine.invalid")
     with pytest.raises(InputError, match=r"rank 0 at no-such-machine\.invalid:\d+ \("):
         meet_soon(1)
     monkeypatch.setenv("MASTER_PORT", "29500x")
-    with pytest.raises(InputError, match='MASTER_PORT="29500x" is no port'):
+    with pytest.raises(InputError, match='MASTER_PORT="29500x"'):
         meet_soon(0)
 
 
@@ -95,9 +95,9 @@ def test_a_rank_that_comes_later_ends_the_waiting(address, capsys):
 @pytest.mark.parametrize(
     ("place", "message"),
     [
-        ({"RANK": "2", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, f"rank 2 is none of 2 ranks; {REMEDY}"),
+        ({"RANK": "2", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, f"RANK=2 .* WORLD_SIZE=2. {REMEDY}"),
         ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, f"need MASTER_ADDR and MASTER_PORT .*{REMEDY}"),
-        ({"RANK": "0", "WORLD_SIZE": "2"}, "'LOCAL_RANK': unset RANK to run one process"),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "LOCAL_RANK.*; unset RANK"),
     ],
 )
 def test_half_of_a_place(place, message, monkeypatch):

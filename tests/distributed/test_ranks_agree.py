@@ -32,7 +32,7 @@ def test_ranks_with_other_data_or_another_config_are_refused(digits, many_shards
     }[what]
     run = run_with(tmp_path / "run", f"data.path={digits}", "train.epochs=1", f"rank1={other}")
     assert run.wait(240) != 0, run.output()
-    assert f"error: ranks are about to do different things: {named}" in run.output()
+    assert f"error: ranks differ in {named}" in run.output()
     assert "on rank 1 (" in run.output()
     assert not (tmp_path / "run").exists()
 

@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -238,10 +239,8 @@ def test_there_are_commands_to_run():
     assert {page for page, _ in ALL} >= {"README.md", "tutorial.md", "cluster.md"}
 
 
-def test_config_reference_is_the_schemas():
+@pytest.mark.parametrize("name", ["config_reference", "command_reference"])
+def test_a_reference_is_that_of_the_code(name):
     sys.path.insert(0, str(ROOT / "docs" / "tools"))
-    import config_reference
-
-    assert config_reference.OUT.read_text() == config_reference.render(), (
-        "run python docs/tools/config_reference.py"
-    )
+    tool = import_module(name)
+    assert tool.OUT.read_text() == tool.render(), f"run python docs/tools/{name}.py"

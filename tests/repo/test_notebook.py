@@ -2,11 +2,15 @@
 
 import json
 import re
+import sys
 import time
 
 import nbformat
 import pytest
 from helpers.commands import ROOT
+
+sys.path.insert(0, str(ROOT / "docs" / "tools"))
+from site_hooks import _blocks as blocks_of
 
 NOTEBOOK = ROOT / "docs" / "first_hour.ipynb"
 MOST_BYTES = 300_000
@@ -35,6 +39,16 @@ def test_stored_outputs_are_small_and_whole():
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     check_outputs(notebook)
     check_one_accuracy(text_of(notebook))
+
+
+def test_the_site_shows_its_code_and_its_outputs():
+    page = "\n".join(block for cell in json.loads(NOTEBOOK.read_text())["cells"] for block in blocks_of(cell))
+    assert page.startswith("# The first hour")
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    assert page.count("```python\n") == sum(cell.cell_type == "code" for cell in notebook.cells)
+    pictures = [each for each in outputs_of(notebook) if "image/png" in each.get("data", {})]
+    assert len(pictures) == page.count("](data:image/png;base64,iVBOR") == 2
+    assert f"```text\n{outputs_of(notebook)[0].text.strip()}\n```" in page
 
 
 def check_one_accuracy(text):

@@ -38,11 +38,8 @@ BENCHMARKS = ["step", "objectives", "engine", "profile_step", "end_to_end", "loa
     "script",
     [
         "pretrain/run.py",
-        *(
-            # Each imports torch in a process of its own.
-            pytest.param(script, marks=pytest.mark.slow)
-            for script in ("docs/tools/tables.py", *(f"benchmarks/{name}.py" for name in BENCHMARKS))
-        ),
+        # Each imports torch in a process of its own.
+        *(pytest.param(f"benchmarks/{name}.py", marks=pytest.mark.slow) for name in BENCHMARKS),
     ],
 )
 def test_help_needs_no_installation_and_explains_each_option(script, tmp_path):
@@ -60,11 +57,11 @@ def test_help_needs_no_installation_and_explains_each_option(script, tmp_path):
         ), line
 
 
-def test_help_of_the_job_lists_sections_keys_and_shipped_files():
+def test_help_of_the_job_lists_sections_and_shipped_files():
     ended = subprocess.run(
         [sys.executable, ROOT / "pretrain/run.py", "--help"], capture_output=True, text=True, timeout=500
     )
-    for text in ("train        steps epochs samples ", "name=masked_patch: target ", "null restores"):
+    for text in ("sections of a config: run, ", "mae-vit config KEY", "null restores"):
         assert text in ended.stdout
     assert ".data/" not in ended.stdout
     for name in re.findall(r"configs/\w+/\w+\.yaml", ended.stdout):

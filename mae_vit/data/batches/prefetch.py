@@ -12,7 +12,7 @@ from mae_vit.core.batch import Batch
 from mae_vit.core.errors import FetchUnavailable
 from mae_vit.core.progress import progress
 from mae_vit.data.batches.augmented import AugmentedSource
-from mae_vit.data.index import ShardIndex
+from mae_vit.data.index import ShardIndex, TarIndex
 from mae_vit.data.order.order import Order
 from mae_vit.data.remote.folder import check_room
 from mae_vit.data.shards.shard_files import ReadError
@@ -48,7 +48,9 @@ def fetch_split(index: ShardIndex, source: AugmentedSource, order: Order, *, say
     Raises:
         FetchUnavailable: if the remote source does not answer.
     """
-    if index.remote is None or not source.reads_shards or order.blocks is not None:
+    if not isinstance(index, TarIndex) or index.remote is None:
+        return
+    if not source.reads_shards or order.blocks is not None:
         return
     shards = index.split_info.shards
     total = sum(shard.bytes for shard in shards)
@@ -68,6 +70,7 @@ def fetch_ahead(
 
     `coming` has the sample numbers int64 (B,) of each batch; `node_ranks` ranks share this node's cache.
     """
+    assert isinstance(index, TarIndex)
     assert index.remote is not None
     # The prefetcher gets a third of the cache. Shards being read need the rest: one or two blocks of each lane.
     prefetcher = _Prefetcher(index, coming, index.remote.cache_bytes // (3 * node_ranks))
@@ -86,7 +89,7 @@ class _Prefetcher:
     failed download: the reader of the shard tries again and reports the error.
     """
 
-    def __init__(self, index: ShardIndex, batches: Iterator[np.ndarray], window_bytes: int) -> None:
+    def __init__(self, index: TarIndex, batches: Iterator[np.ndarray], window_bytes: int) -> None:
         self._index, self._batches, self._window = index, batches, window_bytes
         self._sizes = [shard.bytes for shard in index.split_info.shards]
         self._reached: int | None = 0

@@ -16,7 +16,7 @@ from mae_vit.core.messages import count_of, error_reason
 from mae_vit.core.progress import progress
 from mae_vit.data.images.decode import DecodeError, decode, decode_mask
 from mae_vit.data.images.masks import id_table, numbered
-from mae_vit.data.index import ShardIndex
+from mae_vit.data.index import ShardIndex, TarIndex
 from mae_vit.data.shards.samples import find_masks
 from mae_vit.data.shards.shard_files import ReadError
 from mae_vit.data.shards.tar_headers import DamagedTar
@@ -32,7 +32,7 @@ class StoredMasks:
             InputError: if the split has no masks, an image has none, or images are not of 8 bits.
         """
         dataset = index.dataset
-        if index.split_info.masks is None or dataset.segmentation is None:
+        if not isinstance(index, TarIndex) or index.split_info.masks is None or dataset.segmentation is None:
             raise InputError(
                 f'split "{index.split}" of {index.folder} has no masks; add them with `mae-vit prepare SRC OUT '
                 "--masks DIR --mask-classes FILE`"
@@ -60,7 +60,7 @@ class StoredMasks:
             raise DecodeError(f"mask: {error}") from None
 
 
-def _mask_places(index: ShardIndex) -> np.ndarray:
+def _mask_places(index: TarIndex) -> np.ndarray:
     """Returns offset and length of each sample's mask in its shard, int64 (N, 2); caches them in a file.
 
     Raises:
@@ -223,7 +223,7 @@ def decoded_array(index: ShardIndex, channels: int) -> Path:
     assert size is not None
     shape = (len(index), channels, *size)
     with index.locked():
-        if not path.exists() and index.misfit_shards():
+        if not path.exists() and index.missing_samples()[1]:
             # Another name, so that all images are decoded again once the shards are whole.
             path = path.with_name(f"{path.stem}-partial.npy")
         if not _is_whole(path, kind, shape):

@@ -6,7 +6,7 @@ import io
 import multiprocessing
 import signal
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ from mae_vit.core.preprocessing import Preprocessing
 from mae_vit.core.progress import progress
 from mae_vit.data.images.bands.read import open_raster
 from mae_vit.data.images.bounds import Raster
-from mae_vit.data.images.decode import MAX_PIXELS, DecodeError, decode, read_header
+from mae_vit.data.images.decode import DecodeError, decode, read_header
 from mae_vit.data.images.preprocess import (
     DEFAULT_QUALITY,
     as_photograph,
@@ -66,7 +66,6 @@ class Conversion:
         resize: short side in pixels that larger images are resized to; None keeps them.
         quality: JPEG quality of images that are encoded again.
         upright: apply EXIF orientation.
-        max_pixels: largest number of pixels; larger images are left out.
         hashed: hash the stored image.
         in_place: keep the bytes of images unchanged.
         bands: options of images other than 8-bit photographs.
@@ -75,7 +74,6 @@ class Conversion:
     resize: int | None = None
     quality: int = DEFAULT_QUALITY
     upright: bool = False
-    max_pixels: int = MAX_PIXELS
     hashed: bool = False
     in_place: bool = False
     bands: BandOptions = NO_OPTIONS
@@ -136,7 +134,7 @@ def convert(data: bytes, extension: str, options: Conversion, sums: Sums | None 
     """
     wanted = options.bands
     if wanted.take != EIGHT_BIT:
-        raster = open_raster(data, max_pixels=options.max_pixels, every_band=wanted.every_band)
+        raster = open_raster(data, every_band=wanted.every_band)
         photograph = None if raster is None or options.in_place or wanted.given else as_photograph(raster)
         if photograph is not None:
             image = convert(photograph, "png", options)
@@ -147,7 +145,7 @@ def convert(data: bytes, extension: str, options: Conversion, sums: Sums | None 
             read_header(data)  # raises first if this is no image
             raise DecodeError(f"8-bit gray or RGB, which {wanted.given[0]} does not apply to")
     header, how = read_header(data), options.preprocessing
-    pixels = decode(data, 1 if header.gray else 3, max_pixels=options.max_pixels)
+    pixels = decode(data, 1 if header.gray else 3)
     notes, stored = list(header.notes), None
     if header.orientation != 1:
         ignored = "with an EXIF orientation, which is ignored (--exif-orientation apply turns them)"
@@ -180,9 +178,15 @@ def default_workers() -> int:
 
 
 def convert_entries(
-    entries: Sequence[Entry], options: Conversion, workers: int, doing: str, failed: list[str]
+    entries: Iterable[Entry],
+    options: Conversion,
+    workers: int,
+    doing: str,
+    failed: list[str],
+    *,
+    count: int,
 ) -> Generator[tuple[Entry, bytes, Converted], None, None]:
-    """Reads and converts images: yields entries in order, with their bytes and stored form.
+    """Reads and converts `count` images: yields entries in order, with their bytes and stored form.
 
     `failed` receives the images that cannot be read or converted, with the reason; `doing` names the progress bar.
 
@@ -197,15 +201,15 @@ def convert_entries(
             except (DecodeError, OSError) as error:
                 failed.append(f"{plain_text(entry.path)}: {error}")
 
-    with progress(total=len(entries), desc=doing, unit=" images") as bar:
-        for chunk, results in _convert_chunks(readable(), len(entries), options, workers):
+    with progress(total=count, desc=doing, unit=" images") as bar:
+        for chunk, results in _convert_chunks(readable(), count, options, workers):
             for (entry, data), image in zip(chunk, results, strict=True):
                 bar.update()
                 if isinstance(image, str):
                     failed.append(f"{plain_text(entry.path)}: {image}")
                 else:
                     yield entry, data, image
-        bar.update(len(entries) - bar.n)
+        bar.update(count - bar.n)
 
 
 def _convert_chunks(
@@ -276,7 +280,7 @@ def convert_chunk(chunk: list[tuple[bytes, str]], options: Conversion) -> list[C
             results.append(str(error))
         except MemoryError:
             # The other images may be smaller.
-            results.append("needs more memory than there is (see --max-pixels)")
+            results.append("needs more memory than there is")
     for index, result in enumerate(results):
         if isinstance(result, Converted) and result.layout is not None:
             results[index] = replace(result, sums=tuple(sums.items()))

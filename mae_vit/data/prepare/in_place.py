@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+
+import numpy as np
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of
@@ -18,12 +21,13 @@ from mae_vit.data.prepare.prepare import Report
 from mae_vit.data.prepare.publish import describe, index_path, write_description, write_index
 from mae_vit.data.prepare.statistics import Statistics
 from mae_vit.data.shards.dataset_json import FILE_NAME, Dataset, Shard, Split, describe_shard, read_dataset
+from mae_vit.data.shards.index_files import index_shard
 from mae_vit.data.shards.samples import class_number, read_samples
 from mae_vit.data.shards.tar_headers import DamagedTar, IncompleteTar, Tar
 
 _NAMED = 3
-# The images of each shard, by split.
-Shards = dict[str, dict[Path, list[Entry]]]
+# The rows of each shard in the index, by split.
+Shards = dict[str, dict[Path, np.ndarray]]
 
 
 def index_in_place(
@@ -37,8 +41,9 @@ def index_in_place(
     """Describes the tars of a folder, which hold images and, with labels, class numbers. All bytes stay unchanged.
 
     The images are decoded and measured, unless the folder is described, no shard differs from its description, and no
-    option of bands is given: then only the indexes are written. Names of classes, scale and missing value of bands, and
-    records of how images were prepared stay. `split` is that of shards whose names contain none.
+    option of bands is given: then only the indexes are written. A shard keeps its checksum if it has its size and has
+    not changed since its index was written. Names of classes, scale and missing value of bands, and records of how
+    images were prepared stay. `split` is that of shards whose names contain none.
 
     Raises:
         InputError: if a shard or an image cannot be read, a label is no number, or `dataset.json` exists.
@@ -52,7 +57,7 @@ def index_in_place(
         known = read_dataset(folder)
     paths = sorted(path for path in folder.glob("*.tar") if path.is_file() and path.name[0] != ".")
     anew = f"`mae-vit prepare {folder} OUT` also reads other labels, compressed tars and subfolders"
-    shards, labels, negative = _list_images(paths, folder, split, known)
+    shards, negative = _list_images(paths, folder, split, known)
     if not shards:
         raise InputError(f"--in-place {folder}: no images in {count_of(len(paths), '.tar file')}; {anew}")
     if known is not None and split != "train" and split not in shards:
@@ -60,16 +65,21 @@ def index_in_place(
             f"--split {split}: {folder / FILE_NAME} already says the splits of its shards; delete it first"
         )
     classes = list(known.classes) if known else []
-    if classes and max(labels) >= len(classes):
+    largest = max(int(rows["label"].max()) for listed in shards.values() for rows in listed.values())
+    if classes and largest >= len(classes):
         raise InputError(
-            f"{folder} has images of class {max(labels)}, but {FILE_NAME} has {len(classes)} classes; delete it first"
+            f"{folder} has images of class {largest}, but {FILE_NAME} has {len(classes)} classes; delete it first"
         )
-    classes = classes or list(numbered_classes(max(labels), str(folder)))
+    classes = classes or list(numbered_classes(largest, str(folder)))
     for name in shards:
         if not overwrite and index_path(folder, name).exists():
             raise InputError(f"{index_path(folder, name)} exists; --overwrite replaces it")
+    unchanged = _unchanged(folder, known)
     described = {
-        name: [describe_shard(path, len(part)) for path, part in listed.items()]
+        name: [
+            unchanged.get((path.name, len(rows))) or describe_shard(path, len(rows))
+            for path, rows in listed.items()
+        ]
         for name, listed in shards.items()
     }
     notes, conversions = list[str](), Counter[str]()
@@ -88,12 +98,12 @@ def index_in_place(
         dataset = _named_as_before(describe(classes, splits, main), known, main)
         notes, conversions = main.remarks(), sum((own.notes for own in statistics.values()), conversions)
     splits = {
-        name: info.model_copy(update={"index": write_index(folder, info.shards, name)})
+        name: info.model_copy(update={"index": write_index(folder, [*shards[name].values()], name)})
         for name, info in dataset.splits.items()
     }
     dataset = dataset.model_copy(update={"splits": splits})
     write_description(folder, dataset)
-    if max(labels) < 0:
+    if largest < 0:
         notes.insert(0, f"no labels, since there are no class numbers in .cls; {anew}")
     notes = without_label_note(negative, "the class is negative") + notes
     if empty := len(paths) - sum(map(len, shards.values())):
@@ -131,33 +141,56 @@ def _named_as_before(dataset: Dataset, known: Dataset | None, measured: Statisti
     return dataset.model_copy(update={"band_table": table, "segmentation": known.segmentation})
 
 
-def _list_images(
-    paths: list[Path], folder: Path, split: str, known: Dataset | None
-) -> tuple[Shards, list[int], int]:
-    """Returns the images of the shards, their labels, -1 without one, and how many labels are negative."""
+def _unchanged(folder: Path, known: Dataset | None) -> dict[tuple[str, int], Shard]:
+    """Returns the descriptions of shards that have not changed since, by file name and number of samples."""
+    unchanged = dict[tuple[str, int], Shard]()
+    for name, info in known.splits.items() if known else ():
+        with suppress(OSError):
+            # Both files: the description may have been edited since, or not been written after the index.
+            files = index_path(folder, name), folder / FILE_NAME
+            written = min(file.stat().st_mtime_ns for file in files)
+            for shard in info.shards:
+                status = (folder / shard.file).stat()
+                # A copy may have the older time of its source, but not the change of the file here.
+                if status.st_size == shard.bytes and max(status.st_mtime_ns, status.st_ctime_ns) < written:
+                    unchanged[shard.file, shard.samples] = shard
+    return unchanged
+
+
+def _list_images(paths: list[Path], folder: Path, split: str, known: Dataset | None) -> tuple[Shards, int]:
+    """Returns the rows of the shards that hold images, and how many labels are negative."""
     split_of = {s.file: name for name, info in (known.splits if known else {}).items() for s in info.shards}
     if gone := split_of.keys() - {path.name for path in paths}:
         raise InputError(f"shard {folder / min(gone)} is missing; restore it, or delete {FILE_NAME} first")
     order = {file: number for number, file in enumerate(split_of)}
-    shards, labels, negative = defaultdict[str, dict[Path, list[Entry]]](dict), [-1], 0
+    shards, negative = Shards(), 0
     for path in sorted(paths, key=lambda path: order.get(path.name, len(order))):
-        name, tar = split_of.get(path.name) or split_from_path(path, folder, split), Tar(path, path)
+        name = split_of.get(path.name) or split_from_path(path, folder, split)
         try:
-            for sample in read_samples(path):
-                number = class_number(path, sample)
-                label = None if number < 0 else str(number)
-                where, read = f"{path.name}, {sample.name}", partial(tar.read, sample.offset, sample.length)
-                entry = Entry(name, label, sample.key, where, sample.extension, read)
-                shards[name].setdefault(path, []).append(entry)
-                labels.append(number)
-                negative += number < 0 and sample.label is not None
+            samples = list(read_samples(path))
+            rows = index_shard(path, len(shards.get(name, ())), samples)
         except IncompleteTar as error:
             raise InputError(f"shard {error}") from None
         except (DamagedTar, OSError) as error:
             raise InputError(
                 f"shard {error}; `mae-vit prepare {folder} OUT` may write new ones from it"
             ) from None
-    return dict(sorted(shards.items())), labels, negative
+        if samples:
+            shards.setdefault(name, {})[path] = rows
+            labeled = sum(sample.label is not None for sample in samples)
+            negative += labeled - int((rows["label"] >= 0).sum())
+    return dict(sorted(shards.items())), negative
+
+
+def _entries(split: str, paths: Iterable[Path]) -> Iterator[Entry]:
+    """Yields the images of a split; their headers are read once more rather than kept in memory."""
+    for path in paths:
+        tar = Tar(path, path)
+        for sample in read_samples(path):
+            number = class_number(path, sample)
+            where, read = f"{path.name}, {sample.name}", partial(tar.read, sample.offset, sample.length)
+            label = None if number < 0 else str(number)
+            yield Entry(split, label, sample.key, where, sample.extension, read)
 
 
 def _measure(shards: Shards, folder: Path, conversion: Conversion, workers: int) -> dict[str, Statistics]:
@@ -167,8 +200,9 @@ def _measure(shards: Shards, folder: Path, conversion: Conversion, workers: int)
         own, failed = Statistics(scale=conversion.bands.scale), list[str]()
         for before in list(statistics.values())[:1]:
             own.expect(before.layout)
-        entries = [entry for part in listed.values() for entry in part]
-        for entry, _, image in convert_entries(entries, conversion, workers, f"reading {name}", failed):
+        count, reading = sum(map(len, listed.values())), f"reading {name}"
+        entries = _entries(name, listed)
+        for entry, _, image in convert_entries(entries, conversion, workers, reading, failed, count=count):
             own.add(image, None if entry.class_name is None else int(entry.class_name), entry.path)
         if failed:
             more = f" and {len(failed) - _NAMED} more" if len(failed) > _NAMED else ""

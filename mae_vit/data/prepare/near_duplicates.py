@@ -98,7 +98,8 @@ def open_exclusion(specs: Sequence[str], distance: int, workers: int, splits: Co
         tars = [Tar(path, path) for path in paths]
         entries = open_shards(folder, tars, sources[-1], SourceOptions(folder, labels=False)).entries
         doing = f"hashing {sources[-1]}"
-        for entry, _, image in convert_entries(entries, Conversion(hashed=True), workers, doing, failed):
+        hashing, count = Conversion(hashed=True), len(entries)
+        for entry, _, image in convert_entries(entries, hashing, workers, doing, failed, count=count):
             assert image.hash is not None
             images.append((number, f"{entry.split}/{entry.key}"))
             hashes.append(image.hash)

@@ -110,16 +110,15 @@ def prepare(
             statistics.expect(None if dataset.bands.photographs else shared_layout(dataset.bands))
         writer = ShardWriter(partial_folder(out, split), split, shard_bytes, shard_samples)
         leaves_out = None if split in MEASURED else exclusion
-        images = convert_entries(
-            _shuffled(by_split[split]), conversion, workers, f"writing {split}", unreadable
-        )
+        chosen, doing = by_split[split], f"writing {split}"
+        images = convert_entries(_shuffled(chosen), conversion, workers, doing, unreadable, count=len(chosen))
         try:
             with closing(images):
                 _write_split(writer, images, classes, statistics, leaves_out, masks, unreadable)
         except BaseException:
             shutil.rmtree(writer.folder, ignore_errors=True)
             raise
-        whole = len(by_split[split]) == len(entries.get(split, ()))
+        whole = len(chosen) == len(entries.get(split, ()))
         excluded = {} if leaves_out is None else {"excluded": leaves_out.describe()}
         processing = selection.note(split, whole=whole).model_copy(
             update=dict(conversion.preprocessing) | excluded
@@ -232,7 +231,7 @@ def _write_split(
         )
     if not statistics.images:
         why = failed[before] if len(failed) > before else "it is empty"
-        raise InputError(f'no image of split "{split}" can be read: {why}')
+        raise InputError(f'no image of split "{split}" can be read ({why})')
     if left_out:
         listed = writer.folder / excluded_file(split)
         listed.write_text("\n".join([*left_out, ""]), encoding="utf-8")

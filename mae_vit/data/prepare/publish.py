@@ -144,7 +144,9 @@ def publish(
         os.rename(partial / listed, out / listed)
     for shard in part.shards:
         os.rename(partial / shard.file, out / shard.file)
-    splits[split] = part.model_copy(update={"index": write_index(out, part.shards, split)})
+    bar = progress(part.shards, desc="indexing", unit=" shards", delay=2, leave=False)
+    rows = [index_shard(out / shard.file, number) for number, shard in enumerate(bar)]
+    splits[split] = part.model_copy(update={"index": write_index(out, rows, split)})
     if split == "train" or dataset is None or list(splits) == [split]:
         dataset = describe(classes, splits, statistics)
     else:
@@ -156,10 +158,8 @@ def publish(
     return dataset
 
 
-def write_index(out: Path, shards: Sequence[Shard], split: str) -> IndexFile:
-    """Reads the headers of a split's shards and writes its index beside them."""
-    bar = progress(shards, desc="indexing", unit=" shards", delay=2, leave=False)
-    rows = [index_shard(out / s.file, number) for number, s in enumerate(bar)]
+def write_index(out: Path, rows: Sequence[np.ndarray], split: str) -> IndexFile:
+    """Writes a split's index beside its shards, from the rows of each."""
     path, ends = index_path(out, split), np.cumsum([len(part) for part in rows])
     with replacing(path) as partial:
         # The index of a billion samples has 24 GB: they must be in memory only once.

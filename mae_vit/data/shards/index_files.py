@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from mae_vit.core.errors import InputError
 from mae_vit.core.files import user_cache
 from mae_vit.core.messages import error_reason
 from mae_vit.data.shards.dataset_json import Shard, Split, file_digest
-from mae_vit.data.shards.samples import class_number, read_samples
+from mae_vit.data.shards.samples import ShardImage, class_number, read_samples
 from mae_vit.data.shards.tar_headers import BLOCK
 
 ROW = np.dtype([("offset", "<i8"), ("length", "<i4"), ("shard", "<i4"), ("label", "<i4"), ("key", "<u4")])
@@ -105,8 +105,8 @@ def plain_key_fits(header: bytes, check: int) -> bool:
     return zlib.crc32(name[: name.find(b".", name.rfind(b"/") + 1)]) == check
 
 
-def index_shard(path: Path, shard: int) -> np.ndarray:
-    """Lists the samples of one shard: structured (n,), in the order of their images.
+def index_shard(path: Path, shard: int, samples: Iterable[ShardImage] | None = None) -> np.ndarray:
+    """Lists the samples of one shard, if they are not given: structured (n,), in the order of their images.
 
     Raises:
         DamagedTar: if the tar is damaged or holds an image twice under a key.
@@ -114,7 +114,7 @@ def index_shard(path: Path, shard: int) -> np.ndarray:
     """
     rows = [
         (sample.offset, sample.length, shard, class_number(path, sample), key_check(sample.key))
-        for sample in read_samples(path)
+        for sample in (read_samples(path) if samples is None else samples)
     ]
     return np.array(rows, ROW)
 

@@ -6,8 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from mae_vit.config.command_line import OneLineParser, add_config, add_local_rank, take_config
-from mae_vit.config.keys import describe_keys
+from mae_vit.config.command_line import OneLineParser, add_config, add_local_rank, list_sections, take_config
 from mae_vit.config.load import load_config
 from mae_vit.config.presets import as_installed
 from mae_vit.finetuning.comparison.config import CompareArguments, CompareConfig
@@ -15,7 +14,7 @@ from mae_vit.runtime.failures import run_to_exit_code
 from mae_vit.runtime.imports import slow_imports
 
 _KEYS_OF_RUNS = """
-keys of the runs (mae-vit finetune and pretrain --help list them all):
+keys of the runs:
   set.KEY                every fine-tuning run (set.train.epochs=10)
   pretrain.NAME.set.KEY  a pretraining run (pretrain.MAE.set.train.epochs=10)
   pretrain.NAME.dir      its folder, which comparisons may share; null: in this comparison's folder
@@ -59,8 +58,7 @@ def _parse(argv: Sequence[str] | None, prog: str | None) -> CompareArguments:
         "After Ctrl-C or a kill the same command resumes, and finished runs are not repeated.\n"
         "Several machines that see the same folder can run the same command at once: they share the runs.",
         examples=examples,
-        epilog=f"sections and their keys; mae-vit config KEY explains one:\n{describe_keys(CompareConfig)}\n"
-        f"{_KEYS_OF_RUNS}",
+        epilog=f"{list_sections(CompareConfig.model_fields)}\n{_KEYS_OF_RUNS}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )

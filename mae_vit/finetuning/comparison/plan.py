@@ -36,7 +36,7 @@ from mae_vit.finetuning.config.modes import MODES, ModeName
 from mae_vit.finetuning.config.pretrained import WITH_START, read_values
 from mae_vit.finetuning.config.recipes import TEST_SPLITS
 from mae_vit.models.encoder_file import Cost, cost_of_weights
-from mae_vit.training.startup import FREE_KEYS
+from mae_vit.training.identity import FREE_KEYS
 from mae_vit.weights.names import is_frozen, split_frozen, split_network
 
 _WEIGHTS_FILES = ("model.safetensors", "encoder.safetensors", "pytorch_model.bin")

@@ -34,10 +34,11 @@ from mae_vit.runtime.ranks import barrier, gather_objects, run_on_rank_zero
 from mae_vit.runtime.signals import exit_on_signal
 from mae_vit.runtime.slurm import mark_slurm_progress
 from mae_vit.training.engines.precision import Chosen, autocast
+from mae_vit.training.identity import Identity, check_identity, run_identity
 from mae_vit.training.outputs.environment import describe_environment
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.plan_text import print_notes
-from mae_vit.training.startup import Identity, check_identity, resume_or_start, run_identity, settle
+from mae_vit.training.startup import resume_or_start, settle
 from mae_vit.weights.feature_encoder import FeatureEncoder
 from mae_vit.weights.names import origin_of
 

@@ -128,7 +128,7 @@ class Encoder(nn.Module):
         return self.grid_size[0] * self.grid_size[1]
 
     def _lacks(self, method: str) -> InputError:
-        return InputError(f"the encoder {type(self).__name__} has no method {method}, which is needed here")
+        return InputError(f"the encoder {type(self).__name__} needs a method {method} here; add it")
 
     def forward_features(self, images: Tensor) -> Tensor:
         """Encodes whole images: normalized (B, C, H, W) -> (B, k + n, D)."""
@@ -185,9 +185,7 @@ class Encoder(nn.Module):
         if loaded.shape != expected.shape:
             size, hint = None if geometry is None else geometry.img_size, ""
             if type(self).adapt is Encoder.adapt and size not in (None, self.img_size):
-                hint = (
-                    f": give model.img_size={list(size)}, or let `adapt` of {type(self).__name__} resize it"
-                )
+                hint = f"; give model.img_size={list(size)}, or let {type(self).__name__}.adapt resize it"
             raise DoesNotFit(f"{name} is {list(loaded.shape)} there, {list(expected.shape)} here{hint}")
         report.loaded.append(name)
         return loaded
@@ -318,4 +316,4 @@ def check_finite(tensors: dict[str, Tensor]) -> None:
     """Raises DoesNotFit, which names the tensor, for weights that are not finite."""
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not tensor.is_meta and not bool(torch.isfinite(tensor).all()):
-            raise DoesNotFit(f"{name} has values that are not finite; these weights are of no use")
+            raise DoesNotFit(f"{name} has values that are not finite; give other weights")

@@ -53,7 +53,7 @@ class NetworkEncoder(Encoder):
             )
         )
         if not isinstance(self.network, nn.Sequential) and not hasattr(self.network, "forward_intermediates"):
-            raise ValueError(f"{name} gives no map of features")
+            raise ValueError(f"{name} has no map of features")
         self.embed_dim, *grid = self._map_shape(name)
         self.feature_grid = (grid[0], grid[1])
 
@@ -66,7 +66,7 @@ class NetworkEncoder(Encoder):
             shape = self.feature_map(torch.zeros(1, self.in_chans, *self.img_size, device=device)).shape[1:]
         except (RuntimeError, AssertionError, ValueError) as error:
             size = f"{self.in_chans} x {self.img_size[0]} x {self.img_size[1]}"
-            raise ValueError(f"{name} does not take {size} images: {error_reason(error)}") from None
+            raise ValueError(f"{name} does not accept images of {size} ({error_reason(error)})") from None
         self.train(training)
         return tuple(shape)
 

@@ -175,7 +175,7 @@ class ViTEncoder(VisionTransformer, Transformer):
             if grid[0] * grid[1] != num_loaded or not torch.allclose(
                 loaded.float(), sincos_position_table(grid, loaded.shape[-1], count), atol=1e-4
             ):
-                raise DoesNotFit('it has learned positions: use model.pos_embed="learnable"')
+                raise DoesNotFit('it has learned positions; use model.pos_embed="learnable"')
             report.kept["pos_embed"] = "fixed sin-cos table, the same function"
             return None
         if known == self.grid_size or (known is None and num_loaded == self.num_patches):
@@ -183,7 +183,7 @@ class ViTEncoder(VisionTransformer, Transformer):
             return loaded
         old_rows, old_columns = known or (side, side)
         if old_rows * old_columns != num_loaded:
-            raise DoesNotFit(f"pos_embed of {num_loaded} patches is of no square image")
+            raise DoesNotFit(f"pos_embed of {num_loaded} patches does not fit a square image")
         rows, columns = self.grid_size
         report.interpolated["pos_embed"] = f"{old_rows} x {old_columns} -> {rows} x {columns} patches"
         return resample_abs_pos_embed(

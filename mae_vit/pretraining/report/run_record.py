@@ -76,7 +76,7 @@ def read_run(path: Path) -> RunRecord:
     config = _read(path / "config.yaml", problems, lambda file: read_run_config(file.parent))
     if isinstance(config.get("finetune"), dict):
         raise InputError(
-            f"{path} is a run of fine-tuning, and this page is for pretraining: its results are in {folder.summary}"
+            f"{path} is a fine-tuning run, and this page is for pretraining; see {folder.summary} for its results"
         )
     incidents = (_read(file, problems) for file in sorted((path / "incidents").glob("step-*.json")))
     return RunRecord(
@@ -98,10 +98,10 @@ def _check_kind(path: Path) -> None:
     if any((path / name).exists() for name in ("config.yaml", "metrics.jsonl", "summary.json")):
         return
     if (path / "results.csv").exists():
-        raise InputError(f"{path} is a comparison, which has its own page: {path / 'report.html'}")
+        raise InputError(f"{path} is a comparison; open its own page, {path / 'report.html'}")
     runs = sorted(config.parent.name for config in path.glob("*/config.yaml"))
     hint = f"runs in it: {', '.join(runs[:5])}" if runs else "" if path.is_dir() else closest_path(path)
-    raise InputError("; ".join(filter(None, [f"{path} is no run folder", hint])))
+    raise InputError("; ".join(filter(None, [f"{path} is not a run folder", hint])))
 
 
 def _read(path: Path, problems: list[str], read: Callable[[Path], Any] = read_json) -> Any:

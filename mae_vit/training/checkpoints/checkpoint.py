@@ -95,7 +95,7 @@ def read_description(path: Path) -> dict[str, Any]:
     """Reads a checkpoint's `state.json`; within `as_broken`, every error is BrokenCheckpoint."""
     described: dict[str, Any] = json.loads((path / STATE).read_text())
     if described["format"] != FORMAT:
-        raise BrokenCheckpoint(f"{path}: format {described['format']}, this version reads {FORMAT}")
+        raise BrokenCheckpoint(f"{path}: format {described['format']}, but this version reads {FORMAT}")
     return described
 
 
@@ -265,7 +265,10 @@ def load_together(path: Path, ranks: Ranks) -> TrainState:
         try:
             checkpoint = load_checkpoint(path)
         except BrokenCheckpoint as error:
-            problem = f"rank {ranks.rank} ({socket.gethostname()}) cannot read what rank 0 can: {error}"
+            problem = (
+                f"rank {ranks.rank} ({socket.gethostname()}) cannot read what rank 0 can; share the folder "
+                f"({error})"
+            )
             if time.monotonic() > until:
                 break
             time.sleep(1)
@@ -284,7 +287,7 @@ def newest_checkpoint(folder: Path, *, warn: bool = True) -> CheckpointInfo | No
     try:
         newest, broken = read_newest(folder, verify_checkpoint)
     except BrokenCheckpoint as error:
-        raise InputError(f"{error}; `--resume never` begins again, and sets this run aside") from None
+        raise InputError(f"{error}; `--resume never` starts over, and moves this run aside") from None
     for problem in broken if warn else ():
         print(f"warning: skipping broken checkpoint: {problem}", file=sys.stderr)
     return newest

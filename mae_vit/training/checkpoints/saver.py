@@ -119,8 +119,8 @@ class Saver:
         self._failures += 1
         if self._failures >= self._options.max_failed_saves:
             raise TrainingFailed(
-                f"{self._failures} saves in a row failed, the last one: {problem}; the last good checkpoint stands "
-                "(checkpoint.max_failed_saves)"
+                f"{self._failures} saves in a row failed, the last one: {problem}; keeping the last good "
+                "checkpoint (checkpoint.max_failed_saves)"
             )
         self._say(f"warning: {problem}; continuing with the last good checkpoint ({self._failures} in a row)")
         return False

@@ -67,14 +67,16 @@ class RunFolder:
         """Raises InputError if the folder cannot be created or written; leaves nothing behind."""
         existing = nearest_existing(self.path)
         if not existing.is_dir():
-            raise InputError(f"run folder {self.path}: {existing} is not a folder")
+            raise InputError(f"run folder {self.path}: {existing} is not a folder; give run.dir=FOLDER")
         probe = existing / f".writable.{os.getpid()}"
         try:
             probe.touch()
             probe.unlink(missing_ok=True)
         except OSError as error:
             reason = error_reason(error)
-            raise InputError(f"run folder {self.path} cannot be written: {existing}: {reason}") from None
+            raise InputError(
+                f"run folder {self.path} cannot be written: {existing}: {reason}; give run.dir"
+            ) from None
 
     def lock(self) -> None:
         """Locks the folder with `lock_run` until `unlock` or the end of the process."""
@@ -160,12 +162,12 @@ def lock_run(folder: Path) -> FileLock:
         who, patience = _read_holder(path)
         if time.monotonic() - begun > patience:
             raise InputError(
-                f"run folder {folder} is in use by {who}: let it end or stop it (SIGTERM saves), "
-                "or give this run another run.name"
+                f"run folder {folder} is in use by {who}; wait or stop it (SIGTERM saves), or give this run "
+                "another run.name"
             )
         if not announced:
             announced = True
-            print(f"{folder} is in use by {who}: waiting {patience:.0f} s for it to leave", file=sys.stderr)
+            print(f"{folder} is in use by {who}; waiting {patience:.0f} s for it to end", file=sys.stderr)
         time.sleep(_POLL_S)
 
 

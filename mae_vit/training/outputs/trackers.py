@@ -26,6 +26,7 @@ from mae_vit.core.errors import InputError
 from mae_vit.core.files import read_json_lines, write_json
 from mae_vit.core.messages import error_reason
 from mae_vit.core.urls import redact_url
+from mae_vit.training.identity import flatten
 from mae_vit.training.outputs.run_folder import RunFolder, Status
 
 # By name as TensorBoard shows it: "train/loss".
@@ -83,15 +84,6 @@ class TrackedRun:
     run_id: str | None = None
 
 
-def flatten(values: Mapping[str, Any], prefix: str = "", separator: str = ".") -> dict[str, Any]:
-    """Flattens nested mappings into one with joined keys."""
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        name = f"{prefix}{separator}{key}" if prefix else str(key)
-        flat |= flatten(value, name, separator) if isinstance(value, Mapping) else {name: value}
-    return flat
-
-
 def shown_scalars(line: Mapping[str, Any]) -> dict[str, float]:
     """Returns the numbers in a line of `metrics.jsonl` by display name: `train/loss`, `heldout/loss`."""
     values = {
@@ -117,7 +109,7 @@ def check_installed(trackers: Sequence[str]) -> None:
         for package in _PACKAGES.get(tracker, ()):
             if importlib.util.find_spec(package) is None:
                 raise InputError(
-                    f"monitor.trackers: {tracker} needs the package {package}: pip install 'mae-vit[{tracker}]'"
+                    f"monitor.trackers: {tracker} needs the package {package}; pip install 'mae-vit[{tracker}]'"
                 )
 
 
@@ -159,7 +151,7 @@ class RunTrackers:
             kind = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
             reason = _without_secrets(kind + error_reason(error))
             tqdm.write(
-                f"warning: {title} gets no more of this run: {reason}; training continues", file=sys.stderr
+                f"warning: nothing more is sent to {title} ({reason}); training continues", file=sys.stderr
             )
 
 

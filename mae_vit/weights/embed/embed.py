@@ -83,13 +83,13 @@ class Outcome:
 def check_out(out: Path) -> None:
     """Raises InputError if `out` is a file or a file's name, or a folder that holds something else."""
     if out.suffix in (".npy", ".npz", ".parquet"):
-        raise InputError(f"--out {out}: the output is a folder: give {out.with_suffix('')}")
+        raise InputError(f"--out {out}: the output is a folder; give {out.with_suffix('')}")
     if not out.exists():
         return
     names = {path.name for path in out.iterdir()} if out.is_dir() else {out.name}
     if names and not (META in names and names <= _FILES):
         other = min(names - _FILES, default=f"no {META}")
-        raise InputError(f"--out {out} holds {other}: it is no output of `mae-vit embed`, give another name")
+        raise InputError(f"--out {out} has {other}, which mae-vit embed did not write; give another folder")
 
 
 def embed(
@@ -190,11 +190,13 @@ def _read_description(path: Path, asked: dict[str, Any]) -> dict[str, Any]:
     try:
         saved: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except ValueError:
-        raise InputError(f"{path} is damaged: --restart begins again") from None
+        raise InputError(f"{path} is damaged; --restart starts over") from None
     differing = [key for key in asked if key not in ("tool", "data") and saved.get(key) != asked[key]]
     if differing:
-        reasons = ", ".join(f"{key} was {saved.get(key)}, is {asked[key]}" for key in differing)
-        raise InputError(f"{path.parent} differs ({reasons}): --restart begins again, another --out keeps it")
+        reasons = ", ".join(f"{key} was {saved.get(key)}, now {asked[key]}" for key in differing)
+        raise InputError(
+            f"{path.parent} has other options ({reasons}); --restart starts over, another --out keeps it"
+        )
     return saved
 
 
@@ -204,7 +206,7 @@ def _publish(
     """Completes the folder and moves it to `out`; returns the number of rows. A kill in between loses nothing."""
     if len(broken) == len(images):
         (folder / _STATE).unlink()  # nothing to resume
-        raise InputError(f"no image of {images.name} can be read: {broken[0][1]}")
+        raise InputError(f"no image of {images.name} can be read ({broken[0][1]}); give other images")
     readable = np.delete(np.arange(len(images)), [number for number, _ in broken])
     keep_rows(folder / FEATURES, len(readable))
     entries = [images.entries[number] for number in readable.tolist()]
@@ -240,7 +242,7 @@ def _locked(out: Path) -> Iterator[Path]:
     path = folder / _LOCK
     lock = try_lock(path)
     if lock is None:
-        raise InputError(f"{out} is being written by {path.read_text() or 'another process'}: let it end")
+        raise InputError(f"{out} is in use by {path.read_text() or 'another process'}; wait until it ends")
     try:
         path.write_text(f"process {os.getpid()} on {socket.gethostname()}")
         yield folder
@@ -273,7 +275,7 @@ def compute_features(
             worst = plain_text(images.entries[list(whole)[finite.argmin()]].path)
             or_wider = " or --dtype float32" if settings.dtype == "float16" else ""
             raise InputError(
-                f"the features of {worst} are not finite: try --precision fp32{or_wider}, or other weights"
+                f"the features of {worst} are not finite; try --precision fp32{or_wider}, or other weights"
             )
         yield stop, rows, [(image, crop) for image, crop in batch.items() if isinstance(crop, str)]
 
@@ -294,7 +296,7 @@ def _crops(
         except (ReadError, DecodeError) as error:
             return str(error)
         except MemoryError:
-            return "takes more memory than there is"
+            return "needs more memory than there is"
 
     if not settings.workers:
         yield from map(crop, entries)

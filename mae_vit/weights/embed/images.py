@@ -89,7 +89,7 @@ def open_images(
         return _open_files(specs, splits)
     (spec,) = specs
     if is_url(spec):
-        raise InputError(f"{redact_url(spec)}: images are read from here; give a folder or an archive")
+        raise InputError(f"{redact_url(spec)} is remote; download it, and give a folder or an archive")
     wanted = tuple(dict.fromkeys(splits))
     if (Path(spec) / FILE_NAME).is_file():
         return _open_shards(Path(spec), wanted, labels)
@@ -106,23 +106,23 @@ def _matching(spec: str) -> list[str]:
         return [spec]
     if paths := sorted(glob.glob(spec, recursive=True)):
         return paths
-    raise InputError(f"no file matches {spec}: give files of images, or one folder or archive")
+    raise InputError(f"no file matches {spec}; give image files, or one folder or archive")
 
 
 def _open_files(specs: Sequence[str], splits: Sequence[str]) -> Images:
     if splits:
-        raise InputError(f"--split {splits[0]}: files that are named are in no split")
+        raise InputError(f"--split {splits[0]} has no effect for single files; leave it out")
     for spec in specs:
         if not Path(spec).is_file():
             why = "is a folder" if Path(spec).is_dir() else "does not exist"
-            raise InputError(f"{redact_url(spec)} {why}: DATA is files of images, or one folder or archive")
+            raise InputError(f"{redact_url(spec)} {why}; give image files, or one folder or archive")
     paths = [Path(path) for path in dict.fromkeys(map(os.path.abspath, specs))]
     top = Path(os.path.commonpath([path.parent for path in paths]))
     listing, taken = list_files(paths, top), dict[str, int]()
     if others := {*paths} - {top / name for name, _ in listing.images}:
         with min(others).open("rb") as file:
-            kind = what_is(file.read(HEAD_BYTES)) or "no image"
-        raise InputError(f"{min(others)} is {kind}; DATA is files of images, or one folder or archive")
+            kind = what_is(file.read(HEAD_BYTES)) or "not an image"
+        raise InputError(f"{min(others)} is {kind}; give image files, or one folder or archive")
     entries = []
     for name, read in listing.images:
         key = unique_key(str(Path(name).with_suffix("")), taken)
@@ -162,7 +162,7 @@ def _open_source(source: ImageSource, path: Path, splits: tuple[str, ...]) -> Im
     there = dict.fromkeys(entry.split for entry in source.entries)
     for split in splits:
         if split not in there:
-            raise InputError(f'{path} has no split "{split}": {nearest(split, there)}')
+            raise InputError(f'{path} has no split "{split}"; {nearest(split, there)}')
     entries = [entry for entry in source.entries if not splits or entry.split in splits]
     classes = source.classes or tuple(sorted({entry.class_name for entry in entries if entry.class_name}))
     label_of = {name: label for label, name in enumerate(classes)}

@@ -69,7 +69,7 @@ class Format:
                 importlib.import_module(package)
         except ImportError as error:
             missing = error.name or self.library
-            raise InputError(f'{missing} is not installed: pip install "mae-vit[{self.extra}]"') from None
+            raise InputError(f'{missing} is not installed; pip install "mae-vit[{self.extra}]"') from None
         return f"{self.library} {version}"
 
 
@@ -109,16 +109,16 @@ def default_folder(asked: str, target: str) -> Path:
 def check_place(out: Path, *, force: bool) -> None:
     """Raises InputError if `out` holds something that may not be replaced, or is not a folder's name."""
     if out.suffix in _FILES or out.is_file() or out.is_symlink():
-        raise InputError(f"--out {out}: an export is a folder of files and a card: give {out.stem}")
+        raise InputError(f"--out {out}: an export is a folder; give {out.stem}")
     names = {path.name for path in out.iterdir()} if out.exists() else set()
     if not names:
         return
     card = out / CARD
     if names - EXPORTED or not card.is_file() or SIGNATURE not in card.read_text(errors="replace"):
         other = min(names - EXPORTED, default=f"no {CARD} of one")
-        raise InputError(f"--out {out} is no export, it holds {other}: give another folder")
+        raise InputError(f"--out {out} contains {other}, which is not from an export; give another folder")
     if not force:
-        raise InputError(f"--out {out} exists: --force replaces it, or give another folder")
+        raise InputError(f"--out {out} exists; --force replaces it, or give another folder")
 
 
 def write_export(
@@ -138,7 +138,7 @@ def write_export(
         with torch.no_grad():
             written = chosen.write(source, partial)
         if any(name.startswith("decode_head.") for name in source.weights.tensors):
-            left_out = "without the head of its masks, which the run's model.safetensors has"
+            left_out = "without the head for masks, which is in the run's model.safetensors"
             written = replace(written, notes=(*written.notes, left_out))
         difference = written.largest_difference(library.split()[0])
         outputs = ", ".join(written.outputs)
@@ -216,7 +216,7 @@ def _rounded(values: Sequence[float]) -> list[float]:
 def parse_push_name(asked: str) -> HubName:
     """Reads "USER/NAME[@BRANCH]", with or without "hf:"; raises InputError for another form."""
     if "/" not in asked.removeprefix(HUB_PREFIX).strip("/"):
-        raise InputError(f"--push {asked}: give USER/NAME, with the user or organization first")
+        raise InputError(f"--push {asked}: must be USER/NAME, with the user or organization first")
     return parse_hub_name(asked)
 
 
@@ -228,16 +228,16 @@ def check_push(name: HubName, *, public: bool) -> None:
     """
     hub = hub_library()
     if is_offline():
-        raise InputError("--push needs the Hub, which HF_HUB_OFFLINE forbids")
+        raise InputError("--push needs the Hub, which HF_HUB_OFFLINE forbids; unset it")
     with hub_errors(name, task="write"):
         if hub.get_token() is None:
-            raise InputError("--push needs a token: set HF_TOKEN, or run `hf auth login`")
+            raise InputError("--push needs a token; set HF_TOKEN, or run `hf auth login`")
         try:
             info = hub.HfApi().model_info(name.repo)  # also fails for a wrong token
         except hub.errors.RepositoryNotFoundError:
             return
     if not info.private and not public:
-        raise InputError(f"{name.repo} is public: --public pushes to it, or give another name")
+        raise InputError(f"{name.repo} is public; --public pushes to it, or give another name")
 
 
 def push(folder: Path, name: HubName, *, public: bool) -> tuple[str, HubName]:
@@ -248,7 +248,7 @@ def push(folder: Path, name: HubName, *, public: bool) -> tuple[str, HubName]:
     committed), FetchUnavailable if the connection breaks.
     """
     hub = hub_library()
-    again = f"the export is whole in {folder}, --force pushes it again"
+    again = f"but the export is in {folder}. Run it again with --force"
     try:
         with hub_errors(name, task="write"):
             api = hub.HfApi()
@@ -264,7 +264,7 @@ def push(folder: Path, name: HubName, *, public: bool) -> tuple[str, HubName]:
                 delete_patterns=[*EXPORTED, f"{to_hf.MAE_FOLDER}/*"],
             )
     except InputError as error:
-        raise InputError(f"{error}; nothing was pushed: {again}") from None
+        raise InputError(f"{error}; nothing was pushed, {again}") from None
     except FetchUnavailable as error:
-        raise FetchUnavailable(f"{error}; the push is not confirmed: {again}") from None
+        raise FetchUnavailable(f"{error}; the push is not confirmed, {again}") from None
     return f"{url} ({visibility})", HubName(name.repo, commit.oid)

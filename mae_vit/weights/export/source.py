@@ -136,7 +136,7 @@ class Written:
             differences.append((ours - theirs).abs().max().item() if same_shape else float("nan"))
             if not differences[-1] <= TOLERANCE:  # also true for NaN
                 problem = f"differ by {differences[-1]:.3g} from ours (at most {TOLERANCE:g})"
-                raise InputError(f"{library}'s {name} {problem}: nothing was written")
+                raise InputError(f"{library}'s {name} {problem}; nothing was written")
         return max(differences)
 
 
@@ -148,13 +148,15 @@ def load_for_export(asked: str, pool: Pool | None) -> ExportSource:
     weights = read_weights(asked)
     head = _read_head(weights)
     if pool is not None and (head is not None or "fc_norm.weight" in weights.tensors):
-        raise InputError(f"--pool {pool}: {weights.source} keeps the pooling of its fine-tuning")
+        raise InputError(
+            f"--pool {pool} has no effect on {weights.source}, which is fine-tuned; leave it out"
+        )
     encoder = encoder_from_weights(weights, pool=pool)
     # Tracers see fused attention as one operation, for all sequence lengths.
     set_fused_attention(encoder, True)
     if head is not None and head.in_features != encoder.num_features:
         raise InputError(
-            f"{weights.source}: its head takes {head.in_features} values, its encoder gives {encoder.num_features}"
+            f"{weights.source}: its head has {head.in_features} inputs, its encoder {encoder.num_features} outputs"
         )
     decoder = read_decoder(weights, encoder.encoder, encoder.info)
     return ExportSource(asked, Network(encoder, head), tuple(_read_classes(weights, head)), decoder)
@@ -166,7 +168,7 @@ def _read_head(weights: Weights) -> nn.Linear | None:
     if weights.objective is not None or weight is None or weight.ndim != 2:
         return None
     if bias is None or bias.shape != weight.shape[:1]:
-        raise InputError(f"{weights.source}: its head.weight has no head.bias that fits")
+        raise InputError(f"{weights.source}: its head.weight has no matching head.bias; give another file")
     head = nn.Linear(weight.shape[1], weight.shape[0])
     head.load_state_dict({"weight": weight, "bias": bias})
     return head

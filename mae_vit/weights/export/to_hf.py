@@ -50,8 +50,8 @@ def write(source: ExportSource, folder: Path) -> Written:
         return _write_pixio(source, folder)
     if source.network.has_fc_norm:
         raise InputError(
-            f"{source.weights.source} pools the mean of the patches through a norm of its own, which transformers' ViT "
-            "has none of: --to timm keeps it"
+            f"{source.weights.source} pools the mean of the patches with its own norm, which transformers' ViT "
+            "lacks; use --to timm"
         )
     images, what = source.random_images(), source.network.output_name
     outputs = {what: (source.network(images), _write_encoder(source, folder, images))}
@@ -129,7 +129,7 @@ def _write_and_load(
     for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if info.get(problem):
             key = min(map(str, info[problem]))
-            raise InputError(f"transformers' {kind}: {problem.replace('_', ' ')}: {key}: nothing was written")
+            raise InputError(f"transformers' {kind}: {problem.replace('_', ' ')}: {key}; nothing was written")
     return model.eval()
 
 
@@ -189,7 +189,7 @@ def _write_pixio(source: ExportSource, folder: Path) -> Written:
         (vit.mlp_ratio != int(vit.mlp_ratio), f"PixioModel of mlp_ratio={vit.mlp_ratio:g}"),
     ):
         if problem:
-            raise InputError(f"{source.weights.source}: transformers has no {missing}: --to torch keeps it")
+            raise InputError(f"{source.weights.source}: transformers has no {missing}; use --to torch")
     config = _base_config(source, architecture="PixioModel", model_type="pixio")
     del config["intermediate_size"]
     config |= {"mlp_ratio": int(vit.mlp_ratio), "n_cls_tokens": vit.class_tokens}
@@ -210,7 +210,7 @@ def _write_pixio(source: ExportSource, folder: Path) -> Written:
 model = PixioModel.from_pretrained(".").eval()
 features = model(pixel_values=images).{read}
 """
-    note = "without its decoder: transformers has none for several class tokens"
+    note = "without its decoder, as transformers has none for several class tokens"
     return Written({"features": (source.network(images), theirs)}, code, (note,) if source.decoder else ())
 
 
@@ -219,11 +219,11 @@ def _representable(source: ExportSource) -> tuple[MAE | None, tuple[str, ...]]:
     decoder, (height, width) = source.decoder, source.info.img_size
     if decoder is None:
         lost = source.info.objective in ("mae", "contrastive_mae", "joint")
-        return None, ("without a decoder, which the run folder has",) if lost else ()
+        return None, ("without a decoder; for one, export the run folder",) if lost else ()
     if height != width:
-        return None, (f"without its decoder: ViTMAEForPreTraining has none of {height} x {width} px",)
+        return None, (f"without its decoder, as ViTMAEForPreTraining has none for {height} x {width} px",)
     if decoder.mae is None:
-        return None, ("without its decoder: nothing says how many heads that has",)
+        return None, ("without its decoder, whose number of heads is not known",)
     return decoder.mae, decoder.notes
 
 

@@ -57,8 +57,8 @@ def write(source: ExportSource, folder: Path) -> Written:
     reads_tokens, count = config["global_pool"] == "", source.info.vit.class_tokens
     if reads_tokens and source.network.head is not None:
         raise InputError(
-            f"{source.weights.source} classifies by the mean of {count} class tokens, which timm does not pool: "
-            "--to torch keeps it, or fine-tune with finetune.pool=mean"
+            f"{source.weights.source} classifies by the mean of {count} class tokens, which timm does not pool; "
+            "use --to torch, or fine-tune with finetune.pool=mean"
         )
     write_weights(source, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
@@ -71,7 +71,7 @@ def write(source: ExportSource, folder: Path) -> Written:
 model = timm.create_model("local-dir:.", pretrained=True)
 {what} = model.eval()(images){f"[:, :{count}].mean(dim=1)" if reads_tokens else ""}
 """
-    note = "timm does not pool the mean of several class tokens: the code takes it from the tokens"
+    note = "timm does not pool several class tokens, so the code averages them"
     return Written({what: (source.network(images), theirs)}, code, (note,) if reads_tokens else ())
 
 
@@ -85,9 +85,9 @@ def write_official(source: ExportSource, folder: Path) -> Written:
     if vit.class_tokens > 1:
         problem = f"has one class token, not {vit.class_tokens}"
     elif info.img_size[0] != info.img_size[1]:
-        problem = f"knows square images alone, not {info.img_size[0]} x {info.img_size[1]} px"
+        problem = f"supports only square images, not {info.img_size[0]} x {info.img_size[1]} px"
     if problem:
-        raise InputError(f"the official MAE code {problem}: --to timm keeps them")
+        raise InputError(f"the official MAE code {problem}; use --to timm")
     decoder = source.decoder.tensors if source.decoder else {}
     content = BytesIO()  # on a full disk torch would raise an error that is not an OSError
     torch.save({"model": {**source.network.timm_state(), **decoder}}, content)
@@ -112,9 +112,9 @@ model.load_state_dict({{name: weights[name] for name in model.state_dict()}}, st
             exclude={"name", "mask_ratio", "mask_unit", "decode_ratio"}
         )
         listed = ", ".join(f"{key}={value}" for key, value in options.items())
-        notes.append(f"the official code's models_mae.py takes the decoder with {listed}")
+        notes.append(f"the official code's models_mae.py loads the decoder with {listed}")
     elif source.network.head is None:
-        notes.append("the weights have no decoder: for reconstructions, export a run folder")
+        notes.append("the weights have no decoder; for reconstructions, export a run folder")
     return Written({what: (source.network(images), model(images))}, code, tuple(notes))
 
 

@@ -60,7 +60,7 @@ def test_results_come_in_order_and_are_read_ahead_in_bounds():
         return encoded(picture(number % 5, (8, 8)), "bmp")
 
     entries = [Entry("train", None, f"{n}", f"{n}.bmp", "bmp", partial(image, n)) for n in range(3000)]
-    results = convert_entries(entries, Conversion(), 1, "", [])
+    results = convert_entries(entries, Conversion(), 1, "", [], count=3000)
     assert next(results)[0] is entries[0]
     assert len(read) < 1500
     assert [entry.key for entry, _, _ in results] == [f"{n}" for n in range(1, 3000)]

@@ -2,7 +2,7 @@
 
 import pytest
 from helpers.batch_digests import digest_of_global_batches
-from helpers.commands import ROOT, SMALL_MAE, run
+from helpers.commands import ROOT, SMALL_MAE, lines_of, run
 from helpers.finetune import SMALL, TINY
 from helpers.servers.remote_shards import STEPS
 
@@ -30,31 +30,34 @@ def test_batches_are_those_of_the_shards_here_and_each_shard_is_fetched_once(
 
 
 @pytest.mark.slow
-def test_a_vanished_server_leaves_a_run_to_be_started_again(server, tmp_path):
+def test_a_vanished_server_leaves_a_run_to_be_started_again(source, server, tmp_path):
     server.faults["*.tar"] = [*[""] * 4, "always 503"]
-    folder = tmp_path / "far"
     script = (
         "import sys; from mae_vit.data.remote import cache; "
         "cache.Cache.__init__.__kwdefaults__['patience_s'] = 0.5; "
         "from mae_vit.pretraining.command import main; sys.exit(main())"
     )
     arguments = [
-        *("--config", "configs/pretrain/mae_digits.yaml", f"data.path={server.url}", f"run.dir={folder}"),
+        *("--config", "configs/pretrain/mae_digits.yaml", "monitor.log_every_steps=1", "data.workers=1"),
         *("train.epochs=null", "train.steps=24", "train.warmup_epochs=0", "data.source=tar", *SMALL_MAE),
-        *(
-            "data.workers=1",
-            f"data.cache_dir={tmp_path / 'cache'}",
-            "train.effective_batch_size=96",
-            "data.damage_budget=0.5",
-        ),
+        *("train.effective_batch_size=96", "data.damage_budget=0.5", f"data.cache_dir={tmp_path / 'cache'}"),
     ]
-    done = run("-c", script, *arguments)
+    near, far = [f"data.path={source}"], [f"data.path={server.url}"]
+    for name, words in (("near", near), ("far", far)):
+        words.append(f"run.dir={tmp_path / name}")
+    done = run("-c", script, *arguments, *far)
     assert done.returncode == 75, done.stdout + done.stderr
     assert "error: " in done.stderr
     assert "cannot be fetched" in done.stderr
     assert "Traceback" not in done.stderr
-    server.faults.clear()
-    assert run("pretrain/run.py", *arguments).returncode == 0
+    server.faults["*.tar"] = ["drop", "", "wrong", "503", "", "drop"]
+    for words in (near, far):
+        assert run("pretrain/run.py", *arguments, *words).returncode == 0
+    assert server.faults["*.tar"] == []
+    losses = [
+        [line["loss"] for line in lines_of(tmp_path / name) if "loss" in line] for name in ("near", "far")
+    ]
+    assert losses[0] == losses[1]
 
 
 def test_a_plan_of_fine_tuning_does_not_fetch_all(server, tmp_path, monkeypatch, capsys):

@@ -212,8 +212,8 @@ def test_what_is_no_run_is_one_line(run_folder, tmp_path, capsys):
     for arguments, expected in (
         ([tmp_path / "smal"], f'did you mean "{run_folder}"'),
         ([tmp_path], "runs in it: small"),
-        ([tmp_path / "compared"], f"its own page: {tmp_path / 'compared' / 'report.html'}"),
-        ([tuned], f"is a run of fine-tuning, .* {tuned / 'summary.json'}"),
+        ([tmp_path / "compared"], f"its own page, {tmp_path / 'compared' / 'report.html'}"),
+        ([tuned], f"is a fine-tuning run, .* {tuned / 'summary.json'}"),
         ([run_folder, "--out", tmp_path], "is a folder; give a file"),
         ([run_folder, "--out", run_folder / "config.yaml" / "x.html"], "cannot be written"),
     ):
@@ -287,6 +287,14 @@ def test_the_verdict_of_a_run(run, named, unnamed):
     text = verdict_of(*run)
     assert [part for part in named if part not in text] == [], text
     assert [part for part in unnamed if part in text] == [], text
+
+
+def test_a_score_by_neighbors_is_proposed_with_its_time():
+    """Two passes over the images, each about an epoch of the run."""
+    last = {"step": 2, "loss": 0.5, "epoch": 4.0, "wall_s": 240.0, "probe": {"few_shot_top1": 0.5}}
+    summary = {"status": "done", "probe_at_start": {"few_shot_top1": 0.5, "images": 500}}
+    record = RunRecord(Path("runs/a"), summary=summary, lines=({"step": 1, "loss": 1.0}, last))
+    assert re.search("in about 0:02:00 .*finetune.mode=knn", verdict(record).next)
 
 
 @pytest.mark.parametrize("status", ["running", "interrupted", "failed"])

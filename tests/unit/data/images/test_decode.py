@@ -101,7 +101,7 @@ def test_random_damage_never_raises_another_type():
 def test_size_bound_is_read_from_the_header(monkeypatch):
     monkeypatch.setattr(module, "MAX_PIXELS", 40 * 30 - 1)
     for kind in ("jpeg", "png"):
-        with pytest.raises(DecodeError, match="over the bound"):
+        with pytest.raises(DecodeError, match="exceed the limit"):
             decode(encoded(picture(), kind), 3)
 
 
@@ -139,7 +139,6 @@ def test_a_png_of_many_chunks_is_read(monkeypatch):
 def test_the_size_of_a_jpeg_is_known_before_it_is_decoded(mode):
     data = encoded(picture(mode=mode), "jpeg")
     assert jpeg_size(data) == (30, 40) == decode(data, 3).shape[1:]
-    assert jpeg_size(data, max_pixels=30 * 40 - 1) is None
     # What Pillow decodes has to be decoded.
     assert jpeg_size(encoded(picture(mode="CMYK"), "jpeg")) is None
     assert jpeg_size(encoded(picture(mode=mode), "png")) is None

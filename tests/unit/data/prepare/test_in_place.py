@@ -45,6 +45,9 @@ def test_bands_in_place(tmp_path, call):
     result = call(tmp_path / "one", options="--in-place --scale 0,9")
     assert {f"{key}.tif": sample["tif"] for key, sample in result.images().items()} == files
     assert (set(result.dataset.bands.low), set(result.dataset.bands.high)) == ({0}, {9})
+    scaled = np.stack([wide + 100.0 * n for n in range(3)], axis=1).reshape(13, -1) / 9
+    np.testing.assert_allclose(result.dataset.mean, scaled.mean(axis=1), rtol=1e-6)
+    np.testing.assert_allclose(result.dataset.std, scaled.std(axis=1), rtol=1e-6)
 
 
 def test_bands_described_anew_keep_scale_missing_value_and_names(tmp_path, call):
@@ -142,6 +145,24 @@ def test_shards_written_anew_are_described_anew(digits, copy):
     assert split.shards[0] == before.split_info.shards[0]
     assert (dataset.classes[3], split.processing.resize) == ("three", 8)
     assert dataset.mean != before.dataset.mean
+
+
+def test_only_shards_that_changed_since_their_index_are_hashed(copy, monkeypatch):
+    """Of the same size, and with the time of the file before, as `cp -p` leaves it."""
+    hashed, describe = [], in_place.describe_shard
+    monkeypatch.setattr(
+        in_place, "describe_shard", lambda path, n: hashed.append(path.name) or describe(path, n)
+    )
+    in_place.index_in_place(copy, overwrite=True)  # of copied shards all have changed
+    assert set(hashed) == {path.name for path in copy.glob("*.tar")}
+    path = copy / "train-000001.tar"
+    for changed in ([], [path.name]):
+        hashed.clear()
+        in_place.index_in_place(copy, overwrite=True)
+        assert hashed == changed
+        data, status = path.read_bytes(), path.stat()
+        path.write_bytes(data)
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
 SPOIL = {

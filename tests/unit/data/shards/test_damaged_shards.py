@@ -170,7 +170,7 @@ def test_what_is_measured_must_be_whole(copy):
 def test_keys_are_needed_of_all_samples(digits, whole, tmp_path):
     for name, expected in (
         ("cut", "cannot be read"),
-        ("exchanged", "holds other"),
+        ("exchanged", "contains other"),
     ):
         copy = copy_of(digits, tmp_path / name)
         if name == "cut":

@@ -13,7 +13,7 @@ from mae_vit.runtime.ranks import Ranks
 from mae_vit.training import startup
 from mae_vit.training.engines import precision
 from mae_vit.training.engines.precision import Chosen, choose_precision
-from mae_vit.training.startup import Identity, check_identity
+from mae_vit.training.identity import Identity, check_identity
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 

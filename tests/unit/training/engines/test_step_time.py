@@ -86,12 +86,12 @@ def test_workers_read_while_threads_compute(workers, threads, cores, expected):
 def test_a_plan_tells_a_range_or_why_there_is_none():
     plan = SimpleNamespace(total_steps=1000)
     for tried, expected in (
-        (StepTime(1.0, 2.0, 5, 128), "0:16:40 to 0:33:20, from 5 steps of 128 images taken here just now"),
-        (None, "cannot be estimated here: the network is too large"),
-        (StepTime(30_000.0, 32_000.0, 2, 1), "cannot be estimated here: over a year"),
+        (StepTime(1.0, 2.0, 5, 128), "0:16:40 to 0:33:20, from 5 steps of 128 images timed here just now"),
+        (None, "not estimated: the network is too large"),
+        (StepTime(30_000.0, 32_000.0, 2, 1), "over a year"),
     ):
         assert describe_time(plan, Ranks(), tried).startswith(expected)
     busy = describe_time(plan, Ranks(), StepTime(1.5, 1.5, 5, 128, 7.3))
     assert busy.startswith("about 0:25:00 on the quiet machine")
     assert "(load 7)" in busy
-    assert "ranks exchange" in describe_time(plan, Ranks(0, 2), StepTime(1.0, 2.0, 5, 128))
+    assert "communication" in describe_time(plan, Ranks(0, 2), StepTime(1.0, 2.0, 5, 128))

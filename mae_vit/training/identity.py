@@ -1,0 +1,147 @@
+"""What must stay equal when a run resumes: its identity, in checkpoints and run folders."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from mae_vit.config.plugins import plugin_digests
+from mae_vit.config.schema import Config
+from mae_vit.core.errors import InputError
+from mae_vit.training.checkpoints.checkpoint import HISTORY
+
+# These sections and options may change when a run resumes. A change to any other is an error that names it.
+_FREE_SECTIONS = ("monitor", "checkpoint", "guard")
+FREE_KEYS = (
+    "run.name",
+    "run.dir",
+    "run.device",
+    "run.hang_timeout_s",
+    "run.plugins_may_change",
+    # The data may move: its fingerprint is compared instead.
+    "data.path",
+    "data.cache_dir",
+    "data.cache_gib",
+    # Pretrained weights may move: their digest is compared instead.
+    "finetune.start",
+    "data.workers",
+    "data.source",
+    "data.memory_limit_gib",
+    "data.damage_budget",
+    "train.batch_size_per_device",
+    "train.zero_stage",
+    "train.engine",
+    "train.compile",
+    # It recomputes the same numbers.
+    "train.activation_checkpointing",
+)
+PRECISION = "train.precision"
+_PLUGINS = "run.plugins"
+_LENGTH_KEYS = ("train.steps", "train.epochs", "train.samples")
+
+
+@dataclass(frozen=True)
+class Identity:
+    """The options and derived values that must not change when a run resumes.
+
+    Attributes:
+        values: options and derived values by dotted key, as plain data.
+        new: keys that an older checkpoint may lack: options at their defaults, and derived values.
+            Without them a new option would prevent old runs from resuming.
+        ignored: keys that may differ because the config allows it.
+    """
+
+    values: dict[str, Any]
+    new: frozenset[str]
+    ignored: frozenset[str] = frozenset()
+
+    def with_history(self, **facts: Any) -> Identity:
+        """Adds the history of the weights (keys of `HISTORY`), which is not compared.
+
+        The run reads it when it resumes, and so do runs that start from this run's weights.
+        """
+        return replace(self, values={**self.values, **facts})
+
+    def differing_keys(self, saved: Mapping[str, Any], *, extend: bool = False) -> list[str]:
+        """Returns the keys that differ from a saved identity; `extend` allows another length."""
+        now = self.values
+        return [
+            key
+            for key in {**saved, **now}
+            if key not in (*HISTORY, *self.ignored)
+            and saved.get(key) != now.get(key)
+            and (key in saved or key not in self.new)
+            and not (extend and key in _LENGTH_KEYS)
+            # A resumed run keeps the precision that "auto" chose at its start.
+            and not (key == PRECISION and now.get(key) == "auto")
+        ]
+
+    def describe_differences(self, saved: Mapping[str, Any], *, extend: bool = False) -> str:
+        """Names up to four keys that differ from a saved identity, with both values; empty if none does."""
+        differing = self.differing_keys(saved, extend=extend)[:4]
+        return "; ".join(self._describe(saved, key) for key in differing)
+
+    def _describe(self, saved: Mapping[str, Any], key: str) -> str:
+        was, now = saved.get(key), self.values.get(key)
+        if key == _PLUGINS:  # digests by name
+            old, new = was or {}, now or {}
+            names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+            return f"{key}: {', '.join(names)} changed; run.plugins_may_change=true allows it"
+        shown = ("unset" if value is None else repr(value) for value in (was, now))
+        return "{} was {}, now {}".format(key, *shown)
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "", separator: str = ".") -> dict[str, Any]:
+    """Flattens nested mappings into one with joined keys."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        name = f"{prefix}{separator}{key}" if prefix else str(key)
+        flat |= flatten(value, name, separator) if isinstance(value, Mapping) else {name: value}
+    return flat
+
+
+def run_identity(config: Config, *, derived: Mapping[str, Any]) -> Identity:
+    """Flattens a resolved config, without the options that may change.
+
+    `derived` holds values that follow from the data, such as its fingerprint and normalization.
+    """
+    dumped = config.model_dump(mode="json")
+    compared = {section: options for section, options in dumped.items() if section not in _FREE_SECTIONS}
+    values = {key: value for key, value in flatten(compared).items() if key not in FREE_KEYS}
+    values[_PLUGINS] = plugin_digests(config.run.plugins)
+    new = {key for key in values if _at_default(config, dumped, key)}
+    ignored = frozenset({_PLUGINS} if config.run.plugins_may_change else ())
+    return Identity({**values, **derived}, frozenset({*new, *derived}), ignored)
+
+
+def _at_default(config: Config, dumped: dict[str, Any], key: str) -> bool:
+    """Returns whether the config stays the same without this key.
+
+    It validates the config again, because some defaults depend on other options (betas on the optimizer).
+    """
+    without = copy.deepcopy(dumped)
+    *path, name = key.split(".")
+    section = without
+    for part in path:
+        section = section[part]
+    del section[name]
+    try:
+        return type(config).model_validate(without) == config
+    except ValueError:
+        return False  # the key is required, alone or as one of a group
+
+
+def check_identity(
+    saved: Mapping[str, Any], identity: Identity, place: Path, *, extend: bool = False
+) -> None:
+    """Raises InputError, with up to four keys, if the identity differs from that in a checkpoint or run folder."""
+    if differing := identity.differing_keys(saved, extend=extend):
+        longer = ", --extend allows another length" if set(differing) <= set(_LENGTH_KEYS) else ""
+        raise InputError(
+            f"{place} belongs to another run: {identity.describe_differences(saved, extend=extend)}. Undo these "
+            f"changes{longer}, or give another run.name, or start over with `--resume never`, which moves the old run "
+            "aside"
+        )
