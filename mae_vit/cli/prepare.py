@@ -17,7 +17,6 @@ from mae_vit.core.files import leaving_no_empty_folders
 from mae_vit.core.hub import is_hub_name
 from mae_vit.core.messages import count_of, error_reason
 from mae_vit.core.user_files import expand_text
-from mae_vit.data.images.bounds import MAX_PIXELS
 
 # The modules of `mae_vit.data.prepare` are slow to import, and --help must be fast.
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ _SOURCES = (
     "class folders, a .tar, .tar.gz or .zip of such a folder, a folder of existing webdataset shards, Parquet files or "
     "a folder of them, a CSV or TSV of paths and labels, or hf:USER/NAME[@REVISION] on the Hugging Face Hub"
 )
-_IN_PLACE = {"--in-place", "--split", "--overwrite", "--max-pixels", "--workers", "--scale", "--nodata"}
+_IN_PLACE = {"--in-place", "--split", "--overwrite", "--workers", "--scale", "--nodata"}
 # An option -> the options of which it needs at least one to have an effect.
 _NEEDS = {
     "--quality": ("--resize", "--exif-orientation"),
@@ -104,8 +103,6 @@ def add_prepare(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     _add(group, "--quality", "Q", whole(1, 100), "JPEG quality of images that are encoded again (90)", 90)
     group.add_argument("--exif-orientation", choices=("apply", "ignore"), default="ignore", help="apply: turn images "
         "upright by their EXIF orientation, and encode them again (ignore)")
-    _add(group, "--max-pixels", "N", whole(1, MAX_PIXELS), f"leave out images of more pixels ({MAX_PIXELS}, which "
-        "training decodes at most)", MAX_PIXELS)
     _add(group, "--workers", "N", whole(0), "decoding processes (one for each core)")
     _add(group, "--shard-mib", "N", whole(1), "largest size of a shard, in MiB (256)", 256)
     _add(group, "--shard-samples", "N", whole(1), "largest number of images in a shard (10000)", 10_000)
@@ -334,7 +331,6 @@ def _conversion(arguments: argparse.Namespace) -> Conversion:
         resize=arguments.resize,
         quality=arguments.quality,
         upright=arguments.exif_orientation == "apply",
-        max_pixels=arguments.max_pixels,
         in_place=arguments.in_place,
         bands=BandOptions(
             select=arguments.bands or (),

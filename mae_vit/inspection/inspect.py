@@ -74,9 +74,9 @@ def open_subject(source: str) -> InspectedEncoder:
     bands, run = None, ""
     if (Path(source) / "config.yaml").is_file():
         config = read_run_config(Path(source))
-        wanted = (config.get("monitor") or {}).get("picture_bands")
+        wanted = config["monitor"].get("picture_bands")
         bands = tuple(wanted) if isinstance(wanted, list) else None
-        run = str((config.get("run") or {}).get("name") or Path(source).resolve().name)
+        run = config["run"]["name"]
     decoder = read_decoder(weights, model.encoder, model.info)
     if decoder is not None:
         why = "" if decoder.mae else "the number of heads of its decoder is not known"

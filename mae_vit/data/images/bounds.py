@@ -73,22 +73,21 @@ def checked_dtype(name: str) -> str:
     return name
 
 
-def check_shape(count: int, height: int, width: int, dtype: str, max_pixels: int | None) -> None:
+def check_shape(count: int, height: int, width: int, dtype: str) -> None:
     """Checks a declared size before memory is taken for it.
 
     Raises:
         DecodeError: if the image has no pixels, too many, or too many bands.
     """
-    bound = MAX_PIXELS if max_pixels is None else max_pixels
     if min(count, height, width) < 1:
         raise DecodeError(f"its header says {count} bands of {width}x{height} pixels")
     if count > MAX_BANDS:
         raise DecodeError(f"{count} bands or pages; the limit is {MAX_BANDS}")
-    if height * width > bound:
-        raise DecodeError(f"{width}x{height} pixels exceed the limit of {bound}")
+    if height * width > MAX_PIXELS:
+        raise DecodeError(f"{width}x{height} pixels exceed the limit of {MAX_PIXELS}")
     size = count * height * width * int("".join(filter(str.isdigit, dtype))) // 8
-    if size > 3 * bound:
+    if size > 3 * MAX_PIXELS:
         raise DecodeError(
             f"{width}x{height} pixels of {count} bands of {dtype} have {size} bytes, more than the limit of "
-            f"{3 * bound}; cut it into tiles"
+            f"{3 * MAX_PIXELS}; cut it into tiles"
         )

@@ -71,7 +71,7 @@ class Header:
     notes: tuple[str, ...] = ()
 
 
-def decode(data: bytes, channels: int, *, max_pixels: int | None = None, bands: Bands = RGB8) -> np.ndarray:
+def decode(data: bytes, channels: int, *, bands: Bands = RGB8) -> np.ndarray:
     """Decodes an image, or the first frame of an animation.
 
     EXIF orientation is not applied: the official MAE code and torchvision's ImageFolder do not
@@ -80,7 +80,6 @@ def decode(data: bytes, channels: int, *, max_pixels: int | None = None, bands: 
     Args:
         data: an encoded image; its bytes, not its name, determine the format.
         channels: 1 for gray, 3 for RGB; other color modes are converted.
-        max_pixels: largest height x width, against decompression bombs; `MAX_PIXELS` if None.
         bands: bands of the image; unless they are photographs, raw values are returned.
 
     Returns:
@@ -92,19 +91,18 @@ def decode(data: bytes, channels: int, *, max_pixels: int | None = None, bands: 
         DecodeError: for anything truncated, damaged, too large or unknown.
     """
     if not bands.photographs:
-        return open_bands(data, bands, max_pixels=max_pixels).pixels
-    bound = MAX_PIXELS if max_pixels is None else max_pixels
-    if jpeg_size(data, max_pixels=bound) is not None:
+        return open_bands(data, bands).pixels
+    if jpeg_size(data) is not None:
         try:
             # strict: otherwise libjpeg silently fills a truncated image with gray.
             pixels = simplejpeg.decode_jpeg(data, colorspace="GRAY" if channels == 1 else "RGB", strict=True)
             return np.asarray(pixels.transpose(2, 0, 1))
         except ValueError:
             pass  # simplejpeg refuses it, or it is damaged; Pillow decides
-    return _decode_with_pillow(data, channels, bound)
+    return _decode_with_pillow(data, channels)
 
 
-def jpeg_size(data: bytes, *, max_pixels: int = MAX_PIXELS) -> tuple[int, int] | None:
+def jpeg_size(data: bytes) -> tuple[int, int] | None:
     """Returns (height, width) of a JPEG without decoding it; None if simplejpeg does not decode it."""
     if not data.startswith(_JPEG_MAGIC):
         return None
@@ -112,7 +110,7 @@ def jpeg_size(data: bytes, *, max_pixels: int = MAX_PIXELS) -> tuple[int, int] |
         height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data)
     except ValueError:
         return None
-    if height * width > max_pixels or colorspace in _FOUR_INKS:
+    if height * width > MAX_PIXELS or colorspace in _FOUR_INKS:
         return None
     return int(height), int(width)
 
@@ -177,16 +175,16 @@ def _notes(image: Image.Image, data: bytes) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _decode_with_pillow(data: bytes, channels: int, bound: int) -> np.ndarray:
+def _decode_with_pillow(data: bytes, channels: int) -> np.ndarray:
     if data.startswith(PNG_MAGIC):
         check_png(data)
-    raster = open_raster(data, max_pixels=bound) if is_tiff(data) else None
+    raster = open_raster(data) if is_tiff(data) else None
     with _pillow_errors(data), Image.open(io.BytesIO(data), formats=_FORMATS) as image:
         # Pillow reads only the first bands of such a file, as it reads only the first of several pages.
         if raster is not None and len(raster.pixels) != (3 if image.mode.startswith("RGB") else 1):
             raise DecodeError(f"{raster.kind}, but 8-bit gray or RGB is expected")
-        if image.width * image.height > bound:
-            raise DecodeError(f"{image.width}x{image.height} pixels exceed the limit of {bound}")
+        if image.width * image.height > MAX_PIXELS:
+            raise DecodeError(f"{image.width}x{image.height} pixels exceed the limit of {MAX_PIXELS}")
         image.load()
         return pixels_of(image, channels)
 
@@ -211,7 +209,7 @@ def pixels_of(image: Image.Image, channels: int) -> np.ndarray:
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 
-def decode_mask(data: bytes, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
+def decode_mask(data: bytes) -> np.ndarray:
     """Decodes a mask: a PNG of one channel of 8 or 16 bits, or with a palette, whose numbers are class ids.
 
     It returns uint16 (H, W), and raises DecodeError for anything else.
@@ -220,8 +218,8 @@ def decode_mask(data: bytes, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
         raise DecodeError("not a PNG; write masks as PNG with one channel or a palette")
     check_png(data)
     with _pillow_errors(data), Image.open(io.BytesIO(data), formats=("PNG",)) as image:
-        if image.width * image.height > max_pixels:
-            raise DecodeError(f"{image.width}x{image.height} pixels exceed the limit of {max_pixels}")
+        if image.width * image.height > MAX_PIXELS:
+            raise DecodeError(f"{image.width}x{image.height} pixels exceed the limit of {MAX_PIXELS}")
         # Pillow stretches gray values of 2 and 4 bits to 0..255.
         if image.mode not in ("1", "L", "P") and not image.mode.startswith("I"):
             raise DecodeError(f"a {image.mode} image; write masks with one channel or a palette")

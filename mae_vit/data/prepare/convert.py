@@ -20,7 +20,7 @@ from mae_vit.core.preprocessing import Preprocessing
 from mae_vit.core.progress import progress
 from mae_vit.data.images.bands.read import open_raster
 from mae_vit.data.images.bounds import Raster
-from mae_vit.data.images.decode import MAX_PIXELS, DecodeError, decode, read_header
+from mae_vit.data.images.decode import DecodeError, decode, read_header
 from mae_vit.data.images.preprocess import (
     DEFAULT_QUALITY,
     as_photograph,
@@ -66,7 +66,6 @@ class Conversion:
         resize: short side in pixels that larger images are resized to; None keeps them.
         quality: JPEG quality of images that are encoded again.
         upright: apply EXIF orientation.
-        max_pixels: largest number of pixels; larger images are left out.
         hashed: hash the stored image.
         in_place: keep the bytes of images unchanged.
         bands: options of images other than 8-bit photographs.
@@ -75,7 +74,6 @@ class Conversion:
     resize: int | None = None
     quality: int = DEFAULT_QUALITY
     upright: bool = False
-    max_pixels: int = MAX_PIXELS
     hashed: bool = False
     in_place: bool = False
     bands: BandOptions = NO_OPTIONS
@@ -136,7 +134,7 @@ def convert(data: bytes, extension: str, options: Conversion, sums: Sums | None 
     """
     wanted = options.bands
     if wanted.take != EIGHT_BIT:
-        raster = open_raster(data, max_pixels=options.max_pixels, every_band=wanted.every_band)
+        raster = open_raster(data, every_band=wanted.every_band)
         photograph = None if raster is None or options.in_place or wanted.given else as_photograph(raster)
         if photograph is not None:
             image = convert(photograph, "png", options)
@@ -147,7 +145,7 @@ def convert(data: bytes, extension: str, options: Conversion, sums: Sums | None 
             read_header(data)  # raises first if this is no image
             raise DecodeError(f"8-bit gray or RGB, which {wanted.given[0]} does not apply to")
     header, how = read_header(data), options.preprocessing
-    pixels = decode(data, 1 if header.gray else 3, max_pixels=options.max_pixels)
+    pixels = decode(data, 1 if header.gray else 3)
     notes, stored = list(header.notes), None
     if header.orientation != 1:
         ignored = "with an EXIF orientation, which is ignored (--exif-orientation apply turns them)"
@@ -282,7 +280,7 @@ def convert_chunk(chunk: list[tuple[bytes, str]], options: Conversion) -> list[C
             results.append(str(error))
         except MemoryError:
             # The other images may be smaller.
-            results.append("needs more memory than there is (see --max-pixels)")
+            results.append("needs more memory than there is")
     for index, result in enumerate(results):
         if isinstance(result, Converted) and result.layout is not None:
             results[index] = replace(result, sums=tuple(sums.items()))

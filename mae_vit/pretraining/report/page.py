@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,8 @@ from mae_vit.pretraining.report.verdict import Points, metric_values, verdict
 
 # A chart of more points shows means and ranges, so that the page of a long run stays small.
 _MOST_POINTS = 400
-# Ratio of values above which a chart has a logarithmic axis.
-_LOG_SPAN = 100.0
 # Largest number of damaged samples on the page.
 _MOST_ROWS = 50
-# Width of the column of names in a plan's text.
-_PLAN_COLUMN = 12
 # Words for keys of metrics and summaries; other keys lose their underscores.
 _WORDS = {
     "psnr_db": "predicted pixels, PSNR in dB",
@@ -44,6 +41,7 @@ _WORDS = {
     "grad_norm": "gradient norm",
     "images_per_s": "images per second",
     "data_wait_frac": "waiting for data, % of the time",
+    "skipped": "data steps left out",
     "samples": "images seen",
     "wall_s": "time",
     "flops_per_step": "FLOPs per step",
@@ -52,22 +50,13 @@ _WORDS = {
     "probe_at_start": "online probe before training",
 }
 _COURSE = ("lr", "grad_norm", "images_per_s", "data_wait_frac")
-_INCIDENT_COLUMNS = {
-    "step": "step",
-    "reason": "reason",
-    "loss": "loss",
-    "grad_norm": "gradient norm",
-    "back_to_step": "back to step",
-    "try": "try",
-    "skipped": "data steps left out",
-}
-_DAMAGE_COLUMNS = {name: name for name in ("shard", "key", "offset", "step", "reason")}
+_INCIDENT_COLUMNS = ("step", "reason", "loss", "grad_norm", "back_to_step", "try", "skipped")
+_DAMAGE_COLUMNS = ("shard", "key", "offset", "step", "reason")
 Charts = list[tuple[str, Markup]]
 
 
 def write_page(record: RunRecord) -> str:
     """Returns the page of a run."""
-    plan, notes = _plan(record.plan)
     return render(
         "run.html",
         title=record.name,
@@ -77,12 +66,11 @@ def write_page(record: RunRecord) -> str:
         held_out=_held_out(record),
         pictures=_pictures(record.pictures),
         results=_results(record),
-        course=_course(record),
+        course=_charts(record, _COURSE),
         incidents=_table([_with_span(incident) for incident in record.incidents], _INCIDENT_COLUMNS),
         damaged=_table(record.damaged[:_MOST_ROWS], _DAMAGE_COLUMNS),
         num_damaged=len(record.damaged),
-        plan=plan,
-        plan_notes=notes,
+        plan=record.plan,
         environment=_environment(record),
         config=dump_yaml(record.config) if record.config else "",
         problems=record.problems,
@@ -102,37 +90,28 @@ def _about(record: RunRecord) -> str:
 
 def _loss(record: RunRecord) -> Markup | None:
     """Draws the loss of training and of held-out images; None before the first step is logged."""
-    groups = {"training": None, "held-out images": "heldout"}
-    curves = {name: metric_values(record.lines, "loss", group) for name, group in groups.items()}
-    curves = {name: points for name, points in curves.items() if points}
-    return _chart(curves, record.step, vertical="loss", width=7.0, height=3.2) if curves else None
+    curves = {"training": _curve(record, "loss"), "held-out images": _curve(record, "loss", "heldout")}
+    return _chart(curves, record.step, vertical="loss", width=7.0, height=3.2)
 
 
 def _held_out(record: RunRecord) -> Charts:
     """Draws the online probe and the other metrics of held-out images."""
-    start, probe = record.summary.get("probe_at_start") or {}, dict[str, Points]()
-    for name in _names(record.lines, "probe"):
-        if name.endswith("top1"):
-            before = [(0, float(start[name]))] if name in start else []
-            probe[_words(name)] = _percent(name, [*before, *metric_values(record.lines, name, "probe")])
-    probe = {name: points for name, points in probe.items() if points}
-    drawn = [("online probe: accuracy, %", _chart(probe, record.step))] if probe else []
-    for name in _names(record.lines, "heldout"):
-        points = metric_values(record.lines, name, "heldout")
-        # The baseline is the same at each step.
-        if points and name not in ("loss", "psnr_baseline_db"):
-            drawn.append((_words(name), _chart({"": _percent(name, points)}, record.step)))
-    return drawn
+    # Before training, the probe has a score of its own.
+    whole = replace(
+        record, lines=({"step": 0, "probe": record.summary.get("probe_at_start") or {}}, *record.lines)
+    )
+    probes = [name for name in _names(record.lines, "probe") if name.endswith("top1")]
+    probe = _chart({_words(name): _curve(whole, name, "probe") for name in probes}, record.step)
+    # The baseline is the same at each step.
+    others = [name for name in _names(record.lines, "heldout") if name not in ("loss", "psnr_baseline_db")]
+    drawn = [("online probe: accuracy, %", probe)] if probe else []
+    return drawn + _charts(record, others, "heldout")
 
 
-def _course(record: RunRecord) -> Charts:
-    """Draws learning rate, gradient norm and speed."""
-    curves = {name: metric_values(record.lines, name) for name in _COURSE}
-    return [
-        (_words(name), _chart({"": _percent(name, points)}, record.step, log=name != "lr"))
-        for name, points in curves.items()
-        if points
-    ]
+def _charts(record: RunRecord, names: Sequence[str], group: str | None = None) -> Charts:
+    """Draws a chart for each metric that was logged."""
+    drawn = {name: _chart({"": _curve(record, name, group)}, record.step) for name in names}
+    return [(_words(name), chart) for name, chart in drawn.items() if chart]
 
 
 def _names(lines: Sequence[Mapping[str, Any]], group: str) -> list[str]:
@@ -143,24 +122,22 @@ def _words(name: str) -> str:
     return _WORDS.get(name, name.replace("_", " "))
 
 
-def _percent(name: str, points: Points) -> Points:
-    """Turns shares into percent where the words say so."""
-    return [(step, 100 * value) for step, value in points] if "%" in _words(name) else points
+def _curve(record: RunRecord, name: str, group: str | None = None) -> Points:
+    """Returns (step, value) pairs; shares in percent where the words say so."""
+    scale = 100 if "%" in _words(name) else 1
+    return [(step, scale * value) for step, value in metric_values(record.lines, name, group)]
 
 
 def _chart(
-    curves: Mapping[str, Points],
-    end: int,
-    *,
-    log: bool = True,
-    vertical: str = "",
-    width: float = 4.6,
-    height: float = 2.7,
-) -> Markup:
-    """Draws curves of (step, value) by name, from step 0 to `end`.
+    curves: Mapping[str, Points], end: int, *, vertical: str = "", width: float = 4.6, height: float = 2.7
+) -> Markup | None:
+    """Draws curves of (step, value) by name, from step 0 to `end`; None without points.
 
-    The y-axis includes zero, so that noise looks small, or with `log` is logarithmic if values differ very much.
+    The y-axis includes zero, so that noise looks small.
     """
+    curves = {name: points for name, points in curves.items() if points}
+    if not curves:
+        return None
     with charts.chart("step", vertical, width=width, height=height) as (figure, axes):
         for number, (name, points) in enumerate(curves.items()):
             color = charts.COLORS[number % len(charts.COLORS)]
@@ -171,10 +148,7 @@ def _chart(
             style: dict[str, Any] = {"color": color, "linewidth": 1.4, "marker": marker, "markersize": 3.5}
             axes.plot(steps, mean, label=charts.plain(name), **style)
         values = np.array([value for points in curves.values() for _, value in points])
-        if log and values.min() > 0 and values.max() > _LOG_SPAN * values.min():
-            axes.set_yscale("log")
-        else:
-            axes.set_ylim(min(0.0, 1.05 * values.min()), max(0.0, 1.05 * values.max()) or 1.0)
+        axes.set_ylim(min(0.0, 1.05 * values.min()), max(0.0, 1.05 * values.max()) or 1.0)
         axes.set_xlim(0, 1.02 * max(end, 1))
         axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
         if len(curves) > 1:
@@ -225,23 +199,9 @@ def _with_span(incident: Mapping[str, Any]) -> dict[str, Any]:
     return {**incident, "skipped": f"{first} to {end - 1}"}
 
 
-def _table(
-    records: Sequence[Mapping[str, Any]], columns: Mapping[str, str]
-) -> tuple[list[str], list[list[str]]]:
-    """Returns head and body of a table of records; columns: key of a record -> title."""
-    return list(columns.values()), [[_text(record.get(name)) for name in columns] for record in records]
-
-
-def _plan(text: str) -> tuple[dict[str, str], list[str]]:
-    """Splits a plan's text into rows (title -> text) and notes."""
-    rows, notes = dict[str, str](), []
-    for line in text.splitlines():
-        name, value = line[:_PLAN_COLUMN].strip(), line[_PLAN_COLUMN:].strip()
-        if line.startswith(("note: ", "warning: ")) or not value:
-            notes.append(line)
-        else:
-            rows[name] = value
-    return rows, notes
+def _table(records: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+    """Returns head and body of a table of records; `columns` are their keys."""
+    return list(map(_words, columns)), [[_text(record.get(name)) for name in columns] for record in records]
 
 
 def _environment(record: RunRecord) -> dict[str, str]:

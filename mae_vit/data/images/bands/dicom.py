@@ -29,7 +29,7 @@ def is_dicom(data: bytes) -> bool:
     return data[128:132] == b"DICM"
 
 
-def open_dicom(data: bytes, max_pixels: int | None) -> Raster:
+def open_dicom(data: bytes) -> Raster:
     """Reads a DICOM file.
 
     Values without slope and intercept keep their type. Whole numbers in other units, such as Hounsfield units,
@@ -49,7 +49,7 @@ def open_dicom(data: bytes, max_pixels: int | None) -> Raster:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             dataset = pydicom.dcmread(io.BytesIO(data))
-            _check(dataset, max_pixels)
+            _check(dataset)
             return _read_colors(dataset) if dataset.get("SamplesPerPixel", 1) == 3 else _read_gray(dataset)
     except (DecodeError, MemoryError):
         raise
@@ -57,7 +57,7 @@ def open_dicom(data: bytes, max_pixels: int | None) -> Raster:
         raise DecodeError(f"the DICOM file is damaged: {first_line(error)}") from None
 
 
-def _check(dataset: Any, max_pixels: int | None) -> None:
+def _check(dataset: Any) -> None:
     """Checks what a file declares, before memory is taken for its pixels."""
     if "PixelData" not in dataset:
         raise DecodeError("the DICOM file contains no image")
@@ -76,7 +76,7 @@ def _check(dataset: Any, max_pixels: int | None) -> None:
     if bits not in (8, 16):
         raise DecodeError(f"DICOM of {bits} bits; only 8 and 16 can be read")
     # The widest type that its values may become.
-    check_shape(frames * samples, int(dataset.Rows), int(dataset.Columns), "float32", max_pixels)
+    check_shape(frames * samples, int(dataset.Rows), int(dataset.Columns), "float32")
 
 
 def _read_colors(dataset: Any) -> Raster:

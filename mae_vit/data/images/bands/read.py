@@ -34,12 +34,11 @@ _MEMBERS = 64  # of a NPZ file that names its image
 _ROWS = 64  # of an array, to compare
 
 
-def open_raster(data: bytes, *, max_pixels: int | None = None, every_band: bool = False) -> Raster | None:
+def open_raster(data: bytes, *, every_band: bool = False) -> Raster | None:
     """Decodes an image other than a photograph of 8 bits.
 
     Args:
         data: an encoded image; its bytes, not its name, determine the format.
-        max_pixels: largest height x width, and a third of the largest size in bytes; `MAX_PIXELS` if None.
         every_band: read TIFF files of 8 bits too, with their bands of transparency.
 
     Returns:
@@ -50,20 +49,20 @@ def open_raster(data: bytes, *, max_pixels: int | None = None, every_band: bool 
         InputError: if a package is missing.
     """
     if data.startswith(NPY_MAGIC):
-        return _open_npy(data, max_pixels)
+        return _open_npy(data)
     if data.startswith(PNG_MAGIC):
         deep = len(data) > _COLOR_AT and data[_DEPTH_AT] == 16
-        return _open_png(data, max_pixels) if deep else None
+        return _open_png(data) if deep else None
     if is_tiff(data):
-        return open_tiff(data, max_pixels, every_band=every_band)
+        return open_tiff(data, every_band=every_band)
     if data.startswith(NPZ_MAGIC):
-        return _open_npz(data, max_pixels)
+        return _open_npz(data)
     if is_dicom(data):
-        return open_dicom(data, max_pixels)
+        return open_dicom(data)
     return None
 
 
-def open_bands(data: bytes, bands: Bands, *, max_pixels: int | None = None) -> Raster:
+def open_bands(data: bytes, bands: Bands) -> Raster:
     """Decodes an image of the bands that a data set has.
 
     What `prepare` wrote is NPY; shards of others, prepared in place, may hold any format.
@@ -71,11 +70,11 @@ def open_bands(data: bytes, bands: Bands, *, max_pixels: int | None = None) -> R
     Raises:
         DecodeError: for anything damaged, too large, or of other bands.
     """
-    raster = open_raster(data, max_pixels=max_pixels)
+    raster = open_raster(data)
     count = len(bands.names)
     if raster is None or (len(raster.pixels) != count and raster.extension == "tiff"):
         # Prepared in place with options of bands, which take bands of transparency too.
-        raster = open_raster(data, max_pixels=max_pixels, every_band=True)
+        raster = open_raster(data, every_band=True)
     if raster is None:
         raise DecodeError(f"no image of {count} bands of {bands.dtype}")
     check_kind(raster.pixels, bands)
@@ -89,7 +88,7 @@ def check_kind(pixels: np.ndarray, bands: Bands) -> None:
         raise DecodeError(f"{count}x{dtype}, unlike the other images ({len(bands.names)}x{bands.dtype})")
 
 
-def _open_png(data: bytes, max_pixels: int | None) -> Raster:
+def _open_png(data: bytes) -> Raster:
     """Decodes a PNG of 16 bits: Pillow reads gray, imagecodecs colors and transparency, which is dropped.
 
     Raises:
@@ -101,7 +100,7 @@ def _open_png(data: bytes, max_pixels: int | None) -> Raster:
         raise DecodeError("its PNG header is damaged")
     width, height = int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")
     count = 3 if color in (_RGB, _RGB_ALPHA) else 1
-    check_shape(count, height, width, "uint16", max_pixels)
+    check_shape(count, height, width, "uint16")
     check_png(data)
     try:
         if color == _GRAY:
@@ -159,13 +158,13 @@ class _Header(NamedTuple):
         return self.start + math.prod(self.shape) * self.dtype.itemsize
 
 
-def _open_npy(data: bytes, max_pixels: int | None, extension: str = "npy") -> Raster:
+def _open_npy(data: bytes, extension: str = "npy") -> Raster:
     """Reads a NPY file: (H, W), (C, H, W) or (H, W, C); the shorter outer axis is that of the bands.
 
     Raises:
         DecodeError: if it is damaged, holds objects, or is no image.
     """
-    header = _read_header(data, max_pixels)
+    header = _read_header(data)
     if len(data) < header.end:
         raise DecodeError("its array is truncated")
     flat = np.frombuffer(data, header.dtype, math.prod(header.shape), header.start)
@@ -197,7 +196,7 @@ def _side_in_stack(array: np.ndarray) -> int:
     return side if further < next_row * 0.9 else 0
 
 
-def _open_npz(data: bytes, max_pixels: int | None) -> Raster:
+def _open_npz(data: bytes) -> Raster:
     """Reads a NPZ file of one array, or of several with one named "image".
 
     Raises:
@@ -216,15 +215,15 @@ def _open_npz(data: bytes, max_pixels: int | None) -> Raster:
             with archive.open(arrays[0]) as file:
                 start = file.read(_MAX_HEADER + 12)
                 # The header bounds what is unpacked.
-                inner = start + file.read(max(0, _read_header(start, max_pixels).end - len(start)))
+                inner = start + file.read(max(0, _read_header(start).end - len(start)))
     except DecodeError:
         raise
     except Exception as error:  # damaged, encrypted, of an unknown compression: many types
         raise DecodeError(f"the NPZ file is damaged: {first_line(error)}") from None
-    return _open_npy(inner, max_pixels, "npz")
+    return _open_npy(inner, "npz")
 
 
-def _read_header(data: bytes, max_pixels: int | None) -> _Header:
+def _read_header(data: bytes) -> _Header:
     """Reads the header at the beginning of `data`, and checks the size that it declares."""
     if len(data) < 10 or data[:6] != NPY_MAGIC:
         raise DecodeError("no NPY header")
@@ -236,7 +235,7 @@ def _read_header(data: bytes, max_pixels: int | None) -> _Header:
     count, height, width = header.shape if len(header.shape) == 3 else (1, *header.shape)
     if count > width:
         count, height, width = width, count, height
-    check_shape(count, height, width, header.dtype.name, max_pixels)
+    check_shape(count, height, width, header.dtype.name)
     return header
 
 

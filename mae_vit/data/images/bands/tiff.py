@@ -51,7 +51,7 @@ def is_tiff(data: bytes) -> bool:
     return data[:4] in _MAGIC
 
 
-def open_tiff(data: bytes, max_pixels: int | None, *, every_band: bool = False) -> Raster | None:
+def open_tiff(data: bytes, *, every_band: bool = False) -> Raster | None:
     """Decodes a TIFF file of bands; with `every_band` also 8-bit images, with their bands of transparency.
 
     Returns None for gray, RGB, palette and other photographs of 8 bits, which Pillow decodes.
@@ -72,7 +72,7 @@ def open_tiff(data: bytes, max_pixels: int | None, *, every_band: bool = False) 
     logging.getLogger("tifffile").setLevel(logging.CRITICAL)
     try:
         with tifffile.TiffFile(io.BytesIO(data)) as file:
-            return _read(file, len(data), max_pixels, every_band)
+            return _read(file, len(data), every_band)
     except (DecodeError, InputError, MemoryError):
         raise
     except Exception as error:  # tifffile and its codecs raise many types on damaged bytes
@@ -106,7 +106,7 @@ def _is_photograph(data: bytes) -> bool | None:
         return None
 
 
-def _read(file: TiffFile, length: int, max_pixels: int | None, every_band: bool) -> Raster | None:
+def _read(file: TiffFile, length: int, every_band: bool) -> Raster | None:
     first = file.pages.first
     maybe_gray = first.dtype == np.uint8 and first.samplesperpixel == 1 and not every_band
     try:
@@ -119,7 +119,7 @@ def _read(file: TiffFile, length: int, max_pixels: int | None, every_band: bool)
     if maybe_gray and len(pages) == images == 1:
         return None
     count = first.samplesperpixel * len(pages) * images
-    _check(first, count, max_pixels)
+    _check(first, count)
     for page in pages:
         _check_blocks(page, length)
     if images > 1:
@@ -180,7 +180,7 @@ def _type_name(page: TiffPage) -> str:
     return str(page.dtype.name)
 
 
-def _check(page: TiffPage, count: int, max_pixels: int | None) -> None:
+def _check(page: TiffPage, count: int) -> None:
     """Checks what a page declares, before memory is taken for it."""
     dtype = checked_dtype(_type_name(page))
     if page.photometric > _RGB:
@@ -201,7 +201,7 @@ def _check(page: TiffPage, count: int, max_pixels: int | None) -> None:
             raise InputError(
                 f"TIFF files with {name} need imagecodecs; pip install 'mae-vit[bands]'"
             ) from None
-    check_shape(count, page.imagelength, page.imagewidth, dtype, max_pixels)
+    check_shape(count, page.imagelength, page.imagewidth, dtype)
     if page.imagedepth != 1:
         raise DecodeError(f"a TIFF file of volumes, {page.imagedepth} deep; write each slice as an image")
 

@@ -110,7 +110,7 @@ def test_a_list_names_keys_paths_or_files(source, tmp_path, call, lines, train, 
 BAD = [
     "--subset {tmp}/bad.txt", "--subset {tmp}/empty.txt", "--subset {tmp}/none.txt", "--subset {tmp}/two.txt",
     "--fraction 3/2", "--holdout 0", "--holdout 1", "--fraction some", "--holdout 1/100", "--limit-per-class 0",
-    "--no-labels --limit-per-class 1", "--quality 50", "--resize 8 --quality 101", "--max-pixels 200000000",
+    "--no-labels --limit-per-class 1", "--quality 50", "--resize 8 --quality 101",
     "--workers -1",
 ]  # fmt: skip
 
