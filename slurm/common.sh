@@ -97,7 +97,7 @@ count_vain() {
 }
 
 give_up() {
-  echo "error: gave up, as nothing was saved any more (max_restarts=$max_restarts); once that is mended," \
+  echo "error: gave up, as nothing was saved any more (max_restarts=$max_restarts); once that is fixed," \
     "the same sbatch resumes it" >&2
   rm -f "$MAE_VIT_SAVED"
   exit 1
