@@ -77,7 +77,7 @@ class Run:
         """Returns the path of a file in the folder; raises InputError if the folder does not exist."""
         if not self.path.is_dir():
             hint = f"give {self.path.parent}" if self.path.is_file() else closest_path(self.path)
-            raise InputError(f"no run folder {self.path}{f': {hint}' if hint else ''}")
+            raise InputError(f"no run folder {self.path}{f'; {hint}' if hint else ''}")
         return self.path / name
 
     def encoder(self) -> PretrainedEncoder:

@@ -40,11 +40,8 @@ _IN_PLACE = {"--in-place", "--split", "--overwrite", "--workers", "--scale", "--
 # An option -> the options of which it needs at least one to have an effect.
 _NEEDS = {
     "--quality": ("--resize", "--exif-orientation"),
-    "--exclude-distance": ("--exclude",),
     **dict.fromkeys(("--mask-classes", "--mask-ignore", "--masked-only"), ("--masks",)),
 }
-# At larger distances, all images of some kinds count as copies.
-_MAX_DISTANCE = 16
 
 
 def add_prepare(commands: argparse._SubParsersAction[OneLineParser]) -> None:
@@ -58,8 +55,8 @@ def add_prepare(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     )
     # fmt: off
     parser.add_argument("paths", nargs="+", metavar="SRC... OUT", help=_SOURCES)
-    _add_switch(parser, "--in-place", "the only path is a folder of existing webdataset shards: write dataset.json and "
-        "indexes beside them; with --overwrite again, after shards or indexes changed")
+    _add_switch(parser, "--in-place", "the only path is a folder of existing webdataset shards: add dataset.json "
+        "and indexes to it; with --overwrite again, after shards or indexes changed")
     _add(parser, "--root", "DIR", as_path, "folder of torchvision's CIFAR files, which are downloaded if missing")
     _add(parser, "--split", "NAME", word, "split of the images that are outside of train/, val/ and test/ folders "
         "(train)", "train")
@@ -85,8 +82,8 @@ def add_prepare(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     _add_switch(group, "--masked-only", "leave out images that have no mask")
 
     group = parser.add_argument_group("selecting images (of train; val and test stay whole)")
-    _add(group, "--subset", "LIST", as_path, "only images listed in this text file: keys, paths or file names, one a "
-        "line")
+    _add(group, "--subset", "LIST", as_path, "only images listed in this text file: keys, paths or file names, one "
+        "per line")
     _add(group, "--holdout", "SHARE", share, "move this share of each class to a split val: held-out images (0.1 or "
         "1/10)")
     _add(group, "--fraction", "SHARE", share, "only this share of each class, drawn by a hash of the key; a smaller "
@@ -95,8 +92,6 @@ def add_prepare(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     group.add_argument("--exclude", metavar="DIR", type=as_path_text, action="append", help="leave out images that "
         "also occur in the test and val splits of the prepared data in DIR, so that pretraining sees no test images "
         "(DIR:SPLIT for one split); may be given several times")
-    _add(group, "--exclude-distance", "N", whole(0, _MAX_DISTANCE), "for --exclude: two images are copies if their "
-        "64-bit hashes differ in at most N bits (4)", 4)
 
     group = parser.add_argument_group("format")
     _add(group, "--resize", "PX", whole(1), "resize larger images to a short side of PX (JPEG, bicubic, antialiased)")
@@ -134,7 +129,7 @@ def _add_labels(parser: OneLineParser) -> None:
     _add_switch(group, "--preview", "also draw OUT/preview.png: some images of each class, with the number of all")
     group.add_argument("--no-labels", dest="labels", action="store_false", help="do not read folder names as classes")
     group.add_argument("--class-folder", choices=("first", "last"), help="the folder that is the class: the first "
-        "below the split, or the last, which holds the image; prepare asks where folders have two meanings (first)")
+        "below the split, or the last, around the image; prepare asks if that is not clear (first)")
     # fmt: on
 
 
@@ -266,7 +261,6 @@ def _prepare(arguments: argparse.Namespace) -> Report:
             selection=Selection(**_values(Selection, arguments), extra=extra),
             conversion=_conversion(arguments),
             exclude=arguments.exclude or (),
-            exclude_distance=arguments.exclude_distance,
             workers=default_workers() if arguments.workers is None else arguments.workers,
         )
 

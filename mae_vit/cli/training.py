@@ -65,8 +65,8 @@ def add_presets(commands: argparse._SubParsersAction[OneLineParser]) -> None:
         help="list the configs that come with the library",
         examples="  mae-vit presets\n  mae-vit presets photos\n  mae-vit presets mae_photos_64\n"
         "  mae-vit presets --show mae_photos_64 > mine.yaml          to change it",
-        description="List the configs that come with the library; of one, its command, time and result. pretrain, "
-        "finetune, compare and doctor take these names.",
+        description="List the configs that come with the library, or show one with its command, time and result. "
+        "pretrain, finetune, compare and doctor accept these names.",
     )
     parser.add_argument(
         "words",
@@ -83,7 +83,7 @@ def _presets(arguments: argparse.Namespace) -> int:
     if arguments.show is not None:
         path = find_preset(arguments.show)
         if path is None:
-            raise InputError(f'no preset "{arguments.show}" in {PRESETS}: {nearest(arguments.show, names)}')
+            raise InputError(f'no preset "{arguments.show}" in {PRESETS}; {nearest(arguments.show, names)}')
         print(path.read_text(encoding="utf-8"), end="")
         return 0
     chosen = [path for path in preset_paths() if all(word in path.stem for word in arguments.words)]

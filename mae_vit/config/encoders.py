@@ -82,24 +82,19 @@ class EncoderSection(Section, ABC):
         """
         for side in self.image_hw:
             if side <= 0 or side % patch_size:
-                near = max(1, round(side / patch_size)) * patch_size
+                near, common = max(1, round(side / patch_size)) * patch_size, math.gcd(*self.image_hw)
+                # A patch size that fits each side at least twice.
+                fitting = [size for size in range(2, common) if common % size == 0]
+                nearest = min(fitting, key=lambda size: abs(size - patch_size), default=None)
                 raise ValueError(
                     f"patch_size={patch_size} does not divide img_size={self.img_size} "
-                    f"(nearest side that fits: {near}{self._nearest_patch_size(patch_size)})"
+                    f"(nearest side that fits: {near}{f', nearest patch_size: {nearest}' if nearest else ''})"
                 )
         num_patches = (self.image_hw[0] // patch_size) * (self.image_hw[1] // patch_size)
         if num_patches > _MOST_PATCHES:
             raise ValueError(
                 f"patch_size={patch_size} makes {num_patches} patches; the limit is {_MOST_PATCHES}"
             )
-
-    def _nearest_patch_size(self, patch_size: int) -> str:
-        """Returns a hint with the nearest patch size that fits each side at least twice; empty if there is none."""
-        common = math.gcd(*self.image_hw)
-        fitting = [size for size in range(2, common) if common % size == 0]
-        if not fitting:
-            return ""
-        return f", nearest patch_size: {min(fitting, key=lambda size: abs(size - patch_size))}"
 
 
 class _TransformerSection(EncoderSection):

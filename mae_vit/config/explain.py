@@ -38,7 +38,10 @@ def explain(schema: type[BaseModel], document: Document, error: ValidationError)
         path = written_path(schema, problem["loc"])
         if problem["type"] == "extra_forbidden":
             if "." in path[-1]:
-                return [_explain_dotted(".".join(path))]
+                key = ".".join(path)
+                inside = ": {".join(key.split(".")) + ": VALUE" + "}" * key.count(".")
+                call = f'in Python changes={{"{key}": VALUE}}'
+                return [f'"{key}" is not a section; write {inside}, or override it by {key}=VALUE ({call})']
             unknown.append(".".join(path))
             continue
         begin, message = _explain(schema, path, problem)
@@ -54,14 +57,6 @@ def explain(schema: type[BaseModel], document: Document, error: ValidationError)
             return [f'this is a config for another command (it has "{key}"); give it to {command}']
     wrong = [begin + _joined(list(dict.fromkeys(several))) for begin, several in messages.items()]
     return [_explain_unknown(schema, document, key) for key in unknown] + wrong
-
-
-def _explain_dotted(key: str) -> str:
-    sections = ": {".join(key.split(".")) + ": VALUE" + "}" * key.count(".")
-    return (
-        f'"{key}" is not a section; write {sections}, or set the key with {key}=VALUE on the command line, in '
-        f'Python with changes={{"{key}": VALUE}}'
-    )
 
 
 def _why_missing(document: Document, path: Sequence[str]) -> str:

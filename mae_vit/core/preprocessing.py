@@ -48,7 +48,7 @@ class Preprocessing(BaseModel):
         """Describes in sentences what must be done to images from a camera or a sensor; empty if nothing."""
         done = []
         if self.bands:
-            done.append(f"Of each file the bands {', '.join(self.bands)} are taken, in this order.")
+            done.append(f"The bands {', '.join(self.bands)} of each file are used, in this order.")
         if self.window:
             done.append(f"Raw values are clipped to {self.window[0]:g} to {self.window[1]:g}.")
         if self.exif_orientation == "apply" and not in_bands:

@@ -100,8 +100,8 @@ def interpret_gap(train_top1: float, test_top1: float, *, unknown: float = 0.0) 
     scores = f"train {train_top1:.1%}, test {test_top1:.1%}, gap {100 * gap:.1f} points"
     if unknown:
         return (
-            f"{scores}: {unknown:.1%} of the test images are of classes that no training image has: these cannot be "
-            "right (do the names of the classes agree?)"
+            f"{scores}: {unknown:.1%} of the test images have classes without training images, so they cannot be "
+            "right; do the names of the classes agree?"
         )
     if gap >= _LARGE_GAP:
         reading = "over-fitting: the accuracy is much higher on training images"

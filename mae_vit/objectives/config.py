@@ -225,7 +225,7 @@ class MaskedPatchConfig(ObjectiveSection):
         if geometry.patch_size % cells:
             raise ValueError(
                 f'target="{self.target}" needs a patch_size divisible by {cells}, not {geometry.patch_size} '
-                '(target="mean_color" takes any)'
+                '(target="mean_color" works with any)'
             )
 
 

@@ -216,5 +216,5 @@ def _describe(prefix: str, family: _Family, prefixes: list[str]) -> str:
     others = [_shown(other) for other in prefixes if other != prefix]
     parts = [f'below "{prefix}"'] if prefix else []
     parts += [f"by the names of {family.name}"] if family.name != "timm" else []
-    parts += [f"chosen over {', '.join(others)} (FILE@NAME takes another)"] if others else []
+    parts += [f"chosen over {', '.join(others)} (FILE@NAME chooses another)"] if others else []
     return "; ".join(parts)

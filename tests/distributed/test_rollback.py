@@ -48,7 +48,7 @@ def test_what_stays_bad_ends_all_ranks(digits, tmp_path, stage):
     options = [f"data.path={digits}", f"train.zero_stage={stage}"]
     run = Run(tmp_path / "run", "torchrun", 2, ["1", "5", "11", *ARGUMENTS, *options], script=SCRIPT)
     assert run.wait() == 1
-    assert "from the checkpoint of step 4: 3 of guard.max_rollbacks=3" in run.output()
+    assert "3 of guard.max_rollbacks=3 from the checkpoint of step 4" in run.output()
     assert run.status() == "failed"
     run.wait_until_gone()
     assert len(list((tmp_path / "run" / "incidents").glob("*.json"))) == 4

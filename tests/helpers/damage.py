@@ -13,11 +13,11 @@ from mae_vit.data.shards.tar_headers import BLOCK
 
 # What the list says of each way, in part.
 WAYS = {
-    "cut off": "checksum of its pixels",
+    "cut off": "do not match their checksum",
     "undecodable": "not an image",
     "another sample": "the shard contains another sample there",
     "over the pixel bound": "exceeds limit",
-    "flipped bit": "checksum of its pixels",
+    "flipped bit": "do not match their checksum",
 }
 
 

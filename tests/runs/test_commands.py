@@ -23,7 +23,7 @@ from mae_vit.core import __version__
         (["prepar"], 'did you mean "prepare"?'),
         (["zzz"], "choose from"),
         (["prepare"], "required: SRC... OUT"),
-        (["prepare", "digits"], "needs sources and an output folder"),
+        (["prepare", "digits"], "the only path"),
         (["prepare", "digits", "{out}", "--shard-samples", "0"], "--shard-samples: '0'"),
         (["prepare", "digits", "{out}", "--shard-mib", "many"], "--shard-mib: 'many'"),
         (["prepare", "digits", "{out}", "--split", "../x"], "--split: '../x'"),

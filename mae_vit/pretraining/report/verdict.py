@@ -93,10 +93,10 @@ def _by_probe(record: RunRecord) -> tuple[bool | None, str, list[str]]:
     if not scores:
         return None, "", []
     score = scores[-1][1]
-    now = f"A linear layer on its features names {score:.1%} of held-out images right"
+    now = f"A linear layer on its features classifies {score:.1%} of held-out images correctly"
     start = record.summary.get("probe_at_start")
     if not start:
-        return None, "", [f"{now}; how many it did before training is not known."]
+        return None, "", [f"{now}; its score before training is not known."]
     first, images = start[_PROBE], start["images"]
     low, high = interval_of_share(score, images)
     # Compare intervals: after a perfect first score, one wrong image is no fall.

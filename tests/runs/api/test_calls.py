@@ -195,9 +195,9 @@ def test_a_run_is_named_by_text_too_and_a_misspelled_one_is_no_empty_run(command
     assert run.summary["status"] == "done"
     misspelled = mae_vit.Run(f"{commanded}s")
     for name in ("summary", "metrics", "rows"):
-        with pytest.raises(mae_vit.InputError, match=f'{commanded}s: did you mean "{commanded}"'):
+        with pytest.raises(mae_vit.InputError, match=f'{commanded}s; did you mean "{commanded}"'):
             getattr(misspelled, name)
-    with pytest.raises(mae_vit.InputError, match=f"config.yaml: give {commanded}$"):
+    with pytest.raises(mae_vit.InputError, match=f"config.yaml; give {commanded}$"):
         mae_vit.Run(commanded / "config.yaml").summary  # noqa: B018
 
 

@@ -25,7 +25,7 @@ VITS = [
     ("optim.layer_decay=1.5", "optim.layer_decay=1.5"),
     ("finetune.start=runs/mae", "--ckpt"),
     ("finetune.neighbors=3", 'mode="knn"'),
-    ("data.leave_out_per_class=5", "takes labels_per_class"),
+    ("data.leave_out_per_class=5", "use labels_per_class"),
     ("finetune.test=false finetune.holdout=0", "test=false"),
     ("train.ema_decay=0.9 train.zero_stage=3", "zero_stage=3"),
     ("train.engine=torch train.zero_stage=1", "zero_stage=1"),
@@ -56,7 +56,7 @@ PROBES = [
     ("finetune.shots=[3]", 'mode="few_shot"'),
     ("finetune.lr_factors=[]", "finetune.lr_factors"),
     ("finetune.lr_factors=[1.0, 0.0]", "lr_factors=[1.0, 0.0]"),
-    ("finetune.holdout=0", "among lr_factors"),
+    ("finetune.holdout=0", "one of lr_factors"),
     ("train.effective_batch_size=1", "effective_batch_size=1"),
     ("finetune.mode=knn finetune.lr_factors=[1.0]", 'mode="linear_probe"'),
 ]
@@ -89,9 +89,9 @@ JOBS = {
     "too many labels": (["data.labels_per_class=9999"], "data.labels_per_class=9999"),
     "shots": (
         ["data.labels_per_class=20", "finetune.mode=few_shot", "finetune.shots=[5,25]"],
-        "give finetune.shots=[5]",
+        "use finetune.shots=[5]",
     ),
-    "test split that is trained on": (["finetune.test_split=train"], "split (test)"),
+    "test split that is trained on": (["finetune.test_split=train"], "another (test)"),
     "unknown test split": (["finetune.test_split=tst"], '"tst"'),
     "batch larger than the data": (
         ["data.labels_per_class=2", "train.effective_batch_size=64", "--same-batch"],

@@ -159,7 +159,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(run, shared, pretrained, digit
     cut = tmp_path / "cut.safetensors"
     cut.write_bytes((run / "model.safetensors").read_bytes()[:-100])
     cases = {
-        ".csv file": (run, digits, tmp_path / "p.npz"),
+        "must end in .csv": (run, digits, tmp_path / "p.npz"),
         "1 to 10": (run, digits, out, "--top", 11),
         "at least 1": (run, digits, out, "--batch-size", 0),
         str(tmp_path / "none"): (tmp_path / "none", digits, out),

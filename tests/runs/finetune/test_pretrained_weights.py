@@ -152,7 +152,7 @@ def test_a_run_whose_data_does_not_serve_says_what_to_pass(alone, digits, tmp_pa
     assert alone(f"data.path={digits}", "--dry-run") == 0
     capsys.readouterr()
     config.write_text("model: 3\n")
-    refused(f"{config} is no config")
+    refused(f"{config} is not the config")
     config.unlink()
     refused("no config.yaml")
     encoder = alone.folder / "encoder.safetensors"

@@ -74,9 +74,9 @@ def test_size_and_machine_choose_the_preset(seen, side, channels, cores, gpu, pr
 def test_the_gain_is_of_the_nearest_measurement(seen):
     assert describe_gain(seen(64), 6_000).startswith("likely. 6,000 steps of MAE gained 16.7 points")
     assert "2,000 steps of MAE gained 10.6" in describe_gain(seen(300), 3_000)
-    assert describe_gain(seen(8, train=1_400, channels=1), 300).startswith("unlikely: ")
-    assert describe_gain(seen(64, train=300), 6_000).startswith("not known: so few")
-    assert describe_gain(seen(64, 90_000, labeled=90_000), 6_000).startswith("not known: with so many")
+    assert describe_gain(seen(8, train=1_400, channels=1), 300).startswith("unlikely; ")
+    assert describe_gain(seen(64, train=300), 6_000).startswith("not known; so few")
+    assert describe_gain(seen(64, 90_000, labeled=90_000), 6_000).startswith("not known; with so many")
 
 
 def test_a_micro_batch_is_halved_until_it_fits(colored):

@@ -199,7 +199,7 @@ def test_a_finished_output_is_left_as_it_is(weights, folder, begun, capsys):
     capsys.readouterr()
     assert call(weights, folder, "--out", begun) == 0
     printed = capsys.readouterr().out
-    for words in ("done already", "test/owl/0011.png", "17 images, 24"):
+    for words in ("already done", "test/owl/0011.png", "17 images, 24"):
         assert words in printed
     assert (begun / "features.npy").stat().st_mtime_ns == before
     assert not partial_of(begun).exists()

@@ -107,9 +107,9 @@ def test_an_encoder_that_does_not_come_is_not_replaced_by_another_file(hub, file
 
 
 WRONG = {
-    "hf:": (2, "no repository"),
-    "hf:anna/mae@": (2, "no repository"),
-    "hf:anna/..": (2, "no repository"),
+    "hf:": (2, "not a repository"),
+    "hf:anna/mae@": (2, "not a repository"),
+    "hf:anna/..": (2, "not a repository"),
     "hf://anna/mae": (2, 'give "hf:anna/mae"'),
     "hf:anna/maee": (2, "no model anna/maee"),
     "hf:anna/mae@mian": (2, '"mian"'),

@@ -33,5 +33,5 @@ def test_a_second_ctrl_c_ends_the_process_within_a_long_operation():
     finally:
         process.kill()
     assert process.returncode == 130
-    assert "Ctrl-C once more" in errors
-    assert errors.splitlines()[-1].startswith("interrupted: ")
+    assert "Ctrl-C again" in errors
+    assert errors.splitlines()[-1].startswith("interrupted without saving")

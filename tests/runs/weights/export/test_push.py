@@ -146,7 +146,7 @@ def test_a_push_that_fails_commits_nothing_and_says_how_to_repeat_it(
 ):
     hub.faults = fault
     assert export(run, "--to", "timm", "--push", name) == code
-    refused(capfd, code, line, f"{run / 'timm'}, --force")
+    refused(capfd, code, line, f"{run / 'timm'}. Run it again with --force")
     assert all(set(repo.files) == {".gitattributes"} for repo in hub.repos.values())
     if code == 75:
         hub.faults = {}

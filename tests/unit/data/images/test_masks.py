@@ -66,7 +66,7 @@ def gray_of_two_bits() -> bytes:
     ("data", "reason"),
     [
         (encoded(Image.fromarray(np.zeros((4, 4, 3), np.uint8)), "png"), "RGB"),
-        (encoded(Image.fromarray(IDS.astype(np.uint8)), "jpeg"), "no PNG"),
+        (encoded(Image.fromarray(IDS.astype(np.uint8)), "jpeg"), "not a PNG"),
         (gray_of_two_bits(), "2 bits"),
         (encoded(Image.fromarray(IDS.astype(np.uint8)), "png")[:-40], "trunc|broken|incomplete"),
     ],
