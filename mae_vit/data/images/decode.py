@@ -184,7 +184,7 @@ def _decode_with_pillow(data: bytes, channels: int) -> np.ndarray:
         if raster is not None and len(raster.pixels) != (3 if image.mode.startswith("RGB") else 1):
             raise DecodeError(f"{raster.kind}, but 8-bit gray or RGB is expected")
         if image.width * image.height > MAX_PIXELS:
-            raise DecodeError(f"{image.width}x{image.height} pixels are over the bound of {MAX_PIXELS}")
+            raise DecodeError(f"{image.width}x{image.height} pixels exceed the limit of {MAX_PIXELS}")
         image.load()
         return pixels_of(image, channels)
 
@@ -219,7 +219,7 @@ def decode_mask(data: bytes) -> np.ndarray:
     check_png(data)
     with _pillow_errors(data), Image.open(io.BytesIO(data), formats=("PNG",)) as image:
         if image.width * image.height > MAX_PIXELS:
-            raise DecodeError(f"{image.width}x{image.height} pixels are over the bound of {MAX_PIXELS}")
+            raise DecodeError(f"{image.width}x{image.height} pixels exceed the limit of {MAX_PIXELS}")
         # Pillow stretches gray values of 2 and 4 bits to 0..255.
         if image.mode not in ("1", "L", "P") and not image.mode.startswith("I"):
             raise DecodeError(f"a {image.mode} image; write masks with one channel or a palette")

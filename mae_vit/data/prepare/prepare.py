@@ -229,7 +229,7 @@ def _write_split(
         )
     if not statistics.images:
         why = failed[before] if len(failed) > before else "it is empty"
-        raise InputError(f'no image of split "{split}" can be read: {why}')
+        raise InputError(f'no image of split "{split}" can be read ({why})')
     if left_out:
         listed = writer.folder / excluded_file(split)
         listed.write_text("\n".join([*left_out, ""]), encoding="utf-8")

@@ -81,11 +81,9 @@ def _several(key: str, images: list[str]) -> str:
     listed = ", ".join(images[:4]) + (", ..." if len(images) > 4 else "")
     # cat.0.jpg, cat.1.jpg: file names with dots, not the members of one sample.
     numbered = all(field.partition(".")[0].isdigit() for field in images)
-    dots = (
-        "a key ends at the first dot, so rename the files without further dots, or use " if numbered else ""
-    )
+    dots = "a key ends at the first dot, so rename the files without further dots, or " if numbered else ""
     found = f"{count} under the key {plain_text(key)} ({plain_text(listed)})"
-    return f"{found}; {dots}`--image-column NAME` to choose one of each"
+    return f"{found}; {dots}choose one of each with --image-column NAME"
 
 
 def is_image_field(field: str) -> bool:

@@ -208,7 +208,7 @@ def _expand(spec: str) -> list[str]:
     for path in braceexpand(spec):
         matching = sorted(glob(path)) or [path]
         if not os.path.exists(matching[0]):
-            raise InputError(f"source {spec} has no file {path}; give the folder of the images")
+            raise InputError(f"source {spec}: there is no {path}; give the folder of the images")
         files += matching
     return files
 

@@ -101,7 +101,7 @@ def test_random_damage_never_raises_another_type():
 def test_size_bound_is_read_from_the_header(monkeypatch):
     monkeypatch.setattr(module, "MAX_PIXELS", 40 * 30 - 1)
     for kind in ("jpeg", "png"):
-        with pytest.raises(DecodeError, match="over the bound"):
+        with pytest.raises(DecodeError, match="exceed the limit"):
             decode(encoded(picture(), kind), 3)
 
 
