@@ -40,9 +40,9 @@ def test_a_vanished_server_leaves_a_run_to_be_started_again(source, server, tmp_
     arguments = [
         *("--config", "configs/pretrain/mae_digits.yaml", "monitor.log_every_steps=1", "data.workers=1"),
         *("train.epochs=null", "train.steps=24", "train.warmup_epochs=0", "data.source=tar", *SMALL_MAE),
-        *("train.effective_batch_size=96", "data.damage_budget=0.5", f"data.cache_dir={tmp_path / 'cache'}"),
+        *("train.effective_batch_size=96", "data.damage_budget=0.5"),
     ]
-    near, far = [f"data.path={source}"], [f"data.path={server.url}"]
+    near, far = [f"data.path={source}"], [f"data.path={server.url}", f"data.cache_dir={tmp_path / 'cache'}"]
     for name, words in (("near", near), ("far", far)):
         words.append(f"run.dir={tmp_path / name}")
     done = run("-c", script, *arguments, *far)
