@@ -100,14 +100,15 @@ def choose_compiling(config: Config, plan: Plan, device: torch.device, costs: Es
 def _why_not(config: Config, device: torch.device) -> str | None:
     """Returns why "auto" does not compile, whatever the time; None if it may."""
     if device.type != "cuda":
-        return "off on CPUs, where recipes were measured without: compiled losses differ by rounding"
+        return "off on CPUs, as compiled losses differ by rounding"
     if config.run.deterministic:
-        return "off with run.deterministic=true: kernels are chosen by timing them"
+        return "off with run.deterministic=true, as kernels are chosen by timing"
     if config.train.zero_stage == 3:
         return "off at ZeRO 3, which gathers weights in between"
     if not config.model.one_graph:
         return (
-            f'off for model.name="{config.model.name}": Vision Transformers of ours are known to be one graph'
+            f'off for model.name="{config.model.name}", since only our Vision Transformers are known to compile to '
+            "one graph"
         )
     return missing_for_triton(device)
 
