@@ -1,7 +1,5 @@
 """Writes docs/config.md from the schema of configs: `python docs/tools/config_reference.py`."""
 
-from __future__ import annotations
-
 import inspect
 import sys
 from collections.abc import Collection, Iterator

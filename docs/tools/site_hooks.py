@@ -33,11 +33,12 @@ def _blocks(cell: dict[str, Any]) -> Iterator[str]:
     source = "".join(cell["source"])
     yield source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```"
     for output in cell.get("outputs", ()):
-        data = output.get("data", {"text/plain": output.get("text")})
+        data = output.get("data", output)
+        text = "".join(data.get("text/plain", output.get("text", ""))).strip()
         if image := "".join(data.get("image/png", "")).strip():
-            yield f"![Output](data:image/png;base64,{image})"
+            yield f"![Output](data:image/png;base64,{image}{'#chart' if 'Figure' in text else ''})"
         else:
-            yield f"```text\n{''.join(data['text/plain']).strip()}\n```"
+            yield f"```text\n{text}\n```"
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:

@@ -104,7 +104,8 @@ def explain_key(asked: str, schemas: Mapping[str, type[BaseModel]]) -> list[str]
     found = [key for key in keys if key.path == whole] or [key for key in keys if key.path == inner]
     found = found or [key for key in keys if key.path.endswith(f".{inner}")]
     if not found:
-        names, sections = {"pretrain": {"NAME": {}}}, [key.rpartition(".")[0] for key in (whole, inner)]
+        names: dict[str, Any] = {"pretrain": {"NAME": {}}}
+        sections = [key.rpartition(".")[0] for key in (whole, inner)]
         near = [
             path
             for schema in schemas.values()

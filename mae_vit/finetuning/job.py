@@ -85,7 +85,7 @@ def _train(setup: Setup, arguments: Arguments, folder: RunFolder) -> None:
     run_setup = RunSetup(
         config,
         plan,
-        build_engine(config, plan, model, setup.ranks, setup.device, optimizer=optimizer),
+        build_engine(config, plan, model, setup.ranks, setup.device, costs=setup.costs, optimizer=optimizer),
         folder,
         setup.identity,
         setup.costs,

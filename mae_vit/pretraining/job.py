@@ -90,7 +90,7 @@ def _train(setup: Setup, arguments: Arguments, folder: RunFolder) -> None:
     run_setup = RunSetup(
         config,
         setup.plan,
-        build_engine(config, setup.plan, objective, setup.ranks, setup.device),
+        build_engine(config, setup.plan, objective, setup.ranks, setup.device, costs=setup.costs),
         folder,
         setup.identity.with_history(**history),
         setup.costs,

@@ -21,7 +21,8 @@ from mae_vit.pretraining.data import Data, open_data
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.training import startup
 from mae_vit.training.engines.base import Engine
-from mae_vit.training.engines.build import choose_compiling, optimizer_options
+from mae_vit.training.engines.build import optimizer_options
+from mae_vit.training.engines.compiling import choose_compiling
 from mae_vit.training.engines.cost import Estimate, estimate, kept_bytes
 from mae_vit.training.engines.precision import Precision
 from mae_vit.training.engines.state import BestWeights
@@ -108,7 +109,6 @@ def set_up(config: PretrainConfig, ranks: Ranks) -> Setup:
         world_size=ranks.world_size,
         probe_size=len(data.probe_split.samples),
     )
-    choose_compiling(config, plan, device)
     if grouping := config.objective.grouping:
         check_grouping(plan, ranks.world_size, config.data.repeats, **grouping._asdict())
     info = describe_encoder(config, data)
@@ -141,7 +141,7 @@ def least_kept(setup: Setup) -> int:
     """Returns the least bytes that a step keeps for its backward pass; 0 (unknown) if it is compiled."""
     train, info = setup.config.train, setup.info
     assert train.precision != "auto", "`settle_precision` comes first"
-    if choose_compiling(setup.config, setup.plan, setup.device).on:
+    if choose_compiling(setup.config, setup.plan, setup.device, setup.costs).on:
         return 0
     return kept_bytes(
         setup.build,

@@ -11,7 +11,7 @@ from mae_vit.config.schema import Config
 from mae_vit.core.files import nearest_existing
 from mae_vit.core.messages import count_of, format_duration
 from mae_vit.runtime.ranks import Ranks, choose_threads
-from mae_vit.training.engines.build import choose_compiling
+from mae_vit.training.engines.compiling import choose_compiling
 from mae_vit.training.engines.cost import Estimate
 from mae_vit.training.engines.precision import Chosen
 from mae_vit.training.engines.step_time import StepTime
@@ -64,7 +64,7 @@ def describe_training(
         **({"time": time} if time else {}),
         "engine": f"{describe_engine(config, ranks)}, {device}{threads}",
         "precision": str(precision),
-        "compiled": str(choose_compiling(config, plan, device)),
+        "compiled": str(choose_compiling(config, plan, device, costs)),
         # 1 GiB: resident memory of a run of the smallest network, measured once by hand.
         "memory": f"about {memory:.2f} GiB for each rank (weights, gradients, moments and float32 activations), "
         "plus torch and other libraries (about 1 GiB on a CPU)",

@@ -1,10 +1,14 @@
 """Pages stay short and say each limit once: words, phrases, code blocks, and the tools behind them."""
 
 import re
+import sys
 
 import nbformat
 import pytest
 from helpers.commands import ROOT
+
+sys.path.insert(0, str(ROOT / "docs" / "tools"))
+from site_hooks import EXPLAINED
 
 README = ROOT / "README.md"
 NOTEBOOK = ROOT / "docs" / "first_hour.ipynb"
@@ -56,3 +60,8 @@ def test_code_is_highlighted_and_no_command_is_cut(page):
 def test_the_tools_of_the_pages_are_few():
     tools = (ROOT / "docs" / "tools").glob("*.py")
     assert sum(len(path.read_text(encoding="utf-8").splitlines()) for path in tools) <= 700
+
+
+def test_words_with_tooltips_are_in_the_glossary():
+    glossary = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    assert [word for word in EXPLAINED.split("|") if f"| **{word}** | " not in glossary] == []

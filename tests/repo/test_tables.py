@@ -19,7 +19,7 @@ def test_all_tables_are_those_of_their_files():
     assert marks == set(tables.TABLES)
 
 
-def test_check_names_the_page_and_write_mends_it(monkeypatch, tmp_path, capsys):
+def test_a_page_that_differs_is_named_and_mended(monkeypatch, tmp_path, capsys):
     page = tmp_path / "docs" / "results" / "study_length" / "README.md"
     right = (ROOT / page.relative_to(tmp_path)).read_text()
     page.parent.mkdir(parents=True)

@@ -128,7 +128,7 @@ def _with_header(
     table: Path, find_all: Callable[[Sequence[str]], Sequence[Any]]
 ) -> tuple[dict[str, str], list[dict[str, str]], bool]:
     """Returns the columns' names as written by those in lower case, the rows, and whether the table names none."""
-    first, *rows = _read_lines(table) or [[]]
+    first, *rows = read_lines(user_files.read_text(table), f"table {table}: ") or [[]]
     known = {name.lower() for name in first} & {*PATHS, *user_files.LABEL_NAMES}
     pairs = zip(
         first, find_all(first), [*find_all(rows[0] if rows else []), *[None] * len(first)], strict=False
@@ -149,15 +149,14 @@ def _with_header(
     return {name: written[index] for name, index in indices.items()}, cells, headless
 
 
-def _read_lines(table: Path) -> list[list[str]]:
-    """Returns the cells of each line.
+def read_lines(text: str, where: str) -> list[list[str]]:
+    """Returns the cells of each line of a text, which `where` names in errors.
 
     Tabs, semicolons or commas separate them, whichever the first line has most; or blanks.
 
     Raises:
         InputError: if it is no such text.
     """
-    text = user_files.read_text(table)
     first = text.partition("\n")[0]
     delimiter = max("\t", ";", ",", key=first.count)
     if delimiter not in first and len({len(line.split()) for line in text.splitlines() if line.strip()}) == 1:
@@ -166,7 +165,7 @@ def _read_lines(table: Path) -> list[list[str]]:
     try:
         return [[cell.strip() for cell in line] for line in lines]
     except csv.Error as error:
-        raise InputError(f"table {table}: line {lines.line_num} cannot be read: {error}") from None
+        raise InputError(f"{where}line {lines.line_num} cannot be read: {error}") from None
 
 
 def _asked(table: Path, names: Cells, asked: str, option: str) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 
@@ -11,6 +9,7 @@ from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of, plain_text
 from mae_vit.core.user_files import ARRAY_EXTENSIONS, IMAGE_EXTENSIONS, decode_text, extension_of
 from mae_vit.data.images.decode import DecodeError
+from mae_vit.data.prepare.columns import read_lines
 from mae_vit.data.prepare.entries import Reader
 from mae_vit.data.prepare.listing import is_sample, shown
 
@@ -105,12 +104,8 @@ def labels_beside(
 def _rows(read: Reader, names: Names) -> list[tuple[str, list[str]]]:
     """Returns the image path and the cells of each line that names an image, by the column that names most."""
     try:
-        text = decode_text(read(), "")
-        first = text.partition("\n")[0]
-        delimiter = max("\t", ";", ",", key=first.count)
-        lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter if delimiter in first else " ")
-        cells = [[cell.strip() for cell in line] for line in lines]
-    except (OSError, InputError, DecodeError, csv.Error):
+        cells = read_lines(decode_text(read(), ""), "")
+    except (OSError, InputError, DecodeError):
         return []
     by_column = (
         [(path, line) for line in cells if n < len(line) and (path := names.find(line[n])) is not None]

@@ -35,7 +35,7 @@ from mae_vit.training.engines.step_time import StepTime
 from mae_vit.training.outputs.run_folder import RunFolder
 
 # What the time of a step depends on, apart from the machine.
-_KIND = {
+_KIND: Any = {
     "model": True,
     "objective": True,
     "train": {"effective_batch_size", "batch_size_per_device", "activation_checkpointing"},
@@ -108,9 +108,12 @@ def estimate_times(plan: ComparisonPlan, precision: Precision, *, slots: int) ->
             finished.setdefault(run.folder.parent, []).append(run.summary.get("wall_s", 0.0))
     seconds = dict[RunSpec, float]()
     for run in plan.runs:
-        work, alike = meter.works.get(run), finished.get(run.folder.parent)
-        if not run.is_done() and (alike or (work and rates)):
-            seconds[run] = fmean(alike) if alike else work.flops / (work.rate or fmean(rates))
+        if run.is_done():
+            continue
+        if alike := finished.get(run.folder.parent):
+            seconds[run] = fmean(alike)
+        elif rates and (work := meter.works.get(run)):
+            seconds[run] = work.flops / (work.rate or fmean(rates))
     return Times(seconds, meter.load)
 
 

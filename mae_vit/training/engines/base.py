@@ -26,6 +26,7 @@ from mae_vit.models.attention import choose_attention
 from mae_vit.objectives.objective import ObjectiveOutput, Task
 from mae_vit.runtime.process_group import leave
 from mae_vit.runtime.ranks import Ranks, sum_over_ranks
+from mae_vit.training.engines.compiled_cache import keep_compiled
 from mae_vit.training.engines.precision import Autocast, Precision
 from mae_vit.training.engines.state import (
     EMA,
@@ -47,6 +48,8 @@ class StepOptions:
         clip_grad: largest global gradient norm; None for no clipping.
         zero_keeps_whole_below: ZeRO 3 does not shard parameters with fewer elements (DeepSpeed's default).
         compile: apply torch.compile to the objective. This takes a minute; on a CPU it needs a C++ compiler.
+        cuda_graphs: with `compile`, launch the kernels of a pass together; for one rank and micro-batch on the torch
+            engine.
         activation_checkpointing: recompute each block's activations in the backward pass.
         ema_decay: decay of the moving average of the weights (`mae_vit.training.engines.state`); None for no average.
     """
@@ -59,6 +62,7 @@ class StepOptions:
     zero_stage: int = 0
     zero_keeps_whole_below: int = 100_000
     compile: bool = False
+    cuda_graphs: bool = False
     activation_checkpointing: bool = False
     ema_decay: float | None = None
 
@@ -96,9 +100,11 @@ class Engine(ABC):
         if options.activation_checkpointing:
             recompute_blocks(objective)
         if options.compile:
+            size, mode = options.batch_size_per_device, "reduce-overhead" if options.cuda_graphs else None
+            keep_compiled(objective, device, size, options.precision, mode)
             # In place: the wrapper that `torch.compile` returns changes the names in state dicts.
             # Shapes never change in a run, hence dynamic=False.
-            self.objective.compile(dynamic=False)
+            self.objective.compile(dynamic=False, mode=mode)
         self.module = Autocast(self.objective, device, options.precision)
 
     @abstractmethod

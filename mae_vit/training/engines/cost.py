@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from timm.models.vision_transformer import Block
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from mae_vit.core.batch import Batch
@@ -34,6 +36,7 @@ class Estimate:
         activation_bytes: bytes of a micro-batch's raw images and of what autograd keeps, in float32 with
             plain attention: an upper bound for bf16, fp16 and fused attention.
         optimizer_slots: float32 values that the optimizer keeps for each trainable parameter.
+        launches: operations of a forward pass in float32 with plain attention, each a kernel or more on a GPU.
     """
 
     parameters: int
@@ -43,6 +46,7 @@ class Estimate:
     activation_bytes: int
     optimizer_slots: int
     averaged: bool = False
+    launches: int = 0
 
     def memory_gib(self, *, world_size: int, zero_stage: int) -> float:
         """Returns an approximate upper bound of one rank's memory in GiB: weights, gradients, states, activations."""
@@ -107,7 +111,7 @@ def estimate(
     images = torch.empty(batch_size_per_device, *image_shape, dtype=dtype, device="meta")
     activations = _Activations(model, recomputed=activation_checkpointing)
     activations.keep(images)
-    with FlopCounterMode(display=False) as counter:
+    with FlopCounterMode(display=False) as counter, _Launches() as launches:
         activations.run(model, images)
     parameters = list(model.parameters())
     return Estimate(
@@ -118,6 +122,7 @@ def estimate(
         activation_bytes=activations.bytes,
         optimizer_slots=optimizer_slots,
         averaged=averaged,
+        launches=launches.count,
     )
 
 
@@ -152,6 +157,16 @@ def _build_on_meta(build: Callable[[], Task], *, fused_attention: bool) -> Task:
     model.to("meta")  # tables that NumPy computed are still on the CPU
     set_fused_attention(model, fused_attention)
     return model
+
+
+class _Launches(TorchDispatchMode):
+    """Counts operations; views launch nothing."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += not func.is_view
+        return func(*args, **(kwargs or {}))
 
 
 class _Activations:

@@ -75,6 +75,7 @@ class TorchEngine(Engine):
         """Prepares to train `objective`. With several ranks the process group must exist."""
         super().__init__(objective, options, ranks, device)
         assert options.zero_stage == 0
+        assert not options.cuda_graphs or (options.accumulation == 1 and ranks.world_size == 1)
         self._parallel = DataParallel(self.module) if ranks.world_size > 1 else None
         self._optimizer = make_optimizer(self.objective, options.optimizer)
         self._micro_batches = 0
@@ -83,7 +84,14 @@ class TorchEngine(Engine):
         if self._parallel is not None:
             # Gradients add up locally; only the last micro-batch of a step reduces them.
             return self._parallel.forward(batch, reduces=self._micro_batches == self.options.accumulation - 1)
-        return self.module(batch)
+        if not self.options.cuda_graphs:
+            return self.module(batch)
+        # The graphs may reuse their memory now: the last step's gradients are cleared, its outputs were copied below.
+        torch.compiler.cudagraph_mark_step_begin()
+        output = self.module(batch)
+        # The next replay overwrites these tensors, which the caller may read later.
+        values = {name: (total.clone(), count.clone()) for name, (total, count) in output.values.items()}
+        return ObjectiveOutput(output.loss.clone(), values)
 
     def backward(self, loss: Tensor) -> None:  # noqa: D102
         (self.scale_loss(loss) / self.options.accumulation).backward()

@@ -289,6 +289,14 @@ def test_the_verdict_of_a_run(run, named, unnamed):
     assert [part for part in unnamed if part in text] == [], text
 
 
+def test_a_score_by_neighbors_is_proposed_with_its_time():
+    """Two passes over the images, each about an epoch of the run."""
+    last = {"step": 2, "loss": 0.5, "epoch": 4.0, "wall_s": 240.0, "probe": {"few_shot_top1": 0.5}}
+    summary = {"status": "done", "probe_at_start": {"few_shot_top1": 0.5, "images": 500}}
+    record = RunRecord(Path("runs/a"), summary=summary, lines=({"step": 1, "loss": 1.0}, last))
+    assert re.search("in about 0:02:00 .*finetune.mode=knn", verdict(record).next)
+
+
 @pytest.mark.parametrize("status", ["running", "interrupted", "failed"])
 def test_each_state_is_named(run_folder, status):
     lines = lines_of(run_folder)[:4]

@@ -134,6 +134,6 @@ def test_parts_of_archives_in_a_folder_name_the_remedy(tmp_path, images):
     source = open_folder(
         write_files(tmp_path / "src", dict.fromkeys(PARTS, b"PK") | images | {"e.xyz": b"x"})
     )
-    notes = source.all_notes(labeled=True)
+    notes = source.all_notes(advise=False)
     assert (source.parts, source.unread) == (PARTS, {"xyz": 1})
     assert ["cat ARCHIVE" in note for note in notes] == [False, True]

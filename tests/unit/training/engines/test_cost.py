@@ -128,6 +128,9 @@ def test_the_estimate_of_a_recomputed_stack_is_its_inputs_and_one_block():
     few, many = (costs_of(lambda n=n: build(n), activation_checkpointing=True) for n in (2, 10))
     # Eight more inputs of 16 images, 17 tokens, 32 channels in float32.
     assert many.activation_bytes - few.activation_bytes == 8 * 16 * 17 * 32 * 4
+    # Eight equal blocks.
+    assert many.launches > few.launches
+    assert (many.launches - few.launches) % 8 == 0
 
 
 def test_raw_images_count_by_their_type_and_bands():
