@@ -262,4 +262,4 @@ def _wrong_image(image: object, forms: str) -> InputError:
     kind = f"of type {type(image).__name__}"
     if isinstance(image, np.ndarray | Tensor):
         kind = f"{str(image.dtype).removeprefix('torch.')} {tuple(image.shape)}"
-    return InputError(f"got images {kind}; give a path, the bytes of a file, or {forms}")
+    return InputError(f"images must be a path, the bytes of a file, or {forms}, not {kind}")

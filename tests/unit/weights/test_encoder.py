@@ -61,7 +61,7 @@ def broken(file):
 @pytest.mark.parametrize(
     ("image", "expected"),
     [
-        ("https://key@example.org/a.png", r"^https://example\.org/a\.png: "),
+        ("https://key@example.org/a.png", r"^https://example\.org/a\.png is "),
         (closed, "closed before"),
         (broken, r"a\.png cannot be decoded"),
         (lambda file: file.with_name("none.jpg"), r"none\.jpg: no such file"),

@@ -254,9 +254,9 @@ def test_what_a_file_does_not_say_is_said_to_be_assumed(tmp_path):
 @pytest.mark.parametrize(
     ("lost", "line"),
     [
-        ("blocks.5.norm2.weight", " blocks.5.norm2.weight$"),
-        ("norm.", " norm.weight, norm.bias$"),
-        ("fc_norm.bias", " fc_norm.bias$"),
+        ("blocks.5.norm2.weight", " blocks.5.norm2.weight;"),
+        ("norm.", " norm.weight, norm.bias;"),
+        ("fc_norm.bias", " fc_norm.bias;"),
         ("blocks.0.", "block 0 of 6"),
         ("blocks.3.", "block 3 of 6"),
         ("pos_embed", "no pos_embed"),

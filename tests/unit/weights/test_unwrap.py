@@ -246,7 +246,7 @@ REFUSED = {
     "no class token": (lambda: network(class_token=False, global_pool="avg").state_dict(), "no class token"),
     "norm before": (lambda: network(pre_norm=True).state_dict(), "norm_pre.weight"),
     "norm of queries": (lambda: network(qk_norm=True).state_dict(), "blocks.0.attn.q_norm.weight"),
-    "OpenCLIP": (lambda: open_clip(None), "of OpenCLIP"),
+    "OpenCLIP": (lambda: open_clip(None), "is OpenCLIP"),
     "a CNN": (lambda: timm.create_model("resnet18").state_dict(), "conv1.weight"),
     "of several dates": (
         lambda: {**network().state_dict(), "patch_embed.proj.weight": torch.zeros(8, 6, 3, 4, 4)},
