@@ -15,6 +15,7 @@ from mae_vit.core.errors import InputError
 from mae_vit.core.files import user_cache
 from mae_vit.runtime.locks import try_lock
 
+_PLACE = "TORCHINDUCTOR_CACHE_DIR"
 # Folders of compiled code that are kept, and the seconds for which one stays in any case: a run may be using it.
 _MOST_KEPT, _IN_USE_S = 8, 86400
 
@@ -27,10 +28,14 @@ def keep_compiled(model: nn.Module, device: torch.device, *options: object) -> N
     torch, device, geometry (shapes of `model`) and `options`.
 
     The code is run when it is loaded. So the folder must be this user's alone, and a run folder, which may come from
-    somebody else, has none. Nothing changes if TORCHINDUCTOR_CACHE_DIR is set, or the folder is not private or takes no
-    locks.
+    somebody else, has none. Nothing changes if TORCHINDUCTOR_CACHE_DIR names a place of the user's, or the folder is
+    not private or takes no locks.
     """
-    if "TORCHINDUCTOR_CACHE_DIR" in os.environ:
+    # A slow import, which a process with a model has already done.
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    # torch sets the variable to its own place when it is imported.
+    if os.environ.get(_PLACE, default_cache_dir()) != default_cache_dir():
         return
     kind = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     shapes = [(name, tuple(tensor.shape)) for name, tensor in model.named_parameters()]
@@ -50,7 +55,7 @@ def keep_compiled(model: nn.Module, device: torch.device, *options: object) -> N
             lock.release()
     except (OSError, InputError):
         return
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(own.absolute())
+    os.environ[_PLACE] = str(own.absolute())
 
 
 def _remove_old(root: Path) -> None:

@@ -6,6 +6,7 @@ import time
 import pytest
 import torch
 from torch import nn
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from mae_vit.training.engines import compiled_cache
 from mae_vit.training.engines.compiled_cache import keep_compiled
@@ -41,6 +42,12 @@ def test_a_place_that_is_set_stays(root, monkeypatch):
     keep_compiled(nn.Linear(2, 3), CPU)
     assert os.environ[PLACE] == "elsewhere"
     assert not root.exists()
+
+
+def test_the_place_that_torch_sets_is_replaced(root, monkeypatch):
+    monkeypatch.setenv(PLACE, default_cache_dir())
+    keep_compiled(nn.Linear(2, 3), CPU)
+    assert os.path.dirname(os.environ[PLACE]) == str(root)
 
 
 def test_a_folder_that_others_can_write_is_not_trusted(root):
