@@ -90,7 +90,7 @@ def test_a_probe_of_another_size_and_its_dry_run(measure, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("mode", "overrides", "named"),
     [
-        ("finetune", [], "finetune.mode=knn"),
+        ("finetune", [], 'finetune.mode="finetune"'),
         ("segment", [], "segment_probe"),
         ("knn", ["finetune.pool=cls"], 'finetune.pool="cls"'),
         ("segment_probe", ["finetune.pool=cls"], 'finetune.pool="cls"'),
