@@ -2,7 +2,7 @@
 # Common parts of the job scripts. They source this file in the job's folder (the repository's root) and call `run`.
 
 if [[ -z ${SLURM_JOB_ID:-} ]]; then
-  echo "error: not inside a Slurm job: start it by sbatch --gpus-per-node=1 --cpus-per-task=12 $0 ${*:-CONFIG}" >&2
+  echo "error: not inside a Slurm job; start it with sbatch --gpus-per-node=1 --cpus-per-task=12 $0 ${*:-CONFIG}" >&2
   exit 2
 fi
 
@@ -22,7 +22,7 @@ trap pass_on USR1 TERM
 srun_options=() container=() port='' max_restarts=3 notes=.restarts
 site=${MAE_VIT_SITE:-slurm/site.sh}
 if [[ ! -r $site ]]; then
-  echo "error: no site settings $site in $PWD" >&2
+  echo "error: no site settings $site in $PWD; set MAE_VIT_SITE=FILE" >&2
   exit 2
 fi
 # Source it in a function, which hides the job's arguments: conda's `activate` would read the first one.
@@ -83,7 +83,7 @@ run() {
 # A restart that saves nothing is counted as in vain. Slurm also restarts jobs itself, after a node failure.
 begin_notes() {
   if [[ $restart == 0 || ! -e $MAE_VIT_SAVED ]] && ! { mkdir -p "$notes" && echo "$restart" >"$MAE_VIT_SAVED"; }; then
-    echo "error: $notes cannot be written: name another folder in $site" >&2
+    echo "error: $notes cannot be written; set another folder in $site" >&2
     exit 2
   fi
   (($(count_vain) <= max_restarts)) || give_up
@@ -97,7 +97,7 @@ count_vain() {
 }
 
 give_up() {
-  echo "error: gave up, as nothing was saved any more (max_restarts=$max_restarts); once that is mended," \
+  echo "error: gave up, as nothing was saved any more (max_restarts=$max_restarts); once that is fixed," \
     "the same sbatch resumes it" >&2
   rm -f "$MAE_VIT_SAVED"
   exit 1

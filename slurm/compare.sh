@@ -18,7 +18,7 @@
 
 # Source it from the job's folder: Slurm runs a copy of this script from another folder.
 if [[ ! -r slurm/common.sh ]]; then
-  echo "error: no slurm/common.sh in $PWD: call sbatch in the repository's root, or with --chdir" >&2
+  echo "error: no slurm/common.sh in $PWD; run sbatch in the repository's root, or with --chdir" >&2
   exit 2
 fi
 # shellcheck source=common.sh

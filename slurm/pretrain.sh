@@ -18,7 +18,7 @@
 
 # From the job's folder: what runs is Slurm's copy of this file.
 if [[ ! -r slurm/common.sh ]]; then
-  echo "error: no slurm/common.sh in $PWD: call sbatch in the repository's root, or with --chdir" >&2
+  echo "error: no slurm/common.sh in $PWD; run sbatch in the repository's root, or with --chdir" >&2
   exit 2
 fi
 # shellcheck source=common.sh

@@ -40,11 +40,8 @@ _IN_PLACE = {"--in-place", "--split", "--overwrite", "--workers", "--scale", "--
 # An option -> the options of which it needs at least one to have an effect.
 _NEEDS = {
     "--quality": ("--resize", "--exif-orientation"),
-    "--exclude-distance": ("--exclude",),
     **dict.fromkeys(("--mask-classes", "--mask-ignore", "--masked-only"), ("--masks",)),
 }
-# At larger distances, all images of some kinds count as copies.
-_MAX_DISTANCE = 16
 
 
 def add_prepare(commands: argparse._SubParsersAction[OneLineParser]) -> None:
@@ -95,8 +92,6 @@ def add_prepare(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     group.add_argument("--exclude", metavar="DIR", type=as_path_text, action="append", help="leave out images that "
         "also occur in the test and val splits of the prepared data in DIR, so that pretraining sees no test images "
         "(DIR:SPLIT for one split); may be given several times")
-    _add(group, "--exclude-distance", "N", whole(0, _MAX_DISTANCE), "for --exclude: two images are copies if their "
-        "64-bit hashes differ in at most N bits (4)", 4)
 
     group = parser.add_argument_group("format")
     _add(group, "--resize", "PX", whole(1), "resize larger images to a short side of PX (JPEG, bicubic, antialiased)")
@@ -266,7 +261,6 @@ def _prepare(arguments: argparse.Namespace) -> Report:
             selection=Selection(**_values(Selection, arguments), extra=extra),
             conversion=_conversion(arguments),
             exclude=arguments.exclude or (),
-            exclude_distance=arguments.exclude_distance,
             workers=default_workers() if arguments.workers is None else arguments.workers,
         )
 

@@ -30,7 +30,7 @@ class Picture(NamedTuple):
 
 # Small images are shown at this many pixels at least.
 _MIN_SHOWN_PX = 64
-# Height of a line of a label, and the width of its widest letters but a few.
+# Height of a line of a label, and an upper estimate of the mean width of its letters.
 _LINE_PX, _LETTER_PX = 14, 6
 
 

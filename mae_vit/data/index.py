@@ -10,7 +10,7 @@ import json
 import re
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
@@ -69,10 +69,6 @@ class ShardIndex(ABC):
     @abstractmethod
     def labels(self) -> np.ndarray:
         """Labels int32 (N,); -1 for samples without a label."""
-
-    def labels_of(self, samples: np.ndarray) -> np.ndarray:
-        """Returns the labels int32 (B,) of samples (B,)."""
-        return np.asarray(self.labels[samples])
 
     def label(self, sample: int) -> int:
         """Returns the label of a sample; -1 if it has none."""
@@ -172,32 +168,20 @@ class TarIndex(ShardIndex):
             return False
         return offset < 2 * BLOCK or b" path=" not in self._files.read(shard, offset - 2 * BLOCK, BLOCK)
 
-    def misfit_shards(self) -> dict[int, int | None]:
-        """Finds local shards that are missing or have another size: see `shard_files.misfit_shards`."""
-        return {} if self.remote else misfit_shards(self.folder, self.split_info.shards)
-
     def missing_samples(self) -> tuple[np.ndarray, list[str]]:
-        """Returns the samples that shards of a wrong size lack: see `ShardIndex`."""
-        shards, sizes, problems = self.split_info.shards, self.misfit_shards(), list[str]()
-        for number, size in sizes.items():
-            problem = (
-                "is missing"
-                if size is None
-                else f"has {size} bytes, dataset.json says {shards[number].bytes}"
-            )
-            problems.append(f"shard {self.folder / shards[number].file} {problem}")
-        return self.samples_beyond(sizes), problems
-
-    def samples_beyond(self, sizes: Mapping[int, int | None]) -> np.ndarray:
-        """Returns the samples that are lost if shards have these sizes (None: missing): int64 (K,), sorted."""
-        lost, shards = [np.zeros(0, np.int64)], self.split_info.shards
+        """Returns the samples that missing, cut and changed shards lack: see `ShardIndex`."""
+        lost, problems, shards = [np.zeros(0, np.int64)], list[str](), self.split_info.shards
         ends = np.cumsum([shard.samples for shard in shards])
+        sizes = {} if self.remote else misfit_shards(self.folder, shards)
         for number, size in sorted(sizes.items()):
-            rows = self._rows[ends[number] - shards[number].samples : ends[number]]
+            shard, first = shards[number], int(ends[number]) - shards[number].samples
+            rows = self._rows[first : ends[number]]
             # Nothing is read from a larger shard.
-            end = 0 if size is None or size > shards[number].bytes else size
-            lost.append(np.flatnonzero(rows["offset"] + rows["length"] > end) + ends[number] - len(rows))
-        return np.concatenate(lost)
+            end = 0 if size is None or size > shard.bytes else size
+            lost.append(np.flatnonzero(rows["offset"] + rows["length"] > end) + first)
+            problem = "is missing" if size is None else f"has {size} bytes, dataset.json says {shard.bytes}"
+            problems.append(f"shard {self.folder / shard.file} {problem}")
+        return np.concatenate(lost), problems
 
     def damage(self, sample: int, reason: str) -> Damage:
         """Describes a sample that cannot be used."""

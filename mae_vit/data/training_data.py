@@ -199,9 +199,9 @@ class TrainingData:
                 "sample": int(n),
                 "shard": self.index.shard_of(n),
                 "key": self.index.find_key(n),
-                "label": int(label),
+                "label": self.index.label(n),
             }
-            for n, label in zip(samples, self.index.labels_of(samples), strict=True)
+            for n in samples
         ]
 
 

@@ -52,14 +52,7 @@ def to_png(drawn: Figure | np.ndarray) -> bytes:
     """Encodes a chart, or pixels uint8 (H, W, 3)."""
     stream = io.BytesIO()
     if isinstance(drawn, Figure):
-        drawn.savefig(
-            stream,
-            format="png",
-            dpi=_DPI,
-            facecolor="white",
-            bbox_inches="tight",
-            metadata={"Software": None},
-        )
+        drawn.savefig(stream, format="png", dpi=_DPI, facecolor="white", metadata={"Software": None})
     else:
         Image.fromarray(drawn).save(stream, "PNG", optimize=True)
     return stream.getvalue()
@@ -108,7 +101,7 @@ def by_depth(values: np.ndarray, label: str, *, uniform: float, uniform_label: s
         axes.set_ylim(0, max(1.2 * uniform, 1.05 * values.max(initial=0)) or 1)
         axes.set_xlim(0.5, len(values) + 0.5)
         axes.set_xticks(depth if len(depth) <= 16 else depth[::4])
-        charts.legend_below(axes)
+        charts.legend_below(figure)
         return figure
 
 

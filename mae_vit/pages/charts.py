@@ -42,11 +42,11 @@ def chart(
 ) -> Iterator[tuple[Figure, Axes]]:
     """Opens a figure of `width` x `height` inches with one pair of axes, in the style of pages.
 
-    Texts have the size of the page's in a chart of its own size; the page makes it smaller
-    where there is less room.
+    Its texts are as large as the page's, or smaller where the page has less room for the chart.
     """
     with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(width, height))  # not pyplot's, which would have to be closed
+        # Not pyplot's, which would have to be closed.
+        figure = Figure(figsize=(width, height), layout="constrained")
         axes = figure.subplots()
         axes.set_xlabel(horizontal)
         axes.set_ylabel(vertical)
@@ -59,16 +59,16 @@ def plain(name: str) -> str:
     return plain_text(name).replace("$", r"\$")
 
 
-def legend_below(axes: Axes, *, columns: int = 2, gap: float = 0.18) -> None:
-    """Puts the legend below the axes, so that it hides no line; `gap` is a share of the axes' height."""
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -gap), ncol=columns, fontsize=10)
+def legend_below(figure: Figure) -> None:
+    """Puts the legend below the axes, so that it hides no line."""
+    figure.legend(loc="outside lower center", ncols=2, fontsize=10)
 
 
 def to_svg(figure: Figure) -> Markup:
     """Returns an SVG element, equal for equal charts."""
     stream = io.StringIO()
     with matplotlib.rc_context(_STYLE):
-        figure.savefig(stream, format="svg", bbox_inches="tight", metadata={"Date": None})
+        figure.savefig(stream, format="svg", metadata={"Date": None})
     svg = stream.getvalue()
     # Comments repeat texts in their source form, such as 10^{-3} on a logarithmic axis.
     svg = re.sub(r"<!--.*?-->", "", svg[svg.index("<svg") :], flags=re.DOTALL).replace(_INK, "currentColor")

@@ -73,14 +73,14 @@ def refused(*words: str, cwd: Path = ROOT, **environment: str) -> str:
 @by_name(JOBS)
 def test_outside_of_slurm_it_is_one_clear_line(script):
     words = [f"slurm/{script.name}", "configs/pretrain/mae_digits.yaml"]
-    start = f"start it by sbatch --gpus-per-node=1 --cpus-per-task=12 {' '.join(words)}"
-    assert refused(*words) == f"error: not inside a Slurm job: {start}\n"
+    start = f"start it with sbatch --gpus-per-node=1 --cpus-per-task=12 {' '.join(words)}"
+    assert refused(*words) == f"error: not inside a Slurm job; {start}\n"
 
 
 @by_name(JOBS)
 def test_outside_of_the_repository_it_is_one_clear_line(script, tmp_path):
     assert refused(str(script), cwd=tmp_path) == (
-        f"error: no slurm/common.sh in {tmp_path}: call sbatch in the repository's root, or with --chdir\n"
+        f"error: no slurm/common.sh in {tmp_path}; run sbatch in the repository's root, or with --chdir\n"
     )
 
 
@@ -89,7 +89,7 @@ def test_site_settings_that_are_not_there_are_one_clear_line(tmp_path):
     said = refused(
         "slurm/pretrain.sh", "configs/pretrain/mae_digits.yaml", SLURM_JOB_ID="7", MAE_VIT_SITE=site
     )
-    assert said == f"error: no site settings {site} in {ROOT}\n"
+    assert said == f"error: no site settings {site} in {ROOT}; set MAE_VIT_SITE=FILE\n"
 
 
 EXAMPLES = {

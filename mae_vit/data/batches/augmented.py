@@ -100,7 +100,7 @@ class AugmentedSource:
         drawn = self.augment.draw(seed, epoch, samples if keys is None else keys)
         if isinstance(self.source, MemorySource) and not self.source.has_masks:
             images = self.augment.apply_batch(self.source.gather(samples), drawn)
-            labels = self.source.index.labels_of(samples).astype(np.int64)
+            labels = self.source.index.labels[samples].astype(np.int64)
             if out is None:
                 return Views(images, labels, None)
             out.images[:], out.labels[:] = images, labels

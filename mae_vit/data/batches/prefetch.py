@@ -48,9 +48,7 @@ def fetch_split(index: ShardIndex, source: AugmentedSource, order: Order, *, say
     Raises:
         FetchUnavailable: if the remote source does not answer.
     """
-    if not isinstance(index, TarIndex) or index.remote is None:
-        return
-    if not source.reads_shards or order.blocks is not None:
+    if not isinstance(index, TarIndex) or index.remote is None or not source.reads_shards or order.blocks:
         return
     shards = index.split_info.shards
     total = sum(shard.bytes for shard in shards)

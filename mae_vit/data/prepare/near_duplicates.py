@@ -24,7 +24,7 @@ from mae_vit.data.shards.tar_headers import Tar
 # not. At least 99.8 % of copies that are halved, saved as JPEG of quality 75, or made 10 % brighter stay within 4, but
 # only a third of copies cropped by 5 %. So this finds about a quarter of the 286 test images that have a near-duplicate
 # in the list of ciFAIR (arXiv 1902.00423).
-DEFAULT_DISTANCE = 4
+_DISTANCE = 4
 _TESTED = ("test", "val")
 
 
@@ -36,7 +36,6 @@ class Exclusion:
         sources: names of the folders and splits of known images, without paths of this machine.
         images: index in `sources` of each known image, and its key with its split.
         hashes: uint64 (N, 2), hashes of each known image and of its mirror image.
-        distance: largest number of differing bits between copies.
         lines: key of each image left out, the known image that it resembles, and the distance.
         counts: number of images left out, by index in `sources`.
     """
@@ -44,7 +43,6 @@ class Exclusion:
     sources: list[str]
     images: list[tuple[int, str]]
     hashes: np.ndarray
-    distance: int
     lines: list[str] = field(default_factory=list)
     counts: Counter[int] = field(default_factory=Counter)
 
@@ -62,7 +60,7 @@ class Exclusion:
         """Whether an image is left out as a copy of a known one; if so, records it."""
         assert image.hash is not None
         distance, source, other = self.nearest(image.hash[0])
-        if distance > self.distance:
+        if distance > _DISTANCE:
             return False
         self.counts[source] += 1
         self.lines.append(f"{plain_text(key)}\t{self.sources[source]}\t{other}\t{distance}")
@@ -71,12 +69,12 @@ class Exclusion:
     def describe(self) -> list[Excluded]:
         """Returns the record for `dataset.json`."""
         return [
-            Excluded(source=name, hash=HASH_NAME, distance=self.distance, samples=self.counts[number])
+            Excluded(source=name, hash=HASH_NAME, distance=_DISTANCE, samples=self.counts[number])
             for number, name in enumerate(self.sources)
         ]
 
 
-def open_exclusion(specs: Sequence[str], distance: int, workers: int, splits: Collection[str]) -> Exclusion:
+def open_exclusion(specs: Sequence[str], workers: int, splits: Collection[str]) -> Exclusion:
     """Hashes the test and val images in data folders, `DIR` or `DIR:SPLIT`, that are left out of `splits`.
 
     Raises:
@@ -105,7 +103,7 @@ def open_exclusion(specs: Sequence[str], distance: int, workers: int, splits: Co
             hashes.append(image.hash)
         if failed:
             raise InputError(f"--exclude {folder}: {failed[0]}; see `mae-vit check {folder}`")
-    return Exclusion(sources, images, np.array(hashes, np.uint64), distance)
+    return Exclusion(sources, images, np.array(hashes, np.uint64))
 
 
 def _find(spec: str) -> tuple[Path, list[str]]:

@@ -27,7 +27,7 @@ from mae_vit.data.prepare.convert import Conversion, Converted, convert_entries
 from mae_vit.data.prepare.entries import Entry, ImageSource
 from mae_vit.data.prepare.listing import shown
 from mae_vit.data.prepare.masks import MaskReader, agreed_segmentation, two_values_note
-from mae_vit.data.prepare.near_duplicates import DEFAULT_DISTANCE, Exclusion, open_exclusion
+from mae_vit.data.prepare.near_duplicates import Exclusion, open_exclusion
 from mae_vit.data.prepare.publish import (
     ShardWriter,
     check_no_foreign_shards,
@@ -57,7 +57,6 @@ def prepare(
     selection: Selection | None = None,
     conversion: Conversion | None = None,
     exclude: Sequence[str] = (),
-    exclude_distance: int = DEFAULT_DISTANCE,
     workers: int = 0,
 ) -> Report:
     """Writes the splits of `sources` into `out`, beside those already there.
@@ -73,7 +72,6 @@ def prepare(
         selection: which samples to take; all by default.
         conversion: how to store them; unchanged by default.
         exclude: data folders, `DIR` or `DIR:SPLIT`, whose images are left out of all splits but val and test.
-        exclude_distance: largest number of differing bits between the 64-bit hashes of copies.
         workers: number of decoding processes; 0 decodes in this process.
 
     Raises:
@@ -96,7 +94,7 @@ def prepare(
             f"--scale has no effect: {out} keeps the scale of its {', '.join(sorted(remaining))}; leave it out, or "
             "give another folder"
         )
-    exclusion = open_exclusion(exclude, exclude_distance, workers, by_split) if exclude else None
+    exclusion = open_exclusion(exclude, workers, by_split) if exclude else None
     dataset, unreadable, conversions = existing, list[str](), Counter[str]()
     masks = None if segmentation is None else MaskReader(segmentation)
     notes = [note for source in (*sources, *selection.extra) for note in source.notes]

@@ -64,7 +64,7 @@ def _parse(argv: Sequence[str] | None, prog: str | None) -> CompareArguments:
     )
     add_config(parser, example="set.train.epochs=10 run.name=try", default="seeds")
     parser.add_argument(
-        "--dry-run", action="store_true", help="check everything and list the runs; run nothing"
+        "--dry-run", action="store_true", help="check everything, list the runs with their times; run nothing"
     )
     parser.add_argument(
         "--report", action="store_true", help="write the report of the finished runs; run nothing"

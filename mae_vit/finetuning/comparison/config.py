@@ -273,7 +273,7 @@ class CompareArguments:
     Attributes:
         config: the YAML file, or values; their paths start at the current folder.
         overrides: settings `key.path=value`.
-        dry_run: whether to only check everything and list the runs.
+        dry_run: whether to only check everything, and list the runs with their times.
         report: whether to only write the report of the finished runs.
         overrides_from: who gave the overrides, for messages.
     """

@@ -19,7 +19,7 @@ from mae_vit.pretraining.report.run_record import RunRecord
 from mae_vit.pretraining.report.verdict import Points, metric_values, verdict
 
 # A chart of more points shows means and ranges, so that the page of a long run stays small.
-_MOST_POINTS = 400
+_MOST_POINTS = 300
 # Largest number of damaged samples on the page.
 _MOST_ROWS = 50
 # Words for keys of metrics and summaries; other keys lose their underscores.
@@ -101,7 +101,8 @@ def _held_out(record: RunRecord) -> Charts:
         record, lines=({"step": 0, "probe": record.summary.get("probe_at_start") or {}}, *record.lines)
     )
     probes = [name for name in _names(record.lines, "probe") if name.endswith("top1")]
-    probe = _chart({_words(name): _curve(whole, name, "probe") for name in probes}, record.step)
+    curves = {_words(name).removesuffix(", %"): _curve(whole, name, "probe") for name in probes}
+    probe = _chart(curves, record.step)
     # The baseline is the same at each step.
     others = [name for name in _names(record.lines, "heldout") if name not in ("loss", "psnr_baseline_db")]
     drawn = [("online probe: accuracy, %", probe)] if probe else []
@@ -152,7 +153,7 @@ def _chart(
         axes.set_xlim(0, 1.02 * max(end, 1))
         axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
         if len(curves) > 1:
-            charts.legend_below(axes, columns=2 if len(curves) < 3 else 1, gap=0.24)
+            charts.legend_below(figure)
         return charts.to_svg(figure)
 
 

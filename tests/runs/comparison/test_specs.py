@@ -152,7 +152,8 @@ def test_changes_after_test_results_are_reported(made):
     # The run that was tested is none of the plan any more.
     *_, change, earlier = describe_changes(keep(test_subset=30, set={"train.epochs": 7}))
     assert change.endswith(": set.train.epochs.")
-    assert earlier.endswith("earlier settings (scratch).")
+    assert earlier.endswith("(scratch).")
+    assert "earlier settings" in earlier
     protocol = read_protocol(made / "out")
     assert len(protocol["plans"]) == 5
     assert recorded_inputs(protocol)[f"weights {made / 'given'}"]

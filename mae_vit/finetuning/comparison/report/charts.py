@@ -43,7 +43,7 @@ def curves(lines: Sequence[Line], palette: Palette, labels: object) -> Markup | 
             axes.plot(epochs, values.mean(axis=0), label=charts.plain(line.entry), color=color, linewidth=1.6)
             low, high = values.min(axis=0), values.max(axis=0)
             axes.fill_between(epochs, low, high, color=color, alpha=0.15, linewidth=0)
-        charts.legend_below(axes)
+        charts.legend_below(figure)
         return charts.to_svg(figure)
 
 
@@ -99,7 +99,7 @@ def _against(points: Sequence[tuple[float, Line]], palette: Palette, horizontal:
             for x, values in scores:
                 axes.plot([x, x], [values.min(), values.max()], color=style["color"], linewidth=1)
         axes.set_xscale("log")
-        charts.legend_below(axes)
+        charts.legend_below(figure)
         return charts.to_svg(figure)
 
 

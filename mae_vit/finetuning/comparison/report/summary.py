@@ -172,8 +172,8 @@ def answer(config: CompareConfig, lines: Sequence[Line]) -> str:
         if better.weights and origin_of(better.weights) is None and not better.unlabeled:
             text += ", from weights that have seen labels"
     seeds = gap.seeds if gap is not None else len(subject.rows)
-    how = "one seed: intervals cover only the test images" if seeds == 1 else f"{seeds} seeds"
-    return f"{text} ({how})."
+    how = "one seed, so intervals cover only the test images" if seeds == 1 else f"{seeds} seeds"
+    return f"{text}; {how}."
 
 
 def _best(lines: Iterable[Line]) -> Line | None:

@@ -34,7 +34,7 @@ def test_the_hash_is_that_of_imagehash_and_mirrored_images_have_each_others(mode
 
 def test_the_nearest_known_image_is_named():
     values = np.random.default_rng(0).integers(0, 2**64, 500, np.uint64)
-    known = Exclusion(["x:test"], [(0, f"k{n}") for n in range(250)], values.reshape(250, 2), 4)
+    known = Exclusion(["x:test"], [(0, f"k{n}") for n in range(250)], values.reshape(250, 2))
     for value in (*(int(h) ^ 5 for h in values[:20]), 0, 2**64 - 1):
         distances = [(int(h) ^ value).bit_count() for h in values]
         distance, _, key = known.nearest(value)
@@ -99,7 +99,7 @@ def test_copies_of_test_images_are_left_out_and_counted(folders, call, said):
     assert again.dataset.splits["train"].processing.excluded is None
     assert not (again.out / "train-excluded.txt").exists()
     # A data set that shares nothing changes no byte.
-    far = call(source, options=f"--exclude {folders}/train:train --exclude-distance 0", out="far")
+    far = call(source, options=f"--exclude {folders}/train:train", out="far")
     one, other = (json.loads((folder / "dataset.json").read_text()) for folder in (again.out, far.out))
     assert other["splits"]["train"]["processing"].pop("excluded")[0]["samples"] == 1
     assert one["splits"]["test"] == other["splits"]["test"]
@@ -111,10 +111,9 @@ def test_copies_of_test_images_are_left_out_and_counted(folders, call, said):
         ("--exclude {f}/known:val", [1]),
         ("--exclude {f}/known:val --exclude {f}/known:test", [1, 6]),
         ("--exclude {f}/a:b", [7]),
-        ("--exclude {f}/known --exclude-distance 16", [7]),
     ],
 )
-def test_splits_are_chosen_and_distances_widened(folders, call, options, samples):
+def test_splits_are_chosen(folders, call, options, samples):
     processing = (
         call(folders / "source", options=options.format(f=folders)).dataset.splits["train"].processing
     )
@@ -129,8 +128,6 @@ BAD = {
     "no test split": ("--exclude {f}/train", "source"),
     "missing shards": ("--exclude {f}/gone", "source"),
     "no library": ("--exclude {f}/known", "source"),
-    "a distance alone": ("--exclude-distance 3", "source"),
-    "a distance too large": ("--exclude {f}/known --exclude-distance 17", "source"),
     "nothing left": ("--exclude {f}/train:train", "train_source"),
     "nothing to leave out of": ("--exclude {f}/known --split test", "train_source"),
     "in place": ("--in-place --exclude {f}/known", "known"),

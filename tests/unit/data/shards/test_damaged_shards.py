@@ -76,7 +76,7 @@ def test_a_shard_cut_short_loses_its_last_samples(copy, whole, cut):
     reasons = assert_whole_but(index, whole, lost)
     assert len(reasons) == bool(lost)
     assert all(f"{cut:,} of 829,440" in reason for reason in reasons)
-    assert index.samples_beyond(index.misfit_shards()).tolist() == lost
+    assert index.missing_samples()[0].tolist() == lost
 
 
 def test_a_missing_shard_loses_its_samples_alone(copy, whole):
@@ -85,7 +85,7 @@ def test_a_missing_shard_loses_its_samples_alone(copy, whole):
     reasons = assert_whole_but(index, whole, range(400, 800))
     assert [reason for reason in reasons if "gone" not in reason] == []
     assert index.damage(500, "gone").key is None
-    assert index.samples_beyond(index.misfit_shards()).tolist() == list(range(400, 800))
+    assert index.missing_samples()[0].tolist() == list(range(400, 800))
 
 
 def test_a_shard_that_grew_is_not_read(copy, whole):
@@ -95,7 +95,7 @@ def test_a_shard_that_grew_is_not_read(copy, whole):
     reasons = assert_whole_but(index, whole, range(400, 800))
     assert len(reasons) == 1
     assert "829,952" in reasons.pop()
-    assert len(index.samples_beyond(index.misfit_shards())) == 400
+    assert len(index.missing_samples()[0]) == 400
 
 
 def members_of(path):
