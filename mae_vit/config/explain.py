@@ -41,7 +41,7 @@ def explain(schema: type[BaseModel], document: Document, error: ValidationError)
                 key = ".".join(path)
                 inside = ": {".join(key.split(".")) + ": VALUE" + "}" * key.count(".")
                 call = f'in Python changes={{"{key}": VALUE}}'
-                return [f'"{key}" is not a section; write {inside}, or override it by {key}=VALUE ({call})']
+                return [f'"{key}" is not a section; write {inside}, or override it with {key}=VALUE ({call})']
             unknown.append(".".join(path))
             continue
         begin, message = _explain(schema, path, problem)

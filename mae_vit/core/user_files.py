@@ -251,4 +251,4 @@ def name_given(value: object, forms: str) -> str:
     """Returns a path or a name as text; raises InputError, which asks for `forms`, for other types."""
     if isinstance(value, str | os.PathLike):
         return os.fspath(value)
-    raise InputError(f"got {type(value).__name__}; give {forms}")
+    raise InputError(f"give {forms}, not {type(value).__name__}")

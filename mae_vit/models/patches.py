@@ -94,16 +94,6 @@ def _class_weights(channels: int, device: torch.device) -> Tensor:
     return 2 ** (COLOR_BITS * torch.arange(channels - 1, -1, -1, device=device))
 
 
-def gather_cells(values: Tensor, grid_size: tuple[int, int], cells: int) -> Tensor:
-    """Groups the areas of an image by patch; each patch has `cells` x `cells` areas.
-
-    (B, N * cells**2, Q), areas of the whole image in raster order -> (B, N, cells**2, Q).
-    """
-    rows, columns = grid_size
-    grid = values.reshape(-1, rows, cells, columns, cells, values.shape[-1])  # (B, R, cells, K, cells, Q)
-    return grid.transpose(2, 3).reshape(len(values), rows * columns, cells * cells, -1)
-
-
 def split_bins(classes: Tensor, channels: int) -> Tensor:
     """Inverts `join_bins`: int64 (...) -> (..., C)."""
     return (classes[..., None] // _class_weights(channels, classes.device)) % 2**COLOR_BITS

@@ -38,8 +38,6 @@ class Grouping(NamedTuple):
 
 # Rows 2j and 2j + 1 of the global order, which are different images.
 PAIRS = Grouping(unit=2, views=1, why="mixup and cutmix pair neighbors")
-# Cells along a patch's side, by target of masked patch prediction. Each cell is predicted as one color.
-COLOR_CELLS = {"mean_color": 1, "downsized_4x4": 4}
 
 
 _NEEDED = {
@@ -196,16 +194,14 @@ class MaskedPatchConfig(ObjectiveSection):
     """Options of the `masked_patch` objective. The defaults are those of ViT App. B.1.2.
 
     Attributes:
-        target: what is predicted: mean color in 512 classes, 4 x 4 colors, or pixels.
         corrupt_ratio: share of patches that are corrupted and predicted.
         mask_share: share of these patches that become [mask].
         random_share: share of these patches that become another patch.
     """
 
-    built_by: ClassVar[str] = "mae_vit.objectives.masked_patch:masked_patch"
+    built_by: ClassVar[str] = "mae_vit.objectives.masked_patch:MaskedPatch"
     needs = "replaces_patches"
     name: Literal["masked_patch"]
-    target: Literal["mean_color", "downsized_4x4", "pixels_l2"] = "mean_color"
     corrupt_ratio: float = Field(default=0.5, gt=0, lt=1)
     mask_share: float = Field(default=0.8, ge=0, le=1)
     random_share: float = Field(default=0.1, ge=0, le=1)
@@ -220,12 +216,6 @@ class MaskedPatchConfig(ObjectiveSection):
         if self.mask_share + self.random_share > 1:
             raise ValueError(
                 f"mask_share={self.mask_share} + random_share={self.random_share} must be at most 1"
-            )
-        cells = COLOR_CELLS.get(self.target, 1)
-        if geometry.patch_size % cells:
-            raise ValueError(
-                f'target="{self.target}" needs a patch_size divisible by {cells}, not {geometry.patch_size} '
-                '(target="mean_color" works with any)'
             )
 
 

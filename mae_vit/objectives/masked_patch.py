@@ -1,7 +1,7 @@
-"""Masked patch prediction: colors or pixels of corrupted patches (ViT Sec. 4.6, App. B.1.2).
+"""Masked patch prediction: the mean colors of corrupted patches (ViT Sec. 4.6, App. B.1.2).
 
-Shapes: B batch, C channels, N patches, M corrupted patches, P patch size, D width, A areas of a patch, K classes, Q
-classifications of a patch: one for each area, or with more than 3 bands one for each band of each area.
+Shapes: B batch, C channels, N patches, M corrupted patches, P patch size, D width, K classes, Q classifications of a
+patch: one, or with more than 3 bands one for each band.
 """
 
 from __future__ import annotations
@@ -17,23 +17,17 @@ from mae_vit.models.encoders.base import Encoder, init_transformer
 from mae_vit.models.masking import KIND_MASK, KIND_RANDOM, Corruption, corrupt, nearest_visible
 from mae_vit.models.patches import (
     COLOR_BITS,
-    gather_cells,
     join_bins,
     mean_band_bins,
     mean_color_bins,
-    patchify,
     split_bins,
     take_tokens,
     unpatchify,
 )
-from mae_vit.objectives.config import COLOR_CELLS, MaskedPatchConfig
+from mae_vit.objectives.config import MaskedPatchConfig
 from mae_vit.objectives.objective import Objective, ObjectiveOutput, Pixels
 from mae_vit.objectives.reconstruction import (
-    error_sums,
-    local_average,
     masked_pictures,
-    psnr_metrics,
-    reconstruction_pictures,
     weigh,
 )
 
@@ -42,21 +36,26 @@ MOST_JOINT_BANDS = 3
 
 
 class MaskedPatch(Objective):
-    """Predicts the content of corrupted patches from the encoder's final states; subclasses have the targets."""
+    """Classifies the 3-bit mean color of corrupted patches from the encoder's final states.
 
-    def __init__(
-        self, encoder: Encoder, config: MaskedPatchConfig, num_outputs: int, **pixels: Unpack[Pixels]
-    ) -> None:
+    With up to 3 bands a class is a color, as in the paper. With more, each band is classified separately, in 8 classes
+    (joint classes would be 8**C). Patches without any valid value of a band do not count.
+    """
+
+    def __init__(self, encoder: Encoder, config: MaskedPatchConfig, **pixels: Unpack[Pixels]) -> None:
         """Adds the [mask] embedding and the prediction head to `encoder`."""
         super().__init__(encoder, **pixels)
         self.config, self.mask_ratio = config, config.corrupt_ratio
+        channels = encoder.in_chans
+        self._joint = channels <= MOST_JOINT_BANDS
+        self._classes = 2 ** (COLOR_BITS * (channels if self._joint else 1))
         self.mask_token = nn.Parameter(torch.zeros(1, 1, encoder.embed_dim))
-        self.head = nn.Linear(encoder.embed_dim, num_outputs)
+        self.head = nn.Linear(encoder.embed_dim, (1 if self._joint else channels) * self._classes)
         self.head.apply(init_transformer)
         nn.init.normal_(self.mask_token, std=0.02)
 
     def predict(self, batch: Batch) -> tuple[Tensor, Corruption]:
-        """Corrupts, encodes and predicts; returns (B, M, num_outputs) at corrupted positions, and the corruption."""
+        """Corrupts, encodes and predicts; returns (B, M, Q * K) at corrupted positions, and the corruption."""
         corruption = corrupt(
             batch.keys,
             self.encoder.num_patches,
@@ -79,39 +78,16 @@ class MaskedPatch(Objective):
         replaced = torch.where(kind == KIND_MASK, self.mask_token.to(tokens.dtype), replaced)
         return tokens.scatter(1, ids, replaced)  # (B, N, D)
 
-
-class MaskedColors(MaskedPatch):
-    """Classifies the 3-bit colors of the `cells` x `cells` areas of a patch in parallel.
-
-    One area is the paper's mean color; 4 x 4 areas are its second variant. With up to 3 bands a class is a color,
-    as in the paper. With more, each band is classified separately, in 8 classes (joint classes would be 8**C).
-    Areas without any valid value of a band do not count.
-    """
-
-    def __init__(self, encoder: Encoder, config: MaskedPatchConfig, **pixels: Unpack[Pixels]) -> None:
-        """Adds the [mask] embedding and the prediction head to `encoder`."""
-        channels, cells = encoder.in_chans, COLOR_CELLS[config.target]
-        joint = channels <= MOST_JOINT_BANDS
-        classes = 2 ** (COLOR_BITS * (channels if joint else 1))
-        super().__init__(encoder, config, cells * cells * (1 if joint else channels) * classes, **pixels)
-        self._cells, self._joint, self._classes = cells, joint, classes
-
     def _all_classes(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
         """Returns the classes of all patches, int64 (B, N, Q), and which are known, bool (B, N, Q) or None for all."""
-        area = self.encoder.patch_size // self._cells
-        known: Tensor | None = None
+        patch_size, known = self.encoder.patch_size, None
         if self.bands.eight_bit:
-            bins = mean_color_bins(batch.images, area)  # (B, N * A, C)
+            bins = mean_color_bins(batch.images, patch_size)  # (B, N, C)
         else:
-            bins, known = mean_band_bins(self.unit(batch.images), area, self.valid(batch.images))
-        if self._joint:
-            bins = join_bins(bins)[..., None]  # (B, N * A, 1)
-            known = None if known is None else known.all(dim=-1, keepdim=True)
-
-        def of_patches(values: Tensor) -> Tensor:
-            return gather_cells(values, self.encoder.grid_size, self._cells).flatten(2)  # (B, N, Q)
-
-        return of_patches(bins), None if known is None else of_patches(known)
+            bins, known = mean_band_bins(self.unit(batch.images), patch_size, self.valid(batch.images))
+        if not self._joint:
+            return bins, known
+        return join_bins(bins)[..., None], None if known is None else known.all(dim=-1, keepdim=True)
 
     def _aligned(self, prediction: Tensor, batch: Batch, ids: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Returns logits (B, M, Q, K), classes (B, M, Q), and which are known, bool (B, M, Q) or None for all."""
@@ -139,7 +115,7 @@ class MaskedColors(MaskedPatch):
         }
 
     def forward(self, batch: Batch) -> ObjectiveOutput:
-        """Computes the mean cross-entropy over corrupted positions, areas and bands, and the accuracy on [mask]."""
+        """Computes the mean cross-entropy over corrupted positions and bands, and the accuracy on [mask]."""
         prediction, corruption = self.predict(batch)
         aligned = self._aligned(prediction, batch, corruption.ids)
         loss = self._losses(*aligned, reduction="mean")
@@ -173,73 +149,15 @@ class MaskedColors(MaskedPatch):
         }
 
     def pictures(self, batch: Batch) -> list[Picture]:
-        """Shows masked, predicted, pasted and original images; each area has one color."""
+        """Shows masked, predicted, pasted and original images; each patch has one color."""
         prediction, corruption = self.predict(batch)
-        encoder, cells = self.encoder, self._cells
         logits, _, _ = self._aligned(prediction, batch, corruption.ids)
         everywhere, _ = self._all_classes(batch)
         ids = corruption.ids[..., None].expand(-1, -1, everywhere.shape[-1])  # (B, M, Q)
         classes = everywhere.scatter(1, ids, logits.argmax(dim=-1))  # (B, N, Q)
-        p, img_size, channels = encoder.patch_size, encoder.img_size, encoder.in_chans
-        bins = split_bins(classes, channels) if self._joint else classes.unflatten(2, (-1, channels))
-        # Each pixel gets the color at the middle of its area's bins.
-        colors = ((bins + 0.5) / 2**COLOR_BITS).unflatten(2, (cells, cells))
-        pixels = colors.repeat_interleave(p // cells, 2).repeat_interleave(p // cells, 3).flatten(2)
+        p, img_size = self.encoder.patch_size, self.encoder.img_size
+        bins = split_bins(classes[..., 0], self.encoder.in_chans) if self._joint else classes  # (B, N, C)
+        # Each pixel gets the color at the middle of its patch's bins.
+        pixels = ((bins + 0.5) / 2**COLOR_BITS).repeat(1, 1, p * p)  # (B, N, P*P*C)
         predicted = unpatchify(torch.where(corruption.mask[..., None] > 0, pixels, 0.5), p, img_size)
         return masked_pictures(self, batch.images, predicted, corruption.mask, label="predicted colors")
-
-
-class MaskedPixels(MaskedPatch):
-    """L2 regression of all normalized pixels of a patch (the paper's third variant)."""
-
-    def __init__(self, encoder: Encoder, config: MaskedPatchConfig, **pixels: Unpack[Pixels]) -> None:
-        """Adds the [mask] embedding and the prediction head to `encoder`."""
-        super().__init__(encoder, config, encoder.patch_size**2 * encoder.in_chans, **pixels)
-
-    def _errors(self, prediction: Tensor, batch: Batch, corruption: Corruption) -> Tensor:
-        """Computes the mean squared error of each corrupted patch: (B, M)."""
-        images, valid = self.normalize(batch.images), self.valid_patches(batch.images)
-        target = take_tokens(patchify(images, self.encoder.patch_size), corruption.ids)
-        errors = (prediction.float() - target).square()  # (B, M, P*P*C)
-        return weigh(errors, None if valid is None else take_tokens(valid, corruption.ids)).mean(dim=-1)
-
-    def _whole(self, prediction: Tensor, corruption: Corruption, images: Tensor) -> Tensor:
-        """Returns the true patches with the prediction at corrupted positions: (B, N, P*P*C)."""
-        ids = corruption.ids[..., None].expand_as(prediction)  # (B, M, P*P*C)
-        return patchify(images, self.encoder.patch_size).scatter(1, ids, prediction.float())
-
-    def forward(self, batch: Batch) -> ObjectiveOutput:
-        """Computes the mean squared error over corrupted positions."""
-        prediction, corruption = self.predict(batch)
-        return ObjectiveOutput(self._errors(prediction, batch, corruption).mean())
-
-    def evaluation_sums(self, batch: Batch) -> dict[str, Tensor]:
-        """Sums the loss over corrupted positions, and squared errors of model and baseline on [mask] positions."""
-        prediction, corruption = self.predict(batch)
-        images, valid = self.normalize(batch.images), self.valid_patches(batch.images)
-        on_mask = torch.zeros_like(corruption.mask)  # (B, N)
-        on_mask.scatter_(1, corruption.ids, (corruption.kind == KIND_MASK).to(on_mask.dtype))
-        baseline = local_average(images, corruption.mask, self.encoder, valid)
-        whole = self._whole(prediction, corruption, images)
-        errors = self._errors(prediction, batch, corruption)
-        return {
-            "predicted": torch.tensor(float(errors.numel()), device=errors.device),
-            "loss": errors.sum(),
-            **error_sums(self, images, (whole, baseline), on_mask, valid),
-        }
-
-    def evaluation_metrics(self, sums: dict[str, float]) -> dict[str, float]:
-        """Returns the loss over corrupted positions, and PSNR of model and local average on [mask] positions."""
-        return {"loss": sums["loss"] / sums["predicted"], **psnr_metrics(sums)}
-
-    def pictures(self, batch: Batch) -> list[Picture]:
-        """Shows masked, predicted, pasted and original images; visible patches are unchanged."""
-        prediction, corruption = self.predict(batch)
-        whole = self._whole(prediction, corruption, self.normalize(batch.images))
-        return reconstruction_pictures(self, batch.images, whole, corruption.mask)
-
-
-def masked_patch(encoder: Encoder, config: MaskedPatchConfig, **pixels: Unpack[Pixels]) -> MaskedPatch:
-    """Builds the objective for the config's target."""
-    kind = MaskedPixels if config.target == "pixels_l2" else MaskedColors
-    return kind(encoder, config, **pixels)

@@ -21,8 +21,6 @@ OPTIONS = {
 VARIANTS = {
     "mae decoding a half": ("mae", {"decode_ratio": 0.5, "decoder_depth": 2}),
     "mae of blocks": ("mae", {"mask_unit": 2, "mask_ratio": 0.5}),
-    "masked_patch 4x4": ("masked_patch", {"target": "downsized_4x4"}),
-    "masked_patch pixels": ("masked_patch", {"target": "pixels_l2"}),
     "supervised mixed": ("supervised", {"mixup": 0.8, "cutmix": 1.0}),
     "supervised linear": ("supervised", {"head": "linear", "pool": "mean", "label_smoothing": 0.1}),
 }

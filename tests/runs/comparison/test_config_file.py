@@ -37,7 +37,7 @@ WRONG = [
     (
         "config: simple_cnn_cifar.yaml",
         "config: configs/finetune/simple_cnn_cifar.yaml",
-        "beside the comparison",
+        "did you mean",
     ),
     ("simple_cnn_cifar.yaml", "simple_cnn.yaml", "read config"),
     ("seeds: [0]", "seeds: [1000]", "tune_seeds"),

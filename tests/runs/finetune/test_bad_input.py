@@ -34,7 +34,7 @@ VITS = [
     ("finetune.mode=segment data.augment.erasing=0.25", "data.augment.erasing=0.25"),
 ]
 NETWORKS = [
-    ("finetune.pool=cls", "no class token"),
+    ("finetune.pool=cls", "a class token"),
     ("finetune.head_init=small", "finetune.head_init"),
     ("finetune.mode=knn", "Vision Transformer"),
     ("finetune.mode=segment_probe", "Vision Transformer"),
@@ -133,7 +133,7 @@ def test_a_folder_of_another_run_is_left_alone(call, shared, pretrained, tmp_pat
     """Scores do not replace other scores, nor training scores; a dry run says that the run will stop."""
     assert call("finetune.mode=knn", ckpt=pretrained) == 0
     before = (tmp_path / "run" / "results.json").read_bytes()
-    for mode, folder in (("few_shot", "belongs to"), ("finetune", "no checkpoints")):
+    for mode, folder in (("few_shot", "belongs to"), ("finetune", "without checkpoints")):
         capsys.readouterr()
         assert call(f"finetune.mode={mode}", ckpt=pretrained) == 2
         line = capsys.readouterr().err.splitlines()[-1]

@@ -160,7 +160,7 @@ def test_a_run_whose_data_does_not_serve_says_what_to_pass(alone, digits, tmp_pa
     (pictures := encoder.parent / "cats").mkdir()
     refused("file of weights", "--ckpt", str(ROOT / "README.md"))
     refused(str(pictures), "--ckpt", str(pictures))
-    refused("no run folder", "--ckpt", str(encoder))
+    refused("not a run folder", "--ckpt", str(encoder))
     main([])
     assert "--config FILE" in one_line(capsys)
 

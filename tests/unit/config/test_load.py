@@ -107,8 +107,8 @@ def test_bad_override_is_one_readable_line(override):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("", "mapping of sections"),
-        ("- a\n- b", "mapping of sections"),
+        ("", "is not a config"),
+        ("- a\n- b", "is not a config"),
         ("model: [", "not valid YAML"),
         ("model: 3", "model=3"),
         ("!!python/object/apply:os.system ['touch pwned']", "not valid YAML"),
@@ -142,7 +142,7 @@ def test_a_config_that_is_not_there_names_one_that_is(monkeypatch, tmp_path):
         tmp_path / "photo.yaml": f'did you mean "{mine}"?',
         tmp_path / "else.yaml": "else.yaml: no such file or directory",
         # A folder that is there: what it may be meant for.
-        tmp_path: f"data.path={tmp_path} behind it",
+        tmp_path: f"then data.path={tmp_path}",
         Path("x" * 300): "file name too long",
     }.items():
         assert message_of(path).endswith(named)

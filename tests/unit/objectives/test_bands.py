@@ -61,9 +61,7 @@ def patches_of(values: np.ndarray) -> np.ndarray:
     return np.stack(cut, axis=1)
 
 
-@pytest.mark.parametrize(
-    "name", ["mae", "mae decoding a half", "simmim", "masked_patch pixels", "contrastive_mae"]
-)
+@pytest.mark.parametrize("name", ["mae", "mae decoding a half", "simmim", "contrastive_mae"])
 def test_a_mask_without_missing_values_changes_no_bit(name):
     plain = build(name, "tiny")
     batch = batch_of(plain)
@@ -148,8 +146,6 @@ def averaged(
     [
         ("mae", {"decode_ratio": 0.5}),
         ("simmim", {}),
-        ("masked_patch", {"target": "pixels_l2"}),
-        ("masked_patch", {"target": "downsized_4x4"}),
         ("supervised", {"mixup": 0.8, "cutmix": 1.0}),
     ],
 )

@@ -154,7 +154,7 @@ EMPTY = {name: torch.empty(0) for name in NAMES}
 # What is refused, and a word of the remedy.
 REFUSED = {
     "a web page": (lambda d: written(d, b"\n<!DOCTYPE html><html>"), "web page"),
-    "an error of a server": (lambda d: written(d, b'{"error": "Not Found"}'), "no file of weights"),
+    "an error of a server": (lambda d: written(d, b'{"error": "Not Found"}'), "not a file of weights"),
     "LFS": (lambda d: written(d, LFS, "a.safetensors"), "git lfs pull"),
     "empty": (lambda d: written(d, b"", "a.safetensors"), "empty file"),
     "an image": (lambda d: written(d, b"\xff\xd8\xff\xe0 0123456789"), "an image"),
@@ -187,24 +187,24 @@ REFUSED = {
     ),
     "NumPy by torch": (
         lambda d: saved(d, {"model": {name: value.numpy() for name, value in TENSORS.items()}}),
-        "no tensors",
+        "named tensors",
     ),
     "NumPy by pickle": (
         lambda d: written(d, pickle.dumps({name: value.numpy() for name, value in TENSORS.items()})),
-        "no file of weights",
+        "not a file of weights",
     ),
     "a list": (lambda d: saved(d, [*TENSORS.values()]), "a list"),
     "one tensor": (lambda d: saved(d, TENSORS["pos_embed"]), "a Tensor"),
     "an optimizer": (lambda d: saved(d, {"epoch": 3, "optimizer": adam()}), "optimizer"),
     "ONNX": (lambda d: written(d, b"\x08\x0a", "a.onnx"), "a program"),
     "torch.export": (lambda d: zipped(d).rename(d / "a.pt2"), "a program"),
-    "a folder of ONNX": (lambda d: written(d, b"\x08\x0a", "a.onnx").parent, "no run folder"),
-    "no tensors": (lambda d: saved(d, {"epoch": 3}), "no tensors"),
+    "a folder of ONNX": (lambda d: written(d, b"\x08\x0a", "a.onnx").parent, "not a run folder"),
+    "no tensors": (lambda d: saved(d, {"epoch": 3}), "named tensors"),
     "sparse": (
         lambda d: saved(d, {**TENSORS, "norm.weight": TENSORS["norm.weight"].to_sparse()}),
         "norm.weight is sparse_coo",
     ),
-    "text": (lambda d: written(d, b"hello\n", "a.safetensors"), "no file of weights"),
+    "text": (lambda d: written(d, b"hello\n", "a.safetensors"), "not a file of weights"),
 }
 
 

@@ -113,7 +113,7 @@ def test_what_does_not_fit_is_one_line_and_nothing_is_written(
 def test_training_is_refused_before_anything_is_fetched(measure, capsys, monkeypatch):
     monkeypatch.setattr("mae_vit.weights.foreign.download", None)
     assert measure("timm:vit_small_patch14_dinov2", "finetune")[0] == 2
-    assert "never trained" in one_line(capsys)
+    assert 'finetune.mode="finetune"' in one_line(capsys)
 
 
 @pytest.mark.parametrize(

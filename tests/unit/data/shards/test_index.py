@@ -130,7 +130,7 @@ def test_files_of_no_sample_do_not_part_one(tmp_path):
 def test_a_label_that_is_no_number_is_refused(tmp_path):
     for text in (b"cat", b"1.5", b"99999999999"):
         write_tar(tmp_path / "t.tar", [("a.jpg", b"1"), ("a.cls", text)])
-        with pytest.raises(DamagedTar, match="no class number"):
+        with pytest.raises(DamagedTar, match="class number"):
             index_shard(tmp_path / "t.tar", 0)
 
 
