@@ -30,7 +30,8 @@ _EXAMPLES = """  mae-vit prepare photos/ data/photos --holdout 1/10     photos/C
   mae-vit prepare cifar10 data/cifar10 --preview         and draw data/cifar10/preview.png
 """
 _DESCRIPTION = """Write images as webdataset shards with a dataset.json. A later call adds splits.
-Image bytes are stored unchanged, except with --resize or --exif-orientation apply."""
+Image bytes are stored unchanged, except with --resize or --exif-orientation apply;
+images of bands are stored as NPY."""
 _SOURCES = (
     "one or more sources, then the output folder; a source is digits, cifar10, cifar100, a folder with or without "
     "class folders, a .tar, .tar.gz or .zip of such a folder, a folder of existing webdataset shards, Parquet files or "

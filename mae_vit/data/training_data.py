@@ -11,7 +11,7 @@ How an image reaches the loss, in the order of the code:
 7. `images.augment`: crop, resize, flip, policy, erasing, drawn from the sample's key.
 8. `batches.loader`: another sample replaces one that cannot be decoded.
 9. `core.batch.Batch`: images (B, C, H, W) in shared memory, in the dtype of the data; labels, keys.
-10. `training.copying`: copies to the device ahead of the step; the objective normalizes there.
+10. `training.trainer.Copier`: copies to the device ahead of the step; the objective normalizes there.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ class BadStep(RuntimeError):
         return f"step {self.step} {self.reason}"
 
 
-# These errors become a line and an exit code; any other is a bug and shows its traceback.
+# These errors, and `RunInterrupted`, become a line and an exit code; any other is a bug and shows its traceback.
 EXIT_CODES: dict[type[BaseException], int] = {
     InputError: EXIT_INPUT,
     TrainingFailed: EXIT_FAILED,

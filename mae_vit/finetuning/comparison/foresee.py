@@ -96,7 +96,7 @@ def estimate_times(plan: ComparisonPlan, precision: Precision, *, slots: int) ->
 
     Scoring is as fast as the training that was tried. Times are without start-up, evaluation and saves.
     """
-    if all(run.is_done() for run in plan.runs):
+    if all(run.is_trained() for run in plan.runs):
         return Times({})
     meter = _Meter(plan, precision)
     with _as_a_run(slots):
@@ -108,7 +108,7 @@ def estimate_times(plan: ComparisonPlan, precision: Precision, *, slots: int) ->
             finished.setdefault(run.folder.parent, []).append(run.summary.get("wall_s", 0.0))
     seconds = dict[RunSpec, float]()
     for run in plan.runs:
-        if run.is_done():
+        if run.is_trained():
             continue
         if alike := finished.get(run.folder.parent):
             seconds[run] = fmean(alike)

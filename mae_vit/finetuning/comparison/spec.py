@@ -87,6 +87,10 @@ class RunSpec:
         summary = self.summary
         return summary.get("run_id") == self.id and summary.get("status") == "done"
 
+    def is_trained(self) -> bool:
+        """Returns whether the run is done, or was finished outside of the comparison, which its command compares."""
+        return self.is_done() or (self.elsewhere is not None and self.summary.get("status") == "done")
+
     def describe_result(self) -> str:
         """Words the result of a finished run: its score on test images or held-out ones, or its last loss."""
         summary = self.summary

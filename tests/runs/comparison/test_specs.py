@@ -227,3 +227,14 @@ def test_a_folder_of_the_old_layout_is_refused(tmp_path):
     (tmp_path / "protocol.json").write_text('{"precision": "fp32", "settings": {}}')
     with pytest.raises(InputError, match=r"run\.name"):
         read_protocol(tmp_path)
+
+
+def test_a_run_that_was_finished_outside_of_the_comparison_is_trained(made):
+    outside = made / "outside"
+    plan = plan_in(made, pretrain={"MAE": {"config": "y.yaml", "dir": str(outside)}})
+    run = plan.pretraining["MAE"]
+    outside.mkdir()
+    for status, trained in (("interrupted", False), ("done", True)):
+        (outside / "summary.json").write_text(json.dumps({"status": status}))
+        assert run.is_trained() is trained
+        assert not run.is_done()

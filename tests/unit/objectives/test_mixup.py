@@ -130,7 +130,7 @@ def test_the_loss_of_mixed_labels_is_timms(smoothing):
 
 
 def test_half_a_pair_is_refused():
-    with pytest.raises(ValueError, match=r"\b3 images"):
+    with pytest.raises(ValueError, match=r"micro-batch of 3\b"):
         Mixing(mixup=0.8, cutmix=0.0)(part(batch_of(), 0, 3), CLASSES)
 
 
