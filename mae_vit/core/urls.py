@@ -33,7 +33,9 @@ def check_url(url: str) -> None:
         raise InputError(f"data.path={redact_url(url)} points to shards; give the folder that contains them")
     scheme = url.split(":", 1)[0]
     if scheme not in SCHEMES:
-        raise InputError(f'data.path={redact_url(url)}: scheme "{scheme}"; {nearest(scheme, SCHEMES)}')
+        raise InputError(
+            f'data.path={redact_url(url)}: unknown scheme "{scheme}"; {nearest(scheme, SCHEMES)}'
+        )
     try:
         host = urlsplit(url).netloc
     except ValueError as error:

@@ -73,10 +73,11 @@ def open_subject(source: str) -> InspectedEncoder:
     _ = model.info.vit  # other families have no attention to show
     bands, run = None, ""
     if (Path(source) / "config.yaml").is_file():
-        config = read_run_config(Path(source))
-        wanted = config["monitor"].get("picture_bands")
+        # The folder of a third-party encoder may have a config.yaml of another kind.
+        monitor, section = map(read_run_config(Path(source)).get, ("monitor", "run"))
+        wanted = monitor.get("picture_bands") if isinstance(monitor, dict) else None
         bands = tuple(wanted) if isinstance(wanted, list) else None
-        run = config["run"]["name"]
+        run = str(section.get("name") or "") if isinstance(section, dict) else ""
     decoder = read_decoder(weights, model.encoder, model.info)
     if decoder is not None:
         why = "" if decoder.mae else "the number of heads of its decoder is not known"

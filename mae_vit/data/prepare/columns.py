@@ -97,7 +97,9 @@ def read_columns(
                 raise InputError(
                     f"table {table}: no column of {shown(names.values())} lists images{remedy()}"
                 )
-            images = [name for name, count in counts.items() if count == most]
+            first, *tied = [name for name, count in counts.items() if count == most]
+            # Columns of the same images are one: 1 and 1.jpg.
+            images = [first, *(name for name in tied if found[name] != found[first])]
     rest = [name for name in names if name not in (images[0], split)]
     bits: tuple[str, ...] = ()
     if options.label_column:
@@ -114,13 +116,15 @@ def read_columns(
     if not options.labels:
         labels, bits = [], ()
     unclear = f" --image-column {shown([names[images[0]]])}" if len(images) > 1 else ""
-    if len(labels) > 1 or (labeled and not labels and not bits):
-        unclear += f" --label-column {shown([names[labels[0]]]) if labels else 'NAME'}"
+    if len(labels) > 1:
+        unclear += f" --label-column {shown([names[labels[0]]])}"
     if unclear:
         listed = shown(names[name] for name in dict.fromkeys((*images, *labels, *names)))
         raise InputError(
             f"table {table}: several of the columns {listed} may be paths or labels; choose with{unclear}"
         )
+    if labeled and not labels and not bits:
+        raise InputError(f"table {table} has no column of labels, only {shown(names.values())}; add one")
     return Columns(names, images[0], labels[0] if labels else None, bits, split), rows
 
 

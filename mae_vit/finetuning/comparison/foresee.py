@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from io import StringIO
-from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -102,19 +101,24 @@ def estimate_times(plan: ComparisonPlan, precision: Precision, *, slots: int) ->
     with _as_a_run(slots):
         meter.count_all()
     rates = [work.rate for work in meter.works.values() if work.rate]
-    finished: dict[Path, list[float]] = {}
+    finished: dict[Any, list[float]] = {}
     for run in plan.runs:
         if run.is_done():
-            finished.setdefault(run.folder.parent, []).append(run.summary.get("wall_s", 0.0))
+            finished.setdefault(_kind_of(run), []).append(run.summary.get("wall_s", 0.0))
     seconds = dict[RunSpec, float]()
     for run in plan.runs:
         if run.is_trained():
             continue
-        if alike := finished.get(run.folder.parent):
+        if alike := finished.get(_kind_of(run)):
             seconds[run] = fmean(alike)
         elif rates and (work := meter.works.get(run)):
             seconds[run] = work.flops / (work.rate or fmean(rates))
     return Times(seconds, meter.load)
+
+
+def _kind_of(run: RunSpec) -> tuple[object, ...]:
+    """Returns what runs of one length share: the row's entry, the mode and the number of labels."""
+    return run.folder.parent, *map(run.overrides.get, ("finetune.mode", "data.labels_per_class"))
 
 
 class _Meter:

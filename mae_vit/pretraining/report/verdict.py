@@ -67,7 +67,10 @@ def verdict(record: RunRecord) -> Verdict:
     falling = _still_falling(points) if record.summary.get("status") == "done" else None
     if falling is not None:
         reasons.append(f"In the last fifth of the steps it {'still' if falling else 'hardly'} fell.")
-        found += f"{', but' if learned and falling else ', and'} the run was {'not ' * falling}long enough"
+        found += (
+            found
+            and f"{', but' if learned and falling else ', and'} the run was {'not ' * falling}long enough"
+        )
     answer = f"{_state(record)}: {found}." if found else f"{_state(record)}."
     return Verdict(answer, reasons, _next(record, learned, falling))
 

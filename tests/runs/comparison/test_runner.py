@@ -11,6 +11,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -22,7 +23,7 @@ from mae_vit.config.load import load_config
 from mae_vit.config.presets import find_config
 from mae_vit.finetuning.comparison import main
 from mae_vit.finetuning.comparison.config import CompareConfig
-from mae_vit.finetuning.comparison.foresee import Times
+from mae_vit.finetuning.comparison.foresee import Times, estimate_times
 from mae_vit.finetuning.comparison.runner import PRELOADED, Bar, Runner, count_slots, own_gpus
 from mae_vit.finetuning.comparison.spec import RunSpec
 from mae_vit.training.engines.precision import Chosen
@@ -105,6 +106,17 @@ def test_the_time_of_all_runs_is_that_of_what_waits_for_what(tmp_path, slots, ex
     last = spec("last", tmp_path, pretraining=tuned)
     seconds = {pretrain: 10.0, tuned: 2.0, spec("scratch", tmp_path): 3.0, last: 1.0}
     assert Times(seconds).until_all_end(slots) == expected
+
+
+def test_a_run_takes_as_long_as_those_of_its_mode_and_labels(tmp_path):
+    row = [
+        spec(f"row/{number}", tmp_path, overrides={"finetune.mode": mode, "data.labels_per_class": labels})
+        for number, (mode, labels) in enumerate([("knn", 5), ("knn", 5), ("knn", 9), ("finetune", 5)])
+    ]
+    row[0].folder.mkdir(parents=True)
+    report_summary(row[0], run_id=row[0].id, status="done", wall_s=3.0)
+    plan = SimpleNamespace(runs=row, pretraining={}, cells=[])
+    assert estimate_times(plan, "fp32", slots=1).seconds == {row[1]: 3.0}
 
 
 def test_a_log_has_a_line_when_a_run_begins_and_one_when_it_ends(tmp_path, capsys):

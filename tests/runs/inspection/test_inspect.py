@@ -2,6 +2,7 @@
 
 import csv
 import re
+import shutil
 from html import unescape
 
 import numpy as np
@@ -74,6 +75,12 @@ def test_numbers_are_there_for_each_head_and_mask(looked):
         (kind, str(ratio)) for kind in ("random", "block", "grid") for ratio in (0.5, 0.75, 0.9)
     ]
     assert len({row["psnr_db"] for row in masks}) >= 8  # one visible patch may be the same one
+
+
+def test_a_config_of_another_program_beside_an_encoder_is_no_run(runs, tmp_path):
+    shutil.copy(runs / "mae" / "encoder.safetensors", tmp_path)
+    (tmp_path / "config.yaml").write_text("monitor: 3\nepochs: 9\n")
+    assert open_subject(str(tmp_path)).title == tmp_path.name
 
 
 def test_random_masks_as_trained_say_what_training_says(runs, digits):

@@ -258,6 +258,11 @@ def verdict_of(losses, probe=None, start=None, rankme=None) -> str:
     return str(verdict(RunRecord(Path("runs/a"), summary=summary, lines=tuple(lines))))
 
 
+def test_a_loss_below_zero_leaves_no_half_sentence():
+    answer, _ = verdict_of([loss - 2 for loss in FLAT]).split("\n", 1)
+    assert re.fullmatch(r"[^:]*\.", answer)
+
+
 @pytest.mark.parametrize(
     ("run", "named", "unnamed"),
     [

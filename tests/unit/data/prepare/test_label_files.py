@@ -46,6 +46,8 @@ EXPECTED = {path.removesuffix(".jpg"): label for path, label in ROWS}
         # As Excel saves it: a byte order mark, CRLF, other names and letter case.
         b"\xef\xbb\xbf" + "".join(f"{a};{b}\r\n" for a, b in [("Photo", "Diagnosis"), *ROWS]).encode(),
         ("id\tfile\tclass\n" + "".join(f"{n}\t{p}\t{label}\n" for n, (p, label) in enumerate(ROWS))).encode("utf-16"),
+        # Two columns of the same images.
+        "id,name,label\n" + "".join(f"{p.removesuffix('.jpg')},{p},{label}\n" for p, label in ROWS),
         # Paths of another machine.
         "path,label\n" + "".join(f"C:\\Users\\me\\photos\\{p},{label}\n".replace("/", "\\") for p, label in ROWS),
         "file,cat,dog\n" + "".join(f"{p},{int(label == 'cat')},{int(label == 'dog')}\n" for p, label in ROWS),
@@ -54,6 +56,13 @@ EXPECTED = {path.removesuffix(".jpg"): label for path, label in ROWS}
 def test_labels_are_found_in_every_usual_form(labels_of, table):
     assert labels_of(table) == EXPECTED
     assert "4 images without a label" in labels_of.said()
+
+
+def test_a_table_of_images_alone_lacks_labels(labels_of, tmp_path, capsys):
+    (tmp_path / "labels.csv").write_text("image\n" + "".join(f"{path}\n" for path, _ in ROWS))
+    words = [tmp_path / "photos", tmp_path / "out", "--labels", tmp_path / "labels.csv"]
+    assert main(["prepare", *map(str, words)]) == 2
+    assert "has no column of labels" in capsys.readouterr().err
 
 
 def test_a_label_file_silences_advice_on_other_labels(labels_of, tmp_path):
