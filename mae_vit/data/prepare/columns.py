@@ -98,8 +98,8 @@ def read_columns(
                     f"table {table}: no column of {shown(names.values())} lists images{remedy()}"
                 )
             first, *tied = [name for name, count in counts.items() if count == most]
-            # Columns of the same images are one: 1 and 1.jpg.
-            images = [first, *(name for name in tied if found[name] != found[first])]
+            # Labels need no choice among columns of the same images: 1 and 1.jpg.
+            images = [first, *(name for name in tied if not labeled or found[name] != found[first])]
     rest = [name for name in names if name not in (images[0], split)]
     bits: tuple[str, ...] = ()
     if options.label_column:
@@ -153,17 +153,19 @@ def _with_header(
     return {name: written[index] for name, index in indices.items()}, cells, headless
 
 
-def read_lines(text: str, where: str) -> list[list[str]]:
+def read_lines(text: str, where: str, *, uneven: bool = False) -> list[list[str]]:
     """Returns the cells of each line of a text, which `where` names in errors.
 
-    Tabs, semicolons or commas separate them, whichever the first line has most; or blanks.
+    Tabs, semicolons or commas separate them, whichever the first line has most; or blanks, if all lines have as many or
+    the text may be `uneven`, as a list below a comment.
 
     Raises:
         InputError: if it is no such text.
     """
     first = text.partition("\n")[0]
     delimiter = max("\t", ";", ",", key=first.count)
-    if delimiter not in first and len({len(line.split()) for line in text.splitlines() if line.strip()}) == 1:
+    counts = {len(line.split()) for line in text.splitlines() if line.strip()}
+    if delimiter not in first and (uneven or len(counts) == 1):
         delimiter = " "
     lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=delimiter == " ")
     try:

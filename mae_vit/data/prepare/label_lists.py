@@ -104,7 +104,7 @@ def labels_beside(
 def _rows(read: Reader, names: Names) -> list[tuple[str, list[str]]]:
     """Returns the image path and the cells of each line that names an image, by the column that names most."""
     try:
-        cells = read_lines(decode_text(read(), ""), "")
+        cells = read_lines(decode_text(read(), ""), "", uneven=True)
     except (OSError, InputError, DecodeError):
         return []
     by_column = (

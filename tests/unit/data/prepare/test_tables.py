@@ -108,6 +108,7 @@ LISTS = [
     ("Image Id,Kind of animal\n1,cat\n2,dog", "a/x.csv", READ),
     ("box;label;image\n0;cat;a/1.jpg\n0;dog;a/2.jpg\n1;dog;a/2.jpg", "x.csv", READ),
     ("1.jpg cat\n2.jpg dog", "a/x.txt", READ),
+    ("# images and kinds\n1.jpg cat\n2.jpg dog\n", "a/x.txt", READ),
     # No column has one class of each image.
     ("1.jpg,0\n2.jpg,1", "a/x.csv", {}),
     ("1.jpg,cat\n2.jpg,cat", "a/x.csv", {}),
