@@ -173,7 +173,7 @@ def _read_folder(folder: Path) -> Weights:
         # Fine-tuned: these are its best weights, which the newest checkpoint may lack.
         return _read_file(folder / "model.safetensors")
     exported = folder / "encoder.safetensors"
-    instead = f"; or give {exported}" if exported.exists() else ""
+    instead = f"; give {exported}" if exported.exists() else ""
     try:
         weights, broken = read_newest(folder / "checkpoints", _read_checkpoint)
     except BrokenCheckpoint as error:

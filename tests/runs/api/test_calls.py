@@ -207,7 +207,7 @@ def test_a_run_and_numbers_of_numpy_stand_where_paths_and_numbers_do(commanded):
     assert encoder.info.step == run.summary["steps"]
     with pytest.raises(mae_vit.InputError, match="no classes"):
         mae_vit.load_classifier(run)
-    with pytest.raises(mae_vit.InputError, match=r"changes: .* list"):
+    with pytest.raises(mae_vit.InputError, match=r"changes .* list"):
         mae_vit.pretrain("mae_digits", ["train.steps=2"])
     for number in (np.int64(2), torch.tensor(2)):
         assert _overrides({"train.steps": number}) == ["train.steps=2"]
@@ -292,7 +292,7 @@ def test_values_of_options_mean_what_their_text_does_on_the_command_line(tmp_pat
     assert expected["nodata"] == 0
     for order in ([3, 1], (3, 1), np.array([3, 1])):
         assert bands(type(order).__name__, bands=order, scale=(0, 4000), nodata=0) == expected
-    with pytest.raises(mae_vit.InputError, match=r"bands: .* set"):
+    with pytest.raises(mae_vit.InputError, match=r"bands .* set\b"):
         bands("set", bands={3, 1})
     arguments = parse(["prepare", *_option_words("exclude", ["a", "b"]), "in", "out"])
     assert arguments.exclude == ["a", "b"]

@@ -25,7 +25,7 @@ WRONG = [
     ("  train.steps:", "  run.seed: 3\n  train.steps:", '"run.seed"'),
     ("[{optim.lr: 2e-3}, {optim.lr: 4e-3}]", "[{optim.lr: 2e-3}]", "same number"),
     ("  model.img_size: 8\n", "  model.img_sise: 8\n", '"model.img_size"'),
-    ("compute_of: ViT from MAE", "compute_of: ViT from MAE, modes: [finetune, few_shot]", "mode few_shot"),
+    ("compute_of: ViT from MAE", "compute_of: ViT from MAE, modes: [finetune, few_shot]", "has few_shot"),
     (
         "train.warmup_steps: 1, monitor.tensorboard: false,",
         'train.warmup_steps: 1, monitor.tensorboard: false, model.init: "timm:vit_tiny_patch16_224",',

@@ -142,7 +142,7 @@ def test_bands_of_16_bits(tmp_path):
 def test_labels_of_other_classes_are_kept_and_not_compared(run, photos, tmp_path, capsys):
     assert predict(run, photos("3/1.png", "owl/1.png"), tmp_path / "p.csv") == 0
     out, err = capsys.readouterr()
-    assert "of 1 image" in out
+    assert "on 1 image" in out
     assert "(owl)" in err
     shutil.rmtree(tmp_path / "photos" / "3")
     assert predict(run, photos("cat/1.png"), tmp_path / "p.csv") == 0

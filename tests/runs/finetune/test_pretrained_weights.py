@@ -198,7 +198,7 @@ def test_data_that_a_moved_run_recorded_are_named_as_such(colored, tmp_path, mon
     run = run_folder(tmp_path, "B", "data/mine")
     (elsewhere := tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(elsewhere)
-    with pytest.raises(InputError, match=rf"^{run} recorded data.path=data/mine,.* {elsewhere}:"):
+    with pytest.raises(InputError, match=rf"^{run} recorded data.path=data/mine,.* {elsewhere};"):
         find_recipe(run)
     find_recipe(run, [f"data.path={colored}"])
     (tmp_path / "data").mkdir()

@@ -48,7 +48,7 @@ def test_the_command_writes_a_picture_and_names(call, digits, tmp_path, capsys):
     capsys.readouterr()
     run = tmp_path / "run"
     assert main(["replay", str(run), "--step", "3", "--images", "20"]) == 0
-    assert "weights of step 2" in capsys.readouterr().out
+    assert "those of step 2" in capsys.readouterr().out
     path = run / "replay" / "step-00000003-rank-0.png"
     assert Image.open(path).width == 16 * (64 + 2)
     with path.with_suffix(".csv").open() as file:

@@ -118,7 +118,7 @@ def test_the_default_shots_are_those_that_there_are_labels_for(call, pretrained,
     for _ in range(2):
         assert call("finetune.mode=few_shot", "data.labels_per_class=20", ckpt=pretrained) == 0
         out = capsys.readouterr().out
-        assert "finetune.shots=[1, 5, 10], not" in out
+        assert "using finetune.shots=[1, 5, 10] " in out
     assert "is finished" in out
     assert list(summary_of(tmp_path / "run")["few_shot"]) == ["1", "5", "10"]
 

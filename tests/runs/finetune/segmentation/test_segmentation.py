@@ -33,7 +33,7 @@ def test_a_probe_of_pretrained_weights(segment, pretrained, tmp_path, capsys):
     """The encoder stays as it was; the files agree with each other."""
     assert segment("train.steps=12", mode="segment_probe", name="probe", ckpt=pretrained) == 0
     output = capsys.readouterr().out
-    assert "decode_head (fresh" in output
+    assert "decode_head (new" in output
     folder = tmp_path / "probe"
     summary, details = (json.loads((folder / f"{name}.json").read_text()) for name in ("summary", "results"))
     assert f"mIoU {summary['test_miou']:.2%}" in output

@@ -94,8 +94,8 @@ def test_an_export_is_replaced_by_force_alone_and_nothing_else_ever(path, tmp_pa
         (["--to", "tim"], 'did you mean "timm"?'),
         (["--to", "hf", "--overwrite"], "--force"),
         (["--to", "onnx", "--out", "a.onnx"], "is a folder"),
-        (["--to", "hf", "--pool", "mean"], "--pool mean"),
-        (["--to", "official", "--pool", "cls"], "--pool cls"),
+        (["--to", "hf", "--pool", "mean"], "--pool has no effect with --to hf"),
+        (["--to", "official", "--pool", "cls"], "--pool has no effect with --to official"),
     ],
 )
 def test_options_that_do_not_fit(path, capsys, arguments, message):
