@@ -30,7 +30,12 @@ from mae_vit.finetuning.comparison.config import (
 )
 from mae_vit.finetuning.comparison.foresee import Times, check_folders, estimate_times
 from mae_vit.finetuning.comparison.plan import Cell, ComparisonPlan, data_folder
-from mae_vit.finetuning.comparison.protocol import keep_protocol, read_protocol, recorded_inputs
+from mae_vit.finetuning.comparison.protocol import (
+    describe_unfinished,
+    keep_protocol,
+    read_protocol,
+    recorded_inputs,
+)
 from mae_vit.finetuning.comparison.report.page import write_report
 from mae_vit.finetuning.comparison.report.rows import describe_labels, row_title
 from mae_vit.finetuning.comparison.runner import Bar, Runner, count_slots
@@ -50,7 +55,7 @@ def compare(arguments: CompareArguments) -> Path:
     """Runs all that is missing and writes the report; returns the comparison's folder.
 
     Raises:
-        InputError: if config, data or weights do not fit.
+        InputError: if config, data or weights do not fit, or if there is no finished run to report.
         TrainingFailed: if runs failed; the report covers the others.
         RunInterrupted: if it was stopped, after the runs have saved.
     """
@@ -68,14 +73,18 @@ def compare(arguments: CompareArguments) -> Path:
         print(describe_plan(plan, shared_precision(config, protocol["precision"])))
         return folder
     failed = {} if arguments.report else _run(plan)
-    with _writing(folder):
-        write_report(plan)
+    # Without a finished cell the report would be empty, and might replace that of other settings.
+    finished = any(cell.run.is_done() for cell in plan.cells)
+    if finished:
+        with _writing(folder):
+            write_report(plan)
+    elif arguments.report:
+        raise InputError(describe_unfinished(plan))
     for name, reason in failed.items():
         print(f"failed: {name}: {reason}", file=sys.stderr)
     if failed:
-        raise TrainingFailed(
-            f"{count_of(len(failed), 'run')} failed; {folder / 'report.html'} has the others"
-        )
+        others = f"{folder / 'report.html'} has the others" if finished else "there is nothing to report"
+        raise TrainingFailed(f"{count_of(len(failed), 'run')} failed; {others}")
     return folder
 
 

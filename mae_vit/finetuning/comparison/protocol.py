@@ -21,6 +21,8 @@ from mae_vit.finetuning.comparison.plan import ComparisonPlan, sha1
 PROTOCOL = "protocol.json"
 # Keys that change no result.
 _FREE = ("run", "parallel")
+# Most changed keys in a message.
+_MOST_KEYS = 3
 # A run folder has one of these once it has read the test split; the first only in modes that train.
 _AFTER_THE_TEST = ("test_reads.json", "results.json")
 
@@ -55,7 +57,7 @@ def keep_protocol(plan: ComparisonPlan, *, precision: str) -> None:
     The comparison's folder must exist. `precision` is what `train.precision=auto` means in it.
     """
     plans = read_protocol(plan.folder)["plans"]
-    settings = plan.config.model_dump(mode="json", exclude=set(_FREE))
+    settings = _settings(plan)
     identity = sha1([settings, {run.name: run.id for run in plan.runs}])
     if not plans or plans[-1]["plan"] != identity:
         plans.append(
@@ -70,6 +72,10 @@ def keep_protocol(plan: ComparisonPlan, *, precision: str) -> None:
     write_json(plan.folder / PROTOCOL, {"precision": precision, "plans": plans})
 
 
+def _settings(plan: ComparisonPlan) -> dict[str, Any]:
+    return plan.config.model_dump(mode="json", exclude=set(_FREE))
+
+
 def tested_runs(folder: Path) -> set[Path]:
     """Returns the run folders that have read the test split, including those of earlier plans."""
     return {path.parent for name in _AFTER_THE_TEST for path in folder.glob(f"*/*/{name}")}
@@ -79,12 +85,9 @@ def describe_changes(plan: ComparisonPlan) -> list[str]:
     """Returns a sentence for each plan change after test images were read, and for runs of earlier plans."""
     changes = []
     for before, after in pairwise(read_protocol(plan.folder)["plans"]):
-        files = [
-            name for name, digest in after["inputs"].items() if before["inputs"].get(name, digest) != digest
-        ]
-        changed = ", ".join([*_differences(before["settings"], after["settings"]), *files])
         if tested := after["tested_runs"]:
             when = f"{after['time']}, {count_of(tested, 'run')}"
+            changed = ", ".join(_changed(before, after))
             changes.append(f"The protocol was changed after test results were read ({when}): {changed}.")
     earlier = tested_runs(plan.folder) - {cell.run.folder for cell in plan.cells}
     if earlier:
@@ -92,6 +95,26 @@ def describe_changes(plan: ComparisonPlan) -> list[str]:
         runs = count_of(len(earlier), "run")
         changes.append(f"{runs} with earlier settings also read test images ({rows}).")
     return changes
+
+
+def describe_unfinished(plan: ComparisonPlan) -> str:
+    """Says that no cell of the plan is done, and which keys differ from those of the last plan that ran."""
+    plans, changed = read_protocol(plan.folder)["plans"], list[str]()
+    if plans and tested_runs(plan.folder):
+        now = {"settings": _settings(plan), "inputs": plan.inputs.digests}
+        changed = _changed(plans[-1], now)[:_MOST_KEYS]
+    if not changed:
+        return (
+            f"no run with these settings is finished in {plan.folder}; run the same command without --report"
+        )
+    others = f"{plan.folder} has runs with other settings ({', '.join(changed)})"
+    return f"no run with these settings is finished: {others}; give the same again"
+
+
+def _changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """Returns the dotted keys and the inputs in which two plans of the protocol differ."""
+    files = [name for name, digest in after["inputs"].items() if before["inputs"].get(name, digest) != digest]
+    return [*_differences(before["settings"], after["settings"]), *files]
 
 
 def _differences(before: Any, now: Any, place: str = "") -> Iterator[str]:

@@ -9,6 +9,8 @@ from helpers.comparison import plan_of
 from helpers.images import encoded, picture, write_files
 
 from mae_vit.core.errors import InputError
+from mae_vit.finetuning.comparison.config import CompareArguments
+from mae_vit.finetuning.comparison.main import compare
 from mae_vit.finetuning.comparison.plan import ComparisonPlan, Inputs
 from mae_vit.finetuning.comparison.protocol import (
     describe_changes,
@@ -157,6 +159,30 @@ def test_changes_after_test_results_are_reported(made):
     protocol = read_protocol(made / "out")
     assert len(protocol["plans"]) == 5
     assert recorded_inputs(protocol)[f"weights {made / 'given'}"]
+
+
+def test_a_report_of_other_settings_than_those_that_ran_leaves_the_folder_as_it_is(made, said):
+    def report(**values) -> ComparisonPlan:
+        plan = plan_in(made, run={"name": "x", "dir": str(made / "out")}, **values)
+        (made / "compare.yaml").write_text(plan.config.model_dump_json())
+        before = sorted(made.rglob("*"))
+        with pytest.raises(InputError) as refused:
+            compare(CompareArguments(made / "compare.yaml", [], report=True))
+        assert sorted(made.rglob("*")) == before
+        said(refused)
+        return plan
+
+    plan = report(set={"train.epochs": 1})
+    plan.folder.mkdir()
+    keep_protocol(plan, precision="fp32")
+    tested = plan.cells[0].run.folder
+    tested.mkdir(parents=True)
+    (tested / "test_reads.json").write_text("[]")
+    report(seeds=[0, 1])
+    for name in ("given", "init"):
+        rewrite(made / name / "encoder.safetensors")
+    (made / "x.yaml").write_text("train: {epochs: 4}")
+    report(set={"train.epochs": 1})
 
 
 @pytest.mark.parametrize(

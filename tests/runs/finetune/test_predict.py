@@ -104,8 +104,13 @@ def test_folders_without_a_classifier_say_what_they_are(run, tmp_path):
     for name in ("unfinished", "pretrained"):
         (tmp_path / name).mkdir()
     (tmp_path / "pretrained" / "encoder.safetensors").touch()
+    # A row of a comparison: a tuning run, which has no test results, and a cell.
+    for name in ("0", "1"):
+        shutil.copytree(run, tmp_path / "row" / name)
+    (tmp_path / "row" / "0" / "results.json").unlink()
     for name, hint in (
         ("rum", '/run"'),
+        ("row", '/row/1"'),
         ("unfinished", "finished fine-tuning"),
         ("pretrained", "mae-vit finetune"),
     ):
