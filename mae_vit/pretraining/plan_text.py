@@ -7,6 +7,7 @@ from mae_vit.core.messages import count_of
 from mae_vit.data.data_path import describe_place
 from mae_vit.data.order.order import RankSlice
 from mae_vit.pretraining.data import Data
+from mae_vit.pretraining.report.verdict import FEW_STEPS
 from mae_vit.pretraining.setup import Setup
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.checkpoints.checkpoint import CheckpointInfo
@@ -14,9 +15,6 @@ from mae_vit.training.engines.precision import Chosen
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.plan_text import describe_augment, describe_time, describe_training, times
 from mae_vit.training.startup import describe_start
-
-# On 8x8 digits more steps (of 128 images) improve fine-tuning little; on photographs they do (docs/choosing.md).
-_FEW_STEPS = 1_000
 
 
 def describe_plan(
@@ -72,7 +70,7 @@ def describe_plan(
             f"note: the images are enlarged to {height} x {width} px: "
             f"the largest has {info.height[1]} x {info.width[1]}"
         )
-    if plan.total_steps < _FEW_STEPS:
+    if plan.total_steps < FEW_STEPS:
         lines.append(
             f"note: {count_of(plan.total_steps, 'step')} may be too few; give more train.steps or train.epochs. On "
             "handwritten digits MAE gained nothing in 200 steps and most in 600, on photographs of 64 px more in "

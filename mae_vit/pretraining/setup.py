@@ -89,7 +89,8 @@ class Setup(startup.Setup):
             sizes = {"images": len(probe.queries), "fitted_on": len(probe.support)}
             results = {"probed": {**sizes, "classes": len(index.dataset.classes)}}
         write = partial(write_atomically, folder.encoder, content)
-        return results, write, [f"  encoder   {folder.encoder}"]
+        lines = [f"  encoder   {folder.encoder}", f"  next      mae-vit report {folder.path}"]
+        return results, write, lines
 
 
 def set_up(config: PretrainConfig, ranks: Ranks) -> Setup:

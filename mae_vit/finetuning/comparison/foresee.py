@@ -40,6 +40,8 @@ _KIND: Any = {
     "train": {"effective_batch_size", "batch_size_per_device", "activation_checkpointing"},
     "data": {"augment", "repeats"},
 }
+# Sections whose values a comparison may give a run that was begun outside of it.
+_SETTABLE = ("train.", "optim.", "objective.")
 # A run's weights bring their geometry, but the size of the images and their channels.
 _OF_THE_DATA = ("img_size", "in_chans")
 
@@ -83,9 +85,16 @@ def check_folders(plan: ComparisonPlan) -> None:
             continue
         with redirect_stdout(StringIO()):
             setup = _set_up_pretraining(run)
-        if differences := setup.identity.describe_differences(checkpoint.identity):
+        if differing := setup.identity.differing_keys(checkpoint.identity):
+            saved = {key: checkpoint.identity.get(key) for key in differing}
+            words = " ".join(f"pretrain.{name}.set.{key}={value}" for key, value in saved.items())
+            own = all(
+                key.startswith(_SETTABLE) and isinstance(value, int | float) for key, value in saved.items()
+            )
+            as_it_is = f"To use it as it is, add {words}" if own else "Undo these changes"
             raise InputError(
-                f"pretrain.{name}: {run.run_folder} belongs to another run: {differences}. Undo these changes, or give "
+                f"pretrain.{name}: {run.run_folder} belongs to another run: "
+                f"{setup.identity.describe_differences(checkpoint.identity)}. {as_it_is}; or give "
                 f"pretrain.{name}.dir=null, which pretrains in the comparison's folder"
             )
 

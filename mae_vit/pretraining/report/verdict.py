@@ -19,6 +19,8 @@ _LEAST_FALL = 0.05
 # A loss is still falling if the last fifth of the run brought a larger fraction of its whole fall. Our runs of full
 # length with a cosine schedule have about 3 %, a straight line has 22 %.
 _STILL_FALLING = 0.06
+# On 8x8 digits more steps (of 128 images) improve fine-tuning little; on photographs they do (docs/choosing.md).
+FEW_STEPS = 1_000
 # With fewer values a trend cannot be told from noise.
 _FEWEST_VALUES = 5
 _PROBE = "few_shot_top1"
@@ -143,6 +145,8 @@ def _next(record: RunRecord, learned: bool | None, falling: bool | None) -> str:
         todo = "train longer, in a folder of its own (a larger train.epochs, and run.name=longer)"
     elif learned is False:
         todo = f"look at what it trains on (`mae-vit replay {run} --step 1`), then try other learning rates"
+    elif learned is None and record.step < FEW_STEPS:
+        todo = f"train longer, {count_of(record.step, 'step')} are few (a larger train.steps, and run.name=longer)"
     elif learned is None:
         last = record.lines[-1]
         # It encodes all images twice; encoding one takes about as long as a step of MAE on it.

@@ -110,7 +110,9 @@ def test_a_folder_of_another_pretraining_run_is_named_before_anything_begins(dig
     # Its own run; the plan tells how long each row takes, and all of them.
     assert main([*command, "--dry-run"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    timed = [line for line in lines if re.search(r"\d runs?, 0 done", line)]
+    timed = [line for line in lines if re.search(r"\d runs?, \d done", line)]
     assert len(timed) == 10
-    assert [line for line in timed[1:] if not re.search(r"0 done, about \d+:\d\d:\d\d", line)] == []
+    # That run is done.
+    assert [re.search(r"(\d) done", line)[1] for line in timed] == ["1"] * 2 + ["0"] * 8
+    assert [line for line in timed[2:] if not re.search(r"0 done, about \d+:\d\d:\d\d", line)] == []
     assert any(re.match(r"time +about \d+:\d\d:\d\d", line) for line in lines)

@@ -273,7 +273,11 @@ def test_a_loss_below_zero_leaves_no_half_sentence():
         ),
         ((STEEP, 0.5, (0.3, 500)), (LEARNED, TOO_SHORT, "run.name=longer"), ()),
         # Of a loss from 0.7005 to 0.698, and 24.7 % of 150 images against 22.7 %, nobody knows more.
-        ((NOISE, 0.247, (0.227, 150)), ("18.5% to 32.2%", "22.7%", "0.0% less"), (LEARNED, UNLEARNED)),
+        (
+            (NOISE, 0.247, (0.227, 150)),
+            ("18.5% to 32.2%", "22.7%", "0.0% less", "100 steps are few"),
+            (LEARNED, UNLEARNED, "mode=knn"),
+        ),
         ((NOISE,), ("mae-vit replay runs/a",), (LONG_ENOUGH,)),
         ((FLAT, 0.2, (0.5, 500)), (UNLEARNED,), (LEARNED,)),
         # At either end of the scale, where rounding has a say; and one image of a thousand.
@@ -296,7 +300,7 @@ def test_the_verdict_of_a_run(run, named, unnamed):
 
 def test_a_score_by_neighbors_is_proposed_with_its_time():
     """Two passes over the images, each about an epoch of the run."""
-    last = {"step": 2, "loss": 0.5, "epoch": 4.0, "wall_s": 240.0, "probe": {"few_shot_top1": 0.5}}
+    last = {"step": 2000, "loss": 0.5, "epoch": 4.0, "wall_s": 240.0, "probe": {"few_shot_top1": 0.5}}
     summary = {"status": "done", "probe_at_start": {"few_shot_top1": 0.5, "images": 500}}
     record = RunRecord(Path("runs/a"), summary=summary, lines=({"step": 1, "loss": 1.0}, last))
     assert re.search("in about 0:02:00 .*finetune.mode=knn", verdict(record).next)

@@ -162,7 +162,10 @@ def answer(config: CompareConfig, lines: Sequence[Line]) -> str:
     rest = [line for line in others if line is not subject]
     rival = _best(line for line in rest if not line.weights) if subject.weights else None
     if rival is not None:
-        parts.append(_against(subject.gap_to(rival), rival, ", the best without pretraining"))
+        # The reference may be better and have no pretraining either.
+        is_best = bool(reference.weights) or (rival.score or 0) > (reference.score or 0)
+        what = ", the best without pretraining" if is_best else ""
+        parts.append(_against(subject.gap_to(rival), rival, what))
     noun, mode = "mask" if subject.segments else "label", subject.mode
     text = f"With {count_of(subject.size, noun)}, {subject.title} reaches {_percent(subject)}"
     text += f"{'' if mode in TUNED_BY else f' by {mode}'}, {' and '.join(parts)}"
