@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
@@ -162,10 +163,7 @@ def run_prepare(arguments: argparse.Namespace) -> int:
         raise InputError(f"{error.filename or out}: {error_reason(error)}") from None
     print("\n".join(report.lines()))
     if arguments.preview:
-        # Imports torch.
-        from mae_vit.data.prepare.preview import write_preview
-
-        print(f"preview: {write_preview(out, report.dataset, min(report.written, key=_train_first))}")
+        _preview(out, report)
     classes = len(report.dataset.classes)
     labels = count_of(classes, "class", "classes") if classes else "no labels"
     print(f"{out}: {labels}, {time.monotonic() - begun:.1f} s")
@@ -173,6 +171,19 @@ def run_prepare(arguments: argparse.Namespace) -> int:
         alone = "" if arguments.in_place else "; --no-labels prepares the images without it"
         print(f"note: a single class cannot be learned{alone}")
     return 0
+
+
+def _preview(out: Path, report: Report) -> None:
+    """Draws the contact sheet, or says why not: the data set is complete without it."""
+    # Imports torch.
+    from mae_vit.data.prepare.preview import write_preview
+
+    try:
+        path = write_preview(out, report.dataset, min(report.written, key=_train_first))
+    except Exception as error:  # the shards are written, so nothing here may fail the command
+        print(f"warning: no preview: {error_reason(error)}; the data set is complete", file=sys.stderr)
+    else:
+        print(f"preview: {path}")
 
 
 def _train_first(split: str) -> tuple[bool, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shlex
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -15,7 +16,7 @@ from typing import NamedTuple
 
 import torch
 
-from mae_vit.config.load import load_config
+from mae_vit.config.load import load_config, read_run_config
 from mae_vit.config.plan import Plan, make_plan
 from mae_vit.config.presets import PRESETS
 from mae_vit.core.errors import InputError
@@ -59,6 +60,8 @@ PHOTOS_96 = Preset("mae_photos_96", "finetune_photos_96", "compare_photos")
 PHOTOS_224 = Preset("mae_photos_224", "finetune_photos_224", "compare_photos")
 SMALL = Preset("mae_cifar_tiny", "finetune_cifar_tiny")
 DIGITS = Preset("mae_digits", "")
+# What compare_photos pretrains.
+_COMPARED = PHOTOS_64.pretrain
 
 
 class Measured(NamedTuple):
@@ -213,24 +216,41 @@ def describe_gain(images: Images, steps: int) -> str:
     return f"{'likely' if gain > 0 else 'unlikely; train for longer'}. {on}"
 
 
+def _run_name(preset: str, data: str) -> str:
+    """Returns the preset's name; with that of the data if `runs/PRESET` belongs to other data."""
+    run = Path("runs") / preset
+    if not (run / "config.yaml").is_file():
+        return preset
+    other = read_run_config(run).get("data", {}).get("path", data)
+    if Path(other).resolve() == Path(data).resolve():
+        return preset
+    return f"{preset}_{re.sub('[^A-Za-z0-9._-]', '-', Path(data).resolve().name)}"
+
+
 def _commands(images: Images, preset: Preset, overrides: Sequence[str]) -> list[str]:
     """Returns the commands to type; labels and held-out images decide which."""
-    data, commands = shlex.quote(images.given), []
+    data, commands = images.given, []
     if not images.prepared:
         holdout = "" if images.held_out else " --holdout 1/10"
-        data = shlex.quote(f"data/{Path(images.given).resolve().name.partition('.')[0]}")
+        data = f"data/{Path(images.given).resolve().name.partition('.')[0]}"
         resize = " --resize 256" if preset is PHOTOS_224 else ""
-        commands.append(f"mae-vit prepare {shlex.quote(images.given)} {data}{holdout}{resize}")
+        commands.append(f"mae-vit prepare {shlex.quote(images.given)} {shlex.quote(data)}{holdout}{resize}")
+    run, tuned, compared = (_run_name(one, data) for one in (preset.pretrain, preset.finetune, _COMPARED))
+    data = shlex.quote(data)
     several = torch.cuda.device_count() > 1
     job = "deepspeed --module mae_vit.cli pretrain" if several else "mae-vit pretrain"
-    commands.append(" ".join([job, preset.pretrain, f"data.path={data}", *overrides]))
-    run = f"runs/{preset.pretrain}"
+    named = [f"run.name={run}"] * (run != preset.pretrain)
+    commands.append(" ".join([job, preset.pretrain, f"data.path={data}", *named, *overrides]))
+    run = f"runs/{run}"
     if not images.labeled:
         return [*commands, f"mae-vit report {run}", f"mae-vit embed {run} {data} --out features"]
-    tune = f"mae-vit finetune {preset.finetune} --ckpt {run} data.path={data}"
+    named = [f"run.name={tuned}"] * (tuned != preset.finetune)
+    tune = " ".join(["mae-vit finetune", preset.finetune, "--ckpt", run, f"data.path={data}", *named])
     commands.append(tune if preset.finetune else f"mae-vit finetune --ckpt {run}")
     if preset.compare:
-        commands.append(f"mae-vit compare {preset.compare} data.path={data}")
+        name = preset.compare + compared.removeprefix(_COMPARED)
+        named = [f"run.name={name}", f"pretrain.MAE.dir=runs/{compared}"] * (compared != _COMPARED)
+        commands.append(" ".join(["mae-vit compare", preset.compare, f"data.path={data}", *named]))
     return commands
 
 

@@ -33,18 +33,17 @@ def write_preview(folder: Path, dataset: Dataset, split: str) -> Path:
     shown, rest = groups[:_CLASSES], groups[_CLASSES:]
     if len(alone := np.flatnonzero(labels < 0)):
         shown.append(("no label" if dataset.classes else "all", alone))
-    rows = [
-        Picture(
-            f"{name}: {count_of(len(samples), 'image')}", _read(index, samples[:_IMAGES], dataset.channels)
-        )
-        for name, samples in shown
-    ]
+    rows = []
+    for name, samples in shown:
+        images = _read(index, samples[:_IMAGES], dataset.channels)
+        # One at a time, for each row's own colors: the last row of `in_colors` names the bands.
+        rows += in_colors([Picture(f"{name}: {count_of(len(samples), 'image')}", images)], dataset.bands)
     if rest:
-        more = f"and {count_of(len(rest), 'class', 'classes')} more, {sum(len(s) for _, s in rest):,} images"
-        rows.append(Picture(more, torch.ones(_IMAGES, rows[0].images.shape[1], 1, _SIDE)))
+        left = count_of(sum(len(samples) for _, samples in rest), "image")
+        more = f"and {count_of(len(rest), 'class', 'classes')} more, {left}"
+        rows.append(Picture(more, torch.ones(_IMAGES, 3, _SIDE, _SIDE)))
     path = folder / FILE_NAME
-    # Each row's own colors: the last row of `in_colors` names the bands.
-    Image.fromarray(draw_rows([in_colors([row], dataset.bands)[0] for row in rows])).save(path)
+    Image.fromarray(draw_rows(rows)).save(path)
     return path
 
 

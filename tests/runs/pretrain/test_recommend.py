@@ -120,3 +120,20 @@ def test_what_is_printed_can_be_typed(colored, tmp_path, capsys, monkeypatch, pr
         assert {path.name for path in tmp_path.iterdir()} == {"my photos"}
         assert main(commands[0][1:]) == 0
         assert re.search(r"val: \d+ image", capsys.readouterr().out)
+
+
+def test_runs_of_other_data_keep_their_folders(seen, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    images, preset = seen(64), recommend.PHOTOS_64
+    kept = recommend._commands(images, preset, [])
+    for name in (preset.pretrain, preset.finetune):
+        write_files(tmp_path / "runs" / name, {"config.yaml": b"data: {path: photos}"})
+    assert recommend._commands(images, preset, []) == kept
+    pretrain, tune, compare = recommend._commands(replace(images, given="data/my cats"), preset, [])
+    assert "run.name=mae_photos_64_my-cats" in pretrain
+    assert "--ckpt runs/mae_photos_64_my-cats" in tune
+    assert "run.name=finetune_photos_64_my-cats" in tune
+    overrides = shlex.split(compare)[3:]
+    config = load_config(CompareConfig, find_preset(preset.compare), overrides)
+    assert config.run.name == "compare_photos_my-cats"
+    assert config.pretrain["MAE"].dir == "runs/mae_photos_64_my-cats"

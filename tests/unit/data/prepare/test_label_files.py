@@ -190,3 +190,20 @@ def test_the_contact_sheet_has_a_row_for_each_class(tmp_path, capsys):
         tiles = sheet[row : row + 66].reshape(66, 10, 66, 3).mean(axis=(0, 2, 3))
         assert (tiles[:4] < 250).all()
         assert (tiles[4:] == 255).all()
+
+
+@pytest.mark.parametrize("classes", [3, 12])
+def test_the_contact_sheet_counts_classes_without_a_row(tmp_path, monkeypatch, classes):
+    monkeypatch.setattr("mae_vit.data.prepare.preview._CLASSES", 2)
+    write_files(tmp_path / "photos", {f"{n}/0.jpg": PHOTOS["a/0.jpg"] for n in range(classes)})
+    assert main(["prepare", str(tmp_path / "photos"), str(tmp_path / "out"), "--preview"]) == 0
+    sheet = np.asarray(Image.open(tmp_path / "out" / "preview.png"))
+    assert sheet.shape == (3 * (14 + 66), 10 * 66, 3)
+
+
+def test_the_data_set_is_complete_without_the_contact_sheet(tmp_path, capsys, said):
+    write_files(tmp_path / "photos", PHOTOS)
+    (tmp_path / "out" / "preview.png").mkdir(parents=True)
+    assert main(["prepare", str(tmp_path / "photos"), str(tmp_path / "out"), "--preview"]) == 0
+    assert len(read_back(tmp_path / "out")) == len(PHOTOS)
+    said(capsys.readouterr().err.splitlines()[-1])
