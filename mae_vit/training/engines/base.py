@@ -48,7 +48,7 @@ class StepOptions:
         clip_grad: largest global gradient norm; None for no clipping.
         zero_keeps_whole_below: ZeRO 3 does not shard parameters with fewer elements (DeepSpeed's default).
         compile: apply torch.compile to the objective. This takes a minute; on a CPU it needs a C++ compiler.
-        cuda_graphs: with `compile`, launch the kernels of a pass together; for one rank and micro-batch on the torch
+        cuda_graphs: launch the kernels of a compiled pass together; only for one rank and micro-batch on the torch
             engine.
         activation_checkpointing: recompute each block's activations in the backward pass.
         ema_decay: decay of the moving average of the weights (`mae_vit.training.engines.state`); None for no average.

@@ -103,6 +103,8 @@ def test_other_settings_are_other_runs_beside_those_that_are_done(compared, caps
     assert any("few_shot, seeds 0" in line for line in lines[row:])
     assert main([*compare_command(config, folder)[1:], "--dry-run"]) == 0
     assert "11 runs, 11 done" in capsys.readouterr().out
+    assert main([*compare_command(changed, folder)[1:], "--report"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
     assert (folder / "results.csv").read_bytes() == before
 
 
