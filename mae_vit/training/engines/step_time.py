@@ -56,7 +56,10 @@ class StepTime(NamedTuple):
 
 def _load_if_busy() -> float | None:
     """Returns the load average of the last minute if the machine is busy; None where the system does not tell."""
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    try:
+        load = os.getloadavg()[0]
+    except (AttributeError, OSError):  # not on this system, or not in this sandbox
+        return None
     return load if load > _BUSY * (os.cpu_count() or 1) else None
 
 
