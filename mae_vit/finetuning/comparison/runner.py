@@ -87,8 +87,10 @@ class Bar:
         """Writes a line above the bar, with how far the runs are and when the last of them ends."""
         values = self._bar.format_dict
         passed, done = values["elapsed"], values["n"] - values["initial"]
-        ends = time.localtime(time.time() + passed * (1 - values["n"]) / done) if done > 0 else None
-        expected = f", the last ends about {time.strftime('%a %H:%M', ends)}" if ends else ""
+        expected = ""
+        if done > 0 and len(self._done) < len(self._specs):
+            ends = time.localtime(time.time() + passed * (1 - values["n"]) / done)
+            expected = f", the last ends about {time.strftime('%a %H:%M', ends)}"
         tqdm.write(
             f"{text} ({len(self._done)} of {count_of(len(self._specs), 'run')} done after {format_duration(passed)}"
             f"{expected})",
