@@ -104,7 +104,7 @@ def test_a_rank_that_dies_at_each_start_is_given_up(pretrain, tmp_path):
     assert job.shown("Restarts") == "2"
     assert job.output().count("requeueing") == 2
     assert job.output().endswith(
-        "error: gave up, as nothing was saved any more (max_restarts=2); once that is mended, "
+        "error: gave up, as nothing was saved any more (max_restarts=2); once that is fixed, "
         "the same sbatch resumes it\n"
     )
 
