@@ -35,6 +35,7 @@ FREE_KEYS = (
     "train.zero_stage",
     "train.engine",
     "train.compile",
+    "train.attention",
     # It recomputes the same numbers.
     "train.activation_checkpointing",
 )
