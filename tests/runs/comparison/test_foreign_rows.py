@@ -4,11 +4,11 @@ import pytest
 from helpers.commands import ROOT
 from helpers.weights.foreign import write_backbone
 
+from mae_vit.comparison.config import CompareConfig
+from mae_vit.comparison.main import check
+from mae_vit.comparison.plan import ComparisonPlan, Inputs
 from mae_vit.config.load import load_config
 from mae_vit.core.errors import InputError
-from mae_vit.finetuning.comparison.config import CompareConfig
-from mae_vit.finetuning.comparison.main import check
-from mae_vit.finetuning.comparison.plan import ComparisonPlan, Inputs
 
 
 def plan_with(folder, entry: dict, **shared) -> ComparisonPlan:

@@ -8,16 +8,16 @@ import pytest
 from helpers.comparison import plan_of
 from helpers.images import encoded, picture, write_files
 
-from mae_vit.core.errors import InputError
-from mae_vit.finetuning.comparison.config import CompareArguments
-from mae_vit.finetuning.comparison.main import compare
-from mae_vit.finetuning.comparison.plan import ComparisonPlan, Inputs
-from mae_vit.finetuning.comparison.protocol import (
+from mae_vit.comparison.config import CompareArguments
+from mae_vit.comparison.main import compare
+from mae_vit.comparison.plan import ComparisonPlan, Inputs
+from mae_vit.comparison.protocol import (
     describe_changes,
     keep_protocol,
     read_protocol,
     recorded_inputs,
 )
+from mae_vit.core.errors import InputError
 from mae_vit.training.outputs.run_folder import RUN_ID, RunFolder
 
 TUNE = [{"optim.lr": 1e-3}, {"optim.lr": 2e-3}]

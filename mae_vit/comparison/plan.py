@@ -14,15 +14,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from mae_vit.config.load import drop_alternatives
-from mae_vit.config.presets import find_preset
-from mae_vit.core.errors import InputError
-from mae_vit.core.urls import redact_url
-from mae_vit.core.user_files import expand_text
-from mae_vit.data.data_path import resolve_data_path
-from mae_vit.data.shards.dataset_json import file_digest, read_dataset
-from mae_vit.data.shards.index_files import fingerprint_of
-from mae_vit.finetuning.comparison.config import (
+from mae_vit.comparison.config import (
     TUNED_BY,
     CompareConfig,
     EntrySection,
@@ -31,7 +23,15 @@ from mae_vit.finetuning.comparison.config import (
     entry_settings,
     slug,
 )
-from mae_vit.finetuning.comparison.spec import FINETUNE, PRETRAIN, Choice, RunSpec
+from mae_vit.comparison.spec import FINETUNE, PRETRAIN, Choice, RunSpec
+from mae_vit.config.load import drop_alternatives
+from mae_vit.config.presets import find_preset
+from mae_vit.core.errors import InputError
+from mae_vit.core.urls import redact_url
+from mae_vit.core.user_files import expand_text
+from mae_vit.data.data_path import resolve_data_path
+from mae_vit.data.shards.dataset_json import file_digest, read_dataset
+from mae_vit.data.shards.index_files import fingerprint_of
 from mae_vit.finetuning.config.modes import MODES, ModeName
 from mae_vit.finetuning.config.pretrained import WITH_START, read_values
 from mae_vit.finetuning.config.recipes import TEST_SPLITS

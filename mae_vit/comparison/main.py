@@ -14,13 +14,7 @@ from typing import Literal
 import numpy as np
 from filelock import FileLock
 
-from mae_vit.config.load import load_config
-from mae_vit.core.errors import InputError
-from mae_vit.core.messages import count_of, error_reason, format_duration
-from mae_vit.core.urls import is_url
-from mae_vit.data.index import open_index
-from mae_vit.data.shards.dataset_json import read_dataset
-from mae_vit.finetuning.comparison.config import (
+from mae_vit.comparison.config import (
     TUNED_BY,
     CompareArguments,
     CompareConfig,
@@ -28,18 +22,24 @@ from mae_vit.finetuning.comparison.config import (
     entry_settings,
     override_words,
 )
-from mae_vit.finetuning.comparison.foresee import Times, check_folders, estimate_times
-from mae_vit.finetuning.comparison.plan import Cell, ComparisonPlan, data_folder
-from mae_vit.finetuning.comparison.protocol import (
+from mae_vit.comparison.foresee import Times, check_folders, estimate_times
+from mae_vit.comparison.plan import Cell, ComparisonPlan, data_folder
+from mae_vit.comparison.protocol import (
     describe_unfinished,
     keep_protocol,
     read_protocol,
     recorded_inputs,
 )
-from mae_vit.finetuning.comparison.report.page import write_report
-from mae_vit.finetuning.comparison.report.rows import describe_labels, row_title
-from mae_vit.finetuning.comparison.runner import Bar, Runner, count_slots
-from mae_vit.finetuning.comparison.spec import RunSpec
+from mae_vit.comparison.report.page import write_report
+from mae_vit.comparison.report.rows import describe_labels, row_title
+from mae_vit.comparison.runner import Bar, Runner, count_slots
+from mae_vit.comparison.spec import RunSpec
+from mae_vit.config.load import load_config
+from mae_vit.core.errors import InputError
+from mae_vit.core.messages import count_of, error_reason, format_duration
+from mae_vit.core.urls import is_url
+from mae_vit.data.index import open_index
+from mae_vit.data.shards.dataset_json import read_dataset
 from mae_vit.finetuning.config.modes import ModeName
 from mae_vit.finetuning.config.pretrained import WeightsOverrides
 from mae_vit.finetuning.config.schema import FinetuneConfig

@@ -13,16 +13,16 @@ from typing import Any
 
 from filelock import FileLock
 
+from mae_vit.comparison.config import Overrides, override_words, slug
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import error_reason
-from mae_vit.finetuning.comparison.config import Overrides, override_words, slug
 from mae_vit.finetuning.config.modes import MODES
 from mae_vit.models.encoder_file import Cost, cost_of_weights
 from mae_vit.runtime.locks import try_lock
 from mae_vit.training.outputs.run_folder import RunFolder
 
 # By path: with several checkouts, runs use the one that the comparison runs in.
-_COMMAND = str(Path(__file__).resolve().parents[2] / "cli" / "__main__.py")
+_COMMAND = str(Path(__file__).resolve().parents[1] / "cli" / "__main__.py")
 PRETRAIN = (_COMMAND, "pretrain")
 # All rows train under the same rules: no run may change its batch.
 FINETUNE = (_COMMAND, "finetune", "--same-batch")

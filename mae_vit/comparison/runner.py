@@ -21,9 +21,9 @@ import torch
 from filelock import FileLock
 from tqdm import tqdm
 
+from mae_vit.comparison.spec import RunSpec
 from mae_vit.core.errors import EXIT_INTERRUPTED, EXIT_REQUEUE, InputError
 from mae_vit.core.messages import count_of, format_duration
-from mae_vit.finetuning.comparison.spec import RunSpec
 from mae_vit.runtime.cores import cores_of_rank
 from mae_vit.runtime.signals import STOP_SIGNALS, blocked, exit_with_parent, without_main
 from mae_vit.training.engines.precision import AUTO_PRECISION, Precision
@@ -35,14 +35,14 @@ _POLL_S = 0.5
 _LOOK_AGAIN_S = 5.0
 # What every job imports. This takes longer than a short job, so a server imports it once and forks the jobs.
 PRELOADED = [
-    *("mae_vit.finetuning.comparison.runner", "mae_vit.cli.main"),
+    *("mae_vit.comparison.runner", "mae_vit.cli.main"),
     *("mae_vit.pretraining.job", "mae_vit.finetuning.job", "torch._dynamo"),
 ]
 # Exit codes of jobs that a signal stopped.
 _STOPPED = (EXIT_REQUEUE, EXIT_INTERRUPTED, *(-number for number in STOP_SIGNALS))
 # Exit code that multiprocessing reports for a process whose server has ended.
 _SERVER_GONE = 255
-_LIBRARY = Path(__file__).resolve().parents[3]
+_LIBRARY = Path(__file__).resolve().parents[2]
 
 
 class Bar:

@@ -13,10 +13,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from mae_vit.comparison.plan import ComparisonPlan, sha1
 from mae_vit.core.errors import InputError
 from mae_vit.core.files import write_json
 from mae_vit.core.messages import count_of
-from mae_vit.finetuning.comparison.plan import ComparisonPlan, sha1
 
 PROTOCOL = "protocol.json"
 # Keys that change no result.

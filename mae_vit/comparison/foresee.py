@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 
 import torch
 
+from mae_vit.comparison.config import override_words
+from mae_vit.comparison.plan import Cell, ComparisonPlan, settings_with_start
+from mae_vit.comparison.runner import as_in_slot, cores_of_slot
+from mae_vit.comparison.spec import RunSpec
 from mae_vit.config.command_line import Arguments
 from mae_vit.config.load import load_config
 from mae_vit.core.errors import FetchUnavailable, InputError
 from mae_vit.finetuning import setup as finetuning
-from mae_vit.finetuning.comparison.config import override_words
-from mae_vit.finetuning.comparison.plan import Cell, ComparisonPlan, settings_with_start
-from mae_vit.finetuning.comparison.runner import as_in_slot, cores_of_slot
-from mae_vit.finetuning.comparison.spec import RunSpec
 from mae_vit.finetuning.config.pretrained import WeightsOverrides
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.finetuning.frozen.score import count_scoring_flops
