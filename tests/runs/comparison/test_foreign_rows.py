@@ -31,7 +31,7 @@ def test_it_keeps_its_own_size_and_pooling_whatever_all_rows_are_given(tmp_path)
     assert (cost.images_seen, cost.flops) == (None, None)
     (cell,) = plan_with(tmp_path, {"start": start, "set": {"model.img_size": 42}}, **shared).cells
     assert "model.img_size=42" in cell.run.command()
-    with pytest.raises(InputError, match=r'entry "it": frozen:.* use knn'):
+    with pytest.raises(InputError, match=r'entry "it": frozen:.*modes of its entry'):
         check(plan_with(tmp_path, {"start": start, "modes": ["finetune"]}))
 
 
