@@ -20,10 +20,12 @@ from mae_vit.comparison.spec import RunSpec
 from mae_vit.config.command_line import Arguments
 from mae_vit.config.load import load_config
 from mae_vit.core.errors import FetchUnavailable, InputError
-from mae_vit.finetuning import setup as finetuning
 from mae_vit.finetuning.config.pretrained import WeightsOverrides
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.finetuning.frozen.score import count_scoring_flops
+from mae_vit.finetuning.job import set_up
+from mae_vit.finetuning.setup import Setup
+from mae_vit.finetuning.training import Training
 from mae_vit.models.encoder_file import cost_of_weights
 from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.pretraining import setup as pretraining
@@ -159,7 +161,7 @@ class _Meter:
 
     def _row(self, cell: Cell) -> Work:
         setup = self._set_up(cell)
-        if not setup.mode.augment:
+        if not isinstance(setup, Training):
             return Work(count_scoring_flops(setup), None)
         work = self._training(setup)
         if cell.run.equal_compute is None:
@@ -170,16 +172,15 @@ class _Meter:
         )
         return Work(self.works[other].flops + (before or 0.0), work.rate)
 
-    def _training(self, setup: pretraining.Setup | finetuning.Setup) -> Work:
+    def _training(self, setup: pretraining.Setup | Training) -> Work:
         config, plan, kind = setup.config, setup.plan, setup.config.model_dump_json(include=_KIND)
-        assert plan is not None
         if kind not in self._tries:
             asked = config.train.precision
             self._tries[kind] = setup.time_steps(self._precision if asked == "auto" else asked)
         step, tried = plan.effective_batch_size * setup.costs.flops_per_image, self._tries[kind]
         return Work(plan.total_steps * step, step / tried.likely_s if tried else None)
 
-    def _set_up(self, cell: Cell) -> finetuning.Setup:
+    def _set_up(self, cell: Cell) -> Setup:
         """Sets up a run; weights that are still to be pretrained bring their geometry alone."""
         run, start = cell.run, cell.run.pretraining
         settings = {**run.overrides, **(run.choice.settings[0] if run.choice else {})}
@@ -192,7 +193,7 @@ class _Meter:
         weights = WeightsOverrides(None if start else run.weights, run.config, words)
         config = load_config(FinetuneConfig, run.config, words, amend=weights)
         arguments = Arguments(run.config, words, dry_run=True, same_batch=True)
-        return finetuning.set_up(arguments, config, weights.weights, ALONE)
+        return set_up(arguments, config, weights.weights, ALONE)
 
 
 def _set_up_pretraining(run: RunSpec) -> pretraining.Setup:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mae_vit.config.plan import Plan, check_grouping, make_plan
+from mae_vit.config.plan import check_grouping, make_plan
 from mae_vit.core.errors import InputError
 from mae_vit.core.files import write_atomically
 from mae_vit.data.data_path import describe_data, with_channels
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Setup(startup.Setup):
+class Setup(startup.TrainingSetup):
     """A config, resolved for these ranks: the pretraining part of a run.
 
     Attributes:
@@ -46,7 +46,6 @@ class Setup(startup.Setup):
 
     config: PretrainConfig
     data: Data
-    plan: Plan
     info: EncoderInfo
     costs: Estimate
 
