@@ -264,7 +264,7 @@ def describe_plan(plan: ComparisonPlan, precision: Chosen) -> str:
 
 def _describe_sum(plan: ComparisonPlan, times: Times, slots: int) -> str:
     """Words the time until all runs have ended, and what is not part of it."""
-    unknown = sum(not run.is_trained() for run in plan.runs) - len(times.seconds)
+    unknown = sum(not run.is_done() for run in plan.runs) - len(times.seconds)
     lost = f"{count_of(unknown, 'run')} of unknown length, " if unknown else ""
     without = f"without {lost}start-up, evaluation and saves"
     about = f"about {format_duration(times.until_all_end(slots))}"
@@ -296,4 +296,4 @@ def _progress(runs: Sequence[RunSpec], times: Times | None = None) -> str:
     """Counts runs, with the mean time of those that are left."""
     seconds = [times.seconds[run] for run in runs if run in times.seconds] if times else []
     each = f", about {format_duration(fmean(seconds))}{' each' * (len(runs) > 1)}" if seconds else ""
-    return f"{count_of(len(runs), 'run')}, {sum(run.is_trained() for run in runs)} done{each}"
+    return f"{count_of(len(runs), 'run')}, {sum(run.is_done() for run in runs)} done{each}"

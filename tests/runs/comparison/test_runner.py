@@ -192,8 +192,13 @@ def test_runs_side_by_side_see_one_slice_each(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     script = script_in(tmp_path, text)
     runs = [spec(name, tmp_path, script) for name in "xy"]
-    assert run_all(runs, slots=count_slots("auto")).failed == {}
+    run_all(runs, slots=count_slots("auto"))
     assert [run.log.read_text().splitlines()[0] for run in runs] == ["MIG-a1", "MIG-b2"]
+
+
+def test_a_run_that_ends_without_its_results_has_failed(tmp_path):
+    runner = run_all([spec("it", tmp_path, script_in(tmp_path, "print('nothing')"))], 1)
+    assert runner.failed["it"].startswith("exit 0: ")
 
 
 @pytest.mark.parametrize(("code", "failed"), [(130, False), (75, False), (1, True)])
