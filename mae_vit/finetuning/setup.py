@@ -21,7 +21,7 @@ from mae_vit.finetuning.models.build import (
 from mae_vit.models.encoder_file import EncoderInfo
 from mae_vit.training import startup
 from mae_vit.training.checkpoints.checkpoint import LABELS_SEEN
-from mae_vit.training.engines.cost import Estimate, estimate
+from mae_vit.training.engines.cost import Estimate, MetaStep
 from mae_vit.training.identity import Identity
 from mae_vit.weights.foreign import ForeignWeights
 from mae_vit.weights.load import warn_normalization_differs
@@ -88,12 +88,14 @@ class Setup(startup.Setup):
         config = self.config
         shape = (config.model.channels, *config.model.image_hw)
         try:
-            return estimate(
+            step = MetaStep(
                 self.build,
-                image_shape=shape,
-                dtype=self.data.bands.torch_dtype,
-                batch_size_per_device=self.batch_size,
-                activation_checkpointing=config.train.activation_checkpointing,
+                shape,
+                self.batch_size,
+                config.train.activation_checkpointing,
+                self.data.bands.torch_dtype,
+            )
+            return step.estimate(
                 optimizer_slots=len(classifier_optimizer_options(config).optimizer_states),
                 averaged=config.train.ema_decay is not None,
             )
