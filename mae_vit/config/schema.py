@@ -63,7 +63,7 @@ class OptimSection(Section):
         return self
 
 
-_HOME = "mae_vit.training.outputs.trackers"
+_HOME = "mae_vit.training.outputs.experiments"
 # Each takes a `TrackedRun` and returns a `Tracker` (mae_vit/training/outputs/trackers.py). "module:Class" is
 # imported when a run opens it.
 TRACKERS: dict[str, str | Callable[[Any], Any]] = {

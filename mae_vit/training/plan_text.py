@@ -15,7 +15,7 @@ from mae_vit.training.engines.compiling import choose_compiling
 from mae_vit.training.engines.cost import Estimate
 from mae_vit.training.engines.precision import Chosen
 from mae_vit.training.engines.step_time import StepTime
-from mae_vit.training.startup import Setup
+from mae_vit.training.startup import TrainingSetup
 
 _YEAR_S = 365 * 86400
 
@@ -40,11 +40,10 @@ def print_notes(notes: Iterable[str]) -> None:
 
 
 def describe_training(
-    setup: Setup, costs: Estimate, folder: Path, precision: Chosen, time: str
+    setup: TrainingSetup, costs: Estimate, folder: Path, precision: Chosen, time: str
 ) -> dict[str, str]:
     """Describes length, batch, memory and disk space of a run, and its `time` if it is known: title -> line."""
     config, plan, ranks, device = setup.config, setup.plan, setup.ranks, setup.device
-    assert plan is not None
     optim, train = config.optim, config.train
     memory = costs.memory_gib(world_size=ranks.world_size, zero_stage=train.zero_stage)
     kept, disk = retention(config, plan, costs)

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 from helpers.comparison import config_of, plan_of, rows_of
 
-from mae_vit.finetuning.comparison.plan import ComparisonPlan
-from mae_vit.finetuning.comparison.report.charts import palette_for
-from mae_vit.finetuning.comparison.report.page import Report, first_chart, reading
-from mae_vit.finetuning.comparison.report.summary import answer, collect_notes, table_lines
+from mae_vit.comparison.plan import ComparisonPlan
+from mae_vit.comparison.report.charts import palette_for
+from mae_vit.comparison.report.page import Report, first_chart, reading
+from mae_vit.comparison.report.summary import answer, collect_notes, table_lines
 from mae_vit.weights.names import FOREIGN_ORIGIN
 
 

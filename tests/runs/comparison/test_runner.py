@@ -19,13 +19,13 @@ import torch
 from helpers.commands import ROOT
 from helpers.comparison import spec
 
+from mae_vit.comparison import main
+from mae_vit.comparison.config import CompareConfig
+from mae_vit.comparison.foresee import Times, estimate_times
+from mae_vit.comparison.runner import PRELOADED, Bar, Runner, count_slots, own_gpus
+from mae_vit.comparison.spec import RunSpec
 from mae_vit.config.load import load_config
 from mae_vit.config.presets import find_config
-from mae_vit.finetuning.comparison import main
-from mae_vit.finetuning.comparison.config import CompareConfig
-from mae_vit.finetuning.comparison.foresee import Times, estimate_times
-from mae_vit.finetuning.comparison.runner import PRELOADED, Bar, Runner, count_slots, own_gpus
-from mae_vit.finetuning.comparison.spec import RunSpec
 from mae_vit.training.engines.precision import Chosen
 
 # Notes when it begins and ends; ends as its config says.
@@ -192,8 +192,13 @@ def test_runs_side_by_side_see_one_slice_each(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     script = script_in(tmp_path, text)
     runs = [spec(name, tmp_path, script) for name in "xy"]
-    assert run_all(runs, slots=count_slots("auto")).failed == {}
+    run_all(runs, slots=count_slots("auto"))
     assert [run.log.read_text().splitlines()[0] for run in runs] == ["MIG-a1", "MIG-b2"]
+
+
+def test_a_run_that_ends_without_its_results_has_failed(tmp_path):
+    runner = run_all([spec("it", tmp_path, script_in(tmp_path, "print('nothing')"))], 1)
+    assert runner.failed["it"].startswith("exit 0: ")
 
 
 @pytest.mark.parametrize(("code", "failed"), [(130, False), (75, False), (1, True)])
@@ -224,10 +229,10 @@ time.sleep(500)
 
 _GROUP = """
 import pathlib, sys
-from mae_vit.finetuning.comparison.main import _stopping
-from mae_vit.finetuning.comparison.runner import Bar
-from mae_vit.finetuning.comparison.runner import Runner
-from mae_vit.finetuning.comparison.spec import RunSpec
+from mae_vit.comparison.main import _stopping
+from mae_vit.comparison.runner import Bar
+from mae_vit.comparison.runner import Runner
+from mae_vit.comparison.spec import RunSpec
 folder, runner = pathlib.Path(sys.argv[1]), Runner(1)
 run = RunSpec("long", (str(folder / "script.py"),), folder / "config.yaml", {}, folder / "long", "long")
 with _stopping(runner):

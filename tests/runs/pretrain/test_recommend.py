@@ -11,10 +11,10 @@ from helpers.commands import ROOT
 from helpers.images import encoded, picture, write_files
 
 from mae_vit.cli.main import main
+from mae_vit.comparison.config import CompareConfig
 from mae_vit.config.load import load_config
 from mae_vit.config.presets import find_preset
 from mae_vit.data.shards.dataset_json import read_dataset
-from mae_vit.finetuning.comparison.config import CompareConfig
 from mae_vit.finetuning.config.pretrained import WeightsOverrides
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.objectives.pretrain_config import PretrainConfig

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
+from mae_vit.comparison.config import TUNED_BY
+from mae_vit.comparison.report.summary import Line
 from mae_vit.core.messages import format_decimal
-from mae_vit.finetuning.comparison.config import TUNED_BY
-from mae_vit.finetuning.comparison.report.summary import Line
 from mae_vit.pages import charts
 
 _MARKERS = "osD^vPX*<"

@@ -9,16 +9,11 @@ from typing import NamedTuple
 import numpy as np
 from markupsafe import Markup
 
-from mae_vit.core.errors import InputError
-from mae_vit.core.files import write_atomically
-from mae_vit.core.messages import count_of, format_decimal, format_duration
-from mae_vit.data.shards.dataset_json import read_dataset
-from mae_vit.evaluation.segmentation import IMAGES_FILE
-from mae_vit.finetuning.comparison.config import TUNED_BY, CompareConfig, Overrides, override_words
-from mae_vit.finetuning.comparison.plan import ComparisonPlan, data_folder
-from mae_vit.finetuning.comparison.protocol import describe_changes
-from mae_vit.finetuning.comparison.report import charts
-from mae_vit.finetuning.comparison.report.rows import (
+from mae_vit.comparison.config import TUNED_BY, CompareConfig, Overrides, override_words
+from mae_vit.comparison.plan import ComparisonPlan, data_folder
+from mae_vit.comparison.protocol import describe_changes
+from mae_vit.comparison.report import charts
+from mae_vit.comparison.report.rows import (
     PREDICTIONS,
     Row,
     describe_labels,
@@ -27,13 +22,18 @@ from mae_vit.finetuning.comparison.report.rows import (
     row_title,
     table,
 )
-from mae_vit.finetuning.comparison.report.summary import (
+from mae_vit.comparison.report.summary import (
     Line,
     answer,
     at_most_labels,
     collect_notes,
     table_lines,
 )
+from mae_vit.core.errors import InputError
+from mae_vit.core.files import write_atomically
+from mae_vit.core.messages import count_of, format_decimal, format_duration
+from mae_vit.data.shards.dataset_json import read_dataset
+from mae_vit.evaluation.segmentation import IMAGES_FILE
 from mae_vit.inspection.class_maps import draw_class_maps
 from mae_vit.pages import image, render
 

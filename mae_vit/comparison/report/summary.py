@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mae_vit.comparison.config import TUNED_BY, CompareConfig, Labels
+from mae_vit.comparison.report.rows import Row, row_title
+from mae_vit.comparison.report.significance import Gap, gap_between
 from mae_vit.core.messages import count_of, format_decimal
-from mae_vit.finetuning.comparison.config import TUNED_BY, CompareConfig, Labels
-from mae_vit.finetuning.comparison.report.rows import Row, row_title
-from mae_vit.finetuning.comparison.report.significance import Gap, gap_between
 from mae_vit.weights.names import origin_of
 
 # Two entries are level if the interval of their difference lies within this many points of zero.
