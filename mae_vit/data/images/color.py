@@ -114,9 +114,8 @@ def _coefficients(changes: np.ndarray) -> np.ndarray:
     They are the factor, the pull to the mean, the map of colors in rows, and the weights of the gray value.
     """
     brightness, contrast, saturation, angle, gray = changes
-    # Not NumPy's: its sines differ between processors.
-    cos, sin = np.transpose([(math.cos(radians), math.sin(radians)) for radians in angle.tolist()])
-    turn = _TURN[0][..., None] + _TURN[1][..., None] * cos + _TURN[2][..., None] * sin
+    # The last bits of sines differ between processors; they are rounded away below.
+    turn = _TURN[0][..., None] + _TURN[1][..., None] * np.cos(angle) + _TURN[2][..., None] * np.sin(angle)
     luma = np.broadcast_to(_LUMA[:, None], (3, len(gray)))
     # Each row of the turn sums to 1: a gray value stays.
     maps = np.where(gray > 0, luma, saturation * turn + (1 - saturation) * luma)
