@@ -12,6 +12,8 @@ How an image reaches the loss, in the order of the code:
 8. `batches.loader`: another sample replaces one that cannot be decoded.
 9. `core.batch.Batch`: images (B, C, H, W) in shared memory, in the dtype of the data; labels, keys.
 10. `training.trainer.Copier`: copies to the device ahead of the step; the objective normalizes there.
+
+Small images may lie on a GPU: then `batches.on_device` stands for 5 to 10 and draws the same views.
 """
 
 from __future__ import annotations
