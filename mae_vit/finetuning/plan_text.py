@@ -45,7 +45,7 @@ def describe_plan(
         "cores": data.describe_cores(setup.ranks),
         "held-out": chosen,
         "tested on": describe_test(config, data),
-        "views": describe_augment(config),
+        "views": describe_augment(config, setup.data.place),
         "recipe": describe_recipe(setup),
         **describe_training(setup, costs, folder.path, precision, time),
     }

@@ -30,6 +30,8 @@ FREE_KEYS = (
     "data.workers",
     "data.source",
     "data.memory_limit_gib",
+    # The pixels are the same.
+    "data.augment.device",
     "data.damage_budget",
     "train.batch_size_per_device",
     "train.zero_stage",

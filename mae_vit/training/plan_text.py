@@ -10,6 +10,7 @@ from mae_vit.config.plan import Plan
 from mae_vit.config.schema import Config
 from mae_vit.core.files import nearest_existing
 from mae_vit.core.messages import count_of, format_duration
+from mae_vit.data.batches.on_device import Place
 from mae_vit.runtime.ranks import Ranks, choose_threads
 from mae_vit.training.engines.compiling import choose_compiling
 from mae_vit.training.engines.cost import Estimate
@@ -20,8 +21,8 @@ from mae_vit.training.startup import TrainingSetup
 _YEAR_S = 365 * 86400
 
 
-def describe_augment(config: Config) -> str:
-    """Describes the augmentation of training images."""
+def describe_augment(config: Config, place: Place) -> str:
+    """Describes the augmentation of training images, and the place where it is computed."""
     augment = config.data.augment
     parts = [f"crop {augment.crop}", *(["flip"] if augment.flip else [])]
     if config.data.repeats > 1:
@@ -30,7 +31,8 @@ def describe_augment(config: Config) -> str:
         parts.append(augment.policy)
     if augment.erasing:
         parts.append(f"a box of {augment.erasing:.0%} of them erased")
-    return ", ".join(parts)
+    where = f"; on the {'device' if place.on_device else 'host'} ({place.why})" if place.why else ""
+    return ", ".join(parts) + where
 
 
 def print_notes(notes: Iterable[str]) -> None:
