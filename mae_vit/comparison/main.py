@@ -269,7 +269,7 @@ def _describe_sum(plan: ComparisonPlan, times: Times, slots: int) -> str:
     without = f"without {lost}start-up, evaluation and saves"
     about = f"about {format_duration(times.until_all_end(slots))}"
     if times.load:
-        return f"{about} on the quiet machine, {without}; it is busy now (load {times.load:.0f})"
+        return f"{about}, between a quiet machine and one as busy as now (load {times.load:.1f}); {without}"
     return f"{about}, {without}"
 
 

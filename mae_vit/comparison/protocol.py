@@ -114,8 +114,22 @@ def describe_unfinished(plan: ComparisonPlan) -> str:
 
 def _changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     """Returns the dotted keys and the inputs in which two plans of the protocol differ."""
-    files = [name for name, digest in after["inputs"].items() if before["inputs"].get(name, digest) != digest]
-    return [*_differences(before["settings"], after["settings"]), *files]
+    inputs = [
+        _describe_input(name, was, now)
+        for name, now in after["inputs"].items()
+        if (was := before["inputs"].get(name, now)) != now
+    ]
+    return [*_differences(before["settings"], after["settings"]), *inputs]
+
+
+def _describe_input(name: str, was: Any, now: Any) -> str:
+    """Names an input that has changed; data with the splits whose images are others."""
+    kind, _, path = name.partition(" ")
+    if kind != "data":
+        return name
+    before, after = was or {}, now or {}
+    splits = [split for split in {**before, **after} if before.get(split) != after.get(split)]
+    return f"data.path: {path} has other images in {' and '.join(splits)}"
 
 
 def _differences(before: Any, now: Any, place: str = "") -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -98,8 +99,8 @@ def describe_time(plan: Plan, ranks: Ranks, step_time: StepTime | None) -> str:
     apart = "" if ranks.world_size == 1 else "communication of ranks, "
     without = f"without {apart}start-up, evaluation and saves"
     if step_time.load:
-        busy = f"the machine is busy now (load {step_time.load:.0f})"
-        return f"about {format_duration(least)} on the quiet machine, {without}; {busy}"
+        busy = f"while it is as busy as now (load {step_time.load:.1f} on {count_of(os.cpu_count() or 1, 'core')})"
+        return f"{format_duration(least)} on a quiet machine, {format_duration(most)} {busy}; {without}"
     of = count_of(step_time.images, "image")
     return (
         f"{format_duration(least)} to {format_duration(most)}, from {count_of(step_time.tries, 'step')} of {of} timed "

@@ -68,6 +68,12 @@ class Line:
         return self.rows[0].overlaps is not None
 
     @property
+    def chance(self) -> float | None:
+        """Accuracy of always naming the most frequent class of the test images; None for masks."""
+        truth = self.rows[0].truth
+        return None if self.segments else float(np.unique(truth, return_counts=True)[1].max() / len(truth))
+
+    @property
     def score(self) -> float | None:
         """Mean of `metric` over seeds; None where it was not measured."""
         return self.mean(self.metric)

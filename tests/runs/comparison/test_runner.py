@@ -108,6 +108,19 @@ def test_the_time_of_all_runs_is_that_of_what_waits_for_what(tmp_path, slots, ex
     assert Times(seconds).until_all_end(slots) == expected
 
 
+@pytest.mark.parametrize(
+    ("load", "expected"),
+    [
+        (None, "about 0:01:00, without start-up"),
+        (4.24, "about 0:01:00, between a quiet machine and one as busy as now (load 4.2); without start-up"),
+    ],
+)
+def test_the_time_on_a_busy_machine_says_what_it_lies_between(tmp_path, load, expected):
+    run = spec("scratch", tmp_path)
+    plan = SimpleNamespace(runs=[run])
+    assert main._describe_sum(plan, Times({run: 60.0}, load), slots=1).startswith(expected)
+
+
 def test_a_run_takes_as_long_as_those_of_its_mode_and_labels(tmp_path):
     row = [
         spec(f"row/{number}", tmp_path, overrides={"finetune.mode": mode, "data.labels_per_class": labels})

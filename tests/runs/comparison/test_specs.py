@@ -152,13 +152,19 @@ def test_changes_after_test_results_are_reported(made):
     assert change.endswith(", 1 run): test_subset.")
     rewrite(made / "given" / "encoder.safetensors")
     assert describe_changes(keep(test_subset=30))[-1].endswith(f": weights {made / 'given'}.")
+    change_split(made, "train")
+    images = f": data.path: {made / 'data'} has other images in train."
+    assert [change.endswith(images) for change in describe_changes(keep(test_subset=30))][-2:] == [
+        True,
+        False,
+    ]
     # The run that was tested is none of the plan any more.
     *_, change, earlier = describe_changes(keep(test_subset=30, set={"train.epochs": 7}))
     assert change.endswith(": set.train.epochs.")
     assert earlier.endswith("(scratch).")
     assert "earlier settings" in earlier
     protocol = read_protocol(made / "out")
-    assert len(protocol["plans"]) == 5
+    assert len(protocol["plans"]) == 6
     assert recorded_inputs(protocol)[f"weights {made / 'given'}"]
 
 
