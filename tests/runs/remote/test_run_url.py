@@ -7,9 +7,12 @@ import signal
 import subprocess
 import sys
 
+from uuid import uuid4
+
 import fsspec
 import pytest
 from helpers.commands import ROOT, SMALL_MAE, run
+from s3fs import S3FileSystem
 
 from mae_vit.finetuning.comparison.command import main as compare
 from mae_vit.pretraining.command import main as pretrain
@@ -38,6 +41,9 @@ def faulty(self, path, name):
     put(self, path, name)
 
 RemoteRun._put = faulty
+# Other machines' disks are not visible.
+same, own = RemoteRun._is_same, os.environ["XDG_CACHE_HOME"]
+RemoteRun._is_same = lambda self, path: path.is_relative_to(own) and same(self, path)
 sys.exit(main())
 """
 
@@ -53,10 +59,15 @@ def store(request, tmp_path, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://{}:{}".format(*server.get_host_and_port()))
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "any")
-    fsspec.filesystem("s3").mkdir("bucket")
-    yield "s3://bucket"
-    server.stop()
-    fsspec.filesystem("s3").clear_instance_cache()
+    # The servers of a process share their buckets, and fsspec keeps the address of the first.
+    bucket = f"bucket-{uuid4().hex}"
+    S3FileSystem.clear_instance_cache()
+    try:
+        fsspec.filesystem("s3").mkdir(bucket)
+        yield f"s3://{bucket}"
+    finally:
+        server.stop()
+        S3FileSystem.clear_instance_cache()
 
 
 @pytest.fixture
@@ -216,6 +227,7 @@ def test_bad_urls_are_one_line(options, url, message, said, tmp_path, monkeypatc
     # Nobody listens there.
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    S3FileSystem.clear_instance_cache()
     monkeypatch.chdir(ROOT)
     assert pretrain([*options, f"run.dir={url}"]) == 2
     (line,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("error"))
