@@ -83,7 +83,7 @@ class RunSection(Section):
 
     Attributes:
         name: name of the run; its folder is `runs/NAME`.
-        dir: the run's folder, in place of `runs/NAME`.
+        dir: the run's folder, in place of `runs/NAME`; or its URL, such as s3://BUCKET/NAME.
         seed: seed of all random choices.
         device: `auto` takes GPUs where there are any, `cpu` none.
         deterministic: use deterministic kernels; needed on GPUs for identical results.

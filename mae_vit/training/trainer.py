@@ -295,7 +295,7 @@ class Trainer:
         with self.watchdog.long_phase("going back"):
             checkpoint = self.recovery.go_back(bad)
             try:
-                self.evals.best = restore(self.engine, checkpoint)
+                self.evals.best = restore(self.engine, checkpoint, self.setup.folder)
             except BrokenCheckpoint as error:
                 raise TrainingFailed(f"{bad}; {error}") from None
         # The pending save has finished, so the newest checkpoint is on disk.
@@ -304,12 +304,12 @@ class Trainer:
         return checkpoint.step
 
 
-def restore(engine: Engine, checkpoint: CheckpointInfo) -> BestWeights | None:
+def restore(engine: Engine, checkpoint: CheckpointInfo, folder: RunFolder) -> BestWeights | None:
     """Restores a checkpoint into the engine and returns its best weights; collective.
 
     It takes two to three times the model's size of host memory on every rank. Raises BrokenCheckpoint on all ranks.
     """
-    state = load_together(checkpoint.path, engine.ranks)
+    state = load_together(checkpoint.path, engine.ranks, folder.bring)
     engine.restore(state)
     if state.best is None or engine.ranks.rank == 0:
         return state.best
