@@ -122,7 +122,9 @@ def test_one_graph_for_all_epochs_with_the_same_losses(name):
         compiled = losses(name, compile=True)
     assert counters["stats"]["unique_graphs"] == 1
     assert not counters["graph_break"]
-    assert compiled == pytest.approx(losses(name, compile=False), rel=1e-5)
+    # Convolutions of another library.
+    rel = 1e-4 if name in CNNS else 1e-5
+    assert compiled == pytest.approx(losses(name, compile=False), rel=rel)
 
 
 def test_compiled_graphs_draw_the_same_words():
