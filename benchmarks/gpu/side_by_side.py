@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from mae_vit.config.load import load_config
@@ -87,7 +88,7 @@ def run_all(plan: ComparisonPlan, precision: str, steps: dict[RunSpec, int], lim
     count, first = len(free), time.monotonic()
     while (waiting or running) and time.monotonic() < limit:
         for run in list(waiting):
-            needed = [run.pretraining] if run.pretraining and not run.equal_compute else []
+            needed = [need for need in run.needs if need not in (run.equal_compute or ())]
             wanted = cores_wanted(plan, run, count)
             if wanted <= len(free) and all(need.is_done() for need in needed):
                 waiting.remove(run)
@@ -123,7 +124,11 @@ def _start(run: RunSpec, command: list[str], precision: str, cores: list[int]) -
     environment = {**os.environ, AUTO_PRECISION: precision, RUN_ID: run.id, "OMP_NUM_THREADS": "1"}
     with run.log.open("ab") as log:
         return subprocess.Popen(
-            ["taskset", "-c", ",".join(map(str, cores)), *command], stdout=log, stderr=log, env=environment
+            command,
+            stdout=log,
+            stderr=log,
+            env=environment,
+            preexec_fn=partial(os.sched_setaffinity, 0, cores),
         )
 
 

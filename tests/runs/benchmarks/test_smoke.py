@@ -9,13 +9,16 @@ from importlib import import_module
 import pytest
 import torch
 from helpers.commands import ROOT
+from helpers.comparison import read_rows, write_config
 
 from benchmarks import end_to_end, engine, loader, objectives, profile_step, scale, step
 from benchmarks.gpu.__main__ import main as gpu
 from benchmarks.gpu.parts.feed import make_images
 from benchmarks.gpu.parts.sizes import TINY
+from benchmarks.gpu.side_by_side import main as side_by_side
 from benchmarks.loading import bands
 from benchmarks.loading.rows import ROWS
+from mae_vit.finetuning.comparison.command import main as compare
 
 RESULTS = ROOT / "docs" / "results"
 SMALL = ["--rounds", "2", "--batch", "4", "--threads", "1", *TINY.overrides]
@@ -124,3 +127,13 @@ def test_gpu_command(tmp_path):
     assert [line["key"] for line in lines] == ["environment", "masks"]
     assert all((line["part"], line["tiny"], line["commit"]) == ("parity", True, "c0ffee") for line in lines)
     assert [gpu([*words, "--limit", "0"]), gpu([*words, "--only", "XL"])] == [75, 2]
+
+
+@pytest.mark.slow
+def test_a_comparison_side_by_side(digits, tmp_path):
+    """Equal-compute runs begin at once, and have the length that finished runs would give them."""
+    words = [str(write_config(tmp_path, digits, steps=2)), f"run.dir={tmp_path / 'out'}"]
+    assert side_by_side([*words, "--limit", "0"]) == 75
+    assert side_by_side([*words, "--limit", "600"]) == 0
+    assert compare(["--config", *words, "--report"]) == 0
+    assert {line["entry"] for line in read_rows(tmp_path / "out")} >= {"ViT from MAE", "as long as MAE"}
