@@ -23,6 +23,7 @@ PARTS = {
     "waits": (2, "how often a step waits for the device: torch engine, ZeRO 0 to 3"),
     "rates": (8, "Ti/4, B/16, L/16, H/14: images/s, share of peak, memory; transformers' ViTMAE"),
     "feed": (5, "decoding alone, and runs from JPEGs: rate, share of waiting"),
+    "views": (6, "small images in memory: views by the device and by workers; runs of both"),
 }
 _HELP = f"""What only a GPU can show, in parts of a few minutes; each figure is at once a line in FOLDER/PART.jsonl.
 

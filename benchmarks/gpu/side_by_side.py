@@ -20,14 +20,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from mae_vit.comparison.config import CompareConfig
+from mae_vit.comparison.foresee import check_folders, foresee_steps
+from mae_vit.comparison.main import check, check_data, shared_precision
+from mae_vit.comparison.plan import ComparisonPlan
+from mae_vit.comparison.protocol import keep_protocol, read_protocol
+from mae_vit.comparison.spec import RunSpec
 from mae_vit.config.load import load_config
 from mae_vit.config.presets import find_preset
-from mae_vit.finetuning.comparison.config import CompareConfig
-from mae_vit.finetuning.comparison.foresee import check_folders, foresee_steps
-from mae_vit.finetuning.comparison.main import check, check_data, shared_precision
-from mae_vit.finetuning.comparison.plan import ComparisonPlan
-from mae_vit.finetuning.comparison.protocol import keep_protocol, read_protocol
-from mae_vit.finetuning.comparison.spec import RunSpec
 from mae_vit.training.engines.precision import AUTO_PRECISION
 from mae_vit.training.outputs.run_folder import RUN_ID
 

@@ -63,7 +63,7 @@ class OptimSection(Section):
         return self
 
 
-_HOME = "mae_vit.training.outputs.trackers"
+_HOME = "mae_vit.training.outputs.experiments"
 # Each takes a `TrackedRun` and returns a `Tracker` (mae_vit/training/outputs/trackers.py). "module:Class" is
 # imported when a run opens it.
 TRACKERS: dict[str, str | Callable[[Any], Any]] = {
@@ -146,6 +146,8 @@ class TrainSection(Section):
         compile: use torch.compile. "auto" compiles Vision Transformers and our small CNNs on a GPU if the run is long
             enough to save more time than it takes, as CUDA graphs if launching kernels takes most of a step; the plan
             (`--dry-run`) shows the times. It never does on CPUs: compiled losses differ by rounding.
+        attention: the kernel of attention. "auto" is plain products on CPUs, and PyTorch's choice on GPUs; "cudnn",
+            "flash" and "efficient" name one of PyTorch's, "triton" is ours for short sequences in 16 bits on GPUs.
         activation_checkpointing: compute activations again in the backward pass: less memory, more time.
         ema_decay: decay of an average of the weights (EMA), which the run then evaluates and exports (ViT Sec. 4.1; MAE
             Table 11 uses 0.9999).
@@ -163,6 +165,7 @@ class TrainSection(Section):
     engine: Literal["auto", "deepspeed", "torch"] = "auto"
     zero_stage: Literal[0, 1, 2, 3] = 0
     compile: bool | Literal["auto"] = "auto"
+    attention: Literal["auto", "plain", "cudnn", "flash", "efficient", "triton"] = "auto"
     activation_checkpointing: bool = False
     ema_decay: float | None = Field(default=None, gt=0, lt=1)
 

@@ -21,8 +21,8 @@ from PIL import Image
 
 from benchmarks.gpu.__main__ import parse as parse_gpu_parts
 from mae_vit.cli.main import main as mae_vit
+from mae_vit.comparison.command import main as compare
 from mae_vit.finetuning.command import main as finetune
-from mae_vit.finetuning.comparison.command import main as compare
 from mae_vit.pretraining.command import main as pretrain
 
 PAGES = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -7,7 +7,7 @@ import math
 import multiprocessing
 import multiprocessing.forkserver
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +107,7 @@ class _Batches(Dataset[Any]):
     def _render(self, epoch: int, index: np.ndarray, out: Views) -> tuple[Damage, ...]:
         """Renders the places `index` (B,) into `out`; returns the damaged samples that were replaced."""
         while True:
-            places, passed, stuck = self._skip_damaged(index)
+            places, passed, stuck = skip_damaged(index, self._known, len(self._source))
             if stuck:
                 raise DamagedSample(stuck, self._folder)
             keys = view_keys(self._source.numbers(places), self._repeats)
@@ -120,21 +120,26 @@ class _Batches(Dataset[Any]):
                 self._known |= {int(places[position]): damage for position, damage in error.damaged}
                 self._folder = error.folder
 
-    def _skip_damaged(
-        self, index: np.ndarray
-    ) -> tuple[np.ndarray, dict[int, Damage], list[tuple[int, Damage]]]:
-        """Returns the places to read, the damaged samples passed over, and the places without an intact candidate."""
-        count, places = len(self._source), index.copy()
-        passed, stuck = dict[int, Damage](), list[tuple[int, Damage]]()
-        for position, place in enumerate(index.tolist() if self._known else ()):
-            for candidate in replacement_candidates(place, count):
-                if candidate not in self._known:
-                    places[position] = candidate
-                    break
-                passed[candidate] = self._known[candidate]
-            else:
-                stuck.append((position, self._known[place]))
-        return places, passed, stuck
+
+def skip_damaged(
+    index: np.ndarray, known: Mapping[int, Damage], samples: int
+) -> tuple[np.ndarray, dict[int, Damage], list[tuple[int, Damage]]]:
+    """Chooses what is read for the places `index` (B,) of all `samples`, of which `known` are damaged.
+
+    Returns:
+        The places to read, the damaged samples passed over, and the positions in `index` without an intact candidate.
+    """
+    places, passed, stuck = index.copy(), dict[int, Damage](), list[tuple[int, Damage]]()
+    for position in np.flatnonzero(np.isin(index, list(known))).tolist() if known else ():
+        place = int(index[position])
+        for candidate in replacement_candidates(place, samples):
+            if candidate not in known:
+                places[position] = candidate
+                break
+            passed[candidate] = known[candidate]
+        else:
+            stuck.append((position, known[place]))
+    return places, passed, stuck
 
 
 def _empty(dtype: np.dtype, *shape: int) -> Tensor:

@@ -18,7 +18,7 @@ from benchmarks.gpu.parts.sizes import TINY
 from benchmarks.gpu.side_by_side import main as side_by_side
 from benchmarks.loading import bands
 from benchmarks.loading.rows import ROWS
-from mae_vit.finetuning.comparison.command import main as compare
+from mae_vit.comparison.command import main as compare
 
 RESULTS = ROOT / "docs" / "results"
 SMALL = ["--rounds", "2", "--batch", "4", "--threads", "1", *TINY.overrides]

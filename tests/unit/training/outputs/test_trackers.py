@@ -14,12 +14,11 @@ from mae_vit.config.load import load_config
 from mae_vit.config.schema import TRACKERS
 from mae_vit.core.errors import InputError
 from mae_vit.objectives.pretrain_config import PretrainConfig
+from mae_vit.training.outputs.experiments import MlflowTracker, WandbTracker
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.outputs.trackers import (
-    MlflowTracker,
     RunTrackers,
     TrackedRun,
-    WandbTracker,
     check_installed,
     describe_run,
     open_trackers,
