@@ -1,6 +1,4 @@
-"""Runs a comparison on one GPU, many runs at a time, each on cores of its own: small networks leave the GPU idle.
-
-    python -m benchmarks.gpu.side_by_side CONFIG --limit SECONDS [key=value ...]
+"""Runs comparisons on one GPU, many runs at a time, each on cores of its own: small networks leave the GPU idle.
 
 The runs are those of `mae-vit compare CONFIG key=value ...`, with the same folders and identities. Equal-compute runs
 begin at once, with the steps that their setups foretell; at the end these are compared with what the runs recorded.
@@ -25,9 +23,12 @@ from mae_vit.comparison.foresee import check_folders, foresee_steps
 from mae_vit.comparison.main import check, check_data, shared_precision
 from mae_vit.comparison.plan import ComparisonPlan
 from mae_vit.comparison.protocol import keep_protocol, read_protocol
+from mae_vit.comparison.report.page import write_report
 from mae_vit.comparison.spec import RunSpec
+from mae_vit.config.command_line import OneLineParser
 from mae_vit.config.load import load_config
 from mae_vit.config.presets import find_preset
+from mae_vit.core.errors import EXIT_REQUEUE
 from mae_vit.training.engines.precision import AUTO_PRECISION
 from mae_vit.training.outputs.run_folder import RUN_ID
 
@@ -137,30 +138,42 @@ def _say(first: float, text: str) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns 0 if all runs are done, else 75."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.side_by_side")
-    parser.add_argument("config")
-    parser.add_argument("words", nargs="*", metavar="key=value")
-    parser.add_argument("--limit", type=float, required=True, metavar="SECONDS")
-    arguments = parser.parse_intermixed_args(argv)
-    limit = time.monotonic() + arguments.limit
-    plan = make_plan(arguments.config, arguments.words)
-    check(plan)
-    check_data(plan)
-    check_folders(plan)
+    """Runs the command line; returns 0 if all runs are done, else the exit code that asks to be called again."""
+    parser = OneLineParser(
+        prog="python -m benchmarks.gpu quarter-hour",
+        description=f"{__doc__}\nAll runs done: exit code 0, and a report for each. Time over: {EXIT_REQUEUE}.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    what = "comparisons, one after the other; keys are of all of them"
+    parser.add_argument("words", nargs="+", metavar="CONFIG | key=value", help=what)
+    limit = "after which runs save and end, some 20 seconds"
+    parser.add_argument("--limit", type=float, required=True, metavar="SECONDS", help=limit)
+    arguments = parser.parse_args(argv)
+    until = time.monotonic() + arguments.limit
+    keys = [word for word in arguments.words if "=" in word]
+    # All are checked before any begins.
+    plans = [make_plan(word, keys) for word in arguments.words if "=" not in word]
+    for plan in plans:
+        check(plan)
+        check_data(plan)
+        check_folders(plan)
+    return 0 if all(_compare(plan, until) for plan in plans) else EXIT_REQUEUE
+
+
+def _compare(plan: ComparisonPlan, until: float) -> bool:
+    """Runs a comparison until `time.monotonic()` is `until`, and writes its report; returns whether it is done."""
     plan.folder.mkdir(parents=True, exist_ok=True)
     precision = shared_precision(plan.config, read_protocol(plan.folder)["precision"])
-    print(f"precision: {precision}", flush=True)
+    print(f"{plan.folder}, precision {precision}", flush=True)
     keep_protocol(plan, precision=precision.precision)
     steps = foresee_steps(plan)
+    if not run_all(plan, precision.precision, steps, until):
+        return False
     for run, number in steps.items():
-        print(f"{run.name}: {number:,} steps", flush=True)
-    done = run_all(plan, precision.precision, steps, limit)
-    if done:
-        for run, number in steps.items():
-            recorded = run.determined()["train.steps"]
-            assert recorded == number, f"{run.name} took {number} steps; equal compute is {recorded}"
-    return 0 if done else 75
+        recorded = run.determined()["train.steps"]
+        assert recorded == number, f"{run.name} took {number} steps; equal compute is {recorded}"
+    write_report(plan)
+    return True
 
 
 if __name__ == "__main__":

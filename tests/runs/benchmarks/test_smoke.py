@@ -15,10 +15,8 @@ from benchmarks import end_to_end, engine, loader, objectives, profile_step, sca
 from benchmarks.gpu.__main__ import main as gpu
 from benchmarks.gpu.parts.feed import make_images
 from benchmarks.gpu.parts.sizes import TINY
-from benchmarks.gpu.side_by_side import main as side_by_side
 from benchmarks.loading import bands
 from benchmarks.loading.rows import ROWS
-from mae_vit.comparison.command import main as compare
 
 RESULTS = ROOT / "docs" / "results"
 SMALL = ["--rounds", "2", "--batch", "4", "--threads", "1", *TINY.overrides]
@@ -130,10 +128,13 @@ def test_gpu_command(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_comparison_side_by_side(digits, tmp_path):
-    """Equal-compute runs begin at once, and have the length that finished runs would give them."""
-    words = [str(write_config(tmp_path, digits, steps=2)), f"run.dir={tmp_path / 'out'}"]
-    assert side_by_side([*words, "--limit", "0"]) == 75
-    assert side_by_side([*words, "--limit", "600"]) == 0
-    assert compare(["--config", *words, "--report"]) == 0
+def test_a_quarter_hour(digits, tmp_path, capsys):
+    """Call by call; equal-compute runs begin at once, and have the length that finished runs would give them."""
+    words = ["quarter-hour", str(write_config(tmp_path, digits, steps=2)), f"run.dir={tmp_path / 'out'}"]
+    assert gpu([*words, "--limit", "0"]) == 75
+    assert gpu([*words, "--limit", "600"]) == 0
+    said = capsys.readouterr().out
+    order = [said.index(f"{word} {run}") for word, run in (("begins", "as long"), ("ends  ", "ViT from MAE"))]
+    assert order == sorted(order)
     assert {line["entry"] for line in read_rows(tmp_path / "out")} >= {"ViT from MAE", "as long as MAE"}
+    assert gpu(["quarter-hour", "none", "--limit", "0"]) == 2
