@@ -32,6 +32,8 @@ fails takes no other with it, and the exit code is {EXIT_FAILED}.
 
 parts, and minutes that we expect on an H100 or H200:
 {chr(10).join(f"  {name:<8} {minutes:>2}  {says}" for name, (minutes, says) in PARTS.items())}
+
+`python -m benchmarks.gpu quarter-hour CONFIG --limit SECONDS` runs a whole comparison, call by call.
 """
 
 
@@ -56,8 +58,14 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _measure(parse(argv))
+        if words[:1] == ["quarter-hour"]:
+            # Imports torch.
+            from benchmarks.gpu.side_by_side import main as side_by_side
+
+            return side_by_side(words[1:])
+        return _measure(parse(words))
     except InputError as error:
         print_error(error)
         return EXIT_INPUT

@@ -5,6 +5,7 @@ It sets runs up as they do themselves, and tries some steps of each kind of netw
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from io import StringIO
@@ -51,10 +52,11 @@ _OF_THE_DATA = ("img_size", "in_chans")
 
 
 class Work(NamedTuple):
-    """A run's FLOPs, and how many a second does here; None if it was not tried."""
+    """A run's FLOPs, how many a second does here, and those of a step; None if it was not tried, or takes none."""
 
     flops: float
     rate: float | None
+    per_step: float | None = None
 
 
 class Times(NamedTuple):
@@ -131,15 +133,28 @@ def estimate_times(plan: ComparisonPlan, precision: Precision, *, slots: int) ->
     return Times(seconds, meter.load)
 
 
+def foresee_steps(plan: ComparisonPlan) -> dict[RunSpec, int]:
+    """Counts the steps of equal-compute runs, which can then begin before the runs that they are to equal."""
+    meter, steps = _Meter(plan, None), dict[RunSpec, int]()
+    with _as_a_run(1):
+        meter.count_all()
+    for run in plan.runs:
+        if run.equal_compute is not None and run in meter.works:
+            per_step = meter.works[run.equal_compute[1]].per_step
+            assert per_step
+            steps[run] = math.ceil(meter.works[run].flops / per_step)
+    return steps
+
+
 def _kind_of(run: RunSpec) -> tuple[object, ...]:
     """Returns what runs of one length share: the row's entry, the mode and the number of labels."""
     return run.folder.parent, *map(run.overrides.get, ("finetune.mode", "data.labels_per_class"))
 
 
 class _Meter:
-    """Counts the FLOPs of runs, and tries each kind of network once."""
+    """Counts the FLOPs of runs, and tries each kind of network once, unless `precision` is None."""
 
-    def __init__(self, plan: ComparisonPlan, precision: Precision) -> None:
+    def __init__(self, plan: ComparisonPlan, precision: Precision | None) -> None:
         self._plan, self._precision = plan, precision
         self._tries: dict[str, StepTime | None] = {}
         self._models: dict[RunSpec, EncoderConfig] = {}
@@ -183,9 +198,10 @@ class _Meter:
         config, plan, kind = setup.config, setup.plan, setup.config.model_dump_json(include=_KIND)
         if kind not in self._tries:
             asked = config.train.precision
-            self._tries[kind] = setup.time_steps(self._precision if asked == "auto" else asked)
+            precision = self._precision if asked == "auto" else asked
+            self._tries[kind] = setup.time_steps(precision) if self._precision and precision else None
         step, tried = plan.effective_batch_size * setup.costs.flops_per_image, self._tries[kind]
-        return Work(plan.total_steps * step, step / tried.likely_s if tried else None)
+        return Work(plan.total_steps * step, step / tried.likely_s if tried else None, step)
 
     def _set_up(self, cell: Cell) -> Setup:
         """Sets up a run; weights that are still to be pretrained bring their geometry alone."""

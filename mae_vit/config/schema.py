@@ -143,9 +143,9 @@ class TrainSection(Section):
         engine: "auto" uses plain torch for one process. It uses DeepSpeed for several processes, or if
             `zero_stage` is above 0. "torch" uses DistributedDataParallel for several processes.
         zero_stage: ZeRO stage of DeepSpeed.
-        compile: use torch.compile. "auto" compiles Vision Transformers on a GPU if the run is long enough to save more
-            time than it takes, as CUDA graphs if launching kernels takes most of a step; the plan (`--dry-run`) shows
-            the times. It never does on CPUs: compiled losses differ by rounding.
+        compile: use torch.compile. "auto" compiles Vision Transformers and our small CNNs on a GPU if the run is long
+            enough to save more time than it takes, as CUDA graphs if launching kernels takes most of a step; the plan
+            (`--dry-run`) shows the times. It never does on CPUs: compiled losses differ by rounding.
         attention: the kernel of attention. "auto" is plain products on CPUs, and PyTorch's choice on GPUs; "cudnn",
             "flash" and "efficient" name one of PyTorch's, "triton" is ours for short sequences in 16 bits on GPUs.
         activation_checkpointing: compute activations again in the backward pass: less memory, more time.

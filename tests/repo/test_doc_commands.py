@@ -164,7 +164,8 @@ def of_python(words):
         of_mae_vit(["mae-vit", *words[words.index("mae_vit.cli") + 1 :]])
         return
     if words[1:3] == ["-m", "benchmarks.gpu"]:
-        parse_gpu_parts(words[3:])
+        if words[3] != "quarter-hour":
+            parse_gpu_parts(words[3:])
         return
     place = next(n for n, word in enumerate(words) if word.endswith(".py"))
     script, rest = words[place], words[place + 1 :]
