@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from mae_vit.core.batch import Batch
-from mae_vit.core.errors import Damage
+from mae_vit.core.errors import Damage, InputError
 from mae_vit.runtime.signals import exit_with_parent, without_main
 
 # A message costs as much as some images: slices are no smaller.
@@ -66,7 +66,13 @@ class _Ring:
         self.records = np.frombuffer(self.memory, kind)
         if pin_memory:
             address, cuda = ctypes.addressof(self.memory), torch.cuda.cudart()
-            torch.cuda.check_error(cuda.cudaHostRegister(address, len(self.memory), 0))
+            if cuda.cudaHostRegister(address, len(self.memory), 0):
+                size = f"{len(self.memory) / 2**20:.0f} MiB"
+                # Files on a disk, which stand in for /dev/shm, cannot be page-locked.
+                raise InputError(
+                    f"batches of data workers need {size} of shared memory that can be page-locked; enlarge /dev/shm "
+                    "(docker run --shm-size=2g), or use data.workers=0"
+                )
             weakref.finalize(self._bytes, cuda.cudaHostUnregister, address).atexit = False
 
     def lend(self, slot: int, *, ahead: int) -> np.ndarray:
