@@ -6,7 +6,6 @@ import random
 import signal
 import subprocess
 import sys
-
 from uuid import uuid4
 
 import fsspec
