@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.harness.command import ROOT, make_parser, parse, publish, run
 from benchmarks.harness.workloads import Workload, load
-from mae_vit.training.engines.cost import kept_bytes
+from mae_vit.training.engines.cost import MetaStep
 
 # Memory of a card in GB -> the largest micro-batch is to fit into this part of it, beside CUDA's context of a GiB.
 SIZES, USABLE, CONTEXT_GIB = (12, 24, 40, 80), 0.92, 1.0
@@ -35,15 +35,13 @@ def describe(workload: Workload) -> dict[str, Any]:
     """The needs of a preset: parameters, FLOPs, memory, micro-batches by card, hours for a million images."""
     info, config = workload.info, workload.config
     kept = [
-        kept_bytes(
+        MetaStep(
             workload.objective,
-            image_shape=(info.in_chans, *info.img_size),
-            batch_size_per_device=size,
-            precision="bf16",
-            fused_attention=True,
-            activation_checkpointing=config.train.activation_checkpointing,
-            dtype=info.bands.torch_dtype,
-        )
+            (info.in_chans, *info.img_size),
+            size,
+            config.train.activation_checkpointing,
+            info.bands.torch_dtype,
+        ).kept_bytes("bf16", fused_attention=True)
         for size in COUNTED
     ]
     costs = workload.costs

@@ -12,6 +12,6 @@ if __name__ == "__main__":
     from mae_vit.runtime.signals import install_early_handlers
 
     install_early_handlers()
-    from mae_vit.finetuning.comparison.command import main
+    from mae_vit.comparison.command import main
 
     sys.exit(main())

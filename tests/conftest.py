@@ -18,12 +18,12 @@ from helpers.commands import run
 from helpers.images import prepare_colored_digits
 from helpers.said import said  # noqa: F401  a fixture
 
+from mae_vit.comparison.runner import PRELOADED
 from mae_vit.data.index import open_index
 from mae_vit.data.prepare.in_place import index_in_place
 from mae_vit.data.prepare.prepare import prepare
 from mae_vit.data.prepare.publish import ShardWriter, write_description
 from mae_vit.data.prepare.sources.find import find_images
-from mae_vit.finetuning.comparison.runner import PRELOADED
 from mae_vit.runtime import device
 
 # Whichever test first starts data workers or a comparison: else each process imports torch anew in all later tests.

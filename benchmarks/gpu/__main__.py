@@ -23,6 +23,7 @@ PARTS = {
     "waits": (2, "how often a step waits for the device: torch engine, ZeRO 0 to 3"),
     "rates": (8, "Ti/4, B/16, L/16, H/14: images/s, share of peak, memory; transformers' ViTMAE"),
     "feed": (5, "decoding alone, and runs from JPEGs: rate, share of waiting"),
+    "views": (6, "small images in memory: views by the device and by workers; runs of both"),
 }
 _HELP = f"""What only a GPU can show, in parts of a few minutes; each figure is at once a line in FOLDER/PART.jsonl.
 
@@ -31,6 +32,8 @@ fails takes no other with it, and the exit code is {EXIT_FAILED}.
 
 parts, and minutes that we expect on an H100 or H200:
 {chr(10).join(f"  {name:<8} {minutes:>2}  {says}" for name, (minutes, says) in PARTS.items())}
+
+`python -m benchmarks.gpu quarter-hour CONFIG --limit SECONDS` runs a whole comparison, call by call.
 """
 
 
@@ -55,8 +58,14 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _measure(parse(argv))
+        if words[:1] == ["quarter-hour"]:
+            # Imports torch.
+            from benchmarks.gpu.side_by_side import main as side_by_side
+
+            return side_by_side(words[1:])
+        return _measure(parse(words))
     except InputError as error:
         print_error(error)
         return EXIT_INPUT

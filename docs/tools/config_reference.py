@@ -8,9 +8,9 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
+from mae_vit.comparison.config import CompareConfig
 from mae_vit.config.describe import default_in_words, meanings, type_in_words
 from mae_vit.config.keys import kind_of, one_of
-from mae_vit.finetuning.comparison.config import CompareConfig
 from mae_vit.finetuning.config.schema import HIDDEN_KEYS, FinetuneConfig
 from mae_vit.objectives.pretrain_config import PretrainConfig
 

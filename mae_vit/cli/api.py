@@ -145,7 +145,7 @@ def compare(config: Config, changes: Changes | None = None) -> Run:
 
 def _compare(arguments: tuple[ConfigSource, list[str]]) -> Path:
     # Runs in the child process: imports torch.
-    from mae_vit.finetuning.comparison.main import CompareArguments, compare
+    from mae_vit.comparison.main import CompareArguments, compare
 
     return compare(CompareArguments(*arguments, overrides_from="changes"))
 

@@ -25,7 +25,7 @@ _JOBS = {
         "fine-tune an encoder, or train a network from scratch, on labels",
     ),
     "compare": (
-        "mae_vit.finetuning.comparison.command",
+        "mae_vit.comparison.command",
         "compare pretrained and other networks on the same labels",
     ),
 }
@@ -119,9 +119,9 @@ def add_config_key(commands: argparse._SubParsersAction[OneLineParser]) -> None:
 
 def _config_key(arguments: argparse.Namespace) -> int:
     # pydantic: not for --help.
+    from mae_vit.comparison.config import CompareConfig
     from mae_vit.config.describe import explain_key
     from mae_vit.config.section import Section
-    from mae_vit.finetuning.comparison.config import CompareConfig
     from mae_vit.finetuning.config.schema import FinetuneConfig
     from mae_vit.objectives.pretrain_config import PretrainConfig
 

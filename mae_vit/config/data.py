@@ -59,6 +59,9 @@ class AugmentSection(Section):
         hue: range of hue of `color`.
         gray: probability that `color` makes an image gray.
         erasing: probability that a box of an image is erased.
+        device: where small images in memory are cropped, flipped and colored: by data workers on the host, or on the
+            training device, which then holds the images. Both give the same pixels. `auto` takes a GPU with room for
+            them.
     """
 
     options: ClassVar[Options] = {
@@ -87,6 +90,7 @@ class AugmentSection(Section):
     hue: float = Field(default=0.1, ge=0, le=0.5)
     gray: float = Field(default=0.2, ge=0, le=1)
     erasing: float = Field(default=0.0, ge=0, le=1)
+    device: Literal["auto", "host", "device"] = "auto"
 
     @model_validator(mode="after")
     def _check(self) -> AugmentSection:

@@ -29,8 +29,7 @@ class EncoderSection(Section, ABC):
     """The `model` section of a config.
 
     A family's section states what its encoder can do: `skips_patches` (encode the visible patches alone, which MAE
-    needs), `replaces_patches` (take other embeddings of patches), `has_class_token`, and `one_graph` (torch.compile is
-    known to make one graph of it).
+    needs), `replaces_patches` (take other embeddings of patches), and `has_class_token`.
 
     Attributes:
         family: kind of the encoder; by default that of `name`.
@@ -43,13 +42,17 @@ class EncoderSection(Section, ABC):
     skips_patches: ClassVar[bool] = False
     replaces_patches: ClassVar[bool] = False
     has_class_token: ClassVar[bool] = False
-    one_graph: ClassVar[bool] = False
 
     family: str
     name: str
     img_size: int | list[int]
     in_chans: int | None = Field(default=None, gt=0, le=MAX_CHANNELS)
     init: PathText | None = None
+
+    @property
+    def one_graph(self) -> bool:
+        """Whether torch.compile is known to make one graph of it."""
+        return False
 
     @abstractmethod
     def geometry(self) -> Geometry:
@@ -160,11 +163,13 @@ class ViTSection(_TransformerSection):
             2512.15715, has 8).
     """
 
-    one_graph: ClassVar[bool] = True
-
     family: Literal["vit"] = "vit"
     pos_embed: Literal["learnable", "sincos"] = "learnable"
     class_tokens: int = Field(default=1, gt=0)
+
+    @property
+    def one_graph(self) -> bool:  # noqa: D102
+        return True
 
     def geometry(self) -> ViTGeometry:  # noqa: D102
         shared = self._shared()
@@ -209,6 +214,10 @@ class NetworkSection(EncoderSection):
     @property
     def drops(self) -> dict[str, float]:  # noqa: D102
         return {"drop_path_rate": self.drop_path_rate}
+
+    @property
+    def one_graph(self) -> bool:  # noqa: D102
+        return self.name in BASELINE_NAMES
 
     @field_validator("name")
     @classmethod

@@ -22,20 +22,21 @@ _COMMANDS = {
 
 
 class Document(NamedTuple):
-    """A config before it is checked: its content with overrides, the file, and the dotted keys of overrides."""
+    """A config before it is checked: schema, content with overrides, the file, and the dotted keys of overrides."""
 
+    schema: type[BaseModel]
     raw: dict[str, Any]
     path: Path
     overridden: Collection[str] = ()
 
 
-def explain(schema: type[BaseModel], document: Document, error: ValidationError) -> list[str]:
+def explain(document: Document, error: ValidationError) -> list[str]:
     """Writes each problem as a phrase, unknown keys first: a misspelled key often makes another one missing."""
     # pydantic reports one problem for each type of a union; join those of the same value.
     messages: dict[str, list[str]] = {}
     unknown: list[str] = []
     for problem in error.errors():
-        path = written_path(schema, problem["loc"])
+        path = written_path(document.schema, problem["loc"])
         if problem["type"] == "extra_forbidden":
             if "." in path[-1]:
                 key = ".".join(path)
@@ -44,7 +45,7 @@ def explain(schema: type[BaseModel], document: Document, error: ValidationError)
                 return [f'"{key}" is not a section; write {inside}, or override it with {key}=VALUE ({call})']
             unknown.append(".".join(path))
             continue
-        begin, message = _explain(schema, path, problem)
+        begin, message = _explain(document, path, problem)
         if problem["type"] == "missing":
             message = _why_missing(document, path)
         messages.setdefault(begin, []).append(message)
@@ -56,7 +57,7 @@ def explain(schema: type[BaseModel], document: Document, error: ValidationError)
         if key in unknown and key not in overridden:
             return [f'this is a config for another command (it has "{key}"); give it to {command}']
     wrong = [begin + _joined(list(dict.fromkeys(several))) for begin, several in messages.items()]
-    return [_explain_unknown(schema, document, key) for key in unknown] + wrong
+    return [_explain_unknown(document, key) for key in unknown] + wrong
 
 
 def _why_missing(document: Document, path: Sequence[str]) -> str:
@@ -82,27 +83,27 @@ def _joined(messages: list[str]) -> str:
     return "; ".join([whole, *filter(None, dict.fromkeys(hints))])
 
 
-def _explain_unknown(schema: type[BaseModel], document: Document, key: str) -> str:
+def _explain_unknown(document: Document, key: str) -> str:
     """Explains an unknown key, which may belong to another `name` of its section."""
     section, _, name = key.rpartition(".")
-    several = one_of(kinds_at(schema, section.split(".")))
+    several = one_of(kinds_at(document.schema, section.split(".")))
     models = several.sections if several else {}
     owners = " or ".join(f'"{tag}"' for tag, model in models.items() if name in model.model_fields)
     if not owners:
-        return f'unknown key "{key}": {suggest(schema, document.raw, key)}'
+        return f'unknown key "{key}": {suggest(document.schema, document.raw, key)}'
     node: Any = reduce(lambda inner, part: inner[part], section.split("."), document.raw)
     chosen = str(several.choice(node)) if several else ""
     options = ", ".join(option for option in models[chosen].model_fields if option != "name")
     return f'{key} belongs to {section} {owners}; options of "{chosen}": {options}'
 
 
-def _explain(schema: type[BaseModel], path: Sequence[str], problem: Any) -> tuple[str, str]:
+def _explain(document: Document, path: Sequence[str], problem: Any) -> tuple[str, str]:
     """Returns the start of a phrase (key and value), and what is wrong with the value."""
     kind, key, value = problem["type"], ".".join(path), problem["input"]
     if kind == "missing":
         return f'"{key}" is missing', ""
     if kind in ("union_tag_invalid", "union_tag_not_found") and isinstance(value, dict):
-        several = one_of(kinds_at(schema, path))
+        several = one_of(kinds_at(document.schema, path))
         assert several is not None
         told, tags = several.key, several.sections
         tag = value.get(told)
@@ -112,7 +113,7 @@ def _explain(schema: type[BaseModel], path: Sequence[str], problem: Any) -> tupl
         return f"{key}.{told}={shown}: ", nearest(str(tag), tags)
     begin = f"{key}={show(value)}: "
     if kind.startswith(("model_", "dict_", "union_tag_")):
-        inside = (known for known in key_paths(schema, {}) if known.startswith(f"{key}."))
+        inside = (known for known in key_paths(document.schema, {}) if known.startswith(f"{key}."))
         example = f", e.g. {first}=..." if (first := next(inside, None)) else ""
         return begin, f"this is a section: give its keys{example}"
     if kind == "value_error":

@@ -63,7 +63,7 @@ class OptimSection(Section):
         return self
 
 
-_HOME = "mae_vit.training.outputs.trackers"
+_HOME = "mae_vit.training.outputs.experiments"
 # Each takes a `TrackedRun` and returns a `Tracker` (mae_vit/training/outputs/trackers.py). "module:Class" is
 # imported when a run opens it.
 TRACKERS: dict[str, str | Callable[[Any], Any]] = {
@@ -143,9 +143,11 @@ class TrainSection(Section):
         engine: "auto" uses plain torch for one process. It uses DeepSpeed for several processes, or if
             `zero_stage` is above 0. "torch" uses DistributedDataParallel for several processes.
         zero_stage: ZeRO stage of DeepSpeed.
-        compile: use torch.compile. "auto" compiles Vision Transformers on a GPU if the run is long enough to save more
-            time than it takes, as CUDA graphs if launching kernels takes most of a step; the plan (`--dry-run`) shows
-            the times. It never does on CPUs: compiled losses differ by rounding.
+        compile: use torch.compile. "auto" compiles Vision Transformers and our small CNNs on a GPU if the run is long
+            enough to save more time than it takes, as CUDA graphs if launching kernels takes most of a step; the plan
+            (`--dry-run`) shows the times. It never does on CPUs: compiled losses differ by rounding.
+        attention: the kernel of attention. "auto" is plain products on CPUs, and PyTorch's choice on GPUs; "cudnn",
+            "flash" and "efficient" name one of PyTorch's, "triton" is ours for short sequences in 16 bits on GPUs.
         activation_checkpointing: compute activations again in the backward pass: less memory, more time.
         ema_decay: decay of an average of the weights (EMA), which the run then evaluates and exports (ViT Sec. 4.1; MAE
             Table 11 uses 0.9999).
@@ -163,6 +165,7 @@ class TrainSection(Section):
     engine: Literal["auto", "deepspeed", "torch"] = "auto"
     zero_stage: Literal[0, 1, 2, 3] = 0
     compile: bool | Literal["auto"] = "auto"
+    attention: Literal["auto", "plain", "cudnn", "flash", "efficient", "triton"] = "auto"
     activation_checkpointing: bool = False
     ema_decay: float | None = Field(default=None, gt=0, lt=1)
 
@@ -264,7 +267,6 @@ class MonitorSection(Section):
         tensorboard: write TensorBoard files.
         trackers: experiment trackers, which get the metrics and pictures of TensorBoard, and the summary. A run that
             resumes continues the same tracked run. A tracker that fails gives one warning.
-        tracker_group: group of the run in the trackers; comparisons set it.
     """
 
     log_every_steps: int = Field(default=20, gt=0)
@@ -277,7 +279,6 @@ class MonitorSection(Section):
     probe_queries: int = Field(default=500, ge=0)
     tensorboard: bool = True
     trackers: list[str] = Field(default_factory=list)
-    tracker_group: str | None = Field(default=None, min_length=1)
 
     @model_validator(mode="after")
     def _check(self) -> MonitorSection:
@@ -288,8 +289,6 @@ class MonitorSection(Section):
             )
         if len(set(self.trackers)) < len(self.trackers):
             raise ValueError(f"trackers={self.trackers} has one twice; give each once")
-        if self.tracker_group is not None and not self.trackers:
-            raise ValueError(f'tracker_group="{self.tracker_group}" has no effect without trackers')
         return self
 
 

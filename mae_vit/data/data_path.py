@@ -1,4 +1,4 @@
-"""Resolves `data.path` to a local folder of shards, and `model.in_chans` from the data there.
+"""Resolves `data.path` to a local folder of shards, the split for evaluation, and `model.in_chans` from the data.
 
 The folder is the path itself, a copy prepared from images, or the cache of a URL.
 """
@@ -6,6 +6,7 @@ The folder is the path itself, a copy prepared from images, or the cache of a UR
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -127,3 +128,22 @@ def with_channels(config: AnyConfig, dataset: Dataset) -> AnyConfig:
 def set_channels(config: AnyConfig, channels: int) -> AnyConfig:
     """Returns the config with another `model.in_chans`."""
     return config.model_copy(update={"model": config.model.model_copy(update={"in_chans": channels})})
+
+
+def find_split(
+    splits: Iterable[str], *, wanted: str | None, training: str, known: Sequence[str], key: str
+) -> str | None:
+    """Chooses the split for evaluation: the `wanted` one, which need not exist, or the first of `known` that exists.
+
+    `key` is the config key of the request.
+
+    Raises:
+        InputError: if the requested split is the training split.
+    """
+    others = [name for name in splits if name != training]
+    if wanted == training:
+        raise InputError(
+            f'{key}="{wanted}" is the split that data.split trains on; give another '
+            f"({', '.join(sorted(others)) or 'there is none'})"
+        )
+    return wanted or next((name for name in known if name in others), None)

@@ -10,7 +10,7 @@ import json
 import re
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
@@ -384,22 +384,3 @@ def check_held_out(index: ShardIndex, held_out: np.ndarray) -> None:
 def _shorten(problems: Sequence[str], folder: Path) -> str:
     more = f" and {len(problems) - _NAMED} more" if len(problems) > _NAMED else ""
     return f"{'; '.join(problems[:_NAMED])}{more}; see `mae-vit check {folder}`"
-
-
-def find_split(
-    splits: Iterable[str], *, wanted: str | None, training: str, known: Sequence[str], key: str
-) -> str | None:
-    """Chooses the split for evaluation: the `wanted` one, which need not exist, or the first of `known` that exists.
-
-    `key` is the config key of the request.
-
-    Raises:
-        InputError: if the requested split is the training split.
-    """
-    others = [name for name in splits if name != training]
-    if wanted == training:
-        raise InputError(
-            f'{key}="{wanted}" is the split that data.split trains on; give another '
-            f"({', '.join(sorted(others)) or 'there is none'})"
-        )
-    return wanted or next((name for name in known if name in others), None)

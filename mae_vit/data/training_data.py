@@ -5,19 +5,22 @@ How an image reaches the loss, in the order of the code:
 1. `index`: which samples of `dataset.json` are trained on, and which are held out.
 2. `order`: a permutation of them for each epoch, from the seed.
 3. `order.RankSlice`: the rank's part of each global batch.
-4. `batches.loader`: the sampler hands positions to the workers, from any step on.
+4. `batches.ring`: workers get slices of the rank's batches, from any step on.
 5. `index`, `shards`, `remote`: the position of a sample; its bytes, from disk or cache.
 6. `images.decode`: uint8 pixels (C, H, W), or raw values of bands.
 7. `images.augment`: crop, resize, flip, policy, erasing, drawn from the sample's key.
 8. `batches.loader`: another sample replaces one that cannot be decoded.
-9. `core.batch.Batch`: images (B, C, H, W) in shared memory, in the dtype of the data; labels, keys.
+9. `core.batch.Batch`: images (B, C, H, W) in the ring, in the dtype of the data; labels, keys.
 10. `training.trainer.Copier`: copies to the device ahead of the step; the objective normalizes there.
+
+Small images may lie on a GPU: then `batches.on_device` stands for 5 to 10 and draws the same views.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -34,6 +37,7 @@ from mae_vit.core.messages import count_of
 from mae_vit.core.preprocessing import Preprocessing
 from mae_vit.data.batches.augmented import AugmentedSource, open_source
 from mae_vit.data.batches.loader import FixedBatches, choose_workers, load_batches, start_worker_server
+from mae_vit.data.batches.on_device import DeviceImages, Place, choose_place
 from mae_vit.data.batches.prefetch import fetch_ahead
 from mae_vit.data.data_path import resolve_data_path
 from mae_vit.data.images.augment import Interpolation
@@ -108,7 +112,9 @@ class TrainingData:
         cores: CPU cores of this rank.
         workers: data workers of this rank.
         mean: mean of each channel of pixels in 0..1; `std` likewise.
-        pin_memory: whether batches are pinned, to be copied to a GPU.
+        pin_memory: whether the workers' batches are pinned, to be copied to a GPU.
+        device: device of this rank.
+        place: where views are computed.
     """
 
     index: ShardIndex
@@ -120,6 +126,13 @@ class TrainingData:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     pin_memory: bool
+    device: torch.device
+    place: Place
+
+    @cached_property
+    def on_device(self) -> DeviceImages:
+        """The images on the device; copies them there once."""
+        return DeviceImages(self.source, self.device, seed=self.order.seed, repeats=self.order.repeats)
 
     @property
     def num_samples(self) -> int:
@@ -163,27 +176,32 @@ class TrainingData:
     def batches(self, ranks: Ranks, plan: Plan, start_step: int, skipped: Skipped) -> Iterator[Batch]:
         """Yields this rank's micro-batches from `start_step` to the end of the run."""
         rank_slice = RankSlice(ranks.rank, ranks.world_size, plan.accumulation)
+        steps: dict[str, Any] = {
+            "start_step": start_step,
+            "stop_step": plan.total_steps,
+            "skipped": skipped,
+        }
+        positions = micro_batches(self.order, rank_slice, **steps)
+        if self.place.on_device:
+            return self.on_device.batches(positions)
         batches = load_batches(
             self.source,
             self.order,
             rank_slice,
-            start_step=start_step,
-            stop_step=plan.total_steps,
-            skipped=skipped,
+            **steps,
             workers=self.workers,
             pin_memory=self.pin_memory,
         )
         if self.index.remote is None or not self.source.reads_shards:
             return batches
-        positions = micro_batches(
-            self.order, rank_slice, start_step=start_step, stop_step=plan.total_steps, skipped=skipped
-        )
         coming = (self.source.numbers(places) for _, places in positions)
         return fetch_ahead(batches, self.index, coming, node_ranks=ranks.local_world_size)
 
     def read_some(self, first: int, images: int) -> Batch:
         """Reads a micro-batch in this process, for timing: images from index `first` on, wrapping around."""
         places = np.arange(first, first + images) // self.order.repeats % self.num_samples
+        if self.place.on_device:
+            return self.on_device.batch(0, places)
         seed = self.order.seed
         return next(iter(FixedBatches(self.source, places, seed=seed, batch_size=images, replace=True)))
 
@@ -256,9 +274,13 @@ def open_training_data(
         say=ranks.rank == 0,
     )
     cores, on_gpu, policies = ranks.cores, device.type == "cuda", views.policy is not None
-    workers = choose_workers(section.workers, source, cores=cores, on_gpu=on_gpu, policies=policies)
+    source = replace(source, samples=samples)
+    place = choose_place(section.augment.device, source, workers=section.workers, device=device)
+    workers = 0
+    if not place.on_device:
+        workers = choose_workers(section.workers, source, cores=cores, on_gpu=on_gpu, policies=policies)
     if workers:
-        start_worker_server(policies=policies)
+        start_worker_server(policies=policies, gpu_cores=cores if on_gpu else None)
     order = make_order(
         index,
         samples,
@@ -271,11 +293,13 @@ def open_training_data(
     return TrainingData(
         index=index,
         samples=samples,
-        source=replace(source, samples=samples),
+        source=source,
         order=order,
         cores=cores,
         workers=workers,
         mean=mean,
         std=std,
         pin_memory=on_gpu,
+        device=device,
+        place=place,
     )

@@ -16,9 +16,9 @@ from mae_vit.data.batches.augmented import AugmentedSource, open_source
 from mae_vit.data.batches.loader import FixedBatches
 from mae_vit.data.batches.prefetch import check_cache
 from mae_vit.data.batches.subset import draw_held_out, limit_per_class
-from mae_vit.data.data_path import describe_data, set_channels, with_channels
+from mae_vit.data.data_path import describe_data, find_split, set_channels, with_channels
 from mae_vit.data.images.augment import Augment, Interpolation
-from mae_vit.data.index import ShardIndex, check_held_out, find_split, open_whole_index
+from mae_vit.data.index import ShardIndex, check_held_out, open_whole_index
 from mae_vit.data.order.permutation import permute
 from mae_vit.data.training_data import TrainingData, open_training_data, open_training_split
 from mae_vit.finetuning.config.recipes import TEST_SPLITS
@@ -104,7 +104,6 @@ class FinetuneData(TrainingData):
             batch_size=batch_size,
             # For images in memory, starting worker processes takes longer than gathering the images.
             workers=self.workers if source.reads_shards else 0,
-            pin_memory=self.pin_memory,
             replace=replace,
         )
 

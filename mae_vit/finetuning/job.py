@@ -1,6 +1,6 @@
 """Puts a fine-tuning job together: setup, resume, precision, then the training loop or the scores of frozen features.
 
-`setup.py` resolves data, network and steps, and `mae_vit/training/trainer.py` takes the steps; `models/` holds the
+`setup.py` holds what all modes share, `training.py` what the trainer asks of those that train a network, `models/` that
 network and its loss, `results.py` the test, `frozen/` the modes that encode each image once.
 """
 
@@ -9,12 +9,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from mae_vit.config.command_line import Arguments
+from mae_vit.config.plan import Plan, check_grouping, check_same_batch, make_plan
 from mae_vit.core.errors import InputError
+from mae_vit.core.messages import count_of
 from mae_vit.finetuning.config.schema import FinetuneConfig
+from mae_vit.finetuning.data import FinetuneData, fit_to_data, open_data
 from mae_vit.finetuning.frozen.features import open_frozen
 from mae_vit.finetuning.frozen.score import describe_scoring, is_scored, say_finished, score
-from mae_vit.finetuning.models.build import classifier_optimizer_options, draws_noise
+from mae_vit.finetuning.models.build import classifier_optimizer_options, describe_encoder, draws_noise
 from mae_vit.finetuning.plan_text import (
     describe_initial_model,
     describe_outcome,
@@ -23,8 +28,10 @@ from mae_vit.finetuning.plan_text import (
     rate_table,
     segmentation_notes,
 )
-from mae_vit.finetuning.setup import Setup, set_up
-from mae_vit.runtime.ranks import find_ranks
+from mae_vit.finetuning.setup import ProbeSetup, Setup
+from mae_vit.finetuning.training import Training
+from mae_vit.objectives.config import PAIRS
+from mae_vit.runtime.ranks import Ranks, find_ranks
 from mae_vit.training.engines.build import build_engine
 from mae_vit.training.engines.precision import choose_precision
 from mae_vit.training.outputs.run_folder import RunFolder
@@ -33,12 +40,15 @@ from mae_vit.training.run import run
 from mae_vit.training.startup import (
     as_array_task,
     begin,
+    choose_device,
     foresee_start,
     note_of_run_around,
     open_run_folder,
     settle_precision,
 )
 from mae_vit.training.trainer import RunSetup
+from mae_vit.weights.foreign import ForeignWeights
+from mae_vit.weights.read import Weights
 
 if TYPE_CHECKING:
     from mae_vit.finetuning.config.pretrained import Pretrained
@@ -54,15 +64,86 @@ def run_job(
     with open_run_folder(config) as folder:
         setup = set_up(arguments, config, pretrained, ranks)
         if ranks.rank == 0:
-            print_notes([*(setup.plan.notes if setup.plan else ()), *segmentation_notes(config)])
-        if arguments.dry_run:
-            (_foresee_training if setup.mode.augment else _foresee_scores)(setup, arguments, folder)
+            print_notes([*setup.notes, *segmentation_notes(config)])
+        if isinstance(setup, Training):
+            (_foresee_training if arguments.dry_run else _train)(setup, arguments, folder)
         else:
-            (_train if setup.mode.augment else score)(setup, arguments, folder)
+            (_foresee_scores if arguments.dry_run else score)(setup, arguments, folder)
     return folder.path
 
 
-def _train(setup: Setup, arguments: Arguments, folder: RunFolder) -> None:
+def set_up(
+    arguments: Arguments, config: FinetuneConfig, pretrained: Pretrained | None, ranks: Ranks
+) -> Setup | ProbeSetup | Training:
+    """Opens the data and resolves everything.
+
+    Raises:
+        InputError: for options that do not fit each other, the weights or the data.
+    """
+    if not config.mode.augment and (arguments.extend or isinstance(arguments.resume, Path)):
+        raise InputError(
+            f'--extend and --resume PATH have no effect with finetune.mode="{config.finetune.mode}", which does not '
+            "train; leave them out"
+        )
+    say, device = ranks.rank == 0, choose_device(config, ranks)
+    config = fit_to_data(config, pretrained if isinstance(pretrained, Weights) else None, say=say)
+    foreign = pretrained if isinstance(pretrained, ForeignWeights) else None
+    data = open_data(
+        config,
+        ranks,
+        device,
+        interpolation=foreign.images.interpolation if foreign else "bicubic",
+        dry_run=arguments.dry_run,
+    )
+    info = describe_encoder(config, data)
+    if config.finetune.mode == "few_shot":
+        config = _fit_shots(config, data, say=say)
+    setup = Setup(config, ranks, device, data, pretrained, info)
+    if config.mode.trains == "nothing":
+        return setup
+    plan = _plan_steps(config, data, ranks, same_batch=arguments.same_batch)
+    return (Training if config.mode.augment else ProbeSetup)(**vars(setup), plan=plan)
+
+
+def _plan_steps(config: FinetuneConfig, data: FinetuneData, ranks: Ranks, *, same_batch: bool) -> Plan:
+    """Derives the numbers of the training steps; a linear probe's are for rate factor 1."""
+    mode, finetune = config.mode, config.finetune
+    # Every rank trains the whole layer on frozen features.
+    sizes = {"num_samples": len(data.train), "world_size": ranks.world_size if mode.augment else 1}
+    if same_batch:
+        check_same_batch(config, **sizes)
+    plan = make_plan(config, **sizes)
+    if finetune.mixup or finetune.cutmix:
+        check_grouping(plan, ranks.world_size, config.data.repeats, **PAIRS._asdict())
+    if not mode.augment:
+        lowest = min(finetune.lr_factors) * plan.lr
+        if config.optim.min_lr > lowest:
+            raise InputError(
+                f"optim.min_lr={config.optim.min_lr:g} is above the lowest peak rate {lowest:g} of "
+                "finetune.lr_factors; lower it"
+            )
+        if plan.effective_batch_size < 2:
+            raise InputError("only one image to train on; the norm of a linear probe needs 2 or more")
+    return plan
+
+
+def _fit_shots(config: FinetuneConfig, data: FinetuneData, *, say: bool) -> FinetuneConfig:
+    """Drops default shots for which a class has too few labels. If the config sets such shots, raises InputError."""
+    counts = np.bincount(np.asarray(data.index.labels)[data.train], minlength=len(data.classes))
+    fewest = int(counts[counts > 0].min())
+    if max(config.finetune.shots) <= fewest:
+        return config
+    name = data.classes[int(np.flatnonzero(counts == fewest)[0])]
+    fitting = [shots for shots in config.finetune.shots if shots <= fewest] or [fewest]
+    has = f'class "{name}" has only {count_of(fewest, "labeled image")}'
+    if "shots" in config.finetune.model_fields_set:
+        raise InputError(f"finetune.shots={config.finetune.shots}: {has}; use finetune.shots={fitting}")
+    if say:
+        print(f"note: {has}; using finetune.shots={fitting} instead of the default {config.finetune.shots}")
+    return config.model_copy(update={"finetune": config.finetune.model_copy(update={"shots": fitting})})
+
+
+def _train(setup: Training, arguments: Arguments, folder: RunFolder) -> None:
     """Builds network and engine, and takes the steps that are left."""
     begun = begin(setup, arguments, folder)
     if begun is None:
@@ -70,7 +151,6 @@ def _train(setup: Setup, arguments: Arguments, folder: RunFolder) -> None:
         return
     setup, precision, checkpoint = begun
     config, plan, say = setup.config, setup.plan, setup.ranks.rank == 0
-    assert plan is not None
     model = setup.build()
     report = setup.load(model) if checkpoint is None else None
     if say:
@@ -90,17 +170,16 @@ def _train(setup: Setup, arguments: Arguments, folder: RunFolder) -> None:
         setup.identity,
         setup.costs,
         noisy=draws_noise(model),
-        selects=setup.mode.metric if len(setup.data.held_out) else None,
+        selects=setup.config.mode.metric if len(setup.data.held_out) else None,
         begins_from=setup.source,
         plan_text=describe_plan(setup, folder, precision, checkpoint) if say else "",
     )
     run(run_setup, setup, checkpoint)
 
 
-def _foresee_training(setup: Setup, arguments: Arguments, folder: RunFolder) -> None:
+def _foresee_training(setup: Training, arguments: Arguments, folder: RunFolder) -> None:
     """Prints the plan of a run that trains, and loads its weights."""
     config, plan = setup.config, setup.plan
-    assert plan is not None
     checkpoint, stop = foresee_start(setup, arguments, folder)
     chosen = choose_precision(config.train.precision, setup.device)  # a dry run does not join the ranks
     chosen = settle_precision(setup, checkpoint, chosen)[1]

@@ -10,7 +10,7 @@ from mae_vit.core.messages import count_of
 from mae_vit.data.data_path import describe_place
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.finetuning.data import FinetuneData
-from mae_vit.finetuning.setup import Setup
+from mae_vit.finetuning.training import Training
 from mae_vit.models.encoders.base import LoadReport
 from mae_vit.objectives.objective import Task
 from mae_vit.training.checkpoints.checkpoint import CheckpointInfo
@@ -23,11 +23,10 @@ from mae_vit.weights.names import FOREIGN_ORIGIN, is_frozen
 
 
 def describe_plan(
-    setup: Setup, folder: RunFolder, precision: Chosen, checkpoint: CheckpointInfo | None, time: str = ""
+    setup: Training, folder: RunFolder, precision: Chosen, checkpoint: CheckpointInfo | None, time: str = ""
 ) -> str:
     """Returns the resolved plan of a run that resumes from `checkpoint`, one fact per line, also its `time`."""
     config, plan, data, costs = setup.config, setup.plan, setup.data, setup.costs
-    assert plan is not None
     height, width = config.model.image_hw
     begin = describe_start(folder, checkpoint, plan, setup.source)
     chosen = (
@@ -46,7 +45,7 @@ def describe_plan(
         "cores": data.describe_cores(setup.ranks),
         "held-out": chosen,
         "tested on": describe_test(config, data),
-        "views": describe_augment(config),
+        "views": describe_augment(config, setup.data.place),
         "recipe": describe_recipe(setup),
         **describe_training(setup, costs, folder.path, precision, time),
     }
@@ -55,13 +54,12 @@ def describe_plan(
     return "\n".join([*lines, *(f"warning: {text}" for text in data.core_warnings())])
 
 
-def describe_initial_model(setup: Setup, model: Task, loaded: LoadReport | None, stop: str) -> str:
+def describe_initial_model(setup: Training, model: Task, loaded: LoadReport | None, stop: str) -> str:
     """Returns lines on the loaded weights and the learning rates of layers, and the end of the plan.
 
     `loaded` tells how the weights fit, `stop` why the run itself will stop; empty if it will not.
     """
     lines = [] if loaded is None else [loaded.describe(setup.weights_file)]
-    assert setup.plan is not None
     if rates := rate_table(setup.config, model, setup.plan):
         lines.append(describe_rates(rates))
     return "\n".join([*lines, describe_outcome(stop, "trained")])
@@ -81,7 +79,7 @@ def describe_test(config: FinetuneConfig, data: FinetuneData) -> str:
     return f'split "{data.test_index.split}", {len(data.test):,} images, once, at the end'
 
 
-def describe_recipe(setup: Setup) -> str:
+def describe_recipe(setup: Training) -> str:
     """Lists the parts of the recipe that are switched on."""
     config = setup.config
     finetune = config.finetune
@@ -95,8 +93,10 @@ def describe_recipe(setup: Setup) -> str:
         "layer decay": config.optim.layer_decay,
     }
     texts = [f"{name} {value:g}" for name, value in parts.items() if value]
-    if setup.mode.labels == "mask":
-        texts.append("linear head on the frozen encoder" if setup.mode.trains == "head" else "light head")
+    if setup.config.mode.labels == "mask":
+        texts.append(
+            "linear head on the frozen encoder" if setup.config.mode.trains == "head" else "light head"
+        )
     elif setup.info is not None:
         pooled = "[CLS]" if finetune.pool == "cls" else "mean of the patches"
         texts.append(f"{pooled}, head {finetune.head_init}")

@@ -1,4 +1,4 @@
-"""timm's attention with a plain path, and the choice between fused and plain.
+"""timm's attention with two more paths, and the choice between them.
 
 Shapes: B batch, n tokens, m queries, D width, h heads, d = D / h width of a head.
 """
@@ -11,7 +11,9 @@ import torch
 import torch.nn.functional as F
 from timm.layers import Attention
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from mae_vit.core.errors import InputError
 from mae_vit.models.patches import take_tokens
 
 
@@ -21,52 +23,91 @@ def without_autocast(tensor: Tensor) -> AbstractContextManager[object]:
 
 
 class PlainOrFusedAttention(Attention):
-    """timm's attention, with a plain path made for short sequences on a CPU.
+    """timm's attention, with a plain path made for short sequences on a CPU, and a Triton kernel for them on a GPU.
 
-    It has the same parameters and computes the same function. A single copy makes queries, keys
-    and values contiguous. In bf16 the softmax stays in bf16 (with float32 sums inside); autocast
-    would convert to float32 and back.
+    It has the same parameters and computes the same function. The fused paths take queries, keys and values as they
+    lie in the projection; the plain one makes them contiguous by a single copy. There the softmax of bf16 stays in bf16
+    (with float32 sums inside); autocast would convert to float32 and back.
+
+    Attributes:
+        triton: compute fused attention by our own kernel (`short_attention`).
     """
+
+    triton = False
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         """Attends: (B, n, D) -> (B, n, D)."""
-        if self.fused_attn or attn_mask is not None or is_causal:
+        if attn_mask is not None or is_causal:
             return super().forward(x, attn_mask, is_causal)
         batch, length, _ = x.shape
-        qkv = self.qkv(x).view(batch, length, 3, self.num_heads, self.head_dim)  # (B, n, 3, h, d)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4).contiguous().unbind(0)  # (B, h, n, d) each
-        return self._mix(q, k, v)
+        packed = self.qkv(x).view(batch, length, 3, self.num_heads, self.head_dim)  # (B, n, 3, h, d)
+        return self.proj_drop(self.proj(self._mix(packed, None)))
 
     def forward_queries(self, x: Tensor, ids: Tensor) -> Tensor:
         """Attends from the tokens `ids` to all tokens: (B, n, D), int64 (B, m) -> (B, m, D)."""
         batch, length, _ = x.shape
         size, weight, bias = self.attn_dim, self.qkv.weight, self.qkv.bias
         q = F.linear(take_tokens(x, ids), weight[:size], bias[:size])  # (B, m, D)
-        q = q.view(batch, -1, self.num_heads, self.head_dim).transpose(1, 2).contiguous()  # (B, h, m, d)
-        kv = F.linear(x, weight[size:], bias[size:]).view(batch, length, 2, self.num_heads, self.head_dim)
-        k, v = kv.permute(2, 0, 3, 1, 4).contiguous().unbind(0)  # (B, h, n, d) each
-        if self.fused_attn:
-            mixed = F.scaled_dot_product_attention(q, k, v)  # (B, h, m, d)
-            return self.proj_drop(self.proj(mixed.transpose(1, 2).flatten(2)))
-        return self._mix(q, k, v)
+        kv = F.linear(x, weight[size:], bias[size:])  # (B, n, 2D)
+        heads = self.num_heads, self.head_dim
+        mixed = self._mix(kv.view(batch, length, 2, *heads), q.view(batch, -1, *heads))
+        return self.proj_drop(self.proj(mixed))
 
-    def _mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Computes plain attention of contiguous (B, h, n, d), and the output projection: -> (B, n, D)."""
+    def _mix(self, packed: Tensor, q: Tensor | None) -> Tensor:
+        """Mixes values: q, k, v (B, n, 3, h, d), or k, v (B, n, 2, h, d) and q (B, m, h, d) -> (B, m, D)."""
+        if not self.fused_attn:
+            return self._mix_plainly(packed, q)
+        if self.triton:
+            # Triton is not on every machine.
+            from mae_vit.models.short_attention import short_attention
+
+            return short_attention(packed, q)
+        parts = packed.unbind(2) if q is None else (q, *packed.unbind(2))
+        q, k, v = (part.transpose(1, 2) for part in parts)  # (B, h, m or n, d)
+        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+    def _mix_plainly(self, packed: Tensor, q: Tensor | None) -> Tensor:
+        parts = packed.permute(2, 0, 3, 1, 4).contiguous().unbind(0)  # (B, h, n, d) each
+        q, k, v = parts if q is None else (q.transpose(1, 2).contiguous(), *parts)
         batch, heads, length, _ = q.shape
         with without_autocast(q):
             q, k, v = q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)  # (B*h, n, d) each
             scores = torch.baddbmm(q.new_empty(()), q, k.transpose(1, 2), beta=0, alpha=self.scale)
             mixed = torch.bmm(scores.softmax(dim=-1), v)  # (B*h, n, n) @ (B*h, n, d)
-        return self.proj_drop(self.proj(mixed.view(batch, heads, length, -1).transpose(1, 2).flatten(2)))
+        return mixed.view(batch, heads, length, -1).transpose(1, 2).flatten(2)
 
 
-def choose_attention(model: nn.Module, device: torch.device) -> None:
-    """Chooses the faster attention for a device: PyTorch's fused one on GPUs, plain products on CPUs.
+# Kernels of PyTorch's fused attention, by the names of `train.attention`.
+_BACKENDS = {
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+}
 
-    On CPUs with AVX-512 at MAE's sequence lengths, a step with fused attention takes twice the
-    time of a plain one in bf16, and 10 % more in fp32 (torch 2.15, benchmarks/step.py).
+
+def choose_attention(model: nn.Module, device: torch.device, kernel: str = "auto") -> None:
+    """Chooses how a model computes attention on a device: `kernel` is a name of `train.attention`.
+
+    "auto" is PyTorch's fused attention on GPUs, which on an H200 takes cuDNN's kernels (a step of B/16 takes 48.5 ms,
+    and 51.0 with those of FlashAttention; docs/results/gpu), and plain products on CPUs: with AVX-512 at MAE's sequence
+    lengths, a step with fused attention takes twice the time of a plain one in bf16, and 10 % more in fp32
+    (benchmarks/step.py).
+
+    Raises InputError for a kernel that the device or the model does not have.
     """
-    set_fused_attention(model, fused=device.type != "cpu")
+    set_fused_attention(model, fused=device.type != "cpu" if kernel == "auto" else kernel != "plain")
+    if device.type == "cpu" and kernel in ("cudnn", "efficient", "triton"):
+        raise InputError(f"train.attention={kernel} needs a GPU; a CPU has plain and flash")
+    ours = [module for module in model.modules() if isinstance(module, PlainOrFusedAttention)]
+    if kernel == "triton" and not ours:
+        raise InputError("train.attention=triton: this encoder has an attention of its own; use auto")
+    for module in ours:
+        module.triton = kernel == "triton"
+
+
+def fused_by(kernel: str) -> AbstractContextManager[object]:
+    """Makes PyTorch's fused attention use a kernel that `train.attention` names; "auto" leaves it the choice."""
+    return sdpa_kernel(_BACKENDS[kernel]) if kernel in _BACKENDS else nullcontext()
 
 
 def set_fused_attention(model: nn.Module, fused: bool) -> None:

@@ -16,17 +16,17 @@ from matplotlib.figure import Figure
 from mae_vit.core.messages import plain_text
 
 # Placeholder for the page's text color, which depends on light or dark.
-_INK = "#010203"
+INK = "#010203"
 # Okabe and Ito (2008): safe for color blindness; readable on white and on black.
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#7f7f7f", "#b2182b")
 _STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "mae-vit",
-    "text.color": _INK,
-    "axes.edgecolor": _INK,
-    "axes.labelcolor": _INK,
-    "xtick.color": _INK,
-    "ytick.color": _INK,
+    "text.color": INK,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "figure.facecolor": "none",
@@ -71,7 +71,7 @@ def to_svg(figure: Figure) -> Markup:
         figure.savefig(stream, format="svg", metadata={"Date": None})
     svg = stream.getvalue()
     # Comments repeat texts in their source form, such as 10^{-3} on a logarithmic axis.
-    svg = re.sub(r"<!--.*?-->", "", svg[svg.index("<svg") :], flags=re.DOTALL).replace(_INK, "currentColor")
+    svg = re.sub(r"<!--.*?-->", "", svg[svg.index("<svg") :], flags=re.DOTALL).replace(INK, "currentColor")
     # As wide as the page allows, but not wider than drawn: 12 points are 1 rem.
     size = re.search(r' width="([\d.]+)pt" height="[\d.]+pt"', svg)
     assert size is not None

@@ -16,8 +16,9 @@ from mae_vit.data.batches.augmented import AugmentedSource, open_source
 from mae_vit.data.batches.loader import FixedBatches
 from mae_vit.data.batches.prefetch import check_cache
 from mae_vit.data.batches.subset import limit_per_class
+from mae_vit.data.data_path import find_split
 from mae_vit.data.images.augment import Augment
-from mae_vit.data.index import ShardIndex, find_split, open_whole_index
+from mae_vit.data.index import ShardIndex, open_whole_index
 from mae_vit.data.order.permutation import permute
 from mae_vit.data.shards.index_files import NO_LABEL
 from mae_vit.data.training_data import TrainingData, open_training_data, open_training_split

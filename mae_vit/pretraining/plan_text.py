@@ -57,7 +57,7 @@ def describe_plan(
         f"in {count_of(len(data.index.split_info.shards), 'shard')}, source {source}",
         "cores": data.describe_cores(ranks),
         "order": describe_order(data, ranks),
-        "views": describe_augment(config),
+        "views": describe_augment(config, data.place),
         "held-out": held_out,
         "probe": describe_probe(data, plan),
         **describe_training(setup, costs, folder.path, precision, time),

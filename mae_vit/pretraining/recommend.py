@@ -7,9 +7,11 @@ import os
 import re
 import shlex
 import textwrap
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -43,6 +45,11 @@ _FROM_96_PX, _FROM_224_PX = 88, 160
 _CORES_FOR_96_PX = 8
 # Below this share of the photographs that were measured, and with more labels than this, the measurement says little.
 _FEW_IMAGES, _MANY_LABELS = 0.1, 20_000
+# Fewer test images than 10 of each class, or than measure accuracy to within 5 points, are few.
+_TESTED_PER_CLASS, _SURE_POINTS = 10, 5.0
+# Results are measured on the first of these.
+_TEST_SPLITS = HELD_OUT[::-1]
+_SHARES = ("1/10", "1/5", "1/3")
 # A preset's epochs of few images may be too few steps.
 _ENOUGH_STEPS, _LONGER = 1_500, ["train.steps=6000", "train.warmup_steps=600"]
 
@@ -115,6 +122,7 @@ class Images:
         labeled: how many of these have labels.
         classes: number of classes.
         held_out: images in the splits val and test.
+        tested: how many of these have labels and are in the split that results are measured on.
     """
 
     given: str
@@ -125,6 +133,21 @@ class Images:
     labeled: int
     classes: int
     held_out: int
+    tested: int
+
+    @property
+    def share(self) -> str:
+        """The smallest share to hold out that leaves enough test images; the largest if none does."""
+        enough = (share for share in _SHARES if not self.are_few(self.tested_of(share)))
+        return next(enough, _SHARES[-1]) if self.labeled else _SHARES[0]
+
+    def tested_of(self, share: str) -> int:
+        """Returns about how many test images `--holdout` of this share gives."""
+        return round(Fraction(share) * (self.labeled + self.tested))
+
+    def are_few(self, tested: int) -> bool:
+        """Whether so many test images say little about so many classes."""
+        return tested < _TESTED_PER_CLASS * self.classes or uncertainty_points(tested) > _SURE_POINTS
 
     @property
     def sides(self) -> set[int]:
@@ -165,8 +188,11 @@ def look_at(path: str) -> Iterator[Images]:
             if (info := dataset.splits.get("train")) is None:
                 raise InputError(f"{path} has no split train; prepare the images with mae-vit prepare")
             held_out = sum(split.samples for name, split in dataset.splits.items() if name in HELD_OUT)
+            measured_on = [dataset.splits[name] for name in _TEST_SPLITS if name in dataset.splits]
+            tested = sum(measured_on[0].class_counts) if measured_on else 0
             classes = sum(map(bool, info.class_counts))
-            yield Images(path, True, folder, dataset, info.samples, sum(info.class_counts), classes, held_out)
+            counts = info.samples, sum(info.class_counts), classes, held_out, tested
+            yield Images(path, True, folder, dataset, *counts)
             return
         source = find_images(os.path.join(".", path), out=Path(scratch))
         train = [entry for entry in source.entries if entry.split == "train"]
@@ -175,8 +201,9 @@ def look_at(path: str) -> Iterator[Images]:
         labels = [entry.class_name for entry in train if entry.class_name is not None]
         sample = train[:: -(-len(train) // _SAMPLE)]
         dataset = prepare([replace(source, entries=sample)], Path(scratch) / "data").dataset
-        held_out = sum(entry.split in HELD_OUT for entry in source.entries)
-        counts = len(train), len(labels), len(set(labels)), held_out
+        splits = Counter(entry.split for entry in source.entries if entry.split in HELD_OUT)
+        tested = next((splits[name] for name in _TEST_SPLITS if name in splits), 0)
+        counts = len(train), len(labels), len(set(labels)), splits.total(), tested
         yield Images(path, False, Path(scratch) / "data", dataset, *counts)
 
 
@@ -216,6 +243,27 @@ def describe_gain(images: Images, steps: int) -> str:
     return f"{'likely' if gain > 0 else 'unlikely; train for longer'}. {on}"
 
 
+def uncertainty_points(tested: int) -> float:
+    """Returns half of the 95 % interval of an accuracy on so many images, in points, at its widest: at 50 %."""
+    return 196 * math.sqrt(0.25 / max(tested, 1))
+
+
+def warn_of_few(images: Images) -> str:
+    """Says how uncertain accuracies are where test images are few, and which share would tell more; else empty."""
+    more = images.tested_of(images.share)
+    tested = images.tested if images.held_out else more
+    if not images.labeled or not images.are_few(tested):
+        return ""
+    text = (
+        f"{count_of(tested, 'test image')} for {count_of(images.classes, 'class', 'classes')}: accuracy is "
+        f"uncertain by ± {uncertainty_points(tested):.0f} points"
+    )
+    val = images.dataset.splits.get("val")
+    if more <= tested or val is None or not val.processing.holdout:
+        return text
+    return f"{text} (--holdout {images.share}: ± {uncertainty_points(more):.0f})"
+
+
 def _run_name(preset: str, data: str) -> str:
     """Returns the preset's name; with that of the data if `runs/PRESET` belongs to other data."""
     run = Path("runs") / preset
@@ -231,7 +279,7 @@ def _commands(images: Images, preset: Preset, overrides: Sequence[str]) -> list[
     """Returns the commands to type; labels and held-out images decide which."""
     data, commands = images.given, []
     if not images.prepared:
-        holdout = "" if images.held_out else " --holdout 1/10"
+        holdout = "" if images.held_out else f" --holdout {images.share}"
         data = f"data/{Path(images.given).resolve().name.partition('.')[0]}"
         resize = " --resize 256" if preset is PHOTOS_224 else ""
         commands.append(f"mae-vit prepare {shlex.quote(images.given)} {shlex.quote(data)}{holdout}{resize}")
@@ -267,7 +315,8 @@ def recommend(path: str) -> list[str]:
         # That preset shifts images of 32 px.
         overrides = ["data.augment.crop=random_resized"] if preset is SMALL and images.sides != {32} else []
         config = load_config(PretrainConfig, file, [f"data.path={images.folder}", *overrides])
-        train = images.train if images.held_out or images.prepared else images.train - images.train // 10
+        apart = Fraction(0 if images.held_out or images.prepared else images.share)
+        train = images.train - round(apart * (images.labeled or images.train))
         if make_plan(config, num_samples=train, world_size=1).total_steps < _ENOUGH_STEPS:
             overrides += _LONGER
             config = load_config(PretrainConfig, file, [f"data.path={images.folder}", *overrides])
@@ -289,8 +338,10 @@ def recommend(path: str) -> list[str]:
         }
         if images.prepared and images.labeled and not images.held_out:
             facts["missing"] = (
-                "held-out images to measure on: mae-vit prepare ... --holdout 1/10 sets them aside"
+                f"held-out images to measure on: mae-vit prepare ... --holdout {images.share} sets them aside"
             )
+        elif few := warn_of_few(images):
+            facts["warning"] = few
         lines = [line for name, text in facts.items() for line in _wrapped(name, text)]
         return [
             *lines,

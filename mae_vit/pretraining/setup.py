@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mae_vit.config.plan import Plan, check_grouping, make_plan
+from mae_vit.config.plan import check_grouping, make_plan
 from mae_vit.core.errors import InputError
 from mae_vit.core.files import write_atomically
 from mae_vit.data.data_path import describe_data, with_channels
@@ -23,7 +23,7 @@ from mae_vit.training import startup
 from mae_vit.training.engines.base import Engine
 from mae_vit.training.engines.build import optimizer_options
 from mae_vit.training.engines.compiling import choose_compiling
-from mae_vit.training.engines.cost import Estimate, estimate, kept_bytes
+from mae_vit.training.engines.cost import Estimate, MetaStep
 from mae_vit.training.engines.precision import Precision
 from mae_vit.training.engines.state import BestWeights
 from mae_vit.training.engines.step_time import StepTime, time_steps
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Setup(startup.Setup):
+class Setup(startup.TrainingSetup):
     """A config, resolved for these ranks: the pretraining part of a run.
 
     Attributes:
@@ -46,7 +46,6 @@ class Setup(startup.Setup):
 
     config: PretrainConfig
     data: Data
-    plan: Plan
     info: EncoderInfo
     costs: Estimate
 
@@ -127,32 +126,30 @@ def estimate_costs(
     config: PretrainConfig, info: EncoderInfo, *, num_classes: int, batch_size_per_device: int
 ) -> Estimate:
     """Estimates the cost of a step at a micro-batch size."""
-    return estimate(
+    step = _meta_step(config, info, num_classes, batch_size_per_device)
+    slots = len(optimizer_options(config).optimizer_states)
+    return step.estimate(optimizer_slots=slots, averaged=config.train.ema_decay is not None)
+
+
+def _meta_step(config: PretrainConfig, info: EncoderInfo, num_classes: int, size: int) -> MetaStep:
+    return MetaStep(
         lambda: build_objective(config, info, num_classes=num_classes),
-        image_shape=(info.in_chans, *info.img_size),
-        dtype=info.bands.torch_dtype,
-        batch_size_per_device=batch_size_per_device,
-        activation_checkpointing=config.train.activation_checkpointing,
-        optimizer_slots=len(optimizer_options(config).optimizer_states),
-        averaged=config.train.ema_decay is not None,
+        (info.in_chans, *info.img_size),
+        size,
+        config.train.activation_checkpointing,
+        info.bands.torch_dtype,
     )
 
 
 def least_kept(setup: Setup) -> int:
     """Returns the least bytes that a step keeps for its backward pass; 0 (unknown) if it is compiled."""
-    train, info = setup.config.train, setup.info
-    assert train.precision != "auto", "`settle_precision` comes first"
-    if choose_compiling(setup.config, setup.plan, setup.device, setup.costs).on:
+    config, precision = setup.config, setup.config.train.precision
+    assert precision != "auto", "`settle_precision` comes first"
+    if choose_compiling(config, setup.plan, setup.device, setup.costs).on:
         return 0
-    return kept_bytes(
-        setup.build,
-        image_shape=(info.in_chans, *info.img_size),
-        dtype=info.bands.torch_dtype,
-        batch_size_per_device=setup.plan.batch_size_per_device,
-        precision=train.precision,
-        fused_attention=setup.device.type == "cuda",
-        activation_checkpointing=train.activation_checkpointing,
-    )
+    classes = count_classes(config, setup.data)
+    step = _meta_step(config, setup.info, classes, setup.plan.batch_size_per_device)
+    return step.kept_bytes(precision, fused_attention=setup.device.type == "cuda")
 
 
 def describe_encoder(config: PretrainConfig, data: Data) -> EncoderInfo:

@@ -11,6 +11,7 @@ from typing import Any
 from mae_vit.config.plugins import plugin_digests
 from mae_vit.config.schema import Config
 from mae_vit.core.errors import InputError
+from mae_vit.core.urls import redact_url
 from mae_vit.training.checkpoints.checkpoint import HISTORY
 
 # These sections and options may change when a run resumes. A change to any other is an error that names it.
@@ -30,16 +31,23 @@ FREE_KEYS = (
     "data.workers",
     "data.source",
     "data.memory_limit_gib",
+    # The pixels are the same.
+    "data.augment.device",
     "data.damage_budget",
     "train.batch_size_per_device",
     "train.zero_stage",
     "train.engine",
     "train.compile",
+    "train.attention",
     # It recomputes the same numbers.
     "train.activation_checkpointing",
 )
 PRECISION = "train.precision"
 _PLUGINS = "run.plugins"
+# Fingerprints of splits, and what a run has them for.
+_IMAGES = {"data.fingerprint": "training", "finetune.test_fingerprint": "test"}
+# They follow from the training images.
+_OF_THE_IMAGES = ("data.mean", "data.std")
 _LENGTH_KEYS = ("train.steps", "train.epochs", "train.samples")
 
 
@@ -52,11 +60,13 @@ class Identity:
         new: keys that an older checkpoint may lack: options at their defaults, and derived values.
             Without them a new option would prevent old runs from resuming.
         ignored: keys that may differ because the config allows it.
+        data_path: where the images are, for messages.
     """
 
     values: dict[str, Any]
     new: frozenset[str]
     ignored: frozenset[str] = frozenset()
+    data_path: str = ""
 
     def with_history(self, **facts: Any) -> Identity:
         """Adds the history of the weights (keys of `HISTORY`), which is not compared.
@@ -80,9 +90,18 @@ class Identity:
         ]
 
     def describe_differences(self, saved: Mapping[str, Any], *, extend: bool = False) -> str:
-        """Names up to four keys that differ from a saved identity, with both values; empty if none does."""
-        differing = self.differing_keys(saved, extend=extend)[:4]
-        return "; ".join(self._describe(saved, key) for key in differing)
+        """Names up to four differences from a saved identity, with both values; empty if there is none.
+
+        Other images are named by their path: fingerprints tell a reader nothing.
+        """
+        differing = self.differing_keys(saved, extend=extend)
+        other = [what for key, what in _IMAGES.items() if key in differing]
+        words = [f"data.path: {self.data_path} has other {' and '.join(other)} images than before"] * bool(
+            other
+        )
+        follow = [*_IMAGES, *(_OF_THE_IMAGES if "training" in other else ())]
+        words += [self._describe(saved, key) for key in differing if key not in follow]
+        return "; ".join(words[:4])
 
     def _describe(self, saved: Mapping[str, Any], key: str) -> str:
         was, now = saved.get(key), self.values.get(key)
@@ -114,7 +133,7 @@ def run_identity(config: Config, *, derived: Mapping[str, Any]) -> Identity:
     values[_PLUGINS] = plugin_digests(config.run.plugins)
     new = {key for key in values if _at_default(config, dumped, key)}
     ignored = frozenset({_PLUGINS} if config.run.plugins_may_change else ())
-    return Identity({**values, **derived}, frozenset({*new, *derived}), ignored)
+    return Identity({**values, **derived}, frozenset({*new, *derived}), ignored, redact_url(config.data.path))
 
 
 def _at_default(config: Config, dumped: dict[str, Any], key: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,18 +11,19 @@ from mae_vit.config.plan import Plan
 from mae_vit.config.schema import Config
 from mae_vit.core.files import nearest_existing
 from mae_vit.core.messages import count_of, format_duration
+from mae_vit.data.batches.on_device import Place
 from mae_vit.runtime.ranks import Ranks, choose_threads
 from mae_vit.training.engines.compiling import choose_compiling
 from mae_vit.training.engines.cost import Estimate
 from mae_vit.training.engines.precision import Chosen
 from mae_vit.training.engines.step_time import StepTime
-from mae_vit.training.startup import Setup
+from mae_vit.training.startup import TrainingSetup
 
 _YEAR_S = 365 * 86400
 
 
-def describe_augment(config: Config) -> str:
-    """Describes the augmentation of training images."""
+def describe_augment(config: Config, place: Place) -> str:
+    """Describes the augmentation of training images, and the place where it is computed."""
     augment = config.data.augment
     parts = [f"crop {augment.crop}", *(["flip"] if augment.flip else [])]
     if config.data.repeats > 1:
@@ -30,7 +32,8 @@ def describe_augment(config: Config) -> str:
         parts.append(augment.policy)
     if augment.erasing:
         parts.append(f"a box of {augment.erasing:.0%} of them erased")
-    return ", ".join(parts)
+    where = f"; on the {'device' if place.on_device else 'host'} ({place.why})" if place.why else ""
+    return ", ".join(parts) + where
 
 
 def print_notes(notes: Iterable[str]) -> None:
@@ -40,11 +43,10 @@ def print_notes(notes: Iterable[str]) -> None:
 
 
 def describe_training(
-    setup: Setup, costs: Estimate, folder: Path, precision: Chosen, time: str
+    setup: TrainingSetup, costs: Estimate, folder: Path, precision: Chosen, time: str
 ) -> dict[str, str]:
     """Describes length, batch, memory and disk space of a run, and its `time` if it is known: title -> line."""
     config, plan, ranks, device = setup.config, setup.plan, setup.ranks, setup.device
-    assert plan is not None
     optim, train = config.optim, config.train
     memory = costs.memory_gib(world_size=ranks.world_size, zero_stage=train.zero_stage)
     kept, disk = retention(config, plan, costs)
@@ -97,8 +99,9 @@ def describe_time(plan: Plan, ranks: Ranks, step_time: StepTime | None) -> str:
     apart = "" if ranks.world_size == 1 else "communication of ranks, "
     without = f"without {apart}start-up, evaluation and saves"
     if step_time.load:
-        busy = f"the machine is busy now (load {step_time.load:.0f})"
-        return f"about {format_duration(least)} on the quiet machine, {without}; {busy}"
+        busy = f"while it is as busy as now (load {step_time.load:.1f} on {count_of(os.cpu_count() or 1, 'core')})"
+        # Steps take more processor time, too, while others use the caches and the memory.
+        return f"at most {format_duration(least)} on a quiet machine, about {format_duration(most)} {busy}; {without}"
     of = count_of(step_time.images, "image")
     return (
         f"{format_duration(least)} to {format_duration(most)}, from {count_of(step_time.tries, 'step')} of {of} timed "

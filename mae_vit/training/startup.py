@@ -99,6 +99,7 @@ def _set_aside(folder: RunFolder) -> None:
 
 C = TypeVar("C", bound=Config)
 S = TypeVar("S", bound="Setup")
+T = TypeVar("T", bound="TrainingSetup")
 # From this size on, training on a CPU core takes years.
 _LARGE = SIZES["Ti"]
 
@@ -112,14 +113,12 @@ class Setup:
         ranks: this process's rank and the world size.
         device: device of this rank.
         data: images of the run.
-        plan: numbers of the training steps; None for a mode that trains nothing.
     """
 
     config: Config
     ranks: Ranks
     device: torch.device
     data: TrainingData
-    plan: Plan | None
 
     @property
     def derived(self) -> dict[str, Any]:
@@ -131,9 +130,19 @@ class Setup:
         """What must not change when the run resumes."""
         return run_identity(self.config, derived=self.derived)
 
+
+@dataclass(frozen=True)
+class TrainingSetup(Setup):
+    """The setup of a run that the trainer trains.
+
+    Attributes:
+        plan: numbers of its steps.
+    """
+
+    plan: Plan
+
     def batches(self, start_step: int, skipped: Skipped) -> Iterator[Batch]:
         """Yields this rank's micro-batches from `start_step` to the end of the run."""
-        assert self.plan is not None
         return self.data.batches(self.ranks, self.plan, start_step, skipped)
 
     def samples_of(self, data_step: int) -> list[dict[str, Any]]:
@@ -142,8 +151,8 @@ class Setup:
 
 
 def begin(
-    setup: S, arguments: Arguments, folder: RunFolder
-) -> tuple[S, Chosen, CheckpointInfo | None] | None:
+    setup: T, arguments: Arguments, folder: RunFolder
+) -> tuple[T, Chosen, CheckpointInfo | None] | None:
     """Joins the ranks of a run that trains, and finds the checkpoint to resume from; collective.
 
     Returns:
@@ -154,7 +163,6 @@ def begin(
         InputError: if the run cannot resume, or if the checkpoint has another identity.
     """
     data, plan, ranks = setup.data, setup.plan, setup.ranks
-    assert plan is not None
     fetch_split(data.index, data.source, data.order, say=ranks.local_rank == 0)
     checkpoint = resume_or_start(setup, arguments, folder)
     _check_length(folder, checkpoint, plan)
@@ -278,13 +286,14 @@ def check_resumable(folder: RunFolder, *, extend: bool) -> None:
         )
 
 
-def foresee_start(setup: Setup, arguments: Arguments, folder: RunFolder) -> tuple[CheckpointInfo | None, str]:
+def foresee_start(
+    setup: TrainingSetup, arguments: Arguments, folder: RunFolder
+) -> tuple[CheckpointInfo | None, str]:
     """Finds where a run would begin, without changing its folder: the checkpoint, and a problem (empty if none).
 
     A dry run trains nothing, so a folder that belongs to another run is a problem, not raised. Raises InputError if an
     explicit checkpoint does not match.
     """
-    assert setup.plan is not None
     try:
         checkpoint = _find_checkpoint(
             folder, arguments, setup.identity, warn=setup.ranks.rank == 0, fetched=False

@@ -226,7 +226,8 @@ class ForeignEncoder(FeatureEncoder):
         try:
             _, self.num_features = self.features(torch.zeros(1, images.in_chans, height, width)).shape
         except (RuntimeError, AssertionError, ValueError) as error:
-            raise InputError(f"{size} ({_short(error)}); leave img_size out") from None
+            asked = "; leave img_size out" if images.img_size != weights.images.img_size else ""
+            raise InputError(f"{size} ({_short(error)}){asked}") from None
 
     def features(self, images: Tensor) -> Tensor:
         """Encodes and pools normalized images as timm does: (B, C, H, W) -> (B, D)."""

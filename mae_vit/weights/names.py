@@ -21,7 +21,8 @@ FROZEN_PREFIX = "frozen:"
 FOREIGN_ORIGIN = "trained by others on other data"
 # Uses of such weights, for messages.
 MEASURED_BY = (
-    "`mae-vit embed`, or to fine-tuning with finetune.mode=knn, few_shot, linear_probe or segment_probe"
+    "`mae-vit embed`, or to fine-tuning with finetune.mode=knn, few_shot, linear_probe or segment_probe (in a "
+    "comparison: modes of its entry)"
 )
 # How a user can state the number of heads, for messages.
 HEADS_BESIDE = (

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
+from mae_vit.comparison.config import CompareConfig, EntrySection
+from mae_vit.comparison.plan import Cell, ComparisonPlan
+from mae_vit.comparison.report.rows import PREDICTIONS, Row
+from mae_vit.comparison.report.significance import Gap, Scores, gap_between
+from mae_vit.comparison.spec import RunSpec
 from mae_vit.evaluation.segmentation import Overlaps
-from mae_vit.finetuning.comparison.config import CompareConfig, EntrySection
-from mae_vit.finetuning.comparison.plan import Cell, ComparisonPlan
-from mae_vit.finetuning.comparison.report.rows import PREDICTIONS, Row
-from mae_vit.finetuning.comparison.report.significance import Gap, Scores, gap_between
-from mae_vit.finetuning.comparison.spec import RunSpec
 
 
 def spec(name: str, folder: Path, script: Path | None = None, **options) -> RunSpec:

@@ -21,8 +21,8 @@ from PIL import Image
 
 from benchmarks.gpu.__main__ import parse as parse_gpu_parts
 from mae_vit.cli.main import main as mae_vit
+from mae_vit.comparison.command import main as compare
 from mae_vit.finetuning.command import main as finetune
-from mae_vit.finetuning.comparison.command import main as compare
 from mae_vit.pretraining.command import main as pretrain
 
 PAGES = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -164,7 +164,8 @@ def of_python(words):
         of_mae_vit(["mae-vit", *words[words.index("mae_vit.cli") + 1 :]])
         return
     if words[1:3] == ["-m", "benchmarks.gpu"]:
-        parse_gpu_parts(words[3:])
+        if words[3] != "quarter-hour":
+            parse_gpu_parts(words[3:])
         return
     place = next(n for n, word in enumerate(words) if word.endswith(".py"))
     script, rest = words[place], words[place + 1 :]

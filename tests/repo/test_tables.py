@@ -7,7 +7,7 @@ import pytest
 from helpers.commands import ROOT
 from helpers.comparison import read_scores
 
-from mae_vit.finetuning.comparison.report.significance import gap_between
+from mae_vit.comparison.report.significance import gap_between
 
 sys.path.insert(0, str(ROOT / "docs" / "tools"))
 import tables

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
+import torch
 
 from mae_vit.core.errors import Damage, DamagedSample, InputError
 from mae_vit.data.batches.sources import (
@@ -18,6 +19,7 @@ from mae_vit.data.batches.sources import (
     warn_of_changes,
 )
 from mae_vit.data.images.augment import Augment, AugmentParams
+from mae_vit.data.images.batched import MOST_PX, batched_crop, boxes_and_flips, resizes
 from mae_vit.data.images.masks import crop_mask
 from mae_vit.data.index import ShardIndex
 
@@ -25,6 +27,8 @@ from mae_vit.data.index import ShardIndex
 # whole batch first takes a fifth longer. Small images are decoded together: alternating takes up to half longer,
 # because the code for decoding and the code for cropping evict each other from the cache.
 _TOGETHER_BYTES = 1 << 18
+# Values that are resized together: a CPU's cache holds them and their weights.
+_RESIZED_TOGETHER = 1 << 17
 
 
 class Views(NamedTuple):
@@ -99,7 +103,7 @@ class AugmentedSource:
         samples = self.numbers(places)
         drawn = self.augment.draw(seed, epoch, samples if keys is None else keys)
         if isinstance(self.source, MemorySource) and not self.source.has_masks:
-            images = self.augment.apply_batch(self.source.gather(samples), drawn)
+            images = self._augment_batch(self.source.gather(samples), drawn)
             labels = self.source.index.labels[samples].astype(np.int64)
             if out is None:
                 return Views(images, labels, None)
@@ -112,6 +116,22 @@ class AugmentedSource:
         self._render_each(samples, drawn, out)
         self.augment.apply_policy_and_erasing(out.images, drawn)
         return out
+
+    def _augment_batch(self, images: np.ndarray, drawn: AugmentParams) -> np.ndarray:
+        """Returns `Augment.apply_batch`; resizes small images together, in a fifth of its time."""
+        augment, size = self.augment, (images.shape[2], images.shape[3])
+        small = augment.bands.eight_bit and max(*size, *augment.img_size) <= MOST_PX
+        if not (small and resizes(augment, size)):
+            return augment.apply_batch(images, drawn)
+        crop = batched_crop(size, augment.img_size, augment.interpolation, torch.device("cpu"))
+        boxes = torch.from_numpy(boxes_and_flips(augment, drawn, size))
+        views = np.empty((len(images), *self.shape), np.uint8)
+        together = max(1, _RESIZED_TOGETHER // images[0].size)
+        for first in range(0, len(images), together):
+            part = slice(first, first + together)
+            views[part] = crop(torch.from_numpy(images[part]), boxes[part]).numpy()
+        augment.apply_policy_and_erasing(views, drawn)
+        return views
 
     def _render_each(self, samples: np.ndarray, drawn: AugmentParams, views: Views) -> None:
         damaged, folder = list[tuple[int, Damage]](), None

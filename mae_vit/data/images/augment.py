@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from mae_vit.core.bands import RGB8, Bands
 from mae_vit.core.keyed_rng import RngStream, derive_key, random_uint32, threefry2x32, uniform
@@ -25,6 +26,8 @@ _TRIES = 10
 _AREA = (0.02, 1 / 3)
 # Smallest height over width (the paper's r_1). The largest is its inverse (r_2).
 _RATIO = 0.3
+# Values that a `BatchPolicy` changes at once on a CPU: its caches hold them several times.
+_TOGETHER = 100_000
 _BLOCK_BYTES = 8  # bytes that one counter gives
 
 Interpolation = Literal["bicubic", "bilinear"]
@@ -48,6 +51,17 @@ class Policy(Protocol):
         """Returns the changed image, uint8 (C, H, W)."""
 
 
+@runtime_checkable
+class BatchPolicy(Policy, Protocol):
+    """A policy that computes each pixel of a whole batch by tensor operations on whole numbers, on any device."""
+
+    def draw_batch(self, seed: int, epoch: int, index: np.ndarray) -> np.ndarray:
+        """Draws the changes of `draw` as whole numbers, int64 (B, K)."""
+
+    def apply_batch(self, images: Tensor, calls: Tensor) -> Tensor:
+        """Returns the changed images uint8 (B, C, H, W), the same bits on every device."""
+
+
 @dataclass(frozen=True)
 class AugmentParams:
     """The drawn augmentation of a batch. `Augment.box` turns crops into boxes once the images' sizes are known.
@@ -56,13 +70,13 @@ class AugmentParams:
         flips: bool (B,), which images are mirrored.
         crops: (B, n), the crop of each image: for "pad" its shifts in pixels; for "random_resized" the share of the
             area and the width over height of each try, then the corner in 0..1; None for "none".
-        calls: each image's change by the policy; None without a policy.
+        calls: each image's change by the policy, (B, K) of a `BatchPolicy`; None without a policy.
         erasing: the erased boxes; None without erasing.
     """
 
     flips: np.ndarray
     crops: np.ndarray | None = None
-    calls: Sequence[Any] | None = None
+    calls: Any = None
     erasing: Erasing | None = None
 
 
@@ -104,10 +118,14 @@ class Augment:
         if self.flip:
             drawn = random_uint32(derive_key(seed, RngStream.FLIP, epoch), index, 1)[0]
             flips = (drawn[:, 0] & 1).astype(bool)
+        calls = None
+        if self.policy is not None:
+            draw = self.policy.draw_batch if isinstance(self.policy, BatchPolicy) else self.policy.draw
+            calls = draw(seed, epoch, index)
         return AugmentParams(
             flips,
             self._draw_crops(seed, epoch, index),
-            self.policy.draw(seed, epoch, index) if self.policy else None,
+            calls,
             draw_erasing(self.erasing, self.img_size, seed, epoch, index) if self.erasing else None,
         )
 
@@ -142,6 +160,23 @@ class Augment:
                 top, left = numbers[-2] * (height - rows + 1), numbers[-1] * (width - columns + 1)
                 return math.floor(top), math.floor(left), rows, columns
         return _fallback_box((height, width), self.ratio)
+
+    def boxes(self, drawn: AugmentParams, size: tuple[int, int]) -> np.ndarray:
+        """Returns `box` of every image of a batch of equal-size images: int64 (B, 4)."""
+        if drawn.crops is None:
+            return np.tile(self.box(drawn, 0, size), (len(drawn.flips), 1))
+        if self.crop == "pad":
+            return np.concatenate([drawn.crops, np.tile(size, (len(drawn.crops), 1))], axis=1)
+        # The numbers of `box`: NumPy's square root and rounding are those of `math`.
+        areas, ratios = drawn.crops[:, :_TRIES], drawn.crops[:, _TRIES : 2 * _TRIES]
+        pixels = size[0] * size[1] * areas
+        tried = np.rint(np.sqrt(np.stack([pixels / ratios, pixels * ratios], axis=2)))
+        fits = ((tried > 0) & (tried <= size)).all(axis=2)
+        sides = tried[np.arange(len(tried)), fits.argmax(axis=1)]
+        corners = np.floor(drawn.crops[:, -2:] * (np.array(size) - sides + 1))
+        found = np.concatenate([corners, sides], axis=1).astype(np.int64)
+        found[~fits.any(axis=1)] = _fallback_box(size, self.ratio)
+        return found
 
     def crop_resize_flip(self, image: np.ndarray, box: Box, flip: bool) -> np.ndarray:
         """Crops `box` out of (C, H, W), uint8 or raw values of `bands`; returns (C, *img_size) of the same type.
@@ -182,7 +217,13 @@ class Augment:
 
     def apply_policy_and_erasing(self, images: np.ndarray, drawn: AugmentParams) -> None:
         """Applies policy and erasing in place to images (B, C, *img_size), uint8 or raw values of `bands`."""
-        if self.policy is not None and drawn.calls is not None:
+        if isinstance(self.policy, BatchPolicy):
+            together = max(1, _TOGETHER // images[0].size)
+            for first in range(0, len(images), together):
+                part = slice(first, first + together)
+                calls = torch.from_numpy(drawn.calls[part])
+                images[part] = self.policy.apply_batch(torch.from_numpy(images[part]), calls).numpy()
+        elif self.policy is not None and drawn.calls is not None:
             for number, calls in enumerate(drawn.calls):
                 if calls:
                     images[number] = self.policy.apply(images[number], calls, self.fill)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from mae_vit.core.keyed_rng import RngStream, derive_key, uniform
 
@@ -14,6 +16,15 @@ from mae_vit.core.keyed_rng import RngStream, derive_key, uniform
 _LUMA = np.array([0.299, 0.587, 0.114])
 # RGB to YIQ (FCC 1953): one row of luma, two rows of color. Rotating the two color rows changes only the hue.
 _YIQ = np.array([_LUMA, [0.595716, -0.274453, -0.321263], [0.211456, -0.522591, 0.311135]])
+# A rotation of the color circle on RGB: the first, plus cosine times the second, plus sine times the third.
+_TURN = [
+    np.linalg.inv(_YIQ) @ np.array(turn) @ _YIQ
+    for turn in (
+        [[1, 0, 0], [0, 0, 0], [0, 0, 0]],
+        [[0, 0, 0], [0, 1, 0], [0, 0, 1]],
+        [[0, 0, 0], [0, 0, -1], [0, 1, 0]],
+    )
+]
 # Fractional bits of the coefficients. Integer arithmetic gives the same pixels on all processors.
 _BITS = 12
 
@@ -53,43 +64,61 @@ class ColorJitter:
 
     def draw(self, seed: int, epoch: int, index: np.ndarray) -> list[Change]:
         """Draws the change of each sample of `index` (B,)."""
-        drawn = uniform(derive_key(seed, RngStream.POLICY, epoch), index, 5)
-        ranges = np.array([self.brightness, self.contrast, self.saturation, 2 * math.pi * self.hue])
-        moved = (2 * drawn[:, :4] - 1) * ranges
-        moved[:, :3] += 1
-        grays = drawn[:, 4] < self.gray
-        return [Change(*drawn_one) for drawn_one in zip(*moved.T.tolist(), grays.tolist(), strict=True)]
+        drawn = self._draw(seed, epoch, index)
+        return [Change(b, c, s, a, bool(gray)) for b, c, s, a, gray in drawn.T.tolist()]
+
+    def _draw(self, seed: int, epoch: int, index: np.ndarray) -> np.ndarray:
+        """Draws the values of `Change`: float64 (5, B)."""
+        drawn = uniform(derive_key(seed, RngStream.POLICY, epoch), index, 5).T
+        ranges = np.array([[self.brightness], [self.contrast], [self.saturation], [2 * math.pi * self.hue]])
+        moved = (2 * drawn[:4] - 1) * ranges
+        moved[:3] += 1
+        return np.concatenate([moved, drawn[4:] < self.gray])
 
     def apply(self, image: np.ndarray, calls: Change, fill: tuple[int, ...] | None) -> np.ndarray:
         """Changes uint8 (C, H, W); with one channel only brightness and contrast apply. No pixel needs the `fill`."""
-        mix = _fixed(np.ones((1, 1)) if len(image) == 1 else _color_map(calls))
-        luma = _fixed(np.ones(1) if len(image) == 1 else _LUMA)
-        pixels = image.astype(np.int32)
-        scale = _fixed(calls.contrast * calls.brightness)
-        # The mean gray value, with `_BITS` fractional bits.
-        mean = int((pixels.sum(axis=(1, 2), dtype=np.int64) * luma).sum()) // pixels[0].size
-        offset = mean * int(_fixed((1 - calls.contrast) * calls.brightness)) >> _BITS
-        pixels = ((pixels * scale) + offset) >> (_BITS - 4)  # 4 fractional bits are left
-        out = np.empty_like(pixels)
-        for channel, row in enumerate(mix):
-            out[channel] = sum(int(weight) * plane for weight, plane in zip(row, pixels, strict=True))
-        half = 1 << (_BITS + 3)
-        changed: np.ndarray = np.clip((out + half) >> (_BITS + 4), 0, 255).astype(np.uint8)
+        coefficients = torch.from_numpy(_coefficients(np.array(calls, np.float64)[:, None]))
+        changed: np.ndarray = self.apply_batch(torch.from_numpy(image.copy())[None], coefficients)[0].numpy()
         return changed
 
+    def draw_batch(self, seed: int, epoch: int, index: np.ndarray) -> np.ndarray:
+        """Draws the changes of samples (B,) as the whole numbers that `apply_batch` takes: int64 (B, K)."""
+        return _coefficients(self._draw(seed, epoch, index))
 
-def _color_map(change: Change) -> np.ndarray:
-    """Returns saturation and hue, or gray, as one matrix (3, 3) on RGB."""
-    gray = np.tile(_LUMA, (3, 1))
-    if change.gray:
-        return gray
-    cos, sin = math.cos(change.angle), math.sin(change.angle)
-    turn = np.array([[1, 0, 0], [0, cos, -sin], [0, sin, cos]])
-    saturate = change.saturation * np.eye(3) + (1 - change.saturation) * gray
-    turned: np.ndarray = np.linalg.inv(_YIQ) @ turn @ _YIQ @ saturate
-    return turned
+    def apply_batch(self, images: Tensor, coefficients: Tensor) -> Tensor:
+        """Changes uint8 (B, C, H, W) by whole numbers (B, K) on the same device; equal on all devices."""
+        count, channels, height, width = images.shape
+        scale, pull, mix, luma = coefficients.split((1, 1, 9, 3), dim=1)
+        if channels == 1:
+            mix = luma = torch.full_like(scale, 1 << _BITS)
+        mix = mix.to(torch.int32).reshape(count, channels, channels, 1, 1)
+        # The mean gray value, with `_BITS` fractional bits.
+        sums = images.sum(dim=(2, 3), dtype=torch.int64)
+        mean = (sums * luma).sum(dim=1, keepdim=True) // (height * width)
+        offset = (mean * pull) >> _BITS
+        pixels = images.to(torch.int32)
+        pixels *= scale.to(torch.int32).view(-1, 1, 1, 1)
+        pixels += offset.to(torch.int32).view(-1, 1, 1, 1)
+        pixels >>= _BITS - 4  # 4 fractional bits are left
+        out = torch.mul(mix[:, :, 0], pixels[:, :1], out=torch.empty_like(pixels))
+        for channel in range(1, channels):
+            out.addcmul_(mix[:, :, channel], pixels[:, channel : channel + 1])
+        out += 1 << (_BITS + 3)
+        out >>= _BITS + 4
+        return out.clamp_(0, 255).to(torch.uint8)
 
 
-def _fixed(number: np.ndarray | float) -> np.ndarray:
-    """Rounds to `_BITS` fractional bits, int32."""
-    return np.rint(np.asarray(number) * (1 << _BITS)).astype(np.int32)
+def _coefficients(changes: np.ndarray) -> np.ndarray:
+    """Returns whole numbers of changes float64 (5, B): int64 (B, 14).
+
+    They are the factor, the pull to the mean, the map of colors in rows, and the weights of the gray value.
+    """
+    brightness, contrast, saturation, angle, gray = changes
+    # The last bits of sines differ between processors; they are rounded away below.
+    turn = _TURN[0][..., None] + _TURN[1][..., None] * np.cos(angle) + _TURN[2][..., None] * np.sin(angle)
+    luma = np.broadcast_to(_LUMA[:, None], (3, len(gray)))
+    # Each row of the turn sums to 1: a gray value stays.
+    maps = np.where(gray > 0, luma, saturation * turn + (1 - saturation) * luma)
+    factors = np.stack([contrast * brightness, (1 - contrast) * brightness])
+    numbers = np.concatenate([factors, maps.reshape(9, -1), luma])
+    return np.rint(numbers * (1 << _BITS)).astype(np.int64).T

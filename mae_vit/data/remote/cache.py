@@ -201,6 +201,7 @@ class RemoteShards:
             ReadError: if its source does not have it.
             FetchUnavailable: if it cannot be fetched now.
         """
+        why = "is evicted from the cache at once; raise data.cache_gib"
         for _ in range(_TRIES):
             path = self.path(shard)
             try:
@@ -216,4 +217,5 @@ class RemoteShards:
                 return data
             # It was whole when it was fetched: something has truncated it since.
             path.unlink(missing_ok=True)
-        raise ReadError("the shard is evicted from the cache at once; raise data.cache_gib")
+            why = f"is truncated in the cache each time, {path}; another program or the disk changes files there"
+        raise ReadError(f"the shard {why}")

@@ -17,7 +17,7 @@ from mae_vit.core.user_files import read_text
 from mae_vit.finetuning.config.modes import MODES
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.models.geometry import Geometry, ViTGeometry
-from mae_vit.weights.names import FOREIGN_ORIGIN, is_frozen
+from mae_vit.weights.names import is_frozen
 
 if TYPE_CHECKING:  # slow to import: not for a run from scratch
     from mae_vit.weights.foreign import ForeignWeights
@@ -196,15 +196,9 @@ def read_pretrained(name: str, mode: str) -> Pretrained:
     from mae_vit.weights.foreign import read_foreign
     from mae_vit.weights.read import read_weights
 
-    if not is_frozen(name):
-        return read_weights(name)
-    # Before anything is fetched.
-    if mode in MODES and MODES[mode].trains == "all":
-        raise InputError(
-            f'{name} is {FOREIGN_ORIGIN}, and is not trained here; instead of finetune.mode="{mode}" use knn, '
-            "few_shot, linear_probe or segment_probe (in a comparison, modes of this entry)"
-        )
-    return read_foreign(name)
+    measures = mode in MODES and MODES[mode].trains != "all"
+    # `read_weights` takes weights to train, and refuses third-party ones before anything is fetched.
+    return read_foreign(name) if is_frozen(name) and measures else read_weights(name)
 
 
 def run_name(weights: str) -> str:

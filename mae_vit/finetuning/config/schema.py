@@ -182,8 +182,6 @@ class FinetuneConfig(Config):
         """Checks a network with its own read-out and head, or a third-party encoder with its own pooling."""
         name, mode, weights = self.model.name, self.finetune.mode, self.finetune.start
         if is_frozen(weights):
-            if self.mode.trains == "all":
-                raise ValueError(f'finetune.mode="{mode}" trains, but {weights} is only measured; use knn')
             if self.finetune.pool != FinetuneSection().pool:
                 raise ValueError(
                     f'finetune.pool="{self.finetune.pool}" has no effect, since {weights} pools as timm says; '

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
+from mae_vit.config.plan import Plan
 from mae_vit.core.errors import InputError
 from mae_vit.core.progress import progress
 from mae_vit.data.data_path import describe_place
@@ -25,7 +26,7 @@ from mae_vit.finetuning.frozen.features import Frozen
 from mae_vit.finetuning.models.build import classifier_optimizer_options
 from mae_vit.finetuning.plan_text import describe_test
 from mae_vit.finetuning.results import as_predictions, compare_with_test, network_facts
-from mae_vit.finetuning.setup import Setup
+from mae_vit.finetuning.setup import ProbeSetup, Setup
 from mae_vit.models.encoder_file import to_metadata
 from mae_vit.training.optim import lr_at, make_optimizer
 from mae_vit.weights.names import origin_of
@@ -114,10 +115,9 @@ def best_index(scores: Sequence[float | None]) -> int | None:
     return None if best == -math.inf else known.index(best)
 
 
-def describe_probe(setup: Setup, forward_flops: float) -> str:
+def describe_probe(setup: ProbeSetup, forward_flops: float) -> str:
     """Returns the plan that `--dry-run` prints, one fact per line."""
     config, data, plan = setup.config, setup.data, setup.plan
-    assert plan is not None
     rates = ", ".join(f"{factor * plan.lr:.3g}" for factor in config.finetune.lr_factors)
     choice = (
         f"{len(data.held_out):,} images of the same split"
@@ -143,10 +143,10 @@ def describe_probe(setup: Setup, forward_flops: float) -> str:
     return "\n".join([*lines, *(f"note: {note}" for note in plan.notes)])
 
 
-def score_by_probe(frozen: Frozen) -> tuple[dict[str, Any], Predictions | None, LinearProbe]:
+def score_by_probe(frozen: Frozen, plan: Plan) -> tuple[dict[str, Any], Predictions | None, LinearProbe]:
     """Trains a probe at each rate, chooses by held-out images, and reads the test split once; collective.
 
-    All ranks do the same training, so no rank waits longer than an all-reduce takes.
+    `plan` is for rate factor 1. All ranks do the same training, so no rank waits longer than an all-reduce takes.
 
     Returns:
         Entries of the summary, predictions (None if the test split is not read), and the chosen layer.
@@ -154,16 +154,14 @@ def score_by_probe(frozen: Frozen) -> tuple[dict[str, Any], Predictions | None, 
     Raises:
         InputError: if every rate is too large.
     """
-    setup = frozen.setup
-    data, plan, finetune = setup.data, setup.plan, setup.config.finetune
-    assert plan is not None
+    data, finetune = frozen.setup.data, frozen.setup.config.finetune
 
     def labeled(samples: np.ndarray) -> tuple[Tensor, Tensor]:  # features (n, D), labels int64 (n,)
         return frozen.features(data.plain, samples), frozen.train_labels(samples)
 
     support = labeled(data.train)
     held_out = labeled(data.held_out) if len(data.held_out) else None
-    probes = _train_all(frozen, support)
+    probes = _train_all(frozen, plan, support)
     # Without held-out images there is only one rate; its score only shows whether it is too large.
     scores = [probe_top1(probe, *(held_out or support)) for probe in probes]
     best = best_index(scores)
@@ -205,11 +203,10 @@ def describe_results(summary: dict[str, Any]) -> list[str]:
     return lines + ([f"  reading   {summary['reading']}"] if "reading" in summary else [])
 
 
-def _train_all(frozen: Frozen, support: tuple[Tensor, Tensor]) -> list[LinearProbe]:
+def _train_all(frozen: Frozen, plan: Plan, support: tuple[Tensor, Tensor]) -> list[LinearProbe]:
     """Trains one probe per rate. All start from the same head and see the same images in each step."""
     setup, head, device = frozen.setup, frozen.head, frozen.predictor.device
-    config, plan, factors = setup.config, setup.plan, setup.config.finetune.lr_factors
-    assert plan is not None
+    config, factors = setup.config, setup.config.finetune.lr_factors
     total, batch, warmup = plan.total_steps, plan.effective_batch_size, plan.warmup_steps
     min_lr = config.optim.min_lr
     bar = progress(

@@ -29,7 +29,7 @@ from mae_vit.finetuning.frozen.linear_probe import (
     score_by_probe,
 )
 from mae_vit.finetuning.results import Predictor, run_facts, write_predictions
-from mae_vit.finetuning.setup import Setup
+from mae_vit.finetuning.setup import ProbeSetup, Setup
 from mae_vit.runtime.ranks import barrier, gather_objects, run_on_rank_zero
 from mae_vit.runtime.signals import exit_on_signal
 from mae_vit.runtime.slurm import mark_slurm_progress
@@ -65,14 +65,14 @@ def score(setup: Setup, arguments: Arguments, folder: RunFolder) -> None:
         setup.warn_of_normalization()
         setup.warn_of_seen_labels()
     facts = {**run_facts(config, data), "derived": setup.derived, "labels_seen_by_start": setup.label_overlap}
-    facts |= {"notes": list(setup.plan.notes)} if setup.plan is not None and setup.plan.notes else {}
+    facts |= {"notes": list(setup.notes)} if setup.notes else {}
     facts["scoring_flops"] = count_scoring_flops(setup)
 
     def create() -> None:
         environment = describe_environment(sys.argv, ranks.world_size)
         folder.create(dump_config(config), environment, describe_scoring(setup, precision))
         folder.write_summary("running", facts)
-        if setup.plan is None and (unused := _unused_overrides(setup, arguments)):
+        if setup.config.mode.trains == "nothing" and (unused := _unused_overrides(setup, arguments)):
             print_notes([f"{config.finetune.mode} trains nothing, so these have no effect: {unused}"])
 
     run_on_rank_zero(folder.lock, ranks)
@@ -98,7 +98,7 @@ def score(setup: Setup, arguments: Arguments, folder: RunFolder) -> None:
 def describe_scoring(setup: Setup, precision: Chosen) -> str:
     """Returns the plan of a scoring run."""
     config, data = setup.config, setup.data
-    if setup.plan is not None:
+    if isinstance(setup, ProbeSetup):
         return f"{describe_probe(setup, _forward_flops(setup))}\nprecision   {precision}"
     origin = origin_of(config.finetune.start)
     return (
@@ -183,9 +183,9 @@ def _measure_and_write(
 def _score(frozen: Frozen) -> tuple[dict[str, Any], Predictions | None, bytes | None]:
     """Returns entries of the summary, predictions of test images, and the content of `WEIGHTS`; collective."""
     frozen.encoder.place(frozen.predictor.device)
-    if frozen.setup.plan is None:
+    if not isinstance(frozen.setup, ProbeSetup):
         return *score_in_closed_form(frozen), None
-    scores, guesses, probe = score_by_probe(frozen)
+    scores, guesses, probe = score_by_probe(frozen, frozen.setup.plan)
     return scores, guesses, probe_bytes(probe, frozen.setup)
 
 
@@ -254,5 +254,5 @@ def _describe_outcome(config: FinetuneConfig, summary: dict[str, Any], path: Pat
 def _unused_overrides(setup: Setup, arguments: Arguments) -> str:
     """Lists command-line options without effect in a mode that trains nothing."""
     typed = {override.partition("=")[0] for override in arguments.overrides}
-    unused = unused_options(setup.config, setup.mode)
+    unused = unused_options(setup.config, setup.config.mode)
     return ", ".join(option for option in unused if option.partition("=")[0] in typed)

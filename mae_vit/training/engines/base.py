@@ -50,6 +50,7 @@ class StepOptions:
         compile: apply torch.compile to the objective. This takes a minute; on a CPU it needs a C++ compiler.
         cuda_graphs: launch the kernels of a compiled pass together; only for one rank and micro-batch on the torch
             engine.
+        attention: kernel of attention (`train.attention`).
         activation_checkpointing: recompute each block's activations in the backward pass.
         ema_decay: decay of the moving average of the weights (`mae_vit.training.engines.state`); None for no average.
     """
@@ -63,6 +64,7 @@ class StepOptions:
     zero_keeps_whole_below: int = 100_000
     compile: bool = False
     cuda_graphs: bool = False
+    attention: str = "auto"
     activation_checkpointing: bool = False
     ema_decay: float | None = None
 
@@ -96,7 +98,9 @@ class Engine(ABC):
         self.trainable = {name: p for name, p in self.objective.named_parameters() if p.requires_grad}
         self.average = None if options.ema_decay is None else EMA(self.objective, options.ema_decay)
         self._staging = Staging(device, copies=ranks.rank == 0)
-        choose_attention(objective, device)
+        if options.attention == "triton" and options.precision == "fp32":
+            raise InputError("train.attention=triton needs train.precision=bf16 or fp16")
+        choose_attention(objective, device, options.attention)
         if options.activation_checkpointing:
             recompute_blocks(objective)
         if options.compile:
@@ -105,7 +109,7 @@ class Engine(ABC):
             # In place: the wrapper that `torch.compile` returns changes the names in state dicts.
             # Shapes never change in a run, hence dynamic=False.
             self.objective.compile(dynamic=False, mode=mode)
-        self.module = Autocast(self.objective, device, options.precision)
+        self.module = Autocast(self.objective, device, options.precision, options.attention)
 
     @abstractmethod
     def forward(self, batch: Batch) -> ObjectiveOutput:

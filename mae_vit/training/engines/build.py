@@ -64,6 +64,7 @@ def build_engine(
         zero_stage=config.train.zero_stage,
         compile=compiling.on,
         cuda_graphs=compiling.cuda_graphs,
+        attention=config.train.attention,
         activation_checkpointing=config.train.activation_checkpointing,
         ema_decay=config.train.ema_decay,
     )

@@ -106,10 +106,7 @@ def _why_not(config: Config, device: torch.device) -> str | None:
     if config.train.zero_stage == 3:
         return "off at ZeRO 3, which gathers weights in between"
     if not config.model.one_graph:
-        return (
-            f'off for model.name="{config.model.name}", since only our Vision Transformers are known to compile to '
-            "one graph"
-        )
+        return f'off for model.name="{config.model.name}", which is not known to compile to one graph'
     return missing_for_triton(device)
 
 

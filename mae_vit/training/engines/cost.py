@@ -91,72 +91,69 @@ class Estimate:
         return 4 * ((1 + self.averaged) * self.parameters + self.optimizer_slots * self.trainable)
 
 
-def estimate(
-    build: Callable[[], Task],
-    *,
-    image_shape: tuple[int, int, int],
-    batch_size_per_device: int,
-    activation_checkpointing: bool = False,
-    optimizer_slots: int = 2,
-    averaged: bool = False,
-    dtype: torch.dtype = torch.uint8,
-) -> Estimate:
-    """Measures an objective's costs by building and running it on the meta device.
+@dataclass(frozen=True)
+class MetaStep:
+    """A step of an objective on one micro-batch, on tensors without content.
 
-    `image_shape` is (C, H, W). The raw images, of `dtype`, stay on the device throughout the step. With
-    `activation_checkpointing` each block keeps only its input, and the backward pass recomputes one block at a time.
+    Attributes:
+        build: builds the objective.
+        image_shape: (C, H, W) of the raw images, which stay on the device throughout the step.
+        activation_checkpointing: whether each block keeps only its input, and the backward pass recomputes one block
+            at a time.
+        dtype: type of the raw images.
     """
-    # The counter counts the matrix products of plain attention only.
-    model = _build_on_meta(build, fused_attention=False)
-    images = torch.empty(batch_size_per_device, *image_shape, dtype=dtype, device="meta")
-    activations = _Activations(model, recomputed=activation_checkpointing)
-    activations.keep(images)
-    with FlopCounterMode(display=False) as counter, _Launches() as launches:
-        activations.run(model, images)
-    parameters = list(model.parameters())
-    return Estimate(
-        parameters=sum(p.numel() for p in parameters),
-        encoder_parameters=sum(p.numel() for p in getattr(model, "encoder", model).parameters()),
-        trainable=sum(p.numel() for p in parameters if p.requires_grad),
-        flops_per_image=3 * counter.get_total_flops() / batch_size_per_device,
-        activation_bytes=activations.bytes,
-        optimizer_slots=optimizer_slots,
-        averaged=averaged,
-        launches=launches.count,
-    )
 
+    build: Callable[[], Task]
+    image_shape: tuple[int, int, int]
+    batch_size_per_device: int
+    activation_checkpointing: bool = False
+    dtype: torch.dtype = torch.uint8
 
-def kept_bytes(
-    build: Callable[[], Task],
-    *,
-    image_shape: tuple[int, int, int],
-    batch_size_per_device: int,
-    precision: Precision,
-    fused_attention: bool,
-    activation_checkpointing: bool = False,
-    dtype: torch.dtype = torch.uint8,
-) -> int:
-    """Measures the least bytes that autograd keeps in an eager step, including autocast's copies of weights.
+    def estimate(self, *, optimizer_slots: int = 2, averaged: bool = False) -> Estimate:
+        """Measures the costs by building and running the objective on the meta device."""
+        # The counter counts the matrix products of plain attention only.
+        model = self._model(fused_attention=False)
+        images = self._images(torch.device("meta"))
+        activations = _Activations(model, recomputed=self.activation_checkpointing)
+        activations.keep(images)
+        with FlopCounterMode(display=False) as counter, _Launches() as launches:
+            activations.run(model, images)
+        parameters = list(model.parameters())
+        return Estimate(
+            parameters=sum(p.numel() for p in parameters),
+            encoder_parameters=sum(p.numel() for p in getattr(model, "encoder", model).parameters()),
+            trainable=sum(p.numel() for p in parameters if p.requires_grad),
+            flops_per_image=3 * counter.get_total_flops() / self.batch_size_per_device,
+            activation_bytes=activations.bytes,
+            optimizer_slots=optimizer_slots,
+            averaged=averaged,
+            launches=launches.count,
+        )
 
-    It uses fake CPU tensors: there autocast and fused attention keep the same tensors as on a GPU
-    (queries, keys, values, the result, one sum per row). Other arguments are those of `estimate`.
-    """
-    model = _build_on_meta(build, fused_attention=fused_attention)
-    with FakeTensorMode(), autocast(torch.device("cpu"), precision):
-        # Each module once: joint objectives share the encoder, and a fake parameter may not be replaced twice.
-        for module in model.modules():
-            module._apply(lambda t: torch.empty(t.shape, dtype=t.dtype), recurse=False)
-        activations = _Activations(model, recomputed=activation_checkpointing)
-        activations.run(model, torch.empty(batch_size_per_device, *image_shape, dtype=dtype))
-    return activations.bytes
+    def kept_bytes(self, precision: Precision, *, fused_attention: bool) -> int:
+        """Measures the least bytes that autograd keeps in an eager step, including autocast's copies of weights.
 
+        It uses fake CPU tensors: there autocast and fused attention keep the same tensors as on a GPU
+        (queries, keys, values, the result, one sum per row).
+        """
+        model = self._model(fused_attention=fused_attention)
+        with FakeTensorMode(), autocast(torch.device("cpu"), precision):
+            # Each module once: joint objectives share the encoder, and a fake parameter may not be replaced twice.
+            for module in model.modules():
+                module._apply(lambda t: torch.empty(t.shape, dtype=t.dtype), recurse=False)
+            activations = _Activations(model, recomputed=self.activation_checkpointing)
+            activations.run(model, self._images(torch.device("cpu")))
+        return activations.bytes
 
-def _build_on_meta(build: Callable[[], Task], *, fused_attention: bool) -> Task:
-    with torch.device("meta"):
-        model = build()
-    model.to("meta")  # tables that NumPy computed are still on the CPU
-    set_fused_attention(model, fused_attention)
-    return model
+    def _model(self, *, fused_attention: bool) -> Task:
+        with torch.device("meta"):
+            model = self.build()
+        model.to("meta")  # tables that NumPy computed are still on the CPU
+        set_fused_attention(model, fused_attention)
+        return model
+
+    def _images(self, device: torch.device) -> torch.Tensor:
+        return torch.empty(self.batch_size_per_device, *self.image_shape, dtype=self.dtype, device=device)
 
 
 class _Launches(TorchDispatchMode):

@@ -70,7 +70,7 @@ class DeepSpeedEngine(Engine):
             _free(self._replica)
         super().__init__(objective, options, ranks, device)
         if self._replica is not None:
-            choose_attention(self._replica.to(device), device)
+            choose_attention(self._replica.to(device), device, options.attention)
         self._optimizer = make_optimizer(self.objective, options.optimizer)
         trainable = sum(p.numel() for p in self.trainable.values())
         self._engine, self._wrapped, _, _ = deepspeed.initialize(

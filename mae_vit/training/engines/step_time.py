@@ -36,8 +36,7 @@ class StepTime(NamedTuple):
 
     Attributes:
         least_s: lower bound: processor time of the fastest try / `_SLACK`, for an idle machine.
-        most_s: upper bound: wall time of the slowest try x `_SLACK`. Both are one estimate for an idle machine if this
-            one is busy.
+        most_s: upper bound: wall time of the slowest try x `_SLACK`; if the machine is busy, the time while it is.
         images: images of a try: a micro-batch or fewer.
         load: processes that want a core, if the machine is busy; None if it is not.
     """
@@ -106,7 +105,9 @@ def time_steps(
         tries.append(plan.accumulation * micro_batch + updating / each)
     passed, had = np.transpose(tries)
     if load:
-        return StepTime(float(had.min()), float(had.min()), len(tries), images, load)
+        # Wall times of some seconds vary tenfold here; the load is a minute's. Its processes and ours share the cores.
+        shared = max(1.0, (load + threads) / (os.cpu_count() or 1))
+        return StepTime(float(had.min()) / _SLACK, float(had.min()) * shared, len(tries), images, load)
     return StepTime(float(had.min()) / _SLACK, _SLACK * float(passed.max()), len(tries), images)
 
 

@@ -24,13 +24,12 @@ from sklearn.datasets import load_sample_images
 import mae_vit
 from mae_vit.cli.main import main
 from mae_vit.config.load import read_run_config
-from mae_vit.finetuning import setup as finetune_setup
 from mae_vit.finetuning.command import main as finetune
 from mae_vit.inspection.images import draw_samples
 from mae_vit.inspection.inspect import open_subject
 from mae_vit.inspection.views import band_views
-from mae_vit.pretraining import setup
 from mae_vit.pretraining.command import main as pretrain
+from mae_vit.training.engines.cost import MetaStep
 
 sys.path.insert(0, str(ROOT / "docs" / "tools"))
 import mix_bands
@@ -124,16 +123,12 @@ def test_pictures_have_the_range_and_the_scale_of_each_band(trained, tiles):
 
 def test_the_plan_counts_the_bands_of_the_data(tiles, trained, monkeypatch):
     """Trials of the doctor take such images, and the plan holds 13 values of 2 bytes a pixel."""
-    asked = []
-    for module in (setup, finetune_setup):
-        whole = module.estimate
-        monkeypatch.setattr(
-            module, "estimate", lambda *a, whole=whole, **k: asked.append(k) or whole(*a, **k)
-        )
+    asked, whole = [], MetaStep.estimate
+    monkeypatch.setattr(MetaStep, "estimate", lambda step, **k: asked.append(step) or whole(step, **k))
     place = f"data.path={tiles[0] / 'data'}"
     assert pretrain(["--config", CONFIG, place, *SMALL, "--dry-run"]) == 0
     assert finetune(["--ckpt", str(trained), place, "finetune.pool=mean", *FEW, "--dry-run"]) == 0
-    assert {(one["image_shape"][0], one["dtype"]) for one in asked} == {(13, torch.uint16)}
+    assert {(step.image_shape[0], step.dtype) for step in asked} == {(13, torch.uint16)}
     assert len(asked) >= 2
 
 

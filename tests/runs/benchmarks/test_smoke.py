@@ -9,9 +9,11 @@ from importlib import import_module
 import pytest
 import torch
 from helpers.commands import ROOT
+from helpers.comparison import read_rows, write_config
 
 from benchmarks import end_to_end, engine, loader, objectives, profile_step, scale, step
 from benchmarks.gpu.__main__ import main as gpu
+from benchmarks.gpu.parts import views
 from benchmarks.gpu.parts.feed import make_images
 from benchmarks.gpu.parts.sizes import TINY
 from benchmarks.loading import bands
@@ -117,6 +119,19 @@ def test_gpu_parts(part, tmp_path):
     assert {name for values in measured.values() for name in values} <= known
 
 
+def test_gpu_views(tmp_path):
+    """Both places are measured, and give the same bits."""
+    figures = {
+        key: take for group in views.groups(tiny=True, scratch=tmp_path) for key, take in group.items()
+    }
+    equal = {way: figures[f"{way}: equal"]()["met"] for way in views.WAYS}
+    assert all(equal.values()), equal
+    way = "random_resized and color"
+    device, host = (figures[f"{way}, {place}, 8"]() for place in views.PLACES)
+    assert device.keys() == host.keys()
+    assert device["images_per_s"] > 0
+
+
 def test_gpu_command(tmp_path):
     words = ["parity", "--out", str(tmp_path), "--tiny", "--commit", "c0ffee"]
     assert gpu([*words, "--only", "masks"]) == 0
@@ -124,3 +139,16 @@ def test_gpu_command(tmp_path):
     assert [line["key"] for line in lines] == ["environment", "masks"]
     assert all((line["part"], line["tiny"], line["commit"]) == ("parity", True, "c0ffee") for line in lines)
     assert [gpu([*words, "--limit", "0"]), gpu([*words, "--only", "XL"])] == [75, 2]
+
+
+@pytest.mark.slow
+def test_a_quarter_hour(digits, tmp_path, capsys):
+    """Call by call; equal-compute runs begin at once, and have the length that finished runs would give them."""
+    words = ["quarter-hour", str(write_config(tmp_path, digits, steps=2)), f"run.dir={tmp_path / 'out'}"]
+    assert gpu([*words, "--limit", "0"]) == 75
+    assert gpu([*words, "--limit", "600"]) == 0
+    said = capsys.readouterr().out
+    order = [said.index(f"{word} {run}") for word, run in (("begins", "as long"), ("ends  ", "ViT from MAE"))]
+    assert order == sorted(order)
+    assert {line["entry"] for line in read_rows(tmp_path / "out")} >= {"ViT from MAE", "as long as MAE"}
+    assert gpu(["quarter-hour", "none", "--limit", "0"]) == 2

@@ -5,13 +5,14 @@ import re
 import shutil
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from helpers.comparison import config_of, plan_of, rows_of
 
-from mae_vit.finetuning.comparison.plan import ComparisonPlan
-from mae_vit.finetuning.comparison.report.charts import palette_for
-from mae_vit.finetuning.comparison.report.page import Report, first_chart, reading
-from mae_vit.finetuning.comparison.report.summary import answer, collect_notes, table_lines
+from mae_vit.comparison.plan import ComparisonPlan
+from mae_vit.comparison.report.charts import palette_for
+from mae_vit.comparison.report.page import Report, first_chart, reading
+from mae_vit.comparison.report.summary import answer, collect_notes, table_lines
 from mae_vit.weights.names import FOREIGN_ORIGIN
 
 
@@ -100,6 +101,40 @@ def test_the_first_screen_is_the_sentence_and_a_chart(tmp_path, sizes):
     assert "<b>" not in page
     assert ("Accuracy on" if len(sizes) == 1 else "range between") in begin
     assert "scr &lt;b&gt;$a$" in begin[begin.index("<svg") :]
+
+
+@pytest.mark.parametrize("sizes", [[200], [200, 1000]])
+def test_the_chart_fits_the_values_and_names_chance(tmp_path, sizes):
+    """Ten classes of test images, one of them with a fifth of all."""
+    truth = np.minimum(np.arange(1000) // 100, 8)
+    rows = [
+        replace(row, truth=truth, predicted=np.where(row.predicted == 1, truth, truth + 1))
+        for labels in sizes
+        for name, start, share in (("scratch", None, 0.21), ("MAE", "MAE", 0.3))
+        for row in rows_of(name, [share] * 2, start=start, labels=labels)
+    ]
+    config = config_of(rows)
+    page = Report(ComparisonPlan(config, tmp_path, tmp_path / "out"), rows, []).to_html()
+    begin = page[: page.index("<table>")]
+    assert "chance: 20.0 %" in begin
+    assert "always naming their most frequent class" in begin
+    ticks = [int(tick) for tick in re.findall(r">(\d+)</text>", begin)]
+    assert 25 <= max(ticks) <= 30
+
+
+def test_the_first_numbers_of_the_page_are_the_results(tmp_path):
+    rows = [*rows_of("scratch", [0.3] * 2), *rows_of("scratch", [0.4] * 2, labels=1000)]
+    config = config_of(rows)
+    report = Report(ComparisonPlan(config, tmp_path, tmp_path / "out"), rows, [])
+    table = report.to_html().partition("<tbody>")
+    assert re.findall("<th>(.*?)</th>", table[0])[:2] == ["entry", "test %"]
+    named = re.findall("<tr.*?><td>(.*?)</td><td>(.*?)</td>", table[2])[:2]
+    assert named == [
+        ("scratch, 200 labels / class", "30.0 ± 0.0"),
+        ("scratch, 1000 labels / class", "40.0 ± 0.0"),
+    ]
+    # For programs, these are columns.
+    assert "| entry | labels / class | test % |" in report.to_markdown()
 
 
 def test_a_third_party_encoder_is_marked_wherever_it_is_named(tmp_path):

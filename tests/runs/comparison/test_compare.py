@@ -7,9 +7,9 @@ import pytest
 from helpers.commands import run
 from helpers.comparison import compare_command, read_rows, read_scores, write_config
 
+from mae_vit.comparison.command import main
+from mae_vit.comparison.report.significance import gap_between
 from mae_vit.config.typed_yaml import parse_yaml
-from mae_vit.finetuning.comparison.command import main
-from mae_vit.finetuning.comparison.report.significance import gap_between
 
 
 @pytest.fixture(scope="module")

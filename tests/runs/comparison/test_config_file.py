@@ -8,13 +8,13 @@ from helpers.commands import ROOT, one_line
 from helpers.comparison import compare_command, write_config
 from helpers.encoders import vit_info
 
+from mae_vit.comparison.command import main
+from mae_vit.comparison.config import CompareConfig, EntrySection
+from mae_vit.comparison.plan import ComparisonPlan, settings_with_start
 from mae_vit.config.load import load_config
 from mae_vit.config.presets import find_config
 from mae_vit.config.typed_yaml import parse_yaml
 from mae_vit.core.errors import InputError
-from mae_vit.finetuning.comparison.command import main
-from mae_vit.finetuning.comparison.config import CompareConfig, EntrySection
-from mae_vit.finetuning.comparison.plan import ComparisonPlan, settings_with_start
 from mae_vit.finetuning.config.pretrained import WeightsOverrides
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.models.encoder_file import encoder_bytes

@@ -15,8 +15,8 @@ import pytest
 from helpers.commands import ROOT, run
 from helpers.comparison import compare_command, read_rows, write_config
 
+from mae_vit.comparison.command import main
 from mae_vit.config.typed_yaml import parse_yaml
-from mae_vit.finetuning.comparison.command import main
 from mae_vit.pretraining.command import main as pretrain
 
 

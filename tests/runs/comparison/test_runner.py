@@ -19,13 +19,13 @@ import torch
 from helpers.commands import ROOT
 from helpers.comparison import spec
 
+from mae_vit.comparison import main
+from mae_vit.comparison.config import CompareConfig
+from mae_vit.comparison.foresee import Times, estimate_times
+from mae_vit.comparison.runner import PRELOADED, Bar, Runner, count_slots, own_gpus
+from mae_vit.comparison.spec import RunSpec
 from mae_vit.config.load import load_config
 from mae_vit.config.presets import find_config
-from mae_vit.finetuning.comparison import main
-from mae_vit.finetuning.comparison.config import CompareConfig
-from mae_vit.finetuning.comparison.foresee import Times, estimate_times
-from mae_vit.finetuning.comparison.runner import PRELOADED, Bar, Runner, count_slots, own_gpus
-from mae_vit.finetuning.comparison.spec import RunSpec
 from mae_vit.training.engines.precision import Chosen
 
 # Notes when it begins and ends; ends as its config says.
@@ -106,6 +106,19 @@ def test_the_time_of_all_runs_is_that_of_what_waits_for_what(tmp_path, slots, ex
     last = spec("last", tmp_path, pretraining=tuned)
     seconds = {pretrain: 10.0, tuned: 2.0, spec("scratch", tmp_path): 3.0, last: 1.0}
     assert Times(seconds).until_all_end(slots) == expected
+
+
+@pytest.mark.parametrize(
+    ("load", "expected"),
+    [
+        (None, "about 0:01:00, without start-up"),
+        (4.24, "about 0:01:00, between a quiet machine and one as busy as now (load 4.2); without start-up"),
+    ],
+)
+def test_the_time_on_a_busy_machine_says_what_it_lies_between(tmp_path, load, expected):
+    run = spec("scratch", tmp_path)
+    plan = SimpleNamespace(runs=[run])
+    assert main._describe_sum(plan, Times({run: 60.0}, load), slots=1).startswith(expected)
 
 
 def test_a_run_takes_as_long_as_those_of_its_mode_and_labels(tmp_path):
@@ -192,8 +205,13 @@ def test_runs_side_by_side_see_one_slice_each(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     script = script_in(tmp_path, text)
     runs = [spec(name, tmp_path, script) for name in "xy"]
-    assert run_all(runs, slots=count_slots("auto")).failed == {}
+    run_all(runs, slots=count_slots("auto"))
     assert [run.log.read_text().splitlines()[0] for run in runs] == ["MIG-a1", "MIG-b2"]
+
+
+def test_a_run_that_ends_without_its_results_has_failed(tmp_path):
+    runner = run_all([spec("it", tmp_path, script_in(tmp_path, "print('nothing')"))], 1)
+    assert runner.failed["it"].startswith("exit 0: ")
 
 
 @pytest.mark.parametrize(("code", "failed"), [(130, False), (75, False), (1, True)])
@@ -224,10 +242,10 @@ time.sleep(500)
 
 _GROUP = """
 import pathlib, sys
-from mae_vit.finetuning.comparison.main import _stopping
-from mae_vit.finetuning.comparison.runner import Bar
-from mae_vit.finetuning.comparison.runner import Runner
-from mae_vit.finetuning.comparison.spec import RunSpec
+from mae_vit.comparison.main import _stopping
+from mae_vit.comparison.runner import Bar
+from mae_vit.comparison.runner import Runner
+from mae_vit.comparison.spec import RunSpec
 folder, runner = pathlib.Path(sys.argv[1]), Runner(1)
 run = RunSpec("long", (str(folder / "script.py"),), folder / "config.yaml", {}, folder / "long", "long")
 with _stopping(runner):

@@ -13,10 +13,10 @@ from helpers.weights.foreign import write_backbone
 from PIL import Image
 from scipy import stats
 
+from mae_vit.comparison.command import main
+from mae_vit.comparison.report.rows import pack_predictions
+from mae_vit.comparison.report.significance import gap_between
 from mae_vit.evaluation.segmentation import Overlaps, count_overlaps
-from mae_vit.finetuning.comparison.command import main
-from mae_vit.finetuning.comparison.report.rows import pack_predictions
-from mae_vit.finetuning.comparison.report.significance import gap_between
 from mae_vit.weights.names import FOREIGN_ORIGIN
 
 K, IMAGES = 3, 60

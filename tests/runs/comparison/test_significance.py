@@ -7,8 +7,8 @@ import pytest
 from helpers.comparison import gap_of, row
 from scipy import stats
 
-from mae_vit.finetuning.comparison.report.rows import choose_subset
-from mae_vit.finetuning.comparison.report.significance import mcnemar
+from mae_vit.comparison.report.rows import choose_subset
+from mae_vit.comparison.report.significance import mcnemar
 
 
 def test_mcnemar_by_hand():

@@ -8,16 +8,17 @@ import pytest
 from helpers.comparison import plan_of
 from helpers.images import encoded, picture, write_files
 
-from mae_vit.core.errors import InputError
-from mae_vit.finetuning.comparison.config import CompareArguments
-from mae_vit.finetuning.comparison.main import compare
-from mae_vit.finetuning.comparison.plan import ComparisonPlan, Inputs
-from mae_vit.finetuning.comparison.protocol import (
+from mae_vit.comparison.config import CompareArguments
+from mae_vit.comparison.inputs import Inputs
+from mae_vit.comparison.main import compare
+from mae_vit.comparison.plan import ComparisonPlan
+from mae_vit.comparison.protocol import (
     describe_changes,
     keep_protocol,
     read_protocol,
     recorded_inputs,
 )
+from mae_vit.core.errors import InputError
 from mae_vit.training.outputs.run_folder import RUN_ID, RunFolder
 
 TUNE = [{"optim.lr": 1e-3}, {"optim.lr": 2e-3}]
@@ -131,7 +132,7 @@ def test_inputs_that_are_gone_are_those_that_were_recorded(made):
     for name in ("data", "given"):
         shutil.rmtree(made / name)
     (made / "x.yaml").unlink()
-    assert ids_of(plan_in(made, plan.inputs.digests)) == before
+    assert ids_of(plan_in(made, plan.digests)) == before
     assert ids_of(plan_in(made)) != before
 
 
@@ -151,13 +152,19 @@ def test_changes_after_test_results_are_reported(made):
     assert change.endswith(", 1 run): test_subset.")
     rewrite(made / "given" / "encoder.safetensors")
     assert describe_changes(keep(test_subset=30))[-1].endswith(f": weights {made / 'given'}.")
+    change_split(made, "train")
+    images = f": data.path: {made / 'data'} has other images in train."
+    assert [change.endswith(images) for change in describe_changes(keep(test_subset=30))][-2:] == [
+        True,
+        False,
+    ]
     # The run that was tested is none of the plan any more.
     *_, change, earlier = describe_changes(keep(test_subset=30, set={"train.epochs": 7}))
     assert change.endswith(": set.train.epochs.")
     assert earlier.endswith("(scratch).")
     assert "earlier settings" in earlier
     protocol = read_protocol(made / "out")
-    assert len(protocol["plans"]) == 5
+    assert len(protocol["plans"]) == 6
     assert recorded_inputs(protocol)[f"weights {made / 'given'}"]
 
 
@@ -243,7 +250,8 @@ def test_data_that_are_prepared_are_looked_for_in_the_runs_own_cache(tmp_path, m
     write_files(tmp_path / "photos", {f"a/{n}.jpg": encoded(picture(n)) for n in range(6)})
     (tmp_path / "x.yaml").write_text("run: {seed: 0}")
     settings = {"data.path": str(tmp_path / "photos"), "data.cache_dir": str(tmp_path / "cache")}
-    train, _ = Inputs({}).identity(tmp_path / "x.yaml", settings, tested=True)["data"]
+    identity, _ = Inputs({}).identity(tmp_path / "x.yaml", settings, None, tested=True)
+    train, _ = identity["data"]
     assert train
     assert (tmp_path / "cache").is_dir()
     assert not (tmp_path / "user").exists()
@@ -255,12 +263,11 @@ def test_a_folder_of_the_old_layout_is_refused(tmp_path):
         read_protocol(tmp_path)
 
 
-def test_a_run_that_was_finished_outside_of_the_comparison_is_trained(made):
+def test_a_run_that_was_finished_outside_of_the_comparison_is_done(made):
     outside = made / "outside"
     plan = plan_in(made, pretrain={"MAE": {"config": "y.yaml", "dir": str(outside)}})
     run = plan.pretraining["MAE"]
     outside.mkdir()
     for status, trained in (("interrupted", False), ("done", True)):
         (outside / "summary.json").write_text(json.dumps({"status": status}))
-        assert run.is_trained() is trained
-        assert not run.is_done()
+        assert run.is_done() is trained

@@ -11,15 +11,15 @@ from helpers.commands import ROOT
 from helpers.images import encoded, picture, write_files
 
 from mae_vit.cli.main import main
+from mae_vit.comparison.config import CompareConfig
 from mae_vit.config.load import load_config
 from mae_vit.config.presets import find_preset
 from mae_vit.data.shards.dataset_json import read_dataset
-from mae_vit.finetuning.comparison.config import CompareConfig
 from mae_vit.finetuning.config.pretrained import WeightsOverrides
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.pretraining import recommend
-from mae_vit.pretraining.recommend import MEASUREMENTS, Images, choose_preset, describe_gain
+from mae_vit.pretraining.recommend import MEASUREMENTS, Images, choose_preset, describe_gain, warn_of_few
 
 SCRATCH = {"study_length_tiny_imagenet": "from scratch", "study_length": "from scratch"}
 ROWS = {
@@ -49,7 +49,7 @@ def seen(colored):
     def describe(side: int, train: int = 5_000, labeled: int = 1_500, channels: int = 3) -> Images:
         info = dataset.splits["train"].model_copy(update={"height": (side, side), "width": (side, side)})
         changed = dataset.model_copy(update={"splits": {"train": info}, "channels": channels})
-        return Images("photos", True, colored, changed, train, labeled, 10, 0)
+        return Images("photos", True, colored, changed, train, labeled, 10, 0, 0)
 
     return describe
 
@@ -79,6 +79,45 @@ def test_the_gain_is_of_the_nearest_measurement(seen):
     assert describe_gain(seen(64, 90_000, labeled=90_000), 6_000).startswith("not known; with so many")
 
 
+@pytest.mark.parametrize(
+    ("labeled", "tested", "classes", "share", "expected"),
+    [
+        (
+            1_350, 150, 50, "1/10",
+            "150 test images for 50 classes: accuracy is uncertain by ± 8 points (--holdout 1/3: ± 4)",
+        ),
+        (1_350, 150, 2, None, "150 test images for 2 classes: accuracy is uncertain by ± 8 points"),
+        # Uncertain by 4 points, but of few images of each class.
+        (
+            5_000, 600, 100, "1/10",
+            "600 test images for 100 classes: accuracy is uncertain by ± 4 points (--holdout 1/5: ± 3)",
+        ),
+        (20, 10, 2, "1/3", "10 test images for 2 classes: accuracy is uncertain by ± 31 points"),
+        (5_000, 500, 50, "1/10", ""),
+        (0, 0, 0, None, ""),
+    ],
+)  # fmt: skip
+def test_few_test_images_are_told_with_their_uncertainty(seen, labeled, tested, classes, share, expected):
+    images = seen(64)
+    splits = dict(images.dataset.splits)
+    processing = splits["train"].processing.model_copy(update={"holdout": share})
+    splits["val"] = splits["train"].model_copy(update={"processing": processing})
+    dataset = images.dataset.model_copy(update={"splits": splits})
+    images = replace(
+        images, dataset=dataset, labeled=labeled, held_out=tested, tested=tested, classes=classes
+    )
+    assert warn_of_few(images) == expected
+    assert len(f"warning  {expected}") <= 100
+
+
+def test_images_that_are_not_prepared_are_held_out_as_few_classes_need(seen):
+    for labeled, share in ((20_000, "1/10"), (3_000, "1/5"), (1_500, "1/3"), (0, "1/10")):
+        images = replace(seen(64), prepared=False, labeled=labeled, classes=50)
+        assert images.share == share
+        command, *_ = recommend._commands(images, recommend.PHOTOS_64, [])
+        assert f"--holdout {share}" in command
+
+
 def test_a_micro_batch_is_halved_until_it_fits(colored):
     config = load_config(PretrainConfig, find_preset("mae_photos_64"), [f"data.path={colored}"])
     setup = recommend.set_up(config, recommend.ALONE)
@@ -102,7 +141,8 @@ def test_what_is_printed_can_be_typed(colored, tmp_path, capsys, monkeypatch, pr
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= 15
     names = [line.split()[0] for line in lines if not line.startswith(" ")]
-    assert names == ["data", "machine", "preset", "time", "gain", "commands"]
+    few = not prepared
+    assert names == ["data", "machine", "preset", "time", "gain", *["warning"] * few, "commands"]
     commands = [shlex.split(line) for line in lines[lines.index("commands") + 1 :]]
     # At 32 px there is no comparison for own photographs.
     jobs = ["prepare", "pretrain", "finetune", "compare"]

@@ -12,7 +12,7 @@ import fsspec
 import pytest
 from helpers.commands import ROOT, SMALL_MAE, run
 
-from mae_vit.finetuning.comparison.command import main as compare
+from mae_vit.comparison.command import main as compare
 from mae_vit.pretraining.command import main as pretrain
 from mae_vit.runtime.ranks import free_port
 from mae_vit.training.checkpoints.checkpoint import verify_checkpoint

@@ -8,11 +8,11 @@ import pytest
 from helpers.commands import ROOT
 
 from mae_vit.cli.main import EXAMPLES, main
+from mae_vit.comparison.config import CompareConfig
 from mae_vit.config.command_line import parse_arguments
 from mae_vit.config.load import load_config
 from mae_vit.config.presets import find_config, preset_paths
 from mae_vit.core.errors import InputError
-from mae_vit.finetuning.comparison.config import CompareConfig
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.objectives.pretrain_config import PretrainConfig
 

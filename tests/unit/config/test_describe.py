@@ -3,10 +3,10 @@
 import pytest
 
 from mae_vit.cli.main import main
+from mae_vit.comparison.config import CompareConfig
 from mae_vit.config import describe
 from mae_vit.config.describe import explain_key
 from mae_vit.config.keys import key_paths
-from mae_vit.finetuning.comparison.config import CompareConfig
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.objectives.pretrain_config import PretrainConfig
 

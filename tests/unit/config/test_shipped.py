@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 from helpers.commands import ROOT
 
+from mae_vit.comparison.config import CompareConfig
+from mae_vit.comparison.main import check
+from mae_vit.comparison.plan import ComparisonPlan
 from mae_vit.config.load import dump_config, load_config
 from mae_vit.config.plan import make_plan
 from mae_vit.core.errors import InputError
-from mae_vit.finetuning.comparison.config import CompareConfig
-from mae_vit.finetuning.comparison.main import check
-from mae_vit.finetuning.comparison.plan import ComparisonPlan
 from mae_vit.finetuning.config.pretrained import WeightsOverrides
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.objectives.pretrain_config import PretrainConfig

@@ -3,10 +3,10 @@
 import pytest
 from helpers.commands import ROOT
 
+from mae_vit.comparison.config import CompareConfig, override_words
 from mae_vit.config.load import ConfigValues, load_config
 from mae_vit.config.typed_yaml import parse_value, parse_yaml, write_value
 from mae_vit.core.errors import InputError
-from mae_vit.finetuning.comparison.config import CompareConfig, override_words
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.objectives.pretrain_config import PretrainConfig
 

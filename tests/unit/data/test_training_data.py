@@ -48,16 +48,21 @@ def opened(digits, monkeypatch):
     ("cores", "device", "source", "line"),
     [
         (12, "cuda", "tar", "12, 10 workers for each of 16 ranks"),
-        (12, "cuda", "memory", "12, 4 workers for each of 16 ranks"),
+        (12, "cuda", "memory", "12, 0 workers for each of 16 ranks"),
+        (12, "full cuda", "memory", "12, 4 workers for each of 16 ranks"),
         (12, "cpu", "memory", "12, 0 workers for each of 16 ranks"),
         (2, "cpu", "tar", "2, 1 worker for each of 16 ranks"),
     ],
 )
-def test_the_plan_names_cores_and_workers(opened, cores, device, source, line):
+def test_the_plan_names_cores_and_workers(opened, cores, device, source, line, monkeypatch):
+    free = 2**20 if device == "full cuda" else 2**30  # the digits take 96 KB
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 2**31))
+    device = device.removeprefix("full ")
     assert opened(cores, device, source).describe_cores(RANKS) == line
 
 
-def test_a_gpu_that_waits_for_its_images_is_warned_of(opened, said):
+def test_a_gpu_that_waits_for_its_images_is_warned_of(opened, said, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**20, 2**31))
     (warning,) = opened(1, "cuda", "tar").core_warnings()
     said(warning)
     assert "3 cores" in opened(3, "cuda", "tar", samples=torch.arange(200).numpy()).core_warnings()[0]

@@ -12,7 +12,7 @@ from mae_vit.models.masking import patch_noise, random_masking
 from mae_vit.models.patches import patchify
 from mae_vit.objectives.mae import MAE
 from mae_vit.objectives.reconstruction import local_average
-from mae_vit.training.engines.cost import estimate
+from mae_vit.training.engines.cost import MetaStep
 
 
 def test_loss_ignores_targets_of_visible_patches():
@@ -122,7 +122,7 @@ def test_partial_decoding_saves_what_it_should():
         def objective() -> MAE:
             return build("mae", "tiny", decoder_depth=8, **changes)
 
-        return estimate(objective, image_shape=(3, 16, 16), batch_size_per_device=2).flops_per_image
+        return MetaStep(objective, (3, 16, 16), 2).estimate().flops_per_image
 
     # 1 + 4 visible + 6 of 12 masked tokens rather than 17, in all of 8 blocks but a part of the last.
     assert 0.55 < flops(decode_ratio=0.5) / flops() < 0.75

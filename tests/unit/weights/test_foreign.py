@@ -185,6 +185,18 @@ def test_what_does_not_fit_is_one_line(smallest, tmp_path):
         mae_vit.load_encoder(f"frozen:timm:{SMALLEST}@{smallest}", img_size=150)
 
 
+def test_a_size_is_only_to_be_left_out_if_one_was_given(smallest):
+    """Here the file's own config has a size that the network does not take."""
+    config = {"input_size": [3, 96, 96], "fixed_input_size": False}
+    facts = {"architecture": SMALLEST, "pretrained_cfg": config, "model_args": {"dynamic_img_size": False}}
+    (smallest.parent / "config.json").write_text(json.dumps(facts))
+    with pytest.raises(InputError, match="96x96 px") as caught:
+        mae_vit.load_encoder(f"frozen:{smallest}")
+    assert "img_size" not in str(caught.value)
+    with pytest.raises(InputError, match=r"112x112 px.*leave img_size out"):
+        mae_vit.load_encoder(f"frozen:{smallest}", img_size=112)
+
+
 def test_nothing_trains_it(smallest):
     with pytest.raises(InputError, match="mae-vit embed"):
         read_weights(f"frozen:timm:{SMALLEST}@{smallest}")

@@ -72,8 +72,8 @@ def test_draws_are_in_their_ranges_and_by_key():
 def test_a_batch_is_changed_as_its_images_are():
     images = np.stack([smooth(3)[0]] * 6)
     augment = Augment(img_size=images.shape[2:], policy=ColorJitter())
-    view = augment.draw(5, 0, np.arange(6))
-    views = augment.apply_batch(images, view)
+    views = augment.apply_batch(images, augment.draw(5, 0, np.arange(6)))
     assert len({view.tobytes() for view in views}) == 6
-    for image, call, seen in zip(images, view.calls, views, strict=True):
+    calls = augment.policy.draw(5, 0, np.arange(6))
+    for image, call, seen in zip(images, calls, views, strict=True):
         np.testing.assert_array_equal(augment.policy.apply(image, call, None), seen)

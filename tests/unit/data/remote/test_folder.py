@@ -3,6 +3,7 @@
 import hashlib
 import importlib.util
 import json
+import os
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from mae_vit.data.data_path import resolve_data_path
 from mae_vit.data.index import open_index
 from mae_vit.data.order.order import GlobalOrder
 from mae_vit.data.prepare.in_place import index_in_place
-from mae_vit.data.remote.cache import RemoteFile
+from mae_vit.data.remote.cache import Cache, RemoteFile
 from mae_vit.data.remote.download import FetchRefused
 from mae_vit.data.shards.shard_files import ReadError
 
@@ -41,6 +42,19 @@ def test_a_shard_that_is_gone_is_damage(source, server, tmp_path):
         with pytest.raises(ReadError, match="no such file"):
             index.read(sample)
     assert len(server.starts_of(name)) == 1
+
+
+def test_a_shard_that_something_truncates_each_time_is_named(source, server, tmp_path, monkeypatch):
+    index, fetch = open_located(resolve_data_path(server.url, cache_dir=str(tmp_path / "cache"))), Cache.fetch
+
+    def truncated(self, file):
+        path = fetch(self, file)
+        os.truncate(path, 100)
+        return path
+
+    monkeypatch.setattr(Cache, "fetch", truncated)
+    with pytest.raises(ReadError, match="truncated in the cache"):
+        index.read(0)
 
 
 @pytest.mark.parametrize(

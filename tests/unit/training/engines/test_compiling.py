@@ -120,12 +120,14 @@ def test_a_run_that_resumes_takes_the_way_that_it_began(gpu):
 
 
 def test_networks_that_are_not_ours_are_not_compiled_unasked(gpu, said):
-    name, options = find_config("simple_cnn_cifar"), ["model.name=timm:resnet18", "train.epochs=1000"]
-    config = load_config(FinetuneConfig, name, options)
-    plan = make_plan(config, num_samples=1_281_167, world_size=1)
-    chosen = choose_compiling(config, plan, CUDA, B16)
-    assert not chosen.on
-    said(chosen)
+    chosen = []
+    for network in ("timm:resnet18", "SmallResNet"):
+        options = [f"model.name={network}", "train.epochs=1000"]
+        config = load_config(FinetuneConfig, find_config("simple_cnn_cifar"), options)
+        plan = make_plan(config, num_samples=1_281_167, world_size=1)
+        chosen.append(choose_compiling(config, plan, CUDA, B16))
+    assert [choice.on for choice in chosen] == [False, True]
+    said(chosen[0])
 
 
 def test_a_machine_that_cannot_compile(monkeypatch, tmp_path, said):

@@ -15,23 +15,17 @@ from mae_vit.objectives import OBJECTIVES
 from mae_vit.pretraining import doctor
 from mae_vit.runtime.ranks import ALONE
 from mae_vit.training.engines.base import recompute_blocks
-from mae_vit.training.engines.cost import Estimate, estimate, kept_bytes, peak_flops
+from mae_vit.training.engines.cost import Estimate, MetaStep, peak_flops
 from mae_vit.training.engines.precision import autocast
 
 
 def kept_of(size: int, precision: str, name: str = "mae", *, fused: bool, recomputed: bool = False) -> int:
-    return kept_bytes(
-        lambda: build_objective(name),
-        image_shape=(3, 16, 16),
-        batch_size_per_device=size,
-        precision=precision,
-        fused_attention=fused,
-        activation_checkpointing=recomputed,
-    )
+    step = MetaStep(lambda: build_objective(name), (3, 16, 16), size, recomputed)
+    return step.kept_bytes(precision, fused_attention=fused)
 
 
 def costs_of(build=build_objective, size: int = 16, **options) -> Estimate:
-    return estimate(build, image_shape=(3, 16, 16), batch_size_per_device=size, **options)
+    return MetaStep(build, (3, 16, 16), size, **options).estimate()
 
 
 def gradients_of(
@@ -152,7 +146,7 @@ def test_zero_shares_what_it_can():
     assert gib[3] == pytest.approx(by_hand / 2**30)
     # Of a small model ZeRO 3 keeps all weights gathered, beside its share.
     assert costs.memory_gib(world_size=8, zero_stage=3) > costs.memory_gib(world_size=8, zero_stage=2)
-    one_slot = costs_of(size=1, optimizer_slots=1)
+    one_slot = replace(costs_of(size=1), optimizer_slots=1)
     assert one_slot.checkpoint_bytes == costs.checkpoint_bytes - 4 * costs.trainable
     # The bounds enclose each other.
     whole, kept = costs_of(size=256), kept_of(256, "bf16", fused=True)

@@ -94,7 +94,7 @@ def test_a_run_resumes_in_the_precision_that_it_began_with(monkeypatch):
     config = load_config(PretrainConfig, find_config("mae_digits"), ["train.precision=auto"])
     here = choose_precision("auto", CPU)
     for checkpoint, expected in ((SimpleNamespace(identity=saved), "bf16"), (None, "fp32")):
-        setup = startup.Setup(config, Ranks(), CPU, SimpleNamespace(), None)
+        setup = startup.Setup(config, Ranks(), CPU, SimpleNamespace())
         settled, chosen = startup.settle_precision(setup, checkpoint, here)
         assert settled.config.train.precision == chosen.precision == expected
         assert chosen.why.startswith("auto: ")

@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
+from mae_vit.comparison.config import EntrySection, Labels
+from mae_vit.comparison.plan import Cell, ComparisonPlan
+from mae_vit.comparison.report.significance import Scores
+from mae_vit.comparison.spec import cost_of_run
 from mae_vit.core.files import read_json_lines
 from mae_vit.data.batches.subset import limit_per_class
 from mae_vit.evaluation.segmentation import IMAGES_FILE, Overlaps
-from mae_vit.finetuning.comparison.config import EntrySection, Labels
-from mae_vit.finetuning.comparison.plan import Cell, ComparisonPlan
-from mae_vit.finetuning.comparison.report.significance import Scores
-from mae_vit.finetuning.comparison.spec import cost_of_run
 from mae_vit.finetuning.config.modes import MODES
 from mae_vit.weights.names import origin_of
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mae_vit.comparison.config import TUNED_BY, CompareConfig, Labels
+from mae_vit.comparison.report.rows import Row, row_title
+from mae_vit.comparison.report.significance import Gap, gap_between
 from mae_vit.core.messages import count_of, format_decimal
-from mae_vit.finetuning.comparison.config import TUNED_BY, CompareConfig, Labels
-from mae_vit.finetuning.comparison.report.rows import Row, row_title
-from mae_vit.finetuning.comparison.report.significance import Gap, gap_between
 from mae_vit.weights.names import origin_of
 
 # Two entries are level if the interval of their difference lies within this many points of zero.
@@ -66,6 +66,12 @@ class Line:
     def segments(self) -> bool:
         """Whether masks were predicted."""
         return self.rows[0].overlaps is not None
+
+    @property
+    def chance(self) -> float | None:
+        """Accuracy of always naming the most frequent class of the test images; None for masks."""
+        truth = self.rows[0].truth
+        return None if self.segments else float(np.unique(truth, return_counts=True)[1].max() / len(truth))
 
     @property
     def score(self) -> float | None:

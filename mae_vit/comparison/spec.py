@@ -6,23 +6,24 @@ import math
 import os
 import re
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
 
+from mae_vit.comparison.config import Overrides, override_words, slug
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import error_reason
-from mae_vit.finetuning.comparison.config import Overrides, override_words, slug
 from mae_vit.finetuning.config.modes import MODES
 from mae_vit.models.encoder_file import Cost, cost_of_weights
 from mae_vit.runtime.locks import try_lock
 from mae_vit.training.outputs.run_folder import RunFolder
 
 # By path: with several checkouts, runs use the one that the comparison runs in.
-_COMMAND = str(Path(__file__).resolve().parents[2] / "cli" / "__main__.py")
+_COMMAND = str(Path(__file__).resolve().parents[1] / "cli" / "__main__.py")
 PRETRAIN = (_COMMAND, "pretrain")
 # All rows train under the same rules: no run may change its batch.
 FINETUNE = (_COMMAND, "finetune", "--same-batch")
@@ -40,9 +41,10 @@ class RunSpec:
         overrides: values by dotted key, apart from those that other runs determine.
         folder: `COMPARISON/ROW/ID8`. It receives the run, its log and its lock.
         id: SHA-1 of all that determines its result.
+        inputs: digests of the files and data that it reads, by name.
         weights: its pretrained weights, as `--ckpt` takes them.
-        elsewhere: the run folder if it is outside the comparison's. If another comparison started a run there, the
-            command decides whether it is the same run, and finished.
+        elsewhere: the run folder if it is outside the comparison's. A run that was begun there by hand is the same
+            run: a comparison begins by comparing them (`foresee.check_folders`).
         pretraining: the run that pretrains the weights.
         choice: tuning runs that choose settings.
         equal_compute: two runs that set the length of this one: the run whose FLOPs of pretraining and fine-tuning it
@@ -55,6 +57,7 @@ class RunSpec:
     overrides: Overrides
     folder: Path
     id: str = ""
+    inputs: Mapping[str, Any] = field(default_factory=dict)
     weights: str | None = None
     elsewhere: Path | None = None
     pretraining: RunSpec | None = None
@@ -85,11 +88,8 @@ class RunSpec:
     def is_done(self) -> bool:
         """Returns whether this run has finished successfully."""
         summary = self.summary
-        return summary.get("run_id") == self.id and summary.get("status") == "done"
-
-    def is_trained(self) -> bool:
-        """Returns whether the run is done, or was finished outside of the comparison, which its command compares."""
-        return self.is_done() or (self.elsewhere is not None and self.summary.get("status") == "done")
+        is_it = self.elsewhere is not None or summary.get("run_id") == self.id
+        return is_it and summary.get("status") == "done"
 
     def describe_result(self) -> str:
         """Words the result of a finished run: its score on test images or held-out ones, or its last loss."""

@@ -13,10 +13,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from mae_vit.comparison.inputs import sha1
+from mae_vit.comparison.plan import ComparisonPlan
 from mae_vit.core.errors import InputError
 from mae_vit.core.files import write_json
 from mae_vit.core.messages import count_of
-from mae_vit.finetuning.comparison.plan import ComparisonPlan, sha1
 
 PROTOCOL = "protocol.json"
 # Keys that change no result.
@@ -66,7 +67,7 @@ def keep_protocol(plan: ComparisonPlan, *, precision: str) -> None:
                 "plan": identity,
                 "tested_runs": len(tested_runs(plan.folder)),
                 "settings": settings,
-                "inputs": plan.inputs.digests,
+                "inputs": plan.digests,
             }
         )
     write_json(plan.folder / PROTOCOL, {"precision": precision, "plans": plans})
@@ -101,7 +102,7 @@ def describe_unfinished(plan: ComparisonPlan) -> str:
     """Says that no cell of the plan is done, and which keys differ from those of the last plan that ran."""
     plans, changed = read_protocol(plan.folder)["plans"], list[str]()
     if plans and tested_runs(plan.folder):
-        now = {"settings": _settings(plan), "inputs": plan.inputs.digests}
+        now = {"settings": _settings(plan), "inputs": plan.digests}
         changed = _changed(plans[-1], now)[:_MOST_KEYS]
     if not changed:
         return (
@@ -113,8 +114,22 @@ def describe_unfinished(plan: ComparisonPlan) -> str:
 
 def _changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     """Returns the dotted keys and the inputs in which two plans of the protocol differ."""
-    files = [name for name, digest in after["inputs"].items() if before["inputs"].get(name, digest) != digest]
-    return [*_differences(before["settings"], after["settings"]), *files]
+    inputs = [
+        _describe_input(name, was, now)
+        for name, now in after["inputs"].items()
+        if (was := before["inputs"].get(name, now)) != now
+    ]
+    return [*_differences(before["settings"], after["settings"]), *inputs]
+
+
+def _describe_input(name: str, was: Any, now: Any) -> str:
+    """Names an input that has changed; data with the splits whose images are others."""
+    kind, _, path = name.partition(" ")
+    if kind != "data":
+        return name
+    before, after = was or {}, now or {}
+    splits = [split for split in {**before, **after} if before.get(split) != after.get(split)]
+    return f"data.path: {path} has other images in {' and '.join(splits)}"
 
 
 def _differences(before: Any, now: Any, place: str = "") -> Iterator[str]:

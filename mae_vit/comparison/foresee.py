@@ -5,6 +5,7 @@ It sets runs up as they do themselves, and tries some steps of each kind of netw
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from io import StringIO
@@ -13,17 +14,20 @@ from typing import Any, NamedTuple
 
 import torch
 
+from mae_vit.comparison.config import override_words
+from mae_vit.comparison.plan import Cell, ComparisonPlan, settings_with_start
+from mae_vit.comparison.runner import as_in_slot, cores_of_slot
+from mae_vit.comparison.spec import RunSpec
 from mae_vit.config.command_line import Arguments
+from mae_vit.config.encoders import EncoderConfig
 from mae_vit.config.load import load_config
 from mae_vit.core.errors import FetchUnavailable, InputError
-from mae_vit.finetuning import setup as finetuning
-from mae_vit.finetuning.comparison.config import override_words
-from mae_vit.finetuning.comparison.plan import Cell, ComparisonPlan, settings_with_start
-from mae_vit.finetuning.comparison.runner import as_in_slot, cores_of_slot
-from mae_vit.finetuning.comparison.spec import RunSpec
 from mae_vit.finetuning.config.pretrained import WeightsOverrides
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.finetuning.frozen.score import count_scoring_flops
+from mae_vit.finetuning.job import set_up
+from mae_vit.finetuning.setup import Setup
+from mae_vit.finetuning.training import Training
 from mae_vit.models.encoder_file import cost_of_weights
 from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.pretraining import setup as pretraining
@@ -32,6 +36,7 @@ from mae_vit.training.checkpoints.checkpoint import newest_checkpoint
 from mae_vit.training.engines.precision import Precision
 from mae_vit.training.engines.step_time import StepTime
 from mae_vit.training.outputs.run_folder import RunFolder
+from mae_vit.training.startup import check_resumable
 
 # What the time of a step depends on, apart from the machine.
 _KIND: Any = {
@@ -47,10 +52,11 @@ _OF_THE_DATA = ("img_size", "in_chans")
 
 
 class Work(NamedTuple):
-    """A run's FLOPs, and how many a second does here; None if it was not tried."""
+    """A run's FLOPs, how many a second does here, and those of a step; None if it was not tried, or takes none."""
 
     flops: float
     rate: float | None
+    per_step: float | None = None
 
 
 class Times(NamedTuple):
@@ -76,12 +82,14 @@ class Times(NamedTuple):
 
 
 def check_folders(plan: ComparisonPlan) -> None:
-    """Raises InputError if a pretraining run is to write where another run has trained."""
+    """Raises InputError if a pretraining run has or is to get a folder where another run has trained."""
     for name, run in plan.pretraining.items():
-        checkpoint = None
-        if run.elsewhere and not run.is_done():
-            checkpoint = newest_checkpoint(RunFolder(run.run_folder).checkpoints, warn=False)
+        if run.elsewhere is None or run.summary.get("run_id") == run.id:
+            continue
+        folder = RunFolder(run.elsewhere)
+        checkpoint = newest_checkpoint(folder.checkpoints, warn=False)
         if checkpoint is None or not checkpoint.step:
+            check_resumable(folder, extend=False)
             continue
         with redirect_stdout(StringIO()):
             setup = _set_up_pretraining(run)
@@ -104,7 +112,7 @@ def estimate_times(plan: ComparisonPlan, precision: Precision, *, slots: int) ->
 
     Scoring is as fast as the training that was tried. Times are without start-up, evaluation and saves.
     """
-    if all(run.is_trained() for run in plan.runs):
+    if all(run.is_done() for run in plan.runs):
         return Times({})
     meter = _Meter(plan, precision)
     with _as_a_run(slots):
@@ -116,7 +124,7 @@ def estimate_times(plan: ComparisonPlan, precision: Precision, *, slots: int) ->
             finished.setdefault(_kind_of(run), []).append(run.summary.get("wall_s", 0.0))
     seconds = dict[RunSpec, float]()
     for run in plan.runs:
-        if run.is_trained():
+        if run.is_done():
             continue
         if alike := finished.get(_kind_of(run)):
             seconds[run] = fmean(alike)
@@ -125,17 +133,31 @@ def estimate_times(plan: ComparisonPlan, precision: Precision, *, slots: int) ->
     return Times(seconds, meter.load)
 
 
+def foresee_steps(plan: ComparisonPlan) -> dict[RunSpec, int]:
+    """Counts the steps of equal-compute runs, which can then begin before the runs that they are to equal."""
+    meter, steps = _Meter(plan, None), dict[RunSpec, int]()
+    with _as_a_run(1):
+        meter.count_all()
+    for run in plan.runs:
+        if run.equal_compute is not None and run in meter.works:
+            per_step = meter.works[run.equal_compute[1]].per_step
+            assert per_step
+            steps[run] = math.ceil(meter.works[run].flops / per_step)
+    return steps
+
+
 def _kind_of(run: RunSpec) -> tuple[object, ...]:
     """Returns what runs of one length share: the row's entry, the mode and the number of labels."""
     return run.folder.parent, *map(run.overrides.get, ("finetune.mode", "data.labels_per_class"))
 
 
 class _Meter:
-    """Counts the FLOPs of runs, and tries each kind of network once."""
+    """Counts the FLOPs of runs, and tries each kind of network once, unless `precision` is None."""
 
-    def __init__(self, plan: ComparisonPlan, precision: Precision) -> None:
+    def __init__(self, plan: ComparisonPlan, precision: Precision | None) -> None:
         self._plan, self._precision = plan, precision
         self._tries: dict[str, StepTime | None] = {}
+        self._models: dict[RunSpec, EncoderConfig] = {}
         self.works: dict[RunSpec, Work] = {}
 
     @property
@@ -147,7 +169,9 @@ class _Meter:
         """Counts all runs, but for those that cannot be set up yet."""
         for run in self._plan.pretraining.values():
             with suppress(InputError, FetchUnavailable):
-                self.works[run] = self._training(_set_up_pretraining(run))
+                setup = _set_up_pretraining(run)
+                self._models[run] = setup.config.model
+                self.works[run] = self._training(setup)
         rows: dict[Any, list[Cell]] = {}
         for cell in self._plan.cells:
             rows.setdefault((cell.entry.name, cell.labels, cell.mode), []).append(cell)
@@ -159,7 +183,7 @@ class _Meter:
 
     def _row(self, cell: Cell) -> Work:
         setup = self._set_up(cell)
-        if not setup.mode.augment:
+        if not isinstance(setup, Training):
             return Work(count_scoring_flops(setup), None)
         work = self._training(setup)
         if cell.run.equal_compute is None:
@@ -170,29 +194,29 @@ class _Meter:
         )
         return Work(self.works[other].flops + (before or 0.0), work.rate)
 
-    def _training(self, setup: pretraining.Setup | finetuning.Setup) -> Work:
+    def _training(self, setup: pretraining.Setup | Training) -> Work:
         config, plan, kind = setup.config, setup.plan, setup.config.model_dump_json(include=_KIND)
-        assert plan is not None
         if kind not in self._tries:
             asked = config.train.precision
-            self._tries[kind] = setup.time_steps(self._precision if asked == "auto" else asked)
+            precision = self._precision if asked == "auto" else asked
+            self._tries[kind] = setup.time_steps(precision) if self._precision and precision else None
         step, tried = plan.effective_batch_size * setup.costs.flops_per_image, self._tries[kind]
-        return Work(plan.total_steps * step, step / tried.likely_s if tried else None)
+        return Work(plan.total_steps * step, step / tried.likely_s if tried else None, step)
 
-    def _set_up(self, cell: Cell) -> finetuning.Setup:
+    def _set_up(self, cell: Cell) -> Setup:
         """Sets up a run; weights that are still to be pretrained bring their geometry alone."""
         run, start = cell.run, cell.run.pretraining
         settings = {**run.overrides, **(run.choice.settings[0] if run.choice else {})}
         if start is not None:
             recipe = settings_with_start(run.config, cell.entry, cell.mode, settings)
-            model = load_config(PretrainConfig, start.config, override_words(start.overrides)).model
-            brought = {k: v for k, v in model.geometry().to_config().items() if k not in _OF_THE_DATA}
+            geometry = self._models[start].geometry()
+            brought = {k: v for k, v in geometry.to_config().items() if k not in _OF_THE_DATA}
             settings = {**recipe, **{f"model.{key}": value for key, value in brought.items()}, **settings}
         words = override_words(settings)
         weights = WeightsOverrides(None if start else run.weights, run.config, words)
         config = load_config(FinetuneConfig, run.config, words, amend=weights)
         arguments = Arguments(run.config, words, dry_run=True, same_batch=True)
-        return finetuning.set_up(arguments, config, weights.weights, ALONE)
+        return set_up(arguments, config, weights.weights, ALONE)
 
 
 def _set_up_pretraining(run: RunSpec) -> pretraining.Setup:

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
+from mae_vit.comparison.config import TUNED_BY
+from mae_vit.comparison.report.summary import Line
 from mae_vit.core.messages import format_decimal
-from mae_vit.finetuning.comparison.config import TUNED_BY
-from mae_vit.finetuning.comparison.report.summary import Line
 from mae_vit.pages import charts
 
 _MARKERS = "osD^vPX*<"
@@ -50,11 +50,13 @@ def curves(lines: Sequence[Line], palette: Palette, labels: object) -> Markup | 
 def bars(lines: Sequence[Line], palette: Palette) -> Markup | None:
     """Draws the test accuracy of entries as bars, with a dot for each seed; None without entries.
 
-    Names stand above the bars: beside them, long ones would leave no room on a narrow screen.
+    Names stand above the bars: beside them, long ones would leave no room on a narrow screen. The axis ends at the
+    largest value; a mark on each bar, named below them, is chance.
     """
     if not lines:
         return None
-    height = 0.62 * len(lines) + 0.6
+    chance, most = lines[0].chance, max(_scores(line).max() for line in lines)
+    height = 0.62 * (len(lines) + (chance is not None) / 2) + 0.6
     with charts.chart(f"test {_metric(lines)}, %", "", width=6.2, height=height) as (figure, axes):
         for number, line in enumerate(lines):
             scores, color = _scores(line), palette[line.entry]["color"]
@@ -62,9 +64,29 @@ def bars(lines: Sequence[Line], palette: Palette) -> Markup | None:
             if len(scores) > 1:
                 axes.plot(scores, np.full(len(scores), number), "o", color=color, markersize=5)
             label = f"{charts.plain(line.title)}: {format_decimal(scores.mean())} %"
-            axes.text(0.5, number - 0.24, label, va="bottom", fontsize=11)
-        axes.set_xlim(0, 100)
-        axes.set_ylim(len(lines) - 0.5, -0.75)
+            place = axes.get_yaxis_transform()
+            axes.text(0.005, number - 0.24, label, va="bottom", fontsize=11, transform=place)
+        if chance is not None:
+            most = max(most, 100 * chance)
+            marks = np.append(np.arange(len(lines)), len(lines) - 0.45)
+            axes.vlines(
+                np.full(len(marks), 100 * chance),
+                marks - 0.17,
+                marks + 0.17,
+                colors=charts.INK,
+                linewidth=1.6,
+            )
+            left = 100 * chance < most / 2
+            axes.text(
+                100 * chance + (0.01 if left else -0.01) * most,
+                marks[-1],
+                f"chance: {format_decimal(100 * chance)} %",
+                ha="left" if left else "right",
+                va="center",
+                fontsize=11,
+            )
+        axes.set_xlim(0, min(100.0, 1.04 * most) or 1.0)
+        axes.set_ylim(len(lines) - 0.5 + (chance is not None) / 2, -0.75)
         axes.set_yticks([])
         axes.grid(visible=False, axis="y")
         return charts.to_svg(figure)
@@ -73,7 +95,9 @@ def bars(lines: Sequence[Line], palette: Palette) -> Markup | None:
 def against_labels(lines: Sequence[Line], palette: Palette) -> Markup | None:
     """Draws test accuracy against labels; None for a single number of labels."""
     points = [(float(line.size), line) for line in lines if line.mode in TUNED_BY]
-    return _against(points, palette, "labeled images") if len({size for size, _ in points}) > 1 else None
+    if len({size for size, _ in points}) < 2:
+        return None
+    return _against(points, palette, "labeled images", chance=points[0][1].chance)
 
 
 def against_compute(lines: Sequence[Line], palette: Palette) -> Markup | None:
@@ -86,7 +110,9 @@ def against_compute(lines: Sequence[Line], palette: Palette) -> Markup | None:
     return _against(points, palette, "model FLOPs, pretraining and fine-tuning") if points else None
 
 
-def _against(points: Sequence[tuple[float, Line]], palette: Palette, horizontal: str) -> Markup:
+def _against(
+    points: Sequence[tuple[float, Line]], palette: Palette, horizontal: str, *, chance: float | None = None
+) -> Markup:
     """Draws each entry's mean scores, with the range over seeds, at positions on a logarithmic axis."""
     entries = list(dict.fromkeys(line.entry for _, line in points))
     with charts.chart(horizontal, f"test {_metric([line for _, line in points])}, %") as (figure, axes):
@@ -98,6 +124,9 @@ def _against(points: Sequence[tuple[float, Line]], palette: Palette, horizontal:
             axes.plot([x for x, _ in own], means, label=label, linewidth=1.4, markersize=6, **style)
             for x, values in scores:
                 axes.plot([x, x], [values.min(), values.max()], color=style["color"], linewidth=1)
+        if chance is not None:
+            named = f"chance: {format_decimal(100 * chance)} %"
+            axes.axhline(100 * chance, color=charts.INK, linewidth=1, linestyle="dashed", label=named)
         axes.set_xscale("log")
         charts.legend_below(figure)
         return charts.to_svg(figure)

@@ -21,9 +21,9 @@ import torch
 from filelock import FileLock
 from tqdm import tqdm
 
+from mae_vit.comparison.spec import RunSpec
 from mae_vit.core.errors import EXIT_INTERRUPTED, EXIT_REQUEUE, InputError
 from mae_vit.core.messages import count_of, format_duration
-from mae_vit.finetuning.comparison.spec import RunSpec
 from mae_vit.runtime.cores import cores_of_rank
 from mae_vit.runtime.signals import STOP_SIGNALS, blocked, exit_with_parent, without_main
 from mae_vit.training.engines.precision import AUTO_PRECISION, Precision
@@ -35,14 +35,14 @@ _POLL_S = 0.5
 _LOOK_AGAIN_S = 5.0
 # What every job imports. This takes longer than a short job, so a server imports it once and forks the jobs.
 PRELOADED = [
-    *("mae_vit.finetuning.comparison.runner", "mae_vit.cli.main"),
+    *("mae_vit.comparison.runner", "mae_vit.cli.main"),
     *("mae_vit.pretraining.job", "mae_vit.finetuning.job", "torch._dynamo"),
 ]
 # Exit codes of jobs that a signal stopped.
 _STOPPED = (EXIT_REQUEUE, EXIT_INTERRUPTED, *(-number for number in STOP_SIGNALS))
 # Exit code that multiprocessing reports for a process whose server has ended.
 _SERVER_GONE = 255
-_LIBRARY = Path(__file__).resolve().parents[3]
+_LIBRARY = Path(__file__).resolve().parents[2]
 
 
 class Bar:
@@ -132,7 +132,6 @@ class Runner:
     precision: Precision = "fp32"
     failed: dict[str, str] = field(default_factory=dict)
     stopped: str | None = None
-    _finished: set[RunSpec] = field(default_factory=set)
 
     def run(self, specs: Sequence[RunSpec], bar: Bar) -> None:
         """Runs all unfinished specs. After a stop request the running ones save and end.
@@ -140,7 +139,7 @@ class Runner:
         A run begins, in order, once the runs that it needs are done; it fails if one of them fails. Several processes
         may run the same specs, even on several machines with the same folders; a lock gives each run to one process.
         """
-        waiting = [spec for spec in specs if not self._is_finished(spec)]
+        waiting = [spec for spec in specs if not spec.is_done()]
         running, news = list[_Running](), list[str]()
         announced, look_at = False, 0.0
         try:
@@ -157,7 +156,7 @@ class Runner:
                 for item in [item for item in running if item.process.exitcode is not None]:
                     running.remove(item)
                     self._finish(item)
-                    if item.spec in self._finished:
+                    if item.spec.is_done():
                         news.append(f"ends    {item.spec.name}: {item.spec.describe_result()}")
                     look_at = 0.0
                 bar.show([item.spec for item in running], waits=bool(waiting) and not self.stopped)
@@ -181,7 +180,7 @@ class Runner:
     def _take(self, waiting: list[RunSpec]) -> tuple[RunSpec, list[str], FileLock] | None:
         """Claims the first run that can begin; returns it with its command, or None if no run can begin now."""
         # Many runs need the same runs: read each summary once.
-        finished = set(filter(self._is_finished, {need for spec in waiting for need in spec.needs}))
+        finished = {need for need in {need for spec in waiting for need in spec.needs} if need.is_done()}
         for spec in list(waiting):
             # Without the failed run it would be another experiment.
             if failed := next((need.name for need in spec.needs if need.name in self.failed), None):
@@ -192,17 +191,12 @@ class Runner:
                 continue
             waiting.remove(spec)
             try:
-                if not self._is_finished(spec):
+                if not spec.is_done():
                     return spec, spec.command(), claim
             except InputError as error:
                 self.failed[spec.name] = str(error)
             claim.release()  # another process has just finished it, or its length is not known
         return None
-
-    def _is_finished(self, spec: RunSpec) -> bool:
-        if spec not in self._finished and spec.is_done():
-            self._finished.add(spec)
-        return spec in self._finished
 
     def _start(self, spec: RunSpec, command: Sequence[str], claim: FileLock, slot: int) -> _Running:
         environment = {**os.environ, AUTO_PRECISION: self.precision, RUN_ID: spec.id}
@@ -225,10 +219,8 @@ class Runner:
             with suppress(ProcessLookupError):
                 os.kill(item.process.pid or 0, signal.SIGKILL)
         item.claim.release()
-        if code == 0:
-            self._finished.add(spec)
         # A signal kills a job that does not handle signals yet, and Ctrl-C reaches jobs directly.
-        if code == 0 or (code in _STOPPED and self.stopped):
+        if spec.is_done() or (code in _STOPPED and self.stopped):
             return
         lines = [line for line in spec.log.read_text(errors="replace").splitlines() if line.strip()]
         self.failed[spec.name] = f"exit {code}: {lines[-1] if lines else 'no output'} ({spec.log})"

@@ -6,10 +6,10 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from mae_vit.comparison.config import CompareArguments, CompareConfig
 from mae_vit.config.command_line import OneLineParser, add_config, add_local_rank, list_sections, take_config
 from mae_vit.config.load import load_config
 from mae_vit.config.presets import as_installed
-from mae_vit.finetuning.comparison.config import CompareArguments, CompareConfig
 from mae_vit.runtime.failures import run_to_exit_code
 from mae_vit.runtime.imports import slow_imports
 
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None, *, prog: str | None = None) -> int:
         ):
             load_config(CompareConfig, arguments.config, arguments.overrides)
         with slow_imports():
-            from mae_vit.finetuning.comparison.main import compare
+            from mae_vit.comparison.main import compare
 
         compare(arguments)
         return 0

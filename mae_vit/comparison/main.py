@@ -14,13 +14,7 @@ from typing import Literal
 import numpy as np
 from filelock import FileLock
 
-from mae_vit.config.load import load_config
-from mae_vit.core.errors import InputError
-from mae_vit.core.messages import count_of, error_reason, format_duration
-from mae_vit.core.urls import is_url, redact_url
-from mae_vit.data.index import open_index
-from mae_vit.data.shards.dataset_json import read_dataset
-from mae_vit.finetuning.comparison.config import (
+from mae_vit.comparison.config import (
     TUNED_BY,
     CompareArguments,
     CompareConfig,
@@ -28,18 +22,24 @@ from mae_vit.finetuning.comparison.config import (
     entry_settings,
     override_words,
 )
-from mae_vit.finetuning.comparison.foresee import Times, check_folders, estimate_times
-from mae_vit.finetuning.comparison.plan import Cell, ComparisonPlan, data_folder
-from mae_vit.finetuning.comparison.protocol import (
+from mae_vit.comparison.foresee import Times, check_folders, estimate_times
+from mae_vit.comparison.plan import Cell, ComparisonPlan, data_folder
+from mae_vit.comparison.protocol import (
     describe_unfinished,
     keep_protocol,
     read_protocol,
     recorded_inputs,
 )
-from mae_vit.finetuning.comparison.report.page import write_report
-from mae_vit.finetuning.comparison.report.rows import describe_labels, row_title
-from mae_vit.finetuning.comparison.runner import Bar, Runner, count_slots
-from mae_vit.finetuning.comparison.spec import RunSpec
+from mae_vit.comparison.report.page import write_report
+from mae_vit.comparison.report.rows import describe_labels, row_title
+from mae_vit.comparison.runner import Bar, Runner, count_slots
+from mae_vit.comparison.spec import RunSpec
+from mae_vit.config.load import load_config
+from mae_vit.core.errors import InputError
+from mae_vit.core.messages import count_of, error_reason, format_duration
+from mae_vit.core.urls import is_url, redact_url
+from mae_vit.data.index import open_index
+from mae_vit.data.shards.dataset_json import read_dataset
 from mae_vit.finetuning.config.modes import ModeName
 from mae_vit.finetuning.config.pretrained import WeightsOverrides
 from mae_vit.finetuning.config.schema import FinetuneConfig
@@ -266,12 +266,12 @@ def describe_plan(plan: ComparisonPlan, precision: Chosen) -> str:
 
 def _describe_sum(plan: ComparisonPlan, times: Times, slots: int) -> str:
     """Words the time until all runs have ended, and what is not part of it."""
-    unknown = sum(not run.is_trained() for run in plan.runs) - len(times.seconds)
+    unknown = sum(not run.is_done() for run in plan.runs) - len(times.seconds)
     lost = f"{count_of(unknown, 'run')} of unknown length, " if unknown else ""
     without = f"without {lost}start-up, evaluation and saves"
     about = f"about {format_duration(times.until_all_end(slots))}"
     if times.load:
-        return f"{about} on the quiet machine, {without}; it is busy now (load {times.load:.0f})"
+        return f"{about}, between a quiet machine and one as busy as now (load {times.load:.1f}); {without}"
     return f"{about}, {without}"
 
 
@@ -298,4 +298,4 @@ def _progress(runs: Sequence[RunSpec], times: Times | None = None) -> str:
     """Counts runs, with the mean time of those that are left."""
     seconds = [times.seconds[run] for run in runs if run in times.seconds] if times else []
     each = f", about {format_duration(fmean(seconds))}{' each' * (len(runs) > 1)}" if seconds else ""
-    return f"{count_of(len(runs), 'run')}, {sum(run.is_trained() for run in runs)} done{each}"
+    return f"{count_of(len(runs), 'run')}, {sum(run.is_done() for run in runs)} done{each}"

@@ -9,16 +9,11 @@ from typing import NamedTuple
 import numpy as np
 from markupsafe import Markup
 
-from mae_vit.core.errors import InputError
-from mae_vit.core.files import write_atomically
-from mae_vit.core.messages import count_of, format_decimal, format_duration
-from mae_vit.data.shards.dataset_json import read_dataset
-from mae_vit.evaluation.segmentation import IMAGES_FILE
-from mae_vit.finetuning.comparison.config import TUNED_BY, CompareConfig, Overrides, override_words
-from mae_vit.finetuning.comparison.plan import ComparisonPlan, data_folder
-from mae_vit.finetuning.comparison.protocol import describe_changes
-from mae_vit.finetuning.comparison.report import charts
-from mae_vit.finetuning.comparison.report.rows import (
+from mae_vit.comparison.config import TUNED_BY, CompareConfig, Overrides, override_words
+from mae_vit.comparison.plan import ComparisonPlan, data_folder
+from mae_vit.comparison.protocol import describe_changes
+from mae_vit.comparison.report import charts
+from mae_vit.comparison.report.rows import (
     PREDICTIONS,
     Row,
     describe_labels,
@@ -27,13 +22,18 @@ from mae_vit.finetuning.comparison.report.rows import (
     row_title,
     table,
 )
-from mae_vit.finetuning.comparison.report.summary import (
+from mae_vit.comparison.report.summary import (
     Line,
     answer,
     at_most_labels,
     collect_notes,
     table_lines,
 )
+from mae_vit.core.errors import InputError
+from mae_vit.core.files import write_atomically
+from mae_vit.core.messages import count_of, format_decimal, format_duration
+from mae_vit.data.shards.dataset_json import read_dataset
+from mae_vit.evaluation.segmentation import IMAGES_FILE
 from mae_vit.inspection.class_maps import draw_class_maps
 from mae_vit.pages import image, render
 
@@ -60,6 +60,7 @@ the largest number of labels. Cells in parentheses may be chance. The intervals 
 comparisons."""
 _WHOLE = "Each entry counts all of its pretraining, although entries may share the run."
 _OVERLAYS = "Some test images, drawn before any result; the classes of each entry's first seed."
+_CHANCE = "Chance is always naming their most frequent class."
 # Largest number of classes in the table of gains.
 _MOST_CLASSES = 100
 
@@ -116,7 +117,7 @@ class Report:
             first_chart=first_chart(self._config, self._lines, palette),
             missing=self._missing,
             measured="Mean IoU" if self._config.segments else "Accuracy",
-            table=self._table,
+            table=_with_labels_in_the_name(self._table),
             marked=[n for n, line in enumerate(self._lines) if line.entry == self._config.reference],
             notes=[*self.notes, *self._provisos],
             reading=self._reading,
@@ -154,12 +155,13 @@ def first_chart(
     Returns:
         The chart and its caption; None without results.
     """
+    chance = "" if config.segments else f" {_CHANCE}"
     if drawn := charts.against_labels(lines, palette):
-        return drawn, "Test images: mean over seeds, and the range between them."
+        return drawn, f"Test images: mean over seeds, and the range between them.{chance}"
     scored = [line for line in at_most_labels(config, lines) if line.score is not None]
     what = "Mean IoU" if config.segments else "Accuracy"
     drawn = charts.bars(scored, palette)
-    return (drawn, f"{what} on test images: mean over seeds, a dot for each.") if drawn else None
+    return (drawn, f"{what} on test images: mean over seeds, a dot for each.{chance}") if drawn else None
 
 
 def write_report(plan: ComparisonPlan) -> None:
@@ -251,9 +253,6 @@ def _table(config: CompareConfig, lines: Sequence[Line]) -> Table:
         "entry": [line.title for line in lines],
         "labels / class": [str(line.labels) for line in lines],
         "mode": [_mode(line) for line in lines],
-        "parameters": [
-            f"{count:,}" if (count := line.rows[0].values["parameters"]) else "" for line in lines
-        ],
         "mIoU %" if config.segments else "test %": [_mean(line, line.metric) for line in lines],
         "pixels %": [_mean(line, "test_pixel_accuracy") for line in lines],
         f"on {subset} %": [_mean(line, f"test_top1_{subset}") for line in lines] if subset else [],
@@ -264,6 +263,9 @@ def _table(config: CompareConfig, lines: Sequence[Line]) -> Table:
         "train %": [_mean(line, line.metric.replace("test", "train")) for line in lines],
         "held-out %": [_mean(line, line.metric.replace("test", "val")) for line in lines],
         "calibration error %": [_mean(line, "calibration_error") for line in lines],
+        "parameters": [
+            f"{count:,}" if (count := line.rows[0].values["parameters"]) else "" for line in lines
+        ],
     }
     kept = {
         name: cells
@@ -271,6 +273,16 @@ def _table(config: CompareConfig, lines: Sequence[Line]) -> Table:
         if any(cells) and not (name in ("labels / class", "mode") and len(set(cells)) == 1)
     }
     return Table(list(kept), [list(row) for row in zip(*kept.values(), strict=True)])
+
+
+def _with_labels_in_the_name(table: Table) -> Table:
+    """Moves labels and mode into the first column, so that the first numbers of a narrow screen are the results."""
+    head, *body = [dict(zip(table.head, row, strict=True)) for row in (table.head, *table.body)]
+    for row in body:
+        labels, mode = row.pop("labels / class", None), row.pop("mode", None)
+        row["entry"] = ", ".join(filter(None, (row["entry"], labels and f"{labels} labels / class", mode)))
+    kept = [name for name in head if name not in ("labels / class", "mode")]
+    return Table(kept, [[row[name] for name in kept] for row in body])
 
 
 def _pairs(lines: Sequence[Line]) -> Table | None:

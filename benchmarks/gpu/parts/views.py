@@ -1,0 +1,121 @@
+"""Small images in memory: their views made by data workers and by the device, alone and in whole runs.
+
+Both places must give the same bits, or the part fails.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.gpu.figures import Group
+from benchmarks.gpu.parts.feed import make_shards, measure_run
+from benchmarks.gpu.parts.sizes import SMALL, TINY, Model
+from benchmarks.harness.turns import synchronize
+from benchmarks.harness.workloads import lengths
+from mae_vit.config.load import load_config
+from mae_vit.core.batch import Batch
+from mae_vit.objectives.pretrain_config import PretrainConfig
+from mae_vit.pretraining.setup import Setup, set_up
+from mae_vit.runtime.cores import cores_of_rank
+from mae_vit.runtime.ranks import Ranks
+
+_BOX = ("data.augment.crop=random_resized", "data.augment.flip=true")
+WAYS = {
+    "pad": ("data.augment.crop=pad", "data.augment.flip=true"),
+    "random_resized": _BOX,
+    "random_resized and color": (*_BOX, "data.augment.policy=color"),
+}
+PLACES = ("device", "host")
+CONTRAST = Model("two views", "contrastive_mae_scratch_cifar_tiny", 512, 40)
+_WARM, _BATCHES, _COMPARED = 6, 40, 3
+
+
+def groups(*, tiny: bool, scratch: Path) -> list[Group]:
+    """Batches alone, in one process for each place; then whole runs."""
+    models = (TINY,) if tiny else (SMALL, CONTRAST)
+    images = (40, 16, 16) if tiny else (20_480, 32, 32)
+    equal = {f"{way}: equal": partial(compare, models[0], images, scratch, way) for way in WAYS}
+    return [
+        {"images made": partial(make_shards, *images, scratch), **equal},
+        *(
+            {
+                f"{way}, {place}, {model.batch_size}": partial(measure, model, images, scratch, way, place)
+                for model in models
+                for way in WAYS
+            }
+            for place in PLACES
+        ),
+        *(
+            {f"{model.name}, {place}": partial(train, model, images, scratch, place, 1 if tiny else 10)}
+            for model in models
+            for place in PLACES
+        ),
+    ]
+
+
+def open_run(model: Model, images: tuple[int, int, int], scratch: Path, way: str, place: str) -> Setup:
+    """The run that has these views there."""
+    make_shards(*images, scratch)
+    length = lengths(turns=1, steps=_WARM + _BATCHES, batch_size=model.batch_size)
+    batch = f"train.batch_size_per_device={model.batch_size}"
+    words = [*model.overrides, *length, *WAYS[way], batch, f"data.path={scratch / 'shards'}"]
+    config = load_config(PretrainConfig, model.config, [*words, f"data.augment.device={place}"])
+    return set_up(config, Ranks())
+
+
+def batches_of(setup: Setup) -> Iterator[Batch]:
+    """Its batches, as a run takes them."""
+    return setup.data.batches(Ranks(), setup.plan, 0, ())
+
+
+def compare(model: Model, images: tuple[int, int, int], scratch: Path, way: str) -> dict[str, Any]:
+    """Whether some batches of both places have the same bits."""
+    both = [islice(batches_of(open_run(model, images, scratch, way, place)), _COMPARED) for place in PLACES]
+    differences = [
+        (ours.images.cpu().int() - theirs.images.int()).abs() for ours, theirs in zip(*both, strict=True)
+    ]
+    return {
+        "largest_difference": max(int(difference.max()) for difference in differences),
+        "met": not any(difference.any() for difference in differences),
+    }
+
+
+def measure(
+    model: Model, images: tuple[int, int, int], scratch: Path, way: str, place: str
+) -> dict[str, Any]:
+    """Images per second of batches alone, copied to the device."""
+    setup = open_run(model, images, scratch, way, place)
+    device, batches = setup.device, batches_of(setup)
+    for _ in range(_WARM):
+        next(batches).to(device)
+    synchronize(device)
+    begun, processor = time.perf_counter(), time.thread_time()
+    for _ in range(_BATCHES):
+        next(batches).to(device)
+    host = time.thread_time() - processor
+    synchronize(device)
+    seconds = time.perf_counter() - begun
+    return {
+        "images_per_s": round(_BATCHES * model.batch_size / seconds, 1),
+        # Of the thread that launches kernels.
+        "trainer_ms_per_batch": round(1e3 * host / _BATCHES, 2),
+        "workers": setup.data.workers,
+        "cores": cores_of_rank(),
+    }
+
+
+def train(
+    model: Model, images: tuple[int, int, int], scratch: Path, place: str, every: int
+) -> dict[str, Any]:
+    """A whole run's rate and waiting, compiled on a GPU: by graphs where a step is short."""
+    mode = "false" if not torch.cuda.is_available() else "true" if model is SMALL else "reduce-overhead"
+    there = replace(model, overrides=(*model.overrides, f"data.augment.device={place}"))
+    return measure_run(there, images, scratch, every, f"train.compile={mode}")

@@ -1,0 +1,124 @@
+"""What determines the result of a comparison's run: its config, data and weights, by digest."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
+
+from mae_vit.core.errors import InputError
+from mae_vit.core.urls import redact_url
+from mae_vit.core.user_files import expand_text
+from mae_vit.data.data_path import resolve_data_path
+from mae_vit.data.shards.dataset_json import file_digest, read_dataset
+from mae_vit.data.shards.index_files import fingerprint_of
+from mae_vit.finetuning.config.pretrained import read_values
+from mae_vit.finetuning.config.recipes import TEST_SPLITS
+from mae_vit.training.identity import FREE_KEYS
+from mae_vit.weights.names import is_frozen, split_frozen, split_network
+
+_WEIGHTS_FILES = ("model.safetensors", "encoder.safetensors", "pytorch_model.bin")
+
+
+class Inputs:
+    """Reads what determines the results of runs: configs, data and weights.
+
+    A report can be written after an input is gone. Its digest is then the one recorded in `protocol.json`.
+    """
+
+    def __init__(self, recorded: Mapping[str, Any]) -> None:
+        """Takes the digests of an earlier plan, by name."""
+        self._recorded = recorded
+        self._splits = cache(self._read_splits)
+
+    def identity(
+        self, config: Path, overrides: Mapping[str, Any], weights: str | None, *, tested: bool
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Describes what determines a run's result, apart from the runs it needs.
+
+        Args:
+            config: its YAML file. Only the values count, not comments or the path.
+            overrides: values by dotted key. Keys that a run may change when it resumes do not count.
+            weights: its pretrained weights; None if it has none, or a run pretrains them.
+            tested: whether the run also reads a test split.
+
+        Returns:
+            A JSON object, and the digests of the inputs by name.
+        """
+        content = read_values(config)
+
+        def setting(key: str) -> Any:
+            section, _, name = key.partition(".")
+            values = content.get(section)
+            return overrides.get(key, values.get(name) if isinstance(values, dict) else None)
+
+        digests = dict[str, Any]()
+
+        def digest(name: str, now: Any) -> Any:
+            digests[name] = self._recorded.get(name) if now is None else now
+            return digests[name]
+
+        def content_of(weights: str) -> str:
+            return str(digest(f"weights {weights}", digest_of_weights(weights)) or weights)
+
+        path, init = (
+            str(setting("data.path")),
+            setting("model.init"),
+        )  # its content counts, as that of --ckpt does
+        train, kept = setting("data.split") or "train", _without_free_keys(content)
+        splits = digest(f"data {redact_url(path)}", self._splits(path, setting("data.cache_dir"))) or {}
+        # Other splits make no difference.
+        known = (name for name in TEST_SPLITS if name in splits and name != train)
+        test = setting("finetune.test_split") or next(known, "")
+        identity = {
+            "config": digest(f"config {config}", sha1(kept) if kept else None),
+            "overrides": {key: value for key, value in overrides.items() if key not in FREE_KEYS},
+            "data": [splits.get(train), splits.get(test) if tested else None],
+            **({"model.init": content_of(expand_text(init))} if isinstance(init, str) else {}),
+            "weights": weights and content_of(weights),
+        }
+        return identity, digests
+
+    @staticmethod
+    def _read_splits(path: str, cache_dir: str | None) -> dict[str, str] | None:
+        """Returns each split's fingerprint; None if the data are gone."""
+        try:
+            dataset = read_dataset(resolve_data_path(path, cache_dir=cache_dir).folder)
+        except InputError:
+            return None
+        return {name: fingerprint_of(split) for name, split in dataset.splits.items()}
+
+
+def _without_free_keys(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a config without the keys that a run may change when it resumes."""
+    return {
+        section: {key: value for key, value in values.items() if f"{section}.{key}" not in FREE_KEYS}
+        if isinstance(values, dict)
+        else values
+        for section, values in content.items()
+    }
+
+
+def digest_of_weights(name: str) -> str | None:
+    """Returns `NETWORK@DIGEST` of a weights file; None for weights without a file (`timm:NAME`)."""
+    network, path = split_frozen(name) if is_frozen(name) else split_network(name)[::-1]
+    path = path or Path(name)
+    for file in [path / name for name in _WEIGHTS_FILES] if path.is_dir() else [path]:
+        if file.is_file():
+            status = file.stat()
+            return f"{network or ''}@{_file_digest(file, status.st_size, status.st_mtime_ns)}"
+    return None
+
+
+def sha1(identity: Any) -> str:
+    """Returns the SHA-1 of plain data."""
+    return hashlib.sha1(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()
+
+
+@lru_cache
+def _file_digest(path: Path, size: int, changed_ns: int) -> str:
+    """Returns the digest of a file, cached until it changes: many runs read the same weights."""
+    return file_digest(path)

@@ -1,0 +1,92 @@
+"""A fine-tuning run that trains a network: what the trainer asks of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from mae_vit.finetuning.models.build import Trainable, classifier_optimizer_options
+from mae_vit.finetuning.results import MaskResults, Predictor, Results
+from mae_vit.finetuning.setup import Setup
+from mae_vit.models.encoders.base import LoadReport
+from mae_vit.objectives.config import PAIRS
+from mae_vit.training.engines.base import Engine
+from mae_vit.training.engines.precision import Precision
+from mae_vit.training.engines.state import BestWeights, weights_of
+from mae_vit.training.engines.step_time import StepTime, time_steps
+from mae_vit.training.evals import HeldOut, OnlineProbe
+from mae_vit.training.outputs.run_folder import RunFolder
+from mae_vit.training.startup import TrainingSetup
+from mae_vit.weights.read import Weights
+
+
+@dataclass(frozen=True)
+class Training(Setup, TrainingSetup):
+    """The setup of a mode that trains a network on augmented images, by the training loop."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Where the run departs from its config."""
+        return self.plan.notes
+
+    @property
+    def batch_size(self) -> int:
+        """Number of images per micro-batch."""
+        return self.plan.batch_size_per_device
+
+    @property
+    def derived(self) -> dict[str, Any]:
+        """Values outside the config that must not change when the run resumes: data, weights, evaluation."""
+        if not len(self.data.held_out):
+            return super().derived
+        # When held-out images are measured decides which weights can be chosen.
+        return {**super().derived, "finetune.evaluate_every_steps": self.plan.evaluate_every_steps}
+
+    @property
+    def weights_file(self) -> str:
+        """File of our pretrained weights, for the report of loading them: `source` may be a run folder."""
+        return self.pretrained.source if isinstance(self.pretrained, Weights) else self.source
+
+    def load(self, model: Trainable) -> LoadReport | None:
+        """Loads our pretrained weights into a fresh network; None if there are none.
+
+        Raises:
+            InputError: if they do not fit; names the difference.
+        """
+        if not isinstance(self.pretrained, Weights):
+            return None
+        return model.load(self.pretrained)
+
+    def time_steps(self, precision: Precision) -> StepTime | None:
+        """Times some steps; None if the network is too large to try."""
+        pairs = self.config.finetune.mixup or self.config.finetune.cutmix
+        return time_steps(
+            *(self.config, self.plan, self.build, self.data, self.device, precision),
+            unit=PAIRS.unit if pairs else self.config.data.repeats,
+            optimizer=classifier_optimizer_options(self.config),
+        )
+
+    def held_out(self) -> HeldOut | None:
+        """Returns the images that choose the epoch."""
+        pictures = self.config.monitor.picture_images
+        return self.data.held_out_batches(self.ranks, pictures=pictures, batch_size=self.batch_size)
+
+    def probe(self) -> OnlineProbe | None:
+        """Returns None: the held-out accuracy replaces a probe."""
+        return None
+
+    def finish(
+        self, engine: Engine, folder: RunFolder, step: int, best: BestWeights | None
+    ) -> tuple[dict[str, Any], Callable[[], None], list[str]]:
+        """Tests the chosen weights, or the last ones if none were chosen; collective."""
+        if best is None:
+            with engine.full_weights():
+                best = BestWeights(step, float("nan"), weights_of(engine.objective))
+        predictor = Predictor(self.ranks, engine.device, engine.module.context, self.batch_size)
+        kind = MaskResults if self.config.mode.labels == "mask" else Results
+        outcome = kind(self.config, self.data, folder, predictor, self.info, self.labels_seen)
+        # A network of its own: ZeRO 3 keeps the trained one in parts.
+        measured, write = outcome.measure(self.build(), best)
+        summary = {"labels_seen_by_start": self.label_overlap, **measured}
+        return summary, write, outcome.lines(summary)

@@ -1,0 +1,33 @@
+"""What a run that may not resume says of the differences."""
+
+from pathlib import Path
+
+import pytest
+
+from mae_vit.core.errors import InputError
+from mae_vit.training.identity import Identity, check_identity
+
+SAVED = {"data.fingerprint": "a", "data.mean": [0.1], "data.std": [0.2], "finetune.test_fingerprint": "b"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        (
+            {"data.fingerprint": "c", "data.mean": [0.3]},
+            "data.path: data/cats has other training images than before",
+        ),
+        ({"finetune.test_fingerprint": "c"}, "data.path: data/cats has other test images than before"),
+        (
+            dict.fromkeys(("data.fingerprint", "finetune.test_fingerprint"), "c") | {"train.steps": 3},
+            "data.path: data/cats has other training and test images than before; train.steps was unset, now 3",
+        ),
+        # The same images, normalized otherwise.
+        ({"data.mean": [0.3]}, "data.mean was [0.1], now [0.3]"),
+    ],
+)
+def test_other_images_are_named_by_their_path(changed, expected):
+    now = Identity({**SAVED, **changed}, frozenset(), data_path="data/cats")
+    with pytest.raises(InputError, match="belongs to another run") as refused:
+        check_identity(SAVED, now, Path("runs/x"))
+    assert f": {expected}. Undo" in str(refused.value)
