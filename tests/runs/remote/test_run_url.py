@@ -225,7 +225,6 @@ def test_bad_urls_are_one_line(options, url, message, said, tmp_path, monkeypatc
     # Nobody listens there.
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-    fsspec.get_filesystem_class("s3").clear_instance_cache()
     monkeypatch.chdir(ROOT)
     assert pretrain([*options, f"run.dir={url}"]) == 2
     (line,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("error"))
