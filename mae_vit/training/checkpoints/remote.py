@@ -92,14 +92,24 @@ class RemoteRun:
                     break
 
     def newest(self) -> CheckpointInfo | None:
-        """Describes the newest checkpoint by its `state.json` alone, for a plan. Raises RemoteError."""
+        """Describes the newest checkpoint by its `state.json` alone, for a plan.
+
+        Raises:
+            BrokenCheckpoint: if there are checkpoints, all with a broken `state.json`.
+            RemoteError: if it cannot be read.
+        """
+        broken = None
         with self._failing("read"):
-            whole = _whole_checkpoints(self._names())
-            if not whole:
-                return None
-            path = self.local / _CHECKPOINTS / whole[-1].name
-            with as_broken(path):
-                return described_checkpoint(path, json.loads(self._state(path.name)))
+            for path in reversed(_whole_checkpoints(self._names())):
+                place = self.local / _CHECKPOINTS / path.name
+                try:
+                    with as_broken(place):
+                        return described_checkpoint(place, json.loads(self._state(path.name)))
+                except BrokenCheckpoint as error:
+                    broken = error
+            if broken is not None:
+                raise broken
+            return None
 
     def bring(self, path: Path) -> Path:
         """Returns the folder of a checkpoint of the local copy of rank 0, on any node.

@@ -11,7 +11,6 @@ from uuid import uuid4
 import fsspec
 import pytest
 from helpers.commands import ROOT, SMALL_MAE, run
-from s3fs import S3FileSystem
 
 from mae_vit.comparison.command import main as compare
 from mae_vit.pretraining.command import main as pretrain
@@ -60,13 +59,13 @@ def store(request, tmp_path, monkeypatch):
         monkeypatch.setenv(name, "any")
     # The servers of a process share their buckets, and fsspec keeps the address of the first.
     bucket = f"bucket-{uuid4().hex}"
-    S3FileSystem.clear_instance_cache()
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
     try:
         fsspec.filesystem("s3").mkdir(bucket)
         yield f"s3://{bucket}"
     finally:
         server.stop()
-        S3FileSystem.clear_instance_cache()
+        fsspec.get_filesystem_class("s3").clear_instance_cache()
 
 
 @pytest.fixture
@@ -226,7 +225,6 @@ def test_bad_urls_are_one_line(options, url, message, said, tmp_path, monkeypatc
     # Nobody listens there.
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-    S3FileSystem.clear_instance_cache()
     monkeypatch.chdir(ROOT)
     assert pretrain([*options, f"run.dir={url}"]) == 2
     (line,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("error"))

@@ -77,6 +77,7 @@ def test_a_torn_upload_is_no_checkpoint_and_goes(run, elsewhere):
 @pytest.mark.parametrize("file", ["state.json", "parameters.safetensors"])
 def test_one_that_the_store_cut_short_is_passed_over(run, elsewhere, file):
     damage(run, f"step-00000002/{file}", b"{")
+    assert elsewhere.newest().step == (1 if file == "state.json" else 2)
     elsewhere.fetch()
     assert {path.name for path in list_checkpoints(elsewhere.local / "checkpoints")} > {"step-00000001"}
     assert load_checkpoint(elsewhere.local / "checkpoints/step-00000001").step == 1
