@@ -37,7 +37,7 @@ from mae_vit.comparison.spec import RunSpec
 from mae_vit.config.load import load_config
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of, error_reason, format_duration
-from mae_vit.core.urls import is_url
+from mae_vit.core.urls import is_url, redact_url
 from mae_vit.data.index import open_index
 from mae_vit.data.shards.dataset_json import read_dataset
 from mae_vit.finetuning.config.modes import ModeName
@@ -61,6 +61,8 @@ def compare(arguments: CompareArguments) -> Path:
     """
     source = arguments.config
     config = load_config(CompareConfig, source, arguments.overrides, overrides_from=arguments.overrides_from)
+    if config.run.dir and is_url(config.run.dir):
+        raise InputError(f"run.dir={redact_url(config.run.dir)}: a comparison needs a folder on a disk")
     folder = Path(config.run.dir or Path("runs") / config.run.name)
     base = source.resolve().parent if isinstance(source, Path) else Path.cwd()
     protocol = read_protocol(folder)

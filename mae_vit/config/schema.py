@@ -83,7 +83,7 @@ class RunSection(Section):
 
     Attributes:
         name: name of the run; its folder is `runs/NAME`.
-        dir: the run's folder, in place of `runs/NAME`.
+        dir: the run's folder, in place of `runs/NAME`; or its URL, such as s3://BUCKET/NAME.
         seed: seed of all random choices.
         device: `auto` takes GPUs where there are any, `cpu` none.
         deterministic: use deterministic kernels; needed on GPUs for identical results.
@@ -267,7 +267,6 @@ class MonitorSection(Section):
         tensorboard: write TensorBoard files.
         trackers: experiment trackers, which get the metrics and pictures of TensorBoard, and the summary. A run that
             resumes continues the same tracked run. A tracker that fails gives one warning.
-        tracker_group: group of the run in the trackers; comparisons set it.
     """
 
     log_every_steps: int = Field(default=20, gt=0)
@@ -280,7 +279,6 @@ class MonitorSection(Section):
     probe_queries: int = Field(default=500, ge=0)
     tensorboard: bool = True
     trackers: list[str] = Field(default_factory=list)
-    tracker_group: str | None = Field(default=None, min_length=1)
 
     @model_validator(mode="after")
     def _check(self) -> MonitorSection:
@@ -291,8 +289,6 @@ class MonitorSection(Section):
             )
         if len(set(self.trackers)) < len(self.trackers):
             raise ValueError(f"trackers={self.trackers} has one twice; give each once")
-        if self.tracker_group is not None and not self.trackers:
-            raise ValueError(f'tracker_group="{self.tracker_group}" has no effect without trackers')
         return self
 
 

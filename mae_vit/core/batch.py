@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -32,16 +31,13 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """Moves all tensors, without blocking where their memory is pinned."""
-        return self._map(lambda tensor: tensor.to(device, non_blocking=True))
 
-    def pin_memory(self) -> Batch:
-        """Copies all tensors to page-locked memory; torch's DataLoader calls it."""
-        return self._map(Tensor.pin_memory)
+        def move(tensor: Tensor) -> Tensor:
+            return tensor.to(device, non_blocking=True)
 
-    def _map(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        keys = SampleKeys(self.keys.seed, self.keys.epoch, change(self.keys.index))
-        masks = None if self.masks is None else change(self.masks)
-        return Batch(change(self.images), change(self.labels), keys, self.damaged, masks)
+        keys = SampleKeys(self.keys.seed, self.keys.epoch, move(self.keys.index))
+        masks = None if self.masks is None else move(self.masks)
+        return Batch(move(self.images), move(self.labels), keys, self.damaged, masks)
 
     def class_map(self) -> Tensor:
         """Returns the class of each pixel: int64 (B, H, W), -1 where it does not count."""

@@ -1,8 +1,9 @@
-"""URLs of data folders and of the files in them."""
+"""URLs of data folders and of the files in them, and of run folders."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from urllib.parse import quote, urlsplit, urlunsplit
 
 from mae_vit.core.errors import InputError
@@ -12,6 +13,8 @@ from mae_vit.core.messages import nearest
 _ESCAPED = ("http", "https")
 # fsspec opens the others, with s3fs, gcsfs, adlfs, huggingface_hub, paramiko or by itself.
 SCHEMES = (*_ESCAPED, "s3", "gs", "abfs", "hf", "sftp", "ftp", "file")
+# Of run folders.
+WRITABLE_SCHEMES = ("s3", "gs", "abfs", "sftp", "ftp", "file")
 _PIPE = "pipe:"
 NO_COMMANDS = (
     f"commands are not run; put the shards behind a URL ({', '.join(f'{scheme}://' for scheme in SCHEMES)}), or "
@@ -25,25 +28,23 @@ def is_url(path: str) -> bool:
     return path.startswith(_PIPE) or _SCHEME.match(path) is not None
 
 
-def check_url(url: str) -> None:
-    """Raises InputError for an unknown scheme, a missing host, or a command."""
+def check_url(url: str, *, key: str = "data.path", schemes: Sequence[str] = SCHEMES) -> None:
+    """Raises InputError for a scheme that is not in `schemes`, a missing host, or a command; `key` gives the URL."""
     if url.startswith(_PIPE):
-        raise InputError(f"data.path={url}: {NO_COMMANDS}")
+        raise InputError(f"{key}={url}: {NO_COMMANDS}")
     if re.search(r"/[^/?]*([{*]|\.tar$)[^/]*$", url):
-        raise InputError(f"data.path={redact_url(url)} points to shards; give the folder that contains them")
+        raise InputError(f"{key}={redact_url(url)} points to shards; give the folder that contains them")
     scheme = url.split(":", 1)[0]
-    if scheme not in SCHEMES:
-        raise InputError(
-            f'data.path={redact_url(url)}: unknown scheme "{scheme}"; {nearest(scheme, SCHEMES)}'
-        )
+    if scheme not in schemes:
+        raise InputError(f'{key}={redact_url(url)}: unknown scheme "{scheme}"; {nearest(scheme, schemes)}')
     try:
         host = urlsplit(url).netloc
     except ValueError as error:
         raise InputError(
-            f"data.path={redact_url(url)}: invalid URL ({error}); give SCHEME://HOST/FOLDER"
+            f"{key}={redact_url(url)}: invalid URL ({error}); give SCHEME://HOST/FOLDER"
         ) from None
     if not host and scheme != "file":
-        raise InputError(f"data.path={redact_url(url)}: has no host; give {scheme}://HOST/FOLDER")
+        raise InputError(f"{key}={redact_url(url)}: has no host; give {scheme}://HOST/FOLDER")
 
 
 def file_url(folder: str, name: str) -> str:

@@ -5,12 +5,12 @@ How an image reaches the loss, in the order of the code:
 1. `index`: which samples of `dataset.json` are trained on, and which are held out.
 2. `order`: a permutation of them for each epoch, from the seed.
 3. `order.RankSlice`: the rank's part of each global batch.
-4. `batches.loader`: the sampler hands positions to the workers, from any step on.
+4. `batches.ring`: workers get slices of the rank's batches, from any step on.
 5. `index`, `shards`, `remote`: the position of a sample; its bytes, from disk or cache.
 6. `images.decode`: uint8 pixels (C, H, W), or raw values of bands.
 7. `images.augment`: crop, resize, flip, policy, erasing, drawn from the sample's key.
 8. `batches.loader`: another sample replaces one that cannot be decoded.
-9. `core.batch.Batch`: images (B, C, H, W) in shared memory, in the dtype of the data; labels, keys.
+9. `core.batch.Batch`: images (B, C, H, W) in the ring, in the dtype of the data; labels, keys.
 10. `training.trainer.Copier`: copies to the device ahead of the step; the objective normalizes there.
 
 Small images may lie on a GPU: then `batches.on_device` stands for 5 to 10 and draws the same views.
@@ -112,7 +112,7 @@ class TrainingData:
         cores: CPU cores of this rank.
         workers: data workers of this rank.
         mean: mean of each channel of pixels in 0..1; `std` likewise.
-        pin_memory: whether batches are pinned, to be copied to a GPU.
+        pin_memory: whether the workers' batches are pinned, to be copied to a GPU.
         device: device of this rank.
         place: where views are computed.
     """
@@ -280,7 +280,7 @@ def open_training_data(
     if not place.on_device:
         workers = choose_workers(section.workers, source, cores=cores, on_gpu=on_gpu, policies=policies)
     if workers:
-        start_worker_server(policies=policies)
+        start_worker_server(policies=policies, gpu_cores=cores if on_gpu else None)
     order = make_order(
         index,
         samples,

@@ -104,7 +104,6 @@ class FinetuneData(TrainingData):
             batch_size=batch_size,
             # For images in memory, starting worker processes takes longer than gathering the images.
             workers=self.workers if source.reads_shards else 0,
-            pin_memory=self.pin_memory,
             replace=replace,
         )
 

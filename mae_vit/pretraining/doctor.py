@@ -24,6 +24,7 @@ from mae_vit.config.load import load_config
 from mae_vit.core.errors import EXIT_FAILED, FetchUnavailable, InputError, damage_allowed
 from mae_vit.core.files import nearest_existing
 from mae_vit.core.messages import count_of, error_reason
+from mae_vit.data.batches.ring import ring_size
 from mae_vit.data.batches.sources import decode_sample
 from mae_vit.data.images.decode import DecodeError
 from mae_vit.data.shards.shard_files import ReadError
@@ -180,12 +181,15 @@ def check_run(setup: Setup, folder: Path) -> list[Check]:
     """Checks memory, disk, loading and data of a run."""
     config, ranks = setup.config, setup.ranks
     height, width = setup.info.img_size
-    batch_bytes = setup.plan.batch_size_per_device * setup.info.in_chans * height * width
-    batch_bytes *= setup.data.source.source.dtype.itemsize
+    batch_size = setup.plan.batch_size_per_device
+    _, slots = ring_size(batch_size, max(1, setup.data.workers), setup.data.order.repeats)
+    ring_bytes = (
+        slots * batch_size * setup.info.in_chans * height * width * setup.data.source.source.dtype.itemsize
+    )
     return [
         check_memory(setup),
         check_disk(folder, retention(setup.config, setup.plan, setup.costs)[1]),
-        *check_loading(setup.data, batch_bytes, ranks),
+        *check_loading(setup.data, ring_bytes, ranks),
         check_samples(setup.data, setup.info.in_chans, config.data.damage_budget),
     ]
 
@@ -222,8 +226,8 @@ def check_disk(folder: Path, needed: int) -> Check:
     return _check_room("disk", text, remedy, least=needed, most=needed, free=free)
 
 
-def check_loading(data: Data, batch_bytes: int, ranks: Ranks) -> list[Check]:
-    """Checks shards, cores, open files and shared memory for the data workers; micro-batches have `batch_bytes`."""
+def check_loading(data: Data, ring_bytes: int, ranks: Ranks) -> list[Check]:
+    """Checks shards, cores, open files and shared memory for the data workers; a rank's ring has `ring_bytes`."""
     workers = data.workers
     warnings = [("shards", text) for text in order_warnings(data)]
     warnings += [("cores", text) for text in data.core_warnings()]
@@ -238,11 +242,10 @@ def check_loading(data: Data, batch_bytes: int, ranks: Ranks) -> list[Check]:
     checks += [Check("ok", "loading", f"{shards}, {count_of(workers, 'worker')} of each rank")]
     shared = Path("/dev/shm")
     if workers and shared.exists():
-        # Each worker keeps two batches ready.
-        needed, free = ranks.local_world_size * workers * 2 * batch_bytes, shutil.disk_usage(shared).free
+        needed, free = ranks.local_world_size * ring_bytes, shutil.disk_usage(shared).free
         text = f"{needed / 2**30:.2f} GiB for batches of workers; /dev/shm has {free / 2**30:.2f} GiB free"
-        remedy = "a larger one (docker run --shm-size), or fewer data.workers"
-        checks.append(_check_room("shm", text, remedy, least=needed / _FULL, most=needed, free=free))
+        remedy = "a larger one (docker run --shm-size); else they lie on the disk of temporary files"
+        checks.append(_check_room("shm", text, remedy, least=0, most=needed, free=free))
     return checks
 
 

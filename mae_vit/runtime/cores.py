@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -37,6 +37,23 @@ def cores_of_rank(*, world_size: int = 1, local_world_size: int = 1) -> int:
         # All ranks of the node may share the quota's control group.
         cores = min(cores, int(quota / local_world_size))
     return max(1, cores)
+
+
+@contextmanager
+def without_cores(share: float) -> Iterator[None]:
+    """Takes a share (0 to 1) of this thread's cores away within the context; processes started in it stay off them.
+
+    Ranks that share a mask take the same ones. One core stays.
+    """
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, cores[: max(1, round(len(cores) * (1 - share)))])
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
 
 
 def _tasks_of_node() -> int:

@@ -9,6 +9,7 @@ import threading
 import time
 from datetime import timedelta
 from typing import Any
+from uuid import uuid4
 
 import torch
 
@@ -22,7 +23,7 @@ from mae_vit.runtime.watchdog import PATIENCE
 _FIRST_WORD_S, _NEXT_WORD_S = 3.0, 30.0
 _POLL_S = 0.05
 _MOST_NAMED = 8
-# Count of this process's meetings: a launcher's store outlives a meeting, so each needs its own keys.
+# Count of this process's meetings: a store may outlive a meeting, so each needs its own keys.
 _meetings = 0
 
 
@@ -42,15 +43,18 @@ def meet(
     _meetings += 1
     host, port = os.environ["MASTER_ADDR"], _port(os.environ["MASTER_PORT"])
     wait = _Wait(f"{host}:{port}", timeout.total_seconds(), first_word_s, next_word_s)
-    shared = _open_store(ranks, host, port, wait, timeout)
-    prefix = f"mae-vit/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}/{_meetings}"
-    store = torch.distributed.PrefixStore(prefix, shared)
+    shared = torch.distributed.PrefixStore("mae-vit", _open_store(ranks, host, port, wait, timeout))
     try:
+        name = _agree_on_name(shared, ranks, wait) if _is_served_by_launcher() else f"{_meetings}"
+        store = torch.distributed.PrefixStore(name, shared)
         if store.add(f"here/{ranks.rank}", 1) > 1:
             raise InputError(f"two processes at {wait.address} have RANK={ranks.rank}; give each its own")
         missing = list(range(ranks.world_size)) if ranks.rank == 0 else []
         while not store.check(["all"]):
             missing = [rank for rank in missing if not store.check([f"here/{rank}"])]
+            for asked in (f"asked/{rank}" for rank in missing):
+                if shared.check([asked]):
+                    shared.set(shared.get(asked).decode(), name)
             if ranks.rank > 0:
                 wait.pause(f"the ranks that rank 0 at {wait.address} lists", speak=False)
             elif missing:
@@ -63,6 +67,26 @@ def meet(
             f"rank 0 at {wait.address} left before all ranks arrived ({error_reason(error)}); see its output"
         ) from None
     return store
+
+
+def _is_served_by_launcher() -> bool:
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def _agree_on_name(shared: torch.distributed.Store, ranks: Ranks, wait: _Wait) -> str:
+    """Returns a name for this meeting's keys, the same on all ranks: rank 0 invents it, the others ask for it.
+
+    torchrun's store outlives restarts of the ranks, so it has keys of earlier meetings. The count of restarts does not
+    tell meetings apart: each node counts its own, and none that a node's coming or leaving causes.
+    """
+    name = uuid4().hex
+    if ranks.rank > 0:
+        question = name
+        shared.set(f"asked/{ranks.rank}", question)
+        while not shared.check([question]):
+            wait.pause(f"rank 0 at {wait.address}", speak=is_local_rank_zero())
+        name = shared.get(question).decode()
+    return name
 
 
 class _Wait:
@@ -101,7 +125,7 @@ def _open_store(
         )
 
     # PyTorch's launchers serve a store themselves.
-    if ranks.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+    if ranks.rank == 0 and not _is_served_by_launcher():
         try:
             return store_at("localhost", serves=True)
         except torch.distributed.DistError as error:

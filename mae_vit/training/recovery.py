@@ -110,14 +110,15 @@ class Quarantine:
     """
 
     def __init__(self, path: Path, ranks: Ranks, *, share: float, samples: int, start_step: int) -> None:
-        """Loads the list of a resumed run, and drops entries after `start_step`, the optimizer steps done before.
+        """Loads the list of a resumed run, without entries after `start_step`, the optimizer steps done; collective.
 
         The run reads the samples of these entries again, unless they have been repaired.
         """
         self.path, self.share, self.total, self._ranks = path, share, samples, ranks
         self.allowed = damage_allowed(share, samples)
         self._shared: dict[int, Entry] = {}
-        for line in read_json_lines(path) if path.exists() else ():
+        # Only rank 0's node may have the folder.
+        for line in run_on_rank_zero(lambda: read_json_lines(path) if path.exists() else [], ranks):
             # A line that a power cut tore, or that others wrote.
             with suppress(ValueError, TypeError, AttributeError, KeyError):
                 entry = Entry(int(line.pop("step")), Damage(**line))

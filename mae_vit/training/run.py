@@ -73,7 +73,7 @@ def build_trainer(
     ranks, start_step = engine.ranks, checkpoint.step if checkpoint else 0
     run_on_rank_zero(lambda: _prepare_folder(setup, checkpoint), ranks)
     try:
-        best = restore(engine, checkpoint) if checkpoint else None
+        best = restore(engine, checkpoint, folder) if checkpoint else None
     except BrokenCheckpoint as error:
         raise InputError(str(error)) from None
     stop, watchdog = StopRequest(), Watchdog(config.run.hang_timeout_s, rank=ranks.rank)
@@ -94,6 +94,7 @@ def build_trainer(
         identity=setup.identity.values,
         every_steps=plan.checkpoint_every_steps,
         say=outputs.say,
+        remote=folder.remote,
     )
     recovery = Recovery(
         config.guard,
@@ -125,6 +126,8 @@ def _prepare_folder(setup: RunSetup, checkpoint: CheckpointInfo | None) -> None:
         # A rollback must not return to the untrained checkpoint of an earlier start.
         for untrained in (path for path in list_checkpoints(own) if step_of(path) == 0):
             shutil.rmtree(untrained)
+    # Fails now if a URL cannot be written, not at the first save.
+    setup.folder.upload()
 
 
 def _train(trainer: Trainer, checkpoint: CheckpointInfo | None) -> tuple[Outcome, list[str]]:
@@ -139,7 +142,13 @@ def _train(trainer: Trainer, checkpoint: CheckpointInfo | None) -> tuple[Outcome
         trainer.saver.close()
         trainer.outputs.end("failed", None)
         if is_lost_rank(error):
+            # Another node may run it by now: what is behind a URL is no longer this rank's.
             raise _lost(ranks.rank) from None
+        if ranks.rank == 0:
+            try:
+                trainer.setup.folder.upload()
+            except OSError as problem:
+                trainer.outputs.say(f"warning: {error_reason(problem)}")
         raise
 
 
@@ -165,6 +174,8 @@ def _end(trainer: Trainer, outcome: Outcome) -> list[str]:
         if not outcome.finished:
             outputs.say(f"stopping on {trainer.stop.reason or OTHER_RANK}")
         outputs.end("done" if outcome.finished else "interrupted", outcome.step, results)
+        if ranks.rank == 0:
+            setup.folder.upload()
     except OSError as error:
         problem = f"results cannot be written to {setup.folder.path}: {error_reason(error)}"
     if problem := broadcast_from_rank_zero(problem, ranks):

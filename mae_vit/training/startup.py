@@ -35,6 +35,7 @@ from mae_vit.training.checkpoints.checkpoint import (
     newest_checkpoint,
     verify_checkpoint,
 )
+from mae_vit.training.checkpoints.remote import RemoteError
 from mae_vit.training.engines.build import enable_determinism, init_process_group
 from mae_vit.training.engines.precision import Chosen, Precision, choose_precision, fixed
 from mae_vit.training.identity import PRECISION, Identity, check_identity, run_identity
@@ -43,13 +44,19 @@ from mae_vit.training.outputs.trackers import check_installed
 
 
 def _find_checkpoint(
-    folder: RunFolder, arguments: Arguments, identity: Identity, *, warn: bool = True
+    folder: RunFolder, arguments: Arguments, identity: Identity, *, warn: bool = True, fetched: bool = True
 ) -> CheckpointInfo | None:
-    """Returns the checkpoint that the run resumes from; None for a fresh start. Raises InputError."""
+    """Returns the checkpoint that the run resumes from; None for a fresh start. Raises InputError.
+
+    That of a run with a URL is only described if it is not `fetched`; raises RemoteError and BrokenCheckpoint, too.
+    """
     resume, extend = arguments.resume, arguments.extend
     if resume == "never":
         return None
-    checkpoint = newest_checkpoint(folder.checkpoints, warn=warn)
+    if folder.remote and not fetched:
+        checkpoint = folder.remote.newest()
+    else:
+        checkpoint = newest_checkpoint(folder.checkpoints, warn=warn)
     # The run's own checkpoint of step 0 holds no training, so an explicit checkpoint takes precedence.
     untrained = checkpoint is None or checkpoint.step == 0
     if untrained and isinstance(resume, Path):
@@ -75,7 +82,11 @@ def _find_explicit(path: Path, *, warn: bool) -> CheckpointInfo:
 
 
 def _set_aside(folder: RunFolder) -> None:
-    """Moves an existing run folder to NAME.1, NAME.2, ..."""
+    """Moves an existing run folder to NAME.1, NAME.2, ...; raises InputError if it is behind a URL."""
+    if folder.remote:
+        if folder.read_status() or list_checkpoints(folder.checkpoints):
+            raise InputError(f"--resume never: {folder.remote.shown} has a run; give another run.dir")
+        return
     if not folder.path.exists():
         return
     number = 1
@@ -228,10 +239,13 @@ def resume_or_start(
     init_process_group(setup.config, setup.device, ranks)
     _check_ranks_agree(identity, ranks)
     # Lock before any rank looks for checkpoints: another process may still write one.
-    run_on_rank_zero(lambda: folder.lock() if folder.path.exists() else None, ranks)
+    run_on_rank_zero(lambda: folder.lock() if folder.remote or folder.path.exists() else None, ranks)
 
     def choose() -> CheckpointInfo | None:
         asked = arguments
+        if folder.remote:
+            print(f"{folder.remote.shown} has a local copy while the run trains: {folder.path}")
+            folder.remote.fetch()
         if asked.resume == "never" and is_requeued_run(folder.path):
             asked = replace(asked, resume="auto")
         if asked.resume == "never":
@@ -281,10 +295,14 @@ def foresee_start(
     explicit checkpoint does not match.
     """
     try:
-        checkpoint = _find_checkpoint(folder, arguments, setup.identity, warn=setup.ranks.rank == 0)
+        checkpoint = _find_checkpoint(
+            folder, arguments, setup.identity, warn=setup.ranks.rank == 0, fetched=False
+        )
         _check_length(folder, checkpoint, setup.plan)
         if checkpoint is None and arguments.resume != "never":
             check_resumable(folder, extend=arguments.extend)
+    except (RemoteError, BrokenCheckpoint) as error:
+        return None, str(error)
     except InputError as error:
         if isinstance(arguments.resume, Path) and not list_checkpoints(folder.checkpoints):
             raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -43,6 +44,7 @@ class Copier:
         """Opens the stream."""
         self._device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._copying = deque[tuple[torch.cuda.Event, Batch]]()
 
     def __call__(self, batch: Batch) -> Batch:
         """Starts the copies without blocking; later kernels wait for them on the GPU."""
@@ -50,6 +52,10 @@ class Copier:
             return batch.to(self._device)
         with torch.cuda.stream(self._stream):
             copied = batch.to(self._device)
+        # The loader reuses a batch's memory once nothing refers to it.
+        self._copying.append((self._stream.record_event(), batch))
+        while self._copying and self._copying[0][0].query():
+            self._copying.popleft()
         computing = torch.cuda.current_stream(self._device)
         computing.wait_stream(self._stream)
         for tensor in (copied.images, copied.labels, copied.keys.index, copied.masks):
@@ -289,7 +295,7 @@ class Trainer:
         with self.watchdog.long_phase("going back"):
             checkpoint = self.recovery.go_back(bad)
             try:
-                self.evals.best = restore(self.engine, checkpoint)
+                self.evals.best = restore(self.engine, checkpoint, self.setup.folder)
             except BrokenCheckpoint as error:
                 raise TrainingFailed(f"{bad}; {error}") from None
         # The pending save has finished, so the newest checkpoint is on disk.
@@ -298,12 +304,12 @@ class Trainer:
         return checkpoint.step
 
 
-def restore(engine: Engine, checkpoint: CheckpointInfo) -> BestWeights | None:
+def restore(engine: Engine, checkpoint: CheckpointInfo, folder: RunFolder) -> BestWeights | None:
     """Restores a checkpoint into the engine and returns its best weights; collective.
 
     It takes two to three times the model's size of host memory on every rank. Raises BrokenCheckpoint on all ranks.
     """
-    state = load_together(checkpoint.path, engine.ranks)
+    state = load_together(checkpoint.path, engine.ranks, folder.bring)
     engine.restore(state)
     if state.best is None or engine.ranks.rank == 0:
         return state.best

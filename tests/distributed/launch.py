@@ -23,13 +23,23 @@ from mae_vit.runtime.ranks import free_port
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def command(launcher: str, ranks: int, arguments: list[str], script: str = "pretrain/run.py") -> list[str]:
-    """The command line of `python`, `deepspeed` or `torchrun` on this machine."""
+def command(
+    launcher: str,
+    ranks: int,
+    arguments: list[str],
+    script: str = "pretrain/run.py",
+    *,
+    nodes: tuple[str, ...] = (),
+) -> list[str]:
+    """The command line of `python`, `deepspeed` or `torchrun`; `nodes` are torchrun's options for several."""
     port, deepspeed = str(free_port()), str(Path(sys.executable).with_name("deepspeed"))
     words = {
         "python": [],
         "deepspeed": [deepspeed, "--num_accelerators", str(ranks), "--master_port", port],
-        "torchrun": ["-m", "torch.distributed.run", f"--nproc-per-node={ranks}", f"--master-port={port}"],
+        "torchrun": [
+            *("-m", "torch.distributed.run", f"--nproc-per-node={ranks}"),
+            *(nodes or (f"--master-port={port}",)),
+        ],
     }[launcher]
     return [sys.executable, *words, script, *arguments]
 
@@ -67,6 +77,7 @@ class Run:
         *,
         terminal: bool = False,
         script: str = "pretrain/run.py",
+        nodes: tuple[str, ...] = (),
     ) -> None:
         self.folder = folder
         self.marker = f"run.dir={folder}"
@@ -74,7 +85,7 @@ class Run:
         self.log = (folder.parent / f"{folder.name}.log").open("a")
         shown = self._open_terminal() if terminal else self.log
         self.process = subprocess.Popen(
-            command(launcher, ranks, [*arguments, self.marker], script),
+            command(launcher, ranks, [*arguments, self.marker], script, nodes=nodes),
             cwd=ROOT,
             env=os.environ | {"OMP_NUM_THREADS": "1", "PATH": path},
             stdin=shown if terminal else subprocess.DEVNULL,
@@ -168,6 +179,12 @@ class Run:
                 continue
         self.process.wait(500)
         self.wait_until_gone()
+
+    def kill_node(self) -> None:
+        """SIGKILL to this launcher and its ranks: other nodes of the run stay."""
+        for process in [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children(True)]:
+            process.kill()
+        self.process.wait(500)
 
     def output(self) -> str:
         self.log.flush()

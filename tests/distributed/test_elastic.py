@@ -3,6 +3,7 @@
 import json
 import random
 import shutil
+import time
 from collections import defaultdict
 from pathlib import Path
 
@@ -10,6 +11,9 @@ import pytest
 from distributed.launch import Run
 from helpers.commands import lines_of
 from safetensors.torch import load_file
+from torch.distributed import TCPStore
+
+from mae_vit.runtime.ranks import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.distributed]
 
@@ -88,6 +92,22 @@ def seen(notes: Path) -> dict[int, list[list[int]]]:
     return {step: sorted(samples.values()) for step, samples in sorted(by_step.items())}
 
 
+def compare(place: Path, epochs: int, per_epoch: int) -> None:
+    """The run "elastic" saw what "straight" saw, each image once an epoch, at the same rates and with its losses."""
+    expected, elastic = (seen(place / f"{name}-notes") for name in ("straight", "elastic"))
+    assert elastic == expected
+    assert list(elastic) == list(range(epochs * per_epoch))
+    for epoch in range(epochs):
+        samples = [
+            s for step in range(epoch * per_epoch, (epoch + 1) * per_epoch) for _, s, *_ in elastic[step]
+        ]
+        assert len(samples) == len(set(samples)) == per_epoch * 128
+    rates = [values_of(place / name, "lr") for name in ("straight", "elastic")]
+    assert rates[0] == rates[1]
+    losses = [values_of(place / name, "loss") for name in ("straight", "elastic")]
+    assert losses[1] == pytest.approx(losses[0], rel=0.02)
+
+
 @pytest.mark.timeout(600)
 def test_a_run_on_changing_ranks_sees_the_same(digits, tmp_path):
     """2, 1, 4 and again 2 ranks, with kills between, at changing ZeRO stages."""
@@ -111,15 +131,50 @@ def test_a_run_on_changing_ranks_sees_the_same(digits, tmp_path):
     run = go(tmp_path / "elastic", 2, 3)
     assert run.wait(240) == 0, run.output()
 
-    expected, elastic = (seen(tmp_path / f"{name}-notes") for name in ("straight", "elastic"))
-    assert elastic == expected
-    assert list(elastic) == list(range(epochs * per_epoch))
-    for epoch in range(epochs):
-        samples = [
-            s for step in range(epoch * per_epoch, (epoch + 1) * per_epoch) for _, s, *_ in elastic[step]
-        ]
-        assert len(samples) == len(set(samples)) == per_epoch * 128
-    rates = [values_of(tmp_path / name, "lr") for name in ("straight", "elastic")]
-    assert rates[0] == rates[1]
-    losses = [values_of(tmp_path / name, "loss") for name in ("straight", "elastic")]
-    assert losses[1] == pytest.approx(losses[0], rel=0.02)
+    compare(tmp_path, epochs, per_epoch)
+
+
+def world_size(folder: Path) -> int:
+    return json.loads((folder / "environment.json").read_text())["world_size"]
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("leaves", [0, 1])
+def test_a_node_of_torchrun_leaves_and_returns(digits, tmp_path, monkeypatch, leaves):
+    """`torchrun --nnodes=1:2`: the other node resumes alone from the last save, then with the one that returns."""
+    epochs, per_epoch = 30, 11
+    options = [*SMALL, f"data.path={digits}", f"train.epochs={epochs}", "checkpoint.every_steps=6"]
+    options += ["monitor.evaluate_every_epochs=30"]
+    # PyTorch 2.14 tells a returning node no address otherwise (docs/cluster.md).
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    # A machine that stays serves the store of the rendezvous.
+    store = TCPStore("127.0.0.1", free_port(), is_master=True, wait_for_workers=False)
+    nodes = ("--nnodes=1:2", "--max-restarts=3", "--rdzv-backend=c10d", "--rdzv-id=elastic")
+    nodes += (f"--rdzv-endpoint=127.0.0.1:{store.port}",)
+    nodes += ("--rdzv-conf=is_host=0,last_call_timeout=5,keep_alive_interval=1",)
+
+    def go(name: str, launcher: str = "torchrun", **more) -> Run:
+        words = [f"notes={tmp_path / name}-notes", *options]
+        script = "tests/distributed/workers/pretrain_recorded.py"
+        return Run(tmp_path / name, launcher, 1, words, script=script, **more)
+
+    straight = go("straight", "python")
+    assert straight.wait(240) == 0, straight.output()
+    run = [go("elastic", nodes=nodes)]
+    try:
+        # The first node to come is rank 0.
+        time.sleep(3)
+        run.append(go("elastic", nodes=nodes))
+        run[0].wait_for_step(25)
+        assert world_size(run[0].folder) == 2
+        gone, stays = run[leaves], run[1 - leaves]
+        gone.kill_node()
+        stays.wait_for_step(stays.step() + 15)
+        assert world_size(stays.folder) == 1
+        back = go("elastic", nodes=nodes)
+        run.append(back)
+        assert [node.wait(400) for node in (stays, back)] == [0, 0], stays.output()
+        assert world_size(stays.folder) == 2
+    finally:
+        run[0].kill()
+    compare(tmp_path, epochs, per_epoch)

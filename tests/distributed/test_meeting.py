@@ -9,6 +9,7 @@ from datetime import timedelta
 
 import pytest
 from helpers.commands import ROOT
+from torch.distributed import TCPStore
 
 from mae_vit.core.errors import InputError
 from mae_vit.runtime import process_group as meeting
@@ -90,6 +91,29 @@ def test_a_rank_that_comes_later_ends_the_waiting(address, capsys):
         late.kill()
     # It imports for longer than a tenth of a second.
     assert "1 of 2 here, missing rank 1" in capsys.readouterr().err
+
+
+@pytest.mark.distributed
+def test_ranks_meet_again_at_a_store_that_remembers_meetings_of_other_nodes(address, monkeypatch):
+    """torchrun's: a node that stays has counted a restart, the one that returns has not."""
+    port = int(os.environ["MASTER_PORT"])
+    store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    # One that asked and was killed.
+    store.set("mae-vit/asked/1", "a question of an earlier round")
+    place = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "PYTHONPATH": str(ROOT)}
+    for restarts in range(2):
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(restarts))
+        other = os.environ | place | {"TORCHELASTIC_RESTART_COUNT": "0"}
+        returned = subprocess.Popen([sys.executable, "-c", _RANK_1], env=other)
+        try:
+            monkeypatch.setattr(meeting, "_meetings", 0)  # each is a new process
+            shared = meet_soon(0, timeout_s=100.0)
+            assert shared.get("said") == b"by rank 1"
+            shared.set("heard", "")
+            assert returned.wait(100) == 0
+        finally:
+            returned.kill()
 
 
 @pytest.mark.parametrize(

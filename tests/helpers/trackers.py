@@ -23,7 +23,6 @@ def stored_by_mlflow(database: Path) -> list[SimpleNamespace]:
     return [
         SimpleNamespace(
             name=run.info.run_name,
-            group=run.data.tags.get("group"),
             status=run.info.status,
             parameters=run.data.params,
             pictures=[file.path for file in client.list_artifacts(run.info.run_id, "images")],

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import atexit
-import math
 import multiprocessing
 import multiprocessing.forkserver
 import signal
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from mae_vit.core.batch import Batch
-from mae_vit.core.errors import Damage, DamagedSample, FetchUnavailable
+from mae_vit.core.errors import Damage, DamagedSample
 from mae_vit.core.keyed_rng import SampleKeys
 from mae_vit.data.batches.augmented import AugmentedSource, Views
+from mae_vit.data.batches.ring import load_in_workers
 from mae_vit.data.order.order import Order, RankSlice, Skipped, micro_batches, view_keys
-from mae_vit.runtime.signals import STOP_SIGNALS, exit_with_parent, handling, without_main
+from mae_vit.runtime.cores import without_cores
+from mae_vit.runtime.signals import STOP_SIGNALS, handling
 
 _MAX_AUTO_WORKERS = 16
 _MEMORY_WORKERS = 4
@@ -30,8 +28,10 @@ _PRELOAD = ["mae_vit.data.batches.loader"]
 _PRELOAD_POLICIES = ["mae_vit.data.images.auto_augment"]
 
 
-def start_worker_server(*, policies: bool = False) -> None:
+def start_worker_server(*, policies: bool = False, gpu_cores: int | None = None) -> None:
     """Starts the fork server of the data workers. Call it before CUDA or NCCL start.
+
+    With a GPU, workers stay off the trainer's share of the rank's `gpu_cores`.
 
     The server and all workers ignore SIGTERM, SIGUSR1, SIGHUP and Ctrl-C. Schedulers, launchers
     and terminals send these to every process of a job, but the trainer still needs its workers
@@ -41,7 +41,8 @@ def start_worker_server(*, policies: bool = False) -> None:
     atexit.unregister(_kill_workers)
     atexit.register(_kill_workers)
     multiprocessing.set_forkserver_preload([*_PRELOAD, *(_PRELOAD_POLICIES if policies else ())])
-    with handling(STOP_SIGNALS, signal.SIG_IGN):
+    reserved = _trainer_cores(gpu_cores) / gpu_cores if gpu_cores else 0.0
+    with handling(STOP_SIGNALS, signal.SIG_IGN), without_cores(reserved):
         multiprocessing.forkserver.ensure_running()
 
 
@@ -56,16 +57,6 @@ def _kill_workers() -> None:
             worker.kill()
 
 
-def _set_up_worker(worker: int) -> None:
-    """Makes a worker ignore stop signals and exit when its parent dies."""
-    # The fork server set this already, but torch's worker loop resets SIGTERM to its default.
-    for number in STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-    # torch detects a dead trainer by the parent's process id. A worker's parent is the fork server, which lives on, so
-    # workers would stay and keep their memory.
-    exit_with_parent()
-
-
 def replacement_candidates(place: int, samples: int) -> Iterator[int]:
     """Yields `place`, then the places that may replace it: place + 1, place + 3, place + 7, ... (modulo `samples`).
 
@@ -75,34 +66,38 @@ def replacement_candidates(place: int, samples: int) -> Iterator[int]:
         yield (place + (1 << power) - 1) % samples
 
 
-class _Batches(Dataset[Any]):
-    """Computes whole micro-batches for (epoch, places); each place occurs `repeats` times in a row.
+class _Batches:
+    """Computes micro-batches for (epoch, places); each place occurs `repeats` times in a row (a `ring.Renderer`).
 
     With `replace`, the first intact candidate replaces a damaged sample. The choice depends only on which samples are
     damaged, not on rank, worker or epoch.
     """
 
     def __init__(self, source: AugmentedSource, seed: int, *, replace: bool, repeats: int = 1) -> None:
-        self._source, self._seed, self._repeats, self._replace = source, seed, repeats, replace
+        self._source, self._seed, self.repeats, self._replace = source, seed, repeats, replace
         # Later epochs do not try to decode a damaged sample again.
         self._known: dict[int, Damage] = {}
         self._folder = Path()
 
-    def __getitems__(self, position: tuple[int, np.ndarray]) -> Batch | DamagedSample | FetchUnavailable:
-        (epoch, index), shape, source = position, self._source.shape, self._source.source
-        images = _empty(source.dtype, len(index), *shape)
-        labels = _empty(np.dtype(np.int64), len(index))
-        masks = _empty(np.dtype(np.uint16), len(index), *shape[1:]) if source.has_masks else None
-        out = Views(images.numpy(), labels.numpy(), None if masks is None else masks.numpy())
-        try:
-            damaged = self._render(epoch, index, out)
-        except (DamagedSample, FetchUnavailable) as error:
-            # Return the error: if a worker raises it, torch replaces the message by the worker's traceback.
-            return error
+    def kind(self, batch_size: int) -> np.dtype:
+        shape, source = self._source.shape, self._source.source
+        masks = [("masks", np.uint16, (batch_size, *shape[1:]))] if source.has_masks else []
+        fields = [("places", np.int64, (batch_size,)), ("labels", np.int64, (batch_size,)), *masks]
+        return np.dtype([*fields, ("images", source.dtype, (batch_size, *shape))], align=True)
+
+    def render(self, record: np.ndarray, epoch: int, begin: int, end: int) -> tuple[Damage, ...]:
+        masks = record["masks"][0, begin:end] if self._source.source.has_masks else None
+        views = Views(record["images"][0, begin:end], record["labels"][0, begin:end], masks)
+        return self._render(epoch, record["places"][0, begin:end], views)
+
+    def finish(self, record: np.ndarray, epoch: int, count: int, damaged: tuple[Damage, ...]) -> Batch:
+        tensors = {name: torch.from_numpy(record[name][0, :count]) for name in record.dtype.names or ()}
         # Keys follow the order, not the sample read: a replacement gets the mask of the damaged sample. Keys are places
         # in the source; crops use numbers in the split. The two differ if the source is only a part of the split.
-        keys = SampleKeys(self._seed, epoch, torch.from_numpy(view_keys(index, self._repeats)))
-        return Batch(images, labels, keys, damaged, masks)
+        keys = SampleKeys(
+            self._seed, epoch, torch.from_numpy(view_keys(record["places"][0, :count], self.repeats))
+        )
+        return Batch(tensors["images"], tensors["labels"], keys, damaged, tensors.get("masks"))
 
     def _render(self, epoch: int, index: np.ndarray, out: Views) -> tuple[Damage, ...]:
         """Renders the places `index` (B,) into `out`; returns the damaged samples that were replaced."""
@@ -110,7 +105,7 @@ class _Batches(Dataset[Any]):
             places, passed, stuck = skip_damaged(index, self._known, len(self._source))
             if stuck:
                 raise DamagedSample(stuck, self._folder)
-            keys = view_keys(self._source.numbers(places), self._repeats)
+            keys = view_keys(self._source.numbers(places), self.repeats)
             try:
                 self._source.render(self._seed, epoch, places, keys, out)
                 return tuple(passed.values())
@@ -142,19 +137,6 @@ def skip_damaged(
     return places, passed, stuck
 
 
-def _empty(dtype: np.dtype, *shape: int) -> Tensor:
-    """Allocates a tensor; workers use shared memory (as torch's `default_collate`), which saves torch a copy."""
-    kind = torch.from_numpy(np.empty(0, dtype)).dtype
-    if get_worker_info() is None:
-        return torch.empty(shape, dtype=kind)
-    storage = torch.UntypedStorage._new_shared(math.prod(shape) * dtype.itemsize, device="cpu")
-    return torch.empty(0, dtype=kind).set_(storage).view(shape)
-
-
-def _unchanged(batch: Any) -> Any:
-    return batch
-
-
 def load_batches(
     source: AugmentedSource,
     order: Order,
@@ -169,8 +151,8 @@ def load_batches(
     """Yields a rank's micro-batches of steps start_step..stop_step-1, in order; data steps in `skipped` are passed.
 
     Intact samples replace damaged ones. Batches depend only on the arguments, and are the same for any number of
-    `workers`, of which 0 decodes in this process. `pin_memory` puts them in page-locked memory, so that copies to a GPU
-    do not block.
+    `workers`, of which 0 decodes in this process. `pin_memory`: those of workers lie in page-locked memory, so that
+    copies to a GPU do not block; the caller keeps a batch until its copies are done (`training.trainer.Copier`).
     """
     batches = _Batches(source, order.seed, replace=True, repeats=order.repeats)
     positions = micro_batches(order, rank_slice, start_step=start_step, stop_step=stop_step, skipped=skipped)
@@ -178,26 +160,17 @@ def load_batches(
 
 
 def _load(
-    batches: _Batches, positions: Iterable[tuple[int, np.ndarray]], *, workers: int, pin_memory: bool
+    batches: _Batches, positions: Iterable[tuple[int, np.ndarray]], *, workers: int, pin_memory: bool = False
 ) -> Iterator[Batch]:
-    """Yields the batch of each (epoch, places), in order; each worker loads two positions ahead."""
-    loader = DataLoader(
-        batches,
-        batch_sampler=positions,  # type: ignore[arg-type]
-        num_workers=workers,
-        collate_fn=_unchanged,
-        worker_init_fn=_set_up_worker,
-        pin_memory=pin_memory,
-        multiprocessing_context="forkserver" if workers else None,
-        # DataLoader draws a seed for its workers; its own generator leaves torch's global one unchanged.
-        generator=torch.Generator(),
-    )
-    with without_main():
-        loading = iter(loader)
-    for loaded in loading:
-        if isinstance(loaded, (DamagedSample, FetchUnavailable)):
-            raise loaded
-        yield loaded
+    """Yields the batch of each (epoch, places), in order."""
+    if workers:
+        yield from load_in_workers(batches, positions, workers=workers, pin_memory=pin_memory)
+        return
+    for epoch, places in positions:
+        record = np.empty(1, batches.kind(len(places)))
+        record["places"][0] = places
+        damaged = batches.render(record, epoch, 0, len(places))
+        yield batches.finish(record, epoch, len(places), damaged)
 
 
 class FixedBatches:
@@ -214,7 +187,6 @@ class FixedBatches:
         seed: int,
         batch_size: int,
         workers: int = 0,
-        pin_memory: bool = False,
         replace: bool = False,
     ) -> None:
         """Splits the samples, places in `source` int64 (n,), into batches; reads no image yet.
@@ -224,13 +196,13 @@ class FixedBatches:
         self._source, self._seed, self._replace = source, seed, replace
         self._chunks = [samples[at : at + batch_size] for at in range(0, len(samples), batch_size)]
         # More workers than batches would have nothing to do.
-        self._workers, self._pin_memory = min(workers, len(self._chunks)), pin_memory
+        self._workers = min(workers, len(self._chunks))
 
     def __iter__(self) -> Iterator[Batch]:
         """Yields all batches."""
         positions = [(0, chunk) for chunk in self._chunks]
         batches = _Batches(self._source, self._seed, replace=self._replace)
-        return _load(batches, positions, workers=self._workers, pin_memory=self._pin_memory)
+        return _load(batches, positions, workers=self._workers)
 
 
 def choose_workers(
@@ -254,11 +226,14 @@ def choose_workers(
 def auto_workers(cores: int, *, on_gpu: bool) -> int:
     """Returns the number of decoding processes: one per core, less those of the trainer, at most 16.
 
-    The trainer gets one core, and with a GPU one more for every eight; with a GPU at least one process decodes. One
-    thread of the trainer launches kernels without pause, another pins batches. With 15 workers on 16 cores an H200
-    waited, with 8 much less (docs/performance.md). We think that a worker that shares its core with such a thread
-    delays all, because batches are taken from the workers in turn.
+    With a GPU at least one process decodes. With 15 workers on 16 cores an H200 waited, with 8 much less
+    (docs/performance.md).
     """
     if not on_gpu:
         return min(_MAX_AUTO_WORKERS, max(0, cores - 1))
-    return min(_MAX_AUTO_WORKERS, max(1, cores - 1 - cores // 8))
+    return min(_MAX_AUTO_WORKERS, max(1, cores - _trainer_cores(cores)))
+
+
+def _trainer_cores(cores: int) -> int:
+    """Returns how many of a rank's cores stay free beside a GPU: two threads launch kernels (forward, backward)."""
+    return 1 + cores // 8

@@ -56,7 +56,7 @@ _OBEYED_BY_ALL: dict[str, set[str]] = {
     # for all its cells: they are accepted.
     "checkpoint": set(),
     "guard": set(),
-    "monitor": {"tensorboard", "trackers", "tracker_group"},
+    "monitor": {"tensorboard", "trackers"},
     "finetune": {"mode", "start", "pool", "test", "test_split"},
 }
 # Further options with an effect when one layer is trained on the features.

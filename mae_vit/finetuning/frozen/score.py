@@ -169,6 +169,7 @@ def _measure_and_write(
             if guesses is not None:
                 write_predictions(folder, data, guesses, summary)
             folder.write_summary("done", summary)
+            folder.upload()
         except OSError as error:
             raise InputError(
                 f"results cannot be written to {folder.path} ({error_reason(error)}); make room, then run the same "

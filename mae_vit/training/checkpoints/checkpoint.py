@@ -58,8 +58,13 @@ def list_checkpoints(folder: Path) -> list[Path]:
     """Returns the folders with a checkpoint's name, oldest first."""
     if not folder.is_dir():
         return []
-    folders = [path for path in folder.iterdir() if path.is_dir() and _NAME.fullmatch(path.name)]
+    folders = [path for path in folder.iterdir() if path.is_dir() and is_checkpoint_name(path.name)]
     return sorted(folders, key=step_of)
+
+
+def is_checkpoint_name(name: str) -> bool:
+    """Returns whether a folder of this name is a checkpoint's."""
+    return _NAME.fullmatch(name) is not None
 
 
 def step_of(path: Path) -> int:
@@ -224,6 +229,17 @@ def verify_checkpoint(path: Path) -> CheckpointInfo:
     return CheckpointInfo(checkpoint.path, checkpoint.step, checkpoint.identity, checkpoint.course)
 
 
+def described_checkpoint(path: Path, described: dict[str, Any]) -> CheckpointInfo:
+    """Returns a checkpoint as its `state.json` describes it, without reading other files. Call it in `as_broken`."""
+    losses = described.get("course", {})
+    course = LossHistory(
+        skipped=tuple((int(first), int(stop)) for first, stop in losses.get("skipped", ())),
+        losses=tuple(float(loss) for loss in losses.get("losses", ())),
+        streak=int(losses.get("streak", 0)),
+    )
+    return CheckpointInfo(path, int(described["step"]), dict(described["identity"]), course)
+
+
 def load_checkpoint(path: Path, *, load: bool = True) -> Checkpoint:
     """Reads and verifies one checkpoint, without its tensors if `load` is False; raises BrokenCheckpoint."""
     with as_broken(path):
@@ -235,12 +251,7 @@ def load_checkpoint(path: Path, *, load: bool = True) -> Checkpoint:
         more = [part for part in ("buffers", "average", "best") if part in described["sha256"]]
         parts = ("parameters", *optimizer_states, *more)
         tensors = {part: read_part(path, part, described, load=load) for part in parts}
-        losses = described.get("course", {})
-        course = LossHistory(
-            skipped=tuple((int(first), int(stop)) for first, stop in losses.get("skipped", ())),
-            losses=tuple(float(loss) for loss in losses.get("losses", ())),
-            streak=int(losses.get("streak", 0)),
-        )
+        info = described_checkpoint(path, described)
         state = TrainState(
             parameters=tensors["parameters"],
             optimizer_states={slot: tensors[slot] for slot in optimizer_states},
@@ -249,22 +260,23 @@ def load_checkpoint(path: Path, *, load: bool = True) -> Checkpoint:
             buffers=tensors.get("buffers", {}),
             average=tensors.get("average", {}),
             best=BestWeights(int(best["step"]), float(best["score"]), tensors["best"]) if best else None,
-            course=course,
+            course=info.course,
         )
-        return Checkpoint(path, int(described["step"]), dict(described["identity"]), course, state)
+        return Checkpoint(path, info.step, info.identity, info.course, state)
 
 
-def load_together(path: Path, ranks: Ranks) -> TrainState:
+def load_together(path: Path, ranks: Ranks, bring: Callable[[Path], Path]) -> TrainState:
     """Reads a checkpoint on every rank after rank 0 has verified it; collective.
 
-    A network file system may show another node's files seconds late, so a rank retries for `LATE_S`. Raises
-    BrokenCheckpoint on all ranks, if one rank still cannot read it; the message names the rank.
+    `bring` returns this node's folder of rank 0's checkpoint, or raises OSError. A network file system may show another
+    node's files seconds late, so a rank retries for `LATE_S`. Raises BrokenCheckpoint on all ranks, if one rank still
+    cannot read it; the message names the rank.
     """
     checkpoint, problem, until = None, None, time.monotonic() + LATE_S
     while checkpoint is None:
         try:
-            checkpoint = load_checkpoint(path)
-        except BrokenCheckpoint as error:
+            checkpoint = load_checkpoint(bring(path))
+        except (BrokenCheckpoint, OSError) as error:
             problem = (
                 f"rank {ranks.rank} ({socket.gethostname()}) cannot read what rank 0 can; share the folder "
                 f"({error})"
@@ -293,18 +305,18 @@ def newest_checkpoint(folder: Path, *, warn: bool = True) -> CheckpointInfo | No
     return newest
 
 
-def prune_checkpoints(
-    folder: Path, *, upto: int, keep_last: int, keep_every: int | None, every_steps: int
-) -> None:
-    """Removes checkpoints, except the last `keep_last` up to step `upto` and every `keep_every`-th save of the plan.
+def expired_checkpoints(
+    paths: list[Path], *, upto: int, keep_last: int, keep_every: int | None, every_steps: int
+) -> Iterator[Path]:
+    """Yields checkpoints, except the last `keep_last` up to step `upto` and every `keep_every`-th save of the plan.
 
-    Those of later steps must not count as kept: the run found them broken or rolled back past them. One between
-    multiples of `every_steps`, saved on a signal, stays only while it is among the last `keep_last`.
+    `paths` are all, oldest first. Those of later steps must not count as kept: the run found them broken or rolled back
+    past them. One between multiples of `every_steps`, saved on a signal, stays only while it is among the last
+    `keep_last`.
     """
-    paths = list_checkpoints(folder)
     kept = [path for path in paths if step_of(path) <= upto][-keep_last:]
     for path in (path for path in paths if path not in kept):
         step = step_of(path)
         # Step 0 is not a counted save: only a rollback before the first save needs it.
         if step > upto or keep_every is None or step == 0 or step % (every_steps * keep_every):
-            shutil.rmtree(path, ignore_errors=True)
+            yield path

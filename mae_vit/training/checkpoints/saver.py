@@ -16,7 +16,8 @@ from mae_vit.core.messages import error_reason
 from mae_vit.runtime.failures import BadStep, TrainingFailed
 from mae_vit.runtime.ranks import broadcast_from_rank_zero
 from mae_vit.runtime.slurm import mark_slurm_progress
-from mae_vit.training.checkpoints.checkpoint import prune_checkpoints, save_checkpoint
+from mae_vit.training.checkpoints.checkpoint import expired_checkpoints, list_checkpoints, save_checkpoint
+from mae_vit.training.checkpoints.remote import RemoteError, RemoteRun
 from mae_vit.training.engines.base import Engine
 from mae_vit.training.engines.state import BestWeights, LossHistory, TrainState
 
@@ -32,7 +33,7 @@ class Saver:
     If a save fails (a full, broken or read-only disk), the saver prints a warning and keeps the last
     good checkpoint. The next save tries again. After `checkpoint.max_failed_saves` failures in a
     row the run stops. On a full disk the saver removes older checkpoints before it gives up,
-    but never the newest intact one.
+    but never the newest intact one. A run with a URL has saved once the checkpoint is there.
     """
 
     def __init__(
@@ -44,12 +45,13 @@ class Saver:
         identity: dict[str, Any],
         every_steps: int,
         say: Callable[[str], None],
+        remote: RemoteRun | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Removes the leftovers of interrupted saves; only rank 0's `clock` counts."""
         self._engine, self._folder, self._options = engine, folder, options
         self._identity, self._every_steps = identity, every_steps
-        self._say = say
+        self._say, self._remote = say, remote
         self._thread: threading.Thread | None = None
         self._problem: str | None = None
         # These have the same values on all ranks.
@@ -144,25 +146,43 @@ class Saver:
 
             save = partial(save_checkpoint, self._folder, step=step, state=state, identity=self._identity)
             try:
-                save()
+                path = save()
             except OSError as error:
                 if error.errno not in _NO_ROOM:
                     raise
                 self._prune(step, keep_last=1)
-                save()
+                path = save()
+            if self._remote is not None:
+                _upload(self._remote, path)
             if step:
                 mark_slurm_progress()
             self._prune(step, keep_last=self._options.keep_last)
             self._problem = None
+        except RemoteError as error:
+            self._problem = f"the checkpoint of step {step}: {error}"
         except Exception as error:
             reason = error_reason(error) if isinstance(error, OSError) else repr(error)
             self._problem = f"the checkpoint of step {step} cannot be written to {self._folder}: {reason}"
 
     def _prune(self, step: int, *, keep_last: int) -> None:
-        prune_checkpoints(
-            self._folder,
-            upto=step,
-            keep_last=keep_last,
-            keep_every=self._options.keep_every,
-            every_steps=self._every_steps,
-        )
+        expired = partial(expired_checkpoints, upto=step, keep_last=keep_last, every_steps=self._every_steps)
+        keep_every = self._options.keep_every
+        if self._remote is not None:
+            for path in expired(self._remote.checkpoints(), keep_every=keep_every):
+                self._remote.remove(path)
+            keep_every = None  # the local copy is for this start of the run
+        for path in expired(list_checkpoints(self._folder), keep_every=keep_every):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _upload(remote: RemoteRun, path: Path) -> None:
+    """Uploads a checkpoint, after the metrics that lead to it; raises OSError, and removes it.
+
+    Otherwise nodes that do not have it would be asked to load it.
+    """
+    try:
+        remote.upload_files()
+        remote.upload_checkpoint(path)
+    except OSError:
+        shutil.rmtree(path)
+        raise

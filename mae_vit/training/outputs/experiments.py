@@ -45,7 +45,6 @@ class WandbTracker:
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "mae-vit"),
             name=run.name,
-            group=run.group,
             id=run.run_id,
             dir=str(run.folder),
             config=dict(run.config),
@@ -134,8 +133,7 @@ class MlflowTracker:
             except exceptions.MlflowException as error:
                 if error.error_code != "RESOURCE_DOES_NOT_EXIST":
                     raise
-        tags = {"group": run.group} if run.group else {}
-        self.run_id = self._client.create_run(experiment, run_name=run.name, tags=tags).info.run_id
+        self.run_id = self._client.create_run(experiment, run_name=run.name).info.run_id
         parameters = [entities.Param(key, str(value)) for key, value in run.config.items()]
         for first in range(0, len(parameters), _MAX_PARAMETERS):
             self._client.log_batch(self.run_id, params=parameters[first : first + _MAX_PARAMETERS])

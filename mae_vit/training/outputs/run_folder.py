@@ -23,7 +23,9 @@ from mae_vit.config.schema import Config
 from mae_vit.core.errors import InputError
 from mae_vit.core.files import nearest_existing, to_json, write_atomically, write_json
 from mae_vit.core.messages import error_reason
+from mae_vit.core.urls import WRITABLE_SCHEMES, check_url, is_url
 from mae_vit.runtime.locks import try_lock
+from mae_vit.training.checkpoints.remote import RemoteRun
 
 Status = Literal["running", "interrupted", "done", "failed"]
 # Environment variable by which a comparison identifies its runs; `summary.json` records it as `run_id`.
@@ -36,11 +38,15 @@ _POLL_S = 0.2
 
 
 class RunFolder:
-    """Paths and files of one run; only rank 0 writes."""
+    """Paths and files of one run; only rank 0 writes.
 
-    def __init__(self, path: Path) -> None:
+    Attributes:
+        remote: the folder behind a URL whose local copy this is; None without one.
+    """
+
+    def __init__(self, path: Path, remote: RemoteRun | None = None) -> None:
         """Names the folder; nothing is created yet."""
-        self.path = path
+        self.path, self.remote = path, remote
         self.checkpoints = path / "checkpoints"
         self.tensorboard = path / "tensorboard"
         self.pictures = path / "pictures"
@@ -54,7 +60,11 @@ class RunFolder:
 
     @classmethod
     def from_config(cls, config: Config) -> RunFolder:
-        """Names `run.dir`, or runs/NAME without one."""
+        """Names `run.dir`, or the local copy if it is a URL, or runs/NAME without one; raises InputError."""
+        if config.run.dir is not None and is_url(config.run.dir):
+            check_url(config.run.dir, key="run.dir", schemes=WRITABLE_SCHEMES)
+            remote = RemoteRun(config.run.dir)
+            return cls(remote.local, remote)
         return cls(Path(config.run.dir or Path("runs") / config.run.name))
 
     def __enter__(self) -> RunFolder:
@@ -77,6 +87,15 @@ class RunFolder:
             raise InputError(
                 f"run folder {self.path} cannot be written: {existing}: {reason}; give run.dir"
             ) from None
+
+    def bring(self, checkpoint: Path) -> Path:
+        """Returns this node's folder of a checkpoint that rank 0 has; raises OSError."""
+        return self.remote.bring(checkpoint) if self.remote else checkpoint
+
+    def upload(self) -> None:
+        """Uploads the changed files of a run with a URL, without checkpoints; raises OSError."""
+        if self.remote:
+            self.remote.upload_files()
 
     def lock(self) -> None:
         """Locks the folder with `lock_run` until `unlock` or the end of the process."""

@@ -70,13 +70,11 @@ class TrackedRun:
     """Describes a run to an experiment tracker.
 
     Attributes:
-        group: name of the comparison that the run belongs to, or None.
         config: values by dotted key, without credentials.
         run_id: id of the tracked run to continue; None creates a new one.
     """
 
     name: str
-    group: str | None
     folder: Path
     config: Mapping[str, Any]
     run_id: str | None = None
@@ -187,10 +185,7 @@ def describe_run(config: Config, folder: RunFolder) -> TrackedRun:
         key: redact_url(value) if isinstance(value, str) else value
         for key, value in flatten(config.model_dump(mode="json")).items()
     }
-    group, path = config.monitor.tracker_group, folder.path.absolute()
-    # A comparison gives the runs of all its rows the same names.
-    name = f"{path.parent.name}/{path.name}" if group else config.run.name
-    return TrackedRun(name, group, folder.path, values)
+    return TrackedRun(config.run.name, folder.path, values)
 
 
 def _without_secrets(text: str) -> str:

@@ -13,6 +13,7 @@ from helpers.comparison import read_rows, write_config
 
 from benchmarks import end_to_end, engine, loader, objectives, profile_step, scale, step
 from benchmarks.gpu.__main__ import main as gpu
+from benchmarks.gpu.parts import views
 from benchmarks.gpu.parts.feed import make_images
 from benchmarks.gpu.parts.sizes import TINY
 from benchmarks.loading import bands
@@ -114,6 +115,19 @@ def test_gpu_parts(part, tmp_path):
     assert all(values.get("met", True) for values in measured.values())
     known = {name for line in (RESULTS / f"gpu/{part}.jsonl").open() for name in json.loads(line)}
     assert {name for values in measured.values() for name in values} <= known
+
+
+def test_gpu_views(tmp_path):
+    """Both places are measured, and give the same bits."""
+    figures = {
+        key: take for group in views.groups(tiny=True, scratch=tmp_path) for key, take in group.items()
+    }
+    equal = {way: figures[f"{way}: equal"]()["met"] for way in views.WAYS}
+    assert all(equal.values()), equal
+    way = "random_resized and color"
+    device, host = (figures[f"{way}, {place}, 8"]() for place in views.PLACES)
+    assert device.keys() == host.keys()
+    assert device["images_per_s"] > 0
 
 
 def test_gpu_command(tmp_path):

@@ -1,11 +1,13 @@
 """The cores of a rank, in every kind of job that ranks are started in."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 
 from mae_vit.runtime import cores as machine
-from mae_vit.runtime.cores import cores_of_rank, cpu_quota
+from mae_vit.runtime.cores import cores_of_rank, cpu_quota, without_cores
 
 STEP = {"SLURM_STEP_ID": "0", "SLURM_NODEID": "0"}
 
@@ -137,3 +139,14 @@ def test_the_quota_of_a_container(tmp_path, line, files, expected):
 
 def test_without_control_groups_there_is_no_quota(tmp_path):
     assert cpu_quota(tmp_path, tmp_path / "nothing") is None
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs affinity")
+def test_processes_stay_off_the_cores_that_are_taken_away():
+    mine = sorted(os.sched_getaffinity(0))
+    ask = [sys.executable, "-c", "import os; print(*sorted(os.sched_getaffinity(0)))"]
+    for share, count in ((0.5, round(len(mine) / 2)), (1.0, 1), (0.0, len(mine))):
+        with without_cores(share):
+            seen = subprocess.run(ask, check=True, capture_output=True, text=True).stdout
+        assert [int(core) for core in seen.split()] == mine[:count]
+        assert sorted(os.sched_getaffinity(0)) == mine

@@ -100,7 +100,7 @@ def run(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     folder = tmp_path / "runs" / "mine"
     folder.mkdir(parents=True)
-    return TrackedRun("mine", "all", folder, {"run.seed": 1, **{f"a.{n}": n for n in range(120)}})
+    return TrackedRun("mine", folder, {"run.seed": 1, **{f"a.{n}": n for n in range(120)}})
 
 
 _SUMMARY = {"steps": 4, "heldout": {"loss": 0.25}, "note": "text", "nothing": None}
@@ -123,7 +123,7 @@ def test_mlflow_resumes_in_its_run(run):
     assert [step for step, _ in stored.values("train/loss")] == [1, 2, 2, 3, 4]
     assert stored.values("summary/heldout/loss") == [(4, 0.25)]
     assert stored.values("guard/went_back_to_step") == [(2, 1.0)]
-    assert (stored.status, stored.name, stored.group) == ("FINISHED", "mine", "all")
+    assert (stored.status, stored.name) == ("FINISHED", "mine")
     assert len(stored.parameters) == 121
     assert len([name for name in stored.pictures if name.endswith(".png")]) == 2  # of both attempts at step 2
     # A store that does not know the run, as on another machine: a new run.
@@ -162,7 +162,7 @@ def test_wandb_gets_rows_over_the_step_and_the_summary(run, monkeypatch, login):
     rows = [{"step": 3, "train/loss": 0.5}, {"step": 3, "guard/went_back_to_step": 2}]
     assert calls == [("*", "step"), *rows, "preempting", 75]
     assert asked["mode"] == (None if login else "offline")
-    assert (asked["id"], asked["resume"], asked["group"]) == ("abc", "allow", "all")
+    assert (asked["id"], asked["resume"]) == ("abc", "allow")
     assert stub.summary["summary/heldout/loss"] == 0.25
     assert stub.summary["summary/status"] == "interrupted"
 
@@ -184,7 +184,6 @@ def test_a_package_that_is_missing_is_one_line(monkeypatch, capsys, tmp_path, di
     ("options", "key"),
     [
         (["monitor.trackers=[wandb,wandb]"], "trackers"),
-        (["monitor.tracker_group=a"], "tracker_group"),
         (["monitor.trackers=[wand]"], 'did you mean "wandb"'),
     ],
 )
@@ -196,9 +195,8 @@ def test_options_without_an_effect_are_refused(options, key):
 def test_what_trackers_are_sent_has_no_credentials(tmp_path):
     url = "https://me:secret@host/data?token=secret"
     options = [f"data.path={url}", f"run.dir={tmp_path / 'cells' / 'seed-0'}", "monitor.trackers=[wandb]"]
-    for group, name in ((None, "mae_digits"), ("study", "cells/seed-0")):
-        config = load_config(PretrainConfig, CONFIG, [*options, f"monitor.tracker_group={group or 'null'}"])
-        run = describe_run(config, RunFolder(Path(config.run.dir)))
-        assert run.config["data.path"] == "https://host/data"
-        assert "secret" not in str(run.config)
-        assert (run.name, run.group) == (name, group)
+    config = load_config(PretrainConfig, CONFIG, options)
+    run = describe_run(config, RunFolder(Path(config.run.dir)))
+    assert run.config["data.path"] == "https://host/data"
+    assert "secret" not in str(run.config)
+    assert run.name == "mae_digits"

@@ -1,0 +1,267 @@
+"""A run folder behind a URL: the run writes a local copy, and each save is copied to the URL.
+
+What stands behind the URL counts. A run that starts takes over its files and its newest intact checkpoint, and drops
+whatever else the local copy has. A checkpoint's `state.json` is uploaded last and removed first: without it a folder
+is no checkpoint, so a kill never leaves a torn one. Its checksums reject files that a store cut short.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import urlsplit
+
+import fsspec
+from filelock import FileLock
+
+from mae_vit.core.files import user_cache
+from mae_vit.core.messages import error_reason
+from mae_vit.core.urls import redact_url
+from mae_vit.training.checkpoints.checkpoint import (
+    STATE,
+    BrokenCheckpoint,
+    CheckpointInfo,
+    as_broken,
+    described_checkpoint,
+    is_checkpoint_name,
+    list_checkpoints,
+    step_of,
+    verify_checkpoint,
+)
+
+_CHECKPOINTS = "checkpoints"
+# These stores have folders, which must exist before their files.
+_WITH_FOLDERS = ("file", "sftp", "ftp")
+
+
+class RemoteError(OSError):
+    """A run folder behind a URL cannot be read or written; the message names the URL without credentials."""
+
+
+class RemoteRun:
+    """A run folder behind a URL.
+
+    Rank 0 calls it, with the lock of the local copy; but any rank may call `newest` and `bring`.
+
+    Attributes:
+        local: the local copy.
+        shown: the URL without credentials.
+    """
+
+    def __init__(self, url: str) -> None:
+        """Names the local copy; opens nothing yet."""
+        self.shown, self._url = redact_url(url).rstrip("/"), url.rstrip("/")
+        words = re.sub(r"[^A-Za-z0-9.]+", "-", self.shown)[-60:].strip("-.")
+        name = f"{words}-{hashlib.sha256(self._url.encode()).hexdigest()[:12]}"
+        self.local = user_cache().resolve() / "runs" / name
+        self._copied: dict[str, tuple[int, int]] = {}
+
+    def fetch(self) -> None:
+        """Makes the local copy equal to the run behind the URL, with its newest intact checkpoint.
+
+        Raises:
+            RemoteError: if it cannot be read, or torn checkpoints cannot be removed.
+        """
+        with self._failing("read"):
+            names = self._names()
+            whole = [path.name for path in _whole_checkpoints(names)]
+            for path in self.local.iterdir():
+                if path.name not in (".lock", _CHECKPOINTS):
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+            self._copied = {}
+            for name in names:
+                if not name.startswith(f"{_CHECKPOINTS}/"):
+                    self._get(name, self.local / name)
+                    self._copied[name] = _stamp(self.local / name)
+            self._remove_torn(names)
+            for path in list_checkpoints(self.local / _CHECKPOINTS):
+                if path.name not in whole:
+                    shutil.rmtree(path)
+            for name in reversed(whole):
+                # A broken one stays for `newest_checkpoint`, which warns of it.
+                with suppress(BrokenCheckpoint):
+                    self._bring_intact(name)
+                    break
+
+    def newest(self) -> CheckpointInfo | None:
+        """Describes the newest checkpoint by its `state.json` alone, for a plan. Raises RemoteError."""
+        with self._failing("read"):
+            whole = _whole_checkpoints(self._names())
+            if not whole:
+                return None
+            path = self.local / _CHECKPOINTS / whole[-1].name
+            with as_broken(path):
+                return described_checkpoint(path, json.loads(self._state(path.name)))
+
+    def bring(self, path: Path) -> Path:
+        """Returns the folder of a checkpoint of the local copy of rank 0, on any node.
+
+        Nodes that do not share rank 0's disk download it. Raises RemoteError.
+        """
+        # Rank 0's home folder may have another path. One that `--resume PATH` names is no copy.
+        if path.parts[-3:-1] != (self.local.name, _CHECKPOINTS):
+            return path
+        with self._failing("read"):
+            if self._is_same(path):
+                return path
+            # Not into the folder of rank 0, which another node may share while it trains.
+            folder = self.local.with_name(f"{self.local.name}.{socket.gethostname()}")
+            folder.mkdir(parents=True, exist_ok=True)
+            with FileLock(folder / ".lock"):
+                for other in list_checkpoints(folder):
+                    if other.name != path.name:
+                        shutil.rmtree(other)
+                if not self._is_same(folder / path.name):
+                    self._download(path.name, folder)
+            return folder / path.name
+
+    def upload_files(self) -> None:
+        """Uploads what has changed in the run folder, without checkpoints. Raises RemoteError."""
+        with self._failing("written"):
+            files = dict(_files(self.local))
+            for name in self._copied.keys() - files.keys():
+                with suppress(FileNotFoundError):
+                    self._fs.rm_file(self._path(name))
+                del self._copied[name]
+            for name, path in files.items():
+                try:
+                    stamp = _stamp(path)
+                    if self._copied.get(name) != stamp:
+                        self._put(path, name)
+                        self._copied[name] = stamp
+                except FileNotFoundError:
+                    if path.exists():
+                        raise
+
+    def upload_checkpoint(self, path: Path) -> None:
+        """Uploads a checkpoint, which counts once its `state.json` is there. Raises RemoteError."""
+        with self._failing("written"):
+            self._remove_torn(self._names())
+            # The run may reach a step again after a restart.
+            self._remove(path.name)
+            for file in sorted(path.iterdir(), key=lambda file: file.name == STATE):
+                self._put(file, f"{_CHECKPOINTS}/{path.name}/{file.name}")
+
+    def checkpoints(self) -> list[Path]:
+        """Returns the checkpoints behind the URL, by their names, oldest first. Raises RemoteError."""
+        with self._failing("read"):
+            return _whole_checkpoints(self._names())
+
+    def remove(self, path: Path) -> None:
+        """Removes a checkpoint, by its name. Raises RemoteError."""
+        with self._failing("written"):
+            self._remove(path.name)
+
+    @property
+    def _fs(self) -> Any:
+        # fsspec keeps one for each kind and its options.
+        return fsspec.core.url_to_fs(self._url)[0]
+
+    def _path(self, name: str) -> str:
+        root: str = fsspec.core.url_to_fs(self._url)[1]
+        return f"{root.rstrip('/')}/{name}"
+
+    def _names(self) -> list[str]:
+        """Returns the names of all files, relative to the run folder."""
+        root = self._path("")
+        self._fs.invalidate_cache()
+        try:
+            return sorted(path[len(root) :] for path in self._fs.find(root))
+        except FileNotFoundError:
+            return []
+
+    def _state(self, name: str) -> bytes:
+        state: bytes = self._fs.cat_file(self._path(f"{_CHECKPOINTS}/{name}/{STATE}"))
+        return state
+
+    def _is_same(self, path: Path) -> bool:
+        """Returns whether a local folder has the checkpoint of this name; `state.json` has the files' checksums."""
+        return (path / STATE).exists() and (path / STATE).read_bytes() == self._state(path.name)
+
+    def _bring_intact(self, name: str) -> None:
+        path = self.local / _CHECKPOINTS / name
+        if self._is_same(path):
+            with suppress(BrokenCheckpoint):
+                verify_checkpoint(path)
+                return
+        self._download(name, path.parent)
+        verify_checkpoint(path)
+
+    def _download(self, name: str, into: Path) -> None:
+        partial = into / f".{name}.tmp"
+        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(into / name, ignore_errors=True)
+        root = f"{_CHECKPOINTS}/{name}/"
+        for file in (file for file in self._names() if file.startswith(root)):
+            self._get(file, partial / PurePosixPath(file).name)
+        os.rename(partial, into / name)
+
+    def _get(self, name: str, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._fs.get_file(self._path(name), str(path))
+
+    def _put(self, path: Path, name: str) -> None:
+        target = self._path(name)
+        # Never on an object store: it would make a bucket of a misspelled name.
+        if urlsplit(self._url).scheme in _WITH_FOLDERS:
+            self._fs.makedirs(target.rpartition("/")[0], exist_ok=True)
+        self._fs.put_file(str(path), target)
+
+    def _remove_torn(self, names: list[str]) -> None:
+        """Removes what interrupted uploads and removals have left."""
+        whole = {path.name for path in _whole_checkpoints(names)}
+        for name in {name.split("/")[1] for name in names if name.startswith(f"{_CHECKPOINTS}/")} - whole:
+            self._remove(name)
+
+    def _remove(self, name: str) -> None:
+        folder = self._path(f"{_CHECKPOINTS}/{name}")
+        with suppress(FileNotFoundError):
+            self._fs.rm_file(f"{folder}/{STATE}")
+        with suppress(FileNotFoundError):
+            self._fs.rm(folder, recursive=True)
+
+    @contextmanager
+    def _failing(self, how: str) -> Iterator[None]:
+        """Turns errors of fsspec and the packages behind it into RemoteError."""
+        try:
+            yield
+        except (RemoteError, BrokenCheckpoint):
+            raise
+        except ImportError as error:
+            raise RemoteError(
+                f'{self.shown} cannot be {how}: {error}: pip install "mae-vit[remote]"'
+            ) from None
+        except Exception as error:  # the packages behind fsspec raise errors of their own
+            raise RemoteError(f"{self.shown} cannot be {how}: {error_reason(error)}") from None
+
+
+def _whole_checkpoints(names: list[str]) -> list[Path]:
+    """Returns the checkpoints whose upload is complete, by their names, oldest first."""
+    parts = (name.split("/") for name in names if name.startswith(f"{_CHECKPOINTS}/"))
+    whole = (Path(part[1]) for part in parts if part[2:] == [STATE] and is_checkpoint_name(part[1]))
+    return sorted(whole, key=step_of)
+
+
+def _files(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Yields name and path of each file to upload: no checkpoints, locks and files that are being written.
+
+    The summary comes last, because it says that the run is done.
+    """
+    for path in sorted(folder.rglob("*"), key=lambda path: (path.name == "summary.json", path)):
+        name = path.relative_to(folder).as_posix()
+        passing = path.name == ".lock" or (path.name.startswith(".") and path.name.endswith(".tmp"))
+        if path.is_file() and not passing and not name.startswith(f"{_CHECKPOINTS}/"):
+            yield name, path
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_mtime_ns, status.st_size

@@ -1,0 +1,139 @@
+"""Run folders behind a URL: what counts as a checkpoint there, and what a start takes over."""
+
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+import torch
+
+from mae_vit.training.checkpoints.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint
+from mae_vit.training.checkpoints.remote import RemoteError, RemoteRun
+from mae_vit.training.engines.state import TrainState
+
+
+def state(value: float) -> TrainState:
+    return TrainState({"weight": torch.full((5,), value)}, {}, 1)
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """A run with a checkpoint of step 1 and of step 2, and its files in memory."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    run = RemoteRun(f"memory://{uuid4().hex}/run")
+    run.local.mkdir(parents=True)
+    (run.local / "metrics.jsonl").write_text("{}\n")
+    for step in (1, 2):
+        run.upload_checkpoint(
+            save_checkpoint(run.local / "checkpoints", step=step, state=state(step), identity={})
+        )
+    run.upload_files()
+    return run
+
+
+@pytest.fixture
+def elsewhere(run, tmp_path, monkeypatch):
+    """The same run on a machine that has nothing of it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "elsewhere"))
+    again = RemoteRun(run._url)
+    again.local.mkdir(parents=True)
+    return again
+
+
+def steps(run: RemoteRun) -> list[int]:
+    return [load_checkpoint(path).step for path in list_checkpoints(run.local / "checkpoints")]
+
+
+def there(run: RemoteRun) -> set[str]:
+    return {*run._names()}
+
+
+def damage(run: RemoteRun, name: str, data: bytes | None = None) -> None:
+    path = run._path(f"checkpoints/{name}")
+    run._fs.pipe_file(path, data) if data is not None else run._fs.rm_file(path)
+
+
+def test_a_start_elsewhere_has_the_files_and_the_newest_checkpoint(run, elsewhere):
+    elsewhere.fetch()
+    assert steps(elsewhere) == [2]
+    assert (elsewhere.local / "metrics.jsonl").read_text() == "{}\n"
+    assert elsewhere.newest().step == 2
+    # What is there already is not uploaded again.
+    elsewhere._put = None
+    elsewhere.upload_files()
+
+
+def test_a_torn_upload_is_no_checkpoint_and_goes(run, elsewhere):
+    damage(run, "step-00000002/state.json")
+    assert [path.name for path in elsewhere.checkpoints()] == ["step-00000001"]
+    assert elsewhere.newest().step == 1
+    elsewhere.fetch()
+    assert steps(elsewhere) == [1]
+    assert not any("step-00000002" in name for name in there(run))
+    # On the machine that saved it, too: what is there counts.
+    run.fetch()
+    assert steps(run) == [1]
+
+
+@pytest.mark.parametrize("file", ["state.json", "parameters.safetensors"])
+def test_one_that_the_store_cut_short_is_passed_over(run, elsewhere, file):
+    damage(run, f"step-00000002/{file}", b"{")
+    elsewhere.fetch()
+    assert {path.name for path in list_checkpoints(elsewhere.local / "checkpoints")} > {"step-00000001"}
+    assert load_checkpoint(elsewhere.local / "checkpoints/step-00000001").step == 1
+
+
+def test_a_local_copy_that_is_damaged_is_fetched_again(run):
+    (run.local / "checkpoints/step-00000002/parameters.safetensors").write_bytes(b"")
+    run.fetch()
+    assert 2 in steps(run)
+
+
+def test_a_step_reached_again_is_replaced_and_state_comes_last(run):
+    put, names = run._put, []
+
+    def noting(path: Path, name: str) -> None:
+        names.append((name.rpartition("/")[2], [path.name for path in run.checkpoints()]))
+        put(path, name)
+
+    run._put = noting
+    run.upload_checkpoint(save_checkpoint(run.local / "checkpoints", step=2, state=state(9), identity={}))
+    assert names[-1][0] == "state.json"
+    # Nothing of it counts meanwhile.
+    assert all(whole == ["step-00000001"] for _, whole in names)
+    assert run.newest().step == 2
+
+
+def test_removed_files_are_removed_there(run):
+    (run.local / "metrics.jsonl").unlink()
+    (run.local / ".summary.json.17.tmp").touch()
+    (run.local / ".lock").touch()
+    run.upload_files()
+    assert {name for name in there(run) if "/" not in name} == set()
+    run.remove(Path("step-00000001"))
+    assert [path.name for path in run.checkpoints()] == ["step-00000002"]
+    assert not any("step-00000001" in name for name in there(run))
+
+
+def test_another_node_gets_the_checkpoint_of_rank_0(run, elsewhere, tmp_path):
+    # Rank 0's home may have another path.
+    home = Path("/of/rank/0", run.local.name, "checkpoints")
+    brought = elsewhere.bring(home / "step-00000002")
+    assert load_checkpoint(brought).step == 2
+    assert load_checkpoint(elsewhere.bring(home / "step-00000001")).step == 1
+    # A node keeps one.
+    assert not brought.exists()
+    assert run.bring(run.local / "checkpoints" / "step-00000002").parent == run.local / "checkpoints"
+    # One that `--resume PATH` names is no copy.
+    assert run.bring(tmp_path) == tmp_path
+
+
+def test_errors_name_the_url_without_its_credentials(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    blocked = tmp_path / "file"
+    blocked.touch()
+    run = RemoteRun(f"file://{blocked}/run")
+    run.local.mkdir(parents=True)
+    (run.local / "metrics.jsonl").touch()
+    with pytest.raises(RemoteError, match=rf"^file://{blocked}/run cannot be written: not a directory$"):
+        run.upload_files()
+    assert RemoteRun("sftp://me:secret@host/run").shown == "sftp://host/run"
