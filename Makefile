@@ -9,7 +9,7 @@
 #   make lint       format, lint and type checks
 #   make bench      the benchmarks that fit a laptop (PHOTOS=DIR: class folders of photographs for the loader;
 #                   SMALL=DIR: small images in place of CIFAR-10, which is downloaded otherwise)
-#   make bench-gpu  the benchmarks for a GPU, into docs/results/gpu (PARTS="waits rates" for some of them)
+#   make bench-gpu  the benchmarks for a GPU, into docs/results/gpu (PARTS="rates" for some of them)
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -73,7 +73,7 @@ bench: setup
 	$(BIN)/python benchmarks/profile_step.py
 	$(BIN)/python benchmarks/loader.py $(if $(PHOTOS),--photos $(PHOTOS)) $(if $(SMALL),--small $(SMALL))
 
-PARTS ?= parity waits rates feed
+PARTS ?= rates feed views
 
 bench-gpu: setup
 	$(BIN)/python -m benchmarks.gpu $(PARTS) --out docs/results/gpu

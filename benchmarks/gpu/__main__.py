@@ -19,8 +19,6 @@ from mae_vit.runtime.failures import print_error
 ROOT = Path(__file__).resolve().parents[2]
 # Minutes that we expect on an H100 or H200, and what comes of them.
 PARTS = {
-    "parity": (4, "masks, losses and checkpoints of a CPU and of the GPU; compiled against eager"),
-    "waits": (2, "how often a step waits for the device: torch engine, ZeRO 0 to 3"),
     "rates": (8, "Ti/4, B/16, L/16, H/14: images/s, share of peak, memory; transformers' ViTMAE"),
     "feed": (5, "decoding alone, and runs from JPEGs: rate, share of waiting"),
     "views": (6, "small images in memory: views by the device and by workers; runs of both"),

@@ -55,23 +55,13 @@ def make_plan(name: str, words: Sequence[str]) -> ComparisonPlan:
     return ComparisonPlan(config, source.resolve().parent, folder)
 
 
-def order_of(plan: ComparisonPlan) -> list[RunSpec]:
-    """Returns the runs in the order in which they want cores: the longest chains first."""
-
-    def rank(run: RunSpec) -> int:
-        if run in plan.pretraining.values():
-            return 0
-        return 1 if run.equal_compute else 2 if run.pretraining else 3
-
-    return sorted(plan.runs, key=rank)
-
-
-def cores_wanted(plan: ComparisonPlan, run: RunSpec, cores: int) -> int:
-    """Returns the number of cores of a run on a machine with `cores`."""
-    pretraining = run in plan.pretraining.values()
-    training = _EQUAL_COMPUTE if run.equal_compute else _TRAINING
-    share = _PRETRAINING if pretraining else _SCORING if run.scores else training
-    return max(1, share * cores // 16)
+def rank_of(plan: ComparisonPlan, run: RunSpec) -> tuple[int, int]:
+    """Returns a run's place in the order in which runs want cores, longest chains first, and its share of them."""
+    if run in plan.pretraining.values():
+        return 0, _PRETRAINING
+    if run.equal_compute:
+        return 1, _EQUAL_COMPUTE
+    return 2 if run.pretraining else 3, _SCORING if run.scores else _TRAINING
 
 
 def command_of(run: RunSpec, steps: int | None) -> list[str]:
@@ -84,13 +74,14 @@ def command_of(run: RunSpec, steps: int | None) -> list[str]:
 
 def run_all(plan: ComparisonPlan, precision: str, steps: dict[RunSpec, int], limit: float) -> bool:
     """Runs what is missing until `time.monotonic()` is `limit`; returns whether all runs are done."""
-    waiting = [run for run in order_of(plan) if not run.is_done()]
+    ranks = {run: rank_of(plan, run) for run in plan.runs if not run.is_done()}
+    waiting = sorted(ranks, key=lambda run: ranks[run][0])
     free, running, again = sorted(os.sched_getaffinity(0)), list[_Running](), set[RunSpec]()
     count, first = len(free), time.monotonic()
     while (waiting or running) and time.monotonic() < limit:
         for run in list(waiting):
             needed = [need for need in run.needs if need not in (run.equal_compute or ())]
-            wanted = cores_wanted(plan, run, count)
+            wanted = max(1, ranks[run][1] * count // 16)
             if wanted <= len(free) and all(need.is_done() for need in needed):
                 waiting.remove(run)
                 own, free = free[:wanted], free[wanted:]
@@ -98,6 +89,8 @@ def run_all(plan: ComparisonPlan, precision: str, steps: dict[RunSpec, int], lim
                 process = _start(run, [*command_of(run, steps.get(run)), *words], precision, own)
                 running.append(_Running(run, process, own, time.monotonic()))
                 _say(first, f"begins {run.name} on {len(own)} cores")
+        if not running:
+            break  # the others need one that failed
         for item in [item for item in running if item.process.poll() is not None]:
             running.remove(item)
             free += item.cores

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from benchmarks.harness.workloads import Workload, load
 from mae_vit.config.presets import find_config
-from mae_vit.objectives import OBJECTIVES
 from mae_vit.training.engines.precision import Precision
 
 
@@ -49,18 +47,3 @@ HUGE = Model("H/14", "mae_huge", 128, 6, ("train.activation_checkpointing=false"
 _NARROW = ("model.embed_dim=16", "model.depth=1", "model.num_heads=2", "model.img_size=16")
 _SHALLOW = ("objective.decoder_embed_dim=16", "objective.decoder_depth=1", "objective.decoder_num_heads=2")
 TINY = Model("tiny/4", "mae_cifar_tiny", 8, 2, (*_NARROW, *_SHALLOW))
-# What numbers are compared on: small enough for ten steps on a CPU, with every kind of layer.
-COMPARED = Model("compared", "mae_cifar_tiny", 64, 1, ("model.depth=3",))
-# Objectives as small as the encoder; one that is not named here has its defaults.
-_MAE = {"decoder_embed_dim": 48, "decoder_depth": 2, "decoder_num_heads": 4}
-_OPTIONS: dict[str, dict[str, Any]] = {
-    "mae": _MAE,
-    "contrastive_mae": {"group_size": 4},
-    "joint": {"mae": _MAE},
-}
-
-
-def with_objective(workload: Workload, name: str) -> Workload:
-    """The same encoder under one of the registered objectives."""
-    section = OBJECTIVES[name].model_validate({"name": name, **_OPTIONS.get(name, {})})
-    return workload.with_objective(section)

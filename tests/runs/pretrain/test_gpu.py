@@ -45,6 +45,18 @@ def test_losses_are_those_of_a_cpu(digits, tmp_path, precision, monkeypatch):
     assert losses["gpu"] == pytest.approx(losses["cpu"], rel=1e-4 if precision == "fp32" else 1e-2)
 
 
+@pytest.mark.parametrize("objective", ["mae", "masked_patch", "simmim"])
+def test_compiled_losses_are_those_of_plain_steps(digits, tmp_path, objective):
+    preset = ["--config", f"configs/pretrain/{objective}_digits.yaml"]
+    losses = {}
+    for compiled in ("true", "false"):
+        folder = tmp_path / compiled
+        encoder_of(folder, digits, *preset, "train.precision=fp32", f"train.compile={compiled}")
+        lines = (folder / "metrics.jsonl").read_text().splitlines()
+        losses[compiled] = [json.loads(line)["loss"] for line in lines]
+    assert losses["true"] == pytest.approx(losses["false"], rel=1e-4)
+
+
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_zero_on_a_gpu(digits, tmp_path, stage):
     options = ["train.engine=deepspeed", f"train.zero_stage={stage}", "train.precision=fp16"]
