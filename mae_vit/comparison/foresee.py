@@ -36,7 +36,6 @@ from mae_vit.training.checkpoints.checkpoint import newest_checkpoint
 from mae_vit.training.engines.precision import Precision
 from mae_vit.training.engines.step_time import StepTime
 from mae_vit.training.outputs.run_folder import RunFolder
-from mae_vit.training.startup import check_resumable
 
 # What the time of a step depends on, apart from the machine.
 _KIND: Any = {
@@ -87,9 +86,14 @@ def check_folders(plan: ComparisonPlan) -> None:
         if run.elsewhere is None or run.summary.get("run_id") == run.id:
             continue
         folder = RunFolder(run.elsewhere)
+        elsewhere = f"pretrain.{name}.dir=null, which pretrains in the comparison's folder"
         checkpoint = newest_checkpoint(folder.checkpoints, warn=False)
         if checkpoint is None or not checkpoint.step:
-            check_resumable(folder, extend=False)
+            if folder.read_status() == "done":
+                raise InputError(
+                    f"pretrain.{name}: {run.elsewhere} has a finished run and no checkpoint that tells whether it is "
+                    f"this one; give {elsewhere}"
+                )
             continue
         with redirect_stdout(StringIO()):
             setup = _set_up_pretraining(run)
@@ -102,8 +106,7 @@ def check_folders(plan: ComparisonPlan) -> None:
             as_it_is = f"To use it as it is, add {words}" if own else "Undo these changes"
             raise InputError(
                 f"pretrain.{name}: {run.run_folder} belongs to another run: "
-                f"{setup.identity.describe_differences(checkpoint.identity)}. {as_it_is}; or give "
-                f"pretrain.{name}.dir=null, which pretrains in the comparison's folder"
+                f"{setup.identity.describe_differences(checkpoint.identity)}. {as_it_is}; or give {elsewhere}"
             )
 
 

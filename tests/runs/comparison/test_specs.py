@@ -9,6 +9,7 @@ from helpers.comparison import plan_of
 from helpers.images import encoded, picture, write_files
 
 from mae_vit.comparison.config import CompareArguments
+from mae_vit.comparison.foresee import check_folders
 from mae_vit.comparison.inputs import Inputs
 from mae_vit.comparison.main import compare
 from mae_vit.comparison.plan import ComparisonPlan
@@ -271,3 +272,6 @@ def test_a_run_that_was_finished_outside_of_the_comparison_is_done(made):
     for status, trained in (("interrupted", False), ("done", True)):
         (outside / "summary.json").write_text(json.dumps({"status": status}))
         assert run.is_done() is trained
+    # Nothing tells that it is this run.
+    with pytest.raises(InputError, match=r"pretrain\.MAE\.dir=null"):
+        check_folders(plan)
