@@ -6,7 +6,6 @@ import random
 import signal
 import subprocess
 import sys
-
 from uuid import uuid4
 
 import fsspec
@@ -14,7 +13,7 @@ import pytest
 from helpers.commands import ROOT, SMALL_MAE, run
 from s3fs import S3FileSystem
 
-from mae_vit.finetuning.comparison.command import main as compare
+from mae_vit.comparison.command import main as compare
 from mae_vit.pretraining.command import main as pretrain
 from mae_vit.runtime.ranks import free_port
 from mae_vit.training.checkpoints.checkpoint import verify_checkpoint
