@@ -108,7 +108,7 @@ def sandbox(colored, digits, tmp_path_factory):
     small += ["train.effective_batch_size=16", "monitor.tensorboard=false", f"data.path={others}"]
     run = box / "runs" / "mae_base"
     assert pretrain(["mae_cifar_tiny", *small, f"run.dir={run}"]) == 0
-    for name in ("mae_cifar_tiny", "mae_digits", "photos", "mae_photos_64"):
+    for name in ("mae_cifar_tiny", "mae_digits", "photos", "photos_base", "mae_photos_64"):
         shutil.copytree(run, run.with_name(name))
     tuned = run.with_name("finetune_cifar_tiny-mae_cifar_tiny")
     few = ["train.steps=2", "train.warmup_steps=1", small[-3], "monitor.tensorboard=false"]
