@@ -90,7 +90,7 @@ def test_a_probe_of_another_size_and_its_dry_run(measure, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("mode", "overrides", "named"),
     [
-        ("finetune", [], 'finetune.mode="finetune"'),
+        ("finetune", [], "finetune.mode=knn"),
         ("segment", [], "segment_probe"),
         ("knn", ["finetune.pool=cls"], 'finetune.pool="cls"'),
         ("segment_probe", ["finetune.pool=cls"], 'finetune.pool="cls"'),
@@ -113,7 +113,7 @@ def test_what_does_not_fit_is_one_line_and_nothing_is_written(
 def test_training_is_refused_before_anything_is_fetched(measure, capsys, monkeypatch):
     monkeypatch.setattr("mae_vit.weights.foreign.download", None)
     assert measure("timm:vit_small_patch14_dinov2", "finetune")[0] == 2
-    assert 'finetune.mode="finetune"' in one_line(capsys)
+    assert "finetune.mode=knn" in one_line(capsys)
 
 
 @pytest.mark.parametrize(
