@@ -145,7 +145,7 @@ def test_without_control_groups_there_is_no_quota(tmp_path):
 def test_processes_stay_off_the_cores_that_are_taken_away():
     mine = sorted(os.sched_getaffinity(0))
     ask = [sys.executable, "-c", "import os; print(*sorted(os.sched_getaffinity(0)))"]
-    for share, count in ((0.5, round(len(mine) / 2)), (1.0, 1), (0.0, len(mine))):
+    for share, count in ((0.5, max(1, round(len(mine) / 2))), (1.0, 1), (0.0, len(mine))):
         with without_cores(share):
             seen = subprocess.run(ask, check=True, capture_output=True, text=True).stdout
         assert [int(core) for core in seen.split()] == mine[:count]
