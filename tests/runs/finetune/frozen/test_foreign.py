@@ -30,7 +30,8 @@ def measure(call, pairs, tmp_path):
             words += [f"data.path={pairs}", "train.effective_batch_size=8"]
             words += ["data.augment.crop=random_resized", "data.label_draw=1"]
         else:
-            words += ["data.labels_per_class=20"]
+            # In float32, as timm's features are here, on processors with bf16 too.
+            words += ["data.labels_per_class=20", "train.precision=fp32"]
             options |= {"config": "linear_probe_cifar_tiny", "small": SHORT}
         return call(*words, *overrides, **options), tmp_path / "run"
 

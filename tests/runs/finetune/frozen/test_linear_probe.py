@@ -26,6 +26,8 @@ SHORT = [
     "train.effective_batch_size=64",
     "train.epochs=8",
     "train.warmup_epochs=1",
+    # What plain code in float32 is compared with, on processors with bf16 too.
+    "train.precision=fp32",
 ]
 FILES = {".lock", "config.yaml", "environment.json", "plan.txt", "summary.json", "linear.safetensors"}
 
