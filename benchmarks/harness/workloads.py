@@ -89,6 +89,7 @@ class Workload:
             batch_size_per_device=self.batch_size,
             accumulation=1,
             compile=self.compiled,
+            attention=self.config.train.attention,
         )
         return TorchEngine(self.objective(), options, Ranks(), device)
 

@@ -25,6 +25,8 @@ from mae_vit.training.engines.cost import peak_flops
 
 OURS, COMPILED = "ours", "compiled"
 CONTENDERS = (OURS, f"{OURS} {COMPILED}", "transformers sdpa", f"transformers sdpa {COMPILED}")
+# Kernels of attention that `train.attention` names; those of a CPU at tiny size.
+KERNELS, TINY_KERNELS = ("flash", "efficient", "triton"), ("flash",)
 _ROUNDS = 5
 _WARM_UP = 3
 
@@ -34,11 +36,12 @@ def groups(*, tiny: bool, scratch: Path) -> list[Group]:
     models = (TINY,) if tiny else (SMALL, BASE, LARGE, HUGE)
     # A gibibyte: launching is nothing, and a cache holds none of it.
     sizes = {"side": 512, "copied": 1 << 22} if tiny else {"side": 8192, "copied": 1 << 30}
+    kernels = [f"{OURS} {kernel} {COMPILED}" for kernel in (TINY_KERNELS if tiny else KERNELS)]
     return [
         {"machine": partial(measure_machine, **sizes)},
         *(
             {f"{model.name} {name}": partial(measure_contender, model, name)}
-            for name in CONTENDERS
+            for name in (*CONTENDERS, *kernels)
             for model in models
         ),
     ]
@@ -70,7 +73,8 @@ def _seconds(action: Callable[[], object], device: torch.device) -> float:
 
 def measure_contender(model: Model, name: str) -> dict[str, Any]:
     """Times turns of a contender's steps between two waits for the device."""
-    workload = replace(model.workload(), compiled=name.endswith(COMPILED))
+    kernel = next((word for word in name.split() if word in KERNELS), "auto")
+    workload = replace(model.workload(f"train.attention={kernel}"), compiled=name.endswith(COMPILED))
     device = workload.device()
     on_gpu = device.type == "cuda"
     if on_gpu:
