@@ -146,8 +146,9 @@ class TrainSection(Section):
         compile: use torch.compile. "auto" compiles Vision Transformers and our small CNNs on a GPU if the run is long
             enough to save more time than it takes, as CUDA graphs if launching kernels takes most of a step; the plan
             (`--dry-run`) shows the times. It never does on CPUs: compiled losses differ by rounding.
-        attention: the kernel of attention. "auto" is plain products on CPUs, and PyTorch's choice on GPUs; "cudnn",
-            "flash" and "efficient" name one of PyTorch's, "triton" is ours for short sequences in 16 bits on GPUs.
+        attention: the kernel of attention in training. "auto" is plain products on CPUs, and PyTorch's choice on GPUs;
+            "cudnn", "flash" and "efficient" name one of PyTorch's, "triton" is ours for up to 384 tokens in 16 bits on
+            GPUs (longer sequences take PyTorch's choice).
         activation_checkpointing: compute activations again in the backward pass: less memory, more time.
         ema_decay: decay of an average of the weights (EMA), which the run then evaluates and exports (ViT Sec. 4.1; MAE
             Table 11 uses 0.9999).

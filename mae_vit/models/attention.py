@@ -30,10 +30,10 @@ class PlainOrFusedAttention(Attention):
     (with float32 sums inside); autocast would convert to float32 and back.
 
     Attributes:
-        triton: compute fused attention by our own kernel (`short_attention`).
+        kernel: that of fused attention, as `train.attention` names it.
     """
 
-    triton = False
+    kernel = "auto"
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         """Attends: (B, n, D) -> (B, n, D)."""
@@ -57,14 +57,17 @@ class PlainOrFusedAttention(Attention):
         """Mixes values: q, k, v (B, n, 3, h, d), or k, v (B, n, 2, h, d) and q (B, m, h, d) -> (B, m, D)."""
         if not self.fused_attn:
             return self._mix_plainly(packed, q)
-        if self.triton:
+        if self.kernel == "triton":
             # Triton is not on every machine.
-            from mae_vit.models.short_attention import short_attention
+            from mae_vit.models.short_attention import MAX_TOKENS, short_attention
 
-            return short_attention(packed, q)
+            if packed.shape[1] <= MAX_TOKENS:
+                return short_attention(packed, q)
         parts = packed.unbind(2) if q is None else (q, *packed.unbind(2))
         q, k, v = (part.transpose(1, 2) for part in parts)  # (B, h, m or n, d)
-        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        # Here, so that compiled code is of this kernel, and recomputed activations too.
+        with sdpa_kernel(_BACKENDS[self.kernel]) if self.kernel in _BACKENDS else nullcontext():
+            return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
 
     def _mix_plainly(self, packed: Tensor, q: Tensor | None) -> Tensor:
         parts = packed.permute(2, 0, 3, 1, 4).contiguous().unbind(0)  # (B, h, n, d) each
@@ -95,19 +98,20 @@ def choose_attention(model: nn.Module, device: torch.device, kernel: str = "auto
 
     Raises InputError for a kernel that the device or the model does not have.
     """
-    set_fused_attention(model, fused=device.type != "cpu" if kernel == "auto" else kernel != "plain")
+    set_fused_attention(model, is_fused(device, kernel))
     if device.type == "cpu" and kernel in ("cudnn", "efficient", "triton"):
         raise InputError(f"train.attention={kernel} needs a GPU; a CPU has plain and flash")
-    ours = [module for module in model.modules() if isinstance(module, PlainOrFusedAttention)]
-    if kernel == "triton" and not ours:
-        raise InputError("train.attention=triton: this encoder has an attention of its own; use auto")
+    attending = [module for module in model.modules() if hasattr(module, "fused_attn")]
+    ours = [module for module in attending if isinstance(module, PlainOrFusedAttention)]
+    if kernel != "auto" and (not ours or len(ours) < len(attending)):
+        raise InputError(f"train.attention={kernel} is for our Vision Transformers of the papers; use auto")
     for module in ours:
-        module.triton = kernel == "triton"
+        module.kernel = kernel
 
 
-def fused_by(kernel: str) -> AbstractContextManager[object]:
-    """Makes PyTorch's fused attention use a kernel that `train.attention` names; "auto" leaves it the choice."""
-    return sdpa_kernel(_BACKENDS[kernel]) if kernel in _BACKENDS else nullcontext()
+def is_fused(device: torch.device, kernel: str) -> bool:
+    """Returns whether attention is one kernel, without a matrix of scores in memory."""
+    return device.type != "cpu" if kernel == "auto" else kernel != "plain"
 
 
 def set_fused_attention(model: nn.Module, fused: bool) -> None:

@@ -18,13 +18,13 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
-from mae_vit.core.errors import InputError
-
 # Keys come in up to three chunks of at most this many.
 _CHUNK = 128
 MAX_TOKENS = 3 * _CHUNK
 # Up to this length the gradients of all keys fit into the registers of four warps.
 _NARROW = 80
+# Tokens times channels of a head up to which its keys, values and tiles of 64 queries fit into shared memory.
+_WIDE = 8192
 _LOG2_E = 1.4426950408889634
 
 
@@ -182,9 +182,12 @@ def _options(packed: Tensor, m: int, *, backward: bool = False) -> dict[str, int
     """Returns what a kernel is compiled for. Tiles and warps are our guess: no GPU has measured them."""
     _, n, parts, heads, d = packed.shape
     n1, n2, n3 = _chunks(n)
-    tile, warps = min(64, max(16, triton.next_power_of_2(m))), 8 if backward and n > _NARROW else 4
-    shapes = {"heads": heads, "parts": parts, "d": d, "D": max(16, triton.next_power_of_2(d))}
-    return {**shapes, "M": tile, "N1": n1, "N2": n2, "N3": n3, "num_warps": warps, "num_stages": 1}
+    channels = max(16, triton.next_power_of_2(d))
+    # Wider tiles need more shared memory than GPUs such as an RTX 4090 have.
+    most = 32 if backward and n * channels > _WIDE else 64
+    tile, warps = min(most, max(16, triton.next_power_of_2(m))), 8 if backward and n > _NARROW else 4
+    shapes = {"heads": heads, "parts": parts, "d": d, "D": channels, "M": tile, "N1": n1, "N2": n2, "N3": n3}
+    return {**shapes, "num_warps": warps, "num_stages": 1}
 
 
 def _count(packed: Tensor, queries: Tensor) -> int:
@@ -232,12 +235,5 @@ _attend.register_autograd(_differentiate, setup_context=_save)
 
 
 def short_attention(packed: Tensor, queries: Tensor | None = None) -> Tensor:
-    """Attends with softmax(q k^T / sqrt(d)) to at most `MAX_TOKENS` keys: contiguous tensors -> (B, m, h * d).
-
-    Raises InputError if there are more keys.
-    """
-    if packed.shape[1] > MAX_TOKENS:
-        raise InputError(
-            f"train.attention=triton is for at most {MAX_TOKENS} tokens, not {packed.shape[1]}; use auto"
-        )
+    """Attends with softmax(q k^T / sqrt(d)) to at most `MAX_TOKENS` keys: contiguous tensors -> (B, m, h * d)."""
     return _attend(packed, packed.new_empty(0) if queries is None else queries)[0]

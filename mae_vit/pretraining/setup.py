@@ -13,6 +13,7 @@ from mae_vit.config.plan import check_grouping, make_plan
 from mae_vit.core.errors import InputError
 from mae_vit.core.files import write_atomically
 from mae_vit.data.data_path import describe_data, with_channels
+from mae_vit.models.attention import is_fused
 from mae_vit.models.encoder_file import EncoderInfo, encoder_bytes
 from mae_vit.models.sizes import Pool
 from mae_vit.objectives.objective import Objective
@@ -149,7 +150,7 @@ def least_kept(setup: Setup) -> int:
         return 0
     classes = count_classes(config, setup.data)
     step = _meta_step(config, setup.info, classes, setup.plan.batch_size_per_device)
-    return step.kept_bytes(precision, fused_attention=setup.device.type == "cuda")
+    return step.kept_bytes(precision, fused_attention=is_fused(setup.device, config.train.attention))
 
 
 def describe_encoder(config: PretrainConfig, data: Data) -> EncoderInfo:

@@ -17,12 +17,12 @@ from mae_vit.runtime.ranks import Ranks, choose_threads
 
 
 def forbid_tf32() -> None:
-    """Forbids TF32 in convolutions, such as patch projections; torch allows it there, not in matrix products.
+    """Forbids TF32: torch allows it in convolutions, such as patch projections, and some containers in products.
 
     With TF32 the relative error is near 1e-3, and whether it is used depends on the memory layout, which compiling
     changes.
     """
-    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
 
 
 def choose_device(asked: str) -> torch.device:

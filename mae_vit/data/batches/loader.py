@@ -41,7 +41,8 @@ def start_worker_server(*, policies: bool = False, gpu_cores: int | None = None)
     atexit.unregister(_kill_workers)
     atexit.register(_kill_workers)
     multiprocessing.set_forkserver_preload([*_PRELOAD, *(_PRELOAD_POLICIES if policies else ())])
-    reserved = _trainer_cores(gpu_cores) / gpu_cores if gpu_cores else 0.0
+    # Of one core, or several ranks on the same few, workers need a part as well.
+    reserved = min(0.5, _trainer_cores(gpu_cores) / gpu_cores) if gpu_cores else 0.0
     with handling(STOP_SIGNALS, signal.SIG_IGN), without_cores(reserved):
         multiprocessing.forkserver.ensure_running()
 
@@ -94,9 +95,9 @@ class _Batches:
         tensors = {name: torch.from_numpy(record[name][0, :count]) for name in record.dtype.names or ()}
         # Keys follow the order, not the sample read: a replacement gets the mask of the damaged sample. Keys are places
         # in the source; crops use numbers in the split. The two differ if the source is only a part of the split.
-        keys = SampleKeys(
-            self._seed, epoch, torch.from_numpy(view_keys(record["places"][0, :count], self.repeats))
-        )
+        # In place, where the memory may be page-locked.
+        tensors["places"].copy_(torch.from_numpy(view_keys(record["places"][0, :count], self.repeats)))
+        keys = SampleKeys(self._seed, epoch, tensors["places"])
         return Batch(tensors["images"], tensors["labels"], keys, damaged, tensors.get("masks"))
 
     def _render(self, epoch: int, index: np.ndarray, out: Views) -> tuple[Damage, ...]:

@@ -66,12 +66,12 @@ class _Ring:
         self.records = np.frombuffer(self.memory, kind)
         if pin_memory:
             address, cuda = ctypes.addressof(self.memory), torch.cuda.cudart()
-            if cuda.cudaHostRegister(address, len(self.memory), 0):
+            if int(cuda.cudaHostRegister(address, len(self.memory), 0)):  # the code has no bool
                 size = f"{len(self.memory) / 2**20:.0f} MiB"
                 # Files on a disk, which stand in for /dev/shm, cannot be page-locked.
                 raise InputError(
-                    f"batches of data workers need {size} of shared memory that can be page-locked; enlarge /dev/shm "
-                    "(docker run --shm-size=2g), or use data.workers=0"
+                    f"each rank needs {size} of shared memory for batches, and cannot page-lock it; enlarge /dev/shm "
+                    "(docker run --shm-size=8g), or use data.workers=0"
                 )
             weakref.finalize(self._bytes, cuda.cudaHostUnregister, address).atexit = False
 

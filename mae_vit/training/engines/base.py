@@ -98,8 +98,12 @@ class Engine(ABC):
         self.trainable = {name: p for name, p in self.objective.named_parameters() if p.requires_grad}
         self.average = None if options.ema_decay is None else EMA(self.objective, options.ema_decay)
         self._staging = Staging(device, copies=ranks.rank == 0)
-        if options.attention == "triton" and options.precision == "fp32":
-            raise InputError("train.attention=triton needs train.precision=bf16 or fp16")
+        if (
+            device.type == "cuda"
+            and options.precision == "fp32"
+            and options.attention in ("cudnn", "flash", "triton")
+        ):
+            raise InputError(f"train.attention={options.attention} needs train.precision=bf16 or fp16")
         choose_attention(objective, device, options.attention)
         if options.activation_checkpointing:
             recompute_blocks(objective)
@@ -109,7 +113,7 @@ class Engine(ABC):
             # In place: the wrapper that `torch.compile` returns changes the names in state dicts.
             # Shapes never change in a run, hence dynamic=False.
             self.objective.compile(dynamic=False, mode=mode)
-        self.module = Autocast(self.objective, device, options.precision, options.attention)
+        self.module = Autocast(self.objective, device, options.precision)
 
     @abstractmethod
     def forward(self, batch: Batch) -> ObjectiveOutput:

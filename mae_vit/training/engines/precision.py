@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from mae_vit.core.batch import Batch
-from mae_vit.models.attention import fused_by
 from mae_vit.objectives.objective import ObjectiveOutput, Task
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -112,19 +111,18 @@ def autocast(device: torch.device, precision: Precision) -> torch.autocast:
 class Autocast(nn.Module):
     """Runs an objective in the run's precision."""
 
-    def __init__(self, objective: Task, device: torch.device, precision: Precision, attention: str) -> None:
-        """Wraps `objective`; `attention` is `train.attention`."""
+    def __init__(self, objective: Task, device: torch.device, precision: Precision) -> None:
+        """Wraps `objective`."""
         super().__init__()
         self.objective = objective
         self._device_type = device.type
-        self._attention = attention
         self._dtype = AUTOCAST_DTYPES.get(precision)
         # `Module.compile` sets this attribute.
         self._compiled = objective._compiled_call_impl is not None
 
     def forward(self, batch: Batch) -> ObjectiveOutput:
         """Computes the loss under autocast; losses themselves are float32."""
-        with self.context(), fused_by(self._attention):
+        with self.context():
             # Convert the keys here, outside the compiled function.
             return self.objective(replace(batch, keys=batch.keys.for_compiled()) if self._compiled else batch)
 

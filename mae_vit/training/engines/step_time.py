@@ -82,6 +82,8 @@ def time_steps(
     if device.type == "cpu" and sum(p.numel() for p in task.parameters()) > _MOST_PARAMETERS_ON_CPU:
         return None
     alone = {"engine": "torch", "zero_stage": 0, "compile": False}
+    if device.type == "cpu":  # a plan for a GPU may name a kernel that this machine lacks
+        alone["attention"] = "auto"
     config = config.model_copy(
         update={"train": config.train.model_copy(update={**alone, "precision": precision})}
     )

@@ -3,14 +3,18 @@
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
+import timm.models.eva
 import torch
-import torch.nn.functional as F
+from torch.nn.attention import SDPBackend
+from torch.utils.checkpoint import checkpoint
 
 from mae_vit.core.errors import InputError
-from mae_vit.models.attention import PlainOrFusedAttention, choose_attention, fused_by
+from mae_vit.models import attention as attention_module
+from mae_vit.models.attention import PlainOrFusedAttention, choose_attention
 
 CPU = torch.device("cpu")
 WORKER = Path(__file__).parents[2] / "workers" / "interpret_short_attention.py"
@@ -38,8 +42,6 @@ def test_keys_are_cut_with_little_over():
     cut = {17: (32, 0, 0), 50: (64, 0, 0), 65: (64, 16, 0), 197: (128, 64, 16), 257: (128, 128, 16)}
     assert {n: short._chunks(n) for n in cut} == cut
     assert all(sum(short._chunks(n)) >= n for n in range(1, short.MAX_TOKENS + 1))
-    with pytest.raises(InputError, match="at most 384 tokens, not 400"):
-        short.short_attention(torch.zeros(1, 400, 3, 1, 16))
 
 
 @pytest.mark.parametrize("kernel", ["plain", "flash"])
@@ -51,8 +53,7 @@ def test_the_kernels_of_a_cpu_compute_the_same(kernel):
 
     def results(kernel):
         choose_attention(attention, CPU, kernel)
-        with fused_by(kernel):
-            whole, some = attention(x), attention.forward_queries(x, ids)
+        whole, some = attention(x), attention.forward_queries(x, ids)
         return whole, some, *torch.autograd.grad(whole.square().sum() + some.sum(), [x, attention.qkv.weight])
 
     for result, expected in zip(results(kernel), results("auto"), strict=True):
@@ -68,14 +69,31 @@ def test_a_kernel_that_a_cpu_lacks_is_refused(kernel):
         choose_attention(PlainOrFusedAttention(8, num_heads=1), CPU, kernel)
 
 
-def test_triton_is_refused_where_the_encoder_attends_by_itself():
-    with pytest.raises(InputError, match="this encoder has an attention of its own"):
-        choose_attention(torch.nn.Linear(2, 2), torch.device("cuda"), "triton")
+@pytest.mark.parametrize("name", ["vit_rope", "SmallResNet"])
+def test_a_network_with_another_attention_or_none_is_refused(name):
+    network = (
+        torch.nn.Linear(2, 2)
+        if name == "SmallResNet"
+        else torch.nn.Sequential(rope(), PlainOrFusedAttention(8, 1))
+    )
+    for kernel in ("plain", "flash"):
+        with pytest.raises(InputError, match=f"^train.attention={kernel} is for our Vision Transformers"):
+            choose_attention(network, CPU, kernel)
+    choose_attention(network, CPU)
 
 
-def test_a_named_kernel_is_the_only_one():
-    with fused_by("cudnn"):
-        assert torch.backends.cuda.cudnn_sdp_enabled()
-        assert not torch.backends.cuda.flash_sdp_enabled()
-    with pytest.raises(RuntimeError), fused_by("efficient"):  # a CPU has none
-        F.scaled_dot_product_attention(*torch.zeros(3, 1, 1, 2, 8))
+def rope():
+    return timm.models.eva.EvaAttention(8, num_heads=2, norm_layer=torch.nn.LayerNorm)
+
+
+@pytest.mark.parametrize("how", ["eager", "compiled", "recomputed"])
+def test_a_named_kernel_is_the_only_one(how, monkeypatch):
+    """A CPU has none of this name: what is not computed by it is computed in silence."""
+    monkeypatch.setitem(attention_module._BACKENDS, "flash", SDPBackend.EFFICIENT_ATTENTION)
+    attention = PlainOrFusedAttention(8, num_heads=1, qkv_bias=True)
+    choose_attention(attention, CPU, "flash")
+    run = torch.compile(attention, backend="eager") if how == "compiled" else attention
+    if how == "recomputed":
+        run = partial(checkpoint, attention, use_reentrant=False)
+    with pytest.raises(RuntimeError, match=r"(?i)no (available|viable) (kernel|backend)"):
+        run(torch.zeros(1, 3, 8, requires_grad=True))

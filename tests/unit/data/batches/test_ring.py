@@ -121,28 +121,26 @@ def test_memory_is_locked_once_and_until_nothing_refers_to_it(source, monkeypatc
     def register(address, size, flags):
         calls.append(("lock", address))
         sizes.append(size)
-        return 0
+        return torch._C._cudart.cudaError.success
 
     fake = SimpleNamespace(
         cudaHostRegister=register, cudaHostUnregister=lambda address: calls.append(("free", address))
     )
     monkeypatch.setattr(torch.cuda, "cudart", lambda: fake)
-    monkeypatch.setattr(torch.cuda, "check_error", lambda code: calls.append(("checked", code)))
     batches = load(source, 20, pin_memory=True)
     first = next(batches)
-    ((_, address), checked) = calls
-    assert checked == ("checked", 0)
+    ((_, address),) = calls
     inside = range(address, address + sizes[0])
     assert {first.images.data_ptr(), first.labels.data_ptr(), first.keys.index.data_ptr()} <= {*inside}
     for batch in batches:
         assert batch.images.data_ptr() in inside
     del batches
     gc.collect()
-    assert len(calls) == 2
+    assert len(calls) == 1
     assert ctypes.string_at(first.images.data_ptr(), 1) == first.images[0, 0, 0, :1].numpy().tobytes()
     del first, batch
     gc.collect()
-    assert calls[2:] == [("free", address)]
+    assert calls[1:] == [("free", address)]
 
 
 @pytest.mark.gpu
