@@ -14,7 +14,7 @@ _ESCAPED = ("http", "https")
 # fsspec opens the others, with s3fs, gcsfs, adlfs, huggingface_hub, paramiko or by itself.
 SCHEMES = (*_ESCAPED, "s3", "gs", "abfs", "hf", "sftp", "ftp", "file")
 # Of run folders.
-WRITABLE_SCHEMES = ("s3", "gs", "abfs", "sftp", "ftp", "file")
+WRITABLE_SCHEMES = ("s3", "gs", "abfs", "sftp", "file")
 _PIPE = "pipe:"
 NO_COMMANDS = (
     f"commands are not run; put the shards behind a URL ({', '.join(f'{scheme}://' for scheme in SCHEMES)}), or "

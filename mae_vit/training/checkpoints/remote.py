@@ -38,8 +38,8 @@ from mae_vit.training.checkpoints.checkpoint import (
 )
 
 _CHECKPOINTS = "checkpoints"
-# These stores have folders, which must exist before their files.
-_WITH_FOLDERS = ("file", "sftp", "ftp")
+# These stores have folders, which must exist before their files, and write a file in place, not at once.
+_WITH_FOLDERS = ("file", "sftp")
 
 
 class RemoteError(OSError):
@@ -68,7 +68,7 @@ class RemoteRun:
         """Makes the local copy equal to the run behind the URL, with its newest intact checkpoint.
 
         Raises:
-            RemoteError: if it cannot be read, or torn checkpoints cannot be removed.
+            RemoteError: if it cannot be read.
         """
         with self._failing("read"):
             names = self._names()
@@ -78,18 +78,20 @@ class RemoteRun:
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
             self._copied = {}
             for name in names:
-                if not name.startswith(f"{_CHECKPOINTS}/"):
+                if not name.startswith(f"{_CHECKPOINTS}/") and not _is_passing(name.rpartition("/")[2]):
                     self._get(name, self.local / name)
                     self._copied[name] = _stamp(self.local / name)
-            self._remove_torn(names)
             for path in list_checkpoints(self.local / _CHECKPOINTS):
                 if path.name not in whole:
                     shutil.rmtree(path)
-            for name in reversed(whole):
-                # A broken one stays for `newest_checkpoint`, which warns of it.
-                with suppress(BrokenCheckpoint):
-                    self._bring_intact(name)
-                    break
+            self._bring_newest(whole)
+
+    def fetch_before(self, step: int) -> None:
+        """Brings the newest intact checkpoint from before `step` into the local copy. Raises RemoteError."""
+        with self._failing("read"):
+            self._bring_newest(
+                [path.name for path in _whole_checkpoints(self._names()) if step_of(path) < step]
+            )
 
     def newest(self) -> CheckpointInfo | None:
         """Describes the newest checkpoint by its `state.json` alone, for a plan.
@@ -157,8 +159,16 @@ class RemoteRun:
             self._remove_torn(self._names())
             # The run may reach a step again after a restart.
             self._remove(path.name)
-            for file in sorted(path.iterdir(), key=lambda file: file.name == STATE):
-                self._put(file, f"{_CHECKPOINTS}/{path.name}/{file.name}")
+            *parts, state = sorted(path.iterdir(), key=lambda file: file.name == STATE)
+            folder = f"{_CHECKPOINTS}/{path.name}"
+            for part in parts:
+                self._put(part, f"{folder}/{part.name}")
+            there = self._names()
+            if gone := [part.name for part in parts if f"{folder}/{part.name}" not in there]:
+                raise RemoteError(
+                    f"{self.shown}/{folder} has lost {', '.join(gone)}; does another run write there?"
+                )
+            self._put(state, f"{folder}/{STATE}")
 
     def checkpoints(self) -> list[Path]:
         """Returns the checkpoints behind the URL, by their names, oldest first. Raises RemoteError."""
@@ -196,14 +206,17 @@ class RemoteRun:
         """Returns whether a local folder has the checkpoint of this name; `state.json` has the files' checksums."""
         return (path / STATE).exists() and (path / STATE).read_bytes() == self._state(path.name)
 
-    def _bring_intact(self, name: str) -> None:
-        path = self.local / _CHECKPOINTS / name
-        if self._is_same(path):
+    def _bring_newest(self, names: list[str]) -> None:
+        for path in (self.local / _CHECKPOINTS / name for name in reversed(names)):
+            # A broken one stays for `newest_checkpoint`, which warns of it.
             with suppress(BrokenCheckpoint):
+                if self._is_same(path):
+                    with suppress(BrokenCheckpoint):
+                        verify_checkpoint(path)
+                        return
+                self._download(path.name, path.parent)
                 verify_checkpoint(path)
                 return
-        self._download(name, path.parent)
-        verify_checkpoint(path)
 
     def _download(self, name: str, into: Path) -> None:
         partial = into / f".{name}.tmp"
@@ -221,15 +234,21 @@ class RemoteRun:
     def _put(self, path: Path, name: str) -> None:
         target = self._path(name)
         # Never on an object store: it would make a bucket of a misspelled name.
-        if urlsplit(self._url).scheme in _WITH_FOLDERS:
-            self._fs.makedirs(target.rpartition("/")[0], exist_ok=True)
-        self._fs.put_file(str(path), target)
+        if urlsplit(self._url).scheme not in _WITH_FOLDERS:
+            self._fs.put_file(str(path), target)
+            return
+        folder, _, last = target.rpartition("/")
+        self._fs.makedirs(folder, exist_ok=True)
+        self._fs.put_file(str(path), f"{folder}/.{last}.tmp")
+        self._fs.mv(f"{folder}/.{last}.tmp", target)
 
     def _remove_torn(self, names: list[str]) -> None:
         """Removes what interrupted uploads and removals have left."""
         whole = {path.name for path in _whole_checkpoints(names)}
         for name in {name.split("/")[1] for name in names if name.startswith(f"{_CHECKPOINTS}/")} - whole:
-            self._remove(name)
+            # A folder that was a run's own before it got a URL has other names, too.
+            if is_checkpoint_name(name) or (name.startswith(".step-") and _is_passing(name)):
+                self._remove(name)
 
     def _remove(self, name: str) -> None:
         folder = self._path(f"{_CHECKPOINTS}/{name}")
@@ -267,9 +286,13 @@ def _files(folder: Path) -> Iterator[tuple[str, Path]]:
     """
     for path in sorted(folder.rglob("*"), key=lambda path: (path.name == "summary.json", path)):
         name = path.relative_to(folder).as_posix()
-        passing = path.name == ".lock" or (path.name.startswith(".") and path.name.endswith(".tmp"))
-        if path.is_file() and not passing and not name.startswith(f"{_CHECKPOINTS}/"):
+        if path.is_file() and not _is_passing(path.name) and not name.startswith(f"{_CHECKPOINTS}/"):
             yield name, path
+
+
+def _is_passing(name: str) -> bool:
+    """Returns whether a file or folder of this name is a lock, or is being written."""
+    return name == ".lock" or (name.startswith(".") and name.endswith(".tmp"))
 
 
 def _stamp(path: Path) -> tuple[int, int]:

@@ -215,7 +215,7 @@ def test_nodes_that_share_no_disk(options, undisturbed, tmp_path):
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("http://host/run", 'run.dir=http://host/run: unknown scheme "http"; did you mean "ftp"?'),
+        ("http://host/run", 'run.dir=http://host/run: unknown scheme "http"; did you mean "sftp"?'),
         ("s3:///run", "has no host; give s3://HOST/FOLDER"),
         ("s3://bucket/run", "s3://bucket/run cannot be "),
     ],

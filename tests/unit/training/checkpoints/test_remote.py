@@ -6,9 +6,14 @@ from uuid import uuid4
 import pytest
 import torch
 
+from mae_vit.config.schema import GuardSection
+from mae_vit.runtime.failures import BadStep, TrainingFailed
+from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.checkpoints.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint
 from mae_vit.training.checkpoints.remote import RemoteError, RemoteRun
-from mae_vit.training.engines.state import TrainState
+from mae_vit.training.engines.state import LossHistory, TrainState
+from mae_vit.training.outputs.run_folder import RunFolder
+from mae_vit.training.recovery import Quarantine, Recovery
 
 
 def state(value: float) -> TrainState:
@@ -23,9 +28,7 @@ def run(tmp_path, monkeypatch):
     run.local.mkdir(parents=True)
     (run.local / "metrics.jsonl").write_text("{}\n")
     for step in (1, 2):
-        run.upload_checkpoint(
-            save_checkpoint(run.local / "checkpoints", step=step, state=state(step), identity={})
-        )
+        save(run, step)
     run.upload_files()
     return run
 
@@ -37,6 +40,12 @@ def elsewhere(run, tmp_path, monkeypatch):
     again = RemoteRun(run._url)
     again.local.mkdir(parents=True)
     return again
+
+
+def save(run: RemoteRun, step: int) -> None:
+    run.upload_checkpoint(
+        save_checkpoint(run.local / "checkpoints", step=step, state=state(step), identity={})
+    )
 
 
 def steps(run: RemoteRun) -> list[int]:
@@ -62,16 +71,88 @@ def test_a_start_elsewhere_has_the_files_and_the_newest_checkpoint(run, elsewher
     elsewhere.upload_files()
 
 
-def test_a_torn_upload_is_no_checkpoint_and_goes(run, elsewhere):
+def test_a_torn_upload_is_no_checkpoint_and_the_next_save_removes_it(run, elsewhere):
     damage(run, "step-00000002/state.json")
+    before = there(run)
     assert [path.name for path in elsewhere.checkpoints()] == ["step-00000001"]
     assert elsewhere.newest().step == 1
     elsewhere.fetch()
     assert steps(elsewhere) == [1]
-    assert not any("step-00000002" in name for name in there(run))
+    # It may be the upload of a live run, beside which this start is refused.
+    assert there(run) == before
     # On the machine that saved it, too: what is there counts.
     run.fetch()
     assert steps(run) == [1]
+    save(run, 3)
+    assert not any("step-00000002" in name for name in there(run))
+
+
+def test_an_upload_that_loses_parts_does_not_count(run):
+    put = run._put
+
+    def losing(path: Path, name: str) -> None:
+        if not name.endswith("parameters.safetensors"):
+            put(path, name)
+
+    run._put = losing
+    with pytest.raises(RemoteError, match=r"checkpoints/step-00000003 has lost parameters.safetensors; does"):
+        save(run, 3)
+    assert run.newest().step == 2
+
+
+def test_a_rollback_fetches_an_earlier_checkpoint(run, elsewhere):
+    elsewhere.fetch()
+    folder = RunFolder(elsewhere.local, elsewhere)
+    silent = {"say": print, "mend": "", "samples_of": lambda step: []}
+    quarantine = Quarantine(folder.quarantine, Ranks(), share=0, samples=9, start_step=2)
+    recovery = Recovery(
+        GuardSection(), LossHistory(), folder=folder, quarantine=quarantine, ranks=Ranks(), **silent
+    )
+    assert recovery.go_back(BadStep(2, "")).step == 1
+    assert steps(elsewhere) == [1]
+    elsewhere._names = lambda: 1 / 0
+    with pytest.raises(TrainingFailed, match=r"step 1 .*; memory://.* cannot be read: division by zero"):
+        recovery.go_back(BadStep(1, "is bad"))
+
+
+def test_a_file_on_a_disk_is_whole_or_not_there(run, tmp_path):
+    disk = RemoteRun(f"file://{tmp_path}/disk")
+    disk._put(run.local / "metrics.jsonl", "metrics.jsonl")
+    (run.local / "metrics.jsonl").write_text("{}\n{}\n")
+    put = disk._fs.put_file
+    seen = []
+
+    def noting(source: str, target: str) -> None:
+        put(source, target)
+        seen.append((disk._names(), (tmp_path / "disk/metrics.jsonl").read_text()))
+        raise OSError("killed")
+
+    disk._fs.put_file = noting
+    try:
+        with pytest.raises(OSError, match="killed"):
+            disk._put(run.local / "metrics.jsonl", "metrics.jsonl")
+    finally:
+        del disk._fs.put_file
+    assert seen == [([".metrics.jsonl.tmp", "metrics.jsonl"], "{}\n")]
+    # What it leaves is no file of the run.
+    disk.local.mkdir(parents=True)
+    disk.fetch()
+    assert [path.name for path in disk.local.iterdir()] == ["metrics.jsonl"]
+
+
+def test_the_folder_of_a_run_without_a_url_may_get_one(run, tmp_path):
+    folder = tmp_path / "run"
+    save_checkpoint(folder / "checkpoints", step=1, state=state(1), identity={})
+    (folder / "checkpoints/.step-00000002.tmp").mkdir()
+    (folder / "checkpoints/.step-00000002.tmp/parameters.safetensors").touch()
+    (folder / "config.yaml").touch()
+    disk = RemoteRun(f"file://{folder}")
+    disk.local.mkdir(parents=True)
+    disk.fetch()
+    assert steps(disk) == [1]
+    save(disk, 3)
+    left = {path.name for path in (folder / "checkpoints").iterdir()}
+    assert left == {"latest", "step-00000001", "step-00000003"}
 
 
 @pytest.mark.parametrize("file", ["state.json", "parameters.safetensors"])
