@@ -6,7 +6,7 @@ import errno
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -150,14 +150,12 @@ class Saver:
             except OSError as error:
                 if error.errno not in _NO_ROOM:
                     raise
-                self._prune(step, keep_last=1)
+                self._prune(step, keep_last=1, there=False)
                 path = save()
             if self._remote is not None:
                 _upload(self._remote, path)
             if step:
                 mark_slurm_progress()
-            if self._remote is not None:
-                self._prune_remote(self._remote, step)
             self._prune(step, keep_last=self._options.keep_last)
             self._problem = None
         except RemoteError as error:
@@ -166,26 +164,18 @@ class Saver:
             reason = error_reason(error) if isinstance(error, OSError) else repr(error)
             self._problem = f"the checkpoint of step {step} cannot be written to {self._folder}: {reason}"
 
-    def _prune(self, step: int, *, keep_last: int) -> None:
-        # The local copy of a run with a URL is for this start of the run.
-        keep_every = None if self._remote else self._options.keep_every
-        for path in self._expired(list_checkpoints(self._folder), step, keep_last, keep_every):
+    def _prune(self, step: int, *, keep_last: int, there: bool = True) -> None:
+        expired = partial(expired_checkpoints, upto=step, keep_last=keep_last, every_steps=self._every_steps)
+        keep_every = self._options.keep_every
+        if self._remote is not None:
+            try:
+                for path in expired(self._remote.checkpoints(), keep_every=keep_every) if there else ():
+                    self._remote.remove(path)
+            except RemoteError as error:
+                self._say(f"warning: old checkpoints stay until the next save: {error}")
+            keep_every = None  # the local copy is for this start of the run
+        for path in expired(list_checkpoints(self._folder), keep_every=keep_every):
             shutil.rmtree(path, ignore_errors=True)
-
-    def _prune_remote(self, remote: RemoteRun, step: int) -> None:
-        try:
-            paths, options = remote.checkpoints(), self._options
-            for path in self._expired(paths, step, options.keep_last, options.keep_every):
-                remote.remove(path)
-        except RemoteError as error:
-            self._say(f"warning: old checkpoints stay until the next save: {error}")
-
-    def _expired(
-        self, paths: list[Path], step: int, keep_last: int, keep_every: int | None
-    ) -> Iterator[Path]:
-        return expired_checkpoints(
-            paths, upto=step, keep_last=keep_last, keep_every=keep_every, every_steps=self._every_steps
-        )
 
 
 def _upload(remote: RemoteRun, path: Path) -> None:

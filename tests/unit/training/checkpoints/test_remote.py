@@ -27,6 +27,7 @@ def run(tmp_path, monkeypatch):
     run = RemoteRun(f"memory://{uuid4().hex}/run")
     run.local.mkdir(parents=True)
     (run.local / "metrics.jsonl").write_text("{}\n")
+    (run.local / "config.yaml").touch()
     for step in (1, 2):
         save(run, step)
     run.upload_files()
@@ -117,7 +118,8 @@ def test_a_rollback_fetches_an_earlier_checkpoint(run, elsewhere):
 
 def test_a_file_on_a_disk_is_whole_or_not_there(run, tmp_path):
     disk = RemoteRun(f"file://{tmp_path}/disk")
-    disk._put(run.local / "metrics.jsonl", "metrics.jsonl")
+    for name in ("config.yaml", "metrics.jsonl"):
+        disk._put(run.local / name, name)
     (run.local / "metrics.jsonl").write_text("{}\n{}\n")
     put = disk._fs.put_file
     seen = []
@@ -133,11 +135,11 @@ def test_a_file_on_a_disk_is_whole_or_not_there(run, tmp_path):
             disk._put(run.local / "metrics.jsonl", "metrics.jsonl")
     finally:
         del disk._fs.put_file
-    assert seen == [([".metrics.jsonl.tmp", "metrics.jsonl"], "{}\n")]
+    assert seen == [([".metrics.jsonl.tmp", "config.yaml", "metrics.jsonl"], "{}\n")]
     # What it leaves is no file of the run.
     disk.local.mkdir(parents=True)
     disk.fetch()
-    assert [path.name for path in disk.local.iterdir()] == ["metrics.jsonl"]
+    assert {path.name for path in disk.local.iterdir()} == {"config.yaml", "metrics.jsonl"}
 
 
 def test_the_folder_of_a_run_without_a_url_may_get_one(run, tmp_path):
@@ -190,7 +192,7 @@ def test_removed_files_are_removed_there(run):
     (run.local / ".summary.json.17.tmp").touch()
     (run.local / ".lock").touch()
     run.upload_files()
-    assert {name for name in there(run) if "/" not in name} == set()
+    assert {name for name in there(run) if "/" not in name} == {"config.yaml"}
     run.remove(Path("step-00000001"))
     assert [path.name for path in run.checkpoints()] == ["step-00000002"]
     assert not any("step-00000001" in name for name in there(run))
