@@ -48,28 +48,26 @@ def _find_checkpoint(
 ) -> CheckpointInfo | None:
     """Returns the checkpoint that the run resumes from; None for a fresh start. Raises InputError.
 
-    That of a run with a URL is only described if it is not `fetched`; raises RemoteError and BrokenCheckpoint, too.
+    That of a run with a URL is only described if it is not `fetched`; raises RemoteError, too.
     """
     resume, extend = arguments.resume, arguments.extend
     if resume == "never":
         return None
-    if folder.remote and not fetched:
-        checkpoint = folder.remote.newest()
-    else:
-        checkpoint = newest_checkpoint(folder.checkpoints, warn=warn, otherwise=folder.otherwise)
+    try:
+        if folder.remote and not fetched:
+            checkpoint = folder.remote.newest()
+        else:
+            checkpoint = newest_checkpoint(folder.checkpoints, warn=warn)
+    except (BrokenCheckpoint, InputError) as error:
+        raise InputError(f"{folder.shown(error)}; {folder.otherwise}") from None
     # The run's own checkpoint of step 0 holds no training, so an explicit checkpoint takes precedence.
     untrained = checkpoint is None or checkpoint.step == 0
     if untrained and isinstance(resume, Path):
         checkpoint, untrained = _find_explicit(resume, warn=warn), False
     if checkpoint is None or (untrained and identity.differing_keys(checkpoint.identity, extend=extend)):
         return None  # start again, with the new config
-    check_identity(
-        checkpoint.identity,
-        identity,
-        folder.shown(checkpoint.path),
-        otherwise=folder.otherwise,
-        extend=extend,
-    )
+    place, otherwise = folder.shown(checkpoint.path), folder.otherwise
+    check_identity(checkpoint.identity, identity, place, otherwise=otherwise, extend=extend)
     return checkpoint
 
 
@@ -307,7 +305,7 @@ def foresee_start(
         _check_length(folder, checkpoint, setup.plan)
         if checkpoint is None and arguments.resume != "never":
             check_resumable(folder, extend=arguments.extend)
-    except (RemoteError, BrokenCheckpoint) as error:
+    except RemoteError as error:
         return None, str(error)
     except InputError as error:
         if isinstance(arguments.resume, Path) and not list_checkpoints(folder.checkpoints):

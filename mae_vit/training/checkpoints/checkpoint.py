@@ -295,16 +295,15 @@ def load_together(path: Path, ranks: Ranks, bring: Callable[[Path], Path]) -> Tr
     return checkpoint.state
 
 
-def newest_checkpoint(folder: Path, *, warn: bool = True, otherwise: str = "") -> CheckpointInfo | None:
+def newest_checkpoint(folder: Path, *, warn: bool = True) -> CheckpointInfo | None:
     """Returns the newest intact checkpoint. Skips broken ones, with a warning if `warn` is set.
 
-    Raises InputError, which ends with `otherwise`, if there are checkpoints and all are broken: a silent restart would
-    discard the run.
+    Raises InputError if there are checkpoints and all are broken: a silent restart would discard the run.
     """
     try:
         newest, broken = read_newest(list_checkpoints(folder), verify_checkpoint)
     except BrokenCheckpoint as error:
-        raise InputError("; ".join(filter(None, (str(error), otherwise)))) from None
+        raise InputError(str(error)) from None
     for problem in broken if warn else ():
         print(f"warning: skipping broken checkpoint: {problem}", file=sys.stderr)
     return newest

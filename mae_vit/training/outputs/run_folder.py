@@ -89,10 +89,10 @@ class RunFolder:
                 f"run folder {self.path} cannot be written: {existing}: {reason}; give run.dir"
             ) from None
 
-    def shown(self, path: Path | None = None) -> str:
-        """Returns the folder, or a path in it, for messages: as part of the URL if there is one."""
-        text, local = str(path or self.path), str(self.path)
-        return text.replace(local, self.remote.shown) if self.remote else text
+    def shown(self, text: object = None) -> str:
+        """Returns the folder, or a text that names it, for messages: with the URL if there is one."""
+        shown = str(text or self.path)
+        return shown.replace(str(self.path), self.remote.shown) if self.remote else shown
 
     @property
     def otherwise(self) -> str:

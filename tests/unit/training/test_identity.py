@@ -20,6 +20,15 @@ SAVED = {"data.fingerprint": "a", "data.mean": [0.1], "data.std": [0.2], "finetu
             dict.fromkeys(("data.fingerprint", "finetune.test_fingerprint"), "c") | {"train.steps": 3},
             "data.path: data/cats has other training and test images than before; train.steps was unset, now 3",
         ),
+        # Another option chose them.
+        (
+            {"data.fingerprint": "c", "data.mean": [0.3], "data.split": "all"},
+            "data.split was unset, now 'all'",
+        ),
+        (
+            {"finetune.test_fingerprint": "c", "finetune.test_split": "val"},
+            "finetune.test_split was unset, now 'val'",
+        ),
         # The same images, normalized otherwise.
         ({"data.mean": [0.3]}, "data.mean was [0.1], now [0.3]"),
     ],

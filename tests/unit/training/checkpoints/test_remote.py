@@ -9,7 +9,14 @@ import torch
 from mae_vit.config.schema import GuardSection
 from mae_vit.runtime.failures import BadStep, TrainingFailed
 from mae_vit.runtime.ranks import Ranks
-from mae_vit.training.checkpoints.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint
+from mae_vit.training.checkpoints import checkpoint
+from mae_vit.training.checkpoints.checkpoint import (
+    BrokenCheckpoint,
+    list_checkpoints,
+    load_checkpoint,
+    load_together,
+    save_checkpoint,
+)
 from mae_vit.training.checkpoints.remote import RemoteError, RemoteRun
 from mae_vit.training.engines.state import LossHistory, TrainState
 from mae_vit.training.outputs.run_folder import RunFolder
@@ -209,6 +216,49 @@ def test_another_node_gets_the_checkpoint_of_rank_0(run, elsewhere, tmp_path):
     assert run.bring(run.local / "checkpoints" / "step-00000002").parent == run.local / "checkpoints"
     # One that `--resume PATH` names is no copy.
     assert run.bring(tmp_path) == tmp_path
+
+
+@pytest.mark.parametrize("name", ["data/train-000000.tar", "earlier-run/config.yaml", "a.txt"])
+def test_a_folder_with_other_files_is_no_run_folder(run, elsewhere, name):
+    elsewhere._fs.rm(elsewhere._path(""), recursive=True)
+    elsewhere._fs.pipe_file(elsewhere._path(name), b"large")
+    elsewhere._get = None
+    said = f"^run.dir={elsewhere.shown} has other files; give a folder of its own$"
+    for ask in (elsewhere.fetch, elsewhere.read_facts, elsewhere.newest):
+        with pytest.raises(RemoteError, match=said):
+            ask()
+
+
+def test_config_and_summary_are_read_without_a_copy(run, elsewhere):
+    (run.local / "config.yaml").write_text("run: {name: a}\n")
+    (run.local / "summary.json").write_text('{"status": "done"}')
+    run.upload_files()
+    folder = RunFolder(elsewhere.local, elsewhere)
+    (elsewhere.local / "summary.json").write_text('{"status": "failed"}')
+    folder.foresee()
+    assert (folder.read_status(), folder.read("config.yaml")) == ("done", "run: {name: a}\n")
+    assert [path.name for path in elsewhere.local.iterdir()] == ["summary.json"]
+
+
+def test_rank_0_needs_no_store_for_its_own_checkpoint(run, monkeypatch):
+    path = run.local / "checkpoints/step-00000002"
+    run._names = run._state = lambda *_: 1 / 0
+    assert torch.equal(load_together(path, Ranks(), run.bring).parameters["weight"], torch.full((5,), 2.0))
+    monkeypatch.setattr(checkpoint, "LATE_S", 0)
+    monkeypatch.setattr(checkpoint, "gather_objects", lambda problem, ranks: [problem])
+    with pytest.raises(BrokenCheckpoint, match=r"rank 1 .* cannot read what rank 0 can \(memory://"):
+        load_together(path, Ranks(rank=1, world_size=2), run.bring)
+    # Without a URL.
+    (path / "state.json").unlink()
+    with pytest.raises(BrokenCheckpoint, match=r"cannot read what rank 0 can; share the folder \("):
+        load_together(path, Ranks(rank=1, world_size=2), lambda path: path)
+
+
+def test_only_the_packages_of_the_extra_are_proposed():
+    for scheme, hint in (("s3", True), ("gs", True), ("abfs", False), ("sftp", False)):
+        with pytest.raises(RemoteError) as refused, RemoteRun(f"{scheme}://host/run")._failing("read"):
+            raise ImportError("install that")
+        assert ("mae-vit[remote]" in str(refused.value)) == hint
 
 
 def test_errors_name_the_url_without_its_credentials(tmp_path, monkeypatch):
