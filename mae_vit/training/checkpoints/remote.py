@@ -200,7 +200,8 @@ class RemoteRun:
         root = self._path("")
         self._fs.invalidate_cache()
         try:
-            names = sorted(path[len(root) :] for path in self._fs.find(root))
+            # On S3 a folder may be an empty object.
+            names = sorted(path[len(root) :] for path in self._fs.find(root) if not path.endswith("/"))
         except FileNotFoundError:
             return []
         own = any(name in _FACTS or name.startswith(f"{_CHECKPOINTS}/") for name in names)

@@ -229,6 +229,15 @@ def test_a_folder_with_other_files_is_no_run_folder(run, elsewhere, name):
             ask()
 
 
+def test_an_empty_object_that_stands_for_a_folder_is_no_file(elsewhere):
+    root = elsewhere._path("")
+    elsewhere._fs.find = lambda path: [root]
+    try:
+        assert elsewhere._names() == []
+    finally:
+        del elsewhere._fs.find
+
+
 def test_config_and_summary_are_read_without_a_copy(run, elsewhere):
     (run.local / "config.yaml").write_text("run: {name: a}\n")
     (run.local / "summary.json").write_text('{"status": "done"}')
