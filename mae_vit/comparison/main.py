@@ -61,8 +61,10 @@ def compare(arguments: CompareArguments) -> Path:
     """
     source = arguments.config
     config = load_config(CompareConfig, source, arguments.overrides, overrides_from=arguments.overrides_from)
-    if config.run.dir and is_url(config.run.dir):
-        raise InputError(f"run.dir={redact_url(config.run.dir)}: a comparison needs a folder on a disk")
+    places = {"run.dir": config.run.dir, **{f"pretrain.{n}.dir": s.dir for n, s in config.pretrain.items()}}
+    for key, place in places.items():
+        if place and is_url(place):
+            raise InputError(f"{key}={redact_url(place)}: a comparison needs a folder on a disk")
     folder = Path(config.run.dir or Path("runs") / config.run.name)
     base = source.resolve().parent if isinstance(source, Path) else Path.cwd()
     protocol = read_protocol(folder)

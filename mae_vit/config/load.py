@@ -25,6 +25,7 @@ from mae_vit.config.section import OneOf, Section
 from mae_vit.config.typed_yaml import parse_value, parse_yaml
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of, error_reason
+from mae_vit.core.urls import redact_url
 from mae_vit.core.user_files import read_text
 
 _DURATIONS = (
@@ -255,8 +256,11 @@ def _check(schema: type[ConfigType], document: Document) -> tuple[ConfigType | N
 
 
 def dump_config(config: Config) -> str:
-    """Returns the resolved config as YAML."""
-    return dump_yaml(config.model_dump(mode="json"))
+    """Returns the resolved config as YAML, without credentials of a run folder behind a URL, where it will lie."""
+    values = config.model_dump(mode="json")
+    if config.run.dir is not None:
+        values["run"]["dir"] = redact_url(config.run.dir)
+    return dump_yaml(values)
 
 
 def dump_yaml(values: Mapping[str, Any]) -> str:
@@ -269,15 +273,18 @@ def dump_yaml(values: Mapping[str, Any]) -> str:
     return stream.getvalue()
 
 
-def read_run_config(run: Path) -> dict[str, Any]:
-    """Reads the config in a run's folder, as plain data; raises InputError if there is none."""
+def read_run_config(run: Path, text: str | None = None) -> dict[str, Any]:
+    """Reads the config in a run's folder, or its `text`, as plain data; raises InputError if there is none."""
     path = run / "config.yaml"
     try:
-        content = parse_yaml(read_text(path), str(path))
+        content = parse_yaml(read_text(path) if text is None else text, str(path))
     except FileNotFoundError:
         raise InputError(f"{run} is not a run folder: it has no config.yaml") from None
     except OSError as error:
         raise InputError(f"cannot read {path}: {error_reason(error)}") from None
     if not isinstance(content, dict):
         raise InputError(f"{path} is not the config of a run")
+    if isinstance(monitor := content.get("monitor"), dict):
+        # Shipped results have it; it changed no result.
+        monitor.pop("tracker_group", None)
     return content

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 from urllib.parse import quote, urlsplit, urlunsplit
 
 from mae_vit.core.errors import InputError
@@ -14,7 +15,7 @@ _ESCAPED = ("http", "https")
 # fsspec opens the others, with s3fs, gcsfs, adlfs, huggingface_hub, paramiko or by itself.
 SCHEMES = (*_ESCAPED, "s3", "gs", "abfs", "hf", "sftp", "ftp", "file")
 # Of run folders.
-WRITABLE_SCHEMES = ("s3", "gs", "abfs", "sftp", "ftp", "file")
+WRITABLE_SCHEMES = ("s3", "gs", "abfs", "sftp", "file")
 _PIPE = "pipe:"
 NO_COMMANDS = (
     f"commands are not run; put the shards behind a URL ({', '.join(f'{scheme}://' for scheme in SCHEMES)}), or "
@@ -32,7 +33,7 @@ def check_url(url: str, *, key: str = "data.path", schemes: Sequence[str] = SCHE
     """Raises InputError for a scheme that is not in `schemes`, a missing host, or a command; `key` gives the URL."""
     if url.startswith(_PIPE):
         raise InputError(f"{key}={url}: {NO_COMMANDS}")
-    if re.search(r"/[^/?]*([{*]|\.tar$)[^/]*$", url):
+    if key == "data.path" and re.search(r"/[^/?]*([{*]|\.tar$)[^/]*$", url):
         raise InputError(f"{key}={redact_url(url)} points to shards; give the folder that contains them")
     scheme = url.split(":", 1)[0]
     if scheme not in schemes:
@@ -63,3 +64,16 @@ def redact_url(path: str) -> str:
     except ValueError:
         return path.split("?", 1)[0]
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment=""))
+
+
+def redacted(value: Any) -> Any:
+    """Removes credentials from every URL in plain data, also behind `key=`."""
+    if isinstance(value, dict):
+        return {key: redacted(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [redacted(inner) for inner in value]
+    if isinstance(value, str):
+        key, equals, url = value.partition("=")
+        # An "=" after "://" belongs to the URL's query.
+        return f"{key}={redact_url(url)}" if equals and "://" not in key else redact_url(value)
+    return value

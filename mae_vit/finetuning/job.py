@@ -32,6 +32,7 @@ from mae_vit.finetuning.setup import ProbeSetup, Setup
 from mae_vit.finetuning.training import Training
 from mae_vit.objectives.config import PAIRS
 from mae_vit.runtime.ranks import Ranks, find_ranks
+from mae_vit.training.checkpoints.remote import RemoteError
 from mae_vit.training.engines.build import build_engine
 from mae_vit.training.engines.precision import choose_precision
 from mae_vit.training.outputs.run_folder import RunFolder
@@ -197,8 +198,9 @@ def _foresee_scores(setup: Setup, arguments: Arguments, folder: RunFolder) -> No
     """Prints the plan of a run that scores frozen features, or that it is finished."""
     done, stop = False, ""
     try:
+        folder.foresee()
         done = arguments.resume != "never" and is_scored(folder, setup.identity)
-    except InputError as error:
+    except (RemoteError, InputError) as error:
         stop = str(error)
     if done:
         say_finished(setup, folder)

@@ -37,7 +37,7 @@ def describe_plan(
     )
     place = describe_place(config.data.path, data.index.folder)
     facts = {
-        "run": f"{folder.path}, {begin}, seed {config.run.seed}",
+        "run": f"{folder.shown()}, {begin}, seed {config.run.seed}",
         "model": f"{config.model.name}, {height}x{width} px, {costs.parameters:,} parameters",
         "compute": costs.describe_compute(plan.total_steps * plan.effective_batch_size),
         "data": f'{place}, split "{config.data.split}": {count_of(len(data.train), "image")} of '

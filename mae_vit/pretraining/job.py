@@ -68,7 +68,7 @@ def _train(setup: Setup, arguments: Arguments, folder: RunFolder) -> None:
     say, begun = setup.ranks.rank == 0, begin(setup, arguments, folder)
     if begun is None:
         if say:
-            print(f"{folder.path} is finished ({setup.plan.total_steps} steps); encoder: {folder.encoder}")
+            print(f"{folder.shown()} is finished ({setup.plan.total_steps} steps); encoder: {folder.encoder}")
         return
     setup, precision, checkpoint = begun
     config, objective = setup.config, setup.build()

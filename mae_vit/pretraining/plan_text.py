@@ -49,7 +49,7 @@ def describe_plan(
     if timed:
         time = describe_time(plan, ranks, setup.time_steps(precision.precision))
     facts = {
-        "run": f"{folder.path}, {begin}, seed {config.run.seed}",
+        "run": f"{folder.shown()}, {begin}, seed {config.run.seed}",
         "model": f"{model.name}, {height}x{width} px, patch {geometry.patch_size}: {tokens}",
         "parameters": f"{costs.encoder_parameters:,} encoder, {costs.parameters:,} with the objective",
         "compute": costs.describe_compute(plan.total_steps * plan.effective_batch_size),

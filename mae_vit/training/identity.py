@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from mae_vit.config.plugins import plugin_digests
@@ -92,13 +91,17 @@ class Identity:
     def describe_differences(self, saved: Mapping[str, Any], *, extend: bool = False) -> str:
         """Names up to four differences from a saved identity, with both values; empty if there is none.
 
-        Other images are named by their path: fingerprints tell a reader nothing.
+        Other images are named by their path, unless another option chose them: fingerprints tell a reader nothing.
         """
         differing = self.differing_keys(saved, extend=extend)
         other = [what for key, what in _IMAGES.items() if key in differing]
-        words = [f"data.path: {self.data_path} has other {' and '.join(other)} images than before"] * bool(
-            other
+        chosen = any(
+            key.startswith(("data.", "finetune.test")) and key not in (*_IMAGES, *_OF_THE_IMAGES)
+            for key in differing
         )
+        words = list[str]()
+        if other and not chosen:
+            words = [f"data.path: {self.data_path} has other {' and '.join(other)} images than before"]
         follow = [*_IMAGES, *(_OF_THE_IMAGES if "training" in other else ())]
         words += [self._describe(saved, key) for key in differing if key not in follow]
         return "; ".join(words[:4])
@@ -154,13 +157,15 @@ def _at_default(config: Config, dumped: dict[str, Any], key: str) -> bool:
 
 
 def check_identity(
-    saved: Mapping[str, Any], identity: Identity, place: Path, *, extend: bool = False
+    saved: Mapping[str, Any], identity: Identity, place: str, *, otherwise: str, extend: bool = False
 ) -> None:
-    """Raises InputError, with up to four keys, if the identity differs from that in a checkpoint or run folder."""
+    """Raises InputError, with up to four keys, if the identity differs from that in a checkpoint or run folder.
+
+    `otherwise` is what the user may do instead of undoing changes (`RunFolder.otherwise`).
+    """
     if differing := identity.differing_keys(saved, extend=extend):
         longer = ", --extend allows another length" if set(differing) <= set(_LENGTH_KEYS) else ""
         raise InputError(
             f"{place} belongs to another run: {identity.describe_differences(saved, extend=extend)}. Undo these "
-            f"changes{longer}, or give another run.name, or start over with `--resume never`, which moves the old run "
-            "aside"
+            f"changes{longer}, or {otherwise}"
         )

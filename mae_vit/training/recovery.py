@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mae_vit.config.schema import GuardSection
-from mae_vit.core.errors import Damage, damage_allowed
+from mae_vit.core.errors import Damage, InputError, damage_allowed
 from mae_vit.core.files import fsync_path, read_json_lines, to_json, write_atomically, write_json
 from mae_vit.data.order.order import data_step, skip
 from mae_vit.runtime.failures import BadStep, TrainingFailed
@@ -221,8 +221,11 @@ class Recovery:
             TrainingFailed: on all ranks, if there is no checkpoint before it, or after too many tries.
         """
         # Only rank 0 looks: on a network file system other nodes may see the folder with a delay.
-        folder, course = self._folder.checkpoints, self.guard.course
-        checkpoint = run_on_rank_zero(lambda: newest_before(folder, bad.step, verify_checkpoint), self._ranks)
+        course = self.guard.course
+        try:
+            checkpoint = run_on_rank_zero(lambda: self._newest_before(bad.step), self._ranks)
+        except InputError as error:
+            raise TrainingFailed(f"{bad}; {error}") from None
         if checkpoint is None:
             raise TrainingFailed(f"{bad}; no checkpoint is from before it, so start over with a lower rate")
         tried = self._tries[checkpoint.step] = self._tries.get(checkpoint.step, 0) + 1
@@ -248,7 +251,7 @@ class Recovery:
                 report.parent.mkdir(exist_ok=True)
                 write_json(report, {**incident, "samples": self._samples_of(culprit)})
             # Later checkpoints come after the bad step or are broken.
-            for path in list_checkpoints(folder):
+            for path in list_checkpoints(self._folder.checkpoints):
                 if step_of(path) > checkpoint.step:
                     shutil.rmtree(path, ignore_errors=True)
         if tried > self._options.max_rollbacks:
@@ -259,6 +262,15 @@ class Recovery:
         skipped = skip(course.skipped, first, culprit + 1)
         self.guard = Guard(self._options, LossHistory(skipped, checkpoint.course.losses))
         return checkpoint
+
+    def _newest_before(self, step: int) -> CheckpointInfo | None:
+        folder, remote = self._folder.checkpoints, self._folder.remote
+        found = newest_before(folder, step, verify_checkpoint)
+        if found is None and remote is not None:
+            # A run that resumed on this machine fetched the newest only.
+            remote.fetch_before(step)
+            found = newest_before(folder, step, verify_checkpoint)
+        return found
 
     def _sync_damage(self) -> None:
         """Shares new damaged samples with all ranks, lists and prints them; raises TrainingFailed above the budget."""

@@ -21,6 +21,7 @@ from mae_vit.training.checkpoints.checkpoint import (
     list_checkpoints,
     step_of,
 )
+from mae_vit.training.checkpoints.remote import RemoteError
 from mae_vit.training.checkpoints.saver import Saver
 from mae_vit.training.engines.state import LossHistory
 from mae_vit.training.evals import Evals
@@ -176,10 +177,15 @@ def _end(trainer: Trainer, outcome: Outcome) -> list[str]:
         outputs.end("done" if outcome.finished else "interrupted", outcome.step, results)
         if ranks.rank == 0:
             setup.folder.upload()
+    except RemoteError as error:
+        problem = f"{error}; the last state is saved. The same command resumes"
     except OSError as error:
-        problem = f"results cannot be written to {setup.folder.path}: {error_reason(error)}"
+        problem = (
+            f"results cannot be written to {setup.folder.path}: {error_reason(error)}; the last state is saved. "
+            "Make room, then the same command resumes"
+        )
     if problem := broadcast_from_rank_zero(problem, ranks):
-        raise TrainingFailed(f"{problem}; the last state is saved. Make room, then the same command resumes")
+        raise TrainingFailed(problem)
     return lines
 
 

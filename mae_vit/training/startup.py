@@ -48,22 +48,26 @@ def _find_checkpoint(
 ) -> CheckpointInfo | None:
     """Returns the checkpoint that the run resumes from; None for a fresh start. Raises InputError.
 
-    That of a run with a URL is only described if it is not `fetched`; raises RemoteError and BrokenCheckpoint, too.
+    That of a run with a URL is only described if it is not `fetched`; raises RemoteError, too.
     """
     resume, extend = arguments.resume, arguments.extend
     if resume == "never":
         return None
-    if folder.remote and not fetched:
-        checkpoint = folder.remote.newest()
-    else:
-        checkpoint = newest_checkpoint(folder.checkpoints, warn=warn)
+    try:
+        if folder.remote and not fetched:
+            checkpoint = folder.remote.newest()
+        else:
+            checkpoint = newest_checkpoint(folder.checkpoints, warn=warn)
+    except (BrokenCheckpoint, InputError) as error:
+        raise InputError(f"{folder.shown(error)}; {folder.otherwise}") from None
     # The run's own checkpoint of step 0 holds no training, so an explicit checkpoint takes precedence.
     untrained = checkpoint is None or checkpoint.step == 0
     if untrained and isinstance(resume, Path):
         checkpoint, untrained = _find_explicit(resume, warn=warn), False
     if checkpoint is None or (untrained and identity.differing_keys(checkpoint.identity, extend=extend)):
         return None  # start again, with the new config
-    check_identity(checkpoint.identity, identity, checkpoint.path, extend=extend)
+    place, otherwise = folder.shown(checkpoint.path), folder.otherwise
+    check_identity(checkpoint.identity, identity, place, otherwise=otherwise, extend=extend)
     return checkpoint
 
 
@@ -85,7 +89,7 @@ def _set_aside(folder: RunFolder) -> None:
     """Moves an existing run folder to NAME.1, NAME.2, ...; raises InputError if it is behind a URL."""
     if folder.remote:
         if folder.read_status() or list_checkpoints(folder.checkpoints):
-            raise InputError(f"--resume never: {folder.remote.shown} has a run; give another run.dir")
+            raise InputError(f"--resume never: {folder.shown()} has a run; {folder.otherwise}")
         return
     if not folder.path.exists():
         return
@@ -218,14 +222,14 @@ def open_run_folder(config: Config) -> RunFolder:
 def note_of_run_around(arguments: Arguments, config: Config) -> list[str]:
     """Says how to resume a moved run: its config lies in a run folder that differs from this job's."""
     named = {override.partition("=")[0] for override in arguments.overrides} & {"run.name", "run.dir"}
-    folder = RunFolder.from_config(config).path
+    folder = RunFolder.from_config(config)
     if named or not isinstance(arguments.config, Path):
         return []
     run = arguments.config.parent
-    if not list_checkpoints(run / "checkpoints") or run.resolve() == folder.resolve():
+    if not list_checkpoints(run / "checkpoints") or run.resolve() == folder.path.resolve():
         return []
     return [
-        f"this run's folder is {folder}; {quote(f'run.dir={run}')} resumes the run around {arguments.config}"
+        f"this run's folder is {folder.shown()}; {quote(f'run.dir={run}')} resumes the run around {arguments.config}"
     ]
 
 
@@ -277,12 +281,11 @@ def check_resumable(folder: RunFolder, *, extend: bool) -> None:
     """Raises InputError for a run without checkpoints that is finished or is to be extended."""
     if folder.read_status() == "done":
         raise InputError(
-            f"{folder.path} has a finished run without checkpoints to resume from; give another run.name, or start "
-            "over with `--resume never`, which moves it aside"
+            f"{folder.shown()} has a finished run without checkpoints to resume from; {folder.otherwise}"
         )
     if extend:
         raise InputError(
-            f"--extend: {folder.path} has no checkpoint to resume from; give the run's folder as run.dir=FOLDER"
+            f"--extend: {folder.shown()} has no checkpoint to resume from; give the run's folder as run.dir=FOLDER"
         )
 
 
@@ -295,13 +298,14 @@ def foresee_start(
     explicit checkpoint does not match.
     """
     try:
+        folder.foresee()
         checkpoint = _find_checkpoint(
             folder, arguments, setup.identity, warn=setup.ranks.rank == 0, fetched=False
         )
         _check_length(folder, checkpoint, setup.plan)
         if checkpoint is None and arguments.resume != "never":
             check_resumable(folder, extend=arguments.extend)
-    except (RemoteError, BrokenCheckpoint) as error:
+    except RemoteError as error:
         return None, str(error)
     except InputError as error:
         if isinstance(arguments.resume, Path) and not list_checkpoints(folder.checkpoints):
@@ -316,7 +320,7 @@ def describe_start(folder: RunFolder, checkpoint: CheckpointInfo | None, plan: P
         return f"from {weights}"
     if checkpoint.step == plan.total_steps and folder.read_status() == "done":
         return f"is finished (step {checkpoint.step}), nothing is left to train"
-    return f"resumes from {checkpoint.path} (step {checkpoint.step})"
+    return f"resumes from {folder.shown(checkpoint.path)} (step {checkpoint.step})"
 
 
 def _check_ranks_agree(identity: Identity, ranks: Ranks) -> None:
@@ -336,5 +340,5 @@ def _check_length(folder: RunFolder, checkpoint: CheckpointInfo | None, plan: Pl
     """Raises InputError if a resumed run has done more steps than configured."""
     if checkpoint is not None and checkpoint.step > plan.total_steps:
         raise InputError(
-            f"{folder.path} is at step {checkpoint.step}, beyond the {plan.total_steps} of its config; give more"
+            f"{folder.shown()} is at step {checkpoint.step}, beyond the {plan.total_steps} of its config; give more"
         )

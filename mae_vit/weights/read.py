@@ -175,7 +175,7 @@ def _read_folder(folder: Path) -> Weights:
     exported = folder / "encoder.safetensors"
     instead = f"; give {exported}" if exported.exists() else ""
     try:
-        weights, broken = read_newest(folder / "checkpoints", _read_checkpoint)
+        weights, broken = read_newest(list_checkpoints(folder / "checkpoints"), _read_checkpoint)
     except BrokenCheckpoint as error:
         raise InputError(f"run {folder} cannot be used ({error}){instead}") from None
     if weights is not None:

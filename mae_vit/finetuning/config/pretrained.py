@@ -101,7 +101,9 @@ class WeightsOverrides:
         self.replaced: dict[str, tuple[Any, Any]] = {}
         if self._name is not None:
             self._name = str(self._name)
-            self.weights = read_pretrained(self._name, self._mode(stated))
+            # The config's check refuses any other mode.
+            if (mode := self._mode(stated)) in MODES:
+                self.weights = read_pretrained(self._name, mode)
 
     def _mode(self, section: Mapping[str, Any]) -> str:
         return str(self._given.get("finetune.mode") or section.get("mode") or "finetune")
@@ -196,7 +198,7 @@ def read_pretrained(name: str, mode: str) -> Pretrained:
     from mae_vit.weights.foreign import read_foreign
     from mae_vit.weights.read import read_weights
 
-    measures = mode in MODES and MODES[mode].trains != "all"
+    measures = MODES[mode].trains != "all"
     # `read_weights` takes weights to train, and refuses third-party ones before anything is fetched.
     return read_foreign(name) if is_frozen(name) and measures else read_weights(name)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from contextlib import suppress
 from functools import partial
@@ -33,6 +32,7 @@ from mae_vit.finetuning.setup import ProbeSetup, Setup
 from mae_vit.runtime.ranks import barrier, gather_objects, run_on_rank_zero
 from mae_vit.runtime.signals import exit_on_signal
 from mae_vit.runtime.slurm import mark_slurm_progress
+from mae_vit.training.checkpoints.remote import RemoteError
 from mae_vit.training.engines.precision import Chosen, autocast
 from mae_vit.training.identity import Identity, check_identity, run_identity
 from mae_vit.training.outputs.environment import describe_environment
@@ -111,7 +111,7 @@ def say_finished(setup: Setup, folder: RunFolder) -> None:
     """Prints on rank 0 that the run is finished, and where its results are."""
     if setup.ranks.rank == 0:
         results = folder.path / "results.json" if setup.config.finetune.test else folder.summary
-        print(f"{folder.path} is finished; results: {results}")
+        print(f"{folder.shown()} is finished; results: {folder.shown(results)}")
 
 
 def is_scored(folder: RunFolder, identity: Identity) -> bool:
@@ -120,16 +120,15 @@ def is_scored(folder: RunFolder, identity: Identity) -> bool:
     Raises:
         InputError: if it holds another run.
     """
-    if folder.read_status() is None or not (folder.path / "config.yaml").exists():
+    if folder.read_status() is None or not (config := folder.read("config.yaml")):
         return False
-    derived = json.loads(folder.summary.read_text()).get("derived", {})
+    derived = folder.read_summary().get("derived", {})
     try:
-        begun = FinetuneConfig.model_validate(read_run_config(folder.path))
+        begun = FinetuneConfig.model_validate(read_run_config(folder.path, config))
     except ValidationError:
-        raise InputError(
-            f"{folder.path} has a run of another command; give another run.name, or --resume never to move it aside"
-        ) from None
-    check_identity(run_identity(begun, derived=derived).values, identity, folder.path)
+        raise InputError(f"{folder.shown()} has a run of another command; {folder.otherwise}") from None
+    saved = run_identity(begun, derived=derived).values
+    check_identity(saved, identity, folder.shown(), otherwise=folder.otherwise)
     return folder.read_status() == "done"
 
 
@@ -170,6 +169,8 @@ def _measure_and_write(
                 write_predictions(folder, data, guesses, summary)
             folder.write_summary("done", summary)
             folder.upload()
+        except RemoteError as error:
+            raise InputError(f"{error}; run the same command again") from None
         except OSError as error:
             raise InputError(
                 f"results cannot be written to {folder.path} ({error_reason(error)}); make room, then run the same "

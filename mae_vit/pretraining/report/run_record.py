@@ -12,7 +12,7 @@ from mae_vit.config.load import read_run_config
 from mae_vit.core.errors import InputError
 from mae_vit.core.files import read_json, read_json_lines
 from mae_vit.core.messages import closest_path, error_reason
-from mae_vit.core.urls import redact_url
+from mae_vit.core.urls import redacted
 from mae_vit.training.outputs.run_folder import RunFolder
 
 
@@ -112,16 +112,3 @@ def _read(path: Path, problems: list[str], read: Callable[[Path], Any] = read_js
         reason = f"{path.name} cannot be read: {error_reason(error)}"
         problems.append(reason if path.exists() else f"there is no {path.name}")
     return {}
-
-
-def redacted(value: Any) -> Any:
-    """Removes credentials from every URL in plain data, also behind `key=`, because pages are shared."""
-    if isinstance(value, dict):
-        return {key: redacted(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [redacted(inner) for inner in value]
-    if isinstance(value, str):
-        key, equals, url = value.partition("=")
-        # An "=" after "://" belongs to the URL's query.
-        return f"{key}={redact_url(url)}" if equals and "://" not in key else redact_url(value)
-    return value

@@ -74,16 +74,18 @@ def step_of(path: Path) -> int:
     return int(match.group(1))
 
 
-def read_newest(folder: Path, read: Callable[[Path], Found]) -> tuple[Found | None, list[BrokenCheckpoint]]:
+def read_newest(
+    paths: list[Path], read: Callable[[Path], Found]
+) -> tuple[Found | None, list[BrokenCheckpoint]]:
     """Reads the newest intact checkpoint, or None, and the errors of newer ones; raises BrokenCheckpoint if all are."""
-    paths, broken = list_checkpoints(folder), list[BrokenCheckpoint]()
+    broken = list[BrokenCheckpoint]()
     for path in reversed(paths):
         try:
             return read(path), broken
         except BrokenCheckpoint as error:
             broken.append(error)
     if paths:
-        raise BrokenCheckpoint(f"all {len(paths)} checkpoints in {folder} are broken: {broken[0]}")
+        raise BrokenCheckpoint(f"all {len(paths)} checkpoints in {paths[0].parent} are broken: {broken[0]}")
     return None, broken
 
 
@@ -268,18 +270,20 @@ def load_checkpoint(path: Path, *, load: bool = True) -> Checkpoint:
 def load_together(path: Path, ranks: Ranks, bring: Callable[[Path], Path]) -> TrainState:
     """Reads a checkpoint on every rank after rank 0 has verified it; collective.
 
-    `bring` returns this node's folder of rank 0's checkpoint, or raises OSError. A network file system may show another
-    node's files seconds late, so a rank retries for `LATE_S`. Raises BrokenCheckpoint on all ranks, if one rank still
+    `bring` returns another rank's folder of it, or raises OSError. A network file system may show another node's files
+    seconds late, so a rank retries for `LATE_S`. Raises BrokenCheckpoint on all ranks, if one rank still
     cannot read it; the message names the rank.
     """
     checkpoint, problem, until = None, None, time.monotonic() + LATE_S
     while checkpoint is None:
+        place = None
         try:
-            checkpoint = load_checkpoint(bring(path))
+            place = bring(path) if ranks.rank else path
+            checkpoint = load_checkpoint(place)
         except (BrokenCheckpoint, OSError) as error:
+            advice = "; share the folder" if place == path else ""
             problem = (
-                f"rank {ranks.rank} ({socket.gethostname()}) cannot read what rank 0 can; share the folder "
-                f"({error})"
+                f"rank {ranks.rank} ({socket.gethostname()}) cannot read what rank 0 can{advice} ({error})"
             )
             if time.monotonic() > until:
                 break
@@ -297,9 +301,9 @@ def newest_checkpoint(folder: Path, *, warn: bool = True) -> CheckpointInfo | No
     Raises InputError if there are checkpoints and all are broken: a silent restart would discard the run.
     """
     try:
-        newest, broken = read_newest(folder, verify_checkpoint)
+        newest, broken = read_newest(list_checkpoints(folder), verify_checkpoint)
     except BrokenCheckpoint as error:
-        raise InputError(f"{error}; `--resume never` starts over, and moves this run aside") from None
+        raise InputError(str(error)) from None
     for problem in broken if warn else ():
         print(f"warning: skipping broken checkpoint: {problem}", file=sys.stderr)
     return newest

@@ -33,13 +33,16 @@ from mae_vit.training.checkpoints.checkpoint import (
     described_checkpoint,
     is_checkpoint_name,
     list_checkpoints,
+    read_newest,
     step_of,
     verify_checkpoint,
 )
 
 _CHECKPOINTS = "checkpoints"
-# These stores have folders, which must exist before their files.
-_WITH_FOLDERS = ("file", "sftp", "ftp")
+# They say what the run is.
+_FACTS = ("config.yaml", "summary.json")
+# These stores have folders, which must exist before their files, and write a file in place, not at once.
+_WITH_FOLDERS = ("file", "sftp")
 
 
 class RemoteError(OSError):
@@ -68,28 +71,33 @@ class RemoteRun:
         """Makes the local copy equal to the run behind the URL, with its newest intact checkpoint.
 
         Raises:
-            RemoteError: if it cannot be read, or torn checkpoints cannot be removed.
+            RemoteError: if it cannot be read.
         """
         with self._failing("read"):
             names = self._names()
-            whole = [path.name for path in _whole_checkpoints(names)]
+            whole = self._whole()
             for path in self.local.iterdir():
                 if path.name not in (".lock", _CHECKPOINTS):
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
             self._copied = {}
             for name in names:
-                if not name.startswith(f"{_CHECKPOINTS}/"):
+                if not name.startswith(f"{_CHECKPOINTS}/") and not _is_passing(name.rpartition("/")[2]):
                     self._get(name, self.local / name)
                     self._copied[name] = _stamp(self.local / name)
-            self._remove_torn(names)
             for path in list_checkpoints(self.local / _CHECKPOINTS):
-                if path.name not in whole:
+                if path not in whole:
                     shutil.rmtree(path)
-            for name in reversed(whole):
-                # A broken one stays for `newest_checkpoint`, which warns of it.
-                with suppress(BrokenCheckpoint):
-                    self._bring_intact(name)
-                    break
+            self._bring_newest(whole)
+
+    def fetch_before(self, step: int) -> None:
+        """Brings the newest intact checkpoint from before `step` into the local copy. Raises RemoteError."""
+        with self._failing("read"):
+            self._bring_newest([path for path in self._whole() if step_of(path) < step])
+
+    def read_facts(self) -> dict[str, bytes]:
+        """Returns the content of `config.yaml` and `summary.json`, if they exist, for a plan. Raises RemoteError."""
+        with self._failing("read"):
+            return {name: self._fs.cat_file(self._path(name)) for name in self._names() if name in _FACTS}
 
     def newest(self) -> CheckpointInfo | None:
         """Describes the newest checkpoint by its `state.json` alone, for a plan.
@@ -98,21 +106,16 @@ class RemoteRun:
             BrokenCheckpoint: if there are checkpoints, all with a broken `state.json`.
             RemoteError: if it cannot be read.
         """
-        broken = None
+
+        def describe(path: Path) -> CheckpointInfo:
+            with as_broken(path):
+                return described_checkpoint(path, json.loads(self._state(path.name)))
+
         with self._failing("read"):
-            for path in reversed(_whole_checkpoints(self._names())):
-                place = self.local / _CHECKPOINTS / path.name
-                try:
-                    with as_broken(place):
-                        return described_checkpoint(place, json.loads(self._state(path.name)))
-                except BrokenCheckpoint as error:
-                    broken = error
-            if broken is not None:
-                raise broken
-            return None
+            return read_newest(self._whole(), describe)[0]
 
     def bring(self, path: Path) -> Path:
-        """Returns the folder of a checkpoint of the local copy of rank 0, on any node.
+        """Returns the folder of a checkpoint of the local copy of rank 0, on another rank.
 
         Nodes that do not share rank 0's disk download it. Raises RemoteError.
         """
@@ -154,16 +157,29 @@ class RemoteRun:
     def upload_checkpoint(self, path: Path) -> None:
         """Uploads a checkpoint, which counts once its `state.json` is there. Raises RemoteError."""
         with self._failing("written"):
-            self._remove_torn(self._names())
+            # What interrupted uploads and removals have left.
+            names = {name.split("/")[1] for name in self._names() if name.startswith(f"{_CHECKPOINTS}/")}
+            for name in names - {whole.name for whole in self._whole()}:
+                # A folder that was a run's own before it got a URL has other names, too.
+                if is_checkpoint_name(name) or (name.startswith(".step-") and _is_passing(name)):
+                    self._remove(name)
             # The run may reach a step again after a restart.
             self._remove(path.name)
-            for file in sorted(path.iterdir(), key=lambda file: file.name == STATE):
-                self._put(file, f"{_CHECKPOINTS}/{path.name}/{file.name}")
+            *parts, state = sorted(path.iterdir(), key=lambda file: file.name == STATE)
+            folder = f"{_CHECKPOINTS}/{path.name}"
+            for part in parts:
+                self._put(part, f"{folder}/{part.name}")
+            there = self._names()
+            if gone := [part.name for part in parts if f"{folder}/{part.name}" not in there]:
+                raise RemoteError(
+                    f"{self.shown}/{folder} has lost {', '.join(gone)}; does another run write there?"
+                )
+            self._put(state, f"{folder}/{STATE}")
 
     def checkpoints(self) -> list[Path]:
         """Returns the checkpoints behind the URL, by their names, oldest first. Raises RemoteError."""
         with self._failing("read"):
-            return _whole_checkpoints(self._names())
+            return self._whole()
 
     def remove(self, path: Path) -> None:
         """Removes a checkpoint, by its name. Raises RemoteError."""
@@ -180,13 +196,25 @@ class RemoteRun:
         return f"{root.rstrip('/')}/{name}"
 
     def _names(self) -> list[str]:
-        """Returns the names of all files, relative to the run folder."""
+        """Returns the names of all files, relative to the run folder; raises RemoteError if it is no run's."""
         root = self._path("")
         self._fs.invalidate_cache()
         try:
-            return sorted(path[len(root) :] for path in self._fs.find(root))
+            # On S3 a folder may be an empty object.
+            names = sorted(path[len(root) :] for path in self._fs.find(root) if not path.endswith("/"))
         except FileNotFoundError:
             return []
+        own = any(name in _FACTS or name.startswith(f"{_CHECKPOINTS}/") for name in names)
+        if not own and not all(_is_passing(name.rpartition("/")[2]) for name in names):
+            raise RemoteError(f"run.dir={self.shown} has other files; give a folder of its own")
+        return names
+
+    def _whole(self) -> list[Path]:
+        """Returns the checkpoints whose upload is complete, as paths of the local copy, oldest first."""
+        parts = (name.split("/") for name in self._names() if name.endswith(f"/{STATE}"))
+        names = (part[1] for part in parts if len(part) == 3 and part[0] == _CHECKPOINTS)
+        whole = (self.local / _CHECKPOINTS / name for name in names if is_checkpoint_name(name))
+        return sorted(whole, key=step_of)
 
     def _state(self, name: str) -> bytes:
         state: bytes = self._fs.cat_file(self._path(f"{_CHECKPOINTS}/{name}/{STATE}"))
@@ -196,14 +224,17 @@ class RemoteRun:
         """Returns whether a local folder has the checkpoint of this name; `state.json` has the files' checksums."""
         return (path / STATE).exists() and (path / STATE).read_bytes() == self._state(path.name)
 
-    def _bring_intact(self, name: str) -> None:
-        path = self.local / _CHECKPOINTS / name
-        if self._is_same(path):
+    def _bring_newest(self, paths: list[Path]) -> None:
+        for path in reversed(paths):
+            # A broken one stays for `newest_checkpoint`, which warns of it.
             with suppress(BrokenCheckpoint):
+                if self._is_same(path):
+                    with suppress(BrokenCheckpoint):
+                        verify_checkpoint(path)
+                        return
+                self._download(path.name, path.parent)
                 verify_checkpoint(path)
                 return
-        self._download(name, path.parent)
-        verify_checkpoint(path)
 
     def _download(self, name: str, into: Path) -> None:
         partial = into / f".{name}.tmp"
@@ -221,15 +252,13 @@ class RemoteRun:
     def _put(self, path: Path, name: str) -> None:
         target = self._path(name)
         # Never on an object store: it would make a bucket of a misspelled name.
-        if urlsplit(self._url).scheme in _WITH_FOLDERS:
-            self._fs.makedirs(target.rpartition("/")[0], exist_ok=True)
-        self._fs.put_file(str(path), target)
-
-    def _remove_torn(self, names: list[str]) -> None:
-        """Removes what interrupted uploads and removals have left."""
-        whole = {path.name for path in _whole_checkpoints(names)}
-        for name in {name.split("/")[1] for name in names if name.startswith(f"{_CHECKPOINTS}/")} - whole:
-            self._remove(name)
+        if urlsplit(self._url).scheme not in _WITH_FOLDERS:
+            self._fs.put_file(str(path), target)
+            return
+        folder, _, last = target.rpartition("/")
+        self._fs.makedirs(folder, exist_ok=True)
+        self._fs.put_file(str(path), f"{folder}/.{last}.tmp")
+        self._fs.mv(f"{folder}/.{last}.tmp", target)
 
     def _remove(self, name: str) -> None:
         folder = self._path(f"{_CHECKPOINTS}/{name}")
@@ -246,18 +275,10 @@ class RemoteRun:
         except (RemoteError, BrokenCheckpoint):
             raise
         except ImportError as error:
-            raise RemoteError(
-                f'{self.shown} cannot be {how}: {error}: pip install "mae-vit[remote]"'
-            ) from None
+            extra = ': pip install "mae-vit[remote]"' if self._url.startswith(("s3:", "gs:")) else ""
+            raise RemoteError(f"{self.shown} cannot be {how}: {error}{extra}") from None
         except Exception as error:  # the packages behind fsspec raise errors of their own
             raise RemoteError(f"{self.shown} cannot be {how}: {error_reason(error)}") from None
-
-
-def _whole_checkpoints(names: list[str]) -> list[Path]:
-    """Returns the checkpoints whose upload is complete, by their names, oldest first."""
-    parts = (name.split("/") for name in names if name.startswith(f"{_CHECKPOINTS}/"))
-    whole = (Path(part[1]) for part in parts if part[2:] == [STATE] and is_checkpoint_name(part[1]))
-    return sorted(whole, key=step_of)
 
 
 def _files(folder: Path) -> Iterator[tuple[str, Path]]:
@@ -267,9 +288,13 @@ def _files(folder: Path) -> Iterator[tuple[str, Path]]:
     """
     for path in sorted(folder.rglob("*"), key=lambda path: (path.name == "summary.json", path)):
         name = path.relative_to(folder).as_posix()
-        passing = path.name == ".lock" or (path.name.startswith(".") and path.name.endswith(".tmp"))
-        if path.is_file() and not passing and not name.startswith(f"{_CHECKPOINTS}/"):
+        if path.is_file() and not _is_passing(path.name) and not name.startswith(f"{_CHECKPOINTS}/"):
             yield name, path
+
+
+def _is_passing(name: str) -> bool:
+    """Returns whether a file or folder of this name is a lock, or is being written."""
+    return name == ".lock" or (name.startswith(".") and name.endswith(".tmp"))
 
 
 def _stamp(path: Path) -> tuple[int, int]:

@@ -150,7 +150,7 @@ class Saver:
             except OSError as error:
                 if error.errno not in _NO_ROOM:
                     raise
-                self._prune(step, keep_last=1)
+                self._prune(step, keep_last=1, there=False)
                 path = save()
             if self._remote is not None:
                 _upload(self._remote, path)
@@ -164,12 +164,15 @@ class Saver:
             reason = error_reason(error) if isinstance(error, OSError) else repr(error)
             self._problem = f"the checkpoint of step {step} cannot be written to {self._folder}: {reason}"
 
-    def _prune(self, step: int, *, keep_last: int) -> None:
+    def _prune(self, step: int, *, keep_last: int, there: bool = True) -> None:
         expired = partial(expired_checkpoints, upto=step, keep_last=keep_last, every_steps=self._every_steps)
         keep_every = self._options.keep_every
         if self._remote is not None:
-            for path in expired(self._remote.checkpoints(), keep_every=keep_every):
-                self._remote.remove(path)
+            try:
+                for path in expired(self._remote.checkpoints(), keep_every=keep_every) if there else ():
+                    self._remote.remove(path)
+            except RemoteError as error:
+                self._say(f"warning: old checkpoints stay until the next save: {error}")
             keep_every = None  # the local copy is for this start of the run
         for path in expired(list_checkpoints(self._folder), keep_every=keep_every):
             shutil.rmtree(path, ignore_errors=True)

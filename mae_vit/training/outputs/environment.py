@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 import mae_vit
+from mae_vit.core.urls import redacted
 
 _PACKAGES = ("mae-vit", "torch", "torchvision", "timm", "deepspeed", "webdataset", "numpy", "safetensors")
 
@@ -22,7 +23,7 @@ def describe_environment(command: list[str], world_size: int) -> dict[str, Any]:
     """Collects versions, git commit, a digest of the sources, and hardware."""
     gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
     return {
-        "command": command,
+        "command": redacted(command),
         "python": platform.python_version(),
         "packages": versions_of(_PACKAGES),
         "git_commit": _git_commit(),

@@ -57,6 +57,7 @@ class RunFolder:
         self.summary = path / "summary.json"
         self.plan = path / "plan.txt"
         self._lock: FileLock | None = None
+        self._facts: dict[str, bytes] | None = None
 
     @classmethod
     def from_config(cls, config: Config) -> RunFolder:
@@ -88,6 +89,29 @@ class RunFolder:
                 f"run folder {self.path} cannot be written: {existing}: {reason}; give run.dir"
             ) from None
 
+    def shown(self, text: object = None) -> str:
+        """Returns the folder, or a text that names it, for messages: with the URL if there is one."""
+        shown = str(text or self.path)
+        return shown.replace(str(self.path), self.remote.shown) if self.remote else shown
+
+    @property
+    def otherwise(self) -> str:
+        """What to do if the folder has another run, for messages."""
+        if self.remote:
+            return "give another run.dir"
+        return "give another run.name, or start over with `--resume never`, which moves the old run aside"
+
+    def foresee(self) -> None:
+        """Reads config and summary behind the URL for a plan, which leaves the local copy alone; raises OSError."""
+        self._facts = self.remote.read_facts() if self.remote else None
+
+    def read(self, name: str) -> str:
+        """Returns the text of config or summary, by its name; empty if there is none. Raises OSError."""
+        if self._facts is not None:
+            return self._facts.get(name, b"").decode()
+        path = self.path / name
+        return path.read_text() if path.exists() else ""
+
     def bring(self, checkpoint: Path) -> Path:
         """Returns this node's folder of a checkpoint that rank 0 has; raises OSError."""
         return self.remote.bring(checkpoint) if self.remote else checkpoint
@@ -118,7 +142,7 @@ class RunFolder:
     def read_summary(self) -> dict[str, Any]:
         """Returns `summary.json`; empty if there is none."""
         try:
-            summary = json.loads(self.summary.read_text())
+            summary = json.loads(self.read(self.summary.name))
         except (OSError, ValueError):
             return {}
         return summary if isinstance(summary, dict) else {}

@@ -13,12 +13,18 @@ import pytest
 from helpers.commands import ROOT, SMALL_MAE, run
 
 from mae_vit.comparison.command import main as compare
+from mae_vit.config.load import dump_config, load_config
+from mae_vit.config.presets import find_config
+from mae_vit.core.errors import InputError
+from mae_vit.core.urls import WRITABLE_SCHEMES, check_url
+from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.pretraining.command import main as pretrain
 from mae_vit.runtime.ranks import free_port
 from mae_vit.training.checkpoints.checkpoint import verify_checkpoint
+from mae_vit.training.outputs.environment import describe_environment
 
 STEPS = 24
-# Dies in the midst of upload number DIES_AT, or fails in those of FAILS_AT.
+# Dies in the midst of upload number DIES_AT, or fails in those of FAILS_AT and of the file FAILS_FOR.
 SCRIPT = """
 import os, signal, sys
 from pathlib import Path
@@ -34,7 +40,7 @@ def faulty(self, path, name):
         torn.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
         put(self, torn, name)
         os.kill(os.getpid(), signal.SIGKILL)
-    if count in eval(os.environ.get("FAILS_AT", "()")):
+    if count in eval(os.environ.get("FAILS_AT", "()")) or name == os.environ.get("FAILS_FOR"):
         raise OSError("the store is full")
     put(self, path, name)
 
@@ -146,7 +152,9 @@ def test_a_run_killed_at_uploads_ends_bit_identical(store, options, undisturbed,
     check_whole(url, undisturbed)
     again = on_new_machine(tmp_path, *options, f"run.dir={url}")
     assert again.returncode == 0, again.stderr
-    assert f"is finished ({STEPS} steps)" in again.stdout
+    assert f"{url} is finished ({STEPS} steps)" in again.stdout
+    plan = on_new_machine(tmp_path, *options, f"run.dir={url}", "--dry-run")
+    assert f"{url}, is finished (step {STEPS}), nothing is left to train" in plan.stdout
 
 
 def test_a_run_goes_on_elsewhere(store, options, undisturbed, tmp_path):
@@ -154,7 +162,11 @@ def test_a_run_goes_on_elsewhere(store, options, undisturbed, tmp_path):
     died = on_new_machine(tmp_path, *options, f"run.dir={url}", DIES_AT="40")
     assert died.returncode == -signal.SIGKILL
     plan = on_new_machine(tmp_path, *options, f"run.dir={url}", "--dry-run")
-    assert "resumes from " in plan.stdout
+    assert f"{url}, resumes from {url}/checkpoints/step-000000" in plan.stdout
+    other = on_new_machine(tmp_path, *options, f"run.dir={url}", "run.seed=5")
+    assert other.returncode == 2
+    assert f"error: {url}/checkpoints/step-000000" in other.stderr
+    assert other.stderr.endswith("or give another run.dir\n")
     assert not [*tmp_path.glob("machine-1/**/checkpoints")]
     # A store that refuses for a while is warned of.
     done = on_new_machine(tmp_path, *options, f"run.dir={url}", FAILS_AT="(8,)")
@@ -167,6 +179,15 @@ def test_a_run_goes_on_elsewhere(store, options, undisturbed, tmp_path):
     never = on_new_machine(tmp_path, *options, f"run.dir={url}", "--resume", "never")
     assert never.returncode == 2
     assert f"error: --resume never: {url} has a run; give another run.dir" in never.stderr
+
+
+def test_a_store_that_refuses_the_results_is_named_alone(options, tmp_path):
+    url = f"file://{tmp_path}/store/run"
+    done = on_new_machine(tmp_path, *options, f"run.dir={url}", FAILS_FOR="encoder.safetensors")
+    assert done.returncode == 1, done.stderr
+    refused = f"error: {url} cannot be written: the store is full; the last state is saved. The same command"
+    assert refused in done.stderr
+    assert "Make room" not in done.stderr
 
 
 @pytest.mark.slow
@@ -215,7 +236,7 @@ def test_nodes_that_share_no_disk(options, undisturbed, tmp_path):
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("http://host/run", 'run.dir=http://host/run: unknown scheme "http"; did you mean "ftp"?'),
+        ("http://host/run", 'run.dir=http://host/run: unknown scheme "http"; did you mean "sftp"?'),
         ("s3:///run", "has no host; give s3://HOST/FOLDER"),
         ("s3://bucket/run", "s3://bucket/run cannot be "),
     ],
@@ -231,10 +252,21 @@ def test_bad_urls_are_one_line(options, url, message, said, tmp_path, monkeypatc
     assert message in line
 
 
-def test_a_comparison_needs_a_disk(capsys):
+@pytest.mark.parametrize("key", ["run.dir", "pretrain.MAE.dir"])
+def test_a_comparison_needs_a_disk(key, capsys):
     config = str(ROOT / "configs/compare/compare_demo.yaml")
-    assert compare(["--config", config, "run.dir=s3://bucket/comparison"]) == 2
-    assert (
-        "error: run.dir=s3://bucket/comparison: a comparison needs a folder on a disk"
-        in capsys.readouterr().err
-    )
+    assert compare(["--config", config, f"{key}=s3://me:secret@bucket/a"]) == 2
+    assert f"error: {key}=s3://bucket/a: a comparison needs a folder on a disk" in capsys.readouterr().err
+
+
+def test_what_is_uploaded_has_no_credentials(monkeypatch):
+    word = "run.dir=sftp://me:secret@host/run"
+    config = dump_config(load_config(PretrainConfig, find_config("mae_digits"), [word]))
+    assert "  dir: sftp://host/run\n" in config
+    assert describe_environment(["pretrain", word], 1)["command"] == ["pretrain", "run.dir=sftp://host/run"]
+
+
+def test_a_run_folder_may_be_named_as_shards_are():
+    check_url("s3://bucket/lr{1}", key="run.dir", schemes=WRITABLE_SCHEMES)
+    with pytest.raises(InputError, match="points to shards"):
+        check_url("s3://bucket/lr{1}")

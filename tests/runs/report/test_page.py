@@ -12,10 +12,11 @@ from helpers.commands import SMALL_PRETRAIN, lines_of, summary_of
 from markupsafe import escape
 
 from mae_vit.cli.main import main
+from mae_vit.core.urls import redacted
 from mae_vit.pages import charts
 from mae_vit.pretraining.command import main as pretrain
 from mae_vit.pretraining.report.page import thinned, write_page
-from mae_vit.pretraining.report.run_record import RunRecord, read_run, redacted
+from mae_vit.pretraining.report.run_record import RunRecord, read_run
 from mae_vit.pretraining.report.verdict import verdict
 
 

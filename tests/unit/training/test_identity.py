@@ -1,7 +1,5 @@
 """What a run that may not resume says of the differences."""
 
-from pathlib import Path
-
 import pytest
 
 from mae_vit.core.errors import InputError
@@ -22,6 +20,15 @@ SAVED = {"data.fingerprint": "a", "data.mean": [0.1], "data.std": [0.2], "finetu
             dict.fromkeys(("data.fingerprint", "finetune.test_fingerprint"), "c") | {"train.steps": 3},
             "data.path: data/cats has other training and test images than before; train.steps was unset, now 3",
         ),
+        # Another option chose them.
+        (
+            {"data.fingerprint": "c", "data.mean": [0.3], "data.split": "all"},
+            "data.split was unset, now 'all'",
+        ),
+        (
+            {"finetune.test_fingerprint": "c", "finetune.test_split": "val"},
+            "finetune.test_split was unset, now 'val'",
+        ),
         # The same images, normalized otherwise.
         ({"data.mean": [0.3]}, "data.mean was [0.1], now [0.3]"),
     ],
@@ -29,5 +36,5 @@ SAVED = {"data.fingerprint": "a", "data.mean": [0.1], "data.std": [0.2], "finetu
 def test_other_images_are_named_by_their_path(changed, expected):
     now = Identity({**SAVED, **changed}, frozenset(), data_path="data/cats")
     with pytest.raises(InputError, match="belongs to another run") as refused:
-        check_identity(SAVED, now, Path("runs/x"))
+        check_identity(SAVED, now, "runs/x", otherwise="give another run.name")
     assert f": {expected}. Undo" in str(refused.value)

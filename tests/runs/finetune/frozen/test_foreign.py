@@ -117,6 +117,11 @@ def test_training_is_refused_before_anything_is_fetched(measure, capsys, monkeyp
     assert "finetune.mode=knn" in one_line(capsys)
 
 
+def test_a_misspelled_mode_is_named(measure, tmp_path, capsys):
+    assert measure(write_backbone(tmp_path / "dinov2", "dinov2"), "few_shots")[0] == 2
+    assert 'did you mean "few_shot"?' in one_line(capsys)
+
+
 @pytest.mark.parametrize(
     "kind", ["dinov2", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("swin", "convnext"))]
 )

@@ -24,6 +24,7 @@ from mae_vit.finetuning.frozen import score
 from mae_vit.inspection.images import draw_samples
 from mae_vit.pretraining.command import main as pretrain_main
 from mae_vit.training import evals
+from mae_vit.training.checkpoints.remote import RemoteRun
 from mae_vit.weights.encoder import load_vit
 
 KNN = "finetune.mode=knn"
@@ -145,6 +146,38 @@ def test_what_a_run_read_is_its_identity(call, digits, pretrained, scored, tmp_p
     ):
         assert call(KNN, *words, ckpt=ckpt) == 2
         assert key in one_line(capsys)
+
+
+def test_a_plan_reads_the_run_behind_its_url(call, pretrained, scored, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    url = f"file://{scored.parent}"
+    config = scored.with_name("config.yaml")
+    # As results that were written earlier have it.
+    config.write_text(config.read_text().replace("monitor:\n", "monitor:\n  tracker_group: null\n"))
+    assert call(KNN, f"run.dir={url}", "--dry-run", ckpt=pretrained) == 0
+    assert f"{url} is finished; results: {url}/results.json" in capsys.readouterr().out
+    assert call("finetune.mode=few_shot", f"run.dir={url}", "--dry-run", ckpt=pretrained) == 0
+    out = capsys.readouterr().out
+    assert f"{url} belongs to another run: finetune.mode was 'knn', now 'few_shot'" in out
+    assert "or give another run.dir" in out
+    assert "aside" not in out
+    assert not [*tmp_path.glob("cache/**/config.yaml")]
+    # The run itself says so too.
+    assert call("finetune.mode=few_shot", f"run.dir={url}", ckpt=pretrained) == 2
+    line = one_line(capsys)
+    assert line.startswith(f"error: {url} belongs to another run")
+    assert line.endswith("or give another run.dir")
+
+
+def test_a_store_that_refuses_the_scores_is_named_alone(call, pretrained, tmp_path, monkeypatch, capsys):
+    def refuse(self, path, name):
+        raise OSError("no right")
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(RemoteRun, "_put", refuse)
+    url = f"file://{tmp_path}/store"
+    assert call(KNN, f"run.dir={url}", ckpt=pretrained) == 2
+    assert f"error: {url} cannot be written: no right; run the same command again" in capsys.readouterr().err
 
 
 def test_a_failure_is_named_by_the_folder_and_the_next_run_is_whole(call, pretrained, tmp_path, monkeypatch):

@@ -6,9 +6,21 @@ from uuid import uuid4
 import pytest
 import torch
 
-from mae_vit.training.checkpoints.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint
+from mae_vit.config.schema import GuardSection
+from mae_vit.runtime.failures import BadStep, TrainingFailed
+from mae_vit.runtime.ranks import Ranks
+from mae_vit.training.checkpoints import checkpoint
+from mae_vit.training.checkpoints.checkpoint import (
+    BrokenCheckpoint,
+    list_checkpoints,
+    load_checkpoint,
+    load_together,
+    save_checkpoint,
+)
 from mae_vit.training.checkpoints.remote import RemoteError, RemoteRun
-from mae_vit.training.engines.state import TrainState
+from mae_vit.training.engines.state import LossHistory, TrainState
+from mae_vit.training.outputs.run_folder import RunFolder
+from mae_vit.training.recovery import Quarantine, Recovery
 
 
 def state(value: float) -> TrainState:
@@ -22,10 +34,9 @@ def run(tmp_path, monkeypatch):
     run = RemoteRun(f"memory://{uuid4().hex}/run")
     run.local.mkdir(parents=True)
     (run.local / "metrics.jsonl").write_text("{}\n")
+    (run.local / "config.yaml").touch()
     for step in (1, 2):
-        run.upload_checkpoint(
-            save_checkpoint(run.local / "checkpoints", step=step, state=state(step), identity={})
-        )
+        save(run, step)
     run.upload_files()
     return run
 
@@ -37,6 +48,12 @@ def elsewhere(run, tmp_path, monkeypatch):
     again = RemoteRun(run._url)
     again.local.mkdir(parents=True)
     return again
+
+
+def save(run: RemoteRun, step: int) -> None:
+    run.upload_checkpoint(
+        save_checkpoint(run.local / "checkpoints", step=step, state=state(step), identity={})
+    )
 
 
 def steps(run: RemoteRun) -> list[int]:
@@ -62,16 +79,89 @@ def test_a_start_elsewhere_has_the_files_and_the_newest_checkpoint(run, elsewher
     elsewhere.upload_files()
 
 
-def test_a_torn_upload_is_no_checkpoint_and_goes(run, elsewhere):
+def test_a_torn_upload_is_no_checkpoint_and_the_next_save_removes_it(run, elsewhere):
     damage(run, "step-00000002/state.json")
+    before = there(run)
     assert [path.name for path in elsewhere.checkpoints()] == ["step-00000001"]
     assert elsewhere.newest().step == 1
     elsewhere.fetch()
     assert steps(elsewhere) == [1]
-    assert not any("step-00000002" in name for name in there(run))
+    # It may be the upload of a live run, beside which this start is refused.
+    assert there(run) == before
     # On the machine that saved it, too: what is there counts.
     run.fetch()
     assert steps(run) == [1]
+    save(run, 3)
+    assert not any("step-00000002" in name for name in there(run))
+
+
+def test_an_upload_that_loses_parts_does_not_count(run):
+    put = run._put
+
+    def losing(path: Path, name: str) -> None:
+        if not name.endswith("parameters.safetensors"):
+            put(path, name)
+
+    run._put = losing
+    with pytest.raises(RemoteError, match=r"checkpoints/step-00000003 has lost parameters.safetensors; does"):
+        save(run, 3)
+    assert run.newest().step == 2
+
+
+def test_a_rollback_fetches_an_earlier_checkpoint(run, elsewhere):
+    elsewhere.fetch()
+    folder = RunFolder(elsewhere.local, elsewhere)
+    silent = {"say": print, "mend": "", "samples_of": lambda step: []}
+    quarantine = Quarantine(folder.quarantine, Ranks(), share=0, samples=9, start_step=2)
+    recovery = Recovery(
+        GuardSection(), LossHistory(), folder=folder, quarantine=quarantine, ranks=Ranks(), **silent
+    )
+    assert recovery.go_back(BadStep(2, "")).step == 1
+    assert steps(elsewhere) == [1]
+    elsewhere._names = lambda: 1 / 0
+    with pytest.raises(TrainingFailed, match=r"step 1 .*; memory://.* cannot be read: division by zero"):
+        recovery.go_back(BadStep(1, "is bad"))
+
+
+def test_a_file_on_a_disk_is_whole_or_not_there(run, tmp_path):
+    disk = RemoteRun(f"file://{tmp_path}/disk")
+    for name in ("config.yaml", "metrics.jsonl"):
+        disk._put(run.local / name, name)
+    (run.local / "metrics.jsonl").write_text("{}\n{}\n")
+    put = disk._fs.put_file
+    seen = []
+
+    def noting(source: str, target: str) -> None:
+        put(source, target)
+        seen.append((disk._names(), (tmp_path / "disk/metrics.jsonl").read_text()))
+        raise OSError("killed")
+
+    disk._fs.put_file = noting
+    try:
+        with pytest.raises(OSError, match="killed"):
+            disk._put(run.local / "metrics.jsonl", "metrics.jsonl")
+    finally:
+        del disk._fs.put_file
+    assert seen == [([".metrics.jsonl.tmp", "config.yaml", "metrics.jsonl"], "{}\n")]
+    # What it leaves is no file of the run.
+    disk.local.mkdir(parents=True)
+    disk.fetch()
+    assert {path.name for path in disk.local.iterdir()} == {"config.yaml", "metrics.jsonl"}
+
+
+def test_the_folder_of_a_run_without_a_url_may_get_one(run, tmp_path):
+    folder = tmp_path / "run"
+    save_checkpoint(folder / "checkpoints", step=1, state=state(1), identity={})
+    (folder / "checkpoints/.step-00000002.tmp").mkdir()
+    (folder / "checkpoints/.step-00000002.tmp/parameters.safetensors").touch()
+    (folder / "config.yaml").touch()
+    disk = RemoteRun(f"file://{folder}")
+    disk.local.mkdir(parents=True)
+    disk.fetch()
+    assert steps(disk) == [1]
+    save(disk, 3)
+    left = {path.name for path in (folder / "checkpoints").iterdir()}
+    assert left == {"latest", "step-00000001", "step-00000003"}
 
 
 @pytest.mark.parametrize("file", ["state.json", "parameters.safetensors"])
@@ -109,7 +199,7 @@ def test_removed_files_are_removed_there(run):
     (run.local / ".summary.json.17.tmp").touch()
     (run.local / ".lock").touch()
     run.upload_files()
-    assert {name for name in there(run) if "/" not in name} == set()
+    assert {name for name in there(run) if "/" not in name} == {"config.yaml"}
     run.remove(Path("step-00000001"))
     assert [path.name for path in run.checkpoints()] == ["step-00000002"]
     assert not any("step-00000001" in name for name in there(run))
@@ -126,6 +216,58 @@ def test_another_node_gets_the_checkpoint_of_rank_0(run, elsewhere, tmp_path):
     assert run.bring(run.local / "checkpoints" / "step-00000002").parent == run.local / "checkpoints"
     # One that `--resume PATH` names is no copy.
     assert run.bring(tmp_path) == tmp_path
+
+
+@pytest.mark.parametrize("name", ["data/train-000000.tar", "earlier-run/config.yaml", "a.txt"])
+def test_a_folder_with_other_files_is_no_run_folder(run, elsewhere, name):
+    elsewhere._fs.rm(elsewhere._path(""), recursive=True)
+    elsewhere._fs.pipe_file(elsewhere._path(name), b"large")
+    elsewhere._get = None
+    said = f"^run.dir={elsewhere.shown} has other files; give a folder of its own$"
+    for ask in (elsewhere.fetch, elsewhere.read_facts, elsewhere.newest):
+        with pytest.raises(RemoteError, match=said):
+            ask()
+
+
+def test_an_empty_object_that_stands_for_a_folder_is_no_file(elsewhere):
+    root = elsewhere._path("")
+    elsewhere._fs.find = lambda path: [root]
+    try:
+        assert elsewhere._names() == []
+    finally:
+        del elsewhere._fs.find
+
+
+def test_config_and_summary_are_read_without_a_copy(run, elsewhere):
+    (run.local / "config.yaml").write_text("run: {name: a}\n")
+    (run.local / "summary.json").write_text('{"status": "done"}')
+    run.upload_files()
+    folder = RunFolder(elsewhere.local, elsewhere)
+    (elsewhere.local / "summary.json").write_text('{"status": "failed"}')
+    folder.foresee()
+    assert (folder.read_status(), folder.read("config.yaml")) == ("done", "run: {name: a}\n")
+    assert [path.name for path in elsewhere.local.iterdir()] == ["summary.json"]
+
+
+def test_rank_0_needs_no_store_for_its_own_checkpoint(run, monkeypatch):
+    path = run.local / "checkpoints/step-00000002"
+    run._names = run._state = lambda *_: 1 / 0
+    assert torch.equal(load_together(path, Ranks(), run.bring).parameters["weight"], torch.full((5,), 2.0))
+    monkeypatch.setattr(checkpoint, "LATE_S", 0)
+    monkeypatch.setattr(checkpoint, "gather_objects", lambda problem, ranks: [problem])
+    with pytest.raises(BrokenCheckpoint, match=r"rank 1 .* cannot read what rank 0 can \(memory://"):
+        load_together(path, Ranks(rank=1, world_size=2), run.bring)
+    # Without a URL.
+    (path / "state.json").unlink()
+    with pytest.raises(BrokenCheckpoint, match=r"cannot read what rank 0 can; share the folder \("):
+        load_together(path, Ranks(rank=1, world_size=2), lambda path: path)
+
+
+def test_only_the_packages_of_the_extra_are_proposed():
+    for scheme, hint in (("s3", True), ("gs", True), ("abfs", False), ("sftp", False)):
+        with pytest.raises(RemoteError) as refused, RemoteRun(f"{scheme}://host/run")._failing("read"):
+            raise ImportError("install that")
+        assert ("mae-vit[remote]" in str(refused.value)) == hint
 
 
 def test_errors_name_the_url_without_its_credentials(tmp_path, monkeypatch):

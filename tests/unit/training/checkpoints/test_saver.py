@@ -1,7 +1,10 @@
 """Where a state is copied to before it is written, and for how long it may lie there."""
 
+import errno
 import threading
+from pathlib import Path
 from types import SimpleNamespace
+from uuid import uuid4
 
 import pytest
 import torch
@@ -10,6 +13,7 @@ from mae_vit.config.schema import CheckpointSection
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.checkpoints import saver as saving
 from mae_vit.training.checkpoints.checkpoint import load_checkpoint
+from mae_vit.training.checkpoints.remote import RemoteError, RemoteRun
 from mae_vit.training.checkpoints.saver import Saver
 from mae_vit.training.engines import state as states
 from mae_vit.training.engines.state import LossHistory, Staging, TrainState
@@ -111,3 +115,50 @@ def test_a_slow_write_is_over_before_its_buffer_is_used_again(staging, tmp_path,
     for step in range(1, 4):
         state = load_checkpoint(tmp_path / f"step-{step:08d}").state
         assert torch.equal(state.parameters["weight"], torch.full((900,), float(step)))
+
+
+@pytest.fixture
+def behind_url(tmp_path, monkeypatch):
+    """A saver of a run behind a URL, and this run."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    remote = RemoteRun(f"memory://{uuid4().hex}/run")
+    state = TrainState({"weight": torch.zeros(5)}, {}, 0)
+    engine = SimpleNamespace(ranks=Ranks(), gather=lambda: state)
+    options = CheckpointSection(keep_last=1)
+    saver = Saver(
+        engine, remote.local / "checkpoints", options, identity={}, every_steps=1, say=print, remote=remote
+    )
+    return saver, remote
+
+
+def test_a_store_that_removes_nothing_is_warned_of(behind_url, capsys):
+    saver, remote = behind_url
+
+    def refuse(path: Path) -> None:
+        raise RemoteError("memory://run cannot be written: no right")
+
+    remove, remote.remove = remote.remove, refuse
+    assert all(saver.save(step, None, LossHistory(), wait=True) for step in (1, 2))
+    assert [path.name for path in remote.checkpoints()] == ["step-00000001", "step-00000002"]
+    said = "warning: old checkpoints stay until the next save: memory://run cannot be written: no right"
+    assert said in capsys.readouterr().out
+    remote.remove = remove
+    assert saver.save(3, None, LossHistory(), wait=True)
+    assert [path.name for path in remote.checkpoints()] == ["step-00000003"]
+
+
+def test_a_full_disk_here_costs_no_checkpoint_behind_the_url(behind_url, monkeypatch):
+    saver, remote = behind_url
+    for step in (1, 2):
+        saver.save(step, None, LossHistory(), wait=True)
+    save, seen = saving.save_checkpoint, []
+
+    def full_once(folder, **options):
+        seen.append([path.name for path in remote.checkpoints()])
+        if len(seen) == 1:
+            raise OSError(errno.ENOSPC, "no space")
+        return save(folder, **options)
+
+    monkeypatch.setattr(saving, "save_checkpoint", full_once)
+    assert saver.save(1, None, LossHistory(), wait=True)
+    assert seen == [["step-00000002"]] * 2
