@@ -39,7 +39,7 @@ def whole_module() -> float:
     x = torch.randn(3, 20, 32, requires_grad=True)
     ids = torch.stack([torch.randperm(20)[:7] for _ in range(3)])
     inputs, outputs = [x, module.qkv.weight], []
-    for module.fused_attn, module.triton in ((True, True), (False, False)):
+    for module.fused_attn, module.kernel in ((True, "triton"), (False, "auto")):
         outputs.append(torch.cat([module(x), module.forward_queries(x, ids)], dim=1))
     return largest(outputs[0], inputs, outputs[1], inputs)
 
