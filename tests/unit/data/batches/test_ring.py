@@ -14,6 +14,7 @@ import pytest
 import torch
 from helpers.batch_digests import open_digits
 
+from mae_vit.core.errors import InputError
 from mae_vit.data.batches.loader import load_batches, start_worker_server
 from mae_vit.data.batches.ring import ring_size
 from mae_vit.data.batches.sources import Sample
@@ -141,6 +142,14 @@ def test_memory_is_locked_once_and_until_nothing_refers_to_it(source, monkeypatc
     del first, batch
     gc.collect()
     assert calls[1:] == [("free", address)]
+
+
+def test_memory_that_cannot_be_page_locked_is_refused_in_one_line(source, monkeypatch):
+    """As where a disk stands in for /dev/shm: the code of an error, like that of success, has no truth value."""
+    code = torch._C._cudart.cudaError(1)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: SimpleNamespace(cudaHostRegister=lambda *_: code))
+    with pytest.raises(InputError, match=r"each rank needs 0 MiB of shared memory .* enlarge /dev/shm"):
+        next(load(source, 20, pin_memory=True))
 
 
 @pytest.mark.gpu
