@@ -40,11 +40,6 @@ def decimal(value: float, digits: int = 1) -> str:
     return str(Decimal(str(round(value, 9))).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP))
 
 
-def percent(share: float) -> str:
-    """A share in percent."""
-    return decimal(100 * share)
-
-
 def ratio(measured: dict[str, Any]) -> str:
     """A median with the range of its rounds."""
     median, low, high = (decimal(each, 2) for each in (measured["median"], *measured["range"]))
@@ -147,7 +142,7 @@ def encoders() -> str:
     scores, rows = {each["name"]: each for each in load("rankme.json")["encoders"]}, []
     for path in sorted((RESULTS / "encoders").glob("*.safetensors")):
         name = next(name for name in scores if name.startswith(path.stem.replace("_cifar_tiny", "")))
-        figures = (percent(scores[name][key]) for key in ("few_shot_top1", "knn_top1"))
+        figures = (decimal(100 * scores[name][key]) for key in ("few_shot_top1", "knn_top1"))
         rows.append((f"`{path.name}`", name.rpartition("_")[2], *figures))
     return table("file | epochs | least squares, % | nearest neighbors, %", rows)
 
@@ -223,6 +218,11 @@ PARTS = {
         "gpu/rates.jsonl",
         "{name} | {images_per_s:,.0f} | {ms_per_step:.1f} | {share_of_peak:.0%} | {peak_memory_gib:.1f} GiB",
         "ViT-B/16, MAE | images/s | ms a step | of the peak rate | memory",
+    ),
+    "gpu-attention": (
+        "gpu/step_h200.jsonl",
+        "`{name}` | {attention} | {images_per_s:,.0f} | {ms:.1f} ({range[0]:.1f} to {range[1]:.1f}) | {share:.0%}",
+        "network, batch | attention | images/s | ms a step (range) | of the peak rate",
     ),
     "hardware": (
         "hardware.json presets",
