@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -36,7 +36,6 @@ from mae_vit.training.outputs.run_folder import RUN_ID
 _PRETRAINING, _EQUAL_COMPUTE, _TRAINING, _SCORING = 5, 3, 2, 1
 # Seconds that a run has to save after the limit.
 _SAVING_S = 20.0
-_LENGTHS = ("train.epochs", "train.samples")
 
 
 @dataclass
@@ -64,29 +63,21 @@ def rank_of(plan: ComparisonPlan, run: RunSpec) -> tuple[int, int]:
     return 2 if run.pretraining else 3, _SCORING if run.scores else _TRAINING
 
 
-def command_of(run: RunSpec, steps: int | None) -> list[str]:
-    """Returns a run's command line; `steps` is the length of an equal-compute run."""
-    if steps is None:
-        return run.command()
-    kept = {key: value for key, value in run.overrides.items() if key not in _LENGTHS}
-    return replace(run, equal_compute=None, overrides={**kept, "train.steps": steps}).command()
-
-
 def run_all(plan: ComparisonPlan, precision: str, steps: dict[RunSpec, int], limit: float) -> bool:
     """Runs what is missing until `time.monotonic()` is `limit`; returns whether all runs are done."""
-    ranks = {run: rank_of(plan, run) for run in plan.runs if not run.is_done()}
+    missing = {run: rank_of(plan, run) for run in plan.runs if not run.is_done()}
+    ranks = {run.of_length(steps[run]) if run in steps else run: rank for run, rank in missing.items()}
     waiting = sorted(ranks, key=lambda run: ranks[run][0])
     free, running, again = sorted(os.sched_getaffinity(0)), list[_Running](), set[RunSpec]()
     count, first = len(free), time.monotonic()
     while (waiting or running) and time.monotonic() < limit:
         for run in list(waiting):
-            needed = [need for need in run.needs if need not in (run.equal_compute or ())]
             wanted = max(1, ranks[run][1] * count // 16)
-            if wanted <= len(free) and all(need.is_done() for need in needed):
+            if wanted <= len(free) and all(need.is_done() for need in run.needs):
                 waiting.remove(run)
                 own, free = free[:wanted], free[wanted:]
                 words = ["train.compile=false"] if run in again else []
-                process = _start(run, [*command_of(run, steps.get(run)), *words], precision, own)
+                process = _start(run, [*run.command(), *words], precision, own)
                 running.append(_Running(run, process, own, time.monotonic()))
                 _say(first, f"begins {run.name} on {len(own)} cores")
         if not running:

@@ -65,13 +65,17 @@ class Times(NamedTuple):
     load: float | None = None
 
     def until_all_end(self, slots: int) -> float:
-        """Returns the seconds until all runs end, so many at a time, each after those that it needs."""
+        """Returns the seconds until all runs end, so many at a time, each after those that it needs.
+
+        Equal-compute runs are taken to begin before those that they are to equal.
+        """
         ends, free, waiting = dict[RunSpec, float](), [0.0] * slots, list(self.seconds)
+        needs = {run: set(run.needs).difference(run.equal_compute or ()) for run in waiting}
         while waiting:
             begins = {
-                run: max([min(free), *(ends.get(need, 0.0) for need in run.needs)])
+                run: max([min(free), *(ends.get(need, 0.0) for need in needs[run])])
                 for run in waiting
-                if not set(run.needs).intersection(waiting)
+                if not needs[run].intersection(waiting)
             }
             run = min(begins, key=begins.__getitem__)
             waiting.remove(run)
@@ -137,14 +141,18 @@ def estimate_times(plan: ComparisonPlan, precision: Precision, *, slots: int) ->
 
 
 def foresee_steps(plan: ComparisonPlan) -> dict[RunSpec, int]:
-    """Counts the steps of equal-compute runs, which can then begin before the runs that they are to equal."""
+    """Counts the steps of equal-compute runs, which can then begin before the runs that they are to equal.
+
+    Runs whose settings, or those of the runs that they are to equal, are still to be chosen are left out.
+    """
     meter, steps = _Meter(plan, None), dict[RunSpec, int]()
-    with _as_a_run(1):
-        meter.count_all()
-    for run in plan.runs:
-        if run.equal_compute is not None and run in meter.works:
-            per_step = meter.works[run.equal_compute[1]].per_step
-            assert per_step
+    waiting = {run: run.equal_compute for run in plan.runs if run.equal_compute and not run.is_done()}
+    if waiting:
+        with _as_a_run(1):
+            meter.count_all()
+    for run, equal in waiting.items():
+        chosen = not any(one.choice and one.choice.runs for one in (run, *equal))
+        if chosen and run in meter.works and (per_step := meter.works[equal[1]].per_step):
             steps[run] = math.ceil(meter.works[run].flops / per_step)
     return steps
 

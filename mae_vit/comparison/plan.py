@@ -133,8 +133,8 @@ class ComparisonPlan:
 
     @property
     def runs(self) -> list[RunSpec]:
-        """All runs, each after those that it needs; equal-compute cells last."""
-        cells = sorted((cell.run for cell in self.cells), key=lambda run: run.equal_compute is not None)
+        """All runs: pretraining, tuning, cells. Those of equal compute are the longest of the cells, and first."""
+        cells = sorted((cell.run for cell in self.cells), key=lambda run: run.equal_compute is None)
         choices = [cell.run.choice for cell in self.cells if cell.run.choice]
         tuning = dict.fromkeys(run for choice in choices for runs in choice.runs for run in runs)
         return [*self.pretraining.values(), *tuning, *cells]

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -131,11 +131,17 @@ class RunSpec:
             raise InputError(f'compute_of: the cost of "{other.name}" or "{usual.name}" is not known')
         return {**settings, "train.steps": math.ceil(sum(filter(None, costs)) / per_step)}
 
+    def of_length(self, steps: int) -> RunSpec:
+        """Returns this run with its length, which then waits for no run that it is to equal."""
+        return replace(self, equal_compute=None, overrides={**self._without_length(), "train.steps": steps})
+
+    def _without_length(self) -> Overrides:
+        return {key: value for key, value in self.overrides.items() if key not in _OTHER_LENGTHS}
+
     def command(self) -> list[str]:
         """Returns the command line; the runs that it needs must be done. Raises InputError for an unknown cost."""
-        settings = {**self.overrides, **self.determined()}
-        if self.equal_compute:
-            settings = {key: value for key, value in settings.items() if key not in _OTHER_LENGTHS}
+        own = self._without_length() if self.equal_compute else self.overrides
+        settings = {**own, **self.determined()}
         weights = ["--ckpt", self.weights] if self.weights else []
         place = [f"run.dir={self.run_folder}", f"run.name={slug(self.name)}"]
         words = [*self.program, "--config", str(self.config), *weights, *override_words(settings), *place]

@@ -52,7 +52,9 @@ def test_a_report_follows_from_the_published_predictions(comparison, reference, 
     for (entry, labels, mode), runs in scores.items():
         line, scratch = lines[entry, mode], scores[reference, labels, mode]
         if "test %" in line:
-            assert line["test %"].split(" ")[0] == tables.decimal(100 * mean(one.correct.mean() for one in runs))
+            assert line["test %"].split(" ")[0] == tables.decimal(
+                100 * mean(one.correct.mean() for one in runs)
+            )
         if runs is not scratch:
             assert line["gap, points"] == gap_between(runs, scratch).in_brackets()
             checked += 1

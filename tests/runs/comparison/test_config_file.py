@@ -10,6 +10,7 @@ from helpers.encoders import vit_info
 
 from mae_vit.comparison.command import main
 from mae_vit.comparison.config import CompareConfig, EntrySection
+from mae_vit.comparison.foresee import foresee_steps
 from mae_vit.comparison.plan import ComparisonPlan, settings_with_start
 from mae_vit.config.load import load_config
 from mae_vit.config.presets import find_config
@@ -170,6 +171,7 @@ def test_equal_compute_is_counted_in_steps(digits, tmp_path):
     runs = {cell.entry.name: cell.run for cell in plan.cells}
     longer = runs["as long as MAE"]
     assert longer.needs == (runs["ViT from MAE"], runs["ViT from scratch"])
+    assert list(foresee_steps(plan)) == [longer]
     with pytest.raises(InputError, match="not known"):
         longer.command()
     summaries = {
@@ -184,6 +186,15 @@ def test_equal_compute_is_counted_in_steps(digits, tmp_path):
     folder.mkdir(parents=True)
     (folder / "encoder.safetensors").write_bytes(encoder_bytes(info.geometry.build(), info))
     assert "train.steps=15" in longer.command()
+    early = longer.of_length(15)
+    assert (early.needs, early.id, sorted(early.command())) == ((), longer.id, sorted(longer.command()))
+
+
+def test_the_length_of_a_run_whose_settings_are_not_chosen_yet_is_not_foreseen(digits, tmp_path):
+    path = write_config(tmp_path, digits, steps=6)
+    plan = ComparisonPlan(load_config(CompareConfig, path), tmp_path, tmp_path / "run")
+    assert any(run.equal_compute for run in plan.runs)
+    assert foresee_steps(plan) == {}
 
 
 @pytest.mark.parametrize(("old", "new", "named"), WRONG)
