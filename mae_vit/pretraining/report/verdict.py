@@ -71,7 +71,9 @@ def verdict(record: RunRecord) -> Verdict:
         reasons.append(f"In the last fifth of the steps it {'still' if falling else 'hardly'} fell.")
         # A flat loss alone is not enough: a schedule ends flat, however short it is.
         if found and (learned or falling):
-            found += f"{', but' if learned and falling else ', and'} the run was {'not ' * falling}long enough"
+            found += (
+                f"{', but' if learned and falling else ', and'} the run was {'not ' * falling}long enough"
+            )
     answer = f"{_state(record)}: {found}." if found else f"{_state(record)}."
     return Verdict(answer, reasons, _next(record, learned, falling))
 
