@@ -69,10 +69,11 @@ def verdict(record: RunRecord) -> Verdict:
     falling = _still_falling(points) if record.summary.get("status") == "done" else None
     if falling is not None:
         reasons.append(f"In the last fifth of the steps it {'still' if falling else 'hardly'} fell.")
-        found += (
-            found
-            and f"{', but' if learned and falling else ', and'} the run was {'not ' * falling}long enough"
-        )
+        # A flat loss alone is not enough: a schedule ends flat, however short it is.
+        if found and (learned or falling):
+            found += (
+                f"{', but' if learned and falling else ', and'} the run was {'not ' * falling}long enough"
+            )
     answer = f"{_state(record)}: {found}." if found else f"{_state(record)}."
     return Verdict(answer, reasons, _next(record, learned, falling))
 

@@ -280,7 +280,8 @@ def test_a_loss_below_zero_leaves_no_half_sentence():
             (LEARNED, UNLEARNED, "mode=knn"),
         ),
         ((NOISE,), ("mae-vit replay runs/a",), (LONG_ENOUGH,)),
-        ((FLAT, 0.2, (0.5, 500)), (UNLEARNED,), (LEARNED,)),
+        ((FLAT, 0.2, (0.5, 500)), (UNLEARNED,), (LEARNED, LONG_ENOUGH)),
+        ((FLAT, 0.32, (0.3, 150)), ("not clearly better", "100 steps are few"), (LONG_ENOUGH,)),
         # At either end of the scale, where rounding has a say; and one image of a thousand.
         ((FLAT, 1.0, (1.0, 4)), ("100.0%",), (LEARNED, UNLEARNED)),
         ((FLAT, 0.0, (0.0, 4)), ("0.0%",), (LEARNED, UNLEARNED)),
