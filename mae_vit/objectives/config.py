@@ -67,7 +67,7 @@ class ObjectiveSection(Section):
             able = [family for family, section in ENCODERS.items() if getattr(section, self.needs)]
             raise ValueError(
                 f'objective.name="{self.name}" {_NEEDED[self.needs]}, which model.name="{model.name}" cannot; use '
-                f"model.family={' or '.join(able)}, or objective.name=simmim or supervised"
+                f"model.family={' or '.join(able)}, or objective.name=simmim, contrastive or supervised"
             )
 
     @property
