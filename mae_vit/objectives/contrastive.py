@@ -1,7 +1,7 @@
 """The contrast alone: two views of each image, none masked (SimCLR, arXiv 2002.05709), for any encoder.
 
 Departures from the paper: groups of images in place of the batch, and the projection head of `contrastive_mae`.
-Shapes: B rows of a micro-batch, views 2j and 2j + 1 of image j; C channels, H W pixels.
+Shapes: B rows of a micro-batch, views 2j and 2j + 1 of image j; C channels, H W pixels; d projected width.
 """
 
 from __future__ import annotations
@@ -27,19 +27,22 @@ class Contrastive(Objective):
         super().__init__(encoder, **pixels)
         self.projection = Contrast(encoder.embed_dim, config)
 
-    def _contrast(self, views: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        tokens = self.encoder.forward_features(views)
-        return self.projection.compare(self.projection(pool_tokens(self.encoder, tokens, "mean")))
+    def project(self, views: Tensor) -> Tensor:
+        """Maps normalized views (B, C, H, W) to float32 (B, d) of length 1."""
+        z: Tensor = self.projection(pool_tokens(self.encoder, self.encoder.forward_features(views), "mean"))
+        return z
 
     def forward(self, batch: Batch) -> ObjectiveOutput:
         """Computes the contrast of whole groups."""
-        loss, sums = self._contrast(self.normalize(batch.images))
+        loss, sums = self.projection.compare(self.project(self.normalize(batch.images)))
         return ObjectiveOutput(loss, logged(sums))
 
     def evaluation_sums(self, batch: Batch) -> dict[str, Tensor]:
         """Sums the contrast of two corners of each plain image; only whole groups count."""
         images = self.normalize(batch.images[: self.projection.whole(len(batch.images))])
-        return self._contrast(two_corners(images))[1] if len(images) else no_sums(images)
+        if not len(images):
+            return no_sums(images)
+        return self.projection.compare(self.project(two_corners(images)))[1]
 
     def evaluation_metrics(self, sums: dict[str, float]) -> dict[str, float]:
         """Returns the contrast's metrics; nothing without a whole group."""
@@ -47,12 +50,14 @@ class Contrastive(Objective):
         return {"loss": metrics["contrast_loss"], **metrics} if metrics else {}
 
     def pictures(self, batch: Batch) -> list[Picture]:
-        """Shows both corners and the original."""
+        """Shows the first corner, the second corner that is most like it, and the original."""
+        z = self.project(two_corners(self.normalize(batch.images)))
+        nearest = (z[::2] @ z[1::2].T).argmax(dim=1)
         images = self.unit(batch.images)
         corners = two_corners(images).clamp(0, 1)
         return [
             Picture("upper left", corners[::2]),
-            Picture("lower right", corners[1::2]),
+            Picture("most similar lower right", corners[1::2][nearest]),
             Picture("original", images),
         ]
 

@@ -119,6 +119,16 @@ def test_held_out_views_are_two_corners_side_by_side():
     assert views[0, 0, ::7, 0].tolist() == [0, 5]
 
 
+def test_pictures_show_the_view_that_is_found(monkeypatch):
+    objective = build("contrastive", "tiny")
+    batch = batch_of(objective, 0, 3)
+    z = torch.eye(4)[[0, 1, 1, 2, 2, 0]]  # the first finds the last one's, and so on
+    monkeypatch.setattr(objective, "project", lambda views: z)
+    found = objective.pictures(batch)[1].images
+    corners = two_corners(objective.unit(batch.images))[1::2]
+    torch.testing.assert_close(found, corners[[2, 0, 1]])
+
+
 @pytest.mark.parametrize("name", ["contrastive", "contrastive_mae"])
 def test_retrieval_counts_whole_groups_and_is_left_out_without_one(name):
     objective = build(name, "tiny").eval()
