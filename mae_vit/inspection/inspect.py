@@ -100,6 +100,8 @@ def _open_objective(source: str, weights: Weights, model: PretrainedEncoder) -> 
     if section.uses_labels:
         return None, "it was trained on labels, so it has no decoder"
     objective = section.build(model.encoder, mean=info.mean, std=info.std, bands=info.bands)
+    if not objective.mask_ratio:
+        return None, "it was trained without masks"
     load_weights(weights, objective.encoder, objective, objective=section.name)
     return objective.eval(), ""
 

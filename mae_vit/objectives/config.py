@@ -67,7 +67,7 @@ class ObjectiveSection(Section):
             able = [family for family, section in ENCODERS.items() if getattr(section, self.needs)]
             raise ValueError(
                 f'objective.name="{self.name}" {_NEEDED[self.needs]}, which model.name="{model.name}" cannot; use '
-                f"model.family={' or '.join(able)}, or objective.name=simmim or supervised"
+                f"model.family={' or '.join(able)}, or objective.name=simmim, contrastive or supervised"
             )
 
     @property
@@ -155,28 +155,16 @@ class MAEConfig(ObjectiveSection):
             )
 
 
-class ContrastiveMAEConfig(MAEConfig):
-    """Options of the `contrastive_mae` objective: those of `mae` and of the contrastive loss.
-
-    The loss is L_rec + contrast_weight * L_con. It needs two views of each image (`data.repeats=2`).
+class ContrastSection(ObjectiveSection):
+    """What both contrasts have. They need two views of each image (`data.repeats=2`).
 
     Attributes:
-        contrast_weight: weight of the contrastive loss.
         temperature: temperature of the contrastive loss.
         group_size: consecutive images of the global order that are contrasted with each other, and with no others. So
             the loss does not depend on how a batch is split.
         projection_dim: width of the contrastive projection.
     """
 
-    built_by: ClassVar[str] = "mae_vit.objectives.contrastive_mae:ContrastiveMAE"
-    name: Literal["contrastive_mae"]  # type: ignore[assignment]
-    # CAN Sec. 4 masks half: the contrast must recognize an image from its visible patches.
-    mask_ratio: float = Field(default=0.5, gt=0, lt=1)
-    decoder_embed_dim: int = Field(default=96, gt=0)
-    decoder_depth: int = Field(default=2, gt=0)
-    decoder_num_heads: int = Field(default=4, gt=0)
-    decode_ratio: float = Field(default=0.5, gt=0, le=1)
-    contrast_weight: float = Field(default=0.1, ge=0)
     temperature: float = Field(default=0.2, gt=0)
     group_size: int = Field(default=64, gt=1)
     projection_dim: int = Field(default=128, gt=0)
@@ -188,6 +176,33 @@ class ContrastiveMAEConfig(MAEConfig):
             f"objective.group_size={self.group_size} contrasts two views of each of {self.group_size} images"
         )
         return Grouping(unit=2 * self.group_size, views=2, why=why)
+
+
+class ContrastiveConfig(ContrastSection):
+    """Options of the `contrastive` objective. It needs two views of each image (`data.repeats=2`)."""
+
+    built_by: ClassVar[str] = "mae_vit.objectives.contrastive:Contrastive"
+    name: Literal["contrastive"]
+
+
+class ContrastiveMAEConfig(ContrastSection, MAEConfig):
+    """Options of the `contrastive_mae` objective: those of `mae` and of `contrastive`.
+
+    The loss is L_rec + contrast_weight * L_con. It needs two views of each image (`data.repeats=2`).
+
+    Attributes:
+        contrast_weight: weight of the contrastive loss.
+    """
+
+    built_by: ClassVar[str] = "mae_vit.objectives.contrastive_mae:ContrastiveMAE"
+    name: Literal["contrastive_mae"]  # type: ignore[assignment]
+    # CAN Sec. 4 masks half: the contrast must recognize an image from its visible patches.
+    mask_ratio: float = Field(default=0.5, gt=0, lt=1)
+    decoder_embed_dim: int = Field(default=96, gt=0)
+    decoder_depth: int = Field(default=2, gt=0)
+    decoder_num_heads: int = Field(default=4, gt=0)
+    decode_ratio: float = Field(default=0.5, gt=0, le=1)
+    contrast_weight: float = Field(default=0.1, ge=0)
 
 
 class MaskedPatchConfig(ObjectiveSection):
@@ -320,6 +335,7 @@ class SupervisedConfig(ObjectiveSection):
 
 OBJECTIVES: dict[str, type[ObjectiveSection]] = {
     "mae": MAEConfig,
+    "contrastive": ContrastiveConfig,
     "contrastive_mae": ContrastiveMAEConfig,
     "masked_patch": MaskedPatchConfig,
     "joint": JointConfig,

@@ -24,6 +24,7 @@ class Joint(Objective):
         super().__init__(encoder, **pixels)
         self.mae = config.mae.build(encoder, **pixels)
         self.masked_patch = config.masked_patch.build(encoder, **pixels)
+        self.mask_ratio = config.mae.mask_ratio
         self._weights = {"mae": config.weights.mae, "masked_patch": config.weights.masked_patch}
 
     def _parts(self) -> dict[str, Objective]:

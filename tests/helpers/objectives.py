@@ -8,6 +8,7 @@ from mae_vit.testing import batch_for, build_objective, read_model, read_objecti
 
 OPTIONS = {
     "mae": {"decoder_embed_dim": 32, "decoder_depth": 1, "decoder_num_heads": 2},
+    "contrastive": {"group_size": 2},
     "contrastive_mae": {
         **{"decoder_embed_dim": 32, "decoder_depth": 1, "decoder_num_heads": 2, "group_size": 2},
         "contrast_weight": 0.5,

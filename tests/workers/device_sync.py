@@ -36,6 +36,7 @@ DECODER = {"decoder_embed_dim": 16, "decoder_depth": 1, "decoder_num_heads": 2}
 OPTIONS = {
     "mae": DECODER,
     "mae decoding a half": {"name": "mae", "decode_ratio": 0.5, **DECODER},
+    "contrastive": {"group_size": 2},
     "contrastive_mae": {**DECODER, "group_size": 2},
     "masked_patch": {},
     "joint": {"mae": DECODER},

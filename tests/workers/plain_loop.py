@@ -52,7 +52,7 @@ OPTIMIZERS = {
     "lars": ({"momentum": 0.9}, 3.0),
 }
 OBJECTIVE_OPTIONS = {
-    "contrastive_mae": {"group_size": 4},
+    **{name: {"group_size": 4} for name in ("contrastive", "contrastive_mae")},
     "mae": {"decoder_embed_dim": 32, "decoder_depth": 2, "decoder_num_heads": 2},
     "joint": {
         "mae": {"decoder_embed_dim": 32, "decoder_depth": 2, "decoder_num_heads": 2},

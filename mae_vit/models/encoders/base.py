@@ -88,9 +88,10 @@ class DoesNotFit(ValueError):
 class Encoder(nn.Module):
     """An encoder of images.
 
-    All families override `forward_features`, which suffices for SimMIM. Families that can skip masked patches (for MAE
-    and contrastive MAE) override `forward_visible`; families whose patch embeddings can be replaced (for masked patch
-    prediction) override `embed_patches` and `forward_replaced`. Config sections declare both abilities.
+    All families override `forward_features`, which suffices for SimMIM and the contrast. Families that can skip masked
+    patches (for MAE and contrastive MAE) override `forward_visible`; families whose patch embeddings can be replaced
+    (for masked patch prediction) override `embed_patches` and `forward_replaced`. Config sections declare both
+    abilities.
 
     Attributes:
         family: key in `ENCODERS`.

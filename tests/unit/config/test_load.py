@@ -39,7 +39,7 @@ BAD = {
     "zzz=1": "known: checkpoint, data, guard, model, ",
     "train.zzz=1": "known in train: activation_checkpointing, ",
     "objective.corrupt_ratio=0.5": 'objective "masked_patch"; options of "mae": mask_ratio, ',
-    "objective.name=null": "contrastive_mae, joint, mae, ",
+    "objective.name=null": "contrastive, contrastive_mae, joint, mae, ",
     "objective=mae": "objective.name=...",
     "train.epoks=null": '"train.epochs"?',
     "run.name=": "run.name=null",

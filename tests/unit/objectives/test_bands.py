@@ -61,7 +61,7 @@ def patches_of(values: np.ndarray) -> np.ndarray:
     return np.stack(cut, axis=1)
 
 
-@pytest.mark.parametrize("name", ["mae", "mae decoding a half", "simmim", "contrastive_mae"])
+@pytest.mark.parametrize("name", ["mae", "mae decoding a half", "simmim", "contrastive", "contrastive_mae"])
 def test_a_mask_without_missing_values_changes_no_bit(name):
     plain = build(name, "tiny")
     batch = batch_of(plain)

@@ -10,13 +10,13 @@ from mae_vit.models.patches import gather_patches
 from mae_vit.objectives import OBJECTIVES
 from mae_vit.testing import assert_encoder_contract, assert_objective_contract
 
-# SimMIM with every encoder, other objectives with two that they take, each variant with another one.
+# SimMIM and the contrast with every encoder, other objectives with two that they take, each variant with another one.
 PAIRS = []
 for number, name in enumerate([*OBJECTIVES, *VARIANTS]):
     able = [encoder for encoder in ENCODERS if takes(name, encoder)]
     cheap = [encoder for encoder in able if "timm" not in encoder]
     two = {cheap[number % len(cheap)], cheap[(number + 3) % len(cheap)]} if name in OBJECTIVES else {cheap[1]}
-    chosen = able if name == "simmim" else two
+    chosen = able if name in ("simmim", "contrastive") else two
     PAIRS += [(name, encoder) for encoder in sorted(chosen)]
 
 

@@ -1,13 +1,15 @@
-"""The contrast of two masked views, written out."""
+"""The contrast of two views, masked or not, written out."""
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from helpers.objectives import batch_of, build
 
 from mae_vit.core.batch import Batch
-from mae_vit.objectives.contrastive_mae import METRICS, contrast, contrast_sums
+from mae_vit.objectives.contrast import METRICS, contrast, contrast_sums
+from mae_vit.objectives.contrastive import two_corners
 
 
 def unit_rows(rows: int, width: int = 6) -> torch.Tensor:
@@ -82,16 +84,63 @@ def test_contrast_reaches_the_encoder_but_not_through_cls_nor_from_other_groups(
     assert not torch.equal(first[4:], second[4:])
 
 
-def test_retrieval_counts_whole_groups_and_is_left_out_without_one():
-    objective = build("contrastive_mae", "tiny").eval()
+@pytest.mark.parametrize("encoder", ["tiny", "convolutions"])
+def test_the_contrast_alone_is_infonce_of_mean_features_by_hand(encoder):
+    objective = build("contrastive", encoder, group_size=4, temperature=0.5)
+    batch = batch_of(objective)
+    with torch.no_grad():
+        tokens = objective.encoder.forward_features(objective.normalize(batch.images))
+    mean = tokens[:, objective.encoder.num_prefix_tokens :].double().numpy().mean(axis=1)
+    first, norm, _, last = (
+        {name: value.detach().double().numpy() for name, value in layer.named_parameters()}
+        for layer in objective.projection
+    )
+    hidden = mean @ first["weight"].T + first["bias"]
+    centered = hidden - hidden.mean(axis=1, keepdims=True)
+    scale = np.sqrt((centered**2).mean(axis=1, keepdims=True) + 1e-5)
+    hidden = centered / scale * norm["weight"] + norm["bias"]
+    hidden = hidden / 2 * (1 + np.vectorize(math.erf)(hidden / math.sqrt(2)))
+    z = hidden @ last["weight"].T + last["bias"]
+    z /= np.linalg.norm(z, axis=1, keepdims=True)
+    losses = []
+    for row, partner in enumerate([1, 0, 3, 2, 5, 4, 7, 6]):
+        others = [z[row] @ z[other] / 0.5 for other in range(8) if other != row]
+        losses.append(np.log(np.exp(others).sum()) - z[row] @ z[partner] / 0.5)
+    assert objective(batch).loss.item() == pytest.approx(np.mean(losses), rel=1e-6)
+
+
+def test_held_out_views_are_two_corners_side_by_side():
+    rows = torch.arange(8.0).view(8, 1).expand(8, 8)
+    views = two_corners(torch.stack([rows, rows.T])[:, None])
+    assert views.shape == (4, 1, 8, 8)
+    # Six of eight rows, enlarged: their centers are rows 2.5 and 4.5 of the image.
+    assert views[:2].mean(dim=(1, 2, 3)).tolist() == pytest.approx([2.5, 4.5])
+    assert torch.equal(views[2:], views[:2].transpose(2, 3))
+    assert views[0, 0, ::7, 0].tolist() == [0, 5]
+
+
+def test_pictures_show_the_view_that_is_found(monkeypatch):
+    objective = build("contrastive", "tiny")
+    batch = batch_of(objective, 0, 3)
+    z = torch.eye(4)[[0, 1, 1, 2, 2, 0]]  # the first finds the last one's, and so on
+    monkeypatch.setattr(objective, "project", lambda views: z)
+    found = objective.pictures(batch)[1].images
+    corners = two_corners(objective.unit(batch.images))[1::2]
+    torch.testing.assert_close(found, corners[[2, 0, 1]])
+
+
+@pytest.mark.parametrize("name", ["contrastive", "contrastive_mae"])
+def test_retrieval_counts_whole_groups_and_is_left_out_without_one(name):
+    objective = build(name, "tiny").eval()
     with torch.no_grad():
         sums = objective.evaluation_sums(batch_of(objective, 0, 5))
         none = objective.evaluation_sums(batch_of(objective, 0, 1))
-    assert sums["views"] == 8  # two masks of four of the five images
+    assert sums["views"] == 8  # two of each of four of the five images
     metrics = objective.evaluation_metrics({name: float(value) for name, value in sums.items()})
     assert 0 <= metrics["retrieval_top1"] <= 1
     assert -1 <= metrics["negative_cosine"] < metrics["positive_cosine"] <= 1
     assert min(metrics["contrast_loss"], metrics["z_std"]) > 0
     metrics = objective.evaluation_metrics({name: float(value) for name, value in none.items()})
     assert not {*METRICS, "views"} & {*metrics}
-    assert math.isfinite(metrics["loss"])
+    assert all(math.isfinite(value) for value in metrics.values())
+    assert ("loss" in metrics) == (name == "contrastive_mae")

@@ -27,6 +27,7 @@ CHANGES = {
 BUDGETS = {
     "mae": (583, 699, 12),
     "mae decoding a half": (585, 695, 12),
+    "contrastive": (295, 436, 12),
     "contrastive_mae": (628, 735, 12),
     "masked_patch": (453, 428, 12),
     "joint": (947, 1177, 12),
