@@ -58,9 +58,6 @@ def add_embed(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     )
     add_images(parser)
     parser.add_argument("--out", type=as_path, required=True, metavar="DIR", help="folder to write")
-    parser.add_argument(
-        "--restart", action="store_true", help="start over, even if DIR was written with other options"
-    )
     _add_features(parser.add_argument_group("which features"))
     add_speed(parser.add_argument_group("how fast"))
     add_plugin(parser)
@@ -145,9 +142,8 @@ def run_embed(arguments: argparse.Namespace) -> int:
         where = error.filename or arguments.out
         raise InputError(f"{where}: {error_reason(error)}") from None
     if outcome.rows is None:
-        again = "the same command without --restart" if arguments.restart else "the same command"
         done = f"{outcome.done:,} of {count_of(outcome.total, 'image')}"
-        print(f"mae-vit: stopped; {done} are saved, {again} resumes", file=sys.stderr)
+        print(f"mae-vit: stopped; {done} are saved, the same command resumes", file=sys.stderr)
         return EXIT_REQUEUE
     from mae_vit.weights.names import origin_of  # slow to import
 
@@ -199,7 +195,7 @@ def _embed(arguments: argparse.Namespace) -> Outcome:
     if slow := why_slow(settings.precision, settings.device):
         print(f"warning: {slow}")
     encoder.to(settings.device)
-    return embed(encoder, images, arguments.out, settings, restart=arguments.restart, stop=StopRequest())
+    return embed(encoder, images, arguments.out, settings, stop=StopRequest())
 
 
 def _report(outcome: Outcome, out: Path) -> None:

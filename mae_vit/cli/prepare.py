@@ -11,7 +11,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mae_vit.cli.values import bands, encoding, kind, nodata, scale, share, whole, window, word
+from mae_vit.cli.values import bands, kind, nodata, scale, share, whole, window, word
 from mae_vit.config.command_line import OneLineParser, as_path, as_path_text
 from mae_vit.core.errors import InputError
 from mae_vit.core.files import leaving_no_empty_folders
@@ -63,8 +63,6 @@ def add_prepare(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     _add(parser, "--split", "NAME", word, "split of the images that are outside of train/, val/ and test/ folders "
         "(train)", "train")
     _add_labels(parser)
-    _add(parser, "--name-encoding", "NAME", encoding, "encoding of names in an archive that are not in UTF-8: gbk, "
-        "big5, cp932, cp437 ...")
     _add_switch(parser, "--overwrite", "replace splits that exist")
 
     group = parser.add_argument_group("Parquet files, tables, data sets of the Hub, shards")
@@ -84,8 +82,6 @@ def add_prepare(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     _add_switch(group, "--masked-only", "leave out images that have no mask")
 
     group = parser.add_argument_group("selecting images (of train; val and test stay whole)")
-    _add(group, "--subset", "LIST", as_path, "only images listed in this text file: keys, paths or file names, one "
-        "per line")
     _add(group, "--holdout", "SHARE", share, "move this share of each class to a split val: held-out images (0.1 or "
         "1/10)")
     _add(group, "--fraction", "SHARE", share, "only this share of each class, drawn by a hash of the key; a smaller "
@@ -179,15 +175,13 @@ def _preview(out: Path, report: Report) -> None:
     from mae_vit.data.prepare.preview import write_preview
 
     try:
-        path = write_preview(out, report.dataset, min(report.written, key=_train_first))
+        path = write_preview(
+            out, report.dataset, min(report.written, key=lambda split: (split != "train", split))
+        )
     except Exception as error:  # the shards are written, so nothing here may fail the command
         print(f"warning: no preview: {error_reason(error)}; the data set is complete", file=sys.stderr)
     else:
         print(f"preview: {path}")
-
-
-def _train_first(split: str) -> tuple[bool, str]:
-    return split != "train", split
 
 
 def _check(arguments: argparse.Namespace) -> None:

@@ -93,27 +93,25 @@ def add_replay(commands: argparse._SubParsersAction[OneLineParser]) -> None:
         "--data-step", type=int, help="step of the data order, counted from 0 as in incidents/*.json"
     )
     parser.add_argument("--rank", type=int, default=0, help="rank whose part of the batch is shown (0)")
-    parser.add_argument("--images", type=int, default=32, help="number of images in the picture (32)")
     parser.add_argument("--out", type=as_path, metavar="FILE.png", help="file to write (RUN/replay/...)")
     add_plugin(parser)
     parser.set_defaults(run=_replay, parser=parser)
 
 
 def _replay(arguments: argparse.Namespace) -> int:
-    for name, value, least in (("images", arguments.images, 1), ("data-step", arguments.data_step or 0, 0)):
-        if value < least:
-            raise InputError(f"--{name} {value}: must be at least {least}")
+    if (arguments.data_step or 0) < 0:
+        raise InputError(f"--data-step {arguments.data_step}: must be at least 0")
     # Imports torch: not for --help.
-    from mae_vit.pretraining.replay import replay, write_replay
+    from mae_vit.pretraining.replay import SHOWN, replay, write_replay
 
     record = replay(arguments.path, step=arguments.step, of_data=arguments.data_step, rank=arguments.rank)
     name = f"step-{arguments.step:08d}" if arguments.step else f"data-step-{arguments.data_step:08d}"
     path = arguments.out or arguments.path / "replay" / f"{name}-rank-{arguments.rank}.png"
     try:
-        names = write_replay(record, path, images=arguments.images)
+        names = write_replay(record, path)
     except OSError as error:
         raise InputError(f"{path} cannot be written: {error_reason(error)}; give --out FILE.png") from None
-    drawn = count_of(min(arguments.images, len(record.samples)), "image")
+    drawn = count_of(min(SHOWN, len(record.samples)), "image")
     weights = "random ones" if record.weights_step is None else f"those of step {record.weights_step}"
     print(f"{arguments.path}: epoch {record.epoch}, step {record.data_step} of the data order")
     print(f"  picture   {path} ({drawn}; weights: {weights})")

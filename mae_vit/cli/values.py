@@ -59,13 +59,6 @@ def share(text: str) -> Fraction:
     return Fraction(text)
 
 
-@_reader("an encoding, such as gbk, big5, cp932, euc-kr, cp1251 or cp437")
-def encoding(name: str) -> str:
-    """Reads the name of an encoding."""
-    "".encode(name)
-    return name
-
-
 @_reader("numbers from 1, ranges or names: 4,3,2 or 1-4 or red,nir")
 def bands(text: str) -> tuple[str, ...]:
     """Reads numbers or names of bands."""

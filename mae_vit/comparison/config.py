@@ -21,6 +21,8 @@ from mae_vit.weights.names import FROZEN_PREFIX, is_frozen
 
 # Labels per class; "all" takes every label.
 Labels = int | Literal["all"]
+# Seed of the runs that choose settings; none of the table has it.
+TUNE_SEED = 1000
 Overrides = dict[str, Any]
 FinetuneOverrides = Annotated[Overrides, KeysOf(FinetuneConfig)]
 # Modes that train a whole network -> the held-out metric that chooses their settings.
@@ -126,7 +128,6 @@ class CompareConfig(Section):
             cover the choice of labels too; otherwise they are the same for all seeds.
         modes: the modes in which pretrained weights are scored.
         tune: settings to choose from on held-out images, for each row and number of labels.
-        tune_seeds: seeds of the tuning runs; they must differ from those of the table.
         test_subset: number of test images for a second accuracy in the report, for comparison with
             published numbers on few images.
         parallel: number of runs at the same time; "auto" is one for each GPU, or one for each core.
@@ -144,7 +145,6 @@ class CompareConfig(Section):
     label_draws: bool = False
     modes: list[ModeName] = Field(default=["finetune"], min_length=1)
     tune: list[FinetuneOverrides] = Field(default_factory=list)
-    tune_seeds: list[int] = Field(default=[1000], min_length=1)
     test_subset: int | None = Field(default=None, gt=0)
     parallel: int | Literal["auto"] = "auto"
 
@@ -208,10 +208,9 @@ class CompareConfig(Section):
         self._check_modes()
         if self.parallel != "auto" and self.parallel < 1:
             raise ValueError(f"parallel={self.parallel}: must be at least 1, or auto")
-        used = {*self.seeds, *(seed for entry in self.entries for seed in entry.seeds or ())}
-        if used & set(self.tune_seeds):
+        if any(TUNE_SEED in seeds for seeds in (self.seeds, *(entry.seeds or [] for entry in self.entries))):
             raise ValueError(
-                "tune_seeds: some are seeds of the table too; give others, so that no run chooses itself"
+                f"seeds: {TUNE_SEED} is that of tuning runs; give another, so that no run chooses itself"
             )
         return self
 

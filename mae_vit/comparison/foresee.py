@@ -188,7 +188,7 @@ class _Meter:
             rows.setdefault((cell.entry.name, cell.labels, cell.mode), []).append(cell)
         for cells in sorted(rows.values(), key=lambda cells: cells[0].run.equal_compute is not None):
             choice = cells[0].run.choice
-            tuning = [run for runs in (choice.runs if choice else ()) for run in runs]
+            tuning = choice.runs if choice else ()
             with suppress(InputError, FetchUnavailable, KeyError):
                 self.works |= dict.fromkeys([*tuning, *(cell.run for cell in cells)], self._row(cells[0]))
 

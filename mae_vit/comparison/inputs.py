@@ -71,8 +71,7 @@ class Inputs:
         train, kept = setting("data.split") or "train", _without_free_keys(content)
         splits = digest(f"data {redact_url(path)}", self._splits(path, setting("data.cache_dir"))) or {}
         # Other splits make no difference.
-        known = (name for name in TEST_SPLITS if name in splits and name != train)
-        test = setting("finetune.test_split") or next(known, "")
+        test = next((name for name in TEST_SPLITS if name in splits and name != train), "")
         identity = {
             "config": digest(f"config {config}", sha1(kept) if kept else None),
             "overrides": {key: value for key, value in overrides.items() if key not in FREE_KEYS},

@@ -288,8 +288,7 @@ def _row(plan: ComparisonPlan, entry: EntrySection, times: Times, indent: str = 
     for (_, mode), cells in groups.items():
         choice, seeds = cells[0].run.choice, ", ".join(str(cell.seed) for cell in cells)
         if choice and choice.runs and entry.compute_of is None:
-            tuning = [run for runs in choice.runs for run in runs]
-            lines.append(f"{indent}  tune {len(choice.runs)} settings: {_progress(tuning, times)}")
+            lines.append(f"{indent}  tune {len(choice.runs)} settings: {_progress(choice.runs, times)}")
         after = f", as long as {entry.compute_of}" if entry.compute_of else ""
         runs = [cell.run for cell in cells]
         lines.append(

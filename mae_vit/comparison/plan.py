@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mae_vit.comparison.config import (
+    TUNE_SEED,
     TUNED_BY,
     CompareConfig,
     EntrySection,
@@ -135,8 +136,7 @@ class ComparisonPlan:
     def runs(self) -> list[RunSpec]:
         """All runs: pretraining, tuning, cells. Those of equal compute are the longest of the cells, and first."""
         cells = sorted((cell.run for cell in self.cells), key=lambda run: run.equal_compute is None)
-        choices = [cell.run.choice for cell in self.cells if cell.run.choice]
-        tuning = dict.fromkeys(run for choice in choices for runs in choice.runs for run in runs)
+        tuning = dict.fromkeys(run for cell in self.cells if cell.run.choice for run in cell.run.choice.runs)
         return [*self.pretraining.values(), *tuning, *cells]
 
     @property
@@ -173,11 +173,7 @@ class ComparisonPlan:
         points = self.config.tuning_settings(entry) if mode in TUNED_BY else []
         if not points:
             return None
-        runs = [
-            tuple(self._tuning(entry, labels, number, seed) for seed in self.config.tune_seeds)
-            for number in range(len(points))
-            if len(points) > 1
-        ]
+        runs = [self._tuning(entry, labels, number) for number in range(len(points)) if len(points) > 1]
         return Choice(tuple(points), tuple(runs), TUNED_BY[self.config.tuned_mode])
 
     def distinguishing_settings(
@@ -237,11 +233,11 @@ class ComparisonPlan:
         pretraining = self.pretraining.get(entry.start or "")
         return (str(pretraining.run_folder), pretraining) if pretraining else (entry.start, None)
 
-    def _tuning(self, entry: EntrySection, labels: Labels, number: int, seed: int) -> RunSpec:
+    def _tuning(self, entry: EntrySection, labels: Labels, number: int) -> RunSpec:
         """Returns the run that tries setting `number` on held-out images."""
-        name = f"tune {entry.name}, {labels} labels, setting {number}, seed {seed}"
+        name = f"tune {entry.name}, {labels} labels, setting {number}, seed {TUNE_SEED}"
         point = self.config.tuning_settings(entry)[number] | {"finetune.test": False}
-        settings = {**self._settings(entry, labels, self.config.tuned_mode, seed, point), **point}
+        settings = {**self._settings(entry, labels, self.config.tuned_mode, TUNE_SEED, point), **point}
         return self._identified(self._finetuning(name, entry, settings))
 
     def _cell(self, entry: EntrySection, labels: Labels, mode: ModeName, seed: int) -> RunSpec:
@@ -293,7 +289,7 @@ class ComparisonPlan:
                     **inputs,
                     **({"weights": before.id} if before else {}),
                     "settings": choice.settings if choice else (),
-                    "tuning": [[run.id for run in runs] for runs in choice.runs] if choice else [],
+                    "tuning": [[run.id] for run in choice.runs] if choice else [],
                     "equal_compute": [run.id for run in equal or ()],
                 }
             )

@@ -77,7 +77,7 @@ class RunSpec:
     @cached_property
     def needs(self) -> tuple[RunSpec, ...]:
         """The runs that must be done before it begins."""
-        tuning = [run for runs in self.choice.runs for run in runs] if self.choice else []
+        tuning = self.choice.runs if self.choice else ()
         return (*([self.pretraining] if self.pretraining else []), *tuning, *(self.equal_compute or ()))
 
     @property
@@ -171,22 +171,17 @@ class Choice:
 
     Attributes:
         settings: the overrides of each setting, at least one.
-        runs: the tuning runs of each setting, one per seed; empty for one setting.
+        runs: the tuning run of each setting; empty for one setting.
         metric: summary entry that decides.
     """
 
     settings: tuple[Overrides, ...]
-    runs: tuple[tuple[RunSpec, ...], ...]
+    runs: tuple[RunSpec, ...]
     metric: str
 
     def scores(self) -> list[float | None]:
-        """Returns each setting's mean over its runs; None until all of them are done."""
-        means: list[float | None] = []
-        for runs in self.runs:
-            scores = [run.summary.get(self.metric) for run in runs if run.is_done()]
-            known = [float(score) for score in scores if score is not None]
-            means.append(sum(known) / len(known) if len(known) == len(runs) else None)
-        return means
+        """Returns the score of each setting's run; None until it is done."""
+        return [run.summary.get(self.metric) if run.is_done() else None for run in self.runs]
 
     def best(self) -> Overrides | None:
         """Returns the first setting with the highest score; None until all scores are known."""

@@ -203,11 +203,6 @@ def fit_batch(config: Config, *, num_samples: int, world_size: int = 1, shrinks:
     raise InputError(reason + (f" (nearest: {num_samples // unit * unit})" if num_samples >= unit else ""))
 
 
-def check_same_batch(config: Config, *, num_samples: int, world_size: int = 1) -> None:
-    """Raises InputError if the batch would shrink (`fit_batch`)."""
-    fit_batch(config, num_samples=num_samples, world_size=world_size, shrinks=False)
-
-
 def larger_than_data(config: Config, num_samples: int) -> str:
     """Returns the message that the batch is larger than the data, with both sizes."""
     return (

@@ -203,7 +203,6 @@ class CheckpointSection(Section):
             a write.
         keep_last: number of newest checkpoints to keep.
         keep_every: also keep every N-th checkpoint of those saved by steps or epochs.
-        asynchronous: write in a thread while training continues.
         max_failed_saves: failed saves in a row after which the run stops.
     """
 
@@ -212,7 +211,6 @@ class CheckpointSection(Section):
     every_minutes: float | None = Field(default=None, gt=0)
     keep_last: int = Field(default=2, gt=0)
     keep_every: int | None = Field(default=None, gt=0)
-    asynchronous: bool = True
     max_failed_saves: int = Field(default=3, gt=0)
 
     @model_validator(mode="after")
@@ -259,9 +257,7 @@ class MonitorSection(Section):
         log_every_steps: steps between lines of `metrics.jsonl`.
         evaluate_every_steps: steps between evaluations on held-out images.
         evaluate_every_epochs: epochs between these evaluations.
-        evaluate_split: split with the held-out images.
         evaluate_images: number of held-out images.
-        picture_images: images in each picture.
         picture_bands: three bands to show as red, green and blue, or one for gray, by name or by number from 1; null
             chooses (docs/bands.md).
         probe_queries: images that the online probe is scored on; 0 for no probe.
@@ -273,9 +269,7 @@ class MonitorSection(Section):
     log_every_steps: int = Field(default=20, gt=0)
     evaluate_every_steps: int | None = Field(default=None, gt=0)
     evaluate_every_epochs: float | None = Field(default=None, gt=0)
-    evaluate_split: str | None = None
     evaluate_images: int = Field(default=512, gt=0)
-    picture_images: int = Field(default=8, gt=0, le=64)
     picture_bands: list[int | str] | None = None
     probe_queries: int = Field(default=500, ge=0)
     tensorboard: bool = True

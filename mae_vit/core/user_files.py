@@ -186,9 +186,9 @@ def what_file_is(path: Path) -> str | None:
     return None
 
 
-def read_text(path: Path, *, errors: str = "strict") -> str:
+def read_text(path: Path) -> str:
     """Reads a text file as `decode_text` does; raises OSError, too."""
-    return decode_text(path.read_bytes(), str(path), errors=errors)
+    return decode_text(path.read_bytes(), str(path))
 
 
 def decode_text(content: bytes, where: str, *, errors: str = "strict") -> str:

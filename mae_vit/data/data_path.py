@@ -128,22 +128,3 @@ def with_channels(config: AnyConfig, dataset: Dataset) -> AnyConfig:
 def set_channels(config: AnyConfig, channels: int) -> AnyConfig:
     """Returns the config with another `model.in_chans`."""
     return config.model_copy(update={"model": config.model.model_copy(update={"in_chans": channels})})
-
-
-def find_split(
-    splits: Iterable[str], *, wanted: str | None, training: str, known: Sequence[str], key: str
-) -> str | None:
-    """Chooses the split for evaluation: the `wanted` one, which need not exist, or the first of `known` that exists.
-
-    `key` is the config key of the request.
-
-    Raises:
-        InputError: if the requested split is the training split.
-    """
-    others = [name for name in splits if name != training]
-    if wanted == training:
-        raise InputError(
-            f'{key}="{wanted}" is the split that data.split trains on; give another '
-            f"({', '.join(sorted(others)) or 'there is none'})"
-        )
-    return wanted or next((name for name in known if name in others), None)

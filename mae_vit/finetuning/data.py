@@ -16,7 +16,7 @@ from mae_vit.data.batches.augmented import AugmentedSource, open_source
 from mae_vit.data.batches.loader import FixedBatches
 from mae_vit.data.batches.prefetch import check_cache
 from mae_vit.data.batches.subset import draw_held_out, limit_per_class
-from mae_vit.data.data_path import describe_data, find_split, set_channels, with_channels
+from mae_vit.data.data_path import describe_data, set_channels, with_channels
 from mae_vit.data.images.augment import Augment, Interpolation
 from mae_vit.data.index import ShardIndex, check_held_out, open_whole_index
 from mae_vit.data.order.permutation import permute
@@ -24,7 +24,7 @@ from mae_vit.data.training_data import TrainingData, open_training_data, open_tr
 from mae_vit.finetuning.config.recipes import TEST_SPLITS
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.runtime.ranks import Ranks
-from mae_vit.training.evals import HeldOut
+from mae_vit.training.evals import SHOWN_IMAGES, HeldOut
 from mae_vit.weights.load import fit_normalization
 from mae_vit.weights.read import Weights
 
@@ -107,13 +107,13 @@ class FinetuneData(TrainingData):
             replace=replace,
         )
 
-    def held_out_batches(self, ranks: Ranks, *, pictures: int, batch_size: int) -> HeldOut | None:
+    def held_out_batches(self, ranks: Ranks, *, batch_size: int) -> HeldOut | None:
         """Returns this rank's held-out images and some for pictures; None without held-out images."""
         if not len(self.held_out):
             return None
         key = derive_key(_MEASURING_SEED, RngStream.ORDER, 0)
         count = len(self.held_out)
-        shown = self.held_out[permute(np.arange(min(pictures, count)), count, key)]
+        shown = self.held_out[permute(np.arange(min(SHOWN_IMAGES, count)), count, key)]
         return HeldOut(
             self.fixed(self.plain, self.held_out, ranks, batch_size),
             next(iter(FixedBatches(self.plain, shown, seed=_MEASURING_SEED, batch_size=len(shown)))),
@@ -270,21 +270,15 @@ def _choose(config: FinetuneConfig, index: ShardIndex, ranks: Ranks) -> tuple[np
 
 def _open_test_index(config: FinetuneConfig, index: ShardIndex) -> ShardIndex:
     splits = index.dataset.splits
-    split = find_split(
-        splits,
-        wanted=config.finetune.test_split,
-        training=config.data.split,
-        known=TEST_SPLITS,
-        key="finetune.test_split",
-    )
+    split = next((name for name in TEST_SPLITS if name in splits and name != config.data.split), None)
     if split is None:
         raise InputError(
             f'{redact_url(config.data.path)} has no split "test" or "val" to measure on ({", ".join(splits)}); '
-            "prepare it with --holdout 1/10, or give finetune.test_split"
+            "prepare it with --holdout 1/10"
         )
     test_index = open_whole_index(index.folder, split, remote=index.remote)
     if not (read_labels(config, test_index) >= 0).any():
         masks, where = test_index.dataset.segmentation is not None, redact_url(config.data.path)
-        use = "finetune.mode=segment or segment_probe" if masks else "another finetune.test_split"
-        raise InputError(f'split "{split}" of {where} has no labels to measure with; use {use}')
+        remedy = "use finetune.mode=segment or segment_probe" if masks else "prepare it from class folders"
+        raise InputError(f'split "{split}" of {where} has no labels to measure with; {remedy}')
     return test_index

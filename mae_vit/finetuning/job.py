@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mae_vit.config.command_line import Arguments
-from mae_vit.config.plan import Plan, check_grouping, check_same_batch, make_plan
+from mae_vit.config.plan import Plan, check_grouping, fit_batch, make_plan
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of
 from mae_vit.finetuning.config.schema import FinetuneConfig
@@ -21,7 +21,6 @@ from mae_vit.finetuning.frozen.features import open_frozen
 from mae_vit.finetuning.frozen.score import describe_scoring, is_scored, say_finished, score
 from mae_vit.finetuning.models.build import classifier_optimizer_options, describe_encoder, draws_noise
 from mae_vit.finetuning.plan_text import (
-    describe_initial_model,
     describe_outcome,
     describe_plan,
     describe_rates,
@@ -30,7 +29,9 @@ from mae_vit.finetuning.plan_text import (
 )
 from mae_vit.finetuning.setup import ProbeSetup, Setup
 from mae_vit.finetuning.training import Training
+from mae_vit.models.encoders.base import LoadReport
 from mae_vit.objectives.config import PAIRS
+from mae_vit.objectives.objective import Task
 from mae_vit.runtime.ranks import Ranks, find_ranks
 from mae_vit.training.checkpoints.remote import RemoteError
 from mae_vit.training.engines.build import build_engine
@@ -112,7 +113,7 @@ def _plan_steps(config: FinetuneConfig, data: FinetuneData, ranks: Ranks, *, sam
     # Every rank trains the whole layer on frozen features.
     sizes = {"num_samples": len(data.train), "world_size": ranks.world_size if mode.augment else 1}
     if same_batch:
-        check_same_batch(config, **sizes)
+        fit_batch(config, **sizes, shrinks=False)  # raises if it would shrink
     plan = make_plan(config, **sizes)
     if finetune.mixup or finetune.cutmix:
         check_grouping(plan, ranks.world_size, config.data.repeats, **PAIRS._asdict())
@@ -156,12 +157,9 @@ def _train(setup: Training, arguments: Arguments, folder: RunFolder) -> None:
     report = setup.load(model) if checkpoint is None else None
     if say:
         setup.warn_of_seen_labels()
-        if report is not None:
-            print(report.describe(setup.weights_file))
+        _say_loaded(setup, model, report)
         if checkpoint is None:
             setup.warn_of_normalization()
-    if say and (rates := rate_table(config, model, plan)):
-        print(describe_rates(rates))
     optimizer = classifier_optimizer_options(config)
     run_setup = RunSetup(
         config,
@@ -178,6 +176,14 @@ def _train(setup: Training, arguments: Arguments, folder: RunFolder) -> None:
     run(run_setup, setup, checkpoint)
 
 
+def _say_loaded(setup: Training, model: Task, loaded: LoadReport | None) -> None:
+    """Prints how the weights fit the network, and the learning rates of its layers."""
+    if loaded is not None:
+        print(loaded.describe(setup.weights_file))
+    if rates := rate_table(setup.config, model, setup.plan):
+        print(describe_rates(rates))
+
+
 def _foresee_training(setup: Training, arguments: Arguments, folder: RunFolder) -> None:
     """Prints the plan of a run that trains, and loads its weights."""
     config, plan = setup.config, setup.plan
@@ -191,7 +197,8 @@ def _foresee_training(setup: Training, arguments: Arguments, folder: RunFolder) 
     setup.warn_of_seen_labels()
     time = describe_time(plan, setup.ranks, setup.time_steps(chosen.precision))
     print(describe_plan(setup, folder, chosen, checkpoint, time))
-    print(describe_initial_model(setup, model, report, stop))
+    _say_loaded(setup, model, report)
+    print(describe_outcome(stop, "trained"))
 
 
 def _foresee_scores(setup: Setup, arguments: Arguments, folder: RunFolder) -> None:

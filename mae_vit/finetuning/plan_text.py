@@ -11,7 +11,6 @@ from mae_vit.data.data_path import describe_place
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.finetuning.data import FinetuneData
 from mae_vit.finetuning.training import Training
-from mae_vit.models.encoders.base import LoadReport
 from mae_vit.objectives.objective import Task
 from mae_vit.training.checkpoints.checkpoint import CheckpointInfo
 from mae_vit.training.engines.precision import Chosen
@@ -52,17 +51,6 @@ def describe_plan(
     lines = [f"{name:<12}{text}" for name, text in facts.items()]
     lines += [f"note: {text}" for text in plan.notes]
     return "\n".join([*lines, *(f"warning: {text}" for text in data.core_warnings())])
-
-
-def describe_initial_model(setup: Training, model: Task, loaded: LoadReport | None, stop: str) -> str:
-    """Returns lines on the loaded weights and the learning rates of layers, and the end of the plan.
-
-    `loaded` tells how the weights fit, `stop` why the run itself will stop; empty if it will not.
-    """
-    lines = [] if loaded is None else [loaded.describe(setup.weights_file)]
-    if rates := rate_table(setup.config, model, setup.plan):
-        lines.append(describe_rates(rates))
-    return "\n".join([*lines, describe_outcome(stop, "trained")])
 
 
 def describe_outcome(stop: str, done: str) -> str:

@@ -69,8 +69,7 @@ class Training(Setup, TrainingSetup):
 
     def held_out(self) -> HeldOut | None:
         """Returns the images that choose the epoch."""
-        pictures = self.config.monitor.picture_images
-        return self.data.held_out_batches(self.ranks, pictures=pictures, batch_size=self.batch_size)
+        return self.data.held_out_batches(self.ranks, batch_size=self.batch_size)
 
     def probe(self) -> OnlineProbe | None:
         """Returns None: the held-out accuracy replaces a probe."""

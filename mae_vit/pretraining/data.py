@@ -16,7 +16,6 @@ from mae_vit.data.batches.augmented import AugmentedSource, open_source
 from mae_vit.data.batches.loader import FixedBatches
 from mae_vit.data.batches.prefetch import check_cache
 from mae_vit.data.batches.subset import limit_per_class
-from mae_vit.data.data_path import find_split
 from mae_vit.data.images.augment import Augment
 from mae_vit.data.index import ShardIndex, open_whole_index
 from mae_vit.data.order.permutation import permute
@@ -24,7 +23,7 @@ from mae_vit.data.shards.index_files import NO_LABEL
 from mae_vit.data.training_data import TrainingData, open_training_data, open_training_split
 from mae_vit.evaluation.few_shot import draw_shots
 from mae_vit.runtime.ranks import Ranks
-from mae_vit.training.evals import HeldOut, OnlineProbe
+from mae_vit.training.evals import SHOWN_IMAGES, HeldOut, OnlineProbe
 
 # Splits of held-out images, in order of preference.
 _HELD_OUT_SPLITS = ("val", "test")
@@ -86,15 +85,9 @@ class Data(TrainingData):
         index = self.held_out_index
         if index is None or (index.labels >= 0).any():
             return
-        others = [
-            name
-            for name, split in index.dataset.splits.items()
-            if any(split.class_counts) and name != self.index.split
-        ]
         raise InputError(
-            f'held-out split "{index.split}" has no labels to measure with; '
-            + (f"give monitor.evaluate_split={others[0]}, or " if others else "")
-            + "prepare it from class folders, or draw one from train (mae-vit prepare ... --holdout 0.05)"
+            f'held-out split "{index.split}" has no labels to measure with; prepare it from class folders, or draw one '
+            "from train (mae-vit prepare ... --holdout 0.05)"
         )
 
     def probe(self, ranks: Ranks, *, batch_size: int) -> OnlineProbe | None:
@@ -111,7 +104,7 @@ class Data(TrainingData):
             num_classes=len(self.index.dataset.classes),
         )
 
-    def held_out(self, ranks: Ranks, *, images: int, picture_images: int, batch_size: int) -> HeldOut | None:
+    def held_out(self, ranks: Ranks, *, images: int, batch_size: int) -> HeldOut | None:
         """Loads this rank's part of the fixed held-out images; None without any."""
         if self.held_out_index is None or self.held_out_source is None:
             return None
@@ -119,7 +112,7 @@ class Data(TrainingData):
         key = derive_key(_HELD_OUT_SEED, RngStream.ORDER, 0)
         chosen = permute(np.arange(min(max(images, ranks.world_size), total)), total, key)
         mine = chosen[ranks.rank :: ranks.world_size]
-        source, probe = self.held_out_source, chosen[:picture_images]
+        source, probe = self.held_out_source, chosen[:SHOWN_IMAGES]
         return HeldOut(
             list(FixedBatches(source, mine, seed=_HELD_OUT_SEED, batch_size=batch_size)),
             next(iter(FixedBatches(source, probe, seed=_HELD_OUT_SEED, batch_size=len(probe)))),
@@ -135,13 +128,8 @@ def open_data(config: Config, ranks: Ranks, device: torch.device) -> Data:
             do not suit the images.
     """
     index = open_training_split(config, ranks)
-    split = find_split(
-        index.dataset.splits,
-        wanted=config.monitor.evaluate_split,
-        training=config.data.split,
-        known=_HELD_OUT_SPLITS,
-        key="monitor.evaluate_split",
-    )
+    others = index.dataset.splits.keys() - {index.split}
+    split = next((name for name in _HELD_OUT_SPLITS if name in others), None)
     held_out = open_whole_index(index.folder, split, remote=index.remote) if split else None
     why_none = "" if held_out else 'no split "val" or "test"'
     if held_out and len(held_out) < ranks.world_size:

@@ -28,7 +28,8 @@ from mae_vit.runtime.device import find_device
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.checkpoints.checkpoint import load_checkpoint, newest_before
 
-_IMAGES_IN_A_ROW = 16
+# Images in the picture.
+SHOWN, _IMAGES_IN_A_ROW = 32, 16
 _COLUMNS = ("place", "epoch", "sample", "shard", "key", "label")
 
 
@@ -104,9 +105,9 @@ def replay(run: Path, *, step: int | None, of_data: int | None = None, rank: int
     )
 
 
-def write_replay(record: Replay, path: Path, *, images: int) -> Path:
-    """Writes the first `images` as PNG, and all samples as CSV beside it; returns the path of the CSV."""
-    shown = min(images, len(record.samples))
+def write_replay(record: Replay, path: Path) -> Path:
+    """Writes the first images as PNG, and all samples as CSV beside it; returns the path of the CSV."""
+    shown = min(SHOWN, len(record.samples))
     width = min(shown, _IMAGES_IN_A_ROW)
     rows = []
     for first in range(0, shown, width):

@@ -62,9 +62,8 @@ class Setup(startup.TrainingSetup):
 
     def held_out(self) -> HeldOut | None:
         """Loads the fixed held-out images."""
-        monitor, size = self.config.monitor, self.plan.batch_size_per_device
-        images = {"images": monitor.evaluate_images, "picture_images": monitor.picture_images}
-        return self.data.held_out(self.ranks, **images, batch_size=size)
+        images, size = self.config.monitor.evaluate_images, self.plan.batch_size_per_device
+        return self.data.held_out(self.ranks, images=images, batch_size=size)
 
     def probe(self) -> OnlineProbe | None:
         """Loads the online probe."""

@@ -23,6 +23,8 @@ from mae_vit.training.engines.base import Engine
 from mae_vit.training.engines.state import BestWeights, weights_of
 from mae_vit.training.outputs.run_outputs import RunOutputs
 
+# Number of held-out images in each picture.
+SHOWN_IMAGES = 8
 # Number of held-out images whose features are measured: an upper bound of their rank.
 MOST_RANKED = 2048
 

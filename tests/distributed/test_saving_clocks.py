@@ -14,7 +14,6 @@ ARGUMENTS = [
     *("train.steps=10", "train.warmup_steps=1", "train.zero_stage=1", "data.workers=0"),
     *("monitor.log_every_steps=100", "monitor.evaluate_every_steps=100", "monitor.evaluate_images=16"),
     *("monitor.tensorboard=false", "monitor.probe_queries=0", "checkpoint.keep_last=99"),
-    "checkpoint.asynchronous=false",
 ]
 BY_TIME = [*ARGUMENTS, "checkpoint.every_minutes=3"]
 

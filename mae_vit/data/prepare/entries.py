@@ -34,7 +34,6 @@ class SourceOptions:
         overwrite: False rejects existing splits, before a long read.
         class_folder: the folder that is the class, "first" (below the split) or "last" (holds the image), even if its
             name may be a split; None rejects ambiguous names.
-        name_encoding: encoding of names in archives; None for UTF-8.
     """
 
     out: Path
@@ -46,7 +45,6 @@ class SourceOptions:
     config_name: str | None = None
     overwrite: bool = True
     class_folder: str | None = None
-    name_encoding: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ _HEX = frozenset("0123456789abcdefABCDEF")
 _YEAR = re.compile(r"(\D+)(?:19|20)\d\d")
 _NAMED = 3
 # For messages about names that are not in UTF-8.
-NAME_ENCODING = "give an archive's encoding (--name-encoding gbk, cp932, cp437 ...), or rename it"
+NAME_ENCODING = "unpack an archive in its encoding (unzip -O gbk), and give the folder; or rename it"
 Parts = tuple[str, ...]
 
 
@@ -267,8 +267,3 @@ def _listed(names: Iterable[str]) -> str:
     shown = [f'"{plain_text(name)}"' for name in sorted(names)]
     more = ", ..." if len(shown) > _NAMED else ""
     return (" and " if len(shown) == 2 else ", ").join(shown[:_NAMED]) + more
-
-
-def decode_name(raw: bytes, encoding: str | None) -> str:
-    """Decodes the name of a file in an archive, by default as UTF-8; undecodable bytes become surrogates."""
-    return raw.decode(encoding or "utf-8", "surrogateescape")

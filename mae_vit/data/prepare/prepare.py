@@ -116,9 +116,8 @@ def prepare(
         except BaseException:
             shutil.rmtree(writer.folder, ignore_errors=True)
             raise
-        whole = len(chosen) == len(entries.get(split, ()))
         excluded = {} if leaves_out is None else {"excluded": leaves_out.describe()}
-        processing = selection.note(split, whole=whole).model_copy(
+        processing = selection.note(split).model_copy(
             update=dict(conversion.preprocessing) | excluded
         )
         part = statistics.describe(

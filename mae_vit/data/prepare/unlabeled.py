@@ -32,7 +32,7 @@ def open_unlabeled(
     Raises:
         InputError: if it holds no further training images.
     """
-    found = find_images(spec, options.out, labels=False, name_encoding=options.name_encoding)
+    found = find_images(spec, options.out, labels=False)
     entries = [entry for entry in found.entries if entry.split == "train"]
     notes = list(found.notes)
     if others := len(found.entries) - len(entries):

@@ -110,14 +110,12 @@ class Processing(Preprocessing):
     """How a split was prepared: changes to its images, and the selection of its samples.
 
     Attributes:
-        subset: file that names its samples.
         fraction: share of the samples that was taken.
         limit_per_class: most samples of a class.
         holdout: share of the samples that was held out: removed from "train", or all of "val".
         excluded: near-duplicates of test sets, which were left out.
     """
 
-    subset: str | None = None
     fraction: str | None = None
     limit_per_class: int | None = None
     holdout: str | None = None

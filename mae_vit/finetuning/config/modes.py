@@ -57,7 +57,7 @@ _OBEYED_BY_ALL: dict[str, set[str]] = {
     "checkpoint": set(),
     "guard": set(),
     "monitor": {"tensorboard", "trackers"},
-    "finetune": {"mode", "start", "pool", "test", "test_split"},
+    "finetune": {"mode", "start", "pool", "test"},
 }
 # Further options with an effect when one layer is trained on the features.
 _OBEYED_BY_PROBE = {

@@ -17,7 +17,6 @@ from mae_vit.weights.names import is_frozen
 HeadInit = Literal["zero", "small"]
 # In the schema, but rejected: for pretraining only, or set by --ckpt.
 _UNUSED_MONITOR = (
-    "evaluate_split",
     "evaluate_images",
     "probe_queries",
 )
@@ -77,7 +76,6 @@ class FinetuneSection(Section):
         holdout: share of the labeled images that is held out of training. These images choose the epoch, or
             the learning rate of a linear probe. 0 trains on all images and tests the last weights.
         test: whether to measure on the test split, once, at the end. Set false while you choose settings.
-        test_split: split to test on; null takes "test" if it exists, else "val".
         shots: numbers of images of each class for "few_shot".
         draws: how often "few_shot" draws these images.
         neighbors: number of neighbors for "knn".
@@ -95,7 +93,6 @@ class FinetuneSection(Section):
     cutmix: float = Field(default=0.0, ge=0)
     holdout: float = Field(default=0.1, ge=0, le=0.5)
     test: bool = True
-    test_split: str | None = None
     # ViT Sec. 4.1 has five and ten.
     shots: list[int] = Field(default=[1, 5, 10, 25], min_length=1)
     draws: int = Field(default=5, gt=0)

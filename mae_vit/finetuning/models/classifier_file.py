@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -146,8 +145,10 @@ def load_classifier(run: str | os.PathLike[str]) -> ImageClassifier:
             hint = f"a run of pretraining has no classes; fine-tune it first: mae-vit finetune --ckpt {path}"
         elif not path.exists() and (near := closest_path(path)):
             hint = near
-        elif inside := min(path.glob(f"*/{FILE}"), key=_after_tested, default=None):
-            hint = f'did you mean "{inside.parent}"?'
+        elif inside := sorted(path.glob(f"*/{FILE}")):
+            # Of a comparison's row, a run with test results before those that chose settings.
+            tested = (file for file in inside if (file.parent / "results.json").is_file())
+            hint = f'did you mean "{next(tested, inside[0]).parent}"?'
         raise InputError(f"{named}: cannot read {file.name}: {error_reason(error)} ({hint})") from None
     except InputError:
         raise
@@ -159,11 +160,6 @@ def load_classifier(run: str | os.PathLike[str]) -> ImageClassifier:
     except Exception as error:  # any malformed content of an untrusted file
         raise InputError(f"{named} cannot be rebuilt: {error_reason(error)[:160]}") from None
     return ImageClassifier(model, description, source=named, digest=digest)
-
-
-def _after_tested(file: Path) -> tuple[bool, Path]:
-    """Sorts the runs of a comparison's row: tuning runs, which have no test results, come last."""
-    return not (file.parent / "results.json").is_file(), file
 
 
 def _check(description: Description, tensors: dict[str, Tensor]) -> None:

@@ -102,7 +102,7 @@ class Saver:
             # Not a daemon thread: the interpreter waits for it at exit.
             self._thread = threading.Thread(target=self._write, args=(step, state), name="saver")
             self._thread.start()
-        good = self.wait() if wait or not self._options.asynchronous else True
+        good = not wait or self.wait()
         self.stall_s += time.monotonic() - begun
         return good
 

@@ -98,16 +98,14 @@ def embed(
     out: Path,
     settings: Settings,
     *,
-    restart: bool = False,
     stop: StopRequest | None = None,
 ) -> Outcome:
     """Writes the features of all readable images to the new folder `out` (see `check_out`).
 
     A call with the same arguments resumes and ends with the same bytes. Device, batch size and workers may change
-    between calls; the first two change the last bits of later features. With `restart`, an earlier output stays until
-    the new one is complete. `stop` is checked after each batch. Raises InputError if another process writes `out`, if
-    its (partial) output has other features, if the images have other bands than the encoder, or if no image can be
-    read.
+    between calls; the first two change the last bits of later features. `stop` is checked after each batch. Raises
+    InputError if another process writes `out`, if its (partial) output has other features, if the images have other
+    bands than the encoder, or if no image can be read.
     """
     if images.dataset is not None:
         encoder.fit_bands(images.dataset.bands, images.name)
@@ -115,12 +113,9 @@ def embed(
     total, width = len(images), encoder.num_features
     with _locked(out) as folder:
         state: dict[str, Any] = {"done": 0, "broken": []}
-        if restart:
-            for path in {*folder.iterdir()} - {folder / _LOCK}:
-                path.unlink()
         if (folder / _STATE).exists():
             state = _read_description(folder / _STATE, meta)
-        elif (out / META).exists() and not restart:
+        elif (out / META).exists():
             saved = _read_description(out / META, meta)
             return Outcome(total, total, total, saved["broken"], width, saved["rows"])
         before, started = state["done"], time.monotonic()
@@ -190,13 +185,11 @@ def _read_description(path: Path, asked: dict[str, Any]) -> dict[str, Any]:
     try:
         saved: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except ValueError:
-        raise InputError(f"{path} is damaged; --restart starts over") from None
+        raise InputError(f"{path} is damaged; delete {path.parent}") from None
     differing = [key for key in asked if key not in ("tool", "data") and saved.get(key) != asked[key]]
     if differing:
         reasons = ", ".join(f"{key} was {saved.get(key)}, now {asked[key]}" for key in differing)
-        raise InputError(
-            f"{path.parent} has other options ({reasons}); --restart starts over, another --out keeps it"
-        )
+        raise InputError(f"{path.parent} has other options ({reasons}); delete it, or give another --out")
     return saved
 
 

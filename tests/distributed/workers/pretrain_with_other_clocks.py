@@ -18,7 +18,7 @@ if __name__ == "__main__":
     # Launchers put words of their own before it.
     last = next((int(word.removeprefix("die=")) for word in sys.argv if word.startswith("die=")), None)
     words = [word for word in sys.argv[1:] if not word.startswith("die=")]
-    due, steps = Saver.due, [0]
+    due, save, steps = Saver.due, Saver.save, [0]
 
     def later(self) -> bool:
         steps[0] += 1
@@ -27,5 +27,7 @@ if __name__ == "__main__":
         return due(self)
 
     Saver.due = later
+    # Written before training goes on, so that nothing depends on the disk.
+    Saver.save = lambda *given, wait: save(*given, wait=True)
     Saver.__init__.__kwdefaults__["clock"] = lambda: 60.0 * steps[0] * (1 + 1e6 * rank)
     sys.exit(main(words))

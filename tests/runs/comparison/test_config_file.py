@@ -41,8 +41,8 @@ WRONG = [
         "did you mean",
     ),
     ("simple_cnn_cifar.yaml", "simple_cnn.yaml", "read config"),
-    ("seeds: [0]", "seeds: [1000]", "tune_seeds"),
-    ("modes: [finetune, few_shot]}", "seeds: [1000]}", "tune_seeds"),
+    ("seeds: [0]", "seeds: [1000]", "tuning runs"),
+    ("modes: [finetune, few_shot]}", "seeds: [1000]}", "tuning runs"),
     ("name: SimpleCNN", "name: ViT-from scratch", "entries: two"),
 ]
 

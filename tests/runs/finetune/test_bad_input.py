@@ -91,8 +91,6 @@ JOBS = {
         ["data.labels_per_class=20", "finetune.mode=few_shot", "finetune.shots=[5,25]"],
         "use finetune.shots=[5]",
     ),
-    "test split that is trained on": (["finetune.test_split=train"], "another (test)"),
-    "unknown test split": (["finetune.test_split=tst"], '"tst"'),
     "batch larger than the data": (
         ["data.labels_per_class=2", "train.effective_batch_size=64", "--same-batch"],
         "larger than",

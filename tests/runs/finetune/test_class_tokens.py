@@ -15,7 +15,7 @@ from mae_vit.pretraining.command import main as pretrain
 SHORT = [
     *("train.epochs=null", "train.steps=20", "train.warmup_epochs=null", "train.warmup_steps=4"),
     *("train.effective_batch_size=16", "train.engine=torch", "monitor.evaluate_images=16"),
-    *("monitor.log_every_steps=1", "monitor.tensorboard=false", "monitor.picture_images=2"),
+    *("monitor.log_every_steps=1", "monitor.tensorboard=false"),
     "monitor.probe_queries=0",
 ]
 

@@ -89,8 +89,7 @@ def test_a_batch_larger_than_the_data_shrinks_with_a_note(call, tmp_path, capsys
 
 
 def test_the_test_split_is_not_read_without_being_asked_for(call, tmp_path, capsys):
-    # The split is named in the run's identity all the same: data may have several, and one without labels.
-    assert call("finetune.test=false", "finetune.test_split=test") == 0
+    assert call("finetune.test=false") == 0
     assert "(finetune.test=false)" in capsys.readouterr().out
     summary = summary_of(tmp_path / "run")
     assert summary["val_top1"] > 0

@@ -35,12 +35,10 @@ REFUSED = {
     "objective.mask_ratio=1e-17": "none of 16 patches masked",
     "model.patch_size=1": "norm_pix_loss=true",
     "model.img_size=1024 model.patch_size=2": "262144 patches; the limit is 65536",
-    "monitor.evaluate_split=train": "give another (test)",
     "train.batch_size_per_device=50": "nearest: 32",
     "train.effective_batch_size=5001 data.repeats=3": "train.effective_batch_size=5001",
     "data.path=nowhere": "data folder nowhere",
     "data.split=trian": '"train"?',
-    "monitor.evaluate_split=dev": 'no split "dev"',
     "--resume nowhere": "--resume nowhere ",
     "model.num_heads=5": "model.num_heads=5",
     "objective.decoder_num_heads=5": "objective.decoder_embed_dim=96",
@@ -180,24 +178,19 @@ SUPERVISED = [
 
 
 def test_held_out_images_without_labels_of_a_supervised_run(tmp_path, capsys):
-    """Digits: train and val in class folders, test in none."""
+    """Digits: train in class folders, test in none."""
     data, images = tmp_path / "flat", load_digits()
     for number in range(60):
-        split = ("train", "val", "test")[number % 3]
+        split = ("train", "test")[number % 2]
         place = tmp_path / "images" / split / ("" if split == "test" else str(images.target[number]))
         place.mkdir(parents=True, exist_ok=True)
         Image.fromarray((images.images[number] * 15).astype(np.uint8)).save(place / f"{number}.png")
     prepare([find_images(str(tmp_path / "images"), out=data)], data)
     capsys.readouterr()
     supervised = [*SUPERVISED, f"data.path={data}", f"run.dir={tmp_path / 'run'}"]
-    assert main([*supervised, "monitor.evaluate_split=test"]) == EXIT_INPUT
-    assert "monitor.evaluate_split=val" in one_line(capsys)
-    assert not (tmp_path / "run").exists()
-    described = json.loads((data / "dataset.json").read_text())
-    del described["splits"]["val"]
-    (data / "dataset.json").write_text(json.dumps(described))
     assert main(supervised) == EXIT_INPUT
     assert 'split "test"' in one_line(capsys)
+    assert not (tmp_path / "run").exists()
     # Others do without.
     assert call(data, tmp_path / "run", "train.effective_batch_size=8", "--dry-run") == 0
     assert "probe       none: split" in capsys.readouterr().out

@@ -47,7 +47,7 @@ def test_the_command_writes_a_picture_and_names(call, digits, tmp_path, capsys):
     assert call("checkpoint.keep_last=9") == 0
     capsys.readouterr()
     run = tmp_path / "run"
-    assert main(["replay", str(run), "--step", "3", "--images", "20"]) == 0
+    assert main(["replay", str(run), "--step", "3"]) == 0
     assert "those of step 2" in capsys.readouterr().out
     path = run / "replay" / "step-00000003-rank-0.png"
     assert Image.open(path).width == 16 * (64 + 2)

@@ -28,8 +28,7 @@ SEEN: list[bytes] = []
 
 
 def test_a_run_leaves_what_it_promises(call, tmp_path, capsys):
-    options = ("monitor.picture_images=3", "monitor.evaluate_images=7", "monitor.evaluate_split=test")
-    assert call("monitor.tensorboard=true", *options) == 0
+    assert call("monitor.tensorboard=true", "monitor.evaluate_images=7") == 0
     folder = tmp_path / "run"
     files = ".lock config.yaml environment.json metrics.jsonl plan.txt encoder.safetensors summary.json"
     folders = "tensorboard checkpoints pictures"
@@ -43,7 +42,7 @@ def test_a_run_leaves_what_it_promises(call, tmp_path, capsys):
     assert [line["step"] for line in lines if "heldout" in line] == [3, 6]
     pictures = sorted((folder / "pictures").iterdir())
     assert [path.name for path in pictures] == ["step-00000003.png", "step-00000006.png"]
-    assert Image.open(pictures[1]).width == 3 * (8 * 8 + 2)
+    assert Image.open(pictures[1]).width == 7 * (8 * 8 + 2)
     summary = summary_of(folder)
     assert (summary["status"], summary["steps"], summary["samples"]) == ("done", 6, 6 * 128)
     assert summary["heldout"] == lines[-1]["heldout"]
@@ -246,5 +245,5 @@ def test_fewer_held_out_images_than_ranks_are_named_as_such(digits):
     assert few.held_out_index is None
     assert "400 ranks" in few.why_none
     assert few.probe_split.why_none == few.why_none
-    assert few.held_out(Ranks(), images=8, picture_images=2, batch_size=4) is None
+    assert few.held_out(Ranks(), images=8, batch_size=4) is None
     assert enough.held_out_index is not None

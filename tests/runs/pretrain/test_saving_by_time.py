@@ -11,11 +11,10 @@ from mae_vit.training.checkpoints.checkpoint import list_checkpoints, load_check
 from mae_vit.training.checkpoints.saver import Saver
 from mae_vit.training.engines.torch_engine import TorchEngine
 
-# Written before training goes on, so that nothing depends on the disk.
 LENGTH = [
-    *("train.steps=12", "monitor.evaluate_every_steps=100", "checkpoint.asynchronous=false"),
+    *("train.steps=12", "monitor.evaluate_every_steps=100"),
     *("checkpoint.keep_last=99", "guard.skip_steps=2"),
-    *("monitor.evaluate_images=16", "monitor.picture_images=1", "monitor.probe_queries=0"),
+    *("monitor.evaluate_images=16", "monitor.probe_queries=0"),
 ]
 NEVER = 10**6
 
@@ -23,13 +22,15 @@ NEVER = 10**6
 @pytest.fixture
 def a_minute_a_step(monkeypatch):
     """Rank 0's clock goes on by a minute whenever a step asks whether a save is due, and not in between."""
-    due, minutes = Saver.due, [0]
+    due, save, minutes = Saver.due, Saver.save, [0]
 
     def later(self) -> bool:
         minutes[0] += 1
         return due(self)
 
     monkeypatch.setattr(Saver, "due", later)
+    # Written before training goes on, so that nothing depends on the disk.
+    monkeypatch.setattr(Saver, "save", lambda *given, wait: save(*given, wait=True))
     monkeypatch.setitem(Saver.__init__.__kwdefaults__, "clock", lambda: 60.0 * minutes[0])
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mae_vit.config.load import load_config
-from mae_vit.config.plan import check_grouping, check_same_batch, make_plan
+from mae_vit.config.plan import check_grouping, fit_batch, make_plan
 from mae_vit.core.errors import InputError
 from mae_vit.finetuning.config.pretrained import WeightsOverrides
 from mae_vit.finetuning.config.schema import FinetuneConfig
@@ -115,9 +115,9 @@ def test_a_batch_of_fine_tuning_shrinks_but_not_in_a_comparison():
     path = CONFIG.parents[1] / "finetune" / "finetune_cifar_tiny.yaml"
     config = load_config(FinetuneConfig, path, words, amend=WeightsOverrides(None, path))
     assert make_plan(config, num_samples=1534, world_size=1).effective_batch_size == 1024
-    check_same_batch(config, num_samples=4096)
+    assert fit_batch(config, num_samples=4096, shrinks=False) == 4096
     with pytest.raises(InputError, match="nearest: 1533"):
-        check_same_batch(config, num_samples=1534, world_size=3)
+        fit_batch(config, num_samples=1534, world_size=3, shrinks=False)
 
 
 @pytest.mark.parametrize(

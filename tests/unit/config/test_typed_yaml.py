@@ -41,8 +41,8 @@ def test_a_name_may_look_like_anything(name, write_config):
 
 
 def test_null_is_no_text_but_in_quotes():
-    config = load_config(PretrainConfig, CONFIG, ["model.init=null", "monitor.evaluate_split='null'"])
-    assert (config.model.init, config.monitor.evaluate_split) == (None, "null")
+    config = load_config(PretrainConfig, CONFIG, ["model.init=null", "data.split='null'"])
+    assert (config.model.init, config.data.split) == (None, "null")
 
 
 def test_other_types_are_yaml():

@@ -99,8 +99,9 @@ def test_each_option_does_what_it_says(weights, photos, tmp_path):
     images = list(files.values())
 
     def embedded(*options: str) -> dict:
-        assert call(weights, top / "folder", "--out", tmp_path / "f", "--restart", *options) == 0
-        return read_output(tmp_path / "f")
+        out = tmp_path / "-".join(["f", *options])
+        assert call(weights, top / "folder", "--out", out, *options) == 0
+        return read_output(out)
 
     for given, options in ((("--pool", "cls"), {"pool": "cls"}), (("--img-size", "24"), {"img_size": 24})):
         np.testing.assert_allclose(
@@ -191,7 +192,8 @@ def test_broken_files_are_named_and_passed_over(weights, photos, tmp_path, capsy
     # Mended, and made anew: the list goes.
     for name in broken:
         (folder / name).write_bytes(files[name])
-    assert call(weights, folder, "--out", out, "--restart") == 0
+    shutil.rmtree(out)
+    assert call(weights, folder, "--out", out) == 0
     assert sorted(os.listdir(tmp_path)) == ["f", "folder"]
     assert not (out / "broken.csv").exists()
 
@@ -268,7 +270,7 @@ def test_a_pattern_in_quotes_is_expanded(weights, tmp_path, capsys):
     assert call(weights, f"{folder}/*.png", "--out", out) == 0
     assert read_output(out)["paths"].tolist() == ["0.png", "2.png"]
     (folder / "[a].png").write_bytes(encoded(4, "png"))
-    assert call(weights, f"{folder}/[a].png", "--out", out, "--restart") == 0
-    assert read_output(out)["paths"].tolist() == ["[a].png"]
+    assert call(weights, f"{folder}/[a].png", "--out", tmp_path / "g") == 0
+    assert read_output(tmp_path / "g")["paths"].tolist() == ["[a].png"]
     assert call(weights, f"{folder}/*.gif", "--out", out) == 2
     assert f"{folder}/*.gif" in capsys.readouterr().err

@@ -23,7 +23,7 @@ from mae_vit.core.messages import plain_text
 from mae_vit.core.user_files import HEAD_BYTES, is_image, what_file_is
 from mae_vit.data.images.bounds import MAX_IMAGE_BYTES, DecodeError, check_bytes
 from mae_vit.data.prepare.entries import Reader, safe_member_path
-from mae_vit.data.prepare.folder_names import NAME_ENCODING, decode_name
+from mae_vit.data.prepare.folder_names import NAME_ENCODING
 from mae_vit.data.prepare.listing import Listing
 from mae_vit.data.shards import tar_headers
 
@@ -104,20 +104,16 @@ def holds_images(path: Path) -> bool:
         return False
 
 
-def open_archive(tar: tar_headers.Tar, encoding: str | None = None) -> Listing:
-    """Lists the images of a tar, by path; links within it are followed. `encoding` is that of names not in UTF-8.
+def open_archive(tar: tar_headers.Tar) -> Listing:
+    """Lists the images of a tar, by path; links within it are followed.
 
     Raises:
         InputError: if it is damaged, or holds paths that leave its folder.
     """
-
-    def plain(name: str) -> str:
-        return decode_name(name.encode("utf-8", "surrogateescape"), encoding)
-
     special: list[tar_headers.Special] = []
     where = str(tar.name)
-    named = [(safe_member_path(plain(m.name), where), m) for m in _members(tar, special)]
-    links = {safe_member_path(plain(s.name), where): s.target and plain(s.target) for s in special}
+    named = [(safe_member_path(m.name, where), m) for m in _members(tar, special)]
+    links = {safe_member_path(s.name, where): s.target for s in special}
     linked = _follow(links, dict(named))
     return _list([*named, *linked], partial(_read_member, tar), special=len(special) - len(linked))
 
@@ -158,8 +154,8 @@ def _follow(
     return linked
 
 
-def open_zip(path: Path, encoding: str | None = None) -> Listing:
-    """Lists the images of a .zip, by path; `encoding` applies to names that are not in UTF-8.
+def open_zip(path: Path) -> Listing:
+    """Lists the images of a .zip, by path.
 
     Raises:
         InputError: if it is damaged, a bomb, or holds paths that leave its folder.
@@ -168,7 +164,7 @@ def open_zip(path: Path, encoding: str | None = None) -> Listing:
         archive = zipfile.ZipFile(path)
         # Backslashes come from Windows, or from an attacker: they are checked as separators.
         named = [
-            (safe_member_path(_zip_name(info, encoding).replace("\\", "/"), str(path)), info)
+            (safe_member_path(_zip_name(info).replace("\\", "/"), str(path)), info)
             for info in archive.infolist()
         ]
     except InputError:
@@ -199,11 +195,11 @@ def _read_zipped(archive: zipfile.ZipFile, info: zipfile.ZipInfo, length: int | 
         raise DecodeError(str(error) or type(error).__name__) from None
 
 
-def _zip_name(info: zipfile.ZipInfo, encoding: str | None) -> str:
-    """Decodes a name again if it is not marked as UTF-8: zipfile then assumes cp437, the default of DOS."""
+def _zip_name(info: zipfile.ZipInfo) -> str:
+    """Decodes a name as UTF-8 even if it is not marked as such: zipfile then assumes cp437, the default of DOS."""
     if info.flag_bits & _UTF_8 or info.filename.isascii():
         return info.filename
-    return decode_name(info.filename.encode("cp437"), encoding)
+    return info.filename.encode("cp437").decode("utf-8", "surrogateescape")
 
 
 def _list(named: Iterable[tuple[str, _Any]], read: Callable[..., bytes], *, special: int) -> Listing:

@@ -166,7 +166,7 @@ def _open_zips(paths: list[Path], options: SourceOptions) -> ImageSource:
     folder, name = _folder_and_name(paths)
     files, holder = Listing(), dict[str, Path]()
     for path in paths:
-        part = open_zip(path, options.name_encoding)
+        part = open_zip(path)
         if both := next((image for image, _ in part.images if image in holder), None):
             raise InputError(
                 f"{holder[both]} and {path} both contain {both}; give one, or unpack each into a folder of its own"
@@ -255,7 +255,7 @@ def _open_archives(tars: Sequence[Tar], folder: Path, name: str, options: Source
     one_split = len(set(splits)) == 1
     files = Listing()
     for tar, split in zip(tars, splits, strict=True):
-        listing, stem = open_archive(tar, options.name_encoding), _stem(tar.name)
+        listing, stem = open_archive(tar), _stem(tar.name)
         # A folder with the name of its tar is its wrapper.
         wrapped = len(tars) > 1 and all(path.startswith(f"{stem}/") for path, _ in listing.images)
         below = ("" if one_split else f"{split}/") + (f"{stem}/" if classes else "")

@@ -1,4 +1,4 @@
-"""Subsets, shares, limits and held-out images: by key, nested, balanced."""
+"""Shares, limits and held-out images: by key, nested, balanced."""
 
 import itertools
 import random
@@ -86,29 +86,7 @@ def source(tmp_path):
     return write_files(tmp_path / "src", files)
 
 
-ALL = {f"{name}/{n}_{name}" for name in ("cat", "dog") for n in range(4)}
-
-
-@pytest.mark.parametrize(
-    ("lines", "train", "test"),
-    [
-        (["cat/1_cat", "./dog/2_dog", ""], {"cat/1_cat", "dog/2_dog"}, ALL),
-        (["train/cat/1.cat.png", "cat/3.cat.png"], {"cat/1_cat", "cat/3_cat"}, ALL),
-        (["0.dog.png"], {"dog/0_dog"}, ALL),
-        # Test images by their path alone.
-        (["test/cat/1.cat.png", "cat/0_cat"], {"cat/0_cat"}, {"cat/1_cat"}),
-    ],
-)
-def test_a_list_names_keys_paths_or_files(source, tmp_path, call, lines, train, test):
-    (tmp_path / "list.txt").write_text("\n".join(lines))
-    result = call(source, options=f"--subset {tmp_path}/list.txt")
-    assert (set(result.images()), set(result.images("test"))) == (train, test)
-    subsets = {name: split.processing.subset for name, split in result.dataset.splits.items()}
-    assert subsets == {"train": "list.txt", "test": None if test == ALL else "list.txt"}
-
-
 BAD = [
-    "--subset {tmp}/bad.txt", "--subset {tmp}/empty.txt", "--subset {tmp}/none.txt", "--subset {tmp}/two.txt",
     "--fraction 3/2", "--holdout 0", "--holdout 1", "--fraction some", "--holdout 1/100", "--limit-per-class 0",
     "--no-labels --limit-per-class 1", "--quality 50", "--resize 8 --quality 101",
     "--workers -1",
@@ -116,16 +94,13 @@ BAD = [
 
 
 @pytest.mark.parametrize("options", BAD)
-def test_bad_choices_are_one_line_and_write_nothing(source, tmp_path, call, said, options):
-    write_files(source, {f"train/{name}/same.png": encoded(picture(), "png") for name in ("cat", "dog")})
-    lists = {"bad.txt": b"train/cat/9.cat.png\ncat/1_cat", "empty.txt": b"\n \n", "two.txt": b"same.png"}
-    write_files(tmp_path, lists)
-    result = call(source, options=options.format(tmp=tmp_path))
+def test_bad_choices_are_one_line_and_write_nothing(source, call, said, options):
+    result = call(source, options=options)
     said(result.text)
     assert (result.code, len(result.text.splitlines()), result.out.exists()) == (2, 1, False)
 
 
-def test_choices_are_written_down_and_a_second_val_is_refused(source, tmp_path, call):
+def test_choices_are_written_down_and_a_second_val_is_refused(source, call):
     result = call(source, options="--holdout 1/4 --fraction 0.5 --limit-per-class 1")
     assert [info.class_counts for info in result.dataset.splits.values()] == [[4, 4], [1, 1], [1, 1]]
     splits = result.dataset.splits
@@ -133,11 +108,5 @@ def test_choices_are_written_down_and_a_second_val_is_refused(source, tmp_path, 
     assert (train.fraction, train.limit_per_class, train.holdout) == ("1/2", 1, "1/4")
     assert (val.fraction, val.holdout) == (None, "1/4")
     assert (test.fraction, test.holdout) == (None, None)
-    (tmp_path / "list.txt").write_text("\n".join(sorted(ALL)[1:]))
-    listed = call(source, options=f"--subset {tmp_path}/list.txt --holdout 1/3", out="b")
-    assert {name for name, split in listed.dataset.splits.items() if split.processing.subset} == {
-        "train",
-        "val",
-    }
     (source / "test").rename(source / "val")
     assert call(source, options="--holdout 1/4", out="c").code == 2
