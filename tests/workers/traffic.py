@@ -5,16 +5,20 @@ Not a test: `test_traffic.py` starts it. Its arguments are engines: "torch", or 
 
 import json
 import sys
+from functools import partialmethod
+from unittest.mock import patch
 
 import plain_loop  # beside this file
 import torch
 from device_sync import counted
+from torch import nn
+from torch._dynamo.backends.debugging import aot_eager
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from mae_vit.runtime.device import find_device
 from mae_vit.runtime.process_group import give_up_after, join
-from mae_vit.runtime.ranks import find_ranks
+from mae_vit.runtime.ranks import Ranks, find_ranks
 
 # Around a ring an all-reduce goes twice, as a reduction and as a gathering.
 ROUNDS = {"allreduce_": 2, "_allgather_base_": 1, "_reduce_scatter_base_": 1, "broadcast_": 1, "barrier": 0}
@@ -43,6 +47,21 @@ class Traffic(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+def graphs_of(name: str, ranks: Ranks) -> int:
+    """The number of graphs that torch.compile makes: gradients of one are sent while the next one runs backward."""
+    graphs = []
+
+    def backend(*graph, **kwargs):
+        graphs.append(graph)
+        return aot_eager(*graph, **kwargs)
+
+    torch.compiler.reset()
+    with patch.object(nn.Module, "compile", partialmethod(nn.Module.compile, backend=backend)):
+        engine = plain_loop.build_engine(name, plain_loop.CASE | {"compile": True}, ranks)
+        engine.forward(plain_loop.batch_of(0, stop=plain_loop.BATCH // ranks.world_size))
+    return len(graphs)
+
+
 def main() -> None:
     ranks, results = find_ranks(), {}
     join(ranks, find_device(ranks), timeout=give_up_after(None))
@@ -66,6 +85,7 @@ def main() -> None:
             "waits": waits,
             "tensors": len(parameters),
             "whole_after_forward": whole,
+            "graphs": graphs_of(name, ranks) if name in ("0", "torch") else None,
         }
     if ranks.rank == 0:
         print("RESULT", json.dumps(results))

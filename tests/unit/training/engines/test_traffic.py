@@ -39,5 +39,6 @@ def test_bytes_of_each_stage_and_when_they_are_sent():
     for engine in ("0", "torch"):
         # The small first bucket, long before the backward pass ends; the rest is one more bucket of this small network.
         assert traffic[engine]["early"] > 1, engine
+        assert traffic[engine]["graphs"] > 1, engine
         # DistributedDataParallel reads the host's list of used parameters, one by one: no GPU takes part.
         assert traffic[engine]["waits"] == {"_local_scalar_dense": traffic[engine]["tensors"]}, engine
