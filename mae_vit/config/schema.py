@@ -140,8 +140,8 @@ class TrainSection(Section):
         batch_size_per_device: images of a micro-batch on each rank.
         precision: "auto" is bf16 on GPUs and processors that have it, else fp32; the plan shows which, and why. A run
             resumes in the precision that it began with, on any machine. "fp32" is float32 throughout, without TF32.
-        engine: "auto" uses plain torch for one process. It uses DeepSpeed for several processes, or if
-            `zero_stage` is above 0. "torch" uses DistributedDataParallel for several processes.
+        engine: "auto" uses DeepSpeed for several processes of the `deepspeed` launcher, or if `zero_stage` is above 0;
+            else "torch", which uses DistributedDataParallel for several processes (torchrun, srun).
         zero_stage: ZeRO stage of DeepSpeed.
         compile: use torch.compile. "auto" compiles Vision Transformers and our small CNNs on a GPU if the run is long
             enough to save more time than it takes, as CUDA graphs if launching kernels takes most of a step; the plan
@@ -184,13 +184,12 @@ class TrainSection(Section):
             raise ValueError("compile=true does not work with zero_stage=3; use zero_stage=2")
         return self
 
-    def engine_on(self, world_size: int) -> Literal["deepspeed", "torch"]:
-        """Returns the engine of a run on `world_size` processes."""
+    def engine_on(self, world_size: int, *, under_deepspeed: bool = False) -> Literal["deepspeed", "torch"]:
+        """Returns the engine of a run on `world_size` processes, which the `deepspeed` launcher may have started."""
         if self.engine != "auto":
             return self.engine
-        # Several processes use DeepSpeed until a measurement on GPUs shows that torch is faster.
-        needless = world_size == 1 and self.zero_stage == 0
-        return "torch" if needless or not _has_deepspeed() else "deepspeed"
+        # At ZeRO 0 both engines send the same bytes during the backward pass, and torch has less to do on the host.
+        return "deepspeed" if self.zero_stage or (under_deepspeed and world_size > 1) else "torch"
 
 
 class CheckpointSection(Section):

@@ -22,12 +22,14 @@ class Ranks:
     Attributes:
         local_rank: rank on this node; chooses the GPU.
         local_world_size: number of processes on this node.
+        under_deepspeed: the `deepspeed` launcher started this process.
     """
 
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
     local_world_size: int = 1
+    under_deepspeed: bool = False
 
     @property
     def cores(self) -> int:
@@ -79,7 +81,9 @@ def _read_environment() -> Ranks:
             )
             local = next((os.environ[name] for name in local_world_sizes if name in os.environ), "1")
             # Slurm writes "2(x3)" for three nodes of two tasks each.
-            return Ranks(own_rank, total, own_local_rank, int(local.split("(")[0].split(",")[0]))
+            on_node = int(local.split("(")[0].split(",")[0])
+            # deepspeed/launcher/launch.py sets CROSS_SIZE, the number of nodes; torchrun and srun do not.
+            return Ranks(own_rank, total, own_local_rank, on_node, under_deepspeed="CROSS_SIZE" in os.environ)
         except (KeyError, ValueError) as error:
             raise InputError(
                 f"{marker} is set, but the launcher's environment is incomplete ({error}); unset {marker} to run "

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import shutil
 import time
 from collections import defaultdict
@@ -31,8 +32,8 @@ SMALL = [
 BEGUN, NEXT = 10, 20
 
 
-def launch(folder: Path, ranks: int, options, script="pretrain/run.py") -> Run:
-    return Run(folder, "python" if ranks == 1 else "deepspeed", ranks, options, script=script)
+def launch(folder: Path, ranks: int, options) -> Run:
+    return Run(folder, "python" if ranks == 1 else "deepspeed", ranks, options)
 
 
 def values_of(folder: Path, name: str) -> dict[int, float]:
@@ -110,26 +111,29 @@ def compare(place: Path, epochs: int, per_epoch: int) -> None:
 
 @pytest.mark.timeout(600)
 def test_a_run_on_changing_ranks_sees_the_same(digits, tmp_path):
-    """2, 1, 4 and again 2 ranks, with kills between, at changing ZeRO stages."""
+    """2, 1, 4 and again 2 ranks, with kills between, at changing ZeRO stages; at last on DistributedDataParallel."""
     epochs, per_epoch = 10, 11
     options = [*SMALL, f"data.path={digits}", f"train.epochs={epochs}", "checkpoint.every_steps=6"]
     options += ["monitor.evaluate_every_epochs=10"]
 
-    def go(folder: Path, ranks: int, zero_stage: int) -> Run:
+    def go(folder: Path, ranks: int, zero_stage: int, launcher: str = "deepspeed") -> Run:
         words = [f"notes={tmp_path / folder.name}-notes", *options, f"train.zero_stage={zero_stage}"]
-        return launch(folder, ranks, words, script="tests/distributed/workers/pretrain_recorded.py")
+        launcher = launcher if ranks > 1 else "python"
+        return Run(folder, launcher, ranks, words, script="tests/distributed/workers/pretrain_recorded.py")
 
     straight = go(tmp_path / "straight", 2, 0)
     assert straight.wait(240) == 0, straight.output()
     chance = random.Random(0)
-    for ranks, zero_stage, until in ((2, 1, 25), (1, 0, 50), (4, 2, 80)):
+    for ranks, zero_stage, until in ((2, 1, 25), (1, 0, 50), (4, 3, 80)):
         run = go(tmp_path / "elastic", ranks, zero_stage)
         try:
             run.wait_for_step(until + chance.randint(0, 5), 200)
         finally:
             run.kill()
-    run = go(tmp_path / "elastic", 2, 3)
+    run = go(tmp_path / "elastic", 2, 0, "torchrun")
     assert run.wait(240) == 0, run.output()
+    engine = r"engine +torch, DistributedDataParallel \(auto"
+    assert re.search(engine, (tmp_path / "elastic" / "plan.txt").read_text())
 
     compare(tmp_path, epochs, per_epoch)
 

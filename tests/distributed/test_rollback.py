@@ -14,7 +14,7 @@ ARGUMENTS = [
     *("model.num_heads=2", "objective.decoder_embed_dim=16", "objective.decoder_depth=1", "train.steps=9"),
     *("train.warmup_steps=1", "monitor.log_every_steps=100", "monitor.evaluate_every_steps=100"),
     *("monitor.tensorboard=false", "checkpoint.every_steps=2", "checkpoint.keep_last=9"),
-    *("guard.skip_steps=1", "data.workers=0"),
+    *("guard.skip_steps=1", "data.workers=0", "train.engine=deepspeed"),
 ]
 
 

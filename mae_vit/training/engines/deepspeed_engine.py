@@ -1,7 +1,8 @@
 """The DeepSpeed engine: ZeRO 0 to 3, on CPU (gloo) or GPU (nccl).
 
 The only file that imports DeepSpeed. Schedule, loader, gradient norm, loss scale and checkpoints are
-ours. DeepSpeed reduces gradients, and shards optimizer state (ZeRO 1), gradients (2) and parameters (3).
+ours. DeepSpeed shards optimizer state (ZeRO 1), gradients (2) and parameters (3), and reduces what it shards. At
+ZeRO 0 it would reduce gradients after the backward pass; `DataParallel` reduces them during it.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from mae_vit.runtime.signals import PLACE_ON_NODE
 from mae_vit.training.engines.base import Engine, StepOptions, StepResult
 from mae_vit.training.engines.cost import ZERO_BUCKET
 from mae_vit.training.engines.state import TrainState
+from mae_vit.training.engines.torch_engine import DataParallel
 from mae_vit.training.optim import make_optimizer
 
 
@@ -73,17 +75,22 @@ class DeepSpeedEngine(Engine):
             choose_attention(self._replica.to(device), device, options.attention)
         self._optimizer = make_optimizer(self.objective, options.optimizer)
         trainable = sum(p.numel() for p in self.trainable.values())
+        self._reduced_by_hooks = options.zero_stage == 0 and ranks.world_size > 1
         self._engine, self._wrapped, _, _ = deepspeed.initialize(
-            model=self.module,
+            model=DataParallel(self.module) if self._reduced_by_hooks else self.module,
             optimizer=self._optimizer,
             config=deepspeed_config(options, trainable=trainable, device=device),
             dist_init_required=False,
         )
+        if self._reduced_by_hooks:
+            self._engine.enable_backward_allreduce = False
         if options.zero_stage:
             self._make_slots()
             self._hand_over_scale()
 
     def forward(self, batch: Batch) -> ObjectiveOutput:  # noqa: D102
+        if self._reduced_by_hooks:
+            return self._engine(batch, reduces=self._engine.is_gradient_accumulation_boundary())
         return self._engine(batch)
 
     def backward(self, loss: Tensor) -> None:  # noqa: D102

@@ -23,11 +23,12 @@ _NO_SYNC_OF_BUFFERS = (
 )
 
 
-class DataParallel:
+class DataParallel(nn.Module):
     """Runs a module with equal parameters on all ranks; the backward pass makes the gradients equal."""
 
     def __init__(self, module: nn.Module) -> None:
         """Wraps `module`, which computes the loss of a batch. The process group must exist."""
+        super().__init__()
         self._ddp = DistributedDataParallel(
             module,
             **{_NO_SYNC_OF_BUFFERS: False},  # type: ignore[arg-type]
@@ -83,7 +84,7 @@ class TorchEngine(Engine):
     def forward(self, batch: Batch) -> ObjectiveOutput:  # noqa: D102
         if self._parallel is not None:
             # Gradients add up locally; only the last micro-batch of a step reduces them.
-            return self._parallel.forward(batch, reduces=self._micro_batches == self.options.accumulation - 1)
+            return self._parallel(batch, reduces=self._micro_batches == self.options.accumulation - 1)
         if not self.options.cuda_graphs:
             return self.module(batch)
         # The graphs may reuse their memory now: the last step's gradients are cleared, its outputs were copied below.

@@ -12,7 +12,7 @@ from mae_vit.config.schema import Config
 from mae_vit.core.errors import InputError
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.objectives.pretrain_config import PretrainConfig
-from mae_vit.runtime.ranks import Ranks
+from mae_vit.runtime.ranks import Ranks, find_ranks
 from mae_vit.training.engines.build import build_engine
 from mae_vit.training.engines.torch_engine import TorchEngine
 from mae_vit.training.plan_text import describe_engine
@@ -20,6 +20,16 @@ from mae_vit.training.plan_text import describe_engine
 CPU = torch.device("cpu")
 PRESETS = {PretrainConfig: "mae_digits", FinetuneConfig: "simple_cnn_cifar"}
 ZERO_1 = "train.zero_stage=1"
+DDP = "torch, DistributedDataParallel"
+# What each launcher of one node sets; srun's MASTER_* come from slurm/common.sh.
+SET = {"RANK": "0", "WORLD_SIZE": "{}", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+ENVIRONMENTS = {
+    "": {},
+    "deepspeed": SET | {"CROSS_RANK": "0", "CROSS_SIZE": "1", "LOCAL_SIZE": "{}"},
+    "torchrun": SET | {"LOCAL_WORLD_SIZE": "{}", "TORCHELASTIC_RUN_ID": "none"},
+    "srun": {"SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "{}", "SLURM_LOCALID": "0"}
+    | {"MASTER_ADDR": "localhost", "MASTER_PORT": "1"},
+}
 
 
 def config_of(*overrides: str, kind: type[Config] = PretrainConfig, name: str = "") -> Config:
@@ -28,20 +38,24 @@ def config_of(*overrides: str, kind: type[Config] = PretrainConfig, name: str = 
 
 @pytest.mark.parametrize("kind", PRESETS)
 @pytest.mark.parametrize(
-    ("overrides", "world_size", "text"),
+    ("overrides", "launcher", "world_size", "text"),
     [
-        ([], 1, "torch (auto: one process)"),
-        ([], 2, "deepspeed, ZeRO 0 (auto: several processes)"),
-        ([ZERO_1], 1, "deepspeed, ZeRO 1 (auto: zero_stage=1)"),
-        ([ZERO_1], 8, "deepspeed, ZeRO 1 (auto: several processes)"),
-        (["train.engine=deepspeed"], 1, "deepspeed, ZeRO 0 (train.engine=deepspeed)"),
-        (["train.engine=torch"], 8, "torch, DistributedDataParallel (train.engine=torch)"),
+        ([], "deepspeed", 1, "torch (auto: one process)"),
+        ([], "deepspeed", 2, "deepspeed, ZeRO 0 (auto: the deepspeed launcher)"),
+        ([], "torchrun", 2, f"{DDP} (auto: several processes, not of the deepspeed launcher)"),
+        ([], "srun", 2, f"{DDP} (auto: several processes, not of the deepspeed launcher)"),
+        ([ZERO_1], "", 1, "deepspeed, ZeRO 1 (auto: zero_stage=1)"),
+        ([ZERO_1], "torchrun", 8, "deepspeed, ZeRO 1 (auto: zero_stage=1)"),
+        (["train.engine=deepspeed"], "srun", 8, "deepspeed, ZeRO 0 (train.engine=deepspeed)"),
+        (["train.engine=torch"], "deepspeed", 8, f"{DDP} (train.engine=torch)"),
     ],
 )
-def test_the_engine_follows_from_the_processes(kind, overrides, world_size, text):
-    config = config_of(*overrides, kind=kind)
-    assert config.train.engine_on(world_size) == text.partition(" ")[0].strip(",")
-    assert describe_engine(config, Ranks(world_size=world_size)) == text
+def test_the_engine_follows_from_the_launcher(monkeypatch, kind, overrides, launcher, world_size, text):
+    for name, value in ENVIRONMENTS[launcher].items():
+        monkeypatch.setenv(name, value.format(world_size))
+    ranks = find_ranks()
+    assert ranks.world_size == world_size
+    assert describe_engine(config_of(*overrides, kind=kind), ranks) == text
 
 
 def test_without_deepspeed_all_runs_are_on_torch(monkeypatch):

@@ -18,7 +18,7 @@ BYTES = {"0": 8.0, "1": 12.0, "2": 12.0, "3": 8.0, "torch": 8.0}
 
 @pytest.mark.slow
 @pytest.mark.distributed
-def test_bytes_of_each_stage():
+def test_bytes_of_each_stage_and_when_they_are_sent():
     port = f"--master-port={free_port()}"
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", port, str(WORKER)]
     ended = subprocess.run(
@@ -36,3 +36,9 @@ def test_bytes_of_each_stage():
         assert traffic[stage]["bytes"] == pytest.approx(each, rel=0.02), stage
         # At ZeRO 3 too: what the forward pass gathers stays until the backward pass.
         assert traffic[stage]["whole_after_forward"] == 1, stage
+    for engine in ("0", "torch"):
+        # The small first bucket, long before the backward pass ends; the rest is one more bucket of this small network.
+        assert traffic[engine]["early"] > 1, engine
+        assert traffic[engine]["graphs"] > 1, engine
+        # DistributedDataParallel reads the host's list of used parameters, one by one: no GPU takes part.
+        assert traffic[engine]["waits"] == {"_local_scalar_dense": traffic[engine]["tensors"]}, engine
