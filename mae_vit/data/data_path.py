@@ -6,7 +6,6 @@ The folder is the path itself, a copy prepared from images, or the cache of a UR
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 

@@ -117,9 +117,7 @@ def prepare(
             shutil.rmtree(writer.folder, ignore_errors=True)
             raise
         excluded = {} if leaves_out is None else {"excluded": leaves_out.describe()}
-        processing = selection.note(split).model_copy(
-            update=dict(conversion.preprocessing) | excluded
-        )
+        processing = selection.note(split).model_copy(update=dict(conversion.preprocessing) | excluded)
         part = statistics.describe(
             writer.shards, source=names[split], classes=len(classes), processing=processing
         )

@@ -120,5 +120,3 @@ def draw_holdout(entries: Sequence[Entry], share: Fraction, split: str) -> tuple
 def _first_by_hash(entries: Sequence[Entry], quota: Callable[[int], int], salt: bytes) -> list[Entry]:
     keys, classes = [entry.key for entry in entries], [entry.class_name for entry in entries]
     return [entries[place] for place in first_by_hash(keys, classes, quota, salt)]
-
-
