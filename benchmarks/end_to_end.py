@@ -65,7 +65,7 @@ def run_rank(
     ranks = find_ranks()
     setup = set_up(workload.config, ranks)
     torch.set_num_threads(workload.threads)
-    init_process_group(setup.config, setup.device)
+    init_process_group(setup.config, setup.device, ranks)
     engine = build_engine(setup.config, setup.plan, setup.build(), ranks, setup.device)
 
     def from_shards() -> Iterator[Batch]:
@@ -97,8 +97,8 @@ def main() -> None:
     if arguments.steps % 2:
         parser.error(f"--steps {arguments.steps}: an even number, a line of the log is written twice a turn")
     length = lengths(turns=arguments.rounds + 1, steps=arguments.steps, batch_size=arguments.batch)
-    log = f"monitor.log_every_steps={arguments.steps // 2}"
-    workload = load_for(arguments, *length, f"data.path={arguments.data}", log)
+    words = (f"monitor.log_every_steps={arguments.steps // 2}", "train.engine=deepspeed")
+    workload = load_for(arguments, *length, f"data.path={arguments.data}", *words)
     with tempfile.TemporaryDirectory(prefix="mae-vit-benchmark-") as scratch:
         folders = {kind: Path(scratch) / kind for kind in (READY, SHARDS)}
         lives: dict[str, Life] = {
