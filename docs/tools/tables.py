@@ -263,6 +263,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "transfer": partial(compared, "compare_cifar10_transfer"),
     "length": partial(compared, "study_length"),
     "length-photos": partial(compared, "study_length_tiny_imagenet"),
+    "photos": partial(compared, "compare_photos"),
     "segmentation": partial(compared, "compare_segmentation", "mIoU %", ("segment", "segment_probe")),
     "longer": longer,
     "recipes": lambda: recipes()[0],
