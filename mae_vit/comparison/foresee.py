@@ -169,6 +169,7 @@ class _Meter:
         self._plan, self._precision = plan, precision
         self._tries: dict[str, StepTime | None] = {}
         self._models: dict[RunSpec, EncoderConfig] = {}
+        self._inits: dict[RunSpec, str | None] = {}
         self.works: dict[RunSpec, Work] = {}
 
     @property
@@ -181,7 +182,7 @@ class _Meter:
         for run in self._plan.pretraining.values():
             with suppress(InputError, FetchUnavailable):
                 setup = _set_up_pretraining(run)
-                self._models[run] = setup.config.model
+                self._models[run], self._inits[run] = setup.config.model, setup.config.model.init
                 self.works[run] = self._training(setup)
         rows: dict[Any, list[Cell]] = {}
         for cell in self._plan.cells:
@@ -200,10 +201,10 @@ class _Meter:
         if cell.run.equal_compute is None:
             return work
         other = cell.run.equal_compute[0]
-        before = (
-            self.works[other.pretraining].flops if other.pretraining else cost_of_weights(other.weights).flops
-        )
-        return Work(self.works[other].flops + (before or 0.0), work.rate)
+        weights, before = other.weights, 0.0
+        if other.pretraining:
+            weights, before = self._inits[other.pretraining], self.works[other.pretraining].flops
+        return Work(self.works[other].flops + before + (cost_of_weights(weights).flops or 0.0), work.rate)
 
     def _training(self, setup: pretraining.Setup | Training) -> Work:
         config, plan, kind = setup.config, setup.plan, setup.config.model_dump_json(include=_KIND)

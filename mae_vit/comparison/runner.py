@@ -183,7 +183,8 @@ class Runner:
         finished = {need for need in {need for spec in waiting for need in spec.needs} if need.is_done()}
         for spec in list(waiting):
             # Without the failed run it would be another experiment.
-            if failed := next((need.name for need in spec.needs if need.name in self.failed), None):
+            needs = (*spec.needs, *(spec.equal_compute or ()))
+            if failed := next((need.name for need in needs if need.name in self.failed), None):
                 waiting.remove(spec)
                 self.failed[spec.name] = f"it needs {failed}, which failed"
                 continue

@@ -49,6 +49,7 @@ class RunSpec:
         choice: tuning runs that choose settings.
         equal_compute: two runs that set the length of this one: the run whose FLOPs of pretraining and fine-tuning it
             shall match, and one of the same network at the usual length, which tells the FLOPs of a step.
+        steps: its length if that is known without them.
     """
 
     name: str
@@ -63,6 +64,7 @@ class RunSpec:
     pretraining: RunSpec | None = None
     choice: Choice | None = None
     equal_compute: tuple[RunSpec, RunSpec] | None = None
+    steps: int | None = None
 
     @property
     def run_folder(self) -> Path:
@@ -78,7 +80,8 @@ class RunSpec:
     def needs(self) -> tuple[RunSpec, ...]:
         """The runs that must be done before it begins."""
         tuning = self.choice.runs if self.choice else ()
-        return (*([self.pretraining] if self.pretraining else []), *tuning, *(self.equal_compute or ()))
+        equal = self.equal_compute if self.equal_compute and self.steps is None else ()
+        return (*([self.pretraining] if self.pretraining else []), *tuning, *equal)
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -124,6 +127,8 @@ class RunSpec:
         settings = (self.choice.best() or {}) if self.choice else {}
         if self.equal_compute is None:
             return settings
+        if self.steps is not None:
+            return {**settings, "train.steps": self.steps}
         other, usual = self.equal_compute
         costs = [cost_of_run(other.summary).flops, cost_of_weights(other.weights).flops]
         per_step = usual.summary.get("flops_per_step")
@@ -132,16 +137,14 @@ class RunSpec:
         return {**settings, "train.steps": math.ceil(sum(filter(None, costs)) / per_step)}
 
     def of_length(self, steps: int) -> RunSpec:
-        """Returns this run with its length, which then waits for no run that it is to equal."""
-        return replace(self, equal_compute=None, overrides={**self._without_length(), "train.steps": steps})
-
-    def _without_length(self) -> Overrides:
-        return {key: value for key, value in self.overrides.items() if key not in _OTHER_LENGTHS}
+        """Returns this equal-compute run with its length; then it does not wait for those that it is to equal."""
+        return replace(self, steps=steps)
 
     def command(self) -> list[str]:
         """Returns the command line; the runs that it needs must be done. Raises InputError for an unknown cost."""
-        own = self._without_length() if self.equal_compute else self.overrides
-        settings = {**own, **self.determined()}
+        settings = {**self.overrides, **self.determined()}
+        if self.equal_compute:
+            settings = {key: value for key, value in settings.items() if key not in _OTHER_LENGTHS}
         weights = ["--ckpt", self.weights] if self.weights else []
         place = [f"run.dir={self.run_folder}", f"run.name={slug(self.name)}"]
         words = [*self.program, "--config", str(self.config), *weights, *override_words(settings), *place]

@@ -120,7 +120,9 @@ def _read(plan: ComparisonPlan, cell: Cell) -> Row:
         truth, predicted = (
             np.array([numbers[line[name]] for line in lines]) for name in ("label", "prediction")
         )
-    settings = plan.distinguishing_settings(cell.entry, cell.mode, cell.run.determined())
+    # Its own length: the runs that it equals may not have ended.
+    run = cell.run.of_length(summary["total_steps"]) if cell.run.equal_compute else cell.run
+    settings = plan.distinguishing_settings(cell.entry, cell.mode, run.determined())
     values: dict[str, Any] = {
         "entry": cell.entry.name,
         "model": summary.get("model"),

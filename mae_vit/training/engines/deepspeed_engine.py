@@ -253,7 +253,7 @@ def deepspeed_config(options: StepOptions, *, trainable: int, device: torch.devi
 
 
 def _exchange(trainable: int, device: torch.device) -> dict[str, Any]:
-    """Returns the bucket sizes for ZeRO 1 to 3. ZeRO 0 reduces all gradients at once, after the backward pass."""
+    """Returns the bucket sizes for ZeRO 1 to 3. `DataParallel` has those of ZeRO 0."""
     if device.type != "cuda":
         # One bucket: a CPU cannot overlap communication with computation. DeepSpeed allocates the
         # whole bucket (5e8 elements by default), so make it no larger than needed.

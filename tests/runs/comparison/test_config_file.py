@@ -187,7 +187,37 @@ def test_equal_compute_is_counted_in_steps(digits, tmp_path):
     (folder / "encoder.safetensors").write_bytes(encoder_bytes(info.geometry.build(), info))
     assert "train.steps=15" in longer.command()
     early = longer.of_length(15)
-    assert (early.needs, early.id, sorted(early.command())) == ((), longer.id, sorted(longer.command()))
+    assert (early.needs, early.id, early.command()) == ((), longer.id, longer.command())
+
+
+def test_the_foreseen_length_has_the_cost_of_the_weights_that_pretraining_begins_from(digits, tmp_path):
+    path = write_config(tmp_path, digits, steps=6)
+    content = parse_yaml(path.read_text(), "")
+    scratch, mae, _, as_long = content["entries"]
+    entries = [scratch, mae | {"modes": ["finetune"]}, as_long]
+    section = content["pretrain"]["MAE"]
+    costs = []
+    for number, flops in enumerate((0.0, 1e12)):
+        weights = tmp_path / f"{number}.safetensors"
+        info = vit_info("tiny", (8, 8), 2, 1, 16, 2, 2, 4.0, "sincos", [0.5], [0.5], "mae", 20, flops=flops)
+        weights.write_bytes(encoder_bytes(info.geometry.build(), info))
+        init = section | {"set": section["set"] | {"model.init": str(weights)}}
+        path.write_text(json.dumps(content | {"entries": entries, "tune": [], "pretrain": {"MAE": init}}))
+        plan = ComparisonPlan(load_config(CompareConfig, path), tmp_path, tmp_path / "run")
+        (costs_of_run,) = foresee_steps(plan).values()
+        costs.append(costs_of_run)
+    assert costs[1] > costs[0]
+
+
+def test_an_equal_compute_run_has_its_own_length_beside_a_setting_of_another(digits, tmp_path):
+    path = write_config(tmp_path, digits, steps=6)
+    content = parse_yaml(path.read_text(), "")
+    scratch, mae, _, as_long = content["entries"]
+    path.write_text(json.dumps(content | {"entries": [scratch, mae, as_long], "tune": [{"train.epochs": 9}]}))
+    plan = ComparisonPlan(load_config(CompareConfig, path), tmp_path, tmp_path / "run")
+    run = next(run for run in plan.runs if run.equal_compute).of_length(15)
+    lengths = [word for word in run.command() if word.startswith(("train.epochs", "train.steps"))]
+    assert lengths == ["train.steps=15"]
 
 
 def test_the_length_of_a_run_whose_settings_are_not_chosen_yet_is_not_foreseen(digits, tmp_path):
