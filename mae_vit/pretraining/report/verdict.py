@@ -138,16 +138,17 @@ def _still_falling(points: Points) -> bool | None:
 
 def _next(record: RunRecord, learned: bool | None, falling: bool | None) -> str:
     run, status = quote(str(record.path)), record.summary.get("status")
+    length = next((key for key in ("steps", "samples") if record.section("train").get(key)), "epochs")
     if status in ("running", "interrupted"):
         return ""
     if status == "failed":
         todo = "read the end of its log, and the incidents below if there are any; the same command resumes"
     elif falling:
-        todo = "train longer, in a folder of its own (a larger train.epochs, and run.name=longer)"
+        todo = f"train longer, in a folder of its own (a larger train.{length}, and run.name=longer)"
     elif learned is False:
         todo = f"look at what it trains on (`mae-vit replay {run} --step 1`), then try other learning rates"
     elif learned is None and record.step < FEW_STEPS:
-        todo = f"train longer, {count_of(record.step, 'step')} are few (a larger train.steps, and run.name=longer)"
+        todo = f"train longer, {count_of(record.step, 'step')} are few (a larger train.{length}, and run.name=longer)"
     elif learned is None:
         last = record.lines[-1]
         # It encodes all images twice; encoding one takes about as long as a step of MAE on it.

@@ -308,6 +308,14 @@ def test_a_score_by_neighbors_is_proposed_with_its_time():
     assert re.search("in about 0:02:00 .*finetune.mode=knn", verdict(record).next)
 
 
+@pytest.mark.parametrize("key", ["steps", "epochs", "samples"])
+def test_a_longer_run_is_proposed_by_the_key_of_this_one(key):
+    lines = [{"step": step, "loss": loss} for step, loss in enumerate(STEEP, 1)]
+    config = {"train": {"steps": None, "epochs": None, "samples": None, key: 9}}
+    record = RunRecord(Path("runs/a"), config=config, summary={"status": "done"}, lines=tuple(lines))
+    assert f"a larger train.{key}," in verdict(record).next
+
+
 @pytest.mark.parametrize("status", ["running", "interrupted", "failed"])
 def test_each_state_is_named(run_folder, status):
     lines = lines_of(run_folder)[:4]
