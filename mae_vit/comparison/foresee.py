@@ -6,7 +6,7 @@ It sets runs up as they do themselves, and tries some steps of each kind of netw
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from io import StringIO
 from statistics import fmean
@@ -85,33 +85,41 @@ class Times(NamedTuple):
 
 
 def check_folders(plan: ComparisonPlan) -> None:
-    """Raises InputError if a pretraining run has or is to get a folder where another run has trained."""
+    """Raises InputError if a pretraining run has or is to get a folder where another run has begun, or one trains."""
     for name, run in plan.pretraining.items():
         if run.elsewhere is None or run.summary.get("run_id") == run.id:
             continue
         folder = RunFolder(run.elsewhere)
         elsewhere = f"pretrain.{name}.dir=null, which pretrains in the comparison's folder"
         checkpoint = newest_checkpoint(folder.checkpoints, warn=False)
-        if checkpoint is None or not checkpoint.step:
-            if folder.read_status() == "done":
-                raise InputError(
-                    f"pretrain.{name}: {run.elsewhere} has a finished run and no checkpoint that tells whether it is "
-                    f"this one; give {elsewhere}"
-                )
-            continue
-        with redirect_stdout(StringIO()):
-            setup = _set_up_pretraining(run)
-        if differing := setup.identity.differing_keys(checkpoint.identity):
-            saved = {key: checkpoint.identity.get(key) for key in differing}
-            words = " ".join(f"pretrain.{name}.set.{key}={value}" for key, value in saved.items())
-            own = all(
-                key.startswith(_SETTABLE) and isinstance(value, int | float) for key, value in saved.items()
-            )
-            as_it_is = f"To use it as it is, add {words}" if own else "Undo these changes"
+        if folder.read_status() == "done" and not (checkpoint and checkpoint.step):
             raise InputError(
-                f"pretrain.{name}: {run.run_folder} belongs to another run: "
-                f"{setup.identity.describe_differences(checkpoint.identity)}. {as_it_is}; or give {elsewhere}"
+                f"pretrain.{name}: {run.elsewhere} has a finished run and no checkpoint that tells whether it is "
+                f"this one; give {elsewhere}"
             )
+        if checkpoint:
+            _check_same(name, run, checkpoint.identity, elsewhere)
+        if not run.is_claimed() and (user := folder.used_by()):
+            raise InputError(
+                f"pretrain.{name}: {run.run_folder} is in use by {user}; wait or stop it (SIGTERM saves), or give "
+                f"{elsewhere}"
+            )
+
+
+def _check_same(name: str, run: RunSpec, saved: Mapping[str, Any], elsewhere: str) -> None:
+    """Raises InputError if the run that has begun in this run's folder has other settings."""
+    with redirect_stdout(StringIO()):
+        identity = _set_up_pretraining(run).identity
+    if not (differing := identity.differing_keys(saved)):
+        return
+    values = {key: saved.get(key) for key in differing}
+    words = " ".join(f"pretrain.{name}.set.{key}={value}" for key, value in values.items())
+    own = all(key.startswith(_SETTABLE) and isinstance(value, int | float) for key, value in values.items())
+    as_it_is = f"To use it as it is, add {words}" if own else "Undo these changes"
+    raise InputError(
+        f"pretrain.{name}: {run.run_folder} belongs to another run: {identity.describe_differences(saved)}. "
+        f"{as_it_is}; or give {elsewhere}"
+    )
 
 
 def estimate_times(plan: ComparisonPlan, precision: Precision, *, slots: int) -> Times:

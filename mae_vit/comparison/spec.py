@@ -19,7 +19,7 @@ from mae_vit.core.errors import InputError
 from mae_vit.core.messages import error_reason
 from mae_vit.finetuning.config.modes import MODES
 from mae_vit.models.encoder_file import Cost, cost_of_weights
-from mae_vit.runtime.locks import try_lock
+from mae_vit.runtime.locks import is_locked, try_lock
 from mae_vit.training.outputs.run_folder import RunFolder
 
 # By path: with several checkouts, runs use the one that the comparison runs in.
@@ -104,6 +104,14 @@ class RunSpec:
         loss = summary.get("loss")
         return "done" if loss is None else f"loss {loss:.4g}"
 
+    @property
+    def _claim(self) -> Path:
+        return self.folder / ".claim.lock"
+
+    def is_claimed(self) -> bool:
+        """Returns whether another process of the comparison runs it."""
+        return is_locked(self._claim)
+
     def claim(self) -> FileLock | None:
         """Locks the run for this process; returns None if another process of the comparison runs it.
 
@@ -112,7 +120,7 @@ class RunSpec:
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            return try_lock(self.folder / ".claim.lock")
+            return try_lock(self._claim)
         except OSError as error:
             raise InputError(
                 f"{self.folder} cannot be written: {error_reason(error)}; give run.dir"

@@ -19,6 +19,19 @@ def try_lock(path: Path) -> FileLock | None:
     return lock
 
 
+def is_locked(path: Path) -> bool:
+    """Returns whether another process holds a file's lock; creates no file, and says no where it cannot tell."""
+    if not path.exists():
+        return False
+    try:
+        lock = try_lock(path)
+    except OSError:
+        return False
+    if lock is not None:
+        lock.release()
+    return lock is None
+
+
 def try_lock_descriptor(descriptor: int) -> bool:
     """Locks an open file; returns False if another process holds the lock, True if the file system has no locks."""
     try:

@@ -24,7 +24,7 @@ from mae_vit.core.errors import InputError
 from mae_vit.core.files import nearest_existing, to_json, write_atomically, write_json
 from mae_vit.core.messages import error_reason
 from mae_vit.core.urls import WRITABLE_SCHEMES, check_url, is_url
-from mae_vit.runtime.locks import try_lock
+from mae_vit.runtime.locks import is_locked, try_lock
 from mae_vit.training.checkpoints.remote import RemoteRun
 
 Status = Literal["running", "interrupted", "done", "failed"]
@@ -35,6 +35,7 @@ _WAIT_S = 20.0
 # A network file system frees the locks of a machine that crashed after its lease (NFS: 90 s).
 _WAIT_FOR_OTHERS_S = 120.0
 _POLL_S = 0.2
+_LOCK = ".lock"
 
 
 class RunFolder:
@@ -131,6 +132,11 @@ class RunFolder:
             self._lock.release()
             self._lock = None
 
+    def used_by(self) -> str:
+        """Describes the process that trains here now; empty if none does."""
+        lock = self.path / _LOCK
+        return _read_holder(lock)[0] if is_locked(lock) else ""
+
     def create(self, config_yaml: str, environment: dict[str, Any], plan: str = "") -> None:
         """Creates the folder and writes the files that describe the run; `plan` is the output of `--dry-run`."""
         self.path.mkdir(parents=True, exist_ok=True)
@@ -186,7 +192,7 @@ class RunFolder:
 
 def lock_run(folder: Path) -> FileLock:
     """Locks a run folder for this process; creates it if needed. Raises InputError if it is in use or read-only."""
-    path, begun, announced = folder / ".lock", time.monotonic(), False
+    path, begun, announced = folder / _LOCK, time.monotonic(), False
     while True:
         lock = None
         try:

@@ -18,6 +18,7 @@ from helpers.comparison import compare_command, read_rows, write_config
 from mae_vit.comparison.command import main
 from mae_vit.config.typed_yaml import parse_yaml
 from mae_vit.pretraining.command import main as pretrain
+from mae_vit.training.outputs.run_folder import RunFolder
 
 
 def start(config: Path, folder: Path) -> subprocess.Popen:
@@ -107,6 +108,19 @@ def test_a_folder_of_another_pretraining_run_is_named_before_anything_begins(dig
     assert main([*command, "pretrain.MAE.set.train.steps=3"]) == 2
     said(capsys.readouterr().err)
     assert not (tmp_path / "run").exists()
+    # So it is before that run first saves its training, and while it trains.
+    for checkpoint in (tmp_path / "mae" / "checkpoints").glob("step-*[1-9]"):
+        checkpoint.rename(tmp_path / checkpoint.name)
+    (tmp_path / "mae/summary.json").rename(tmp_path / "summary.json")
+    assert main([*command, "pretrain.MAE.set.train.steps=3", "--dry-run"]) == 2
+    said(capsys.readouterr().err)
+    with RunFolder(tmp_path / "mae") as used:
+        used.lock()
+        assert main([*command, "--dry-run"]) == 2
+    said(re.sub("process .* since [-0-9]+ [0-9:]+", "PROCESS", capsys.readouterr().err))
+    for checkpoint in tmp_path.glob("step-*"):
+        checkpoint.rename(tmp_path / "mae" / "checkpoints" / checkpoint.name)
+    (tmp_path / "summary.json").rename(tmp_path / "mae/summary.json")
     # Its own run; the plan tells how long each row takes, and all of them.
     assert main([*command, "--dry-run"]) == 0
     lines = capsys.readouterr().out.splitlines()
