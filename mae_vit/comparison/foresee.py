@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from io import StringIO
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -51,24 +51,27 @@ _OF_THE_DATA = ("img_size", "in_chans")
 
 
 class Work(NamedTuple):
-    """A run's FLOPs, how many a second does here, and those of a step; None if it was not tried, or takes none."""
+    """A run's FLOPs, most and fewest that a second does here, and those of a step; None if not tried, or without any."""
 
     flops: float
-    rate: float | None
+    rates: tuple[float, float] | None
     per_step: float | None = None
 
 
 class Times(NamedTuple):
-    """Expected seconds of the runs that are left and can be estimated; the load if the machine is busy, else None."""
+    """Least and most seconds of the runs that are left and can be estimated; the load if the machine is busy, else None."""
 
-    seconds: dict[RunSpec, float]
+    seconds: dict[RunSpec, tuple[float, float]]
     load: float | None = None
 
-    def until_all_end(self, slots: int) -> float:
-        """Returns the seconds until all runs end, so many at a time, each after those that it needs.
+    def until_all_end(self, slots: int) -> tuple[float, float]:
+        """Returns the least and most seconds until all runs end, so many at a time, each after those that it needs.
 
         Equal-compute runs are taken to begin before those that they are to equal.
         """
+        return self._until_all_end(slots, 0), self._until_all_end(slots, 1)
+
+    def _until_all_end(self, slots: int, bound: Literal[0, 1]) -> float:
         ends, free, waiting = dict[RunSpec, float](), [0.0] * slots, list(self.seconds)
         needs = {run: set(run.needs).difference(run.equal_compute or ()) for run in waiting}
         while waiting:
@@ -79,7 +82,7 @@ class Times(NamedTuple):
             }
             run = min(begins, key=begins.__getitem__)
             waiting.remove(run)
-            ends[run] = begins[run] + self.seconds[run]
+            ends[run] = begins[run] + self.seconds[run][bound]
             free[free.index(min(free))] = ends[run]
         return max(free)
 
@@ -132,19 +135,20 @@ def estimate_times(plan: ComparisonPlan, precision: Precision, *, slots: int) ->
     meter = _Meter(plan, precision)
     with _as_a_run(slots):
         meter.count_all()
-    rates = [work.rate for work in meter.works.values() if work.rate]
+    tried = [work.rates for work in meter.works.values() if work.rates]
     finished: dict[Any, list[float]] = {}
     for run in plan.runs:
         if run.is_done():
             finished.setdefault(_kind_of(run), []).append(run.summary.get("wall_s", 0.0))
-    seconds = dict[RunSpec, float]()
+    seconds = dict[RunSpec, tuple[float, float]]()
     for run in plan.runs:
         if run.is_done():
             continue
         if alike := finished.get(_kind_of(run)):
-            seconds[run] = fmean(alike)
-        elif rates and (work := meter.works.get(run)):
-            seconds[run] = work.flops / (work.rate or fmean(rates))
+            seconds[run] = min(alike), max(alike)
+        elif tried and (work := meter.works.get(run)):
+            most, fewest = work.rates or map(fmean, zip(*tried, strict=True))
+            seconds[run] = work.flops / most, work.flops / fewest
     return Times(seconds, meter.load)
 
 
@@ -212,7 +216,7 @@ class _Meter:
         weights, before = other.weights, 0.0
         if other.pretraining:
             weights, before = self._inits[other.pretraining], self.works[other.pretraining].flops
-        return Work(self.works[other].flops + before + (cost_of_weights(weights).flops or 0.0), work.rate)
+        return Work(self.works[other].flops + before + (cost_of_weights(weights).flops or 0.0), work.rates)
 
     def _training(self, setup: pretraining.Setup | Training) -> Work:
         config, plan, kind = setup.config, setup.plan, setup.config.model_dump_json(include=_KIND)
@@ -221,7 +225,8 @@ class _Meter:
             precision = self._precision if asked == "auto" else asked
             self._tries[kind] = setup.time_steps(precision) if self._precision and precision else None
         step, tried = plan.effective_batch_size * setup.costs.flops_per_image, self._tries[kind]
-        return Work(plan.total_steps * step, step / tried.likely_s if tried else None, step)
+        rates = (step / tried.least_s, step / tried.most_s) if tried else None
+        return Work(plan.total_steps * step, rates, step)
 
     def _set_up(self, cell: Cell) -> Setup:
         """Sets up a run; weights that are still to be pretrained bring their geometry alone."""

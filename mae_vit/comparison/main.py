@@ -273,10 +273,15 @@ def _describe_sum(plan: ComparisonPlan, times: Times, slots: int) -> str:
     unknown = sum(not run.is_done() for run in plan.runs) - len(times.seconds)
     lost = f"{count_of(unknown, 'run')} of unknown length, " if unknown else ""
     without = f"without {lost}start-up, evaluation and saves"
-    about = f"about {format_duration(times.until_all_end(slots))}"
+    span = _format_span(times.until_all_end(slots))
     if times.load:
-        return f"{about}, between a quiet machine and one as busy as now (load {times.load:.1f}); {without}"
-    return f"{about}, {without}"
+        return f"{span}, from a quiet machine to one as busy as now (load {times.load:.1f}); {without}"
+    return f"{span}, {without}"
+
+
+def _format_span(seconds: tuple[float, float]) -> str:
+    least, most = map(format_duration, seconds)
+    return f"about {least}" if least == most else f"{least} to {most}"
 
 
 def _row(plan: ComparisonPlan, entry: EntrySection, times: Times, indent: str = "") -> list[str]:
@@ -299,6 +304,7 @@ def _row(plan: ComparisonPlan, entry: EntrySection, times: Times, indent: str = 
 
 def _progress(runs: Sequence[RunSpec], times: Times | None = None) -> str:
     """Counts runs, with the mean time of those that are left."""
-    seconds = [times.seconds[run] for run in runs if run in times.seconds] if times else []
-    each = f", about {format_duration(fmean(seconds))}{' each' * (len(runs) > 1)}" if seconds else ""
+    spans = [times.seconds[run] for run in runs if run in times.seconds] if times else []
+    least, most = (fmean(seconds) for seconds in zip(*spans, strict=True)) if spans else (0.0, 0.0)
+    each = f", {_format_span((least, most))}{' each' * (len(runs) > 1)}" if spans else ""
     return f"{count_of(len(runs), 'run')}, {sum(run.is_done() for run in runs)} done{each}"

@@ -99,26 +99,27 @@ def test_a_run_waits_for_what_it_needs_and_for_nothing_else(tmp_path, code):
         assert "pretrain" in runner.failed["tuned"]
 
 
-@pytest.mark.parametrize(("slots", "expected"), [(1, 16.0), (2, 13.0), (3, 13.0)])
+@pytest.mark.parametrize(("slots", "expected"), [(1, (16.0, 26.0)), (2, (13.0, 23.0)), (3, (13.0, 23.0))])
 def test_the_time_of_all_runs_is_that_of_what_waits_for_what(tmp_path, slots, expected):
     pretrain = spec("pretrain", tmp_path)
     tuned = spec("tuned", tmp_path, pretraining=pretrain)
     last = spec("last", tmp_path, pretraining=tuned)
-    seconds = {pretrain: 10.0, tuned: 2.0, spec("scratch", tmp_path): 3.0, last: 1.0}
+    seconds = {pretrain: (10.0, 20.0), tuned: (2.0, 2.0), spec("scratch", tmp_path): (3.0, 3.0), last: (1.0, 1.0)}
     assert Times(seconds).until_all_end(slots) == expected
 
 
 @pytest.mark.parametrize(
-    ("load", "expected"),
+    ("most", "load", "expected"),
     [
-        (None, "about 0:01:00, without start-up"),
-        (4.24, "about 0:01:00, between a quiet machine and one as busy as now (load 4.2); without start-up"),
+        (60.0, None, "about 0:01:00, without start-up"),
+        (90.0, None, "0:01:00 to 0:01:30, without start-up"),
+        (90.0, 4.24, "0:01:00 to 0:01:30, from a quiet machine to one as busy as now (load 4.2); without start-up"),
     ],
 )
-def test_the_time_on_a_busy_machine_says_what_it_lies_between(tmp_path, load, expected):
+def test_the_time_of_a_comparison_is_a_range(tmp_path, most, load, expected):
     run = spec("scratch", tmp_path)
     plan = SimpleNamespace(runs=[run])
-    assert main._describe_sum(plan, Times({run: 60.0}, load), slots=1).startswith(expected)
+    assert main._describe_sum(plan, Times({run: (60.0, most)}, load), slots=1).startswith(expected)
 
 
 def test_a_run_takes_as_long_as_those_of_its_mode_and_labels(tmp_path):
@@ -129,7 +130,7 @@ def test_a_run_takes_as_long_as_those_of_its_mode_and_labels(tmp_path):
     row[0].folder.mkdir(parents=True)
     report_summary(row[0], run_id=row[0].id, status="done", wall_s=3.0)
     plan = SimpleNamespace(runs=row, pretraining={}, cells=[])
-    assert estimate_times(plan, "fp32", slots=1).seconds == {row[1]: 3.0}
+    assert estimate_times(plan, "fp32", slots=1).seconds == {row[1]: (3.0, 3.0)}
 
 
 def test_a_log_has_a_line_when_a_run_begins_and_one_when_it_ends(tmp_path, capsys):

@@ -18,8 +18,8 @@ from mae_vit.training.plan_text import describe_time
 
 @pytest.fixture
 def slow(digits, monkeypatch):
-    """Steps of a network that takes 2 ms for an image, of processor time, and as long again of waiting for it."""
-    threads, clock = torch.get_num_threads(), SimpleNamespace(passed=0.0, had=0.0)
+    """Steps of a network that takes 2 ms of processor time for an image, and waits for it `clock.slower` times as long."""
+    threads, clock = torch.get_num_threads(), SimpleNamespace(passed=0.0, had=0.0, slower=2)
     words = [*SMALL_PRETRAIN, f"data.path={digits}"]
     setup = set_up(load_config(PretrainConfig, ROOT / "configs/pretrain/mae_digits.yaml", words), ALONE)
     monkeypatch.setattr(step_time, "_clock", lambda device: (clock.passed, clock.had))
@@ -30,20 +30,24 @@ def slow(digits, monkeypatch):
         task = setup.build()
 
         def forward(batch, usual=task.forward):
-            clock.passed += 0.004 * len(batch.images)
+            clock.passed += 0.002 * clock.slower * len(batch.images)
             clock.had += 0.002 * len(batch.images)
             return usual(batch)
 
         task.forward = forward
         return task
 
-    yield lambda: time_steps(setup.config, setup.plan, build, setup.data, setup.device, "fp32", unit=1)
+    def tried(slower=2):
+        clock.slower = slower
+        return time_steps(setup.config, setup.plan, build, setup.data, setup.device, "fp32", unit=1)
+
+    yield tried
     torch.set_num_threads(threads)
 
 
 def test_the_range_is_from_a_machine_of_its_own_to_one_as_busy_as_now(slow, monkeypatch):
     # A slow step is tried with fewer images.
-    for most_s, images in ((1.0, 128), (0.05, 12)):
+    for most_s, images in ((1.0, 128), (0.05, 25)):
         monkeypatch.setattr(step_time, "_ONE_S", most_s)
         tried = slow()
         assert (tried.tries >= 3, tried.images) == (True, images)
@@ -51,6 +55,13 @@ def test_the_range_is_from_a_machine_of_its_own_to_one_as_busy_as_now(slow, monk
         assert tried.most_s == pytest.approx(0.004 * 128 * step_time._SLACK)
     monkeypatch.setattr(step_time, "_MOST_PARAMETERS_ON_CPU", 1000)
     assert slow() is None
+
+
+def test_however_busy_the_machine_its_tries_are_as_large_as_on_a_quiet_one(slow, monkeypatch):
+    """A few images would have the fixed costs of a whole micro-batch."""
+    tried = slow(slower=100)
+    assert (tried.tries, tried.images) == (1, 128)
+    assert tried.least_s == pytest.approx(0.002 * 128 / step_time._SLACK)
 
 
 def test_a_busy_machine_gets_a_range_from_a_quiet_one_to_its_load(slow, monkeypatch):
