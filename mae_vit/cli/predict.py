@@ -17,6 +17,7 @@ from mae_vit.cli.embed import add_images, add_speed, check_numbers, open_named, 
 from mae_vit.config.command_line import OneLineParser, add_plugin, as_path, as_path_text
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of, error_reason, plain_text
+from mae_vit.core.user_files import expand_path
 
 if TYPE_CHECKING:
     from mae_vit.finetuning.models.classifier_file import ImageClassifier
@@ -27,7 +28,7 @@ _SHOWN, _NAMED = 12, 3
 _DESCRIPTION = """Classify images with the network of a finished fine-tuning run. FILE.csv has a line for each
 image: its most probable class and the probability. Labels of class folders are compared, if their
 names are the run's classes."""
-_EXAMPLES = """  mae-vit predict runs/finetune_mine photos/ --out predictions.csv
+_EXAMPLES = """  mae-vit predict runs/finetune_mine photos/
   mae-vit predict runs/finetune_mine data/mine --split test --out test.csv --top 3
 """
 _EPILOG = """The largest centered box of each image is resized, and normalized as in the run. Unreadable
@@ -39,7 +40,7 @@ def add_predict(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     parser = commands.add_parser(
         "predict",
         help="classify images with a fine-tuned network",
-        usage="%(prog)s [options] RUN DATA --out FILE.csv",
+        usage="%(prog)s [options] RUN DATA",
         examples=_EXAMPLES,
         description=_DESCRIPTION,
         epilog=_EPILOG,
@@ -52,7 +53,9 @@ def add_predict(commands: argparse._SubParsersAction[OneLineParser]) -> None:
         help="a finished fine-tuning run, or its model.safetensors",
     )
     add_images(parser)
-    parser.add_argument("--out", type=as_path, required=True, metavar="FILE.csv", help="file to write")
+    parser.add_argument(
+        "--out", type=as_path, metavar="FILE.csv", help="file to write (predicted.csv in RUN's folder)"
+    )
     parser.add_argument(
         "--top", type=int, default=1, metavar="N", help="the N most probable classes of each image (1)"
     )
@@ -64,7 +67,8 @@ def add_predict(commands: argparse._SubParsersAction[OneLineParser]) -> None:
 def run_predict(arguments: argparse.Namespace) -> int:
     """Runs the command; returns the exit code, or raises InputError for errors that the user can fix."""
     check_numbers(arguments)
-    out: Path = arguments.out
+    run = expand_path(arguments.run_folder)
+    out: Path = arguments.out or (run if run.is_dir() else run.parent) / "predicted.csv"
     if out.suffix != ".csv" or out.is_dir():
         raise InputError(f"--out {out}: must end in .csv; give --out predictions.csv")
     try:

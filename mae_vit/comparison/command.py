@@ -53,7 +53,7 @@ def _parse(argv: Sequence[str] | None, prog: str | None) -> CompareArguments:
     parser = OneLineParser(
         prog=prog,
         description="Compare networks, pretrained or from scratch, on the same labels. The command pretrains what is\n"
-        "missing, chooses each row's settings on held-out images, fine-tunes every row with every seed and\n"
+        "missing, chooses each row's settings on validation images, fine-tunes every row with every seed and\n"
         "number of labels, and writes a report.\n"
         "After Ctrl-C or a kill the same command resumes, and finished runs are not repeated.\n"
         "Several machines that see the same folder can run the same command at once: they share the runs.",

@@ -25,7 +25,7 @@ Labels = int | Literal["all"]
 TUNE_SEED = 1000
 Overrides = dict[str, Any]
 FinetuneOverrides = Annotated[Overrides, KeysOf(FinetuneConfig)]
-# Modes that train a whole network -> the held-out metric that chooses their settings.
+# Modes that train a whole network -> the validation metric that chooses their settings.
 TUNED_BY = {name: f"val_{mode.metric}" for name, mode in MODES.items() if mode.trains == "all"}
 # A third-party encoder brings these itself: the comparison's shared values are for ours.
 _OF_THE_ENCODER = ("model.", "finetune.pool", "data.normalize")
@@ -124,10 +124,10 @@ class CompareConfig(Section):
         reference: name of the row with which the others are compared.
         labels_per_class: numbers of labels; a smaller set is part of every larger one.
         seeds: seeds of fine-tuning (order, views, head).
-        label_draws: each seed draws its own labels and held-out images (`data.label_draw`), so that the intervals
+        label_draws: each seed draws its own labels and validation images (`data.label_draw`), so that the intervals
             cover the choice of labels too; otherwise they are the same for all seeds.
         modes: the modes in which pretrained weights are scored.
-        tune: settings to choose from on held-out images, for each row and number of labels.
+        tune: settings to choose from on validation images, for each row and number of labels.
         test_subset: number of test images for a second accuracy in the report, for comparison with
             published numbers on few images.
         parallel: number of runs at the same time; "auto" is one for each GPU, or one for each core.
@@ -260,9 +260,9 @@ class CompareConfig(Section):
         return self.tune if entry.tune is None else entry.tune
 
     def draws_labels(self, labels: Labels, mode: ModeName, settings: Overrides) -> bool:
-        """Returns whether each seed draws its own labels or held-out images; otherwise a draw has no effect."""
-        held_out = mode in ("finetune", "linear_probe") and settings.get("finetune.holdout", 0.1) > 0
-        return self.label_draws and (labels != "all" or held_out)
+        """Returns whether each seed draws its own labels or validation images; otherwise a draw has no effect."""
+        chosen = mode in ("finetune", "linear_probe") and settings.get("finetune.holdout", 0.1) > 0
+        return self.label_draws and (labels != "all" or chosen)
 
 
 @dataclass(frozen=True)

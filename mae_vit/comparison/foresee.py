@@ -51,7 +51,7 @@ _OF_THE_DATA = ("img_size", "in_chans")
 
 
 class Work(NamedTuple):
-    """A run's FLOPs, most and fewest that a second does here, and those of a step; None if not tried, or without any."""
+    """A run's FLOPs, most and fewest that a second does here, and those of a step; None without tries, or steps."""
 
     flops: float
     rates: tuple[float, float] | None
@@ -59,7 +59,7 @@ class Work(NamedTuple):
 
 
 class Times(NamedTuple):
-    """Least and most seconds of the runs that are left and can be estimated; the load if the machine is busy, else None."""
+    """Least and most seconds of runs that are left and can be estimated; the load if the machine is busy, else None."""
 
     seconds: dict[RunSpec, tuple[float, float]]
     load: float | None = None

@@ -234,7 +234,7 @@ class ComparisonPlan:
         return (str(pretraining.run_folder), pretraining) if pretraining else (entry.start, None)
 
     def _tuning(self, entry: EntrySection, labels: Labels, number: int) -> RunSpec:
-        """Returns the run that tries setting `number` on held-out images."""
+        """Returns the run that tries setting `number` on validation images."""
         name = f"tune {entry.name}, {labels} labels, setting {number}, seed {TUNE_SEED}"
         point = self.config.tuning_settings(entry)[number] | {"finetune.test": False}
         settings = {**self._settings(entry, labels, self.config.tuned_mode, TUNE_SEED, point), **point}

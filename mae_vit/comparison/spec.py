@@ -95,9 +95,9 @@ class RunSpec:
         return is_it and summary.get("status") == "done"
 
     def describe_result(self) -> str:
-        """Words the result of a finished run: its score on test images or held-out ones, or its last loss."""
+        """Words the result of a finished run: its score on test images or validation images, or its last loss."""
         summary = self.summary
-        for split, images in (("test", "test images"), ("val", "held-out images")):
+        for split, images in (("test", "test images"), ("val", "validation images")):
             for metric, words in (("top1", f"of {images} right"), ("miou", f"mIoU on {images}")):
                 if (score := summary.get(f"{split}_{metric}")) is not None:
                     return f"{score:.1%} {words}"
@@ -178,7 +178,7 @@ class RunSpec:
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """Settings to choose from by their scores on held-out images.
+    """Settings to choose from by their scores on validation images.
 
     Attributes:
         settings: the overrides of each setting, at least one.

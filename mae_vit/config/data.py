@@ -100,6 +100,11 @@ class AugmentSection(Section):
             raise ValueError(f"ratio={self.ratio}: must have 0 < low <= high (width / height)")
         return self
 
+    @property
+    def changes_nothing(self) -> bool:
+        """Whether all views of an image are equal."""
+        return self.crop == self.policy == "none" and not (self.flip or self.erasing)
+
 
 class DataSection(Section):
     """The images: their folder, order, loading and augmentation.
@@ -124,7 +129,7 @@ class DataSection(Section):
             for pretraining with labels, so that it does not see the labels of fine-tuning.
         leave_out_draws: N leaves out those images of N draws: `label_draw` and the numbers after it. Use it with
             `label_draws: true` of a comparison, whose draws are its seeds.
-        label_draw: number of the draw of labeled images, and of the share of them that is held out. Each number
+        label_draw: number of the draw of labeled images, and of the validation images among them. Each number
             takes other images. Results over several draws hold for more than one choice of labels.
         damage_budget: the share of training images that may be damaged before the run stops.
             Intact images replace them. 0 stops at the first damaged image.

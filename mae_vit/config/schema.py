@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from importlib.util import find_spec
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -18,6 +18,9 @@ from mae_vit.config.encoders import EncoderConfig
 from mae_vit.config.section import Options, Section, exactly_one
 from mae_vit.config.typed_yaml import PathText
 from mae_vit.core.messages import GPUS, nearest
+
+if TYPE_CHECKING:  # imports torch
+    from mae_vit.runtime.ranks import Ranks
 
 
 class OptimSection(Section):
@@ -184,12 +187,12 @@ class TrainSection(Section):
             raise ValueError("compile=true does not work with zero_stage=3; use zero_stage=2")
         return self
 
-    def engine_on(self, world_size: int, *, under_deepspeed: bool = False) -> Literal["deepspeed", "torch"]:
-        """Returns the engine of a run on `world_size` processes, which the `deepspeed` launcher may have started."""
+    def engine_on(self, ranks: Ranks) -> Literal["deepspeed", "torch"]:
+        """Returns the engine of a run on these ranks."""
         if self.engine != "auto":
             return self.engine
         # At ZeRO 0 both engines send the same bytes during the backward pass, and torch has less to do on the host.
-        return "deepspeed" if self.zero_stage or (under_deepspeed and world_size > 1) else "torch"
+        return "deepspeed" if self.zero_stage or (ranks.under_deepspeed and ranks.world_size > 1) else "torch"
 
 
 class CheckpointSection(Section):
@@ -254,7 +257,7 @@ class MonitorSection(Section):
 
     Attributes:
         log_every_steps: steps between lines of `metrics.jsonl`.
-        evaluate_every_steps: steps between evaluations on held-out images.
+        evaluate_every_steps: steps between evaluations on held-out images; in fine-tuning on validation images.
         evaluate_every_epochs: epochs between these evaluations.
         evaluate_images: number of held-out images.
         picture_bands: three bands to show as red, green and blue, or one for gray, by name or by number from 1; null
@@ -288,6 +291,9 @@ class MonitorSection(Section):
 
 class Config(Section):
     """The sections that every training run has."""
+
+    # What a run measures itself on while it trains.
+    measured_on: ClassVar[str] = "held-out images"
 
     run: RunSection
     model: EncoderConfig

@@ -42,7 +42,7 @@ def describe_plan(
         "data": f'{place}, split "{config.data.split}": {count_of(len(data.train), "image")} of '
         f"{len(data.classes)} classes",
         "cores": data.describe_cores(setup.ranks),
-        "held-out": chosen,
+        "validation": chosen,
         "tested on": describe_test(config, data),
         "views": describe_augment(config, setup.data.place),
         "recipe": describe_recipe(setup),

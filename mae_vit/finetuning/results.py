@@ -226,8 +226,8 @@ class Results:
         what, model = "mIoU " * (metric == "miou"), f"  model     {path / 'model.safetensors'}"
         if not self.config.finetune.test:
             return [
-                f"  held-out  {what}{summary[f'val_{metric}']:.2%} of {summary['val_size']:,} images at step {step}; "
-                "the test split was not read (finetune.test=false)",
+                f"  val       {what}{summary[f'val_{metric}']:.2%} of {summary['val_size']:,} validation images at "
+                f"step {step}; the test split was not read (finetune.test=false)",
                 model,
             ]
         return [

@@ -137,7 +137,7 @@ class Setup(startup.Setup):
 
     @property
     def label_overlap(self) -> Overlap | None:
-        """The worst overlap of labels that the weights have seen with the held-out ones; None if they saw none."""
+        """The worst overlap of labels that the weights have seen with the validation images; None if they saw none."""
         section, before = self.config.data, self._labels_before
         holdout = self.config.finetune.holdout if len(self.data.held_out) else 0.0
         if before is None:
@@ -146,10 +146,10 @@ class Setup(startup.Setup):
         return before.overlap(fingerprint, section.labels_per_class, holdout, draw=section.label_draw)
 
     def warn_of_seen_labels(self) -> None:
-        """Warns if the pretrained weights have seen the labels of the held-out images."""
+        """Warns if the pretrained weights have seen the labels of the validation images."""
         if self.label_overlap == "held-out":
             print(
-                f"warning: {self.config.finetune.start} was trained on the labels of the held-out images, so its "
+                f"warning: {self.config.finetune.start} was trained on the labels of the validation images, so its "
                 "results are too good; pretrain with data.leave_out_per_class, or use finetune.holdout=0",
                 file=sys.stderr,
             )

@@ -20,6 +20,15 @@ class PretrainConfig(Config):
         return self
 
     @model_validator(mode="after")
+    def _check_views(self) -> PretrainConfig:
+        if self.objective.name == "contrastive" and self.data.augment.changes_nothing:
+            raise ValueError(
+                'objective.name="contrastive" would compare equal views, as data.augment changes nothing; give '
+                "data.augment.crop=random_resized"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_encoder(self) -> PretrainConfig:
         self.objective.check_encoder(self.model)
         try:

@@ -153,8 +153,7 @@ def check_software(config: PretrainConfig | None, ranks: Ranks) -> list[Check]:
             else ", no GPU: runs on the CPU"
         )
     checks = [Check("FAIL" if driver and not torch.cuda.is_available() else "ok", "torch", text)]
-    launched = ranks.under_deepspeed
-    if config and config.train.engine_on(ranks.world_size, under_deepspeed=launched) == "deepspeed":
+    if config and config.train.engine_on(ranks) == "deepspeed":
         try:
             import_module("mae_vit.training.engines.deepspeed_engine")
         except Exception as error:  # whatever a broken installation raises

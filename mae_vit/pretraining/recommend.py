@@ -238,9 +238,11 @@ def describe_gain(images: Images, steps: int) -> str:
     )
     if images.labeled >= _MANY_LABELS:
         return f"not known; with so many labels try supervised training first. {on}"
+    so_many = "few" if images.train < near.images / 2 else "many" if images.train > 2 * near.images else ""
+    unmeasured = f"; so {so_many} images were not measured" if so_many else ""
     if images.train < _FEW_IMAGES * near.images:
-        return f"not known; so few images were not measured. Try published encoders first. {on}"
-    return f"{'likely' if gain > 0 else 'unlikely; train for longer'}. {on}"
+        return f"not known{unmeasured}. Try published encoders first. {on}"
+    return f"{'likely' if gain > 0 else 'unlikely; train for longer'}{unmeasured}. {on}"
 
 
 def uncertainty_points(tested: int) -> float:
@@ -255,7 +257,7 @@ def warn_of_few(images: Images) -> str:
     if not images.labeled or not images.are_few(tested):
         return ""
     text = (
-        f"{count_of(tested, 'test image')} for {count_of(images.classes, 'class', 'classes')}: accuracy is "
+        f"{count_of(tested, 'held-out image')} of {count_of(images.classes, 'class', 'classes')}: accuracy is "
         f"uncertain by ± {uncertainty_points(tested):.0f} points"
     )
     val = images.dataset.splits.get("val")

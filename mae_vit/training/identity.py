@@ -47,6 +47,12 @@ _PLUGINS = "run.plugins"
 _IMAGES = {"data.fingerprint": "training", "finetune.test_fingerprint": "test"}
 # They follow from the training images.
 _OF_THE_IMAGES = ("data.mean", "data.std")
+# Values that have no key of their own, and what a user changes to change them.
+_NAMES = {
+    "finetune.evaluate_every_steps": "monitor.evaluate_every_steps",
+    "finetune.start_digest": "--ckpt (the digest of its weights)",
+    "finetune.test_split": "data.path (its split for testing)",
+}
 _LENGTH_KEYS = ("train.steps", "train.epochs", "train.samples")
 
 
@@ -113,7 +119,7 @@ class Identity:
             names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
             return f"{key}: {', '.join(names)} changed; run.plugins_may_change=true allows it"
         shown = ("unset" if value is None else repr(value) for value in (was, now))
-        return "{} was {}, now {}".format(key, *shown)
+        return "{} was {}, now {}".format(_NAMES.get(key, key), *shown)
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "", separator: str = ".") -> dict[str, Any]:

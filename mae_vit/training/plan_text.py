@@ -79,13 +79,13 @@ def describe_training(
 def describe_engine(config: Config, ranks: Ranks) -> str:
     """Names the run's engine and the reason for it."""
     train, several = config.train, ranks.world_size > 1
-    engine = train.engine_on(ranks.world_size, under_deepspeed=ranks.under_deepspeed)
+    engine = train.engine_on(ranks)
     if engine == "deepspeed":
         description = f"deepspeed, ZeRO {train.zero_stage}"
         why = f"zero_stage={train.zero_stage}" if train.zero_stage else "the deepspeed launcher"
     else:
         description = "torch, DistributedDataParallel" if several else "torch"
-        why = "several processes, not of the deepspeed launcher" if several else "one process"
+        why = "several processes of torchrun or srun" if several else "one process"
     return f"{description} ({f'auto: {why}' if train.engine == 'auto' else f'train.engine={engine}'})"
 
 

@@ -28,12 +28,12 @@ def palette_for(entries: Sequence[str]) -> Palette:
 
 
 def curves(lines: Sequence[Line], palette: Palette, labels: object) -> Markup | None:
-    """Draws held-out accuracy against epochs: mean over seeds, and the range between them."""
+    """Draws validation accuracy against epochs: mean over seeds, and the range between them."""
     tuned = [line for line in lines if line.labels == labels and line.mode in TUNED_BY]
     shown = [line for line in tuned if all(row.curve for row in line.rows)]
     if not shown:
         return None
-    with charts.chart("epoch", f"held-out {_metric(lines)}, %") as (figure, axes):
+    with charts.chart("epoch", f"validation {_metric(lines)}, %") as (figure, axes):
         for line in shown:
             epochs = [epoch for epoch, _ in line.rows[0].curve]
             values = 100 * np.array(

@@ -49,9 +49,9 @@ the difference from the reference in the same mode, seed by seed. It is in paren
 interval covers the choice of test images (a bootstrap of images) and of seeds. It does not cover another subset of
 masks or another pretraining run. The first p is Wilcoxon's signed-rank test on each image's mean IoU, for the seed
 with the weakest evidence. The second is the paired t-test over seeds."""
-_BEST = "after held-out images have chosen the epoch"
-_LAST = "without held-out images to choose an epoch"
-_TUNED = "Settings were chosen only on held-out images, each row's from the same number."
+_BEST = "after validation images have chosen the epoch"
+_LAST = "without validation images to choose an epoch"
+_TUNED = "Settings were chosen only on validation images, each row's from the same number."
 _ONE_SEED = "* With one seed, the interval covers only the choice of test images."
 _MONITORED = """Pretraining reports its progress on the data's val split or, without one, on test images. This does not
 affect any choice."""
@@ -129,7 +129,7 @@ class Report:
             yield Section("Each against each", table=self._pairs, reading=_PAIRS)
         for labels in dict.fromkeys(line.labels for line in self._lines):
             if drawn := charts.curves(self._lines, palette, labels):
-                caption = "Held-out images; mean and range over seeds."
+                caption = "Validation images; mean and range over seeds."
                 yield Section(f"Learning curves, {describe_labels(labels)}", (drawn, caption))
         if costs := _costs(self._lines):
             drawn = charts.against_compute(self._lines, palette)
@@ -207,7 +207,7 @@ def reading(config: CompareConfig, lines: Sequence[Line]) -> str:
 
 
 def settings_table(plan: ComparisonPlan) -> Table:
-    """Returns what all rows share, and a line for each setting that was tried, with its score on held-out images."""
+    """Returns what all rows share, and a line for each setting that was tried, with its score on validation images."""
     body = [["all", "", _words(plan.config.set) or "as their configs have it", "", ""]]
     for entry, labels, mode in plan.rows():
         own = _words(plan.distinguishing_settings(entry, mode, {}))
@@ -222,7 +222,7 @@ def settings_table(plan: ComparisonPlan) -> Table:
             chosen = "chosen" if scores and point == best else ""
             settings = ", ".join(filter(None, (own, _words(point))))
             body.append([entry.name, str(labels), settings, shown, chosen])
-    return Table(["entry", "labels / class", "settings", "held-out %", ""], body, numbers=False)
+    return Table(["entry", "labels / class", "settings", "validation %", ""], body, numbers=False)
 
 
 def overlays(rows: Sequence[Row]) -> bytes | None:
@@ -261,7 +261,7 @@ def _table(config: CompareConfig, lines: Sequence[Line]) -> Table:
         "p seeds": [_p(line.gap.p_seeds) if line.gap else "" for line in lines],
         "top-5 %": [_mean(line, "test_top5") for line in lines],
         "train %": [_mean(line, line.metric.replace("test", "train")) for line in lines],
-        "held-out %": [_mean(line, line.metric.replace("test", "val")) for line in lines],
+        "validation %": [_mean(line, line.metric.replace("test", "val")) for line in lines],
         "calibration error %": [_mean(line, "calibration_error") for line in lines],
         "parameters": [
             f"{count:,}" if (count := line.rows[0].values["parameters"]) else "" for line in lines

@@ -47,7 +47,7 @@ class Row:
         keys: keys of the test images, sorted.
         truth: int (n,), the classes of the test images, in the order of `keys`; empty for segmentation.
         predicted: int (n,), the predicted classes.
-        curve: pairs of epoch and held-out score.
+        curve: pairs of epoch and validation score.
         per_class: class -> accuracy, or intersection over union, on test images.
         overlaps: pixel counts by test image in the order of `keys`; None for classification.
     """
@@ -79,7 +79,7 @@ class Row:
 
     @property
     def size(self) -> int:
-        """Number of labeled images, trained on or held out; for few-shot, those of its largest draw."""
+        """Number of labeled images, trained on or for validation; for few-shot, those of its largest draw."""
         if self.values.get("shots"):
             return int(self.values["shots"]) * len(self.per_class)
         return int(self.values["train_size"] + (self.values["val_size"] or 0))
@@ -176,7 +176,7 @@ def choose_subset(keys: Sequence[str], labels: Sequence[str], size: int) -> np.n
 
 
 def _curve(metrics: Path) -> list[tuple[float, float]]:
-    """Returns epochs and scores of held-out images; empty for a run that logs none."""
+    """Returns epochs and scores of validation images; empty for a run that logs none."""
     lines = read_json_lines(metrics) if metrics.exists() else []
     return [
         (line["epoch"], line["heldout"][name])

@@ -44,7 +44,10 @@ _HEX = frozenset("0123456789abcdefABCDEF")
 _YEAR = re.compile(r"(\D+)(?:19|20)\d\d")
 _NAMED = 3
 # For messages about names that are not in UTF-8.
-NAME_ENCODING = "unpack an archive in its encoding (unzip -O gbk), and give the folder; or rename it"
+NAME_ENCODING = (
+    "unpack a zip file in its encoding (Python 3.11: python -m zipfile --metadata-encoding gbk -e FILE FOLDER), and "
+    "give the folder; or rename it"
+)
 Parts = tuple[str, ...]
 
 

@@ -73,7 +73,7 @@ class FinetuneSection(Section):
         label_smoothing: label smoothing of the training loss.
         mixup: alpha of mixup; 0 for none (MAE Sec. A.1: 0.8).
         cutmix: alpha of cutmix; 0 for none (MAE Sec. A.1: 1.0).
-        holdout: share of the labeled images that is held out of training. These images choose the epoch, or
+        holdout: share of the labeled images that are validation images: kept out of training, they choose the epoch, or
             the learning rate of a linear probe. 0 trains on all images and tests the last weights.
         test: whether to measure on the test split, once, at the end. Set false while you choose settings.
         shots: numbers of images of each class for "few_shot".
@@ -119,6 +119,8 @@ class FinetuneSection(Section):
 
 class FinetuneConfig(Config):
     """A fine-tuning run: the common sections, some of them with more in them."""
+
+    measured_on: ClassVar[str] = "validation images"
 
     data: LabeledDataSection
     optim: FinetuneOptimSection

@@ -195,7 +195,7 @@ def describe_results(summary: dict[str, Any]) -> list[str]:
     """Returns the lines to print about rates, and how to read the accuracies."""
     rates = summary["probe_rates"]
     lines = [
-        f"  rate {row['lr']:<9.3g} held-out "
+        f"  rate {row['lr']:<9.3g} validation "
         + ("too large" if row["val_top1"] is None else f"{row['val_top1']:.2%}")
         + (", chosen" if row["lr"] == summary["probe_lr"] else "")
         for row in (rates if len(rates) > 1 else ())

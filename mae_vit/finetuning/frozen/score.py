@@ -231,7 +231,7 @@ def _describe_outcome(config: FinetuneConfig, summary: dict[str, Any], path: Pat
         lines = [f"done: test {summary['test_top1']:.2%} of {images:,} images ({mode}; {constant})"]
     else:
         unread = "the test split was not read (finetune.test=false)"
-        lines = [f"done: held-out {summary['val_top1']:.2%} of {images:,} images ({mode}); {unread}"]
+        lines = [f"done: validation {summary['val_top1']:.2%} of {images:,} images ({mode}); {unread}"]
     if "interval_95" in summary:
         low, high = summary["interval_95"]
         lines.append(f"  95 %      {low:.1%} to {high:.1%}, with other {images:,} images")

@@ -31,7 +31,7 @@ def enable_determinism() -> None:
 
 def init_process_group(config: Config, device: torch.device, ranks: Ranks = ALONE) -> None:
     """Creates the process group if there are several ranks. DeepSpeed needs a group even for one process."""
-    if ranks.world_size > 1 or config.train.engine_on(1) == "deepspeed":
+    if ranks.world_size > 1 or config.train.engine_on(ALONE) == "deepspeed":
         join(ranks, device, timeout=give_up_after(config.run.hang_timeout_s))
 
 
@@ -68,7 +68,7 @@ def build_engine(
         activation_checkpointing=config.train.activation_checkpointing,
         ema_decay=config.train.ema_decay,
     )
-    if config.train.engine_on(ranks.world_size, under_deepspeed=ranks.under_deepspeed) == "torch":
+    if config.train.engine_on(ranks) == "torch":
         return TorchEngine(objective, options, ranks, device)
     if device.type == "cpu":  # DeepSpeed would take a GPU that run.device=cpu leaves alone
         os.environ.setdefault("DS_ACCELERATOR", "cpu")

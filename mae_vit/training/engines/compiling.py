@@ -14,6 +14,7 @@ import torch
 from mae_vit.config.plan import Plan
 from mae_vit.config.schema import Config
 from mae_vit.core.messages import format_duration
+from mae_vit.runtime.ranks import ALONE
 from mae_vit.training.engines.cost import Estimate, peak_flops
 
 # Seconds of the first compiled steps, with nothing kept: 53 to 95 on an H100, 101 on an H200 (docs/results/gpu).
@@ -115,7 +116,7 @@ def _why_no_graphs(config: Config, plan: Plan) -> str | None:
     world_size = plan.effective_batch_size // (plan.accumulation * plan.batch_size_per_device)
     if world_size > 1:
         return f"{world_size} ranks reduce gradients between kernels"
-    if config.train.engine_on(world_size) == "deepspeed":
+    if config.train.engine_on(ALONE) == "deepspeed":
         return "DeepSpeed launches kernels of its own in between"
     if plan.accumulation > 1:
         # Gradients lie in the graph's memory, which the next micro-batch overwrites.

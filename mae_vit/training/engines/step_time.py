@@ -141,7 +141,9 @@ def _try(engine: Engine, plan: Plan, data: TrainingData, *, unit: int) -> tuple[
     else:
         take(images)
     tries, had, begun = list[np.ndarray](), 0.0, time.monotonic()
-    while not tries or ((had < _ALL_S or len(tries) < _FEWEST_TRIES) and time.monotonic() < begun + _PATIENCE_S):
+    while not tries or (
+        (had < _ALL_S or len(tries) < _FEWEST_TRIES) and time.monotonic() < begun + _PATIENCE_S
+    ):
         tries.append(take(images))
         had += tries[-1][:, 1].sum()
     return tries, images

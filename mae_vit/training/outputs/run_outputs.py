@@ -45,7 +45,7 @@ class RunOutputs:
         `facts` are entries of every summary; `damaged` has the numbers of the damaged samples and grows during the run.
         """
         self.writes = ranks.rank == 0
-        self._folder, self._plan = folder, plan
+        self._folder, self._plan, self._measured = folder, plan, config.measured_on
         self._facts, self._damaged = dict(facts), damaged
         self._last_line: dict[str, Any] = {}
         self._wall_s_before = 0.0
@@ -120,7 +120,7 @@ class RunOutputs:
             self._folder.append_metrics(line)
         self._trackers.log(line["step"], shown_scalars(line), self._pictures)
         self._pictures = {}
-        for group, title in (("heldout", "held-out images"), ("probe", "online probe")):
+        for group, title in (("heldout", self._measured), ("probe", "online probe")):
             if group in line:
                 shown = ", ".join(f"{name} {value:.4f}" for name, value in line[group].items())
                 self.say(f"step {line['step']} {title}: {shown}")

@@ -104,7 +104,12 @@ def test_the_time_of_all_runs_is_that_of_what_waits_for_what(tmp_path, slots, ex
     pretrain = spec("pretrain", tmp_path)
     tuned = spec("tuned", tmp_path, pretraining=pretrain)
     last = spec("last", tmp_path, pretraining=tuned)
-    seconds = {pretrain: (10.0, 20.0), tuned: (2.0, 2.0), spec("scratch", tmp_path): (3.0, 3.0), last: (1.0, 1.0)}
+    seconds = {
+        pretrain: (10.0, 20.0),
+        tuned: (2.0, 2.0),
+        spec("scratch", tmp_path): (3.0, 3.0),
+        last: (1.0, 1.0),
+    }
     assert Times(seconds).until_all_end(slots) == expected
 
 
@@ -113,7 +118,11 @@ def test_the_time_of_all_runs_is_that_of_what_waits_for_what(tmp_path, slots, ex
     [
         (60.0, None, "about 0:01:00, without start-up"),
         (90.0, None, "0:01:00 to 0:01:30, without start-up"),
-        (90.0, 4.24, "0:01:00 to 0:01:30, from a quiet machine to one as busy as now (load 4.2); without start-up"),
+        (
+            90.0,
+            4.24,
+            "0:01:00 to 0:01:30, from a quiet machine to one as busy as now (load 4.2); without start-up",
+        ),
     ],
 )
 def test_the_time_of_a_comparison_is_a_range(tmp_path, most, load, expected):
@@ -147,7 +156,7 @@ def test_a_log_has_a_line_when_a_run_begins_and_one_when_it_ends(tmp_path, capsy
     ("summary", "expected"),
     [
         ({"test_top1": 0.5, "val_top1": 0.4, "loss": 1.0}, "50.0% of test images right"),
-        ({"val_miou": 0.25, "loss": 1.0}, "25.0% mIoU on held-out images"),
+        ({"val_miou": 0.25, "loss": 1.0}, "25.0% mIoU on validation images"),
         ({"val_top1": None, "loss": 0.12345}, "loss 0.1235"),
         ({}, "done"),
     ],

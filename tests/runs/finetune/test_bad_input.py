@@ -146,7 +146,7 @@ def test_how_often_the_epoch_is_chosen_is_part_of_the_run(call, capsys):
     assert call() == 0
     capsys.readouterr()
     assert call("monitor.evaluate_every_steps=3") == 2
-    assert "finetune.evaluate_every_steps" in one_line(capsys)
+    assert "monitor.evaluate_every_steps was 2, now 3" in one_line(capsys)
     assert call("--dry-run") == 0
     assert "is finished (step 6)" in capsys.readouterr().out
 

@@ -65,6 +65,10 @@ def test_predictions_of_test_images_are_those_of_the_run(shared, digits, tmp_pat
     assert predict(folder, digits, tmp_path / "p.csv", "--split", "test", "--top", 2) == 0
     out = capsys.readouterr().out
     ours, theirs = rows_of(tmp_path / "p.csv"), rows_of(folder / "predictions.csv")
+    assert main(["predict", str(folder), str(digits), "--split", "test", "--workers", "0"]) == 0
+    assert [row["prediction"] for row in rows_of(folder / "predicted.csv")] == [
+        row["prediction"] for row in ours
+    ]
     assert len(ours) == len(theirs) == 300
     known = {row["key"]: row for row in theirs}
     for row in ours:

@@ -208,7 +208,7 @@ def test_other_weights_are_another_run(call, shared, pretrained, tmp_path, capsy
         metadata = file.metadata()
     save_file(tensors, moved / "encoder.safetensors", metadata=metadata)
     assert call(ckpt=moved) == 2
-    assert "finetune.start_digest" in capsys.readouterr().err
+    assert "--ckpt (the digest" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("pool", ["cls", "mean"])

@@ -72,7 +72,13 @@ def test_size_and_machine_choose_the_preset(seen, side, channels, cores, gpu, pr
 
 
 def test_the_gain_is_of_the_nearest_measurement(seen):
-    assert describe_gain(seen(64), 6_000).startswith("likely. 6,000 steps of MAE gained 16.7 points")
+    for images, outside in (
+        (25_000, ""),
+        (6_350, "; so few images were not measured"),
+        (90_000, "; so many"),
+    ):
+        assert describe_gain(seen(64, images), 6_000).startswith(f"likely{outside}")
+    assert "likely. 6,000 steps of MAE gained 16.7 points" in describe_gain(seen(64, 25_000), 6_000)
     assert "2,000 steps of MAE gained 10.6" in describe_gain(seen(300), 3_000)
     assert describe_gain(seen(8, train=1_400, channels=1), 300).startswith("unlikely; ")
     assert describe_gain(seen(64, train=300), 6_000).startswith("not known; so few")
@@ -84,15 +90,15 @@ def test_the_gain_is_of_the_nearest_measurement(seen):
     [
         (
             1_350, 150, 50, "1/10",
-            "150 test images for 50 classes: accuracy is uncertain by ± 8 points (--holdout 1/3: ± 4)",
+            "150 held-out images of 50 classes: accuracy is uncertain by ± 8 points (--holdout 1/3: ± 4)",
         ),
-        (1_350, 150, 2, None, "150 test images for 2 classes: accuracy is uncertain by ± 8 points"),
+        (1_350, 150, 2, None, "150 held-out images of 2 classes: accuracy is uncertain by ± 8 points"),
         # Uncertain by 4 points, but of few images of each class.
         (
             5_000, 600, 100, "1/10",
-            "600 test images for 100 classes: accuracy is uncertain by ± 4 points (--holdout 1/5: ± 3)",
+            "600 held-out images of 100 classes: accuracy is uncertain by ± 4 points (--holdout 1/5: ± 3)",
         ),
-        (20, 10, 2, "1/3", "10 test images for 2 classes: accuracy is uncertain by ± 31 points"),
+        (20, 10, 2, "1/3", "10 held-out images of 2 classes: accuracy is uncertain by ± 31 points"),
         (5_000, 500, 50, "1/10", ""),
         (0, 0, 0, None, ""),
     ],

@@ -63,6 +63,8 @@ BAD = {
     "data.source=tar data.memory_limit_gib=1": 'source="tar"',
     "data.leave_out_draws=3": "leave_out_per_class",
     "data.lanes=8": 'order="blocks"',
+    # The preset neither crops nor flips.
+    "objective={name: contrastive}": "data.augment.crop=random_resized",
     "data.order=blocks data.lanes=0": "data.lanes=0",
     "data.order=blocks data.lanes=10": "(nearest batch: 130, nearest lanes: 8)",
     "data.order=blocks train.effective_batch_size=3": "(nearest batch: 8, nearest lanes: 3)",

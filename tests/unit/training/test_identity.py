@@ -27,8 +27,9 @@ SAVED = {"data.fingerprint": "a", "data.mean": [0.1], "data.std": [0.2], "finetu
         ),
         (
             {"finetune.test_fingerprint": "c", "finetune.test_split": "val"},
-            "finetune.test_split was unset, now 'val'",
+            "data.path (its split for testing) was unset, now 'val'",
         ),
+        ({"finetune.start_digest": "c"}, "--ckpt (the digest of its weights) was unset, now 'c'"),
         # The same images, normalized otherwise.
         ({"data.mean": [0.3]}, "data.mean was [0.1], now [0.3]"),
     ],

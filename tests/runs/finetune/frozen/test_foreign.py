@@ -85,7 +85,7 @@ def test_a_probe_of_another_size_and_its_dry_run(measure, tmp_path, capsys):
     assert "is finished" in capsys.readouterr().out
     write_backbone(tmp_path / "convnext", "convnext", seed=1)
     assert measure(file, "linear_probe", "model.img_size=32")[0] == 2
-    assert "finetune.start_digest" in one_line(capsys)
+    assert "--ckpt (the digest" in one_line(capsys)
 
 
 @pytest.mark.parametrize(
@@ -146,4 +146,4 @@ def test_a_run_on_masks_keeps_the_weights_and_says_whose_they_are(kind, measure,
     assert "is finished" in capsys.readouterr().out
     write_backbone(tmp_path / kind, kind, seed=1)
     assert measure(file, "segment_probe")[0] == 2
-    assert "finetune.start_digest" in one_line(capsys)
+    assert "--ckpt (the digest" in one_line(capsys)

@@ -141,7 +141,7 @@ def test_what_a_run_read_is_its_identity(call, digits, pretrained, scored, tmp_p
     (data / "dataset.json").write_text(json.dumps(described))
     for words, ckpt, key in (
         (["finetune.neighbors=7"], pretrained, "finetune.neighbors"),
-        ([], other, "finetune.start_digest"),
+        ([], other, "--ckpt (the digest"),
         ([f"data.path={data}"], pretrained, f"data.path: {data} has other training images"),
     ):
         assert call(KNN, *words, ckpt=ckpt) == 2

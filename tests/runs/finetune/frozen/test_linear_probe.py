@@ -70,7 +70,7 @@ def test_a_run_leaves_what_it_promises(probe, digits, pretrained, tmp_path, caps
     assert [row["lr"] for row in rates] == pytest.approx([0.0025, 0.0075, 0.025, 0.075, 0.25])
     best = max(rates, key=lambda row: row["val_top1"])
     assert (summary["probe_lr"], summary["val_top1"]) == (best["lr"], best["val_top1"])
-    assert f"rate {best['lr']:<9.3g} held-out {best['val_top1']:.2%}, chosen" in output
+    assert f"rate {best['lr']:<9.3g} validation {best['val_top1']:.2%}, chosen" in output
     with torch.no_grad():
         logits = classifier(pretrained, folder, global_pool="avg", fc_norm=False)(normalized(digits, "test"))
     labels = open_index(digits, "test").labels

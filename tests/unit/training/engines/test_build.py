@@ -42,8 +42,8 @@ def config_of(*overrides: str, kind: type[Config] = PretrainConfig, name: str = 
     [
         ([], "deepspeed", 1, "torch (auto: one process)"),
         ([], "deepspeed", 2, "deepspeed, ZeRO 0 (auto: the deepspeed launcher)"),
-        ([], "torchrun", 2, f"{DDP} (auto: several processes, not of the deepspeed launcher)"),
-        ([], "srun", 2, f"{DDP} (auto: several processes, not of the deepspeed launcher)"),
+        ([], "torchrun", 2, f"{DDP} (auto: several processes of torchrun or srun)"),
+        ([], "srun", 2, f"{DDP} (auto: several processes of torchrun or srun)"),
         ([ZERO_1], "", 1, "deepspeed, ZeRO 1 (auto: zero_stage=1)"),
         ([ZERO_1], "torchrun", 8, "deepspeed, ZeRO 1 (auto: zero_stage=1)"),
         (["train.engine=deepspeed"], "srun", 8, "deepspeed, ZeRO 0 (train.engine=deepspeed)"),
@@ -60,7 +60,7 @@ def test_the_engine_follows_from_the_launcher(monkeypatch, kind, overrides, laun
 
 def test_without_deepspeed_all_runs_are_on_torch(monkeypatch):
     monkeypatch.setattr(schema, "find_spec", lambda name: None)
-    assert config_of().train.engine_on(4) == "torch"
+    assert config_of().train.engine_on(Ranks(0, 4)) == "torch"
     for asked in (ZERO_1, "train.engine=deepspeed"):
         with pytest.raises(InputError, match="deepspeed"):
             config_of(asked)

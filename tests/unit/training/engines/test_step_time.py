@@ -18,7 +18,7 @@ from mae_vit.training.plan_text import describe_time
 
 @pytest.fixture
 def slow(digits, monkeypatch):
-    """Steps of a network that takes 2 ms of processor time for an image, and waits for it `clock.slower` times as long."""
+    """Steps of a network that takes 2 ms of processor time for an image, `slower` times as long by the clock."""
     threads, clock = torch.get_num_threads(), SimpleNamespace(passed=0.0, had=0.0, slower=2)
     words = [*SMALL_PRETRAIN, f"data.path={digits}"]
     setup = set_up(load_config(PretrainConfig, ROOT / "configs/pretrain/mae_digits.yaml", words), ALONE)
