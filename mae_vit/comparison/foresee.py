@@ -102,11 +102,8 @@ def check_folders(plan: ComparisonPlan) -> None:
             )
         if checkpoint:
             _check_same(name, run, checkpoint.identity, elsewhere)
-        if not run.is_claimed() and (user := folder.used_by()):
-            raise InputError(
-                f"pretrain.{name}: {run.run_folder} is in use by {user}; wait or stop it (SIGTERM saves), or give "
-                f"{elsewhere}"
-            )
+        if not run.is_claimed() and (user := folder.describe_user()):
+            raise InputError(f"pretrain.{name}: {user}, or give {elsewhere}")
 
 
 def _check_same(name: str, run: RunSpec, saved: Mapping[str, Any], elsewhere: str) -> None:

@@ -367,7 +367,7 @@ def open_whole_index(folder: Path, split: str, *, remote: RemoteFolder | None = 
 
 
 def check_held_out(index: ShardIndex, held_out: np.ndarray) -> None:
-    """Rejects lost held-out images now rather than at the first evaluation.
+    """Rejects lost validation images now rather than at the first evaluation.
 
     Raises:
         InputError: if any is lost, naming the first damaged shards.
@@ -376,7 +376,7 @@ def check_held_out(index: ShardIndex, held_out: np.ndarray) -> None:
     lost = np.intersect1d(missing, held_out)
     if len(lost):
         raise InputError(
-            f"{len(lost)} of the {len(held_out):,} held-out images cannot be read "
+            f"{len(lost)} of the {len(held_out):,} validation images cannot be read "
             f"({_shorten(problems, index.folder)}); repair the shards, or use finetune.holdout=0"
         )
 

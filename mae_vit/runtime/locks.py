@@ -20,16 +20,16 @@ def try_lock(path: Path) -> FileLock | None:
 
 
 def is_locked(path: Path) -> bool:
-    """Returns whether another process holds a file's lock; creates no file, and says no where it cannot tell."""
-    if not path.exists():
-        return False
+    """Returns whether a process holds a file's lock; False if there is no file or the file system has no locks."""
     try:
-        lock = try_lock(path)
+        with path.open("rb") as file:
+            # Shared, so that processes which only ask do not meet each other.
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
     except OSError:
-        return False
-    if lock is not None:
-        lock.release()
-    return lock is None
+        pass
+    return False
 
 
 def try_lock_descriptor(descriptor: int) -> bool:

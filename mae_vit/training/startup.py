@@ -311,7 +311,7 @@ def foresee_start(
         if isinstance(arguments.resume, Path) and not list_checkpoints(folder.checkpoints):
             raise
         return None, str(error)
-    return checkpoint, ""
+    return checkpoint, folder.describe_user()
 
 
 def describe_start(folder: RunFolder, checkpoint: CheckpointInfo | None, plan: Plan, weights: str) -> str:

@@ -36,6 +36,7 @@ _WAIT_S = 20.0
 _WAIT_FOR_OTHERS_S = 120.0
 _POLL_S = 0.2
 _LOCK = ".lock"
+_WAIT_OR_STOP = "wait or stop it (SIGTERM saves)"
 
 
 class RunFolder:
@@ -132,10 +133,12 @@ class RunFolder:
             self._lock.release()
             self._lock = None
 
-    def used_by(self) -> str:
-        """Describes the process that trains here now; empty if none does."""
+    def describe_user(self) -> str:
+        """Says which process trains here now, and what to do; empty if none does."""
         lock = self.path / _LOCK
-        return _read_holder(lock)[0] if is_locked(lock) else ""
+        return (
+            f"{self.shown()} is in use by {_read_holder(lock)[0]}; {_WAIT_OR_STOP}" if is_locked(lock) else ""
+        )
 
     def create(self, config_yaml: str, environment: dict[str, Any], plan: str = "") -> None:
         """Creates the folder and writes the files that describe the run; `plan` is the output of `--dry-run`."""
@@ -211,8 +214,7 @@ def lock_run(folder: Path) -> FileLock:
         who, patience = _read_holder(path)
         if time.monotonic() - begun > patience:
             raise InputError(
-                f"run folder {folder} is in use by {who}; wait or stop it (SIGTERM saves), or give this run "
-                "another run.name"
+                f"run folder {folder} is in use by {who}; {_WAIT_OR_STOP}, or give this run another run.name"
             )
         if not announced:
             announced = True

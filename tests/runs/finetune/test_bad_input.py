@@ -11,6 +11,7 @@ from mae_vit.config.presets import find_config
 from mae_vit.core.errors import InputError
 from mae_vit.finetuning.config.pretrained import WeightsOverrides, run_name
 from mae_vit.finetuning.config.schema import FinetuneConfig
+from mae_vit.training.outputs.run_folder import RunFolder
 
 # Overrides, and what of them the line names.
 VITS = [
@@ -140,6 +141,13 @@ def test_a_folder_of_another_run_is_left_alone(call, shared, pretrained, tmp_pat
         warning = capsys.readouterr().out.splitlines()[-2]
         assert warning.endswith(line.removeprefix("error: "))
     assert (tmp_path / "run" / "results.json").read_bytes() == before
+
+
+def test_a_dry_run_says_that_another_process_trains_in_the_folder(call, tmp_path, capsys):
+    with RunFolder(tmp_path / "run") as used:
+        used.lock()
+        assert call("--dry-run") == 0
+    assert f"will stop: {tmp_path / 'run'} is in use by process" in capsys.readouterr().out
 
 
 def test_how_often_the_epoch_is_chosen_is_part_of_the_run(call, capsys):

@@ -58,7 +58,7 @@ def test_damaged_held_out_images_end_the_run(call, digits, split, tmp_path, caps
     assert call(*EPOCH, f"data.path={copy}", name="other") == 2
     warning, error = capsys.readouterr().err.splitlines()
     assert warning.startswith("warning: 20 of 1,497")
-    assert error.startswith(f"error: {lost} of the {len(held_out)} held-out")
+    assert error.startswith(f"error: {lost} of the {len(held_out)} validation")
     assert f"{copy}/train-000001.tar" in error
     assert "778240 bytes" in error
     assert not (tmp_path / "other").exists()
