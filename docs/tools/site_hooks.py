@@ -11,9 +11,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 # Other words of the glossary have their usual meaning, too.
-EXPLAINED = (
-    "global order|data step|lanes|held-out images|validation images|online probe|guard|rollback|quarantine"
-)
+EXPLAINED = "global order|data step|lanes|held-out images|online probe|guard|rollback|quarantine"
 
 
 class _Notebook(File):

@@ -258,7 +258,7 @@ def warn_of_few(images: Images) -> str:
         return ""
     text = (
         f"{count_of(tested, 'held-out image')} of {count_of(images.classes, 'class', 'classes')}: accuracy is "
-        f"uncertain by ± {uncertainty_points(tested):.0f} points"
+        f"known to ± {uncertainty_points(tested):.0f} points"
     )
     val = images.dataset.splits.get("val")
     if more <= tested or val is None or not val.processing.holdout:
