@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from mae_vit.comparison.config import CompareConfig
-from mae_vit.comparison.foresee import check_folders, foresee_steps
+from mae_vit.comparison.foresee import check_folders, foresee_runs
 from mae_vit.comparison.main import check, check_data, shared_precision
 from mae_vit.comparison.plan import ComparisonPlan
 from mae_vit.comparison.protocol import keep_protocol, read_protocol
@@ -150,7 +150,8 @@ def _compare(plan: ComparisonPlan, until: float) -> bool:
     precision = shared_precision(plan.config, read_protocol(plan.folder)["precision"])
     print(f"{plan.folder}, precision {precision}", flush=True)
     keep_protocol(plan, precision=precision.precision)
-    steps = foresee_steps(plan)
+    foreseen = zip(plan.runs, foresee_runs(plan), strict=True)
+    steps = {run: early.steps for run, early in foreseen if early.steps is not None}
     if not run_all(plan, precision.precision, steps, until):
         return False
     for run, number in steps.items():

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from dataclasses import replace
 from io import StringIO
 from statistics import fmean
 from typing import Any, Literal, NamedTuple
@@ -149,21 +150,25 @@ def estimate_times(plan: ComparisonPlan, precision: Precision, *, slots: int) ->
     return Times(seconds, meter.load)
 
 
-def foresee_steps(plan: ComparisonPlan) -> dict[RunSpec, int]:
-    """Counts the steps of equal-compute runs, which can then begin before the runs that they are to equal.
+def foresee_runs(plan: ComparisonPlan) -> list[RunSpec]:
+    """Returns the comparison's runs with their FLOPs, and equal-compute runs with their steps.
 
-    Runs whose settings, or those of the runs that they are to equal, are still to be chosen are left out.
+    With its steps a run can begin before those that it is to equal. It gets none while settings, its own or theirs, are
+    still to be chosen.
     """
-    meter, steps = _Meter(plan, None), dict[RunSpec, int]()
-    waiting = {run: run.equal_compute for run in plan.runs if run.equal_compute and not run.is_done()}
-    if waiting:
+    meter = _Meter(plan, None)
+    if not all(run.is_done() for run in plan.runs):
         with _as_a_run(1):
             meter.count_all()
-    for run, equal in waiting.items():
-        chosen = not any(one.choice and one.choice.runs for one in (run, *equal))
-        if chosen and run in meter.works and (per_step := meter.works[equal[1]].per_step):
-            steps[run] = math.ceil(meter.works[run].flops / per_step)
-    return steps
+    foreseen = list[RunSpec]()
+    for run in plan.runs:
+        work, steps = meter.works.get(run), None
+        if work and (equal := run.equal_compute):
+            per_step = meter.works[equal[1]].per_step
+            chosen = not any(one.choice and one.choice.runs for one in (run, *equal))
+            steps = math.ceil(work.flops / per_step) if chosen and per_step else None
+        foreseen.append(replace(run, flops=work.flops, steps=steps) if work else run)
+    return foreseen
 
 
 def _kind_of(run: RunSpec) -> tuple[object, ...]:

@@ -22,7 +22,7 @@ from mae_vit.comparison.config import (
     entry_settings,
     override_words,
 )
-from mae_vit.comparison.foresee import Times, check_folders, estimate_times, foresee_steps
+from mae_vit.comparison.foresee import Times, check_folders, estimate_times, foresee_runs
 from mae_vit.comparison.plan import Cell, ComparisonPlan, data_folder
 from mae_vit.comparison.protocol import (
     describe_unfinished,
@@ -115,8 +115,7 @@ def _run(plan: ComparisonPlan) -> dict[str, str]:
         chosen = shared_precision(plan.config, read_protocol(plan.folder)["precision"])
         keep_protocol(plan, precision=chosen.precision)
     print(f"precision: {chosen}")
-    steps = foresee_steps(plan)
-    specs = [spec.of_length(steps[spec]) if spec in steps else spec for spec in plan.runs]
+    specs = foresee_runs(plan)
     runner, bar = Runner(count_slots(plan.config.parallel), chosen.precision), Bar(specs)
     with _stopping(runner):
         try:

@@ -69,10 +69,9 @@ class Bar:
         """Reads the progress of all runs; `waits` tells whether there is more to run."""
         works = {spec: self._work(spec) for spec in self._specs}
         known = [work[1] for work in works.values() if work and work[1]] or [1.0]
-        # A run reports its work when it begins. Until then, training counts as the mean run, scoring as the smallest.
-        mean, least = sum(known) / len(known), min(known)
-        totals = [work[1] if work else least if spec.scores else mean for spec, work in works.items()]
-        whole = sum(totals) or 1.0
+        # A run of unknown length counts as the mean.
+        mean = sum(known) / len(known)
+        whole = sum(work[1] if work else mean for work in works.values()) or 1.0
         so_far = {spec: work[0] if work else 0.0 for spec, work in works.items()}
         # Leave the work of earlier processes out of the rate.
         self._first = so_far | self._first

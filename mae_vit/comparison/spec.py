@@ -50,6 +50,7 @@ class RunSpec:
         equal_compute: two runs that set the length of this one: the run whose FLOPs of pretraining and fine-tuning it
             shall match, and one of the same network at the usual length, which tells the FLOPs of a step.
         steps: its length if that is known without them.
+        flops: what it will take, if that was foreseen.
     """
 
     name: str
@@ -65,6 +66,7 @@ class RunSpec:
     choice: Choice | None = None
     equal_compute: tuple[RunSpec, RunSpec] | None = None
     steps: int | None = None
+    flops: float | None = None
 
     @property
     def run_folder(self) -> Path:
@@ -159,10 +161,10 @@ class RunSpec:
         return [sys.executable, *words]
 
     def work(self) -> tuple[float, float] | None:
-        """Returns FLOPs done and in total, as the run reports them; None before it does."""
+        """Returns FLOPs done and in total, as the run reports them or as foreseen; None if they are not known."""
         summary = self.summary
         steps, flops = summary.get("total_steps"), summary.get("flops_per_step")
-        total = steps * flops if steps and flops else summary.get("scoring_flops")
+        total = steps * flops if steps and flops else summary.get("scoring_flops", self.flops)
         if summary.get("status") == "done":
             return total or 0.0, total or 0.0
         if total is None:

@@ -292,7 +292,6 @@ time.sleep(500)
 
 ENDED = {"status": "done", "total_steps": 10, "flops_per_step": 1e9}
 LONG = {"status": "done", "total_steps": 100, "flops_per_step": 30}
-SCORED = {"overrides": {"finetune.mode": "knn"}}
 
 
 def report_summary(run, **summary) -> None:
@@ -301,18 +300,18 @@ def report_summary(run, **summary) -> None:
 
 
 @pytest.mark.parametrize(
-    ("first", "later", "shares"),
+    ("first", "later", "foreseen", "shares"),
     [
         # Runs that are done in one go.
-        ((ENDED, {}), (ENDED, ENDED), (0.5, 1.0)),
+        ((ENDED, {}), (ENDED, ENDED), None, (0.5, 1.0)),
         # A long run is done, neighbours are still searched: they take a third of its FLOPs.
-        ((LONG, {"scoring_flops": 1000}), (LONG, {**ENDED, "total_steps": 1e-6}), (0.75, 1.0)),
-        # Scoring that has not begun counts as the least known.
-        ((LONG, {"status": "done", "scoring_flops": 500}, {}), (), (3500 / 4000,)),
+        ((LONG, {"scoring_flops": 1000}), (LONG, {**ENDED, "total_steps": 1e-6}), None, (0.75, 1.0)),
+        # A run that has not begun counts as foreseen.
+        ((LONG, {"status": "done", "scoring_flops": 500}, {}), (), 1000, (3500 / 4500,)),
     ],
 )
-def test_a_bar_counts_flops(tmp_path, first, later, shares):
-    runs = [spec("abc"[n], tmp_path, **(SCORED if n else {})) for n in range(len(first))]
+def test_a_bar_counts_flops(tmp_path, first, later, foreseen, shares):
+    runs = [spec("abc"[n], tmp_path, flops=foreseen) for n in range(len(first))]
     bar = Bar(runs)
     bar.show(runs)
     for summaries, share in zip((first, later), shares, strict=False):
