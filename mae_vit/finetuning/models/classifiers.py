@@ -15,7 +15,7 @@ from mae_vit.core.batch import Batch
 from mae_vit.core.image_rows import Picture
 from mae_vit.finetuning.config.schema import HeadInit
 from mae_vit.models.encoders.base import Encoder, LoadReport, pool_tokens
-from mae_vit.models.encoders.network import network_layers
+from mae_vit.models.encoders.network import in_fast_layout, network_layers
 from mae_vit.models.geometry import NetworkGeometry
 from mae_vit.models.sizes import Pool
 from mae_vit.objectives.label_loss import LabelLoss
@@ -157,11 +157,7 @@ class NetworkClassifier(Classifier):
 
     def logits(self, images: Tensor) -> Tensor:
         """Classifies normalized images: (B, C, H, W) -> (B, K)."""
-        if images.is_cuda:
-            # cuDNN's tensor-core kernels use this layout. All later layers take it over from their input,
-            # so weights and checkpoints keep their own layout.
-            images = images.contiguous(memory_format=torch.channels_last)
-        return self.network(images)
+        return self.network(in_fast_layout(images, self.network))
 
 
 class NetworkBody(Encoder):

@@ -92,9 +92,11 @@ def test_stochastic_depth_is_what_the_config_says(name):
             assert max(rates(build_network(f"timm:{name}", drop_path_rate=0.2, **size))) == pytest.approx(0.2)
 
 
-@pytest.mark.parametrize("name", ["SmallResNet", "timm:resnet18"])
-def test_convolutions_run_channels_last_on_a_gpu_and_weights_keep_their_layout(name):
-    """By tensors that are on a GPU in name alone: shapes and strides are theirs, numbers they have none."""
+@pytest.mark.parametrize(
+    ("name", "device"), [("SmallResNet", "cpu"), ("SmallResNet", "cuda"), ("timm:resnet18", "cuda")]
+)
+def test_convolutions_run_channels_last_and_weights_keep_their_layout(name, device):
+    """By tensors that are on a device in name alone: shapes and strides are theirs, numbers they have none."""
     network = build_network(name, num_classes=5, in_chans=3, img_size=(32, 32))
     model = NetworkClassifier(network, mean=[0.5] * 3, std=[0.2] * 3, labels=LabelLoss(5))
     layouts = {}
@@ -102,14 +104,14 @@ def test_convolutions_run_channels_last_on_a_gpu_and_weights_keep_their_layout(n
         for path, module in model.named_modules():
             for key, value in module._parameters.items():
                 if value is not None:
-                    module._parameters[key] = torch.nn.Parameter(mode.from_tensor(value.data).to("cuda"))
+                    module._parameters[key] = torch.nn.Parameter(mode.from_tensor(value.data).to(device))
             for key, value in module._buffers.items():
-                module._buffers[key] = mode.from_tensor(value).to("cuda")
+                module._buffers[key] = mode.from_tensor(value).to(device)
             if isinstance(module, torch.nn.Conv2d):
                 module.register_forward_hook(
                     lambda _, inputs, output, path=path: layouts.update({path: output})
                 )
-        images = torch.empty(4, 3, 32, 32, dtype=torch.uint8, device="cuda")
+        images = torch.empty(4, 3, 32, 32, dtype=torch.uint8, device=device)
         logits = model.logits(model.normalize(images))
         assert logits.shape == (4, 5)
         assert len(layouts) > 4
