@@ -79,8 +79,7 @@ def _time_of_a_million(flops: float, rate: float) -> str:
 
 def main() -> None:
     """Runs the command line."""
-    parser = make_parser(__doc__)
-    arguments = parse(parser)
+    arguments = parse(make_parser(__doc__))
     presets = {}
     for path in sorted((ROOT / "configs" / "pretrain").glob("*.yaml")):
         workload = load(path, [], batch_size=COUNTED[0], precision="bf16", threads=1)

@@ -135,7 +135,6 @@ def fidelity(row: Row, folder: Path) -> dict[str, Any]:
     means = [float(difference.mean()) for difference in differences]
     return {
         "mean": round(float(np.mean(means)), 4),
-        "p95_of_images": round(float(np.quantile(means, 0.95)), 4),
         "largest": int(max(difference.max() for difference in differences)),
     }
 

@@ -1,15 +1,15 @@
-"""What grows with size and what must not: start-up, memory of workers, look-ups, ranks, saves.
+"""What grows with size and what must not: start-up, memory of workers, look-ups, compiling, ranks, saves.
 
 Starts are those of `pretrain/run.py` over real shards under up to 100,000 names and an index of up to
-100 million samples (`benchmarks/scaling/synthetic_shards.py`), each in a new process, in turn; weak scaling is that
-of `mae_cifar_tiny` under `deepspeed`; saves are those of ViT-B's and ViT-L's whole training state, on a GPU where
-there is one.
+100 million samples (`benchmarks/scaling/synthetic_shards.py`), each in a new process, in turn, and those of runs that
+compile (`benchmarks/scaling/compiled.py`); weak scaling is that of `mae_cifar_tiny` under `deepspeed`; saves are those
+of ViT-B's and ViT-L's whole training state, on a GPU where there is one.
 
-    python benchmarks/scale.py [--parts start ranks saving] [--data data/cifar10] [--out FILE]
+    python benchmarks/scale.py [--parts start compile ranks saving] [--data data/cifar10] [--out FILE]
 
 Each part is written to FILE when it ends, with its command, commit and machine; parts that are not measured stay as
-they are. On two quiet cores: start 5 minutes, ranks 8, saving 5. Needs 3 GB of disk for the index and 8 GB for
-saves (--scratch DIR says where), and 12 GB of memory.
+they are. On two quiet cores: start 5 minutes, compile 10, ranks 8, saving 5. Needs 3 GB of disk for the index and 8 GB
+for saves (--scratch DIR says where), and 12 GB of memory.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.harness.command import ROOT, make_parser, measured_on, parse, run, write_part
 from benchmarks.harness.workloads import load
+from benchmarks.scaling.compiled import measure_compiled_starts
 from benchmarks.scaling.start import LOOKUP_BATCH, WORKERS
 from benchmarks.scaling.synthetic_shards import write_many_shards
 from mae_vit.config.presets import find_config
@@ -46,7 +47,7 @@ from mae_vit.training.checkpoints.saver import Saver
 from mae_vit.training.engines.state import LossHistory
 from mae_vit.training.engines.torch_engine import TorchEngine
 
-PARTS = ("start", "ranks", "saving")
+PARTS = ("start", "compile", "ranks", "saving")
 SHARDS = (1_000, 10_000, 100_000)
 SHARD_SAMPLES = 1_000
 BATCH_PER_RANK = 128
@@ -195,12 +196,9 @@ def save_rounds(engine: TorchEngine, folder: Path, *, rounds: int) -> dict[str, 
     shutil.rmtree(folder)
     return {
         "checkpoint_gb": round(size / 1e9, 3),
-        # On a GPU the first save allocates the pinned memory that the others use again.
-        "first_stall_s": round(stalls[0], 3),
         "stall_s": _spread(stalls),
         "write_s": _spread(writes),
         "longest_pause_while_written_s": _spread(pauses),
-        "write_gb_s": round(size / statistics.median(writes) / 1e9, 3),
     }
 
 
@@ -226,6 +224,8 @@ def measure(part: str, data: Path, scratch: Path, rounds: int) -> dict[str, Any]
     """Measures one part."""
     if part == "start":
         return measure_starts(scratch, rounds=rounds)
+    if part == "compile":
+        return measure_compiled_starts(scratch, rounds=rounds)
     if part == "ranks":
         by_ranks = scale_ranks(data, scratch, ranks=(1, 2), rounds=rounds)
         return {"model": "mae_cifar_tiny", "batch_per_rank": BATCH_PER_RANK, "by_ranks": by_ranks}

@@ -3,7 +3,7 @@
 Same model, batch, threads and precision (fp32, and bf16 where the device has it); peers in both of their
 attention settings (eager, sdpa), and all also under torch.compile. On a CPU all have a run's setting of glibc's
 memory; uncompiled peers also take part without it ("default memory"), as their own scripts run them. Each
-contender is a process, and they take turns. Objectives other than MAE have no peer.
+contender is a process, and they take turns.
 
     python benchmarks/step.py [--official DIR] [--config mae_base --batch 4 --steps 1] [--out FILE]
 """
@@ -180,24 +180,21 @@ def compare(times: dict[str, list[float]], batch_size: int) -> dict[str, Any]:
     return {"ms_per_step": steps, "images_per_s": rates, "speedup": speedup}
 
 
-def choose(names: Sequence[str], objective: str, official: Path | None, *, device: str) -> Sequence[str]:
-    """The contenders of an objective, or those of them that were named.
+def choose(names: Sequence[str], official: Path | None, *, device: str) -> Sequence[str]:
+    """All contenders, or those that were named.
 
     Raises InputError for one that there is not, or for a folder without the official code.
     """
     if official is not None and not (official / OFFICIAL_FILE).is_file():
-        clone = f"no {OFFICIAL_FILE} there; clone github.com/facebookresearch/mae"
-        raise InputError(f"--official {official}: {clone}")
-    if official is not None and objective != "mae":
-        raise InputError(f"--official has no effect: the official code has no {objective}")
+        raise InputError(
+            f"--official {official}: no {OFFICIAL_FILE} there; clone github.com/facebookresearch/mae"
+        )
     # A GPU has no memory of glibc's.
     there = [name for name in PEERS if device == "cpu" or not name.endswith(DEFAULT_MEMORY)]
-    peers = [name for name in there if official or not name.startswith(OFFICIAL)]
-    known = [*OURS, *(peers if objective == "mae" else ())]
+    known = [*OURS, *(name for name in there if official or not name.startswith(OFFICIAL))]
     for name in names:
         if name not in known:
-            needs = "needs --official DIR; " if name in PEERS and name.startswith(OFFICIAL) else ""
-            raise InputError(f'no contender "{name}" for {objective}: {needs}there are {", ".join(known)}')
+            raise InputError(f'no contender "{name}"; there are {", ".join(known)}')
     return names or known
 
 
@@ -220,8 +217,11 @@ def main() -> None:
     for precision in dict.fromkeys(("fp32", automatic.precision)):
         arguments.precision = precision
         workload = load_for(arguments)
-        objective = workload.config.objective.name
-        names = choose(arguments.contenders, objective, arguments.official, device=arguments.device)
+        if not isinstance(workload.config.objective, MAEConfig):
+            raise InputError(
+                f'--config {arguments.config.stem}: give one of objective "mae", which peers have'
+            )
+        names = choose(arguments.contenders, arguments.official, device=arguments.device)
         lives = contenders(workload, names, arguments.official)
         times = take_turns(lives, rounds=arguments.rounds, steps=arguments.steps)
         results[precision] = compare(times, arguments.batch)

@@ -80,22 +80,17 @@ def run(main: Callable[[], None]) -> None:
 
 
 def publish(
-    report: dict[str, Any],
-    arguments: argparse.Namespace,
-    *names: str,
-    threads: int | None = None,
-    world_size: int = 1,
+    report: dict[str, Any], arguments: argparse.Namespace, *names: str, threads: int | None = None
 ) -> None:
     """Prints a report with the options `names` and its environment, and writes it to `--out`.
 
-    `threads` are torch's in each process that is measured, by default `--threads`; `world_size` are the ranks of a run.
+    `threads` are torch's in each process that is measured, by default `--threads`.
     """
     options = {name: getattr(arguments, name) for name in names}
     if "config" in options:
         options["config"] = options["config"].stem
     threads = arguments.threads if threads is None else threads
-    environment = measured_on(threads=threads, world_size=world_size)
-    whole = {**options, **report, "environment": environment}
+    whole = {**options, **report, "environment": measured_on(threads=threads)}
     print(to_json(whole, indent=2))
     if arguments.out is not None:
         write_json(arguments.out, whole)
@@ -107,11 +102,11 @@ def write_part(out: Path, benchmark: str, part: str, result: dict[str, Any]) -> 
     write_json(out, {"benchmark": benchmark, "results": {**parts, part: result}})
 
 
-def measured_on(*, threads: int, world_size: int = 1) -> dict[str, Any]:
+def measured_on(*, threads: int) -> dict[str, Any]:
     """Command, commit, versions, processor, threads, load of a measurement; no path and no name of the machine."""
     script = Path(sys.argv[0]).resolve()
     name = str(script.relative_to(ROOT)) if script.is_relative_to(ROOT) else script.name
-    described = describe_environment([name, *map(_without_folder, sys.argv[1:])], world_size)
+    described = describe_environment([name, *map(_without_folder, sys.argv[1:])], 1)
     for hidden in ("platform", "processor", "cores", "slurm_job"):
         del described[hidden]
     commit, changes = described["git_commit"], git(ROOT, "status", "--porcelain", "--", *_SOURCES)

@@ -93,18 +93,15 @@ class Workload:
         )
         return TorchEngine(self.objective(), options, Ranks(), device)
 
-    def batches(self, device: torch.device, *, pinned: bool = False) -> Callable[[int], Batch]:
+    def batches(self, device: torch.device) -> Callable[[int], Batch]:
         """Returns the batch of a step: always the same uint8 noise (B, C, H, W), keys of its own."""
         shape = (self.batch_size, self.config.model.channels, *self.config.model.image_hw)
         images = torch.randint(0, 256, shape, dtype=torch.uint8).to(device)
         first = torch.arange(self.batch_size, device=device)
         labels = first % _CLASSES
-        if pinned:
-            images, labels = images.pin_memory(), labels.pin_memory()
 
         def batch_of(step: int) -> Batch:
-            index = first + step * self.batch_size
-            return Batch(images, labels, SampleKeys(0, 0, index.pin_memory() if pinned else index))
+            return Batch(images, labels, SampleKeys(0, 0, first + step * self.batch_size))
 
         return batch_of
 
@@ -147,22 +144,15 @@ def load_for(arguments: argparse.Namespace, *overrides: str) -> Workload:
 
 @dataclass(frozen=True)
 class InTurns:
-    """A `Job` whose batches come in turns, and that evaluates and leaves nothing.
-
-    The time of a turn ends when the loop asks for the batch after its last. `pipe` tells rank 0 the turns; other ranks,
-    which wait in its collectives, have None.
-    """
+    """A `Job` that only trains; a turn ends when the loop asks for the batch after the turn's last."""
 
     source: Callable[[], Iterator[Batch]]
-    pipe: Connection | None
+    pipe: Connection
     device: torch.device
 
     def batches(self, start_step: int, skipped: Skipped) -> Iterator[Batch]:
         """Yields batches, after the word for each turn."""
         source = self.source()
-        if self.pipe is None:
-            yield from source
-            return
         while steps := self.pipe.recv():
             watch = Stopwatch(self.device)
             for _ in range(steps):
@@ -177,7 +167,7 @@ class InTurns:
     def held_out(self) -> None:
         """Evaluates nothing."""
 
-    probe = views = held_out
+    probe = held_out
 
     def finish(self, *_: Any) -> tuple[dict[str, Any], Callable[[], None], list[str]]:
         """Leaves nothing."""
@@ -202,11 +192,11 @@ def live(
     plan: Plan,
     engine: Engine,
     source: Callable[[], Iterator[Batch]],
-    pipe: Connection | None,
+    pipe: Connection,
     *,
     folder: Path,
 ) -> None:
-    """Runs a job as `pretrain/run.py` does, in a run folder that all its ranks are given."""
+    """Runs a job as `pretrain/run.py` does, in a new run folder."""
     config, sizes = workload.config, {"batch_size_per_device": plan.batch_size_per_device}
     costs = estimate_costs(config, workload.info, num_classes=workload.num_classes, **sizes)
     identity = run_identity(config, derived={})

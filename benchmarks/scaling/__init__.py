@@ -1,1 +1,1 @@
-"""The parts of benchmarks/scale.py: start-up, synthetic shards, saving, ranks."""
+"""The parts of benchmarks/scale.py: starts, synthetic shards."""

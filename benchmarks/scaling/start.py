@@ -65,17 +65,13 @@ def start(config: PretrainConfig) -> dict[str, Any]:
     engine.backward(engine.forward(batch).loss)
     engine.step(1e-4)
     end("first_step")
-    cpu_s = round(time.process_time(), 2)
     early = _workers_memory()
     for _ in range(_BATCHES):
         next(drawn)
     return {
         "stages_s": stages,
         "total_s": round(sum(stages.values()), 2),
-        "after_imports_s": round(sum(list(stages.values())[1:]), 2),
-        "trainer_cpu_s": cpu_s,
         "worker_uss_mib": {"first_batch": early, f"after_{_BATCHES}_more": _workers_memory()},
-        "trainer_uss_mib": round(psutil.Process().memory_full_info().uss / _MIB),
     }
 
 
@@ -106,7 +102,6 @@ def look_up(index: ShardIndex) -> dict[str, dict[str, float]]:
             reading.append(time.perf_counter() - ordered)
         times[name] = {
             "order_ms": round(1e3 * statistics.median(ordering[1:]), 3),
-            "first_order_ms": round(1e3 * ordering[0], 3),
             "find_and_read_ms": round(1e3 * statistics.median(reading[1:]), 1),
         }
     return times

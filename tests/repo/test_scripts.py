@@ -31,7 +31,7 @@ def test_no_file_names_a_machine():
         assert not found, (path, found)
 
 
-BENCHMARKS = ["step", "objectives", "engine", "profile_step", "end_to_end", "loader"]
+BENCHMARKS = ["step", "objectives", "engine", "profile_step", "loader"]
 
 
 @pytest.mark.parametrize(

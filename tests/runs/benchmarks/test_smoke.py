@@ -11,7 +11,7 @@ import torch
 from helpers.commands import ROOT
 from helpers.comparison import read_rows, write_config
 
-from benchmarks import end_to_end, engine, loader, objectives, profile_step, scale, step
+from benchmarks import engine, loader, objectives, profile_step, scale, step
 from benchmarks.gpu.__main__ import main as gpu
 from benchmarks.gpu.parts import views
 from benchmarks.gpu.parts.feed import make_images
@@ -59,13 +59,6 @@ def test_engine(measure, monkeypatch):
     monkeypatch.setattr(engine, "ENGINES", {"torch": engine.ENGINES["torch"]})
     words = ["monitor.log_every_steps=2", "monitor.tensorboard=false"]
     assert len(measure(engine, "engine.json", *SMALL, *words)["results"]["torch"]["turns_ms"]) == 2
-
-
-def test_end_to_end(measure, digits):
-    data = ["--data", str(digits), "model.in_chans=1", "model.img_size=8", "data.augment={crop: none}"]
-    words = ["--ranks", "1", "--steps", "2", "train.engine=torch", "data.workers=0"]
-    results = measure(end_to_end, "end_to_end.json", *SMALL, *words, *data)["results"]
-    assert results["time_over_ready_made"]["median"] > 0
 
 
 def test_profile_step(measure):

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mae_vit.core.batch import Batch
 from mae_vit.core.keyed_rng import SampleKeys
-from mae_vit.models.attention import set_fused_attention
+from mae_vit.models.attention import PlainOrFusedAttention, choose_attention, set_fused_attention
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.testing import build_objective
 from mae_vit.training.engines.base import StepOptions
@@ -84,6 +84,17 @@ def test_a_step_stays_within_its_budget_of_launches(name):
     for (part, launches), budget in zip(step.items(), BUDGETS[name], strict=True):
         assert launches.total() <= budget, (part, launches.most_common())
         assert not launches.keys() & set(BY_IMAGE), part
+
+
+@pytest.mark.parametrize(("kernel", "copies"), [("flash", False), ("plain", True)])
+def test_fused_attention_copies_no_queries_keys_or_values(kernel, copies):
+    attention = PlainOrFusedAttention(16, num_heads=2, qkv_bias=True)
+    choose_attention(attention, torch.device("cpu"), kernel)
+    x, ids = torch.randn(2, 5, 16), torch.arange(3).repeat(2, 1)
+    for attend in (lambda: attention(x), lambda: attention.forward_queries(x, ids)):
+        with Launches() as launches:
+            attend()
+        assert bool(launches.found.keys() & {"clone", "copy_", "_to_copy", "cat"}) == copies
 
 
 def test_launches_are_counted():
