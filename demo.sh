@@ -5,13 +5,13 @@ set -euo pipefail
 runs=${1:-runs}
 
 echo "MAE pretrains without labels, beside other networks; then all are trained on 40 labels of each digit."
-echo "It takes about seven minutes on two cores; longest is MAE, 360 epochs."
+echo "It takes four to seven minutes on two cores; longest is MAE, 360 epochs."
 python finetune/compare.py --config configs/compare/compare_demo.yaml "run.dir=$runs/compare_demo"
 
 cat <<EOF
 
 How the rows differ. Every row trains on the same 400 labeled images for 30 epochs.
-  settings            held-out digits chose MAE's, but test results of earlier demos were known. Labels, epochs and batches are
+  settings            MAE's were chosen on held-out digits, but test results of earlier demos were known. Labels, epochs and batches are
                       the same for all rows; pretrained rows have layer decay 0.8, the others none
   scratch, the CNNs   begin from random weights
   MAE, mean color     have seen the training images before, without labels

@@ -18,7 +18,7 @@ LEVEL_POINTS = 3.0
 # Notes by a run's `labels_seen_by_start`, worst first.
 _SEEN = {
     "held-out": "its weights were trained with the labels of validation images, so its accuracy on them is too high",
-    "others": "its weights were trained with labels of this data set, none of them of validation images here",
+    "others": "its weights were trained with other labels of this data set",
     "other data": "its weights were trained with labels of other data",
 }
 _READ_AGAIN = "test images were read more than once, for weights of several lengths of the run"
