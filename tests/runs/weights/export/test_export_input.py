@@ -83,7 +83,7 @@ def test_an_export_is_replaced_by_force_alone_and_nothing_else_ever(path, tmp_pa
     # A folder of runs, of which one is named as a part of an export is.
     runs = tmp_path / "runs"
     (runs / "mae").mkdir(parents=True)
-    assert "not from an export" in refused(capsys, path, "--to", "timm", "--out", runs, "--force")
+    assert "from an export" in refused(capsys, path, "--to", "timm", "--out", runs, "--force")
     assert (runs / "mae").is_dir()
     assert "is a folder" in refused(capsys, path, "--to", "timm", "--out", out / "notes.txt")
 
