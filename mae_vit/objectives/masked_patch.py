@@ -84,7 +84,7 @@ class MaskedPatch(Objective):
         if self.bands.eight_bit:
             bins = mean_color_bins(batch.images, patch_size)  # (B, N, C)
         else:
-            bins, known = mean_band_bins(self.unit(batch.images), patch_size, self.valid(batch.images))
+            bins, known = mean_band_bins(self.unit(batch.images), patch_size, self.bands.valid(batch.images))
         if not self._joint:
             return bins, known
         return join_bins(bins)[..., None], None if known is None else known.all(dim=-1, keepdim=True)

@@ -69,8 +69,8 @@ def read_columns(
 ) -> tuple[Columns, list[dict[str, str]]]:
     """Reads a table; returns its columns, and the cells of each row by column.
 
-    `find_all` returns the image of each name, or None. If `labeled`, the table must have labels, in a column of any name.
-    `remedy` tells what to do if no column names images.
+    `find_all` returns the image of each name, or None. If `labeled`, the table must have labels, in any
+    column. `remedy` tells what to do if no column names images.
 
     Raises:
         InputError: if it is no such text, or if columns are unclear.
