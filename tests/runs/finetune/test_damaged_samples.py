@@ -50,7 +50,7 @@ def test_damaged_held_out_images_end_the_run(call, digits, split, tmp_path, caps
     copy = copy_of(digits, tmp_path / "data")
     damage(digits, copy, {int(held_out[3]): "undecodable"})
     assert call(*EPOCH, f"data.path={copy}") == 1
-    assert "shard train-000000.tar, key" in capsys.readouterr().err
+    assert "train-000000.tar, key" in capsys.readouterr().err
     # The last 20 images of a shard, each with label and headers of 2048 bytes.
     os.truncate(copy / "train-000001.tar", 819_200 - 20 * 2048)
     lost = len(set(range(780, 800)) & set(held_out.tolist()))
