@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import lru_cache
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -132,7 +132,8 @@ def noise_seed(seed: int, rank: int, step: int, micro_batch: int) -> int:
     return (k1 << 32 | k0) >> 1
 
 
-class ViewKeys(NamedTuple):
+@dataclass(frozen=True)
+class ViewKeys:
     """The keys of draws in NumPy, `index` int64 (B,) under a seed in an epoch: for views, which the CPU draws."""
 
     seed: int
