@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from mae_vit.config.data import register_policy
-from mae_vit.core.keyed_rng import RngStream, derive_key, uniform
+from mae_vit.core.keyed_rng import RngStream, ViewKeys
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,9 @@ class Solarize:
     threshold: int = 128
     probability: float = 0.2
 
-    def draw(self, seed: int, epoch: int, index: np.ndarray) -> list[bool]:
-        """Draws which samples of `index` (B,) are changed, by their keys alone."""
-        numbers = uniform(derive_key(seed, RngStream.POLICY, epoch), index, 1)[:, 0]
-        return (numbers < self.probability).tolist()
+    def draw(self, keys: ViewKeys) -> list[bool]:
+        """Draws which views are changed, by their keys alone."""
+        return (keys.uniform(RngStream.POLICY, 1)[:, 0] < self.probability).tolist()
 
     def apply(self, image: np.ndarray, calls: bool, fill: tuple[int, ...] | None) -> np.ndarray:
         """Changes an image uint8 (C, H, W)."""

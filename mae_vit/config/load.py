@@ -163,7 +163,7 @@ def load_config(
     """Reads, overrides and checks a config.
 
     Args:
-        schema: the config class of the job.
+        schema: determines which keys there are.
         source: a YAML 1.2 file (`1e-3` is a number, `no` a string), or values. `run.name` defaults to the file's stem.
         overrides: `key.path=value`; the value is taken as it is if the key is text, else as YAML. It replaces the
             file's value, its other keys for the same thing (`lr` for `blr`), and the options of a choice that changes

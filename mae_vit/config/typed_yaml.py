@@ -50,7 +50,10 @@ def parse_value(schema: type[BaseModel], key: str, text: str, where: str) -> Any
     if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'":
         with suppress(InputError):  # the name itself has quotes
             text = _parse(text, where, ())
-    return _expanded(text, where) if _is_path(kinds) else text
+    try:
+        return _expanded(text) if _is_path(kinds) else text
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
 
 
 def write_value(value: Any) -> str:
@@ -65,20 +68,20 @@ def _parse(text: str, where: str, kinds: Kinds) -> Any:
         node = yaml.compose(text)
         if node is None:
             return None
-        node = _retype(node, kinds, where, set())
+        node = _retype(node, kinds, set())
         return yaml.constructor.construct_document(node)
     except YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f" line {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or str(error).splitlines()[0]
         raise InputError(f"{where}{line}: not valid YAML: {problem}") from None
-    except InputError:
-        raise
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
     except (RecursionError, ValueError, TypeError, KeyError, OverflowError) as error:
         raise InputError(f"{where}: not valid YAML: {error_reason(error)}") from None
 
 
-def _retype(node: Node, kinds: Kinds, where: str, seen: set[int]) -> Node:
+def _retype(node: Node, kinds: Kinds, seen: set[int]) -> Node:
     """Turns all keys into text, and the unquoted values (2026-11-26, 007) of text keys."""
     if isinstance(node, ScalarNode):
         node = copy(node)  # aliases of it may stand under keys of other types
@@ -86,7 +89,7 @@ def _retype(node: Node, kinds: Kinds, where: str, seen: set[int]) -> Node:
         if (node.tag != f"{_TAG}null" and _is_text(kinds)) or node.tag == f"{_TAG}timestamp":
             node.tag = _TEXT
         if node.tag == _TEXT and _is_path(kinds):
-            node.value = _expanded(node.value, where)
+            node.value = _expanded(node.value)
     elif id(node) in seen:  # an alias
         return node
     elif isinstance(node, MappingNode):
@@ -95,21 +98,18 @@ def _retype(node: Node, kinds: Kinds, where: str, seen: set[int]) -> Node:
         for key, _ in pairs:
             if isinstance(key, ScalarNode) and key.tag != f"{_TAG}merge":
                 key.tag = _TEXT
-        node.value = [(key, _retype(value, _at(kinds, str(key.value)), where, seen)) for key, value in pairs]
+        node.value = [(key, _retype(value, _at(kinds, str(key.value)), seen)) for key, value in pairs]
     elif isinstance(node, SequenceNode):
         seen.add(id(node))
         items = [get_args(kind)[0] for kind in alternatives(kinds) if get_origin(kind) is list]
-        node.value = [_retype(value, items, where, seen) for value in node.value]
+        node.value = [_retype(value, items, seen) for value in node.value]
     return node
 
 
-def _expanded(text: str, where: str) -> str:
-    try:
-        if text in _NO_PATH and not os.path.lexists(text):
-            raise InputError(f'"{text}" is not a path; write null for none')
-        return expand_text(text)
-    except InputError as error:
-        raise InputError(f"{where}: {error}") from None
+def _expanded(text: str) -> str:
+    if text in _NO_PATH and not os.path.lexists(text):
+        raise InputError(f'"{text}" is not a path; write null for none')
+    return expand_text(text)
 
 
 def _at(kinds: Kinds, key: str) -> Kinds:

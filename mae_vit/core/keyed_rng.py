@@ -122,15 +122,6 @@ def random_uint32(key: tuple[Words | int, Words | int], index: Words, draws: int
     return threefry2x32(key, samples, counter)
 
 
-def uniform(key: tuple[int, int], index: np.ndarray, draws: int) -> np.ndarray:
-    """Returns float64 numbers in [0, 1) with 53 random bits, (B, draws).
-
-    NumPy only: draws that need floating point (crop boxes) run on the CPU, since logarithms and roots differ by device.
-    """
-    high, low = random_uint32(key, index, draws)
-    return ((high >> 5) * 67108864.0 + (low >> 6)) * (1.0 / 9007199254740992.0)
-
-
 def noise_seed(seed: int, rank: int, step: int, micro_batch: int) -> int:
     """Seeds the framework's generator for noise inside layers (dropout, drop-path); rank < 2**12, micro_batch < 2**20.
 
@@ -139,6 +130,28 @@ def noise_seed(seed: int, rank: int, step: int, micro_batch: int) -> int:
     k0, k1 = derive_key(seed, RngStream.NOISE, step)
     k0, k1 = derive_key(k1 << 32 | k0, RngStream.NOISE, rank << 20 | micro_batch)
     return (k1 << 32 | k0) >> 1
+
+
+@dataclass(frozen=True)
+class ViewKeys:
+    """The keys of draws in NumPy, `index` int64 (B,) under a seed in an epoch: for views, which the CPU draws."""
+
+    seed: int
+    epoch: int
+    index: np.ndarray
+
+    def random_uint32(self, stream: RngStream, draws: int) -> np.ndarray:
+        """Draws one 32-bit word for each counter: uint32 (B, draws)."""
+        return random_uint32(derive_key(self.seed, stream, self.epoch), self.index, draws)[0]
+
+    def uniform(self, stream: RngStream, draws: int) -> np.ndarray:
+        """Returns float64 numbers in [0, 1) with 53 random bits, (B, draws).
+
+        NumPy only: draws that need floating point (crop boxes) run on the CPU, since logarithms and roots differ by
+        device.
+        """
+        high, low = random_uint32(derive_key(self.seed, stream, self.epoch), self.index, draws)
+        return ((high >> 5) * 67108864.0 + (low >> 6)) * (1.0 / 9007199254740992.0)
 
 
 @dataclass(frozen=True)

@@ -28,13 +28,8 @@ def resolve_data_path(
 
     A folder of shards is used as it is. Unprepared images (a folder, an archive, a table) are prepared once into the
     cache folder, as `mae-vit prepare` does by default; if they have no val or test split, a tenth is held out as
-    "val". For a URL, the folder is its local cache, with the description fetched.
-
-    Args:
-        path: `data.path`.
-        cache_dir: folder for prepared and fetched data; None for the user's cache folder.
-        cache_gib: largest size of the fetched shards there, in GiB; None for 50.
-        say: whether this process prints where fetched data go; one process of each node does.
+    "val". For a URL, the folder is its local cache, with the description fetched; one
+    process of each node has `say`, and prints where it is.
 
     Raises:
         InputError: if a URL cannot be opened, or images cannot be prepared.

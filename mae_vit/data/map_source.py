@@ -145,11 +145,11 @@ def register_source(
     """Registers a data set for `data.path=NAME`. A plug-in calls this when it is imported.
 
     Args:
-        name: name of the data set.
-        splits: function that opens each split, by name; `train` first.
-        classes: names of the classes; empty without labels.
-        mean: mean of each channel of pixels in 0..1.
-        std: standard deviation of each channel.
+        name: is a value of `data.path`.
+        splits: has a function that opens each split; `train` comes first.
+        classes: names the classes; empty without labels.
+        mean: has the mean of each channel of pixels in 0..1.
+        std: has the standard deviation of each channel.
 
     Raises:
         ValueError: if the name is taken.

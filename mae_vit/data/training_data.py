@@ -70,14 +70,7 @@ def make_order(
 ) -> Order:
     """Builds the order of a split's samples; of sorted `samples` alone, it yields indices into them.
 
-    Args:
-        index: index of the split.
-        samples: sample numbers of a subset.
-        effective_batch_size: number of samples in a step.
-        seed: seed of the run.
-        lanes: number of lanes in the order "blocks"; None for "global".
-        block_shards: number of shards in a block of the order "blocks".
-        repeats: consecutive repetitions of each sample; divides the batch size.
+    `lanes` and `block_shards` are those of the order "blocks"; None for "global".
 
     Raises:
         InputError: if there are more than 2**32 views.

@@ -16,10 +16,7 @@ RANKME_EPS = 1e-7
 
 
 def feature_sums(features: Tensor) -> Tensor:
-    """Sums what `feature_metrics` needs; sums over parts of the images can be added.
-
-    Args:
-        features: (n, D).
+    """Sums what `feature_metrics` needs of features (n, D); sums over parts of the images can be added.
 
     Returns:
         float64 (D * D + 2 * D + 1,): the products of all pairs of dimensions; sums and sums of squares
@@ -37,17 +34,13 @@ def feature_sums(features: Tensor) -> Tensor:
 
 
 def feature_metrics(sums: Tensor, width: int) -> dict[str, float]:
-    """Computes the measures from `feature_sums`.
+    """Computes the measures from `feature_sums`; `width` is D.
 
     - `rankme`: the exponential of the entropy of the normalized singular values of the features (n, D), which
       are not centered (RankMe, arXiv 2210.02885, Eq. 1). It is at most min(n, D).
     - `feature_std`: standard deviation over images of features scaled to length 1, averaged over dimensions,
       times sqrt(D) (SimSiam, arXiv 2011.10566, Sec. 4.1). It is near 1 if features spread evenly over the
       sphere, and 0 if all are equal.
-
-    Args:
-        sums: result of `feature_sums`, added over parts.
-        width: D.
 
     Returns:
         Both measures; NaN if a feature is not finite.

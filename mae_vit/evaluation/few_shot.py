@@ -21,17 +21,11 @@ _MAX_NUMBERS = 1 << 26
 def least_squares_scores(
     support: Tensor, labels: Tensor, query: Tensor, *, num_classes: int, l2: float = L2_DEFAULT
 ) -> Tensor:
-    """Fits features to targets in {-1, 1}^K in closed form and scores queries.
+    """Fits features (n, D) to targets in {-1, 1}^K in closed form and scores queries (m, D).
 
     Features are standardized by the support's mean and standard deviation; the
-    intercept is not penalized. Computed in parts, on the features' device.
-
-    Args:
-        support: (n, D) features.
-        labels: int64 (n,).
-        query: (m, D) features.
-        num_classes: K.
-        l2: weight of the coefficients' squared norm; the sum of squared errors has weight 1.
+    intercept is not penalized. `l2` weighs the coefficients' squared norm; the sum of squared
+    errors has weight 1. Computed in parts, on the features' device.
 
     Returns:
         float64 (m, K); the largest is the predicted class.
@@ -75,12 +69,7 @@ def draw_shots(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Draws `shots` support samples of each class, and `queries` of the rest. Keyed: all processes draw the same.
 
-    Args:
-        labels: (N,) classes; a negative number means no label.
-        shots: largest number of support samples of each class. With queries, at most half of a class is taken.
-        queries: largest number of query samples.
-        draw: number of the draw; different numbers give different draws.
-        seed: seed of the draws.
+    A negative label means none. With queries, at most half of a class becomes support.
 
     Returns:
         Sorted, disjoint indices of support and query samples.

@@ -27,13 +27,8 @@ def knn_scores(
 ) -> Tensor:
     """Sums exp(cosine similarity / temperature) over the nearest support images, per class.
 
-    Args:
-        support: (n, D) features.
-        labels: int64 (n,).
-        query: (m, D) features.
-        num_classes: K.
-        neighbors: number of nearest images that vote, at most n.
-        temperature: the smaller it is, the more the nearest images count.
+    `support` (n, D) has classes int64 (n,) of K; `query` is (m, D). The lower the
+    temperature, the more the nearest count.
 
     Returns:
         float32 (m, K); the largest is the predicted class.

@@ -75,12 +75,7 @@ class Predictions:
 
 
 def interval_of_share(share: float, images: int) -> tuple[float, float]:
-    """Returns Wilson's 95 % interval of an accuracy (E. B. Wilson, JASA 22, 1927): what other images might give.
-
-    Args:
-        share: fraction of images classified correctly, 0 to 1; may be a mean over draws.
-        images: number of images, at least 1.
-    """
+    """Returns Wilson's 95 % interval of an accuracy (E. B. Wilson, JASA 22, 1927): what other images might give."""
     spread = _Z_95**2 / images
     middle = (share + spread / 2) / (1 + spread)
     half = np.sqrt(share * (1 - share) * spread + spread**2 / 4) / (1 + spread)
@@ -89,12 +84,9 @@ def interval_of_share(share: float, images: int) -> tuple[float, float]:
 
 
 def interpret_gap(train_top1: float, test_top1: float, *, unknown: float = 0.0) -> str:
-    """Compares the accuracy on training images with that on test images, in one sentence.
+    """Compares the accuracy on training images, not augmented, with that on test images, in one sentence.
 
-    Args:
-        train_top1: accuracy on training images without augmentation.
-        test_top1: accuracy on test images.
-        unknown: fraction of test images whose class has no training image.
+    `unknown` is the fraction of test images whose class has no training image.
     """
     gap = train_top1 - test_top1
     scores = f"train {train_top1:.1%}, test {test_top1:.1%}, gap {100 * gap:.1f} points"

@@ -18,10 +18,7 @@ IMAGES_FILE = "images.npz"
 def count_overlaps(classes: Tensor, truth: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
     """Counts the pixels of each image in the intersection and in the union of prediction and truth, by class.
 
-    Args:
-        classes: int64 (B, H, W), predicted.
-        truth: int64 (B, H, W), -1 where a pixel does not count.
-        num_classes: K.
+    Both are int64 (B, H, W); truth is -1 where a pixel does not count.
 
     Returns:
         float64 (B, K) each.

@@ -88,14 +88,9 @@ class FinetuneData(TrainingData):
         *,
         replace: bool = False,
     ) -> FixedBatches:
-        """Returns this rank's share of `samples` as batches.
+        """Returns this rank's share of `samples`, every world_size-th, as batches.
 
-        Args:
-            source: reads images without augmentation.
-            samples: int64 (n,), sample numbers in `source`, the same on all ranks; a rank takes every world_size-th.
-            ranks: this process's rank and the world size.
-            batch_size: images per batch.
-            replace: replace damaged samples by intact ones; otherwise they are errors.
+        With `replace`, intact samples replace damaged ones, which otherwise are errors.
         """
         return FixedBatches(
             source,

@@ -24,7 +24,6 @@ from mae_vit.finetuning.plan_text import (
     describe_outcome,
     describe_plan,
     describe_rates,
-    rate_table,
     segmentation_notes,
 )
 from mae_vit.finetuning.setup import ProbeSetup, Setup
@@ -36,6 +35,7 @@ from mae_vit.runtime.ranks import Ranks, find_ranks
 from mae_vit.training.checkpoints.remote import RemoteError
 from mae_vit.training.engines.build import build_engine
 from mae_vit.training.engines.precision import choose_precision
+from mae_vit.training.optim import layer_rates
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.plan_text import describe_time, print_notes
 from mae_vit.training.run import run
@@ -180,8 +180,8 @@ def _say_loaded(setup: Training, model: Task, loaded: LoadReport | None) -> None
     """Prints how the weights fit the network, and the learning rates of its layers."""
     if loaded is not None:
         print(loaded.describe(setup.weights_file))
-    if rates := rate_table(setup.config, model, setup.plan):
-        print(describe_rates(rates))
+    if (decay := setup.config.optim.layer_decay) is not None:
+        print(describe_rates(layer_rates(model, decay, setup.plan.lr)))
 
 
 def _foresee_training(setup: Training, arguments: Arguments, folder: RunFolder) -> None:

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mae_vit.config.plan import Plan
 from mae_vit.core.messages import count_of
 from mae_vit.data.data_path import describe_place
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.finetuning.data import FinetuneData
 from mae_vit.finetuning.training import Training
-from mae_vit.objectives.objective import Task
 from mae_vit.training.checkpoints.checkpoint import CheckpointInfo
 from mae_vit.training.engines.precision import Chosen
-from mae_vit.training.optim import LayerRate, layer_rates
+from mae_vit.training.optim import LayerRate
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.plan_text import describe_augment, describe_training, times
 from mae_vit.training.startup import describe_start
@@ -111,12 +109,6 @@ def segmentation_notes(config: FinetuneConfig) -> list[str]:
     whose = f"{config.finetune.start} is {FOREIGN_ORIGIN}; it is not trained" if foreign else ""
     ignored = f"{', '.join(named)}: no effect with finetune.mode={config.finetune.mode}" if named else ""
     return [*filter(None, (whose, ignored))]
-
-
-def rate_table(config: FinetuneConfig, model: Task, plan: Plan) -> list[LayerRate]:
-    """Lists the learning rate of each layer; empty without layer-wise decay."""
-    decay = config.optim.layer_decay
-    return [] if decay is None else layer_rates(model, decay, plan.lr)
 
 
 def describe_rates(rates: Sequence[LayerRate]) -> str:

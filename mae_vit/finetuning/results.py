@@ -64,13 +64,9 @@ class Predictor:
 def predict_classes(
     model: Classifier, batches: Iterable[Batch], labels: np.ndarray, predictor: Predictor
 ) -> Predictions:
-    """Classifies images; each rank computes its share; collective.
+    """Classifies images; each rank computes its share, every world_size-th image; collective.
 
-    Args:
-        model: the classifier, on the device; it is left in evaluation mode.
-        batches: this rank's share, every world_size-th image. Replacements of damaged ones do not count.
-        labels: int (n,), the labels of all images.
-        predictor: ranks, device and precision.
+    Replacements of damaged images do not count. The model is left in evaluation mode.
 
     Returns:
         Predictions for all images that are counted, the same on all ranks.

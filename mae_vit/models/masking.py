@@ -15,6 +15,8 @@ from mae_vit.core.keyed_rng import RngStream, SampleKeys
 from mae_vit.models.sizes import count_units, num_masked_patches
 
 KIND_MASK, KIND_RANDOM, KIND_UNCHANGED = 0, 1, 2
+# Shares of corrupted patches that become [mask] and another patch; the others stay (ViT App. B.1.2).
+_MASK_SHARE, _RANDOM_SHARE = 0.8, 0.1
 
 
 def patch_noise(keys: SampleKeys, num_patches: int) -> Tensor:
@@ -110,9 +112,7 @@ class Corruption:
     mask: Tensor
 
 
-def corrupt(
-    keys: SampleKeys, num_patches: int, *, corrupt_ratio: float, mask_share: float, random_share: float
-) -> Corruption:
+def corrupt(keys: SampleKeys, num_patches: int, corrupt_ratio: float) -> Corruption:
     """Draws exactly round(corrupt_ratio * N) corrupted patches per image.
 
     A fixed number per image is our reading of the paper's "50 %". Shapes are static, and each image has the
@@ -126,8 +126,8 @@ def corrupt(
     mask = torch.zeros(ids.shape[0], num_patches, device=ids.device).scatter_(1, ids, 1.0)
 
     drawn = kinds.gather(1, ids)  # (B, M)
-    is_mask = drawn < int(mask_share * 2**32)
-    is_random = ~is_mask & (drawn < int((mask_share + random_share) * 2**32))
+    is_mask = drawn < int(_MASK_SHARE * 2**32)
+    is_random = ~is_mask & (drawn < int((_MASK_SHARE + _RANDOM_SHARE) * 2**32))
     kind = torch.full_like(ids, KIND_UNCHANGED)
     kind = kind.masked_fill(is_mask, KIND_MASK).masked_fill(is_random, KIND_RANDOM)
 

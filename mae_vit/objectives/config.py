@@ -210,16 +210,12 @@ class MaskedPatchConfig(ObjectiveSection):
 
     Attributes:
         corrupt_ratio: share of patches that are corrupted and predicted.
-        mask_share: share of these patches that become [mask].
-        random_share: share of these patches that become another patch.
     """
 
     built_by: ClassVar[str] = "mae_vit.objectives.masked_patch:MaskedPatch"
     needs = "replaces_patches"
     name: Literal["masked_patch"]
     corrupt_ratio: float = Field(default=0.5, gt=0, lt=1)
-    mask_share: float = Field(default=0.8, ge=0, le=1)
-    random_share: float = Field(default=0.1, ge=0, le=1)
 
     def check(self, geometry: Geometry, num_classes: int) -> None:
         """Raises ValueError, which names the key, for options that do not fit the model."""
@@ -227,10 +223,6 @@ class MaskedPatchConfig(ObjectiveSection):
         if not 0 < round(self.corrupt_ratio * num_patches) < num_patches:
             raise ValueError(
                 f"corrupt_ratio={self.corrupt_ratio} corrupts none or all of {num_patches} patches"
-            )
-        if self.mask_share + self.random_share > 1:
-            raise ValueError(
-                f"mask_share={self.mask_share} + random_share={self.random_share} must be at most 1"
             )
 
 

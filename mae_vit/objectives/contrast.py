@@ -50,10 +50,7 @@ class Contrast(nn.Sequential):
 def contrast(z: Tensor, group_size: int, temperature: float) -> dict[str, Tensor]:
     """Computes InfoNCE within groups (arXiv 1807.03748; NT-Xent of arXiv 2002.05709, Sec. 2.1).
 
-    Args:
-        z: float32 (B, d), rows of length 1. Rows 2j and 2j + 1 are partners. B is a multiple of 2G.
-        group_size: G, half of a group's rows.
-        temperature: divides the cosines.
+    Rows of `z`, float32 (B, d), have length 1; rows 2j and 2j + 1 are partners. B is a multiple of 2 `group_size`.
 
     Returns:
         For each view, (B,): `contrast_loss`, InfoNCE; `retrieval_top1`, whether the partner is the nearest view of

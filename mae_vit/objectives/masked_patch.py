@@ -45,7 +45,7 @@ class MaskedPatch(Objective):
     def __init__(self, encoder: Encoder, config: MaskedPatchConfig, **pixels: Unpack[Pixels]) -> None:
         """Adds the [mask] embedding and the prediction head to `encoder`."""
         super().__init__(encoder, **pixels)
-        self.config, self.mask_ratio = config, config.corrupt_ratio
+        self.mask_ratio = config.corrupt_ratio
         channels = encoder.in_chans
         self._joint = channels <= MOST_JOINT_BANDS
         self._classes = 2 ** (COLOR_BITS * (channels if self._joint else 1))
@@ -56,13 +56,7 @@ class MaskedPatch(Objective):
 
     def predict(self, batch: Batch) -> tuple[Tensor, Corruption]:
         """Corrupts, encodes and predicts; returns (B, M, Q * K) at corrupted positions, and the corruption."""
-        corruption = corrupt(
-            batch.keys,
-            self.encoder.num_patches,
-            corrupt_ratio=self.config.corrupt_ratio,
-            mask_share=self.config.mask_share,
-            random_share=self.config.random_share,
-        )
+        corruption = corrupt(batch.keys, self.encoder.num_patches, self.mask_ratio)
         tokens = self.encoder.embed_patches(self.normalize(batch.images))  # (B, N, D)
         encoded = self.encoder.forward_replaced(self.replace(tokens, corruption))  # (B, k + N, D)
         patches = encoded[:, self.encoder.num_prefix_tokens :]
@@ -84,7 +78,7 @@ class MaskedPatch(Objective):
         if self.bands.eight_bit:
             bins = mean_color_bins(batch.images, patch_size)  # (B, N, C)
         else:
-            bins, known = mean_band_bins(self.unit(batch.images), patch_size, self.valid(batch.images))
+            bins, known = mean_band_bins(self.unit(batch.images), patch_size, self.bands.valid(batch.images))
         if not self._joint:
             return bins, known
         return join_bins(bins)[..., None], None if known is None else known.all(dim=-1, keepdim=True)

@@ -85,12 +85,8 @@ class Task(nn.Module, ABC):
         return images.to(dtype, copy=True).sub_(self.low).div_(self.span)
 
     def _without_missing(self, values: Tensor, images: Tensor) -> Tensor:
-        valid = self.valid(images)
+        valid = self.bands.valid(images)
         return values if valid is None else values.masked_fill_(~valid, 0.0)
-
-    def valid(self, images: Tensor) -> Tensor | None:
-        """Returns which raw values are present, bool (B, C, H, W); None if none can be missing."""
-        return self.bands.valid(images)
 
     def normalize(self, images: Tensor) -> Tensor:
         """Maps raw values (B, C, H, W) to float32 of zero mean and unit variance over the data; missing ones to 0."""
@@ -98,7 +94,7 @@ class Task(nn.Module, ABC):
 
     def mark_missing(self, batch: Batch) -> Batch:
         """Replaces missing values by NaN, so that they are missing in mixtures of images, too."""
-        valid = self.valid(batch.images)
+        valid = self.bands.valid(batch.images)
         if valid is None:
             return batch
         return replace(batch, images=torch.where(valid, batch.images.float(), torch.nan))
@@ -151,5 +147,5 @@ class Objective(Task):
 
     def valid_patches(self, images: Tensor) -> Tensor | None:
         """Returns which patch values of raw images are present, bool (B, N, P*P*C); None if none can be missing."""
-        valid = self.valid(images)
+        valid = self.bands.valid(images)
         return None if valid is None else patchify(valid, self.encoder.patch_size)

@@ -76,19 +76,24 @@ class SimMIM(Objective):
         """Computes the mean absolute error over masked patches."""
         mask = self.draw_mask(batch)  # (B, N)
         images, valid = self.normalize(batch.images), self.valid_patches(batch.images)
-        return ObjectiveOutput(self._absolute_error(images, mask, valid) / mask.sum())
+        return ObjectiveOutput(
+            self._absolute_error(self.reconstruct(images, mask), images, mask, valid) / mask.sum()
+        )
 
-    def _absolute_error(self, images: Tensor, mask: Tensor, valid: Tensor | None) -> Tensor:
-        error = (self.reconstruct(images, mask) - patchify(images, self.encoder.patch_size)).abs()
+    def _absolute_error(
+        self, prediction: Tensor, images: Tensor, mask: Tensor, valid: Tensor | None
+    ) -> Tensor:
+        error = (prediction - patchify(images, self.encoder.patch_size)).abs()
         return (weigh(error, valid, mask).mean(dim=-1) * mask).sum()
 
     def evaluation_sums(self, batch: Batch) -> dict[str, Tensor]:
         """Sums the loss and squared errors on masked patches, for the model and for a local average."""
         mask, images = self.draw_mask(batch), self.normalize(batch.images)
         valid = self.valid_patches(batch.images)
+        prediction = self.reconstruct(images, mask)
         baseline = local_average(images, mask, self.encoder, valid)
-        sums = error_sums(self, images, (self.reconstruct(images, mask), baseline), mask, valid)
-        return {"loss": self._absolute_error(images, mask, valid), **sums}
+        sums = error_sums(self, images, (prediction, baseline), mask, valid)
+        return {"loss": self._absolute_error(prediction, images, mask, valid), **sums}
 
     def evaluation_metrics(self, sums: dict[str, float]) -> dict[str, float]:
         """Returns the loss, PSNR on masked patches in dB, and its gain over the local average."""

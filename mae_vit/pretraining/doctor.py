@@ -273,7 +273,7 @@ def check_samples(data: Data, channels: int, budget: float) -> Check:
     return Check("FAIL" if len(broken) / len(chosen) > budget else "warn", "samples", text)
 
 
-def join_ranks(ranks: Ranks, device: torch.device | None, *, timeout_s: float = _JOIN_TIMEOUT_S) -> Check:
+def join_ranks(ranks: Ranks, device: torch.device | None) -> Check:
     """Joins all ranks as a run does; the process group remains.
 
     Ranks with different or missing devices join on the CPU, so that `check_exchange` can report them.
@@ -282,7 +282,7 @@ def join_ranks(ranks: Ranks, device: torch.device | None, *, timeout_s: float = 
         return Check("ok", "ranks", "one rank: no others to connect to")
     address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
     try:
-        store = meet(ranks, timeout=timedelta(seconds=timeout_s))
+        store = meet(ranks, timeout=timedelta(seconds=_JOIN_TIMEOUT_S))
         store.set(f"doctor/{ranks.rank}", device.type if device else "none")
         kinds = {store.get(f"doctor/{rank}") for rank in range(ranks.world_size)}
         common = device if device and len(kinds) == 1 else torch.device("cpu")

@@ -78,11 +78,7 @@ class Record:
 def verify_resume(config: Path, overrides: Sequence[str], *, kills: int, folder: Path) -> list[str]:
     """Runs everything below an empty folder; prints a line for each comparison.
 
-    Args:
-        config: a pretraining config.
-        overrides: `key.path=value`.
-        kills: SIGKILLs over all runs, three or more.
-        folder: receives the runs.
+    `kills`, three or more, are SIGKILLs over all runs.
 
     Returns:
         What differs from what is promised; empty if nothing does.

@@ -127,9 +127,9 @@ def load_encoder(
     """Loads an encoder, ours or third-party; prints assumptions about it to stderr.
 
     Args:
-        source: weights as for `load_vit`; or "frozen:timm:NAME", "frozen:timm:NAME@FILE.safetensors" or
+        source: names weights as for `load_vit`; or "frozen:timm:NAME", "frozen:timm:NAME@FILE.safetensors" or
             "frozen:FILE" or "frozen:FOLDER" for any backbone of timm (`mae_vit.weights.foreign`).
-        img_size: side in pixels, or (H, W); None for the training size.
+        img_size: gives the side in pixels, or (H, W); None takes the training size.
         pool: "cls" or "mean"; None for the encoder's own. Third-party backbones always use their own.
 
     Raises:

@@ -136,8 +136,8 @@ def test_what_one_rank_cannot_read_fails_all(digits, tmp_path):
     """It dies, which the others see; what is written alone may be taken for a full disk."""
     arguments = [*CONFIGS["finetune"], f"data.path={digits}"]
     output = failed(tmp_path / "run", "unread=1", arguments)
-    assert "Too many open files" in output
+    assert "many open files" in output
     assert "results cannot be written" not in output
     finished(tmp_path / "run", "torchrun", 2, arguments, FAULTS)
     longer = [*arguments, "train.steps=8", "--extend"]
-    assert "cannot read what rank 0 can" in failed(tmp_path / "run", "torn=1", longer)
+    assert "what rank 0 can" in failed(tmp_path / "run", "torn=1", longer)

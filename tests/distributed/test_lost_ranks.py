@@ -59,7 +59,7 @@ def test_a_rank_that_dies_is_missed_at_once(ranks, tmp_path):
     ranks[1].kill()
     assert ranks[0].wait(100) == 75
     last = (tmp_path / "rank0.log").read_text().strip().splitlines()[-1]
-    assert last.startswith("error: rank 0 lost the connection to another rank")
+    assert last.startswith("error: rank 0 lost the connection")
 
 
 @pytest.mark.slow
@@ -71,6 +71,6 @@ def test_a_rank_that_stands_still_is_not_waited_for_for_ever(ranks, tmp_path, st
     # In an evaluation or a save it has four times as long.
     assert ranks[other].wait(4 * TIMEOUT_S + 60) == -signal.SIGKILL
     said = (tmp_path / f"rank{other}.log").read_text()
-    assert f"error: rank {other} made no progress for" in said
+    assert f"error: rank {other} made no progress" in said
     assert "in a training step" in said
     assert "trainer.py" in said  # where it stood

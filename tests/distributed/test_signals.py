@@ -131,7 +131,7 @@ def test_a_second_ctrl_c_ends_at_once(digits, tmp_path):
         output = run.output()
     finally:
         run.kill()
-    assert "Ctrl-C again ends without saving" in output
+    assert "ends without saving" in output
     assert "Traceback" not in output
     assert list_checkpoints(run.folder / "checkpoints")
 

@@ -13,6 +13,7 @@ from helpers.commands import ROOT, run
 
 from mae_vit.config.data import POLICIES
 from mae_vit.config.encoders import ENCODERS
+from mae_vit.core.keyed_rng import ViewKeys
 from mae_vit.data.batches.sources import decode_sample
 from mae_vit.data.index import open_index
 from mae_vit.data.shards.dataset_json import SOURCES
@@ -148,7 +149,7 @@ def test_the_examples_keep_the_contracts(monkeypatch):
     assert_objective_contract({"name": "simmim"}, mixer)
     assert_objective_contract({"name": "upside_down"}, mixer)
     solarize, shapes = __import__("solarize").Solarize(probability=0.5), __import__("shapes")
-    assert 0 < sum(solarize.draw(0, 0, np.arange(100))) < 100
+    assert 0 < sum(solarize.draw(ViewKeys(0, 0, np.arange(100)))) < 100
     assert (solarize.apply(np.full((1, 2, 2), 200, np.uint8), True, None) == 55).all()
     index = open_index(Path("shapes"), "test")
     assert index.labels.tolist() == [0, 1] * 100

@@ -129,14 +129,10 @@ def _pairs(ours: Sequence[Scores], theirs: Sequence[Scores]) -> list[tuple[Score
 
 
 def _half_width_of_overlaps(pairs: Sequence[tuple[Scores, Scores]], by_run: np.ndarray) -> float:
-    """Returns half the 95 % interval of a mean difference in mIoU.
+    """Returns half the 95 % interval of a mean difference in mIoU; `by_run` (seeds,) are the differences.
 
     mIoU is not a mean over images, so a bootstrap of the test images gives its variance. This counts some of the
     variance between seeds twice: the interval is a little too wide.
-
-    Args:
-        pairs: scores of both rows, for each seed.
-        by_run: (seeds,), their differences.
     """
     images = len(pairs[0][0].keys)
     # How often each image is drawn. A constant seed makes the report reproducible.

@@ -19,7 +19,7 @@ from mae_vit.data.batches.sources import (
     warn_of_changes,
 )
 from mae_vit.data.images.augment import Augment, AugmentParams
-from mae_vit.data.images.batched import MOST_PX, batched_crop, boxes_and_flips, resizes
+from mae_vit.data.images.batched import MOST_PX, boxes_and_flips, cached_crop, resizes
 from mae_vit.data.images.masks import crop_mask
 from mae_vit.data.index import ShardIndex
 
@@ -123,7 +123,7 @@ class AugmentedSource:
         small = augment.bands.eight_bit and max(*size, *augment.img_size) <= MOST_PX
         if not (small and resizes(augment, size)):
             return augment.apply_batch(images, drawn)
-        crop = batched_crop(size, augment.img_size, augment.interpolation, torch.device("cpu"))
+        crop = cached_crop(size, augment.img_size, augment.interpolation, torch.device("cpu"))
         boxes = torch.from_numpy(boxes_and_flips(augment, drawn, size))
         views = np.empty((len(images), *self.shape), np.uint8)
         together = max(1, _RESIZED_TOGETHER // images[0].size)

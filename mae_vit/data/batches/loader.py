@@ -89,7 +89,20 @@ class _Batches:
     def render(self, record: np.ndarray, epoch: int, begin: int, end: int) -> tuple[Damage, ...]:
         masks = record["masks"][0, begin:end] if self._source.source.has_masks else None
         views = Views(record["images"][0, begin:end], record["labels"][0, begin:end], masks)
-        return self._render(epoch, record["places"][0, begin:end], views)
+        index = record["places"][0, begin:end]
+        while True:
+            places, passed, stuck = skip_damaged(index, self._known, len(self._source))
+            if stuck:
+                raise DamagedSample(stuck, self._folder)
+            keys = view_keys(self._source.numbers(places), self.repeats)
+            try:
+                self._source.render(self._seed, epoch, places, keys, views)
+                return tuple(passed.values())
+            except DamagedSample as error:
+                if not self._replace:
+                    raise
+                self._known |= {int(places[position]): damage for position, damage in error.damaged}
+                self._folder = error.folder
 
     def finish(self, record: np.ndarray, epoch: int, count: int, damaged: tuple[Damage, ...]) -> Batch:
         tensors = {name: torch.from_numpy(record[name][0, :count]) for name in record.dtype.names or ()}
@@ -99,22 +112,6 @@ class _Batches:
         tensors["places"].copy_(torch.from_numpy(view_keys(record["places"][0, :count], self.repeats)))
         keys = SampleKeys(self._seed, epoch, tensors["places"])
         return Batch(tensors["images"], tensors["labels"], keys, damaged, tensors.get("masks"))
-
-    def _render(self, epoch: int, index: np.ndarray, out: Views) -> tuple[Damage, ...]:
-        """Renders the places `index` (B,) into `out`; returns the damaged samples that were replaced."""
-        while True:
-            places, passed, stuck = skip_damaged(index, self._known, len(self._source))
-            if stuck:
-                raise DamagedSample(stuck, self._folder)
-            keys = view_keys(self._source.numbers(places), self.repeats)
-            try:
-                self._source.render(self._seed, epoch, places, keys, out)
-                return tuple(passed.values())
-            except DamagedSample as error:
-                if not self._replace:
-                    raise
-                self._known |= {int(places[position]): damage for position, damage in error.damaged}
-                self._folder = error.folder
 
 
 def skip_damaged(

@@ -21,16 +21,10 @@ _HOLDOUT_HASH = b"mae-vit finetune holdout"
 def limit_per_class(
     samples: np.ndarray, labels: np.ndarray, keys: Sequence[str], limit: int, *, draw: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Splits `samples` into a subset of at most `limit` of each class and the rest.
+    """Splits `samples`, ascending sample numbers, into a subset of at most `limit` of each class and the rest.
 
-    A smaller limit takes a part of what a larger one takes; draw 0 is that of `prepare --limit-per-class`.
-
-    Args:
-        samples: int64 (n,), sample numbers in the split, ascending.
-        labels: int (N,), labels of the whole split.
-        keys: N sample keys of the whole split.
-        limit: most samples of a class.
-        draw: number of the draw.
+    Labels (N,) and keys are those of the whole split. A smaller limit takes a part of what a larger one
+    takes; draw 0 is that of `prepare --limit-per-class`.
     """
     return _split_by_hash(samples, labels, keys, lambda count: limit, SUBSET_HASH, draw)
 

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mae_vit.core.bands import RGB8, Bands
-from mae_vit.core.keyed_rng import RngStream, derive_key, random_uint32, threefry2x32, uniform
+from mae_vit.core.keyed_rng import RngStream, ViewKeys, derive_key, threefry2x32
 from mae_vit.data.images.bands.resize import resize_bands, to_type
 
 # torchvision's RandomResizedCrop tries ten boxes before it falls back; timm's RandomErasing, before it erases nothing.
@@ -44,8 +44,8 @@ class Policy(Protocol):
 
     name: ClassVar[str]
 
-    def draw(self, seed: int, epoch: int, index: np.ndarray) -> Sequence[Any]:
-        """Draws the change of each sample in `index` (B,); a false value means no change."""
+    def draw(self, keys: ViewKeys) -> Sequence[Any]:
+        """Draws the change of each view; a false value means no change."""
 
     def apply(self, image: np.ndarray, calls: Any, fill: tuple[int, ...] | None) -> np.ndarray:
         """Returns the changed image, uint8 (C, H, W)."""
@@ -55,7 +55,7 @@ class Policy(Protocol):
 class BatchPolicy(Policy, Protocol):
     """A policy that computes each pixel of a whole batch by tensor operations on whole numbers, on any device."""
 
-    def draw_batch(self, seed: int, epoch: int, index: np.ndarray) -> np.ndarray:
+    def draw_batch(self, keys: ViewKeys) -> np.ndarray:
         """Draws the changes of `draw` as whole numbers, int64 (B, K)."""
 
     def apply_batch(self, images: Tensor, calls: Tensor) -> Tensor:
@@ -114,30 +114,28 @@ class Augment:
 
     def draw(self, seed: int, epoch: int, index: np.ndarray) -> AugmentParams:
         """Draws the augmentation of a batch; `index` int64 (B,) has the key of each image's draws."""
-        flips = np.zeros(len(index), bool)
+        keys, flips = ViewKeys(seed, epoch, index), np.zeros(len(index), bool)
         if self.flip:
-            drawn = random_uint32(derive_key(seed, RngStream.FLIP, epoch), index, 1)[0]
-            flips = (drawn[:, 0] & 1).astype(bool)
+            flips = (keys.random_uint32(RngStream.FLIP, 1)[:, 0] & 1).astype(bool)
         calls = None
         if self.policy is not None:
             draw = self.policy.draw_batch if isinstance(self.policy, BatchPolicy) else self.policy.draw
-            calls = draw(seed, epoch, index)
+            calls = draw(keys)
         return AugmentParams(
             flips,
-            self._draw_crops(seed, epoch, index),
+            self._draw_crops(keys),
             calls,
-            draw_erasing(self.erasing, self.img_size, seed, epoch, index) if self.erasing else None,
+            draw_erasing(self.erasing, self.img_size, keys) if self.erasing else None,
         )
 
-    def _draw_crops(self, seed: int, epoch: int, index: np.ndarray) -> np.ndarray | None:
+    def _draw_crops(self, keys: ViewKeys) -> np.ndarray | None:
         if self.crop == "none":
             return None
-        key = derive_key(seed, RngStream.CROP, epoch)
         if self.crop == "pad":
-            drawn = random_uint32(key, index, 2)[0].astype(np.uint64)
+            drawn = keys.random_uint32(RngStream.CROP, 2).astype(np.uint64)
             shifts: np.ndarray = (drawn * np.uint64(2 * self.pad_px + 1)) >> np.uint64(32)
             return shifts.astype(np.int64) - self.pad_px
-        numbers: np.ndarray = uniform(key, index, 2 * _TRIES + 2)
+        numbers = keys.uniform(RngStream.CROP, 2 * _TRIES + 2)
         areas, ratios = numbers[:, :_TRIES], numbers[:, _TRIES : 2 * _TRIES]
         low, high = np.log(self.ratio[0]), np.log(self.ratio[1])
         ratios[:] = np.exp(low + ratios * (high - low))
@@ -355,22 +353,20 @@ def _in_scale(noise: np.ndarray, bands: Bands) -> np.ndarray:
     return to_type(low + noise * ((high - low) / 255), np.dtype(bands.dtype))
 
 
-def draw_erasing(
-    share: float, img_size: tuple[int, int], seed: int, epoch: int, index: np.ndarray
-) -> Erasing:
-    """Draws which share of the images is erased, and where; `index` (B,) has the key of each image's draws.
+def draw_erasing(share: float, img_size: tuple[int, int], keys: ViewKeys) -> Erasing:
+    """Draws which share of the images is erased, and where.
 
     It takes the first of ten boxes that fits, as timm does; the paper tries until one fits.
     """
-    numbers = uniform(derive_key(seed, RngStream.ERASE, epoch), index, 1 + 2 * _TRIES + 2)
+    numbers = keys.uniform(RngStream.ERASE, 1 + 2 * _TRIES + 2)
     size = np.array(img_size)
     area = (_AREA[0] + numbers[:, 1 : 1 + _TRIES] * (_AREA[1] - _AREA[0])) * size.prod()
     ratio = np.exp((1 - 2 * numbers[:, 1 + _TRIES : 1 + 2 * _TRIES]) * np.log(_RATIO))
     tried = np.rint(np.sqrt(np.stack([area * ratio, area / ratio], axis=2))).astype(np.int64)
     fits = (tried < size).all(axis=2)
-    box = tried[np.arange(len(index)), fits.argmax(axis=1)]
+    box = tried[np.arange(len(tried)), fits.argmax(axis=1)]
     # A side of 0 pixels erases nothing.
     erased = (numbers[:, 0] < share) & fits.any(axis=1) & (box > 0).all(axis=1)
     corner = np.floor(numbers[:, -2:] * (size - box + 1)).astype(np.int64)
     boxes = np.where(erased[:, None], np.concatenate([corner, box], axis=1), 0)
-    return Erasing(boxes, derive_key(seed, RngStream.ERASE_NOISE, epoch), index)
+    return Erasing(boxes, derive_key(keys.seed, RngStream.ERASE_NOISE, keys.epoch), keys.index)

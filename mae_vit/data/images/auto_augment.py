@@ -17,7 +17,7 @@ from PIL import Image
 from timm.data.auto_augment import NAME_TO_OP, posterize, translate_x_abs, translate_y_abs
 from torchvision.transforms import AutoAugment, AutoAugmentPolicy
 
-from mae_vit.core.keyed_rng import RngStream, derive_key, uniform
+from mae_vit.core.keyed_rng import RngStream, ViewKeys
 
 # timm's levels go from 0 to 10.
 _MAX_LEVEL = 10.0
@@ -76,8 +76,8 @@ class _Policy(ABC):
     resample: ClassVar[Image.Resampling]
 
     @abstractmethod
-    def draw(self, seed: int, epoch: int, index: np.ndarray) -> list[tuple[Call, ...]]:
-        """Draws the changes of each sample in `index` (B,), in the order they are applied."""
+    def draw(self, keys: ViewKeys) -> list[tuple[Call, ...]]:
+        """Draws the changes of each view, in the order they are applied."""
 
     def apply(self, image: np.ndarray, calls: tuple[Call, ...], fill: tuple[int, ...] | None) -> np.ndarray:
         """Changes uint8 (C, H, W) with 1 or 3 channels; `fill` has the color of pixels that move in from outside."""
@@ -139,10 +139,10 @@ class RandAugment(_Policy):
     magnitude: float = 9.0
     magnitude_std: float = 0.5
 
-    def draw(self, seed: int, epoch: int, index: np.ndarray) -> list[tuple[Call, ...]]:
-        """Draws the changes of each sample in `index` (B,), in the order they are applied."""
-        drawn = uniform(derive_key(seed, RngStream.POLICY, epoch), index, _RANDAUGMENT_DRAWS * self.num_ops)
-        numbers = drawn.reshape(len(index), self.num_ops, _RANDAUGMENT_DRAWS)
+    def draw(self, keys: ViewKeys) -> list[tuple[Call, ...]]:
+        """Draws the changes of each view, in the order they are applied."""
+        drawn = keys.uniform(RngStream.POLICY, _RANDAUGMENT_DRAWS * self.num_ops)
+        numbers = drawn.reshape(-1, self.num_ops, _RANDAUGMENT_DRAWS)
         names = np.array(list(RANDAUGMENT))[np.floor(numbers[..., 0] * len(RANDAUGMENT)).astype(np.int64)]
         applied = numbers[..., 1] < _RANDAUGMENT_SHARE
         signs = np.where(numbers[..., 2] < 0.5, -1, 1)
@@ -199,9 +199,9 @@ class AutoAugmentCifar(_Policy):
     resample = Image.Resampling.NEAREST
     name = "autoaugment_cifar"
 
-    def draw(self, seed: int, epoch: int, index: np.ndarray) -> list[tuple[Call, ...]]:
-        """Draws the changes of each sample in `index` (B,), in the order they are applied."""
-        numbers = uniform(derive_key(seed, RngStream.POLICY, epoch), index, 5)
+    def draw(self, keys: ViewKeys) -> list[tuple[Call, ...]]:
+        """Draws the changes of each view, in the order they are applied."""
+        numbers = keys.uniform(RngStream.POLICY, 5)
         chosen = np.floor(numbers[:, 0] * len(CIFAR10_POLICY)).astype(np.int64)
         signs = np.where(numbers[:, 3:] < 0.5, -1, 1)
         return [

@@ -93,13 +93,8 @@ def shift(images: Tensor, boxes: Tensor) -> Tensor:
     return cut.mul_(inside[:, None])
 
 
-# Cached, and not in the sources: data workers get pickled copies of those.
-@lru_cache(maxsize=4)
-def batched_crop(
-    size: tuple[int, int], img_size: tuple[int, int], interpolation: Interpolation, device: torch.device
-) -> BatchedCrop:
-    """Returns a `BatchedCrop`."""
-    return BatchedCrop(size, img_size, interpolation, device)
+# Not in the sources: data workers get pickled copies of those.
+cached_crop = lru_cache(maxsize=4)(BatchedCrop)
 
 
 class BatchedAugment:
@@ -110,7 +105,7 @@ class BatchedAugment:
         self._augment, self._size = augment, size
         self._crop: Callable[[Tensor, Tensor], Tensor] = shift
         if resizes(augment, size):
-            self._crop = batched_crop(size, augment.img_size, augment.interpolation, device)
+            self._crop = cached_crop(size, augment.img_size, augment.interpolation, device)
 
     def draw(self, seed: int, epoch: int, index: np.ndarray) -> np.ndarray:
         """Draws the views of images by the keys `index` (B,): int64 (B, K)."""

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mae_vit.core.keyed_rng import RngStream, derive_key, uniform
+from mae_vit.core.keyed_rng import RngStream, ViewKeys
 
 # ITU-R BT.601: the weights with which Pillow turns RGB into gray.
 _LUMA = np.array([0.299, 0.587, 0.114])
@@ -62,14 +62,14 @@ class ColorJitter:
     hue: float = 0.1
     gray: float = 0.2
 
-    def draw(self, seed: int, epoch: int, index: np.ndarray) -> list[Change]:
-        """Draws the change of each sample of `index` (B,)."""
-        drawn = self._draw(seed, epoch, index)
+    def draw(self, keys: ViewKeys) -> list[Change]:
+        """Draws the change of each view."""
+        drawn = self._draw(keys)
         return [Change(b, c, s, a, bool(gray)) for b, c, s, a, gray in drawn.T.tolist()]
 
-    def _draw(self, seed: int, epoch: int, index: np.ndarray) -> np.ndarray:
+    def _draw(self, keys: ViewKeys) -> np.ndarray:
         """Draws the values of `Change`: float64 (5, B)."""
-        drawn = uniform(derive_key(seed, RngStream.POLICY, epoch), index, 5).T
+        drawn = keys.uniform(RngStream.POLICY, 5).T
         ranges = np.array([[self.brightness], [self.contrast], [self.saturation], [2 * math.pi * self.hue]])
         moved = (2 * drawn[:4] - 1) * ranges
         moved[:3] += 1
@@ -81,9 +81,9 @@ class ColorJitter:
         changed: np.ndarray = self.apply_batch(torch.from_numpy(image.copy())[None], coefficients)[0].numpy()
         return changed
 
-    def draw_batch(self, seed: int, epoch: int, index: np.ndarray) -> np.ndarray:
-        """Draws the changes of samples (B,) as the whole numbers that `apply_batch` takes: int64 (B, K)."""
-        return _coefficients(self._draw(seed, epoch, index))
+    def draw_batch(self, keys: ViewKeys) -> np.ndarray:
+        """Draws the changes of views as the whole numbers that `apply_batch` takes: int64 (B, K)."""
+        return _coefficients(self._draw(keys))
 
     def apply_batch(self, images: Tensor, coefficients: Tensor) -> Tensor:
         """Changes uint8 (B, C, H, W) by whole numbers (B, K) on the same device; equal on all devices."""

@@ -76,11 +76,7 @@ def decode(data: bytes, channels: int, *, bands: Bands = RGB8) -> np.ndarray:
 
     EXIF orientation is not applied: the official MAE code and torchvision's ImageFolder do not
     apply it, and a view must not depend on the decoder. Transparency is dropped, as in ImageFolder.
-
-    Args:
-        data: an encoded image; its bytes, not its name, determine the format.
-        channels: 1 for gray, 3 for RGB; other color modes are converted.
-        bands: bands of the image; unless they are photographs, raw values are returned.
+    Colors are converted to one channel of gray, or three of RGB.
 
     Returns:
         uint8 (C, H, W), 16 bits scaled to 8; or raw values of the bands' type. The channels of a pixel lie side by side

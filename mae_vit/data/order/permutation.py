@@ -18,14 +18,9 @@ Numbers = int | np.ndarray
 
 
 def permute(positions: np.ndarray, num_samples: Numbers, key: tuple[Numbers, Numbers]) -> np.ndarray:
-    """Maps positions to samples, a bijection on 0..N-1.
+    """Maps positions (n,) to samples, a bijection on 0..N-1 for N up to 2**32.
 
     If `num_samples` and `key` are arrays, each position has its own domain, as with one call per position.
-
-    Args:
-        positions: integers (n,) in [0, N).
-        num_samples: N, 1 to 2**32; an integer or integers (n,).
-        key: two words from `derive_key`; integers or uint32 (n,).
 
     Returns:
         int64 (n,), sample indices in [0, N).

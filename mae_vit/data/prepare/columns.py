@@ -69,12 +69,8 @@ def read_columns(
 ) -> tuple[Columns, list[dict[str, str]]]:
     """Reads a table; returns its columns, and the cells of each row by column.
 
-    Args:
-        table: the file.
-        options: columns that were asked for, by name or by number from 1, and whether labels are read.
-        find_all: returns the image of each name, or None.
-        labeled: whether there must be labels, which may be in a column of any name.
-        remedy: tells what to do if no column names images.
+    `find_all` returns the image of each name, or None. If `labeled`, the table must have labels, in any
+    column. `remedy` tells what to do if no column names images.
 
     Raises:
         InputError: if it is no such text, or if columns are unclear.

@@ -51,9 +51,7 @@ NAME_ENCODING = (
 Parts = tuple[str, ...]
 
 
-def place(
-    paths: Sequence[Parts], split: str, *, where: str, class_folder: str | None
-) -> list[tuple[str, Parts]]:
+def place(paths: Sequence[Parts], split: str, class_folder: str | None) -> list[tuple[str, Parts]]:
     """Strips the common top and the split folder from each path: (split, (class, ..., file)).
 
     Raises:
@@ -62,12 +60,12 @@ def place(
     top = _common_top(paths)
     below = [path[top:] for path in paths]
     direct = {parts[0] for parts in below if len(parts) == 2}
-    splits, unclear = _splits_among({parts[0] for parts in below if len(parts) > 1}, direct, where)
+    splits, unclear = _splits_among({parts[0] for parts in below if len(parts) > 1}, direct)
     placed = [
         (splits[parts[0]], parts[1:]) if len(parts) > 1 and parts[0] in splits else (split, parts)
         for parts in below
     ]
-    if not splits and (second := _splits_below_classes(below, where)):
+    if not splits and (second := _splits_below_classes(below)):
         placed = [(second[parts[1]], (parts[0], *parts[2:])) for parts in below]
     placed = _unwrapped(placed)
     if class_folder == "last":
@@ -77,7 +75,7 @@ def place(
         ]
     if class_folder is None and (unclear := unclear or _unclear_classes(placed)):
         raise InputError(
-            f"{where}: are the folders {_listed(name or '.' for name in unclear)} classes? If so, use "
+            f"are the folders {_listed(name or '.' for name in unclear)} classes? If so, use "
             "--class-folder first; if the innermost folders are, --class-folder last; if they are splits, versions or "
             "masks, prepare each separately (--split NAME, --masks DIR); for images without labels, --no-labels"
         )
@@ -129,7 +127,7 @@ def _is_companion(folder: str) -> bool:
     return bool(_COMPANION.fullmatch(_FORMAT.sub("", folder)) or _TRUTH.match(folder))
 
 
-def _splits_among(folders: set[str], direct: set[str], where: str) -> tuple[dict[str, str], set[str]]:
+def _splits_among(folders: set[str], direct: set[str]) -> tuple[dict[str, str], set[str]]:
     """Returns the split of each sibling folder, none if they are classes; and the folders that may be either.
 
     If two have names of splits, all are splits, the others by their own names (extra, test_A). A single split name
@@ -138,12 +136,12 @@ def _splits_among(folders: set[str], direct: set[str], where: str) -> tuple[dict
     exact = {folder: split for folder in sorted(folders) if (split := split_named(folder))}
     if len(set(exact.values())) > 1 or len(exact) == len(folders):
         own = {folder: surely_split(folder) or re.sub(r"\W", "_", folder) for folder in sorted(folders)}
-        return _distinct(own, where), set()
+        return _distinct(own), set()
     inside = {folder: split for folder in sorted(folders) if (split := split_and_rest(folder)[0])}
     several = len(set(inside.values())) > 1
     if len(inside) == len(folders) and (several or not _rest(min(folders))):
         if len(set(map(_rest, folders))) == 1:
-            return _distinct(inside, where), set()
+            return _distinct(inside), set()
         return {}, folders
     pairs = {(" ".join(split_and_rest(folder)[1]), split) for folder, split in inside.items()}
     if _PARTS & {folder.lower() for folder in folders} or len(pairs) > len({rest for rest, _ in pairs}):
@@ -153,23 +151,23 @@ def _splits_among(folders: set[str], direct: set[str], where: str) -> tuple[dict
     return {}, set()
 
 
-def _distinct(splits: dict[str, str], where: str) -> dict[str, str]:
+def _distinct(splits: dict[str, str]) -> dict[str, str]:
     """Rejects two folders of the same split."""
     folder_of: dict[str, str] = {}
     for folder, split in splits.items():
         if (other := folder_of.setdefault(split, folder)) != folder:
             both = _listed([other, folder])
-            raise InputError(f'{where}: the folders {both} both mean split "{split}"; move them into one')
+            raise InputError(f'the folders {both} both mean split "{split}"; move them into one')
     return splits
 
 
-def _splits_below_classes(paths: Sequence[Parts], where: str) -> dict[str, str]:
+def _splits_below_classes(paths: Sequence[Parts]) -> dict[str, str]:
     """Returns the splits of CLASS/SPLIT/file, by folder name; none unless all paths have this form."""
     if any(len(parts) < 3 for parts in paths):
         return {}
     names = {parts[1] for parts in paths}
     exact = set(map(split_named, names))
-    return _splits_among(names, set(), where)[0] if len(exact - {None}) > 1 or None not in exact else {}
+    return _splits_among(names, set())[0] if len(exact - {None}) > 1 or None not in exact else {}
 
 
 def _unwrapped(placed: list[tuple[str, Parts]]) -> list[tuple[str, Parts]]:

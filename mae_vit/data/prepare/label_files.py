@@ -25,10 +25,7 @@ _ONE_CLASS = "keep one class per image, or leave --labels out (pretraining needs
 def label_by_file(source: ImageSource, file: Path, options: SourceOptions) -> ImageSource:
     """Gives the images of a source the labels of a file; an image without a row keeps none.
 
-    Args:
-        source: the images, named by their paths in it.
-        file: the table: a first line of names or none; paths with or without folders and extension.
-        options: the columns that were asked for.
+    The first line may name columns. Paths may lack folders and extension.
 
     Raises:
         InputError: if columns are unclear, no row names an image, or labels are several for an image or fractions.

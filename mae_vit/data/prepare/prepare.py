@@ -64,15 +64,15 @@ def prepare(
     A split is complete or absent: its shards are moved from a hidden folder once all are written; `dataset.json` last.
 
     Args:
-        sources: sources whose splits do not overlap.
-        out: the data folder.
-        overwrite: replace splits that exist.
-        shard_bytes: largest size of a shard in bytes, approximately.
-        shard_samples: largest number of samples in a shard.
-        selection: which samples to take; all by default.
-        conversion: how to store them; unchanged by default.
-        exclude: data folders, `DIR` or `DIR:SPLIT`, whose images are left out of all splits but val and test.
-        workers: number of decoding processes; 0 decodes in this process.
+        sources: have splits that do not overlap.
+        out: is the data folder.
+        overwrite: replaces splits that exist.
+        shard_bytes: limits the size of a shard, approximately.
+        shard_samples: limits the samples of a shard.
+        selection: says which samples to take; all by default.
+        conversion: says how to store them; unchanged by default.
+        exclude: names data folders, `DIR` or `DIR:SPLIT`, whose images are left out of all splits but val and test.
+        workers: decode in processes of their own; 0 decodes in this process.
 
     Raises:
         InputError: if a split exists, comes from two sources, has classes new to the folder, or no readable image.

@@ -21,13 +21,7 @@ def open_unlabeled(
     """Opens the training images of a source, without those that the labeled sources have too.
 
     People often pick the images that they label from the others. A copy of a held-out image would be trained on.
-    Copies are found by their bytes, and between folders alone.
-
-    Args:
-        spec: the source.
-        sources: the labeled sources.
-        specs: their paths; a single one if there is one source.
-        options: how sources are read.
+    Copies are found by their bytes, and between folders alone. `specs` has the path of each labeled source.
 
     Raises:
         InputError: if it holds no further training images.

@@ -38,11 +38,9 @@ TEST_SPLITS = ("test", "val")
 
 
 def find_recipe(ckpt: str | None, given: Sequence[str] = ()) -> tuple[Path, list[str]]:
-    """Returns the config and overrides for the pretrained weights of a run folder.
+    """Returns the config and overrides for the pretrained weights `--ckpt`, a run folder.
 
-    Args:
-        ckpt: value of --ckpt.
-        given: overrides of the command line, such as other data, or a mode with recipes of its own.
+    `given` are overrides of the command line; a mode among them may have recipes of its own.
 
     Raises:
         InputError: if the run does not determine everything; names the options to pass.

@@ -77,15 +77,8 @@ def train_probe(
 ) -> None:
     """Trains a probe, in float32, and leaves it in evaluation mode.
 
-    Features are the same in every epoch; the paper crops, flips and encodes each image anew.
-
-    Args:
-        probe: the probe, on the device of the features.
-        features: (n, D) of the training images.
-        labels: int64 (n,), on the same device.
-        steps: learning rate and row numbers (B,) of the images of each step.
-        optimizer: updates the probe's parameters.
-        label_smoothing: share of the target that is spread over all classes, 0 to 1.
+    Each of the `steps` has a learning rate and row numbers (B,). Features (n, D) are the same in every epoch; the
+    paper crops, flips and encodes each image anew.
     """
     probe.train()
     for rate, numbers in steps:

@@ -119,10 +119,7 @@ class ImageClassifier(FeatureEncoder):
 
 
 def load_classifier(run: str | os.PathLike[str]) -> ImageClassifier:
-    """Loads the classifier of a fine-tuning run.
-
-    Args:
-        run: the folder of a finished run of mode "finetune", or its `model.safetensors`.
+    """Loads the classifier of a finished run of mode "finetune", from its folder or its `model.safetensors`.
 
     Raises:
         InputError: if there is none.

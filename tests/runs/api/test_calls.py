@@ -238,7 +238,7 @@ def test_fine_tuning_takes_a_run(commanded, tmp_path):
     assert run.summary["status"] == "done"
     assert 0 <= run.summary["test_top1"] <= 1
     assert isinstance(run.encoder(), mae_vit.PretrainedEncoder)
-    with pytest.raises(mae_vit.InputError, match="no weights and no config"):
+    with pytest.raises(mae_vit.InputError, match="no weights"):
         mae_vit.finetune()
 
 

@@ -78,7 +78,7 @@ def test_geometry_and_normalization_are_the_weights(run, tmp_path, capsys):
     out, err = capsys.readouterr()
     assert "warning" not in err
     # What the file says and the weights replace is named.
-    assert "model.patch_size=8, which" in out
+    assert "model.patch_size=8," in out
     assert run(tmp_path, "data.normalize=half", name="other") == 0
     assert "mean [0.1, 0.2, 0.3]" in capsys.readouterr().err
     for change in ("model.patch_size=4", "model.depth=3", "model.num_heads=4"):
@@ -91,7 +91,7 @@ def test_the_size_of_images_is_the_files(run, tmp_path, capsys):
     write_encoder(tmp_path, (16, 16), 2, 3, 48, 2, 3, 2.0, "learnable", HALF, HALF)
     assert run(tmp_path, "--dry-run") == 0
     output = capsys.readouterr().out
-    assert "note: model.img_size=32" in output
+    assert "model.img_size=32" in output
     assert "16 x 16 patches" in output
 
 

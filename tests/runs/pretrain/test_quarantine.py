@@ -95,7 +95,7 @@ def test_by_default_the_second_damaged_sample_of_1497_is_too_many(call, digits, 
         assert said in error
     assert (summary_of(folder)["status"], summary_of(folder)["damaged_samples"]) == ("failed", 2)
     assert call(*options, "data.damage_budget=0", name="none") == 1
-    assert "data.damage_budget=0 allows 0;" in capsys.readouterr().err
+    assert "damage_budget=0 allows 0;" in capsys.readouterr().err
 
 
 def cut_back(folder, step: int) -> None:

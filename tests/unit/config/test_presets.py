@@ -38,7 +38,7 @@ def test_a_file_is_meant_before_a_preset(tmp_path, monkeypatch):
     assert find_preset("../configs/mae_digits") is None
     (tmp_path / "mae_digits.yaml").write_text("run: {name: mine}")
     assert str(find_config("mae_digits.yaml")) == "mae_digits.yaml"
-    with pytest.raises(InputError, match=r"give mae_digits\.yaml"):
+    with pytest.raises(InputError, match=r"mae_digits\.yaml"):
         find_config("mae_digits")
     (tmp_path / "mae_digits.yaml").unlink()
     (tmp_path / "mae_digits.yaml").symlink_to(shipped)

@@ -7,11 +7,11 @@ import torch
 from mae_vit.core.keyed_rng import (
     RngStream,
     SampleKeys,
+    ViewKeys,
     derive_key,
     noise_seed,
     random_uint32,
     threefry2x32,
-    uniform,
 )
 
 # Random123's kat_vectors, threefry 2x32 with 20 rounds: counter, key, result.
@@ -99,7 +99,7 @@ def test_noise_differs_by_rank_step_and_micro_batch():
 
 
 def test_uniform_numbers_are_uniform():
-    numbers = uniform(derive_key(0, RngStream.CROP, 0), np.arange(20_000), 3)
+    numbers = ViewKeys(0, 0, np.arange(20_000)).uniform(RngStream.CROP, 3)
     assert numbers.dtype == np.float64
     assert numbers.min() >= 0
     assert numbers.max() < 1

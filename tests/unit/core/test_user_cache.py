@@ -58,7 +58,7 @@ def test_no_place_at_all_names_the_remedy(nobody, monkeypatch):
     nobody.write_text("a file")
     settle_nameless_user()
     assert "HOME" not in os.environ
-    with pytest.raises(InputError, match="set XDG_CACHE_HOME"):
+    with pytest.raises(InputError, match="XDG_CACHE_HOME"):
         user_cache()
     monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
     assert user_cache() == Path("/caches/mae-vit")
@@ -68,7 +68,7 @@ def test_a_folder_of_another_user_is_not_trusted(nobody, monkeypatch):
     stranger = os.getuid() + 1
     nobody.with_name(f"mae-vit-{stranger}").mkdir()
     monkeypatch.setattr(os, "getuid", lambda: stranger)
-    with pytest.raises(InputError, match="set XDG_CACHE_HOME"):
+    with pytest.raises(InputError, match="XDG_CACHE_HOME"):
         user_cache()
 
 

@@ -39,9 +39,8 @@ def test_masks_do_not_depend_on_the_batch():
     assert not torch.equal(part, other_epoch)
 
 
-def corruption(num_samples: int = 500, **changes):
-    shares = {"corrupt_ratio": 0.5, "mask_share": 0.8, "random_share": 0.1} | changes
-    return corrupt(SampleKeys(0, 0, torch.arange(num_samples)), 64, **shares)
+def corruption(num_samples: int = 500):
+    return corrupt(SampleKeys(0, 0, torch.arange(num_samples)), 64, 0.5)
 
 
 def test_corruption_counts_and_shares():

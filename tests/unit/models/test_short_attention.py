@@ -74,9 +74,7 @@ def compare(kernel, reference, device, dtype, bound):
 
 @pytest.mark.parametrize("kernel", ["cudnn", "efficient", "triton"])
 def test_a_kernel_that_a_cpu_lacks_is_refused(kernel):
-    with pytest.raises(
-        InputError, match=f"^train.attention={kernel} needs a GPU; a CPU has plain and flash$"
-    ):
+    with pytest.raises(InputError, match=f"^train.attention={kernel} needs a GPU"):
         choose_attention(PlainOrFusedAttention(8, num_heads=1), CPU, kernel)
 
 
@@ -88,7 +86,7 @@ def test_a_network_with_another_attention_or_none_is_refused(name):
         else torch.nn.Sequential(rope(), PlainOrFusedAttention(8, 1))
     )
     for kernel in ("plain", "flash"):
-        with pytest.raises(InputError, match=f"^train.attention={kernel} is for our Vision Transformers"):
+        with pytest.raises(InputError, match=f"^train.attention={kernel} is for"):
             choose_attention(network, CPU, kernel)
     choose_attention(network, CPU)
 

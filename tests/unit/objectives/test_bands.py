@@ -68,7 +68,7 @@ def test_a_mask_without_missing_values_changes_no_bit(name):
     floats = replace(batch, images=batch.images.float())
     torch.manual_seed(0)
     banded = build(name, "tiny", bands=BYTES_AS_FLOATS)
-    assert banded.valid(floats.images) is not None
+    assert banded.bands.valid(floats.images) is not None
     assert torch.equal(banded(floats).loss, plain(batch).loss)
     banded(floats).loss.backward()
     plain(batch).loss.backward()

@@ -78,8 +78,6 @@ def test_supervised_is_measured_on_images_with_a_label_alone():
         *[("mae", {f"decoder_{name}": value}) for name, value in (("depth", 2), ("embed_dim", 64))],
         *[("mae", {name: value}) for name, value in (("decoder_num_heads", 4), ("norm_pix_loss", False))],
         ("masked_patch", {"corrupt_ratio": 0.25}),
-        ("masked_patch", {"mask_share": 0.2}),
-        ("masked_patch", {"random_share": 0.0, "mask_share": 0.5}),
     ],
 )
 def test_every_option_has_an_effect(name, changes):

@@ -37,9 +37,7 @@ _ROWS = 64  # of an array, to compare
 def open_raster(data: bytes, *, every_band: bool = False) -> Raster | None:
     """Decodes an image other than a photograph of 8 bits.
 
-    Args:
-        data: an encoded image; its bytes, not its name, determine the format.
-        every_band: read TIFF files of 8 bits too, with their bands of transparency.
+    With `every_band`, it decodes TIFF files of 8 bits too, with their bands of transparency.
 
     Returns:
         The image; None if `mae_vit.data.images.decode` is to decode it.

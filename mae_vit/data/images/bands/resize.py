@@ -17,16 +17,10 @@ _BLOCK = 16
 def resize_bands(
     image: np.ndarray, img_size: tuple[int, int], nodata: float | None, *, flip: bool = False
 ) -> np.ndarray:
-    """Resizes an image by antialiased bicubic interpolation.
+    """Resizes an image (C, H, W) by antialiased bicubic interpolation; to mirror it costs nothing here.
 
     A pixel is missing in the result if the nearest pixel of the image is; others are interpolated from pixels
     with a value alone.
-
-    Args:
-        image: (C, H, W) of any type of `mae_vit.core.bands.DTYPES`.
-        img_size: (H, W) of the result.
-        nodata: raw value of missing pixels; NaN marks them in floats without it.
-        flip: mirror the result, which costs nothing here.
 
     Returns:
         (C, *img_size) of the same type; whole numbers are rounded and clipped to their range.

@@ -124,21 +124,23 @@ def entries_from_paths(
         at = [next((n for n in range(1, len(parts)) if parts[:n] in wrappers), None) for parts in paths]
         paths = [parts[: n - 1] + parts[n:] if n else parts for n, parts in zip(at, paths, strict=True)]
     level = options.class_folder if labels else "first"
-    try:
-        placed = place(paths, split, where=where, class_folder=level)
-    except InputError as error:
-        if tables := files.tables() if labels else []:
-            raise InputError(
-                f"{error}; {shown(tables)} may contain labels; give it instead of the folder"
-            ) from None
-        raise
+
+    def placed_below(paths: Sequence[Parts]) -> list[tuple[str, Parts]]:
+        try:
+            return place(paths, split, level)
+        except InputError as error:
+            tables = files.tables() if options.labels else []
+            hint = f"; {shown(tables)} may contain labels; give it instead of the folder" if tables else ""
+            raise InputError(f"{where}: {error}{hint}") from None
+
+    placed = placed_below(paths)
     folders = {parts[0] if len(parts) > 1 else None for _, parts in placed}
     if wrapped and len(folders) == 1 and {own for own, _ in placed} == {split}:
         below = [parts[1:] for _, parts in placed]
         if None in folders or all(len(parts) == 1 for parts in below):
             placed, labels = [(split, below[n] or parts) for n, (_, parts) in enumerate(placed)], False
         else:  # the wrapper holds class folders, and an image beside them
-            placed = place(below, split, where=where, class_folder=level)
+            placed = placed_below(below)
     flat = _flat_splits(placed, where) if labels else {own for own, _ in placed}
     keys: dict[str, dict[str, int]] = {}
     entries = []

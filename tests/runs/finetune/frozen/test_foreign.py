@@ -119,7 +119,7 @@ def test_training_is_refused_before_anything_is_fetched(measure, capsys, monkeyp
 
 def test_a_misspelled_mode_is_named(measure, tmp_path, capsys):
     assert measure(write_backbone(tmp_path / "dinov2", "dinov2"), "few_shots")[0] == 2
-    assert 'did you mean "few_shot"?' in one_line(capsys)
+    assert 'mean "few_shot"?' in one_line(capsys)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from mae_vit.cli.main import main
 from mae_vit.config.data import AugmentSection
 from mae_vit.core.bands import Bands
 from mae_vit.core.errors import InputError
+from mae_vit.core.keyed_rng import ViewKeys
 from mae_vit.data.batches.augmented import open_source
 from mae_vit.data.batches.loader import FixedBatches
 from mae_vit.data.images.augment import Augment, AugmentParams, center_crop, draw_erasing
@@ -139,7 +140,7 @@ def test_what_lies_outside_is_missing_or_zero_of_the_scale():
 def test_erasing_fills_within_the_scale():
     bands = Bands(("a", "b"), "int16", (-500, 1000), (-400, 3000))
     images = np.zeros((8, 2, 24, 24), np.int16)
-    erasing = draw_erasing(1.0, (24, 24), 0, 0, np.arange(8))
+    erasing = draw_erasing(1.0, (24, 24), ViewKeys(0, 0, np.arange(8)))
     erasing.fill(images, bands)
     for band, (low, high) in enumerate(((-500, -400), (1000, 3000))):
         filled = images[:, band][images[:, band] != 0]

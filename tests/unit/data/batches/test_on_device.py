@@ -112,7 +112,7 @@ def test_on_a_gpu_nothing_waits_and_nothing_of_the_cpu_is_mixed_in(digits, monke
 def test_what_only_the_host_can_stays_there_with_the_reason(digits, options, workers, why):
     source = open_views(digits, **options)
     assert choose_place("auto", source, workers=workers, device=CUDA) == Place(False, f"auto: {why}")
-    with pytest.raises(InputError, match=r"^data.augment.device=device cannot be: ") as raised:
+    with pytest.raises(InputError, match=r"^data.augment.device=device ") as raised:
         choose_place("device", source, workers=workers, device=CUDA)
     assert why in str(raised.value)
     assert choose_place("host", source, workers=workers, device=CUDA) == Place(

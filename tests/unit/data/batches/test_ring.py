@@ -148,7 +148,7 @@ def test_memory_that_cannot_be_page_locked_is_refused_in_one_line(source, monkey
     """As where a disk stands in for /dev/shm: the code of an error, like that of success, has no truth value."""
     code = torch._C._cudart.cudaError(1)
     monkeypatch.setattr(torch.cuda, "cudart", lambda: SimpleNamespace(cudaHostRegister=lambda *_: code))
-    with pytest.raises(InputError, match=r"each rank needs 0 MiB of shared memory .* enlarge /dev/shm"):
+    with pytest.raises(InputError, match=r" 0 MiB of .*/dev/shm"):
         next(load(source, 20, pin_memory=True))
 
 

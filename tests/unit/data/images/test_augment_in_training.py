@@ -12,6 +12,7 @@ from mae_vit.config.data import AugmentSection
 from mae_vit.config.load import load_config
 from mae_vit.config.presets import find_config
 from mae_vit.core.errors import InputError
+from mae_vit.core.keyed_rng import ViewKeys
 from mae_vit.data.batches.augmented import Views, open_source
 from mae_vit.data.batches.loader import choose_workers
 from mae_vit.data.images.augment import Augment
@@ -66,7 +67,7 @@ def test_one_by_one_in_a_batch_and_in_another_batch_are_the_same(changes, crop, 
 def test_draws_of_a_seed_stay_what_they_are():
     """They are part of the data format: a run that goes on takes up where it was."""
     index = np.arange(400)
-    drawn = [policy.draw(7, 3, index) for policy in (RandAugment(num_ops=3), AutoAugmentCifar())]
+    drawn = [policy.draw(ViewKeys(7, 3, index)) for policy in (RandAugment(num_ops=3), AutoAugmentCifar())]
     content = [[(op, [round(value, 4) for value in values]) for op, values in sum(d, ())] for d in drawn]
     erasing = Augment(img_size=(32, 32), erasing=0.3).draw(7, 3, index).erasing
     images = np.zeros((400, 1, 32, 32), np.uint8)

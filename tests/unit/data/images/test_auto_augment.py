@@ -12,6 +12,7 @@ from timm.data import auto_augment as timm_ops
 from torchvision.transforms import AutoAugment, AutoAugmentPolicy, InterpolationMode
 from torchvision.transforms.autoaugment import _apply_op
 
+from mae_vit.core.keyed_rng import ViewKeys
 from mae_vit.data.images.auto_augment import (
     AUTOAUGMENT,
     CIFAR10_POLICY,
@@ -113,7 +114,7 @@ def test_autoaugment_ops_have_torchvisions_pixels(name, channels, height, width,
 
 
 def test_randaugment_draws_uniform_ops_half_of_them_and_normal_levels():
-    drawn = RandAugment(num_ops=3, magnitude=5.0, magnitude_std=0.5).draw(0, 0, MANY)
+    drawn = RandAugment(num_ops=3, magnitude=5.0, magnitude_std=0.5).draw(ViewKeys(0, 0, MANY))
     calls = [call for of_image in drawn for call in of_image]
     total = 3 * len(MANY)
     assert_share(len(calls), total, 0.5)
@@ -134,7 +135,7 @@ def test_randaugment_draws_uniform_ops_half_of_them_and_normal_levels():
 
 def test_levels_are_clipped_and_constant_without_noise():
     def levels(policy: RandAugment) -> np.ndarray:
-        calls = [call for of_image in policy.draw(0, 0, MANY[:4000]) for call in of_image]
+        calls = [call for of_image in policy.draw(ViewKeys(0, 0, MANY[:4000])) for call in of_image]
         return np.abs([call.arguments[0] for call in calls if call.op == "Rotate"]) / 3
 
     clipped = levels(RandAugment(magnitude=9.5, magnitude_std=3.0))
@@ -145,7 +146,7 @@ def test_levels_are_clipped_and_constant_without_noise():
 
 
 def test_autoaugment_draws_pairs_probabilities_and_signs_by_its_table():
-    drawn = AutoAugmentCifar().draw(0, 0, MANY)
+    drawn = AutoAugmentCifar().draw(ViewKeys(0, 0, MANY))
     counts = Counter(call.op for of_image in drawn for call in of_image)
     for name in AUTOAUGMENT:
         shares = [share / 25 for pair in CIFAR10_POLICY for op, share, _ in pair if op == name]

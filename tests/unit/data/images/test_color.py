@@ -6,6 +6,7 @@ import torch
 from helpers.images import smooth
 from torchvision.transforms.v2 import functional as theirs
 
+from mae_vit.core.keyed_rng import ViewKeys
 from mae_vit.data.images.augment import Augment
 from mae_vit.data.images.color import Change, ColorJitter
 
@@ -58,15 +59,15 @@ def test_hue_turns_color_and_keeps_gray_values():
 def test_draws_are_in_their_ranges_and_by_key():
     index = np.arange(4000)
     policy = ColorJitter(brightness=0.4, contrast=0.3, saturation=0.2, hue=0.1, gray=0.2)
-    drawn = np.array(policy.draw(3, 1, index), np.float64)
+    drawn = np.array(policy.draw(ViewKeys(3, 1, index)), np.float64)
     for column, reach, center in ((0, 0.4, 1), (1, 0.3, 1), (2, 0.2, 1), (3, 0.2 * np.pi, 0)):
         moved = drawn[:, column] - center
         assert np.abs(moved).max() <= reach
         assert moved.min() < -0.98 * reach
         assert moved.max() > 0.98 * reach
     assert drawn[:, 4].mean() == pytest.approx(0.2, abs=0.03)
-    assert policy.draw(3, 1, index[7:9]) == policy.draw(3, 1, index)[7:9]
-    assert policy.draw(3, 2, index[:4]) != policy.draw(3, 1, index[:4])
+    assert policy.draw(ViewKeys(3, 1, index[7:9])) == policy.draw(ViewKeys(3, 1, index))[7:9]
+    assert policy.draw(ViewKeys(3, 2, index[:4])) != policy.draw(ViewKeys(3, 1, index[:4]))
 
 
 def test_a_batch_is_changed_as_its_images_are():
@@ -74,6 +75,6 @@ def test_a_batch_is_changed_as_its_images_are():
     augment = Augment(img_size=images.shape[2:], policy=ColorJitter())
     views = augment.apply_batch(images, augment.draw(5, 0, np.arange(6)))
     assert len({view.tobytes() for view in views}) == 6
-    calls = augment.policy.draw(5, 0, np.arange(6))
+    calls = augment.policy.draw(ViewKeys(5, 0, np.arange(6)))
     for image, call, seen in zip(images, calls, views, strict=True):
         np.testing.assert_array_equal(augment.policy.apply(image, call, None), seen)

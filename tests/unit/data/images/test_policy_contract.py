@@ -8,6 +8,7 @@ import torch
 from helpers.images import smooth
 
 from mae_vit.config.data import POLICIES, AugmentSection
+from mae_vit.core.keyed_rng import ViewKeys
 from mae_vit.data.views import make_policy
 
 INDEX = np.arange(1000, 1064)
@@ -34,18 +35,18 @@ def test_the_config_takes_every_policy_and_its_options():
 
 
 def test_a_draw_depends_on_the_key_alone(policy):
-    drawn = policy.draw(3, 5, INDEX)
+    drawn = policy.draw(ViewKeys(3, 5, INDEX))
     assert len(drawn) == len(INDEX)
     others = np.random.default_rng(0).permutation(len(INDEX))[:9]
-    assert list(policy.draw(3, 5, INDEX[others])) == [drawn[at] for at in others]
+    assert list(policy.draw(ViewKeys(3, 5, INDEX[others]))) == [drawn[at] for at in others]
     for seed, epoch in ((4, 5), (3, 6)):
-        assert list(policy.draw(seed, epoch, INDEX)) != list(drawn)
+        assert list(policy.draw(ViewKeys(seed, epoch, INDEX))) != list(drawn)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_it_changes_some_images_and_leaves_type_size_and_input_alone(policy, channels):
     images = smooth(channels, 24, 32, count=len(INDEX))
-    before, drawn = images.copy(), policy.draw(3, 5, INDEX)
+    before, drawn = images.copy(), policy.draw(ViewKeys(3, 5, INDEX))
     views = changed(policy, images, drawn)
     assert (views.dtype, views.shape) == (np.uint8, images.shape)
     assert (views != images).any()
@@ -60,7 +61,7 @@ def test_no_generator_is_read_or_moved(policy):
         np.random.seed(seed)
         torch.manual_seed(seed)
         before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
-        views.append(changed(policy, images, policy.draw(0, 0, INDEX)))
+        views.append(changed(policy, images, policy.draw(ViewKeys(0, 0, INDEX))))
         after = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
         assert before == after
     np.testing.assert_array_equal(*views)

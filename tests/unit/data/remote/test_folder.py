@@ -53,7 +53,7 @@ def test_a_shard_that_something_truncates_each_time_is_named(source, server, tmp
         return path
 
     monkeypatch.setattr(Cache, "fetch", truncated)
-    with pytest.raises(ReadError, match="truncated in the cache"):
+    with pytest.raises(ReadError, match="truncated"):
         index.read(0)
 
 
@@ -151,7 +151,7 @@ def test_a_description_that_is_none_does_not_take_the_place_of_one(own):
     here = resolve()
     before = (here.folder / "dataset.json").read_bytes()
     (folder / "dataset.json").write_text("<html>please log in</html>")
-    with pytest.raises(InputError, match=r"dataset\.json of http"):
+    with pytest.raises(InputError, match=r"dataset\.json of "):
         resolve()
     assert (here.folder / "dataset.json").read_bytes() == before
 

@@ -103,7 +103,7 @@ def test_an_upload_that_loses_parts_does_not_count(run):
             put(path, name)
 
     run._put = losing
-    with pytest.raises(RemoteError, match=r"checkpoints/step-00000003 has lost parameters.safetensors; does"):
+    with pytest.raises(RemoteError, match=r"step-00000003 has lost parameters"):
         save(run, 3)
     assert run.newest().step == 2
 
@@ -119,7 +119,7 @@ def test_a_rollback_fetches_an_earlier_checkpoint(run, elsewhere):
     assert recovery.go_back(BadStep(2, "")).step == 1
     assert steps(elsewhere) == [1]
     elsewhere._names = lambda: 1 / 0
-    with pytest.raises(TrainingFailed, match=r"step 1 .*; memory://.* cannot be read: division by zero"):
+    with pytest.raises(TrainingFailed, match=r"step 1 .*: division by zero"):
         recovery.go_back(BadStep(1, "is bad"))
 
 
@@ -255,11 +255,11 @@ def test_rank_0_needs_no_store_for_its_own_checkpoint(run, monkeypatch):
     assert torch.equal(load_together(path, Ranks(), run.bring).parameters["weight"], torch.full((5,), 2.0))
     monkeypatch.setattr(checkpoint, "LATE_S", 0)
     monkeypatch.setattr(checkpoint, "gather_objects", lambda problem, ranks: [problem])
-    with pytest.raises(BrokenCheckpoint, match=r"rank 1 .* cannot read what rank 0 can \(memory://"):
+    with pytest.raises(BrokenCheckpoint, match=r"rank 1 .*rank 0 .*\(memory://"):
         load_together(path, Ranks(rank=1, world_size=2), run.bring)
     # Without a URL.
     (path / "state.json").unlink()
-    with pytest.raises(BrokenCheckpoint, match=r"cannot read what rank 0 can; share the folder \("):
+    with pytest.raises(BrokenCheckpoint, match=r"share the folder"):
         load_together(path, Ranks(rank=1, world_size=2), lambda path: path)
 
 
@@ -277,6 +277,6 @@ def test_errors_name_the_url_without_its_credentials(tmp_path, monkeypatch):
     run = RemoteRun(f"file://{blocked}/run")
     run.local.mkdir(parents=True)
     (run.local / "metrics.jsonl").touch()
-    with pytest.raises(RemoteError, match=rf"^file://{blocked}/run cannot be written: not a directory$"):
+    with pytest.raises(RemoteError, match=rf"^file://{blocked}/run .*: not a directory$"):
         run.upload_files()
     assert RemoteRun("sftp://me:secret@host/run").shown == "sftp://host/run"
