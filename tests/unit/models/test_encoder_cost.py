@@ -7,6 +7,9 @@ from safetensors.torch import save_file
 
 from mae_vit.models.encoder_file import Cost, cost_of_weights, read_info, to_metadata
 
+# Lists, as JSON has them.
+COLORS = {"mean": [0.5] * 3, "std": [0.25] * 3}
+
 
 @pytest.mark.parametrize(
     ("known", "expected"),
@@ -19,13 +22,13 @@ from mae_vit.models.encoder_file import Cost, cost_of_weights, read_info, to_met
     ],
 )
 def test_all_that_weights_began_from_counts(tmp_path, known, expected):
-    path = encoder_file(tmp_path / "encoder.safetensors", **known)
+    path = encoder_file(tmp_path / "encoder.safetensors", **COLORS, **known)
     assert cost_of_weights(str(path)) == cost_of_weights(str(tmp_path)) == expected
-    assert read_info(path) == info_of(**known)
+    assert read_info(path) == info_of(**COLORS, **known)
 
 
 def test_the_cost_of_a_classifier_is_more_than_its_encoders(tmp_path):
-    info = info_of(images_seen=90, flops=2e9)
+    info = info_of(**COLORS, images_seen=90, flops=2e9)
     tensors = {"head.weight": torch.zeros(2, 16)}
     for part in ("classes", "segments"):
         path = tmp_path / f"{part}.safetensors"
