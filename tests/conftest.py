@@ -17,6 +17,7 @@ import torch
 from helpers.commands import run
 from helpers.images import prepare_colored_digits
 from helpers.said import said  # noqa: F401  a fixture
+from helpers.servers.hub_server import hub  # noqa: F401  a fixture
 
 from mae_vit.comparison.runner import PRELOADED
 from mae_vit.data.index import open_index

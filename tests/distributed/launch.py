@@ -97,6 +97,12 @@ class Run:
         if terminal:
             os.close(shown)
 
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.kill()
+
     def _open_terminal(self) -> int:
         """Opens a terminal that is copied to the log; returns the end that a program sits at."""
         self._terminal, inside = pty.openpty()

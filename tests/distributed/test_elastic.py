@@ -125,11 +125,8 @@ def test_a_run_on_changing_ranks_sees_the_same(digits, tmp_path):
     assert straight.wait(240) == 0, straight.output()
     chance = random.Random(0)
     for ranks, zero_stage, until in ((2, 1, 25), (1, 0, 50), (4, 3, 80)):
-        run = go(tmp_path / "elastic", ranks, zero_stage)
-        try:
+        with go(tmp_path / "elastic", ranks, zero_stage) as run:
             run.wait_for_step(until + chance.randint(0, 5), 200)
-        finally:
-            run.kill()
     run = go(tmp_path / "elastic", 2, 0, "torchrun")
     assert run.wait(240) == 0, run.output()
     engine = r"engine +torch, DistributedDataParallel \(auto"
@@ -164,21 +161,17 @@ def test_a_node_of_torchrun_leaves_and_returns(digits, tmp_path, monkeypatch, le
 
     straight = go("straight", "python")
     assert straight.wait(240) == 0, straight.output()
-    run = [go("elastic", nodes=nodes)]
-    try:
+    with go("elastic", nodes=nodes) as first:
         # The first node to come is rank 0.
         time.sleep(3)
-        run.append(go("elastic", nodes=nodes))
-        run[0].wait_for_step(25)
-        assert world_size(run[0].folder) == 2
+        run = [first, go("elastic", nodes=nodes)]
+        first.wait_for_step(25)
+        assert world_size(first.folder) == 2
         gone, stays = run[leaves], run[1 - leaves]
         gone.kill_node()
         stays.wait_for_step(stays.step() + 15)
         assert world_size(stays.folder) == 1
         back = go("elastic", nodes=nodes)
-        run.append(back)
         assert [node.wait(400) for node in (stays, back)] == [0, 0], stays.output()
         assert world_size(stays.folder) == 2
-    finally:
-        run[0].kill()
     compare(tmp_path, epochs, per_epoch)

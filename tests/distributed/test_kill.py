@@ -74,28 +74,14 @@ def test_a_killed_run_ends_bit_identical(digits, many_shards, tmp_path, ranks, s
         run = Run(tmp_path / "killed", launcher, ranks, options)
         if kills == 0:
             break
-        try:
+        with run:
             # Mostly while it trains and saves; at times while it starts.
             if chance.random() < 0.8:
                 run.wait_for_step(min(run.step() + chance.randint(1, 30), epochs * STEPS_PER_EPOCH - 1))
             time.sleep(chance.random() * (2.0 if kills % 3 == 0 else 0.2))
             if run.process.poll() is None:
                 kills -= 1
-        finally:
-            run.kill()
     assert finish(run, epochs=epochs) == expected
-
-
-@pytest.mark.slow
-def test_killed_in_mid_epoch_of_blocks_ends_bit_identical(many_shards, tmp_path):
-    options = arguments(many_shards, "tar", "blocks", epochs=6)
-    expected = finish(Run(tmp_path / "straight", "deepspeed", 2, options), epochs=6)
-    run = Run(tmp_path / "killed", "deepspeed", 2, options)
-    try:
-        run.wait_for_step(40)  # of the fourth epoch's 34 to 44
-    finally:
-        run.kill()
-    assert finish(Run(tmp_path / "killed", "deepspeed", 2, options), epochs=6) == expected
 
 
 @pytest.mark.slow
@@ -108,16 +94,13 @@ def test_killed_while_saving_ends_bit_identical(digits, tmp_path, ranks):
     expected = finish(Run(tmp_path / "straight", launcher, ranks, options), epochs=12)
     chance, torn = random.Random(ranks), 0
     for _ in range(15):
-        run = Run(tmp_path / "killed", launcher, ranks, options)
-        try:
+        with Run(tmp_path / "killed", launcher, ranks, options) as run:
             run.wait_for_step(min(run.step() + chance.randint(1, 8), 12 * STEPS_PER_EPOCH - 1))
             checkpoints = run.folder / "checkpoints"
             until = time.monotonic() + 500
             while not any(checkpoints.glob(".step-*")) and run.process.poll() is None:
                 assert time.monotonic() < until
             time.sleep(chance.random() * 0.01)
-        finally:
-            run.kill()
         torn += any(checkpoints.glob(".step-*"))
     assert finish(Run(tmp_path / "killed", launcher, ranks, options), epochs=12) == expected
     assert torn > 5, "most kills missed the saves"
@@ -131,11 +114,8 @@ def test_a_killed_trainer_leaves_no_data_workers(digits, tmp_path):
         *("model.depth=1", "train.epochs=3000", "train.engine=torch", "data.source=tar", "data.workers=2"),
         *("monitor.log_every_steps=5", "monitor.tensorboard=false"),
     ]
-    run = Run(tmp_path / "run", "python", 1, options)
-    try:
+    with Run(tmp_path / "run", "python", 1, options) as run:
         run.wait_for_step(10)
         family = run.ranks()[0].children(recursive=True)
         assert len(family) >= 3
-    finally:
-        run.kill()
     assert psutil.wait_procs(family, timeout=500)[1] == []

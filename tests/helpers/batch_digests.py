@@ -24,10 +24,10 @@ def open_digits(index: ShardIndex, source_name: str, img_size: int = 8) -> Augme
     return open_source(index, source_name, channels=1, augment=augment, memory_limit_gib=1)
 
 
-def open_located(data: Path | DataLocation, split: str = "train") -> ShardIndex:
+def open_located(data: Path | DataLocation) -> ShardIndex:
     """Opens the index of a folder here, or of what stands in for one elsewhere."""
     folder, remote = data if isinstance(data, DataLocation) else (data, None)
-    return open_index(folder, split, remote=remote)
+    return open_index(folder, "train", remote=remote)
 
 
 def order_of(data: Path, mode: str, repeats: int = 1, batch: int = 96) -> Order:

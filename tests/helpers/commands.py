@@ -1,9 +1,12 @@
 """Runs commands of ours as people do, and reads what they leave."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+from mae_vit.training.checkpoints.checkpoint import list_checkpoints, step_of
 
 ROOT = Path(__file__).resolve().parents[2]
 # An MAE that trains in no time.
@@ -36,7 +39,7 @@ def one_line(capsys) -> str:
     error = capsys.readouterr().err
     lines = error.strip().splitlines()
     assert len(lines) == 1, error
-    assert lines[0].startswith("error: "), error
+    assert lines[0].startswith(("error: ", "mae-vit: error: ")), error
     return lines[0]
 
 
@@ -46,3 +49,17 @@ def summary_of(folder: Path) -> dict:
 
 def lines_of(folder: Path) -> list[dict]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def saved_steps(run: Path) -> list[int]:
+    return [step_of(path) for path in list_checkpoints(run / "checkpoints")]
+
+
+def cut_back(run: Path, step: int) -> None:
+    """As after a power cut behind this step's save: metrics may be ahead of it, results are not there."""
+    for path in list_checkpoints(run / "checkpoints"):
+        if step_of(path) > step:
+            shutil.rmtree(path)
+    for name in ("encoder.safetensors", "model.safetensors", "results.json", "predictions.csv"):
+        (run / name).unlink(missing_ok=True)
+    (run / "summary.json").write_text(json.dumps(summary_of(run) | {"status": "running"}))

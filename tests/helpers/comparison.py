@@ -13,6 +13,8 @@ from mae_vit.comparison.plan import Cell, ComparisonPlan
 from mae_vit.comparison.report.rows import PREDICTIONS, Row
 from mae_vit.comparison.report.significance import Gap, Scores, gap_between
 from mae_vit.comparison.spec import RunSpec
+from mae_vit.config.load import load_config
+from mae_vit.config.typed_yaml import parse_yaml
 from mae_vit.evaluation.segmentation import Overlaps
 
 
@@ -132,6 +134,16 @@ def write_config(folder: Path, data: Path, *, steps: int, as_long: bool = True) 
     values = {"data": data, "steps": steps, "model": TINY_MODEL}
     path.write_text(_CONFIG.format(as_long=_AS_LONG.format(**values) if as_long else "", **values))
     return path
+
+
+def equal_compute_plan(folder: Path, data: Path, **changes) -> ComparisonPlan:
+    """A comparison of scratch, MAE and as long as MAE in `folder / "run"`; by default nothing is tuned."""
+    path = write_config(folder, data, steps=6)
+    content = parse_yaml(path.read_text(), "")
+    scratch, mae, _, as_long = content["entries"]
+    entries = [scratch, mae | {"modes": ["finetune"]}, as_long]
+    path.write_text(json.dumps(content | {"entries": entries, "tune": []} | changes))
+    return ComparisonPlan(load_config(CompareConfig, path), folder, folder / "run")
 
 
 def compare_command(config: Path, folder: Path, *more: str) -> list[str]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import struct
 import tarfile
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from mae_vit.data.index import open_index
@@ -26,8 +29,17 @@ def copy_of(data: Path, out: Path) -> Path:
     return Path(shutil.copytree(data, out, ignore=shutil.ignore_patterns(".index")))
 
 
-def keys_of(data: Path, split: str = "train") -> list[str]:
-    return open_index(data, split).keys()
+@contextmanager
+def description(data: Path) -> Iterator[dict]:
+    """What dataset.json holds; changes of it are written."""
+    path = data / "dataset.json"
+    described = json.loads(path.read_text())
+    yield described
+    path.write_text(json.dumps(described))
+
+
+def keys_of(data: Path) -> list[str]:
+    return open_index(data, "train").keys()
 
 
 def known_key(key: str, way: str) -> str | None:

@@ -1,20 +1,18 @@
 """A small encoder, small pictures, and outputs as they are read by others."""
 
-import io
 import json
 from pathlib import Path
 
 import numpy as np
 import torch
-from helpers.encoders import vit_info
-from PIL import Image
+from helpers import images
+from helpers.encoders import info_of
+from helpers.images import picture, write_files
 
 from mae_vit.cli.main import main
 from mae_vit.models.encoder_file import encoder_bytes
 
-INFO = vit_info(
-    "small", (16, 16), 4, 3, 24, 2, 3, 2.0, "learnable", (0.4, 0.5, 0.6), (0.2, 0.3, 0.4), "mae", 7
-)
+INFO = info_of(embed_dim=24, num_heads=3, mlp_ratio=2.0, pos_embed="learnable")
 
 
 def write_encoder(path: Path, *, seed: int = 0, scale: float = 1.0) -> Path:
@@ -28,10 +26,7 @@ def write_encoder(path: Path, *, seed: int = 0, scale: float = 1.0) -> Path:
 
 def encoded(seed: int, kind: str, size: tuple[int, int] = (24, 20)) -> bytes:
     """A picture, different for each seed; `size` is (width, height)."""
-    small = np.random.default_rng(seed).integers(0, 256, (5, 5, 3), dtype=np.uint8)
-    stream = io.BytesIO()
-    Image.fromarray(small).resize(size, Image.Resampling.BICUBIC).save(stream, kind)
-    return stream.getvalue()
+    return images.encoded(picture(seed, size), kind)
 
 
 def write_folder(folder: Path, *, count: int = 18) -> dict[str, bytes]:
@@ -42,9 +37,7 @@ def write_folder(folder: Path, *, count: int = 18) -> dict[str, bytes]:
         split, label = ("train", "train", "test")[number % 3], ("cat", "dog", "owl")[number // 2 % 3]
         name = f"{split}/{label}/{number:04d}.{'jpg' if kind == 'jpeg' else 'png'}"
         files[name] = encoded(number, kind, (16 + number % 7, 16 + number % 5))
-    for name, data in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(data)
+    write_files(folder, files)
     return dict(sorted(files.items()))
 
 

@@ -1,55 +1,19 @@
-"""Small weights of every kind that is exported, none of them zero or one, which would hide a missing term."""
+"""Small weights of runs to export, and exports as others use them."""
 
 import json
+import re
 from pathlib import Path
 
 import torch
-from helpers.encoders import vit_info
+from helpers.encoders import info_of, shaken
 from safetensors.torch import save_file
 
 from mae_vit.cli.main import main
-from mae_vit.models.encoder_file import EncoderInfo, encoder_bytes
+from mae_vit.models.encoder_file import EncoderInfo
 from mae_vit.objectives.config import MAEConfig
 from mae_vit.objectives.mae import MAE
 from mae_vit.training.checkpoints.checkpoint import save_checkpoint
 from mae_vit.training.engines.state import TrainState
-
-
-def info_of(**changes) -> EncoderInfo:
-    options = {
-        "size": "tiny-cifar",
-        "img_size": (16, 16),
-        "patch_size": 4,
-        "in_chans": 3,
-        "embed_dim": 32,
-        "depth": 2,
-        "num_heads": 4,
-        "mlp_ratio": 4.0,
-        "pos_embed": "sincos",
-        "mean": (0.4, 0.5, 0.6),
-        "std": (0.2, 0.3, 0.4),
-        "objective": "mae",
-        "step": 7,
-        "images_seen": 700,
-        "flops": 1.5e12,
-    }
-    return vit_info(**{**options, **changes})
-
-
-def shaken(module: torch.nn.Module) -> torch.nn.Module:
-    torch.manual_seed(0)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            if parameter.requires_grad:
-                parameter.add_(0.2 * torch.randn_like(parameter))
-    return module.eval()
-
-
-def encoder_file(path: Path, **changes) -> Path:
-    info = info_of(**changes)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(encoder_bytes(shaken(info.geometry.build()), info))
-    return path
 
 
 def mae_run(folder: Path, *, mask_ratio=0.75, norm_pix_loss=True, joint=False, **changes) -> MAE:
@@ -107,3 +71,22 @@ def classifier_file(path: Path, *, pool: str, classes=("cat", "dog"), **changes)
 
 def export(*arguments) -> int:
     return main(["export", *map(str, arguments)])
+
+
+def run_card(out: Path, monkeypatch) -> dict:
+    """Runs the code of an export's card as it stands, in its folder."""
+    (code,) = re.findall(r"```python\n(.*?)```", (out / "README.md").read_text(), re.DOTALL)
+    monkeypatch.chdir(out)
+    found: dict = {}
+    with torch.no_grad():
+        exec(code, found)
+    return found
+
+
+def images_for(info: EncoderInfo, count: int = 5) -> torch.Tensor:
+    return torch.randn(count, info.in_chans, *info.img_size, generator=torch.Generator().manual_seed(3))
+
+
+def close(theirs: torch.Tensor, ours: torch.Tensor) -> None:
+    assert ours.std() > 0.05
+    torch.testing.assert_close(theirs.detach(), ours.detach(), atol=1e-4, rtol=0)

@@ -157,11 +157,11 @@ def write_pairs(
     return folder
 
 
-def prepare_pairs(folder: Path, out: Path, *, ignore: int = 255, partly: bool = False, **options):
+def prepare_pairs(folder: Path, out: Path, *, ignore: int = 255, **options):
     """Prepares what `write_pairs` wrote."""
     source = find_images(str(folder / "images"), out=out, split="train", root=None)
     segmentation = read_classes(folder / "classes.txt", ignore)
-    return prepare([pair_masks(source, folder / "masks", segmentation, partly=partly)], out, **options)
+    return prepare([pair_masks(source, folder / "masks", segmentation)], out, **options)
 
 
 def boxes_of(augment, drawn, height: int, width: int) -> np.ndarray:

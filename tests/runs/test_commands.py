@@ -9,7 +9,7 @@ import sys
 import time
 
 import pytest
-from helpers.commands import ROOT, SMALL_PRETRAIN
+from helpers.commands import ROOT, SMALL_PRETRAIN, one_line
 from PIL import Image
 
 from mae_vit.cli.main import main
@@ -46,10 +46,7 @@ from mae_vit.core import __version__
 def test_a_wrong_command_line_is_one_line(tmp_path, capsys, arguments, expected):
     out = tmp_path / "out"
     assert main([part.format(out=out) for part in arguments]) == 2
-    lines = capsys.readouterr().err.strip().splitlines()
-    assert len(lines) == 1
-    assert lines[0].startswith("mae-vit: error: ")
-    assert expected in lines[0]
+    assert expected in one_line(capsys)
     assert not out.exists()
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.commands import ROOT, run
+from helpers.commands import ROOT, lines_of, run, summary_of
 
 from mae_vit.config.data import POLICIES
 from mae_vit.config.encoders import ENCODERS
@@ -108,10 +108,7 @@ def test_a_policy_of_ones_own_changes_the_images_that_the_key_draws(digits, tmp_
     for workers in (0, 2):
         folder = tmp_path / str(workers)
         command(*pretrain, plugin, f"run.dir={folder}", "data.source=tar", f"data.workers={workers}")
-        losses.append(
-            [line for line in (folder / "metrics.jsonl").read_text().splitlines() if "loss" in line]
-        )
-        losses[-1] = [json.loads(line)["loss"] for line in losses[-1]]
+        losses.append([line["loss"] for line in lines_of(folder) if "loss" in line])
     assert losses[0] == losses[1]
     command(*pretrain, "run.dir=nowhere", "--dry-run", expect=2)
 
@@ -124,21 +121,16 @@ def test_data_of_ones_own_are_pretrained_on_resumed_and_fine_tuned_on(tmp_path):
     for name, source, steps in (("whole", "tar", [4]), ("resumed", "memory", [2, 4])):
         for number in steps:
             extend = ["--extend"] if number != steps[0] else []
-            command(
-                *pretrain,
-                f"run.dir={tmp_path / name}",
-                f"data.source={source}",
-                f"train.steps={number}",
-                *extend,
-            )
-        lines = map(json.loads, (tmp_path / name / "metrics.jsonl").read_text().splitlines())
+            place = [f"run.dir={tmp_path / name}", f"data.source={source}"]
+            command(*pretrain, *place, f"train.steps={number}", *extend)
+        lines = lines_of(tmp_path / name)
         losses[name] = {line["step"]: line["loss"] for line in lines if line.get("loss") is not None}
     assert losses["whole"][4] == losses["resumed"][4]
     finetune = ["finetune/run.py", "--config", "configs/finetune/finetune_cifar_tiny.yaml"]
     finetune += ["--ckpt", str(tmp_path / "whole"), *plugin, *SHORT[:4], "train.steps=2", "train.epochs=null"]
     finetune += ["data.labels_per_class=20", "data.augment.crop=none", "model.img_size=8"]
     said = command(*finetune, f"run.dir={tmp_path / 'finetuned'}")
-    assert json.loads((tmp_path / "finetuned" / "summary.json").read_text())["test_size"] == 200, said
+    assert summary_of(tmp_path / "finetuned")["test_size"] == 200, said
 
 
 def test_the_examples_keep_the_contracts(monkeypatch):
@@ -168,18 +160,12 @@ def test_the_examples_keep_the_contracts(monkeypatch):
         ("statistics", "", "rename"),
     ],
 )
-def test_a_plugin_that_fails_is_one_line(digits, tmp_path, name, source, expected):
+def test_a_plugin_that_fails_is_one_line(tmp_path, name, source, expected):
     path = tmp_path / f"{name}.py"
     if source is not None:
         path.write_text(source)
-    said = command(
-        "pretrain/run.py",
-        "--config",
-        "configs/pretrain/mae_digits.yaml",
-        f"run.plugins=[{path}]",
-        "--dry-run",
-        expect=2,
-    )
+    config = "configs/pretrain/mae_digits.yaml"
+    said = command("pretrain/run.py", "--config", config, f"run.plugins=[{path}]", "--dry-run", expect=2)
     (line,) = [line for line in said.splitlines() if "error" in line]
     assert "run.plugins" in line
     assert expected in line

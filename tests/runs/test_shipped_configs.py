@@ -3,14 +3,12 @@
 from pathlib import Path
 
 import pytest
-import torch
 from helpers.ample_machine import ample_machine  # noqa: F401 (a fixture)
 from helpers.commands import ROOT
-from helpers.encoders import vit_info
+from helpers.encoders import encoder_file
 from helpers.images import prepare_pairs, write_pairs
 
 from mae_vit.finetuning.command import main as finetune
-from mae_vit.models.encoder_file import encoder_bytes
 from mae_vit.models.sizes import SIZES
 from mae_vit.pretraining.command import main as pretrain
 
@@ -20,10 +18,7 @@ SMALLER = {"linear_probe_base": ["train.effective_batch_size=4096"]}
 CONFIGS = sorted(
     path for kind in ("pretrain", "finetune") for path in (ROOT / "configs" / kind).glob("*.yaml")
 )
-SIZE = SIZES["tiny-cifar"]
-INFO = vit_info(
-    "tiny-cifar", (32, 32), 4, 3, 128, SIZE.depth, 4, 4.0, "sincos", [0.5] * 3, [0.2] * 3, "mae", 9
-)
+DEPTH = SIZES["tiny-cifar"].depth
 
 
 def is_finetuning(path: Path) -> bool:
@@ -57,29 +52,33 @@ def test_dry_run(path, colored, digits, masked, tmp_path, capsys):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.fixture
+def plan_from_weights(colored, tmp_path, capsys):
+    """The plan of a config with pretrained weights, with the parts of it that hold with these alone."""
+
+    def call(name: str) -> str:
+        encoder_file(tmp_path / "encoder.safetensors", img_size=(32, 32), embed_dim=128, depth=DEPTH)
+        arguments = ["--config", str(ROOT / f"configs/{name}.yaml"), "--dry-run", "--ckpt", str(tmp_path)]
+        options = [f"data.path={colored}", f"run.dir={tmp_path / 'run'}", *SMALLER.get(name, [])]
+        assert finetune([*arguments, *options]) == 0
+        return capsys.readouterr().out
+
+    return call
+
+
 @pytest.mark.parametrize("name", ["finetune_cifar_tiny", "finetune_base"])
-def test_dry_run_from_a_start(name, colored, tmp_path, capsys):
-    """The parts of a config that hold with a start alone are valid too."""
-    torch.manual_seed(0)
-    (tmp_path / "encoder.safetensors").write_bytes(encoder_bytes(INFO.geometry.build(), INFO))
-    arguments = ["--config", str(ROOT / f"configs/{name}.yaml"), "--dry-run", "--ckpt", str(tmp_path)]
-    assert finetune([*arguments, f"data.path={colored}", f"run.dir={tmp_path / 'run'}"]) == 0
-    plan = capsys.readouterr().out
+def test_dry_run_from_a_start(plan_from_weights, name):
+    plan = plan_from_weights(name)
     # The size of images is the config's: positions are interpolated to it.
     assert f"tiny-cifar, {32 if name == 'finetune_cifar_tiny' else 224}x" in plan
     assert "100.0%" in plan
     share = {"finetune_cifar_tiny": 0.8, "finetune_base": 0.65}[name]
-    assert f"embeddings      {share ** (INFO.vit.depth + 1):.4f}" in plan
+    assert f"embeddings      {share ** (DEPTH + 1):.4f}" in plan
 
 
 @pytest.mark.parametrize("name", ["linear_probe_cifar_tiny", "linear_probe_base"])
-def test_dry_run_of_a_probe_from_a_start(name, colored, tmp_path, capsys):
-    torch.manual_seed(0)
-    (tmp_path / "encoder.safetensors").write_bytes(encoder_bytes(INFO.geometry.build(), INFO))
-    arguments = ["--config", str(ROOT / f"configs/{name}.yaml"), "--dry-run", "--ckpt", str(tmp_path)]
-    options = [f"data.path={colored}", f"run.dir={tmp_path / 'run'}", *SMALLER.get(name, [])]
-    assert finetune([*arguments, *options]) == 0
-    plan = capsys.readouterr().out
+def test_dry_run_of_a_probe_from_a_start(plan_from_weights, name):
+    plan = plan_from_weights(name)
     assert "100.0%" in plan
     peak = 0.1 * (4096 if name.endswith("base") else 256) / 256
     assert f"{', '.join(f'{factor * peak:.3g}' for factor in (0.1, 0.3, 1, 3, 10))} after" in plan

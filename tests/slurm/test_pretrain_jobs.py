@@ -97,7 +97,7 @@ def test_bad_input_is_not_requeued_though_ranks_leave_one_after_the_other(pretra
     assert job.output().count("error: command line: train.epochs='many': ") == 2
 
 
-def test_a_rank_that_dies_at_each_start_is_given_up(pretrain, tmp_path):
+def test_a_rank_that_dies_at_each_start_is_given_up(pretrain):
     dies = """container=(bash -c '((SLURM_PROCID == 0)) || kill -KILL $$; exec "$@"' -)"""
     job = pretrain(site=f"{dies}\nsrun_options=(--wait=5)\nmax_restarts=2")
     assert job.wait() == "FAILED"

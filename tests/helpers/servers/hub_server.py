@@ -11,6 +11,8 @@ from pathlib import PurePosixPath
 from types import SimpleNamespace
 from urllib.parse import parse_qs, unquote, urlsplit
 
+import pytest
+
 TOKEN = "hf_theRightToken"
 _REPO = re.compile(
     r"/api/(model|dataset)s/([^/]+(?:/[^/]+)?)/(revision|tree|branch|preupload|commit)(?:/(.*))?$"
@@ -82,24 +84,28 @@ class Hub:
         return ""
 
 
-def use_hub(hub: Hub, monkeypatch, cache, *, token: str | None = None) -> None:
-    """Points huggingface_hub at a local Hub, with a cache and a token of the test's own, and without waiting."""
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    """A local Hub for huggingface_hub, with a cache of the test's own, no token, and without waiting."""
     from huggingface_hub import constants, file_download
     from huggingface_hub.utils import _http, close_session
 
     close_session()
+    server, cache = Hub(), tmp_path / "hub_cache"
     for name, value in {
-        "ENDPOINT": hub.url,
-        "HUGGINGFACE_CO_URL_TEMPLATE": hub.url + "/{repo_id}/resolve/{revision}/{filename}",
+        "ENDPOINT": server.url,
+        "HUGGINGFACE_CO_URL_TEMPLATE": server.url + "/{repo_id}/resolve/{revision}/{filename}",
         "HF_HUB_CACHE": str(cache),
         "HF_TOKEN_PATH": str(cache / "token"),
         "HF_HUB_DISABLE_XET": True,
     }.items():
         monkeypatch.setattr(constants, name, value)
-    monkeypatch.setenv("HF_TOKEN", token) if token else monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.delenv("HF_TOKEN", raising=False)
     for module in (_http, file_download):
         clock = SimpleNamespace(**{**vars(module.time), "sleep": lambda _: None})
         monkeypatch.setattr(module, "time", clock)
+    yield server
+    server.stop()
 
 
 def _handler(hub: Hub):

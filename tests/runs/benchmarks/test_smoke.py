@@ -98,12 +98,14 @@ FIGURES = {
 }
 
 
+def takers(part, scratch) -> dict:
+    groups = import_module(f"benchmarks.gpu.parts.{part}").groups(tiny=True, scratch=scratch)
+    return {key: take for group in groups for key, take in group.items()}
+
+
 @pytest.mark.parametrize("part", FIGURES)
 def test_gpu_parts(part, tmp_path):
-    module = import_module(f"benchmarks.gpu.parts.{part}")
-    figures = {
-        key: take for group in module.groups(tiny=True, scratch=tmp_path) for key, take in group.items()
-    }
+    figures = takers(part, tmp_path)
     measured = {key: figures[key]() for key in FIGURES[part]}
     assert all(values.get("met", True) for values in measured.values())
     known = {name for line in (RESULTS / f"gpu/{part}.jsonl").open() for name in json.loads(line)}
@@ -112,9 +114,7 @@ def test_gpu_parts(part, tmp_path):
 
 def test_gpu_views(tmp_path):
     """Both places are measured, and give the same bits."""
-    figures = {
-        key: take for group in views.groups(tiny=True, scratch=tmp_path) for key, take in group.items()
-    }
+    figures = takers("views", tmp_path)
     equal = {way: figures[f"{way}: equal"]()["met"] for way in views.WAYS}
     assert all(equal.values()), equal
     way = "random_resized and color"

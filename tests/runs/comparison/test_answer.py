@@ -1,6 +1,5 @@
 """The report of a comparison: one sentence, no surer than the intervals, one chart, and what stands below."""
 
-import json
 import re
 import shutil
 from dataclasses import replace
@@ -8,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from helpers.comparison import config_of, plan_of, rows_of
+from helpers.damage import copy_of, description
 
 from mae_vit.comparison.plan import ComparisonPlan
 from mae_vit.comparison.report.charts import palette_for
@@ -82,6 +82,10 @@ def test_the_question_is_answered_as_far_as_the_intervals_allow(said):
         assert answer(config, table_lines(config, rows)).startswith("Not finished")
 
 
+def report_on(rows: list, folder) -> Report:
+    return Report(ComparisonPlan(config_of(rows), folder, folder / "out"), rows, [])
+
+
 @pytest.mark.parametrize("sizes", [[200], [200, 1000]])
 def test_the_first_screen_is_the_sentence_and_a_chart(tmp_path, sizes):
     rows = [
@@ -90,8 +94,7 @@ def test_the_first_screen_is_the_sentence_and_a_chart(tmp_path, sizes):
         for name, start, share in (("scr <b>$a$", None, 0.3), ("MAE", "MAE", 0.9))
         for row in rows_of(name, [share] * 2, start=start, labels=labels)
     ]
-    config = config_of(rows)
-    report = Report(ComparisonPlan(config, tmp_path, tmp_path / "out"), rows, [])
+    report = report_on(rows, tmp_path)
     page, text = report.to_html(), report.to_markdown()
     begin = page[: page.index("<table>")]
     assert begin.count("<svg") == 1
@@ -113,8 +116,7 @@ def test_the_chart_fits_the_values_and_names_chance(tmp_path, sizes):
         for name, start, share in (("scratch", None, 0.21), ("MAE", "MAE", 0.3))
         for row in rows_of(name, [share] * 2, start=start, labels=labels)
     ]
-    config = config_of(rows)
-    page = Report(ComparisonPlan(config, tmp_path, tmp_path / "out"), rows, []).to_html()
+    page = report_on(rows, tmp_path).to_html()
     begin = page[: page.index("<table>")]
     assert "chance: 20.0 %" in begin
     assert "always naming their most frequent class" in begin
@@ -124,8 +126,7 @@ def test_the_chart_fits_the_values_and_names_chance(tmp_path, sizes):
 
 def test_the_first_numbers_of_the_page_are_the_results(tmp_path):
     rows = [*rows_of("scratch", [0.3] * 2), *rows_of("scratch", [0.4] * 2, labels=1000)]
-    config = config_of(rows)
-    report = Report(ComparisonPlan(config, tmp_path, tmp_path / "out"), rows, [])
+    report = report_on(rows, tmp_path)
     table = report.to_html().partition("<tbody>")
     assert re.findall("<th>(.*?)</th>", table[0])[:2] == ["entry", "test %"]
     named = re.findall("<tr.*?><td>(.*?)</td><td>(.*?)</td>", table[2])[:2]
@@ -158,7 +159,7 @@ def test_a_third_party_encoder_is_marked_wherever_it_is_named(tmp_path):
 
 
 def test_a_report_says_what_pretraining_was_spared(digits, tmp_path):
-    data = shutil.copytree(digits, tmp_path / "data", ignore=shutil.ignore_patterns(".index"))
+    data = copy_of(digits, tmp_path / "data")
 
     def forms() -> list[str]:
         plan = plan_of(tmp_path, data={"path": str(data)}, pretrain={"MAE": {"config": "y.yaml"}})
@@ -166,10 +167,9 @@ def test_a_report_says_what_pretraining_was_spared(digits, tmp_path):
         return [report.to_markdown(), report.to_html()]
 
     assert "Left out" not in "".join(forms())
-    described = json.loads((data / "dataset.json").read_text())
-    excluded = {"source": "cifar10:test", "hash": "pHash of 64 bits", "distance": 4, "samples": 1234}
-    described["splits"]["train"]["processing"] = {"excluded": [excluded]}
-    (data / "dataset.json").write_text(json.dumps(described))
+    with description(data) as described:
+        excluded = {"source": "cifar10:test", "hash": "pHash of 64 bits", "distance": 4, "samples": 1234}
+        described["splits"]["train"]["processing"] = {"excluded": [excluded]}
     for text in forms():
         assert all(part in text for part in ("MAE: 1,234", "cifar10:test", "pHash of 64", "4 apart"))
     shutil.rmtree(data)

@@ -5,13 +5,10 @@ import re
 
 import pytest
 from helpers.commands import run
-from helpers.comparison import compare_command, read_rows, read_scores, write_config
+from helpers.comparison import compare_command, equal_compute_plan, read_rows, read_scores, write_config
 
 from mae_vit.comparison.command import main
-from mae_vit.comparison.config import CompareConfig
-from mae_vit.comparison.plan import ComparisonPlan
 from mae_vit.comparison.report.significance import gap_between
-from mae_vit.config.load import load_config
 from mae_vit.config.typed_yaml import parse_yaml
 
 
@@ -81,7 +78,7 @@ def test_the_page_needs_nothing_beside_it(compared):
     assert "Each against each" in page
 
 
-def test_again_it_has_nothing_to_do(compared, capsys):
+def test_again_it_has_nothing_to_do(compared):
     config, folder, _ = compared
     before = (folder / "results.csv").read_bytes(), (folder / "report.html").read_bytes()
     logs = {path: path.stat().st_mtime_ns for path in folder.rglob("*.log")}
@@ -139,18 +136,13 @@ def test_a_row_says_what_it_was_made_of(compared):
 
 
 def test_an_equal_compute_run_begins_early_and_is_reported_before_the_others_end(digits, tmp_path):
-    path = write_config(tmp_path, digits, steps=6)
-    content = parse_yaml(path.read_text(), "")
-    scratch, mae, _, as_long = content["entries"]
-    entries = [scratch, mae | {"modes": ["finetune"]}, as_long]
-    path.write_text(json.dumps(content | {"entries": entries, "tune": []}))
-    command, folder = compare_command(path, tmp_path / "run"), tmp_path / "run"
+    plan = equal_compute_plan(tmp_path, digits)
+    command = compare_command(tmp_path / "small.yaml", plan.folder)
     done = run(*command, timeout=500)
     assert done.returncode == 0, done.stderr
     assert done.stderr.index("begins  as long as MAE") < done.stderr.index("ends    pretrain MAE")
-    plan = ComparisonPlan(load_config(CompareConfig, path), tmp_path, folder)
     longer = next(one for one in plan.runs if one.equal_compute)
     assert longer.determined() == {"train.steps": longer.summary["total_steps"]}
-    (folder / "vit-from-mae").rename(tmp_path / "away")
+    (plan.folder / "vit-from-mae").rename(tmp_path / "away")
     assert main([*command[1:], "--report"]) == 0
-    assert [line["entry"] for line in read_rows(folder)] == ["ViT from scratch", "as long as MAE"]
+    assert [line["entry"] for line in read_rows(plan.folder)] == ["ViT from scratch", "as long as MAE"]

@@ -5,8 +5,8 @@ import re
 
 import pytest
 from helpers.commands import ROOT, one_line
-from helpers.comparison import compare_command, write_config
-from helpers.encoders import vit_info
+from helpers.comparison import compare_command, equal_compute_plan, write_config
+from helpers.encoders import encoder_file
 
 from mae_vit.comparison.command import main
 from mae_vit.comparison.config import CompareConfig, EntrySection
@@ -18,7 +18,6 @@ from mae_vit.config.typed_yaml import parse_yaml
 from mae_vit.core.errors import InputError
 from mae_vit.finetuning.config.pretrained import WeightsOverrides
 from mae_vit.finetuning.config.schema import FinetuneConfig
-from mae_vit.models.encoder_file import encoder_bytes
 
 # What is changed in the file, and what the line names.
 WRONG = [
@@ -162,12 +161,7 @@ def test_a_pretraining_run_that_is_not_in_the_file_is_named_with_the_one_that_is
 
 def test_equal_compute_is_counted_in_steps(digits, tmp_path):
     """100 of pretraining and 6 x 7 of fine-tuning, at 10 a step: 15 steps."""
-    path = write_config(tmp_path, digits, steps=6)
-    content = parse_yaml(path.read_text(), "")
-    scratch, mae, _, as_long = content["entries"]
-    content |= {"entries": [scratch, mae | {"modes": ["finetune"]}, as_long], "tune": []}
-    path.write_text(json.dumps(content))
-    plan = ComparisonPlan(load_config(CompareConfig, path), tmp_path, tmp_path / "run")
+    plan = equal_compute_plan(tmp_path, digits)
     runs = {cell.entry.name: cell.run for cell in plan.cells}
     longer = runs["as long as MAE"]
     assert longer.needs == (runs["ViT from MAE"], runs["ViT from scratch"])
@@ -181,39 +175,27 @@ def test_equal_compute_is_counted_in_steps(digits, tmp_path):
     for name, summary in summaries.items():
         runs[name].folder.mkdir(parents=True)
         (runs[name].folder / "summary.json").write_text(json.dumps(summary))
-    info = vit_info("tiny", (8, 8), 4, 1, 8, 1, 1, 4.0, "learnable", [0.5], [0.5], "mae", 20, flops=100.0)
-    folder = plan.pretraining["MAE"].folder
-    folder.mkdir(parents=True)
-    (folder / "encoder.safetensors").write_bytes(encoder_bytes(info.geometry.build(), info))
+    encoder_file(plan.pretraining["MAE"].folder / "encoder.safetensors", flops=100.0)
     assert "train.steps=15" in longer.command()
     early = longer.of_length(15)
     assert (early.needs, early.id, early.command()) == ((), longer.id, longer.command())
 
 
 def test_the_foreseen_length_has_the_cost_of_the_weights_that_pretraining_begins_from(digits, tmp_path):
-    path = write_config(tmp_path, digits, steps=6)
-    content = parse_yaml(path.read_text(), "")
-    scratch, mae, _, as_long = content["entries"]
-    entries = [scratch, mae | {"modes": ["finetune"]}, as_long]
-    section = content["pretrain"]["MAE"]
+    section = parse_yaml(write_config(tmp_path, digits, steps=6).read_text(), "")["pretrain"]["MAE"]
+    size = {"img_size": (8, 8), "patch_size": 2, "in_chans": 1, "embed_dim": 16, "num_heads": 2}
     costs = []
-    for number, flops in enumerate((0.0, 1e12)):
-        weights = tmp_path / f"{number}.safetensors"
-        info = vit_info("tiny", (8, 8), 2, 1, 16, 2, 2, 4.0, "sincos", [0.5], [0.5], "mae", 20, flops=flops)
-        weights.write_bytes(encoder_bytes(info.geometry.build(), info))
+    for flops in (0.0, 1e12):
+        weights = encoder_file(tmp_path / f"{flops}.safetensors", **size, flops=flops)
         init = section | {"set": section["set"] | {"model.init": str(weights)}}
-        path.write_text(json.dumps(content | {"entries": entries, "tune": [], "pretrain": {"MAE": init}}))
-        plan = ComparisonPlan(load_config(CompareConfig, path), tmp_path, tmp_path / "run")
+        plan = equal_compute_plan(tmp_path, digits, pretrain={"MAE": init})
         costs += [run.steps for run in foresee_runs(plan) if run.equal_compute]
     assert costs[1] > costs[0]
+    assert len(costs) == 2
 
 
 def test_an_equal_compute_run_has_its_own_length_beside_a_setting_of_another(digits, tmp_path):
-    path = write_config(tmp_path, digits, steps=6)
-    content = parse_yaml(path.read_text(), "")
-    scratch, mae, _, as_long = content["entries"]
-    path.write_text(json.dumps(content | {"entries": [scratch, mae, as_long], "tune": [{"train.epochs": 9}]}))
-    plan = ComparisonPlan(load_config(CompareConfig, path), tmp_path, tmp_path / "run")
+    plan = equal_compute_plan(tmp_path, digits, tune=[{"train.epochs": 9}])
     run = next(run for run in plan.runs if run.equal_compute).of_length(15)
     lengths = [word for word in run.command() if word.startswith(("train.epochs", "train.steps"))]
     assert lengths == ["train.steps=15"]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from helpers.comparison import plan_of
+from helpers.damage import copy_of, description
 from helpers.images import encoded, picture, write_files
 
 from mae_vit.comparison.config import CompareArguments
@@ -33,7 +34,7 @@ def made(digits, tmp_path) -> Path:
         (tmp_path / name / "encoder.safetensors").write_bytes(b"weights")
     (tmp_path / "x.yaml").write_text("# before\ntrain: {epochs: 3}\n")
     (tmp_path / "y.yaml").write_text(json.dumps({"model": {"init": str(tmp_path / "init")}}))
-    shutil.copytree(digits, tmp_path / "data", ignore=shutil.ignore_patterns(".index"))
+    copy_of(digits, tmp_path / "data")
     return tmp_path
 
 
@@ -59,15 +60,13 @@ def rewrite(path: Path) -> None:
 
 
 def change_split(folder: Path, split: str) -> None:
-    described = json.loads((folder / "data" / "dataset.json").read_text())
-    described["splits"][split]["shards"][0]["sha256"] = "0" * 64
-    (folder / "data" / "dataset.json").write_text(json.dumps(described))
+    with description(folder / "data") as described:
+        described["splits"][split]["shards"][0]["sha256"] = "0" * 64
 
 
 def add_split(folder: Path) -> None:
-    described = json.loads((folder / "data" / "dataset.json").read_text())
-    described["splits"]["val"] = described["splits"]["test"]
-    (folder / "data" / "dataset.json").write_text(json.dumps(described))
+    with description(folder / "data") as described:
+        described["splits"]["val"] = described["splits"]["test"]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from helpers.commands import SMALL_MAE
 from helpers.finetune import SMALL, TINY
 from helpers.images import prepare_pairs, write_pairs
 
@@ -73,9 +74,8 @@ def shared(digits, tmp_path_factory):
 def pretrained(digits, tmp_path_factory) -> Path:
     """A short MAE run of the tiny encoder."""
     folder = tmp_path_factory.mktemp("pretrained") / "mae"
-    decoder = [f"objective.decoder_{name}" for name in ("embed_dim=16", "depth=1", "num_heads=2")]
-    short = ["train.engine=torch", "train.steps=4", "train.warmup_steps=1", "monitor.tensorboard=false"]
-    arguments = [*TINY, *decoder, *short, f"data.path={digits}", f"run.dir={folder}", "run.name=mae"]
+    short = ["train.steps=4", "train.warmup_steps=1", "monitor.tensorboard=false"]
+    arguments = [*SMALL_MAE, *TINY, *short, f"data.path={digits}", f"run.dir={folder}", "run.name=mae"]
     assert pretrain_main(["--config", "mae_digits", *arguments]) == 0
     return folder
 

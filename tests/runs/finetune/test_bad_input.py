@@ -128,7 +128,7 @@ def test_a_network_does_not_begin_from_an_encoder_of_another_kind(call, pretrain
     assert not (tmp_path / "run").exists()
 
 
-def test_a_folder_of_another_run_is_left_alone(call, shared, pretrained, tmp_path, capsys):
+def test_a_folder_of_another_run_is_left_alone(call, pretrained, tmp_path, capsys):
     """Scores do not replace other scores, nor training scores; a dry run says that the run will stop."""
     assert call("finetune.mode=knn", ckpt=pretrained) == 0
     before = (tmp_path / "run" / "results.json").read_bytes()

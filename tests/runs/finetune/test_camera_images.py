@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 from helpers.commands import SMALL_MAE
+from helpers.images import encoded, picture, write_files
 from PIL import Image
 from safetensors import safe_open
 
@@ -25,11 +26,8 @@ def photos(tmp_path_factory):
     folder = tmp_path_factory.mktemp("camera")
     exif = Image.Exif()
     exif[274] = 6
-    for number in range(24):
-        path = folder / "photos" / "ab"[number % 2] / f"{number}.jpg"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        pixels = np.random.default_rng(number).integers(0, 256, (4, 6, 3), dtype=np.uint8)
-        Image.fromarray(pixels).resize((60, 40)).save(path, exif=exif)
+    pictures = {f"{'ab'[n % 2]}/{n}.jpg": encoded(picture(n, (60, 40)), exif=exif) for n in range(24)}
+    write_files(folder / "photos", pictures)
     options = ["--exif-orientation", "apply", "--resize", "20", "--holdout", "1/3", "--workers", "0"]
     assert main(["prepare", str(folder / "photos"), str(folder / "data"), *options]) == 0
     return folder / "photos", folder / "data"

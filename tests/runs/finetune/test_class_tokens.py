@@ -37,7 +37,7 @@ def test_the_preset_trains(colored, tmp_path):
 
 
 @pytest.mark.slow
-def test_all_that_reads_encoders_reads_it(colored, tmp_path, monkeypatch):
+def test_all_that_reads_encoders_reads_it(colored, tmp_path):
     run = tmp_path / "run"
     train(colored, run, "objective.decode_ratio=0.5", "model.depth=2", "objective.decoder_depth=2")
     common = [f"data.path={colored}", "train.engine=torch", "monitor.tensorboard=false"]

@@ -21,6 +21,13 @@ from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.pretraining.data import open_data as open_pretrain_data
 from mae_vit.runtime.ranks import Ranks
 
+PLAIN = ["model.img_size=8", "model.in_chans=1", "data.augment={crop: none, flip: false}"]
+
+
+def fine_tuned_on(*words: str, rank: int = 0, of: int = 1):
+    config = load_config(FinetuneConfig, find_config("simple_cnn_cifar"), [*PLAIN, *words])
+    return open_finetune_data(config, Ranks(rank, of, rank, of), torch.device("cpu"))
+
 
 @pytest.fixture
 def split(digits):
@@ -100,19 +107,10 @@ def test_a_view_does_not_depend_on_the_subset(digits):
 
 
 def test_blocks_of_a_subset(many_shards):
-    options = [
-        "data.labels_per_class=20",
-        "train.effective_batch_size=32",
-        "model.img_size=8",
-        "model.in_chans=1",
-    ]
-    options += [f"data.path={many_shards}", "data.augment={crop: none, flip: false}"]
+    options = [f"data.path={many_shards}", "data.labels_per_class=20", "train.effective_batch_size=32"]
     orders = []
     for mode in ("blocks", "global"):
-        config = load_config(
-            FinetuneConfig, find_config("simple_cnn_cifar"), [*options, f"data.order={mode}"]
-        )
-        data = open_finetune_data(config, Ranks(0, 1, 0, 1), torch.device("cpu"))
+        data = fine_tuned_on(*options, f"data.order={mode}")
         # Places among the samples that are trained on, each once.
         places = data.order.samples(0, 0, len(data.train) // 32 * 32)
         assert len(set(places.tolist())) == len(places)
@@ -125,16 +123,12 @@ def test_blocks_of_a_subset(many_shards):
 
 def test_classes_with_fewer_labels_are_counted(digits, capsys):
     """No class gives more images than it has, so a run says when a subset is smaller than it was asked for."""
-    place = [f"data.path={digits}", "data.augment={crop: none, flip: false}"]
-    place += ["model.in_chans=1", "model.img_size=8", "finetune.holdout=0"]
+    place = [f"data.path={digits}", "finetune.holdout=0"]
     counts = np.bincount(open_index(digits, "train").labels)
     assert counts.min() < counts.max()
 
     def trained_on(limit, rank=0):
-        config = load_config(
-            FinetuneConfig, find_config("simple_cnn_cifar"), [*place, f"data.labels_per_class={limit}"]
-        )
-        return len(open_finetune_data(config, Ranks(rank, 2, rank, 2), torch.device("cpu")).train)
+        return len(fine_tuned_on(*place, f"data.labels_per_class={limit}", rank=rank, of=2).train)
 
     said = f"data.labels_per_class={counts.max()}: {(counts < counts.max()).sum()} of 10 classes have fewer "
     assert trained_on(counts.max()) == counts.sum()
@@ -144,42 +138,33 @@ def test_classes_with_fewer_labels_are_counted(digits, capsys):
     assert "have fewer" not in capsys.readouterr().out
 
 
-def test_what_pretraining_leaves_out_is_what_fine_tuning_takes(digits, tmp_path):
+def test_what_pretraining_leaves_out_is_what_fine_tuning_takes(digits):
     """A start that has seen labels has seen none of those that it is fine-tuned and chosen by."""
-    device, ranks = torch.device("cpu"), Ranks(0, 1, 0, 1)
-    place = [
-        f"data.path={digits}",
-        "data.augment={crop: none, flip: false}",
-        "model.in_chans=1",
-        "model.img_size=8",
-    ]
-    config = load_config(
-        FinetuneConfig, find_config("simple_cnn_cifar"), [*place, "data.labels_per_class=20"]
-    )
-    taken = open_finetune_data(config, ranks, device)
-    more = [*place, "data.leave_out_per_class=20", "model.patch_size=2"]
-    config = load_config(PretrainConfig, find_config("supervised_cifar_tiny"), more)
-    data = open_pretrain_data(config, ranks, device)
+    taken = fine_tuned_on(f"data.path={digits}", "data.labels_per_class=20")
+
+    def pretrained_on(*words):
+        more = [*PLAIN, f"data.path={digits}", "data.leave_out_per_class=20", "model.patch_size=2", *words]
+        config = load_config(PretrainConfig, find_config("supervised_cifar_tiny"), more)
+        return open_pretrain_data(config, Ranks(), torch.device("cpu"))
+
+    data = pretrained_on()
     assert data.num_samples == 1497 - 200
     labels = np.asarray(data.index.labels)
     seen = np.sort(np.concatenate([taken.train, taken.held_out]))
     rest = np.setdiff1d(np.arange(1497), seen)
     assert np.array_equal(data.source.labels, labels[rest])
-    several = load_config(
-        PretrainConfig, find_config("supervised_cifar_tiny"), [*more, "data.leave_out_draws=3"]
-    )
     keys = data.index.keys()
     draws = [limit_per_class(np.arange(1497), labels, keys, 20, draw=draw)[0] for draw in range(3)]
     assert np.array_equal(np.sort(draws[0]), seen)
     others = np.setdiff1d(np.arange(1497), np.concatenate(draws))
     assert len(others) < 1497 - 500, "draws overlap little"
-    assert np.array_equal(open_pretrain_data(several, ranks, device).source.labels, labels[others])
+    assert np.array_equal(pretrained_on("data.leave_out_draws=3").source.labels, labels[others])
     plain = open_source(data.index, "auto", channels=1, augment=Augment(img_size=(8, 8)), memory_limit_gib=1)
     places = np.array([0, 5, len(rest) - 1])
     assert np.array_equal(data.source.render(0, 0, places).images, plain.render(0, 0, rest[places]).images)
 
 
-def test_draws_take_other_labels_and_other_held_out_images(digits):
+def test_draws_take_other_labels_and_other_held_out_images():
     """Draw 0 is as ever; each further number takes other images, of the same sizes."""
     labels = np.repeat(np.arange(4), 100)
     keys, samples = [f"image-{number}" for number in range(400)], np.arange(400)

@@ -9,8 +9,9 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from helpers.commands import one_line
 from helpers.finetune import CNN, SMALL
-from PIL import Image
+from helpers.images import encoded, picture, write_files
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -41,12 +42,8 @@ def photos(tmp_path):
     """Writes photographs of the given names."""
 
     def write(*names):
-        for number, name in enumerate(names):
-            path = tmp_path / "photos" / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            pixels = np.random.default_rng(number).integers(0, 256, (20, 30), dtype=np.uint8)
-            Image.fromarray(pixels).save(path)
-        return tmp_path / "photos"
+        pictures = {name: encoded(picture(n, (30, 20), "L"), "png") for n, name in enumerate(names)}
+        return write_files(tmp_path / "photos", pictures)
 
     return write
 
@@ -182,9 +179,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(run, shared, pretrained, digit
     for named, words in cases.items():
         capsys.readouterr()
         assert predict(*words) == 2
-        (line,) = capsys.readouterr().err.splitlines()
-        assert line.startswith("mae-vit: error: ")
-        assert named in line
+        assert named in one_line(capsys)
         assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
@@ -217,6 +212,5 @@ def test_a_file_of_strangers_is_one_line(run, digits, tmp_path, capsys, name):
     path = tmp_path / "model.safetensors"
     save_file(load_file(run / "model.safetensors"), path, {"mae_vit": json.dumps(changed)})
     assert predict(path, digits, tmp_path / "p.csv") == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"mae-vit: error: {path}")
+    assert one_line(capsys).startswith(f"mae-vit: error: {path}")
     assert [file.name for file in tmp_path.iterdir()] == ["model.safetensors"]

@@ -6,7 +6,8 @@ import shutil
 import pytest
 import torch
 from helpers.commands import ROOT, one_line, summary_of
-from helpers.encoders import vit_info
+from helpers.damage import copy_of
+from helpers.encoders import encoder_file
 from helpers.finetune import CNN
 from helpers.images import prepare_pairs, write_pairs
 from helpers.weights.official_weights import official
@@ -16,13 +17,11 @@ from mae_vit.core.errors import InputError
 from mae_vit.data.data_path import resolve_data_path
 from mae_vit.finetuning.command import main
 from mae_vit.finetuning.config.recipes import find_recipe
-from mae_vit.models.encoder_file import encoder_bytes
 from mae_vit.training.checkpoints.checkpoint import load_checkpoint
 
 # What the official file of the tests holds, for the config: it does not say so itself.
 OFFICIAL = ["model.embed_dim=64", "model.depth=3", "model.num_heads=4"]
 SHORT = ["train.steps=2", "train.warmup_steps=0", "monitor.tensorboard=false", "optim.lr=1e-9"]
-HALF = [0.5] * 3
 
 
 @pytest.fixture
@@ -37,11 +36,9 @@ def run(call, colored):
     return tune
 
 
-def write_encoder(folder, *facts):
-    info = vit_info("S", *facts, "mae", 9)
-    encoder = info.geometry.build()
-    (folder / "encoder.safetensors").write_bytes(encoder_bytes(encoder, info))
-    return encoder
+def write_encoder(folder, **facts):
+    size = {"size": "S", "embed_dim": 48, "num_heads": 3, "mlp_ratio": 2.0, "pos_embed": "learnable"}
+    encoder_file(folder / "encoder.safetensors", **size, **facts)
 
 
 @pytest.mark.parametrize(("namespace", "pool"), [(False, "mean"), (True, "cls")])
@@ -62,7 +59,7 @@ def test_an_official_file_is_fine_tuned_in_full(run, tmp_path, capsys, namespace
 
 def test_geometry_and_normalization_are_the_weights(run, tmp_path, capsys):
     mean, std = [0.1, 0.2, 0.3], [0.4, 0.5, 0.6]
-    write_encoder(tmp_path, (32, 32), 8, 3, 48, 2, 3, 2.0, "learnable", mean, std)
+    write_encoder(tmp_path, img_size=(32, 32), patch_size=8, mean=mean, std=std)
     assert run(tmp_path) == 0
     identity = load_checkpoint(sorted((tmp_path / "run" / "checkpoints").glob("step-*"))[-1]).identity
     expected = {
@@ -88,7 +85,7 @@ def test_geometry_and_normalization_are_the_weights(run, tmp_path, capsys):
 
 
 def test_the_size_of_images_is_the_files(run, tmp_path, capsys):
-    write_encoder(tmp_path, (16, 16), 2, 3, 48, 2, 3, 2.0, "learnable", HALF, HALF)
+    write_encoder(tmp_path, patch_size=2)
     assert run(tmp_path, "--dry-run") == 0
     output = capsys.readouterr().out
     assert "model.img_size=32" in output
@@ -133,7 +130,7 @@ def test_a_run_folder_alone_tells_data_and_recipe(alone, digits, tmp_path, capsy
 
 
 def test_a_run_whose_data_does_not_serve_says_what_to_pass(alone, digits, tmp_path, capsys):
-    data = shutil.copytree(digits, tmp_path / "data", ignore=shutil.ignore_patterns(".index"))
+    data = copy_of(digits, tmp_path / "data")
     config = alone.folder / "config.yaml"
     config.write_text(config.read_text().replace(f"path: {digits}", f"path: {data}"))
 

@@ -5,12 +5,11 @@ import re
 import shutil
 from html import unescape
 
-import numpy as np
 import pytest
 import torch
-from helpers.commands import SMALL_MAE
-from helpers.encoders import vit_info
-from helpers.export import info_of
+from helpers.commands import SMALL_MAE, one_line
+from helpers.encoders import info_of
+from helpers.images import encoded, picture, write_files
 from PIL import Image
 
 from mae_vit.cli.main import main
@@ -22,7 +21,7 @@ from mae_vit.objectives.mae import MAE
 from mae_vit.pretraining.command import main as pretrain_main
 from mae_vit.weights.encoder import load_encoder
 
-GRAY = info_of(in_chans=1, img_size=(8, 8), mean=(0.5,), std=(0.5,))
+GRAY = info_of(in_chans=1, img_size=(8, 8))
 SMALL = [*SMALL_MAE, "train.steps=6", "train.warmup_steps=1", "monitor.evaluate_images=32"]
 SMALL += ["monitor.probe_queries=0", "monitor.tensorboard=false"]
 EVERYWHERE = {"attention-distance.csv", "attention-entropy.png", "attention-rollout.png", "features.png"}
@@ -122,13 +121,8 @@ def test_two_side_by_side_and_an_encoder_alone(runs, digits, tmp_path, capsys):
 
 
 def test_a_folder_of_photographs_with_a_broken_one(runs, tmp_path):
-    folder = tmp_path / "photos"
-    for number in range(12):
-        path = folder / "ab"[number % 2] / f"{number}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        pixels = np.random.default_rng(number).integers(0, 256, (20, 30, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(path)
-    (folder / "a" / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\nbroken")
+    photos = {f"{'ab'[n % 2]}/{n}.png": encoded(picture(n, (30, 20)), "png") for n in range(12)}
+    folder = write_files(tmp_path / "photos", photos | {"a/broken.png": b"\x89PNG\r\n\x1a\nbroken"})
     out = tmp_path / "look"
     arguments = ["--ckpt", str(runs / "mae"), "--data", str(folder), "--out", str(out), "--images", "13"]
     assert main(["inspect", *arguments]) == 0
@@ -166,7 +160,7 @@ def test_the_history_of_a_run_is_its_own(runs, tmp_path):
     assert (model.info.objective, model.info.step, model.info.images_seen) == ("mae", 6, 6 * 128)
     (tmp_path / "sub").mkdir()
     (tmp_path / "encoder.safetensors").write_bytes((runs / "mae" / "encoder.safetensors").read_bytes())
-    size = vit_info("Ti", (32, 32), 8, 1, 192, 12, 3, 4.0, "sincos", [0.5], [0.5], "mae", 0)
+    size = info_of(in_chans=1, embed_dim=128, depth=6)
     torch.save({"model": size.geometry.build().state_dict()}, tmp_path / "sub" / "foreign.pth")
     foreign = load_encoder(tmp_path / "sub" / "foreign.pth")
     assert (foreign.info.objective, foreign.info.step) == ("unknown", 0)
@@ -195,9 +189,7 @@ def test_the_history_of_a_run_is_its_own(runs, tmp_path):
 def test_what_does_not_fit_is_one_line(runs, digits, tmp_path, capsys, arguments, key):
     places = {"encoder": runs / "mae" / "encoder.safetensors", "data": digits, "out": tmp_path / "out"}
     assert main(["inspect", *(word.format(**places) for word in arguments)]) == 2
-    error = capsys.readouterr().err.strip().splitlines()
-    assert len(error) == 1
-    assert key in error[0]
+    assert key in one_line(capsys)
     assert not (tmp_path / "out").exists()
 
 

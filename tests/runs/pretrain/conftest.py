@@ -1,9 +1,11 @@
 """Pretraining runs in this process, on the torch engine."""
 
+import numpy as np
 import pytest
 from helpers.commands import ROOT, SMALL_PRETRAIN
 
 from mae_vit.pretraining.command import main
+from mae_vit.training.engines.torch_engine import TorchEngine
 
 
 @pytest.fixture
@@ -28,3 +30,21 @@ def encoder(tmp_path):
 def checkpoint(tmp_path):
     """The folder of a run's checkpoint, by the run's name and a step."""
     return lambda name, step: tmp_path / name / "checkpoints" / f"step-{step:08d}"
+
+
+@pytest.fixture
+def poison(monkeypatch):
+    """poison(factor, when) multiplies the loss of batches: when(samples) is asked; returns all samples seen."""
+    forward, seen = TorchEngine.forward, []
+
+    def start(factor: float, when) -> list[np.ndarray]:
+        def poisoned(self, batch):
+            samples = batch.keys.index.numpy()
+            seen.append(samples)
+            output = forward(self, batch)
+            return output._replace(loss=output.loss * factor) if when(samples) else output
+
+        monkeypatch.setattr(TorchEngine, "forward", poisoned)
+        return seen
+
+    return start

@@ -124,8 +124,6 @@ def test_a_run_that_cannot_be_set_up_is_bad_input(doctor, tmp_path, monkeypatch)
     monkeypatch.setattr("mae_vit.data.remote.folder.START_PATIENCE_S", 0.1)
     for words, said in (
         (["train.epochz=3"], "train.epochs"),
-        (["data.split=trian"], 'no split "trian"'),
-        (["train.batch_size_per_device=50"], "nearest: 32"),
         (["data.path=http://127.0.0.1:9/data", f"data.cache_dir={tmp_path}"], "fetched"),
     ):
         code, checks, output = doctor(*words)

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from helpers.commands import run
+from helpers.commands import lines_of, run
 
 pytestmark = pytest.mark.gpu
 
@@ -40,8 +40,7 @@ def test_losses_are_those_of_a_cpu(digits, tmp_path, precision, monkeypatch):
         encoder_of(tmp_path / place, digits, f"train.precision={precision}")
         environment = json.loads((tmp_path / place / "environment.json").read_text())
         assert bool(environment["gpus"]) == (place == "gpu")
-        lines = (tmp_path / place / "metrics.jsonl").read_text().splitlines()
-        losses[place] = [json.loads(line)["loss"] for line in lines]
+        losses[place] = [line["loss"] for line in lines_of(tmp_path / place)]
     assert losses["gpu"] == pytest.approx(losses["cpu"], rel=1e-4 if precision == "fp32" else 1e-2)
 
 
@@ -52,8 +51,7 @@ def test_compiled_losses_are_those_of_plain_steps(digits, tmp_path, objective):
     for compiled in ("true", "false"):
         folder = tmp_path / compiled
         encoder_of(folder, digits, *preset, "train.precision=fp32", f"train.compile={compiled}")
-        lines = (folder / "metrics.jsonl").read_text().splitlines()
-        losses[compiled] = [json.loads(line)["loss"] for line in lines]
+        losses[compiled] = [line["loss"] for line in lines_of(folder)]
     assert losses["true"] == pytest.approx(losses["false"], rel=1e-4)
 
 

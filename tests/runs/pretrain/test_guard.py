@@ -21,24 +21,6 @@ LENGTH = ["train.steps=12", "checkpoint.every_steps=4", "checkpoint.keep_last=9"
 
 
 @pytest.fixture
-def poison(monkeypatch):
-    """poison(factor, when) multiplies the loss of batches: when(samples) is asked; returns all samples seen."""
-    forward, seen = TorchEngine.forward, []
-
-    def start(factor: float, when) -> list[np.ndarray]:
-        def poisoned(self, batch):
-            samples = batch.keys.index.numpy()
-            seen.append(samples)
-            output = forward(self, batch)
-            return output._replace(loss=output.loss * factor) if when(samples) else output
-
-        monkeypatch.setattr(TorchEngine, "forward", poisoned)
-        return seen
-
-    return start
-
-
-@pytest.fixture
 def batch_of(digits):
     order = GlobalOrder(len(open_index(digits, "train")), BATCH, 0)
 
@@ -113,7 +95,7 @@ def test_before_the_first_save_it_goes_back_to_the_beginning(call, tmp_path, poi
     assert (incident["back_to_step"], incident["skipped_data_steps"]) == (0, [0, 2])
 
 
-def test_weights_that_are_not_finite_are_never_saved(call, tmp_path, capsys, monkeypatch):
+def test_weights_that_are_not_finite_are_never_saved(call, tmp_path, monkeypatch):
     step = TorchEngine.step
 
     def poisoned(self, lr):

@@ -2,17 +2,15 @@
 
 import json
 import os
-import shutil
 
 import pytest
-from helpers.commands import summary_of
+from helpers.commands import cut_back, saved_steps, summary_of
 from helpers.damage import WAYS, copy_of, damage, keys_of, known_key
 
 from mae_vit.core.errors import Damage
 from mae_vit.data import training_data
 from mae_vit.data.index import open_index
 from mae_vit.runtime.ranks import Ranks
-from mae_vit.training.checkpoints.checkpoint import list_checkpoints, step_of
 from mae_vit.training.recovery import Quarantine
 
 # 1 % of 1,497 samples, in five ways.
@@ -98,14 +96,6 @@ def test_by_default_the_second_damaged_sample_of_1497_is_too_many(call, digits, 
     assert "damage_budget=0 allows 0;" in capsys.readouterr().err
 
 
-def cut_back(folder, step: int) -> None:
-    """As after a power cut behind this step's save."""
-    for path in list_checkpoints(folder / "checkpoints"):
-        if step_of(path) > step:
-            shutil.rmtree(path)
-    (folder / "summary.json").unlink()
-
-
 def test_a_resumed_run_counts_on_and_repeats_no_line(call, damaged, digits, tmp_path, capsys):
     options = [*LONG, f"data.path={damaged}", "data.damage_budget=0.02", TAR]
     assert call(*options) == 0
@@ -127,7 +117,7 @@ def test_a_resumed_run_counts_on_and_repeats_no_line(call, damaged, digits, tmp_
     assert call(*options, "data.damage_budget=0.005") == 2
     assert "quarantine.jsonl" in capsys.readouterr().err
     # With mended shards it goes on from its last save.
-    kept = step_of(list_checkpoints(folder / "checkpoints")[-1])
+    kept = saved_steps(folder)[-1]
     assert call(*options, f"data.path={digits}") == 0
     assert {line["step"] for line in listed(folder)} == set(range(1, kept + 1))
 

@@ -5,6 +5,7 @@ import json
 
 import pytest
 import torch
+from helpers.commands import one_line
 from PIL import Image
 
 from mae_vit.cli.main import main
@@ -43,7 +44,7 @@ def test_images_crops_and_masks_are_those_of_the_step(call, tmp_path, seen, sour
     assert replayed.weights_step == 4
 
 
-def test_the_command_writes_a_picture_and_names(call, digits, tmp_path, capsys):
+def test_the_command_writes_a_picture_and_names(call, tmp_path, capsys):
     assert call("checkpoint.keep_last=9") == 0
     capsys.readouterr()
     run = tmp_path / "run"
@@ -76,8 +77,7 @@ def test_what_there_is_not_is_one_line(call, digits, tmp_path, capsys):
 
     def line(*words) -> str:
         assert main([*map(str, words)]) == 2
-        (error,) = capsys.readouterr().err.splitlines()
-        return error.removeprefix("mae-vit: error: ")
+        return one_line(capsys).removeprefix("mae-vit: error: ")
 
     assert line("replay", run, "--step", 7).startswith("--step 7: ")
     assert line("replay", run, "--step", 0).startswith("--step 0: ")

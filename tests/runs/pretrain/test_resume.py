@@ -8,27 +8,14 @@ import shutil
 import signal
 
 import pytest
-from helpers.commands import lines_of, one_line, summary_of
+from helpers.commands import cut_back, lines_of, one_line, saved_steps, summary_of
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from mae_vit.training.checkpoints import saver
-from mae_vit.training.checkpoints.checkpoint import list_checkpoints, step_of
+from mae_vit.training.checkpoints.checkpoint import list_checkpoints
 
 KEEP = "checkpoint.keep_last=9"
-
-
-def saved(folder) -> list[int]:
-    return [step_of(path) for path in list_checkpoints(folder / "checkpoints")]
-
-
-def cut_back(folder, step: int) -> None:
-    """As after a power cut behind this step's save."""
-    for path in list_checkpoints(folder / "checkpoints"):
-        if step_of(path) > step:
-            shutil.rmtree(path)
-    (folder / "encoder.safetensors").unlink()
-    (folder / "summary.json").write_text(json.dumps(summary_of(folder) | {"status": "running"}))
 
 
 def test_stopping_half_way_changes_nothing(call, tmp_path, encoder):
@@ -116,7 +103,7 @@ def test_what_may_change_may_change(call, tmp_path, capsys):
     assert call(*changes) == 0
     assert "resuming from" in capsys.readouterr().err
     assert [line["step"] for line in lines_of(tmp_path / "run")] == [1, 2, 3, 4, 6]
-    assert len(saved(tmp_path / "run")) == 1
+    assert len(saved_steps(tmp_path / "run")) == 1
 
 
 def test_never_begins_again_and_keeps_the_old_run(call, tmp_path, encoder):
@@ -139,7 +126,7 @@ def test_resume_from_another_folder(call, tmp_path, capsys, checkpoint, encoder,
     assert f"{first}, step 4" in capsys.readouterr().err
     assert encoder("first") == encoder("second")
     # A rollback would have gone back to it.
-    assert 0 not in saved(tmp_path / "second")
+    assert 0 not in saved_steps(tmp_path / "second")
     # What is asked for is still checked.
     shutil.rmtree(tmp_path / "second" / "checkpoints")
     assert call("objective.mask_ratio=0.5", "--resume", str(first), name="second") == 2

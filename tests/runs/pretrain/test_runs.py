@@ -1,14 +1,13 @@
 """Whole runs in this process, on the torch engine: what they leave, failure, options."""
 
-import json
 import math
 import re
-import shutil
 from itertools import pairwise
 
 import pytest
 import torch
 from helpers.commands import ROOT, SMALL_PRETRAIN, lines_of, summary_of
+from helpers.damage import copy_of, description
 from PIL import Image
 
 from mae_vit.config.load import load_config
@@ -206,11 +205,9 @@ def test_each_option_of_blocks_changes_the_encoder(call, many_shards, encoder):
 
 
 def test_data_without_a_held_out_split_says_so(call, digits, tmp_path, capsys):
-    data = tmp_path / "data"
-    shutil.copytree(digits, data, ignore=shutil.ignore_patterns(".index", "test-*"))
-    described = json.loads((data / "dataset.json").read_text())
-    del described["splits"]["test"]
-    (data / "dataset.json").write_text(json.dumps(described))
+    data = copy_of(digits, tmp_path / "data")
+    with description(data) as described:
+        del described["splits"]["test"]
     retention = ["checkpoint.every_steps=1", "checkpoint.keep_last=1", "checkpoint.keep_every=2"]
     assert call(f"data.path={data}", *retention) == 0
     assert "--holdout" in capsys.readouterr().err

@@ -3,13 +3,12 @@
 from types import SimpleNamespace
 
 import pytest
-from helpers.commands import one_line
+from helpers.commands import one_line, saved_steps
 
 from mae_vit.config.schema import CheckpointSection
 from mae_vit.runtime.ranks import Ranks
-from mae_vit.training.checkpoints.checkpoint import list_checkpoints, load_checkpoint, step_of
+from mae_vit.training.checkpoints.checkpoint import list_checkpoints, load_checkpoint
 from mae_vit.training.checkpoints.saver import Saver
-from mae_vit.training.engines.torch_engine import TorchEngine
 
 LENGTH = [
     *("train.steps=12", "monitor.evaluate_every_steps=100"),
@@ -34,10 +33,6 @@ def a_minute_a_step(monkeypatch):
     monkeypatch.setitem(Saver.__init__.__kwdefaults__, "clock", lambda: 60.0 * minutes[0])
 
 
-def saved(folder) -> list[int]:
-    return [step_of(path) for path in list_checkpoints(folder / "checkpoints")]
-
-
 # Flags are read with the next step, or at once where a line is logged.
 @pytest.mark.parametrize(("log_every", "expected"), [(1, [0, 4, 8, 12]), (100, [0, 5, 10, 12])])
 def test_saves_by_time_change_nothing_else(
@@ -47,12 +42,12 @@ def test_saves_by_time_change_nothing_else(
     assert call(*LENGTH, often, f"checkpoint.every_steps={NEVER}", name="without") == 0
     by_time = ["checkpoint.every_steps=null", "checkpoint.every_minutes=4"]
     assert call(*LENGTH, often, *by_time, name="with") == 0
-    assert saved(tmp_path / "without") == [0, 12]
-    assert saved(tmp_path / "with") == expected
+    assert saved_steps(tmp_path / "without") == [0, 12]
+    assert saved_steps(tmp_path / "with") == expected
     # As after a kill, it resumes from the second of them.
     middle = checkpoint("with", expected[2])
     assert call(*LENGTH, often, *by_time, "--resume", str(middle), name="rest") == 0
-    assert saved(tmp_path / "rest") == [12]
+    assert saved_steps(tmp_path / "rest") == [12]
     assert encoder("with") == encoder("rest") == encoder("without")
 
 
@@ -62,26 +57,19 @@ def test_steps_and_minutes_save_whichever_comes_first_and_steps_alone_are_kept(
     both = ["checkpoint.every_steps=5", "checkpoint.every_minutes=3", "monitor.log_every_steps=1"]
     assert call(*LENGTH, *both) == 0
     # Each save, of whatever kind, begins the minutes anew.
-    assert saved(tmp_path / "run") == [0, 3, 5, 8, 10, 12]
+    assert saved_steps(tmp_path / "run") == [0, 3, 5, 8, 10, 12]
     kept = ["checkpoint.keep_last=1", "checkpoint.keep_every=1"]
     assert call(*LENGTH, *both, *kept, name="few") == 0
-    assert saved(tmp_path / "few") == [5, 10, 12]
+    assert saved_steps(tmp_path / "few") == [5, 10, 12]
 
 
-def test_a_bad_step_is_never_saved_however_often_it_is_due(call, tmp_path, a_minute_a_step, monkeypatch):
-    forward, calls = TorchEngine.forward, []
-
-    def poisoned(self, batch):
-        calls.append(batch)
-        output = forward(self, batch)
-        return output._replace(loss=output.loss * float("nan")) if len(calls) == 7 else output
-
-    monkeypatch.setattr(TorchEngine, "forward", poisoned)
+def test_a_bad_step_is_never_saved_however_often_it_is_due(call, tmp_path, a_minute_a_step, poison):
+    seen = poison(float("nan"), lambda _: len(seen) == 7)
     every = ["checkpoint.every_steps=null", "checkpoint.every_minutes=1"]
     assert call(*LENGTH, *every, "monitor.log_every_steps=100") == 0
     paths = list_checkpoints(tmp_path / "run" / "checkpoints")
     assert all(load_checkpoint(path).state.is_finite() for path in paths)
-    assert [step_of(path) for path in paths][-1] == 12
+    assert saved_steps(tmp_path / "run")[-1] == 12
     incidents = list((tmp_path / "run" / "incidents").glob("*.json"))
     assert [path.name for path in incidents] == ["step-00000007-1.json"]
     # The first step is read at once, each other with the next: saved with steps 1, 3 and 5, asked for with 1, 2 and 4.

@@ -132,7 +132,7 @@ def fetched_batches(index):
     return fetch_ahead(load_batches(source, order, share, **steps), index, coming, node_ranks=1)
 
 
-def test_shards_come_before_they_are_read(source, server, tmp_path):
+def test_shards_come_before_they_are_read(server, tmp_path):
     folder = resolve_data_path(server.url, cache_dir=str(tmp_path / "cache"))
     index = open_located(folder)
     batches = fetched_batches(index)

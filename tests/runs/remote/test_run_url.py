@@ -241,7 +241,7 @@ def test_nodes_that_share_no_disk(options, undisturbed, tmp_path):
         ("s3://bucket/run", "s3://bucket/run cannot be "),
     ],
 )
-def test_bad_urls_are_one_line(options, url, message, said, tmp_path, monkeypatch, capsys):
+def test_bad_urls_are_one_line(options, url, message, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     # Nobody listens there.
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
@@ -259,7 +259,7 @@ def test_a_comparison_needs_a_disk(key, capsys):
     assert f"error: {key}=s3://bucket/a: a comparison " in capsys.readouterr().err
 
 
-def test_what_is_uploaded_has_no_credentials(monkeypatch):
+def test_what_is_uploaded_has_no_credentials():
     word = "run.dir=sftp://me:secret@host/run"
     config = dump_config(load_config(PretrainConfig, find_config("mae_digits"), [word]))
     assert "  dir: sftp://host/run\n" in config

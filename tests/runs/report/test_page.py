@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.commands import SMALL_PRETRAIN, lines_of, summary_of
+from helpers.commands import SMALL_PRETRAIN, lines_of, one_line, summary_of
 from markupsafe import escape
 
 from mae_vit.cli.main import main
@@ -219,8 +219,7 @@ def test_what_is_no_run_is_one_line(run_folder, tmp_path, capsys):
         ([run_folder, "--out", run_folder / "config.yaml" / "x.html"], "cannot be written"),
     ):
         assert main(["report", *map(str, arguments)]) == 2
-        (line,) = capsys.readouterr().err.strip().splitlines()
-        assert re.search(expected, line)
+        assert re.search(expected, one_line(capsys))
     assert not list(tmp_path.rglob("*.html"))
 
 

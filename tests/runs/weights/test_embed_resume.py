@@ -10,6 +10,7 @@ import zipfile
 import numpy as np
 import pytest
 import torch
+from helpers.commands import one_line
 from helpers.embedding import (
     call,
     content,
@@ -164,10 +165,9 @@ def test_what_was_made_otherwise_is_refused(weights, folder, begun, capsys, opti
     before = content(begun) if finished else done_of(begun)
     capsys.readouterr()
     assert call(weights, folder, "--out", begun, *options) == 2
-    lines = capsys.readouterr().err.strip().splitlines()
-    assert len(lines) == 1
-    assert expected in lines[0]
-    assert "another --out" in lines[0]
+    line = one_line(capsys)
+    assert expected in line
+    assert "another --out" in line
     assert (content(begun) if finished else done_of(begun)) == before
     assert partial_of(begun).exists() is not finished
 

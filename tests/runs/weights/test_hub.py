@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.export import encoder_file
-from helpers.servers.hub_server import Hub, use_hub
+from helpers.encoders import encoder_file
+from helpers.export import images_for
 from safetensors.torch import save
 from transformers import ViTConfig, ViTModel
 
@@ -16,23 +16,13 @@ from mae_vit.finetuning.config.pretrained import WeightsOverrides, run_name
 
 
 @pytest.fixture
-def hub(monkeypatch, tmp_path):
-    server = Hub()
-    use_hub(server, monkeypatch, tmp_path / "hub_cache")
-    yield server
-    server.stop()
-
-
-@pytest.fixture
 def file(tmp_path):
-    return encoder_file(tmp_path / "encoder.safetensors")
+    return encoder_file(tmp_path / "encoder.safetensors", images_seen=700)
 
 
 def features(encoder):
-    info = encoder.info
-    images = torch.randn(3, info.in_chans, *info.img_size, generator=torch.Generator().manual_seed(3))
     with torch.no_grad():
-        return encoder(images)
+        return encoder(images_for(encoder.info))
 
 
 def test_an_encoder_of_the_hub_is_the_files_to_the_bit_and_its_commit_is_named(hub, file):
@@ -157,11 +147,9 @@ def test_fine_tuning_pins_the_commit(hub, file):
 
 
 @pytest.mark.parametrize("weights", ["hf:anna/mae", "timm:vit_tiny_patch16_224"])
-def test_where_no_connection_can_be_made_nothing_waits(monkeypatch, tmp_path, weights):
+def test_where_no_connection_can_be_made_nothing_waits(hub, monkeypatch, weights):
     """huggingface_hub would try again for 23 s for each file."""
-    server = Hub()
-    use_hub(server, monkeypatch, tmp_path / "hub_cache")
-    server.stop()
+    hub.stop()
 
     def sleep(seconds):
         raise AssertionError(f"waits for {seconds} s")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from helpers.export import encoder_file
+from helpers.encoders import encoder_file
 from helpers.images import encoded, picture, write_files
 from PIL import Image, ImageCms
 from pydantic import ValidationError

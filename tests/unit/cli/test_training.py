@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from helpers.commands import ROOT
+from helpers.commands import ROOT, one_line
 
 from mae_vit.cli.main import EXAMPLES, main
 from mae_vit.comparison.config import CompareConfig
@@ -55,8 +55,7 @@ def test_presets_are_listed_and_shown(capsys):
 )
 def test_a_wrong_job_is_one_line(capsys, words, expected):
     assert main(words) == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    assert expected in line
+    assert expected in one_line(capsys)
 
 
 def test_a_key_may_be_written_as_an_option():

@@ -1,6 +1,7 @@
 """`mae-vit config KEY`: what a key means, and who sets it."""
 
 import pytest
+from helpers.commands import one_line
 
 from mae_vit.cli.main import main
 from mae_vit.comparison.config import CompareConfig
@@ -59,5 +60,4 @@ def test_every_key_is_explained_in_at_most_a_hundred_columns(monkeypatch):
 )
 def test_an_unknown_key_names_the_nearest(capsys, said, key):
     assert main(["config", key]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    said(line[:200])
+    said(one_line(capsys)[:200])

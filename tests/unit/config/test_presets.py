@@ -10,11 +10,6 @@ from mae_vit.core.errors import InputError
 from mae_vit.objectives.pretrain_config import PretrainConfig
 
 
-def test_a_checkout_has_its_configs_and_curves():
-    assert presets.PRESETS == ROOT / "configs"
-    assert len(preset_paths()) > 30
-
-
 def test_an_installed_library_has_its_own(tmp_path, monkeypatch):
     monkeypatch.setattr(presets, "_LIBRARY", tmp_path / "mae_vit")
     assert presets.shipped_folder("presets", "configs") == tmp_path / "configs"

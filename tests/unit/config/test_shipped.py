@@ -18,7 +18,7 @@ from mae_vit.objectives.pretrain_config import PretrainConfig
 CONFIG = ROOT / "configs" / "pretrain" / "mae_digits.yaml"
 
 
-def test_yaml_1_2_numbers_and_words(tmp_path):
+def test_yaml_1_2_numbers_and_words():
     config = load_config(PretrainConfig, CONFIG, ["optim.lr=1e-3", "run.name=no", "data.path=on"])
     assert config.optim.lr == 1e-3
     assert config.run.name == "no"

@@ -1,9 +1,7 @@
 """Small real files of bands: which are taken, and which are refused with which line."""
 
 import io
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import pydicom
@@ -130,12 +128,11 @@ def make_files() -> list[BandFile]:
     gaps = real.copy()
     gaps[:, :3] = np.nan
     signed = values(2, "int16", -1024, 3071)
-    taken = partial(BandFile)
+    taken = refuse = BandFile
     rgb8, rgb16 = byte[:3], wide[:3]
     gdal = '<GDALMetadata><Item name="DESCRIPTION" sample="{}" role="description">{}</Item></GDALMetadata>'
     names = "".join(gdal.format(n, name)[14:-15] for n, name in enumerate(("B4", "B3", "B2")))
     described = [(42112, "s", 0, f"<GDALMetadata>{names}</GDALMetadata>", True), (42113, "s", 0, "0", True)]
-    refuse: Callable[..., BandFile] = BandFile
     # Six gradients in different directions: like pictures, smooth along each row of 28 pixels and unlike each other.
     slopes = np.random.default_rng(0).uniform(-4, 4, (6, 2, 1, 1))
     rows, columns = np.mgrid[:28, :28]

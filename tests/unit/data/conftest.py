@@ -1,6 +1,5 @@
 """Shards, and a web server that has them."""
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -13,9 +12,7 @@ from mae_vit.data.remote import download
 @pytest.fixture(scope="session")
 def source(many_shards, tmp_path_factory) -> Path:
     """64 shards with their indexes: what a server has."""
-    folder = tmp_path_factory.mktemp("source") / "data"
-    shutil.copytree(many_shards, folder, ignore=shutil.ignore_patterns(".index"))
-    return folder
+    return copy_of(many_shards, tmp_path_factory.mktemp("source") / "data")
 
 
 @pytest.fixture

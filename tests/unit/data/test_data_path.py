@@ -4,7 +4,7 @@ import shutil
 
 import numpy as np
 import pytest
-from helpers.encoders import vit_info
+from helpers.encoders import info_of
 from helpers.images import encoded, picture, write_files, write_zip
 
 from mae_vit.cli.main import main
@@ -115,10 +115,9 @@ def test_a_folder_called_like_a_download_is_that_folder(photos, tmp_path, monkey
     assert read_dataset(resolve_data_path("digits").folder).classes == ["cat", "dog"]
 
 
-def test_check_and_inspection_know_a_folder(photos, capsys):
+def test_check_and_inspection_know_a_folder(photos):
     assert main(["check", str(photos)]) == 0
-    info = vit_info("Ti", (32, 32), 8, 3, 192, 12, 3, 4.0, "sincos", (0.5,) * 3, (0.5,) * 3, "mae", 0)
-    assert len(draw_samples(str(photos), count=9, encoder=info, split="val").images) == 2
+    assert len(draw_samples(str(photos), count=9, encoder=info_of(), split="val").images) == 2
 
 
 def test_hidden_files_are_no_change(photos):

@@ -2,12 +2,13 @@
 
 import pytest
 import torch
-from helpers.encoders import vit_info
+from helpers.encoders import encoder_file, info_of
 from safetensors.torch import save_file
 
-from mae_vit.models.encoder_file import Cost, cost_of_weights, encoder_bytes, read_info, to_metadata
+from mae_vit.models.encoder_file import Cost, cost_of_weights, read_info, to_metadata
 
-GEOMETRY = ("tiny-cifar", (32, 32), 4, 3, 16, 1, 2, 4.0, "learnable", [0.5] * 3, [0.25] * 3, "mae", 9)
+# Lists, as JSON has them.
+COLORS = {"mean": [0.5] * 3, "std": [0.25] * 3}
 
 
 @pytest.mark.parametrize(
@@ -21,15 +22,13 @@ GEOMETRY = ("tiny-cifar", (32, 32), 4, 3, 16, 1, 2, 4.0, "learnable", [0.5] * 3,
     ],
 )
 def test_all_that_weights_began_from_counts(tmp_path, known, expected):
-    info = vit_info(*GEOMETRY, **known)
-    path = tmp_path / "encoder.safetensors"
-    path.write_bytes(encoder_bytes(info.geometry.build(), info))
+    path = encoder_file(tmp_path / "encoder.safetensors", **COLORS, **known)
     assert cost_of_weights(str(path)) == cost_of_weights(str(tmp_path)) == expected
-    assert read_info(path) == info
+    assert read_info(path) == info_of(**COLORS, **known)
 
 
 def test_the_cost_of_a_classifier_is_more_than_its_encoders(tmp_path):
-    info = vit_info(*GEOMETRY, images_seen=90, flops=2e9)
+    info = info_of(**COLORS, images_seen=90, flops=2e9)
     tensors = {"head.weight": torch.zeros(2, 16)}
     for part in ("classes", "segments"):
         path = tmp_path / f"{part}.safetensors"
@@ -38,6 +37,6 @@ def test_the_cost_of_a_classifier_is_more_than_its_encoders(tmp_path):
         assert cost_of_weights(str(path)) == Cost(None, None)
 
 
-def test_random_weights_cost_nothing_and_those_of_others_are_unknown(tmp_path):
+def test_random_weights_cost_nothing_and_those_of_others_are_unknown():
     assert cost_of_weights(None) == Cost(0, 0.0)
     assert cost_of_weights("timm:vit_tiny_patch16_224") == Cost(None, None)

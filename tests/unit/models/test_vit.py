@@ -3,7 +3,7 @@
 import pytest
 import timm
 import torch
-from helpers.encoders import vit_info
+from helpers.encoders import info_of
 from safetensors.torch import load_file
 
 from mae_vit.models.attention import PlainOrFusedAttention, set_fused_attention
@@ -43,21 +43,13 @@ def test_saved_encoder_loads_strictly_into_timm_with_the_same_features(
 ):
     torch.manual_seed(1)
     encoder = build("tiny-cifar", img_size, patch_size, in_chans=in_chans, pos_embed=pos_embed).eval()
-    info = vit_info(
-        "tiny-cifar", img_size, patch_size, in_chans, 128, 6, 4, 4.0, pos_embed, (0.5,), (0.25,), "mae", 7
-    )
+    facts = {"img_size": img_size, "patch_size": patch_size, "in_chans": in_chans, "pos_embed": pos_embed}
+    info = info_of(embed_dim=128, depth=6, **facts)
     path = tmp_path / "encoder.safetensors"
     path.write_bytes(encoder_bytes(encoder, info))
-    model = timm.create_model(
-        "vit_tiny_patch16_224",
-        img_size=img_size,
-        patch_size=patch_size,
-        in_chans=in_chans,
-        embed_dim=128,
-        depth=6,
-        num_heads=4,
-        num_classes=0,
-    ).eval()
+    del facts["pos_embed"]
+    sizes = {"embed_dim": 128, "depth": 6, "num_heads": 4, "num_classes": 0}
+    model = timm.create_model("vit_tiny_patch16_224", **facts, **sizes).eval()
     model.load_state_dict(load_file(path), strict=True)
     images = torch.randn(2, in_chans, *img_size)
     again = load_encoder(path)

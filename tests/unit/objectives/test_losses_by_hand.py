@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from helpers.encoders import vit_geometry
+from helpers.encoders import info_of
 from helpers.objectives import batch_of, build, mean_color_classes
 from pydantic import ValidationError
 
@@ -118,8 +118,8 @@ def test_what_does_not_fit_is_refused(name, options, geometry, expected):
     section = OBJECTIVES[name].model_validate({"name": name, **options})
     num_classes = geometry.pop("num_classes", 5)
     with pytest.raises(ValueError, match=expected):
-        section.check(vit_geometry(**geometry), num_classes)
-    OBJECTIVES["mae"].model_validate({"name": "mae"}).check(vit_geometry(), 0)
+        section.check(info_of(**geometry).geometry, num_classes)
+    OBJECTIVES["mae"].model_validate({"name": "mae"}).check(info_of().geometry, 0)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from helpers.export import encoder_file, info_of
+from helpers.encoders import encoder_file, info_of
 from PIL import Image
 from timm.models._manipulate import adapt_input_conv
 from torch import nn

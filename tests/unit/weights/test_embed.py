@@ -10,7 +10,7 @@ import zipfile
 import numpy as np
 import pytest
 import torch
-from helpers.commands import ROOT
+from helpers.commands import ROOT, one_line
 from helpers.embedding import INFO, call, content, encoded, read_output, write_encoder, write_folder
 
 import mae_vit
@@ -248,9 +248,7 @@ def test_a_wrong_command_is_one_line_and_leaves_nothing(
     weights, photos, tmp_path, capsys, arguments, expected
 ):
     assert call(weights, *(word.format(top=photos[0], tmp=tmp_path) for word in arguments)) == 2
-    lines = capsys.readouterr().err.strip().splitlines()
-    assert len(lines) == 1
-    assert expected.format(tmp=tmp_path) in lines[0]
+    assert expected.format(tmp=tmp_path) in one_line(capsys)
     assert os.listdir(tmp_path) == []
 
 

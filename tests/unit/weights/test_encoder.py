@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.commands import ROOT
-from helpers.encoders import vit_info
+from helpers.encoders import info_of
 from helpers.images import encoded
 from PIL import Image
 
@@ -16,9 +16,7 @@ from mae_vit.finetuning.config.pretrained import WeightsOverrides
 from mae_vit.models.encoder_file import encoder_bytes
 from mae_vit.weights.read import read_weights
 
-INFO = vit_info(
-    "tiny-cifar", (32, 32), 4, 3, 128, 2, 4, 4.0, "learnable", (0.4, 0.5, 0.6), (0.2, 0.3, 0.4), "mae", 7
-)
+INFO = info_of(img_size=(32, 32), embed_dim=128, pos_embed="learnable")
 PIXELS = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
 TENSOR = torch.from_numpy(PIXELS).permute(2, 0, 1)
 
@@ -148,9 +146,8 @@ def test_another_size_interpolates_positions_and_odd_options_are_refused(path):
 
 
 def test_an_official_file_says_its_geometry_by_its_shapes(tmp_path):
-    facts = ("sincos", (0.5,) * 3, (0.5,) * 3, "mae", 0)
     torch.manual_seed(0)
-    encoder = vit_info("tiny-cifar", (64, 64), 16, 3, 128, 6, 4, 4.0, *facts).geometry.build().eval()
+    encoder = info_of(img_size=(64, 64), patch_size=16, embed_dim=128, depth=6).geometry.build().eval()
     path = tmp_path / "mae_pretrain.pth"
     torch.save({"model": encoder.state_dict()}, path)
     loaded = mae_vit.load_encoder(path)
@@ -160,7 +157,7 @@ def test_an_official_file_says_its_geometry_by_its_shapes(tmp_path):
     images = torch.randn(2, 3, 64, 64)
     with torch.no_grad():
         assert torch.equal(loaded(images), encoder.forward_features(images)[:, 0])
-    odd = vit_info("S", (32, 32), 8, 3, 100, 2, 5, 4.0, *facts)
+    odd = info_of(embed_dim=100, num_heads=5)
     torch.save({"model": odd.geometry.build().state_dict()}, path)
     with pytest.raises(InputError, match="heads"):
         mae_vit.load_encoder(path)

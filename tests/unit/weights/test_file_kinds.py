@@ -9,11 +9,11 @@ import zipfile
 import numpy as np
 import pytest
 import torch
-from helpers.encoders import vit_info
+from helpers.encoders import encoder_file, info_of
 from safetensors.torch import load_file, save_file
 
 from mae_vit.core.errors import InputError
-from mae_vit.models.encoder_file import encoder_bytes, to_metadata
+from mae_vit.models.encoder_file import to_metadata
 from mae_vit.models.encoders.vit import ViTEncoder
 from mae_vit.weights.encoder import load_vit
 from mae_vit.weights.load import load_weights
@@ -64,11 +64,6 @@ def in_chunks(folder):
         return f"blocks.{int(rest.split('.')[0]) // 3}.{rest}" if first == "blocks" else name
 
     return saved(folder, {chunk(name): value for name, value in TENSORS.items()})
-
-
-def old_format(folder):
-    torch.save(TENSORS, folder / "old.pth", _use_new_zipfile_serialization=False)
-    return folder / "old.pth"
 
 
 def renamed(file, name):
@@ -278,14 +273,8 @@ def test_what_others_keep_elsewhere_or_compute_is_not_missing(tmp_path):
     images = torch.randn(2, 3, 16, 16)
     expected = load_vit(saved(tmp_path, TENSORS, "whole.pth"), pool="cls")(images)
     torch.testing.assert_close(load_vit(saved(tmp_path, behind), pool="cls")(images), expected)
-    torch.manual_seed(0)
-    info = vit_info("S", (16, 16), 4, 3, 64, 2, 4, 4.0, "sincos", [0.5] * 3, [0.25] * 3, "mae", 9)
-    (tmp_path / "whole.safetensors").write_bytes(encoder_bytes(info.geometry.build(), info))
-    left = {
-        name: value
-        for name, value in load_file(tmp_path / "whole.safetensors").items()
-        if name != "pos_embed"
-    }
-    save_file(left, tmp_path / "left.safetensors", metadata=to_metadata(info.to_dict()))
+    left = load_file(encoder_file(tmp_path / "whole.safetensors"))
+    del left["pos_embed"]
+    save_file(left, tmp_path / "left.safetensors", metadata=to_metadata(info_of().to_dict()))
     whole, short = (load_vit(tmp_path / f"{name}.safetensors") for name in ("whole", "left"))
     assert torch.equal(short(images), whole(images))

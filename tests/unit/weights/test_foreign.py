@@ -10,7 +10,6 @@ import timm
 import torch
 import torch.nn.functional as F
 from helpers.embedding import call, encoded, read_output, write_encoder
-from helpers.servers.hub_server import Hub, use_hub
 from helpers.weights.foreign import KINDS, build, write_backbone
 from safetensors.torch import load_file, save_file
 
@@ -105,7 +104,7 @@ def test_embed_writes_its_features_and_says_who_trained_it(tmp_path, capsys):
     assert 'pool="mean"' in capsys.readouterr().err
 
 
-def test_a_file_with_its_network_named_is_that_of_the_config_beside_it(smallest, tmp_path):
+def test_a_file_with_its_network_named_is_that_of_the_config_beside_it(smallest):
     named = mae_vit.load_encoder(f"frozen:timm:{SMALLEST}@{smallest}")
     (smallest.parent / "config.json").write_text(json.dumps({"architecture": SMALLEST}))
     images = torch.randn(2, 3, *named.input.img_size)
@@ -116,14 +115,10 @@ def test_a_file_with_its_network_named_is_that_of_the_config_beside_it(smallest,
     assert name_of(f"frozen:timm:{SMALLEST}@{smallest}") == f"{SMALLEST}-weights"
 
 
-def test_timms_weights_come_from_the_hub_and_then_from_its_cache(smallest, monkeypatch, tmp_path):
-    hub = Hub()
-    use_hub(hub, monkeypatch, tmp_path / "cache")
-    try:
-        hub.add(REPO, {"model.safetensors": smallest.read_bytes()})
-        fetched = mae_vit.load_encoder(f"frozen:timm:{SMALLEST}")
-    finally:
-        hub.stop()
+def test_timms_weights_come_from_the_hub_and_then_from_its_cache(hub, smallest, monkeypatch):
+    hub.add(REPO, {"model.safetensors": smallest.read_bytes()})
+    fetched = mae_vit.load_encoder(f"frozen:timm:{SMALLEST}")
+    hub.stop()
     local = mae_vit.load_encoder(f"frozen:timm:{SMALLEST}@{smallest}")
     images = torch.randn(2, 3, *local.input.img_size)
     assert torch.equal(fetched(images), local(images))
@@ -131,9 +126,7 @@ def test_timms_weights_come_from_the_hub_and_then_from_its_cache(smallest, monke
     assert torch.equal(mae_vit.load_encoder(f"frozen:timm:{SMALLEST}.r160_in1k")(images), local(images))
 
 
-def test_without_a_network_one_line_says_how_to_get_the_file(monkeypatch, tmp_path):
-    hub = Hub()
-    use_hub(hub, monkeypatch, tmp_path / "cache")
+def test_without_a_network_one_line_says_how_to_get_the_file(hub, monkeypatch):
     hub.stop()
     by_hand = rf"hf download {REPO} .*frozen:timm:{SMALLEST}@DIR/model.safetensors"
     with pytest.raises(FetchUnavailable, match=by_hand):

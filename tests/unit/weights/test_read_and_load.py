@@ -5,7 +5,7 @@ import pickle
 import pytest
 import timm
 import torch
-from helpers.encoders import vit_info
+from helpers.encoders import info_of
 from helpers.weights.official_weights import RunsCode, official
 
 from mae_vit.core.errors import InputError
@@ -24,9 +24,10 @@ def encoder_of(**changes) -> ViTEncoder:
 
 
 def written(folder, encoder, img_size, patch_size, pos_embed):
-    facts = (img_size, patch_size, 3, 64, len(encoder.blocks), 4, 4.0, pos_embed, [0.5] * 3, [0.25] * 3)
+    facts = {"img_size": img_size, "patch_size": patch_size, "pos_embed": pos_embed}
+    info = info_of(size="S", embed_dim=64, depth=len(encoder.blocks), **facts)
     path = folder / "encoder.safetensors"
-    path.write_bytes(encoder_bytes(encoder, vit_info("S", *facts, "mae", 9)))
+    path.write_bytes(encoder_bytes(encoder, info))
     return path
 
 
@@ -69,7 +70,7 @@ def test_an_encoder_of_ours_and_another_grid(tmp_path):
     path = written(tmp_path, encoder, (32, 32), 4, "learnable")
     for source in (tmp_path, path):
         weights = read_weights(str(source))
-        assert weights.mean == (0.5,) * 3
+        assert weights.mean == info_of().mean
         same = encoder_of(pos_embed="learnable")
         assert load_weights(weights, same).share == 1
         assert torch.equal(same.pos_embed, encoder.pos_embed)

@@ -76,7 +76,6 @@ class AttributeDict(dict):
     """As Lightning's: a kind of dict that the restricted reader does not know."""
 
 
-HEAD = {"head.weight": torch.zeros(10, WIDTH), "head.bias": torch.zeros(10)}
 OPTIMIZER = {"state": {0: {"exp_avg": torch.zeros(3)}}, "param_groups": [{"lr": 0.1}]}
 # What is saved of network 0, and of a network 1 that is not meant; and what the report says of it.
 WRAPPED = {

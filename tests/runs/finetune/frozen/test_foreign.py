@@ -100,6 +100,7 @@ def test_a_probe_of_another_size_and_its_dry_run(measure, tmp_path, capsys):
         ("knn", ["model.img_size=30"], "30x30 px"),
         ("segment_probe", ["model.img_size=30"], "30x30 px"),
         ("linear_probe", ["optim.layer_decay=0.75"], "optim.layer_decay=0.75"),
+        ("few_shots", [], 'did you mean "few_shot"?'),
     ],
 )
 def test_what_does_not_fit_is_one_line_and_nothing_is_written(
@@ -115,11 +116,6 @@ def test_training_is_refused_before_anything_is_fetched(measure, capsys, monkeyp
     monkeypatch.setattr("mae_vit.weights.foreign.download", None)
     assert measure("timm:vit_small_patch14_dinov2", "finetune")[0] == 2
     assert "finetune.mode=knn" in one_line(capsys)
-
-
-def test_a_misspelled_mode_is_named(measure, tmp_path, capsys):
-    assert measure(write_backbone(tmp_path / "dinov2", "dinov2"), "few_shots")[0] == 2
-    assert 'mean "few_shot"?' in one_line(capsys)
 
 
 @pytest.mark.parametrize(

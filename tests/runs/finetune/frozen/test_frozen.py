@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.commands import ROOT, SMALL_PRETRAIN, lines_of, one_line, summary_of
+from helpers.damage import description
 from helpers.finetune import SMALL, TINY
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -40,7 +41,7 @@ def scored(shared, pretrained, tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["few_shot", "knn"])
-def test_frozen_features_are_scored(call, shared, digits, pretrained, tmp_path, mode):
+def test_frozen_features_are_scored(shared, pretrained, mode):
     before = {path: path.read_bytes() for path in pretrained.rglob("*") if path.is_file()}
     folder = shared(f"finetune.mode={mode}", ckpt=pretrained).folder
     summary = summary_of(folder)
@@ -136,9 +137,8 @@ def test_what_a_run_read_is_its_identity(call, digits, pretrained, scored, tmp_p
         header = file.metadata()
     other = tmp_path / "other.safetensors"
     save_file({name: value + 1 for name, value in tensors.items()}, other, header)
-    described = json.loads((data / "dataset.json").read_text())
-    described["splits"]["train"]["shards"][0]["sha256"] = "0" * 64
-    (data / "dataset.json").write_text(json.dumps(described))
+    with description(data) as described:
+        described["splits"]["train"]["shards"][0]["sha256"] = "0" * 64
     for words, ckpt, key in (
         (["finetune.neighbors=7"], pretrained, "finetune.neighbors"),
         ([], other, "--ckpt (the digest"),

@@ -5,31 +5,23 @@ import json
 import pytest
 import timm
 import torch
-from helpers.export import classifier_file, encoder_file, export, info_of
+from helpers.encoders import encoder_file, info_of
+from helpers.export import classifier_file, close, export, images_for
 from safetensors.torch import load_file
 from transformers import PixioModel
 
 import mae_vit
 from mae_vit.core.errors import InputError
-from mae_vit.models.encoder_file import encoder_bytes, read_metadata
+from mae_vit.models.encoder_file import read_metadata
 from mae_vit.weights.load import load_weights
 from mae_vit.weights.read import read_weights
 
-SEVERAL = {"class_tokens": 4, "pos_embed": "learnable"}
-
-
-def images():
-    return torch.randn(5, 3, 16, 16, generator=torch.Generator().manual_seed(3))
-
-
-def close(theirs, ours):
-    assert ours.std() > 0.05
-    torch.testing.assert_close(theirs.detach(), ours.detach(), atol=1e-4, rtol=0)
+IMAGES = images_for(info_of())
 
 
 @pytest.fixture
 def path(tmp_path):
-    return encoder_file(tmp_path / "encoder.safetensors", **SEVERAL)
+    return encoder_file(tmp_path / "encoder.safetensors", class_tokens=4, pos_embed="learnable")
 
 
 @pytest.mark.parametrize("pool", ["cls", "mean"])
@@ -48,11 +40,11 @@ def test_timm_has_them_as_register_tokens(path, tmp_path, capsys, pool):
         },
     )
     model.load_state_dict(load_file(out / "model.safetensors"), strict=True)
-    theirs = model.eval()(images())
+    theirs = model.eval()(IMAGES)
     theirs = theirs[:, :4].mean(dim=1) if pool == "cls" else theirs
-    close(theirs, mae_vit.load_encoder(path, pool=pool)(images()))
+    close(theirs, mae_vit.load_encoder(path, pool=pool)(IMAGES))
     # What was exported is read back whole.
-    close(mae_vit.load_encoder(out / "model.safetensors", pool=pool)(images()), theirs)
+    close(mae_vit.load_encoder(out / "model.safetensors", pool=pool)(IMAGES), theirs)
 
 
 def test_transformers_has_pixio_for_them(path, tmp_path):
@@ -60,15 +52,15 @@ def test_transformers_has_pixio_for_them(path, tmp_path):
     assert export(path, "--to", "hf", "--out", out) == 0
     model = PixioModel.from_pretrained(out).eval()
     ours = mae_vit.load_encoder(path, pool="cls")
-    close(model(pixel_values=images()).pooler_output, ours(images()))
-    close(model(pixel_values=images()).last_hidden_state, ours.encoder.forward_features(images()))
+    close(model(pixel_values=IMAGES).pooler_output, ours(IMAGES))
+    close(model(pixel_values=IMAGES).last_hidden_state, ours.encoder.forward_features(IMAGES))
 
 
 def test_a_program_keeps_any_read_out(path, tmp_path):
     out = tmp_path / "out"
     assert export(path, "--to", "torch", "--out", out) == 0
     program = torch.export.load(out / "model.pt2").module()
-    close(program(images()), mae_vit.load_encoder(path)(images()))
+    close(program(IMAGES), mae_vit.load_encoder(path)(IMAGES))
 
 
 def test_forms_that_cannot_say_so(path, tmp_path, capsys):
@@ -105,7 +97,6 @@ def test_positions_are_interpolated_behind_all_class_tokens(path):
 
 def test_files_of_one_class_token_do_not_state_it(tmp_path, path):
     assert read_metadata(path)["class_tokens"] == 4
-    plain = tmp_path / "plain.safetensors"
-    plain.write_bytes(encoder_bytes(info_of().geometry.build(), info_of()))
+    plain = encoder_file(tmp_path / "plain.safetensors")
     assert "class_tokens" not in json.dumps(read_metadata(plain))
     assert mae_vit.load_encoder(plain).info.vit.class_tokens == 1

@@ -1,7 +1,6 @@
 """Every form that is exported, loaded by the library that it is for: the same features as ours."""
 
 import json
-import re
 import zipfile
 from pathlib import Path
 
@@ -9,7 +8,8 @@ import numpy as np
 import pytest
 import timm
 import torch
-from helpers.export import classifier_file, encoder_file, export, info_of, mae_run
+from helpers.encoders import encoder_file, info_of
+from helpers.export import classifier_file, close, export, images_for, mae_run, run_card
 from PIL import Image
 from safetensors.torch import load_file
 from transformers import AutoImageProcessor, ViTForImageClassification, ViTMAEForPreTraining, ViTModel
@@ -23,8 +23,7 @@ PROGRAMS = ["onnx", "torch"]
 
 
 def images(count=5, **changes):
-    info = info_of(**changes)
-    return torch.randn(count, info.in_chans, *info.img_size, generator=torch.Generator().manual_seed(3))
+    return images_for(info_of(**changes), count)
 
 
 def run_program(out: Path, pixels: torch.Tensor) -> torch.Tensor:
@@ -36,26 +35,13 @@ def run_program(out: Path, pixels: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(session.run(None, {"images": pixels.numpy()})[0])
 
 
-def run_card(
-    out: Path, monkeypatch, *, sides: tuple[int, int] = (62, 43), image: Image.Image | None = None, **options
-) -> dict:
-    """Runs the card's code as it stands, in its folder, on something as smooth as a photograph beside it."""
+def run_on_photograph(out: Path, monkeypatch, *, sides: tuple[int, int] = (62, 43), **options) -> dict:
+    """Runs the card's code on something as smooth as a photograph beside it."""
     pixels = np.random.default_rng(0).integers(0, 256, (5, 8, 3), dtype=np.uint8)
     # Without loss, whatever its name: decoders of JPEG differ.
     smooth = Image.fromarray(pixels).resize(sides, Image.Resampling.BICUBIC)
-    (image or smooth).save(out.parent / "image.jpg", "PNG", **options)
-    (code,) = re.findall(r"```python\n(.*?)```", (out / "README.md").read_text(), re.DOTALL)
-    monkeypatch.chdir(out)
-    found: dict = {}
-    with torch.no_grad():
-        exec(code, found)
-    return found
-
-
-def close(theirs, ours):
-    assert torch.isfinite(ours).all()
-    assert ours.std() > 0.05
-    torch.testing.assert_close(theirs, ours, atol=1e-4, rtol=0)
+    smooth.save(out.parent / "image.jpg", "PNG", **options)
+    return run_card(out, monkeypatch)
 
 
 GEOMETRIES = [
@@ -74,14 +60,14 @@ def test_timm_builds_it_by_the_cards_line(tmp_path, monkeypatch, capsys, changes
     output = capsys.readouterr().out
     assert "verified" in output
     ours = mae_vit.load_encoder(path, pool=pool)
-    found = run_card(tmp_path / "out", monkeypatch)
-    close(found["model"](images(**changes)), ours(images(**changes)).detach())
+    found = run_on_photograph(tmp_path / "out", monkeypatch)
+    close(found["model"](images(**changes)), ours(images(**changes)))
     assert found["features"].shape == (1, ours.embed_dim)
     # The card's pixels are those of `transform`, but for rounding of another resampling.
     expected = ours.transform("../image.jpg")[None]
     assert (found["images"] - expected).abs().max() < 2.5 / 255 / min(ours.info.std)
     model = timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True).eval()
-    close(model(images(**changes)), ours(images(**changes)).detach())
+    close(model(images(**changes)), ours(images(**changes)))
     assert model.num_classes == 0
     data = timm.data.resolve_model_data_config(model)
     assert data["input_size"] == (ours.info.in_chans, *ours.info.img_size)
@@ -136,7 +122,7 @@ def test_what_was_done_to_the_images_of_training_is_in_the_export(tmp_path, monk
         AutoImageProcessor.from_pretrained(out)
     exif = Image.Exif()
     exif[274] = 6
-    images = run_card(out, monkeypatch, sides=(120, 90), exif=exif)["images"][0]
+    images = run_on_photograph(out, monkeypatch, sides=(120, 90), exif=exif)["images"][0]
     expected = mae_vit.load_encoder(path).transform(tmp_path / "image.jpg")
     assert (images - expected).abs().max() < 6 / 255 / min(read_info(path).std)
     if to == "timm":
@@ -161,9 +147,9 @@ def test_programs_take_any_number_of_images(tmp_path, monkeypatch, to, changes):
     assert export(path, "--to", to, "--out", out, "--pool", "mean") == 0
     ours = mae_vit.load_encoder(path, pool="mean")
     for count in (1, 2, 7):
-        close(run_program(out, images(count, **changes)), ours(images(count, **changes)).detach())
-    found = run_card(out, monkeypatch)
-    close(torch.as_tensor(found["features"]), ours(found["images"]).detach())
+        close(run_program(out, images(count, **changes)), ours(images(count, **changes)))
+    found = run_on_photograph(out, monkeypatch)
+    close(torch.as_tensor(found["features"]), ours(found["images"]))
     names_no_files(out / ("model.pt2" if to == "torch" else "model.onnx"))
     metadata = json.loads(metadata_of_program(out))
     assert metadata["pool"] == "mean"
@@ -200,12 +186,12 @@ def test_transformers_loads_it(tmp_path, monkeypatch, changes):
     assert export(path, "--to", "hf", "--out", out) == 0
     ours = mae_vit.load_encoder(path)
     model = ViTModel.from_pretrained(out, add_pooling_layer=False).eval()
-    close(model(images(**changes)).last_hidden_state[:, 1:].mean(dim=1), ours(images(**changes)).detach())
+    close(model(images(**changes)).last_hidden_state[:, 1:].mean(dim=1), ours(images(**changes)))
     # Too little to be seen in features of such small networks.
     assert model.config.layer_norm_eps == 1e-6
     assert not (out / "mae").exists()
     # With sides by which its box is the same.
-    found = run_card(out, monkeypatch, sides=(60, 40))
+    found = run_on_photograph(out, monkeypatch, sides=(60, 40))
     if ours.info.img_size[0] == ours.info.img_size[1]:
         picture = Image.open("../image.jpg").convert("L" if ours.info.in_chans == 1 else "RGB")
         pixels = AutoImageProcessor.from_pretrained(out)(images=picture, return_tensors="pt").pixel_values
@@ -236,7 +222,7 @@ def test_transformers_reconstructs_as_we_do(tmp_path, monkeypatch, changes):
         assert found.loss.item() == pytest.approx(mae.masked_mse(pixels, prediction, mask).item(), rel=1e-5)
         model = ViTModel.from_pretrained(out, add_pooling_layer=False).eval()
         close(model(pixels).last_hidden_state, mae.encoder.forward_features(pixels))
-    assert run_card(out, monkeypatch)["prediction"].shape == (1, 16, 16 * pixels.shape[1])
+    assert run_on_photograph(out, monkeypatch)["prediction"].shape == (1, 16, 16 * pixels.shape[1])
 
 
 def test_a_classifier_of_the_cls_token_is_transformers_too(tmp_path):
@@ -261,7 +247,7 @@ def test_the_official_layout_comes_back_to_the_bit(tmp_path, monkeypatch):
     assert weights.objective == "mae"
     again, first = (mae_vit.load_encoder(path, pool="mean") for path in (out / "model.pth", tmp_path / "run"))
     assert torch.equal(again(images()), first(images()))
-    assert run_card(out, monkeypatch)["features"].shape == (1, 128)
+    assert run_on_photograph(out, monkeypatch)["features"].shape == (1, 128)
 
 
 def test_an_official_file_of_the_official_decoder_goes_to_transformers(tmp_path, capsys):

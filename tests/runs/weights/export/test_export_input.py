@@ -6,7 +6,8 @@ import sys
 import pytest
 import timm
 import torch
-from helpers.export import classifier_file, encoder_file, export, mae_run
+from helpers.encoders import encoder_file
+from helpers.export import classifier_file, export, mae_run
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file, save_file
 
@@ -128,7 +129,8 @@ def test_a_missing_library_is_named_with_what_installs_it(path, tmp_path, capsys
     assert not (tmp_path / "out").exists()
 
 
-def test_a_card_tells_what_the_weights_say(path, tmp_path):
+def test_a_card_tells_what_the_weights_say(tmp_path):
+    path = encoder_file(tmp_path / "encoder.safetensors", images_seen=700, flops=1.5e12)
     assert export(path, "--to", "timm", "--out", tmp_path / "out") == 0
     card = ModelCard.load(tmp_path / "out" / "README.md")
     assert card.data.library_name == "timm"

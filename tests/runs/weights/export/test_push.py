@@ -2,20 +2,17 @@
 
 import pytest
 import torch
-from helpers.export import classifier_file, export, mae_run
-from helpers.servers.hub_server import TOKEN, Hub, use_hub
+from helpers.export import classifier_file, export, images_for, mae_run
+from helpers.servers.hub_server import TOKEN
 
 import mae_vit
 
 FILES = {"README.md", "config.json", "preprocessor_config.json", "model.safetensors", "encoder.safetensors"}
 
 
-@pytest.fixture
-def hub(monkeypatch, tmp_path):
-    server = Hub()
-    use_hub(server, monkeypatch, tmp_path / "hub_cache", token=TOKEN)
-    yield server
-    server.stop()
+@pytest.fixture(autouse=True)
+def token(hub, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
 
 
 @pytest.fixture
@@ -26,13 +23,12 @@ def run(tmp_path):
 
 
 def same(loaded, ours):
-    info = ours.info
-    images = torch.randn(3, info.in_chans, *info.img_size, generator=torch.Generator().manual_seed(3))
+    images = images_for(ours.info)
     with torch.no_grad():
         assert torch.equal(loaded(images), ours(images))
 
 
-def test_a_push_is_private_and_loads_to_the_bit(hub, run, tmp_path, capfd, monkeypatch):
+def test_a_push_is_private_and_loads_to_the_bit(hub, run, tmp_path, capfd):
     assert export(run, "--to", "hf", "--push", "anna/mae") == 0
     repo = hub.repos["model", "anna/mae"]
     assert repo.private

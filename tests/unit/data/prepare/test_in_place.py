@@ -1,11 +1,11 @@
 """Shards of others, described where they lie, and indexes that are written again."""
 
-import json
 import os
 import tarfile
 
 import numpy as np
 import pytest
+from helpers.damage import description
 from helpers.images import encoded, img2dataset, labeled_shards, picture, write_files, write_tar
 from unit.data.band_files import npy, planes, values
 
@@ -54,9 +54,8 @@ def test_bands_described_anew_keep_scale_missing_value_and_names(tmp_path, call)
     wide = values(2, "uint16")
     source = write_files(tmp_path / "a", {f"{n}.tif": planes(wide + np.uint16(n)) for n in range(3)})
     out = call(source, options="--scale 0,9000 --nodata 0").out
-    described = json.loads((out / "dataset.json").read_text())
-    described["bands"]["names"] = ["red", "infrared"]
-    (out / "dataset.json").write_text(json.dumps(described))
+    with description(out) as described:
+        described["bands"]["names"] = ["red", "infrared"]
     write_tar(out / "train-000000.tar", {"1.npy": npy(wide), "2.npy": npy(wide)})
     again = call(out, options="--in-place --overwrite").dataset
     assert (again.splits["train"].samples, again.bands.names) == (2, ("red", "infrared"))
@@ -100,10 +99,9 @@ def test_what_cannot_be_used_in_place_is_one_line(tmp_path, call, said, name):
 
 @pytest.fixture
 def without_index(copy):
-    described = json.loads((copy / "dataset.json").read_text())
-    for split in described["splits"].values():
-        (copy / split.pop("index")["file"]).unlink()
-    (copy / "dataset.json").write_text(json.dumps(described))
+    with description(copy) as described:
+        for split in described["splits"].values():
+            (copy / split.pop("index")["file"]).unlink()
     return copy
 
 
@@ -126,10 +124,9 @@ def test_a_folder_without_index_gets_the_one_that_prepare_writes(digits, without
 def test_shards_written_anew_are_described_anew(digits, copy):
     """Fewer samples, in another order. Names of classes and records of preparation stay."""
     before, path = open_index(digits, "train"), copy / "train-000001.tar"
-    described = json.loads((copy / "dataset.json").read_text())
-    described["classes"][3] = "three"
-    described["splits"]["train"]["processing"]["resize"] = 8
-    (copy / "dataset.json").write_text(json.dumps(described))
+    with description(copy) as described:
+        described["classes"][3] = "three"
+        described["splits"]["train"]["processing"]["resize"] = 8
     with tarfile.open(path) as tar:
         members = [(member.name, tar.extractfile(member).read()) for member in tar]
     write_tar(path, [*members[-200:], *members[:200]])

@@ -8,7 +8,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from helpers.images import encoded, img2dataset, picture
-from helpers.servers.hub_server import Hub, use_hub
 from huggingface_hub import HfFileSystem
 
 from mae_vit.data.prepare.sources import rows
@@ -211,10 +210,8 @@ def test_a_split_that_exists_is_refused_before_anything_is_read(tmp_path, call, 
 
 
 @pytest.fixture
-def hub(monkeypatch, tmp_path):
-    server = Hub()
-    use_hub(server, monkeypatch, tmp_path / "hub_cache")
-    monkeypatch.setattr("datasets.config.HF_ENDPOINT", server.url)
+def hub(hub, monkeypatch, tmp_path):
+    monkeypatch.setattr("datasets.config.HF_ENDPOINT", hub.url)
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "datasets_cache")
     HfFileSystem.clear_instance_cache()
     labels = [n % 3 for n in range(12)]
@@ -225,9 +222,8 @@ def hub(monkeypatch, tmp_path):
         "data/train-00001-of-00002.parquet": content(data.slice(5, 5)),
         "data/test-00000-of-00001.parquet": content(data.slice(10)),
     }
-    server.add("anna/cats", files, kind="dataset")
-    yield server
-    server.stop()
+    hub.add("anna/cats", files, kind="dataset")
+    return hub
 
 
 def test_a_data_set_of_the_hub_is_prepared_at_its_commit(hub, call):

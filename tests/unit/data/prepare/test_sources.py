@@ -59,7 +59,7 @@ def test_classes_of_shards_may_be_words(tmp_path, call):
     assert [result.images()[key]["cls"] for key in "0123"] == [b"2", b"1", b"0", b"2"]
 
 
-def test_our_own_shards_are_a_source_with_their_classes(tmp_path, call, said):
+def test_our_own_shards_are_a_source_with_their_classes(call, said):
     first = call(CLASSES, options="--holdout 1/4", out="first")
     second = call(first.out, options="--resize 16", out="second")
     assert first.counts() == second.counts() == "train: c0 3, c1 3, c2 3 | val: c0 1, c1 1, c2 1"

@@ -58,7 +58,7 @@ def test_the_least_recently_used_goes_first(source, server, tmp_path):
     assert sum(path.stat().st_size for path in cache.folder.iterdir()) <= limit
 
 
-def test_a_cache_too_small_for_the_order_is_refused(source, server, tmp_path):
+def test_a_cache_too_small_for_the_order_is_refused(server, tmp_path):
     folder = resolve_data_path(server.url, cache_dir=str(tmp_path / "cache"), cache_gib=6e-4)
     index = open_located(folder)
     everything = GlobalOrder(len(index), 96, 7)

@@ -2,13 +2,12 @@
 
 import hashlib
 import importlib.util
-import json
 import os
 
 import numpy as np
 import pytest
 from helpers.batch_digests import digest_of_global_batches, open_located
-from helpers.damage import copy_of
+from helpers.damage import copy_of, description
 from helpers.servers.remote_shards import STEPS, first_shard, open_cache, wanted
 
 from mae_vit.core.errors import InputError
@@ -73,7 +72,7 @@ def test_urls_that_are_refused(url, said, tmp_path, monkeypatch):
     assert said in str(caught.value)
 
 
-def test_folders_that_are_none(server, tmp_path, monkeypatch):
+def test_folders_that_are_none(server, tmp_path):
     with pytest.raises(InputError, match=r"dataset\.json"):
         resolve_data_path(f"{server.url}/elsewhere", cache_dir=str(tmp_path))
     server.faults["train-index.npy"] = ["always 404"]
@@ -115,16 +114,15 @@ def test_changed_shards_are_fetched_anew(own):
     folder, resolve = own
     order = GlobalOrder(len(open_index(folder, "train")), 96, 7)
     old = digest_of_global_batches(resolve(), order, "tar", 1, 0, STEPS)
-    described = json.loads((folder / "dataset.json").read_text())
-    shards = described["splits"]["train"]["shards"]
-    # Two shards change places.
-    for key in ("samples", "bytes", "sha256"):
-        shards[0][key], shards[1][key] = shards[1][key], shards[0][key]
+    with description(folder) as described:
+        shards = described["splits"]["train"]["shards"]
+        # Two shards change places.
+        for key in ("samples", "bytes", "sha256"):
+            shards[0][key], shards[1][key] = shards[1][key], shards[0][key]
     first, second = (folder / shard["file"] for shard in shards[:2])
     data = first.read_bytes()
     first.write_bytes(second.read_bytes())
     second.write_bytes(data)
-    (folder / "dataset.json").write_text(json.dumps(described))
     index_in_place(folder, overwrite=True)
     near = digest_of_global_batches(folder, order, "tar", 1, 0, STEPS)
     assert digest_of_global_batches(resolve(), order, "tar", 1, 0, STEPS) == near != old
@@ -137,11 +135,10 @@ def test_a_hostile_index_is_refused(own):
         bad = rows.copy()
         bad[name][5] = value
         np.save(folder / "train-index.npy", bad)
-        described = json.loads((folder / "dataset.json").read_text())
         data = (folder / "train-index.npy").read_bytes()
         facts = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-        described["splits"]["train"]["index"] |= facts
-        (folder / "dataset.json").write_text(json.dumps(described))
+        with description(folder) as described:
+            described["splits"]["train"]["index"] |= facts
         with pytest.raises(InputError, match=r"train-index\.npy"):
             open_located(resolve())
 

@@ -1,7 +1,6 @@
 """The index: the same samples as webdataset sees, from any kind of tar, safely."""
 
 import io
-import json
 import pickle
 import tarfile
 
@@ -9,6 +8,7 @@ import numpy as np
 import pytest
 import webdataset as wds
 from helpers.batch_digests import open_digits
+from helpers.damage import description
 from helpers.images import write_tar
 from webdataset.tariterators import base_plus_ext
 
@@ -165,10 +165,9 @@ def test_what_was_derived_from_other_shards_goes(copy):
         (copy / ".index" / name).touch()  # of an earlier version
     for path in others:
         path.touch()
-    described = json.loads((copy / "dataset.json").read_text())
-    dropped = described["splits"]["train"]["shards"].pop()
-    described["splits"]["train"]["samples"] -= dropped["samples"]
-    (copy / "dataset.json").write_text(json.dumps(described))
+    with description(copy) as described:
+        dropped = described["splits"]["train"]["shards"].pop()
+        described["splits"]["train"]["samples"] -= dropped["samples"]
     (copy / dropped["file"]).unlink()
     with pytest.raises(InputError, match=r"train-index\.npy .*1,200"):
         open_index(copy, "train")
@@ -195,9 +194,8 @@ def test_an_index_that_is_not_that_of_the_shards_is_refused_and_made_anew(copy, 
         rows = np.load(io.BytesIO(data))
         rows["offset"][5] = 10**9
         np.save(path, rows)
-        described = json.loads((copy / "dataset.json").read_text())
-        described["splits"]["train"]["index"]["sha256"] = file_digest(path)
-        (copy / "dataset.json").write_text(json.dumps(described))
+        with description(copy) as described:
+            described["splits"]["train"]["index"]["sha256"] = file_digest(path)
     with pytest.raises(
         InputError, match=rf"^index {path} .*`mae-vit prepare --in-place {copy} --overwrite`$"
     ):
@@ -226,9 +224,8 @@ def test_of_a_large_index_size_and_type_are_looked_at(copy, monkeypatch):
 
 
 def test_a_description_that_contradicts_itself_is_named(copy, capsys):
-    described = json.loads((copy / "dataset.json").read_text())
-    described["splits"]["train"]["samples"] += 1
-    (copy / "dataset.json").write_text(json.dumps(described))
+    with description(copy) as described:
+        described["splits"]["train"]["samples"] += 1
     with pytest.raises(InputError, match=r"dataset\.json of"):
         open_index(copy, "train")
     assert main(["check", str(copy)]) == 1

@@ -180,18 +180,6 @@ def test_a_package_that_is_missing_is_one_line(monkeypatch, capsys, tmp_path, di
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    ("options", "key"),
-    [
-        (["monitor.trackers=[wandb,wandb]"], "trackers"),
-        (["monitor.trackers=[wand]"], 'did you mean "wandb"'),
-    ],
-)
-def test_options_without_an_effect_are_refused(options, key):
-    with pytest.raises(ValueError, match=key):
-        load_config(PretrainConfig, CONFIG, options)
-
-
 def test_what_trackers_are_sent_has_no_credentials(tmp_path):
     url = "https://me:secret@host/data?token=secret"
     options = [f"data.path={url}", f"run.dir={tmp_path / 'cells' / 'seed-0'}", "monitor.trackers=[wandb]"]
