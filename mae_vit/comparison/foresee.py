@@ -17,7 +17,7 @@ import torch
 
 from mae_vit.comparison.config import override_words
 from mae_vit.comparison.plan import Cell, ComparisonPlan, settings_with_start
-from mae_vit.comparison.runner import as_in_slot, cores_of_slot
+from mae_vit.comparison.runner import apart, as_in_slot, cores_of_slot
 from mae_vit.comparison.spec import RunSpec
 from mae_vit.config.command_line import Arguments
 from mae_vit.config.encoders import EncoderConfig
@@ -70,7 +70,9 @@ class Times(NamedTuple):
 
         Equal-compute runs are taken to begin before those that they are to equal.
         """
-        return self._until_all_end(slots, 0), self._until_all_end(slots, 1)
+        # Longer runs can fit better side by side.
+        least, most = sorted((self._until_all_end(slots, 0), self._until_all_end(slots, 1)))
+        return least, most
 
     def _until_all_end(self, slots: int, bound: Literal[0, 1]) -> float:
         ends, free, waiting = dict[RunSpec, float](), [0.0] * slots, list(self.seconds)
@@ -101,7 +103,7 @@ def check_folders(plan: ComparisonPlan) -> None:
                 f"pretrain.{name}: {run.elsewhere} has a finished run and no checkpoint that tells whether it is "
                 f"this one; give {elsewhere}"
             )
-        if checkpoint:
+        if checkpoint and checkpoint.step:
             _check_same(name, run, checkpoint.identity, elsewhere)
         if not run.is_claimed() and (user := folder.describe_user()):
             raise InputError(f"pretrain.{name}: {user}, or give {elsewhere}")
@@ -154,21 +156,25 @@ def foresee_runs(plan: ComparisonPlan) -> list[RunSpec]:
     """Returns the comparison's runs with their FLOPs, and equal-compute runs with their steps.
 
     With its steps a run can begin before those that it is to equal. It gets none while settings, its own or theirs, are
-    still to be chosen.
+    still to be chosen. Runs that cannot be set up, for whatever reason, stay as they are: they will name it themselves.
     """
+    counted = {} if all(run.is_done() for run in plan.runs) else apart(_count_runs, plan) or {}
+    return [replace(run, **counted.get(run.name, {})) for run in plan.runs]
+
+
+def _count_runs(plan: ComparisonPlan) -> dict[str, dict[str, Any]]:
     meter = _Meter(plan, None)
-    if not all(run.is_done() for run in plan.runs):
-        with _as_a_run(1):
-            meter.count_all()
-    foreseen = list[RunSpec]()
-    for run in plan.runs:
-        work, steps = meter.works.get(run), None
-        if work and (equal := run.equal_compute):
-            per_step = meter.works[equal[1]].per_step
+    with _as_a_run(1):
+        meter.count_all()
+    counted = dict[str, dict[str, Any]]()
+    for run, work in meter.works.items():
+        steps = None
+        if equal := run.equal_compute:
+            usual = meter.works.get(equal[1])
             chosen = not any(one.choice and one.choice.runs for one in (run, *equal))
-            steps = math.ceil(work.flops / per_step) if chosen and per_step else None
-        foreseen.append(replace(run, flops=work.flops, steps=steps) if work else run)
-    return foreseen
+            steps = math.ceil(work.flops / usual.per_step) if chosen and usual and usual.per_step else None
+        counted[run.name] = {"flops": work.flops, "steps": steps}
+    return counted
 
 
 def _kind_of(run: RunSpec) -> tuple[object, ...]:

@@ -9,13 +9,15 @@ import runpy
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing import forkserver
+from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from filelock import FileLock
@@ -29,6 +31,7 @@ from mae_vit.runtime.signals import STOP_SIGNALS, blocked, exit_with_parent, wit
 from mae_vit.training.engines.precision import AUTO_PRECISION, Precision
 from mae_vit.training.outputs.run_folder import RUN_ID
 
+_T = TypeVar("_T")
 # Seconds between checks of the running jobs.
 _POLL_S = 0.5
 # Seconds between checks for runs that can begin: other processes also start and finish them.
@@ -243,6 +246,30 @@ def own_gpus() -> list[str]:
     if count and slices:
         return slices
     return names[:count] if names[0] else [str(number) for number in range(count)]
+
+
+def apart(function: Callable[..., _T], *arguments: object) -> _T | None:
+    """Calls a function in a process that starts as a run does; returns None if it fails.
+
+    What it opens, such as a GPU or a server of data workers, does not stay in this process.
+    """
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    process = _context().Process(target=_answer, args=(sender, function, arguments))
+    with without_main(), blocked(STOP_SIGNALS):
+        process.start()
+    sender.close()
+    try:
+        return receiver.recv()
+    except EOFError:
+        return None
+    finally:
+        process.join()
+
+
+def _answer(sender: Connection, function: Callable[..., object], arguments: tuple[object, ...]) -> None:
+    exit_with_parent()
+    with suppress(Exception):
+        sender.send(function(*arguments))
 
 
 def _context() -> SpawnContext | ForkServerContext:

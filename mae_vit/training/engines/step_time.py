@@ -114,7 +114,9 @@ def _try(engine: Engine, plan: Plan, data: TrainingData, *, unit: int) -> tuple[
 
     Times are seconds (3, 2): rows read, compute, update; columns wall time, processor time.
     """
-    device, position = engine.device, 0
+    device, position, begun = engine.device, 0, time.monotonic()
+    # Of a GPU's work, processor time tells nothing.
+    kind = 0 if device.type == "cuda" else 1
 
     def take(images: int) -> np.ndarray:
         nonlocal position
@@ -131,9 +133,9 @@ def _try(engine: Engine, plan: Plan, data: TrainingData, *, unit: int) -> tuple[
     images = min(2 * unit, plan.batch_size_per_device)
     take(images)  # loads libraries, makes optimizer states
     # A step's fixed costs are those of a micro-batch: tries of few images would count them many times.
-    while images < plan.batch_size_per_device:
+    while images < plan.batch_size_per_device and time.monotonic() < begun + _PATIENCE_S:
         # The first try of a size also allocates memory.
-        had = take(images)[:2, 1].sum()
+        had = take(images)[:2, kind].sum()
         fitting = int(images * min(8.0, _ONE_S / had)) // unit * unit
         if fitting <= images:
             break
@@ -145,7 +147,7 @@ def _try(engine: Engine, plan: Plan, data: TrainingData, *, unit: int) -> tuple[
         (had < _ALL_S or len(tries) < _FEWEST_TRIES) and time.monotonic() < begun + _PATIENCE_S
     ):
         tries.append(take(images))
-        had += tries[-1][:, 1].sum()
+        had += tries[-1][:, kind].sum()
     return tries, images
 
 

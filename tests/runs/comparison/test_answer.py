@@ -190,6 +190,6 @@ def test_the_reading_says_whether_held_out_images_chose_the_epoch():
         rows = [replace(row, values=row.values | {"val_size": held_out}) for row in rows]
         config = config_of(rows)
         text = reading(config, table_lines(config, rows))
-        assert ("without held-out images" in text) == (held_out == 0)
+        assert ("without validation images" in text) == (held_out == 0)
         texts.add(text)
     assert len(texts) == 2

@@ -26,6 +26,7 @@ def labeled(tmp_path, call):
 
 def labels_of(result) -> dict[str, str]:
     """The class of each labeled image by its key."""
+    assert result.code == 0
     fields, classes = result.images().items(), result.dataset.classes
     return {key: classes[int(files["cls"])] for key, files in fields if "cls" in files}
 
@@ -177,5 +178,5 @@ def test_the_contact_sheet_counts_classes_without_a_row(call, monkeypatch, class
 def test_the_data_set_is_complete_without_the_contact_sheet(tmp_path, call, said):
     (tmp_path / "out" / "preview.png").mkdir(parents=True)
     result = call(PHOTOS, options="--preview")
-    assert len(result.images()) == len(PHOTOS)
+    assert (result.code, len(result.images())) == (0, len(PHOTOS))
     said(result.text.splitlines()[-1])
