@@ -108,7 +108,11 @@ class ComparisonPlan:
         """
         self.config, self.folder = config, folder
         self.inputs = Inputs(recorded or {})
-        self._base, self._specs = base, dict[str, RunSpec]()
+        self._base, self._recorded, self._specs = base, recorded, dict[str, RunSpec]()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Reaches other processes as its arguments, from which they build the same runs."""
+        return ComparisonPlan, (self.config, self._base, self.folder, self._recorded)
 
     @cached_property
     def pretraining(self) -> dict[str, RunSpec]:
