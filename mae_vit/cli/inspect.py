@@ -12,10 +12,10 @@ _DESCRIPTION = """Draw what an encoder has learned: reconstructions, attention, 
 positions, and principal components of patch features. Write one page, OUT/index.html, and next to
 it the pictures as PNG and numbers as CSV."""
 _EXAMPLES = """  mae-vit inspect runs/mae_base            its held-out images; writes runs/mae_base/inspect
-  mae-vit inspect --ckpt runs/mae_base --data photos/ --out look
-  mae-vit inspect --ckpt runs/scratch --against runs/mae_base --data data/mine --out both
-  mae-vit inspect --ckpt mae_visualize_vit_large.pth --data photos/ --out look
-  mae-vit inspect --ckpt timm:vit_base_patch16_224.dino --data photos/ --out look
+  mae-vit inspect runs/mae_base --data photos/ --out look
+  mae-vit inspect runs/scratch --against runs/mae_base --data data/mine --out both
+  mae-vit inspect mae_visualize_vit_large.pth --data photos/ --out look
+  mae-vit inspect timm:vit_base_patch16_224.dino --data photos/ --out look
 """
 
 

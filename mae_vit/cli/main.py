@@ -29,7 +29,7 @@ EXAMPLES = """  mae-vit prepare digits data/digits               handwritten dig
   mae-vit doctor mae_base data.path=data/mine      checks config, data, memory, disk and ranks
   mae-vit verify-resume                            ten kills change nothing: see for yourself
   mae-vit replay runs/mae_base --step 1200         the images, crops and masks of that step
-  mae-vit inspect --ckpt runs/mae_base             a page: what the encoder has learned
+  mae-vit inspect runs/mae_base                    a page: what the encoder has learned
   mae-vit report runs/mae_base                     a page: verdict, curves, pictures, plan
   mae-vit embed runs/mae_base photos/ --out features           features of images
   mae-vit predict runs/finetune_mine photos/ --out classes.csv classes of images

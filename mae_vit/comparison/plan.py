@@ -138,8 +138,15 @@ class ComparisonPlan:
 
     @property
     def runs(self) -> list[RunSpec]:
-        """All runs: pretraining, tuning, cells. Those of equal compute are the longest of the cells, and first."""
-        cells = sorted((cell.run for cell in self.cells), key=lambda run: run.equal_compute is None)
+        """All runs: pretraining, tuning, cells. Those of equal compute are the longest, and first.
+
+        The others follow seed by seed, so that the report soon has every row.
+        """
+        seeds = [seed for one in (self.config, *self.config.entries) for seed in one.seeds or []]
+        ordered = sorted(
+            self.cells, key=lambda cell: (cell.run.equal_compute is None, seeds.index(cell.seed))
+        )
+        cells = [cell.run for cell in ordered]
         tuning = dict.fromkeys(run for cell in self.cells if cell.run.choice for run in cell.run.choice.runs)
         return [*self.pretraining.values(), *tuning, *cells]
 

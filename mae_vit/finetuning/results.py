@@ -232,6 +232,7 @@ class Results:
             *([f"  reading   {summary['reading']}"] if "reading" in summary else []),
             model,
             f"  details   {path / 'results.json'}, {path / 'predictions.csv'}",
+            *([] if metric == "miou" else [f"  next      mae-vit predict {path} IMAGES"]),
         ]
 
 

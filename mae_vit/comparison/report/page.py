@@ -196,7 +196,8 @@ def reading(config: CompareConfig, lines: Sequence[Line]) -> str:
     values = lines[0].rows[0].values
     covered = "It does not cover another draw of labels or"
     if config.label_draws:
-        covered = "Each seed has its own draw of labels. It does not cover"
+        drawn = "validation images" if config.labels_per_class == ["all"] else "draw of labels"
+        covered = f"Each seed has its own {drawn}. It does not cover"
     chosen = _BEST if any(row.values["val_size"] for line in lines for row in line.rows) else _LAST
     facts = {"size": values["test_size"], "split": values["test_split"], "covered": covered, "chosen": chosen}
     notes = [(_READING_OF_MASKS if config.segments else _READING).format(**facts)]

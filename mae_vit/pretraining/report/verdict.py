@@ -104,9 +104,8 @@ def _by_probe(record: RunRecord) -> tuple[bool | None, str, list[str]]:
     if not start:
         return None, "", [f"{now}; its score before training is not known."]
     first, images = start[_PROBE], start["images"]
-    low, high = interval_of_share(score, images)
-    # Compare intervals: after a perfect first score, one wrong image is no fall.
-    learned = True if low > first else False if high < interval_of_share(first, images)[0] else None
+    (low, high), (least, most) = (interval_of_share(share, images) for share in (score, first))
+    learned = True if low > most else False if high < least else None
     words = {True: "improved", False: "got worse", None: "are not clearly better than before training"}
     interval = f"95 % interval of {images:,} images: {low:.1%} to {high:.1%}"
     return learned, f"its features {words[learned]}", [f"{now} ({interval}), before training {first:.1%}."]
@@ -159,7 +158,7 @@ def _next(record: RunRecord, learned: bool | None, falling: bool | None) -> str:
             f"(`mae-vit finetune --ckpt {run} finetune.mode=knn`)"
         )
     else:
-        todo = f"use it (`mae-vit finetune --ckpt {run}`), look into it (`mae-vit inspect --ckpt {run}`)"
+        todo = f"use it (`mae-vit finetune --ckpt {run}`), look into it (`mae-vit inspect {run}`)"
     return f"Next: {todo}."
 
 
