@@ -67,7 +67,7 @@ lint: setup
 
 bench: setup
 	$(BIN)/python benchmarks/step.py
-	$(BIN)/python benchmarks/scale.py --parts start saving
+	$(BIN)/python benchmarks/scale.py --parts start compile saving
 	$(BIN)/python benchmarks/objectives.py
 	$(BIN)/python benchmarks/engine.py
 	$(BIN)/python benchmarks/profile_step.py

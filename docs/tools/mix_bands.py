@@ -70,10 +70,8 @@ def write(stem: Path, bands: np.ndarray) -> None:
         f'<Item name="DESCRIPTION" sample="{number}" role="description">{name}</Item>'
         for number, name in enumerate(SATELLITE)
     )
-    tags = [
-        (GDAL_METADATA, "s", 0, f"<GDALMetadata>{items}</GDALMetadata>", True),
-        (GDAL_NODATA, "s", 0, str(NODATA), True),
-    ]
+    metadata = f"<GDALMetadata>{items}</GDALMetadata>"
+    tags = [(GDAL_METADATA, "s", 0, metadata, True), (GDAL_NODATA, "s", 0, str(NODATA), True)]
     tifffile.imwrite(
         stem.with_suffix(".tif"), bands, planarconfig="separate", photometric="minisblack", extratags=tags
     )

@@ -244,10 +244,11 @@ PARTS = {
         "shards of 1,000 images | open data, plan | workers, first batch | in all, to the end of step 1 (range)"
         " | MiB per worker (USS), first batch / later | read 4,096 images, global order | blocks",
     ),
-    "ranks": (
-        "scale.json results ranks by_ranks",
-        "{name} | {images_per_s} | {images_per_s_per_rank} | {efficiency:.0%}",
-        "CPU ranks, 128 images each | images/s | of each rank | of one rank's",
+    "compiled-starts": (
+        "scale.json results compile by_start",
+        "{name} | {first_step_s[median]:.1f} ({first_step_s[range][0]:.1f} to {first_step_s[range][1]:.1f})"
+        " | {third_step_s[median]:.1f} ({third_step_s[range][0]:.1f} to {third_step_s[range][1]:.1f})",
+        "start | s to the end of its first step (range) | of its third",
     ),
     "measured-saves": (
         "scale.json results saving states",

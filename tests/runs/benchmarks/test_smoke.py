@@ -67,7 +67,9 @@ def test_profile_step(measure):
     assert 0 < profile["time_in_products"] < 1
 
 
-@pytest.mark.parametrize("part", ["saving", pytest.param("start", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "part", ["saving", *(pytest.param(part, marks=pytest.mark.slow) for part in ("start", "compile"))]
+)
 def test_scale(measure, monkeypatch, part):
     for name, value in {"STATES": ("mae_cifar_tiny",), "SHARDS": (40,), "_HASHED_BYTES": 1 << 16}.items():
         monkeypatch.setattr(scale, name, value)
