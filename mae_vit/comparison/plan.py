@@ -142,7 +142,7 @@ class ComparisonPlan:
 
         The others follow seed by seed, so that the report soon has every row.
         """
-        seeds = [seed for one in (self.config, *self.config.entries) for seed in one.seeds or []]
+        seeds = [*self.config.seeds, *(seed for entry in self.config.entries for seed in entry.seeds or [])]
         ordered = sorted(
             self.cells, key=lambda cell: (cell.run.equal_compute is None, seeds.index(cell.seed))
         )
