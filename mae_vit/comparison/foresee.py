@@ -91,7 +91,7 @@ class Times(NamedTuple):
 
 
 def check_folders(plan: ComparisonPlan) -> None:
-    """Raises InputError if a pretraining run has or is to get a folder where another run has begun, or one trains."""
+    """Raises InputError if a pretraining run has or is to get a folder where another has trained, or trains now."""
     for name, run in plan.pretraining.items():
         if run.elsewhere is None or run.summary.get("run_id") == run.id:
             continue
@@ -110,7 +110,7 @@ def check_folders(plan: ComparisonPlan) -> None:
 
 
 def _check_same(name: str, run: RunSpec, saved: Mapping[str, Any], elsewhere: str) -> None:
-    """Raises InputError if the run that has begun in this run's folder has other settings."""
+    """Raises InputError if the run that has trained in this run's folder has other settings."""
     with redirect_stdout(StringIO()):
         identity = _set_up_pretraining(run).identity
     if not (differing := identity.differing_keys(saved)):

@@ -24,18 +24,15 @@ def is_locked(path: Path) -> bool:
     try:
         with path.open("rb") as file:
             # Shared, so that processes which only ask do not meet each other.
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+            return not try_lock_descriptor(file.fileno(), fcntl.LOCK_SH)
     except OSError:
-        pass
-    return False
+        return False
 
 
-def try_lock_descriptor(descriptor: int) -> bool:
+def try_lock_descriptor(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
     """Locks an open file; returns False if another process holds the lock, True if the file system has no locks."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError:
