@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Set
@@ -166,6 +167,7 @@ def run_prepare(arguments: argparse.Namespace) -> int:
     if classes == 1 and report.dataset.segmentation is None:
         alone = "" if arguments.in_place else "; --no-labels prepares the images without it"
         print(f"note: a single class cannot be learned{alone}")
+    print(f"  next      mae-vit recommend {shlex.quote(str(out))}")
     return 0
 
 

@@ -286,21 +286,22 @@ def _commands(images: Images, preset: Preset, overrides: Sequence[str]) -> list[
         resize = " --resize 256" if preset is PHOTOS_224 else ""
         commands.append(f"mae-vit prepare {shlex.quote(images.given)} {shlex.quote(data)}{holdout}{resize}")
     run, tuned, compared = (_run_name(one, data) for one in (preset.pretrain, preset.finetune, _COMPARED))
-    data = shlex.quote(data)
+    # The presets for photographs read this folder.
+    path = [f"data.path={shlex.quote(data)}"] * (preset.compare is None or Path(data) != Path("data/photos"))
     several = torch.cuda.device_count() > 1
     job = "deepspeed --module mae_vit.cli pretrain" if several else "mae-vit pretrain"
     named = [f"run.name={run}"] * (run != preset.pretrain)
-    commands.append(" ".join([job, preset.pretrain, f"data.path={data}", *named, *overrides]))
+    commands.append(" ".join([job, preset.pretrain, *path, *named, *overrides]))
     run = f"runs/{run}"
     if not images.labeled:
-        return [*commands, f"mae-vit report {run}", f"mae-vit embed {run} {data} --out features"]
+        return [*commands, f"mae-vit report {run}", f"mae-vit embed {run} {shlex.quote(data)} --out features"]
     named = [f"run.name={tuned}"] * (tuned != preset.finetune)
-    tune = " ".join(["mae-vit finetune", preset.finetune, "--ckpt", run, f"data.path={data}", *named])
+    tune = " ".join(["mae-vit finetune", preset.finetune, "--ckpt", run, *path, *named])
     commands.append(tune if preset.finetune else f"mae-vit finetune --ckpt {run}")
     if preset.compare:
         name = preset.compare + compared.removeprefix(_COMPARED)
         named = [f"run.name={name}", f"pretrain.MAE.dir=runs/{compared}"] * (compared != _COMPARED)
-        commands.append(" ".join(["mae-vit compare", preset.compare, f"data.path={data}", *named]))
+        commands.append(" ".join(["mae-vit compare", preset.compare, *path, *named]))
     return commands
 
 

@@ -94,7 +94,7 @@ def test_a_comparison_finds_its_configs_and_runs_its_cells(box):
         "set: {model.in_chans: 1, model.img_size: 8, train.steps: 3, train.effective_batch_size: 32}\n"
         "entries:\n  - {name: scratch, config: simple_cnn_cifar.yaml}\n"
     )
-    assert "1 of 1 cell done" in box("mae-vit", "compare", "own.yaml")
+    assert "1 of 1 result done" in box("mae-vit", "compare", "own.yaml")
 
 
 def test_the_other_commands(box):

@@ -184,7 +184,7 @@ def write_report(plan: ComparisonPlan) -> None:
     for name, content in files.items():
         write_atomically(folder / name, content)
     print("", report.answer, *report.notes, "", sep="\n")
-    print(f"{len(rows)} of {count_of(len(plan.cells), 'cell')} done")
+    print(f"{len(rows)} of {count_of(len(plan.cells), 'result')} done")
     print(f"  report    {folder / 'report.html'} (open in a browser), {folder / 'report.md'}")
     print(f"  table     {folder / 'results.csv'}, predictions of every cell: {folder / PREDICTIONS}")
 

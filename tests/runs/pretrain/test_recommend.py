@@ -183,3 +183,11 @@ def test_runs_of_other_data_keep_their_folders(seen, tmp_path, monkeypatch):
     config = load_config(CompareConfig, find_preset(preset.compare), overrides)
     assert config.run.name == "compare_photos_my-cats"
     assert config.pretrain["MAE"].dir == "runs/mae_photos_64_my-cats"
+
+
+def test_commands_name_data_only_where_their_presets_read_other_data(seen):
+    here = replace(seen(64), given="data/photos")
+    assert "data.path" not in " ".join(recommend._commands(here, recommend.PHOTOS_64, []))
+    assert "data.path=data/photos" in " ".join(recommend._commands(here, recommend.SMALL, []))
+    for folder, preset in zip(("pretrain", "finetune"), recommend.PHOTOS_64, strict=False):
+        assert "path: data/photos" in (recommend.PRESETS / folder / f"{preset}.yaml").read_text()
