@@ -100,7 +100,7 @@ def compared(name: str, score: str = "test %", modes: tuple[str, str] = ("finetu
 
 
 def _gap(line: dict[str, str]) -> str:
-    found = re.search(r"(-?[\d.]+) \[(.+), (.+)\](\*?)", line["gap, points"])
+    found = re.search(r"(-?[\d.]+) \[(.+), (.+)\](\*?)", line.get("gap, points", ""))
     if found is None:
         return ""
     points, low, high, one_seed = found.groups()
@@ -109,7 +109,7 @@ def _gap(line: dict[str, str]) -> str:
 
 def longer() -> str:
     """Networks that train longer on the labels, each beside its shorter training in the same comparison."""
-    names = ("longer", "scratch_longer", "finetune_longer")
+    names = ("longer", "scratch_longer", "finetune_longer", "contrast_longer")
     made = [compared(f"compare_cifar10_{name}").splitlines() for name in names]
     made.append(compared("study_length_tiny_imagenet_cnn").splitlines())
     # SimpleCNN is not the first row of its comparison.
@@ -139,7 +139,8 @@ def recipes() -> tuple[str, str]:
 
 def encoders() -> str:
     """The encoders in docs/results/encoders, by least squares and nearest neighbors on their frozen features."""
-    scores, rows = {each["name"]: each for each in load("rankme.json")["encoders"]}, []
+    found = load("rankme.json")
+    scores, rows = {each["name"]: each for each in found["encoders"] + found["added"]}, []
     for path in sorted((RESULTS / "encoders").glob("*.safetensors")):
         name = next(name for name in scores if name.startswith(path.stem.replace("_cifar_tiny", "")))
         figures = (decimal(100 * scores[name][key]) for key in ("few_shot_top1", "knn_top1"))

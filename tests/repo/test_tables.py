@@ -12,6 +12,9 @@ from mae_vit.comparison.report.significance import gap_between
 sys.path.insert(0, str(ROOT / "docs" / "tools"))
 import tables
 
+WITH_CONTRAST = "ViT-Tiny from MAE with contrast"
+LONG_CONTRAST, LONGER = "compare_cifar10_contrast_longer", f"{WITH_CONTRAST}, 146 epochs"
+
 
 def test_all_tables_are_those_of_their_files():
     assert [line for page in tables.pages() for line in tables.fill(page.name, page.read_text())[1]] == []
@@ -39,6 +42,7 @@ def test_a_page_that_differs_is_named_and_mended(monkeypatch, tmp_path, capsys):
         ("compare_cifar10_5k", "ViT-Tiny from scratch", 13),
         ("compare_cifar10_longer", "SmallResNet", 4),
         ("compare_cifar10_finetune_longer", "ViT-Tiny from MAE with contrast", 1),
+        (LONG_CONTRAST, LONGER, 0),
         ("compare_cifar10_scratch_longer", "ViT-Tiny from scratch", 1),
         ("compare_cifar10_transfer", "ViT-Tiny from scratch", 6),
         ("study_length", "from scratch", 8),
@@ -59,3 +63,20 @@ def test_a_report_follows_from_the_published_predictions(comparison, reference, 
             assert line["gap, points"] == gap_between(runs, scratch).in_brackets()
             checked += 1
     assert checked == gaps
+
+
+@pytest.mark.parametrize(
+    ("comparison", "entry", "other", "row", "said"),
+    [
+        ("compare_cifar10_longer", "SmallResNet, 314 epochs", "compare_cifar10_5k", WITH_CONTRAST, "2.9 points (0.6 to 5.3)"),
+        (LONG_CONTRAST, LONGER, "compare_cifar10_5k", WITH_CONTRAST, "4.1 points (2.8 to 5.4)"),
+        (LONG_CONTRAST, LONGER, "compare_cifar10_longer", "SmallResNet, 314 epochs", "1.2 points (-0.8 to 3.2)"),
+    ],
+)  # fmt: skip
+def test_differences_between_comparisons_follow_from_their_predictions(comparison, entry, other, row, said):
+    scores, others = (read_scores(ROOT / "docs" / "results" / name) for name in (comparison, other))
+    gap = gap_between(scores[entry, "500", "finetune"], others[row, "500", "finetune"])
+    low, high = gap.points - gap.half_width, gap.points + gap.half_width
+    assert said == f"{gap.points:.1f} points ({low:.1f} to {high:.1f})"
+    page = (ROOT / "docs" / "results" / comparison / "README.md").read_text()
+    assert said in " ".join(page.split())

@@ -161,6 +161,8 @@ def answer(config: CompareConfig, lines: Sequence[Line]) -> str:
         or _best(own)
         or _best(others)
     )
+    if reference is not None and len(config.entries) == 1:
+        return f"{reference.title} reaches {_percent(reference)}; there is no other row to compare it with."
     if reference is None or subject is None:
         return f"Not finished yet: {config.reference} and a row to compare it with."
     gap = subject.gap_to(reference)

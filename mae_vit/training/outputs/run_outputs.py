@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import sys
 import time
+from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -24,6 +25,8 @@ from mae_vit.training.outputs.run_folder import RunFolder, Status
 from mae_vit.training.outputs.trackers import RunTrackers, open_trackers, shown_scalars
 
 _PROBE_AT_START = "probe_at_start"
+# Lines whose rate foresees the time left.
+_RECENT = 50
 
 
 class RunOutputs:
@@ -51,7 +54,9 @@ class RunOutputs:
         self._wall_s_before = 0.0
         self._trackers = RunTrackers()
         self._pictures: dict[str, np.ndarray] = {}  # of the step that is logged next
-        self._first: tuple[float, int] | None = None  # when the first line was written, and its step
+        self._recent: deque[tuple[float, int]] = deque(
+            maxlen=_RECENT
+        )  # when lines were written, and their steps
         self._failed: set[str] = set()
         self._stepped = False
         self._bar: tqdm[Any] | None = None
@@ -135,14 +140,13 @@ class RunOutputs:
             )
 
     def _eta(self, step: int) -> str:
-        """Estimates the time left from all steps since the first line, including evaluation and saves.
+        """Estimates the time left from the steps between recent lines, including evaluation and saves.
 
         Steps before the first line do not count: they allocate memory and compile graphs.
         """
         now = time.monotonic()
-        if self._first is None:
-            self._first = now, step
-        since, first = self._first
+        self._recent.append((now, step))
+        since, first = self._recent[0]
         if step == first:
             return ""
         return f" eta {format_duration((now - since) / (step - first) * (self._plan.total_steps - step))}"
@@ -165,7 +169,8 @@ class RunOutputs:
         if not self.writes:
             return
         self._cut_metrics(step)
-        self._first, self._pictures = None, {}
+        self._recent.clear()
+        self._pictures = {}
         self._trackers.go_back(step)
         if self._bar is not None:
             self._bar.n = step
