@@ -90,13 +90,15 @@ def test_the_gain_is_of_the_nearest_measurement(seen):
     [
         (
             1_350, 150, 50, "1/10",
-            "150 held-out images of 50 classes: accuracy is known to ± 8 points (--holdout 1/3: ± 4)",
+            "150 held-out images of 50 classes: accuracy is known to ± 8 points; "
+            "prepared again with --overwrite --holdout 1/3, ± 4",
         ),
         (1_350, 150, 2, None, "150 held-out images of 2 classes: accuracy is known to ± 8 points"),
         # Uncertain by 4 points, but of few images of each class.
         (
             5_000, 600, 100, "1/10",
-            "600 held-out images of 100 classes: accuracy is known to ± 4 points (--holdout 1/5: ± 3)",
+            "600 held-out images of 100 classes: accuracy is known to ± 4 points; "
+            "prepared again with --overwrite --holdout 1/5, ± 3",
         ),
         (20, 10, 2, "1/3", "10 held-out images of 2 classes: accuracy is known to ± 31 points"),
         (5_000, 500, 50, "1/10", ""),
