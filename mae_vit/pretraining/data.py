@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 
 import numpy as np
 import torch
@@ -32,28 +33,30 @@ _HELD_OUT_SEED = 0
 _SHOTS = 25
 # Images to fit, over all classes: the closed form takes almost no time at this size.
 _MAX_SUPPORT = 1000
+# In more training images drawing some of each class takes long.
+_FEW_TO_DRAW_FROM = 10_000_000
 
 
 @dataclass(frozen=True)
 class ProbeSplit:
-    """Labeled held-out images, by their sample numbers in the split.
+    """The labeled images of the online probe.
 
     Attributes:
-        support: images to fit on.
-        queries: images to score.
+        support: images to fit on, by their places in the training images, or else in the held-out split.
+        queries: images to score, by their sample numbers in the held-out split.
+        of_training: whether `support` are training images.
         shots: largest number of `support` images of a class.
         why_none: reason for having no probe; empty if there is one.
     """
 
     support: np.ndarray
     queries: np.ndarray
+    of_training: bool = False
     shots: int = 0
     why_none: str = ""
 
-    @property
-    def samples(self) -> np.ndarray:
-        """All sample numbers, support first."""
-        return np.concatenate([self.support, self.queries])
+    def __len__(self) -> int:
+        return len(self.support) + len(self.queries)
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ class Data(TrainingData):
         held_out_index: index of the held-out split; None without one.
         why_none: reason for having no held-out split.
         held_out_source: images of the held-out split, without augmentation.
-        probe_split: held-out images of the online probe.
+        probe_split: images of the online probe.
         picture_bands: bands to draw held-out images in; None for the default bands.
     """
 
@@ -92,15 +95,24 @@ class Data(TrainingData):
 
     def probe(self, ranks: Ranks, *, batch_size: int) -> OnlineProbe | None:
         """Loads this rank's images of the online probe; None without a probe."""
-        source, samples = self.held_out_source, self.probe_split.samples
-        if source is None or self.probe_split.why_none:
+        source, probe = self.held_out_source, self.probe_split
+        if source is None or probe.why_none:
             return None
-        places = np.arange(len(samples))[ranks.rank :: ranks.world_size]
+        fitted = replace(self.source, augment=source.augment) if probe.of_training else source
+        places = np.arange(len(probe))[ranks.rank :: ranks.world_size]
+        support = probe.support[places[places < len(probe.support)]]
+        queries = probe.queries[places[places >= len(probe.support)] - len(probe.support)]
+        # Training images may be damaged. Another then stands for one of many to fit on, for none to score.
+        parts = (
+            FixedBatches(fitted, support, seed=_HELD_OUT_SEED, batch_size=batch_size, replace=True),
+            FixedBatches(source, queries, seed=_HELD_OUT_SEED, batch_size=batch_size),
+        )
+        labels = np.asarray(fitted.labels)[probe.support], np.asarray(source.labels)[probe.queries]
         return OnlineProbe(
-            batches=list(FixedBatches(source, samples[places], seed=_HELD_OUT_SEED, batch_size=batch_size)),
+            batches=list(chain(*parts)),
             places=torch.from_numpy(places),
-            labels=torch.from_numpy(np.asarray(source.labels)[samples].astype(np.int64)),
-            num_support=len(self.probe_split.support),
+            labels=torch.from_numpy(np.concatenate(labels).astype(np.int64)),
+            num_support=len(probe.support),
             num_classes=len(self.index.dataset.classes),
         )
 
@@ -155,7 +167,7 @@ def open_data(config: Config, ranks: Ranks, device: torch.device) -> Data:
         held_out_index=held_out,
         why_none=why_none,
         held_out_source=held_out_source,
-        probe_split=choose_probe(config.monitor, held_out, ranks.world_size, why_none),
+        probe_split=choose_probe(config.monitor, training, held_out, ranks.world_size, why_none),
         picture_bands=config.monitor.picture_bands,
     )
 
@@ -178,9 +190,12 @@ def _choose(config: Config, index: ShardIndex) -> np.ndarray | None:
 
 
 def choose_probe(
-    monitor: MonitorSection, index: ShardIndex | None, world_size: int, why_none: str
+    monitor: MonitorSection, training: TrainingData, index: ShardIndex | None, world_size: int, why_none: str
 ) -> ProbeSplit:
-    """Chooses held-out images for the probe. If `index` is None, `why_none` says why there is no held-out split."""
+    """Chooses images for the probe: to fit, of the training images that have labels, else of the held-out ones.
+
+    If `index`, of the held-out split, is None, `why_none` says why there is none.
+    """
 
     def none(why: str) -> ProbeSplit:
         return ProbeSplit(np.zeros(0, np.int64), np.zeros(0, np.int64), why_none=why)
@@ -190,9 +205,16 @@ def choose_probe(
     if not monitor.probe_queries:
         return none("monitor.probe_queries=0")
     labels, most = np.asarray(index.labels), max(1, _MAX_SUPPORT // max(1, len(index.dataset.classes)))
-    support, queries = draw_shots(labels, shots=min(_SHOTS, most), queries=monitor.probe_queries)
-    if len(np.unique(labels[support])) < 2 or not len(queries):
+    shots, fitted = min(_SHOTS, most), labels
+    support, queries = draw_shots(labels, shots=shots, queries=monitor.probe_queries)
+    # Images elsewhere are not fetched for it.
+    near = training.index.remote is None and training.num_samples <= _FEW_TO_DRAW_FROM
+    if of_training := near and sum(np.asarray(training.index.split_info.class_counts) > 0) > 1:
+        fitted = np.asarray(training.source.labels)
+        support, _ = draw_shots(fitted, shots=shots, queries=0)
+        _, queries = draw_shots(labels, shots=0, queries=monitor.probe_queries)
+    if len(np.unique(fitted[support])) < 2 or not len(queries):
         return none(f'split "{index.split}" has no labels of two classes, with two images of each')
     if len(support) + len(queries) < world_size:
         return none(f'split "{index.split}" has fewer labeled images than there are ranks')
-    return ProbeSplit(support, queries, int(np.bincount(labels[support]).max()))
+    return ProbeSplit(support, queries, of_training, int(np.bincount(fitted[support]).max()))

@@ -85,11 +85,11 @@ def describe_probe(data: Data, plan: Plan) -> str:
     probe, index = data.probe_split, data.held_out_index
     if index is None or probe.why_none:
         return f"none: {probe.why_none}"
+    fitted, scored = (data.index, "image") if probe.of_training else (index, "other")
     return (
         f"fitted on {count_of(len(probe.support), 'image')} (up to {probe.shots} of each of "
-        f"{count_of(len(index.dataset.classes), 'class', 'classes')}), scored on "
-        f"{count_of(len(probe.queries), 'other')} "
-        f'of split "{index.split}", {times(plan.probe_every_steps, plan)}'
+        f'{count_of(len(index.dataset.classes), "class", "classes")}) of split "{fitted.split}", scored on '
+        f'{count_of(len(probe.queries), scored)} of split "{index.split}", {times(plan.probe_every_steps, plan)}'
     )
 
 

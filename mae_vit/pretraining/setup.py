@@ -107,7 +107,7 @@ def set_up(config: PretrainConfig, ranks: Ranks) -> Setup:
         config,
         num_samples=data.num_samples,
         world_size=ranks.world_size,
-        probe_size=len(data.probe_split.samples),
+        probe_size=len(data.probe_split),
     )
     if grouping := config.objective.grouping:
         check_grouping(plan, ranks.world_size, config.data.repeats, **grouping._asdict())

@@ -101,7 +101,7 @@ def mean_features(objective: Objective, images: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class OnlineProbe:
-    """Labeled held-out images: some to fit on, some to score.
+    """Labeled images: some to fit on, held-out ones to score.
 
     Attributes:
         batches: this rank's part, without augmentation.
