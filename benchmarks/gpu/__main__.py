@@ -19,7 +19,7 @@ from mae_vit.runtime.failures import print_error
 ROOT = Path(__file__).resolve().parents[2]
 # Minutes that we expect on an H100 or H200, and what comes of them.
 PARTS = {
-    "rates": (8, "Ti/4, B/16, L/16, H/14: images/s, share of peak, memory; transformers' ViTMAE"),
+    "rates": (30, "Ti/4, B/16, L/16, H/14: images/s, share of peak, memory; transformers' ViTMAE"),
     "feed": (5, "decoding alone, and runs from JPEGs: rate, share of waiting"),
     "views": (6, "small images in memory: views by the device and by workers; runs of both"),
 }

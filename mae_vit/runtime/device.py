@@ -69,10 +69,12 @@ def find_device(ranks: Ranks, asked: str = "auto") -> torch.device:
     forbid_tf32()
     if asked != "cpu" and torch.cuda.is_available():
         count = torch.cuda.device_count()
-        # A launcher may show each rank only its own GPU.
+        # A launcher may show each rank only its own GPU; `join` finds ranks that share one.
+        if ranks.local_world_size > count > 1:
+            raise InputError(
+                f"{ranks.local_world_size} ranks on this node, which has {count} GPUs; start {count}"
+            )
         number = ranks.local_rank if count > 1 else 0
-        if number >= count:
-            raise InputError(f"local rank {ranks.local_rank} has no GPU; start {count} on this node")
         torch.cuda.set_device(number)
         return torch.device("cuda", number)
     keep_freed_memory()

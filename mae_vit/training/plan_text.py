@@ -105,7 +105,7 @@ def describe_time(plan: Plan, ranks: Ranks, step_time: StepTime | None) -> str:
     of = count_of(step_time.images, "image")
     return (
         f"{format_duration(least)} to {format_duration(most)}, from {count_of(step_time.tries, 'step')} of {of} timed "
-        f"here just now; {without}"
+        f"here just now, not compiled; {without}"
     )
 
 

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -28,9 +29,11 @@ from mae_vit.training.engines.build import init_process_group
 
 @pytest.fixture
 def groups(monkeypatch):
-    """What process groups were asked for; none is made, and nobody met."""
-    made = []
-    monkeypatch.setattr("mae_vit.runtime.process_group.meet", lambda ranks, timeout: None)
+    """What process groups were asked for; none is made, and nobody met. Each of eight ranks has a GPU."""
+    made, store = [], torch.distributed.HashStore()
+    for rank in range(8):
+        store.set(f"gpu/{rank}", f"GPU-{rank}")
+    monkeypatch.setattr("mae_vit.runtime.process_group.meet", lambda ranks, timeout: store)
     monkeypatch.setattr(
         torch.distributed, "init_process_group", lambda *args, **how: made.append((args, how))
     )
@@ -51,6 +54,7 @@ def own_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="GPU-3"))
     return taken
 
 
@@ -77,6 +81,23 @@ def test_a_rank_that_sees_its_own_gpu_alone_takes_number_0_everywhere(own_gpu, g
         assert os.environ["LOCAL_RANK"] == "0"
         assert not is_local_rank_zero()
     assert local_ranks == ["0", "0"]
+
+
+@pytest.mark.parametrize("rank", [3, 6])
+def test_ranks_that_share_a_gpu_are_refused_on_all_ranks_of_the_node(own_gpu, groups, rank):
+    if rank == 3:
+        init_process_group(config_of(), torch.device("cuda", 0), find_ranks())
+        return
+    # The seventh sees the GPU of the fourth.
+    with pytest.raises(InputError, match="8 ranks on this node share 7 GPUs"):
+        init_process_group(config_of(), torch.device("cuda", 0), Ranks(6, 8, 6, 8))
+
+
+@pytest.mark.parametrize("local_rank", [0, 3])
+def test_more_ranks_than_gpus_are_refused_by_the_rank_that_prints_too(own_gpu, monkeypatch, local_rank):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(InputError, match="4 ranks on this node, which has 2 GPUs; start 2"):
+        find_device(Ranks(local_rank, 4, local_rank, 4))
 
 
 def test_the_first_of_a_node_stays_first(monkeypatch):

@@ -4,6 +4,7 @@ Of torch.cuda and NCCL what a rank asks is pretended; launcher, ranks and their 
 """
 
 import os
+from types import SimpleNamespace
 
 import torch
 
@@ -17,6 +18,7 @@ taken, bound = [], []
 torch.cuda.is_available = lambda: True
 torch.cuda.device_count = lambda: 1
 torch.cuda.set_device = taken.append
+torch.cuda.get_device_properties = lambda device: SimpleNamespace(uuid=os.environ["SLURM_PROCID"])
 init_process_group = torch.distributed.init_process_group
 
 

@@ -82,7 +82,7 @@ def choose_compiling(config: Config, plan: Plan, device: torch.device, costs: Es
     asked = config.train.compile
     if asked != "auto":
         return Compiling(asked, f"train.compile={str(asked).lower()}")
-    reason = _why_not(config, device) if costs else "the costs of a step are unknown"
+    reason = _why_not(config, plan, device) if costs else "the costs of a step are unknown"
     if reason or costs is None:
         return Compiling(False, f"train.compile=auto, {reason}")
     seconds = predict_seconds(costs, plan.batch_size_per_device, peak_flops(device, "bf16") or _UNKNOWN_PEAK)
@@ -98,7 +98,7 @@ def choose_compiling(config: Config, plan: Plan, device: torch.device, costs: Es
     return Compiling(on, f"{why}; no CUDA graphs: {refused}" if on and refused else why, on and graphs)
 
 
-def _why_not(config: Config, device: torch.device) -> str | None:
+def _why_not(config: Config, plan: Plan, device: torch.device) -> str | None:
     """Returns why "auto" does not compile, whatever the time; None if it may."""
     if device.type != "cuda":
         return "off on CPUs, as compiled losses differ by rounding"
@@ -106,6 +106,9 @@ def _why_not(config: Config, device: torch.device) -> str | None:
         return "off with run.deterministic=true, as kernels are chosen by timing"
     if config.train.zero_stage == 3:
         return "off at ZeRO 3, which gathers weights in between"
+    if config.train.zero_stage and _world_size(plan) > 1:
+        # DDP alone cuts the graph where a part of the gradients is complete.
+        return f"off at ZeRO {config.train.zero_stage}, whose gradients would wait for the end of the backward pass"
     if not config.model.one_graph:
         return f'off for model.name="{config.model.name}", which is not known to compile to one graph'
     return missing_for_triton(device)
@@ -113,15 +116,18 @@ def _why_not(config: Config, device: torch.device) -> str | None:
 
 def _why_no_graphs(config: Config, plan: Plan) -> str | None:
     """Returns why a run cannot launch its kernels as CUDA graphs; None if it can."""
-    world_size = plan.effective_batch_size // (plan.accumulation * plan.batch_size_per_device)
-    if world_size > 1:
-        return f"{world_size} ranks reduce gradients between kernels"
+    if _world_size(plan) > 1:
+        return f"{_world_size(plan)} ranks reduce gradients between kernels"
     if config.train.engine_on(ALONE) == "deepspeed":
         return "DeepSpeed launches kernels of its own in between"
     if plan.accumulation > 1:
         # Gradients lie in the graph's memory, which the next micro-batch overwrites.
         return f"gradients of {plan.accumulation} micro-batches add up"
     return None
+
+
+def _world_size(plan: Plan) -> int:
+    return plan.effective_batch_size // (plan.accumulation * plan.batch_size_per_device)
 
 
 def missing_for_triton(device: torch.device) -> str | None:

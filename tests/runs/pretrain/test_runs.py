@@ -2,8 +2,10 @@
 
 import math
 import re
+from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from helpers.commands import ROOT, SMALL_PRETRAIN, lines_of, summary_of
@@ -11,6 +13,7 @@ from helpers.damage import copy_of, description
 from PIL import Image
 
 from mae_vit.config.load import load_config
+from mae_vit.data.batches.loader import FixedBatches
 from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.pretraining.data import open_data
 from mae_vit.pretraining.plan_text import describe_plan
@@ -145,13 +148,50 @@ def test_the_plan_reads_well_and_nothing_is_written(call, tmp_path, capsys):
     assert "4 shards" in output
     assert output.count("every step") == 2
     for options, parts in (
-        (["train.steps=330"], ("149 images", "15 of each of 10", "151 others", "at the end")),
-        (["monitor.probe_queries=1"], ("1 other",)),
+        (
+            ["train.steps=330"],
+            ('250 images (up to 25 of each of 10 classes) of split "train"', "300 images", "at the end"),
+        ),
+        (["monitor.probe_queries=1"], ("scored on 1 image",)),
         (["monitor.probe_queries=0"], ("none: monitor.probe_queries=0",)),
     ):
         (line,) = (line for line in plan(*options).splitlines() if line.startswith("probe  "))
         assert all(part in line for part in parts), line
     assert not (tmp_path / "run").exists()
+
+
+def test_the_probe_is_fitted_to_held_out_images_where_no_training_labels_are_at_hand(digits, monkeypatch):
+    config = load_config(PretrainConfig, CONFIG, [f"data.path={digits}"])
+    monkeypatch.setattr("mae_vit.pretraining.data._FEW_TO_DRAW_FROM", 1)
+    data = open_data(config, Ranks(), torch.device("cpu"))
+    support, queries = data.probe_split.support, data.probe_split.queries
+    assert (len(support), len(queries), data.probe_split.of_training) == (149, 151, False)
+    assert not set(support) & set(queries)
+    probe = data.probe(Ranks(), batch_size=64)
+    held_out = np.asarray(data.held_out_source.labels)
+    assert probe.labels.tolist() == held_out[np.concatenate([support, queries])].tolist()
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_the_probe_is_fitted_to_training_images_and_scored_on_held_out_ones(digits, world_size):
+    config = load_config(PretrainConfig, CONFIG, [f"data.path={digits}"])
+    ranks = [Ranks(rank, world_size, rank, world_size) for rank in range(world_size)]
+    data = open_data(config, ranks[0], torch.device("cpu"))
+    probes = [data.probe(rank, batch_size=64) for rank in ranks]
+    assert len(probes[0].labels) == 550
+    images = torch.zeros(550, 1, 8, 8, dtype=torch.uint8)
+    for probe in probes:
+        images[probe.places] = torch.cat([batch.images for batch in probe.batches])
+        labels = torch.cat([batch.labels for batch in probe.batches])
+        assert labels.equal(probe.labels[probe.places].to(labels.dtype))
+    split = data.probe_split
+    plain = replace(data.source, augment=data.held_out_source.augment)
+    for source, numbers, part in (
+        (plain, split.support, images[:250]),
+        (data.held_out_source, split.queries, images[250:]),
+    ):
+        (batch,) = FixedBatches(source, numbers, seed=0, batch_size=999)
+        assert batch.images.equal(part)
 
 
 @pytest.mark.parametrize(
@@ -231,7 +271,7 @@ def test_the_online_probe_scores_and_changes_nothing(call, tmp_path, encoder, mo
     assert not any("probe" in line for line in lines_of(tmp_path / "without"))
     summary = summary_of(tmp_path / "with")
     assert summary["probe"] == lines[-1]["probe"]
-    assert summary["probed"] == {"images": 151, "fitted_on": 149, "classes": 10}
+    assert summary["probed"] == {"images": 300, "fitted_on": 250, "classes": 10}
     assert "probed" not in summary_of(tmp_path / "without")
     assert encoder("with") == encoder("without")
 

@@ -102,6 +102,8 @@ def choose(
         ({"options": ["train.compile=false"]}, False, False),
         ({"options": ["run.deterministic=true"]}, False, False),
         ({"options": ["train.engine=deepspeed", "train.zero_stage=3"]}, False, False),
+        ({"options": ["train.engine=deepspeed", "train.zero_stage=2"], "world_size": 2}, False, False),
+        ({"options": ["train.engine=deepspeed", "train.zero_stage=2"]}, True, False),
         ({"device": CPU}, False, False),
         ({"device": CPU, "options": ["train.compile=true"]}, True, False),
         ({"costs": None}, False, False),

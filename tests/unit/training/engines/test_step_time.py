@@ -101,7 +101,10 @@ def test_workers_read_while_threads_compute(workers, threads, cores, expected):
 def test_a_plan_tells_a_range_or_why_there_is_none():
     plan = SimpleNamespace(total_steps=1000)
     for tried, expected in (
-        (StepTime(1.0, 2.0, 5, 128), "0:16:40 to 0:33:20, from 5 steps of 128 images timed here just now"),
+        (
+            StepTime(1.0, 2.0, 5, 128),
+            "0:16:40 to 0:33:20, from 5 steps of 128 images timed here just now, not",
+        ),
         (None, "not estimated: the network is too large"),
         (StepTime(30_000.0, 32_000.0, 2, 1), "over a year"),
     ):
