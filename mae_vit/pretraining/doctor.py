@@ -244,8 +244,11 @@ def check_loading(data: Data, ring_bytes: int, ranks: Ranks) -> list[Check]:
     if workers and shared.exists():
         needed, free = ranks.local_world_size * ring_bytes, shutil.disk_usage(shared).free
         text = f"{needed / 2**30:.2f} GiB for batches of workers; /dev/shm has {free / 2**30:.2f} GiB free"
-        remedy = "a larger one (docker run --shm-size); else they lie on the disk of temporary files"
-        checks.append(_check_room("shm", text, remedy, least=0, most=needed, free=free))
+        instead = "or data.workers=0" if data.pin_memory else "else they lie on the disk of temporary files"
+        remedy = f"a larger one (docker run --shm-size); {instead}"
+        # Files on a disk cannot be page-locked.
+        least = needed if data.pin_memory else 0
+        checks.append(_check_room("shm", text, remedy, least=least, most=needed, free=free))
     return checks
 
 

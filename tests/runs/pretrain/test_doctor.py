@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from mae_vit.config.load import load_config
 from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.pretraining import doctor as examining
 from mae_vit.pretraining.command import main as pretrain_main
+from mae_vit.pretraining.data import open_data
 from mae_vit.runtime.device import room_in
 from mae_vit.runtime.ranks import Ranks
 
@@ -104,6 +106,14 @@ def test_software_that_is_missing_fails(doctor, monkeypatch):
     code, checks, _ = doctor("train.engine=deepspeed")
     ((status, text),) = checks["deepspeed"]
     assert (code, status, "train.engine=torch" in text) == (1, "FAIL", True)
+
+
+@pytest.mark.parametrize(("pinned", "status"), [(True, "FAIL"), (False, "warn")])
+def test_a_ring_for_which_shared_memory_is_too_small(digits, pinned, status):
+    config = load_config(PretrainConfig, ROOT / CONFIG[2], [f"data.path={digits}", "data.workers=1"])
+    data = replace(open_data(config, Ranks(), torch.device("cpu")), pin_memory=pinned)
+    shm = examining.check_loading(data, 1 << 60, Ranks())[-1]
+    assert (shm.name, shm.status) == ("shm", status)
 
 
 @pytest.mark.parametrize(
