@@ -105,6 +105,14 @@ def test_a_split_without_labels_joins_one_with(tmp_path, call):
     assert call(classes, out="b").counts() == expected
 
 
+def test_an_overwrite_that_ends_early_leaves_no_old_split_beside_new_classes(tmp_path, call):
+    old = {f"{split}/{name}/1.png": PNG for split in ("train", "val") for name in "ab"}
+    assert call(write_files(tmp_path / "old", old)).code == 0
+    new = {"train/c/1.png": PNG, "train/d/2.png": PNG, "val/c/1.png": b"damaged"}
+    ended = call(write_files(tmp_path / "new", new), options="--overwrite")
+    assert (ended.code, ended.counts()) == (2, "train: c 1, d 1")
+
+
 def test_a_split_that_was_prepared_otherwise_is_noted(tmp_path, call):
     source = write_files(tmp_path / "photos", {f"{n}.jpg": encoded(picture(n)) for n in range(4)})
     assert call(source, options="--resize 16").code == 0
