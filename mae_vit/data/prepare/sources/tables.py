@@ -23,7 +23,7 @@ from mae_vit.data.prepare.entries import (
     unique_key,
     without_label_note,
 )
-from mae_vit.data.prepare.label_lists import Names, image_stem
+from mae_vit.data.prepare.label_lists import Names, image_stem, several_fit
 from mae_vit.data.prepare.listing import shown
 from mae_vit.data.prepare.sources.folders import is_regular, reader, walk
 from mae_vit.data.prepare.sources.rows import unread_note
@@ -158,9 +158,7 @@ def _missing_notes(rows: Sequence[Row], table: str, images: Names) -> list[str]:
     there = "" if len(lost) < len(rows) else f"; there are {images}" if str(images) else f": {_ABOVE}"
     notes = []
     if several := [path for path in lost if images.are_several(path)]:
-        count = count_of(len(several), "file")
-        remedy = "give the folders too, in a column of paths (--image-column)"
-        notes.append(f"several images fit {count} of {table} ({shown(several)}); {remedy}")
+        notes.append(f"{several_fit(several, table)}, in a column of paths (--image-column)")
     if missing := [path for path in lost if not images.are_several(path)]:
         count = count_of(len(missing), "file")
         notes.append(f"{count} of {table} not found next to it or below: {shown(missing)}{there}")

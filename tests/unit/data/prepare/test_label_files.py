@@ -85,6 +85,17 @@ def test_unknown_and_missing_images_are_counted_and_named(labeled, said):
     said(labeled(table).text.rpartition("\n/")[0])
 
 
+def test_a_name_that_two_shards_have_gets_no_label(labeled, tmp_path):
+    for name, first in (("a", 0), ("b", 1)):
+        images = {f"{n}.jpg": PHOTOS[f"{name}/{n}.jpg"] for n in (first, first + 1)}
+        write_tar(tmp_path / "shards" / f"{name}.tar", {**images, f"{first}.json": b"{}"})
+    result = labeled("image,label\n0.jpg,cat\n1.jpg,dog\n2.jpg,dog\n", source="shards")
+    assert labels_of(result) == {"0": "cat", "2": "dog"}
+    assert "several images fit 1 file of labels.csv (1.jpg)" in result.text
+    refused = labeled("image,label\n1.jpg,dog\n", source="shards")
+    assert (refused.code, "several images fit" in refused.text) == (2, True)
+
+
 def test_an_archive_and_a_column_of_splits(labeled, tmp_path):
     write_zip(tmp_path / "photos.zip", PHOTOS)
     table = "image,label,split\n" + "".join(
