@@ -160,6 +160,28 @@ def test_a_folder_around_the_labeled_one_adds_the_others(tmp_path, call):
     assert call(source, options=f"--unlabeled {source}", out="out2").code == 2
 
 
+def test_copies_of_images_of_a_table_or_of_several_folders_are_left_out(tmp_path, call):
+    more = write_files(tmp_path / "more", PHOTOS | {"new.jpg": encoded(picture(99))})
+    table = "\n".join(["path,label", *(f"{path},{path[0]}" for path in PHOTOS)])
+    source = write_files(tmp_path / "src", PHOTOS | {"labels.csv": table.encode()})
+    assert call(source / "labels.csv", options=f"--unlabeled {more}").counts() == "train: a 4, b 4, - 1"
+    parts = [
+        write_files(
+            tmp_path / split,
+            {f"{split}/{path[2:]}": data for path, data in PHOTOS.items() if path[0] == name},
+        )
+        for split, name in (("train", "a"), ("val", "b"))
+    ]
+    result = call(*parts, options=f"--unlabeled {more}", out="out2")
+    assert (result.counts(), "warning" in result.text) == ("train: - 5 | val: - 4", False)
+
+
+def test_a_warning_says_that_copies_in_an_archive_are_not_found(tmp_path, call):
+    more = write_files(tmp_path / "more", PHOTOS)
+    result = call(write_zip(tmp_path / "photos.zip", PHOTOS), options=f"--unlabeled {more}")
+    assert f"warning: {more} may have copies" in result.text
+
+
 def test_shards_take_images_without_labels(tmp_path, call):
     write_tar(tmp_path / "shards" / "a.tar", {"1.jpg": PHOTOS["a/0.jpg"], "1.cls": b"0"})
     more = write_files(tmp_path / "more", PHOTOS)
