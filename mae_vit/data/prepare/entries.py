@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import unicodedata
 from collections.abc import Callable, Sequence
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from mae_vit.core.errors import InputError
-from mae_vit.core.messages import count_of, plain_text
+from mae_vit.core.messages import count_of, error_reason, plain_text
 from mae_vit.data.shards.dataset_json import Segmentation
 
 _DRIVE = re.compile(r"^[A-Za-z]:")
@@ -17,6 +18,12 @@ _PARENT = re.compile(r"(^|[/\\])\.\.($|[/\\])")
 # An untrusted number must not lead to a list of billions of classes.
 _MAX_CLASSES = 1_000_000
 Reader = Callable[[], bytes]
+# Errors of one file, its name or an offset in it; a decompressor's have no number. Others are of the machine or the
+# network, and may pass.
+_OF_ONE_FILE = (
+    None, errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG,
+    errno.ENXIO, errno.EINVAL, errno.EILSEQ,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -57,7 +64,7 @@ class Entry:
         key: name in the shards, unique within a split.
         path: path in the source.
         extension: extension in lower case, without the dot.
-        read: returns the encoded bytes; raises OSError or DecodeError.
+        read: returns the encoded bytes; raises OSError, DecodeError or InputError.
         read_mask: the same for its mask; None without one.
     """
 
@@ -99,6 +106,14 @@ def safe_member_path(name: str, where: str) -> str:
         remedy = "; pack it without absolute names (tar without -P)" if name[0] == "/" else ""
         raise InputError(f'archive {where} is refused: its path "{name}" leaves its folder{remedy}')
     return str(PurePosixPath(name))
+
+
+def raise_if_passing(path: str, error: Exception) -> None:
+    """Raises InputError for an error that may pass: without the image, the data set would stay smaller for good."""
+    if isinstance(error, OSError) and error.errno not in _OF_ONE_FILE:
+        raise InputError(
+            f"{path} cannot be read: {error_reason(error)}; prepare again, or remove the file if it stays so"
+        ) from None
 
 
 def unique_key(name: str, taken: dict[str, int]) -> str:

@@ -24,7 +24,7 @@ from mae_vit.data.images.decode import DecodeError
 from mae_vit.data.order.permutation import permute
 from mae_vit.data.prepare.bands import shared_layout
 from mae_vit.data.prepare.convert import Conversion, Converted, convert_entries
-from mae_vit.data.prepare.entries import Entry, ImageSource
+from mae_vit.data.prepare.entries import Entry, ImageSource, raise_if_passing
 from mae_vit.data.prepare.listing import shown
 from mae_vit.data.prepare.masks import MaskReader, agreed_segmentation, two_values_note
 from mae_vit.data.prepare.near_duplicates import Exclusion, open_exclusion
@@ -212,6 +212,7 @@ def _write_split(
                 try:
                     mask, pixels = masks.read(entry, data, (image.height, image.width))
                 except (DecodeError, OSError) as error:
+                    raise_if_passing(f"the mask of {entry.path}", error)
                     failed.append(f"the mask of {plain_text(entry.path)}: {error}")
                     continue
                 statistics.add_mask(pixels)
