@@ -6,7 +6,8 @@ A kill leaves a consistent folder.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from mae_vit.data.shards.dataset_json import (
 )
 from mae_vit.data.shards.index_files import ROW, index_shard
 from mae_vit.data.shards.samples import MASK_EXTENSION
+from mae_vit.runtime.locks import try_lock_descriptor
 
 _SHARD_PATTERN = "{split}-[0-9][0-9][0-9][0-9][0-9][0-9].tar"
 
@@ -101,6 +103,22 @@ class ShardWriter:
         self.shards.append(describe_shard(path, self._samples))
         self._writer = self._file = None
         self._samples = 0
+
+
+@contextmanager
+def only_writer(out: Path) -> Iterator[None]:
+    """Locks an output folder, creating it if needed; raises InputError if another process has the lock."""
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / ".prepare.lock"
+    with path.open("ab") as file:
+        if not try_lock_descriptor(file.fileno()):
+            raise InputError(
+                f"{out} is in use by another prepare; wait until it ends, or give another folder"
+            )
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
 
 
 def check_no_foreign_shards(splits: Iterable[str], existing: Dataset | None, out: Path) -> None:

@@ -9,6 +9,7 @@ from helpers.images import encoded, picture, write_files
 
 from mae_vit.cli.main import main
 from mae_vit.data.images.decode import decode
+from mae_vit.data.prepare.publish import only_writer
 from mae_vit.data.shards.dataset_json import read_dataset
 
 PNG = encoded(picture(9, (12, 10)), "png")
@@ -167,6 +168,13 @@ def test_shards_of_others_are_not_replaced(tree, tmp_path, call, said):
     assert refused.code == 2
     assert (out / "train-000000.tar").read_bytes() == b"precious"
     assert call(tmp_path / "src", options="--overwrite").code == 0
+
+
+def test_two_calls_do_not_write_into_a_folder_at_once(tree, tmp_path, call):
+    with only_writer(tmp_path / "out"):
+        refused = call(tmp_path / "src")
+    assert (refused.code, "in use by another prepare" in refused.text) == (2, True)
+    assert call(tmp_path / "src").code == 0
 
 
 def test_shards_left_by_a_kill_while_moving_are_replaced(tree, tmp_path, call):
