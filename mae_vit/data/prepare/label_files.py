@@ -11,10 +11,10 @@ from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of, plain_text
 from mae_vit.core.user_files import split_told
 from mae_vit.data.prepare.columns import Columns, read_columns
-from mae_vit.data.prepare.entries import ImageSource, SourceOptions
+from mae_vit.data.prepare.entries import ImageSource, SourceOptions, class_of_cell, ordered_classes
 from mae_vit.data.prepare.label_lists import Names, several_fit
 from mae_vit.data.prepare.listing import shown
-from mae_vit.data.prepare.sources.tables import class_of_cell, ordered_classes, shared_folders
+from mae_vit.data.prepare.sources.tables import shared_folders
 from mae_vit.data.shards.samples import label_number, no_single_label
 
 _FRACTION = re.compile(r"[+-]?(\d+\.\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)

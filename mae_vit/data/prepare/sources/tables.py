@@ -19,7 +19,8 @@ from mae_vit.data.prepare.entries import (
     Entry,
     ImageSource,
     SourceOptions,
-    class_text,
+    class_of_cell,
+    ordered_classes,
     unique_key,
     without_label_note,
 )
@@ -33,8 +34,6 @@ _FIRST_LINE = 4096
 # Most files around a table's folder to look through.
 _MOST_FILES = 200_000
 _ABOVE = "copy the table into the folder above its images"
-# ['cat'], as pandas writes lists.
-_LIST_OF_ONE = re.compile(r"""^\[\s*(['"])([^'"]*)\1\s*\]$""")
 
 
 class Row(NamedTuple):
@@ -217,13 +216,6 @@ def open_table(table: Path, options: SourceOptions) -> ImageSource:
     return ImageSource(table.name, entries, classes=classes, notes=(*notes, *column_notes))
 
 
-def ordered_classes(names: Iterable[str]) -> tuple[str, ...] | None:
-    """Returns classes that are numbers in numeric order, as for other sources; None for words, which are sorted."""
-    numbers = {name: label_number(name.encode()) for name in names}
-    words = None in numbers.values()
-    return None if words else tuple(sorted(numbers, key=lambda name: (numbers[name] or 0, name))) or None
-
-
 def _beside(path: str, file: Path, table: Path) -> str:
     """Returns the path of a row's file relative to the table's folder, or to the one around it; else as written."""
     around = [] if Path(path).is_absolute() else [table.resolve().parent.parent]
@@ -246,11 +238,3 @@ def _splits_of_folders(rows: Sequence[Row], table: Path, split: str) -> tuple[li
             f"all images of {table.name} are in {there[0]}; did you mean --split {there[0]}?"
         ]
     return [split] * len(rows), []
-
-
-def class_of_cell(label: str, *, signed: bool) -> str | None:
-    """Returns the class in a cell: numbers without pandas' decimals; negative ones are classes only if `signed`."""
-    name = class_text(_LIST_OF_ONE.sub(r"\2", label))
-    if (number := label_number(name.encode())) is not None:
-        return name.partition(".")[0] if number >= 0 or signed else None
-    return name or None
