@@ -257,12 +257,14 @@ def _check_masks(arguments: argparse.Namespace) -> None:
 def _prepare(arguments: argparse.Namespace) -> Report:
     from mae_vit.data.prepare.convert import default_workers
     from mae_vit.data.prepare.prepare import prepare
+    from mae_vit.data.prepare.publish import only_writer
     from mae_vit.data.prepare.selection import Selection
 
-    with _opened_sources(arguments) as (sources, extra):
+    out = Path(arguments.paths[-1])
+    with _opened_sources(arguments) as (sources, extra), only_writer(out):
         return prepare(
             sources,
-            Path(arguments.paths[-1]),
+            out,
             overwrite=arguments.overwrite,
             shard_bytes=arguments.shard_mib << 20,
             shard_samples=arguments.shard_samples,

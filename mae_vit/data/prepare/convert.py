@@ -36,7 +36,7 @@ from mae_vit.data.prepare.bands import (
     BandStatistics,
     nodata_for,
 )
-from mae_vit.data.prepare.entries import Entry
+from mae_vit.data.prepare.entries import Entry, raise_if_passing
 from mae_vit.runtime.cores import cores_of_rank
 from mae_vit.runtime.signals import blocked, exit_with_parent, without_main
 
@@ -191,7 +191,7 @@ def convert_entries(
     `failed` receives the images that cannot be read or converted, with the reason; `doing` names the progress bar.
 
     Raises:
-        InputError: if a process died.
+        InputError: if a process died, or the machine or its network fails.
     """
 
     def readable() -> Iterator[Encoded]:
@@ -199,6 +199,7 @@ def convert_entries(
             try:
                 yield entry, entry.read()
             except (DecodeError, OSError) as error:
+                raise_if_passing(entry.path, error)
                 failed.append(f"{plain_text(entry.path)}: {error}")
 
     with progress(total=count, desc=doing, unit=" images") as bar:

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from mae_vit.core.errors import InputError
-from mae_vit.core.messages import count_of, plain_text
+from mae_vit.core.messages import count_of, error_reason, plain_text
 from mae_vit.data.shards.dataset_json import Segmentation
+from mae_vit.data.shards.samples import label_number
 
 _DRIVE = re.compile(r"^[A-Za-z]:")
+# ['cat'], as pandas writes lists.
+_LIST_OF_ONE = re.compile(r"""^\[\s*(['"])([^'"]*)\1\s*\]$""")
 _PARENT = re.compile(r"(^|[/\\])\.\.($|[/\\])")
 # An untrusted number must not lead to a list of billions of classes.
 _MAX_CLASSES = 1_000_000
 Reader = Callable[[], bytes]
+# Errors of one file, its name or an offset in it; a decompressor's have no number. Others are of the machine or the
+# network, and may pass.
+_OF_ONE_FILE = (
+    None, errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG,
+    errno.ENXIO, errno.EINVAL, errno.EILSEQ,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -57,7 +67,7 @@ class Entry:
         key: name in the shards, unique within a split.
         path: path in the source.
         extension: extension in lower case, without the dot.
-        read: returns the encoded bytes; raises OSError or DecodeError.
+        read: returns the encoded bytes; raises OSError, DecodeError or InputError.
         read_mask: the same for its mask; None without one.
     """
 
@@ -101,6 +111,14 @@ def safe_member_path(name: str, where: str) -> str:
     return str(PurePosixPath(name))
 
 
+def raise_if_passing(path: str, error: Exception) -> None:
+    """Raises InputError for an error that may pass: without the image, the data set would stay smaller for good."""
+    if isinstance(error, OSError) and error.errno not in _OF_ONE_FILE:
+        raise InputError(
+            f"{path} cannot be read: {error_reason(error)}; prepare again, or remove the file if it stays so"
+        ) from None
+
+
 def unique_key(name: str, taken: dict[str, int]) -> str:
     """Makes a key that is valid for webdataset and that no other sample has.
 
@@ -121,6 +139,21 @@ def unique_key(name: str, taken: dict[str, int]) -> str:
 def class_text(label: str) -> str:
     """Returns a class's name in Unicode's form NFC, since macOS and Linux encode the same name differently."""
     return plain_text(unicodedata.normalize("NFC", label))
+
+
+def class_of_cell(label: str, *, signed: bool) -> str | None:
+    """Returns the class in a cell: numbers without pandas' decimals; negative ones are classes only if `signed`."""
+    name = class_text(_LIST_OF_ONE.sub(r"\2", label))
+    if (number := label_number(name.encode())) is not None:
+        return name.partition(".")[0] if number >= 0 or signed else None
+    return name or None
+
+
+def ordered_classes(names: Iterable[str]) -> tuple[str, ...] | None:
+    """Returns classes that are numbers in numeric order, as for other sources; None for words, which are sorted."""
+    numbers = {name: label_number(name.encode()) for name in names}
+    words = None in numbers.values()
+    return None if words else tuple(sorted(numbers, key=lambda name: (numbers[name] or 0, name))) or None
 
 
 def numbered_classes(largest: int, where: str) -> tuple[str, ...]:

@@ -11,10 +11,10 @@ from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of, plain_text
 from mae_vit.core.user_files import split_told
 from mae_vit.data.prepare.columns import Columns, read_columns
-from mae_vit.data.prepare.entries import ImageSource, SourceOptions
-from mae_vit.data.prepare.label_lists import Names
+from mae_vit.data.prepare.entries import ImageSource, SourceOptions, class_of_cell, ordered_classes
+from mae_vit.data.prepare.label_lists import Names, several_fit
 from mae_vit.data.prepare.listing import shown
-from mae_vit.data.prepare.sources.tables import class_of_cell, ordered_classes, shared_folders
+from mae_vit.data.prepare.sources.tables import shared_folders
 from mae_vit.data.shards.samples import label_number, no_single_label
 
 _FRACTION = re.compile(r"[+-]?(\d+\.\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
@@ -28,7 +28,7 @@ def label_by_file(source: ImageSource, file: Path, options: SourceOptions) -> Im
     The first line may name columns. Paths may lack folders and extension.
 
     Raises:
-        InputError: if columns are unclear, no row names an image, or labels are several for an image or fractions.
+        InputError: if columns are unclear, no row names one image, or labels are several for an image or fractions.
     """
     names = Names(entry.path for entry in source.entries)
 
@@ -43,11 +43,15 @@ def label_by_file(source: ImageSource, file: Path, options: SourceOptions) -> Im
     # Leading folders that all paths share may be those of another machine.
     elsewhere = len(shared_folders([path for path, _ in cells]))
     found = [_find(names, path, elsewhere) for path, _ in cells]
+    lost = [path for (path, _), image in zip(cells, found, strict=True) if image is None]
+    several = [path for path in lost if names.are_several(path)]
+    unclear = f"{several_fit(several, file.name)}, and unpack shards that repeat keys"
     if not any(found):
-        raise InputError(
-            f"--labels {file}: none of its {count_of(len(rows), 'row')} is an image of {source.name}; it has "
+        none = (
+            f"none of its {count_of(len(rows), 'row')} is an image of {source.name}; it has "
             f"{shown(path for path, _ in cells)}, {source.name} has {names}"
         )
+        raise InputError(f"--labels {file}: {unclear if several else none}")
     _check_labels(file, [label for _, label in cells])
     signed = {label_number((label or "x").encode()) for _, label in cells} == {-1, 1}
     labels, splits = dict[str, str | None](), dict[str, str]()
@@ -63,8 +67,9 @@ def label_by_file(source: ImageSource, file: Path, options: SourceOptions) -> Im
             splits[path] = split_told(told)
     if len({entry.split for entry in source.entries}) > 1:
         splits = {}  # folders tell the splits
-    unknown = [path for (path, _), image in zip(cells, found, strict=True) if image is None]
-    return _labeled(source, file, labels, splits, unknown)
+    unknown = [path for path in lost if not names.are_several(path)]
+    labeled = _labeled(source, file, labels, splits, unknown)
+    return replace(labeled, notes=(*labeled.notes, unclear)) if several else labeled
 
 
 def _labeled(

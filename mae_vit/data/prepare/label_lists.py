@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 
 from mae_vit.core.errors import InputError
@@ -22,10 +22,10 @@ class Names:
     """Finds images by the ends of their paths, with or without an image's extension."""
 
     def __init__(self, paths: Iterable[str]) -> None:
-        """Takes the paths."""
-        self._paths = set(paths)
+        """Takes the paths; a repeated one is of several images."""
+        self._paths = Counter(paths)
         self._by_stem: dict[str, list[str]] = defaultdict(list)
-        for path in self._paths:
+        for path in self._paths.elements():
             self._by_stem[image_stem(path.rpartition("/")[2]).casefold()].append(path)
 
     def __str__(self) -> str:
@@ -44,7 +44,7 @@ class Names:
     def _matching(self, name: str) -> list[str]:
         name = name.replace("\\", "/").removeprefix("./")
         if name in self._paths:
-            return [name]
+            return [name] * self._paths[name]
         wanted = f"/{name}"
         alike = self._by_stem.get(image_stem(wanted.rpartition("/")[2]).casefold(), ())
         for cased in (str, str.casefold):
@@ -59,6 +59,13 @@ class Names:
             if paths:
                 return paths
         return []
+
+
+def several_fit(names: Sequence[str], table: str) -> str:
+    """Says that several images fit each of these names in a table."""
+    return (
+        f"several images fit {count_of(len(names), 'file')} of {table} ({shown(names)}); give the folders too"
+    )
 
 
 def image_stem(name: str) -> str:

@@ -24,7 +24,7 @@ from mae_vit.data.images.decode import DecodeError
 from mae_vit.data.order.permutation import permute
 from mae_vit.data.prepare.bands import shared_layout
 from mae_vit.data.prepare.convert import Conversion, Converted, convert_entries
-from mae_vit.data.prepare.entries import Entry, ImageSource
+from mae_vit.data.prepare.entries import Entry, ImageSource, raise_if_passing
 from mae_vit.data.prepare.listing import shown
 from mae_vit.data.prepare.masks import MaskReader, agreed_segmentation, two_values_note
 from mae_vit.data.prepare.near_duplicates import Exclusion, open_exclusion
@@ -66,7 +66,7 @@ def prepare(
     Args:
         sources: have splits that do not overlap.
         out: is the data folder.
-        overwrite: replaces splits that exist.
+        overwrite: replaces splits that exist; an interruption loses those not written yet.
         shard_bytes: limits the size of a shard, approximately.
         shard_samples: limits the samples of a shard.
         selection: says which samples to take; all by default.
@@ -95,15 +95,15 @@ def prepare(
             "give another folder"
         )
     exclusion = open_exclusion(exclude, workers, by_split) if exclude else None
-    dataset, unreadable, conversions = existing, list[str](), Counter[str]()
+    dataset = existing.model_copy(update={"splits": remaining}) if existing and remaining else None
+    unreadable, conversions = list[str](), Counter[str]()
     masks = None if segmentation is None else MaskReader(segmentation)
     notes = [note for source in (*sources, *selection.extra) for note in source.notes]
     # train first: the data set has its statistics.
     written = sorted(by_split, key=lambda name: (name != "train", name))
     for split in written:
         statistics = Statistics(scale=scale)
-        replaced = set(by_split) if split == written[0] else {split}
-        if dataset is not None and set(dataset.splits) - replaced:
+        if dataset is not None:
             # Images must have the bands of the splits that stay.
             statistics.expect(None if dataset.bands.photographs else shared_layout(dataset.bands))
         writer = ShardWriter(partial_folder(out, split), split, shard_bytes, shard_samples)
@@ -212,6 +212,7 @@ def _write_split(
                 try:
                     mask, pixels = masks.read(entry, data, (image.height, image.width))
                 except (DecodeError, OSError) as error:
+                    raise_if_passing(f"the mask of {entry.path}", error)
                     failed.append(f"the mask of {plain_text(entry.path)}: {error}")
                     continue
                 statistics.add_mask(pixels)

@@ -6,7 +6,8 @@ A kill leaves a consistent folder.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from mae_vit.data.shards.dataset_json import (
 )
 from mae_vit.data.shards.index_files import ROW, index_shard
 from mae_vit.data.shards.samples import MASK_EXTENSION
+from mae_vit.runtime.locks import try_lock_descriptor
 
 _SHARD_PATTERN = "{split}-[0-9][0-9][0-9][0-9][0-9][0-9].tar"
 
@@ -103,6 +105,22 @@ class ShardWriter:
         self._samples = 0
 
 
+@contextmanager
+def only_writer(out: Path) -> Iterator[None]:
+    """Locks an output folder, creating it if needed; raises InputError if another process has the lock."""
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / ".prepare.lock"
+    with path.open("ab") as file:
+        if not try_lock_descriptor(file.fileno()):
+            raise InputError(
+                f"{out} is in use by another prepare; wait until it ends, or give another folder"
+            )
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
 def check_no_foreign_shards(splits: Iterable[str], existing: Dataset | None, out: Path) -> None:
     """Raises InputError if shards with the names of these splits are not ours, and would be replaced."""
     for split in splits:
@@ -124,18 +142,17 @@ def publish(
     statistics: Statistics,
     segmentation: Segmentation | None = None,
 ) -> Dataset:
-    """Moves a split's shards into place, then updates `dataset.json`."""
+    """Moves a split's shards into place, then adds it to the description `dataset` of those that stay, if any do."""
     # Earlier splits without labels count zero images of the classes that this split brings.
     splits = {
         name: info if info.class_counts else info.model_copy(update={"class_counts": [0] * len(classes)})
         for name, info in (dataset.splits.items() if dataset else ())
     }
-    if dataset is not None and splits.pop(split, None) is not None:
-        # Until the new shards are described, `dataset.json` must not list the old ones.
-        if splits:
-            write_description(out, dataset.model_copy(update={"splits": splits}))
-        else:
-            (out / FILE_NAME).unlink()
+    # `dataset.json` must not list old shards once the new ones replace them, nor beside the new classes.
+    if dataset is not None:
+        write_description(out, dataset)
+    else:
+        (out / FILE_NAME).unlink(missing_ok=True)
     for stale in (*out.glob(_SHARD_PATTERN.format(split=split)), index_path(out, split)):
         stale.unlink(missing_ok=True)
     partial, listed = partial_folder(out, split), excluded_file(split)
@@ -147,7 +164,7 @@ def publish(
     bar = progress(part.shards, desc="indexing", unit=" shards", delay=2, leave=False)
     rows = [index_shard(out / shard.file, number) for number, shard in enumerate(bar)]
     splits[split] = part.model_copy(update={"index": write_index(out, rows, split)})
-    if split == "train" or dataset is None or list(splits) == [split]:
+    if split == "train" or dataset is None:
         dataset = describe(classes, splits, statistics)
     else:
         dataset = dataset.model_copy(update={"classes": classes, "splits": dict(sorted(splits.items()))})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +13,7 @@ from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of
 from mae_vit.data.prepare.entries import Entry, ImageSource, SourceOptions, unique_key
 from mae_vit.data.prepare.sources.find import find_images
+from mae_vit.data.prepare.sources.tables import is_table
 
 
 def open_unlabeled(
@@ -21,7 +22,7 @@ def open_unlabeled(
     """Opens the training images of a source, without those that the labeled sources have too.
 
     People often pick the images that they label from the others. A copy of a held-out image would be trained on.
-    Copies are found by their bytes, and between folders alone. `specs` has the path of each labeled source.
+    Copies are found by their bytes, among the files of folders and tables. `specs` are the labeled sources' paths.
 
     Raises:
         InputError: if it holds no further training images.
@@ -31,11 +32,17 @@ def open_unlabeled(
     notes = list(found.notes)
     if others := len(found.entries) - len(entries):
         notes.append(f"left out {count_of(others, 'image')} of {spec} in folders of other splits")
-    fresh = entries
-    if len(specs) == len(sources) == 1 and Path(specs[0]).is_dir() and Path(spec).is_dir():
-        fresh = _without_copies(entries, Path(spec), sources[0].entries, Path(specs[0]))
-    if copies := len(entries) - len(fresh):
-        notes.append(f"left out {count_of(copies, 'image')} of {spec} that {specs[0]} has too")
+    labeled = _by_size([entry for source in sources for entry in source.entries], specs)
+    unlabeled = _by_size(entries, [spec])
+    if None in labeled or None in unlabeled:
+        notes.append(
+            f"warning: {spec} may have copies of images of {', '.join(specs)}, also held-out ones: only files of "
+            "folders and tables are compared; unpack the others"
+        )
+    copies = _copies(unlabeled, labeled)
+    fresh = [entry for entry in entries if entry.key not in copies]
+    if copies:
+        notes.append(f"left out {count_of(len(copies), 'image')} of {spec} that {', '.join(specs)} has too")
     if not fresh:
         raise InputError(
             f"--unlabeled {spec} has no training images that are not in {', '.join(specs)} too; leave it out"
@@ -55,30 +62,39 @@ def split_off(source: ImageSource) -> list[ImageSource]:
     return [replace(source, entries=kept), replace(source, entries=rest, classes=None, notes=())]
 
 
-def _without_copies(
-    entries: Sequence[Entry], folder: Path, labeled: Sequence[Entry], labeled_folder: Path
-) -> list[Entry]:
-    by_size: dict[int, list[Entry]] = defaultdict(list)
-    for entry in labeled:
-        by_size[_size(labeled_folder / entry.path)].append(entry)
-    by_size.pop(-1, None)
-    # Only images of equal size are read.
-    digests: dict[int, set[bytes]] = {}
-
-    def is_copy(entry: Entry) -> bool:
-        size = _size(folder / entry.path)
-        if size in by_size and size not in digests:
-            digests[size] = {_digest(other) for other in by_size[size]}
-        return size in digests and _digest(entry) in digests[size]
-
-    return [entry for entry in entries if not is_copy(entry)]
+def _by_size(entries: Sequence[Entry], specs: Sequence[str]) -> dict[int | None, list[Entry]]:
+    """Returns entries by the size of their file in or beside `specs`; by None those inside an archive or a shard."""
+    by_size: dict[int | None, list[Entry]] = defaultdict(list)
+    folders = [folder for spec in specs for folder in _folders(Path(spec))]
+    for entry in entries:
+        # The paths of two folders may be equal.
+        for size in {_size(folder / entry.path) for folder in folders} - {None} or {None}:
+            by_size[size].append(entry)
+    return by_size
 
 
-def _size(path: Path) -> int:
-    """Returns the size of an image file; -1 for one inside a shard or a table of the folder."""
+def _folders(path: Path) -> list[Path]:
+    """Returns the folders that the paths of a folder's or a table's images may start from."""
+    if path.is_dir():
+        return [path]
+    return [path.parent, path.resolve().parent.parent] if is_table(path) else []
+
+
+def _size(path: Path) -> int | None:
     with suppress(OSError):
         return path.stat().st_size
-    return -1
+    return None
+
+
+def _copies(
+    unlabeled: Mapping[int | None, list[Entry]], labeled: Mapping[int | None, list[Entry]]
+) -> set[str]:
+    """Returns the keys of the images whose bytes are those of a labeled one; reads only images of equal size."""
+    copies = set[str]()
+    for size in (unlabeled.keys() & labeled.keys()) - {None}:
+        digests = {_digest(entry) for entry in labeled[size]}
+        copies |= {entry.key for entry in unlabeled[size] if _digest(entry) in digests}
+    return copies
 
 
 def _digest(entry: Entry) -> bytes:

@@ -1,6 +1,7 @@
 """A folder of images is enough: it is prepared once, into the cache folder."""
 
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -94,6 +95,14 @@ def test_what_cannot_be_prepared_leaves_nothing(tmp_path, cache, monkeypatch):
     with pytest.raises(InputError, match="GiB free"):
         resolve_data_path(str(tmp_path / "photos"))
     assert not list(cache.rglob("*.tar"))
+
+
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="needs an unreadable file")
+def test_an_error_that_may_pass_ends_the_preparation(photos, cache):
+    (photos / "cat" / "new.jpg").symlink_to("/proc/self/mem")
+    with pytest.raises(InputError, match=r"cat/new\.jpg cannot be read: input/output error"):
+        resolve_data_path(str(photos))
+    assert not list(cache.rglob("dataset.json"))
 
 
 def test_a_killed_preparation_leaves_no_part_of_the_splits(tmp_path, cache, monkeypatch):

@@ -22,7 +22,7 @@ from mae_vit.core.errors import InputError
 from mae_vit.core.messages import plain_text
 from mae_vit.core.user_files import HEAD_BYTES, is_image, what_file_is
 from mae_vit.data.images.bounds import MAX_IMAGE_BYTES, DecodeError, check_bytes
-from mae_vit.data.prepare.entries import Reader, safe_member_path
+from mae_vit.data.prepare.entries import Reader, raise_if_passing, safe_member_path
 from mae_vit.data.prepare.folder_names import NAME_ENCODING
 from mae_vit.data.prepare.listing import Listing
 from mae_vit.data.shards import tar_headers
@@ -183,7 +183,7 @@ def open_zip(path: Path) -> Listing:
 
 
 def _read_zipped(archive: zipfile.ZipFile, info: zipfile.ZipInfo, length: int | None = None) -> bytes:
-    """Reads a member, or its first bytes; raises DecodeError if it is encrypted or damaged."""
+    """Reads a member, or its first bytes; raises DecodeError if it is encrypted or damaged, or InputError."""
     if info.flag_bits & _ENCRYPTED:
         raise DecodeError("encrypted")
     if length is None:
@@ -192,6 +192,7 @@ def _read_zipped(archive: zipfile.ZipFile, info: zipfile.ZipInfo, length: int | 
         with archive.open(info) as member:
             return member.read(info.file_size if length is None else length)
     except _ZIP_ERRORS as error:
+        raise_if_passing(str(archive.filename), error)
         raise DecodeError(str(error) or type(error).__name__) from None
 
 

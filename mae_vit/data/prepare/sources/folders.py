@@ -6,7 +6,6 @@ import os
 import stat
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -15,7 +14,15 @@ from typing import BinaryIO
 from mae_vit.core.errors import InputError
 from mae_vit.core.user_files import HEAD_BYTES
 from mae_vit.data.images.decode import MAX_IMAGE_BYTES, DecodeError, check_bytes
-from mae_vit.data.prepare.entries import Entry, ImageSource, Reader, SourceOptions, class_text, unique_key
+from mae_vit.data.prepare.entries import (
+    Entry,
+    ImageSource,
+    Reader,
+    SourceOptions,
+    class_text,
+    raise_if_passing,
+    unique_key,
+)
 from mae_vit.data.prepare.folder_names import NAME_ENCODING, Parts, level_note, place
 from mae_vit.data.prepare.label_lists import labels_beside
 from mae_vit.data.prepare.left_out import leave_out
@@ -76,7 +83,8 @@ def is_regular(file: Path) -> bool:
     """Whether a path leads to a regular file."""
     try:
         return stat.S_ISREG(file.stat().st_mode)
-    except (OSError, ValueError):  # a name in a table may hold any character
+    except (OSError, ValueError) as error:  # a name in a table may hold any character
+        raise_if_passing(str(file), error)
         return False
 
 
@@ -90,9 +98,12 @@ def _open(file: Path) -> BinaryIO:
 
 
 def _head(file: Path) -> bytes:
-    with suppress(OSError, DecodeError), _open(file) as opened:
-        return opened.read(HEAD_BYTES)
-    return b""
+    try:
+        with _open(file) as opened:
+            return opened.read(HEAD_BYTES)
+    except (OSError, DecodeError) as error:
+        raise_if_passing(str(file), error)
+        return b""
 
 
 def reader(file: Path) -> Reader:

@@ -29,14 +29,17 @@ from mae_vit.data.prepare.entries import (
     Entry,
     ImageSource,
     SourceOptions,
+    class_of_cell,
     class_text,
     numbered_classes,
+    ordered_classes,
     unique_key,
     without_label_note,
 )
 from mae_vit.data.prepare.listing import shown
 from mae_vit.data.prepare.sources.archives import Spool
 from mae_vit.data.shards.dataset_json import FILE_NAME, read_dataset
+from mae_vit.data.shards.samples import label_number
 
 # Number of rows in memory at a time.
 _BATCH_ROWS = 16
@@ -191,6 +194,11 @@ def _read_tables(
         first, second, *_ = table_of_names.values()
         raise InputError(f"{first} and {second} call their classes differently; prepare one after the other")
     classes = next(iter(table_of_names), None) or numbered_classes(largest, name) or None
+    if classes is None:
+        labels = _labels_in_texts({entry.class_name for entry in entries if entry.class_name is not None})
+        without += sum(labels.get(entry.class_name, "") is None for entry in entries)
+        entries = [replace(entry, class_name=labels.get(entry.class_name)) for entry in entries]
+        classes = ordered_classes(filter(None, labels.values()))
     notes = unread_note(name, unread)
     notes += without_label_note(without, "its cell is empty or negative")
     return ImageSource(name, entries, classes=classes, notes=tuple(notes))
@@ -233,6 +241,12 @@ def _class_name(label: int | str | None, names: Sequence[str] | None, where: str
     if label >= len(names):
         raise InputError(f"{where} has class {label}, but there are only {len(names)}; use --no-labels")
     return plain_text(names[label])
+
+
+def _labels_in_texts(texts: Collection[str]) -> dict[str | None, str | None]:
+    """Returns the class of each text as of a cell in a CSV."""
+    signed = {label_number(text.encode()) for text in texts} == {-1, 1}
+    return {text: class_of_cell(text, signed=signed) for text in texts}
 
 
 def _fail(reason: str) -> bytes:

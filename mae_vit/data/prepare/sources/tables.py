@@ -19,11 +19,12 @@ from mae_vit.data.prepare.entries import (
     Entry,
     ImageSource,
     SourceOptions,
-    class_text,
+    class_of_cell,
+    ordered_classes,
     unique_key,
     without_label_note,
 )
-from mae_vit.data.prepare.label_lists import Names, image_stem
+from mae_vit.data.prepare.label_lists import Names, image_stem, several_fit
 from mae_vit.data.prepare.listing import shown
 from mae_vit.data.prepare.sources.folders import is_regular, reader, walk
 from mae_vit.data.prepare.sources.rows import unread_note
@@ -33,8 +34,6 @@ _FIRST_LINE = 4096
 # Most files around a table's folder to look through.
 _MOST_FILES = 200_000
 _ABOVE = "copy the table into the folder above its images"
-# ['cat'], as pandas writes lists.
-_LIST_OF_ONE = re.compile(r"""^\[\s*(['"])([^'"]*)\1\s*\]$""")
 
 
 class Row(NamedTuple):
@@ -158,9 +157,7 @@ def _missing_notes(rows: Sequence[Row], table: str, images: Names) -> list[str]:
     there = "" if len(lost) < len(rows) else f"; there are {images}" if str(images) else f": {_ABOVE}"
     notes = []
     if several := [path for path in lost if images.are_several(path)]:
-        count = count_of(len(several), "file")
-        remedy = "give the folders too, in a column of paths (--image-column)"
-        notes.append(f"several images fit {count} of {table} ({shown(several)}); {remedy}")
+        notes.append(f"{several_fit(several, table)}, in a column of paths (--image-column)")
     if missing := [path for path in lost if not images.are_several(path)]:
         count = count_of(len(missing), "file")
         notes.append(f"{count} of {table} not found next to it or below: {shown(missing)}{there}")
@@ -219,13 +216,6 @@ def open_table(table: Path, options: SourceOptions) -> ImageSource:
     return ImageSource(table.name, entries, classes=classes, notes=(*notes, *column_notes))
 
 
-def ordered_classes(names: Iterable[str]) -> tuple[str, ...] | None:
-    """Returns classes that are numbers in numeric order, as for other sources; None for words, which are sorted."""
-    numbers = {name: label_number(name.encode()) for name in names}
-    words = None in numbers.values()
-    return None if words else tuple(sorted(numbers, key=lambda name: (numbers[name] or 0, name))) or None
-
-
 def _beside(path: str, file: Path, table: Path) -> str:
     """Returns the path of a row's file relative to the table's folder, or to the one around it; else as written."""
     around = [] if Path(path).is_absolute() else [table.resolve().parent.parent]
@@ -248,11 +238,3 @@ def _splits_of_folders(rows: Sequence[Row], table: Path, split: str) -> tuple[li
             f"all images of {table.name} are in {there[0]}; did you mean --split {there[0]}?"
         ]
     return [split] * len(rows), []
-
-
-def class_of_cell(label: str, *, signed: bool) -> str | None:
-    """Returns the class in a cell: numbers without pandas' decimals; negative ones are classes only if `signed`."""
-    name = class_text(_LIST_OF_ONE.sub(r"\2", label))
-    if (number := label_number(name.encode())) is not None:
-        return name.partition(".")[0] if number >= 0 or signed else None
-    return name or None

@@ -85,6 +85,17 @@ def test_unknown_and_missing_images_are_counted_and_named(labeled, said):
     said(labeled(table).text.rpartition("\n/")[0])
 
 
+def test_a_name_that_two_shards_have_gets_no_label(labeled, tmp_path):
+    for name, first in (("a", 0), ("b", 1)):
+        images = {f"{n}.jpg": PHOTOS[f"{name}/{n}.jpg"] for n in (first, first + 1)}
+        write_tar(tmp_path / "shards" / f"{name}.tar", {**images, f"{first}.json": b"{}"})
+    result = labeled("image,label\n0.jpg,cat\n1.jpg,dog\n2.jpg,dog\n", source="shards")
+    assert labels_of(result) == {"0": "cat", "2": "dog"}
+    assert "several images fit 1 file of labels.csv (1.jpg)" in result.text
+    refused = labeled("image,label\n1.jpg,dog\n", source="shards")
+    assert (refused.code, "several images fit" in refused.text) == (2, True)
+
+
 def test_an_archive_and_a_column_of_splits(labeled, tmp_path):
     write_zip(tmp_path / "photos.zip", PHOTOS)
     table = "image,label,split\n" + "".join(
@@ -147,6 +158,28 @@ def test_a_folder_around_the_labeled_one_adds_the_others(tmp_path, call):
     around, source = write_files(tmp_path / "all", PHOTOS | more), write_files(tmp_path / "labeled", PHOTOS)
     assert call(source, options=f"--unlabeled {around}").counts() == "train: a 4, b 4, - 5"
     assert call(source, options=f"--unlabeled {source}", out="out2").code == 2
+
+
+def test_copies_of_images_of_a_table_or_of_several_folders_are_left_out(tmp_path, call):
+    more = write_files(tmp_path / "more", PHOTOS | {"new.jpg": encoded(picture(99))})
+    table = "\n".join(["path,label", *(f"{path},{path[0]}" for path in PHOTOS)])
+    source = write_files(tmp_path / "src", PHOTOS | {"labels.csv": table.encode()})
+    assert call(source / "labels.csv", options=f"--unlabeled {more}").counts() == "train: a 4, b 4, - 1"
+    parts = [
+        write_files(
+            tmp_path / split,
+            {f"{split}/{path[2:]}": data for path, data in PHOTOS.items() if path[0] == name},
+        )
+        for split, name in (("train", "a"), ("val", "b"))
+    ]
+    result = call(*parts, options=f"--unlabeled {more}", out="out2")
+    assert (result.counts(), "warning" in result.text) == ("train: - 5 | val: - 4", False)
+
+
+def test_a_warning_says_that_copies_in_an_archive_are_not_found(tmp_path, call):
+    more = write_files(tmp_path / "more", PHOTOS)
+    result = call(write_zip(tmp_path / "photos.zip", PHOTOS), options=f"--unlabeled {more}")
+    assert f"warning: {more} may have copies" in result.text
 
 
 def test_shards_take_images_without_labels(tmp_path, call):

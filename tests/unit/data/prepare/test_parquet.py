@@ -136,6 +136,15 @@ def test_whole_numbers_with_gaps_are_labels_and_the_gaps_are_counted(tmp_path, c
     assert call(path).counts() == "train: 0 1, 1 1, - 3"
 
 
+def test_numbers_in_texts_are_classes_in_numeric_order(tmp_path, call):
+    path = written(table(JPEGS, [str(n) for n in range(-1, 11)]), tmp_path / "a.parquet")
+    result = call(path)
+    assert result.dataset.classes == [str(n) for n in range(11)]
+    assert "1 image without a label" in result.text
+    signed = written(table(JPEGS, ["-1", "1"] * 6), tmp_path / "a.parquet")
+    assert call(signed, options="--overwrite").counts() == "train: -1 6, 1 6"
+
+
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.dictionary(pa.int8(), pa.string())])
 def test_a_column_of_splits_is_read(tmp_path, call, kind):
     splits = pa.array([*["train"] * 8, *["validation"] * 3, None]).cast(kind)

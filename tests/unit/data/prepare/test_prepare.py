@@ -9,6 +9,7 @@ from helpers.images import encoded, picture, write_files
 
 from mae_vit.cli.main import main
 from mae_vit.data.images.decode import decode
+from mae_vit.data.prepare.publish import only_writer
 from mae_vit.data.shards.dataset_json import read_dataset
 
 PNG = encoded(picture(9, (12, 10)), "png")
@@ -105,6 +106,14 @@ def test_a_split_without_labels_joins_one_with(tmp_path, call):
     assert call(classes, out="b").counts() == expected
 
 
+def test_an_overwrite_that_ends_early_leaves_no_old_split_beside_new_classes(tmp_path, call):
+    old = {f"{split}/{name}/1.png": PNG for split in ("train", "val") for name in "ab"}
+    assert call(write_files(tmp_path / "old", old)).code == 0
+    new = {"train/c/1.png": PNG, "train/d/2.png": PNG, "val/c/1.png": b"damaged"}
+    ended = call(write_files(tmp_path / "new", new), options="--overwrite")
+    assert (ended.code, ended.counts()) == (2, "train: c 1, d 1")
+
+
 def test_a_split_that_was_prepared_otherwise_is_noted(tmp_path, call):
     source = write_files(tmp_path / "photos", {f"{n}.jpg": encoded(picture(n)) for n in range(4)})
     assert call(source, options="--resize 16").code == 0
@@ -159,6 +168,13 @@ def test_shards_of_others_are_not_replaced(tree, tmp_path, call, said):
     assert refused.code == 2
     assert (out / "train-000000.tar").read_bytes() == b"precious"
     assert call(tmp_path / "src", options="--overwrite").code == 0
+
+
+def test_two_calls_do_not_write_into_a_folder_at_once(tree, tmp_path, call):
+    with only_writer(tmp_path / "out"):
+        refused = call(tmp_path / "src")
+    assert (refused.code, "in use by another prepare" in refused.text) == (2, True)
+    assert call(tmp_path / "src").code == 0
 
 
 def test_shards_left_by_a_kill_while_moving_are_replaced(tree, tmp_path, call):
