@@ -219,6 +219,7 @@ class Recovery:
 
         Raises:
             TrainingFailed: on all ranks, if there is no checkpoint before it, or after too many tries.
+            RemoteUnavailable: on all ranks, if the run's URL cannot be reached.
         """
         # Only rank 0 looks: on a network file system other nodes may see the folder with a delay.
         course = self.guard.course
