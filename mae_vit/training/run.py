@@ -19,6 +19,7 @@ from mae_vit.training.checkpoints.checkpoint import (
     BrokenCheckpoint,
     CheckpointInfo,
     list_checkpoints,
+    remove_after,
     step_of,
 )
 from mae_vit.training.checkpoints.saver import Saver
@@ -126,6 +127,8 @@ def _prepare_folder(setup: RunSetup, checkpoint: CheckpointInfo | None) -> None:
         # A rollback must not return to the untrained checkpoint of an earlier start.
         for untrained in (path for path in list_checkpoints(own) if step_of(path) == 0):
             shutil.rmtree(untrained)
+    # A full disk would otherwise keep them, as the last ones, and not the one to resume from.
+    remove_after(own, checkpoint.step if checkpoint else 0)
     # Fails now if a URL cannot be written, not at the first save.
     setup.folder.upload()
 
