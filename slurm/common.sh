@@ -105,12 +105,19 @@ give_up() {
 
 # Ends or requeues the job, depending on the exit code of its ranks.
 end() {
-  local code=$1 state
+  local code=$1 state pause
   # From here no signal may interrupt this shell or its commands.
   trap '' USR1 TERM
   # A job that is cancelled, or that Slurm itself requeues (preemption, a node failure), is COMPLETING. Its ranks may
   # be gone before this shell gets the signal. At the time limit Slurm ends the job for good, unless it is requeued here.
-  state=$(squeue --noheader --jobs="$id" --format="%T %r")
+  # A busy controller may not answer in time.
+  for pause in 5 10 0; do
+    state=$(squeue --noheader --jobs="$id" --format="%T %r") && [[ -n $state ]] && break
+    sleep $pause
+  done
+  if [[ -z $state ]] && ((code == 75 || code > 128)); then
+    echo "error: squeue does not answer, so job $id is not requeued; the same sbatch resumes it" >&2
+  fi
   if [[ $state != RUNNING* && $state != *TimeLimit ]]; then
     ((code != 75)) || rm -f "$MAE_VIT_SAVED"
     exit "$code"

@@ -11,7 +11,7 @@ EXIT_FAILED = 1
 # Bad config, command line or input.
 EXIT_INPUT = 2
 # EX_TEMPFAIL of sysexits.h: run again. A signal stopped the run after a save, another rank is gone, or
-# remote data are unavailable.
+# remote data or a run folder behind a URL are unavailable.
 EXIT_REQUEUE = 75
 # Ctrl-C before there was anything to save, or a second Ctrl-C; the code that shells report.
 EXIT_INTERRUPTED = 130
@@ -93,6 +93,14 @@ class FetchUnavailable(RuntimeError):
 
     Uncaught, it ends the run with exit code 75: start it again to resume.
     """
+
+
+class RemoteError(OSError):
+    """A run folder behind a URL cannot be read or written; the message names the URL without credentials."""
+
+
+class RemoteUnavailable(RemoteError):
+    """A retry may help: uncaught, it ends the run with exit code 75. All ranks raise it together."""
 
 
 def damage_allowed(share: float, samples: int) -> int:

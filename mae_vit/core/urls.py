@@ -22,6 +22,8 @@ NO_COMMANDS = (
     "mount their folder"
 )
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+# Client errors that may pass: timeout, too early, too many requests.
+_PASSING_STATUS = (408, 425, 429)
 
 
 def is_url(path: str) -> bool:
@@ -46,6 +48,16 @@ def check_url(url: str, *, key: str = "data.path", schemes: Sequence[str] = SCHE
         ) from None
     if not host and scheme != "file":
         raise InputError(f"{key}={redact_url(url)}: has no host; give {scheme}://HOST/FOLDER")
+
+
+def is_lasting(error: Exception) -> bool:
+    """Returns whether an error of opening a URL lasts: nothing is there, or the URL or its right to it is wrong.
+
+    Any other may pass: the packages behind fsspec raise errors of their own for a lost connection, such as botocore's.
+    """
+    status = getattr(error, "status", None)
+    refused = isinstance(status, int) and 400 <= status < 500 and status not in _PASSING_STATUS
+    return refused or isinstance(error, FileNotFoundError | NotADirectoryError | PermissionError | ValueError)
 
 
 def file_url(folder: str, name: str) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 
 from mae_vit.config.command_line import Arguments
 from mae_vit.config.plan import Plan, check_grouping, fit_batch, make_plan
-from mae_vit.core.errors import InputError
+from mae_vit.core.errors import InputError, RemoteError
 from mae_vit.core.messages import count_of
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.finetuning.data import FinetuneData, fit_to_data, open_data
@@ -32,7 +32,6 @@ from mae_vit.models.encoders.base import LoadReport
 from mae_vit.objectives.config import PAIRS
 from mae_vit.objectives.objective import Task
 from mae_vit.runtime.ranks import Ranks, find_ranks
-from mae_vit.training.checkpoints.remote import RemoteError
 from mae_vit.training.engines.build import build_engine
 from mae_vit.training.engines.precision import choose_precision
 from mae_vit.training.optim import layer_rates

@@ -16,6 +16,7 @@ from mae_vit.core.errors import (
     DamagedSample,
     FetchUnavailable,
     InputError,
+    RemoteUnavailable,
 )
 from mae_vit.runtime.signals import INTERRUPTED, is_local_rank_zero
 
@@ -151,5 +152,6 @@ EXIT_CODES: dict[type[BaseException], int] = {
     DamagedSample: EXIT_FAILED,
     LostRank: EXIT_REQUEUE,
     FetchUnavailable: EXIT_REQUEUE,
+    RemoteUnavailable: EXIT_REQUEUE,
     KeyboardInterrupt: EXIT_INTERRUPTED,
 }

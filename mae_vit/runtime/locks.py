@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 from pathlib import Path
 
 from filelock import FileLock, Timeout
+
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 
 
 def try_lock(path: Path) -> FileLock | None:
@@ -30,11 +33,15 @@ def is_locked(path: Path) -> bool:
 
 
 def try_lock_descriptor(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
-    """Locks an open file; returns False if another process holds the lock, True if the file system has no locks."""
+    """Locks an open file; returns False if another process holds the lock, True if the file system has no locks.
+
+    On NFS a file must be open for writing, or for reading if `kind` is LOCK_SH. Raises OSError.
+    """
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:
-        pass
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
     return True

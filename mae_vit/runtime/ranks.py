@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from mae_vit.core.errors import InputError
+from mae_vit.core.errors import InputError, RemoteUnavailable
 from mae_vit.core.messages import error_reason
 from mae_vit.runtime.cores import cores_of_rank
 
@@ -130,11 +130,11 @@ def sum_over_ranks(values: torch.Tensor, ranks: Ranks) -> torch.Tensor:
     return values
 
 
-def broadcast_from_rank_zero(text: str | None, ranks: Ranks) -> str | None:
+def broadcast_from_rank_zero(value: T, ranks: Ranks) -> T:
     """Broadcasts rank 0's value to all ranks; collective."""
     if ranks.world_size == 1:
-        return text
-    box = [text]
+        return value
+    box = [value]
     torch.distributed.broadcast_object_list(box, src=0)
     return box[0]
 
@@ -142,22 +142,23 @@ def broadcast_from_rank_zero(text: str | None, ranks: Ranks) -> str | None:
 def run_on_rank_zero(decide: Callable[[], T], ranks: Ranks) -> T:
     """Runs a function on rank 0 and broadcasts its result or error; collective.
 
-    It serves decisions about files, because other nodes may see changes late. InputError and OSError become InputError.
+    It serves decisions about files, because other nodes may see changes late. OSError becomes InputError, except
+    RemoteUnavailable.
     """
     outcome: list[Any] = [None, None]
     if ranks.rank == 0:
         try:
             outcome[0] = decide()
-        except InputError as error:
-            outcome[1] = error.lines
+        except (InputError, RemoteUnavailable) as error:
+            outcome[1] = type(error), error.args
         except OSError as error:
-            outcome[1] = [
-                ": ".join(filter(None, (error.filename and str(error.filename), error_reason(error))))
-            ]
+            reason = ": ".join(filter(None, (error.filename and str(error.filename), error_reason(error))))
+            outcome[1] = InputError, (reason,)
     if ranks.world_size > 1:
         torch.distributed.broadcast_object_list(outcome, src=0)
     if outcome[1] is not None:
-        raise InputError(*outcome[1])
+        kind, words = outcome[1]
+        raise kind(*words)
     result: T = outcome[0]
     return result
 

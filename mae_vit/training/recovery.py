@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 import statistics
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
@@ -21,9 +20,8 @@ from mae_vit.runtime.failures import BadStep, TrainingFailed
 from mae_vit.runtime.ranks import Ranks, barrier, gather_objects, run_on_rank_zero
 from mae_vit.training.checkpoints.checkpoint import (
     CheckpointInfo,
-    list_checkpoints,
     newest_before,
-    step_of,
+    remove_after,
     verify_checkpoint,
 )
 from mae_vit.training.engines.state import LossHistory
@@ -219,6 +217,7 @@ class Recovery:
 
         Raises:
             TrainingFailed: on all ranks, if there is no checkpoint before it, or after too many tries.
+            RemoteUnavailable: on all ranks, if the run's URL cannot be reached.
         """
         # Only rank 0 looks: on a network file system other nodes may see the folder with a delay.
         course = self.guard.course
@@ -250,10 +249,7 @@ class Recovery:
             with suppress(OSError):  # a full disk must not prevent the rollback
                 report.parent.mkdir(exist_ok=True)
                 write_json(report, {**incident, "samples": self._samples_of(culprit)})
-            # Later checkpoints come after the bad step or are broken.
-            for path in list_checkpoints(self._folder.checkpoints):
-                if step_of(path) > checkpoint.step:
-                    shutil.rmtree(path, ignore_errors=True)
+            remove_after(self._folder.checkpoints, checkpoint.step)
         if tried > self._options.max_rollbacks:
             raise TrainingFailed(
                 f"{bad}, after {tried - 1} of guard.max_rollbacks={self._options.max_rollbacks} from the "

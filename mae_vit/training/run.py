@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from mae_vit.config.load import dump_config
-from mae_vit.core.errors import InputError
+from mae_vit.core.errors import InputError, RemoteError, RemoteUnavailable
 from mae_vit.core.messages import error_reason
 from mae_vit.core.urls import redact_url
 from mae_vit.runtime.failures import LostRank, RunInterrupted, TrainingFailed, is_lost_rank
@@ -19,9 +19,9 @@ from mae_vit.training.checkpoints.checkpoint import (
     BrokenCheckpoint,
     CheckpointInfo,
     list_checkpoints,
+    remove_after,
     step_of,
 )
-from mae_vit.training.checkpoints.remote import RemoteError
 from mae_vit.training.checkpoints.saver import Saver
 from mae_vit.training.engines.state import LossHistory
 from mae_vit.training.evals import Evals
@@ -127,6 +127,8 @@ def _prepare_folder(setup: RunSetup, checkpoint: CheckpointInfo | None) -> None:
         # A rollback must not return to the untrained checkpoint of an earlier start.
         for untrained in (path for path in list_checkpoints(own) if step_of(path) == 0):
             shutil.rmtree(untrained)
+    # A full disk would otherwise keep them, as the last ones, and not the one to resume from.
+    remove_after(own, checkpoint.step if checkpoint else 0)
     # Fails now if a URL cannot be written, not at the first save.
     setup.folder.upload()
 
@@ -163,7 +165,8 @@ def _lost(rank: int) -> LostRank:
 def _end(trainer: Trainer, outcome: Outcome) -> list[str]:
     """Writes the results, and returns lines about them; a disk error fails all ranks together."""
     setup, outputs, ranks = trainer.setup, trainer.outputs, trainer.ranks
-    problem, results, write, lines = None, dict[str, Any](), None, list[str]()
+    problem: Exception | None = None
+    results, write, lines = dict[str, Any](), None, list[str]()
     if outcome.finished:
         results, write, lines = trainer.job.finish(
             trainer.engine, setup.folder, outcome.step, trainer.evals.best
@@ -178,14 +181,18 @@ def _end(trainer: Trainer, outcome: Outcome) -> list[str]:
         if ranks.rank == 0:
             setup.folder.upload()
     except RemoteError as error:
-        problem = f"{error}; the last state is saved. The same command resumes"
+        if outcome.finished:
+            kind = RemoteUnavailable if isinstance(error, RemoteUnavailable) else TrainingFailed
+            problem = kind(f"{error}; the last state is saved. The same command resumes")
+        else:
+            outputs.say(f"warning: {error}")
     except OSError as error:
-        problem = (
+        problem = TrainingFailed(
             f"results cannot be written to {setup.folder.path}: {error_reason(error)}; the last state is saved. "
             "Make room, then the same command resumes"
         )
     if problem := broadcast_from_rank_zero(problem, ranks):
-        raise TrainingFailed(problem)
+        raise problem
     return lines
 
 

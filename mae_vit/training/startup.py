@@ -19,7 +19,7 @@ from mae_vit.config.command_line import Arguments
 from mae_vit.config.plan import Plan
 from mae_vit.config.schema import Config
 from mae_vit.core.batch import Batch
-from mae_vit.core.errors import InputError
+from mae_vit.core.errors import InputError, RemoteError
 from mae_vit.data.batches.prefetch import fetch_split
 from mae_vit.data.order.order import Skipped
 from mae_vit.data.training_data import TrainingData
@@ -35,7 +35,6 @@ from mae_vit.training.checkpoints.checkpoint import (
     newest_checkpoint,
     verify_checkpoint,
 )
-from mae_vit.training.checkpoints.remote import RemoteError
 from mae_vit.training.engines.build import enable_determinism, init_process_group
 from mae_vit.training.engines.precision import Chosen, Precision, choose_precision, fixed
 from mae_vit.training.identity import PRECISION, Identity, check_identity, run_identity

@@ -129,19 +129,41 @@ def test_an_option_in_place_of_the_config_is_named(option, tmp_path):
     assert said.endswith(f'slurm/pretrain.sh configs/pretrain/mae_base.yaml; it is "{option}"\n')
 
 
-@by_name([script for script in JOBS if script.name != "doctor.sh"])
-def test_a_task_of_an_array_is_a_run_of_its_own_but_in_a_comparison(script, tmp_path):
-    """`srun` and its like are stand-ins, which print what the ranks are told."""
-    for name in ("srun", "squeue", "scontrol"):
-        (tmp_path / name).write_text('#!/bin/sh\necho "$0 ${MAE_VIT_ARRAY_TASK:-none}"\n')
+def run_among(stand_ins: dict[str, str], tmp_path: Path, *words: str, **environment: str):
+    """Runs a script with stand-ins for Slurm's commands."""
+    for name, line in stand_ins.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
         (tmp_path / name).chmod(0o755)
     (tmp_path / "site.sh").write_text(f"notes={tmp_path}/notes\n")
     environment = os.environ | {
         "SLURM_JOB_ID": "7",
-        "SLURM_ARRAY_TASK_ID": "3",
         "MAE_VIT_SITE": str(tmp_path / "site.sh"),
         "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        **environment,
     }
-    words = ["bash", str(script), *(["--ckpt"] if script.name == "finetune.sh" else []), "runs/x"]
-    ended = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=environment)
+    return subprocess.run(["bash", *words], capture_output=True, text=True, cwd=ROOT, env=environment)
+
+
+@by_name([script for script in JOBS if script.name != "doctor.sh"])
+def test_a_task_of_an_array_is_a_run_of_its_own_but_in_a_comparison(script, tmp_path):
+    """The stand-ins print what the ranks are told."""
+    stand_ins = dict.fromkeys(("srun", "squeue", "scontrol"), 'echo "$0 ${MAE_VIT_ARRAY_TASK:-none}"')
+    words = [str(script), *(["--ckpt"] if script.name == "finetune.sh" else []), "runs/x"]
+    ended = run_among(stand_ins, tmp_path, *words, SLURM_ARRAY_TASK_ID="3")
     assert f"{tmp_path}/srun {'none' if script.name == 'compare.sh' else 3}\n" in ended.stdout, ended.stderr
+
+
+@pytest.mark.parametrize("failures", [2, 3])
+def test_a_controller_that_does_not_answer_is_asked_three_times(failures, tmp_path):
+    stand_ins = {
+        "srun": "exit 75",
+        "squeue": f'echo >>$0.asked; [ $(wc -l <$0.asked) -gt {failures} ] && echo "RUNNING None"',
+        "scontrol": 'echo "$@"',
+        "sleep": "",
+    }
+    ended = run_among(stand_ins, tmp_path, "slurm/pretrain.sh", "runs/x")
+    assert ended.returncode == 75
+    requeued = failures < 3
+    assert ended.stdout.endswith("\nrequeue 7\n") == requeued
+    unanswered = "error: squeue does not answer, so job 7 is not requeued; the same sbatch resumes it\n"
+    assert ended.stderr == ("" if requeued else unanswered)

@@ -148,7 +148,7 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 def _drop(path: Path) -> bool:
     """Removes a file, unless it is being fetched; readers that have it open keep it."""
-    with suppress(FileNotFoundError), path.open("rb") as file:
+    with suppress(FileNotFoundError), path.open("rb+") as file:
         if not try_lock_descriptor(file.fileno()):
             return False
         path.unlink(missing_ok=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import sys
 import time
@@ -14,7 +13,7 @@ import fsspec
 
 from mae_vit.core.errors import FetchUnavailable
 from mae_vit.core.messages import error_reason
-from mae_vit.core.urls import redact_url
+from mae_vit.core.urls import is_lasting, redact_url
 
 # A source that sends nothing for this long is asked again.
 STALL_S = 30.0
@@ -28,8 +27,6 @@ _WARNED_AFTER_S = 10.0
 _BLOCK = 1 << 20
 # `dataset.json` has 150 MB for a million shards; the size of larger files is known beforehand.
 _LARGEST_UNKNOWN = 1 << 30
-# Client errors that may pass: timeout, too early, too many requests.
-_RETRIED_STATUS = (408, 425, 429)
 
 
 class FetchRefused(ValueError):
@@ -81,14 +78,12 @@ def _download_once(url: str, stream: BinaryIO, size: int | None) -> str:
 
 
 def _read_blocks(url: str, size: int) -> Iterator[bytes]:
-    passing: tuple[type[Exception], ...] = (OSError, asyncio.TimeoutError)
     try:
         fs_options: dict[str, Any] = {}
         file_options: dict[str, Any] = {}
         if urlsplit(url).scheme in ("http", "https"):
             import aiohttp  # in the extra "remote"
 
-            passing += (aiohttp.ClientError,)
             longest = _LONGEST_CONNECTING_S + size / _SLOWEST_BYTES_PER_S
             timeout = aiohttp.ClientTimeout(total=longest, sock_connect=STALL_S, sock_read=STALL_S)
             # Use the environment's proxies, as all other schemes do.
@@ -105,9 +100,7 @@ def _read_blocks(url: str, size: int) -> Iterator[bytes]:
     except FileNotFoundError:
         raise FetchRefused("no such file") from None
     except Exception as error:  # the packages behind fsspec raise errors of their own
-        status = getattr(error, "status", None)
-        lasting = isinstance(status, int) and 400 <= status < 500 and status not in _RETRIED_STATUS
-        if lasting or not isinstance(error, passing) or isinstance(error, PermissionError | ValueError):
+        if is_lasting(error):
             raise FetchRefused(_reason(error, url)) from None
         raise _Interrupted(_reason(error, url)) from None
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from mae_vit.config.command_line import Arguments
 from mae_vit.config.load import dump_config, read_run_config
-from mae_vit.core.errors import InputError
+from mae_vit.core.errors import InputError, RemoteError, RemoteUnavailable
 from mae_vit.core.files import write_atomically
 from mae_vit.core.messages import error_reason
 from mae_vit.evaluation.metrics import Predictions, interval_of_share
@@ -32,7 +32,6 @@ from mae_vit.finetuning.setup import ProbeSetup, Setup
 from mae_vit.runtime.ranks import barrier, gather_objects, run_on_rank_zero
 from mae_vit.runtime.signals import exit_on_signal
 from mae_vit.runtime.slurm import mark_slurm_progress
-from mae_vit.training.checkpoints.remote import RemoteError
 from mae_vit.training.engines.precision import Chosen, autocast
 from mae_vit.training.identity import Identity, check_identity, run_identity
 from mae_vit.training.outputs.environment import describe_environment
@@ -169,6 +168,8 @@ def _measure_and_write(
                 write_predictions(folder, data, guesses, summary)
             folder.write_summary("done", summary)
             folder.upload()
+        except RemoteUnavailable:
+            raise
         except RemoteError as error:
             raise InputError(f"{error}; run the same command again") from None
         except OSError as error:

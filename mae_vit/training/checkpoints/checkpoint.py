@@ -33,7 +33,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save_file
 from torch import Tensor
 
-from mae_vit.core.errors import InputError
+from mae_vit.core.errors import InputError, RemoteUnavailable
 from mae_vit.core.files import fsync_path, replacing, write_atomically
 from mae_vit.runtime.ranks import Ranks, gather_objects
 from mae_vit.training.engines.state import BestWeights, LossHistory, LossScale, TrainState
@@ -271,10 +271,11 @@ def load_together(path: Path, ranks: Ranks, bring: Callable[[Path], Path]) -> Tr
     """Reads a checkpoint on every rank after rank 0 has verified it; collective.
 
     `bring` returns another rank's folder of it, or raises OSError. A network file system may show another node's files
-    seconds late, so a rank retries for `LATE_S`. Raises BrokenCheckpoint on all ranks, if one rank still
-    cannot read it; the message names the rank.
+    seconds late, so a rank retries for `LATE_S`. Raises BrokenCheckpoint or RemoteUnavailable on all ranks, if one rank
+    still cannot read it; the message names the rank.
     """
-    checkpoint, problem, until = None, None, time.monotonic() + LATE_S
+    checkpoint, until = None, time.monotonic() + LATE_S
+    problem: Exception | None = None
     while checkpoint is None:
         place = None
         try:
@@ -282,7 +283,8 @@ def load_together(path: Path, ranks: Ranks, bring: Callable[[Path], Path]) -> Tr
             checkpoint = load_checkpoint(place)
         except (BrokenCheckpoint, OSError) as error:
             advice = "; share the folder" if place == path else ""
-            problem = (
+            kind = RemoteUnavailable if isinstance(error, RemoteUnavailable) else BrokenCheckpoint
+            problem = kind(
                 f"rank {ranks.rank} ({socket.gethostname()}) cannot read what rank 0 can{advice} ({error})"
             )
             if time.monotonic() > until:
@@ -290,7 +292,7 @@ def load_together(path: Path, ranks: Ranks, bring: Callable[[Path], Path]) -> Tr
             time.sleep(1)
     problems = filter(None, gather_objects(None if checkpoint else problem, ranks))
     if (first := next(problems, None)) is not None:
-        raise BrokenCheckpoint(first)
+        raise first
     assert checkpoint is not None
     return checkpoint.state
 
@@ -307,6 +309,13 @@ def newest_checkpoint(folder: Path, *, warn: bool = True) -> CheckpointInfo | No
     for problem in broken if warn else ():
         print(f"warning: skipping broken checkpoint: {problem}", file=sys.stderr)
     return newest
+
+
+def remove_after(folder: Path, step: int) -> None:
+    """Removes the checkpoints of later steps: the run found them broken, or rolls back past them."""
+    for path in list_checkpoints(folder):
+        if step_of(path) > step:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def expired_checkpoints(

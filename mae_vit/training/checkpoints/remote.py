@@ -22,9 +22,10 @@ from urllib.parse import urlsplit
 import fsspec
 from filelock import FileLock
 
+from mae_vit.core.errors import RemoteError, RemoteUnavailable
 from mae_vit.core.files import user_cache
 from mae_vit.core.messages import error_reason
-from mae_vit.core.urls import redact_url
+from mae_vit.core.urls import is_lasting, redact_url
 from mae_vit.training.checkpoints.checkpoint import (
     STATE,
     BrokenCheckpoint,
@@ -43,10 +44,6 @@ _CHECKPOINTS = "checkpoints"
 _FACTS = ("config.yaml", "summary.json")
 # These stores have folders, which must exist before their files, and write a file in place, not at once.
 _WITH_FOLDERS = ("file", "sftp")
-
-
-class RemoteError(OSError):
-    """A run folder behind a URL cannot be read or written; the message names the URL without credentials."""
 
 
 class RemoteRun:
@@ -278,7 +275,8 @@ class RemoteRun:
             extra = ': pip install "mae-vit[remote]"' if self._url.startswith(("s3:", "gs:")) else ""
             raise RemoteError(f"{self.shown} cannot be {how}: {error}{extra}") from None
         except Exception as error:  # the packages behind fsspec raise errors of their own
-            raise RemoteError(f"{self.shown} cannot be {how}: {error_reason(error)}") from None
+            kind = RemoteError if is_lasting(error) else RemoteUnavailable
+            raise kind(f"{self.shown} cannot be {how}: {error_reason(error)}") from None
 
 
 def _files(folder: Path) -> Iterator[tuple[str, Path]]:

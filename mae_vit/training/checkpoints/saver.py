@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from mae_vit.config.schema import CheckpointSection
+from mae_vit.core.errors import RemoteError
 from mae_vit.core.messages import error_reason
 from mae_vit.runtime.failures import BadStep, TrainingFailed
 from mae_vit.runtime.ranks import broadcast_from_rank_zero
 from mae_vit.runtime.slurm import mark_slurm_progress
 from mae_vit.training.checkpoints.checkpoint import expired_checkpoints, list_checkpoints, save_checkpoint
-from mae_vit.training.checkpoints.remote import RemoteError, RemoteRun
+from mae_vit.training.checkpoints.remote import RemoteRun
 from mae_vit.training.engines.base import Engine
 from mae_vit.training.engines.state import BestWeights, LossHistory, TrainState
 

@@ -181,6 +181,20 @@ def test_a_broken_newest_checkpoint_is_skipped_and_only_broken_ones_are_an_error
     assert "--resume never" in capsys.readouterr().err
 
 
+def test_a_full_disk_leaves_the_checkpoint_that_the_run_resumed_from(call, tmp_path, monkeypatch):
+    assert call() == 0
+    (tmp_path / "run" / "summary.json").unlink()
+    older, newest = list_checkpoints(tmp_path / "run" / "checkpoints")
+    (newest / "state.json").write_text("{}")
+
+    def save_checkpoint(folder, **state):
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    monkeypatch.setattr(saver, "save_checkpoint", save_checkpoint)
+    assert call() == 1
+    assert list_checkpoints(older.parent) == [older]
+
+
 def test_a_run_is_extended_when_asked_to(call, tmp_path, capsys):
     assert call() == 0
     capsys.readouterr()

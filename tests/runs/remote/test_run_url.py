@@ -24,7 +24,8 @@ from mae_vit.training.checkpoints.checkpoint import verify_checkpoint
 from mae_vit.training.outputs.environment import describe_environment
 
 STEPS = 24
-# Dies in the midst of upload number DIES_AT, or fails in those of FAILS_AT and of the file FAILS_FOR.
+# Dies in the midst of upload number DIES_AT, is stopped in that of STOPS_AT, or fails in those of FAILS_AT and of the
+# file FAILS_FOR; "interrupted" is the summary of a stopped run.
 SCRIPT = """
 import os, signal, sys
 from pathlib import Path
@@ -40,8 +41,12 @@ def faulty(self, path, name):
         torn.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
         put(self, torn, name)
         os.kill(os.getpid(), signal.SIGKILL)
+    if count == int(os.environ.get("STOPS_AT", 0)):
+        os.kill(os.getpid(), signal.SIGTERM)
+    if name == "summary.json" and "interrupted" in path.read_text():
+        name = "interrupted"
     if count in eval(os.environ.get("FAILS_AT", "()")) or name == os.environ.get("FAILS_FOR"):
-        raise OSError("the store is full")
+        raise eval(os.environ.get("ERROR", "OSError"))("the store is full")
     put(self, path, name)
 
 RemoteRun._put = faulty
@@ -181,13 +186,26 @@ def test_a_run_goes_on_elsewhere(store, options, undisturbed, tmp_path):
     assert f"error: --resume never: {url} " in never.stderr
 
 
-def test_a_store_that_refuses_the_results_is_named_alone(options, tmp_path):
+@pytest.mark.parametrize(("error", "code"), [("OSError", 75), ("PermissionError", 1)])
+def test_a_store_that_refuses_the_results_is_named_alone(options, tmp_path, error, code):
     url = f"file://{tmp_path}/store/run"
-    done = on_new_machine(tmp_path, *options, f"run.dir={url}", FAILS_FOR="encoder.safetensors")
-    assert done.returncode == 1, done.stderr
+    done = on_new_machine(tmp_path, *options, f"run.dir={url}", FAILS_FOR="encoder.safetensors", ERROR=error)
+    assert done.returncode == code, done.stderr
     refused = f"error: {url} cannot be written: the store is full; the last state is saved. The same command"
     assert refused in done.stderr
     assert "Make room" not in done.stderr
+
+
+def test_a_store_that_refuses_for_a_while_lets_slurm_requeue(options, tmp_path):
+    url = f"file://{tmp_path}/store/run"
+    refused = f"{url} cannot be written: the store is full\n"
+    first = on_new_machine(tmp_path, *options, f"run.dir={url}", FAILS_AT="(1,)")
+    assert first.returncode == 75, first.stderr
+    assert first.stderr.endswith(f"error: {refused}")
+    stopped = on_new_machine(tmp_path, *options, f"run.dir={url}", STOPS_AT="20", FAILS_FOR="interrupted")
+    assert stopped.returncode == 75, stopped.stderr
+    assert f"warning: {refused}" in stopped.stderr
+    assert "after saving; the same command resumes" in stopped.stdout
 
 
 @pytest.mark.slow
@@ -234,20 +252,20 @@ def test_nodes_that_share_no_disk(options, undisturbed, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("url", "message"),
+    ("url", "code", "message"),
     [
-        ("http://host/run", 'run.dir=http://host/run: unknown scheme "http"; did you mean "sftp"?'),
-        ("s3:///run", "has no host; give s3://HOST/FOLDER"),
-        ("s3://bucket/run", "s3://bucket/run cannot be "),
+        ("http://host/run", 2, 'run.dir=http://host/run: unknown scheme "http"; did you mean "sftp"?'),
+        ("s3:///run", 2, "has no host; give s3://HOST/FOLDER"),
+        ("s3://bucket/run", 75, "s3://bucket/run cannot be "),
     ],
 )
-def test_bad_urls_are_one_line(options, url, message, tmp_path, monkeypatch, capsys):
+def test_bad_urls_are_one_line(options, url, code, message, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     # Nobody listens there.
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     monkeypatch.chdir(ROOT)
-    assert pretrain([*options, f"run.dir={url}"]) == 2
+    assert pretrain([*options, f"run.dir={url}"]) == code
     (line,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("error"))
     assert message in line
 

@@ -1,6 +1,9 @@
 """The folder of fetched shards: what makes room, and when a file gets its name."""
 
+import fcntl
 import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -16,8 +19,9 @@ from mae_vit.core.errors import InputError
 from mae_vit.data.batches.prefetch import check_cache
 from mae_vit.data.data_path import resolve_data_path
 from mae_vit.data.order.order import GlobalOrder
-from mae_vit.data.remote.cache import Cache
+from mae_vit.data.remote.cache import Cache, _drop
 from mae_vit.data.shards.dataset_json import read_dataset
+from mae_vit.runtime.locks import try_lock_descriptor
 
 pytestmark = pytest.mark.usefixtures("impatient")
 
@@ -56,6 +60,30 @@ def test_the_least_recently_used_goes_first(source, server, tmp_path):
     assert not kept[1]
     assert kept[3]
     assert sum(path.stat().st_size for path in cache.folder.iterdir()) <= limit
+
+
+def test_what_another_process_fetches_stays_on_nfs(tmp_path, monkeypatch):
+    """NFS turns flock into a lock of a range, as lockf does, for which a file must be open for writing."""
+    monkeypatch.setattr(fcntl, "flock", fcntl.lockf)
+    part = tmp_path / "part"
+    code = "import fcntl, sys; part = open(sys.argv[1], 'ab'); fcntl.lockf(part, fcntl.LOCK_EX); print(); input()"
+    fetching = subprocess.Popen(
+        [sys.executable, "-uc", code, str(part)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert fetching.stdout.readline()
+    assert not _drop(part)
+    assert part.exists()
+    fetching.communicate(b"\n")
+    assert _drop(part)
+    assert not part.exists()
+
+
+def test_only_a_file_system_without_locks_counts_as_one(tmp_path):
+    with (tmp_path / "part").open("wb") as part:
+        descriptor = part.fileno()
+        assert try_lock_descriptor(descriptor)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        try_lock_descriptor(descriptor)
 
 
 def test_a_cache_too_small_for_the_order_is_refused(server, tmp_path):

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from mae_vit.config.schema import GuardSection
+from mae_vit.core.errors import RemoteError, RemoteUnavailable
 from mae_vit.runtime.failures import BadStep, TrainingFailed
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.checkpoints import checkpoint
@@ -17,7 +18,7 @@ from mae_vit.training.checkpoints.checkpoint import (
     load_together,
     save_checkpoint,
 )
-from mae_vit.training.checkpoints.remote import RemoteError, RemoteRun
+from mae_vit.training.checkpoints.remote import RemoteRun
 from mae_vit.training.engines.state import LossHistory, TrainState
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.recovery import Quarantine, Recovery
@@ -119,7 +120,10 @@ def test_a_rollback_fetches_an_earlier_checkpoint(run, elsewhere):
     assert recovery.go_back(BadStep(2, "")).step == 1
     assert steps(elsewhere) == [1]
     elsewhere._names = lambda: 1 / 0
-    with pytest.raises(TrainingFailed, match=r"step 1 .*: division by zero"):
+    with pytest.raises(RemoteUnavailable, match=r": division by zero"):
+        recovery.go_back(BadStep(1, "is bad"))
+    elsewhere._names = lambda: Path("/none").stat()
+    with pytest.raises(TrainingFailed, match=r"step 1 .*: no such file"):
         recovery.go_back(BadStep(1, "is bad"))
 
 
@@ -255,7 +259,7 @@ def test_rank_0_needs_no_store_for_its_own_checkpoint(run, monkeypatch):
     assert torch.equal(load_together(path, Ranks(), run.bring).parameters["weight"], torch.full((5,), 2.0))
     monkeypatch.setattr(checkpoint, "LATE_S", 0)
     monkeypatch.setattr(checkpoint, "gather_objects", lambda problem, ranks: [problem])
-    with pytest.raises(BrokenCheckpoint, match=r"rank 1 .*rank 0 .*\(memory://"):
+    with pytest.raises(RemoteUnavailable, match=r"rank 1 .*rank 0 .*\(memory://"):
         load_together(path, Ranks(rank=1, world_size=2), run.bring)
     # Without a URL.
     (path / "state.json").unlink()

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from mae_vit.config.schema import CheckpointSection
+from mae_vit.core.errors import RemoteError
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.checkpoints import saver as saving
 from mae_vit.training.checkpoints.checkpoint import load_checkpoint
-from mae_vit.training.checkpoints.remote import RemoteError, RemoteRun
+from mae_vit.training.checkpoints.remote import RemoteRun
 from mae_vit.training.checkpoints.saver import Saver
 from mae_vit.training.engines import state as states
 from mae_vit.training.engines.state import LossHistory, Staging, TrainState
