@@ -32,7 +32,7 @@ _OF_THE_ENCODER = ("model.", "finetune.pool", "data.normalize")
 # `start` of rows that are left out unless the comparison's key of that name is given.
 PUBLISHED = "published"
 # Keys that the plan sets itself -> the key of the comparison that determines the value.
-_OWN_KEYS = {
+OWN_KEYS = {
     "run.name": "run.name",
     "run.dir": "run.dir",
     "run.seed": "seeds",
@@ -157,7 +157,7 @@ class CompareConfig(Section):
             _, name, path = path.split(".", 2)
             own, runs = PretrainSection, {f"pretrain.{name}.set": PretrainConfig}
         else:
-            for key, own_key in _OWN_KEYS.items():
+            for key, own_key in OWN_KEYS.items():
                 if path in (key, key.rpartition(".")[2]) and own_key in cls.model_fields:
                     return own_key
         section, dotted, _ = path.partition(".")
@@ -286,8 +286,8 @@ class CompareArguments:
 
 def _check_own_keys(overrides: Sequence[Overrides], where: str) -> None:
     for key in (key for settings in overrides for key in settings):
-        if key in _OWN_KEYS:
-            raise ValueError(f'{where}: "{key}" belongs to the comparison; use {_OWN_KEYS[key]}')
+        if key in OWN_KEYS:
+            raise ValueError(f'{where}: "{key}" belongs to the comparison; use {OWN_KEYS[key]}')
 
 
 def slug(name: str) -> str:

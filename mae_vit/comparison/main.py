@@ -15,6 +15,7 @@ import numpy as np
 from filelock import FileLock
 
 from mae_vit.comparison.config import (
+    OWN_KEYS,
     TUNED_BY,
     CompareArguments,
     CompareConfig,
@@ -41,7 +42,7 @@ from mae_vit.core.urls import is_url, redact_url
 from mae_vit.data.index import open_index
 from mae_vit.data.shards.dataset_json import read_dataset
 from mae_vit.finetuning.config.modes import ModeName
-from mae_vit.finetuning.config.pretrained import WeightsOverrides
+from mae_vit.finetuning.config.pretrained import WeightsOverrides, read_values
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.models.encoder_file import cost_of_weights
 from mae_vit.objectives.pretrain_config import PretrainConfig
@@ -49,6 +50,14 @@ from mae_vit.runtime.device import choose_device
 from mae_vit.runtime.failures import RunInterrupted, TrainingFailed
 from mae_vit.runtime.signals import STOP_SIGNALS, early_signal, handling
 from mae_vit.training.engines.precision import Chosen, Precision, choose_precision, fixed
+
+# Keys of the comparison that the plan does not set for all runs.
+_DEFAULTS = {
+    "finetune.start": None,
+    "finetune.test": True,
+    "data.labels_per_class": None,
+    "data.label_draw": 0,
+}
 
 
 def compare(arguments: CompareArguments) -> Path:
@@ -171,6 +180,7 @@ def check(plan: ComparisonPlan) -> None:
                 other = plan.entry(entry.compute_of)
                 made = pretraining.get(other.start or "")
                 _check_equal_compute(plan, entry, other, made.model.init if made else other.start)
+            _check_file(plan.file(entry.config))
             for mode in plan.modes(entry):
                 _check_mode(plan, entry, mode)
 
@@ -204,6 +214,16 @@ def check_data(plan: ComparisonPlan) -> None:
         raise InputError(
             f"labels_per_class: {asked} is more than any class of {path} has; give up to {most:,}"
         )
+
+
+def _check_file(path: Path) -> None:
+    """Checks that a row's config file leaves what tells the rows apart to the comparison, as `set` has to."""
+    content = read_values(path)
+    for key, default in _DEFAULTS.items():
+        section, _, name = key.partition(".")
+        values = content.get(section)
+        if isinstance(values, dict) and values.get(name, default) != default:
+            raise InputError(f'{path}: "{key}" belongs to the comparison; remove it and use {OWN_KEYS[key]}')
 
 
 def _check_mode(plan: ComparisonPlan, entry: EntrySection, mode: ModeName) -> None:
