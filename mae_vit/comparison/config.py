@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -291,9 +292,12 @@ def _check_own_keys(overrides: Sequence[Overrides], where: str) -> None:
 
 
 def slug(name: str) -> str:
-    """Turns a name into a part of a path."""
-    words = "".join(letter if letter.isalnum() else " " for letter in name.lower()).split()
-    return "-".join(words)
+    """Turns a name into a part of a path, and of a run's name; a digest stands for letters that are not ASCII."""
+    letters = name.lower()
+    kept = "".join(letter if letter.isascii() and letter.isalnum() else " " for letter in letters).split()
+    if not kept or any(letter.isalnum() and not letter.isascii() for letter in letters):
+        kept.append(hashlib.sha1(letters.encode()).hexdigest()[:8])
+    return "-".join(kept)
 
 
 def entry_settings(config: CompareConfig, entry: EntrySection) -> Overrides:
