@@ -240,6 +240,10 @@ def _check_mode(plan: ComparisonPlan, entry: EntrySection, mode: ModeName) -> No
             by_default = mode != "finetune" and entry.modes is None
             hint = " (or give this entry its own modes, such as modes: [finetune])" if by_default else ""
             raise InputError(f"{error}{hint}") from None
+        remarks = getattr(amend.weights, "remarks", {})  # third-party encoders have none
+        # Then it is not the file in the row's identity that is read.
+        if another := remarks.get("unfinished") or remarks.get("passed over"):
+            raise InputError(f"start: {ckpt}: {another}; finish this run, or give a file that it exported")
 
 
 def _check_equal_compute(
