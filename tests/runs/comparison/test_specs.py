@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from mae_vit.comparison.protocol import (
     read_protocol,
     recorded_inputs,
 )
+from mae_vit.config import plugins
 from mae_vit.config.schema import RunSection
 from mae_vit.core.errors import InputError
 from mae_vit.training.outputs.run_folder import RUN_ID, RunFolder
@@ -114,6 +116,28 @@ def test_a_run_is_another_where_its_settings_are(made, values, changed):
     assert {name.partition(",")[0] for name, identity in before.items() if after[name] != identity} == set(
         changed
     )
+
+
+def test_a_run_is_another_where_its_plug_in_is(made, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    plugin, recorded = made / "plugin_of_test_specs.py", {}
+
+    def ids() -> dict[str, str]:
+        monkeypatch.setattr(plugins, "_loaded", {})  # as in another process
+        plan = plan_in(made, recorded, set={"run.plugins": [str(plugin)]})
+        found = ids_of(plan)
+        recorded.update(plan.digests)
+        return found
+
+    plugin.write_text("")
+    before = ids()
+    plugin.write_text("# changed")
+    after = ids()
+    changed = {name.partition(",")[0] for name, identity in before.items() if after[name] != identity}
+    assert changed == {"tune scratch", "scratch", "tune given", "given", "tune MAE", "MAE"}
+    # A report needs none.
+    plugin.unlink()
+    assert ids() == after
 
 
 def test_a_run_is_done_once_its_own_summary_says_so(made, monkeypatch):
