@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -32,7 +33,7 @@ _OF_THE_ENCODER = ("model.", "finetune.pool", "data.normalize")
 # `start` of rows that are left out unless the comparison's key of that name is given.
 PUBLISHED = "published"
 # Keys that the plan sets itself -> the key of the comparison that determines the value.
-_OWN_KEYS = {
+OWN_KEYS = {
     "run.name": "run.name",
     "run.dir": "run.dir",
     "run.seed": "seeds",
@@ -41,6 +42,8 @@ _OWN_KEYS = {
     "data.label_draw": "label_draws",
     "finetune.mode": "modes",
     "finetune.start": "start of the entry",
+    # Of several draws, the predictions would be those of the last.
+    "finetune.draws": "seeds",
     "finetune.test": "nothing, since tuning never reads the test split",
 }
 
@@ -157,7 +160,7 @@ class CompareConfig(Section):
             _, name, path = path.split(".", 2)
             own, runs = PretrainSection, {f"pretrain.{name}.set": PretrainConfig}
         else:
-            for key, own_key in _OWN_KEYS.items():
+            for key, own_key in OWN_KEYS.items():
                 if path in (key, key.rpartition(".")[2]) and own_key in cls.model_fields:
                     return own_key
         section, dotted, _ = path.partition(".")
@@ -286,14 +289,17 @@ class CompareArguments:
 
 def _check_own_keys(overrides: Sequence[Overrides], where: str) -> None:
     for key in (key for settings in overrides for key in settings):
-        if key in _OWN_KEYS:
-            raise ValueError(f'{where}: "{key}" belongs to the comparison; use {_OWN_KEYS[key]}')
+        if key in OWN_KEYS:
+            raise ValueError(f'{where}: "{key}" belongs to the comparison; use {OWN_KEYS[key]}')
 
 
 def slug(name: str) -> str:
-    """Turns a name into a part of a path."""
-    words = "".join(letter if letter.isalnum() else " " for letter in name.lower()).split()
-    return "-".join(words)
+    """Turns a name into a part of a path, and of a run's name; a digest stands for letters that are not ASCII."""
+    letters = name.lower()
+    kept = "".join(letter if letter.isascii() and letter.isalnum() else " " for letter in letters).split()
+    if not kept or any(letter.isalnum() and not letter.isascii() for letter in letters):
+        kept.append(hashlib.sha1(letters.encode()).hexdigest()[:8])
+    return "-".join(kept)
 
 
 def entry_settings(config: CompareConfig, entry: EntrySection) -> Overrides:

@@ -9,6 +9,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
+from mae_vit.config.plugins import import_plugins, named_plugins, plugin_digests
 from mae_vit.core.errors import InputError
 from mae_vit.core.urls import redact_url
 from mae_vit.core.user_files import expand_text
@@ -68,6 +69,8 @@ class Inputs:
             str(setting("data.path")),
             setting("model.init"),
         )  # its content counts, as that of --ckpt does
+        named = named_plugins({"run": {"plugins": setting("run.plugins")}}, ())
+        plugins = [digest(f"plug-in {name}", _digest_of_plugin(name)) for name in named]
         train, kept = setting("data.split") or "train", _without_free_keys(content)
         splits = digest(f"data {redact_url(path)}", self._splits(path, setting("data.cache_dir"))) or {}
         # Other splits make no difference.
@@ -78,6 +81,7 @@ class Inputs:
             "data": [splits.get(train), splits.get(test) if tested else None],
             **({"model.init": content_of(expand_text(init))} if isinstance(init, str) else {}),
             "weights": weights and content_of(weights),
+            **({"plugins": plugins} if plugins else {}),
         }
         return identity, digests
 
@@ -110,6 +114,15 @@ def digest_of_weights(name: str) -> str | None:
             status = file.stat()
             return f"{network or ''}@{_file_digest(file, status.st_size, status.st_mtime_ns)}"
     return None
+
+
+def _digest_of_plugin(name: str) -> str | None:
+    """Returns the digest of a plug-in's source; None if it is gone."""
+    try:
+        import_plugins([name])
+    except InputError:
+        return None
+    return plugin_digests([name])[name]
 
 
 def sha1(identity: Any) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 from filelock import FileLock
 
 from mae_vit.comparison.config import (
+    OWN_KEYS,
     TUNED_BY,
     CompareArguments,
     CompareConfig,
@@ -41,7 +42,7 @@ from mae_vit.core.urls import is_url, redact_url
 from mae_vit.data.index import open_index
 from mae_vit.data.shards.dataset_json import read_dataset
 from mae_vit.finetuning.config.modes import ModeName
-from mae_vit.finetuning.config.pretrained import WeightsOverrides
+from mae_vit.finetuning.config.pretrained import WeightsOverrides, read_values
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.models.encoder_file import cost_of_weights
 from mae_vit.objectives.pretrain_config import PretrainConfig
@@ -49,6 +50,14 @@ from mae_vit.runtime.device import choose_device
 from mae_vit.runtime.failures import RunInterrupted, TrainingFailed
 from mae_vit.runtime.signals import STOP_SIGNALS, early_signal, handling
 from mae_vit.training.engines.precision import Chosen, Precision, choose_precision, fixed
+
+# Keys of the comparison that the plan does not set for all runs.
+_DEFAULTS = {
+    "finetune.start": None,
+    "finetune.test": True,
+    "data.labels_per_class": None,
+    "data.label_draw": 0,
+}
 
 
 def compare(arguments: CompareArguments) -> Path:
@@ -171,6 +180,7 @@ def check(plan: ComparisonPlan) -> None:
                 other = plan.entry(entry.compute_of)
                 made = pretraining.get(other.start or "")
                 _check_equal_compute(plan, entry, other, made.model.init if made else other.start)
+            _check_file(plan.file(entry.config))
             for mode in plan.modes(entry):
                 _check_mode(plan, entry, mode)
 
@@ -206,6 +216,16 @@ def check_data(plan: ComparisonPlan) -> None:
         )
 
 
+def _check_file(path: Path) -> None:
+    """Checks that a row's config file leaves what tells the rows apart to the comparison, as `set` has to."""
+    content = read_values(path)
+    for key, default in _DEFAULTS.items():
+        section, _, name = key.partition(".")
+        values = content.get(section)
+        if isinstance(values, dict) and values.get(name, default) != default:
+            raise InputError(f'{path}: "{key}" belongs to the comparison; remove it and use {OWN_KEYS[key]}')
+
+
 def _check_mode(plan: ComparisonPlan, entry: EntrySection, mode: ModeName) -> None:
     path = plan.file(entry.config)
     # Weights that are still to be pretrained are checked once they exist.
@@ -220,6 +240,10 @@ def _check_mode(plan: ComparisonPlan, entry: EntrySection, mode: ModeName) -> No
             by_default = mode != "finetune" and entry.modes is None
             hint = " (or give this entry its own modes, such as modes: [finetune])" if by_default else ""
             raise InputError(f"{error}{hint}") from None
+        remarks = getattr(amend.weights, "remarks", {})  # third-party encoders have none
+        # Then it is not the file in the row's identity that is read.
+        if another := remarks.get("unfinished") or remarks.get("passed over"):
+            raise InputError(f"start: {ckpt}: {another}; finish this run, or give a file that it exported")
 
 
 def _check_equal_compute(

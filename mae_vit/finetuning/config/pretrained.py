@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -207,8 +208,7 @@ def run_name(weights: str) -> str:
     """Turns the name of weights into a part of a run's name."""
     from mae_vit.weights.names import name_of
 
-    kept = "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in name_of(weights))
-    return kept or "weights"
+    return re.sub(r"[^A-Za-z0-9._-]", "-", name_of(weights)) or "weights"
 
 
 def read_values(source: ConfigSource) -> dict[str, Any]:

@@ -190,7 +190,7 @@ def _results(record: RunRecord) -> dict[str, str]:
 
 
 def _result(name: str, value: Any) -> str:
-    if name == "wall_s":
+    if name == "wall_s" and value is not None:  # before the first line of metrics
         return format_duration(value)
     return _text(100 * value if isinstance(value, float) and "%" in _words(name) else value)
 

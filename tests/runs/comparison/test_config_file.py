@@ -5,12 +5,13 @@ import re
 
 import pytest
 from helpers.commands import ROOT, one_line
-from helpers.comparison import compare_command, equal_compute_plan, write_config
+from helpers.comparison import compare_command, equal_compute_plan, plan_of, write_config
 from helpers.encoders import encoder_file
 
 from mae_vit.comparison.command import main
 from mae_vit.comparison.config import CompareConfig, EntrySection
 from mae_vit.comparison.foresee import foresee_runs
+from mae_vit.comparison.main import check
 from mae_vit.comparison.plan import ComparisonPlan, settings_with_start
 from mae_vit.config.load import load_config
 from mae_vit.config.presets import find_config
@@ -23,6 +24,7 @@ from mae_vit.finetuning.config.schema import FinetuneConfig
 WRONG = [
     ("reference: ViT from scratch", "reference: ViT from scrach", '"ViT from scratch"'),
     ("  train.steps:", "  run.seed: 3\n  train.steps:", '"run.seed"'),
+    ("  train.steps:", "  finetune.draws: 5\n  train.steps:", '"finetune.draws" belongs to the comparison'),
     ("[{optim.lr: 2e-3}, {optim.lr: 4e-3}]", "[{optim.lr: 2e-3}]", "same number"),
     ("  model.img_size: 8\n", "  model.img_sise: 8\n", '"model.img_size"'),
     ("compute_of: ViT from MAE", "compute_of: ViT from MAE, modes: [finetune, few_shot]", "has few_shot"),
@@ -206,6 +208,23 @@ def test_the_length_of_a_run_whose_settings_are_not_chosen_yet_is_not_foreseen(d
     plan = ComparisonPlan(load_config(CompareConfig, path), tmp_path, tmp_path / "run")
     assert any(run.equal_compute for run in plan.runs)
     assert not any(run.steps for run in foresee_runs(plan))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "use"),
+    [
+        ("finetune.start", "runs/mae", "start"),
+        ("finetune.test", False, "nothing"),
+        ("data.labels_per_class", 5, "labels_per_class"),
+        ("data.label_draw", 2, "label_draws"),
+    ],
+)
+def test_what_tells_rows_apart_is_not_in_their_files(tmp_path, key, value, use):
+    """As in the config that a finished run leaves."""
+    section, _, name = key.partition(".")
+    (tmp_path / "x.yaml").write_text(json.dumps({section: {name: value}}))
+    with pytest.raises(InputError, match=rf'^entry "scratch": {tmp_path}/x.yaml: "{key}" .* use {use}'):
+        check(plan_of(tmp_path))
 
 
 @pytest.mark.parametrize(("old", "new", "named"), WRONG)

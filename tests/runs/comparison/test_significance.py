@@ -52,6 +52,18 @@ def test_equal_seeds_are_no_evidence():
     theirs = [row("theirs", seed, right & (np.arange(10) > 0)) for seed in range(3)]
     assert np.std([0.1] * 3, ddof=1) > 0
     assert gap_of(ours, theirs).p_seeds is None
+    ours, theirs = ([row("x", n, np.arange(10) < least + n) for n in range(3)] for least in (7, 6))
+    assert gap_of(ours, theirs).p_seeds is None
+
+
+def test_seeds_with_equal_gaps_leave_the_interval_of_the_images():
+    """Each seed is right on three more of 100 images, which are others each time."""
+    right = np.stack([np.arange(100) // 3 == seed for seed in range(3)])
+    ours = [row("ours", seed, right[seed]) for seed in range(3)]
+    theirs = [row("theirs", seed, np.zeros(100, bool)) for seed in range(3)]
+    gap = gap_of(ours, theirs)
+    of_images = 1.959964 * (right.mean(axis=0).var(ddof=1) / 100) ** 0.5
+    assert (gap.points, gap.half_width) == pytest.approx((3, 100 * of_images), rel=1e-5)
 
 
 def test_a_row_that_no_seed_changes_is_compared_with_all_seeds_of_another():

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,8 @@ from mae_vit.comparison.protocol import (
     read_protocol,
     recorded_inputs,
 )
+from mae_vit.config import plugins
+from mae_vit.config.schema import RunSection
 from mae_vit.core.errors import InputError
 from mae_vit.training.outputs.run_folder import RUN_ID, RunFolder
 
@@ -113,6 +116,28 @@ def test_a_run_is_another_where_its_settings_are(made, values, changed):
     assert {name.partition(",")[0] for name, identity in before.items() if after[name] != identity} == set(
         changed
     )
+
+
+def test_a_run_is_another_where_its_plug_in_is(made, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    plugin, recorded = made / "plugin_of_test_specs.py", {}
+
+    def ids() -> dict[str, str]:
+        monkeypatch.setattr(plugins, "_loaded", {})  # as in another process
+        plan = plan_in(made, recorded, set={"run.plugins": [str(plugin)]})
+        found = ids_of(plan)
+        recorded.update(plan.digests)
+        return found
+
+    plugin.write_text("")
+    before = ids()
+    plugin.write_text("# changed")
+    after = ids()
+    changed = {name.partition(",")[0] for name, identity in before.items() if after[name] != identity}
+    assert changed == {"tune scratch", "scratch", "tune given", "given", "tune MAE", "MAE"}
+    # A report needs none.
+    plugin.unlink()
+    assert ids() == after
 
 
 def test_a_run_is_done_once_its_own_summary_says_so(made, monkeypatch):
@@ -219,6 +244,19 @@ def test_what_no_seed_changes_is_measured_once(tmp_path, mode, labels, seeds):
     # Weights from scratch are drawn.
     expected = [("scratch", seed) for seed in (3, 4, 5)] + [("given", seed) for seed in (3, 4, 5)[:seeds]]
     assert [(cell.entry.name, cell.seed) for cell in plan.cells] == expected
+
+
+def test_names_of_any_letters_are_folders_and_names_of_runs(tmp_path):
+    names = ["ViT-Ti, 2 % (a)", "Größe S", "Grüße S", "从头训练", "微调", "***"]
+    pretrain = {"预训练": {"config": "y.yaml"}}
+    plan = plan_of(tmp_path, [{"name": name} for name in names], pretrain=pretrain, seeds=[0])
+    folders = [run.folder.parent.name for run in plan.runs]
+    assert folders[1] == "vit-ti-2-a"
+    assert len(set(folders)) == 7
+    named = [run.command()[-1].removeprefix("run.name=") for run in plan.runs]
+    for name in folders + named:
+        RunSection(name=name)
+    assert named[1] == "vit-ti-2-a-all-labels-finetune-seed-0"
 
 
 def test_runs_are_planned_behind_those_that_they_need(tmp_path):

@@ -169,6 +169,7 @@ def test_names_of_weights_are_parts_of_folders(tmp_path):
         str(tmp_path / "weights.v1.pth"): "weights.v1",
     }
     assert {weights: run_name(weights) for weights in names} == names
+    assert run_name("runs/größe S") == "gr--e-S"
 
 
 def test_a_dry_run_says_what_is_measured_on(call, capsys):

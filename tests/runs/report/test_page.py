@@ -180,6 +180,14 @@ def test_a_page_of_what_is_there(run_folder, names, torn, expected):
     assert not any(path.name == "report.html" for path in run_folder.iterdir())
 
 
+def test_a_run_without_a_logged_step_has_no_time_yet(run_folder):
+    (run_folder / "metrics.jsonl").unlink()
+    change(run_folder / "summary.json", status="running", steps=0, wall_s=None, loss=None, images_per_s=None)
+    page = page_of(run_folder)
+    assert "<td>time</td><td>none</td>" in page
+    assert "nothing was logged yet" in page
+
+
 def test_incidents_and_damaged_samples_are_listed(run_folder):
     (run_folder / "incidents").mkdir()
     incident = {"step": 1234, "reason": "loss is nan", "loss": None, "grad_norm": 3.5, "back_to_step": 1200}

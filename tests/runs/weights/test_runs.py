@@ -6,9 +6,11 @@ import shutil
 
 import pytest
 import torch
+from helpers.comparison import plan_of
 from helpers.embedding import write_folder
 
 from mae_vit.cli.main import main
+from mae_vit.comparison.main import check
 from mae_vit.core.errors import InputError
 from mae_vit.models.encoder_file import cost_of_weights
 from mae_vit.pretraining.command import main as pretrain
@@ -71,6 +73,9 @@ def test_an_unfinished_run_and_a_damaged_checkpoint_are_said(call, first, tmp_pa
         assert capsys.readouterr().err.count("99 of 1,815") == 1
     words = ["inspect", str(first), "--data", str(tmp_path / "photos"), "--images", "4"]
     assert main([*words, "--out", str(tmp_path / "page")]) == 0
+    plan = plan_of(tmp_path, [{"name": "x", "config": "finetune_cifar_tiny", "start": str(first)}])
+    with pytest.raises(InputError, match=r"99 of 1,815; finish"):
+        check(plan)
     assert "99 of 1,815" in (tmp_path / "page" / "index.html").read_text()
     summary.write_text('{"status": "interr')
     assert not read_weights(str(first)).remarks
