@@ -19,8 +19,8 @@ from mae_vit.training.checkpoints.checkpoint import (
     BrokenCheckpoint,
     CheckpointInfo,
     list_checkpoints,
-    remove_after,
     step_of,
+    verify_checkpoint,
 )
 from mae_vit.training.checkpoints.saver import Saver
 from mae_vit.training.engines.state import LossHistory
@@ -127,8 +127,13 @@ def _prepare_folder(setup: RunSetup, checkpoint: CheckpointInfo | None) -> None:
         # A rollback must not return to the untrained checkpoint of an earlier start.
         for untrained in (path for path in list_checkpoints(own) if step_of(path) == 0):
             shutil.rmtree(untrained)
-    # A full disk would otherwise keep them, as the last ones, and not the one to resume from.
-    remove_after(own, checkpoint.step if checkpoint else 0)
+    for path in list_checkpoints(own):
+        if step_of(path) > (checkpoint.step if checkpoint else 0):
+            # A full disk would otherwise keep a broken one, as the last, and not the one to resume from.
+            try:
+                verify_checkpoint(path)
+            except BrokenCheckpoint:
+                shutil.rmtree(path, ignore_errors=True)
     # Fails now if a URL cannot be written, not at the first save.
     setup.folder.upload()
 
