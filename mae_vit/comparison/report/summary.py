@@ -167,14 +167,14 @@ def answer(config: CompareConfig, lines: Sequence[Line]) -> str:
     if reference is None or subject is None:
         return f"Not finished yet: {config.reference} and a row to compare it with."
     gap = subject.gap_to(reference)
-    parts = [_against(gap, reference)]
+    parts = [_against(subject, reference)]
     rest = [line for line in others if line is not subject]
     rival = _best(line for line in rest if not line.weights) if subject.weights else None
     if rival is not None:
         # The reference may be better and have no pretraining either.
         is_best = bool(reference.weights) or (rival.score or 0) > (reference.score or 0)
         what = ", the best without pretraining" if is_best else ""
-        parts.append(_against(subject.gap_to(rival), rival, what))
+        parts.append(_against(subject, rival, what))
     noun, mode = "mask" if subject.segments else "label", subject.mode
     text = f"With {count_of(subject.size, noun)}, {subject.title} reaches {_percent(subject)}"
     text += f"{'' if mode in TUNED_BY else f' by {mode}'}, {' and '.join(parts)}"
@@ -207,11 +207,14 @@ def _is_clearly_above(line: Line, other: Line) -> bool:
     return gap is not None and gap.is_clear and gap.points > 0
 
 
-def _against(gap: Gap | None, other: Line, what: str = "") -> str:
-    """Words the gap to another row, hedged by its confidence interval."""
-    name = f"{other.title} ({_percent(other)}{what})"
+def _against(line: Line, other: Line, what: str = "") -> str:
+    """Words the gap of a row to another, hedged by its confidence interval."""
+    name, gap = f"{other.title} ({_percent(other)}{what})", line.gap_to(other)
     if gap is None:
         return f"next to {name}, on other seeds or test images"
+    if gap.seeds < max(len(line.rows), len(other.rows)):
+        # Their means are of more seeds than the gap.
+        name += f" in the {count_of(gap.seeds, 'seed')} that both have"
     if not gap.is_clear and abs(gap.points) + gap.half_width <= LEVEL_POINTS:
         return f"level with {name}"
     side = "above" if gap.points > 0 else "below"

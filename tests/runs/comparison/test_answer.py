@@ -76,6 +76,8 @@ def test_the_question_is_answered_as_far_as_the_intervals_allow(said):
         [SCRATCH, MAE, rows_of("CNN", [0.2] * 3)],
         # A comparison of one row.
         [MAE],
+        # A row with fewer seeds.
+        [SCRATCH, MAE, rows_of("CNN", [0.963])],
     ]
     for group in groups:
         said(answer_to(*group))
