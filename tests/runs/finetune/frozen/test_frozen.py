@@ -143,7 +143,7 @@ def test_names_that_are_no_utf_8_lose_no_result(call, tmp_path):
     files = {
         f"{odd}{n}.{kind}": data
         for n in range(8)
-        for kind, data in (("cls", b"%d" % (n % 2)), ("png", encoded(picture(n), "png")))
+        for kind, data in (("cls", b"%d" % (n % 2)), ("png", encoded(picture(n, (8, 8)), "png")))
     }
     for split in ("train", "val"):
         write_tar(tmp_path / "data" / f"{split}-000000.tar", files)
