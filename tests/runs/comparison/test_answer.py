@@ -79,9 +79,15 @@ def test_the_question_is_answered_as_far_as_the_intervals_allow(said):
     ]
     for group in groups:
         said(answer_to(*group))
-    config = config_of(SCRATCH + MAE)
+    config = config_of(SCRATCH + MAE).model_copy(update={"labels_per_class": [200]})
     for rows in (SCRATCH, MAE, []):
         assert answer(config, table_lines(config, rows)).startswith("Not finished")
+    # Finished, but no row is like the reference.
+    for other in (by("knn", MAE), rows_of("MAE", [0.5], labels=100)):
+        first, second = config.entries
+        like = {"modes": [other[0].cell.mode], "labels_per_class": [other[0].cell.labels]}
+        apart = config.model_copy(update={"entries": [first, second.model_copy(update=like)]})
+        said(answer(apart, table_lines(apart, [*SCRATCH, *other])))
 
 
 def report_on(rows: list, folder) -> Report:
