@@ -133,8 +133,8 @@ def _fit_shots(config: FinetuneConfig, data: FinetuneData, *, say: bool) -> Fine
     """Drops default shots for which a class has too few labels. If the config sets such shots, raises InputError."""
     counts = np.bincount(np.asarray(data.index.labels)[data.train], minlength=len(data.classes))
     fewest = int(counts[counts > 0].min())
-    if max(config.finetune.shots) <= fewest:
-        return config
+    if max(config.finetune.shots) <= fewest or config.finetune.shots == [config.data.labels_per_class]:
+        return config  # the latter are all of the subset, whose classes may have fewer in any mode
     name = data.classes[int(np.flatnonzero(counts == fewest)[0])]
     fitting = [shots for shots in config.finetune.shots if shots <= fewest] or [fewest]
     has = f'class "{name}" has only {count_of(fewest, "labeled image")}'

@@ -125,6 +125,16 @@ def test_the_default_shots_are_those_that_there_are_labels_for(call, pretrained,
     assert list(summary_of(tmp_path / "run")["few_shot"]) == ["1", "5", "10"]
 
 
+def test_all_labels_of_a_subset_are_shots_where_a_class_has_fewer(call, digits, pretrained, tmp_path, capsys):
+    counts = np.bincount(open_index(digits, "train").labels)
+    few = ["finetune.mode=few_shot", f"data.labels_per_class={counts.max()}", "finetune.draws=1"]
+    assert call(*few, f"finetune.shots=[{counts.max()}]", ckpt=pretrained) == 0
+    assert "have fewer (fewest" in capsys.readouterr().out
+    summary = summary_of(tmp_path / "run")
+    assert summary["train_size"] == counts.sum() < 10 * counts.max()
+    assert call(*few, f"finetune.shots=[5,{counts.max()}]", name="other", ckpt=pretrained) == 2
+
+
 def test_what_a_run_read_is_its_identity(call, digits, pretrained, scored, tmp_path, capsys):
     """Data and weights may move, and what changes no score may change."""
     data = shutil.copytree(digits, tmp_path / "data")
