@@ -42,6 +42,8 @@ OWN_KEYS = {
     "data.label_draw": "label_draws",
     "finetune.mode": "modes",
     "finetune.start": "start of the entry",
+    # Of several draws, the predictions would be those of the last.
+    "finetune.draws": "seeds",
     "finetune.test": "nothing, since tuning never reads the test split",
 }
 

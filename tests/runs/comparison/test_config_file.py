@@ -24,6 +24,7 @@ from mae_vit.finetuning.config.schema import FinetuneConfig
 WRONG = [
     ("reference: ViT from scratch", "reference: ViT from scrach", '"ViT from scratch"'),
     ("  train.steps:", "  run.seed: 3\n  train.steps:", '"run.seed"'),
+    ("  train.steps:", "  finetune.draws: 5\n  train.steps:", '"finetune.draws" belongs to the comparison'),
     ("[{optim.lr: 2e-3}, {optim.lr: 4e-3}]", "[{optim.lr: 2e-3}]", "same number"),
     ("  model.img_size: 8\n", "  model.img_sise: 8\n", '"model.img_size"'),
     ("compute_of: ViT from MAE", "compute_of: ViT from MAE, modes: [finetune, few_shot]", "has few_shot"),
