@@ -120,7 +120,8 @@ class FinetuneData(TrainingData):
         if not len(samples) or not (len(self.held_out) or self.config.data.labels_per_class):
             return None
         keys = self.index.keys()
-        return hashlib.sha256("\n".join(sorted(keys[sample] for sample in samples)).encode()).hexdigest()[:16]
+        text = "\n".join(sorted(keys[sample] for sample in samples))
+        return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
     def some_of_train(self) -> np.ndarray:
         """Draws the training samples that are measured, ascending; the same in runs of all seeds."""

@@ -338,7 +338,8 @@ def _write_table(folder: RunFolder, data: FinetuneData, head: list[str], rows: S
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(["key", *head])
     writer.writerows([keys[sample], *row] for sample, row in zip(data.test, rows, strict=True))
-    write_atomically(folder.path / "predictions.csv", stream.getvalue().encode())
+    # Names in tars need not be Unicode.
+    write_atomically(folder.path / "predictions.csv", stream.getvalue().encode("utf-8", "backslashreplace"))
 
 
 def compare_with_test(data: FinetuneData, train: Predictions, test: Predictions) -> dict[str, Any]:

@@ -14,11 +14,13 @@ import torch
 from helpers.commands import ROOT, SMALL_PRETRAIN, lines_of, one_line, summary_of
 from helpers.damage import description
 from helpers.finetune import SMALL, TINY
+from helpers.images import encoded, picture, write_tar
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from mae_vit.data.batches.augmented import AugmentedSource
 from mae_vit.data.index import open_index
+from mae_vit.data.prepare.in_place import index_in_place
 from mae_vit.evaluation.feature_rank import feature_metrics, feature_sums
 from mae_vit.finetuning.command import main
 from mae_vit.finetuning.frozen import score
@@ -133,6 +135,24 @@ def test_all_labels_of_a_subset_are_shots_where_a_class_has_fewer(call, digits, 
     summary = summary_of(tmp_path / "run")
     assert summary["train_size"] == counts.sum() < 10 * counts.max()
     assert call(*few, f"finetune.shots=[5,{counts.max()}]", name="other", ckpt=pretrained) == 2
+
+
+def test_names_that_are_no_utf_8_lose_no_result(call, tmp_path):
+    """Shards that are taken as they lie name their samples as they like."""
+    odd = b"caf\xe9".decode("utf-8", "surrogateescape")
+    files = {
+        f"{odd}{n}.{kind}": data
+        for n in range(8)
+        for kind, data in (("cls", b"%d" % (n % 2)), ("png", encoded(picture(n, (8, 8)), "png")))
+    }
+    for split in ("train", "val"):
+        write_tar(tmp_path / "data" / f"{split}-000000.tar", files)
+    index_in_place(tmp_path / "data")
+    place = [f"data.path={tmp_path / 'data'}", "model.in_chans=3"]
+    assert call(KNN, "data.labels_per_class=3", *place) == 0
+    assert len(summary_of(tmp_path / "run")["train_images"]) == 16
+    lines = (tmp_path / "run" / "predictions.csv").read_text(encoding="utf-8").splitlines()
+    assert [line.partition(",")[0] for line in lines[1:]] == [rf"caf\udce9{n}" for n in range(8)]
 
 
 def test_what_a_run_read_is_its_identity(call, digits, pretrained, scored, tmp_path, capsys):
