@@ -327,10 +327,11 @@ def _per_class(config: CompareConfig, lines: Sequence[Line]) -> Table | None:
         return None
 
     def mean(line: Line, name: str) -> float:
-        return 100 * sum(row.per_class.get(name, 0.0) for row in line.rows) / len(line.rows)
+        return 100 * sum(row.per_class.get(name) or 0.0 for row in line.rows) / len(line.rows)
 
     body = []
-    for name in sorted(base.rows[0].per_class)[:_MOST_CLASSES]:
+    measured = sorted(name for name, share in base.rows[0].per_class.items() if share is not None)
+    for name in measured[:_MOST_CLASSES]:
         gains = [format_decimal(mean(line, name) - mean(base, name), "+") for line in by_entry.values()]
         body.append([name, format_decimal(mean(base, name)), *gains])
     return Table(["class", f"{base.title}, %", *(line.title for line in by_entry.values())], body)

@@ -48,7 +48,7 @@ class Row:
         truth: int (n,), the classes of the test images, in the order of `keys`; empty for segmentation.
         predicted: int (n,), the predicted classes.
         curve: pairs of epoch and validation score.
-        per_class: class -> accuracy, or intersection over union, on test images.
+        per_class: class -> accuracy, or intersection over union, on test images; None without such images.
         overlaps: pixel counts by test image in the order of `keys`; None for classification.
     """
 
@@ -58,7 +58,7 @@ class Row:
     truth: np.ndarray
     predicted: np.ndarray
     curve: tuple[tuple[float, float], ...]
-    per_class: dict[str, float]
+    per_class: dict[str, float | None]
     overlaps: Overlaps | None = None
 
     @property
@@ -80,9 +80,11 @@ class Row:
     @property
     def size(self) -> int:
         """Number of labeled images, trained on or for validation; for few-shot, those of its largest draw."""
+        images = int(self.values["train_size"] + (self.values["val_size"] or 0))
         if self.values.get("shots"):
-            return int(self.values["shots"]) * len(self.per_class)
-        return int(self.values["train_size"] + (self.values["val_size"] or 0))
+            # A class may have fewer.
+            return min(images, int(self.values["shots"]) * len(self.per_class))
+        return images
 
 
 def row_title(entry: EntrySection) -> str:
@@ -160,8 +162,7 @@ def _read(plan: ComparisonPlan, cell: Cell) -> Row:
         "pretrain_s": _rounded(plan.pretraining_seconds(cell.entry)),
     }
     curve = tuple(_curve(folder / "metrics.jsonl"))
-    per_class = {name: share for name, share in details["per_class"].items() if share is not None}
-    return Row(cell, values, keys, truth, predicted, curve, per_class, overlaps)
+    return Row(cell, values, keys, truth, predicted, curve, details["per_class"], overlaps)
 
 
 def choose_subset(keys: Sequence[str], labels: Sequence[str], size: int) -> np.ndarray:

@@ -2,13 +2,19 @@
 
 import json
 import re
+import shutil
+from dataclasses import replace
 
 import pytest
 from helpers.commands import run
 from helpers.comparison import compare_command, equal_compute_plan, read_rows, read_scores, write_config
 
 from mae_vit.comparison.command import main
+from mae_vit.comparison.config import CompareConfig
+from mae_vit.comparison.plan import ComparisonPlan
+from mae_vit.comparison.report import rows
 from mae_vit.comparison.report.significance import gap_between
+from mae_vit.config.load import load_config
 from mae_vit.config.typed_yaml import parse_yaml
 
 
@@ -133,6 +139,19 @@ def test_a_row_says_what_it_was_made_of(compared):
     tuned = [line for line in lines if line["mode"] == "finetune"]
     assert len({line["train_images"] for line in tuned}) == 1, "the same labels in every row"
     assert {line["test_reads"] for line in tuned} == {"1"}
+
+
+def test_labels_of_few_shots_are_counted_in_classes_without_test_images_too(compared, tmp_path):
+    config, folder, _ = compared
+    copy = shutil.copytree(folder, tmp_path / "run")
+    plan = ComparisonPlan(load_config(CompareConfig, config), config.parent, copy)
+    (cell,) = [cell for cell in plan.cells if cell.mode == "few_shot"]
+    path = cell.run.folder / "results.json"
+    results = json.loads(path.read_text())
+    path.write_text(json.dumps({**results, "per_class": results["per_class"] | {"0": None}}))
+    assert {row.cell.mode: row.size for row in rows.read_rows(plan)} == {"finetune": 250, "few_shot": 250}
+    (row,) = [row for row in rows.read_rows(plan) if row.cell is cell]
+    assert replace(row, values=row.values | {"train_size": 240}).size == 240, "a class has fewer"
 
 
 def test_an_equal_compute_run_begins_early_and_is_reported_before_the_others_end(digits, tmp_path):
