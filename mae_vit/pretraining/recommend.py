@@ -297,13 +297,13 @@ def _commands(images: Images, preset: Preset, overrides: Sequence[str]) -> list[
     run = f"runs/{run}"
     if not images.labeled:
         return [*commands, f"mae-vit report {run}", f"mae-vit embed {run} {shlex.quote(data)} --out features"]
-    named = [f"run.name={tuned}"] * (tuned != preset.finetune)
-    tune = " ".join(["mae-vit finetune", preset.finetune, "--ckpt", run, *path, *named])
-    commands.append(tune if preset.finetune else f"mae-vit finetune --ckpt {run}")
     if preset.compare:
         name = preset.compare + compared.removeprefix(_COMPARED)
         named = [f"run.name={name}", f"pretrain.MAE.dir=runs/{compared}"] * (compared != _COMPARED)
         commands.append(" ".join(["mae-vit compare", preset.compare, *path, *named]))
+    named = [f"run.name={tuned}"] * (tuned != preset.finetune)
+    tune = " ".join(["mae-vit finetune", preset.finetune, "--ckpt", run, *path, *named])
+    commands.append(tune if preset.finetune else f"mae-vit finetune --ckpt {run}")
     return commands
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from markupsafe import Markup
+from matplotlib.ticker import LogFormatterSciNotation, LogLocator
 
 from mae_vit.comparison.config import TUNED_BY
 from mae_vit.comparison.report.summary import Line
@@ -128,6 +129,9 @@ def _against(
             named = f"chance: {format_decimal(100 * chance)} %"
             axes.axhline(100 * chance, color=charts.INK, linewidth=1, linestyle="dashed", label=named)
         axes.set_xscale("log")
+        # By default labels of 2, 3, 4, 6 times a power overlap.
+        axes.xaxis.set_minor_locator(LogLocator(subs=(2.0, 5.0)))
+        axes.xaxis.set_minor_formatter(LogFormatterSciNotation(minor_thresholds=(2, 2)))
         charts.legend_below(figure)
         return charts.to_svg(figure)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from typing import NamedTuple
@@ -187,6 +188,11 @@ def write_report(plan: ComparisonPlan) -> None:
     print(f"{len(rows)} of {count_of(len(plan.cells), 'result')} done")
     print(f"  report    {folder / 'report.html'} (open in a browser), {folder / 'report.md'}")
     print(f"  table     {folder / 'results.csv'}, predictions of every cell: {folder / PREDICTIONS}")
+    if tuned := [row for row in rows if row.cell.mode == "finetune"]:
+        best = max(tuned, key=lambda row: row.values["val_top1"] or 0.0)
+        print(
+            f"  next      mae-vit predict {shlex.quote(str(best.cell.run.folder))} IMAGES (best on validation)"
+        )
 
 
 def reading(config: CompareConfig, lines: Sequence[Line]) -> str:

@@ -153,7 +153,7 @@ def test_what_is_printed_can_be_typed(colored, tmp_path, capsys, monkeypatch, pr
     assert names == ["data", "machine", "preset", "time", "gain", *["warning"] * few, "commands"]
     commands = [shlex.split(line) for line in lines[lines.index("commands") + 1 :]]
     # At 32 px there is no comparison for own photographs.
-    jobs = ["prepare", "pretrain", "finetune", "compare"]
+    jobs = ["prepare", "pretrain", "finetune"]
     assert [words[1] for words in commands] == (jobs[1:3] if prepared else jobs[:3])
     for _, job, *words in commands:
         if job == "pretrain":
@@ -177,7 +177,7 @@ def test_runs_of_other_data_keep_their_folders(seen, tmp_path, monkeypatch):
     for name in (preset.pretrain, preset.finetune):
         write_files(tmp_path / "runs" / name, {"config.yaml": b"data: {path: photos}"})
     assert recommend._commands(images, preset, []) == kept
-    pretrain, tune, compare = recommend._commands(replace(images, given="data/my cats"), preset, [])
+    pretrain, compare, tune = recommend._commands(replace(images, given="data/my cats"), preset, [])
     assert "run.name=mae_photos_64_my-cats" in pretrain
     assert "--ckpt runs/mae_photos_64_my-cats" in tune
     assert "run.name=finetune_photos_64_my-cats" in tune
