@@ -101,7 +101,7 @@ def describe_time(plan: Plan, ranks: Ranks, step_time: StepTime | None) -> str:
     if step_time.load:
         busy = f"while it is as busy as now (load {step_time.load:.1f} on {count_of(os.cpu_count() or 1, 'core')})"
         # Steps take more processor time, too, while others use the caches and the memory.
-        return f"about {format_duration(least)} on a quiet machine, {format_duration(most)} {busy}; {without}"
+        return f"at most {format_duration(least)} on a quiet machine, about {format_duration(most)} {busy}; {without}"
     of = count_of(step_time.images, "image")
     return (
         f"{format_duration(least)} to {format_duration(most)}, from {count_of(step_time.tries, 'step')} of {of} timed "

@@ -36,7 +36,8 @@ class StepTime(NamedTuple):
     """Measured seconds of a step of one rank.
 
     Attributes:
-        least_s: lower bound: processor time of the fastest try / `_SLACK`, for an idle machine.
+        least_s: lower bound: processor time of the fastest try / `_SLACK`; if the machine is busy, the processor time
+            itself, an upper bound for an idle machine.
         most_s: upper bound: wall time of the slowest try x `_SLACK`; if the machine is busy, the time while it is.
         images: images of a try: a micro-batch or fewer.
         load: processes that want a core, if the machine is busy; None if it is not.
@@ -105,7 +106,7 @@ def time_steps(
     if load:
         # Wall times of some seconds vary tenfold here; the load is a minute's. Its processes and ours share the cores.
         shared = max(1.0, (load + threads) / (os.cpu_count() or 1))
-        return StepTime(float(had.min()) / _SLACK, float(had.min()) * shared, len(tries), images, load)
+        return StepTime(float(had.min()), float(had.min()) * shared, len(tries), images, load)
     return StepTime(float(had.min()) / _SLACK, _SLACK * float(passed.max()), len(tries), images)
 
 

@@ -37,6 +37,9 @@ def test_the_table_tells_what_the_runs_found(compared):
         ("SimpleCNN", "finetune"),
     ]
     assert str(folder / "report.html") in done.stdout
+    tuned = [line for line in lines if line["mode"] == "finetune"]
+    best = max(tuned, key=lambda line: float(line["val_top1"]))
+    assert f"next      mae-vit predict {folder / best['run']} IMAGES" in done.stdout
     for line in lines[:2]:
         run_summary = json.loads((folder / line["run"] / "summary.json").read_text())
         assert float(line["test_top1"]) == run_summary["test_top1"]

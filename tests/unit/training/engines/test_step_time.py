@@ -110,5 +110,5 @@ def test_a_plan_tells_a_range_or_why_there_is_none():
     ):
         assert describe_time(plan, Ranks(), tried).startswith(expected)
     busy = describe_time(plan, Ranks(), StepTime(1.5, 4.5, 5, 128, 7.3))
-    assert all(fact in busy for fact in ("about 0:25:00 ", " 1:15:00 ", "load 7.3"))
+    assert all(fact in busy for fact in ("at most 0:25:00 ", " 1:15:00 ", "load 7.3"))
     assert "communication" in describe_time(plan, Ranks(0, 2), StepTime(1.0, 2.0, 5, 128))
