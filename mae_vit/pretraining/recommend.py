@@ -263,9 +263,7 @@ def warn_of_few(images: Images) -> str:
     val = images.dataset.splits.get("val")
     if more <= tested or val is None or not val.processing.holdout:
         return text
-    return (
-        f"{text}; prepared again with --overwrite --holdout {images.share}, ± {uncertainty_points(more):.0f}"
-    )
+    return f"{text} (prepare --overwrite --holdout {images.share}: ± {uncertainty_points(more):.0f})"
 
 
 def _run_name(preset: str, data: str) -> str:

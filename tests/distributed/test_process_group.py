@@ -154,6 +154,7 @@ def test_the_doctor_joins_as_a_run_does(own_gpu, groups, monkeypatch):
             self[key] = value.encode()
 
     others = {f"doctor/{rank}": b"cuda" for rank in range(8)}
+    others |= {f"gpu/{rank}": f"GPU-{rank}".encode() for rank in range(8)}
     monkeypatch.setattr("mae_vit.pretraining.doctor.meet", lambda ranks, timeout: Store(others))
     ranks = find_ranks()
     assert join_ranks(ranks, find_device(ranks)).status == "ok"

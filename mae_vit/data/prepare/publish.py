@@ -108,7 +108,10 @@ class ShardWriter:
 @contextmanager
 def only_writer(out: Path) -> Iterator[None]:
     """Locks an output folder, creating it if needed; raises InputError if another process has the lock."""
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise InputError(f"{out}: not a directory") from None
     path = out / ".prepare.lock"
     with path.open("ab") as file:
         if not try_lock_descriptor(file.fileno()):

@@ -201,7 +201,7 @@ def test_a_plan_reads_the_run_behind_its_url(call, pretrained, scored, tmp_path,
 
 def test_a_store_that_refuses_the_scores_is_named_alone(call, pretrained, tmp_path, monkeypatch, capsys):
     def refuse(self, path, name):
-        raise OSError("no right")
+        raise PermissionError("no right")
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(RemoteRun, "_put", refuse)
