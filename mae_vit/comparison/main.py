@@ -223,7 +223,9 @@ def _check_file(path: Path) -> None:
         section, _, name = key.partition(".")
         values = content.get(section)
         if isinstance(values, dict) and values.get(name, default) != default:
-            raise InputError(f'{path}: "{key}" belongs to the comparison; remove it and use {OWN_KEYS[key]}')
+            raise InputError(
+                f'{path}: "{key}" belongs to the comparison; remove it here; use {OWN_KEYS[key]}'
+            )
 
 
 def _check_mode(plan: ComparisonPlan, entry: EntrySection, mode: ModeName) -> None:

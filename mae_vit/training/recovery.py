@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import statistics
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
@@ -20,8 +21,9 @@ from mae_vit.runtime.failures import BadStep, TrainingFailed
 from mae_vit.runtime.ranks import Ranks, barrier, gather_objects, run_on_rank_zero
 from mae_vit.training.checkpoints.checkpoint import (
     CheckpointInfo,
+    list_checkpoints,
     newest_before,
-    remove_after,
+    step_of,
     verify_checkpoint,
 )
 from mae_vit.training.engines.state import LossHistory
@@ -249,7 +251,10 @@ class Recovery:
             with suppress(OSError):  # a full disk must not prevent the rollback
                 report.parent.mkdir(exist_ok=True)
                 write_json(report, {**incident, "samples": self._samples_of(culprit)})
-            remove_after(self._folder.checkpoints, checkpoint.step)
+            # Later checkpoints come after the bad step or are broken.
+            for path in list_checkpoints(self._folder.checkpoints):
+                if step_of(path) > checkpoint.step:
+                    shutil.rmtree(path, ignore_errors=True)
         if tried > self._options.max_rollbacks:
             raise TrainingFailed(
                 f"{bad}, after {tried - 1} of guard.max_rollbacks={self._options.max_rollbacks} from the "

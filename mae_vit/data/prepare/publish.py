@@ -33,7 +33,7 @@ from mae_vit.data.shards.dataset_json import (
 )
 from mae_vit.data.shards.index_files import ROW, index_shard
 from mae_vit.data.shards.samples import MASK_EXTENSION
-from mae_vit.runtime.locks import try_lock_descriptor
+from mae_vit.runtime.locks import try_lock
 
 _SHARD_PATTERN = "{split}-[0-9][0-9][0-9][0-9][0-9][0-9].tar"
 
@@ -113,15 +113,13 @@ def only_writer(out: Path) -> Iterator[None]:
     except FileExistsError:
         raise InputError(f"{out}: not a directory") from None
     path = out / ".prepare.lock"
-    with path.open("ab") as file:
-        if not try_lock_descriptor(file.fileno()):
-            raise InputError(
-                f"{out} is in use by another prepare; wait until it ends, or give another folder"
-            )
-        try:
-            yield
-        finally:
-            path.unlink(missing_ok=True)
+    if (lock := try_lock(path)) is None:
+        raise InputError(f"{out} is in use by another prepare; wait until it ends, or give another folder")
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        lock.release()
 
 
 def check_no_foreign_shards(splits: Iterable[str], existing: Dataset | None, out: Path) -> None:

@@ -311,13 +311,6 @@ def newest_checkpoint(folder: Path, *, warn: bool = True) -> CheckpointInfo | No
     return newest
 
 
-def remove_after(folder: Path, step: int) -> None:
-    """Removes the checkpoints of later steps: the run found them broken, or rolls back past them."""
-    for path in list_checkpoints(folder):
-        if step_of(path) > step:
-            shutil.rmtree(path, ignore_errors=True)
-
-
 def expired_checkpoints(
     paths: list[Path], *, upto: int, keep_last: int, keep_every: int | None, every_steps: int
 ) -> Iterator[Path]:

@@ -54,9 +54,8 @@ class RunOutputs:
         self._wall_s_before = 0.0
         self._trackers = RunTrackers()
         self._pictures: dict[str, np.ndarray] = {}  # of the step that is logged next
-        self._recent: deque[tuple[float, int]] = deque(
-            maxlen=_RECENT
-        )  # when lines were written, and their steps
+        # When lines were written, and their steps.
+        self._recent: deque[tuple[float, int]] = deque(maxlen=_RECENT)
         self._failed: set[str] = set()
         self._stepped = False
         self._bar: tqdm[Any] | None = None
