@@ -150,8 +150,7 @@ class TrainSection(Section):
             enough to save more time than it takes, as CUDA graphs if launching kernels takes most of a step; the plan
             (`--dry-run`) shows the times. It never does on CPUs: compiled losses differ by rounding.
         attention: the kernel of attention in training. "auto" is plain products on CPUs, and PyTorch's choice on GPUs;
-            "cudnn", "flash" and "efficient" name one of PyTorch's, "triton" is ours for up to 384 tokens in 16 bits on
-            GPUs (longer sequences take PyTorch's choice).
+            "cudnn", "flash" and "efficient" name one of PyTorch's.
         activation_checkpointing: compute activations again in the backward pass: less memory, more time.
         ema_decay: decay of an average of the weights (EMA), which the run then evaluates and exports (ViT Sec. 4.1; MAE
             Table 11 uses 0.9999).
@@ -169,7 +168,7 @@ class TrainSection(Section):
     engine: Literal["auto", "deepspeed", "torch"] = "auto"
     zero_stage: Literal[0, 1, 2, 3] = 0
     compile: bool | Literal["auto"] = "auto"
-    attention: Literal["auto", "plain", "cudnn", "flash", "efficient", "triton"] = "auto"
+    attention: Literal["auto", "plain", "cudnn", "flash", "efficient"] = "auto"
     activation_checkpointing: bool = False
     ema_decay: float | None = Field(default=None, gt=0, lt=1)
 

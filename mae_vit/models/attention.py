@@ -1,4 +1,4 @@
-"""timm's attention with two more paths, and the choice between them.
+"""timm's attention with a plain path for short sequences, and the choice of its kernel.
 
 Shapes: B batch, n tokens, m queries, D width, h heads, d = D / h width of a head.
 """
@@ -23,7 +23,7 @@ def without_autocast(tensor: Tensor) -> AbstractContextManager[object]:
 
 
 class PlainOrFusedAttention(Attention):
-    """timm's attention, with a plain path made for short sequences on a CPU, and a Triton kernel for them on a GPU.
+    """timm's attention, with a plain path made for short sequences on a CPU.
 
     It has the same parameters and computes the same function. The fused paths take queries, keys and values as they
     lie in the projection; the plain one makes them contiguous by a single copy. There the softmax of bf16 stays in bf16
@@ -57,12 +57,6 @@ class PlainOrFusedAttention(Attention):
         """Mixes values: q, k, v (B, n, 3, h, d), or k, v (B, n, 2, h, d) and q (B, m, h, d) -> (B, m, D)."""
         if not self.fused_attn:
             return self._mix_plainly(packed, q)
-        if self.kernel == "triton":
-            # Triton is not on every machine.
-            from mae_vit.models.short_attention import MAX_TOKENS, short_attention
-
-            if packed.shape[1] <= MAX_TOKENS:
-                return short_attention(packed, q)
         parts = packed.unbind(2) if q is None else (q, *packed.unbind(2))
         q, k, v = (part.transpose(1, 2) for part in parts)  # (B, h, m or n, d)
         # Here, so that compiled code is of this kernel, and recomputed activations too.
@@ -99,7 +93,7 @@ def choose_attention(model: nn.Module, device: torch.device, kernel: str = "auto
     Raises InputError for a kernel that the device or the model does not have.
     """
     set_fused_attention(model, is_fused(device, kernel))
-    if device.type == "cpu" and kernel in ("cudnn", "efficient", "triton"):
+    if device.type == "cpu" and kernel in ("cudnn", "efficient"):
         raise InputError(f"train.attention={kernel} needs a GPU; a CPU has plain and flash")
     attending = [module for module in model.modules() if hasattr(module, "fused_attn")]
     ours = [module for module in attending if isinstance(module, PlainOrFusedAttention)]

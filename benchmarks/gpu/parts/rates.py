@@ -26,7 +26,7 @@ from mae_vit.training.engines.cost import peak_flops
 OURS, COMPILED = "ours", "compiled"
 CONTENDERS = (OURS, f"{OURS} {COMPILED}", "transformers sdpa", f"transformers sdpa {COMPILED}")
 # Kernels of attention that `train.attention` names; those of a CPU at tiny size.
-KERNELS, TINY_KERNELS = ("flash", "efficient", "triton"), ("flash",)
+KERNELS, TINY_KERNELS = ("flash", "efficient"), ("flash",)
 _ROUNDS = 5
 _WARM_UP = 3
 

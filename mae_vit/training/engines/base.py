@@ -98,11 +98,7 @@ class Engine(ABC):
         self.trainable = {name: p for name, p in self.objective.named_parameters() if p.requires_grad}
         self.average = None if options.ema_decay is None else EMA(self.objective, options.ema_decay)
         self._staging = Staging(device, copies=ranks.rank == 0)
-        if (
-            device.type == "cuda"
-            and options.precision == "fp32"
-            and options.attention in ("cudnn", "flash", "triton")
-        ):
+        if device.type == "cuda" and options.precision == "fp32" and options.attention in ("cudnn", "flash"):
             raise InputError(f"train.attention={options.attention} needs train.precision=bf16 or fp16")
         choose_attention(objective, device, options.attention)
         if options.activation_checkpointing:

@@ -1,10 +1,6 @@
-"""Kernels of attention against each other; Triton's runs in its interpreter, on a CPU."""
+"""Kernels of attention against each other."""
 
-import json
-import subprocess
-import sys
 from functools import partial
-from pathlib import Path
 
 import pytest
 import timm.models.eva
@@ -17,31 +13,6 @@ from mae_vit.models import attention as attention_module
 from mae_vit.models.attention import PlainOrFusedAttention, choose_attention
 
 CPU = torch.device("cpu")
-WORKER = Path(__file__).parents[2] / "workers" / "interpret_short_attention.py"
-# Encoder and decoder of Ti/4, B/16, H/14; the last decoder block; fewer tokens and channels than a tile.
-SIZES = ("17,17,3,64", "50,50,2,64", "65,65,1,80", "197,147,1,32", "257,257,1,32", "5,5,2,8")
-
-
-def test_triton_equals_the_definition_in_float64():
-    pytest.importorskip("triton")
-    bounds = {"module": 1e-6} | {
-        f"{sizes},{dtype}": bound
-        for sizes in SIZES
-        for dtype, bound in (("float32", 1e-6), ("float16", 1e-3))
-    }
-    done = subprocess.run(
-        [sys.executable, WORKER, *list(bounds)[1:]], check=True, capture_output=True, text=True
-    )
-    errors = json.loads(done.stdout)
-    assert errors.keys() == bounds.keys()
-    assert {case: error for case, error in errors.items() if not error < bounds[case]} == {}
-
-
-def test_keys_are_cut_with_little_over():
-    short = pytest.importorskip("mae_vit.models.short_attention")
-    cut = {17: (32, 0, 0), 50: (64, 0, 0), 65: (64, 16, 0), 197: (128, 64, 16), 257: (128, 128, 16)}
-    assert {n: short._chunks(n) for n in cut} == cut
-    assert all(sum(short._chunks(n)) >= n for n in range(1, short.MAX_TOKENS + 1))
 
 
 @pytest.mark.parametrize("kernel", ["plain", "flash"])
@@ -50,7 +21,7 @@ def test_the_kernels_of_a_cpu_compute_the_same(kernel):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("kernel", ["auto", "cudnn", "flash", "efficient", "triton"])
+@pytest.mark.parametrize("kernel", ["auto", "cudnn", "flash", "efficient"])
 def test_the_kernels_of_a_gpu_compute_the_same(kernel):
     compare(kernel, "plain", torch.device("cuda", 0), torch.float16, 1e-2)
 
@@ -72,7 +43,7 @@ def compare(kernel, reference, device, dtype, bound):
     assert not attention.fused_attn  # by itself a CPU computes plain products
 
 
-@pytest.mark.parametrize("kernel", ["cudnn", "efficient", "triton"])
+@pytest.mark.parametrize("kernel", ["cudnn", "efficient"])
 def test_a_kernel_that_a_cpu_lacks_is_refused(kernel):
     with pytest.raises(InputError, match=f"^train.attention={kernel} needs a GPU"):
         choose_attention(PlainOrFusedAttention(8, num_heads=1), CPU, kernel)
