@@ -8,6 +8,7 @@ Shapes: B images, P = B / 2 pairs, C channels, H W pixels, K classes.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import replace
 
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from mae_vit.core.batch import Batch
 from mae_vit.core.image_rows import Picture
 from mae_vit.core.keyed_rng import RngStream
-from mae_vit.objectives.objective import ObjectiveOutput
+from mae_vit.objectives.objective import ObjectiveOutput, Task
 
 # Number of tabulated quantiles of each Beta distribution: one for each 16-bit number.
 _QUANTILES = 1 << 16
@@ -129,17 +130,6 @@ class LabelLoss(nn.Module):
             return batch.images, batch.labels
         return self.mixing(batch, self.num_classes)
 
-    def pictures(self, batch: Batch, original: Tensor, logits: Tensor) -> list[Picture]:
-        """Shows the images that logits (B, K) classify wrongly, and all images (B, C, H, W) in 0..1.
-
-        Images without a label are never wrong.
-        """
-        wrong = (logits.argmax(dim=-1) != batch.labels) & (batch.labels >= 0)  # (B,)
-        return [
-            Picture("classified wrongly", torch.where(wrong[:, None, None, None], original, 0.5)),
-            Picture("original", original),
-        ]
-
     def output(self, logits: Tensor, targets: Tensor) -> ObjectiveOutput:
         """Computes the mean cross-entropy of logits (B, K), and the accuracy; `targets` as `self.targets` returns them.
 
@@ -150,3 +140,35 @@ class LabelLoss(nn.Module):
             labels = targets if targets.ndim == 1 else targets.argmax(dim=-1)  # (B,)
             hits = (logits.argmax(dim=-1) == labels).sum()
         return ObjectiveOutput(loss, {"accuracy": (hits, torch.full_like(hits, len(logits)))})
+
+
+class LabelTask(Task):
+    """A task that is trained by the cross-entropy of its logits.
+
+    Attributes:
+        labels: the training loss.
+    """
+
+    labels: LabelLoss
+
+    @abstractmethod
+    def logits(self, images: Tensor) -> Tensor:
+        """Classifies normalized images: (B, C, H, W) -> (B, K)."""
+
+    def classify(self, batch: Batch) -> Tensor:
+        """Returns float32 logits (B, K) of raw images."""
+        return self.logits(self.normalize(batch.images)).float()
+
+    def forward(self, batch: Batch) -> ObjectiveOutput:
+        """Computes the mean cross-entropy, and the accuracy on the augmented training images."""
+        images, targets = self.labels.targets(self.mark_missing(batch))
+        return self.labels.output(self.logits(self.normalize(images)).float(), targets)
+
+    def pictures(self, batch: Batch) -> list[Picture]:
+        """Shows the wrongly classified images, and all images. Images without a label are never wrong."""
+        wrong = (self.classify(batch).argmax(dim=-1) != batch.labels) & (batch.labels >= 0)  # (B,)
+        original = self.unit(batch.images)
+        return [
+            Picture("classified wrongly", torch.where(wrong[:, None, None, None], original, 0.5)),
+            Picture("original", original),
+        ]

@@ -7,14 +7,13 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from mae_vit.core.batch import Batch
-from mae_vit.core.image_rows import Picture
 from mae_vit.models.encoders.base import Encoder, init_transformer, pool_tokens
 from mae_vit.objectives.config import SupervisedConfig
-from mae_vit.objectives.label_loss import LabelLoss
-from mae_vit.objectives.objective import Objective, ObjectiveOutput, Pixels
+from mae_vit.objectives.label_loss import LabelLoss, LabelTask
+from mae_vit.objectives.objective import Objective, Pixels
 
 
-class Supervised(Objective):
+class Supervised(LabelTask, Objective):
     """Cross-entropy of a head on [CLS], or on the mean of the patch tokens.
 
     The "mlp" head has one hidden layer of the encoder's width with tanh, as in the ViT
@@ -35,19 +34,9 @@ class Supervised(Objective):
         self.head = nn.Sequential(*hidden, nn.Linear(width, num_classes))
         self.head.apply(init_transformer)
 
-    def forward(self, batch: Batch) -> ObjectiveOutput:
-        """Computes the mean cross-entropy, and the accuracy on the augmented training images."""
-        images, targets = self.labels.targets(self.mark_missing(batch))
-        logits = self.logits(self.normalize(images)).float()
-        return self.labels.output(logits, targets)
-
     def logits(self, images: Tensor) -> Tensor:
         """Classifies normalized images: (B, C, H, W) -> (B, K)."""
         return self.head(pool_tokens(self.encoder, self.encoder.forward_features(images), self.pool))
-
-    def classify(self, batch: Batch) -> Tensor:
-        """Returns float32 logits (B, K) of raw images."""
-        return self.logits(self.normalize(batch.images)).float()
 
     def evaluation_sums(self, batch: Batch) -> dict[str, Tensor]:
         """Sums hits and loss over images with a label. Held-out labels use the numbers of the training classes."""
@@ -63,7 +52,3 @@ class Supervised(Objective):
         if not sums["images"]:
             return {}
         return {"loss": sums["loss"] / sums["images"], "accuracy": sums["hits"] / sums["images"]}
-
-    def pictures(self, batch: Batch) -> list[Picture]:
-        """Shows the wrongly classified images, and all images. Images without a label are never wrong."""
-        return self.labels.pictures(batch, self.unit(batch.images), self.classify(batch))

@@ -12,14 +12,12 @@ from torch import Tensor, nn
 
 from mae_vit.core.bands import RGB8, Bands
 from mae_vit.core.batch import Batch
-from mae_vit.core.image_rows import Picture
 from mae_vit.finetuning.config.schema import HeadInit
 from mae_vit.models.encoders.base import Encoder, LoadReport, pool_tokens
 from mae_vit.models.encoders.network import in_fast_layout, network_layers
 from mae_vit.models.geometry import NetworkGeometry
 from mae_vit.models.sizes import Pool
-from mae_vit.objectives.label_loss import LabelLoss
-from mae_vit.objectives.objective import ObjectiveOutput, Task
+from mae_vit.objectives.label_loss import LabelLoss, LabelTask
 from mae_vit.weights.load import load_weights
 from mae_vit.weights.read import Weights
 
@@ -27,11 +25,8 @@ from mae_vit.weights.read import Weights
 _SMALL_STD = 2e-5
 
 
-class Classifier(Task):
-    """A network that is trained by the cross-entropy of its logits.
-
-    Shapes: B batch, C channels, H W pixels, K classes.
-    """
+class Classifier(LabelTask):
+    """A network that classifies images. Shapes: B batch, C channels, H W pixels, K classes."""
 
     def __init__(
         self,
@@ -46,26 +41,12 @@ class Classifier(Task):
         self.labels = labels
 
     @abstractmethod
-    def logits(self, images: Tensor) -> Tensor:
-        """Classifies normalized images: (B, C, H, W) -> (B, K)."""
-
-    @abstractmethod
     def load(self, weights: Weights) -> LoadReport:
         """Loads pretrained weights into a fresh network; returns how each tensor was loaded. The head is new.
 
         Raises:
             InputError: if they do not fit; names the difference.
         """
-
-    def classify(self, batch: Batch) -> Tensor:
-        """Returns float32 logits (B, K) of raw images."""
-        return self.logits(self.normalize(batch.images)).float()
-
-    def forward(self, batch: Batch) -> ObjectiveOutput:
-        """Computes the mean cross-entropy, and the accuracy on the augmented training images."""
-        images, targets = self.labels.targets(self.mark_missing(batch))
-        logits = self.logits(self.normalize(images)).float()
-        return self.labels.output(logits, targets)
 
     def evaluation_sums(self, batch: Batch) -> dict[str, Tensor]:
         """Sums the loss, and the top-1 and top-5 hits."""
@@ -81,10 +62,6 @@ class Classifier(Task):
     def evaluation_metrics(self, sums: dict[str, float]) -> dict[str, float]:
         """Returns the loss without smoothing, and both accuracies."""
         return {name: sums[name] / sums["images"] for name in ("loss", "top1", "top5")}
-
-    def pictures(self, batch: Batch) -> list[Picture]:
-        """Shows the wrongly classified images, and all images."""
-        return self.labels.pictures(batch, self.unit(batch.images), self.classify(batch))
 
 
 class ViTClassifier(Classifier):
