@@ -26,7 +26,7 @@ from mae_vit.finetuning.plan_text import (
     describe_rates,
     segmentation_notes,
 )
-from mae_vit.finetuning.setup import ProbeSetup, Setup
+from mae_vit.finetuning.setup import Setup
 from mae_vit.finetuning.training import Training
 from mae_vit.models.encoders.base import LoadReport
 from mae_vit.objectives.config import PAIRS
@@ -75,8 +75,8 @@ def run_job(
 
 def set_up(
     arguments: Arguments, config: FinetuneConfig, pretrained: Pretrained | None, ranks: Ranks
-) -> Setup | ProbeSetup | Training:
-    """Opens the data and resolves everything.
+) -> Setup:
+    """Opens the data and resolves everything; returns `Training` for a mode that trains a network.
 
     Raises:
         InputError: for options that do not fit each other, the weights or the data.
@@ -99,11 +99,11 @@ def set_up(
     info = describe_encoder(config, data)
     if config.finetune.mode == "few_shot":
         config = _fit_shots(config, data, say=say)
-    setup = Setup(config, ranks, device, data, pretrained, info)
-    if config.mode.trains == "nothing":
-        return setup
-    plan = _plan_steps(config, data, ranks, same_batch=arguments.same_batch)
-    return (Training if config.mode.augment else ProbeSetup)(**vars(setup), plan=plan)
+    plan = None
+    if config.mode.trains != "nothing":
+        plan = _plan_steps(config, data, ranks, same_batch=arguments.same_batch)
+    facts = {"config": config, "ranks": ranks, "device": device, "data": data, "plan": plan}
+    return (Training if config.mode.augment else Setup)(**facts, pretrained=pretrained, info=info)
 
 
 def _plan_steps(config: FinetuneConfig, data: FinetuneData, ranks: Ranks, *, same_batch: bool) -> Plan:
@@ -124,7 +124,7 @@ def _plan_steps(config: FinetuneConfig, data: FinetuneData, ranks: Ranks, *, sam
                 "finetune.lr_factors; lower it"
             )
         if plan.effective_batch_size < 2:
-            raise InputError("only one image to train on; the norm of a linear probe needs 2 or more")
+            raise InputError("the norm of a linear probe needs batches of 2 images or more, not of 1")
     return plan
 
 

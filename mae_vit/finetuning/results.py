@@ -28,6 +28,7 @@ from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.finetuning.data import FinetuneData
 from mae_vit.finetuning.models.classifiers import Classifier
 from mae_vit.finetuning.models.segmenter import Segmenter
+from mae_vit.finetuning.setup import Setup
 from mae_vit.inspection.class_maps import draw_class_maps
 from mae_vit.models.attention import choose_attention
 from mae_vit.models.encoder_file import EncoderInfo, to_metadata
@@ -35,7 +36,6 @@ from mae_vit.runtime.ranks import Ranks, run_on_rank_zero, share_weights, sum_ov
 from mae_vit.training.engines.state import BestWeights
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.weights.names import origin_of
-from mae_vit.weights.seen_labels import SeenLabels
 
 # Prefixes of the network within the trained model.
 _HOLDERS = re.compile(r"^(encoder\.network|encoder|network)\.")
@@ -118,20 +118,14 @@ class Results:
     """Measures a classifier, and writes the results into the run folder. All ranks take part; rank 0 writes.
 
     Attributes:
-        config: the resolved config.
-        data: the training, held-out and test images.
+        setup: the run.
         folder: the run folder.
         predictor: ranks, device, precision and batch size.
-        info: geometry of the encoder; None if the network is not one of our encoders.
-        labels: the labels that the final weights have seen.
     """
 
-    config: FinetuneConfig
-    data: FinetuneData
+    setup: Setup
     folder: RunFolder
     predictor: Predictor
-    info: EncoderInfo | None
-    labels: SeenLabels
 
     def measure(self, model: Any, best: BestWeights) -> tuple[dict[str, Any], Callable[[], None]]:
         """Measures the chosen weights, which only rank 0 needs, on training and on test images; collective.
@@ -140,19 +134,19 @@ class Results:
             Entries for `summary.json`, and a function that writes weights and results.
         """
         self._load(model, best)
-        data, ranks, size = self.data, self.predictor.ranks, self.predictor.batch_size
-        known, metric = data.some_of_train(), self.config.mode.metric
+        data, ranks, size = self.setup.data, self.predictor.ranks, self.predictor.batch_size
+        known, metric = data.some_of_train(), self.setup.config.mode.metric
         train = self.predict(
             model, data.fixed(data.plain, known, ranks, size, replace=True), data.index, known
         )
         summary = {
-            **run_facts(self.config, data),
+            **run_facts(self.setup.config, data),
             "best_step": best.step,
             f"train_{metric}": getattr(train, metric),
             f"val_{metric}": best.score if len(data.held_out) else None,
         }
         test, shown = None, None
-        if self.config.finetune.test:
+        if self.setup.config.finetune.test:
             summary["test_reads"] = self._record_test_read(best)
             source = data.open_test()
             batches = data.fixed(source, data.test, ranks, size)
@@ -161,7 +155,7 @@ class Results:
             shown = self.predict_some(model, source)
 
         def write() -> None:
-            metadata = {**network_facts(self.config, data, self.info), **self.metadata(best.step)}
+            metadata = {**network_facts(self.setup.config, data, self.setup.info), **self.metadata(best.step)}
             write_atomically(self.folder.path / "model.safetensors", model_bytes(model, metadata))
             if test is not None:
                 self.write_test(test, {**summary, "train_images_measured": len(train)}, shown)
@@ -178,7 +172,7 @@ class Results:
 
     def _record_test_read(self, best: BestWeights) -> int:
         """Records that weights are about to be tested; returns how many have been (over 1: `--extend`); collective."""
-        train, path = self.config.train, self.folder.path / "test_reads.json"
+        train, path = self.setup.config.train, self.folder.path / "test_reads.json"
         weights = {"step": best.step, "epochs": train.epochs, "steps": train.steps, "samples": train.samples}
 
         def record() -> int:
@@ -197,7 +191,7 @@ class Results:
 
     def test_metrics(self, train: Any, test: Any) -> dict[str, Any]:
         """Returns entries of the summary: metrics of the test images, compared with training images."""
-        return compare_with_test(self.data, train, test)
+        return compare_with_test(self.setup.data, train, test)
 
     def predict_some(self, model: Any, source: AugmentedSource) -> Any:
         """Predicts a few test images for pictures; None without pictures."""
@@ -205,12 +199,12 @@ class Results:
 
     def metadata(self, step: int) -> dict[str, Any]:
         """Returns classes and labels for the model's file; for our encoders also step and pooling."""
-        own = {} if self.info is None else {"step": step, "pool": self.config.finetune.pool}
-        return {"classes": self.data.classes, "labels": self.labels.model_dump(), **own}
+        own = {} if self.setup.info is None else {"step": step, "pool": self.setup.config.finetune.pool}
+        return {"classes": self.setup.data.classes, "labels": self.setup.labels_seen.model_dump(), **own}
 
     def write_test(self, test: Any, summary: dict[str, Any], shown: Any) -> None:
         """Writes `results.json`, `predictions.csv` and other files on the test images."""
-        write_predictions(self.folder, self.data, test, summary)
+        write_predictions(self.folder, self.setup.data, test, summary)
 
     def aside(self, summary: dict[str, Any]) -> str:
         """Returns the numbers in parentheses after the score: the accuracy of a constant guess."""
@@ -218,9 +212,9 @@ class Results:
 
     def lines(self, summary: dict[str, Any]) -> list[str]:
         """Returns lines on the outcome and the files."""
-        metric, path, step = self.config.mode.metric, self.folder.path, summary["best_step"]
+        metric, path, step = self.setup.config.mode.metric, self.folder.path, summary["best_step"]
         what, model = "mIoU " * (metric == "miou"), f"  model     {path / 'model.safetensors'}"
-        if not self.config.finetune.test:
+        if not self.setup.config.finetune.test:
             return [
                 f"  val       {what}{summary[f'val_{metric}']:.2%} of {summary['val_size']:,} validation images at "
                 f"step {step}; the test split was not read (finetune.test=false)",
@@ -252,11 +246,10 @@ class MaskResults(Results):
                 truth = moved.class_map()
                 truth[~_intact(batch).to(truth.device)] = -1
                 both, either = count_overlaps(model.logits(moved.images).argmax(dim=1), truth, classes)
-                counted = (truth >= 0).sum(dim=(1, 2))[:, None].double()
-                rows.append(torch.cat([both, either, counted], dim=1))
-        shape = len(samples), 2 * classes + 1
+                rows.append(torch.cat([both, either], dim=1))
+        shape = len(samples), 2 * classes
         counts = gather_rows(rows, shape, self.predictor, torch.float64).cpu().numpy()
-        return Overlaps(counts[:, :classes], counts[:, classes : 2 * classes], counts[:, -1])
+        return Overlaps(counts[:, :classes], counts[:, classes:])
 
     def test_metrics(self, train: Overlaps, test: Overlaps) -> dict[str, Any]:
         """Returns metrics of the test images."""
@@ -265,11 +258,11 @@ class MaskResults(Results):
     @torch.no_grad()
     def predict_some(self, model: Segmenter, source: AugmentedSource) -> dict[str, np.ndarray]:
         """Predicts a few test images on rank 0, the same in every run; returns nothing on other ranks."""
-        samples, ranks = self.data.test, self.predictor.ranks
+        samples, ranks = self.setup.data.test, self.predictor.ranks
         if ranks.rank:
             return {}
         order = permute(np.arange(min(_SHOWN, len(samples))), len(samples), derive_key(0, RngStream.ORDER, 0))
-        batch = next(iter(self.data.fixed(source, samples[order], ranks, _SHOWN * ranks.world_size)))
+        batch = next(iter(self.setup.data.fixed(source, samples[order], ranks, _SHOWN * ranks.world_size)))
         with self.predictor.autocast():
             guess = model.logits(batch.to(self.predictor.device).images).argmax(dim=1)
         return {
@@ -280,27 +273,27 @@ class MaskResults(Results):
 
     def metadata(self, step: int) -> dict[str, Any]:
         """Returns pixel classes and labels; step and origin of the encoder where known."""
-        origin = origin_of(self.config.finetune.start)
-        known = {"step": None if self.info is None else step, "origin": origin}
+        origin = origin_of(self.setup.config.finetune.start)
+        known = {"step": None if self.setup.info is None else step, "origin": origin}
         return {
-            "segments": self.data.classes,
-            "labels": self.labels.model_dump(),
+            "segments": self.setup.data.classes,
+            "labels": self.setup.labels_seen.model_dump(),
             **{name: value for name, value in known.items() if value is not None},
         }
 
     def write_test(self, test: Overlaps, summary: dict[str, Any], shown: dict[str, np.ndarray]) -> None:
         """Writes `results.json`, `predictions.csv`, and counts and pictures of the test images."""
-        path, classes = self.folder.path, self.data.classes
+        path, classes = self.folder.path, self.setup.data.classes
         details = {
             **summary,
-            "test_split": self.data.test_index.split,
+            "test_split": self.setup.data.test_index.split,
             "classes": classes,
             "per_class": dict(zip(classes, test.per_class(), strict=True)),
         }
         write_json(path / "results.json", details)
         scores = zip(test.miou_by_image, test.pixel_accuracy_by_image, strict=True)
         rows = [[f"{miou:.6f}", f"{accuracy:.6f}"] for miou, accuracy in scores]
-        _write_table(self.folder, self.data, ["miou", "pixel_accuracy"], rows)
+        _write_table(self.folder, self.setup.data, ["miou", "pixel_accuracy"], rows)
         counts = {"intersections": test.intersections, "unions": test.unions}
         arrays: dict[str, Any] = {name: table.astype(np.int32) for name, table in counts.items()} | shown
         with replacing(path / IMAGES_FILE) as partial, partial.open("wb") as file:

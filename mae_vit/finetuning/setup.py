@@ -37,22 +37,24 @@ _MOST_ENCODED = 256
 
 @dataclass(frozen=True)
 class Setup(startup.Setup):
-    """A config, resolved for these ranks and data. As it is, the setup of a mode that trains nothing.
+    """A config, resolved for these ranks and data. As it is, the setup of a mode on frozen features.
 
     Attributes:
         pretrained: its pretrained weights; None for scratch.
         info: geometry and normalization of the encoder; None for a network with a head of its own.
+        plan: numbers of its training steps, for a linear probe those at rate factor 1; None if nothing trains.
     """
 
     config: FinetuneConfig
     data: FinetuneData
     pretrained: Pretrained | None
     info: EncoderInfo | None
+    plan: Plan | None
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Where the run departs from its config."""
-        return ()
+        return self.plan.notes if self.plan else ()
 
     @property
     def source(self) -> str:
@@ -153,19 +155,3 @@ class Setup(startup.Setup):
                 "results are too good; pretrain with data.leave_out_per_class, or use finetune.holdout=0",
                 file=sys.stderr,
             )
-
-
-@dataclass(frozen=True)
-class ProbeSetup(Setup):
-    """The setup of a linear probe on frozen features.
-
-    Attributes:
-        plan: numbers of its training steps, for rate factor 1.
-    """
-
-    plan: Plan
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Where the run departs from its config."""
-        return self.plan.notes

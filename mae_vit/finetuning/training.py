@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from mae_vit.config.plan import Plan
 from mae_vit.finetuning.models.build import Trainable, classifier_optimizer_options
 from mae_vit.finetuning.results import MaskResults, Predictor, Results
 from mae_vit.finetuning.setup import Setup
@@ -25,10 +26,7 @@ from mae_vit.weights.read import Weights
 class Training(Setup, TrainingSetup):
     """The setup of a mode that trains a network on augmented images, by the training loop."""
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Where the run departs from its config."""
-        return self.plan.notes
+    plan: Plan
 
     @property
     def batch_size(self) -> int:
@@ -84,7 +82,7 @@ class Training(Setup, TrainingSetup):
                 best = BestWeights(step, float("nan"), weights_of(engine.objective))
         predictor = Predictor(self.ranks, engine.device, engine.module.context, self.batch_size)
         kind = MaskResults if self.config.mode.labels == "mask" else Results
-        outcome = kind(self.config, self.data, folder, predictor, self.info, self.labels_seen)
+        outcome = kind(self, folder, predictor)
         # A network of its own: ZeRO 3 keeps the trained one in parts.
         measured, write = outcome.measure(self.build(), best)
         summary = {"labels_seen_by_start": self.label_overlap, **measured}

@@ -214,7 +214,6 @@ class ForeignEncoder(FeatureEncoder):
         """
         super().__init__(images)
         self.network, self.weights = network, weights
-        self.num_prefix_tokens = int(getattr(network, "num_prefix_tokens", 0))
         self.eval().requires_grad_(False)
         height, width = images.img_size
         size = f"{weights.name} does not accept images of {height}x{width} px"
@@ -295,11 +294,6 @@ def open_foreign(weights: ForeignWeights, images: ImageInput) -> ForeignEncoder:
     height, width = images.img_size
     reason = _short(first or ValueError("no head"))
     raise InputError(f"{weights.file} does not fit {weights.name} at {height}x{width} px: {reason}")
-
-
-def open_untrained(weights: ForeignWeights, images: ImageInput) -> ForeignEncoder:
-    """Builds the same network with timm's random weights, drawn by torch's generator."""
-    return ForeignEncoder(weights.create(images.img_size, pretrained=False), images, weights)
 
 
 def _heads(weights: ForeignWeights) -> list[tuple[str, ...]]:

@@ -159,10 +159,6 @@ class FinetuneConfig(Config):
                 f'{", ".join(unused)} has no effect with finetune.mode="linear_probe", which trains one layer on '
                 "fixed features; leave it out (see configs/finetune/linear_probe_base.yaml)"
             )
-        if self.train.effective_batch_size < 2:
-            raise ValueError(
-                "train.effective_batch_size=1: must be at least 2 for the norm of a linear probe"
-            )
 
     def _check_segmentation(self) -> None:
         """Rejects options that move pixels without their mask, or mix images."""

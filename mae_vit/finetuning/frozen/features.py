@@ -18,7 +18,7 @@ from mae_vit.finetuning.results import Predictor, gather_rows
 from mae_vit.finetuning.setup import Setup
 from mae_vit.weights.encoder import ViTFeatures, load_features
 from mae_vit.weights.feature_encoder import FeatureEncoder, ImageInput
-from mae_vit.weights.foreign import ForeignWeights, open_foreign, open_untrained
+from mae_vit.weights.foreign import ForeignEncoder, ForeignWeights, open_foreign
 from mae_vit.weights.names import FOREIGN_ORIGIN
 
 
@@ -44,8 +44,10 @@ def open_frozen(setup: Setup, *, random: bool = False, say: bool = False) -> tup
         images = replace(
             weights.images, img_size=model.image_hw, mean=data.mean, std=data.std, bands=data.bands
         )
-        foreign = (open_untrained if random else open_foreign)(weights, images)
-        if not random:
+        if random:
+            foreign = ForeignEncoder(weights.create(images.img_size, pretrained=False), images, weights)
+        else:
+            foreign = open_foreign(weights, images)
             torch.manual_seed(config.run.seed)
         if say:
             count = sum(value.numel() for value in foreign.parameters())

@@ -6,7 +6,7 @@ The layer is that of MAE Sec. A.1, trained by gradient descent. Shapes: n images
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,7 +26,7 @@ from mae_vit.finetuning.frozen.features import Frozen
 from mae_vit.finetuning.models.build import classifier_optimizer_options
 from mae_vit.finetuning.plan_text import describe_test
 from mae_vit.finetuning.results import as_predictions, compare_with_test, network_facts
-from mae_vit.finetuning.setup import ProbeSetup, Setup
+from mae_vit.finetuning.setup import Setup
 from mae_vit.models.encoder_file import to_metadata
 from mae_vit.training.optim import lr_at, make_optimizer
 from mae_vit.weights.names import origin_of
@@ -101,16 +101,9 @@ def probe_top1(probe: LinearProbe, features: Tensor, labels: Tensor) -> float | 
     return float((logits.argmax(dim=-1) == labels).double().mean())
 
 
-def best_index(scores: Sequence[float | None]) -> int | None:
-    """Returns the index of the largest score, the first of equal ones; None if no score is known."""
-    known = [-math.inf if score is None else score for score in scores]
-    best = max(known, default=-math.inf)
-    return None if best == -math.inf else known.index(best)
-
-
-def describe_probe(setup: ProbeSetup, forward_flops: float) -> str:
+def describe_probe(setup: Setup, plan: Plan, forward_flops: float) -> str:
     """Returns the plan that `--dry-run` prints, one fact per line."""
-    config, data, plan = setup.config, setup.data, setup.plan
+    config, data = setup.config, setup.data
     rates = ", ".join(f"{factor * plan.lr:.3g}" for factor in config.finetune.lr_factors)
     choice = (
         f"{len(data.held_out):,} images of the same split"
@@ -157,8 +150,9 @@ def score_by_probe(frozen: Frozen, plan: Plan) -> tuple[dict[str, Any], Predicti
     probes = _train_all(frozen, plan, support)
     # Without held-out images there is only one rate; its score only shows whether it is too large.
     scores = [probe_top1(probe, *(held_out or support)) for probe in probes]
-    best = best_index(scores)
-    if best is None:
+    known_scores = [-math.inf if score is None else score for score in scores]
+    best = known_scores.index(max(known_scores))
+    if scores[best] is None:
         raise InputError(
             f"all of finetune.lr_factors={finetune.lr_factors} are too large for these features; lower them"
         )
@@ -182,18 +176,6 @@ def score_by_probe(frozen: Frozen, plan: Plan) -> tuple[dict[str, Any], Predicti
         return summary, None, probes[best]
     test = as_predictions(frozen.test_labels, _chances(probes[best], frozen.test_features()))
     return summary | compare_with_test(data, train, test), test, probes[best]
-
-
-def describe_results(summary: dict[str, Any]) -> list[str]:
-    """Returns the lines to print about rates, and how to read the accuracies."""
-    rates = summary["probe_rates"]
-    lines = [
-        f"  rate {row['lr']:<9.3g} validation "
-        + ("too large" if row["val_top1"] is None else f"{row['val_top1']:.2%}")
-        + (", chosen" if row["lr"] == summary["probe_lr"] else "")
-        for row in (rates if len(rates) > 1 else ())
-    ]
-    return lines + ([f"  reading   {summary['reading']}"] if "reading" in summary else [])
 
 
 def _train_all(frozen: Frozen, plan: Plan, support: tuple[Tensor, Tensor]) -> list[LinearProbe]:

@@ -21,14 +21,9 @@ from mae_vit.finetuning.config.modes import unused_options
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.finetuning.frozen.closed_form import score_in_closed_form
 from mae_vit.finetuning.frozen.features import Frozen, open_frozen
-from mae_vit.finetuning.frozen.linear_probe import (
-    describe_probe,
-    describe_results,
-    probe_bytes,
-    score_by_probe,
-)
+from mae_vit.finetuning.frozen.linear_probe import describe_probe, probe_bytes, score_by_probe
 from mae_vit.finetuning.results import Predictor, run_facts, write_predictions
-from mae_vit.finetuning.setup import ProbeSetup, Setup
+from mae_vit.finetuning.setup import Setup
 from mae_vit.runtime.ranks import barrier, gather_objects, run_on_rank_zero
 from mae_vit.runtime.signals import exit_on_signal
 from mae_vit.runtime.slurm import mark_slurm_progress
@@ -65,14 +60,20 @@ def score(setup: Setup, arguments: Arguments, folder: RunFolder) -> None:
         setup.warn_of_seen_labels()
     facts = {**run_facts(config, data), "derived": setup.derived, "labels_seen_by_start": setup.label_overlap}
     facts |= {"notes": list(setup.notes)} if setup.notes else {}
-    facts["scoring_flops"] = count_scoring_flops(setup)
+    # Networks encode each image once, that with random weights too; the rest takes little.
+    encoded = len(data.train) + len(data.held_out) + len(data.test) * config.finetune.test
+    networks = 2 if setup.pretrained else 1
+    facts["scoring_flops"] = networks * encoded * _forward_flops(setup)
 
     def create() -> None:
         environment = describe_environment(sys.argv, ranks.world_size)
         folder.create(dump_config(config), environment, describe_scoring(setup, precision))
         folder.write_summary("running", facts)
-        if setup.config.mode.trains == "nothing" and (unused := _unused_overrides(setup, arguments)):
-            print_notes([f"{config.finetune.mode} trains nothing, so these have no effect: {unused}"])
+        typed = {override.partition("=")[0] for override in arguments.overrides}
+        unused = [text for text in unused_options(config, config.mode) if text.partition("=")[0] in typed]
+        if unused:  # a probe has refused them
+            named = ", ".join(unused)
+            print_notes([f"{config.finetune.mode} trains nothing, so these have no effect: {named}"])
 
     run_on_rank_zero(folder.lock, ranks)
     # Another process may have finished the run meanwhile.
@@ -97,8 +98,8 @@ def score(setup: Setup, arguments: Arguments, folder: RunFolder) -> None:
 def describe_scoring(setup: Setup, precision: Chosen) -> str:
     """Returns the plan of a scoring run."""
     config, data = setup.config, setup.data
-    if isinstance(setup, ProbeSetup):
-        return f"{describe_probe(setup, _forward_flops(setup))}\nprecision   {precision}"
+    if setup.plan is not None:
+        return f"{describe_probe(setup, setup.plan, _forward_flops(setup))}\nprecision   {precision}"
     origin = origin_of(config.finetune.start)
     return (
         f"{config.finetune.mode} of {setup.source}{f' ({origin})' if origin else ''}: {len(data.train):,} labeled "
@@ -129,14 +130,6 @@ def is_scored(folder: RunFolder, identity: Identity) -> bool:
     saved = run_identity(begun, derived=derived).values
     check_identity(saved, identity, folder.shown(), otherwise=folder.otherwise)
     return folder.read_status() == "done"
-
-
-def count_scoring_flops(setup: Setup) -> float:
-    """Counts the FLOPs of a scoring run: networks encode each image once, and the rest takes little."""
-    data = setup.data
-    encoded = len(data.train) + len(data.held_out) + len(data.test) * setup.config.finetune.test
-    networks = 2 if setup.pretrained else 1  # plus the one with random weights
-    return networks * encoded * _forward_flops(setup)
 
 
 def _forward_flops(setup: Setup) -> float:
@@ -185,7 +178,7 @@ def _measure_and_write(
 def _score(frozen: Frozen) -> tuple[dict[str, Any], Predictions | None, bytes | None]:
     """Returns entries of the summary, predictions of test images, and the content of `WEIGHTS`; collective."""
     frozen.encoder.place(frozen.predictor.device)
-    if not isinstance(frozen.setup, ProbeSetup):
+    if frozen.setup.plan is None:
         return *score_in_closed_form(frozen), None
     scores, guesses, probe = score_by_probe(frozen, frozen.setup.plan)
     return scores, guesses, probe_bytes(probe, frozen.setup)
@@ -240,7 +233,14 @@ def _describe_outcome(config: FinetuneConfig, summary: dict[str, Any], path: Pat
             way = "more" if low > random else "less" if high < random else "no clear difference"
             lines[-1] += f"; the same network with random weights has {random:.2%}: {way}"
     if "probe_rates" in summary:
-        lines += describe_results(summary)
+        rates = summary["probe_rates"]
+        lines += [
+            f"  rate {row['lr']:<9.3g} validation "
+            + ("too large" if row["val_top1"] is None else f"{row['val_top1']:.2%}")
+            + (", chosen" if row["lr"] == summary["probe_lr"] else "")
+            for row in (rates if len(rates) > 1 else ())
+        ]
+        lines += [f"  reading   {summary['reading']}"] if "reading" in summary else []
         onto = "the pretrained encoder" if summary["start"] else "random weights, which are not kept"
         lines.append(f"  weights   {path / WEIGHTS} (onto {onto})")
     lines.append(
@@ -251,10 +251,3 @@ def _describe_outcome(config: FinetuneConfig, summary: dict[str, Any], path: Pat
         spread = "" if drawn["std"] is None else f" +- {drawn['std']:.2%} over {len(drawn['draws'])} draws"
         lines.append(f"  {shots:>3} shots  {drawn['mean']:.2%}{spread}")
     return [*lines, *([f"  details   {path / 'results.json'}, {path / 'predictions.csv'}"] if test else [])]
-
-
-def _unused_overrides(setup: Setup, arguments: Arguments) -> str:
-    """Lists command-line options without effect in a mode that trains nothing."""
-    typed = {override.partition("=")[0] for override in arguments.overrides}
-    unused = unused_options(setup.config, setup.config.mode)
-    return ", ".join(option for option in unused if option.partition("=")[0] in typed)
