@@ -55,12 +55,5 @@ def feature_metrics(sums: Tensor, width: int) -> dict[str, float]:
     singular = eigenvalues.sqrt().sort(descending=True).values[: min(width, int(images))]
     variance = (squares / images - (total / images).square()).clamp(min=0)
     spread = variance.sqrt().mean().item() * math.sqrt(width)
-    return {"rankme": effective_rank(singular), "feature_std": spread}
-
-
-def effective_rank(singular: Tensor) -> float:
-    """Returns exp(-sum p log p) with p = s / sum(s) + 1e-7, for singular values s (k,) (RankMe, Eq. 1)."""
-    shares = (
-        singular.double() / singular.double().sum().clamp(min=torch.finfo(torch.float64).tiny) + RANKME_EPS
-    )
-    return math.exp(-(shares * shares.log()).sum().item())
+    shares = singular / singular.sum().clamp(min=torch.finfo(torch.float64).tiny) + RANKME_EPS
+    return {"rankme": math.exp(-(shares * shares.log()).sum().item()), "feature_std": spread}

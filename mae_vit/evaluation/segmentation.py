@@ -53,22 +53,20 @@ class Overlaps:
     Attributes:
         intersections: float64 (n, K).
         unions: float64 (n, K).
-        pixels: float64 (n,), counted pixels.
     """
 
     intersections: np.ndarray
     unions: np.ndarray
-    pixels: np.ndarray
 
     def __len__(self) -> int:
         """Number of images."""
-        return len(self.pixels)
+        return len(self.unions)
 
-    @classmethod
-    def from_counts(cls, intersections: np.ndarray, unions: np.ndarray) -> Overlaps:
-        """Derives the pixels: a wrong one is in two unions, of its true and its predicted class."""
-        right = intersections.sum(axis=1)
-        return cls(intersections, unions, right + (unions.sum(axis=1) - right) / 2)
+    @property
+    def pixels(self) -> np.ndarray:
+        """Counted pixels of each image, (n,): a wrong one is in two unions, of its true and its predicted class."""
+        counts: np.ndarray = (self.intersections.sum(axis=1) + self.unions.sum(axis=1)) / 2
+        return counts
 
     @property
     def miou(self) -> float:

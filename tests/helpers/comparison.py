@@ -183,4 +183,4 @@ def _results(packed: Mapping[str, np.ndarray], split: int) -> Iterator[tuple[np.
             yield predicted == packed[f"truth_{split}"], None
         return
     for both, either in zip(packed[f"intersections_{split}"], packed[f"unions_{split}"], strict=True):
-        yield np.zeros(0, bool), Overlaps.from_counts(both.astype(float), either.astype(float))
+        yield np.zeros(0, bool), Overlaps(both.astype(float), either.astype(float))

@@ -116,7 +116,7 @@ def _read(plan: ComparisonPlan, cell: Cell) -> Row:
     if MODES[cell.mode].labels == "mask":
         with np.load(folder / IMAGES_FILE) as arrays:
             counts = [arrays[name][order].astype(float) for name in ("intersections", "unions")]
-        overlaps = Overlaps.from_counts(*counts)
+        overlaps = Overlaps(*counts)
     else:
         numbers = {name: number for number, name in enumerate(details["classes"])}
         truth, predicted = (
