@@ -13,7 +13,6 @@ import zipfile
 from collections import OrderedDict
 from collections.abc import Collection
 from contextlib import suppress
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -38,17 +37,6 @@ _PROGRAMS = (".onnx", ".pt2")
 _PROGRAM = "a program that was exported from weights; give those weights"
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _PART = re.compile(r"-\d{5}-of-(\d{5})\.(safetensors|bin)$")
-# Names that trainers give to weights, and to other files with the same extensions.
-_WEIGHTS = re.compile(r"\.(pth(\.tar)?|pt|bin|ckpt|safetensors|index\.json)$")
-_NO_WEIGHTS = re.compile(
-    r"(optimi[sz]er|scheduler|scaler|training_args|rng_state|random_states)|" + _PART.pattern
-)
-# Checkpoints of our runs, which are given by the run's folder.
-_OURS = re.compile(r"step-\d{8}")
-# Files that stand for their folder.
-_FOLDER_FILES = ("encoder.safetensors", "model.safetensors", "pytorch_model.bin", *_INDEXES)
-# Largest number of files to look through in a folder: a user may give a folder of images by mistake.
-_MAX_NAMES = 10_000
 # DeepSpeed's names for the weights of the first process, without and with ZeRO-3.
 _DEEPSPEED = ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt")
 _ADAPTER = re.compile(r"^base_model\.model\.|\.(lora_\w+|base_layer)\.")
@@ -72,26 +60,6 @@ def file_in(folder: Path) -> Path | None:
     with suppress(OSError, UnicodeDecodeError):  # DeepSpeed's name of its newest checkpoint
         folder = folder / (folder / "latest").read_text(encoding="utf-8").strip()
     return next((folder / name for name in _DEEPSPEED if (folder / name).is_file()), None)
-
-
-def weights_below(folder: Path) -> Path | None:
-    """Returns the best weights in a third-party training folder, else the newest; a file, or its folder."""
-
-    def preference(path: Path) -> tuple[bool, int, list[int]]:
-        # Numbers, since copies do not keep times: checkpoint-1000 is newer than checkpoint-500.
-        numbers = [int(number) for number in re.findall(r"\d+", str(path.relative_to(folder)))]
-        return "best" in path.name, -len(path.parts), numbers
-
-    names = islice(folder.rglob("*"), _MAX_NAMES)
-    files = [
-        path
-        for path in names
-        if _WEIGHTS.search(path.name)
-        and not _NO_WEIGHTS.search(path.name)
-        and not _OURS.fullmatch(path.parent.name)
-    ]
-    best = max(files, key=preference, default=None)
-    return best.parent if best is not None and best.name in _FOLDER_FILES else best
 
 
 def read_content(path: Path, *, wanted: str = FORMS) -> tuple[dict[str, Any], dict[Any, Any]]:

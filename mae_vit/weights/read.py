@@ -41,7 +41,7 @@ from mae_vit.training.checkpoints.checkpoint import (
     read_part,
     step_of,
 )
-from mae_vit.weights.containers import check_whole, file_in, read_content, weights_below
+from mae_vit.weights.containers import check_whole, file_in, read_content
 from mae_vit.weights.foreign import nearest_timm
 from mae_vit.weights.names import FORMS, HEADS_BESIDE, another_kind, as_it_is, check_exists, split_network
 from mae_vit.weights.seen_labels import SeenLabels
@@ -191,9 +191,8 @@ def _read_folder(folder: Path) -> Weights:
     ours = next((file for file in (exported, folder / "pytorch_model.bin") if file.exists()), None)
     if (file := ours or file_in(folder)) is not None:
         return _read_file(file)
-    run, below = _run_around(folder), weights_below(folder)
-    hint = f"; give {run}" if run else f'; did you mean "{below}"?' if below else ""
-    raise InputError(f"{folder} is not a run folder (no checkpoints, no encoder.safetensors){hint}")
+    hint = f"give {_run_around(folder) or 'a file of weights'}"
+    raise InputError(f"{folder} is not a run folder (no checkpoints, no encoder.safetensors); {hint}")
 
 
 def _run_around(path: Path) -> Path | None:
@@ -240,13 +239,6 @@ def _read_checkpoint(path: Path) -> Weights:
     )
 
 
-def _network_geometry(metadata: Mapping[str, Any]) -> Geometry:
-    """Returns the geometry of a fine-tuned network without its head."""
-    # Patch size 1: nothing masked its patches.
-    facts = {"name": metadata["network"], "img_size": metadata["img_size"], "patch_size": 1}
-    return ENCODERS["network"].model_validate({**facts, "in_chans": len(metadata["mean"])}).geometry()
-
-
 def _read_file(path: Path, network: str | None = None) -> Weights:
     """Reads the encoder in a file, ours or third-party, in any supported container and naming."""
     if (path.parent / STATE).is_file() and path.stem not in _WEIGHTS:
@@ -256,7 +248,10 @@ def _read_file(path: Path, network: str | None = None) -> Weights:
     if not metadata:
         check_whole(path, names)
     section_class(metadata.get("family") or "vit", path)
-    geometry = _network_geometry(metadata) if "network" in metadata else geometry_from(metadata)
+    geometry = geometry_from(metadata)
+    if "network" in metadata:  # fine-tuned; patch size 1, as nothing masked its patches
+        facts = {"name": metadata["network"], "img_size": metadata["img_size"], "patch_size": 1}
+        geometry = ENCODERS["network"].model_validate({**facts, "in_chans": len(metadata["mean"])}).geometry()
     is_vit = geometry is None or geometry.family == "vit"
     network_in = find_network(content, str(path), network) if is_vit else None
     if network_in is None and not metadata:

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from mae_vit.core.errors import InputError
-from mae_vit.weights.names import another_kind
 
 
 @dataclass(frozen=True)
@@ -28,13 +27,11 @@ class _Family:
         name: name of the library.
         anchor: name of the patch projection.
         renames: pairs of a pattern and timm's replacement, applied in turn.
-        refused: why its networks are not supported; empty if they are.
     """
 
     name: str
     anchor: str
     renames: tuple[tuple[str, str], ...]
-    refused: str = ""
 
 
 _FAMILIES = (
@@ -93,12 +90,6 @@ _FAMILIES = (
             (r"^encoder\.ln\.", "norm."),
         ),
     ),
-    _Family(
-        "OpenCLIP",
-        "conv1.weight",
-        ((r"^transformer\.resblocks\.", "blocks."),),
-        refused="its norms have an eps of 1e-05, ours 1e-06, and most have a norm before the blocks (ln_pre)",
-    ),
 )
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # Name endings of trained tensors; others, such as indices and counters, may have any type.
@@ -133,12 +124,9 @@ def find_network(
             raise InputError(f"{source} has no Vision Transformer, so no {chosen!r}; leave out @{chosen}")
         return None
     prefix = _choose(list(networks), source, chosen)
-    family = networks[prefix]
-    if family.refused:
-        raise another_kind(source, f"it is {family.name}: {family.refused}")
-    tensors = _with_whole_qkv(_renamed(named, prefix, family))
+    tensors = _with_whole_qkv(_renamed(named, prefix, networks[prefix]))
     check_values(tensors, source)
-    return tensors, _describe(prefix, family, [*networks])
+    return tensors, _describe(prefix, networks[prefix], [*networks])
 
 
 def named_tensors(content: Mapping[Any, Any], prefix: str = "") -> dict[str, Tensor]:

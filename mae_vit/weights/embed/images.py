@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import glob
 import hashlib
 import io
 import os
@@ -75,16 +74,14 @@ class Images:
 
 
 def open_images(
-    spec: str | Sequence[str], *, out: Path, splits: Sequence[str] = (), labels: bool = True
+    specs: Sequence[str], *, out: Path, splits: Sequence[str] = (), labels: bool = True
 ) -> Images:
     """Opens the images to embed, of all `splits` by default; takes `labels` from shards and class folders.
 
-    `spec` is prepared shards (a folder with `dataset.json`), a source of `mae-vit prepare`, or image files or patterns
-    ("photos/*.jpg"); `out` is a folder for temporary files. Raises InputError if there are no such images or splits, or
-    the folder does not match its description.
+    `specs` is prepared shards (a folder with `dataset.json`), a source of `mae-vit prepare`, or image files; `out` is a
+    folder for temporary files. Raises InputError if there are no such images or splits, or the folder does not match
+    its description.
     """
-    patterns = [spec] if isinstance(spec, str) else spec
-    specs = [path for pattern in patterns for path in _matching(pattern)]
     if len(specs) > 1:
         return _open_files(specs, splits)
     (spec,) = specs
@@ -98,15 +95,6 @@ def open_images(
     return _open_source(
         find_images(spec, out=out, split=_NO_SPLIT, labels=labels, class_folder="first"), Path(spec), wanted
     )
-
-
-def _matching(spec: str) -> list[str]:
-    """Expands a quoted pattern as a shell does; returns anything else unchanged."""
-    if not glob.has_magic(spec) or is_url(spec) or os.path.lexists(spec):
-        return [spec]
-    if paths := sorted(glob.glob(spec, recursive=True)):
-        return paths
-    raise InputError(f"no file matches {spec}; give image files, or one folder or archive")
 
 
 def _open_files(specs: Sequence[str], splits: Sequence[str]) -> Images:

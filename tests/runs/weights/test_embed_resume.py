@@ -65,7 +65,7 @@ class StopAfter:
 
 
 def test_stopped_anywhere_it_resumes_to_the_same_bytes(weights, folder, tmp_path, monkeypatch):
-    encoder, images = load_encoder(weights), open_images(str(folder), out=tmp_path)
+    encoder, images = load_encoder(weights), open_images([str(folder)], out=tmp_path)
     settings = Settings(torch.device("cpu"), batch_size=4)
     monkeypatch.setattr(embedding, "SAVE_EVERY_S", 0.0)
     assert embed(encoder, images, tmp_path / "whole", settings).rows == 17
@@ -90,7 +90,7 @@ def test_stopped_anywhere_it_resumes_to_the_same_bytes(weights, folder, tmp_path
 def test_killed_while_it_completes_it_resumes_to_the_same_bytes(
     weights, folder, tmp_path, monkeypatch, killed_in
 ):
-    encoder, images = load_encoder(weights), open_images(str(folder), out=tmp_path)
+    encoder, images = load_encoder(weights), open_images([str(folder)], out=tmp_path)
     settings = Settings(torch.device("cpu"), batch_size=4)
     out = tmp_path / "f"
 
@@ -142,7 +142,7 @@ def begun(weights, folder, tmp_path, monkeypatch):
     """An output of which some images are done."""
     out = tmp_path / "f"
     settings = Settings(torch.device("cpu"), batch_size=4)
-    images = open_images(str(folder), out=tmp_path)
+    images = open_images([str(folder)], out=tmp_path)
     assert embed(load_encoder(weights), images, out, settings, stop=StopAfter(3)).rows is None
     assert done_of(out) == 16
     return out

@@ -124,7 +124,7 @@ def test_photographs_are_those_of_training(tmp_path, options, channels):
             np.testing.assert_array_equal(encoder.crop(Image.open(source / name)), pixels[name], err_msg=name)
     # Of prepared data, which are read as they are.
     encoder.fit_bands(RGB8, "the data")
-    for entry in open_images(str(out), out=tmp_path).entries:
+    for entry in open_images([str(out)], out=tmp_path).entries:
         name = next(name for name in files if name.rpartition(".")[0] == entry.key)
         np.testing.assert_array_equal(
             encoder.crop_pixels(encoder.decode(entry.read())), pixels[name], err_msg=name
@@ -186,7 +186,7 @@ def test_bands_are_those_of_training(tmp_path, kind, options):
             for array in (raw, torch.from_numpy(raw)):
                 np.testing.assert_array_equal(encoder.crop(array), pixels[name])
     encoder.fit_bands(encoder.input.bands, "the data")
-    for entry in open_images(str(out), out=tmp_path).entries:
+    for entry in open_images([str(out)], out=tmp_path).entries:
         name = next(name for name in files if name.rpartition(".")[0] == entry.key)
         cropped = encoder.crop_pixels(encoder.decode(entry.read()))
         np.testing.assert_array_equal(cropped, pixels[name], err_msg=name)

@@ -258,17 +258,3 @@ def test_features_that_are_not_finite_are_refused(photos, tmp_path, capsys):
     assert call(*arguments, "--dtype", "float16") == 2
     assert re.search(r"test/\w+/\d+\.\w+ .*--dtype float32", capsys.readouterr().err)
     assert not (tmp_path / "f").exists()
-
-
-def test_a_pattern_in_quotes_is_expanded(weights, tmp_path, capsys):
-    folder, out = tmp_path / "folder", tmp_path / "f"
-    folder.mkdir()
-    for number, kind in enumerate(("png", "jpeg", "png")):
-        (folder / f"{number}.{kind}").write_bytes(encoded(number, kind))
-    assert call(weights, f"{folder}/*.png", "--out", out) == 0
-    assert read_output(out)["paths"].tolist() == ["0.png", "2.png"]
-    (folder / "[a].png").write_bytes(encoded(4, "png"))
-    assert call(weights, f"{folder}/[a].png", "--out", tmp_path / "g") == 0
-    assert read_output(tmp_path / "g")["paths"].tolist() == ["[a].png"]
-    assert call(weights, f"{folder}/*.gif", "--out", out) == 2
-    assert f"{folder}/*.gif" in capsys.readouterr().err

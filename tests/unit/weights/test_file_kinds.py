@@ -130,8 +130,8 @@ def distributed(folder):
     return folder
 
 
-def cast(folder, dtype, name="file.pth"):
-    return saved(folder, {key: value.to(dtype) for key, value in TENSORS.items()}, name)
+def cast(folder, dtype):
+    return saved(folder, {key: value.to(dtype) for key, value in TENSORS.items()})
 
 
 def adam():
@@ -164,17 +164,14 @@ REFUSED = {
         lambda d: sharded(d, "safetensors") / "model-00001-of-00002.safetensors",
         "one of 2",
     ),
-    "ZeRO-3": (lambda d: deepspeed(d, module=EMPTY), "zero_to_fp32.py"),
-    "ZeRO-3's name": (
+    "ZeRO-3": (
         lambda d: deepspeed(d, "zero_pp_rank_0_mp_rank_00_model_states.pt", EMPTY),
-        "zero_to_fp32",
+        "zero_to_fp32.py",
     ),
     "FSDP": (lambda d: saved(d, FSDP), "FULL_STATE_DICT"),
     "a distributed checkpoint": (distributed, "dcp_to_torch"),
     "int8": (lambda d: cast(d, torch.int8), "is int8"),
-    "int8 in safetensors": (lambda d: cast(d, torch.int8, "a.safetensors"), "is int8"),
     "float8": (lambda d: cast(d, torch.float8_e4m3fn), "is float8_e4m3fn"),
-    "complex": (lambda d: cast(d, torch.complex64), "is complex64"),
     "an adapter": (lambda d: saved(d, ADAPTER, "adapter_model.safetensors"), "merge_and_unload"),
     "an adapter in its network": (
         lambda d: saved(d, {**TENSORS, "blocks.0.attn.qkv.lora_A.default.weight": torch.zeros(8, 128)}),
@@ -189,17 +186,14 @@ REFUSED = {
         "not a file of weights",
     ),
     "a list": (lambda d: saved(d, [*TENSORS.values()]), "a list"),
-    "one tensor": (lambda d: saved(d, TENSORS["pos_embed"]), "a Tensor"),
     "an optimizer": (lambda d: saved(d, {"epoch": 3, "optimizer": adam()}), "optimizer"),
     "ONNX": (lambda d: written(d, b"\x08\x0a", "a.onnx"), "a program"),
-    "torch.export": (lambda d: zipped(d).rename(d / "a.pt2"), "a program"),
     "a folder of ONNX": (lambda d: written(d, b"\x08\x0a", "a.onnx").parent, "not a run folder"),
     "no tensors": (lambda d: saved(d, {"epoch": 3}), "named tensors"),
     "sparse": (
         lambda d: saved(d, {**TENSORS, "norm.weight": TENSORS["norm.weight"].to_sparse()}),
         "norm.weight is sparse_coo",
     ),
-    "text": (lambda d: written(d, b"hello\n", "a.safetensors"), "not a file of weights"),
 }
 
 

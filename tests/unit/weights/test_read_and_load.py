@@ -151,30 +151,6 @@ def test_what_is_not_there_has_a_hint(tmp_path, monkeypatch, name, hint):
         read_weights(name if elsewhere else str(tmp_path / name))
 
 
-@pytest.mark.parametrize(
-    ("files", "expected"),
-    [
-        ("checkpoint-9.pth.tar last.pth.tar model_best.pth.tar args.yaml", "model_best.pth.tar"),
-        ("a/checkpoints/step-00000004/best.safetensors a/model.safetensors", "a"),
-        ("train/x/checkpoint-9.pth.tar train/x/checkpoint-10.pth.tar", "train/x/checkpoint-10.pth.tar"),
-        (
-            "checkpoint-500/model.safetensors checkpoint-1000/model.safetensors checkpoint-1000/optimizer.pt "
-            "checkpoint-1000/rng_state.pth checkpoint-1000/training_args.bin runs/events",
-            "checkpoint-1000",
-        ),
-        ("step/model.safetensors.index.json step/model-00001-of-00002.safetensors", "step"),
-        ("checkpoints/epoch=9-step=90.ckpt checkpoints/last.txt", "checkpoints/epoch=9-step=90.ckpt"),
-    ],
-)
-def test_what_is_meant_by_a_folder_around_weights_is_named(tmp_path, files, expected):
-    for name in files.split():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).touch()
-    with pytest.raises(InputError) as error:
-        read_weights(str(tmp_path))
-    assert f'"{tmp_path / expected}"?' in str(error.value)
-
-
 @pytest.fixture
 def fresh_timm(monkeypatch):
     """timm's models without their weights, which are not here."""

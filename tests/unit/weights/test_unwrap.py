@@ -228,13 +228,6 @@ def test_a_model_of_torchvision(tmp_path):
         torch.testing.assert_close(encoder(IMAGES), model(IMAGES), atol=1e-5, rtol=0)
 
 
-def open_clip(model):
-    blocks = {f"transformer.resblocks.0.{name}": torch.zeros(4) for name in ("ln_1.weight", "mlp.c_fc.bias")}
-    return below(
-        "visual.", {"conv1.weight": torch.zeros(4, 3, 16, 16), "ln_pre.weight": torch.zeros(4), **blocks}
-    )
-
-
 # What computes something else, and a word of the reason.
 REFUSED = {
     "DINOv2": (lambda: of_transformers("Dinov2").state_dict(), "blocks.0.layer_scale1.lambda1"),
@@ -245,7 +238,6 @@ REFUSED = {
     "no class token": (lambda: network(class_token=False, global_pool="avg").state_dict(), "no class token"),
     "norm before": (lambda: network(pre_norm=True).state_dict(), "norm_pre.weight"),
     "norm of queries": (lambda: network(qk_norm=True).state_dict(), "blocks.0.attn.q_norm.weight"),
-    "OpenCLIP": (lambda: open_clip(None), "is OpenCLIP"),
     "a CNN": (lambda: timm.create_model("resnet18").state_dict(), "conv1.weight"),
     "of several dates": (
         lambda: {**network().state_dict(), "patch_embed.proj.weight": torch.zeros(8, 6, 3, 4, 4)},
