@@ -135,7 +135,10 @@ class _TransformerSection(EncoderSection):
     @property
     def size(self) -> Size:
         """Width, depth and heads, after the keys that change them."""
-        return SIZES[self.name].with_changes(self.embed_dim, self.depth, self.num_heads)
+        size = SIZES[self.name]
+        return Size(
+            self.embed_dim or size.embed_dim, self.depth or size.depth, self.num_heads or size.num_heads
+        )
 
     @property
     def drops(self) -> dict[str, float]:

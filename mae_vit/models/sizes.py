@@ -22,10 +22,6 @@ class Size:
     depth: int
     num_heads: int
 
-    def with_changes(self, embed_dim: int | None, depth: int | None, num_heads: int | None) -> Size:
-        """Returns a copy with the given values replaced."""
-        return Size(embed_dim or self.embed_dim, depth or self.depth, num_heads or self.num_heads)
-
 
 # ViT Table 1 (B, L, H); DeiT Table 1 (Ti, S); "tiny-cifar" has 1.2 M parameters, for small-data CIFAR
 # experiments (32 px, patch 4).

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from mae_vit.core.errors import InputError
 from mae_vit.core.user_files import expand_text, name_given
 from mae_vit.data.views import IMAGENET_MEAN, IMAGENET_STD
-from mae_vit.models.attention import choose_attention
 from mae_vit.models.encoder_file import UNKNOWN, Cost, EncoderInfo, cost_of_info, cost_of_weights, read_info
 from mae_vit.models.encoders.base import Encoder, LoadReport, as_map, pool_tokens
 from mae_vit.models.encoders.vit import sincos_position_table, with_class_position
@@ -44,7 +43,7 @@ class ViTFeatures(FeatureEncoder):
         """Wraps an encoder whose weights are already loaded."""
         super().__init__(images)
         self.encoder, self.pool, self.fc_norm = encoder, pool, fc_norm
-        self.num_features, self.num_prefix_tokens = int(encoder.embed_dim), int(encoder.num_prefix_tokens)
+        self.num_features = int(encoder.embed_dim)
 
     def features(self, images: Tensor) -> Tensor:
         """Encodes and pools normalized images: (B, C, H, W) -> (B, D)."""
@@ -67,11 +66,6 @@ class ViTFeatures(FeatureEncoder):
             "mean": list(images.mean),
             "std": list(images.std),
         }
-
-    def place(self, device: torch.device) -> None:
-        """Moves the encoder to a device, and chooses the faster attention there."""
-        choose_attention(self, device)
-        super().place(device)
 
 
 class PretrainedEncoder(ViTFeatures):

@@ -27,6 +27,7 @@ from mae_vit.core.user_files import expand_path
 from mae_vit.data.images.augment import Interpolation, center_crop
 from mae_vit.data.images.decode import DecodeError, jpeg_size, read_header
 from mae_vit.data.images.preprocess import preprocess, preprocess_opened, shape_bands
+from mae_vit.models.attention import choose_attention
 
 # Largest 8-bit value of 16-bit images that hold only 12 bits, plus one.
 _DARK = 16
@@ -62,13 +63,11 @@ class FeatureEncoder(nn.Module):
     Attributes:
         input: the images that it takes.
         num_features: D.
-        num_prefix_tokens: number of tokens before the patch tokens, such as [CLS] and registers.
         origin: who trained a third-party encoder; None for encoders of mae-vit.
     """
 
     input: ImageInput
     num_features: int
-    num_prefix_tokens: int
     origin: str | None = None
     _warned: frozenset[str] = frozenset()
 
@@ -93,7 +92,9 @@ class FeatureEncoder(nn.Module):
         """Returns the facts, as JSON, that determine the features: source, digest, sizes, normalization."""
 
     def place(self, device: torch.device) -> None:
-        """Moves the encoder to a device, in evaluation mode."""
+        """Moves the encoder to a device, in evaluation mode; ours takes the attention that is faster there."""
+        if self.origin is None:
+            choose_attention(self, device)
         self.to(device).eval()
 
     def forward(self, images: Tensor) -> Tensor:

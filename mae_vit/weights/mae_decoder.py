@@ -57,7 +57,11 @@ def read_decoder(weights: Weights, encoder: Encoder, info: EncoderInfo) -> Decod
         tensors.setdefault(
             "decoder_pos_embed", sincos_position_table(encoder.grid_size, width, encoder.num_prefix_tokens)
         )
-    options = _read_options(weights, f"objective.{prefix}")
+    options: dict[str, Any] = {}
+    if (weights.path / STATE).is_file():  # one of our checkpoints
+        start = f"objective.{prefix}"
+        identity = read_description(weights.path)["identity"]
+        options = {key.removeprefix(start): value for key, value in identity.items() if key.startswith(start)}
     heads = options.get("decoder_num_heads") or (_OFFICIAL_HEADS if width == _OFFICIAL_WIDTH else None)
     notes = []
     if "norm_pix_loss" not in options:
@@ -77,13 +81,6 @@ def read_decoder(weights: Weights, encoder: Encoder, info: EncoderInfo) -> Decod
         decoder_num_heads=heads,
         norm_pix_loss=options.get("norm_pix_loss", False),
     )
-    return Decoder(tensors, config, _build(config, encoder, info, tensors, weights.source), tuple(notes))
-
-
-def _build(
-    config: MAEConfig, encoder: Encoder, info: EncoderInfo, tensors: dict[str, Tensor], source: str
-) -> MAE:
-    """Builds the objective in evaluation mode; raises InputError if decoder and encoder differ in geometry."""
     state = {f"encoder.{name}": value for name, value in encoder.state_dict().items()}
     try:
         config.check(info.geometry, 0)
@@ -91,14 +88,5 @@ def _build(
         mae.load_state_dict({**state, **tensors}, strict=True)
     except (ValueError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[-1].strip()
-        raise InputError(f"{source}: its decoder does not fit its encoder ({reason})") from None
-    return mae.eval()
-
-
-def _read_options(weights: Weights, prefix: str) -> dict[str, Any]:
-    """Returns the objective's options from one of our checkpoints; empty for other files."""
-    path = weights.path
-    if not (path / STATE).is_file():
-        return {}
-    identity = read_description(path)["identity"]
-    return {key.removeprefix(prefix): value for key, value in identity.items() if key.startswith(prefix)}
+        raise InputError(f"{weights.source}: its decoder does not fit its encoder ({reason})") from None
+    return Decoder(tensors, config, mae.eval(), tuple(notes))

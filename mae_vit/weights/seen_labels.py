@@ -96,9 +96,10 @@ class SeenLabels(SplitLabels):
             for split in (labels, *labels.elsewhere):
                 same = known.get(split.fingerprint)
                 known[split.fingerprint] = same.and_of_this_split(split) if same else split
-        of_this_data = known.pop(self.fingerprint)
-        elsewhere = [SplitLabels(**_own_fields(known[name])) for name in sorted(known)]
-        return SeenLabels(**_own_fields(of_this_data), elsewhere=elsewhere)
+        own = {name: labels.model_dump(exclude={"elsewhere"}) for name, labels in sorted(known.items())}
+        return SeenLabels(
+            **own.pop(self.fingerprint), elsewhere=[SplitLabels(**split) for split in own.values()]
+        )
 
     def overlap(self, fingerprint: str, per_class: int | None, holdout: float, *, draw: int = 0) -> Overlap:
         """Returns how these labels overlap with those of a run's held-out images.
@@ -113,7 +114,3 @@ class SeenLabels(SplitLabels):
             for labels in (self, *self.elsewhere)
         }
         return next(overlap for overlap in get_args(Overlap) if overlap in overlaps)
-
-
-def _own_fields(labels: SplitLabels) -> dict[str, Any]:
-    return {name: getattr(labels, name) for name in SplitLabels.model_fields}

@@ -18,7 +18,7 @@ from mae_vit.core.user_files import read_text
 from mae_vit.finetuning.config.modes import MODES
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.models.geometry import Geometry, ViTGeometry
-from mae_vit.weights.names import is_frozen
+from mae_vit.weights.names import is_frozen, name_of
 
 if TYPE_CHECKING:  # slow to import: not for a run from scratch
     from mae_vit.weights.foreign import ForeignWeights
@@ -104,7 +104,12 @@ class WeightsOverrides:
             self._name = str(self._name)
             # The config's check refuses any other mode.
             if (mode := self._mode(stated)) in MODES:
-                self.weights = read_pretrained(self._name, mode)
+                from mae_vit.weights.foreign import read_foreign
+                from mae_vit.weights.read import read_weights
+
+                # `read_weights` refuses third-party ones, for a mode that trains, before anything is fetched.
+                measures = is_frozen(self._name) and MODES[mode].trains != "all"
+                self.weights = (read_foreign if measures else read_weights)(self._name)
 
     def _mode(self, section: Mapping[str, Any]) -> str:
         return str(self._given.get("finetune.mode") or section.get("mode") or "finetune")
@@ -151,7 +156,12 @@ class WeightsOverrides:
                 # Positions are interpolated to the size that the recipe asks for.
                 del facts["model"]["img_size"]
             if family_of(model) != geometry.family:
-                _keep_shared(model, geometry.family)
+                # Of the file's own options those stay that the weights' family shares.
+                shared = {"img_size", "in_chans", "drop_path_rate"} & set(
+                    ENCODERS[geometry.family].model_fields
+                )
+                for key in set(model) - shared:
+                    del model[key]
         if weights.mean is not None and weights.std is not None:
             facts["data"] = {"normalize": [list(weights.mean), list(weights.std)]}
         mode = MODES.get(self._mode(finetune))
@@ -190,24 +200,8 @@ class WeightsOverrides:
                     self.replaced[f"{section}.{key}"] = (stated[key], value)
 
 
-def read_pretrained(name: str, mode: str) -> Pretrained:
-    """Reads pretrained weights, ours or third-party ones.
-
-    Raises:
-        InputError: if they cannot be read, or if third-party ones would be trained.
-    """
-    from mae_vit.weights.foreign import read_foreign
-    from mae_vit.weights.read import read_weights
-
-    measures = MODES[mode].trains != "all"
-    # `read_weights` takes weights to train, and refuses third-party ones before anything is fetched.
-    return read_foreign(name) if is_frozen(name) and measures else read_weights(name)
-
-
 def run_name(weights: str) -> str:
     """Turns the name of weights into a part of a run's name."""
-    from mae_vit.weights.names import name_of
-
     return re.sub(r"[^A-Za-z0-9._-]", "-", name_of(weights)) or "weights"
 
 
@@ -224,13 +218,6 @@ def read_values(source: ConfigSource) -> dict[str, Any]:
 def _section(raw: Mapping[str, Any], name: str) -> dict[str, Any]:
     section = raw.get(name)
     return section if isinstance(section, dict) else {}
-
-
-def _keep_shared(model: dict[str, Any], family: str) -> None:
-    """Drops a file's model options, except those that an encoder of another `family` shares."""
-    shared = {"img_size", "in_chans", "drop_path_rate"} & set(ENCODERS[family].model_fields)
-    for key in set(model) - shared:
-        del model[key]
 
 
 def _sections(extra: Any) -> dict[str, dict[str, Any]]:

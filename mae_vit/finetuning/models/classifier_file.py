@@ -21,7 +21,6 @@ from mae_vit.core.messages import closest_path, error_reason, plain_text
 from mae_vit.core.preprocessing import Preprocessing
 from mae_vit.core.user_files import expand_path, name_given
 from mae_vit.finetuning.models.classifiers import Classifier, NetworkClassifier, ViTClassifier
-from mae_vit.models.attention import choose_attention
 from mae_vit.models.encoders.baselines import build_network
 from mae_vit.models.geometry import ViTGeometry, geometry_from
 from mae_vit.models.sizes import Pool
@@ -71,21 +70,13 @@ class ImageClassifier(FeatureEncoder):
         trained_on: fingerprints of the prepared splits whose labels it has seen.
     """
 
-    def __init__(self, model: Classifier, described: Description, *, source: str, digest: str) -> None:
+    def __init__(
+        self, model: Classifier, images: ImageInput, described: Description, *, source: str, digest: str
+    ) -> None:
         """Wraps a classifier that has been read from `source`; `digest` is that of its file."""
-        height, width = described.img_size
-        super().__init__(
-            ImageInput(
-                (height, width),
-                len(described.mean),
-                described.mean,
-                described.std,
-                bands=Bands.of_entry(vars(described)),
-                preprocessing=Preprocessing.of_entry(described.model_dump()),
-            )
-        )
+        super().__init__(images)
         self.model, self.classes = model.requires_grad_(False), tuple(described.classes)
-        self.num_features, self.num_prefix_tokens = len(self.classes), 0
+        self.num_features = len(self.classes)
         labels = described.labels
         self.trained_on = (
             frozenset(one.fingerprint for one in (labels, *labels.elsewhere)) if labels else frozenset()
@@ -111,11 +102,6 @@ class ImageClassifier(FeatureEncoder):
         images = self.input
         facts = {"img_size": list(images.img_size), "mean": list(images.mean), "std": list(images.std)}
         return {**self._facts, "classes": list(self.classes), **facts}
-
-    def place(self, device: torch.device) -> None:
-        """Moves the classifier to a device, and chooses the attention that is faster there."""
-        choose_attention(self, device)
-        super().place(device)
 
 
 def load_classifier(run: str | os.PathLike[str]) -> ImageClassifier:
@@ -152,20 +138,24 @@ def load_classifier(run: str | os.PathLike[str]) -> ImageClassifier:
     except (SafetensorError, KeyError, TypeError, ValueError, RecursionError):
         raise InputError(f"{named} is not the {FILE} of a fine-tuning run") from None
     try:
-        _check(description, tensors)
-        model = _rebuild(description, tensors)
+        images = _check(description, tensors)
+        model = _rebuild(description, images, tensors)
     except Exception as error:  # any malformed content of an untrusted file
         raise InputError(f"{named} cannot be rebuilt: {error_reason(error)[:160]}") from None
-    return ImageClassifier(model, description, source=named, digest=digest)
+    return ImageClassifier(model, images, description, source=named, digest=digest)
 
 
-def _check(description: Description, tensors: dict[str, Tensor]) -> None:
-    """Raises ValueError for what no run writes: what tensor shapes do not show, or what would take long to build."""
+def _check(description: Description, tensors: dict[str, Tensor]) -> ImageInput:
+    """Returns its images; raises ValueError for what tensor shapes do not show, or what would take long to build."""
     channels, classes = len(description.mean), description.classes
     if len(description.std) != channels or not all(value > 0 for value in description.std):
         raise ValueError(f"std={description.std} does not fit mean={description.mean}")
     bands = Bands.of_entry(vars(description))
-    Preprocessing.of_entry(description.model_dump())
+    preprocessing = Preprocessing.of_entry(description.model_dump())
+    height, width = description.img_size
+    images = ImageInput(
+        (height, width), channels, description.mean, description.std, bands=bands, preprocessing=preprocessing
+    )
     if channels not in (1, 3) if bands.photographs else channels != len(bands.names):
         raise ValueError(f"mean={description.mean} does not fit its bands")
     if not all(1 <= side <= _LARGEST_SIDE for side in description.img_size):
@@ -173,35 +163,32 @@ def _check(description: Description, tensors: dict[str, Tensor]) -> None:
     if len(set(classes)) < len(classes) or any(plain_text(name) != name for name in classes):
         raise ValueError("names of classes must be printable and differ")
     if description.network is not None:
-        return
+        return images
     geometry = geometry_from(description.model_dump())
     if geometry is None or geometry.in_chans != channels:
         raise ValueError("its geometry is not known")
     if any(side % geometry.patch_size for side in geometry.img_size):
         raise ValueError(f"img_size={description.img_size} is not made of patches of {geometry.patch_size}")
     if not isinstance(geometry, ViTGeometry):
-        return
+        return images
     rows, columns = geometry.grid_size
     positions, expected = tensors["pos_embed"].shape[1], rows * columns + geometry.class_tokens
     blocks = {name.split(".")[1] for name in tensors if name.startswith("blocks.")}
     if (positions, len(blocks)) != (expected, geometry.depth):
         raise ValueError(f"it has {positions} positions and {len(blocks)} blocks, not those of its geometry")
+    return images
 
 
-def _build(description: Description) -> Classifier:
+def _build(description: Description, images: ImageInput) -> Classifier:
     """Builds the described network with fresh weights."""
-    common: dict[str, Any] = {
-        "mean": description.mean,
-        "std": description.std,
-        "labels": LabelLoss(len(description.classes)),
-        "bands": Bands.of_entry(vars(description)),
-    }
+    common: dict[str, Any] = {"mean": images.mean, "std": images.std, "bands": images.bands}
+    common["labels"] = LabelLoss(len(description.classes))
     if description.network is not None:
         network = build_network(
             description.network,
             num_classes=len(description.classes),
-            in_chans=len(description.mean),
-            img_size=(description.img_size[0], description.img_size[1]),
+            in_chans=images.in_chans,
+            img_size=images.img_size,
         )
         return NetworkClassifier(network, **common)
     geometry = geometry_from(description.model_dump())
@@ -209,17 +196,17 @@ def _build(description: Description) -> Classifier:
     return ViTClassifier(geometry.build(), pool=description.pool, head_init="zero", **common)
 
 
-def _rebuild(description: Description, tensors: dict[str, Tensor]) -> Classifier:
+def _rebuild(description: Description, images: ImageInput, tensors: dict[str, Tensor]) -> Classifier:
     """Builds the described network and loads the tensors; raises on any mismatch."""
     # Check the shapes on the meta device first: a small file may describe a network too large for memory.
     with torch.device("meta"):
-        empty = _build(description).eval()
-        empty.logits(torch.zeros(1, len(description.mean), *description.img_size))
+        empty = _build(description, images).eval()
+        empty.logits(torch.zeros(1, images.in_chans, *images.img_size))
     shapes = {name: value.shape for name, value in empty.state_dict().items()}
     prefix = "encoder." if description.network is None else "network."
     state = {name if name in shapes else prefix + name: value for name, value in tensors.items()}
     if {name: value.shape for name, value in state.items()} != shapes:
         raise ValueError("its tensors are not those of the network that it names")
-    model = _build(description)
+    model = _build(description, images)
     model.load_state_dict(state, strict=True)
     return model

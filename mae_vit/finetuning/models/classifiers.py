@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
-from mae_vit.core.bands import RGB8, Bands
 from mae_vit.core.batch import Batch
 from mae_vit.finetuning.config.schema import HeadInit
 from mae_vit.models.encoders.base import Encoder, LoadReport, pool_tokens
@@ -18,6 +17,7 @@ from mae_vit.models.encoders.network import in_fast_layout, network_layers
 from mae_vit.models.geometry import NetworkGeometry
 from mae_vit.models.sizes import Pool
 from mae_vit.objectives.label_loss import LabelLoss, LabelTask
+from mae_vit.objectives.objective import Pixels
 from mae_vit.weights.load import load_weights
 from mae_vit.weights.read import Weights
 
@@ -28,16 +28,9 @@ _SMALL_STD = 2e-5
 class Classifier(LabelTask):
     """A network that classifies images. Shapes: B batch, C channels, H W pixels, K classes."""
 
-    def __init__(
-        self,
-        *,
-        mean: Sequence[float],
-        std: Sequence[float],
-        labels: LabelLoss,
-        bands: Bands = RGB8,
-    ) -> None:
+    def __init__(self, *, labels: LabelLoss, **pixels: Unpack[Pixels]) -> None:
         """Holds the normalization (see `Task`) and the training loss."""
-        super().__init__(mean=mean, std=std, bands=bands)
+        super().__init__(**pixels)
         self.labels = labels
 
     @abstractmethod

@@ -5,20 +5,20 @@ Shapes: B batch, C channels, H W pixels, D width of the feature map, h w its row
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
 from mae_vit.core.batch import Batch
 from mae_vit.core.image_rows import Picture
 from mae_vit.evaluation.segmentation import count_overlaps, mean_iou
 from mae_vit.inspection.class_maps import tinted
 from mae_vit.models.encoders.base import Encoder, LoadReport, as_map
-from mae_vit.objectives.objective import ObjectiveOutput, Task
+from mae_vit.objectives.objective import ObjectiveOutput, Pixels, Task
 from mae_vit.weights.foreign import ForeignEncoder
 from mae_vit.weights.load import check_complete, load_weights
 from mae_vit.weights.read import Weights
@@ -79,15 +79,14 @@ class Segmenter(Task):
         probe: bool,
         num_classes: int,
         label_smoothing: float,
-        mean: Sequence[float],
-        std: Sequence[float],
+        **pixels: Unpack[Pixels],
     ) -> None:
         """Adds a head to `encoder`: a linear one for a `probe`, which trains nothing else.
 
         Raises:
             InputError: if timm gives no map of features for a third-party network.
         """
-        super().__init__(mean=mean, std=std)
+        super().__init__(**pixels)
         self.num_classes, self.probe, self.label_smoothing = num_classes, probe, label_smoothing
         if isinstance(encoder, ForeignEncoder):
             with torch.no_grad():

@@ -47,13 +47,19 @@ class NetworkEncoder(Encoder):
         super().__init__()
         self.img_size, self.patch_size, self.in_chans = img_size, patch_size, in_chans
         self.grid_size = (img_size[0] // patch_size, img_size[1] // patch_size)
-        self.network = without_head(
-            build_network(
-                name, num_classes=2, in_chans=in_chans, img_size=img_size, drop_path_rate=drop_path_rate
-            )
+        network = build_network(
+            name, num_classes=2, in_chans=in_chans, img_size=img_size, drop_path_rate=drop_path_rate
         )
-        if not isinstance(self.network, nn.Sequential) and not hasattr(self.network, "forward_intermediates"):
-            raise ValueError(f"{name} has no map of features")
+        # Without its head; other names stay the same.
+        if isinstance(network, nn.Sequential):
+            network = nn.Sequential(OrderedDict([*network.named_children()][:-_BEHIND_MAP]))
+        else:
+            network.reset_classifier(0)  # type: ignore[operator]
+            if isinstance(network, VisionTransformer):
+                network.fc_norm = nn.Identity()
+            if not hasattr(network, "forward_intermediates"):
+                raise ValueError(f"{name} has no map of features")
+        self.network = network
         self.embed_dim, *grid = self._map_shape(name)
         self.feature_grid = (grid[0], grid[1])
 
@@ -109,16 +115,6 @@ def in_fast_layout(images: Tensor, network: nn.Module) -> Tensor:
     if images.is_cuda or isinstance(network, nn.Sequential):
         return images.contiguous(memory_format=torch.channels_last)
     return images
-
-
-def without_head(network: nn.Module) -> nn.Module:
-    """Removes the head of a network; other names stay the same."""
-    if isinstance(network, nn.Sequential):
-        return nn.Sequential(OrderedDict([*network.named_children()][:-_BEHIND_MAP]))
-    network.reset_classifier(0)  # type: ignore[operator]
-    if isinstance(network, VisionTransformer):
-        network.fc_norm = nn.Identity()
-    return network
 
 
 def network_layers(network: nn.Module) -> dict[str, int | None]:

@@ -9,7 +9,6 @@ from safetensors.torch import load_file
 from mae_vit.models.attention import PlainOrFusedAttention, set_fused_attention
 from mae_vit.models.encoder_file import encoder_bytes
 from mae_vit.models.encoders.vit import ViTEncoder
-from mae_vit.models.masking import random_masking
 from mae_vit.models.sizes import SIZES
 from mae_vit.weights.encoder import load_encoder
 
@@ -63,29 +62,6 @@ def test_saved_encoder_loads_strictly_into_timm_with_the_same_features(
         torch.testing.assert_close(by_cls, expected[:, 0], atol=1e-5, rtol=0)
     assert expected.std() > 0.1
     assert (read.step, read.img_size, read.vit.pos_embed) == (7, img_size, pos_embed)
-
-
-def test_masked_patches_do_not_reach_the_encoder():
-    encoder = build("tiny-cifar", (32, 32), 4).eval()
-    images = torch.randn(2, 3, 32, 32)
-    masking = random_masking(torch.rand(2, 64).argsort(dim=1), 0.75)
-    masked = masking.mask.reshape(2, 1, 8, 8).repeat_interleave(4, 2).repeat_interleave(4, 3)
-    with torch.no_grad():
-        first = encoder.forward_visible(images, masking.ids_keep)
-        second = encoder.forward_visible(images + 10 * masked, masking.ids_keep)
-    assert torch.equal(first, second)
-
-
-def test_attention_kinds_agree_and_the_switch_reaches_every_block():
-    encoder = build("tiny-cifar", (32, 32), 4).eval()
-    images = torch.randn(2, 3, 32, 32)
-    outputs = []
-    for fused in (True, False):
-        set_fused_attention(encoder, fused)
-        assert [block.attn.fused_attn for block in encoder.blocks] == [fused] * 6
-        with torch.no_grad():
-            outputs.append(encoder.forward_features(images))
-    torch.testing.assert_close(*outputs, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("fused", [True, False])

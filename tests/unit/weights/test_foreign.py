@@ -61,8 +61,6 @@ def test_features_and_maps_are_timms(kind, tmp_path):
         if kind != "convnext":  # its norm stands behind the pooling
             torch.testing.assert_close(drawn, tokens, rtol=0, atol=1e-6)
         assert drawn.shape == tokens.shape
-    prefix = {"dinov2": 5, "dinov3": 5, "clip": 1, "eva02": 1}
-    assert encoder.num_prefix_tokens == prefix.get(kind, 0)
 
 
 def test_the_map_of_ours_is_its_tokens(tmp_path):
