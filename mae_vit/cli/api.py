@@ -82,9 +82,11 @@ class Run:
 
     def encoder(self) -> PretrainedEncoder:
         """Loads the encoder (`mae_vit.load_encoder`); raises InputError if the run has none, such as a comparison."""
-        from mae_vit.weights.encoder import load_vit
+        from mae_vit.weights.encoder import PretrainedEncoder, load_encoder
 
-        return load_vit(self.path)
+        encoder = load_encoder(self.path)
+        assert isinstance(encoder, PretrainedEncoder)
+        return encoder
 
 
 def pretrain(

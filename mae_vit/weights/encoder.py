@@ -121,18 +121,25 @@ def load_encoder(
     """Loads an encoder, ours or third-party; prints assumptions about it to stderr.
 
     Args:
-        source: names weights as for `load_vit`; or "frozen:timm:NAME", "frozen:timm:NAME@FILE.safetensors" or
+        source: a run folder, an `encoder.safetensors`, a third-party file (official MAE, DINO, MoCo v3, Lightning,
+            transformers, mmpretrain, torchvision; "FILE@teacher" takes one of several networks), "timm:NAME", or
+            "hf:USER/NAME[@REVISION]" on the Hub; or "frozen:timm:NAME", "frozen:timm:NAME@FILE.safetensors",
             "frozen:FILE" or "frozen:FOLDER" for any backbone of timm (`mae_vit.weights.foreign`).
-        img_size: gives the side in pixels, or (H, W); None takes the training size.
-        pool: "cls" or "mean"; None for the encoder's own. Third-party backbones always use their own.
+        img_size: side in pixels, or (H, W), divisible by the patch size; positions are interpolated.
+            None for the training size.
+        pool: "cls" or "mean". None takes "mean", or a classifier's own; for third-party weights "cls". Third-party
+            backbones always use their own.
+
+    Returns:
+        A `PretrainedEncoder`, whose `weights.source` names the commit; for "frozen:..." a backbone of timm.
 
     Raises:
-        InputError: if there are no weights, or they do not match.
+        InputError: if there are no weights, or they belong to no supported encoder.
         FetchUnavailable: if the Hub cannot be reached.
     """
     source = name_given(source, GIVEN)
     if not is_frozen(source):
-        encoder = load_vit(source, img_size=img_size, pool=pool)
+        encoder = encoder_from_weights(read_weights(expand_text(source)), img_size=img_size, pool=pool)
         for note in encoder.notes(source):
             print(note, file=sys.stderr)
         return encoder
@@ -143,32 +150,10 @@ def load_encoder(
     return open_foreign(foreign, replace(foreign.images, img_size=size))
 
 
-def load_vit(
-    source: str | os.PathLike[str], *, img_size: int | Sequence[int] | None = None, pool: Pool | None = None
-) -> PretrainedEncoder:
-    """Loads weights into one of our encoders.
-
-    Args:
-        source: a run folder, an `encoder.safetensors`, a third-party file (official MAE, DINO, MoCo v3, Lightning,
-            transformers, mmpretrain, torchvision; "FILE@teacher" takes one of several networks), "timm:NAME", or
-            "hf:USER/NAME[@REVISION]" on the Hub. `weights.source` of the result names the commit.
-        img_size: side in pixels, or (H, W), divisible by the patch size; positions are interpolated.
-            None for the training size.
-        pool: "cls" or "mean". None takes "mean", or a classifier's own; for third-party weights "cls".
-
-    Raises:
-        InputError: if there are no weights, or they belong to no supported encoder.
-        FetchUnavailable: if the Hub cannot be reached.
-    """
-    return encoder_from_weights(
-        read_weights(expand_text(name_given(source, GIVEN))), img_size=img_size, pool=pool
-    )
-
-
 def encoder_from_weights(
     weights: Weights, *, img_size: int | Sequence[int] | None = None, pool: Pool | None = None
 ) -> PretrainedEncoder:
-    """Builds the encoder from weights that `read_weights` returned; see `load_vit`.
+    """Builds the encoder from weights that `read_weights` returned; see `load_encoder`.
 
     Raises InputError if the weights belong to no supported encoder, or the size is not divisible by the patch size.
     """

@@ -59,13 +59,23 @@ def load_weights(
         )
     assumed = weights.assumes(getattr(encoder, "num_heads", None))
     report = LoadReport(remarks={**weights.remarks, **({"assumed": assumed} if assumed else {})})
+    state = encoder.weights()
+    taken: dict[str, Tensor] = {}
     try:
-        taken = _fit(weights, encoder, report)
+        encoder.check(weights.tensors, weights.geometry, weights.num_heads)
+        check_finite(weights.tensors)
+        for name in state:
+            loaded = weights.tensors.get(name)
+            if loaded is None and name in encoder.fixed:
+                report.kept[name] = "fixed sin-cos table, which the file lacks"
+            elif loaded is None:
+                report.random.append(name)
+            elif (fitted := encoder.adapt(name, loaded, report, geometry=weights.geometry)) is not None:
+                taken[name] = fitted
     except DoesNotFit as error:
         if error.other_kind:
             raise another_kind(weights.source, str(error)) from None
         raise InputError(f"{weights.source} does not fit the model: {error}") from None
-    state = encoder.weights()
     total = sum(value.numel() for value in state.values())
     there = sum(state[name].numel() for name in {*taken, *report.kept, *report.by_design} & set(state))
     report.share = there / total
@@ -80,25 +90,6 @@ def load_weights(
         used |= _load_parts(weights, parts, objective, report)
     report.skipped = sorted(name for name in weights.tensors if name not in used)
     return report
-
-
-def _fit(weights: Weights, encoder: Encoder, report: LoadReport) -> dict[str, Tensor]:
-    """Returns the tensors adapted to the encoder; records the changes in `report`."""
-    encoder.check(weights.tensors, weights.geometry, weights.num_heads)
-    check_finite(weights.tensors)
-    taken: dict[str, Tensor] = {}
-    for name in encoder.weights():
-        loaded = weights.tensors.get(name)
-        if loaded is None:
-            if name in encoder.fixed:
-                report.kept[name] = "fixed sin-cos table, which the file lacks"
-            else:
-                report.random.append(name)
-            continue
-        fitted = encoder.adapt(name, loaded, report, geometry=weights.geometry)
-        if fitted is not None:
-            taken[name] = fitted
-    return taken
 
 
 def fit_normalization(

@@ -138,19 +138,11 @@ class ViTEncoder(VisionTransformer, Transformer):
     ) -> Tensor | None:
         """Adapts the patch projection to another number of channels, and learned positions to another grid.
 
-        Raises DoesNotFit if a tensor cannot be adapted.
+        It resamples positions in 2-D, and keeps the rows of class tokens. Fixed positions are only checked: the encoder
+        computes its own table. Raises DoesNotFit if a tensor cannot be adapted.
         """
-        if name == "pos_embed":
-            return self._adapt_positions(loaded, geometry, report)
-        return super().adapt(name, loaded, report, geometry=geometry)
-
-    def _adapt_positions(
-        self, loaded: Tensor, geometry: Geometry | None, report: LoadReport
-    ) -> Tensor | None:
-        """Resamples learnable positions in 2-D for another grid, and keeps the rows of class tokens.
-
-        Fixed positions are only checked: the encoder computes its own table.
-        """
+        if name != "pos_embed":
+            return super().adapt(name, loaded, report, geometry=geometry)
         expected, count = self.pos_embed, self.num_prefix_tokens
         if geometry is None and loaded.ndim == 3 and loaded.shape[1] != expected.shape[1]:
             loaded, added = with_class_position(loaded)

@@ -18,7 +18,7 @@ from mae_vit.core.files import write_atomically
 from mae_vit.core.messages import count_of, nearest, plain_text
 from mae_vit.core.urls import is_url, redact_url
 from mae_vit.core.user_files import ARCHIVE_EXTENSIONS, HEAD_BYTES, extension_of, what_is
-from mae_vit.data.index import ShardIndex, open_index
+from mae_vit.data.index import open_index
 from mae_vit.data.prepare.entries import Entry, ImageSource, unique_key
 from mae_vit.data.prepare.sources.find import find_images
 from mae_vit.data.prepare.sources.folders import list_files
@@ -123,9 +123,18 @@ def _open_shards(folder: Path, splits: tuple[str, ...], with_labels: bool) -> Im
     dataset = read_dataset(folder)
     indexes = [open_index(folder, split) for split in splits or dataset.splits]
     labels = np.concatenate([index.labels for index in indexes]).astype(np.int32)
+    entries = []
+    for index in indexes:
+        try:
+            keys = index.keys()
+        except InputError:  # damaged samples have lost their keys
+            keys = [index.find_key(sample) or "" for sample in range(len(index))]
+        for sample, key in enumerate(keys):
+            read = partial(index.read, sample)
+            entries.append(Entry(index.split, None, plain_text(key), index.shard_of(sample), "", read))
     return Images(
         name=folder.resolve().name,
-        entries=[entry for index in indexes for entry in _shard_entries(index)],
+        entries=entries,
         labels=labels if with_labels else np.full_like(labels, -1),
         classes=tuple(dataset.classes),
         splits=tuple(index.split for index in indexes),
@@ -133,17 +142,6 @@ def _open_shards(folder: Path, splits: tuple[str, ...], with_labels: bool) -> Im
         dataset=dataset,
         fingerprints=tuple(index.fingerprint for index in indexes),
     )
-
-
-def _shard_entries(index: ShardIndex) -> list[Entry]:
-    try:
-        keys = index.keys()
-    except InputError:  # damaged samples have lost their keys
-        keys = [index.find_key(sample) or "" for sample in range(len(index))]
-    return [
-        Entry(index.split, None, plain_text(key), index.shard_of(sample), "", partial(index.read, sample))
-        for sample, key in enumerate(keys)
-    ]
 
 
 def _open_source(source: ImageSource, path: Path, splits: tuple[str, ...]) -> Images:

@@ -15,7 +15,6 @@ from mae_vit.data.index import open_index
 from mae_vit.inspection.images import draw_samples
 from mae_vit.models.encoder_file import read_info
 from mae_vit.pretraining.command import main as pretrain_main
-from mae_vit.weights.encoder import load_vit
 
 DONE = {"exif_orientation": "apply", "quality": 90, "resize": 20}
 
@@ -66,7 +65,7 @@ def test_features_and_pictures(photos, tmp_path):
     assert pretrain_main(["--config", "mae_digits", *SMALL_MAE, "model.in_chans=3", *short, *place]) == 0
     info = read_info(run / "encoder.safetensors")
     assert info.preprocessing.to_entry() == {"preprocessing": DONE}
-    read = load_vit(run)
+    read = mae_vit.load_encoder(run)
     assert "step-00000002" in read.weights.source
     assert read.info.preprocessing == info.preprocessing
     features, drawn = [], []

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from mae_vit.core.errors import InputError
 from mae_vit.models.encoder_file import to_metadata
 from mae_vit.models.encoders.vit import ViTEncoder
-from mae_vit.weights.encoder import load_vit
+from mae_vit.weights.encoder import load_encoder
 from mae_vit.weights.load import load_weights
 from mae_vit.weights.read import read_weights
 
@@ -215,8 +215,8 @@ def test_a_missing_file_of_several_is_named(tmp_path):
 def test_positions_without_the_class_tokens_row_are_the_same_function(tmp_path):
     with_row = {**TENSORS, "pos_embed": TENSORS["pos_embed"].clone()}
     with_row["pos_embed"][:, 0] = 0
-    expected = load_vit(saved(tmp_path, with_row))
-    without = load_vit(saved(tmp_path, {**with_row, "pos_embed": with_row["pos_embed"][:, 1:]}))
+    expected = load_encoder(saved(tmp_path, with_row))
+    without = load_encoder(saved(tmp_path, {**with_row, "pos_embed": with_row["pos_embed"][:, 1:]}))
     images = torch.randn(2, 3, 16, 16)
     torch.testing.assert_close(without(images), expected(images), rtol=0, atol=0)
     report = load_weights(without.weights, encoder())
@@ -233,7 +233,7 @@ def test_as_many_rows_as_a_square_has_may_be_those_of_the_model(tmp_path):
 
 
 def test_what_a_file_does_not_say_is_said_to_be_assumed(tmp_path):
-    model = load_vit(saved(tmp_path, TENSORS))
+    model = load_encoder(saved(tmp_path, TENSORS))
     assert "num_heads=4" in load_weights(model.weights, encoder()).remarks["assumed"]
     heads, normalization = model.notes("a.pth")
     assert "num_heads=4" in heads
@@ -255,7 +255,7 @@ def test_an_encoder_that_lacks_a_tensor_gives_no_features(tmp_path, lost, line):
     behind = {f"fc_{name}": TENSORS[name] for name in ("norm.weight", "norm.bias") if lost.startswith("fc_")}
     left = {name: value for name, value in (TENSORS | behind).items() if not name.startswith(lost)}
     with pytest.raises(InputError, match=line):
-        load_vit(saved(tmp_path, left))
+        load_encoder(saved(tmp_path, left))
 
 
 def test_what_others_keep_elsewhere_or_compute_is_not_missing(tmp_path):
@@ -265,10 +265,10 @@ def test_what_others_keep_elsewhere_or_compute_is_not_missing(tmp_path):
         for name, value in TENSORS.items()
     }
     images = torch.randn(2, 3, 16, 16)
-    expected = load_vit(saved(tmp_path, TENSORS, "whole.pth"), pool="cls")(images)
-    torch.testing.assert_close(load_vit(saved(tmp_path, behind), pool="cls")(images), expected)
+    expected = load_encoder(saved(tmp_path, TENSORS, "whole.pth"), pool="cls")(images)
+    torch.testing.assert_close(load_encoder(saved(tmp_path, behind), pool="cls")(images), expected)
     left = load_file(encoder_file(tmp_path / "whole.safetensors"))
     del left["pos_embed"]
     save_file(left, tmp_path / "left.safetensors", metadata=to_metadata(info_of().to_dict()))
-    whole, short = (load_vit(tmp_path / f"{name}.safetensors") for name in ("whole", "left"))
+    whole, short = (load_encoder(tmp_path / f"{name}.safetensors") for name in ("whole", "left"))
     assert torch.equal(short(images), whole(images))

@@ -28,7 +28,7 @@ from mae_vit.inspection.images import draw_samples
 from mae_vit.pretraining.command import main as pretrain_main
 from mae_vit.training import evals
 from mae_vit.training.checkpoints.remote import RemoteRun
-from mae_vit.weights.encoder import load_vit
+from mae_vit.weights.encoder import load_encoder
 
 KNN = "finetune.mode=knn"
 PROBE = ["finetune.mode=linear_probe", "finetune.test=false", "train.epochs=1", "train.warmup_epochs=0.5"]
@@ -279,7 +279,7 @@ def test_a_run_that_ends_while_it_is_waited_for_is_finished(call, pretrained, sc
 
 def measured_alone(path, data, split: str, pool: str) -> tuple[float, float]:
     """Both measures of all images of a split."""
-    encoder = load_vit(path, pool=pool)
+    encoder = load_encoder(path, pool=pool)
     samples = draw_samples(str(data), count=10_000, encoder=encoder.info, split=split)
     with torch.no_grad():
         features = encoder(encoder.normalize(samples.images))
