@@ -32,37 +32,22 @@ from mae_vit.finetuning.setup import Setup
 from mae_vit.inspection.class_maps import draw_class_maps
 from mae_vit.models.attention import choose_attention
 from mae_vit.models.encoder_file import EncoderInfo, to_metadata
-from mae_vit.runtime.ranks import Ranks, run_on_rank_zero, share_weights, sum_over_ranks
+from mae_vit.runtime.ranks import run_on_rank_zero, share_weights, sum_over_ranks
 from mae_vit.training.engines.state import BestWeights
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.weights.names import origin_of
 
 # Prefixes of the network within the trained model.
 _HOLDERS = re.compile(r"^(encoder\.network|encoder|network)\.")
+# Returns the context of a forward pass.
+Autocasts = Callable[[], AbstractContextManager[Any]]
 # Number of test images that pictures of masks show.
 _SHOWN = 8
 
 
-@dataclass(frozen=True)
-class Predictor:
-    """How images are predicted on all ranks.
-
-    Attributes:
-        ranks: this process's rank and the world size; all ranks take part.
-        device: this rank's device.
-        autocast: returns the autocast context of the run's precision.
-        batch_size: images per batch.
-    """
-
-    ranks: Ranks
-    device: torch.device
-    autocast: Callable[[], AbstractContextManager[Any]]
-    batch_size: int
-
-
 @torch.no_grad()
 def predict_classes(
-    model: Classifier, batches: Iterable[Batch], labels: np.ndarray, predictor: Predictor
+    model: Classifier, batches: Iterable[Batch], labels: np.ndarray, setup: Setup, autocast: Autocasts
 ) -> Predictions:
     """Classifies images; each rank computes its share, every world_size-th image; collective.
 
@@ -73,12 +58,12 @@ def predict_classes(
     """
     model.eval()
     rows = []
-    with predictor.autocast():
+    with autocast():
         for batch in batches:
-            moved = batch.to(predictor.device)
+            moved = batch.to(setup.device)
             columns = _best(model.classify(moved).softmax(dim=-1), moved.labels)
-            rows.append(torch.stack([*columns, _intact(batch).to(predictor.device)], dim=1).double())
-    table = gather_rows(rows, (len(labels), 4), predictor, torch.float64).cpu().numpy()
+            rows.append(torch.stack([*columns, _intact(batch).to(setup.device)], dim=1).double())
+    table = gather_rows(rows, (len(labels), 4), setup, torch.float64).cpu().numpy()
     counted = table[:, 3] > 0
     labels, table = labels[counted].astype(np.int64), table[counted]
     return Predictions(labels, table[:, 0].astype(np.int64), table[:, 1], table[:, 2].astype(bool))
@@ -103,11 +88,9 @@ def _intact(batch: Batch) -> Tensor:
     return ~torch.isin(batch.keys.index, damaged)
 
 
-def gather_rows(
-    rows: Sequence[Tensor], shape: tuple[int, int], predictor: Predictor, dtype: torch.dtype
-) -> Tensor:
+def gather_rows(rows: Sequence[Tensor], shape: tuple[int, int], setup: Setup, dtype: torch.dtype) -> Tensor:
     """Interleaves the rows of all ranks, each with every world_size-th: `shape`, on the device; collective."""
-    ranks, table = predictor.ranks, torch.zeros(shape, dtype=dtype, device=predictor.device)
+    ranks, table = setup.ranks, torch.zeros(shape, dtype=dtype, device=setup.device)
     if rows:
         table[ranks.rank :: ranks.world_size] = torch.cat([*rows])
     return sum_over_ranks(table, ranks)
@@ -120,12 +103,12 @@ class Results:
     Attributes:
         setup: the run.
         folder: the run folder.
-        predictor: ranks, device, precision and batch size.
+        autocast: returns the context of the run's precision.
     """
 
     setup: Setup
     folder: RunFolder
-    predictor: Predictor
+    autocast: Autocasts
 
     def measure(self, model: Any, best: BestWeights) -> tuple[dict[str, Any], Callable[[], None]]:
         """Measures the chosen weights, which only rank 0 needs, on training and on test images; collective.
@@ -134,7 +117,7 @@ class Results:
             Entries for `summary.json`, and a function that writes weights and results.
         """
         self._load(model, best)
-        data, ranks, size = self.setup.data, self.predictor.ranks, self.predictor.batch_size
+        data, ranks, size = self.setup.data, self.setup.ranks, self.setup.batch_size
         known, metric = data.some_of_train(), self.setup.config.mode.metric
         train = self.predict(
             model, data.fixed(data.plain, known, ranks, size, replace=True), data.index, known
@@ -164,11 +147,11 @@ class Results:
 
     def _load(self, model: nn.Module, best: BestWeights) -> None:
         """Loads the chosen weights onto the devices of all ranks; collective."""
-        if self.predictor.ranks.rank == 0:
+        if self.setup.ranks.rank == 0:
             model.load_state_dict(best.tensors, strict=True)
-        model.to(self.predictor.device)
-        share_weights(model, self.predictor.ranks)
-        choose_attention(model, self.predictor.device)
+        model.to(self.setup.device)
+        share_weights(model, self.setup.ranks)
+        choose_attention(model, self.setup.device)
 
     def _record_test_read(self, best: BestWeights) -> int:
         """Records that weights are about to be tested; returns how many have been (over 1: `--extend`); collective."""
@@ -183,11 +166,11 @@ class Results:
                 write_json(path, reads)
             return len(reads)
 
-        return run_on_rank_zero(record, self.predictor.ranks)
+        return run_on_rank_zero(record, self.setup.ranks)
 
     def predict(self, model: Any, batches: Iterable[Batch], index: ShardIndex, samples: np.ndarray) -> Any:
         """Predicts this rank's batches of `samples`; returns the predictions of all of them; collective."""
-        return predict_classes(model, batches, np.asarray(index.labels)[samples], self.predictor)
+        return predict_classes(model, batches, np.asarray(index.labels)[samples], self.setup, self.autocast)
 
     def test_metrics(self, train: Any, test: Any) -> dict[str, Any]:
         """Returns entries of the summary: metrics of the test images, compared with training images."""
@@ -240,15 +223,15 @@ class MaskResults(Results):
         """Counts pixels of all images except those that replace damaged ones; collective."""
         model.eval()
         classes, rows = model.num_classes, []
-        with self.predictor.autocast():
+        with self.autocast():
             for batch in batches:
-                moved = batch.to(self.predictor.device)
+                moved = batch.to(self.setup.device)
                 truth = moved.class_map()
                 truth[~_intact(batch).to(truth.device)] = -1
                 both, either = count_overlaps(model.logits(moved.images).argmax(dim=1), truth, classes)
                 rows.append(torch.cat([both, either], dim=1))
         shape = len(samples), 2 * classes
-        counts = gather_rows(rows, shape, self.predictor, torch.float64).cpu().numpy()
+        counts = gather_rows(rows, shape, self.setup, torch.float64).cpu().numpy()
         return Overlaps(counts[:, :classes], counts[:, classes:])
 
     def test_metrics(self, train: Overlaps, test: Overlaps) -> dict[str, Any]:
@@ -258,13 +241,13 @@ class MaskResults(Results):
     @torch.no_grad()
     def predict_some(self, model: Segmenter, source: AugmentedSource) -> dict[str, np.ndarray]:
         """Predicts a few test images on rank 0, the same in every run; returns nothing on other ranks."""
-        samples, ranks = self.setup.data.test, self.predictor.ranks
+        samples, ranks = self.setup.data.test, self.setup.ranks
         if ranks.rank:
             return {}
         order = permute(np.arange(min(_SHOWN, len(samples))), len(samples), derive_key(0, RngStream.ORDER, 0))
         batch = next(iter(self.setup.data.fixed(source, samples[order], ranks, _SHOWN * ranks.world_size)))
-        with self.predictor.autocast():
-            guess = model.logits(batch.to(self.predictor.device).images).argmax(dim=1)
+        with self.autocast():
+            guess = model.logits(batch.to(self.setup.device).images).argmax(dim=1)
         return {
             "pixels": batch.images.numpy(),
             "truth": batch.class_map().numpy().astype(np.int32),

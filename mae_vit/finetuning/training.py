@@ -8,7 +8,7 @@ from typing import Any
 
 from mae_vit.config.plan import Plan
 from mae_vit.finetuning.models.build import Trainable, classifier_optimizer_options
-from mae_vit.finetuning.results import MaskResults, Predictor, Results
+from mae_vit.finetuning.results import MaskResults, Results
 from mae_vit.finetuning.setup import Setup
 from mae_vit.models.encoders.base import LoadReport
 from mae_vit.objectives.config import PAIRS
@@ -80,9 +80,8 @@ class Training(Setup, TrainingSetup):
         if best is None:
             with engine.full_weights():
                 best = BestWeights(step, float("nan"), weights_of(engine.objective))
-        predictor = Predictor(self.ranks, engine.device, engine.module.context, self.batch_size)
         kind = MaskResults if self.config.mode.labels == "mask" else Results
-        outcome = kind(self, folder, predictor)
+        outcome = kind(self, folder, engine.module.context)
         # A network of its own: ZeRO 3 keeps the trained one in parts.
         measured, write = outcome.measure(self.build(), best)
         summary = {"labels_seen_by_start": self.label_overlap, **measured}

@@ -22,7 +22,7 @@ from mae_vit.finetuning.frozen.closed_form import score_in_closed_form
 from mae_vit.finetuning.frozen.features import Frozen
 from mae_vit.finetuning.frozen.linear_probe import LinearProbe, probe_top1, train_probe
 from mae_vit.finetuning.models.classifiers import NetworkClassifier, ViTClassifier
-from mae_vit.finetuning.results import Predictor, as_predictions, predict_classes
+from mae_vit.finetuning.results import as_predictions, predict_classes
 from mae_vit.inspection.measures import (
     attention_maps,
     attention_weights,
@@ -170,8 +170,10 @@ def test_classifiers(name, left_behind):
             assert all(on_device(value) for value in task.evaluation_sums(batch_of().to(CUDA)).values())
             assert on_device(*(row.images for row in task.pictures(batch_of().to(CUDA))))
         with noticed(left_behind):
-            measuring = Predictor(Ranks(), CUDA, engine.module.context, 8)
-            predictions = predict_classes(task, [batch_of()], np.zeros(8, np.int64), measuring)
+            setup = SimpleNamespace(ranks=Ranks(), device=CUDA)
+            predictions = predict_classes(
+                task, [batch_of()], np.zeros(8, np.int64), setup, engine.module.context
+            )
             assert len(predictions.classes) == 8
 
 
@@ -197,16 +199,17 @@ def test_frozen_features(mode, left_behind, monkeypatch):
 
     monkeypatch.setattr(closed_form, "as_predictions", predictions_there)
     options = SimpleNamespace(mode=mode, neighbors=3, shots=[1], draws=2)
-    config = SimpleNamespace(finetune=options, run=SimpleNamespace(seed=0))
-    setup = SimpleNamespace(config=config, data=data)
+    config = SimpleNamespace(
+        finetune=options, run=SimpleNamespace(seed=0), train=SimpleNamespace(precision="bf16")
+    )
+    setup = SimpleNamespace(config=config, data=data, ranks=Ranks(), device=CUDA, batch_size=16)
     task = classifier_of("cls")
     images = ImageInput((8, 8), 1, [0.5], [0.5])
     encoder = ViTFeatures(task.encoder, images, pool="cls", fc_norm=torch.nn.Identity())
     with fake_cuda():
         on_cuda(encoder, but="encoder.norm.weight" if left_behind else "")
-        measuring = Predictor(Ranks(), CUDA, Autocast(task, CUDA, "bf16").context, 16)
         with noticed(left_behind):
-            _, guesses = score_in_closed_form(Frozen(setup, encoder, None, measuring))
+            _, guesses = score_in_closed_form(Frozen(setup, encoder, None))
             assert len(guesses.classes) == 8
 
 

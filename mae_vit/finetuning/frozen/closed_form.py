@@ -16,7 +16,8 @@ from mae_vit.evaluation.knn import knn_scores
 from mae_vit.evaluation.metrics import Predictions
 from mae_vit.finetuning.config.schema import FinetuneSection
 from mae_vit.finetuning.frozen.features import Frozen
-from mae_vit.finetuning.results import Predictor, as_predictions, gather_rows
+from mae_vit.finetuning.results import as_predictions, gather_rows
+from mae_vit.finetuning.setup import Setup
 
 # Mode that uses all labels -> its function, and its options, which the summary also lists. The function maps
 # (support, labels, query, *, num_classes, **options) to scores (m, K) >= 0, not all 0 in a row; each row divided
@@ -33,7 +34,7 @@ def score_in_closed_form(frozen: Frozen) -> tuple[dict[str, Any], Predictions]:
         Entries of the summary, with measures of the training images' features, and predictions: for
         "few_shot" those of the last draw with the most shots.
     """
-    config, data, predictor = frozen.setup.config, frozen.setup.data, frozen.predictor
+    setup, config, data = frozen.setup, frozen.setup.config, frozen.setup.data
     labels, test_labels, classes = frozen.train_labels(data.train), frozen.test_labels, len(data.classes)
     support = frozen.features(data.plain, data.train)
     width = support.shape[1]
@@ -42,7 +43,7 @@ def score_in_closed_form(frozen: Frozen) -> tuple[dict[str, Any], Predictions]:
     if config.finetune.mode in WITH_ALL_LABELS:
         fit, options = WITH_ALL_LABELS[config.finetune.mode](config.finetune)
         score = partial(fit, support, labels, num_classes=classes, **options)
-        scores = _shared_scores(score, query, predictor)
+        scores = _shared_scores(score, query, setup)
         guesses = as_predictions(test_labels, scores / scores.sum(dim=1, keepdim=True))
         measures |= {"test_top1": guesses.top1, "test_top5": guesses.top5, **options}
         return measures | {"test_most_frequent": guesses.most_frequent}, guesses
@@ -53,9 +54,9 @@ def score_in_closed_form(frozen: Frozen) -> tuple[dict[str, Any], Predictions]:
             chosen, _ = draw_shots(
                 labels.cpu().numpy(), shots=shots, queries=0, draw=draw, seed=config.run.seed
             )
-            drawn = torch.from_numpy(chosen).to(predictor.device)
+            drawn = torch.from_numpy(chosen).to(setup.device)
             fit = partial(least_squares_scores, support[drawn], labels[drawn], num_classes=classes)
-            guesses = as_predictions(test_labels, _shared_scores(fit, query, predictor).softmax(dim=1))
+            guesses = as_predictions(test_labels, _shared_scores(fit, query, setup).softmax(dim=1))
             top1_by_draw.append(guesses.top1)
         spread = float(np.std(top1_by_draw, ddof=1)) if len(top1_by_draw) > 1 else None
         results[str(shots)] = {"mean": float(np.mean(top1_by_draw)), "std": spread, "draws": top1_by_draw}
@@ -63,10 +64,10 @@ def score_in_closed_form(frozen: Frozen) -> tuple[dict[str, Any], Predictions]:
     return measures | {"test_most_frequent": guesses.most_frequent}, guesses
 
 
-def _shared_scores(score: Callable[[Tensor], Tensor], query: Tensor, predictor: Predictor) -> Tensor:
+def _shared_scores(score: Callable[[Tensor], Tensor], query: Tensor, setup: Setup) -> Tensor:
     """Scores queries (n, D), each rank every world_size-th: (n, K) on every rank; collective.
 
     `score` maps features (m, D) to scores (m, K), each row by its own features alone.
     """
-    own = score(query[predictor.ranks.rank :: predictor.ranks.world_size])
-    return gather_rows([own], (len(query), own.shape[1]), predictor, own.dtype)
+    own = score(query[setup.ranks.rank :: setup.ranks.world_size])
+    return gather_rows([own], (len(query), own.shape[1]), setup, own.dtype)

@@ -14,8 +14,9 @@ from torch import nn
 from mae_vit.core.progress import progress
 from mae_vit.data.batches.augmented import AugmentedSource
 from mae_vit.finetuning.models.classifiers import make_head
-from mae_vit.finetuning.results import Predictor, gather_rows
+from mae_vit.finetuning.results import gather_rows
 from mae_vit.finetuning.setup import Setup
+from mae_vit.training.engines.precision import autocast
 from mae_vit.weights.encoder import ViTFeatures, load_features
 from mae_vit.weights.feature_encoder import FeatureEncoder, ImageInput
 from mae_vit.weights.foreign import ForeignEncoder, ForeignWeights, open_foreign
@@ -86,13 +87,11 @@ class Frozen:
         setup: the run.
         encoder: ours or a third-party one, on the device.
         head: a layer on its features, D -> K, drawn from the run's seed.
-        predictor: ranks, device, precision and batch size.
     """
 
     setup: Setup
     encoder: FeatureEncoder
     head: nn.Linear
-    predictor: Predictor
 
     @torch.no_grad()
     def features(self, source: AugmentedSource, samples: np.ndarray) -> torch.Tensor:
@@ -105,7 +104,9 @@ class Frozen:
         Returns:
             float32 (n, D) on the device, the same on all ranks.
         """
-        encoder, ranks, total = self.encoder.eval(), self.predictor.ranks, len(samples)
+        setup, encoder, total = self.setup, self.encoder.eval(), len(samples)
+        ranks, precision = setup.ranks, setup.config.train.precision
+        assert precision != "auto", "`settle_precision` comes first"
         rows: list[torch.Tensor] = []
         bar = progress(
             total=len(range(ranks.rank, total, ranks.world_size)),
@@ -115,12 +116,12 @@ class Frozen:
             leave=False,
             disable=ranks.rank > 0,
         )
-        with self.predictor.autocast(), bar:
-            for batch in self.setup.data.fixed(source, samples, ranks, self.predictor.batch_size):
-                images = encoder.normalize(batch.to(self.predictor.device).images)
+        with autocast(setup.device, precision), bar:
+            for batch in setup.data.fixed(source, samples, ranks, setup.batch_size):
+                images = encoder.normalize(batch.to(setup.device).images)
                 rows.append(encoder.features(images).float())
                 bar.update(len(rows[-1]))
-        return gather_rows(rows, (total, encoder.num_features), self.predictor, torch.float32)
+        return gather_rows(rows, (total, encoder.num_features), setup, torch.float32)
 
     def test_features(self) -> torch.Tensor:
         """Opens and encodes the test images: float32 (n, D) on the device; collective. Call it once."""
@@ -129,7 +130,7 @@ class Frozen:
     def train_labels(self, samples: np.ndarray) -> torch.Tensor:
         """Returns the labels of samples of the training split, int64 (n,) on the device."""
         labels = np.asarray(self.setup.data.index.labels)[samples].astype(np.int64)
-        return torch.from_numpy(labels).to(self.predictor.device)
+        return torch.from_numpy(labels).to(self.setup.device)
 
     @property
     def test_labels(self) -> np.ndarray:

@@ -180,7 +180,7 @@ def score_by_probe(frozen: Frozen, plan: Plan) -> tuple[dict[str, Any], Predicti
 
 def _train_all(frozen: Frozen, plan: Plan, support: tuple[Tensor, Tensor]) -> list[LinearProbe]:
     """Trains one probe per rate. All start from the same head and see the same images in each step."""
-    setup, head, device = frozen.setup, frozen.head, frozen.predictor.device
+    setup, head, device = frozen.setup, frozen.head, frozen.setup.device
     config, factors = setup.config, setup.config.finetune.lr_factors
     total, batch, warmup = plan.total_steps, plan.effective_batch_size, plan.warmup_steps
     min_lr = config.optim.min_lr
@@ -190,7 +190,7 @@ def _train_all(frozen: Frozen, plan: Plan, support: tuple[Tensor, Tensor]) -> li
         unit=" steps",
         delay=2,
         leave=False,
-        disable=frozen.predictor.ranks.rank > 0,
+        disable=setup.ranks.rank > 0,
     )
 
     def steps(peak_lr: float) -> Iterator[tuple[float, np.ndarray]]:  # learning rate and row numbers (B,)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +21,12 @@ from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.finetuning.frozen.closed_form import score_in_closed_form
 from mae_vit.finetuning.frozen.features import Frozen, open_frozen
 from mae_vit.finetuning.frozen.linear_probe import describe_probe, probe_bytes, score_by_probe
-from mae_vit.finetuning.results import Predictor, run_facts, write_predictions
+from mae_vit.finetuning.results import run_facts, write_predictions
 from mae_vit.finetuning.setup import Setup
 from mae_vit.runtime.ranks import barrier, gather_objects, run_on_rank_zero
 from mae_vit.runtime.signals import exit_on_signal
 from mae_vit.runtime.slurm import mark_slurm_progress
-from mae_vit.training.engines.precision import Chosen, autocast
+from mae_vit.training.engines.precision import Chosen
 from mae_vit.training.identity import Identity, check_identity, run_identity
 from mae_vit.training.outputs.environment import describe_environment
 from mae_vit.training.outputs.run_folder import RunFolder
@@ -140,10 +139,8 @@ def _measure_and_write(
     setup: Setup, opened: tuple[FeatureEncoder, nn.Linear], facts: dict[str, Any], folder: RunFolder
 ) -> dict[str, Any]:
     """Scores, writes the results, and returns the summary; collective."""
-    config, data, ranks, precision = setup.config, setup.data, setup.ranks, setup.config.train.precision
-    assert precision != "auto", "`settle_precision` comes first"
-    predictor = Predictor(ranks, setup.device, partial(autocast, setup.device, precision), setup.batch_size)
-    scores, guesses, weights = _score(Frozen(setup, *opened, predictor))
+    config, data = setup.config, setup.data
+    scores, guesses, weights = _score(Frozen(setup, *opened))
     summary = {**facts, "train_top1": None, "val_top1": None, **scores}
     metric, images = ("test_top1", data.test) if config.finetune.test else ("val_top1", data.held_out)
     if (top1 := summary[metric]) is not None:
@@ -151,7 +148,7 @@ def _measure_and_write(
         if setup.pretrained is not None:
             # Free the device's memory before the second network.
             opened[0].to("cpu")
-            summary |= _score_random_weights(setup, metric, predictor, summary.get("notes", []))
+            summary |= _score_random_weights(setup, metric, summary.get("notes", []))
 
     def write() -> None:
         try:
@@ -171,32 +168,30 @@ def _measure_and_write(
                 "command again"
             ) from None
 
-    run_on_rank_zero(write, ranks)
+    run_on_rank_zero(write, setup.ranks)
     return summary
 
 
 def _score(frozen: Frozen) -> tuple[dict[str, Any], Predictions | None, bytes | None]:
     """Returns entries of the summary, predictions of test images, and the content of `WEIGHTS`; collective."""
-    frozen.encoder.place(frozen.predictor.device)
+    frozen.encoder.place(frozen.setup.device)
     if frozen.setup.plan is None:
         return *score_in_closed_form(frozen), None
     scores, guesses, probe = score_by_probe(frozen, frozen.setup.plan)
     return scores, guesses, probe_bytes(probe, frozen.setup)
 
 
-def _score_random_weights(
-    setup: Setup, metric: str, predictor: Predictor, notes: list[str]
-) -> dict[str, Any]:
+def _score_random_weights(setup: Setup, metric: str, notes: list[str]) -> dict[str, Any]:
     """Scores the same network with random weights, or returns a note why it cannot; collective."""
     try:
-        frozen = Frozen(setup, *_open_on_all(setup), predictor)
+        frozen = Frozen(setup, *_open_on_all(setup))
         return {"random_weights_top1": _score(frozen)[0][metric]}
     except Exception as error:  # the scores of the pretrained weights still count
         # Bad input fails on all ranks together. After any other error the others would wait for this rank.
-        if predictor.ranks.world_size > 1 and not isinstance(error, InputError):
+        if setup.ranks.world_size > 1 and not isinstance(error, InputError):
             raise
         note = f"random weights could not be measured to compare with: {error_reason(error)}"
-        print_notes([note] if predictor.ranks.rank == 0 else [])
+        print_notes([note] if setup.ranks.rank == 0 else [])
         return {"notes": [*notes, note]}
 
 
