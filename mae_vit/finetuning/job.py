@@ -177,8 +177,8 @@ def _train(setup: Training, arguments: Arguments, folder: RunFolder) -> None:
 
 def _say_loaded(setup: Training, model: Task, loaded: LoadReport | None) -> None:
     """Prints how the weights fit the network, and the learning rates of its layers."""
-    if loaded is not None:
-        print(loaded.describe(setup.weights_file))
+    if loaded is not None and isinstance(setup.pretrained, Weights):
+        print(loaded.describe(setup.pretrained.source))
     if (decay := setup.config.optim.layer_decay) is not None:
         print(describe_rates(layer_rates(model, decay, setup.plan.lr)))
 

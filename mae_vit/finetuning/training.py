@@ -41,11 +41,6 @@ class Training(Setup, TrainingSetup):
         # When held-out images are measured decides which weights can be chosen.
         return {**super().derived, "finetune.evaluate_every_steps": self.plan.evaluate_every_steps}
 
-    @property
-    def weights_file(self) -> str:
-        """File of our pretrained weights, for the report of loading them: `source` may be a run folder."""
-        return self.pretrained.source if isinstance(self.pretrained, Weights) else self.source
-
     def load(self, model: Trainable) -> LoadReport | None:
         """Loads our pretrained weights into a fresh network; None if there are none.
 

@@ -41,10 +41,8 @@ class Mixing(nn.Module):
     cuts: Tensor
 
     def __init__(self, *, mixup: float, cutmix: float) -> None:
-        """Builds the tables; an alpha of 0 turns mixup or cutmix off; raises ValueError if both are 0."""
+        """Builds the tables; an alpha of 0 turns mixup or cutmix off."""
         super().__init__()
-        if not (mixup or cutmix):
-            raise ValueError("nothing to mix by: mixup and cutmix are 0")
         self.mixup, self.cutmix = mixup, cutmix
         # Not persistent: the tables are constants, not part of a model's state.
         self.register_buffer("blends", _quantiles(mixup), persistent=False)

@@ -99,10 +99,6 @@ class Task(nn.Module, ABC):
             return batch
         return replace(batch, images=torch.where(valid, batch.images.float(), torch.nan))
 
-    def denormalize(self, images: Tensor) -> Tensor:
-        """Maps normalized (B, C, H, W) back to 0..1, clipped."""
-        return (images * self.std + self.mean).clamp(0, 1)
-
     def layer_of(self, name: str) -> int | None:
         """Returns the number of a parameter's layer for layer-wise rate decay; None for the last layer, with the head.
 

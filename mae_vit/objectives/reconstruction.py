@@ -128,7 +128,8 @@ def reconstruction_pictures(
 ) -> list[Picture]:
     """Shows masked, predicted, pasted and original, from raw values and normalized predictions (B, N, P*P*C)."""
     shown = unpatchify(predicted.float(), objective.encoder.patch_size, objective.encoder.img_size)
-    return masked_pictures(objective, original, objective.denormalize(shown), mask, label=label)
+    pixels = (shown * objective.std + objective.mean).clamp(0, 1)
+    return masked_pictures(objective, original, pixels, mask, label=label)
 
 
 def masked_pictures(
