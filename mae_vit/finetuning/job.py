@@ -102,8 +102,10 @@ def set_up(
     plan = None
     if config.mode.trains != "nothing":
         plan = _plan_steps(config, data, ranks, same_batch=arguments.same_batch)
-    facts = {"config": config, "ranks": ranks, "device": device, "data": data, "plan": plan}
-    return (Training if config.mode.augment else Setup)(**facts, pretrained=pretrained, info=info)
+    kind = Training if config.mode.augment else Setup
+    return kind(
+        config=config, ranks=ranks, device=device, data=data, pretrained=pretrained, info=info, plan=plan
+    )
 
 
 def _plan_steps(config: FinetuneConfig, data: FinetuneData, ranks: Ranks, *, same_batch: bool) -> Plan:
