@@ -96,10 +96,6 @@ JOBS = {
         "larger than",
     ),
     "half a pair": (["finetune.mixup=0.8", "train.effective_batch_size=63"], "train.effective_batch_size=64"),
-    "batches of one": (
-        ["finetune.mode=linear_probe", "train.effective_batch_size=1", "finetune.lr_factors=[1.0]"],
-        "2 images or more",
-    ),
     "picture bands": (["monitor.picture_bands=[7]"], "picture band 7"),
     "length of scores": (["finetune.mode=knn", "--extend"], 'finetune.mode="knn"'),
     "no masks": (["finetune.mode=segment"], "no masks"),

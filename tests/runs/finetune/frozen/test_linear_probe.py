@@ -211,6 +211,7 @@ def test_every_option_changes_the_layer_and_an_equal_run_does_not(probe, tmp_pat
     [
         (["train.effective_batch_size=512", "--same-batch"], "larger than"),
         (["optim.min_lr=0.02"], "optim.min_lr=0.02"),
+        (["train.effective_batch_size=1"], "2 images or more"),
         (["finetune.lr_factors=[1.0e+39]"], "finetune.lr_factors=[1e+39]"),
     ],
 )
