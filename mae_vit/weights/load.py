@@ -73,8 +73,6 @@ def load_weights(
             elif (fitted := encoder.adapt(name, loaded, report, geometry=weights.geometry)) is not None:
                 taken[name] = fitted
     except DoesNotFit as error:
-        if error.other_kind:
-            raise another_kind(weights.source, str(error)) from None
         raise InputError(f"{weights.source} does not fit the model: {error}") from None
     total = sum(value.numel() for value in state.values())
     there = sum(state[name].numel() for name in {*taken, *report.kept, *report.by_design} & set(state))

@@ -8,8 +8,7 @@ prefix. So wrappers need not be known: DDP, Lightning, DINO's teacher, an averag
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,31 +17,14 @@ from torch import Tensor
 
 from mae_vit.core.errors import InputError
 
-
-@dataclass(frozen=True)
-class _Family:
-    """A library's names for the tensors of its Vision Transformers.
-
-    Attributes:
-        name: name of the library.
-        anchor: name of the patch projection.
-        renames: pairs of a pattern and timm's replacement, applied in turn.
-    """
-
-    name: str
-    anchor: str
-    renames: tuple[tuple[str, str], ...]
-
-
-_FAMILIES = (
+# Of each library the name of the patch projection, and pairs of a pattern and timm's replacement, applied in turn.
+_LIBRARIES: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
     # Also official MAE, DINO, MoCo v3 and BEiT; BEiT's key has no bias, and DINOv2's blocks may be in chunks.
-    _Family(
-        "timm",
+    "timm": (
         "patch_embed.proj.weight",
         ((r"\.attn\.([qv])_bias$", r".attn.\1.bias"), (r"^blocks\.\d+\.(\d+)\.", r"blocks.\1.")),
     ),
-    _Family(
-        "transformers",
+    "transformers": (
         "embeddings.patch_embeddings.projection.weight",
         (
             (r"^embeddings\.patch_embeddings\.projection\.", "patch_embed.proj."),
@@ -60,8 +42,7 @@ _FAMILIES = (
             (r"^pooler\.layernorm\.", "fc_norm."),
         ),
     ),
-    _Family(
-        "mmpretrain",
+    "mmpretrain": (
         "patch_embed.projection.weight",
         (
             (r"^patch_embed\.projection\.", "patch_embed.proj."),
@@ -74,8 +55,7 @@ _FAMILIES = (
             (r"^pre_norm\.", "norm_pre."),
         ),
     ),
-    _Family(
-        "torchvision",
+    "torchvision": (
         "conv_proj.weight",
         (
             (r"^conv_proj\.", "patch_embed.proj."),
@@ -90,7 +70,7 @@ _FAMILIES = (
             (r"^encoder\.ln\.", "norm."),
         ),
     ),
-)
+}
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # Name endings of trained tensors; others, such as indices and counters, may have any type.
 _TRAINED = ("weight", "bias", "pos_embed", "_token")
@@ -111,20 +91,20 @@ def find_network(
     choice is ambiguous, or no network is called `chosen`.
     """
     named = {_WRAPPERS.sub("", name): value for name, value in named_tensors(content).items()}
-    networks: dict[str, _Family] = {}
-    for family in _FAMILIES:
+    networks: dict[str, str] = {}
+    for library, (anchor, renames) in _LIBRARIES.items():
         for name in named:
-            prefix = name.removesuffix(family.anchor)
+            prefix = name.removesuffix(anchor)
             if prefix == name or (prefix and not prefix.endswith(".")):
                 continue
-            if any(name.startswith("blocks.") for name in _renamed(named, prefix, family)):
-                networks[prefix] = family
+            if any(name.startswith("blocks.") for name in _renamed(named, prefix, renames)):
+                networks[prefix] = library
     if not networks:
         if chosen is not None:
             raise InputError(f"{source} has no Vision Transformer, so no {chosen!r}; leave out @{chosen}")
         return None
     prefix = _choose(list(networks), source, chosen)
-    tensors = _with_whole_qkv(_renamed(named, prefix, networks[prefix]))
+    tensors = _with_whole_qkv(_renamed(named, prefix, _LIBRARIES[networks[prefix]][1]))
     check_values(tensors, source)
     return tensors, _describe(prefix, networks[prefix], [*networks])
 
@@ -140,13 +120,15 @@ def named_tensors(content: Mapping[Any, Any], prefix: str = "") -> dict[str, Ten
     return tensors
 
 
-def _renamed(named: Mapping[str, Tensor], prefix: str, family: _Family) -> dict[str, Tensor]:
+def _renamed(
+    named: Mapping[str, Tensor], prefix: str, renames: Sequence[tuple[str, str]]
+) -> dict[str, Tensor]:
     """Returns the tensors under a prefix, by timm's names."""
     renamed = {}
     for name, value in named.items():
         if name.startswith(prefix):
             name = name.removeprefix(prefix)
-            for pattern, replacement in family.renames:
+            for pattern, replacement in renames:
                 name = re.sub(pattern, replacement, name)
             renamed[name] = value
     return renamed
@@ -200,9 +182,9 @@ def _shown(prefix: str) -> str:
     return prefix.rstrip(".") or "one at its top"
 
 
-def _describe(prefix: str, family: _Family, prefixes: list[str]) -> str:
+def _describe(prefix: str, library: str, prefixes: list[str]) -> str:
     others = [_shown(other) for other in prefixes if other != prefix]
     parts = [f'below "{prefix}"'] if prefix else []
-    parts += [f"by the names of {family.name}"] if family.name != "timm" else []
+    parts += [f"by the names of {library}"] if library != "timm" else []
     parts += [f"chosen over {', '.join(others)} (FILE@NAME chooses another)"] if others else []
     return "; ".join(parts)

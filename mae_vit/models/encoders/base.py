@@ -73,16 +73,7 @@ def shorten(names: list[str]) -> str:
 
 
 class DoesNotFit(ValueError):
-    """Weights do not match an encoder; the message names the difference.
-
-    Attributes:
-        other_kind: whether the weights belong to a network that computes another function.
-    """
-
-    def __init__(self, difference: str, *, other_kind: bool = False) -> None:
-        """Takes the difference."""
-        super().__init__(difference)
-        self.other_kind = other_kind
+    """Weights do not match an encoder; the message names the difference."""
 
 
 class Encoder(nn.Module):

@@ -158,8 +158,7 @@ class ViTEncoder(VisionTransformer, Transformer):
         if known is not None and known[0] * known[1] != num_loaded:
             raise DoesNotFit(
                 f"its pos_embed has {loaded.shape[1]} rows for {known[0]} x {known[1]} patches, ours one for each and "
-                f"{count} for class tokens",
-                other_kind=True,
+                f"{count} for class tokens"
             )
         side = round(num_loaded**0.5)
         if not expected.requires_grad:
