@@ -26,10 +26,7 @@ from mae_vit.models.patches import (
 )
 from mae_vit.objectives.config import MaskedPatchConfig
 from mae_vit.objectives.objective import Objective, ObjectiveOutput, Pixels
-from mae_vit.objectives.reconstruction import (
-    masked_pictures,
-    weigh,
-)
+from mae_vit.objectives.reconstruction import masked_pictures, weigh
 
 # The paper's classes are joint colors of 3 channels: 8**3 = 512. More bands would give too many classes.
 MOST_JOINT_BANDS = 3

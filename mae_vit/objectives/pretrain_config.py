@@ -14,22 +14,14 @@ class PretrainConfig(Config):
     objective: ObjectiveConfig
 
     @model_validator(mode="after")
-    def _check_label_draw(self) -> PretrainConfig:
+    def _check_pretraining(self) -> PretrainConfig:
         if self.data.label_draw and self.data.leave_out_per_class is None:
             raise ValueError("data.label_draw has no effect without data.leave_out_per_class")
-        return self
-
-    @model_validator(mode="after")
-    def _check_views(self) -> PretrainConfig:
         if self.objective.name == "contrastive" and self.data.augment.changes_nothing:
             raise ValueError(
                 'objective.name="contrastive" would compare equal views, as data.augment changes nothing; give '
                 "data.augment.crop=random_resized"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_encoder(self) -> PretrainConfig:
         self.objective.check_encoder(self.model)
         try:
             self.model.geometry()

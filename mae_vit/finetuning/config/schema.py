@@ -16,10 +16,7 @@ from mae_vit.weights.names import is_frozen
 
 HeadInit = Literal["zero", "small"]
 # In the schema, but rejected: for pretraining only, or set by --ckpt.
-_UNUSED_MONITOR = (
-    "evaluate_images",
-    "probe_queries",
-)
+_UNUSED_MONITOR = ("evaluate_images", "probe_queries")
 HIDDEN_KEYS = (
     *("model.init", "finetune.start", "data.leave_out_per_class", "data.leave_out_draws"),
     *(f"monitor.{name}" for name in _UNUSED_MONITOR),
@@ -147,18 +144,14 @@ class FinetuneConfig(Config):
             raise ValueError(
                 "data.label_draw has no effect without data.labels_per_class and finetune.holdout"
             )
-        if self.finetune.mode == "linear_probe":
-            self._check_probe()
-        if self.mode.labels == "mask":
-            self._check_segmentation()
-        return self
-
-    def _check_probe(self) -> None:
-        if unused := unused_options(self, self.mode):
+        if self.finetune.mode == "linear_probe" and (unused := unused_options(self, self.mode)):
             raise ValueError(
                 f'{", ".join(unused)} has no effect with finetune.mode="linear_probe", which trains one layer on '
                 "fixed features; leave it out (see configs/finetune/linear_probe_base.yaml)"
             )
+        if self.mode.labels == "mask":
+            self._check_segmentation()
+        return self
 
     def _check_segmentation(self) -> None:
         """Rejects options that move pixels without their mask, or mix images."""
