@@ -59,10 +59,7 @@ def score(setup: Setup, arguments: Arguments, folder: RunFolder) -> None:
         setup.warn_of_seen_labels()
     facts = {**run_facts(config, data), "derived": setup.derived, "labels_seen_by_start": setup.label_overlap}
     facts |= {"notes": list(setup.notes)} if setup.notes else {}
-    # Networks encode each image once, that with random weights too; the rest takes little.
-    encoded = len(data.train) + len(data.held_out) + len(data.test) * config.finetune.test
-    networks = 2 if setup.pretrained else 1
-    facts["scoring_flops"] = networks * encoded * _forward_flops(setup)
+    facts["scoring_flops"] = count_scoring_flops(setup)
 
     def create() -> None:
         environment = describe_environment(sys.argv, ranks.world_size)
@@ -129,6 +126,14 @@ def is_scored(folder: RunFolder, identity: Identity) -> bool:
     saved = run_identity(begun, derived=derived).values
     check_identity(saved, identity, folder.shown(), otherwise=folder.otherwise)
     return folder.read_status() == "done"
+
+
+def count_scoring_flops(setup: Setup) -> float:
+    """Counts the FLOPs of a scoring run: networks encode each image once, and the rest takes little."""
+    data = setup.data
+    encoded = len(data.train) + len(data.held_out) + len(data.test) * setup.config.finetune.test
+    networks = 2 if setup.pretrained else 1  # plus the one with random weights
+    return networks * encoded * _forward_flops(setup)
 
 
 def _forward_flops(setup: Setup) -> float:
