@@ -29,7 +29,7 @@ def segmented(name: str, right: float, seeds: int) -> list:
         rng = np.random.default_rng([seed, int(1000 * right)])
         guess = np.where(rng.random(truth.shape) < right, truth, rng.integers(0, K, truth.shape))
         both, either = count_overlaps(torch.from_numpy(guess), torch.from_numpy(truth), K)
-        overlaps = Overlaps(both.numpy(), either.numpy(), np.full(IMAGES, 36.0))
+        overlaps = Overlaps(both.numpy(), either.numpy())
         base, nothing = row(name, seed, np.zeros(IMAGES, bool)), np.zeros(0, int)
         values = {"test_miou": overlaps.miou}
         rows.append(replace(base, values=values, truth=nothing, predicted=nothing, overlaps=overlaps))
@@ -47,7 +47,7 @@ def test_a_gap_is_that_of_the_mean_iou():
 
     def miou_without(row, image) -> float:
         counts, kept = row.overlaps, np.arange(IMAGES) != image
-        return Overlaps(counts.intersections[kept], counts.unions[kept], counts.pixels[kept]).miou
+        return Overlaps(counts.intersections[kept], counts.unions[kept]).miou
 
     # The bootstrap of images against the jackknife, which is another way to the same error.
     left_out = np.array(
