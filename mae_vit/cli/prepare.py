@@ -6,8 +6,7 @@ import argparse
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Set
-from contextlib import contextmanager
+from collections.abc import Callable, Set
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,8 +21,6 @@ from mae_vit.core.user_files import expand_text
 
 # The modules of `mae_vit.data.prepare` are slow to import, and --help must be fast.
 if TYPE_CHECKING:
-    from mae_vit.data.prepare.convert import Conversion
-    from mae_vit.data.prepare.entries import ImageSource
     from mae_vit.data.prepare.prepare import Report
 
 _EXAMPLES = """  mae-vit prepare photos/ data/photos --holdout 1/10     photos/CLASS/*.jpg, or photos/*.jpg
@@ -155,7 +152,7 @@ def run_prepare(arguments: argparse.Namespace) -> int:
     begun = time.monotonic()
     out = Path(arguments.paths[-1])
     try:
-        report = _describe(arguments) if arguments.in_place else _prepare(arguments)
+        report = _prepare(arguments)
     except OSError as error:
         raise InputError(f"{error.filename or out}: {error_reason(error)}") from None
     print("\n".join(report.lines()))
@@ -246,8 +243,6 @@ def _check_masks(arguments: argparse.Namespace) -> None:
         raise InputError("--masks needs --mask-classes FILE, a class name on each line, starting with id 0")
     if len(arguments.paths) != 2 or not Path(arguments.paths[0]).is_dir():
         raise InputError("--masks needs exactly one source, a folder of images")
-    if not arguments.masks.is_dir():
-        raise InputError(f"--masks {arguments.masks} is not a folder; give the folder of the masks")
     if arguments.unlabeled:
         raise InputError("--unlabeled adds images without masks; prepare them as a separate data set")
     if arguments.exif_orientation == "apply":
@@ -255,83 +250,21 @@ def _check_masks(arguments: argparse.Namespace) -> None:
 
 
 def _prepare(arguments: argparse.Namespace) -> Report:
-    from mae_vit.data.prepare.convert import default_workers
+    """Prepares the sources, or describes shards in place; leaves no empty output folder if that fails."""
+    from mae_vit.data.prepare.bands import BandOptions
+    from mae_vit.data.prepare.convert import Conversion, default_workers
+    from mae_vit.data.prepare.entries import SourceOptions
+    from mae_vit.data.prepare.in_place import index_in_place
+    from mae_vit.data.prepare.label_files import label_by_file, open_unlabeled, split_off
+    from mae_vit.data.prepare.masks import pair_masks, read_classes
     from mae_vit.data.prepare.prepare import prepare
     from mae_vit.data.prepare.publish import only_writer
     from mae_vit.data.prepare.selection import Selection
-
-    out = Path(arguments.paths[-1])
-    with _opened_sources(arguments) as (sources, extra), only_writer(out):
-        return prepare(
-            sources,
-            out,
-            overwrite=arguments.overwrite,
-            shard_bytes=arguments.shard_mib << 20,
-            shard_samples=arguments.shard_samples,
-            selection=Selection(**_values(Selection, arguments), extra=extra),
-            conversion=_conversion(arguments),
-            exclude=arguments.exclude or (),
-            workers=default_workers() if arguments.workers is None else arguments.workers,
-        )
-
-
-def _values(kind: type, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Returns the values of the options that have the names of a dataclass's fields."""
-    return {field.name: getattr(arguments, field.name) for field in fields(kind) if field.name in arguments}
-
-
-@contextmanager
-def _opened_sources(
-    arguments: argparse.Namespace,
-) -> Iterator[tuple[list[ImageSource], list[ImageSource]]]:
-    """Opens the sources, and unlabeled images beside them; leaves no empty output folder if the command fails.
-
-    Raises:
-        InputError: if a source does not exist or holds no images.
-        FetchUnavailable: if a source cannot be fetched now.
-    """
-    from mae_vit.data.prepare.entries import SourceOptions
-    from mae_vit.data.prepare.label_files import label_by_file
-    from mae_vit.data.prepare.masks import pair_masks, read_classes
     from mae_vit.data.prepare.sources.find import find_sources
-    from mae_vit.data.prepare.unlabeled import open_unlabeled, split_off
 
     *specs, out = arguments.paths
-    options = SourceOptions(out=Path(out), **_values(SourceOptions, arguments))
-    with leaving_no_empty_folders(options.out):
-        if arguments.label_file:
-            plain = replace(options, labels=False, image_column=None, label_column=None)
-            sources = [label_by_file(find_sources(specs, plain)[0], arguments.label_file, options)]
-        else:
-            sources = find_sources(specs, options)
-        if arguments.masks:
-            segmentation = read_classes(arguments.mask_classes, arguments.mask_ignore)
-            sources = [pair_masks(sources[0], arguments.masks, segmentation, partly=arguments.masked_only)]
-        extra = [open_unlabeled(arguments.unlabeled, sources, specs, options)] if arguments.unlabeled else []
-        if arguments.label_file:
-            # A holdout is drawn from labeled images alone.
-            sources, extra = split_off(sources[0])[:1], [*split_off(sources[0])[1:], *extra]
-        yield sources, extra
-
-
-def _describe(arguments: argparse.Namespace) -> Report:
-    from mae_vit.data.prepare.convert import default_workers
-    from mae_vit.data.prepare.in_place import index_in_place
-
-    return index_in_place(
-        Path(arguments.paths[0]),
-        split=arguments.split,
-        overwrite=arguments.overwrite,
-        conversion=_conversion(arguments),
-        workers=default_workers() if arguments.workers is None else arguments.workers,
-    )
-
-
-def _conversion(arguments: argparse.Namespace) -> Conversion:
-    from mae_vit.data.prepare.bands import BandOptions
-    from mae_vit.data.prepare.convert import Conversion
-
-    return Conversion(
+    workers = default_workers() if arguments.workers is None else arguments.workers
+    conversion = Conversion(
         resize=arguments.resize,
         quality=arguments.quality,
         upright=arguments.exif_orientation == "apply",
@@ -344,3 +277,44 @@ def _conversion(arguments: argparse.Namespace) -> Conversion:
             take=arguments.take,
         ),
     )
+    options = SourceOptions(out=Path(out), **_values(SourceOptions, arguments))
+    if arguments.in_place:
+        return index_in_place(
+            options.out,
+            split=arguments.split,
+            overwrite=arguments.overwrite,
+            conversion=conversion,
+            workers=workers,
+        )
+    with leaving_no_empty_folders(options.out):
+        extra = []
+        if arguments.label_file:
+            plain = replace(options, labels=False, image_column=None, label_column=None)
+            labeled = label_by_file(find_sources(specs, plain)[0], arguments.label_file, options)
+            # A holdout is drawn from labeled images alone.
+            first, *extra = split_off(labeled)
+            sources = [first]
+        else:
+            sources = find_sources(specs, options)
+        if arguments.masks:
+            segmentation = read_classes(arguments.mask_classes, arguments.mask_ignore)
+            sources = [pair_masks(sources[0], arguments.masks, segmentation, partly=arguments.masked_only)]
+        if arguments.unlabeled:
+            extra.append(open_unlabeled(arguments.unlabeled, [*sources, *extra], options))
+        with only_writer(options.out):
+            return prepare(
+                sources,
+                options.out,
+                overwrite=arguments.overwrite,
+                shard_bytes=arguments.shard_mib << 20,
+                shard_samples=arguments.shard_samples,
+                selection=Selection(**_values(Selection, arguments), extra=extra),
+                conversion=conversion,
+                exclude=arguments.exclude or (),
+                workers=workers,
+            )
+
+
+def _values(kind: type, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Returns the values of the options that have the names of a dataclass's fields."""
+    return {field.name: getattr(arguments, field.name) for field in fields(kind) if field.name in arguments}

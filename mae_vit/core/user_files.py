@@ -19,6 +19,7 @@ IMAGE_EXTENSIONS = (
 DICOM_EXTENSIONS = ("dcm", "dicom")
 # Images only if no other kind is beside them: beside photographs they are features, masks or metadata.
 ARRAY_EXTENSIONS = ("npy", "npz", *DICOM_EXTENSIONS)
+READ_EXTENSIONS = (*IMAGE_EXTENSIONS, *ARRAY_EXTENSIONS)
 # Formats of phones and cameras that Pillow does not read.
 UNREAD_EXTENSIONS = ("heic", "heif", "jxl", "cr2", "cr3", "nef", "arw", "dng", "orf", "raf", "rw2",
     "pef", "srw", "nrw", "3fr", "iiq", "kdc", "mrw", "sr2", "erf", "rwl", "x3f")  # fmt: skip
@@ -48,7 +49,6 @@ ARCHIVE_EXTENSIONS = (
 LABEL_NAMES = ("label", "labels", "class", "class_name", "cls", "target", "category")
 _IDX = re.compile(r"[-.]idx\d-ubyte(\.gz)?$")
 _HIDDEN = re.compile(r"(^|/)(\.|__MACOSX/|@eaDir/|#recycle/|\$RECYCLE\.BIN/|DICOMDIR$)")
-_ALL = frozenset((*IMAGE_EXTENSIONS, *ARRAY_EXTENSIONS))
 
 _SPLITS = {
     "train": ("train", "training", "trn"),
@@ -89,7 +89,7 @@ HEAD_BYTES = 132  # DICOM's mark stands after 128
 
 def is_image(path: str) -> bool:
     """Returns whether a path has an image's extension, and neither the file nor a folder of the path is hidden."""
-    return extension_of(path) in _ALL and not is_hidden(path)
+    return extension_of(path) in READ_EXTENSIONS and not is_hidden(path)
 
 
 def is_hidden(path: str) -> bool:
@@ -111,12 +111,6 @@ def full_extension(path: str) -> str:
     extension = extension_of(path)
     inner = extension_of(path[: -len(extension) - 1]) if extension in ("gz", "bz2", "xz", "zst") else ""
     return f"{inner}.{extension}" if inner else extension
-
-
-def is_placeholder(path: str) -> bool:
-    """Whether a file stands for one not yet downloaded from a cloud, as iCloud's .NAME.icloud does."""
-    name = path.rpartition("/")[2]
-    return name.startswith(".") and name.endswith(".icloud")
 
 
 def split_named(name: str) -> str | None:

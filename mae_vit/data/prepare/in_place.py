@@ -17,6 +17,7 @@ from mae_vit.core.user_files import split_from_path
 from mae_vit.data.prepare.bands import NONE, PERCENTILES
 from mae_vit.data.prepare.convert import Conversion, convert_entries
 from mae_vit.data.prepare.entries import Entry, numbered_classes, without_label_note
+from mae_vit.data.prepare.listing import shown
 from mae_vit.data.prepare.prepare import Report
 from mae_vit.data.prepare.publish import describe, index_path, write_description, write_index
 from mae_vit.data.prepare.statistics import Statistics
@@ -25,7 +26,6 @@ from mae_vit.data.shards.index_files import index_shard
 from mae_vit.data.shards.samples import class_number, read_samples
 from mae_vit.data.shards.tar_headers import DamagedTar, IncompleteTar, Tar
 
-_NAMED = 3
 # The rows of each shard in the index, by split.
 Shards = dict[str, dict[Path, np.ndarray]]
 
@@ -41,9 +41,8 @@ def index_in_place(
     """Describes the tars of a folder, which hold images and, with labels, class numbers. All bytes stay unchanged.
 
     The images are decoded and measured, unless the folder is described, no shard differs from its description, and no
-    option of bands is given: then only the indexes are written. A shard keeps its checksum if it has its size and has
-    not changed since its index was written. Names of classes, scale and missing value of bands, and records of how
-    images were prepared stay. `split` is that of shards whose names contain none.
+    option of bands is given: then only the indexes are written. Names of classes, scale and missing value of bands,
+    and records of how images were prepared stay. `split` is that of shards whose names contain none.
 
     Raises:
         InputError: if a shard or an image cannot be read, a label is no number, or `dataset.json` exists.
@@ -74,12 +73,8 @@ def index_in_place(
     for name in shards:
         if not overwrite and index_path(folder, name).exists():
             raise InputError(f"{index_path(folder, name)} exists; --overwrite replaces it")
-    unchanged = _unchanged(folder, known)
     described = {
-        name: [
-            unchanged.get((path.name, len(rows))) or describe_shard(path, len(rows))
-            for path, rows in listed.items()
-        ]
+        name: [describe_shard(path, len(rows)) for path, rows in listed.items()]
         for name, listed in shards.items()
     }
     notes, conversions = list[str](), Counter[str]()
@@ -141,22 +136,6 @@ def _named_as_before(dataset: Dataset, known: Dataset | None, measured: Statisti
     return dataset.model_copy(update={"band_table": table, "segmentation": known.segmentation})
 
 
-def _unchanged(folder: Path, known: Dataset | None) -> dict[tuple[str, int], Shard]:
-    """Returns the descriptions of shards that have not changed since, by file name and number of samples."""
-    unchanged = dict[tuple[str, int], Shard]()
-    for name, info in known.splits.items() if known else ():
-        with suppress(OSError):
-            # Both files: the description may have been edited since, or not been written after the index.
-            files = index_path(folder, name), folder / FILE_NAME
-            written = min(file.stat().st_mtime_ns for file in files)
-            for shard in info.shards:
-                status = (folder / shard.file).stat()
-                # A copy may have the older time of its source, but not the change of the file here.
-                if status.st_size == shard.bytes and max(status.st_mtime_ns, status.st_ctime_ns) < written:
-                    unchanged[shard.file, shard.samples] = shard
-    return unchanged
-
-
 def _list_images(paths: list[Path], folder: Path, split: str, known: Dataset | None) -> tuple[Shards, int]:
     """Returns the rows of the shards that hold images, and how many labels are negative."""
     split_of = {s.file: name for name, info in (known.splits if known else {}).items() for s in info.shards}
@@ -205,10 +184,9 @@ def _measure(shards: Shards, folder: Path, conversion: Conversion, workers: int)
         for entry, _, image in convert_entries(entries, conversion, workers, reading, failed, count=count):
             own.add(image, None if entry.class_name is None else int(entry.class_name), entry.path)
         if failed:
-            more = f" and {len(failed) - _NAMED} more" if len(failed) > _NAMED else ""
             raise InputError(
-                f"{count_of(len(failed), 'image')} cannot be read ({'; '.join(failed[:_NAMED])}{more}); `mae-vit "
-                f"prepare {folder} OUT` writes shards without them"
+                f"{count_of(len(failed), 'image')} cannot be read ({shown(failed)}); `mae-vit prepare {folder} OUT` "
+                "writes shards without them"
             )
         statistics[name] = own
     return statistics

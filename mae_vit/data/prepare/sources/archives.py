@@ -13,14 +13,13 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, TypeVar
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import plain_text
-from mae_vit.core.user_files import HEAD_BYTES, is_image, what_file_is
+from mae_vit.core.user_files import is_image, what_file_is
 from mae_vit.data.images.bounds import MAX_IMAGE_BYTES, DecodeError, check_bytes
 from mae_vit.data.prepare.entries import Reader, raise_if_passing, safe_member_path
 from mae_vit.data.prepare.folder_names import NAME_ENCODING
@@ -210,7 +209,7 @@ def _list(named: Iterable[tuple[str, _Any]], read: Callable[..., bytes], *, spec
     """
     files = Listing()
     for name, member in named:
-        files.take(name, partial(_head, read, member), partial(read, member))
+        files.take(name, partial(read, member))
     images = dict(files.images)
     if garbled := [name for name in images if not name.isascii() and plain_text(name) != name]:
         files.notes.append(f"names such as {plain_text(garbled[-1])} are not in UTF-8; {NAME_ENCODING}")
@@ -220,12 +219,6 @@ def _list(named: Iterable[tuple[str, _Any]], read: Callable[..., bytes], *, spec
         files.notes.append(f"skipped {special} members that are links, devices or pipes")
     files.images = sorted(images.items(), key=lambda image: image[0])
     return files
-
-
-def _head(read: Callable[..., bytes], member: Any) -> bytes:
-    with suppress(DecodeError):
-        return read(member, HEAD_BYTES)
-    return b""
 
 
 def _bound(packed: int) -> int:

@@ -105,7 +105,7 @@ def _open(specs: list[str], options: SourceOptions) -> ImageSource:
         if cifar := _CIFAR.match(paths[0].name):
             root = shlex.quote(str(paths[0].parent))
             notes += f"; mae-vit prepare cifar{cifar[1]} OUT --root {root} reads it"
-        kinds = ", ".join((*user_files.IMAGE_EXTENSIONS, *user_files.ARRAY_EXTENSIONS))
+        kinds = ", ".join(user_files.READ_EXTENSIONS)
         raise InputError(f"source {spec} contains no images ({kinds}){notes}")
     if options.labels:
         return source

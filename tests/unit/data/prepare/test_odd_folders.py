@@ -42,12 +42,12 @@ FOLDERS = {
     "arrow": (images("data-00000-of-00001.arrow", "state.json", data=b"{}"), "", 2),
     "MNIST": (MNIST, "", 2),
     "MedMNIST": ({"pathmnist.npz": STACKS}, "", 2),
-    "placeholders": ({**TREE, "cat/.2.jpg.icloud": b"bplist00", "cat/3.jpg": b""}, "", TWO),
     "pyramids": ({"1.tif": TIFF, "1.tif.ovr": TIFF, "1.tif.aux.xml": b"<PAMDataset>"}, "", "train: - 1"),
     "Sentinel-2": (images("p/S2A_1_B02.tif", "p/S2A_1_B8A.tif", "q/S2A_1_B02.tif", "q/S2A_1_B8A.tif", data=TIFF), "",
                    "train: p 2, q 2"),
     "Micro-Manager": (images("img_channel000_z0.tif", "img_channel001_z0.tif", data=TIFF), "", "train: - 2"),
     "Opera": (images("r01c01-ch1sk1fk1fl1.tif", "r01c01-ch2sk1fk1fl1.tif", data=TIFF), "", "train: - 2"),
+    "BBBC021": (images(*(f"D_w{n}2A24E4B-1CFE-1F52-E000-000000000000.tif" for n in "12"), data=TIFF), "", "train: - 2"),
     "wells": (images("plate_C01.tif", "plate_C02.tif", data=TIFF), "", "train: - 2"),
     "two formats": (images("a/1.jpg", "a/1.png", "b/2.jpg", "b/2.png"), "", "train: a 2, b 2"),
     "classes in names": (
@@ -66,7 +66,7 @@ FOLDERS = {
     ),
     "classes without an image": ({**TREE, "eel/1.psd": b"8BPS", "fox/1.heic": HEIC, "gnu/1.txt": b"x"}, "", TWO),
     "not an image": (
-        {**TREE, "cat/a.jpg": HEIC, "cat/b.jpg": b"\n<!DOCTYPE html><html>404", "cat/c.jpg": b"hello",
+        {**TREE, "cat/a.jpg": HEIC, "cat/e.jpg": b"", "cat/b.jpg": b"\n<!DOCTYPE html><html>404", "cat/c.jpg": b"hello",
          "cat/d.jpg": b"version https://git-lfs.github.com/spec/v1\n"}, "", TWO,
     ),
     "what systems leave": (

@@ -1,6 +1,5 @@
 """Images that are masks, bands or copies by their names, and names that tables and downloads change."""
 
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,8 +11,8 @@ from mae_vit.data.prepare.sources.find import find_images
 from mae_vit.data.prepare.sources.folders import entries_from_paths, open_folder
 
 
-def open_listed(*paths: str, read=bytes, **options) -> ImageSource:
-    files = Listing(images=[(path, partial(read)) for path in sorted(paths)])
+def open_listed(*paths: str, **options) -> ImageSource:
+    files = Listing(images=[(path, bytes) for path in sorted(paths)])
     return entries_from_paths(files, SourceOptions(Path("out"), **options), where="photos", name="photos")
 
 
@@ -40,41 +39,6 @@ def test_masks_that_lie_beside_their_images_are_left_out(name):
         source = open_listed(*(f"a/{path}" for path in (*images, *masks)), "b/0.jpg", **options)
         assert {entry.path for entry in source.entries} == {f"a/{path}" for path in images} | {"b/0.jpg"}
         assert ("overlay" in "".join(source.notes)) == bool(masks)
-
-
-# Images of several bands by their names; those of one.
-BANDS = {
-    "MicaSense": [f"000/IMG_000{shot}_{n}.tif" for shot in range(3) for n in range(1, 6)],
-    "two of two": ["a_0.tif", "a_1.tif", "b_0.tif", "b_1.tif"],
-    "BBBC021": [
-        f"W/{well}_w{n}{n}2A24E4B-1CFE-1F52-E000-000000000000.tif"
-        for well in ("D07_s1", "D07_s2")
-        for n in (1, 2, 4)
-    ],
-}
-ALONE = {
-    "slices of patients": [f"P{patient}/P{patient}_{n}.tif" for patient in (1, 2) for n in (1, 2)],
-    "frames": [f"f_{n}.tif" for n in range(1, 9)],
-    "long runs": [f"{film}_{n}.tif" for film in "ab" for n in range(1, 30)],
-    "other runs": ["a_1.tif", "a_2.tif", "b_1.tif", "b_2.tif", "b_3.tif", "c_7.tif", "c_8.tif"],
-    "photographs": ["a_1.jpg", "a_2.jpg", "b_1.jpg", "b_2.jpg"],
-}
-
-
-@pytest.mark.parametrize("name", [*BANDS, *ALONE])
-def test_bands_in_files_of_their_own_are_warned_of(name):
-    paths = BANDS.get(name) or ALONE[name]
-    source = open_listed(*paths, read=partial(encoded, picture(2, mode="L"), "tiff"), labels=False)
-    assert any(note.startswith("warning") and "bands" in note for note in source.notes) == (name in BANDS)
-    assert len(source.entries) == len(paths)
-
-
-def test_numbered_images_of_several_sizes_are_no_bands():
-    sizes = iter((8, 9))
-    source = open_listed(
-        *BANDS["two of two"], read=lambda: encoded(picture(2, size=(8, next(sizes))), "tiff")
-    )
-    assert not source.notes
 
 
 # A table, the images beside it, and the paths of those that are taken.
