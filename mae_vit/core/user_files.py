@@ -84,6 +84,7 @@ _NO_IMAGES = (
 _BRANDS = {b"avif": "avif", b"avis": "avif"} | dict.fromkeys(
     (b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1"), "heic"
 )
+_QUOTES = "\u201c\u201d\u201e\u2018\u2019"
 HEAD_BYTES = 132  # DICOM's mark stands after 128
 
 
@@ -221,19 +222,15 @@ def _check_written(text: str) -> None:
         if os.path.lexists("/".join(parts[: at + 1])):
             continue  # an existing name may hold any character
         alien = [c for c in part if unicodedata.category(c) == "Cc"]
-        alien += [c for c in (part[:1], part[-1:]) if _is_alien(c)]
+        # At either end of a name: invisible, or a quote of text editors.
+        ends = part[:1] + part[-1:]
+        alien += [c for c in ends if c in _QUOTES or unicodedata.category(c) in ("Cf", "Zs", "Zl", "Zp")]
         if alien:
             named = ", ".join(f"U+{ord(c):04X} ({unicodedata.name(c, 'a control character')})" for c in alien)
             raise InputError(f'path "{plain_text(text)}" contains {named}; write it without')
     if (drive := re.match(r"([A-Za-z]):[\\/]", text)) and not os.path.lexists(parts[0]):
         there = f"/mnt/{drive[1].lower()}/{text[3:]}".replace("\\", "/")
         raise InputError(f'path "{text}" is a Windows path; in WSL write {there}')
-
-
-def _is_alien(char: str) -> bool:
-    """Whether a character at either end of a name is not part of it: invisible, or a quote of text editors."""
-    quotes = ("\u201c", "\u201d", "\u201e", "\u2018", "\u2019")
-    return char in quotes or (char != "" and unicodedata.category(char) in ("Cf", "Zs", "Zl", "Zp"))
 
 
 def expand_path(path: str | os.PathLike[str]) -> Path:

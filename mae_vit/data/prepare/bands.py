@@ -26,7 +26,6 @@ _LOW, _HIGH = 1, 99
 _LONE = 10
 # From this share on, zeros may be missing pixels.
 _MANY_ZEROS = 0.001
-_SMALL_RANGE = 0.25
 # Pixels sampled for percentiles of float32: from each image and band, and at most from a band.
 _SAMPLE_OF_IMAGE = 1024
 _SAMPLE = 1 << 21
@@ -343,11 +342,6 @@ def band_notes(table: BandTable, statistics: BandStatistics) -> list[str]:
     ranges = zip(table.names, table.min, table.max, strict=True)
     if constant := [name for name, low, high in ranges if low == high]:
         notes.append(f"warning: constant in all images: {', '.join(constant)} (leave it out with --bands)")
-    used = (max(table.max) - min(table.min) + 1) / (1 << 16)
-    if table.dtype in ("uint16", "int16") and table.scale.by == NONE and used < _SMALL_RANGE:
-        notes.append(
-            f"warning: values use {used:.2%} of the range of {table.dtype}: --scale percentiles uses all"
-        )
     if statistics.lone_zeros >= _MANY_ZEROS:
         notes.append(
             f"warning: {statistics.lone_zeros:.2%} of each band's pixels or more are 0, and none are 1 to {_LONE - 1}: "

@@ -157,15 +157,18 @@ def convert(data: bytes, extension: str, options: Conversion, sums: Sums | None 
         if _RARE.get(extension) != header.extension:
             notes.append("named as another format")
         extension = extension if options.in_place else header.extension
-    total, squares = _sums(pixels)
+    # Exact integers, by channel; 255^2 fits 16 bits.
+    flat = pixels.reshape(len(pixels), -1)
+    total = flat.sum(axis=1, dtype=np.uint64).tolist()
+    squares = np.square(flat, dtype=np.uint16).sum(axis=1, dtype=np.uint64).tolist()
     return Converted(
         data=stored,
         extension=extension,
         height=pixels.shape[1],
         width=pixels.shape[2],
         gray=header.gray,
-        total=total * (3 // len(total)),
-        squares=squares * (3 // len(squares)),
+        total=tuple(total * (3 // len(total))),
+        squares=tuple(squares * (3 // len(squares))),
         notes=tuple(notes),
         hash=phash(pixels) if options.hashed else None,
     )
@@ -319,17 +322,6 @@ def _convert_bands(raster: Raster, extension: str, options: Conversion, sums: Su
     elif _SAME.get(extension, extension) != raster.extension:
         notes += ("named as another format",)
     return Converted(stored, extension, height, width, count == 1, (0, 0, 0), (0, 0, 0), notes, layout=layout)
-
-
-def _sums(pixels: np.ndarray) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Returns exact integer sums of pixels and of squared pixels, by channel."""
-    flat = pixels.reshape(len(pixels), -1)
-    # 255^2 fits 16 bits.
-    squares = np.square(flat, dtype=np.uint16)
-    return (
-        tuple(int(v) for v in flat.sum(axis=1, dtype=np.uint64)),
-        tuple(int(v) for v in squares.sum(axis=1, dtype=np.uint64)),
-    )
 
 
 def phash(pixels: np.ndarray) -> tuple[int, int]:

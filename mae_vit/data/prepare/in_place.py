@@ -21,7 +21,7 @@ from mae_vit.data.prepare.listing import shown
 from mae_vit.data.prepare.prepare import Report
 from mae_vit.data.prepare.publish import describe, index_path, write_description, write_index
 from mae_vit.data.prepare.statistics import Statistics
-from mae_vit.data.shards.dataset_json import FILE_NAME, Dataset, Shard, Split, describe_shard, read_dataset
+from mae_vit.data.shards.dataset_json import FILE_NAME, Dataset, describe_shard, read_dataset
 from mae_vit.data.shards.index_files import index_shard
 from mae_vit.data.shards.samples import class_number, read_samples
 from mae_vit.data.shards.tar_headers import DamagedTar, IncompleteTar, Tar
@@ -84,13 +84,13 @@ def index_in_place(
         dataset = known
     else:
         statistics = _measure(shards, folder, _as_before(wanted, known), workers)
-        before = known.splits if known else {}
+        source = f"{folder.resolve().name} (in place)"
         splits = {
-            name: _describe_split(own, described[name], folder, len(classes), before.get(name))
+            name: own.describe(described[name], source=source, classes=len(classes))
             for name, own in statistics.items()
         }
         main = statistics.get("train") or next(iter(statistics.values()))
-        dataset = _named_as_before(describe(classes, splits, main), known, main)
+        dataset = _recorded_as_before(describe(classes, splits, main), known, main)
         notes, conversions = main.remarks(), sum((own.notes for own in statistics.values()), conversions)
     splits = {
         name: info.model_copy(update={"index": write_index(folder, [*shards[name].values()], name)})
@@ -121,8 +121,8 @@ def _as_before(wanted: Conversion, known: Dataset | None) -> Conversion:
     return replace(wanted, bands=bands)
 
 
-def _named_as_before(dataset: Dataset, known: Dataset | None, measured: Statistics) -> Dataset:
-    """Keeps the classes of masks, and the names of bands where no file has them."""
+def _recorded_as_before(dataset: Dataset, known: Dataset | None, measured: Statistics) -> Dataset:
+    """Keeps records of preparation, the classes of masks, and the names of bands where no file has them."""
     if known is None:
         return dataset
     table, named = dataset.band_table, known.band_table
@@ -133,7 +133,13 @@ def _named_as_before(dataset: Dataset, known: Dataset | None, measured: Statisti
         and not (measured.layout and measured.layout.named)
     ):
         table = table.model_copy(update={"names": named.names})
-    return dataset.model_copy(update={"band_table": table, "segmentation": known.segmentation})
+    kept = {
+        name: {"source": info.source, "processing": info.processing, "masks": info.masks}
+        for name, info in known.splits.items()
+    }
+    splits = {name: info.model_copy(update=kept.get(name, {})) for name, info in dataset.splits.items()}
+    update = {"splits": splits, "band_table": table, "segmentation": known.segmentation}
+    return dataset.model_copy(update=update)
 
 
 def _list_images(paths: list[Path], folder: Path, split: str, known: Dataset | None) -> tuple[Shards, int]:
@@ -190,14 +196,3 @@ def _measure(shards: Shards, folder: Path, conversion: Conversion, workers: int)
             )
         statistics[name] = own
     return statistics
-
-
-def _describe_split(
-    statistics: Statistics, shards: list[Shard], folder: Path, classes: int, before: Split | None
-) -> Split:
-    """Describes a split; of one that was described before, records of its preparation stay."""
-    info = statistics.describe(shards, source=f"{folder.resolve().name} (in place)", classes=classes)
-    if before is None:
-        return info
-    kept = {"source": before.source, "processing": before.processing, "masks": before.masks}
-    return info.model_copy(update=kept)

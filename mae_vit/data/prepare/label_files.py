@@ -94,7 +94,7 @@ def label_by_file(source: ImageSource, file: Path, options: SourceOptions) -> Im
         *source.notes,
         f"read the labels of {count_of(len(entries) - len(without), 'image')} from {file.name}",
     ]
-    if unknown := [path for path in lost if path not in several_images]:
+    if unknown := [path for path in lost if not names.are_several(path)]:
         notes.append(
             f"{count_of(len(unknown), 'row')} of {file.name} without an image in {source.name}: {shown(unknown)}"
         )

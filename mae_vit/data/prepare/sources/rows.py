@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePosixPath
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import fsspec
@@ -55,7 +54,11 @@ class _ParquetTable:
 
     def __init__(self, path: Path, folder: Path, split: str) -> None:
         self.name, self.split, self.stem = path.relative_to(folder).as_posix(), split, path.stem
-        pyarrow = parquet_library()
+        try:
+            import pyarrow.parquet  # optional
+        except ImportError as error:
+            missing = error.name or "pyarrow"
+            raise InputError(f'{missing} is not installed; pip install "mae-vit[parquet]"') from None
         # Raised by pyarrow for damaged files.
         self._errors = (pyarrow.ArrowException, OSError, ValueError)
         try:
@@ -113,7 +116,14 @@ def open_hub_dataset(spec: str, options: SourceOptions) -> ImageSource:
         InputError: if there is no such data set, no access, or no column of images.
         FetchUnavailable: if the Hub cannot be reached, or the connection breaks.
     """
-    asked, library = parse_hub_name(spec, kind="dataset"), _datasets_library()
+    asked = parse_hub_name(spec, kind="dataset")
+    try:
+        import datasets as library  # optional
+    except ImportError as error:
+        missing = error.name or "datasets"
+        raise InputError(f'{missing} is not installed; pip install "mae-vit[hub]"') from None
+    # The library also logs each error that it raises.
+    library.logging.set_verbosity(library.logging.CRITICAL)
     with hub_errors(asked):
         commit = hub_library().HfApi().dataset_info(asked.repo, revision=asked.revision).sha
         name = replace(asked, revision=commit)
@@ -130,17 +140,6 @@ def open_hub_dataset(spec: str, options: SourceOptions) -> ImageSource:
         except (library.exceptions.DatasetsError, ValueError, RuntimeError) as error:
             reason = " ".join(str(error).split())[:_LONGEST_REASON]
             raise InputError(f"{asked}: {reason} (--config-name NAME chooses a configuration)") from None
-
-
-def _datasets_library() -> ModuleType:
-    try:
-        import datasets  # optional
-    except ImportError as error:
-        missing = error.name or "datasets"
-        raise InputError(f'{missing} is not installed; pip install "mae-vit[hub]"') from None
-    # The library also logs each error that it raises.
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
-    return datasets
 
 
 def _refuse_existing(splits: Sequence[str], options: SourceOptions) -> None:
@@ -252,16 +251,6 @@ class Columns(NamedTuple):
     unread: tuple[str, ...]
 
 
-def parquet_library() -> ModuleType:
-    """Imports pyarrow with its Parquet reader; raises InputError if it is not installed."""
-    try:
-        import pyarrow.parquet  # optional
-    except ImportError as error:
-        missing = error.name or "pyarrow"
-        raise InputError(f'{missing} is not installed; pip install "mae-vit[parquet]"') from None
-    return pyarrow
-
-
 def _choose_columns(schema: Any, where: str, options: SourceOptions) -> Columns:
     """Chooses the columns of images, labels and splits of a pyarrow schema.
 
@@ -290,7 +279,8 @@ def _choose_columns(schema: Any, where: str, options: SourceOptions) -> Columns:
 
 def _kind(arrow_type: Any) -> str:
     """Returns the kind of a column: images, binary, text, number, nested or other."""
-    types = parquet_library().types
+    from pyarrow import types  # optional
+
     if types.is_dictionary(arrow_type):
         return _kind(arrow_type.value_type)
     if types.is_struct(arrow_type):

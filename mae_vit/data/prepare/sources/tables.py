@@ -135,21 +135,15 @@ def read_table(table: Path, options: SourceOptions | None = None) -> tuple[list[
         Row(row[columns.image], file, columns.labels_of(row)[0], columns.split_of(row))
         for row, file in zip(cells, found, strict=True)
     ]
-    missing = _missing_notes(rows, name, files.names[0]) if not all(found) else []
-    return rows, [*missing, *notes]
-
-
-def _missing_notes(rows: Sequence[Row], table: str, images: Names) -> list[str]:
-    """Counts and names the files that no image or several images match."""
     lost = [row.path for row in rows if row.file is None]
-    there = "" if len(lost) < len(rows) else f"; there are {images}" if str(images) else f": {_ABOVE}"
-    notes = []
-    if several := [path for path in lost if images.are_several(path)]:
-        notes.append(f"{several_fit(several, table)}, in a column of paths (--image-column)")
-    if missing := [path for path in lost if not images.are_several(path)]:
+    if several := [path for path in lost if files.names[0].are_several(path)]:
+        notes.append(f"{several_fit(several, name)}, in a column of paths (--image-column)")
+    if missing := [path for path in lost if not files.names[0].are_several(path)]:
+        images = files.names[0]
+        there = "" if len(lost) < len(rows) else f"; there are {images}" if str(images) else f": {_ABOVE}"
         count = count_of(len(missing), "file")
-        notes.append(f"{count} of {table} not found next to it or below: {shown(missing)}{there}")
-    return notes
+        notes.append(f"{count} of {name} not found next to it or below: {shown(missing)}{there}")
+    return rows, notes
 
 
 def open_table(table: Path, options: SourceOptions) -> ImageSource:

@@ -19,13 +19,10 @@ def open_listed(*paths: str, **options) -> ImageSource:
 # Images, and what is drawn on them.
 DRAWN = {
     "BUSI": (["benign (1).png"], ["benign (1)_mask.png", "benign (1)_mask_1.png"]),
-    "LGG": (["P_4941_1.tif", "P_4941_2.tif"], ["P_4941_1_mask.tif", "P_4941_2_mask.tif"]),
-    "QuPath": (["S21.svs [x=0,y=2048].jpg"], ["S21.svs [x=0,y=2048]-labelled.png"]),
     "ISIC": (["ISIC_1.jpg"], ["ISIC_1_segmentation.png", "ISIC_1_superpixels.png"]),
     "ADE20K": (["ADE_1.jpg"], ["ADE_1_seg.png", "ADE_1_parts_1.png"]),
     "CHASE_DB1": (["Image_01L.jpg"], ["Image_01L_1stHO.png", "Image_01L_2ndHO.png"]),
     "DeepGlobe": (["104_sat.jpg"], ["104_mask.png"]),
-    "in front": (["1.jpg", "image_2.jpg"], ["mask_1.png", "mask_2.png"]),
     "other words": (["1.jpg"], ["1_gt.png", "1.jpg_label.png", "1.annotation.png", "1 overlay.png"]),
     "masks alone": (["1_mask.png", "2_mask.png", "2_mask_1.png"], []),
     "words alone": (["wine.jpg", "beer_label.jpg", "car_parts.jpg", "car.jpg", "masks.jpg"], []),
@@ -47,8 +44,6 @@ TABLES = {
         "trainLabels.csv", "id,label 1,frog 2,cat", "train/1.png train/2.png test/1.png test/2.png",
         "train/1.png train/2.png",
     ),
-    "of a test": ("test.csv", "file,label 1,frog 2,cat", "train_images/1.png test_images/1.png test_images/2.png",
-                  "test_images/1.png test_images/2.png"),
     "Label Studio": (
         "p.csv", "image,choice /data/local-files/?d=my%2Bcats/1.jpg,x /data/local-files/?d=my%2Bdogs/1.jpg,x",
         "my+cats/1.jpg my+dogs/1.jpg", "my+cats/1.jpg my+dogs/1.jpg",
