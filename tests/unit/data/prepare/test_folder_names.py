@@ -14,11 +14,11 @@ from mae_vit.data.prepare.sources.folders import entries_from_paths
 IMAGE, MASK = (encoded(picture(1, mode=mode), "png") for mode in ("RGB", "1"))
 
 
-def open_paths(paths: str, **options) -> ImageSource:
+def open_paths(paths: str | list[str], **options) -> ImageSource:
     """Opens files that are no images, or, in a text with *, images, and masks at the paths with *."""
     images = [
         (path.lstrip("*"), partial(bytes, (MASK if path[0] == "*" else IMAGE) if "*" in paths else b""))
-        for path in paths.split()
+        for path in (paths.split() if isinstance(paths, str) else paths)
     ]
     files = Listing(images=sorted(images, key=lambda image: image[0]))
     return entries_from_paths(files, SourceOptions(Path("out"), **options), where="photos", name="photos")
@@ -170,6 +170,7 @@ def test_masks_beside_images_are_left_out(name):
 # Paths, those that begin with * of masks; what is left, 2 for a question, and what without labels.
 DRAWN = {
     "ISIC": ("Training_Input/a_1.png *Training_Part1_GroundTruth/a_1_segmentation.png", "train: -", 1),
+    "more words": ("1_Original/a_1.png *2_All_Groundtruths/1_Cysts/a_1_MA.png", "train: -", 1),
     "Cityscapes": ("leftImg8bit/train/ulm/u_1_leftImg8bit.png *gtFine/train/ulm/u_1_gtFine_labelIds.png", 2, 1),
     "before and after": ("train/A/1.png train/B/1.png *train/label/1.png", 2, 2),
     "in each class": ("sick/scan/1.png *sick/masks/1.png well/scan/2.png *well/masks/2.png", "train: sick well", 2),
@@ -189,6 +190,28 @@ def test_masks_are_known_by_their_pixels(name):
         assert placed(paths) == expected
     for options in ({"labels": False}, {"class_folder": "first"}):
         assert len(open_paths(paths, **options).entries) == images
+
+
+# Images, and what is drawn on them, by their names.
+BESIDE = {
+    "BUSI": (["benign (1).png"], ["benign (1)_mask.png", "benign (1)_mask_1.png"]),
+    "ISIC": (["ISIC_1.jpg"], ["ISIC_1_segmentation.png", "ISIC_1_superpixels.png"]),
+    "ADE20K": (["ADE_1.jpg"], ["ADE_1_seg.png", "ADE_1_parts_1.png"]),
+    "CHASE_DB1": (["Image_01L.jpg"], ["Image_01L_1stHO.png", "Image_01L_2ndHO.png"]),
+    "DeepGlobe": (["104_sat.jpg"], ["104_mask.png"]),
+    "other words": (["1.jpg", "image_2.jpg"], ["1_gt.png", "1.jpg_label.png", "1 overlay.png", "mask_2.png"]),
+    "masks alone": (["1_mask.png", "2_mask.png", "2_mask_1.png"], []),
+    "words alone": (["wine.jpg", "beer_label.jpg", "car_parts.jpg", "car.jpg", "masks.jpg"], []),
+}
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_masks_that_lie_beside_their_images_are_left_out(name):
+    images, masks = BESIDE[name]
+    for options in ({}, {"class_folder": "last"}, {"labels": False}):
+        source = open_paths([*(f"a/{path}" for path in (*images, *masks)), "b/0.jpg"], **options)
+        assert {entry.path for entry in source.entries} == {f"a/{path}" for path in images} | {"b/0.jpg"}
+        assert ("overlay" in "".join(source.notes)) == bool(masks)
 
 
 def test_thumbnails_beside_their_images_are_left_out():
