@@ -251,7 +251,7 @@ def _check_masks(arguments: argparse.Namespace) -> None:
 
 def _prepare(arguments: argparse.Namespace) -> Report:
     """Prepares the sources, or describes shards in place; leaves no empty output folder if that fails."""
-    from mae_vit.data.prepare.bands import BandOptions
+    from mae_vit.core.preprocessing import Preprocessing
     from mae_vit.data.prepare.convert import Conversion, default_workers
     from mae_vit.data.prepare.entries import SourceOptions
     from mae_vit.data.prepare.in_place import index_in_place
@@ -264,18 +264,20 @@ def _prepare(arguments: argparse.Namespace) -> Report:
 
     *specs, out = arguments.paths
     workers = default_workers() if arguments.workers is None else arguments.workers
-    conversion = Conversion(
+    anew = arguments.resize is not None or arguments.exif_orientation == "apply"
+    how = Preprocessing(
         resize=arguments.resize,
-        quality=arguments.quality,
-        upright=arguments.exif_orientation == "apply",
+        quality=arguments.quality if anew else None,
+        exif_orientation=arguments.exif_orientation,
+        bands=arguments.bands,
+        window=arguments.window,
+    )
+    conversion = Conversion(
+        how,
         in_place=arguments.in_place,
-        bands=BandOptions(
-            select=arguments.bands or (),
-            scale=arguments.window or arguments.scale,
-            nodata=arguments.nodata,
-            window=arguments.window,
-            take=arguments.take,
-        ),
+        scale=arguments.window or arguments.scale,
+        nodata=arguments.nodata,
+        take=arguments.take,
     )
     options = SourceOptions(out=Path(out), **_values(SourceOptions, arguments))
     if arguments.in_place:

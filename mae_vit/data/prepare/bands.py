@@ -1,4 +1,4 @@
-"""Images of bands in `prepare`: its options, the layout that all images share, and statistics of raw values.
+"""Images of bands in `prepare`: the layout that all images share, and statistics of raw values.
 
 Statistics are exact histograms for types of 8 and 16 bits, moments and a sample for float32.
 """
@@ -63,42 +63,6 @@ def shared_layout(bands: Bands) -> BandLayout:
     """Returns the layout of the images of a prepared data set."""
     named = not all(name.startswith("band ") for name in bands.names)
     return BandLayout(bands.names, bands.dtype, bands.nodata, named)
-
-
-@dataclass(frozen=True)
-class BandOptions:
-    """Which bands are stored, and what their values mean.
-
-    Attributes:
-        select: bands in the order to store, as numbers from 1, ranges or names; empty for all.
-        scale: "percentiles", "none", or the raw values that become 0 and 1; None chooses.
-        nodata: raw value of missing pixels; None for the value in the files.
-        window: lowest and highest value, to which raw values are clipped.
-        take: the kind of images to take if files differ, such as "13xuint16" or "8-bit".
-    """
-
-    select: tuple[str, ...] = ()
-    scale: str | tuple[float, float] | None = None
-    nodata: float | None = None
-    window: tuple[float, float] | None = None
-    take: str | None = None
-
-    @property
-    def given(self) -> tuple[str, ...]:
-        """The options that are set, by their names on the command line."""
-        return tuple(
-            f"--{'bands' if name == 'select' else name}"
-            for name in ("select", "scale", "nodata", "window", "take")
-            if getattr(self, name) not in (None, ())
-        )
-
-    @property
-    def every_band(self) -> bool:
-        """Whether 8-bit TIFF files are read as bands, too: if an option concerns their bands or values."""
-        return bool(self.select) or (self.scale, self.nodata, self.window) != (None, None, None)
-
-
-NO_OPTIONS = BandOptions()
 
 
 def nodata_for(dtype: str, option: float | None, stated: float | None) -> float | None:

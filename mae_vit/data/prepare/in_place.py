@@ -80,7 +80,7 @@ def index_in_place(
     notes, conversions = list[str](), Counter[str]()
     wanted = conversion or Conversion(in_place=True)
     same = known is not None and described == {name: info.shards for name, info in known.splits.items()}
-    if known is not None and same and not wanted.bands.given:
+    if known is not None and same and not wanted.of_bands:
         dataset = known
     else:
         statistics = _measure(shards, folder, _as_before(wanted, known), workers)
@@ -108,17 +108,15 @@ def index_in_place(
 
 def _as_before(wanted: Conversion, known: Dataset | None) -> Conversion:
     """Takes scale and missing value from the earlier description, unless options set them: NPY states neither."""
-    table, bands = known.band_table if known else None, wanted.bands
+    table, scale = known.band_table if known else None, wanted.scale
     if table is None:
         return wanted
     by, default = table.scale.by, NONE if table.dtype == "uint8" else PERCENTILES
-    if bands.scale is None and by == "given":
-        bands = replace(bands, scale=(table.scale.low[0], table.scale.high[0]))
-    elif bands.scale is None and not by.startswith(default):
-        bands = replace(bands, scale=NONE if by == NONE else PERCENTILES)
-    if bands.nodata is None and table.nodata is not None:
-        bands = replace(bands, nodata=table.nodata)
-    return replace(wanted, bands=bands)
+    if scale is None and by == "given":
+        scale = table.scale.low[0], table.scale.high[0]
+    elif scale is None and not by.startswith(default):
+        scale = NONE if by == NONE else PERCENTILES
+    return replace(wanted, scale=scale, nodata=table.nodata if wanted.nodata is None else wanted.nodata)
 
 
 def _recorded_as_before(dataset: Dataset, known: Dataset | None, measured: Statistics) -> Dataset:
@@ -182,7 +180,7 @@ def _measure(shards: Shards, folder: Path, conversion: Conversion, workers: int)
     """Decodes the images of all splits."""
     statistics: dict[str, Statistics] = {}
     for name, listed in shards.items():
-        own, failed = Statistics(scale=conversion.bands.scale), list[str]()
+        own, failed = Statistics(scale=conversion.scale), list[str]()
         for before in list(statistics.values())[:1]:
             own.expect(before.layout)
         count, reading = sum(map(len, listed.values())), f"reading {name}"

@@ -88,7 +88,7 @@ def prepare(
     remaining = {} if existing is None else {n: s for n, s in existing.splits.items() if n not in by_split}
     masked = any(info.masks is not None for info in remaining.values())
     segmentation = agreed_segmentation(sources, existing.segmentation if existing and masked else None)
-    scale = conversion.bands.scale
+    scale = conversion.scale
     if scale is not None and remaining and "train" not in by_split:
         raise InputError(
             f"--scale has no effect: {out} keeps the scale of its {', '.join(sorted(remaining))}; leave it out, or "
@@ -120,7 +120,7 @@ def prepare(
             shutil.rmtree(writer.folder, ignore_errors=True)
             raise
         excluded = {} if leaves_out is None else {"excluded": leaves_out.describe()}
-        processing = selection.note(split).model_copy(update=dict(conversion.preprocessing) | excluded)
+        processing = selection.note(split).model_copy(update=dict(conversion.how) | excluded)
         part = statistics.describe(
             writer.shards, source=names[split], classes=len(classes), processing=processing
         )
