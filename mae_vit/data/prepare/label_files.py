@@ -13,7 +13,7 @@ from mae_vit.core.messages import count_of, plain_text
 from mae_vit.core.progress import progress
 from mae_vit.core.user_files import split_told
 from mae_vit.data.images.bounds import DecodeError
-from mae_vit.data.prepare.columns import read_columns
+from mae_vit.data.prepare.columns import find_all, read_columns
 from mae_vit.data.prepare.entries import (
     Entry,
     ImageSource,
@@ -23,7 +23,7 @@ from mae_vit.data.prepare.entries import (
     raise_if_passing,
     unique_key,
 )
-from mae_vit.data.prepare.label_lists import Names, several_fit, shared_folders
+from mae_vit.data.prepare.label_lists import Names, several_fit
 from mae_vit.data.prepare.listing import shown
 from mae_vit.data.prepare.sources.find import find_images
 from mae_vit.data.shards.samples import label_number, no_single_label
@@ -43,13 +43,10 @@ def label_by_file(source: ImageSource, file: Path, options: SourceOptions) -> Im
     """
     names = Names(entry.path for entry in source.entries)
 
-    def find_all(paths: Sequence[str]) -> list[str | None]:
-        return [names.find(path) for path in paths]
-
     def remedy() -> str:
         return f" of {source.name}, which has {names}"
 
-    columns, rows = read_columns(file, options, find_all, labeled=True, remedy=remedy)
+    columns, rows = read_columns(file, options, names.find, labeled=True, remedy=remedy)
     cells = list[tuple[str, str]]()
     for row in rows:
         label, *others = columns.labels_of(row)
@@ -59,8 +56,7 @@ def label_by_file(source: ImageSource, file: Path, options: SourceOptions) -> Im
                 f"--labels {file} has several labels for {plain_text(row[columns.image])} ({several}); {_ONE_CLASS}"
             )
         cells.append((row[columns.image], label))
-    elsewhere = shared_folders([path for path, _ in cells])
-    found = [names.find(path, elsewhere) for path, _ in cells]
+    found: list[str | None] = find_all(names.find, [path for path, _ in cells])
     lost = [path for (path, _), image in zip(cells, found, strict=True) if image is None]
     several_images = [path for path in lost if names.are_several(path)]
     unclear = f"{several_fit(several_images, file.name)}, and unpack shards that repeat keys"

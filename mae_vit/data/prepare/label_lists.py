@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
-from itertools import takewhile
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of, plain_text
@@ -14,7 +13,6 @@ from mae_vit.core.user_files import (
     READ_EXTENSIONS,
     decode_text,
     extension_of,
-    split_named,
 )
 from mae_vit.data.images.decode import DecodeError
 from mae_vit.data.prepare.columns import read_lines
@@ -73,17 +71,6 @@ class Names:
             if paths:
                 return paths
         return []
-
-
-def shared_folders(paths: Sequence[str]) -> int:
-    """Returns how many leading folders all paths share, up to one named like a split; 0 for URLs."""
-    if any("//" in path for path in paths):
-        return 0
-    parts = [tuple(path.replace("\\", "/").split("/")[:-1]) for path in paths]
-    shared = takewhile(
-        lambda names: len(set(names)) == 1 and not split_named(names[0]), zip(*parts, strict=False)
-    )
-    return sum(1 for _ in shared)
 
 
 def several_fit(names: Sequence[str], table: str) -> str:

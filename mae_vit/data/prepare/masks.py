@@ -28,12 +28,10 @@ def read_classes(path: Path, ignore: int) -> Segmentation:
     """Reads class names, one a line: the first is that of id 0, or all are `ID: NAME`; the id `ignore` is no class.
 
     Raises:
-        InputError: if the file cannot be read, has fewer than two names, or repeats one.
+        InputError: if the file has fewer than two names, or repeats one.
+        OSError: if it cannot be read.
     """
-    try:
-        lines = read_text(path).splitlines()
-    except OSError as error:
-        raise InputError(f"--mask-classes {path} cannot be read: {error}") from None
+    lines = read_text(path).splitlines()
     matches = [_ID_AND_NAME.fullmatch(line.strip()) for line in lines if line.strip()]
     ids = [(int(match[1]), match[2]) for match in matches if match]
     pairs = ids if len(ids) == len(matches) else enumerate(lines)

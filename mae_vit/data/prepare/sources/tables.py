@@ -14,7 +14,7 @@ from urllib.parse import unquote
 from mae_vit.core import user_files
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of, plain_text
-from mae_vit.data.prepare.columns import PATHS, read_columns
+from mae_vit.data.prepare.columns import PATHS, find_all, read_columns
 from mae_vit.data.prepare.entries import (
     Entry,
     ImageSource,
@@ -24,7 +24,7 @@ from mae_vit.data.prepare.entries import (
     unique_key,
     without_label_note,
 )
-from mae_vit.data.prepare.label_lists import Names, image_stem, several_fit, shared_folders
+from mae_vit.data.prepare.label_lists import Names, image_stem, several_fit
 from mae_vit.data.prepare.listing import shown
 from mae_vit.data.prepare.sources.folders import is_regular, read_file, walk
 from mae_vit.data.prepare.sources.rows import unread_note
@@ -88,14 +88,6 @@ class _Files:
                 return self._images[0] / image
         return None
 
-    def find_all(self, paths: Sequence[str]) -> list[Path | None]:
-        """Finds files as `find` does. If some paths exist as written, the others are missing files."""
-        found = [self.find(path) for path in paths]
-        if any(found):
-            return found
-        elsewhere = shared_folders(paths)
-        return [self.find(path, elsewhere) for path in paths]
-
 
 def is_table(path: Path) -> bool:
     """Whether a file has a table's extension, or is a text whose first line has tabs, or words such as "path"."""
@@ -121,12 +113,12 @@ def read_table(table: Path, options: SourceOptions | None = None) -> tuple[list[
     def remedy() -> str:
         return f" next to it or below; {'add a column of their paths' if str(files.names[0]) else _ABOVE}"
 
-    columns, cells = read_columns(table, options, files.find_all, labeled=False, remedy=remedy)
+    columns, cells = read_columns(table, options, files.find, labeled=False, remedy=remedy)
     notes = list[str]()
     if without := sum(not row[columns.image] for row in cells):
         notes.append(f"left out {count_of(without, 'row')} of {name} that give no file")
     cells = [row for row in cells if row[columns.image]]
-    found = files.find_all([row[columns.image] for row in cells])
+    found = find_all(files.find, [row[columns.image] for row in cells])
     if columns.bits:
         listed = shown(columns.names[bit] for bit in columns.bits)
         notes.append(f"read columns with a single 1 in each row as labels: {listed}")

@@ -113,6 +113,7 @@ def test_masks_of_0_and_255_are_no_silent_loss(tmp_path, masked, said):
     "options",
     [
         "--masks nowhere --mask-classes {}/classes.txt",
+        "--masks . --mask-classes nowhere",
         "--mask-classes x",
         "--masks .",
         "--mask-ignore 3",
