@@ -82,24 +82,21 @@ def _leave_out_doubled(files: Listing, top: str) -> None:
     for folder in readers:
         for depth in range(1, len(folder) + 1):
             below[folder[:depth]].append(folder)
-    again: dict[bool, list[str]] = {True: [], False: []}
+    again = list[str]()
     for folder, own in below.items():
-        pairs = [(readers[inner], readers.get(folder[:-1] + inner[len(folder) :], {})) for inner in own]
-        if len(folder) == 1 or any(inner.keys() - outer.keys() for inner, outer in pairs):
+        if len(folder) == 1 or (folder[-1] != folder[-2] and 2 * len(own) != len(below[folder[:-1]])):
             continue
-        named = folder[-1] == folder[-2]
-        whole = 2 * len(own) == len(below[folder[:-1]])
-        if named or (whole and all(_hold_the_same(inner, outer) for inner, outer in pairs)):
-            again[named] += ["/".join((*inner[1:], name)) for inner in own for name in readers[inner]]
-    files.leave_out(again[True], "the folder above has the same name, and images of the same names")
-    files.leave_out(again[False], "their folder repeats the folder above it, file by file")
+        pairs = ((readers[inner], readers.get(folder[:-1] + inner[len(folder) :], {})) for inner in own)
+        if all(_is_copy(inner, outer) for inner, outer in pairs):
+            again += ["/".join((*inner[1:], name)) for inner in own for name in readers[inner]]
+    files.leave_out(again, "their folder repeats the folder above it, file by file")
 
 
-def _hold_the_same(first: dict[str, Reader], second: dict[str, Reader]) -> bool:
-    """Whether two folders hold the same names and, in the first few files, the same bytes."""
+def _is_copy(inner: dict[str, Reader], outer: dict[str, Reader]) -> bool:
+    """Whether a folder's files are in another, too: by their names and, of the first few, by their bytes."""
     with suppress(OSError, DecodeError):
-        return first.keys() == second.keys() and all(
-            first[name]() == second[name]() != b"" for name in islice(first, _COMPARED)
+        return inner.keys() <= outer.keys() and all(
+            inner[name]() == outer[name]() != b"" for name in islice(inner, _COMPARED)
         )
     return False
 

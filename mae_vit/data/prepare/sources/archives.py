@@ -33,6 +33,7 @@ _MAX_RATIO = 200
 _SMALL_BYTES = 256 << 20
 _BLOCK = 1 << 20
 _ENCRYPTED, _UTF_8 = 0x1, 0x800
+_MAX_LINKS = 8
 # Raised by zipfile and its decompressors for damaged members.
 _ZIP_ERRORS = (
     zipfile.BadZipFile, OSError, EOFError, RuntimeError, ValueError, NotImplementedError, zlib.error
@@ -101,10 +102,8 @@ def open_archive(tar: tar_headers.Tar) -> Listing:
     special: list[tar_headers.Special] = []
     where = str(tar.name)
     named = [(safe_member_path(m.name, where), m) for m in _members(tar, special)]
-    files = dict(named)
-    # tar stores further copies of a file as links. Members are listed by their plain names: "./a" as "a".
-    links = [(safe_member_path(s.name, where), str(PurePosixPath(s.target or ""))) for s in special]
-    linked = [(name, files[target]) for name, target in links if target in files]
+    links = {safe_member_path(s.name, where): s.target for s in special}
+    linked = _follow(links, dict(named))
     return _list([*named, *linked], partial(_read_member, tar), special=len(special) - len(linked))
 
 
@@ -125,6 +124,23 @@ def _members(
     except (tar_headers.DamagedTar, OSError) as error:
         reason = str(error).removeprefix(f"{tar.name}: ")
         raise InputError(f"archive {tar.name} is {what_file_is(tar.path) or f'damaged: {reason}'}") from None
+
+
+def _follow(
+    links: dict[str, str | None], files: dict[str, tar_headers.Member]
+) -> list[tuple[str, tar_headers.Member]]:
+    """Returns the links to files of the archive, with the file; tar stores a file's further copies as links."""
+    linked = []
+    for name, target in links.items():
+        for _ in range(_MAX_LINKS):
+            # Members are listed by their plain names: "./a" as "a".
+            target = None if target is None else str(PurePosixPath(target))
+            if target not in links:
+                break
+            target = links[target]
+        if target in files:
+            linked.append((name, files[target]))
+    return linked
 
 
 def open_zip(path: Path) -> Listing:
