@@ -6,7 +6,7 @@ import argparse
 import shlex
 import sys
 import time
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -185,57 +185,56 @@ def _preview(out: Path, report: Report) -> None:
 
 def _check(arguments: argparse.Namespace) -> None:
     """Rejects impossible combinations, and options without effect; raises InputError for the first."""
+    from mae_vit.data.prepare.sources.downloads import DATASETS
+
     *sources, last = arguments.paths
     parser = arguments.parser
     changed = {name for name, value in vars(arguments).items() if value != parser.get_default(name)}
     options = {name for action in parser._actions if action.dest in changed for name in action.option_strings}
     if arguments.in_place and sources:
         raise InputError(f"--in-place needs one folder, not {len(arguments.paths)}; run it for each")
-    if arguments.in_place and (others := sorted(options - _IN_PLACE)):
-        raise InputError(f"{others[0]} has no effect with --in-place, which keeps the shards; leave it out")
     if not sources and not arguments.in_place:
         raise InputError(f"{last} is the only path; give the sources, then the output folder (see --help)")
     if arguments.holdout == 1:
         raise InputError("--holdout 1: must be below 1, since no training images would be left")
-    if {"--window", "--scale"} <= options:
-        raise InputError("--window already sets the scale; leave --scale out")
-    for name, needed in _NEEDS.items():
-        if name in options and options.isdisjoint(needed):
-            raise InputError(f"{name} has no effect without {' or '.join(needed)}; leave it out")
-    if sources:
-        _check_sources(sources, options)
+    useless = _without_effect(sources, options)
+    if found := sorted(options & useless.keys()):
+        raise InputError(f"{found[0]} has no effect {useless[found[0]]}; leave it out")
+    if "--labels" in options and (len(sources) > 1 or sources[0] in DATASETS):
+        raise InputError(
+            "--labels needs exactly one source without labels of its own, such as a folder or an archive"
+        )
+    if {"--labels", "--masks"} <= options:
+        raise InputError("--labels (classes of images) and --masks (classes of pixels) exclude each other")
     if arguments.masks:
         _check_masks(arguments)
 
 
-def _check_sources(sources: list[str], options: Set[str]) -> None:
-    """Rejects options that have no effect on these sources."""
+def _without_effect(sources: Sequence[str], options: Set[str]) -> dict[str, str]:
+    """Returns options that have no effect on these sources or with the other options, each with the reason."""
     from mae_vit.data.prepare.sources.downloads import DATASETS
 
-    whole = DATASETS.keys() >= set(sources)
+    if "--in-place" in options:
+        return dict.fromkeys(options - _IN_PLACE, "with --in-place, which keeps the shards")
+    of_sources = f"for {', '.join(sources)}"
     useless = {
-        "--root": (DATASETS.keys() - {"digits"}).isdisjoint(sources),
-        "--config-name": not any(map(is_hub_name, sources)),
-        **dict.fromkeys(("--split", "--image-column", "--label-column"), whole),
+        name: f"without {' or '.join(needed)}"
+        for name, needed in _NEEDS.items()
+        if options.isdisjoint(needed)
     }
-    if "--no-labels" in options:
-        useless |= {"--class-folder": True, "--label-column": True, "--labels": True}
+    if not any(map(is_hub_name, sources)):
+        useless["--config-name"] = of_sources
+    if (DATASETS.keys() - {"digits"}).isdisjoint(sources):
+        useless["--root"] = of_sources
+    if DATASETS.keys() >= set(sources):
+        useless |= dict.fromkeys(("--split", "--image-column", "--label-column"), of_sources)
     if "--labels" in options:
-        if len(sources) > 1 or sources[0] in DATASETS:
-            raise InputError(
-                "--labels needs exactly one source without labels of its own, such as a folder or an archive"
-            )
-        if "--masks" in options:
-            raise InputError(
-                "--labels (classes of images) and --masks (classes of pixels) exclude each other"
-            )
-        useless["--class-folder"] = True
-    for name in sorted(options):
-        if useless.get(name):
-            raise InputError(
-                f"{name} has no effect for {', '.join(sources)}{' --no-labels' * ('--no-labels' in options)}; leave "
-                "it out"
-            )
+        useless["--class-folder"] = "with --labels"
+    if "--no-labels" in options:
+        useless |= dict.fromkeys(("--class-folder", "--label-column", "--labels"), "with --no-labels")
+    if "--window" in options:
+        useless["--scale"] = "with --window, which sets it"
+    return useless
 
 
 def _check_masks(arguments: argparse.Namespace) -> None:

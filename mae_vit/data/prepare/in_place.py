@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -23,7 +23,7 @@ from mae_vit.data.prepare.publish import describe, index_path, write_description
 from mae_vit.data.prepare.statistics import Statistics
 from mae_vit.data.shards.dataset_json import FILE_NAME, Dataset, describe_shard, read_dataset
 from mae_vit.data.shards.index_files import index_shard
-from mae_vit.data.shards.samples import class_number, read_samples
+from mae_vit.data.shards.samples import read_samples
 from mae_vit.data.shards.tar_headers import DamagedTar, IncompleteTar, Tar
 
 # The rows of each shard in the index, by split.
@@ -165,12 +165,11 @@ def _list_images(paths: list[Path], folder: Path, split: str, known: Dataset | N
     return dict(sorted(shards.items())), negative
 
 
-def _entries(split: str, paths: Iterable[Path]) -> Iterator[Entry]:
+def _entries(split: str, listed: Mapping[Path, np.ndarray]) -> Iterator[Entry]:
     """Yields the images of a split; their headers are read once more rather than kept in memory."""
-    for path in paths:
+    for path, rows in listed.items():
         tar = Tar(path, path)
-        for sample in read_samples(path):
-            number = class_number(path, sample)
+        for sample, number in zip(read_samples(path), rows["label"], strict=True):
             where, read = f"{path.name}, {sample.name}", partial(tar.read, sample.offset, sample.length)
             label = None if number < 0 else str(number)
             yield Entry(split, label, sample.key, where, sample.extension, read)

@@ -34,7 +34,6 @@ class Listing:
         ignored: number of files that are known to be no images.
         unread: number of files in formats that are not read but may matter, by extension.
         beside: tables and archives among the other files.
-        parts: parts of split archives.
         texts: path and reader of texts that may list labels, a few of each folder.
         notes: remarks on skipped files.
     """
@@ -44,7 +43,6 @@ class Listing:
     ignored: int = 0
     unread: Counter[str] = field(default_factory=Counter)
     beside: list[str] = field(default_factory=list)
-    parts: list[str] = field(default_factory=list)
     texts: list[tuple[str, Reader]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -66,14 +64,12 @@ class Listing:
         ) in user_files.READ_EXTENSIONS:
             self.kinds[path] = kind or ""
             self.images.append((path, read))
-        elif (
+        elif ARCHIVE_PART.search(path) or (
             extension in user_files.ARCHIVE_EXTENSIONS
             and user_files.full_extension(path) not in user_files.CONVERTIBLE_EXTENSIONS
         ):
             self.ignored += 1
             self.beside.append(path)
-        elif ARCHIVE_PART.search(path):
-            self.parts.append(path)
         else:
             self.unread[kind or user_files.full_extension(path)] += 1
 
@@ -88,7 +84,6 @@ class Listing:
         self.ignored += other.ignored
         self.unread += other.unread
         self.beside += map(moved, other.beside)
-        self.parts += map(moved, other.parts)
         self.texts += [(moved(path), read) for path, read in other.texts]
         self.notes += other.notes
 
@@ -119,14 +114,9 @@ class Listing:
             ]
             remedy = f"; of {', '.join(convert)}, {user_files.EACH_IMAGE}" if convert else ""
             notes.append(f"not read: {counts}{remedy}")
-        if archives := [
-            path for path in self.beside if user_files.extension_of(path) in user_files.ARCHIVE_EXTENSIONS
-        ]:
-            notes.append(f"left out {count_of(len(archives), 'archive')} ({shown(archives)}); unpack first")
-        if self.parts:
-            notes.append(
-                f"left out {count_of(len(self.parts), 'part')} of archives ({shown(self.parts)}); {JOIN_PARTS}"
-            )
+        if archives := [path for path in self.beside if not _is_table(path)]:
+            remedy = JOIN_PARTS if any(map(ARCHIVE_PART.search, archives)) else "unpack first"
+            notes.append(f"left out {count_of(len(archives), 'archive')} ({shown(archives)}); {remedy}")
         if advise and (tables := self.tables()):
             notes.append(
                 f"{shown(tables)} may contain labels, but a folder's labels are its subfolders (CLASS/*.jpg); give "
@@ -163,9 +153,7 @@ def _kind_by_head(path: str, read: Callable[..., bytes]) -> str | None:
 
 
 def _is_table(path: str) -> bool:
-    """Whether a file's extension is that of a table, or its name labels.json; other JSON may be of one image each."""
-    named = path.lower().endswith(("labels.json", "label.json"))
-    return named or user_files.extension_of(path) in user_files.TABLE_EXTENSIONS
+    return user_files.extension_of(path) in user_files.TABLE_EXTENSIONS
 
 
 def is_sample(path: str) -> bool:

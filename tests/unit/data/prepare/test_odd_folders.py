@@ -181,6 +181,8 @@ def test_files_that_are_no_source(tmp_path, call, said, monkeypatch):
         **images("x.tar", "x.zip", "x.parquet", "x.jpg", data=PAGE),
         **images("a.zip.001", "a.z01", "a.tar.aa", "pathmnist.npz", "train-images-idx3-ubyte.gz", data=b"PK"),
         **images("cats.rar", "list.txt", "labels.json", data=b"cat/1.jpg"),
+        "empty.zip": b"",
+        "cut.zip": b"PK\3\4 and no more",
     }
     write_files(tmp_path, contents)
     write_tar(tmp_path / "cifar-10-python.tar.gz", {"data_batch_1": b"x"})
