@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mae_vit.core.errors import InputError
+from mae_vit.core.preprocessing import Preprocessing
 from mae_vit.data.images.augment import Augment
 from mae_vit.data.index import ShardIndex, open_index
 from mae_vit.data.prepare.convert import Conversion
@@ -79,7 +80,7 @@ def prepare_data(folder: Path, photos: str | None, small: str, rows: Iterable[Ro
         needed.add("full")
     kinds = {
         "full": (photos, Selection(), Conversion()),
-        "short256": (photos, Selection(), Conversion(resize=256, quality=90)),
+        "short256": (photos, Selection(), Conversion(Preprocessing(resize=256, quality=90))),
         "small": (small, Selection(limit_per_class=SMALL_PER_CLASS), Conversion()),
     }
     for name, (spec, selection, conversion) in kinds.items():

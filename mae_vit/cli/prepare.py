@@ -6,8 +6,7 @@ import argparse
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Set
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence, Set
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,8 +21,6 @@ from mae_vit.core.user_files import expand_text
 
 # The modules of `mae_vit.data.prepare` are slow to import, and --help must be fast.
 if TYPE_CHECKING:
-    from mae_vit.data.prepare.convert import Conversion
-    from mae_vit.data.prepare.entries import ImageSource
     from mae_vit.data.prepare.prepare import Report
 
 _EXAMPLES = """  mae-vit prepare photos/ data/photos --holdout 1/10     photos/CLASS/*.jpg, or photos/*.jpg
@@ -155,7 +152,7 @@ def run_prepare(arguments: argparse.Namespace) -> int:
     begun = time.monotonic()
     out = Path(arguments.paths[-1])
     try:
-        report = _describe(arguments) if arguments.in_place else _prepare(arguments)
+        report = _prepare(arguments)
     except OSError as error:
         raise InputError(f"{error.filename or out}: {error_reason(error)}") from None
     print("\n".join(report.lines()))
@@ -188,57 +185,56 @@ def _preview(out: Path, report: Report) -> None:
 
 def _check(arguments: argparse.Namespace) -> None:
     """Rejects impossible combinations, and options without effect; raises InputError for the first."""
+    from mae_vit.data.prepare.sources.downloads import DATASETS
+
     *sources, last = arguments.paths
     parser = arguments.parser
     changed = {name for name, value in vars(arguments).items() if value != parser.get_default(name)}
     options = {name for action in parser._actions if action.dest in changed for name in action.option_strings}
     if arguments.in_place and sources:
         raise InputError(f"--in-place needs one folder, not {len(arguments.paths)}; run it for each")
-    if arguments.in_place and (others := sorted(options - _IN_PLACE)):
-        raise InputError(f"{others[0]} has no effect with --in-place, which keeps the shards; leave it out")
     if not sources and not arguments.in_place:
         raise InputError(f"{last} is the only path; give the sources, then the output folder (see --help)")
     if arguments.holdout == 1:
         raise InputError("--holdout 1: must be below 1, since no training images would be left")
-    if {"--window", "--scale"} <= options:
-        raise InputError("--window already sets the scale; leave --scale out")
-    for name, needed in _NEEDS.items():
-        if name in options and options.isdisjoint(needed):
-            raise InputError(f"{name} has no effect without {' or '.join(needed)}; leave it out")
-    if sources:
-        _check_sources(sources, options)
+    useless = _without_effect(sources, options)
+    if found := sorted(options & useless.keys()):
+        raise InputError(f"{found[0]} has no effect {useless[found[0]]}; leave it out")
+    if "--labels" in options and (len(sources) > 1 or sources[0] in DATASETS):
+        raise InputError(
+            "--labels needs exactly one source without labels of its own, such as a folder or an archive"
+        )
+    if {"--labels", "--masks"} <= options:
+        raise InputError("--labels (classes of images) and --masks (classes of pixels) exclude each other")
     if arguments.masks:
         _check_masks(arguments)
 
 
-def _check_sources(sources: list[str], options: Set[str]) -> None:
-    """Rejects options that have no effect on these sources."""
+def _without_effect(sources: Sequence[str], options: Set[str]) -> dict[str, str]:
+    """Returns options that have no effect on these sources or with the other options, each with the reason."""
     from mae_vit.data.prepare.sources.downloads import DATASETS
 
-    whole = DATASETS.keys() >= set(sources)
+    if "--in-place" in options:
+        return dict.fromkeys(options - _IN_PLACE, "with --in-place, which keeps the shards")
+    of_sources = f"for {', '.join(sources)}"
     useless = {
-        "--root": (DATASETS.keys() - {"digits"}).isdisjoint(sources),
-        "--config-name": not any(map(is_hub_name, sources)),
-        **dict.fromkeys(("--split", "--image-column", "--label-column"), whole),
+        name: f"without {' or '.join(needed)}"
+        for name, needed in _NEEDS.items()
+        if options.isdisjoint(needed)
     }
-    if "--no-labels" in options:
-        useless |= {"--class-folder": True, "--label-column": True, "--labels": True}
+    if not any(map(is_hub_name, sources)):
+        useless["--config-name"] = of_sources
+    if (DATASETS.keys() - {"digits"}).isdisjoint(sources):
+        useless["--root"] = of_sources
+    if DATASETS.keys() >= set(sources):
+        useless |= dict.fromkeys(("--split", "--image-column", "--label-column"), of_sources)
     if "--labels" in options:
-        if len(sources) > 1 or sources[0] in DATASETS:
-            raise InputError(
-                "--labels needs exactly one source without labels of its own, such as a folder or an archive"
-            )
-        if "--masks" in options:
-            raise InputError(
-                "--labels (classes of images) and --masks (classes of pixels) exclude each other"
-            )
-        useless["--class-folder"] = True
-    for name in sorted(options):
-        if useless.get(name):
-            raise InputError(
-                f"{name} has no effect for {', '.join(sources)}{' --no-labels' * ('--no-labels' in options)}; leave "
-                "it out"
-            )
+        useless["--class-folder"] = "with --labels"
+    if "--no-labels" in options:
+        useless |= dict.fromkeys(("--class-folder", "--label-column", "--labels"), "with --no-labels")
+    if "--window" in options:
+        useless["--scale"] = "with --window, which sets it"
+    return useless
 
 
 def _check_masks(arguments: argparse.Namespace) -> None:
@@ -246,8 +242,6 @@ def _check_masks(arguments: argparse.Namespace) -> None:
         raise InputError("--masks needs --mask-classes FILE, a class name on each line, starting with id 0")
     if len(arguments.paths) != 2 or not Path(arguments.paths[0]).is_dir():
         raise InputError("--masks needs exactly one source, a folder of images")
-    if not arguments.masks.is_dir():
-        raise InputError(f"--masks {arguments.masks} is not a folder; give the folder of the masks")
     if arguments.unlabeled:
         raise InputError("--unlabeled adds images without masks; prepare them as a separate data set")
     if arguments.exif_orientation == "apply":
@@ -255,92 +249,73 @@ def _check_masks(arguments: argparse.Namespace) -> None:
 
 
 def _prepare(arguments: argparse.Namespace) -> Report:
-    from mae_vit.data.prepare.convert import default_workers
+    """Prepares the sources, or describes shards in place; leaves no empty output folder if that fails."""
+    from mae_vit.core.preprocessing import Preprocessing
+    from mae_vit.data.prepare.convert import Conversion, default_workers
+    from mae_vit.data.prepare.entries import SourceOptions
+    from mae_vit.data.prepare.in_place import index_in_place
+    from mae_vit.data.prepare.label_files import label_by_file, open_unlabeled, split_off
+    from mae_vit.data.prepare.masks import pair_masks, read_classes
     from mae_vit.data.prepare.prepare import prepare
     from mae_vit.data.prepare.publish import only_writer
     from mae_vit.data.prepare.selection import Selection
-
-    out = Path(arguments.paths[-1])
-    with _opened_sources(arguments) as (sources, extra), only_writer(out):
-        return prepare(
-            sources,
-            out,
-            overwrite=arguments.overwrite,
-            shard_bytes=arguments.shard_mib << 20,
-            shard_samples=arguments.shard_samples,
-            selection=Selection(**_values(Selection, arguments), extra=extra),
-            conversion=_conversion(arguments),
-            exclude=arguments.exclude or (),
-            workers=default_workers() if arguments.workers is None else arguments.workers,
-        )
-
-
-def _values(kind: type, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Returns the values of the options that have the names of a dataclass's fields."""
-    return {field.name: getattr(arguments, field.name) for field in fields(kind) if field.name in arguments}
-
-
-@contextmanager
-def _opened_sources(
-    arguments: argparse.Namespace,
-) -> Iterator[tuple[list[ImageSource], list[ImageSource]]]:
-    """Opens the sources, and unlabeled images beside them; leaves no empty output folder if the command fails.
-
-    Raises:
-        InputError: if a source does not exist or holds no images.
-        FetchUnavailable: if a source cannot be fetched now.
-    """
-    from mae_vit.data.prepare.entries import SourceOptions
-    from mae_vit.data.prepare.label_files import label_by_file
-    from mae_vit.data.prepare.masks import pair_masks, read_classes
     from mae_vit.data.prepare.sources.find import find_sources
-    from mae_vit.data.prepare.unlabeled import open_unlabeled, split_off
 
     *specs, out = arguments.paths
+    workers = default_workers() if arguments.workers is None else arguments.workers
+    anew = arguments.resize is not None or arguments.exif_orientation == "apply"
+    how = Preprocessing(
+        resize=arguments.resize,
+        quality=arguments.quality if anew else None,
+        exif_orientation=arguments.exif_orientation,
+        bands=arguments.bands,
+        window=arguments.window,
+    )
+    conversion = Conversion(
+        how,
+        in_place=arguments.in_place,
+        scale=arguments.window or arguments.scale,
+        nodata=arguments.nodata,
+        take=arguments.take,
+    )
     options = SourceOptions(out=Path(out), **_values(SourceOptions, arguments))
+    if arguments.in_place:
+        return index_in_place(
+            options.out,
+            split=arguments.split,
+            overwrite=arguments.overwrite,
+            conversion=conversion,
+            workers=workers,
+        )
     with leaving_no_empty_folders(options.out):
+        extra = []
         if arguments.label_file:
             plain = replace(options, labels=False, image_column=None, label_column=None)
-            sources = [label_by_file(find_sources(specs, plain)[0], arguments.label_file, options)]
+            labeled = label_by_file(find_sources(specs, plain)[0], arguments.label_file, options)
+            # A holdout is drawn from labeled images alone.
+            first, *extra = split_off(labeled)
+            sources = [first]
         else:
             sources = find_sources(specs, options)
         if arguments.masks:
             segmentation = read_classes(arguments.mask_classes, arguments.mask_ignore)
             sources = [pair_masks(sources[0], arguments.masks, segmentation, partly=arguments.masked_only)]
-        extra = [open_unlabeled(arguments.unlabeled, sources, specs, options)] if arguments.unlabeled else []
-        if arguments.label_file:
-            # A holdout is drawn from labeled images alone.
-            sources, extra = split_off(sources[0])[:1], [*split_off(sources[0])[1:], *extra]
-        yield sources, extra
+        if arguments.unlabeled:
+            extra.append(open_unlabeled(arguments.unlabeled, [*sources, *extra], options))
+        with only_writer(options.out):
+            return prepare(
+                sources,
+                options.out,
+                overwrite=arguments.overwrite,
+                shard_bytes=arguments.shard_mib << 20,
+                shard_samples=arguments.shard_samples,
+                selection=Selection(**_values(Selection, arguments), extra=extra),
+                conversion=conversion,
+                exclude=arguments.exclude or (),
+                workers=workers,
+            )
 
 
-def _describe(arguments: argparse.Namespace) -> Report:
-    from mae_vit.data.prepare.convert import default_workers
-    from mae_vit.data.prepare.in_place import index_in_place
-
-    return index_in_place(
-        Path(arguments.paths[0]),
-        split=arguments.split,
-        overwrite=arguments.overwrite,
-        conversion=_conversion(arguments),
-        workers=default_workers() if arguments.workers is None else arguments.workers,
-    )
-
-
-def _conversion(arguments: argparse.Namespace) -> Conversion:
-    from mae_vit.data.prepare.bands import BandOptions
-    from mae_vit.data.prepare.convert import Conversion
-
-    return Conversion(
-        resize=arguments.resize,
-        quality=arguments.quality,
-        upright=arguments.exif_orientation == "apply",
-        in_place=arguments.in_place,
-        bands=BandOptions(
-            select=arguments.bands or (),
-            scale=arguments.window or arguments.scale,
-            nodata=arguments.nodata,
-            window=arguments.window,
-            take=arguments.take,
-        ),
-    )
+def _values(kind: type, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Returns the values of the options that have the names of a dataclass's fields."""
+    return {field.name: getattr(arguments, field.name) for field in fields(kind) if field.name in arguments}

@@ -19,6 +19,7 @@ IMAGE_EXTENSIONS = (
 DICOM_EXTENSIONS = ("dcm", "dicom")
 # Images only if no other kind is beside them: beside photographs they are features, masks or metadata.
 ARRAY_EXTENSIONS = ("npy", "npz", *DICOM_EXTENSIONS)
+READ_EXTENSIONS = (*IMAGE_EXTENSIONS, *ARRAY_EXTENSIONS)
 # Formats of phones and cameras that Pillow does not read.
 UNREAD_EXTENSIONS = ("heic", "heif", "jxl", "cr2", "cr3", "nef", "arw", "dng", "orf", "raf", "rw2",
     "pef", "srw", "nrw", "3fr", "iiq", "kdc", "mrw", "sr2", "erf", "rwl", "x3f")  # fmt: skip
@@ -48,7 +49,6 @@ ARCHIVE_EXTENSIONS = (
 LABEL_NAMES = ("label", "labels", "class", "class_name", "cls", "target", "category")
 _IDX = re.compile(r"[-.]idx\d-ubyte(\.gz)?$")
 _HIDDEN = re.compile(r"(^|/)(\.|__MACOSX/|@eaDir/|#recycle/|\$RECYCLE\.BIN/|DICOMDIR$)")
-_ALL = frozenset((*IMAGE_EXTENSIONS, *ARRAY_EXTENSIONS))
 
 _SPLITS = {
     "train": ("train", "training", "trn"),
@@ -84,12 +84,13 @@ _NO_IMAGES = (
 _BRANDS = {b"avif": "avif", b"avis": "avif"} | dict.fromkeys(
     (b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1"), "heic"
 )
+_QUOTES = "\u201c\u201d\u201e\u2018\u2019"
 HEAD_BYTES = 132  # DICOM's mark stands after 128
 
 
 def is_image(path: str) -> bool:
     """Returns whether a path has an image's extension, and neither the file nor a folder of the path is hidden."""
-    return extension_of(path) in _ALL and not is_hidden(path)
+    return extension_of(path) in READ_EXTENSIONS and not is_hidden(path)
 
 
 def is_hidden(path: str) -> bool:
@@ -111,12 +112,6 @@ def full_extension(path: str) -> str:
     extension = extension_of(path)
     inner = extension_of(path[: -len(extension) - 1]) if extension in ("gz", "bz2", "xz", "zst") else ""
     return f"{inner}.{extension}" if inner else extension
-
-
-def is_placeholder(path: str) -> bool:
-    """Whether a file stands for one not yet downloaded from a cloud, as iCloud's .NAME.icloud does."""
-    name = path.rpartition("/")[2]
-    return name.startswith(".") and name.endswith(".icloud")
 
 
 def split_named(name: str) -> str | None:
@@ -227,19 +222,15 @@ def _check_written(text: str) -> None:
         if os.path.lexists("/".join(parts[: at + 1])):
             continue  # an existing name may hold any character
         alien = [c for c in part if unicodedata.category(c) == "Cc"]
-        alien += [c for c in (part[:1], part[-1:]) if _is_alien(c)]
+        # At either end of a name: invisible, or a quote of text editors.
+        ends = part[:1] + part[-1:]
+        alien += [c for c in ends if c in _QUOTES or unicodedata.category(c) in ("Cf", "Zs", "Zl", "Zp")]
         if alien:
             named = ", ".join(f"U+{ord(c):04X} ({unicodedata.name(c, 'a control character')})" for c in alien)
             raise InputError(f'path "{plain_text(text)}" contains {named}; write it without')
     if (drive := re.match(r"([A-Za-z]):[\\/]", text)) and not os.path.lexists(parts[0]):
         there = f"/mnt/{drive[1].lower()}/{text[3:]}".replace("\\", "/")
         raise InputError(f'path "{text}" is a Windows path; in WSL write {there}')
-
-
-def _is_alien(char: str) -> bool:
-    """Whether a character at either end of a name is not part of it: invisible, or a quote of text editors."""
-    quotes = ("\u201c", "\u201d", "\u201e", "\u2018", "\u2019")
-    return char in quotes or (char != "" and unicodedata.category(char) in ("Cf", "Zs", "Zl", "Zp"))
 
 
 def expand_path(path: str | os.PathLike[str]) -> Path:

@@ -1,4 +1,4 @@
-"""Images of bands in `prepare`: its options, the layout that all images share, and statistics of raw values.
+"""Images of bands in `prepare`: the layout that all images share, and statistics of raw values.
 
 Statistics are exact histograms for types of 8 and 16 bits, moments and a sample for float32.
 """
@@ -26,7 +26,6 @@ _LOW, _HIGH = 1, 99
 _LONE = 10
 # From this share on, zeros may be missing pixels.
 _MANY_ZEROS = 0.001
-_SMALL_RANGE = 0.25
 # Pixels sampled for percentiles of float32: from each image and band, and at most from a band.
 _SAMPLE_OF_IMAGE = 1024
 _SAMPLE = 1 << 21
@@ -64,42 +63,6 @@ def shared_layout(bands: Bands) -> BandLayout:
     """Returns the layout of the images of a prepared data set."""
     named = not all(name.startswith("band ") for name in bands.names)
     return BandLayout(bands.names, bands.dtype, bands.nodata, named)
-
-
-@dataclass(frozen=True)
-class BandOptions:
-    """Which bands are stored, and what their values mean.
-
-    Attributes:
-        select: bands in the order to store, as numbers from 1, ranges or names; empty for all.
-        scale: "percentiles", "none", or the raw values that become 0 and 1; None chooses.
-        nodata: raw value of missing pixels; None for the value in the files.
-        window: lowest and highest value, to which raw values are clipped.
-        take: the kind of images to take if files differ, such as "13xuint16" or "8-bit".
-    """
-
-    select: tuple[str, ...] = ()
-    scale: str | tuple[float, float] | None = None
-    nodata: float | None = None
-    window: tuple[float, float] | None = None
-    take: str | None = None
-
-    @property
-    def given(self) -> tuple[str, ...]:
-        """The options that are set, by their names on the command line."""
-        return tuple(
-            f"--{'bands' if name == 'select' else name}"
-            for name in ("select", "scale", "nodata", "window", "take")
-            if getattr(self, name) not in (None, ())
-        )
-
-    @property
-    def every_band(self) -> bool:
-        """Whether 8-bit TIFF files are read as bands, too: if an option concerns their bands or values."""
-        return bool(self.select) or (self.scale, self.nodata, self.window) != (None, None, None)
-
-
-NO_OPTIONS = BandOptions()
 
 
 def nodata_for(dtype: str, option: float | None, stated: float | None) -> float | None:
@@ -343,11 +306,6 @@ def band_notes(table: BandTable, statistics: BandStatistics) -> list[str]:
     ranges = zip(table.names, table.min, table.max, strict=True)
     if constant := [name for name, low, high in ranges if low == high]:
         notes.append(f"warning: constant in all images: {', '.join(constant)} (leave it out with --bands)")
-    used = (max(table.max) - min(table.min) + 1) / (1 << 16)
-    if table.dtype in ("uint16", "int16") and table.scale.by == NONE and used < _SMALL_RANGE:
-        notes.append(
-            f"warning: values use {used:.2%} of the range of {table.dtype}: --scale percentiles uses all"
-        )
     if statistics.lone_zeros >= _MANY_ZEROS:
         notes.append(
             f"warning: {statistics.lone_zeros:.2%} of each band's pixels or more are 0, and none are 1 to {_LONE - 1}: "

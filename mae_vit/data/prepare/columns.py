@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ _BITS = {"0": 0, "0.0": 0, "false": 0, "1": 1, "1.0": 1, "true": 1}
 # Rows that decide which column names images.
 _LOOKED_AT = 50
 Cells = Mapping[str, str]
+Find = Callable[[str, int], Any]
 
 
 class Columns(NamedTuple):
@@ -62,20 +64,20 @@ class Columns(NamedTuple):
 def read_columns(
     table: Path,
     options: SourceOptions,
-    find_all: Callable[[Sequence[str]], Sequence[Any]],
+    find: Find,
     *,
     labeled: bool,
     remedy: Callable[[], str],
 ) -> tuple[Columns, list[dict[str, str]]]:
     """Reads a table; returns its columns, and the cells of each row by column.
 
-    `find_all` returns the image of each name, or None. If `labeled`, the table must have labels, in any
-    column. `remedy` tells what to do if no column names images.
+    `find` returns the image of a name without some leading folders, or None. If `labeled`, the table must have labels,
+    in any column. `remedy` tells what to do if no column names images.
 
     Raises:
         InputError: if it is no such text, or if columns are unclear.
     """
-    names, rows, headless = _with_header(table, find_all)
+    names, rows, headless = _with_header(table, find)
     if not rows:
         raise InputError(f"table {table} has no rows; write a line for each image, such as cats/1.jpg,cat")
     split = next((name for name in _SPLITS if name in names), None)
@@ -86,7 +88,7 @@ def read_columns(
         images = [name for name in names if name in PATHS]
         if len(images) != 1:
             among = [name for name in images or names if name not in (*labels, split)]
-            found = {name: find_all([row[name] for row in rows[:_LOOKED_AT]]) for name in among}
+            found = {name: find_all(find, [row[name] for row in rows[:_LOOKED_AT]]) for name in among}
             counts = {name: sum(one is not None for one in those) for name, those in found.items()}
             most = max(counts.values(), default=0)
             if not most:
@@ -124,14 +126,32 @@ def read_columns(
     return Columns(names, images[0], labels[0] if labels else None, bits, split), rows
 
 
-def _with_header(
-    table: Path, find_all: Callable[[Sequence[str]], Sequence[Any]]
-) -> tuple[dict[str, str], list[dict[str, str]], bool]:
+def find_all(find: Find, names: Sequence[str]) -> list[Any]:
+    """Finds the image of each name in a column, or None.
+
+    If none is found, they may be paths of another machine: up to all leading folders that they share, before one named
+    like a split, are left out.
+    """
+    found = [find(name, 0) for name in names]
+    if any(found) or any("//" in name for name in names):
+        return found
+    parts = [tuple(name.replace("\\", "/").split("/")[:-1]) for name in names]
+    shared = takewhile(
+        lambda level: len(set(level)) == 1 and not user_files.split_named(level[0]), zip(*parts, strict=False)
+    )
+    elsewhere = sum(1 for _ in shared)
+    return [find(name, elsewhere) for name in names] if elsewhere else found
+
+
+def _with_header(table: Path, find: Find) -> tuple[dict[str, str], list[dict[str, str]], bool]:
     """Returns the columns' names as written by those in lower case, the rows, and whether the table names none."""
     first, *rows = read_lines(user_files.read_text(table), f"table {table}: ") or [[]]
     known = {name.lower() for name in first} & {*PATHS, *user_files.LABEL_NAMES}
     pairs = zip(
-        first, find_all(first), [*find_all(rows[0] if rows else []), *[None] * len(first)], strict=False
+        first,
+        find_all(find, first),
+        [*find_all(find, rows[0] if rows else []), *[None] * len(first)],
+        strict=False,
     )
     # A word of a header may be an image's name too: 1 of 1.jpg.
     headless = not known and any(

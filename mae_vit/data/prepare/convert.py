@@ -16,13 +16,12 @@ from PIL import Image, ImageOps
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import plain_text
-from mae_vit.core.preprocessing import Preprocessing
+from mae_vit.core.preprocessing import UNCHANGED, Preprocessing
 from mae_vit.core.progress import progress
 from mae_vit.data.images.bands.read import open_raster
 from mae_vit.data.images.bounds import Raster
 from mae_vit.data.images.decode import DecodeError, decode, read_header
 from mae_vit.data.images.preprocess import (
-    DEFAULT_QUALITY,
     as_photograph,
     changes,
     encode_anew,
@@ -30,9 +29,7 @@ from mae_vit.data.images.preprocess import (
 )
 from mae_vit.data.prepare.bands import (
     EIGHT_BIT,
-    NO_OPTIONS,
     BandLayout,
-    BandOptions,
     BandStatistics,
     nodata_for,
 )
@@ -63,32 +60,32 @@ class Conversion:
     """How images are stored.
 
     Attributes:
-        resize: short side in pixels that larger images are resized to; None keeps them.
-        quality: JPEG quality of images that are encoded again.
-        upright: apply EXIF orientation.
+        how: the changes to pixels, which inference has to repeat.
         hashed: hash the stored image.
         in_place: keep the bytes of images unchanged.
-        bands: options of images other than 8-bit photographs.
+        scale: "percentiles", "none", or the raw values of bands that become 0 and 1; None chooses.
+        nodata: raw value of missing pixels; None for the value in the files.
+        take: the kind of images to take if files differ, such as "13xuint16" or "8-bit".
     """
 
-    resize: int | None = None
-    quality: int = DEFAULT_QUALITY
-    upright: bool = False
+    how: Preprocessing = UNCHANGED
     hashed: bool = False
     in_place: bool = False
-    bands: BandOptions = NO_OPTIONS
+    scale: str | tuple[float, float] | None = None
+    nodata: float | None = None
+    take: str | None = None
 
     @property
-    def preprocessing(self) -> Preprocessing:
-        """The changes to pixels, which inference has to repeat."""
-        anew = self.resize is not None or self.upright
-        return Preprocessing(
-            resize=self.resize,
-            quality=self.quality if anew else None,
-            exif_orientation="apply" if self.upright else "ignore",
-            bands=self.bands.select or None,
-            window=self.bands.window,
-        )
+    def of_bands(self) -> tuple[str, ...]:
+        """The options of bands that are set, by their names on the command line."""
+        values = {
+            "--bands": self.how.bands,
+            "--scale": self.scale,
+            "--nodata": self.nodata,
+            "--window": self.how.window,
+            "--take": self.take,
+        }
+        return tuple(name for name, value in values.items() if value is not None)
 
 
 @dataclass(frozen=True)
@@ -132,24 +129,25 @@ def convert(data: bytes, extension: str, options: Conversion, sums: Sums | None 
         DecodeError: if it is damaged, too large or no image.
         InputError: if a package is missing, or an option does not apply to bands.
     """
-    wanted = options.bands
-    if wanted.take != EIGHT_BIT:
-        raster = open_raster(data, every_band=wanted.every_band)
-        photograph = None if raster is None or options.in_place or wanted.given else as_photograph(raster)
+    given = options.of_bands
+    if options.take != EIGHT_BIT:
+        # An option that concerns bands or their values reads 8-bit TIFF files as bands, too.
+        raster = open_raster(data, every_band=any(name != "--take" for name in given))
+        photograph = None if raster is None or options.in_place or given else as_photograph(raster)
         if photograph is not None:
             image = convert(photograph, "png", options)
             return image if image.data is not None else replace(image, data=photograph)
         if raster is not None:
             return _convert_bands(raster, extension, options, {} if sums is None else sums)
-        if wanted.given:
+        if given:
             read_header(data)  # raises first if this is no image
-            raise DecodeError(f"8-bit gray or RGB, which {wanted.given[0]} does not apply to")
-    header, how = read_header(data), options.preprocessing
+            raise DecodeError(f"8-bit gray or RGB, which {given[0]} does not apply to")
+    header, how = read_header(data), options.how
     pixels = decode(data, 1 if header.gray else 3)
     notes, stored = list(header.notes), None
     if header.orientation != 1:
         ignored = "with an EXIF orientation, which is ignored (--exif-orientation apply turns them)"
-        notes.append("turned upright" if options.upright else ignored)
+        notes.append("turned upright" if how.exif_orientation == "apply" else ignored)
     if changes(header, how):
         stored, extension = encode_anew(pixels, header, how)
         pixels = decode(stored, len(pixels))
@@ -157,15 +155,18 @@ def convert(data: bytes, extension: str, options: Conversion, sums: Sums | None 
         if _RARE.get(extension) != header.extension:
             notes.append("named as another format")
         extension = extension if options.in_place else header.extension
-    total, squares = _sums(pixels)
+    # Exact integers, by channel; 255^2 fits 16 bits.
+    flat = pixels.reshape(len(pixels), -1)
+    total = flat.sum(axis=1, dtype=np.uint64).tolist()
+    squares = np.square(flat, dtype=np.uint16).sum(axis=1, dtype=np.uint64).tolist()
     return Converted(
         data=stored,
         extension=extension,
         height=pixels.shape[1],
         width=pixels.shape[2],
         gray=header.gray,
-        total=total * (3 // len(total)),
-        squares=squares * (3 // len(squares)),
+        total=tuple(total * (3 // len(total))),
+        squares=tuple(squares * (3 // len(squares))),
         notes=tuple(notes),
         hash=phash(pixels) if options.hashed else None,
     )
@@ -294,18 +295,17 @@ def _convert_bands(raster: Raster, extension: str, options: Conversion, sums: Su
 
     Training decodes NPY fast, whatever the format of the source was. In place, the bytes stay unchanged.
     """
-    wanted = options.bands
     if options.hashed:
         raise InputError(
             f"--exclude needs 8-bit photographs, but an image is {raster.kind}; leave --exclude out"
         )
-    if wanted.take not in (None, raster.kind) and not wanted.select:
-        raise DecodeError(f"{raster.kind}, but --take keeps {wanted.take}")
-    nodata = nodata_for(raster.pixels.dtype.name, wanted.nodata, raster.nodata)
-    pixels, names = take_bands(raster, options.preprocessing, nodata)
+    if options.take not in (None, raster.kind) and not options.how.bands:
+        raise DecodeError(f"{raster.kind}, but --take keeps {options.take}")
+    nodata = nodata_for(raster.pixels.dtype.name, options.nodata, raster.nodata)
+    pixels, names = take_bands(raster, options.how, nodata)
     layout = BandLayout(names, pixels.dtype.name, nodata, bool(raster.names))
-    if wanted.take not in (None, layout.kind):
-        raise DecodeError(f"{layout.kind}, but --take keeps {wanted.take}")
+    if options.take not in (None, layout.kind):
+        raise DecodeError(f"{layout.kind}, but --take keeps {options.take}")
     if layout not in sums:
         sums[layout] = BandStatistics(len(names), layout.dtype, nodata)
     sums[layout].add(pixels)
@@ -319,17 +319,6 @@ def _convert_bands(raster: Raster, extension: str, options: Conversion, sums: Su
     elif _SAME.get(extension, extension) != raster.extension:
         notes += ("named as another format",)
     return Converted(stored, extension, height, width, count == 1, (0, 0, 0), (0, 0, 0), notes, layout=layout)
-
-
-def _sums(pixels: np.ndarray) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Returns exact integer sums of pixels and of squared pixels, by channel."""
-    flat = pixels.reshape(len(pixels), -1)
-    # 255^2 fits 16 bits.
-    squares = np.square(flat, dtype=np.uint16)
-    return (
-        tuple(int(v) for v in flat.sum(axis=1, dtype=np.uint64)),
-        tuple(int(v) for v in squares.sum(axis=1, dtype=np.uint64)),
-    )
 
 
 def phash(pixels: np.ndarray) -> tuple[int, int]:

@@ -141,16 +141,24 @@ def class_text(label: str) -> str:
     return plain_text(unicodedata.normalize("NFC", label))
 
 
-def class_of_cell(label: str, *, signed: bool) -> str | None:
-    """Returns the class in a cell: numbers without pandas' decimals; negative ones are classes only if `signed`."""
-    name = class_text(_LIST_OF_ONE.sub(r"\2", label))
-    if (number := label_number(name.encode())) is not None:
-        return name.partition(".")[0] if number >= 0 or signed else None
-    return name or None
+def classes_of_cells(cells: Iterable[str]) -> dict[str, str | None]:
+    """Returns the class of each cell in a column; numbers lose pandas' decimals, and negative ones are no classes.
+
+    1 and -1 are classes if all cells have one of them.
+    """
+    names = {cell: class_text(_LIST_OF_ONE.sub(r"\2", cell)) for cell in cells}
+    numbers = {cell: label_number(name.encode()) for cell, name in names.items()}
+    if set(numbers.values()) != {-1, 1}:
+        names |= {cell: "" for cell, number in numbers.items() if number is not None and number < 0}
+    return {
+        cell: (name if numbers[cell] is None else name.partition(".")[0]) or None
+        for cell, name in names.items()
+    }
 
 
-def ordered_classes(names: Iterable[str]) -> tuple[str, ...] | None:
+def ordered_classes(entries: Iterable[Entry]) -> tuple[str, ...] | None:
     """Returns classes that are numbers in numeric order, as for other sources; None for words, which are sorted."""
+    names = {entry.class_name for entry in entries if entry.class_name is not None}
     numbers = {name: label_number(name.encode()) for name in names}
     words = None in numbers.values()
     return None if words else tuple(sorted(numbers, key=lambda name: (numbers[name] or 0, name))) or None

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from math import gcd
 
 from mae_vit.core.errors import InputError
-from mae_vit.core.messages import plain_text
 from mae_vit.core.user_files import split_and_rest, split_named
+from mae_vit.data.prepare.listing import shown
 
 # A folder with such a name and no siblings wraps images, and is no class.
 _WRAPPERS = frozenset(
@@ -42,7 +42,6 @@ _SMALLEST_PART = 10
 _HEX = frozenset("0123456789abcdefABCDEF")
 # Albums by year: Photos from 2019.
 _YEAR = re.compile(r"(\D+)(?:19|20)\d\d")
-_NAMED = 3
 # For messages about names that are not in UTF-8.
 NAME_ENCODING = (
     "unpack a zip file in its encoding (Python 3.11: python -m zipfile --metadata-encoding gbk -e FILE FOLDER), and "
@@ -265,6 +264,4 @@ def level_note(placed: Iterable[tuple[str, Parts]], class_folder: str | None) ->
 
 
 def _listed(names: Iterable[str]) -> str:
-    shown = [f'"{plain_text(name)}"' for name in sorted(names)]
-    more = ", ..." if len(shown) > _NAMED else ""
-    return (" and " if len(shown) == 2 else ", ").join(shown[:_NAMED]) + more
+    return shown(f'"{name}"' for name in sorted(names))

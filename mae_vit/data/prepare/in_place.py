@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -17,15 +17,15 @@ from mae_vit.core.user_files import split_from_path
 from mae_vit.data.prepare.bands import NONE, PERCENTILES
 from mae_vit.data.prepare.convert import Conversion, convert_entries
 from mae_vit.data.prepare.entries import Entry, numbered_classes, without_label_note
+from mae_vit.data.prepare.listing import shown
 from mae_vit.data.prepare.prepare import Report
 from mae_vit.data.prepare.publish import describe, index_path, write_description, write_index
 from mae_vit.data.prepare.statistics import Statistics
-from mae_vit.data.shards.dataset_json import FILE_NAME, Dataset, Shard, Split, describe_shard, read_dataset
+from mae_vit.data.shards.dataset_json import FILE_NAME, Dataset, describe_shard, read_dataset
 from mae_vit.data.shards.index_files import index_shard
-from mae_vit.data.shards.samples import class_number, read_samples
+from mae_vit.data.shards.samples import read_samples
 from mae_vit.data.shards.tar_headers import DamagedTar, IncompleteTar, Tar
 
-_NAMED = 3
 # The rows of each shard in the index, by split.
 Shards = dict[str, dict[Path, np.ndarray]]
 
@@ -41,9 +41,8 @@ def index_in_place(
     """Describes the tars of a folder, which hold images and, with labels, class numbers. All bytes stay unchanged.
 
     The images are decoded and measured, unless the folder is described, no shard differs from its description, and no
-    option of bands is given: then only the indexes are written. A shard keeps its checksum if it has its size and has
-    not changed since its index was written. Names of classes, scale and missing value of bands, and records of how
-    images were prepared stay. `split` is that of shards whose names contain none.
+    option of bands is given: then only the indexes are written. Names of classes, scale and missing value of bands,
+    and records of how images were prepared stay. `split` is that of shards whose names contain none.
 
     Raises:
         InputError: if a shard or an image cannot be read, a label is no number, or `dataset.json` exists.
@@ -74,28 +73,24 @@ def index_in_place(
     for name in shards:
         if not overwrite and index_path(folder, name).exists():
             raise InputError(f"{index_path(folder, name)} exists; --overwrite replaces it")
-    unchanged = _unchanged(folder, known)
     described = {
-        name: [
-            unchanged.get((path.name, len(rows))) or describe_shard(path, len(rows))
-            for path, rows in listed.items()
-        ]
+        name: [describe_shard(path, len(rows)) for path, rows in listed.items()]
         for name, listed in shards.items()
     }
     notes, conversions = list[str](), Counter[str]()
     wanted = conversion or Conversion(in_place=True)
     same = known is not None and described == {name: info.shards for name, info in known.splits.items()}
-    if known is not None and same and not wanted.bands.given:
+    if known is not None and same and not wanted.of_bands:
         dataset = known
     else:
         statistics = _measure(shards, folder, _as_before(wanted, known), workers)
-        before = known.splits if known else {}
+        source = f"{folder.resolve().name} (in place)"
         splits = {
-            name: _describe_split(own, described[name], folder, len(classes), before.get(name))
+            name: own.describe(described[name], source=source, classes=len(classes))
             for name, own in statistics.items()
         }
         main = statistics.get("train") or next(iter(statistics.values()))
-        dataset = _named_as_before(describe(classes, splits, main), known, main)
+        dataset = _recorded_as_before(describe(classes, splits, main), known, main)
         notes, conversions = main.remarks(), sum((own.notes for own in statistics.values()), conversions)
     splits = {
         name: info.model_copy(update={"index": write_index(folder, [*shards[name].values()], name)})
@@ -113,21 +108,19 @@ def index_in_place(
 
 def _as_before(wanted: Conversion, known: Dataset | None) -> Conversion:
     """Takes scale and missing value from the earlier description, unless options set them: NPY states neither."""
-    table, bands = known.band_table if known else None, wanted.bands
+    table, scale = known.band_table if known else None, wanted.scale
     if table is None:
         return wanted
     by, default = table.scale.by, NONE if table.dtype == "uint8" else PERCENTILES
-    if bands.scale is None and by == "given":
-        bands = replace(bands, scale=(table.scale.low[0], table.scale.high[0]))
-    elif bands.scale is None and not by.startswith(default):
-        bands = replace(bands, scale=NONE if by == NONE else PERCENTILES)
-    if bands.nodata is None and table.nodata is not None:
-        bands = replace(bands, nodata=table.nodata)
-    return replace(wanted, bands=bands)
+    if scale is None and by == "given":
+        scale = table.scale.low[0], table.scale.high[0]
+    elif scale is None and not by.startswith(default):
+        scale = NONE if by == NONE else PERCENTILES
+    return replace(wanted, scale=scale, nodata=table.nodata if wanted.nodata is None else wanted.nodata)
 
 
-def _named_as_before(dataset: Dataset, known: Dataset | None, measured: Statistics) -> Dataset:
-    """Keeps the classes of masks, and the names of bands where no file has them."""
+def _recorded_as_before(dataset: Dataset, known: Dataset | None, measured: Statistics) -> Dataset:
+    """Keeps records of preparation, the classes of masks, and the names of bands where no file has them."""
     if known is None:
         return dataset
     table, named = dataset.band_table, known.band_table
@@ -138,23 +131,13 @@ def _named_as_before(dataset: Dataset, known: Dataset | None, measured: Statisti
         and not (measured.layout and measured.layout.named)
     ):
         table = table.model_copy(update={"names": named.names})
-    return dataset.model_copy(update={"band_table": table, "segmentation": known.segmentation})
-
-
-def _unchanged(folder: Path, known: Dataset | None) -> dict[tuple[str, int], Shard]:
-    """Returns the descriptions of shards that have not changed since, by file name and number of samples."""
-    unchanged = dict[tuple[str, int], Shard]()
-    for name, info in known.splits.items() if known else ():
-        with suppress(OSError):
-            # Both files: the description may have been edited since, or not been written after the index.
-            files = index_path(folder, name), folder / FILE_NAME
-            written = min(file.stat().st_mtime_ns for file in files)
-            for shard in info.shards:
-                status = (folder / shard.file).stat()
-                # A copy may have the older time of its source, but not the change of the file here.
-                if status.st_size == shard.bytes and max(status.st_mtime_ns, status.st_ctime_ns) < written:
-                    unchanged[shard.file, shard.samples] = shard
-    return unchanged
+    kept = {
+        name: {"source": info.source, "processing": info.processing, "masks": info.masks}
+        for name, info in known.splits.items()
+    }
+    splits = {name: info.model_copy(update=kept.get(name, {})) for name, info in dataset.splits.items()}
+    update = {"splits": splits, "band_table": table, "segmentation": known.segmentation}
+    return dataset.model_copy(update=update)
 
 
 def _list_images(paths: list[Path], folder: Path, split: str, known: Dataset | None) -> tuple[Shards, int]:
@@ -182,12 +165,11 @@ def _list_images(paths: list[Path], folder: Path, split: str, known: Dataset | N
     return dict(sorted(shards.items())), negative
 
 
-def _entries(split: str, paths: Iterable[Path]) -> Iterator[Entry]:
+def _entries(split: str, listed: Mapping[Path, np.ndarray]) -> Iterator[Entry]:
     """Yields the images of a split; their headers are read once more rather than kept in memory."""
-    for path in paths:
+    for path, rows in listed.items():
         tar = Tar(path, path)
-        for sample in read_samples(path):
-            number = class_number(path, sample)
+        for sample, number in zip(read_samples(path), rows["label"], strict=True):
             where, read = f"{path.name}, {sample.name}", partial(tar.read, sample.offset, sample.length)
             label = None if number < 0 else str(number)
             yield Entry(split, label, sample.key, where, sample.extension, read)
@@ -197,7 +179,7 @@ def _measure(shards: Shards, folder: Path, conversion: Conversion, workers: int)
     """Decodes the images of all splits."""
     statistics: dict[str, Statistics] = {}
     for name, listed in shards.items():
-        own, failed = Statistics(scale=conversion.bands.scale), list[str]()
+        own, failed = Statistics(scale=conversion.scale), list[str]()
         for before in list(statistics.values())[:1]:
             own.expect(before.layout)
         count, reading = sum(map(len, listed.values())), f"reading {name}"
@@ -205,21 +187,9 @@ def _measure(shards: Shards, folder: Path, conversion: Conversion, workers: int)
         for entry, _, image in convert_entries(entries, conversion, workers, reading, failed, count=count):
             own.add(image, None if entry.class_name is None else int(entry.class_name), entry.path)
         if failed:
-            more = f" and {len(failed) - _NAMED} more" if len(failed) > _NAMED else ""
             raise InputError(
-                f"{count_of(len(failed), 'image')} cannot be read ({'; '.join(failed[:_NAMED])}{more}); `mae-vit "
-                f"prepare {folder} OUT` writes shards without them"
+                f"{count_of(len(failed), 'image')} cannot be read ({shown(failed)}); `mae-vit prepare {folder} OUT` "
+                "writes shards without them"
             )
         statistics[name] = own
     return statistics
-
-
-def _describe_split(
-    statistics: Statistics, shards: list[Shard], folder: Path, classes: int, before: Split | None
-) -> Split:
-    """Describes a split; of one that was described before, records of its preparation stay."""
-    info = statistics.describe(shards, source=f"{folder.resolve().name} (in place)", classes=classes)
-    if before is None:
-        return info
-    kept = {"source": before.source, "processing": before.processing, "masks": before.masks}
-    return info.model_copy(update=kept)

@@ -1,20 +1,31 @@
-"""`prepare --labels FILE`: labels of images from a CSV or TSV, as people have them."""
+"""`prepare --labels FILE` and `--unlabeled DIR`: labels from a CSV or TSV, and more images without labels."""
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of, plain_text
+from mae_vit.core.progress import progress
 from mae_vit.core.user_files import split_told
-from mae_vit.data.prepare.columns import Columns, read_columns
-from mae_vit.data.prepare.entries import ImageSource, SourceOptions, class_of_cell, ordered_classes
+from mae_vit.data.images.bounds import DecodeError
+from mae_vit.data.prepare.columns import find_all, read_columns
+from mae_vit.data.prepare.entries import (
+    Entry,
+    ImageSource,
+    SourceOptions,
+    classes_of_cells,
+    ordered_classes,
+    raise_if_passing,
+    unique_key,
+)
 from mae_vit.data.prepare.label_lists import Names, several_fit
 from mae_vit.data.prepare.listing import shown
-from mae_vit.data.prepare.sources.tables import shared_folders
+from mae_vit.data.prepare.sources.find import find_images
 from mae_vit.data.shards.samples import label_number, no_single_label
 
 _FRACTION = re.compile(r"[+-]?(\d+\.\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
@@ -32,33 +43,36 @@ def label_by_file(source: ImageSource, file: Path, options: SourceOptions) -> Im
     """
     names = Names(entry.path for entry in source.entries)
 
-    def find_all(paths: Sequence[str]) -> list[str | None]:
-        return [names.find(path) for path in paths]
-
     def remedy() -> str:
         return f" of {source.name}, which has {names}"
 
-    columns, rows = read_columns(file, options, find_all, labeled=True, remedy=remedy)
-    cells = [(row[columns.image], _label(file, columns, row)) for row in rows]
-    # Leading folders that all paths share may be those of another machine.
-    elsewhere = len(shared_folders([path for path, _ in cells]))
-    found = [_find(names, path, elsewhere) for path, _ in cells]
+    columns, rows = read_columns(file, options, names.find, labeled=True, remedy=remedy)
+    cells = list[tuple[str, str]]()
+    for row in rows:
+        label, *others = columns.labels_of(row)
+        if others:
+            several = ", ".join((label, *others))
+            raise InputError(
+                f"--labels {file} has several labels for {plain_text(row[columns.image])} ({several}); {_ONE_CLASS}"
+            )
+        cells.append((row[columns.image], label))
+    found: list[str | None] = find_all(names.find, [path for path, _ in cells])
     lost = [path for (path, _), image in zip(cells, found, strict=True) if image is None]
-    several = [path for path in lost if names.are_several(path)]
-    unclear = f"{several_fit(several, file.name)}, and unpack shards that repeat keys"
+    several_images = [path for path in lost if names.are_several(path)]
+    unclear = f"{several_fit(several_images, file.name)}, and unpack shards that repeat keys"
     if not any(found):
         none = (
             f"none of its {count_of(len(rows), 'row')} is an image of {source.name}; it has "
             f"{shown(path for path, _ in cells)}, {source.name} has {names}"
         )
-        raise InputError(f"--labels {file}: {unclear if several else none}")
-    _check_labels(file, [label for _, label in cells])
-    signed = {label_number((label or "x").encode()) for _, label in cells} == {-1, 1}
-    labels, splits = dict[str, str | None](), dict[str, str]()
+        raise InputError(f"--labels {file}: {unclear if several_images else none}")
+    given = {label for _, label in cells}
+    _check_labels(file, given)
+    class_of, labels, splits = classes_of_cells(given), dict[str, str | None](), dict[str, str]()
     for path, (_, label), row in zip(found, cells, rows, strict=True):
-        name = class_of_cell(label, signed=signed)
         if path is None:
             continue
+        name = class_of[label]
         if labels.setdefault(path, name) != name:
             raise InputError(
                 f'--labels {file} gives {plain_text(path)} the labels "{labels[path]}" and "{name}"; {_ONE_CLASS}'
@@ -67,26 +81,16 @@ def label_by_file(source: ImageSource, file: Path, options: SourceOptions) -> Im
             splits[path] = split_told(told)
     if len({entry.split for entry in source.entries}) > 1:
         splits = {}  # folders tell the splits
-    unknown = [path for path in lost if not names.are_several(path)]
-    labeled = _labeled(source, file, labels, splits, unknown)
-    return replace(labeled, notes=(*labeled.notes, unclear)) if several else labeled
-
-
-def _labeled(
-    source: ImageSource,
-    file: Path,
-    labels: Mapping[str, str | None],
-    splits: Mapping[str, str],
-    unknown: Sequence[str],
-) -> ImageSource:
     entries = [
         replace(entry, class_name=labels.get(entry.path), split=splits.get(entry.path, entry.split))
         for entry in source.entries
     ]
-    given = {label for label in labels.values() if label is not None}
     without = [entry.path for entry in entries if entry.class_name is None]
-    notes = [f"read the labels of {count_of(len(entries) - len(without), 'image')} from {file.name}"]
-    if unknown:
+    notes = [
+        *source.notes,
+        f"read the labels of {count_of(len(entries) - len(without), 'image')} from {file.name}",
+    ]
+    if unknown := [path for path in lost if not names.are_several(path)]:
         notes.append(
             f"{count_of(len(unknown), 'row')} of {file.name} without an image in {source.name}: {shown(unknown)}"
         )
@@ -95,40 +99,70 @@ def _labeled(
             f"{count_of(len(without), 'image')} without a label in {file.name}, used only for pretraining: "
             f"{shown(without)}"
         )
-    return replace(source, entries=entries, classes=ordered_classes(given), notes=(*source.notes, *notes))
+    notes += [unclear] if several_images else []
+    return replace(source, entries=entries, classes=ordered_classes(entries), notes=tuple(notes))
 
 
-def _find(names: Names, path: str, shared: int) -> str | None:
-    parts = path.replace("\\", "/").split("/")
-    ends = ("/".join(parts[cut:]) for cut in range(shared + 1))
-    return next(filter(None, map(names.find, ends)), None)
-
-
-def _label(file: Path, columns: Columns, row: Mapping[str, str]) -> str:
-    """Returns the label in a row; "" without one."""
-    label, *others = columns.labels_of(row)
-    if others:
-        several = ", ".join((label, *others))
-        raise InputError(
-            f"--labels {file} has several labels for {plain_text(row[columns.image])} ({several}); {_ONE_CLASS}"
-        )
-    return label
-
-
-def _check_labels(file: Path, labels: Sequence[str]) -> None:
+def _check_labels(file: Path, labels: Collection[str]) -> None:
     """Raises InputError for labels that are several classes, or measurements."""
-    known = set(labels)
     fractions = [
-        label for label in known if _FRACTION.fullmatch(label) and label_number(label.encode()) is None
+        label for label in labels if _FRACTION.fullmatch(label) and label_number(label.encode()) is None
     ]
     if fractions:
         raise InputError(
             f"--labels {file} has numbers with fractions, such as {min(fractions)}, but only classes are "
             "predicted; group ranges of values into classes"
         )
-    for label in known:
+    for label in labels:
         parts = _JOINS.split(label)
-        if no_single_label(label.encode()) or (len(parts) > 1 and known.intersection(parts)):
+        if no_single_label(label.encode()) or (len(parts) > 1 and not set(parts).isdisjoint(labels)):
             raise InputError(
                 f'--labels {file} has several labels in one cell, "{plain_text(label)}"; {_ONE_CLASS}'
             )
+
+
+def split_off(source: ImageSource) -> list[ImageSource]:
+    """Splits a source into the images with labels, or of other splits than train, and those without (none or one)."""
+    train = [entry for entry in source.entries if entry.split == "train"]
+    rest = [entry for entry in train if entry.class_name is None]
+    if len(rest) in (0, len(train)):
+        return [source]
+    kept = [entry for entry in source.entries if entry.class_name is not None or entry.split != "train"]
+    return [replace(source, entries=kept), replace(source, entries=rest, classes=None, notes=())]
+
+
+def open_unlabeled(spec: str, sources: Sequence[ImageSource], options: SourceOptions) -> ImageSource:
+    """Opens the training images of a source, without those that the labeled sources have too, byte for byte.
+
+    People often pick the images that they label from the others. A copy of a held-out image would be trained on.
+
+    Raises:
+        InputError: if it holds no further training images.
+    """
+    found = find_images(spec, options.out, labels=False)
+    entries = [entry for entry in found.entries if entry.split == "train"]
+    notes, names = list(found.notes), ", ".join(source.name for source in sources)
+    if others := len(found.entries) - len(entries):
+        notes.append(f"left out {count_of(others, 'image')} of {spec} in folders of other splits")
+    labeled = [entry for source in sources for entry in source.entries]
+    known = set(map(_digest, labeled)) - {None}
+    bar = progress(entries, desc=f"comparing {found.name}", unit=" images", delay=2, leave=False)
+    fresh = [entry for entry in bar if _digest(entry) not in known]
+    if copies := len(entries) - len(fresh):
+        notes.append(f"left out {count_of(copies, 'image')} of {spec} that {names} has too")
+    if not fresh:
+        raise InputError(
+            f"--unlabeled {spec} has no training images that are not in {names} too; leave it out"
+        )
+    taken = {entry.key: 2 for entry in labeled}
+    keyed = [replace(entry, key=unique_key(f"{found.name}/{entry.key}", taken)) for entry in fresh]
+    return replace(found, entries=keyed, notes=tuple(notes))
+
+
+def _digest(entry: Entry) -> bytes | None:
+    """Returns a hash of an image's bytes; None if it cannot be read, which is reported when it is converted."""
+    try:
+        return hashlib.sha256(entry.read()).digest()
+    except (DecodeError, OSError) as error:
+        raise_if_passing(entry.path, error)
+        return None

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of, plain_text
-from mae_vit.core.user_files import ARRAY_EXTENSIONS, IMAGE_EXTENSIONS, decode_text, extension_of
+from mae_vit.core.user_files import (
+    IMAGE_EXTENSIONS,
+    READ_EXTENSIONS,
+    decode_text,
+    extension_of,
+)
 from mae_vit.data.images.decode import DecodeError
 from mae_vit.data.prepare.columns import read_lines
 from mae_vit.data.prepare.entries import Reader
 from mae_vit.data.prepare.listing import is_sample, shown
 
-_ALL = frozenset((*IMAGE_EXTENSIONS, *ARRAY_EXTENSIONS))
 # More cells are the words of a caption, not columns.
 _COLUMNS = 16
 
@@ -32,10 +37,17 @@ class Names:
         """The first few paths, for messages."""
         return shown(sorted(self._paths))
 
-    def find(self, name: str) -> str | None:
-        """Returns the path of the only image that matches, in any letter case; None if none or several do."""
-        paths = self._matching(name)
-        return paths[0] if len(paths) == 1 else None
+    def find(self, name: str, elsewhere: int = 0) -> str | None:
+        """Returns the path of the only image that matches, in any letter case; None if none or several do.
+
+        If none does, up to `elsewhere` leading folders of the name are left out, which may be of another machine.
+        """
+        for _ in range(elsewhere + 1):
+            paths = self._matching(name)
+            if len(paths) == 1:
+                return paths[0]
+            name = re.split(r"[/\\]", name, maxsplit=1)[-1]
+        return None
 
     def are_several(self, name: str) -> bool:
         """Whether several images match."""
@@ -70,7 +82,7 @@ def several_fit(names: Sequence[str], table: str) -> str:
 
 def image_stem(name: str) -> str:
     """Returns a name without an image's extension; other text after a dot is part of the name."""
-    return name.rpartition(".")[0] if extension_of(name) in _ALL else name
+    return name.rpartition(".")[0] if extension_of(name) in READ_EXTENSIONS else name
 
 
 def labels_beside(

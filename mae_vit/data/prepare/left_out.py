@@ -12,7 +12,7 @@ import numpy as np
 
 from mae_vit.core import user_files
 from mae_vit.core.messages import count_of
-from mae_vit.data.images.decode import DecodeError, decode, read_header
+from mae_vit.data.images.decode import DecodeError, decode
 from mae_vit.data.prepare.entries import Reader
 from mae_vit.data.prepare.folder_names import DRAWN, Parts, companions_among
 from mae_vit.data.prepare.listing import Listing, shown
@@ -24,9 +24,6 @@ _BAND = re.compile(
     rf"(.*[-_.])(?:(?:B|band_?|(?-i:w|c))\d{{1,2}}(?:A|{_GUID})?|ch(?:annel)?_?\d{{1,3}}(?!\d)(.*))\.(?:tiff?|jp2|png)$",
     re.IGNORECASE,
 )
-# Numbered bands: MicaSense's IMG_0000_1.tif ... IMG_0000_5.tif; longer runs are rather slices or frames.
-_RUN = re.compile(r"(.*[-_.])(\d{1,2})\.tiff?$", re.IGNORECASE)
-_MOST_OF_RUN = 16
 # Other sizes of NAME.jpg: NAME_thumb.jpg, thumb_NAME.jpg, NAME@2x.jpg.
 _SIZE = re.compile(r"[-_. ]thumb(nail)?s?$|@\dx$|^(thumb(nail)?s?|tn)[-_. ]", re.IGNORECASE)
 # Annotations of NAME.jpg: NAME_mask.png, NAME_mask_1.png, NAME-labelled.png, mask_NAME.png; ADE20K's NAME_parts_1,
@@ -85,24 +82,21 @@ def _leave_out_doubled(files: Listing, top: str) -> None:
     for folder in readers:
         for depth in range(1, len(folder) + 1):
             below[folder[:depth]].append(folder)
-    again: dict[bool, list[str]] = {True: [], False: []}
+    again = list[str]()
     for folder, own in below.items():
-        pairs = [(readers[inner], readers.get(folder[:-1] + inner[len(folder) :], {})) for inner in own]
-        if len(folder) == 1 or any(inner.keys() - outer.keys() for inner, outer in pairs):
+        if len(folder) == 1 or (folder[-1] != folder[-2] and 2 * len(own) != len(below[folder[:-1]])):
             continue
-        named = folder[-1] == folder[-2]
-        whole = 2 * len(own) == len(below[folder[:-1]])
-        if named or (whole and all(_hold_the_same(inner, outer) for inner, outer in pairs)):
-            again[named] += ["/".join((*inner[1:], name)) for inner in own for name in readers[inner]]
-    files.leave_out(again[True], "the folder above has the same name, and images of the same names")
-    files.leave_out(again[False], "their folder repeats the folder above it, file by file")
+        pairs = ((readers[inner], readers.get(folder[:-1] + inner[len(folder) :], {})) for inner in own)
+        if all(_is_copy(inner, outer) for inner, outer in pairs):
+            again += ["/".join((*inner[1:], name)) for inner in own for name in readers[inner]]
+    files.leave_out(again, "their folder repeats the folder above it, file by file")
 
 
-def _hold_the_same(first: dict[str, Reader], second: dict[str, Reader]) -> bool:
-    """Whether two folders hold the same names and, in the first few files, the same bytes."""
+def _is_copy(inner: dict[str, Reader], outer: dict[str, Reader]) -> bool:
+    """Whether a folder's files are in another, too: by their names and, of the first few, by their bytes."""
     with suppress(OSError, DecodeError):
-        return first.keys() == second.keys() and all(
-            first[name]() == second[name]() != b"" for name in islice(first, _COMPARED)
+        return inner.keys() <= outer.keys() and all(
+            inner[name]() == outer[name]() != b"" for name in islice(inner, _COMPARED)
         )
     return False
 
@@ -224,7 +218,7 @@ def _warn_of_parts(files: Listing) -> None:
         formats[path.removesuffix(f".{path.rpartition('.')[2]}")].append(path)
         if match := _BAND.match(path):
             bands[f"{match[1]} {match[2]}"].append(path)
-    parts = [paths for paths in bands.values() if len(paths) > 1] or _equal_runs(files)
+    parts = [paths for paths in bands.values() if len(paths) > 1]
     what = "bands of one image; stack the bands of each image in one .tif first"
     if 2 * sum(map(len, parts)) <= len(files.images):
         parts = [paths for paths in formats.values() if len(paths) > 1]
@@ -234,25 +228,3 @@ def _warn_of_parts(files: Listing) -> None:
         files.notes.append(
             f"warning: {shown(parts[0])} may be {what} ({count}; each file counts as an image)"
         )
-
-
-def _equal_runs(files: Listing) -> list[list[str]]:
-    """Returns runs of TIFFs _1 to _N; none if the first run's sizes differ, or if each folder holds one run."""
-    runs: dict[str, dict[int, tuple[str, Reader]]] = defaultdict(dict)
-    for path, read in files.images:
-        if match := _RUN.match(path):
-            runs[match[1]][int(match[2])] = path, read
-    whole = [
-        run
-        for run in runs.values()
-        if 1 < len(run) <= _MOST_OF_RUN and max(run) - len(run) + 1 == min(run) < 2
-    ]
-    alike = [run for run in whole if run.keys() == whole[0].keys()]
-    if len(alike) == len({path.rpartition("/")[0] for run in alike for path, _ in run.values()}):
-        return []
-    headers = set[tuple[int, int]]()
-    for _, read in alike[0].values():
-        with suppress(OSError, DecodeError):
-            header = read_header(read())
-            headers.add((header.height, header.width))
-    return [sorted(path for path, _ in run.values()) for run in alike] if len(headers) == 1 else []

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 
 from mae_vit.core import user_files
 from mae_vit.core.messages import count_of, plain_text
-from mae_vit.data.prepare.entries import Reader
+from mae_vit.data.images.bounds import DecodeError
+from mae_vit.data.prepare.entries import Reader, raise_if_passing
 
 # Classes in names: cat.0.jpg, dog_12.jpg, but not IMG_0001.jpg.
 _CLASS_IN_NAME = re.compile(r"(\D*[a-z]{2}\D*?)[-_. ]*\d+\.\w+")
@@ -19,7 +20,6 @@ ARCHIVE_PART = re.compile(
 )
 JOIN_PARTS = "join the parts first (cat ARCHIVE.* > ARCHIVE; zip -s 0 of .z01)"
 _NAMED = 3
-_DECODED = (*user_files.IMAGE_EXTENSIONS, *user_files.ARRAY_EXTENSIONS)
 # Number of texts in a folder that may be lists of labels; more are captions, one for each image.
 _FEW_TEXTS = 8
 
@@ -33,9 +33,7 @@ class Listing:
         kinds: extensions of images whose names do not have them, by path.
         ignored: number of files that are known to be no images.
         unread: number of files in formats that are not read but may matter, by extension.
-        absent: placeholders of files that are only in a cloud.
         beside: tables and archives among the other files.
-        parts: parts of split archives.
         texts: path and reader of texts that may list labels, a few of each folder.
         notes: remarks on skipped files.
     """
@@ -44,19 +42,15 @@ class Listing:
     kinds: dict[str, str] = field(default_factory=dict)
     ignored: int = 0
     unread: Counter[str] = field(default_factory=Counter)
-    absent: list[str] = field(default_factory=list)
     beside: list[str] = field(default_factory=list)
-    parts: list[str] = field(default_factory=list)
     texts: list[tuple[str, Reader]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
-    def take(self, path: str, head: Reader, read: Reader) -> None:
-        """Adds a file as an image, or counts it; `head` reads its first bytes, which decide if the name does not."""
+    def take(self, path: str, read: Callable[..., bytes]) -> None:
+        """Adds a file as an image, or counts it; its first bytes, `read(length)`, decide if the name does not."""
         extension = user_files.extension_of(path)
         if user_files.is_image(path):
             self.images.append((path, read))
-        elif user_files.is_placeholder(path):
-            self.absent.append(path)
         elif user_files.is_hidden(path):
             self.ignored += 1
         elif extension in user_files.OTHER_EXTENSIONS:
@@ -66,18 +60,16 @@ class Listing:
             few = len(before) < _FEW_TEXTS or before[0][0].rpartition("/")[0] != folder
             self.texts += [(path, read)] if few and extension in user_files.LIST_EXTENSIONS else []
         elif (
-            kind := extension if extension in user_files.UNREAD_EXTENSIONS else user_files.image_kind(head())
-        ) in _DECODED:
+            kind := extension if extension in user_files.UNREAD_EXTENSIONS else _kind_by_head(path, read)
+        ) in user_files.READ_EXTENSIONS:
             self.kinds[path] = kind or ""
             self.images.append((path, read))
-        elif (
+        elif ARCHIVE_PART.search(path) or (
             extension in user_files.ARCHIVE_EXTENSIONS
             and user_files.full_extension(path) not in user_files.CONVERTIBLE_EXTENSIONS
         ):
             self.ignored += 1
             self.beside.append(path)
-        elif ARCHIVE_PART.search(path):
-            self.parts.append(path)
         else:
             self.unread[kind or user_files.full_extension(path)] += 1
 
@@ -91,9 +83,7 @@ class Listing:
         self.kinds |= {moved(path): kind for path, kind in other.kinds.items()}
         self.ignored += other.ignored
         self.unread += other.unread
-        self.absent += map(moved, other.absent)
         self.beside += map(moved, other.beside)
-        self.parts += map(moved, other.parts)
         self.texts += [(moved(path), read) for path, read in other.texts]
         self.notes += other.notes
 
@@ -114,11 +104,6 @@ class Listing:
         if self.kinds:
             count = count_of(len(self.kinds), "image")
             notes.append(f"read {count} by the first bytes, not by the name: {shown(self.kinds)}")
-        if self.absent:
-            notes.append(
-                f"not downloaded: {count_of(len(self.absent), 'file')} in iCloud ({shown(self.absent)}); download "
-                "the folder first"
-            )
         if self.unread:
             dotted = {
                 kind: f".{plain_text(kind)}" if kind else "without an extension" for kind in self.unread
@@ -129,14 +114,9 @@ class Listing:
             ]
             remedy = f"; of {', '.join(convert)}, {user_files.EACH_IMAGE}" if convert else ""
             notes.append(f"not read: {counts}{remedy}")
-        if archives := [
-            path for path in self.beside if user_files.extension_of(path) in user_files.ARCHIVE_EXTENSIONS
-        ]:
-            notes.append(f"left out {count_of(len(archives), 'archive')} ({shown(archives)}); unpack first")
-        if self.parts:
-            notes.append(
-                f"left out {count_of(len(self.parts), 'part')} of archives ({shown(self.parts)}); {JOIN_PARTS}"
-            )
+        if archives := [path for path in self.beside if not _is_table(path)]:
+            remedy = JOIN_PARTS if any(map(ARCHIVE_PART.search, archives)) else "unpack first"
+            notes.append(f"left out {count_of(len(archives), 'archive')} ({shown(archives)}); {remedy}")
         if advise and (tables := self.tables()):
             notes.append(
                 f"{shown(tables)} may contain labels, but a folder's labels are its subfolders (CLASS/*.jpg); give "
@@ -164,10 +144,16 @@ class Listing:
         return sorted({name for count in counts if len(count) > 1 < min(count.values()) for name in count})
 
 
+def _kind_by_head(path: str, read: Callable[..., bytes]) -> str | None:
+    try:
+        return user_files.image_kind(read(user_files.HEAD_BYTES))
+    except (OSError, DecodeError) as error:
+        raise_if_passing(path, error)
+        return None
+
+
 def _is_table(path: str) -> bool:
-    """Whether a file's extension is that of a table, or its name labels.json; other JSON may be of one image each."""
-    named = path.lower().endswith(("labels.json", "label.json"))
-    return named or user_files.extension_of(path) in user_files.TABLE_EXTENSIONS
+    return user_files.extension_of(path) in user_files.TABLE_EXTENSIONS
 
 
 def is_sample(path: str) -> bool:

@@ -28,12 +28,10 @@ def read_classes(path: Path, ignore: int) -> Segmentation:
     """Reads class names, one a line: the first is that of id 0, or all are `ID: NAME`; the id `ignore` is no class.
 
     Raises:
-        InputError: if the file cannot be read, has fewer than two names, or repeats one.
+        InputError: if the file has fewer than two names, or repeats one.
+        OSError: if it cannot be read.
     """
-    try:
-        lines = read_text(path).splitlines()
-    except OSError as error:
-        raise InputError(f"--mask-classes {path} cannot be read: {error}") from None
+    lines = read_text(path).splitlines()
     matches = [_ID_AND_NAME.fullmatch(line.strip()) for line in lines if line.strip()]
     ids = [(int(match[1]), match[2]) for match in matches if match]
     pairs = ids if len(ids) == len(matches) else enumerate(lines)
@@ -102,45 +100,40 @@ def two_values_note(segmentation: Segmentation, pixels: np.ndarray | None) -> li
     ]
 
 
-class MaskReader:
-    """Reads the masks of entries for the shards."""
+def read_mask(
+    entry: Entry, image: bytes, stored: tuple[int, int], segmentation: Segmentation
+) -> tuple[bytes, np.ndarray]:
+    """Reads an image's mask, and resizes it to the stored (height, width).
 
-    def __init__(self, segmentation: Segmentation) -> None:
-        """Takes the classes."""
-        self._classes = len(segmentation.classes)
-        self._table = id_table(segmentation.ids, segmentation.ignore)
+    Returns it as a PNG, and its pixels as `Statistics.add_mask` takes them.
 
-    def read(self, entry: Entry, image: bytes, stored: tuple[int, int]) -> tuple[bytes, np.ndarray]:
-        """Reads an image's mask, and resizes it to the stored (height, width).
-
-        Returns it as a PNG, and its pixels as `Statistics.add_mask` takes them.
-
-        Raises:
-            DecodeError, OSError: if it is damaged.
-            InputError: if its size differs from the image's, or it has an id that is no class.
-        """
-        assert entry.read_mask is not None
-        data = entry.read_mask()
-        mask, header = decode_mask(data), read_header(image)
-        if mask.shape != (header.height, header.width):
-            size = f"{mask.shape[1]}x{mask.shape[0]}"
-            raise InputError(
-                f"the mask of {entry.path} has {size} px, but its image {header.width}x{header.height}; resize it "
-                "(nearest neighbor)"
-            )
-        try:
-            numbers = numbered(mask, self._table)
-        except DecodeError as error:
-            raise InputError(
-                f"the mask of {entry.path}: {error}; add it to --mask-classes ({self._classes} ids), or give it as "
-                "--mask-ignore"
-            ) from None
-        if mask.shape != stored:
-            mask = np.array(Image.fromarray(mask).resize((stored[1], stored[0]), Image.Resampling.NEAREST))
-            stream = io.BytesIO()
-            Image.fromarray(mask.astype(np.uint8) if mask.max() < 256 else mask).save(stream, "png")
-            data, numbers = stream.getvalue(), numbered(mask, self._table)
-        return data, np.bincount(numbers.ravel(), minlength=1 + self._classes)
+    Raises:
+        DecodeError, OSError: if it is damaged.
+        InputError: if its size differs from the image's, or it has an id that is no class.
+    """
+    assert entry.read_mask is not None
+    data = entry.read_mask()
+    mask, header = decode_mask(data), read_header(image)
+    table, classes = id_table(segmentation.ids, segmentation.ignore), len(segmentation.classes)
+    if mask.shape != (header.height, header.width):
+        size = f"{mask.shape[1]}x{mask.shape[0]}"
+        raise InputError(
+            f"the mask of {entry.path} has {size} px, but its image {header.width}x{header.height}; resize it "
+            "(nearest neighbor)"
+        )
+    try:
+        numbers = numbered(mask, table)
+    except DecodeError as error:
+        raise InputError(
+            f"the mask of {entry.path}: {error}; add it to --mask-classes ({classes} ids), or give it as "
+            "--mask-ignore"
+        ) from None
+    if mask.shape != stored:
+        mask = np.array(Image.fromarray(mask).resize((stored[1], stored[0]), Image.Resampling.NEAREST))
+        stream = io.BytesIO()
+        Image.fromarray(mask.astype(np.uint8) if mask.max() < 256 else mask).save(stream, "png")
+        data, numbers = stream.getvalue(), numbered(mask, table)
+    return data, np.bincount(numbers.ravel(), minlength=1 + classes)
 
 
 def _stem(path: str) -> str:

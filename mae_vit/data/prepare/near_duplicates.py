@@ -34,43 +34,32 @@ class Exclusion:
 
     Attributes:
         sources: names of the folders and splits of known images, without paths of this machine.
-        images: index in `sources` of each known image, and its key with its split.
+        images: name in `sources` of each known image, and its key with its split, separated by a tab.
         hashes: uint64 (N, 2), hashes of each known image and of its mirror image.
-        lines: key of each image left out, the known image that it resembles, and the distance.
-        counts: number of images left out, by index in `sources`.
+        lines: for each image left out of a split, its key, the known image that it resembles, and the distance.
     """
 
     sources: list[str]
-    images: list[tuple[int, str]]
+    images: list[str]
     hashes: np.ndarray
     lines: list[str] = field(default_factory=list)
-    counts: Counter[int] = field(default_factory=Counter)
-
-    def begin(self) -> None:
-        """Clears the list of excluded images, for another split."""
-        self.lines, self.counts = [], Counter()
-
-    def nearest(self, value: int) -> tuple[int, int, str]:
-        """Returns distance, index in `sources` and key of the nearest known image, the first if several are."""
-        distances = np.bitwise_count(self.hashes ^ np.uint64(value)).min(axis=1)
-        closest = int(distances.argmin())
-        return int(distances[closest]), *self.images[closest]
 
     def excludes(self, key: str, image: Converted) -> bool:
-        """Whether an image is left out as a copy of a known one; if so, records it."""
+        """Whether an image is left out as a copy of a known one; if so, records it with the nearest."""
         assert image.hash is not None
-        distance, source, other = self.nearest(image.hash[0])
-        if distance > _DISTANCE:
+        distances = np.bitwise_count(self.hashes ^ np.uint64(image.hash[0])).min(axis=1)
+        closest = int(distances.argmin())
+        if distances[closest] > _DISTANCE:
             return False
-        self.counts[source] += 1
-        self.lines.append(f"{plain_text(key)}\t{self.sources[source]}\t{other}\t{distance}")
+        self.lines.append(f"{plain_text(key)}\t{self.images[closest]}\t{distances[closest]}")
         return True
 
     def describe(self) -> list[Excluded]:
         """Returns the record for `dataset.json`."""
+        counts = Counter(line.split("\t")[1] for line in self.lines)
         return [
-            Excluded(source=name, hash=HASH_NAME, distance=_DISTANCE, samples=self.counts[number])
-            for number, name in enumerate(self.sources)
+            Excluded(source=name, hash=HASH_NAME, distance=_DISTANCE, samples=counts[name])
+            for name in self.sources
         ]
 
 
@@ -87,8 +76,8 @@ def open_exclusion(specs: Sequence[str], workers: int, splits: Collection[str]) 
         )
     if find_spec("imagehash") is None:
         raise InputError('--exclude needs imagehash, which is not installed; pip install "mae-vit[exclude]"')
-    sources, images, hashes = list[str](), list[tuple[int, str]](), list[tuple[int, int]]()
-    for number, spec in enumerate(specs):
+    sources, images, hashes = list[str](), list[str](), list[tuple[int, int]]()
+    for spec in specs:
         folder, known = _find(spec)
         sources.append(f"{plain_text(folder.resolve().name)}:{'+'.join(known)}")
         described, failed = read_dataset(folder).splits, list[str]()
@@ -99,7 +88,7 @@ def open_exclusion(specs: Sequence[str], workers: int, splits: Collection[str]) 
         hashing, count = Conversion(hashed=True), len(entries)
         for entry, _, image in convert_entries(entries, hashing, workers, doing, failed, count=count):
             assert image.hash is not None
-            images.append((number, f"{entry.split}/{entry.key}"))
+            images.append(f"{sources[-1]}\t{entry.split}/{entry.key}")
             hashes.append(image.hash)
         if failed:
             raise InputError(f"--exclude {folder}: {failed[0]}; see `mae-vit check {folder}`")

@@ -26,7 +26,7 @@ from mae_vit.data.prepare.bands import shared_layout
 from mae_vit.data.prepare.convert import Conversion, Converted, convert_entries
 from mae_vit.data.prepare.entries import Entry, ImageSource, raise_if_passing
 from mae_vit.data.prepare.listing import shown
-from mae_vit.data.prepare.masks import MaskReader, agreed_segmentation, two_values_note
+from mae_vit.data.prepare.masks import agreed_segmentation, read_mask, two_values_note
 from mae_vit.data.prepare.near_duplicates import Exclusion, open_exclusion
 from mae_vit.data.prepare.publish import (
     ShardWriter,
@@ -37,7 +37,7 @@ from mae_vit.data.prepare.publish import (
 )
 from mae_vit.data.prepare.selection import MEASURED, Selection
 from mae_vit.data.prepare.statistics import Statistics
-from mae_vit.data.shards.dataset_json import FILE_NAME, Dataset, read_dataset
+from mae_vit.data.shards.dataset_json import FILE_NAME, Dataset, Segmentation, read_dataset
 
 # Constant, so that equal sources give equal shards.
 _SEED = 0
@@ -88,7 +88,7 @@ def prepare(
     remaining = {} if existing is None else {n: s for n, s in existing.splits.items() if n not in by_split}
     masked = any(info.masks is not None for info in remaining.values())
     segmentation = agreed_segmentation(sources, existing.segmentation if existing and masked else None)
-    scale = conversion.bands.scale
+    scale = conversion.scale
     if scale is not None and remaining and "train" not in by_split:
         raise InputError(
             f"--scale has no effect: {out} keeps the scale of its {', '.join(sorted(remaining))}; leave it out, or "
@@ -97,7 +97,6 @@ def prepare(
     exclusion = open_exclusion(exclude, workers, by_split) if exclude else None
     dataset = existing.model_copy(update={"splits": remaining}) if existing and remaining else None
     unreadable, conversions = list[str](), Counter[str]()
-    masks = None if segmentation is None else MaskReader(segmentation)
     notes = [note for source in (*sources, *selection.extra) for note in source.notes]
     # train first: the data set has its statistics.
     written = sorted(by_split, key=lambda name: (name != "train", name))
@@ -109,15 +108,19 @@ def prepare(
         writer = ShardWriter(partial_folder(out, split), split, shard_bytes, shard_samples)
         leaves_out = None if split in MEASURED else exclusion
         chosen, doing = by_split[split], f"writing {split}"
-        images = convert_entries(_shuffled(chosen), conversion, workers, doing, unreadable, count=len(chosen))
+        # Mixed, so that every shard gets images of all classes. Otherwise, readers that shuffle only within a buffer,
+        # and our own order `blocks`, would see one class at a time.
+        order = permute(np.arange(len(chosen)), len(chosen), derive_key(_SEED, RngStream.PREPARE, 0))
+        mixed = [chosen[number] for number in order]
+        images = convert_entries(mixed, conversion, workers, doing, unreadable, count=len(chosen))
         try:
             with closing(images):
-                _write_split(writer, images, classes, statistics, leaves_out, masks, unreadable)
+                _write_split(writer, images, classes, statistics, leaves_out, segmentation, unreadable)
         except BaseException:
             shutil.rmtree(writer.folder, ignore_errors=True)
             raise
         excluded = {} if leaves_out is None else {"excluded": leaves_out.describe()}
-        processing = selection.note(split).model_copy(update=dict(conversion.preprocessing) | excluded)
+        processing = selection.note(split).model_copy(update=dict(conversion.how) | excluded)
         part = statistics.describe(
             writer.shards, source=names[split], classes=len(classes), processing=processing
         )
@@ -174,23 +177,13 @@ def _agree_on_classes(
     return existing.classes
 
 
-def _shuffled(entries: Sequence[Entry]) -> list[Entry]:
-    """Mixes the entries of a split.
-
-    Every shard gets images of all classes. Otherwise, readers that shuffle only within a buffer, and our own order
-    `blocks`, would see one class at a time.
-    """
-    order = permute(np.arange(len(entries)), len(entries), derive_key(_SEED, RngStream.PREPARE, 0))
-    return [entries[number] for number in order]
-
-
 def _write_split(
     writer: ShardWriter,
     images: Iterator[tuple[Entry, bytes, Converted]],
     classes: Sequence[str],
     statistics: Statistics,
     exclusion: Exclusion | None,
-    masks: MaskReader | None,
+    segmentation: Segmentation | None,
     failed: list[str],
 ) -> None:
     """Writes the shards of a split into the writer's folder, which is emptied first; `failed` receives damaged masks.
@@ -202,15 +195,15 @@ def _write_split(
     shutil.rmtree(writer.folder, ignore_errors=True)
     writer.folder.mkdir(parents=True)
     if exclusion is not None:
-        exclusion.begin()
+        exclusion.lines.clear()
     with writer:
         for entry, data, image in images:
             mask = None
             if exclusion is not None and exclusion.excludes(entry.key, image):
                 continue
-            if masks is not None and entry.read_mask is not None:
+            if segmentation is not None and entry.read_mask is not None:
                 try:
-                    mask, pixels = masks.read(entry, data, (image.height, image.width))
+                    mask, pixels = read_mask(entry, data, (image.height, image.width), segmentation)
                 except (DecodeError, OSError) as error:
                     raise_if_passing(f"the mask of {entry.path}", error)
                     failed.append(f"the mask of {plain_text(entry.path)}: {error}")

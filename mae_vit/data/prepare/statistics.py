@@ -82,9 +82,17 @@ class Statistics:
 
     def describe_bands(self) -> tuple[BandTable | None, list[float], list[float]]:
         """Returns the section "bands" (None for photographs), and mean and std by channel."""
-        if self.layout is None or self.bands is None:
-            return None, *self.mean_std()
-        return describe_bands(self.layout, self.bands, self.scale)
+        if self.layout is not None and self.bands is not None:
+            return describe_bands(self.layout, self.bands, self.scale)
+        mean = np.array([total / self.pixels for total in self.total]) / 255
+        variance = np.maximum(np.array([s / self.pixels for s in self.squares]) / 255**2 - mean**2, 0)
+        # One value if all images are gray.
+        channels = 1 if self.all_gray else 3
+        return (
+            None,
+            [round(float(v), 6) for v in mean[:channels]],
+            [round(float(v), 6) for v in variance[:channels] ** 0.5],
+        )
 
     def remarks(self) -> list[str]:
         """Returns notes on the values of bands."""
@@ -95,26 +103,15 @@ class Statistics:
         """Adds a mask's pixel counts int64 (1 + K,): ignored pixels, then those of each class."""
         self.mask_pixels = pixels if self.mask_pixels is None else self.mask_pixels + pixels
 
-    def _masks(self) -> Masks | None:
-        if self.mask_pixels is None:
-            return None
-        counted = max(1, int(self.mask_pixels[1:].sum()))
-        shares = [round(float(count) / counted, 6) for count in self.mask_pixels[1:]]
-        return Masks(shares=shares, ignored=round(float(self.mask_pixels[0] / self.mask_pixels.sum()), 6))
-
-    def mean_std(self) -> tuple[list[float], list[float]]:
-        """Returns mean and standard deviation of pixels in 0..1, one value if all images are gray."""
-        mean = np.array([total / self.pixels for total in self.total]) / 255
-        variance = np.maximum(np.array([s / self.pixels for s in self.squares]) / 255**2 - mean**2, 0)
-        channels = 1 if self.all_gray else 3
-        return [round(float(v), 6) for v in mean[:channels]], [
-            round(float(v), 6) for v in variance[:channels] ** 0.5
-        ]
-
     def describe(
         self, shards: list[Shard], *, source: str, classes: int, processing: Processing | None = None
     ) -> Split:
         """Builds the split's entry in `dataset.json`."""
+        masks = None
+        if (pixels := self.mask_pixels) is not None:
+            counted = max(1, int(pixels[1:].sum()))
+            shares = [round(float(count) / counted, 6) for count in pixels[1:]]
+            masks = Masks(shares=shares, ignored=round(float(pixels[0] / pixels.sum()), 6))
         return Split(
             samples=self.images,
             shards=shards,
@@ -124,5 +121,5 @@ class Statistics:
             formats=dict(sorted(self.formats.items())),
             class_counts=[self.labels[number] for number in range(classes)],
             processing=processing or Processing(),
-            masks=self._masks(),
+            masks=masks,
         )

@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 import pytest
 from helpers.commands import ROOT, SMALL_MAE
-from helpers.images import encoded, labeled_shards, picture, write_files, write_zip
+from helpers.images import encoded, picture, write_files, write_zip
 from unit.data.band_files import npy, values
 
 from mae_vit.cli.main import main
@@ -127,15 +127,11 @@ def test_a_kill_leaves_what_dataset_json_says(tmp_path):
     assert [name for name in os.listdir(out) if "partial" in name] == []
 
 
-def one_shard(folder: Path) -> Path:
-    return labeled_shards(folder) / "imagenet-train-000000.tar"
-
-
 def flat_zip(folder: Path) -> Path:
     return write_zip(folder.with_suffix(".zip"), {f"{n:03d}.jpg": encoded(picture(n)) for n in range(12)})
 
 
-@pytest.mark.parametrize("make", [one_shard, flat_zip, None])
+@pytest.mark.parametrize("make", [flat_zip, None])
 def test_what_is_prepared_trains(tmp_path, make, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     out = tmp_path / "out"

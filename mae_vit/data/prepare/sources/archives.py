@@ -8,19 +8,17 @@ import lzma
 import os
 import re
 import stat
-import tarfile
 import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, TypeVar
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import plain_text
-from mae_vit.core.user_files import HEAD_BYTES, is_image, what_file_is
+from mae_vit.core.user_files import is_image, what_file_is
 from mae_vit.data.images.bounds import MAX_IMAGE_BYTES, DecodeError, check_bytes
 from mae_vit.data.prepare.entries import Reader, raise_if_passing, safe_member_path
 from mae_vit.data.prepare.folder_names import NAME_ENCODING
@@ -93,15 +91,6 @@ def inner_tars(tar: tar_headers.Tar) -> list[tar_headers.Tar]:
             f"archive {tar.name} contains the archive {packed[0]}; unpack it, and give the folder"
         )
     return inner
-
-
-def holds_images(path: Path) -> bool:
-    """Whether a tar holds images or tars; False if it cannot be read."""
-    try:
-        with tarfile.open(path) as tar:
-            return any(is_image(member.name) or is_tar(Path(member.name)) for member in tar)
-    except (OSError, EOFError, tarfile.TarError, zlib.error, lzma.LZMAError):
-        return False
 
 
 def open_archive(tar: tar_headers.Tar) -> Listing:
@@ -210,7 +199,7 @@ def _list(named: Iterable[tuple[str, _Any]], read: Callable[..., bytes], *, spec
     """
     files = Listing()
     for name, member in named:
-        files.take(name, partial(_head, read, member), partial(read, member))
+        files.take(name, partial(read, member))
     images = dict(files.images)
     if garbled := [name for name in images if not name.isascii() and plain_text(name) != name]:
         files.notes.append(f"names such as {plain_text(garbled[-1])} are not in UTF-8; {NAME_ENCODING}")
@@ -220,12 +209,6 @@ def _list(named: Iterable[tuple[str, _Any]], read: Callable[..., bytes], *, spec
         files.notes.append(f"skipped {special} members that are links, devices or pipes")
     files.images = sorted(images.items(), key=lambda image: image[0])
     return files
-
-
-def _head(read: Callable[..., bytes], member: Any) -> bytes:
-    with suppress(DecodeError):
-        return read(member, HEAD_BYTES)
-    return b""
 
 
 def _bound(packed: int) -> int:

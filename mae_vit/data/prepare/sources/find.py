@@ -16,14 +16,13 @@ from braceexpand import braceexpand
 from mae_vit.core import user_files
 from mae_vit.core.errors import InputError
 from mae_vit.core.hub import is_hub_name
-from mae_vit.core.messages import closest, closest_path, count_of, nearest, plain_text
+from mae_vit.core.messages import closest, closest_path, count_of, nearest
 from mae_vit.core.urls import is_url, redact_url
 from mae_vit.data.prepare.entries import ImageSource, SourceOptions
 from mae_vit.data.prepare.folder_names import surely_split
 from mae_vit.data.prepare.listing import ARCHIVE_PART, JOIN_PARTS, Listing, shown
 from mae_vit.data.prepare.sources.archives import (
     Spool,
-    holds_images,
     inner_tars,
     is_tar,
     open_archive,
@@ -36,14 +35,12 @@ from mae_vit.data.prepare.sources.foreign_shards import find_shards, image_membe
 from mae_vit.data.prepare.sources.rows import find_parquet, open_hub_dataset, open_parquet
 from mae_vit.data.prepare.sources.tables import is_table, open_table
 from mae_vit.data.shards.dataset_json import FILE_NAME
-from mae_vit.data.shards.samples import split_key
 from mae_vit.data.shards.tar_headers import Tar
 
 _SOURCES = "a folder, .tar, .tar.gz, .tar.bz2, .tar.xz, .zip, .parquet, a CSV or TSV of paths and labels"
 _CIFAR = re.compile(r"cifar-(100?)-")
 # Largest number of images beside shards that are only examples.
 _FEW_IMAGES = 16
-_FEW_FIELDS = 4
 # Names of classes: WordNet ids, or words without a number. Names with other numbers are those of shards.
 _CLASS = re.compile(r"n\d{8}|[^\d]+")
 
@@ -105,7 +102,7 @@ def _open(specs: list[str], options: SourceOptions) -> ImageSource:
         if cifar := _CIFAR.match(paths[0].name):
             root = shlex.quote(str(paths[0].parent))
             notes += f"; mae-vit prepare cifar{cifar[1]} OUT --root {root} reads it"
-        kinds = ", ".join((*user_files.IMAGE_EXTENSIONS, *user_files.ARRAY_EXTENSIONS))
+        kinds = ", ".join(user_files.READ_EXTENSIONS)
         raise InputError(f"source {spec} contains no images ({kinds}){notes}")
     if options.labels:
         return source
@@ -137,17 +134,9 @@ def _open_folder(path: Path, options: SourceOptions) -> ImageSource:
     images = [name for name, _ in files.images if files.extension(name) not in user_files.ARRAY_EXTENSIONS]
     shards = find_shards(path) if any(is_tar(Path(name)) for name in files.beside) else []
     folders = {shard.parent for shard in shards}
-    example = len(images) <= _FEW_IMAGES and all((path / image).parent in folders for image in images)
-    if images and shards and not example:
-        shards = [shard for shard in shards if holds_images(shard)]
-        if shards:
-            raise InputError(
-                f"{path} contains {count_of(len(images), 'image')} ({images[0]}, ...) and "
-                f"{count_of(len(shards), 'tar')} of images ({shards[0].relative_to(path)}, ...); move away those that "
-                "are not the data, or give the tars as sources"
-            )
+    examples = len(images) <= _FEW_IMAGES and all((path / image).parent in folders for image in images)
     name = path.resolve().name
-    if shards:
+    if shards and examples:
         if options.out.exists() and options.out.samefile(path):
             raise InputError(
                 f"{path} is both source and output; --in-place {path} uses its shards as they are"
@@ -227,18 +216,6 @@ def open_tars(paths: Sequence[Path], folder: Path, name: str, options: SourceOpt
     return _open_archives(tars, folder, name, options)
 
 
-def are_classes(paths: Sequence[Path]) -> bool:
-    """Whether tars have the names of classes, so that each may hold one class; test_tube is a class, not a split."""
-    stems = {_stem(path) for path in paths}
-    several = len({user_files.split_and_rest(stem)[0] for stem in stems} - {None}) > 1
-    named = all(_CLASS.fullmatch(stem) and not surely_split(stem) for stem in stems)
-    return len(stems) > 1 and named and not several
-
-
-def _stem(path: Path) -> str:
-    return path.name.partition(".")[0]
-
-
 def _opened(tar: Tar) -> list[Tar]:
     """Returns the tars inside a tar, at any depth; itself if there are none."""
     inner = inner_tars(tar)
@@ -247,15 +224,19 @@ def _opened(tar: Tar) -> list[Tar]:
 
 def _open_archives(tars: Sequence[Tar], folder: Path, name: str, options: SourceOptions) -> ImageSource:
     """Lists the images of archives; each of several may be a class, or a part of one data set."""
-    classes = are_classes([tar.name for tar in tars])
+    stems = [tar.name.name.partition(".")[0] for tar in tars]
+    # Names of classes: test_tube is one, not a split.
+    named = all(_CLASS.fullmatch(stem) and not surely_split(stem) for stem in stems)
+    of_splits = {user_files.split_and_rest(stem)[0] for stem in stems} - {None}
+    classes = named and len(set(stems)) > 1 and len(of_splits) < 2
     splits = [
         user_files.split_from_path(tar.name.parent if classes else tar.name, folder, options.split)
         for tar in tars
     ]
     one_split = len(set(splits)) == 1
     files = Listing()
-    for tar, split in zip(tars, splits, strict=True):
-        listing, stem = open_archive(tar), _stem(tar.name)
+    for tar, stem, split in zip(tars, stems, splits, strict=True):
+        listing = open_archive(tar)
         # A folder with the name of its tar is its wrapper.
         wrapped = len(tars) > 1 and all(path.startswith(f"{stem}/") for path, _ in listing.images)
         below = ("" if one_split else f"{split}/") + (f"{stem}/" if classes else "")
@@ -263,13 +244,6 @@ def _open_archives(tars: Sequence[Tar], folder: Path, name: str, options: Source
     if classes and options.labels:
         files.notes.append(
             f"read each of {count_of(len(tars), 'tar')} as the class of its name (--no-labels)"
-        )
-    named = [split_key(path) for path, _ in files.images]
-    keys, fields = {key for key, _ in named}, {field for _, field in named}
-    if 1 < len(fields) <= _FEW_FIELDS and len(files.images) == len(keys) * len(fields):
-        files.notes.append(
-            f"read all images of {count_of(len(keys), 'sample')}, {len(fields)} each "
-            f"({plain_text(', '.join(sorted(fields)))}); --image-column NAME chooses one"
         )
     options = replace(
         options,

@@ -9,15 +9,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
 
 from mae_vit.core.errors import InputError
-from mae_vit.core.user_files import HEAD_BYTES
 from mae_vit.data.images.decode import MAX_IMAGE_BYTES, DecodeError, check_bytes
 from mae_vit.data.prepare.entries import (
     Entry,
     ImageSource,
-    Reader,
     SourceOptions,
     class_text,
     raise_if_passing,
@@ -45,7 +42,7 @@ def list_files(paths: Iterable[Path], top: Path) -> Listing:
     for file in paths:
         name = file.relative_to(top).as_posix()
         if is_regular(file):
-            files.take(name, partial(_head, file), reader(file))
+            files.take(name, partial(read_file, file))
         else:
             special.append(name)
     if special:
@@ -88,33 +85,16 @@ def is_regular(file: Path) -> bool:
         return False
 
 
-def _open(file: Path) -> BinaryIO:
+def read_file(file: Path, length: int | None = None) -> bytes:
+    """Reads a file, or its first bytes; raises DecodeError, and does not block, if it is no longer regular."""
     # O_NONBLOCK does not wait for a writer, should the file have become a pipe since it was listed.
-    opened = os.fdopen(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
-    if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
-        opened.close()
-        raise DecodeError("not a regular file")
-    return opened
-
-
-def _head(file: Path) -> bytes:
-    try:
-        with _open(file) as opened:
-            return opened.read(HEAD_BYTES)
-    except (OSError, DecodeError) as error:
-        raise_if_passing(str(file), error)
-        return b""
-
-
-def reader(file: Path) -> Reader:
-    """Returns a reader of a file; if the file is no longer regular, it raises an error instead of blocking."""
-    return partial(_read, file)
-
-
-def _read(file: Path) -> bytes:
-    with _open(file) as opened:
-        check_bytes(os.fstat(opened.fileno()).st_size)
-        return opened.read(MAX_IMAGE_BYTES)
+    with os.fdopen(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as opened:
+        status = os.fstat(opened.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise DecodeError("not a regular file")
+        if length is None:
+            check_bytes(status.st_size)
+        return opened.read(MAX_IMAGE_BYTES if length is None else length)
 
 
 def entries_from_paths(

@@ -6,7 +6,6 @@ to a temporary file in the output folder, and read from there.
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -14,7 +13,6 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePosixPath
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import fsspec
@@ -29,8 +27,8 @@ from mae_vit.data.prepare.entries import (
     Entry,
     ImageSource,
     SourceOptions,
-    class_of_cell,
     class_text,
+    classes_of_cells,
     numbered_classes,
     ordered_classes,
     unique_key,
@@ -39,7 +37,6 @@ from mae_vit.data.prepare.entries import (
 from mae_vit.data.prepare.listing import shown
 from mae_vit.data.prepare.sources.archives import Spool
 from mae_vit.data.shards.dataset_json import FILE_NAME, read_dataset
-from mae_vit.data.shards.samples import label_number
 
 # Number of rows in memory at a time.
 _BATCH_ROWS = 16
@@ -48,8 +45,8 @@ _HUB_FILE = re.compile(r"(zip://[^:]*::)?hf://datasets/")
 _LONGEST_REASON = 300
 _IMAGE_NAMES = ("image", "img", "jpg", "jpeg", "png", "webp", "picture", "photo")
 # In order of preference.
-_IMAGES = ("images", "binary", "base64")
-_LABELS = ("number", "text", "base64")
+_IMAGES = ("images", "binary")
+_LABELS = ("number", "text")
 
 
 class _ParquetTable:
@@ -57,7 +54,11 @@ class _ParquetTable:
 
     def __init__(self, path: Path, folder: Path, split: str) -> None:
         self.name, self.split, self.stem = path.relative_to(folder).as_posix(), split, path.stem
-        pyarrow = parquet_library()
+        try:
+            import pyarrow.parquet  # optional
+        except ImportError as error:
+            missing = error.name or "pyarrow"
+            raise InputError(f'{missing} is not installed; pip install "mae-vit[parquet]"') from None
         # Raised by pyarrow for damaged files.
         self._errors = (pyarrow.ArrowException, OSError, ValueError)
         try:
@@ -68,11 +69,10 @@ class _ParquetTable:
             raise InputError(f"{self.name} is {user_files.what_file_is(path) or reason}") from None
         self.schema = self._file.schema_arrow
 
-    def rows(self, columns: list[str] | None = None) -> Iterator[dict[str, Any]]:
+    def rows(self, columns: list[str]) -> Iterator[dict[str, Any]]:
         """Yields each row by column."""
         try:
-            batch_rows = _BATCH_ROWS if columns else 1  # without columns, only the first row is read
-            for batch in self._file.iter_batches(batch_rows, columns=columns, use_threads=False):
+            for batch in self._file.iter_batches(_BATCH_ROWS, columns=columns, use_threads=False):
                 yield from batch.to_pylist()
         except self._errors as error:
             raise InputError(f"{self.name} is damaged: {error_reason(error)[:_LONGEST_REASON]}") from None
@@ -87,8 +87,8 @@ class _HubTable:
         self._stream = stream.decode(False)  # images stay bytes
         self.schema = stream.features.arrow_schema
 
-    def rows(self, columns: list[str] | None = None) -> Iterator[dict[str, Any]]:
-        return iter(self._stream.select_columns(columns) if columns else self._stream)
+    def rows(self, columns: list[str]) -> Iterator[dict[str, Any]]:
+        return iter(self._stream.select_columns(columns))
 
 
 def find_parquet(folder: Path) -> list[Path]:
@@ -116,7 +116,14 @@ def open_hub_dataset(spec: str, options: SourceOptions) -> ImageSource:
         InputError: if there is no such data set, no access, or no column of images.
         FetchUnavailable: if the Hub cannot be reached, or the connection breaks.
     """
-    asked, library = parse_hub_name(spec, kind="dataset"), _datasets_library()
+    asked = parse_hub_name(spec, kind="dataset")
+    try:
+        import datasets as library  # optional
+    except ImportError as error:
+        missing = error.name or "datasets"
+        raise InputError(f'{missing} is not installed; pip install "mae-vit[hub]"') from None
+    # The library also logs each error that it raises.
+    library.logging.set_verbosity(library.logging.CRITICAL)
     with hub_errors(asked):
         commit = hub_library().HfApi().dataset_info(asked.repo, revision=asked.revision).sha
         name = replace(asked, revision=commit)
@@ -133,17 +140,6 @@ def open_hub_dataset(spec: str, options: SourceOptions) -> ImageSource:
         except (library.exceptions.DatasetsError, ValueError, RuntimeError) as error:
             reason = " ".join(str(error).split())[:_LONGEST_REASON]
             raise InputError(f"{asked}: {reason} (--config-name NAME chooses a configuration)") from None
-
-
-def _datasets_library() -> ModuleType:
-    try:
-        import datasets  # optional
-    except ImportError as error:
-        missing = error.name or "datasets"
-        raise InputError(f'{missing} is not installed; pip install "mae-vit[hub]"') from None
-    # The library also logs each error that it raises.
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
-    return datasets
 
 
 def _refuse_existing(splits: Sequence[str], options: SourceOptions) -> None:
@@ -167,7 +163,7 @@ def _read_tables(
     unread: dict[str, None] = {}
     table_of_names: dict[tuple[str, ...] | None, str] = {}
     for table in tables:
-        columns = choose_columns(table.schema, next(table.rows(), {}), table.name, options)
+        columns = _choose_columns(table.schema, table.name, options)
         wanted = [column for column in (columns.image, columns.label, columns.split) if column]
         unread |= dict.fromkeys(columns.unread)
         if columns.label:
@@ -195,10 +191,10 @@ def _read_tables(
         raise InputError(f"{first} and {second} call their classes differently; prepare one after the other")
     classes = next(iter(table_of_names), None) or numbered_classes(largest, name) or None
     if classes is None:
-        labels = _labels_in_texts({entry.class_name for entry in entries if entry.class_name is not None})
-        without += sum(labels.get(entry.class_name, "") is None for entry in entries)
-        entries = [replace(entry, class_name=labels.get(entry.class_name)) for entry in entries]
-        classes = ordered_classes(filter(None, labels.values()))
+        class_of = classes_of_cells({entry.class_name for entry in entries if entry.class_name is not None})
+        without += sum(class_of.get(entry.class_name or "", "") is None for entry in entries)
+        entries = [replace(entry, class_name=class_of.get(entry.class_name or "")) for entry in entries]
+        classes = ordered_classes(entries)
     notes = unread_note(name, unread)
     notes += without_label_note(without, "its cell is empty or negative")
     return ImageSource(name, entries, classes=classes, notes=tuple(notes))
@@ -207,8 +203,6 @@ def _read_tables(
 def _image(cell: Any) -> tuple[bytes | str, str]:
     """Returns the bytes of a cell, or the reason if there are none, and its file's name, "" without one."""
     data, path = (cell.get("bytes"), cell.get("path") or "") if isinstance(cell, dict) else (cell, "")
-    if isinstance(data, str):
-        data = decode_base64(data)
     if data is None and _HUB_FILE.match(path):
         with fsspec.open(path, "rb") as file:
             data = file.read()
@@ -243,12 +237,6 @@ def _class_name(label: int | str | None, names: Sequence[str] | None, where: str
     return plain_text(names[label])
 
 
-def _labels_in_texts(texts: Collection[str]) -> dict[str | None, str | None]:
-    """Returns the class of each text as of a cell in a CSV."""
-    signed = {label_number(text.encode()) for text in texts} == {-1, 1}
-    return {text: class_of_cell(text, signed=signed) for text in texts}
-
-
 def _fail(reason: str) -> bytes:
     raise DecodeError(reason)
 
@@ -263,26 +251,13 @@ class Columns(NamedTuple):
     unread: tuple[str, ...]
 
 
-def parquet_library() -> ModuleType:
-    """Imports pyarrow with its Parquet reader; raises InputError if it is not installed."""
-    try:
-        import pyarrow.parquet  # optional
-    except ImportError as error:
-        missing = error.name or "pyarrow"
-        raise InputError(f'{missing} is not installed; pip install "mae-vit[parquet]"') from None
-    return pyarrow
-
-
-def choose_columns(schema: Any, first: Mapping[str, Any], where: str, options: SourceOptions) -> Columns:
-    """Chooses the columns of images, labels and splits of a pyarrow schema; `first` tells base64 from other texts.
+def _choose_columns(schema: Any, where: str, options: SourceOptions) -> Columns:
+    """Chooses the columns of images, labels and splits of a pyarrow schema.
 
     Raises:
         InputError: if no column fits, or several do.
     """
     kinds = {field.name: _kind(field.type) for field in schema}
-    for name, kind in kinds.items():
-        if kind == "text" and decode_base64(first.get(name)) is not None:
-            kinds[name] = "base64"
     features: dict[str, Any] = {}
     with suppress(KeyError, ValueError, TypeError, AttributeError):
         # The Hub's metadata of each column, such as {"_type": "ClassLabel", "names": [...]}.
@@ -291,7 +266,7 @@ def choose_columns(schema: Any, first: Mapping[str, Any], where: str, options: S
     image = _image_column(kinds, features, where, options.image_column)
     if image is None:
         raise InputError(
-            f"{where} has no column of images ({{bytes, path}}, binary or base64), only "
+            f"{where} has no column of images ({{bytes, path}} or binary), only "
             f"{', '.join(kinds) or 'none'}; for paths, write them and the labels to a CSV"
         )
     label = _label_column(schema, kinds, features, where, options.label_column) if options.labels else None
@@ -304,7 +279,8 @@ def choose_columns(schema: Any, first: Mapping[str, Any], where: str, options: S
 
 def _kind(arrow_type: Any) -> str:
     """Returns the kind of a column: images, binary, text, number, nested or other."""
-    types = parquet_library().types
+    from pyarrow import types  # optional
+
     if types.is_dictionary(arrow_type):
         return _kind(arrow_type.value_type)
     if types.is_struct(arrow_type):
@@ -363,11 +339,3 @@ def unread_note(where: str, columns: Collection[str]) -> list[str]:
     """Returns a note on columns that are not read."""
     choose = "(--image-column and --label-column choose)"
     return [f"columns of {where} that are not read: {shown(columns)} {choose}"] if columns else []
-
-
-def decode_base64(text: Any) -> bytes | None:
-    """Decodes an image from base64 text, also `data:image/png;base64,...`; returns None for other values."""
-    with suppress(ValueError, AttributeError):
-        data = base64.b64decode(text.rpartition(",")[2])
-        return data if user_files.image_kind(data[: user_files.HEAD_BYTES]) else None
-    return None

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cached_property, partial
-from itertools import islice, takewhile
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote
@@ -14,21 +14,21 @@ from urllib.parse import unquote
 from mae_vit.core import user_files
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of, plain_text
-from mae_vit.data.prepare.columns import PATHS, read_columns
+from mae_vit.data.prepare.columns import PATHS, find_all, read_columns
 from mae_vit.data.prepare.entries import (
     Entry,
     ImageSource,
     SourceOptions,
-    class_of_cell,
+    classes_of_cells,
     ordered_classes,
     unique_key,
     without_label_note,
 )
 from mae_vit.data.prepare.label_lists import Names, image_stem, several_fit
 from mae_vit.data.prepare.listing import shown
-from mae_vit.data.prepare.sources.folders import is_regular, reader, walk
+from mae_vit.data.prepare.sources.folders import is_regular, read_file, walk
 from mae_vit.data.prepare.sources.rows import unread_note
-from mae_vit.data.shards.samples import label_number, no_single_label
+from mae_vit.data.shards.samples import no_single_label
 
 _FIRST_LINE = 4096
 # Most files around a table's folder to look through.
@@ -74,39 +74,19 @@ class _Files:
         )
         return Names(paths), Names(own)
 
-    def find(self, path: str, elsewhere: Sequence[str] = ()) -> Path | None:
-        """Returns the only file that matches; None if none or several do, and for a URL.
-
-        `elsewhere` are leading folders that all paths share, which may be those of another machine.
-        """
+    def find(self, path: str, elsewhere: int = 0) -> Path | None:
+        """Returns the only file that matches, as `Names.find` does; None if none or several do, and for a URL."""
         if "://" in path:
             return None
         path = path.replace("\\", "/")
         if is_regular(self._table.parent / path):
             return self._table.parent / path
-        for cut in ("/".join(elsewhere[:count]) for count in range(len(elsewhere) + 1)):
-            end = path.removeprefix(cut).lstrip("/") if cut else path
-            # Label Studio writes percent-encoded paths: /data/local-files/?d=my%20photos/1.jpg.
-            for name in (end, unquote(end.rpartition("?d=")[2])):
-                if image := next(filter(None, (names.find(name) for names in self.names)), None):
-                    return self._images[0] / image
+        # Label Studio writes percent-encoded paths: /data/local-files/?d=my%20photos/1.jpg.
+        _, mark, encoded = path.rpartition("?d=")
+        for name, cut in ((path, elsewhere), (unquote(encoded), 0 if mark else elsewhere)):
+            if image := next(filter(None, (names.find(name, cut) for names in self.names)), None):
+                return self._images[0] / image
         return None
-
-    def find_all(self, paths: Sequence[str]) -> list[Path | None]:
-        """Finds files as `find` does. If some paths exist as written, the others are missing files."""
-        found = [self.find(path) for path in paths]
-        return found if any(found) else list(map(partial(self.find, elsewhere=shared_folders(paths)), paths))
-
-
-def shared_folders(paths: Iterable[str]) -> tuple[str, ...]:
-    """Returns the leading folders that all paths share, up to one named like a split; none for URLs."""
-    parts = [tuple(path.replace("\\", "/").split("/")[:-1]) for path in paths]
-    if not parts or any("//" in path for path in paths):
-        return ()
-    shared = takewhile(
-        lambda names: len(set(names)) == 1 and not user_files.split_named(names[0]), zip(*parts, strict=False)
-    )
-    return tuple(names[0] for names in shared)
 
 
 def is_table(path: Path) -> bool:
@@ -133,12 +113,12 @@ def read_table(table: Path, options: SourceOptions | None = None) -> tuple[list[
     def remedy() -> str:
         return f" next to it or below; {'add a column of their paths' if str(files.names[0]) else _ABOVE}"
 
-    columns, cells = read_columns(table, options, files.find_all, labeled=False, remedy=remedy)
+    columns, cells = read_columns(table, options, files.find, labeled=False, remedy=remedy)
     notes = list[str]()
     if without := sum(not row[columns.image] for row in cells):
         notes.append(f"left out {count_of(without, 'row')} of {name} that give no file")
     cells = [row for row in cells if row[columns.image]]
-    found = files.find_all([row[columns.image] for row in cells])
+    found = find_all(files.find, [row[columns.image] for row in cells])
     if columns.bits:
         listed = shown(columns.names[bit] for bit in columns.bits)
         notes.append(f"read columns with a single 1 in each row as labels: {listed}")
@@ -147,21 +127,15 @@ def read_table(table: Path, options: SourceOptions | None = None) -> tuple[list[
         Row(row[columns.image], file, columns.labels_of(row)[0], columns.split_of(row))
         for row, file in zip(cells, found, strict=True)
     ]
-    missing = _missing_notes(rows, name, files.names[0]) if not all(found) else []
-    return rows, [*missing, *notes]
-
-
-def _missing_notes(rows: Sequence[Row], table: str, images: Names) -> list[str]:
-    """Counts and names the files that no image or several images match."""
     lost = [row.path for row in rows if row.file is None]
-    there = "" if len(lost) < len(rows) else f"; there are {images}" if str(images) else f": {_ABOVE}"
-    notes = []
-    if several := [path for path in lost if images.are_several(path)]:
-        notes.append(f"{several_fit(several, table)}, in a column of paths (--image-column)")
-    if missing := [path for path in lost if not images.are_several(path)]:
+    if several := [path for path in lost if files.names[0].are_several(path)]:
+        notes.append(f"{several_fit(several, name)}, in a column of paths (--image-column)")
+    if missing := [path for path in lost if not files.names[0].are_several(path)]:
+        images = files.names[0]
+        there = "" if len(lost) < len(rows) else f"; there are {images}" if str(images) else f": {_ABOVE}"
         count = count_of(len(missing), "file")
-        notes.append(f"{count} of {table} not found next to it or below: {shown(missing)}{there}")
-    return notes
+        notes.append(f"{count} of {name} not found next to it or below: {shown(missing)}{there}")
+    return rows, notes
 
 
 def open_table(table: Path, options: SourceOptions) -> ImageSource:
@@ -176,13 +150,13 @@ def open_table(table: Path, options: SourceOptions) -> ImageSource:
     keys: dict[str, dict[str, int]] = {}
     by_end = list[str]()
     folders, notes = _splits_of_folders(rows, table, options.split)
-    signed = {label_number((row.label or "x").encode()) for row in rows} == {-1, 1}
-    if signed:
+    class_of = classes_of_cells(row.label for row in rows)
+    if "-1" in class_of.values():
         notes.append(f"read the labels 1 and -1 of {table.name} as two classes, since there are no others")
     for (path, file, label, split_text), folder_split in zip(rows, folders, strict=True):
         if file is None:
             continue
-        name = class_of_cell(label, signed=signed)
+        name = class_of[label]
         split = user_files.split_told(split_text) if split_text else folder_split
         twice = (split, file) in label_of
         other = label_of.setdefault((split, file), name)
@@ -199,7 +173,8 @@ def open_table(table: Path, options: SourceOptions) -> ImageSource:
             by_end.append(f"{plain_text(path)} is {plain_text(where)}")
         stem = image_stem(where).replace(".", "_").strip("/") or where
         key = unique_key(stem, keys.setdefault(split, {}))
-        entries.append(Entry(split, name, key, where, user_files.extension_of(where) or "jpg", reader(file)))
+        extension = user_files.extension_of(where) or "jpg"
+        entries.append(Entry(split, name, key, where, extension, partial(read_file, file)))
     if by_end:
         notes.append(
             f"found {count_of(len(by_end), 'file')} of {table.name} by the end of their paths (folder, case or "
@@ -212,8 +187,7 @@ def open_table(table: Path, options: SourceOptions) -> ImageSource:
     unlabeled = sum(entry.class_name is None for entry in entries)
     if unlabeled < len(entries):
         notes += without_label_note(unlabeled, "its cell is empty or negative")
-    classes = ordered_classes({entry.class_name for entry in entries if entry.class_name is not None})
-    return ImageSource(table.name, entries, classes=classes, notes=(*notes, *column_notes))
+    return ImageSource(table.name, entries, classes=ordered_classes(entries), notes=(*notes, *column_notes))
 
 
 def _beside(path: str, file: Path, table: Path) -> str:

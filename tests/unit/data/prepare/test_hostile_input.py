@@ -135,14 +135,6 @@ def test_damaged_members_of_a_zip_are_left_out_and_named(tmp_path, call, said):
     assert set(result.images()) == {"fox/1"}
 
 
-@pytest.mark.parametrize("data", [b"", b"PK\3\4 and no more", b"x" * 500])
-def test_what_is_no_zip_is_one_line(tmp_path, call, said, data):
-    (tmp_path / "a.zip").write_bytes(data)
-    result = call(tmp_path / "a.zip")
-    said(result.text)
-    assert result.code == 2
-
-
 def test_header_records_of_a_tar_are_bounded(tmp_path):
     member = tarfile.TarInfo("x")
     member.type, member.size = tarfile.GNUTYPE_LONGNAME, 2 << 20

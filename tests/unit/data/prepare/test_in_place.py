@@ -144,24 +144,6 @@ def test_shards_written_anew_are_described_anew(digits, copy):
     assert dataset.mean != before.dataset.mean
 
 
-def test_only_shards_that_changed_since_their_index_are_hashed(copy, monkeypatch):
-    """Of the same size, and with the time of the file before, as `cp -p` leaves it."""
-    hashed, describe = [], in_place.describe_shard
-    monkeypatch.setattr(
-        in_place, "describe_shard", lambda path, n: hashed.append(path.name) or describe(path, n)
-    )
-    in_place.index_in_place(copy, overwrite=True)  # of copied shards all have changed
-    assert set(hashed) == {path.name for path in copy.glob("*.tar")}
-    path = copy / "train-000001.tar"
-    for changed in ([], [path.name]):
-        hashed.clear()
-        in_place.index_in_place(copy, overwrite=True)
-        assert hashed == changed
-        data, status = path.read_bytes(), path.stat()
-        path.write_bytes(data)
-        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-
-
 SPOIL = {
     "truncated": lambda path: os.truncate(path, 5000),
     "is missing": os.unlink,

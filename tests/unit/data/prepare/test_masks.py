@@ -112,14 +112,15 @@ def test_masks_of_0_and_255_are_no_silent_loss(tmp_path, masked, said):
 @pytest.mark.parametrize(
     "options",
     [
+        "--masks nowhere --mask-classes {}/classes.txt",
+        "--masks . --mask-classes nowhere",
         "--mask-classes x",
-        "--masks nowhere --mask-classes x",
         "--masks .",
         "--mask-ignore 3",
         "--masks . --mask-classes x --unlabeled .",
     ],
 )
 def test_options_that_do_not_fit(pairs, call, said, options):
-    result = call(pairs / "images", options=options)
+    result = call(pairs / "images", options=options.format(pairs))
     said(result.text)
     assert result.code == 2

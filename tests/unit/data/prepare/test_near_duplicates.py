@@ -12,7 +12,6 @@ from PIL import Image
 from mae_vit.cli.main import main
 from mae_vit.data.prepare import near_duplicates
 from mae_vit.data.prepare.convert import phash
-from mae_vit.data.prepare.near_duplicates import Exclusion
 
 SIZE = (60, 45)
 
@@ -30,16 +29,6 @@ def test_the_hash_is_that_of_imagehash_and_mirrored_images_have_each_others(mode
     assert there == int(str(imagehash.phash(image)), 16) != back
     assert (there ^ mirrored[1]).bit_count() <= 2
     assert (back ^ mirrored[0]).bit_count() <= 2
-
-
-def test_the_nearest_known_image_is_named():
-    values = np.random.default_rng(0).integers(0, 2**64, 500, np.uint64)
-    known = Exclusion(["x:test"], [(0, f"k{n}") for n in range(250)], values.reshape(250, 2))
-    for value in (*(int(h) ^ 5 for h in values[:20]), 0, 2**64 - 1):
-        distances = [(int(h) ^ value).bit_count() for h in values]
-        distance, _, key = known.nearest(value)
-        assert distance == min(distances)
-        assert key in {f"k{n // 2}" for n, d in enumerate(distances) if d == distance}
 
 
 COPIES = {
@@ -108,7 +97,6 @@ def test_copies_of_test_images_are_left_out_and_counted(folders, call, said):
 @pytest.mark.parametrize(
     ("options", "samples"),
     [
-        ("--exclude {f}/known:val", [1]),
         ("--exclude {f}/known:val --exclude {f}/known:test", [1, 6]),
         ("--exclude {f}/a:b", [7]),
     ],

@@ -1,6 +1,5 @@
 """Parquet files and data sets of the Hub: each image byte for byte; one line for what goes wrong."""
 
-import base64
 import json
 import sys
 
@@ -151,17 +150,6 @@ def test_a_column_of_splits_is_read(tmp_path, call, kind):
     assert (
         call(written(table(JPEGS, Split=splits), tmp_path / "a.parquet")).counts() == "train: - 9 | val: - 3"
     )
-
-
-@pytest.mark.parametrize("before", ["", "data:image/jpeg;base64,"])
-@pytest.mark.parametrize("options", [[], ["--image-column", "picture"]])
-def test_images_in_base64_are_read(tmp_path, call, before, options):
-    texts = [before + base64.b64encode(data).decode() for data in JPEGS]
-    texts[3] = "nothing"
-    path = written(pa.table({"caption": ["a cat"] * 12, "picture": texts}), tmp_path / "a.parquet")
-    result = call(path, options=options)
-    assert set(by_image(result)) == {*JPEGS} - {JPEGS[3]}
-    assert "row 3" in result.text
 
 
 def test_two_configurations_are_a_question(tmp_path, call, said):
