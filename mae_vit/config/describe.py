@@ -180,15 +180,10 @@ def _section(key: Key) -> list[str]:
     return [key.path, *(f"  {name:<{width}}{text}" for name, text in zip(inner, shown, strict=True))]
 
 
-def _is_chosen(choice: str, section: Mapping[str, Any]) -> bool:
-    """Whether a section is of a key's branch, or does not say of which it is."""
-    name = choice.partition("=")[0]
-    return not choice or name not in section or f"{name}={section[name]}" in choice.split(" or ")
-
-
 def _presets(key: Key) -> list[str]:
     """Returns the values that presets give a key, each with some of their names."""
     names: dict[str, list[str]] = {}
+    told = key.choice.partition("=")[0]
     for file in preset_paths():
         text = file.read_text(encoding="utf-8")
         *sections, name = key.path.split(".")
@@ -197,9 +192,11 @@ def _presets(key: Key) -> list[str]:
         node: Any = parse_yaml(text, file.name)
         for part in sections:
             node = node.get(part) if isinstance(node, dict) else None
-        if isinstance(node, dict) and node.get(name) is not None and _is_chosen(key.choice, node):
-            node = node[name]
-            names.setdefault(write_value(node), []).append(file.stem)
+        if not isinstance(node, dict) or node.get(name) is None:
+            continue
+        # Of another branch, unless the preset leaves the branch to its default.
+        if not told or told not in node or f"{told}={node[told]}" in key.choice.split(" or "):
+            names.setdefault(write_value(node[name]), []).append(file.stem)
     if not names:
         return ["  presets  none sets it"]
     most = sorted(names.items(), key=lambda item: -len(item[1]))

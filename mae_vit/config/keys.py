@@ -105,18 +105,8 @@ def key_paths(schema: type[BaseModel], raw: Any, prefix: str = "") -> Iterator[s
                 yield from key_paths(model, part, begin)
 
 
-def options_from(schema: type[BaseModel], path: Sequence[str]) -> int | None:
-    """Returns the depth where a path enters a mapping of dotted keys (1 for `set.train.epochs`); None if nowhere."""
-    depths = range(1, len(path) + 1)
-    return next((n for n in depths if any(isinstance(k, KeysOf) for k in kinds_at(schema, path[:n]))), None)
-
-
 def suggest(schema: type[BaseModel], raw: Any, key: str) -> str:
     """Returns a phrase with the whole path of the known key nearest to an unknown one, in any section."""
-    if key in key_paths(schema, {}):
-        section = key.rpartition(".")[0]
-        several = one_of(kinds_at(schema, [section]))
-        return f"it belongs to another {section}.{several.key if several else 'name'}"
     typed = _typed(raw, key)
     # A comparison has no `train`, but a `set.train.epochs`.
     key_of_runs = schema.key_of_runs if issubclass(schema, Section) else lambda _: ""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 from mae_vit.core.errors import InputError
@@ -108,22 +108,16 @@ class Header:
 def read_header(path: Path) -> Header:
     """Reads the header of a preset."""
     title, lines, last = "", dict[str, str](), ""
-    for text in _header_lines(path):
+    header = takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
+    for text in (line.removeprefix("#").strip() for line in header):
         if named := re.match(r"([A-Z]\w+): +(.*)", text):
             last = named[1]
             lines[last] = named[2]
         elif last:
-            lines[last] = f"{lines[last].removesuffix(chr(92)).rstrip()} {text.strip()}"
+            lines[last] = f"{lines[last].removesuffix(chr(92)).rstrip()} {text}"
         else:
-            title = f"{title} {text.strip()}".strip()
+            title = f"{title} {text}".strip()
     return Header(path.stem, title, lines)
-
-
-def _header_lines(path: Path) -> Iterator[str]:
-    for line in path.read_text(encoding="utf-8").splitlines():
-        if not line.startswith("#"):
-            return
-        yield line.removeprefix("#").strip()
 
 
 def as_installed(text: str) -> str:

@@ -9,12 +9,6 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, model_validator
 from pydantic_core.core_schema import CoreSchema, tagged_union_schema
 
-# Channels of images that are not described as bands.
-PHOTOGRAPH_CHANNELS = 3
-# Hyperspectral sensors have 200 to 500.
-MAX_CHANNELS = 4096
-
-
 # A key -> each of its values -> the options of this value; a mapping gives defaults that depend on the value.
 Options = Mapping[str, Mapping[str, Any]]
 
@@ -102,11 +96,3 @@ def exactly_one(section: BaseModel, names: Sequence[str], *, required: bool) -> 
         raise ValueError(f"give one of {', '.join(names)}, not {' and '.join(given)}; drop {dropped}")
     if required and not given:
         raise ValueError(f"give one of {', '.join(names)}")
-
-
-def height_width(img_size: int | Sequence[int]) -> tuple[int, int]:
-    """Returns height and width in pixels, from one number or from [height, width]; raises ValueError otherwise."""
-    sides = [img_size, img_size] if isinstance(img_size, int) else list(img_size)
-    if len(sides) != 2:
-        raise ValueError(f"img_size={img_size}: must be one number or [height, width]")
-    return sides[0], sides[1]
