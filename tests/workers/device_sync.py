@@ -132,7 +132,6 @@ def take_steps(engine: Engine, steps: int, *, log_every: int) -> list:
             samples_of=None,
             quarantine=SimpleNamespace(note=lambda *_: 0),
             ranks=engine.ranks,
-            mend="",
             say=print,
         ),
         saver=SimpleNamespace(due=lambda: False, take_stall=dict),

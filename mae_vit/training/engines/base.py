@@ -28,13 +28,7 @@ from mae_vit.runtime.process_group import leave
 from mae_vit.runtime.ranks import Ranks, sum_over_ranks
 from mae_vit.training.engines.compiled_cache import keep_compiled
 from mae_vit.training.engines.precision import Autocast, Precision
-from mae_vit.training.engines.state import (
-    EMA,
-    LossScale,
-    Staging,
-    TrainState,
-    persistent_buffers,
-)
+from mae_vit.training.engines.state import EMA, LossScale, Staging, TrainState, persistent_buffers
 from mae_vit.training.optim import OptimizerOptions
 
 NamedTensors = Iterable[tuple[str, Tensor]]
@@ -172,11 +166,13 @@ class Engine(ABC):
 
     def unscale_and_clip(self) -> StepResult:
         """Divides the gradients by the loss scale and clips them. This process must hold them whole."""
-        parameters = list(self.trainable.values())
+        trained = [p for p in self.trainable.values() if p.grad is not None]
+        gradients = [p.grad for p in trained if p.grad is not None]
         if self.loss_scale is not None:
-            gradients = [p.grad for p in parameters if p.grad is not None]
             torch._foreach_mul_(gradients, 1 / self.loss_scale.scale)
-        return self.update_loss_scale(clip_gradients(parameters, self.options.clip_grad))
+        if self.options.clip_grad is None:
+            return self.update_loss_scale(nn.utils.get_total_norm(gradients))
+        return self.update_loss_scale(nn.utils.clip_grad_norm_(trained, self.options.clip_grad))
 
     def update_loss_scale(self, grad_norm: Tensor) -> StepResult:
         """Decides from the unscaled gradient norm whether fp16 skips this step; if not, counts the update.
@@ -201,10 +197,8 @@ class Engine(ABC):
         def tensors_of(slot: str) -> Iterator[tuple[str, Tensor]]:
             for name, parameter in self.trainable.items():
                 kept = optimizer.state.get(parameter, {}).get(slot)
-                yield (
-                    name,
-                    torch.zeros_like(parameter) if kept is None else kept,
-                )  # zeros before the first step
+                # Zeros before the first step.
+                yield name, torch.zeros_like(parameter) if kept is None else kept
 
         slots = self.options.optimizer.optimizer_states
         return self.make_state(self.objective.named_parameters(), {slot: tensors_of(slot) for slot in slots})
@@ -249,14 +243,6 @@ class Engine(ABC):
             self.average.restore(state.average)
         if self.loss_scale is not None and state.loss_scale is not None:
             self.loss_scale = replace(state.loss_scale)
-
-
-def clip_gradients(parameters: Iterable[nn.Parameter], clip_grad: float | None) -> Tensor:
-    """Clips gradients unless `clip_grad` is None; returns the global norm before clipping."""
-    trained = [parameter for parameter in parameters if parameter.grad is not None]
-    if clip_grad is None:
-        return nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None])
-    return nn.utils.clip_grad_norm_(trained, clip_grad)
 
 
 def recompute_blocks(model: nn.Module) -> None:

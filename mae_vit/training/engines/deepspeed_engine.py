@@ -232,7 +232,19 @@ def _free(shell: Task) -> None:
 
 
 def deepspeed_config(options: StepOptions, *, trainable: int, device: torch.device) -> dict[str, Any]:
-    """Generates DeepSpeed's config from our options; `trainable` is the number of trainable scalars."""
+    """Generates DeepSpeed's config from our options; `trainable` is the number of trainable scalars.
+
+    `DataParallel` has the bucket sizes of ZeRO 0.
+    """
+    if device.type == "cuda":
+        # DeepSpeed sends a bucket while the backward pass fills the next one. A bucket must be large enough for
+        # the interconnect's full rate, and small enough that the first is full early (ViT-B: 86 M parameters).
+        bucket = max(1, min(ZERO_BUCKET, trainable))
+        exchange = {"overlap_comm": True, "reduce_bucket_size": bucket, "allgather_bucket_size": ZERO_BUCKET}
+    else:
+        # One bucket: a CPU cannot overlap communication with computation. DeepSpeed allocates the
+        # whole bucket (5e8 elements by default), so make it no larger than needed.
+        exchange = {"reduce_bucket_size": max(1, min(500_000_000, trainable))}
     return {
         "train_micro_batch_size_per_gpu": options.batch_size_per_device,
         "gradient_accumulation_steps": options.accumulation,
@@ -241,7 +253,7 @@ def deepspeed_config(options: StepOptions, *, trainable: int, device: torch.devi
         "zero_optimization": {
             "stage": options.zero_stage,
             "stage3_param_persistence_threshold": options.zero_keeps_whole_below,
-            **_exchange(trainable, device),
+            **exchange,
         },
         # SGD and Adam work on flat shards. LARS does not; the config rejects it with ZeRO 1 to 3.
         "zero_allow_untested_optimizer": True,
@@ -250,15 +262,3 @@ def deepspeed_config(options: StepOptions, *, trainable: int, device: torch.devi
         # The timer would wait for the device twice in each micro-batch. The loop measures time itself.
         "timers": {"throughput": {"enabled": False}},
     }
-
-
-def _exchange(trainable: int, device: torch.device) -> dict[str, Any]:
-    """Returns the bucket sizes for ZeRO 1 to 3. `DataParallel` has those of ZeRO 0."""
-    if device.type != "cuda":
-        # One bucket: a CPU cannot overlap communication with computation. DeepSpeed allocates the
-        # whole bucket (5e8 elements by default), so make it no larger than needed.
-        return {"reduce_bucket_size": max(1, min(500_000_000, trainable))}
-    # DeepSpeed sends a bucket while the backward pass fills the next one. A bucket must be large enough for
-    # the interconnect's full rate, and small enough that the first is full early (ViT-B: 86 M parameters).
-    bucket = max(1, min(ZERO_BUCKET, trainable))
-    return {"overlap_comm": True, "reduce_bucket_size": bucket, "allgather_bucket_size": ZERO_BUCKET}

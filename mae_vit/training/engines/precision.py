@@ -115,8 +115,7 @@ class Autocast(nn.Module):
         """Wraps `objective`."""
         super().__init__()
         self.objective = objective
-        self._device_type = device.type
-        self._dtype = AUTOCAST_DTYPES.get(precision)
+        self._device, self._precision = device, precision
         # `Module.compile` sets this attribute.
         self._compiled = objective._compiled_call_impl is not None
 
@@ -128,4 +127,4 @@ class Autocast(nn.Module):
 
     def context(self) -> torch.autocast:
         """Returns the autocast context of this run's precision."""
-        return torch.autocast(self._device_type, dtype=self._dtype, enabled=self._dtype is not None)
+        return autocast(self._device, self._precision)

@@ -165,7 +165,12 @@ def open_trackers(config: Config, folder: RunFolder, *, start_step: int) -> RunT
         return trackers
     ids = json.loads(folder.trackers.read_text()) if folder.trackers.exists() else {}
     lines = read_json_lines(folder.metrics) if folder.metrics.exists() else []
-    run = describe_run(config, folder)
+    # URLs lose their credentials.
+    values = {
+        key: redact_url(value) if isinstance(value, str) else value
+        for key, value in flatten(config.model_dump(mode="json")).items()
+    }
+    run = TrackedRun(config.run.name, folder.path, values)
     for name in config.monitor.trackers:
         with trackers.guarded(name):
             make = TRACKERS[name]
@@ -177,15 +182,6 @@ def open_trackers(config: Config, folder: RunFolder, *, start_step: int) -> RunT
             ids[name] = tracker.run_id
     write_json(folder.trackers, ids)
     return trackers
-
-
-def describe_run(config: Config, folder: RunFolder) -> TrackedRun:
-    """Describes a run to trackers; URLs lose their credentials."""
-    values = {
-        key: redact_url(value) if isinstance(value, str) else value
-        for key, value in flatten(config.model_dump(mode="json")).items()
-    }
-    return TrackedRun(config.run.name, folder.path, values)
 
 
 def _without_secrets(text: str) -> str:

@@ -112,8 +112,8 @@ def test_an_upload_that_loses_parts_does_not_count(run):
 def test_a_rollback_fetches_an_earlier_checkpoint(run, elsewhere):
     elsewhere.fetch()
     folder = RunFolder(elsewhere.local, elsewhere)
-    silent = {"say": print, "mend": "", "samples_of": lambda step: []}
-    quarantine = Quarantine(folder.quarantine, Ranks(), share=0, samples=9, start_step=2)
+    silent = {"say": print, "samples_of": lambda step: []}
+    quarantine = Quarantine(folder.quarantine, Ranks(), share=0, samples=9, data_path="", start_step=2)
     recovery = Recovery(
         GuardSection(), LossHistory(), folder=folder, quarantine=quarantine, ranks=Ranks(), **silent
     )
