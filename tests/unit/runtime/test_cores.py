@@ -111,7 +111,7 @@ VERSION_1 = "4:cpu,cpuacct:/pod/box"
         ("7:memory:/pod/box", {"cpu/pod/box/cpu.cfs_quota_us": "200000"}, None),
     ],
 )
-def test_the_quota_of_a_container(tmp_path, line, files, expected):
+def test_the_quota_of_a_container(tmp_path, monkeypatch, line, files, expected):
     process_cgroups = tmp_path / "own"
     process_cgroups.write_text(f"1:name=systemd:/elsewhere\n{line}\n")
     root = tmp_path / "at" / "root"
@@ -122,11 +122,14 @@ def test_the_quota_of_a_container(tmp_path, line, files, expected):
         path.write_text(f"{text}\n")
         if "cfs_quota" in name:
             path.with_name("cpu.cfs_period_us").write_text("100000\n")
-    assert cpu_quota(root, process_cgroups) == expected
+    monkeypatch.setattr(machine, "_CGROUPS", root)
+    monkeypatch.setattr(machine, "_OWN_CGROUPS", process_cgroups)
+    assert cpu_quota() == expected
 
 
-def test_without_control_groups_there_is_no_quota(tmp_path):
-    assert cpu_quota(tmp_path, tmp_path / "nothing") is None
+def test_without_control_groups_there_is_no_quota(tmp_path, monkeypatch):
+    monkeypatch.setattr(machine, "_OWN_CGROUPS", tmp_path / "nothing")
+    assert cpu_quota() is None
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs affinity")
