@@ -128,7 +128,6 @@ class _Draft:
 
 
 def _node(raw: Any, path: Sequence[str]) -> dict[str, Any]:
-    """Returns the mapping at a path; an empty one if there is none."""
     for part in path:
         raw = raw.get(part) if isinstance(raw, dict) else None
     return raw if isinstance(raw, dict) else {}

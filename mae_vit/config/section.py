@@ -27,7 +27,6 @@ class Section(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _fill_in_options(cls, raw: Any) -> Any:
-        """Fills in the defaults of the chosen values' options."""
         if isinstance(raw, dict):
             for key, kinds in cls.options.items():
                 chosen = kinds.get(str(raw.get(key, cls.model_fields[key].default)), ())
@@ -83,7 +82,6 @@ class OneOf:
         return None if choice is None else str(choice)
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Validates by the section that is chosen."""
         kinds = {name: handler.generate_schema(section) for name, section in self.sections.items()}
         return tagged_union_schema(kinds, self.choice)
 

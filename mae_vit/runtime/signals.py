@@ -187,7 +187,6 @@ class StopRequest:
         _watch_launchers(self._stop_for, lambda: self.reason is not None or self._ended)
 
     def __bool__(self) -> bool:
-        """True once a stop was requested."""
         return self.reason is not None
 
     def end(self) -> None:

@@ -32,7 +32,6 @@ class Chosen(NamedTuple):
     warning: str = ""
 
     def __str__(self) -> str:
-        """Returns a line for the plan."""
         return f"{self.precision} ({self.why})" + (f"; warning: {self.warning}" if self.warning else "")
 
 

@@ -54,20 +54,6 @@ def test_a_run_that_cannot_be_is_one_line(digits, tmp_path, capsys, words):
     assert not (tmp_path / "run").exists()
 
 
-RANKS = {"RANK": "0", "WORLD_SIZE": "3", "LOCAL_RANK": "0", "MASTER_ADDR": "x", "MASTER_PORT": "1"}
-
-
-@pytest.mark.parametrize(
-    ("environment", "expected"), [(RANKS, "nearest: 129"), ({"RANK": "0"}, "unset RANK")]
-)
-def test_ranks_that_cannot_be(digits, tmp_path, capsys, monkeypatch, environment, expected):
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    assert call(digits, tmp_path / "run") == EXIT_INPUT
-    assert expected in one_line(capsys)
-    assert not (tmp_path / "run").exists()
-
-
 def test_folders_that_do_not_serve(digits, tmp_path, capsys):
     (tmp_path / "file").write_text("in the way")
     (tmp_path / "empty").mkdir()

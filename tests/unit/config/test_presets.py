@@ -58,13 +58,11 @@ def test_every_header_says_what_command_time_and_result():
     ("script", "installed"),
     [
         ("python pretrain/run.py --config configs/pretrain/mae_base.yaml a=1", "mae-vit pretrain mae_base a=1"),
-        ("python finetune/run.py --ckpt runs/x", "mae-vit finetune --ckpt runs/x"),
         ("python finetune/compare.py --config configs/a.yaml", "mae-vit compare a"),
         (
             "deepspeed --num_accelerators 2 pretrain/run.py --config configs/a.yaml",
             "deepspeed --num_accelerators 2 --module mae_vit.cli pretrain a",
         ),
-        ("deepspeed finetune/run.py --config mine.yaml", "deepspeed --module mae_vit.cli finetune --config mine.yaml"),
     ],
 )  # fmt: skip
 def test_commands_of_a_checkout_have_installed_forms(script, installed):
