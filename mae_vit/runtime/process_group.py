@@ -203,20 +203,17 @@ def join(
     # Bind to the device: otherwise NCCL guesses it from the rank at the first collective. A single
     # rank has no peer, and DeepSpeed leaves it unbound, too.
     if ranks.world_size > 1:
-        _check_gpus(ranks, str(torch.cuda.get_device_properties(device).uuid), store)
+        store.set(f"gpu/{ranks.rank}", str(torch.cuda.get_device_properties(device).uuid))
+        first = ranks.rank - ranks.local_rank
+        gpus = {store.get(f"gpu/{rank}") for rank in range(first, first + ranks.local_world_size)}
+        # On all ranks of the node; NCCL would end in a traceback.
+        if len(gpus) < ranks.local_world_size:
+            raise InputError(
+                f"{ranks.local_world_size} ranks on this node share {count_of(len(gpus), 'GPU')}; start one for each "
+                "GPU"
+            )
         options["device_id"] = device
     torch.distributed.init_process_group("nccl", **options)
-
-
-def _check_gpus(ranks: Ranks, gpu: str, store: torch.distributed.Store) -> None:
-    """Rejects two ranks of this node with the same GPU, on all of its ranks; NCCL would end in a traceback."""
-    first = ranks.rank - ranks.local_rank
-    store.set(f"gpu/{ranks.rank}", gpu)
-    gpus = {store.get(f"gpu/{rank}") for rank in range(first, first + ranks.local_world_size)}
-    if len(gpus) < ranks.local_world_size:
-        raise InputError(
-            f"{ranks.local_world_size} ranks on this node share {count_of(len(gpus), 'GPU')}; start one for each GPU"
-        )
 
 
 def group_as_patient() -> torch.distributed.ProcessGroup:

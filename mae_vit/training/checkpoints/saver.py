@@ -178,7 +178,7 @@ class Saver:
         if self._remote is not None:
             try:
                 for path in expired(self._remote.checkpoints(), keep_every=keep_every) if there else ():
-                    self._remote.remove(path)
+                    self._remote.remove(path.name)
             except RemoteError as error:
                 self._say(f"warning: old checkpoints stay until the next save: {error}")
             keep_every = None  # the local copy is for this start of the run

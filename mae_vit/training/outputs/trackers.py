@@ -59,7 +59,8 @@ class Tracker(Protocol):
         """Stores the metrics and pictures of a step. A step may repeat after a rollback or a resume."""
 
     def go_back(self, step: int) -> None:
-        """Records that the run rolled back to the checkpoint of `step`."""
+        """Records that the run rolled back to the checkpoint of `step`; by default with the first step after it."""
+        self.log(step + 1, {ROLLED_BACK: step}, {})
 
     def finish(self, status: Status, summary: Mapping[str, Any]) -> None:
         """Stores the run's summary and closes."""

@@ -2,7 +2,6 @@
 
 import errno
 import threading
-from pathlib import Path
 from types import SimpleNamespace
 from uuid import uuid4
 
@@ -127,7 +126,7 @@ def behind_url(tmp_path, monkeypatch):
 def test_a_store_that_removes_nothing_is_warned_of(behind_url, capsys):
     saver, remote = behind_url
 
-    def refuse(path: Path) -> None:
+    def refuse(name: str) -> None:
         raise RemoteError("memory://run cannot be written: no right")
 
     remove, remote.remove = remote.remove, refuse
