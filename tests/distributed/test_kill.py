@@ -14,12 +14,17 @@ MAE = [
     *("--config", "configs/pretrain/mae_digits.yaml"),
     *("objective.decoder_embed_dim=32", "objective.decoder_depth=1"),
 ]
+JOINT = [
+    *("--config", "configs/pretrain/joint_cifar_tiny.yaml", "model.img_size=8", "model.patch_size=2"),
+    *("model.in_chans=1", "objective.mae.decoder_embed_dim=32", "objective.mae.decoder_depth=1"),
+    *("train.effective_batch_size=128", "train.precision=fp32"),
+]
 STEPS_PER_EPOCH = 11
 
 
-def arguments(data, source: str, order: str, *, epochs: int = 20) -> list[str]:
+def arguments(data, source: str, order: str, objective: list[str] = MAE, *, epochs: int = 20) -> list[str]:
     return [
-        *(*MAE, f"data.path={data}", f"data.source={source}", f"data.order={order}"),
+        *(*objective, f"data.path={data}", f"data.source={source}", f"data.order={order}"),
         *("data.augment.crop=random_resized", "data.augment.flip=true", f"train.epochs={epochs}"),
         *("model.embed_dim=32", "model.depth=2", f"data.workers={int(source == 'tar')}"),
         *("train.warmup_epochs=1", "monitor.log_every_steps=1", "monitor.evaluate_every_epochs=4"),
@@ -51,13 +56,18 @@ def ten_times(ranks: int, source: str, order: str):
             for ranks in (1, 2)
             for source, order in (("memory", "global"), ("tar", "global"), ("tar", "blocks"))
         ],
+        pytest.param(
+            *(2, "memory", 5, {"objective": JOINT, "epochs": 20}),
+            marks=[pytest.mark.slow, pytest.mark.timeout(1800)],
+            id="five times, joint",
+        ),
     ],
 )
 def test_a_killed_run_ends_bit_identical(digits, many_shards, tmp_path, ranks, source, kills, more):
     launcher, epochs, zero = "python" if ranks == 1 else "deepspeed", more["epochs"], more.get("zero", 0)
-    order = more.get("order", "global")
+    order, objective = more.get("order", "global"), more.get("objective", MAE)
     data = many_shards if order == "blocks" else digits
-    options = [*arguments(data, source, order, epochs=epochs), f"train.zero_stage={zero}"]
+    options = [*arguments(data, source, order, objective, epochs=epochs), f"train.zero_stage={zero}"]
     expected = finish(Run(tmp_path / "straight", launcher, ranks, options), epochs=epochs)
     chance = random.Random(f"{ranks}{source}{zero}")
     while True:
