@@ -75,8 +75,6 @@ class TorchEngine(Engine):
     def __init__(self, objective: Task, options: StepOptions, ranks: Ranks, device: torch.device) -> None:
         """Prepares to train `objective`. With several ranks the process group must exist."""
         super().__init__(objective, options, ranks, device)
-        assert options.zero_stage == 0
-        assert not options.cuda_graphs or (options.accumulation == 1 and ranks.world_size == 1)
         self._parallel = DataParallel(self.module) if ranks.world_size > 1 else None
         self._optimizer = make_optimizer(self.objective, options.optimizer)
         self._micro_batches = 0
