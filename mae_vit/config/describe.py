@@ -5,14 +5,14 @@ from __future__ import annotations
 import inspect
 import re
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from mae_vit.config.keys import has_named_sections, kind_of, meant, one_of, sections_in
+from mae_vit.config.keys import kind_of, meant, sections_in, walk_keys
 from mae_vit.config.presets import preset_paths
 from mae_vit.config.typed_yaml import PathText, parse_yaml, write_value
 from mae_vit.core.errors import InputError
@@ -23,6 +23,8 @@ _NAMES: dict[Any, str] = {
     **{list: "list", tuple: "list", dict: "keys and values"},
 }
 _WIDTH, _VALUES, _PRESETS = 100, 6, 4
+# Stands for all names of sections.
+_NAMED: dict[str, Any] = {"pretrain": {"NAME": {}}}
 
 
 @dataclass(frozen=True)
@@ -100,17 +102,16 @@ def explain_key(asked: str, schemas: Mapping[str, type[BaseModel]]) -> list[str]
     whole = re.sub(r"^pretrain\.[^.]+", "pretrain.NAME", asked)
     # A comparison has the keys of its runs in sections: set.KEY, pretrain.NAME.set.KEY.
     inner = re.sub(r"^(pretrain\.NAME\.|entries\.)?(set\.)?", "", whole)
-    keys = [key for job, schema in schemas.items() for key in _walk(schema, job)]
+    keys = [Key(*key, (job,)) for job, schema in schemas.items() for key in walk_keys(schema, _NAMED)]
     found = [key for key in keys if key.path == whole] or [key for key in keys if key.path == inner]
     found = found or [key for key in keys if key.path.endswith(f".{inner}")]
     if not found:
-        names: dict[str, Any] = {"pretrain": {"NAME": {}}}
         sections = [key.rpartition(".")[0] for key in (whole, inner)]
         near = [
             path
             for schema in schemas.values()
             for key in (whole, inner)
-            for path in meant(schema, names, key)
+            for path in meant(schema, _NAMED, key)
         ]
         near.sort(key=lambda path: path.rpartition(".")[0] not in sections)
         known = sorted({key.path for key in keys if "." not in key.path})
@@ -125,23 +126,6 @@ def explain_key(asked: str, schemas: Mapping[str, type[BaseModel]]) -> list[str]
             *(_section(key) if sections_in([kind_of(key.field)]) else _facts(key)),
         ]
     return lines
-
-
-def _walk(
-    schema: type[BaseModel], job: str, prefix: str = "", choice: str = "", seen: tuple[Any, ...] = ()
-) -> Iterator[Key]:
-    for name, field in schema.model_fields.items():
-        path = prefix + name
-        yield Key(path, field, schema, choice, (job,))
-        several = one_of([kind_of(field)])
-        inner = f"{path}.NAME." if has_named_sections(field) else f"{path}."
-        models = (
-            several.sections.items() if several else [("", kind) for kind in sections_in([kind_of(field)])]
-        )
-        for tag, model in models:
-            if model not in seen:
-                chosen = f"{several.key}={tag}" if several else choice
-                yield from _walk(model, job, inner, chosen, (*seen, model))
 
 
 def _merged(keys: Sequence[Key]) -> list[Key]:
