@@ -174,7 +174,6 @@ class StopRequest:
     """
 
     def __init__(self) -> None:
-        """Installs the handlers and starts the watch."""
         self.reason = early_signal()
         self._ended = False
         # Python lets only the main thread handle signals.

@@ -51,7 +51,6 @@ class Guard:
     """
 
     def __init__(self, options: GuardSection, course: LossHistory) -> None:
-        """Continues from the losses in `course`."""
         self._options, self._skipped = options, course.skipped
         self._losses = deque(course.losses, maxlen=_WINDOW)
         self._streak = course.streak

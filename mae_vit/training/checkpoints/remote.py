@@ -57,7 +57,6 @@ class RemoteRun:
     """
 
     def __init__(self, url: str) -> None:
-        """Names the local copy; opens nothing yet."""
         self.shown, self._url = redact_url(url).rstrip("/"), url.rstrip("/")
         words = re.sub(r"[^A-Za-z0-9.]+", "-", self.shown)[-60:].strip("-.")
         name = f"{words}-{hashlib.sha256(self._url.encode()).hexdigest()[:12]}"

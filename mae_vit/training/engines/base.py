@@ -81,7 +81,6 @@ class Engine(ABC):
     """
 
     def __init__(self, objective: Task, options: StepOptions, ranks: Ranks, device: torch.device) -> None:
-        """Moves `objective` to `device` and prepares to train it."""
         self.objective = objective.to(device)
         self.options = options
         self.ranks = ranks

@@ -111,7 +111,6 @@ class Autocast(nn.Module):
     """Runs an objective in the run's precision."""
 
     def __init__(self, objective: Task, device: torch.device, precision: Precision) -> None:
-        """Wraps `objective`."""
         super().__init__()
         self.objective = objective
         self._device, self._precision = device, precision

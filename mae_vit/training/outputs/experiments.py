@@ -32,7 +32,6 @@ class WandbTracker(Tracker):
     title = "wandb"
 
     def __init__(self, run: TrackedRun) -> None:
-        """Opens the run."""
         # Otherwise the package prints, and reports its own errors over the network.
         os.environ.setdefault("WANDB_SILENT", "true")
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")

@@ -114,7 +114,6 @@ class RunTrackers:
     """The trackers of a run. One that fails is dropped with a warning; training continues."""
 
     def __init__(self) -> None:
-        """Starts without trackers."""
         self.trackers: list[Tracker] = []
 
     def log(self, step: int, scalars: Scalars, pictures: Pictures) -> None:
@@ -215,7 +214,6 @@ class TensorBoard:
     run_id = ""
 
     def __init__(self, folder: Path, *, start_step: int, config_yaml: str) -> None:
-        """Opens the files of a run that begins or resumes at `start_step`."""
         self._folder = folder
         self.where = f"tensorboard --logdir {folder.parent.parent}"
         self._writer = _open_writer(folder, purge_step=start_step + 1 if start_step else None)
