@@ -112,7 +112,7 @@ def walk_keys(
         models = [(branch, model) for model in sections_in([kind])]
         if several := one_of([kind]):
             chosen = several.choice(inner) if isinstance(inner, dict) else None
-            walked = [chosen] if chosen in several.sections else several.sections
+            walked = [chosen] if chosen is not None and chosen in several.sections else several.sections
             models = [(f"{several.key}={tag}", several.sections[tag]) for tag in walked]
         for inner_branch, model in models:
             for begin, part in parts.items():

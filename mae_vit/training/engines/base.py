@@ -29,7 +29,7 @@ from mae_vit.runtime.ranks import Ranks, sum_over_ranks
 from mae_vit.training.engines.compiled_cache import keep_compiled
 from mae_vit.training.engines.precision import Autocast, Precision
 from mae_vit.training.engines.state import EMA, LossScale, Staging, TrainState, persistent_buffers
-from mae_vit.training.optim import OptimizerOptions
+from mae_vit.training.optim import OptimizerOptions, make_optimizer
 
 NamedTensors = Iterable[tuple[str, Tensor]]
 
@@ -107,6 +107,7 @@ class Engine(ABC):
             # Shapes never change in a run, hence dynamic=False.
             self.objective.compile(dynamic=False, mode=mode)
         self.module = Autocast(self.objective, device, options.precision)
+        self._optimizer = make_optimizer(self.objective, options.optimizer)
 
     @abstractmethod
     def forward(self, batch: Batch) -> ObjectiveOutput:
@@ -119,17 +120,6 @@ class Engine(ABC):
     @abstractmethod
     def step(self, lr: float) -> StepResult:
         """Clips, updates and clears gradients."""
-
-    @abstractmethod
-    def gather(self) -> TrainState:
-        """Collects the whole state in rank 0's host memory, without tensors on other ranks; collective.
-
-        The next call may overwrite the returned tensors.
-        """
-
-    @abstractmethod
-    def restore(self, state: TrainState) -> None:
-        """Restores a gathered state of any engine, ZeRO stage and world size."""
 
     @contextmanager
     def full_weights(self) -> Iterator[None]:
@@ -190,12 +180,15 @@ class Engine(ABC):
             self.average.update(self.updates)
         return result
 
-    def gather_local(self, optimizer: torch.optim.Optimizer) -> TrainState:
-        """Collects the state to save. This process must hold the optimizer's state whole."""
+    def gather(self) -> TrainState:
+        """Collects the whole state in rank 0's host memory, without tensors on other ranks; collective.
+
+        The next call may overwrite the returned tensors. An engine that shards states overrides it.
+        """
 
         def tensors_of(slot: str) -> Iterator[tuple[str, Tensor]]:
             for name, parameter in self.trainable.items():
-                kept = optimizer.state.get(parameter, {}).get(slot)
+                kept = self._optimizer.state.get(parameter, {}).get(slot)
                 # Zeros before the first step.
                 yield name, torch.zeros_like(parameter) if kept is None else kept
 
@@ -219,19 +212,19 @@ class Engine(ABC):
         staging.wait()
         return state
 
-    def restore_local(self, optimizer: torch.optim.Optimizer, state: TrainState) -> None:
-        """Restores a state. This process must hold the optimizer's state whole."""
+    def restore(self, state: TrainState) -> None:
+        """Restores a gathered state of any engine, ZeRO stage and world size. An engine that shards overrides it."""
         self.restore_counters(state)
         with torch.no_grad():
             for name, parameter in self.objective.named_parameters():
                 parameter.copy_(state.parameters[name])
-        optimizer.state.clear()
+        self._optimizer.state.clear()
         for name, parameter in self.trainable.items() if state.optimizer_step else ():
             slots = state.optimizer_states.items()
             kept = {slot: values[name].to(parameter.device).clone() for slot, values in slots}
             if self.options.optimizer.counts_updates:
                 kept["step"] = torch.tensor(float(state.optimizer_step), device=parameter.device)
-            optimizer.state[parameter] = kept
+            self._optimizer.state[parameter] = kept
 
     def restore_counters(self, state: TrainState) -> None:
         """Restores counters, loss scale, moving average and the layers' buffers."""

@@ -37,7 +37,6 @@ from mae_vit.training.engines.base import Engine, StepOptions, StepResult
 from mae_vit.training.engines.cost import ZERO_BUCKET
 from mae_vit.training.engines.state import TrainState
 from mae_vit.training.engines.torch_engine import DataParallel
-from mae_vit.training.optim import make_optimizer
 
 
 def _use_process_group(device: torch.device) -> None:
@@ -73,7 +72,6 @@ class DeepSpeedEngine(Engine):
         super().__init__(objective, options, ranks, device)
         if self._replica is not None:
             choose_attention(self._replica.to(device), device, options.attention)
-        self._optimizer = make_optimizer(self.objective, options.optimizer)
         trainable = sum(p.numel() for p in self.trainable.values())
         self._reduced_by_hooks = options.zero_stage == 0 and ranks.world_size > 1
         self._engine, self._wrapped, _, _ = deepspeed.initialize(
@@ -121,7 +119,7 @@ class DeepSpeedEngine(Engine):
     def gather(self) -> TrainState:  # noqa: D102
         # At ZeRO 0 DeepSpeed's safe_get_* returns None, and safe_set_* does nothing.
         if not self.options.zero_stage:
-            return self.gather_local(self._optimizer)
+            return super().gather()
         optimizer_states = {slot: self._whole_slot(slot) for slot in self.options.optimizer.optimizer_states}
         return self.make_state(self._whole_parameters(), optimizer_states)
 
@@ -137,7 +135,7 @@ class DeepSpeedEngine(Engine):
 
     def restore(self, state: TrainState) -> None:  # noqa: D102
         if not self.options.zero_stage:
-            self.restore_local(self._optimizer, state)
+            super().restore(state)
             return
         self.restore_counters(state)
         self._hand_over_scale()
