@@ -15,13 +15,6 @@ _LIBRARY = Path(__file__).resolve().parents[1]
 _SUFFIX = ".yaml"
 # The lines of a header that the list shows, after the first.
 _LISTED = ("Command", "Time", "Result")
-# A checkout's commands, which are scripts -> those of an installed library.
-_SCRIPTS = (
-    (r"(deepspeed(?: +--\w+ +\d+)*) +(pretrain|finetune)/run\.py", r"\1 --module mae_vit.cli \2"),
-    (r"python +(pretrain|finetune)/run\.py", r"mae-vit \1"),
-    (r"python +finetune/compare\.py", r"mae-vit compare"),
-    (r"(?:--config +)?configs/(?:\w+/)?(\w+)\.yaml", r"\1"),
-)
 
 
 def shipped_folder(installed: str, in_checkout: str) -> Path:
@@ -99,7 +92,6 @@ class Header:
     def describe(self) -> str:
         """Returns the name, and an indented line each for title, command, time and result."""
         shown = {name: self.lines[name] for name in _LISTED if name in self.lines}
-        shown |= {"Command": as_installed(shown["Command"])} if "Command" in shown else {}
         return "\n".join(
             [self.name, f"  {self.title}", *(f"  {name.lower():<9}{text}" for name, text in shown.items())]
         )
@@ -118,10 +110,3 @@ def read_header(path: Path) -> Header:
         else:
             title = f"{title} {text}".strip()
     return Header(path.stem, title, lines)
-
-
-def as_installed(text: str) -> str:
-    """Replaces a checkout's commands and config paths in a text by those of an installed library."""
-    for pattern, replacement in _SCRIPTS:
-        text = re.sub(pattern, replacement, text)
-    return text

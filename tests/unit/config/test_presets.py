@@ -5,7 +5,7 @@ from helpers.commands import ROOT
 
 from mae_vit.config import presets
 from mae_vit.config.load import load_config
-from mae_vit.config.presets import as_installed, find_config, find_preset, preset_paths, read_header
+from mae_vit.config.presets import find_config, find_preset, preset_paths, read_header
 from mae_vit.core.errors import InputError
 from mae_vit.objectives.pretrain_config import PretrainConfig
 
@@ -49,21 +49,6 @@ def test_every_header_says_what_command_time_and_result():
         assert header.title
         lines = header.describe().splitlines()
         assert [line.split()[0] for line in lines[2:]] == ["command", "time", "result"]
-        # As an installed library has it: no script, and no path of the checkout but the preset's name.
+        # No script and no path of a checkout.
         assert f" {path.stem}" in lines[2]
         assert not any(word in lines[2] for word in ("run.py", "compare.py", "configs/")), path
-
-
-@pytest.mark.parametrize(
-    ("script", "installed"),
-    [
-        ("python pretrain/run.py --config configs/pretrain/mae_base.yaml a=1", "mae-vit pretrain mae_base a=1"),
-        ("python finetune/compare.py --config configs/a.yaml", "mae-vit compare a"),
-        (
-            "deepspeed --num_accelerators 2 pretrain/run.py --config configs/a.yaml",
-            "deepspeed --num_accelerators 2 --module mae_vit.cli pretrain a",
-        ),
-    ],
-)  # fmt: skip
-def test_commands_of_a_checkout_have_installed_forms(script, installed):
-    assert as_installed(script) == installed
