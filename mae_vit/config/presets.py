@@ -13,17 +13,8 @@ from mae_vit.core.user_files import expand_path
 
 _LIBRARY = Path(__file__).resolve().parents[1]
 _SUFFIX = ".yaml"
-# The lines of a header that the list shows, after the first.
-_LISTED = ("Command", "Time", "Result")
-
-
-def shipped_folder(installed: str, in_checkout: str) -> Path:
-    """Returns a folder of shipped files: inside an installed library, beside it in a checkout (pyproject.toml)."""
-    inside = _LIBRARY / installed
-    return inside if inside.is_dir() else _LIBRARY.parent / in_checkout
-
-
-PRESETS = shipped_folder("presets", "configs")
+# Inside an installed library, beside it in a checkout (pyproject.toml).
+PRESETS = _LIBRARY / "presets" if (_LIBRARY / "presets").is_dir() else _LIBRARY.parent / "configs"
 
 
 def preset_paths() -> list[Path]:
@@ -91,10 +82,9 @@ class Header:
 
     def describe(self) -> str:
         """Returns the name, and an indented line each for title, command, time and result."""
-        shown = {name: self.lines[name] for name in _LISTED if name in self.lines}
-        return "\n".join(
-            [self.name, f"  {self.title}", *(f"  {name.lower():<9}{text}" for name, text in shown.items())]
-        )
+        shown = (name for name in ("Command", "Time", "Result") if name in self.lines)
+        parts = (f"  {name.lower():<9}{self.lines[name]}" for name in shown)
+        return "\n".join([self.name, f"  {self.title}", *parts])
 
 
 def read_header(path: Path) -> Header:

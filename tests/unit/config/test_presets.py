@@ -3,20 +3,10 @@
 import pytest
 from helpers.commands import ROOT
 
-from mae_vit.config import presets
 from mae_vit.config.load import load_config
 from mae_vit.config.presets import find_config, find_preset, preset_paths, read_header
 from mae_vit.core.errors import InputError
 from mae_vit.objectives.pretrain_config import PretrainConfig
-
-
-def test_an_installed_library_has_its_own(tmp_path, monkeypatch):
-    monkeypatch.setattr(presets, "_LIBRARY", tmp_path / "mae_vit")
-    assert presets.shipped_folder("presets", "configs") == tmp_path / "configs"
-    (tmp_path / "mae_vit" / "presets").mkdir(parents=True)
-    # Beside a library in site-packages anything may be called configs.
-    (tmp_path / "configs").mkdir()
-    assert presets.shipped_folder("presets", "configs") == tmp_path / "mae_vit" / "presets"
 
 
 def test_a_file_is_meant_before_a_preset(tmp_path, monkeypatch):
