@@ -9,7 +9,6 @@ from pathlib import Path
 from mae_vit.comparison.config import CompareArguments, CompareConfig
 from mae_vit.config.command_line import OneLineParser, add_config, add_local_rank, list_sections, take_config
 from mae_vit.config.load import load_config
-from mae_vit.config.presets import as_installed
 from mae_vit.runtime.failures import run_to_exit_code
 from mae_vit.runtime.imports import slow_imports
 
@@ -19,13 +18,13 @@ keys of the runs:
   pretrain.NAME.set.KEY  a pretraining run (pretrain.MAE.set.train.epochs=10)
   pretrain.NAME.dir      its folder, which comparisons may share; null: in this comparison's folder
 """
-_EXAMPLES = """  python finetune/compare.py --config configs/compare/compare_demo.yaml
-  python finetune/compare.py --config configs/compare/compare_photos.yaml data.path=data/photos
-  python finetune/compare.py --config configs/compare/compare_demo.yaml run.name=quick seeds=[0] \\
+_EXAMPLES = """  mae-vit compare compare_demo
+  mae-vit compare compare_photos data.path=data/photos
+  mae-vit compare compare_demo run.name=quick seeds=[0] \\
       set.train.epochs=2 set.train.warmup_epochs=0 pretrain.MAE.set.train.epochs=2 \\
       pretrain.MAE.set.train.warmup_epochs=0                             a quick try
-  python finetune/compare.py --config configs/compare/compare_demo.yaml --dry-run
-  python finetune/compare.py --config configs/compare/compare_demo.yaml --report   of finished runs
+  mae-vit compare compare_demo --dry-run
+  mae-vit compare compare_demo --report   of finished runs
 """
 
 
@@ -49,7 +48,6 @@ def main(argv: Sequence[str] | None = None, *, prog: str | None = None) -> int:
 
 
 def _parse(argv: Sequence[str] | None, prog: str | None) -> CompareArguments:
-    examples = as_installed(_EXAMPLES) if prog else _EXAMPLES
     parser = OneLineParser(
         prog=prog,
         description="Compare networks, pretrained or from scratch, on the same labels. The command pretrains what is\n"
@@ -57,7 +55,7 @@ def _parse(argv: Sequence[str] | None, prog: str | None) -> CompareArguments:
         "number of labels, and writes a report.\n"
         "After Ctrl-C or a kill the same command resumes, and finished runs are not repeated.\n"
         "Several machines that see the same folder can run the same command at once: they share the runs.",
-        examples=examples,
+        examples=_EXAMPLES,
         epilog=f"{list_sections(CompareConfig.model_fields)}\n{_KEYS_OF_RUNS}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

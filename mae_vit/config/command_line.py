@@ -152,7 +152,6 @@ class Arguments:
     same_batch: bool = False
 
     def __post_init__(self) -> None:
-        """Raises InputError for options that contradict each other."""
         if self.extend and self.resume == "never":
             raise InputError("--extend resumes a run, and --resume never starts it over; give one of them")
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import inspect
 import re
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from mae_vit.config.keys import has_named_sections, kind_of, meant, one_of, sections_in
+from mae_vit.config.keys import kind_of, meant, sections_in, walk_keys
 from mae_vit.config.presets import preset_paths
 from mae_vit.config.typed_yaml import PathText, parse_yaml, write_value
 from mae_vit.core.errors import InputError
@@ -23,6 +23,8 @@ _NAMES: dict[Any, str] = {
     **{list: "list", tuple: "list", dict: "keys and values"},
 }
 _WIDTH, _VALUES, _PRESETS = 100, 6, 4
+# Stands for all names of sections.
+_NAMED: dict[str, Any] = {"pretrain": {"NAME": {}}}
 
 
 @dataclass(frozen=True)
@@ -100,17 +102,16 @@ def explain_key(asked: str, schemas: Mapping[str, type[BaseModel]]) -> list[str]
     whole = re.sub(r"^pretrain\.[^.]+", "pretrain.NAME", asked)
     # A comparison has the keys of its runs in sections: set.KEY, pretrain.NAME.set.KEY.
     inner = re.sub(r"^(pretrain\.NAME\.|entries\.)?(set\.)?", "", whole)
-    keys = [key for job, schema in schemas.items() for key in _walk(schema, job)]
+    keys = [Key(*key, (job,)) for job, schema in schemas.items() for key in walk_keys(schema, _NAMED)]
     found = [key for key in keys if key.path == whole] or [key for key in keys if key.path == inner]
     found = found or [key for key in keys if key.path.endswith(f".{inner}")]
     if not found:
-        names: dict[str, Any] = {"pretrain": {"NAME": {}}}
         sections = [key.rpartition(".")[0] for key in (whole, inner)]
         near = [
             path
             for schema in schemas.values()
             for key in (whole, inner)
-            for path in meant(schema, names, key)
+            for path in meant(schema, _NAMED, key)
         ]
         near.sort(key=lambda path: path.rpartition(".")[0] not in sections)
         known = sorted({key.path for key in keys if "." not in key.path})
@@ -125,23 +126,6 @@ def explain_key(asked: str, schemas: Mapping[str, type[BaseModel]]) -> list[str]
             *(_section(key) if sections_in([kind_of(key.field)]) else _facts(key)),
         ]
     return lines
-
-
-def _walk(
-    schema: type[BaseModel], job: str, prefix: str = "", choice: str = "", seen: tuple[Any, ...] = ()
-) -> Iterator[Key]:
-    for name, field in schema.model_fields.items():
-        path = prefix + name
-        yield Key(path, field, schema, choice, (job,))
-        several = one_of([kind_of(field)])
-        inner = f"{path}.NAME." if has_named_sections(field) else f"{path}."
-        models = (
-            several.sections.items() if several else [("", kind) for kind in sections_in([kind_of(field)])]
-        )
-        for tag, model in models:
-            if model not in seen:
-                chosen = f"{several.key}={tag}" if several else choice
-                yield from _walk(model, job, inner, chosen, (*seen, model))
 
 
 def _merged(keys: Sequence[Key]) -> list[Key]:
@@ -180,15 +164,10 @@ def _section(key: Key) -> list[str]:
     return [key.path, *(f"  {name:<{width}}{text}" for name, text in zip(inner, shown, strict=True))]
 
 
-def _is_chosen(choice: str, section: Mapping[str, Any]) -> bool:
-    """Whether a section is of a key's branch, or does not say of which it is."""
-    name = choice.partition("=")[0]
-    return not choice or name not in section or f"{name}={section[name]}" in choice.split(" or ")
-
-
 def _presets(key: Key) -> list[str]:
     """Returns the values that presets give a key, each with some of their names."""
     names: dict[str, list[str]] = {}
+    told = key.choice.partition("=")[0]
     for file in preset_paths():
         text = file.read_text(encoding="utf-8")
         *sections, name = key.path.split(".")
@@ -197,9 +176,11 @@ def _presets(key: Key) -> list[str]:
         node: Any = parse_yaml(text, file.name)
         for part in sections:
             node = node.get(part) if isinstance(node, dict) else None
-        if isinstance(node, dict) and node.get(name) is not None and _is_chosen(key.choice, node):
-            node = node[name]
-            names.setdefault(write_value(node), []).append(file.stem)
+        if not isinstance(node, dict) or node.get(name) is None:
+            continue
+        # Of another branch, unless the preset leaves the branch to its default.
+        if not told or told not in node or f"{told}={node[told]}" in key.choice.split(" or "):
+            names.setdefault(write_value(node[name]), []).append(file.stem)
     if not names:
         return ["  presets  none sets it"]
     most = sorted(names.items(), key=lambda item: -len(item[1]))

@@ -12,13 +12,17 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from mae_vit.config.section import MAX_CHANNELS, PHOTOGRAPH_CHANNELS, OneOf, Section, height_width
+from mae_vit.config.section import OneOf, Section
 from mae_vit.config.typed_yaml import PathText
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import closest
 from mae_vit.models.geometry import GEOMETRIES, Geometry, NetworkGeometry, ViTGeometry, ViTRopeGeometry
 from mae_vit.models.sizes import BASELINE_NAMES, SIZES, TIMM_PREFIX, WITHOUT_DROP_PATH, Size
 
+# Channels of images that are not described as bands.
+_PHOTOGRAPH_CHANNELS = 3
+# Hyperspectral sensors have 200 to 500.
+_MAX_CHANNELS = 4096
 # Masking stores a patch's number in 16 bits.
 _MOST_PATCHES = 2**16
 # Default patch size of a network: for images smaller than the bound, and for others.
@@ -46,7 +50,7 @@ class EncoderSection(Section, ABC):
     family: str
     name: str
     img_size: int | list[int]
-    in_chans: int | None = Field(default=None, gt=0, le=MAX_CHANNELS)
+    in_chans: int | None = Field(default=None, gt=0, le=_MAX_CHANNELS)
     init: PathText | None = None
 
     @property
@@ -64,13 +68,16 @@ class EncoderSection(Section, ABC):
 
     @property
     def image_hw(self) -> tuple[int, int]:
-        """Height and width in pixels."""
-        return height_width(self.img_size)
+        """Height and width in pixels; raises ValueError if the config gives neither one number nor two."""
+        sides = [self.img_size] * 2 if isinstance(self.img_size, int) else self.img_size
+        if len(sides) != 2:
+            raise ValueError(f"img_size={self.img_size}: must be one number or [height, width]")
+        return sides[0], sides[1]
 
     @property
     def channels(self) -> int:
         """Bands of the images. Until the data are known they are taken for photographs."""
-        return self.in_chans or PHOTOGRAPH_CHANNELS
+        return self.in_chans or _PHOTOGRAPH_CHANNELS
 
     @property
     def drops(self) -> dict[str, float]:

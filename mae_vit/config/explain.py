@@ -84,7 +84,6 @@ def _joined(messages: list[str]) -> str:
 
 
 def _explain_unknown(document: Document, key: str) -> str:
-    """Explains an unknown key, which may belong to another `name` of its section."""
     section, _, name = key.rpartition(".")
     several = one_of(kinds_at(document.schema, section.split(".")))
     models = several.sections if several else {}

@@ -88,35 +88,39 @@ def written_path(schema: type[BaseModel], location: Sequence[str | int]) -> list
     return path
 
 
-def key_paths(schema: type[BaseModel], raw: Any, prefix: str = "") -> Iterator[str]:
+def key_paths(schema: type[BaseModel], raw: Any) -> Iterator[str]:
     """Yields all keys as `section.key`, also the sections. If a section has branches, `raw` chooses one."""
+    return (path for path, *_ in walk_keys(schema, raw))
+
+
+def walk_keys(
+    schema: type[BaseModel], raw: Any, prefix: str = "", branch: str = ""
+) -> Iterator[tuple[str, FieldInfo, type[BaseModel], str]]:
+    """Yields path, field, section and branch (`name=CHOICE`) of all keys, also of the sections.
+
+    `raw` has the free names of sections, and chooses branches; where it chooses none, all are walked.
+    """
     for name, field in schema.model_fields.items():
-        yield prefix + name
+        yield prefix + name, field, schema, branch
+        kind = kind_of(field)
         inner = raw.get(name) if isinstance(raw, dict) else None
         parts = {f"{prefix}{name}.": inner}
-        if has_named_sections(field):
+        # A mapping of free names to sections, as a comparison's `pretrain`.
+        if get_origin(kind) is dict and sections_in([kind]):
             named = inner if isinstance(inner, dict) else {}
             parts = {f"{prefix}{name}.{key}.": part for key, part in named.items()}
-        several = one_of([kind_of(field)])
-        choice = several.choice(inner) if several and isinstance(inner, dict) else None
-        chosen = several.sections.get(choice) if several and choice is not None else None
-        for model in [chosen] if chosen else sections_in([kind_of(field)]):
+        models = [(branch, model) for model in sections_in([kind])]
+        if several := one_of([kind]):
+            chosen = several.choice(inner) if isinstance(inner, dict) else None
+            walked = [chosen] if chosen is not None and chosen in several.sections else several.sections
+            models = [(f"{several.key}={tag}", several.sections[tag]) for tag in walked]
+        for inner_branch, model in models:
             for begin, part in parts.items():
-                yield from key_paths(model, part, begin)
-
-
-def options_from(schema: type[BaseModel], path: Sequence[str]) -> int | None:
-    """Returns the depth where a path enters a mapping of dotted keys (1 for `set.train.epochs`); None if nowhere."""
-    depths = range(1, len(path) + 1)
-    return next((n for n in depths if any(isinstance(k, KeysOf) for k in kinds_at(schema, path[:n]))), None)
+                yield from walk_keys(model, part, begin, inner_branch)
 
 
 def suggest(schema: type[BaseModel], raw: Any, key: str) -> str:
     """Returns a phrase with the whole path of the known key nearest to an unknown one, in any section."""
-    if key in key_paths(schema, {}):
-        section = key.rpartition(".")[0]
-        several = one_of(kinds_at(schema, [section]))
-        return f"it belongs to another {section}.{several.key if several else 'name'}"
     typed = _typed(raw, key)
     # A comparison has no `train`, but a `set.train.epochs`.
     key_of_runs = schema.key_of_runs if issubclass(schema, Section) else lambda _: ""
@@ -160,12 +164,6 @@ def _typed(raw: Any, key: str) -> str:
         part, raw = next(iter(raw.items()))
         key += f".{part}"
     return key
-
-
-def has_named_sections(field: FieldInfo) -> bool:
-    """Returns whether a field is a mapping of free names to sections, as a comparison's `pretrain`."""
-    kind = kind_of(field)
-    return get_origin(kind) is dict and bool(sections_in([kind]))
 
 
 def sections_in(kinds: Kinds) -> list[type[BaseModel]]:

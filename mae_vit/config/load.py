@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from ruamel.yaml import YAML
 
 from mae_vit.config.explain import Document, explain
-from mae_vit.config.keys import alternatives, kinds_at, options_from
+from mae_vit.config.keys import KeysOf, alternatives, kinds_at
 from mae_vit.config.plugins import add_plugins, import_plugins, named_plugins, not_imported
 from mae_vit.config.presets import hint_at_config
 from mae_vit.config.schema import Config
@@ -103,9 +103,12 @@ class _Draft:
     def _apply_override(self, override: str, path: Sequence[str], value: Any) -> None:
         """Sets a value in plain data; None unsets it. Raises InputError if a part of the path is not a section."""
         node: Any = self.raw
-        of_runs = (first := options_from(self.schema, path)) is not None and first < len(path)
-        if of_runs:
-            path = [*path[:first], ".".join(path[first:])]
+        of_runs = False
+        for depth in range(1, len(path)):
+            # From here on the path is one dotted key of the runs: `set.train.epochs`.
+            if any(isinstance(kind, KeysOf) for kind in kinds_at(self.schema, path[:depth])):
+                of_runs, path = True, [*path[:depth], ".".join(path[depth:])]
+                break
         for depth, name in enumerate(path[:-1]):
             node = node.setdefault(name, {})
             if not isinstance(node, dict):
@@ -125,7 +128,6 @@ class _Draft:
 
 
 def _node(raw: Any, path: Sequence[str]) -> dict[str, Any]:
-    """Returns the mapping at a path; an empty one if there is none."""
     for part in path:
         raw = raw.get(part) if isinstance(raw, dict) else None
     return raw if isinstance(raw, dict) else {}

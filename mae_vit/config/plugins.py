@@ -23,8 +23,6 @@ from mae_vit.core.messages import closest_path, error_reason
 
 # Name in `run.plugins` -> the first 16 hexadecimal digits of the SHA-256 of its source.
 _loaded: dict[str, str] = {}
-# Schema -> how many plug-ins it knows.
-_rebuilt: dict[type[BaseModel], int] = {}
 _KEY = "run.plugins="
 
 
@@ -50,12 +48,10 @@ def not_imported(names: Sequence[str]) -> list[str]:
 
 
 def add_plugins(schema: type[BaseModel]) -> bool:
-    """Rebuilds a config class if modules were imported since it was last rebuilt; returns whether it did."""
-    grows = _rebuilt.get(schema, 0) < len(_loaded)
-    if grows:
+    """Rebuilds a config class if there are plug-ins, which may have added to it; returns whether it did."""
+    if _loaded:
         schema.model_rebuild(force=True)
-        _rebuilt[schema] = len(_loaded)
-    return grows
+    return bool(_loaded)
 
 
 def plugin_digests(names: Sequence[str]) -> dict[str, str]:

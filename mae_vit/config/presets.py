@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 from mae_vit.core.errors import InputError
@@ -13,24 +13,8 @@ from mae_vit.core.user_files import expand_path
 
 _LIBRARY = Path(__file__).resolve().parents[1]
 _SUFFIX = ".yaml"
-# The lines of a header that the list shows, after the first.
-_LISTED = ("Command", "Time", "Result")
-# A checkout's commands, which are scripts -> those of an installed library.
-_SCRIPTS = (
-    (r"(deepspeed(?: +--\w+ +\d+)*) +(pretrain|finetune)/run\.py", r"\1 --module mae_vit.cli \2"),
-    (r"python +(pretrain|finetune)/run\.py", r"mae-vit \1"),
-    (r"python +finetune/compare\.py", r"mae-vit compare"),
-    (r"(?:--config +)?configs/(?:\w+/)?(\w+)\.yaml", r"\1"),
-)
-
-
-def shipped_folder(installed: str, in_checkout: str) -> Path:
-    """Returns a folder of shipped files: inside an installed library, beside it in a checkout (pyproject.toml)."""
-    inside = _LIBRARY / installed
-    return inside if inside.is_dir() else _LIBRARY.parent / in_checkout
-
-
-PRESETS = shipped_folder("presets", "configs")
+# Inside an installed library, beside it in a checkout (pyproject.toml).
+PRESETS = _LIBRARY / "presets" if (_LIBRARY / "presets").is_dir() else _LIBRARY.parent / "configs"
 
 
 def preset_paths() -> list[Path]:
@@ -98,36 +82,21 @@ class Header:
 
     def describe(self) -> str:
         """Returns the name, and an indented line each for title, command, time and result."""
-        shown = {name: self.lines[name] for name in _LISTED if name in self.lines}
-        shown |= {"Command": as_installed(shown["Command"])} if "Command" in shown else {}
-        return "\n".join(
-            [self.name, f"  {self.title}", *(f"  {name.lower():<9}{text}" for name, text in shown.items())]
-        )
+        shown = (name for name in ("Command", "Time", "Result") if name in self.lines)
+        parts = (f"  {name.lower():<9}{self.lines[name]}" for name in shown)
+        return "\n".join([self.name, f"  {self.title}", *parts])
 
 
 def read_header(path: Path) -> Header:
     """Reads the header of a preset."""
     title, lines, last = "", dict[str, str](), ""
-    for text in _header_lines(path):
+    header = takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
+    for text in (line.removeprefix("#").strip() for line in header):
         if named := re.match(r"([A-Z]\w+): +(.*)", text):
             last = named[1]
             lines[last] = named[2]
         elif last:
-            lines[last] = f"{lines[last].removesuffix(chr(92)).rstrip()} {text.strip()}"
+            lines[last] = f"{lines[last].removesuffix(chr(92)).rstrip()} {text}"
         else:
-            title = f"{title} {text.strip()}".strip()
+            title = f"{title} {text}".strip()
     return Header(path.stem, title, lines)
-
-
-def _header_lines(path: Path) -> Iterator[str]:
-    for line in path.read_text(encoding="utf-8").splitlines():
-        if not line.startswith("#"):
-            return
-        yield line.removeprefix("#").strip()
-
-
-def as_installed(text: str) -> str:
-    """Replaces a checkout's commands and config paths in a text by those of an installed library."""
-    for pattern, replacement in _SCRIPTS:
-        text = re.sub(pattern, replacement, text)
-    return text

@@ -125,10 +125,6 @@ class RunSection(Section):
         return name
 
 
-def _has_deepspeed() -> bool:
-    return find_spec("deepspeed") is not None
-
-
 class TrainSection(Section):
     """Length, batch size, precision and engine.
 
@@ -176,7 +172,7 @@ class TrainSection(Section):
     def _check(self) -> TrainSection:
         exactly_one(self, ("steps", "epochs", "samples"), required=True)
         exactly_one(self, ("warmup_steps", "warmup_epochs", "warmup_samples"), required=False)
-        if (self.engine == "deepspeed" or self.zero_stage) and not _has_deepspeed():
+        if (self.engine == "deepspeed" or self.zero_stage) and find_spec("deepspeed") is None:
             raise ValueError('deepspeed is not installed (it needs Linux); use engine="torch", zero_stage=0')
         if self.engine == "torch" and self.zero_stage:
             raise ValueError(f'zero_stage={self.zero_stage} needs engine="deepspeed"')
@@ -304,25 +300,17 @@ class Config(Section):
     monitor: MonitorSection = MonitorSection()
 
     @model_validator(mode="after")
-    def _check_order(self) -> Config:
-        lanes, batch = self.data.lanes, self.train.effective_batch_size
-        repeats = self.data.repeats
-        if batch % repeats:
+    def _check(self) -> Config:
+        lanes, repeats, batch = self.data.lanes, self.data.repeats, self.train.effective_batch_size
+        unit = repeats * (lanes or 1)
+        if batch % unit:
+            given = [] if lanes is None else [f"data.lanes={lanes}"]
+            given += [f"data.repeats={repeats}"] if repeats > 1 else []
+            nearest_lanes = f", nearest lanes: {fitting_lanes(lanes, batch // repeats)}" if lanes else ""
             raise ValueError(
-                f"data.repeats={repeats} does not divide train.effective_batch_size={batch} (nearest batch: "
-                f"{max(1, round(batch / repeats)) * repeats})"
+                f"{' x '.join(given)} does not divide train.effective_batch_size={batch} (nearest batch: "
+                f"{max(1, round(batch / unit)) * unit}{nearest_lanes})"
             )
-        if lanes is not None and batch // repeats % lanes:
-            unit = lanes * repeats
-            times = f" x data.repeats={repeats}" if repeats > 1 else ""
-            raise ValueError(
-                f"data.lanes={lanes}{times} does not divide train.effective_batch_size={batch} (nearest batch: "
-                f"{max(1, round(batch / unit)) * unit}, nearest lanes: {fitting_lanes(lanes, batch // repeats)})"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _check_sharding(self) -> Config:
         if self.optim.name == "lars" and self.train.zero_stage:
             raise ValueError(
                 f'optim.name="lars" needs whole parameters, which train.zero_stage={self.train.zero_stage} shards; '

@@ -9,12 +9,6 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, model_validator
 from pydantic_core.core_schema import CoreSchema, tagged_union_schema
 
-# Channels of images that are not described as bands.
-PHOTOGRAPH_CHANNELS = 3
-# Hyperspectral sensors have 200 to 500.
-MAX_CHANNELS = 4096
-
-
 # A key -> each of its values -> the options of this value; a mapping gives defaults that depend on the value.
 Options = Mapping[str, Mapping[str, Any]]
 
@@ -33,7 +27,6 @@ class Section(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _fill_in_options(cls, raw: Any) -> Any:
-        """Fills in the defaults of the chosen values' options."""
         if isinstance(raw, dict):
             for key, kinds in cls.options.items():
                 chosen = kinds.get(str(raw.get(key, cls.model_fields[key].default)), ())
@@ -89,7 +82,6 @@ class OneOf:
         return None if choice is None else str(choice)
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Validates by the section that is chosen."""
         kinds = {name: handler.generate_schema(section) for name, section in self.sections.items()}
         return tagged_union_schema(kinds, self.choice)
 
@@ -102,11 +94,3 @@ def exactly_one(section: BaseModel, names: Sequence[str], *, required: bool) -> 
         raise ValueError(f"give one of {', '.join(names)}, not {' and '.join(given)}; drop {dropped}")
     if required and not given:
         raise ValueError(f"give one of {', '.join(names)}")
-
-
-def height_width(img_size: int | Sequence[int]) -> tuple[int, int]:
-    """Returns height and width in pixels, from one number or from [height, width]; raises ValueError otherwise."""
-    sides = [img_size, img_size] if isinstance(img_size, int) else list(img_size)
-    if len(sides) != 2:
-        raise ValueError(f"img_size={img_size}: must be one number or [height, width]")
-    return sides[0], sides[1]

@@ -34,7 +34,6 @@ class HubName:
     kind: str = "model"
 
     def __str__(self) -> str:
-        """As users write it: "hf:USER/NAME@REVISION"."""
         return f"{HUB_PREFIX}{self.repo}" + (f"@{self.revision}" if self.revision else "")
 
 

@@ -6,19 +6,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mae_vit.config.command_line import Arguments, parse_arguments
-from mae_vit.config.presets import as_installed
 from mae_vit.finetuning.config.pretrained import read_config
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.runtime.failures import run_to_exit_code
 from mae_vit.runtime.imports import slow_imports
 
-EXAMPLES = """  python finetune/run.py --ckpt runs/mae_cifar_tiny             its data, the recipe for its size
-  python finetune/run.py --config configs/finetune/finetune_cifar_tiny.yaml         from scratch
-  python finetune/run.py --config configs/finetune/finetune_photos_64.yaml --ckpt runs/mae_photos_64
-  python finetune/run.py --ckpt mae_pretrain_vit_base.pth --config finetune_base data.path=data/mine
-  python finetune/run.py --ckpt runs/mae_cifar_tiny data.labels_per_class=500 finetune.mode=few_shot
-  python finetune/run.py --ckpt runs/mae_cifar_tiny finetune.mode=linear_probe
-  python finetune/run.py --config configs/finetune/simple_cnn_cifar.yaml model.name=timm:resnet18
+EXAMPLES = """  mae-vit finetune --ckpt runs/mae_cifar_tiny             its data, the recipe for its size
+  mae-vit finetune finetune_cifar_tiny         from scratch
+  mae-vit finetune finetune_photos_64 --ckpt runs/mae_photos_64
+  mae-vit finetune --ckpt mae_pretrain_vit_base.pth --config finetune_base data.path=data/mine
+  mae-vit finetune --ckpt runs/mae_cifar_tiny data.labels_per_class=500 finetune.mode=few_shot
+  mae-vit finetune --ckpt runs/mae_cifar_tiny finetune.mode=linear_probe
+  mae-vit finetune simple_cnn_cifar model.name=timm:resnet18
 """
 
 
@@ -33,7 +32,7 @@ def main(argv: Sequence[str] | None = None, *, prog: str | None = None) -> int:
             "Or score a frozen encoder (finetune.mode=linear_probe, few_shot or knn).\n"
             "Ctrl-C, SIGTERM or SIGUSR1 save after at most two more steps, and exit 75; the same command resumes.",
             sections=FinetuneConfig.model_fields,
-            examples=as_installed(EXAMPLES) if prog else EXAMPLES,
+            examples=EXAMPLES,
             takes_ckpt=True,
         )
         finetune(arguments)

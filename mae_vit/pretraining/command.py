@@ -7,16 +7,15 @@ from pathlib import Path
 
 from mae_vit.config.command_line import parse_arguments
 from mae_vit.config.load import load_config
-from mae_vit.config.presets import as_installed
 from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.runtime.failures import run_to_exit_code
 from mae_vit.runtime.imports import slow_imports
 
-EXAMPLES = """  python pretrain/run.py --config configs/pretrain/mae_digits.yaml
-  python pretrain/run.py --config configs/pretrain/mae_photos_64.yaml data.path=photos/
-  deepspeed --num_accelerators 2 pretrain/run.py --config configs/pretrain/mae_cifar_tiny.yaml \\
+EXAMPLES = """  mae-vit pretrain mae_digits
+  mae-vit pretrain mae_photos_64 data.path=photos/
+  deepspeed --num_accelerators 2 --module mae_vit.cli pretrain mae_cifar_tiny \\
       data.path=data/mine data.augment.crop=random_resized
-  python pretrain/run.py --config configs/pretrain/mae_cifar_tiny.yaml --dry-run
+  mae-vit pretrain mae_cifar_tiny --dry-run
 """
 
 
@@ -31,7 +30,7 @@ def main(argv: Sequence[str] | None = None, *, prog: str | None = None) -> int:
             "objective.\nCtrl-C, SIGTERM or SIGUSR1 save after at most two more steps, and exit 75; the same "
             "command resumes.",
             sections=PretrainConfig.model_fields,
-            examples=as_installed(EXAMPLES) if prog else EXAMPLES,
+            examples=EXAMPLES,
         )
         # Report config errors before the slow imports. A pipe can be read only once, so it is checked later.
         if isinstance(arguments.config, Path) and (

@@ -73,21 +73,17 @@ def _number(variable: str) -> int | None:
     return int(text) if text.isdecimal() else None
 
 
-def cpu_quota(root: Path = _CGROUPS, process_cgroups: Path = _OWN_CGROUPS) -> float | None:
+def cpu_quota() -> float | None:
     """Returns the CPU time limit of a container or job, in cores; None if there is no limit.
 
     `docker run --cpus` and Kubernetes limit time and leave the affinity mask unchanged.
     """
-    quotas = [
-        quota
-        for group in control_groups("cpu", root, process_cgroups)
-        if (quota := _read_quota(group)) is not None
-    ]
-    return min(quotas, default=None)
+    quotas = (_read_quota(group) for group in control_groups("cpu"))
+    return min((quota for quota in quotas if quota is not None), default=None)
 
 
 def _read_quota(group: Path) -> float | None:
-    """Returns the quota of a control group, version 2 or 1; None if it has none."""
+    # Version 2, then version 1.
     with suppress(OSError, ValueError):
         most, period = (group / "cpu.max").read_text().split()
         return None if most == "max" else int(most) / int(period)
@@ -97,21 +93,19 @@ def _read_quota(group: Path) -> float | None:
     return None
 
 
-def control_groups(
-    controller: str, root: Path = _CGROUPS, process_cgroups: Path = _OWN_CGROUPS
-) -> Iterator[Path]:
+def control_groups(controller: str) -> Iterator[Path]:
     """Yields the folders of this process's control groups and of their ancestors, whose limits apply too.
 
     `controller` is "cpu" or "memory". Some folders may not exist: in a container a path may be the host's, of which
     only the root is visible.
     """
     with suppress(OSError):
-        for line in process_cgroups.read_text().splitlines():
+        for line in _OWN_CGROUPS.read_text().splitlines():
             _, kinds, path = line.split(":", 2)
             if kinds and controller not in kinds.split(","):
                 continue
             # Version 1 has a folder for each controller or set of controllers; version 2 one for all.
-            mounts = dict.fromkeys((root / kinds, root / controller)) if kinds else [root]
+            mounts = dict.fromkeys((_CGROUPS / kinds, _CGROUPS / controller)) if kinds else [_CGROUPS]
             parts = Path(path.lstrip("/")).parts
             # A namespace shows paths outside it in this form.
             parts = () if ".." in parts else parts

@@ -28,7 +28,6 @@ class TolerantStream:
     """
 
     def __init__(self, stream: TextIO) -> None:
-        """Wraps `stream`."""
         self._stream = stream
 
     def write(self, text: str) -> int:
@@ -119,7 +118,6 @@ class RunInterrupted(RuntimeError):
     """A stop request ended the run after it was saved (exit code 75); all ranks raise it together."""
 
     def __init__(self, reason: str) -> None:
-        """Takes the name of the signal, or another reason."""
         super().__init__(reason)
         self.reason = reason
 

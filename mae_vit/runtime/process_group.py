@@ -27,22 +27,19 @@ _MOST_NAMED = 8
 _meetings = 0
 
 
-def meet(
-    ranks: Ranks,
-    *,
-    timeout: timedelta,
-    first_word_s: float = _FIRST_WORD_S,
-    next_word_s: float = _NEXT_WORD_S,
-) -> torch.distributed.Store:
+def meet(ranks: Ranks, *, timeout: timedelta) -> torch.distributed.Store:
     """Waits at MASTER_ADDR:MASTER_PORT until all ranks have arrived; returns the store that they share.
 
-    Prints the missing ranks after `first_word_s`, and then every `next_word_s`. `timeout` applies to the meeting, and
-    to each later wait for a key of the store. Raises InputError if a rank does not arrive in time.
+    Prints the missing ranks after some seconds, and then repeatedly. `timeout` applies to the meeting, and to each
+    later wait for a key of the store. Raises InputError if a rank does not arrive in time.
     """
     global _meetings
     _meetings += 1
-    host, port = os.environ["MASTER_ADDR"], _port(os.environ["MASTER_PORT"])
-    wait = _Wait(f"{host}:{port}", timeout.total_seconds(), first_word_s, next_word_s)
+    host, text = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+    if not (text.isdecimal() and 0 < int(text) < 2**16):
+        raise InputError(f'MASTER_PORT="{text}" is not a port; give a number from 1 to 65535')
+    port = int(text)
+    wait = _Wait(f"{host}:{port}", timeout.total_seconds())
     shared = torch.distributed.PrefixStore("mae-vit", _open_store(ranks, host, port, wait, timeout))
     try:
         name = _agree_on_name(shared, ranks, wait) if _is_served_by_launcher() else f"{_meetings}"
@@ -59,7 +56,10 @@ def meet(
                 wait.pause(f"the ranks that rank 0 at {wait.address} lists", speak=False)
             elif missing:
                 here = f"{ranks.world_size - len(missing)} of {ranks.world_size} here"
-                wait.pause(f"{ranks.world_size} ranks at {wait.address}, {here}, missing {_named(missing)}")
+                more = f" and {len(missing) - _MOST_NAMED:,} more" if len(missing) > _MOST_NAMED else ""
+                named = f"{', '.join(map(str, missing[:_MOST_NAMED]))}{more}"
+                noun = "rank" if len(missing) == 1 else "ranks"
+                wait.pause(f"{ranks.world_size} ranks at {wait.address}, {here}, missing {noun} {named}")
             else:
                 store.set("all", "")
     except torch.distributed.DistError as error:
@@ -92,9 +92,9 @@ def _agree_on_name(shared: torch.distributed.Store, ranks: Ranks, wait: _Wait) -
 class _Wait:
     """Prints repeatedly what this rank waits for, and gives up after a timeout."""
 
-    def __init__(self, address: str, timeout_s: float, first_word_s: float, next_word_s: float) -> None:
-        self.address, self._timeout_s, self._next_word_s = address, timeout_s, next_word_s
-        self._begun, self._next = time.monotonic(), first_word_s
+    def __init__(self, address: str, timeout_s: float) -> None:
+        self.address, self._timeout_s = address, timeout_s
+        self._begun, self._next = time.monotonic(), _FIRST_WORD_S
 
     @property
     def over(self) -> bool:
@@ -111,7 +111,7 @@ class _Wait:
                 + REMEDY
             )
         if speak and waited_s > self._next:
-            self._next = waited_s + self._next_word_s
+            self._next = waited_s + _NEXT_WORD_S
             print(f"waiting for {whom}, since {since}{REMEDY}", file=sys.stderr, flush=True)
         time.sleep(_POLL_S)
 
@@ -162,18 +162,6 @@ def _open_store(
     return answers[0]
 
 
-def _port(text: str) -> int:
-    if text.isdecimal() and 0 < int(text) < 2**16:
-        return int(text)
-    raise InputError(f'MASTER_PORT="{text}" is not a port; give a number from 1 to 65535')
-
-
-def _named(missing: list[int]) -> str:
-    more = len(missing) - _MOST_NAMED
-    listed = ", ".join(map(str, missing[:_MOST_NAMED])) + (f" and {more:,} more" if more > 0 else "")
-    return f"{'rank' if len(missing) == 1 else 'ranks'} {listed}"
-
-
 # Added to the watchdog's longest timeout: several long phases may follow one another, and nodes start
 # minutes apart. Our choice.
 MARGIN_S = 600.0
@@ -215,20 +203,17 @@ def join(
     # Bind to the device: otherwise NCCL guesses it from the rank at the first collective. A single
     # rank has no peer, and DeepSpeed leaves it unbound, too.
     if ranks.world_size > 1:
-        _check_gpus(ranks, str(torch.cuda.get_device_properties(device).uuid), store)
+        store.set(f"gpu/{ranks.rank}", str(torch.cuda.get_device_properties(device).uuid))
+        first = ranks.rank - ranks.local_rank
+        gpus = {store.get(f"gpu/{rank}") for rank in range(first, first + ranks.local_world_size)}
+        # On all ranks of the node; NCCL would end in a traceback.
+        if len(gpus) < ranks.local_world_size:
+            raise InputError(
+                f"{ranks.local_world_size} ranks on this node share {count_of(len(gpus), 'GPU')}; start one for each "
+                "GPU"
+            )
         options["device_id"] = device
     torch.distributed.init_process_group("nccl", **options)
-
-
-def _check_gpus(ranks: Ranks, gpu: str, store: torch.distributed.Store) -> None:
-    """Rejects two ranks of this node with the same GPU, on all of its ranks; NCCL would end in a traceback."""
-    first = ranks.rank - ranks.local_rank
-    store.set(f"gpu/{ranks.rank}", gpu)
-    gpus = {store.get(f"gpu/{rank}") for rank in range(first, first + ranks.local_world_size)}
-    if len(gpus) < ranks.local_world_size:
-        raise InputError(
-            f"{ranks.local_world_size} ranks on this node share {count_of(len(gpus), 'GPU')}; start one for each GPU"
-        )
 
 
 def group_as_patient() -> torch.distributed.ProcessGroup:

@@ -154,8 +154,7 @@ def run_on_rank_zero(decide: Callable[[], T], ranks: Ranks) -> T:
         except OSError as error:
             reason = ": ".join(filter(None, (error.filename and str(error.filename), error_reason(error))))
             outcome[1] = InputError, (reason,)
-    if ranks.world_size > 1:
-        torch.distributed.broadcast_object_list(outcome, src=0)
+    outcome = broadcast_from_rank_zero(outcome, ranks)
     if outcome[1] is not None:
         kind, words = outcome[1]
         raise kind(*words)

@@ -174,7 +174,6 @@ class StopRequest:
     """
 
     def __init__(self) -> None:
-        """Installs the handlers and starts the watch."""
         self.reason = early_signal()
         self._ended = False
         # Python lets only the main thread handle signals.
@@ -187,7 +186,6 @@ class StopRequest:
         _watch_launchers(self._stop_for, lambda: self.reason is not None or self._ended)
 
     def __bool__(self) -> bool:
-        """True once a stop was requested."""
         return self.reason is not None
 
     def end(self) -> None:

@@ -51,7 +51,6 @@ class Guard:
     """
 
     def __init__(self, options: GuardSection, course: LossHistory) -> None:
-        """Continues from the losses in `course`."""
         self._options, self._skipped = options, course.skipped
         self._losses = deque(course.losses, maxlen=_WINDOW)
         self._streak = course.streak
@@ -104,18 +103,18 @@ class Entry:
 class Quarantine:
     """The distinct damaged samples, equal on all ranks after `exchange`. Rank 0 writes the list.
 
-    Attributes:
-        share: largest allowed share of damaged samples, 0 to 1.
-        allowed: largest allowed number of damaged samples.
+    Of the `samples` in `data_path`, at most the `share` (0 to 1) may be damaged.
     """
 
-    def __init__(self, path: Path, ranks: Ranks, *, share: float, samples: int, start_step: int) -> None:
+    def __init__(
+        self, path: Path, ranks: Ranks, *, share: float, samples: int, data_path: str, start_step: int
+    ) -> None:
         """Loads the list of a resumed run, without entries after `start_step`, the optimizer steps done; collective.
 
         The run reads the samples of these entries again, unless they have been repaired.
         """
-        self.path, self.share, self.total, self._ranks = path, share, samples, ranks
-        self.allowed = damage_allowed(share, samples)
+        self.path, self._share, self._total, self._ranks = path, share, samples, ranks
+        self._data_path = data_path
         self._shared: dict[int, Entry] = {}
         # Only rank 0's node may have the folder.
         for line in run_on_rank_zero(lambda: read_json_lines(path) if path.exists() else [], ranks):
@@ -137,9 +136,16 @@ class Quarantine:
         return self._shared.keys()
 
     @property
-    def exceeded(self) -> bool:
-        """Whether there are more damaged samples than allowed."""
-        return len(self._shared) > self.allowed
+    def excess(self) -> str:
+        """Says what to do if more samples are damaged than allowed; empty if not."""
+        allowed = damage_allowed(self._share, self._total)
+        if len(self._shared) <= allowed:
+            return ""
+        return (
+            f"{len(self._shared):,} of {self._total:,} samples are damaged, data.damage_budget={self._share:g} allows "
+            f"{allowed:,}; {self.path} lists them. Repair the shards (see `mae-vit check {self._data_path}`) or raise "
+            "the budget; the same command resumes"
+        )
 
     def note(self, step: int, damages: Iterable[Damage]) -> int:
         """Records this rank's damaged samples of a step; returns how many are new to this rank."""
@@ -187,16 +193,12 @@ class Recovery:
         samples_of: Callable[[int], list[dict[str, Any]]],
         quarantine: Quarantine,
         ranks: Ranks,
-        mend: str,
         say: Callable[[str], None],
     ) -> None:
-        """Continues from `history`.
-
-        `samples_of` describes the samples of a data step; `mend` is a sentence on how to repair damaged samples.
-        """
+        """Continues from `history`; `samples_of` describes the samples of a data step."""
         self._options, self._folder, self._samples_of = options, folder, samples_of
         self.guard, self.quarantine = Guard(options, history), quarantine
-        self._ranks, self._mend, self._say = ranks, mend, say
+        self._ranks, self._say = ranks, say
         self._tries: dict[int, int] = {}
         self._warnings = 0
 
@@ -281,11 +283,7 @@ class Recovery:
             self._warnings += 1
             if self._warnings == _MAX_WARNINGS:
                 self._say(f"for further damaged samples see {quarantine.path}")
-        if quarantine.exceeded:
+        if quarantine.excess:
             # Wait until rank 0 has written the list: when a rank exits, the launcher kills the others.
             barrier(self._ranks)
-            raise TrainingFailed(
-                f"{len(quarantine.samples):,} of {quarantine.total:,} samples are damaged, "
-                f"data.damage_budget={quarantine.share:g} allows {quarantine.allowed:,}; {quarantine.path} lists "
-                f"them. {self._mend}"
-            )
+            raise TrainingFailed(quarantine.excess)

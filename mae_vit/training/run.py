@@ -30,8 +30,6 @@ from mae_vit.training.outputs.run_outputs import RunOutputs
 from mae_vit.training.recovery import Quarantine, Recovery
 from mae_vit.training.trainer import Job, Outcome, RunSetup, Trainer, restore
 
-_MEND = "Repair the shards (see `mae-vit check {data}`) or raise the budget; the same command resumes"
-
 # Reason of a stop that another rank requested.
 OTHER_RANK = "the request of another rank"
 
@@ -39,15 +37,27 @@ OTHER_RANK = "the request of another rank"
 def run(setup: RunSetup, job: Job, checkpoint: CheckpointInfo | None) -> None:
     """Trains from `checkpoint`, or from the beginning, to the end or to a signal."""
     begun, start_step = time.monotonic(), checkpoint.step if checkpoint else 0
-    quarantine = _open_quarantine(setup, start_step)
+    quarantine = Quarantine(
+        setup.folder.quarantine,
+        setup.engine.ranks,
+        share=setup.config.data.damage_budget,
+        samples=setup.plan.num_samples,
+        data_path=redact_url(setup.config.data.path),
+        start_step=start_step,
+    )
+    if quarantine.excess:
+        raise InputError(quarantine.excess)
     run_on_rank_zero(setup.folder.lock, setup.engine.ranks)
     try:
         trainer = build_trainer(setup, job, checkpoint, quarantine)
+        outcome, lines = _train(trainer, checkpoint)
     except RuntimeError as error:
         if is_lost_rank(error):
-            raise _lost(setup.engine.ranks.rank) from None
+            raise LostRank(
+                f"rank {setup.engine.ranks.rank} lost the connection to another rank, which failed or was killed; "
+                "see that rank's message. The last checkpoint is good"
+            ) from None
         raise
-    outcome, lines = _train(trainer, checkpoint)
     # All ranks leave together: when one exits, the launcher kills the others, even while they write.
     trainer.stop.end()
     barrier(setup.engine.ranks)
@@ -104,7 +114,6 @@ def build_trainer(
         samples_of=job.samples_of,
         quarantine=quarantine,
         ranks=ranks,
-        mend=_MEND.format(data=redact_url(config.data.path)),
         say=outputs.say,
     )
     source = f"starting from {setup.begins_from}"
@@ -149,22 +158,13 @@ def _train(trainer: Trainer, checkpoint: CheckpointInfo | None) -> tuple[Outcome
     except BaseException as error:
         trainer.saver.close()
         trainer.outputs.end("failed", None)
-        if is_lost_rank(error):
-            # Another node may run it by now: what is behind a URL is no longer this rank's.
-            raise _lost(ranks.rank) from None
-        if ranks.rank == 0:
+        # Without the other ranks, another node may run it by now: what is behind a URL is no longer this rank's.
+        if ranks.rank == 0 and not is_lost_rank(error):
             try:
                 trainer.setup.folder.upload()
             except OSError as problem:
                 trainer.outputs.say(f"warning: {error_reason(problem)}")
         raise
-
-
-def _lost(rank: int) -> LostRank:
-    return LostRank(
-        f"rank {rank} lost the connection to another rank, which failed or was killed; see that rank's message. "
-        "The last checkpoint is good"
-    )
 
 
 def _end(trainer: Trainer, outcome: Outcome) -> list[str]:
@@ -199,20 +199,3 @@ def _end(trainer: Trainer, outcome: Outcome) -> list[str]:
     if problem := broadcast_from_rank_zero(problem, ranks):
         raise problem
     return lines
-
-
-def _open_quarantine(setup: RunSetup, start_step: int) -> Quarantine:
-    """Loads the list of damaged samples; raises InputError if it already exceeds the budget."""
-    quarantine = Quarantine(
-        setup.folder.quarantine,
-        setup.engine.ranks,
-        share=setup.config.data.damage_budget,
-        samples=setup.plan.num_samples,
-        start_step=start_step,
-    )
-    if quarantine.exceeded:
-        raise InputError(
-            f"{quarantine.path} lists {len(quarantine.samples):,} damaged samples, "
-            f"data.damage_budget={quarantine.share:g} allows {quarantine.allowed:,}; raise it or repair the shards"
-        )
-    return quarantine

@@ -336,7 +336,6 @@ def _check_ranks_agree(identity: Identity, ranks: Ranks) -> None:
 
 
 def _check_length(folder: RunFolder, checkpoint: CheckpointInfo | None, plan: Plan) -> None:
-    """Raises InputError if a resumed run has done more steps than configured."""
     if checkpoint is not None and checkpoint.step > plan.total_steps:
         raise InputError(
             f"{folder.shown()} is at step {checkpoint.step}, beyond the {plan.total_steps} of its config; give more"

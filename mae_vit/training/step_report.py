@@ -55,7 +55,6 @@ class StepReport:
     """Collects a step's report on the device, over micro-batches and then over ranks."""
 
     def __init__(self, engine: Engine, *, stop: bool, save_due: bool) -> None:
-        """Begins a step's report with this rank's requests."""
         self._engine, self._stop, self._save_due = engine, stop, save_due
         self.damaged = 0
         self._loss = torch.zeros((), device=engine.device)
@@ -110,7 +109,6 @@ class ReportReader:
     """
 
     def __init__(self) -> None:
-        """Starts empty."""
         self._pending: tuple[StepReport, Tensor, torch.cuda.Event | None] | None = None
 
     def push(self, report: StepReport) -> StepValues | None:

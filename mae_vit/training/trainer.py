@@ -41,7 +41,6 @@ class Copier:
     """
 
     def __init__(self, device: torch.device) -> None:
-        """Opens the stream."""
         self._device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._copying = deque[tuple[torch.cuda.Event, Batch]]()
@@ -152,7 +151,6 @@ class Trainer:
         stop: StopRequest,
         watchdog: Watchdog,
     ) -> None:
-        """Takes the parts, which `run` builds."""
         self.setup, self.job, self.evals, self.outputs = setup, job, evals, outputs
         self.recovery, self.saver, self.stop, self.watchdog = recovery, saver, stop, watchdog
         self.engine, self.plan, self.ranks = setup.engine, setup.plan, setup.engine.ranks

@@ -26,12 +26,13 @@ def address(monkeypatch):
     for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(meeting, "_meetings", 0)
+    monkeypatch.setattr(meeting, "_FIRST_WORD_S", 0.0)
+    monkeypatch.setattr(meeting, "_NEXT_WORD_S", 0.1)
     return f"127.0.0.1:{port}"
 
 
 def meet_soon(rank: int, world_size: int = 2, *, timeout_s: float = 0.6):
-    words = {"first_word_s": 0.0, "next_word_s": 0.1}
-    return meet(Ranks(rank, world_size), timeout=timedelta(seconds=timeout_s), **words)
+    return meet(Ranks(rank, world_size), timeout=timedelta(seconds=timeout_s))
 
 
 def test_rank_0_names_who_is_missing_and_gives_up(address, capsys):

@@ -106,24 +106,6 @@ def test_ctrl_c_while_a_run_still_starts_is_one_line(digits, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_second_ctrl_c_ends_at_once(digits, tmp_path):
-    with Run(tmp_path / "run", "python", 1, [*arguments(digits, "tar"), "checkpoint.every_steps=5"]) as run:
-        run.wait_for_step(10)
-        workers = psutil.Process(run.process.pid).children(recursive=True)
-        assert len(workers) >= 2
-        # Before the step ends at which the first one is read.
-        for _ in range(2):
-            run.process.send_signal(signal.SIGINT)
-            time.sleep(0.002)
-        assert run.wait(100) in (75, 130)
-        assert psutil.wait_procs(workers, timeout=500)[1] == []
-        output = run.output()
-    assert "Ctrl-C again ends without saving" in output
-    assert "Traceback" not in output
-    assert list_checkpoints(run.folder / "checkpoints")
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["python", "deepspeed"])
 def test_a_closed_terminal_leaves_a_resumable_run(digits, tmp_path, launcher):
     """The hang-up reaches the whole session, and there is no terminal left to print to."""

@@ -9,7 +9,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from unittest.mock import patch
 
@@ -77,17 +77,11 @@ def counted(*synchronizers: tuple[object, str]) -> Iterator[Counter[str]]:
     def note(*args: object, **kwargs: object) -> None:
         waits.found["synchronize"] += 1
 
-    patches = [
-        patch.object(owner, name, note) for owner, name in ((torch.cuda, "synchronize"), *synchronizers)
-    ]
-    for each in patches:
-        each.start()
-    try:
+    with ExitStack() as stack:
+        for owner, name in ((torch.cuda, "synchronize"), *synchronizers):
+            stack.enter_context(patch.object(owner, name, note))
         with waits:
             yield waits.found
-    finally:
-        for each in patches:
-            each.stop()
 
 
 def build_objective(name: str) -> Objective:
@@ -132,7 +126,6 @@ def take_steps(engine: Engine, steps: int, *, log_every: int) -> list:
             samples_of=None,
             quarantine=SimpleNamespace(note=lambda *_: 0),
             ranks=engine.ranks,
-            mend="",
             say=print,
         ),
         saver=SimpleNamespace(due=lambda: False, take_stall=dict),

@@ -20,7 +20,7 @@ from mae_vit.objectives import OBJECTIVES
 from mae_vit.objectives.objective import ObjectiveOutput, Task
 from mae_vit.runtime.device import find_device
 from mae_vit.runtime.process_group import give_up_after, join
-from mae_vit.runtime.ranks import Ranks, find_ranks, gather_objects
+from mae_vit.runtime.ranks import Ranks, broadcast_from_rank_zero, find_ranks, gather_objects
 from mae_vit.training.engines import state as states
 from mae_vit.training.engines.base import StepOptions
 from mae_vit.training.engines.state import LossScale
@@ -145,21 +145,13 @@ def build_engine(name: str, case: dict, ranks: Ranks):
         engine = DeepSpeedEngine(objective, options, ranks, device)
     if engine.loss_scale is not None:
         engine.loss_scale = LossScale(case["scale"], growth_interval=GROWTH_INTERVAL)
-        engine.restore(all_the_state(engine.gather(), ranks))
+        engine.restore(broadcast_from_rank_zero(engine.gather(), ranks))
     return engine
 
 
 def tensors_of(state) -> int:
     groups = [state.parameters, *state.optimizer_states.values(), state.buffers, state.average]
     return sum(map(len, groups))
-
-
-def all_the_state(state, ranks: Ranks):
-    """Rank 0's, as all ranks read it from a checkpoint."""
-    box = [state]
-    if ranks.world_size > 1:
-        torch.distributed.broadcast_object_list(box, src=0)
-    return box[0]
 
 
 def count_copies() -> None:
@@ -207,7 +199,7 @@ def run(case: dict, ranks: Ranks) -> dict:
         held = gather_objects(tensors_of(state), ranks)
         copied = gather_objects(len(COPIED), ranks)
         COPIED.clear()
-        state = all_the_state(state, ranks)
+        state = broadcast_from_rank_zero(state, ranks)
     # At ZeRO 3 they are sharded.
     apart = spread(engine.objective.parameters()) if name != "3" else 0.0
     with engine.full_weights(), torch.no_grad():

@@ -35,6 +35,7 @@ from torch import Tensor
 
 from mae_vit.core.errors import InputError, RemoteUnavailable
 from mae_vit.core.files import fsync_path, replacing, write_atomically
+from mae_vit.data.shards.dataset_json import file_digest
 from mae_vit.runtime.ranks import Ranks, gather_objects
 from mae_vit.training.engines.state import BestWeights, LossHistory, LossScale, TrainState
 
@@ -110,19 +111,10 @@ def read_part(path: Path, part: str, described: dict[str, Any], *, load: bool = 
     """Verifies one part, such as "parameters", and reads its tensors if `load` is set. Call it in `as_broken`."""
     file = path / f"{part}.safetensors"
     data = file.read_bytes() if load else b""
-    digest = hashlib.sha256(data).hexdigest() if load else sha256_of_file(file)
+    digest = hashlib.sha256(data).hexdigest() if load else file_digest(file)
     if digest != described["sha256"][part]:
         raise BrokenCheckpoint(f"{path}: {part}.safetensors is damaged (checksum differs)")
     return load_tensors(data) if load else {}
-
-
-def sha256_of_file(path: Path) -> str:
-    """Returns the hexadecimal SHA-256 of a file, read a megabyte at a time."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while data := file.read(1 << 20):
-            digest.update(data)
-    return digest.hexdigest()
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
@@ -139,7 +131,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
             if (number := re.search(r"\(os error (\d+)\)", str(error))) is None:
                 raise
             raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from None
-        digest = sha256_of_file(partial)
+        digest = file_digest(partial)
     fsync_path(path.parent)
     return digest
 
@@ -227,8 +219,7 @@ def _write_parts(folder: Path, state: TrainState, *, step: int, identity: dict[s
 
 def verify_checkpoint(path: Path) -> CheckpointInfo:
     """Verifies one checkpoint as `load_checkpoint` does, but keeps no tensors in memory."""
-    checkpoint = load_checkpoint(path, load=False)
-    return CheckpointInfo(checkpoint.path, checkpoint.step, checkpoint.identity, checkpoint.course)
+    return load_checkpoint(path, load=False)
 
 
 def described_checkpoint(path: Path, described: dict[str, Any]) -> CheckpointInfo:

@@ -57,7 +57,6 @@ class RemoteRun:
     """
 
     def __init__(self, url: str) -> None:
-        """Names the local copy; opens nothing yet."""
         self.shown, self._url = redact_url(url).rstrip("/"), url.rstrip("/")
         words = re.sub(r"[^A-Za-z0-9.]+", "-", self.shown)[-60:].strip("-.")
         name = f"{words}-{hashlib.sha256(self._url.encode()).hexdigest()[:12]}"
@@ -72,7 +71,7 @@ class RemoteRun:
         """
         with self._failing("read"):
             names = self._names()
-            whole = self._whole()
+            whole = self.checkpoints()
             for path in self.local.iterdir():
                 if path.name not in (".lock", _CHECKPOINTS):
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -89,7 +88,7 @@ class RemoteRun:
     def fetch_before(self, step: int) -> None:
         """Brings the newest intact checkpoint from before `step` into the local copy. Raises RemoteError."""
         with self._failing("read"):
-            self._bring_newest([path for path in self._whole() if step_of(path) < step])
+            self._bring_newest([path for path in self.checkpoints() if step_of(path) < step])
 
     def read_facts(self) -> dict[str, bytes]:
         """Returns the content of `config.yaml` and `summary.json`, if they exist, for a plan. Raises RemoteError."""
@@ -109,7 +108,7 @@ class RemoteRun:
                 return described_checkpoint(path, json.loads(self._state(path.name)))
 
         with self._failing("read"):
-            return read_newest(self._whole(), describe)[0]
+            return read_newest(self.checkpoints(), describe)[0]
 
     def bring(self, path: Path) -> Path:
         """Returns the folder of a checkpoint of the local copy of rank 0, on another rank.
@@ -156,12 +155,12 @@ class RemoteRun:
         with self._failing("written"):
             # What interrupted uploads and removals have left.
             names = {name.split("/")[1] for name in self._names() if name.startswith(f"{_CHECKPOINTS}/")}
-            for name in names - {whole.name for whole in self._whole()}:
+            for name in names - {whole.name for whole in self.checkpoints()}:
                 # A folder that was a run's own before it got a URL has other names, too.
                 if is_checkpoint_name(name) or (name.startswith(".step-") and _is_passing(name)):
-                    self._remove(name)
+                    self.remove(name)
             # The run may reach a step again after a restart.
-            self._remove(path.name)
+            self.remove(path.name)
             *parts, state = sorted(path.iterdir(), key=lambda file: file.name == STATE)
             folder = f"{_CHECKPOINTS}/{path.name}"
             for part in parts:
@@ -174,14 +173,24 @@ class RemoteRun:
             self._put(state, f"{folder}/{STATE}")
 
     def checkpoints(self) -> list[Path]:
-        """Returns the checkpoints behind the URL, by their names, oldest first. Raises RemoteError."""
-        with self._failing("read"):
-            return self._whole()
+        """Returns the checkpoints whose upload is complete, as paths of the local copy, oldest first.
 
-    def remove(self, path: Path) -> None:
+        Raises RemoteError.
+        """
+        with self._failing("read"):
+            parts = (name.split("/") for name in self._names() if name.endswith(f"/{STATE}"))
+            names = (part[1] for part in parts if len(part) == 3 and part[0] == _CHECKPOINTS)
+            whole = (self.local / _CHECKPOINTS / name for name in names if is_checkpoint_name(name))
+            return sorted(whole, key=step_of)
+
+    def remove(self, name: str) -> None:
         """Removes a checkpoint, by its name. Raises RemoteError."""
+        folder = self._path(f"{_CHECKPOINTS}/{name}")
         with self._failing("written"):
-            self._remove(path.name)
+            with suppress(FileNotFoundError):
+                self._fs.rm_file(f"{folder}/{STATE}")
+            with suppress(FileNotFoundError):
+                self._fs.rm(folder, recursive=True)
 
     @property
     def _fs(self) -> Any:
@@ -205,13 +214,6 @@ class RemoteRun:
         if not own and not all(_is_passing(name.rpartition("/")[2]) for name in names):
             raise RemoteError(f"run.dir={self.shown} has other files; give a folder of its own")
         return names
-
-    def _whole(self) -> list[Path]:
-        """Returns the checkpoints whose upload is complete, as paths of the local copy, oldest first."""
-        parts = (name.split("/") for name in self._names() if name.endswith(f"/{STATE}"))
-        names = (part[1] for part in parts if len(part) == 3 and part[0] == _CHECKPOINTS)
-        whole = (self.local / _CHECKPOINTS / name for name in names if is_checkpoint_name(name))
-        return sorted(whole, key=step_of)
 
     def _state(self, name: str) -> bytes:
         state: bytes = self._fs.cat_file(self._path(f"{_CHECKPOINTS}/{name}/{STATE}"))
@@ -256,13 +258,6 @@ class RemoteRun:
         self._fs.makedirs(folder, exist_ok=True)
         self._fs.put_file(str(path), f"{folder}/.{last}.tmp")
         self._fs.mv(f"{folder}/.{last}.tmp", target)
-
-    def _remove(self, name: str) -> None:
-        folder = self._path(f"{_CHECKPOINTS}/{name}")
-        with suppress(FileNotFoundError):
-            self._fs.rm_file(f"{folder}/{STATE}")
-        with suppress(FileNotFoundError):
-            self._fs.rm(folder, recursive=True)
 
     @contextmanager
     def _failing(self, how: str) -> Iterator[None]:

@@ -154,7 +154,14 @@ class Saver:
                 self._prune(step, keep_last=1, there=False)
                 path = save()
             if self._remote is not None:
-                _upload(self._remote, path)
+                try:
+                    # The metrics that lead to it first.
+                    self._remote.upload_files()
+                    self._remote.upload_checkpoint(path)
+                except OSError:
+                    # Otherwise nodes that do not have it would be asked to load it.
+                    shutil.rmtree(path)
+                    raise
             if step:
                 mark_slurm_progress()
             self._prune(step, keep_last=self._options.keep_last)
@@ -171,22 +178,9 @@ class Saver:
         if self._remote is not None:
             try:
                 for path in expired(self._remote.checkpoints(), keep_every=keep_every) if there else ():
-                    self._remote.remove(path)
+                    self._remote.remove(path.name)
             except RemoteError as error:
                 self._say(f"warning: old checkpoints stay until the next save: {error}")
             keep_every = None  # the local copy is for this start of the run
         for path in expired(list_checkpoints(self._folder), keep_every=keep_every):
             shutil.rmtree(path, ignore_errors=True)
-
-
-def _upload(remote: RemoteRun, path: Path) -> None:
-    """Uploads a checkpoint, after the metrics that lead to it; raises OSError, and removes it.
-
-    Otherwise nodes that do not have it would be asked to load it.
-    """
-    try:
-        remote.upload_files()
-        remote.upload_checkpoint(path)
-    except OSError:
-        shutil.rmtree(path)
-        raise

@@ -28,14 +28,8 @@ from mae_vit.runtime.process_group import leave
 from mae_vit.runtime.ranks import Ranks, sum_over_ranks
 from mae_vit.training.engines.compiled_cache import keep_compiled
 from mae_vit.training.engines.precision import Autocast, Precision
-from mae_vit.training.engines.state import (
-    EMA,
-    LossScale,
-    Staging,
-    TrainState,
-    persistent_buffers,
-)
-from mae_vit.training.optim import OptimizerOptions
+from mae_vit.training.engines.state import EMA, LossScale, Staging, TrainState, persistent_buffers
+from mae_vit.training.optim import OptimizerOptions, make_optimizer
 
 NamedTensors = Iterable[tuple[str, Tensor]]
 
@@ -87,7 +81,6 @@ class Engine(ABC):
     """
 
     def __init__(self, objective: Task, options: StepOptions, ranks: Ranks, device: torch.device) -> None:
-        """Moves `objective` to `device` and prepares to train it."""
         self.objective = objective.to(device)
         self.options = options
         self.ranks = ranks
@@ -110,6 +103,7 @@ class Engine(ABC):
             # Shapes never change in a run, hence dynamic=False.
             self.objective.compile(dynamic=False, mode=mode)
         self.module = Autocast(self.objective, device, options.precision)
+        self._optimizer = make_optimizer(self.objective, options.optimizer)
 
     @abstractmethod
     def forward(self, batch: Batch) -> ObjectiveOutput:
@@ -122,17 +116,6 @@ class Engine(ABC):
     @abstractmethod
     def step(self, lr: float) -> StepResult:
         """Clips, updates and clears gradients."""
-
-    @abstractmethod
-    def gather(self) -> TrainState:
-        """Collects the whole state in rank 0's host memory, without tensors on other ranks; collective.
-
-        The next call may overwrite the returned tensors.
-        """
-
-    @abstractmethod
-    def restore(self, state: TrainState) -> None:
-        """Restores a gathered state of any engine, ZeRO stage and world size."""
 
     @contextmanager
     def full_weights(self) -> Iterator[None]:
@@ -168,11 +151,13 @@ class Engine(ABC):
 
     def unscale_and_clip(self) -> StepResult:
         """Divides the gradients by the loss scale and clips them. This process must hold them whole."""
-        parameters = list(self.trainable.values())
+        trained = [p for p in self.trainable.values() if p.grad is not None]
+        gradients = [p.grad for p in trained if p.grad is not None]
         if self.loss_scale is not None:
-            gradients = [p.grad for p in parameters if p.grad is not None]
             torch._foreach_mul_(gradients, 1 / self.loss_scale.scale)
-        return self.update_loss_scale(clip_gradients(parameters, self.options.clip_grad))
+        if self.options.clip_grad is None:
+            return self.update_loss_scale(nn.utils.get_total_norm(gradients))
+        return self.update_loss_scale(nn.utils.clip_grad_norm_(trained, self.options.clip_grad))
 
     def update_loss_scale(self, grad_norm: Tensor) -> StepResult:
         """Decides from the unscaled gradient norm whether fp16 skips this step; if not, counts the update.
@@ -191,16 +176,17 @@ class Engine(ABC):
             self.average.update(self.updates)
         return result
 
-    def gather_local(self, optimizer: torch.optim.Optimizer) -> TrainState:
-        """Collects the state to save. This process must hold the optimizer's state whole."""
+    def gather(self) -> TrainState:
+        """Collects the whole state in rank 0's host memory, without tensors on other ranks; collective.
+
+        The next call may overwrite the returned tensors. An engine that shards states overrides it.
+        """
 
         def tensors_of(slot: str) -> Iterator[tuple[str, Tensor]]:
             for name, parameter in self.trainable.items():
-                kept = optimizer.state.get(parameter, {}).get(slot)
-                yield (
-                    name,
-                    torch.zeros_like(parameter) if kept is None else kept,
-                )  # zeros before the first step
+                kept = self._optimizer.state.get(parameter, {}).get(slot)
+                # Zeros before the first step.
+                yield name, torch.zeros_like(parameter) if kept is None else kept
 
         slots = self.options.optimizer.optimizer_states
         return self.make_state(self.objective.named_parameters(), {slot: tensors_of(slot) for slot in slots})
@@ -222,19 +208,19 @@ class Engine(ABC):
         staging.wait()
         return state
 
-    def restore_local(self, optimizer: torch.optim.Optimizer, state: TrainState) -> None:
-        """Restores a state. This process must hold the optimizer's state whole."""
+    def restore(self, state: TrainState) -> None:
+        """Restores a gathered state of any engine, ZeRO stage and world size. An engine that shards overrides it."""
         self.restore_counters(state)
         with torch.no_grad():
             for name, parameter in self.objective.named_parameters():
                 parameter.copy_(state.parameters[name])
-        optimizer.state.clear()
+        self._optimizer.state.clear()
         for name, parameter in self.trainable.items() if state.optimizer_step else ():
             slots = state.optimizer_states.items()
             kept = {slot: values[name].to(parameter.device).clone() for slot, values in slots}
             if self.options.optimizer.counts_updates:
                 kept["step"] = torch.tensor(float(state.optimizer_step), device=parameter.device)
-            optimizer.state[parameter] = kept
+            self._optimizer.state[parameter] = kept
 
     def restore_counters(self, state: TrainState) -> None:
         """Restores counters, loss scale, moving average and the layers' buffers."""
@@ -245,14 +231,6 @@ class Engine(ABC):
             self.average.restore(state.average)
         if self.loss_scale is not None and state.loss_scale is not None:
             self.loss_scale = replace(state.loss_scale)
-
-
-def clip_gradients(parameters: Iterable[nn.Parameter], clip_grad: float | None) -> Tensor:
-    """Clips gradients unless `clip_grad` is None; returns the global norm before clipping."""
-    trained = [parameter for parameter in parameters if parameter.grad is not None]
-    if clip_grad is None:
-        return nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None])
-    return nn.utils.clip_grad_norm_(trained, clip_grad)
 
 
 def recompute_blocks(model: nn.Module) -> None:

@@ -46,7 +46,6 @@ class Compiling(NamedTuple):
     cuda_graphs: bool = False
 
     def __str__(self) -> str:
-        """Returns a line for the plan."""
         return f"{'yes' if self.on else 'no'}{', as CUDA graphs' if self.cuda_graphs else ''}: {self.why}"
 
 

@@ -37,7 +37,6 @@ from mae_vit.training.engines.base import Engine, StepOptions, StepResult
 from mae_vit.training.engines.cost import ZERO_BUCKET
 from mae_vit.training.engines.state import TrainState
 from mae_vit.training.engines.torch_engine import DataParallel
-from mae_vit.training.optim import make_optimizer
 
 
 def _use_process_group(device: torch.device) -> None:
@@ -73,7 +72,6 @@ class DeepSpeedEngine(Engine):
         super().__init__(objective, options, ranks, device)
         if self._replica is not None:
             choose_attention(self._replica.to(device), device, options.attention)
-        self._optimizer = make_optimizer(self.objective, options.optimizer)
         trainable = sum(p.numel() for p in self.trainable.values())
         self._reduced_by_hooks = options.zero_stage == 0 and ranks.world_size > 1
         self._engine, self._wrapped, _, _ = deepspeed.initialize(
@@ -121,7 +119,7 @@ class DeepSpeedEngine(Engine):
     def gather(self) -> TrainState:  # noqa: D102
         # At ZeRO 0 DeepSpeed's safe_get_* returns None, and safe_set_* does nothing.
         if not self.options.zero_stage:
-            return self.gather_local(self._optimizer)
+            return super().gather()
         optimizer_states = {slot: self._whole_slot(slot) for slot in self.options.optimizer.optimizer_states}
         return self.make_state(self._whole_parameters(), optimizer_states)
 
@@ -137,7 +135,7 @@ class DeepSpeedEngine(Engine):
 
     def restore(self, state: TrainState) -> None:  # noqa: D102
         if not self.options.zero_stage:
-            self.restore_local(self._optimizer, state)
+            super().restore(state)
             return
         self.restore_counters(state)
         self._hand_over_scale()
@@ -232,7 +230,19 @@ def _free(shell: Task) -> None:
 
 
 def deepspeed_config(options: StepOptions, *, trainable: int, device: torch.device) -> dict[str, Any]:
-    """Generates DeepSpeed's config from our options; `trainable` is the number of trainable scalars."""
+    """Generates DeepSpeed's config from our options; `trainable` is the number of trainable scalars.
+
+    `DataParallel` has the bucket sizes of ZeRO 0.
+    """
+    if device.type == "cuda":
+        # DeepSpeed sends a bucket while the backward pass fills the next one. A bucket must be large enough for
+        # the interconnect's full rate, and small enough that the first is full early (ViT-B: 86 M parameters).
+        bucket = max(1, min(ZERO_BUCKET, trainable))
+        exchange = {"overlap_comm": True, "reduce_bucket_size": bucket, "allgather_bucket_size": ZERO_BUCKET}
+    else:
+        # One bucket: a CPU cannot overlap communication with computation. DeepSpeed allocates the
+        # whole bucket (5e8 elements by default), so make it no larger than needed.
+        exchange = {"reduce_bucket_size": max(1, min(500_000_000, trainable))}
     return {
         "train_micro_batch_size_per_gpu": options.batch_size_per_device,
         "gradient_accumulation_steps": options.accumulation,
@@ -241,7 +251,7 @@ def deepspeed_config(options: StepOptions, *, trainable: int, device: torch.devi
         "zero_optimization": {
             "stage": options.zero_stage,
             "stage3_param_persistence_threshold": options.zero_keeps_whole_below,
-            **_exchange(trainable, device),
+            **exchange,
         },
         # SGD and Adam work on flat shards. LARS does not; the config rejects it with ZeRO 1 to 3.
         "zero_allow_untested_optimizer": True,
@@ -250,15 +260,3 @@ def deepspeed_config(options: StepOptions, *, trainable: int, device: torch.devi
         # The timer would wait for the device twice in each micro-batch. The loop measures time itself.
         "timers": {"throughput": {"enabled": False}},
     }
-
-
-def _exchange(trainable: int, device: torch.device) -> dict[str, Any]:
-    """Returns the bucket sizes for ZeRO 1 to 3. `DataParallel` has those of ZeRO 0."""
-    if device.type != "cuda":
-        # One bucket: a CPU cannot overlap communication with computation. DeepSpeed allocates the
-        # whole bucket (5e8 elements by default), so make it no larger than needed.
-        return {"reduce_bucket_size": max(1, min(500_000_000, trainable))}
-    # DeepSpeed sends a bucket while the backward pass fills the next one. A bucket must be large enough for
-    # the interconnect's full rate, and small enough that the first is full early (ViT-B: 86 M parameters).
-    bucket = max(1, min(ZERO_BUCKET, trainable))
-    return {"overlap_comm": True, "reduce_bucket_size": bucket, "allgather_bucket_size": ZERO_BUCKET}

@@ -32,7 +32,6 @@ class Chosen(NamedTuple):
     warning: str = ""
 
     def __str__(self) -> str:
-        """Returns a line for the plan."""
         return f"{self.precision} ({self.why})" + (f"; warning: {self.warning}" if self.warning else "")
 
 
@@ -112,11 +111,9 @@ class Autocast(nn.Module):
     """Runs an objective in the run's precision."""
 
     def __init__(self, objective: Task, device: torch.device, precision: Precision) -> None:
-        """Wraps `objective`."""
         super().__init__()
         self.objective = objective
-        self._device_type = device.type
-        self._dtype = AUTOCAST_DTYPES.get(precision)
+        self._device, self._precision = device, precision
         # `Module.compile` sets this attribute.
         self._compiled = objective._compiled_call_impl is not None
 
@@ -128,4 +125,4 @@ class Autocast(nn.Module):
 
     def context(self) -> torch.autocast:
         """Returns the autocast context of this run's precision."""
-        return torch.autocast(self._device_type, dtype=self._dtype, enabled=self._dtype is not None)
+        return autocast(self._device, self._precision)

@@ -12,8 +12,7 @@ from mae_vit.core.batch import Batch
 from mae_vit.objectives.objective import ObjectiveOutput, Task
 from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.engines.base import Engine, StepOptions, StepResult
-from mae_vit.training.engines.state import TrainState, persistent_buffers
-from mae_vit.training.optim import make_optimizer
+from mae_vit.training.engines.state import persistent_buffers
 
 # The engine averages the layers' statistics itself, after each step. torch 2.15 renamed the option.
 _NO_SYNC_OF_BUFFERS = (
@@ -75,10 +74,7 @@ class TorchEngine(Engine):
     def __init__(self, objective: Task, options: StepOptions, ranks: Ranks, device: torch.device) -> None:
         """Prepares to train `objective`. With several ranks the process group must exist."""
         super().__init__(objective, options, ranks, device)
-        assert options.zero_stage == 0
-        assert not options.cuda_graphs or (options.accumulation == 1 and ranks.world_size == 1)
         self._parallel = DataParallel(self.module) if ranks.world_size > 1 else None
-        self._optimizer = make_optimizer(self.objective, options.optimizer)
         self._micro_batches = 0
 
     def forward(self, batch: Batch) -> ObjectiveOutput:  # noqa: D102
@@ -108,9 +104,3 @@ class TorchEngine(Engine):
             self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         return self.update_ema(result)
-
-    def gather(self) -> TrainState:  # noqa: D102
-        return self.gather_local(self._optimizer)
-
-    def restore(self, state: TrainState) -> None:  # noqa: D102
-        self.restore_local(self._optimizer, state)

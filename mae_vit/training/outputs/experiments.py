@@ -15,14 +15,14 @@ from filelock import FileLock
 
 from mae_vit.training.identity import flatten
 from mae_vit.training.outputs.run_folder import Status
-from mae_vit.training.outputs.trackers import ROLLED_BACK, Pictures, Scalars, TrackedRun
+from mae_vit.training.outputs.trackers import Pictures, Scalars, TrackedRun, Tracker
 
 # Longest time that training waits for the package at start and end.
 _PATIENCE_S = 20.0
 _EXIT_CODES: dict[Status, int] = {"done": 0, "interrupted": 75}
 
 
-class WandbTracker:
+class WandbTracker(Tracker):
     """A run in Weights & Biases: online with a key or a login, otherwise offline in the run folder.
 
     Charts use the metric "step" as x-axis: the package's own step only grows, so it would drop steps that
@@ -32,7 +32,6 @@ class WandbTracker:
     title = "wandb"
 
     def __init__(self, run: TrackedRun) -> None:
-        """Opens the run."""
         # Otherwise the package prints, and reports its own errors over the network.
         os.environ.setdefault("WANDB_SILENT", "true")
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
@@ -70,10 +69,6 @@ class WandbTracker:
         images = {name: self._image(picture) for name, picture in pictures.items()}
         self._run.log({"step": step, **scalars, **images})
 
-    def go_back(self, step: int) -> None:
-        """Marks a rollback at the first step after it."""
-        self.log(step + 1, {ROLLED_BACK: step}, {})
-
     def finish(self, status: Status, summary: Mapping[str, Any]) -> None:
         """Stores the summary; an interrupted run is shown as preempted."""
         flat = flatten({"summary": {**summary, "status": status}}, separator="/")
@@ -95,7 +90,7 @@ _STATUS: dict[Status, str] = {"done": "FINISHED", "interrupted": "KILLED"}
 _MAX_PARAMETERS = 100
 
 
-class MlflowTracker:
+class MlflowTracker(Tracker):
     """A run in MLflow: on the server of MLFLOW_TRACKING_URI, or else in a database beside the runs.
 
     A repeated step has both values in its history.
@@ -145,10 +140,6 @@ class MlflowTracker:
         self._client.log_batch(self.run_id, metrics=metrics)
         for name, picture in pictures.items():
             self._client.log_image(self.run_id, np.ascontiguousarray(picture), key=name, step=step)
-
-    def go_back(self, step: int) -> None:
-        """Marks a rollback at the first step after it."""
-        self.log(step + 1, {ROLLED_BACK: step}, {})
 
     def finish(self, status: Status, summary: Mapping[str, Any]) -> None:
         """Stores the summary: numbers of a finished run as metrics, other values as tags, which can be replaced."""

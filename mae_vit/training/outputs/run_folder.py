@@ -47,7 +47,6 @@ class RunFolder:
     """
 
     def __init__(self, path: Path, remote: RemoteRun | None = None) -> None:
-        """Names the folder; nothing is created yet."""
         self.path, self.remote = path, remote
         self.checkpoints = path / "checkpoints"
         self.tensorboard = path / "tensorboard"

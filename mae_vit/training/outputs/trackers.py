@@ -59,7 +59,8 @@ class Tracker(Protocol):
         """Stores the metrics and pictures of a step. A step may repeat after a rollback or a resume."""
 
     def go_back(self, step: int) -> None:
-        """Records that the run rolled back to the checkpoint of `step`."""
+        """Records that the run rolled back to the checkpoint of `step`; by default with the first step after it."""
+        self.log(step + 1, {ROLLED_BACK: step}, {})
 
     def finish(self, status: Status, summary: Mapping[str, Any]) -> None:
         """Stores the run's summary and closes."""
@@ -113,7 +114,6 @@ class RunTrackers:
     """The trackers of a run. One that fails is dropped with a warning; training continues."""
 
     def __init__(self) -> None:
-        """Starts without trackers."""
         self.trackers: list[Tracker] = []
 
     def log(self, step: int, scalars: Scalars, pictures: Pictures) -> None:
@@ -165,7 +165,12 @@ def open_trackers(config: Config, folder: RunFolder, *, start_step: int) -> RunT
         return trackers
     ids = json.loads(folder.trackers.read_text()) if folder.trackers.exists() else {}
     lines = read_json_lines(folder.metrics) if folder.metrics.exists() else []
-    run = describe_run(config, folder)
+    # URLs lose their credentials.
+    values = {
+        key: redact_url(value) if isinstance(value, str) else value
+        for key, value in flatten(config.model_dump(mode="json")).items()
+    }
+    run = TrackedRun(config.run.name, folder.path, values)
     for name in config.monitor.trackers:
         with trackers.guarded(name):
             make = TRACKERS[name]
@@ -177,15 +182,6 @@ def open_trackers(config: Config, folder: RunFolder, *, start_step: int) -> RunT
             ids[name] = tracker.run_id
     write_json(folder.trackers, ids)
     return trackers
-
-
-def describe_run(config: Config, folder: RunFolder) -> TrackedRun:
-    """Describes a run to trackers; URLs lose their credentials."""
-    values = {
-        key: redact_url(value) if isinstance(value, str) else value
-        for key, value in flatten(config.model_dump(mode="json")).items()
-    }
-    return TrackedRun(config.run.name, folder.path, values)
 
 
 def _without_secrets(text: str) -> str:
@@ -218,7 +214,6 @@ class TensorBoard:
     run_id = ""
 
     def __init__(self, folder: Path, *, start_step: int, config_yaml: str) -> None:
-        """Opens the files of a run that begins or resumes at `start_step`."""
         self._folder = folder
         self.where = f"tensorboard --logdir {folder.parent.parent}"
         self._writer = _open_writer(folder, purge_step=start_step + 1 if start_step else None)

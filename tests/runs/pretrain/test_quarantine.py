@@ -126,20 +126,21 @@ def test_the_list_takes_hostile_lines_and_names(tmp_path):
     path = tmp_path / "quarantine.jsonl"
     lines = ['{"step": 1}', "[]", "3", '{"step": [], "sample": 1}', '{"step": 2, "sample": 5, "more": 1}', ""]
     path.write_text("\n".join(lines))
-    quarantine = Quarantine(path, Ranks(), share=0.5, samples=3, start_step=9)
-    assert (list(quarantine.samples), quarantine.allowed, path.exists()) == ([], 1, False)
+    options = {"share": 0.5, "samples": 3, "data_path": "data"}
+    quarantine = Quarantine(path, Ranks(), start_step=9, **options)
+    assert (list(quarantine.samples), path.exists()) == ([], False)
     hostile = Damage(1, "a.tar", "x\udcff\x1b[2J\n", None, "not an image")
     assert quarantine.note(4, [hostile, hostile]) == 1
     assert quarantine.note(5, [hostile]) == 0
     assert not list(quarantine.samples)
     assert quarantine.exchange() == [hostile]
     assert quarantine.exchange() == []
-    assert not quarantine.exceeded
+    assert not quarantine.excess
     assert len(path.read_bytes().splitlines()) == 1
-    again = Quarantine(path, Ranks(), share=0.5, samples=3, start_step=4)
+    again = Quarantine(path, Ranks(), start_step=4, **options)
     assert list(again.samples) == [1]
     assert again.note(6, [hostile]) == 0
     assert again.note(6, [Damage(2, "a.tar", None, 3, "gone")]) == 1
     again.exchange()
-    assert again.exceeded
+    assert "allows 1;" in again.excess
     assert os.linesep.join(map(str, [hostile])).isprintable()

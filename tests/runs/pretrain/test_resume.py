@@ -217,15 +217,3 @@ def test_a_run_is_extended_when_asked_to(call, tmp_path, capsys):
     assert "step 10, beyond the 8" in capsys.readouterr().out
     assert call("train.steps=12", "--extend", "model.depth=2") == 2
     assert "model.depth was 1" in one_line(capsys)
-
-
-def test_views_are_the_same_by_the_host_and_by_the_device(call, tmp_path, encoder):
-    """So a run goes on wherever they are made."""
-    words = ["data.augment.crop=random_resized", "data.augment.flip=true", "data.augment.policy=color"]
-    words += ["data.repeats=2"]
-    host, device = ([*words, f"data.augment.device={place}"] for place in ("host", "device"))
-    assert call(*host, name="host") == 0
-    assert call(*device, "train.steps=6", name="both") == 0
-    cut_back(tmp_path / "both", 4)
-    assert call(*host, name="both") == 0
-    assert encoder("both") == encoder("host")

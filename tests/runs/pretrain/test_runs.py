@@ -3,7 +3,6 @@
 import math
 import re
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -62,27 +61,6 @@ def test_an_infinite_loss_fails_before_it_is_saved(call, tmp_path, capsys, monke
         assert not (folder / "encoder.safetensors").exists()
         states = [load_checkpoint(path).state for path in list_checkpoints(folder / "checkpoints")]
         assert all(state.is_finite() for state in states)
-
-
-@pytest.mark.slow
-def test_fp16_tells_its_loss_scale_and_goes_on_exactly(call, tmp_path, monkeypatch, checkpoint, encoder):
-    # So high that the first steps overflow, and that it grows again within the run.
-    monkeypatch.setattr(LossScale.__init__, "__defaults__", (2.0**18, 0, 0, 3))
-    options = ["train.precision=fp16", "train.steps=16", "monitor.evaluate_every_steps=16"]
-    assert call(*options, "checkpoint.keep_last=9", name="straight") == 0
-    lines = lines_of(tmp_path / "straight")
-    skipped = [line["skipped_steps"] for line in lines]
-    assert 2 <= skipped[-1] < 16
-    assert lines[0]["grad_norm"] is None
-    assert lines[0]["loss_scale"] == 2.0**17
-    assert all(math.isfinite(lines[-1][name]) for name in ("loss", "grad_norm", "loss_scale"))
-    assert any(b["loss_scale"] > a["loss_scale"] for a, b in pairwise(lines))
-    for name, step in (("early", 2), ("late", 14)):
-        folder = checkpoint("straight", step)
-        assert load_checkpoint(folder).state.loss_scale.skipped_steps == skipped[step - 1]
-        assert call(*options, "--resume", str(folder), name=name) == 0
-        assert encoder("straight") == encoder(name)
-        assert [line["skipped_steps"] for line in lines_of(tmp_path / name)] == skipped[step:]
 
 
 def test_a_run_keeps_the_precision_that_auto_was_when_it_began(call, tmp_path, monkeypatch, capsys):
@@ -147,16 +125,7 @@ def test_the_plan_reads_well_and_nothing_is_written(call, tmp_path, capsys):
     assert "enlarged" not in output
     assert "4 shards" in output
     assert output.count("every step") == 2
-    for options, parts in (
-        (
-            ["train.steps=330"],
-            ('250 images (up to 25 of each of 10 classes) of split "train"', "300 images", "at the end"),
-        ),
-        (["monitor.probe_queries=1"], ("scored on 1 image",)),
-        (["monitor.probe_queries=0"], ("none: monitor.probe_queries=0",)),
-    ):
-        (line,) = (line for line in plan(*options).splitlines() if line.startswith("probe  "))
-        assert all(part in line for part in parts), line
+    assert "none: monitor.probe_queries=0" in plan("monitor.probe_queries=0")
     assert not (tmp_path / "run").exists()
 
 
@@ -199,26 +168,19 @@ def test_the_probe_is_fitted_to_training_images_and_scored_on_held_out_ones(digi
     [
         "run.seed=5",
         "optim.lr=2e-3",
-        "optim.betas=[0.8, 0.9]",
         "optim.weight_decay=0.9",
         "optim.clip_grad=0.01",
-        "optim.min_lr=5e-4",
         "train.warmup_steps=2",
         "train.effective_batch_size=64",
         "train.precision=bf16",
-        "train.precision=fp16",
         "optim.betas=null optim.name=adam",
-        "optim.betas=null optim.name=sgd",
         "optim.betas=null optim.name=sgd optim.momentum=0.5",
         "optim.betas=null optim.name=lars",
         "data.normalize=half",
         "data.augment.flip=true",
-        "data.augment.crop=pad",
         "data.augment.crop=random_resized",
         "data.split=test",
-        "model.mlp_ratio=2.0",
         "model.pos_embed=sincos",
-        "model.patch_size=4",
         "model.drop_rate=0.2",
         "objective.mask_ratio=0.5",
     ],

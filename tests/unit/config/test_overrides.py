@@ -36,10 +36,8 @@ assert "train.warmup_steps" in DURATIONS
     ("override", "section", "gone"),
     [
         ("optim.name=sgd", "optim", ["betas"]),
-        ("optim.name=lars", "optim", ["betas"]),
         ("data.augment.crop=none", "data.augment", ["scale", "ratio"]),
         ("data.augment.policy=none", "data.augment", ["num_ops", "magnitude"]),
-        ("data.order=global", "data", ["lanes", "block_shards"]),
     ],
 )
 def test_another_choice_takes_the_place_of_the_files_options(write_config, override, section, gone):
@@ -57,12 +55,6 @@ def test_another_choice_takes_the_place_of_the_files_options(write_config, overr
     # What the command line itself gives is not dropped.
     with pytest.raises(InputError, match="command line"):
         load_config(PretrainConfig, path, [override, f"{section}.{gone[0]}=3"])
-
-
-def test_images_from_tar_drop_the_files_limit_of_memory(write_config):
-    path = write_config(data={"memory_limit_gib": 16.0})
-    assert load_config(PretrainConfig, path, ["data.source=memory"]).data.memory_limit_gib == 16
-    assert load_config(PretrainConfig, path, ["data.source=tar"]).data.memory_limit_gib == 4
 
 
 @pytest.mark.parametrize("in_steps", DURATIONS)

@@ -29,11 +29,8 @@ def plan(*overrides: str, num_samples: int = 1534, world_size: int = 1):
         ("train.epochs=30", "total_steps", 30 * 11),
         ("train.warmup_epochs=0 train.steps=70", "total_steps", 70),
         ("train.warmup_epochs=0 train.samples=1281", "total_steps", 11),
-        ("train.warmup_epochs=2", "warmup_steps", 22),
-        ("train.warmup_steps=5", "warmup_steps", 5),
         ("train.warmup_samples=129", "warmup_steps", 2),
         ("train.steps=5 train.warmup_steps=0", "warmup_steps", 0),
-        ("checkpoint.every_steps=7", "checkpoint_every_steps", 7),
         ("checkpoint.every_epochs=2 checkpoint.every_minutes=9", "checkpoint_every_steps", 22),
         ("run.seed=0", "checkpoint_every_steps", 11),
         # Minutes alone have no steps but the last.
@@ -145,7 +142,6 @@ def test_impossible_plans(overrides, world_size, expected):
     [
         ("train.epochs=30 train.warmup_epochs=31", 33, "31 (341 steps)"),
         ("train.steps=20", 2, "16 (176 steps)"),
-        ("train.steps=12", 1, "16 (176 steps)"),
         ("train.steps=176", 17, "as long as"),
         ("train.warmup_samples=1500 train.samples=1000", 0, "1500 (12 steps)"),
         ("train.steps=177", 176, None),

@@ -3,20 +3,10 @@
 import pytest
 from helpers.commands import ROOT
 
-from mae_vit.config import presets
 from mae_vit.config.load import load_config
-from mae_vit.config.presets import as_installed, find_config, find_preset, preset_paths, read_header
+from mae_vit.config.presets import find_config, find_preset, preset_paths, read_header
 from mae_vit.core.errors import InputError
 from mae_vit.objectives.pretrain_config import PretrainConfig
-
-
-def test_an_installed_library_has_its_own(tmp_path, monkeypatch):
-    monkeypatch.setattr(presets, "_LIBRARY", tmp_path / "mae_vit")
-    assert presets.shipped_folder("presets", "configs") == tmp_path / "configs"
-    (tmp_path / "mae_vit" / "presets").mkdir(parents=True)
-    # Beside a library in site-packages anything may be called configs.
-    (tmp_path / "configs").mkdir()
-    assert presets.shipped_folder("presets", "configs") == tmp_path / "mae_vit" / "presets"
 
 
 def test_a_file_is_meant_before_a_preset(tmp_path, monkeypatch):
@@ -49,23 +39,6 @@ def test_every_header_says_what_command_time_and_result():
         assert header.title
         lines = header.describe().splitlines()
         assert [line.split()[0] for line in lines[2:]] == ["command", "time", "result"]
-        # As an installed library has it: no script, and no path of the checkout but the preset's name.
+        # No script and no path of a checkout.
         assert f" {path.stem}" in lines[2]
         assert not any(word in lines[2] for word in ("run.py", "compare.py", "configs/")), path
-
-
-@pytest.mark.parametrize(
-    ("script", "installed"),
-    [
-        ("python pretrain/run.py --config configs/pretrain/mae_base.yaml a=1", "mae-vit pretrain mae_base a=1"),
-        ("python finetune/run.py --ckpt runs/x", "mae-vit finetune --ckpt runs/x"),
-        ("python finetune/compare.py --config configs/a.yaml", "mae-vit compare a"),
-        (
-            "deepspeed --num_accelerators 2 pretrain/run.py --config configs/a.yaml",
-            "deepspeed --num_accelerators 2 --module mae_vit.cli pretrain a",
-        ),
-        ("deepspeed finetune/run.py --config mine.yaml", "deepspeed --module mae_vit.cli finetune --config mine.yaml"),
-    ],
-)  # fmt: skip
-def test_commands_of_a_checkout_have_installed_forms(script, installed):
-    assert as_installed(script) == installed

@@ -18,13 +18,6 @@ from mae_vit.objectives.pretrain_config import PretrainConfig
 CONFIG = ROOT / "configs" / "pretrain" / "mae_digits.yaml"
 
 
-def test_yaml_1_2_numbers_and_words():
-    config = load_config(PretrainConfig, CONFIG, ["optim.lr=1e-3", "run.name=no", "data.path=on"])
-    assert config.optim.lr == 1e-3
-    assert config.run.name == "no"
-    assert config.data.path == "on"
-
-
 def test_dump_reads_back_the_same(tmp_path):
     config = load_config(PretrainConfig, CONFIG, ["model.img_size=[8, 16]", "data.normalize=[[0.5], [0.2]]"])
     path = tmp_path / "again.yaml"

@@ -57,24 +57,6 @@ def test_streams_drawn_at_once_are_those_drawn_alone(seed, epoch):
     np.testing.assert_array_equal(expected.numpy(), np.stack(in_numpy).astype(np.int64))
 
 
-def test_an_epoch_derives_its_key_once(monkeypatch):
-    derived = []
-
-    def watched(key, x0, x1):
-        if isinstance(x0, np.ndarray):
-            derived.append(x1)
-        return threefry2x32(key, x0, x1)
-
-    monkeypatch.setattr("mae_vit.core.keyed_rng.threefry2x32", watched)
-    derive_key.cache_clear()
-    drawn = [
-        SampleKeys(11, 5, torch.arange(4) + 4 * step).random_uint32(RngStream.MASK, 3) for step in range(3)
-    ]
-    assert len(derived) == 1
-    whole = SampleKeys(11, 5, torch.arange(12)).random_uint32(RngStream.MASK, 3)
-    assert torch.equal(torch.cat(drawn), whole)
-
-
 def test_a_draw_depends_on_its_sample_alone():
     keys = SampleKeys(1, 2, torch.arange(100))
     alone = SampleKeys(1, 2, torch.tensor([42]))

@@ -15,7 +15,6 @@ SAVED = {"data.fingerprint": "a", "data.mean": [0.1], "data.std": [0.2], "finetu
             {"data.fingerprint": "c", "data.mean": [0.3]},
             "data.path: data/cats has other training images than before",
         ),
-        ({"finetune.test_fingerprint": "c"}, "data.path: data/cats has other test images than before"),
         (
             dict.fromkeys(("data.fingerprint", "finetune.test_fingerprint"), "c") | {"train.steps": 3},
             "data.path: data/cats has other training and test images than before; train.steps was unset, now 3",
@@ -24,10 +23,6 @@ SAVED = {"data.fingerprint": "a", "data.mean": [0.1], "data.std": [0.2], "finetu
         (
             {"data.fingerprint": "c", "data.mean": [0.3], "data.split": "all"},
             "data.split was unset, now 'all'",
-        ),
-        (
-            {"finetune.test_fingerprint": "c", "finetune.test_split": "val"},
-            "data.path (its split for testing) was unset, now 'val'",
         ),
         ({"finetune.start_digest": "c"}, "--ckpt (the digest of its weights) was unset, now 'c'"),
         # The same images, normalized otherwise.

@@ -1,18 +1,14 @@
 """Checkpoint folders: what they contain, odd ones, which are kept, and files of tensors on the way to the disk."""
 
 import errno
-import hashlib
 import json
 import os
-import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
 
 from mae_vit.training.checkpoints.checkpoint import (
     BrokenCheckpoint,
@@ -123,49 +119,3 @@ def test_a_full_disk_is_an_os_error(tmp_path, monkeypatch):
         write_tensors(tmp_path / "t.safetensors", {"a": torch.ones(1)})
     assert error.value.errno == errno.ENOSPC
     assert not list(tmp_path.iterdir())
-
-
-def test_files_of_tensors_are_those_of_the_safetensors_library(tmp_path):
-    generator = torch.Generator().manual_seed(0)
-    tensors = {
-        "blocks.0.weight": torch.randn(5, 3, generator=generator),
-        "blocks.0.flag": torch.tensor([True, False, True]),
-        "norm.num_batches_tracked": torch.tensor(7),
-        "half": torch.randn(3, generator=generator).to(torch.bfloat16),
-        "a.transposed": torch.randn(4, 2, generator=generator).T,
-        "empty": torch.zeros(0, 2),
-        "name with ü": torch.arange(3, dtype=torch.uint8),
-    }
-    file = tmp_path / "t.safetensors"
-    digest = write_tensors(file, tensors)
-    loaded = load_file(file)
-    assert loaded.keys() == tensors.keys()
-    for name, tensor in tensors.items():
-        assert loaded[name].dtype == tensor.dtype
-        assert torch.equal(loaded[name], tensor)
-    assert digest == hashlib.sha256(file.read_bytes()).hexdigest()
-    assert [path.name for path in tmp_path.iterdir()] == [file.name]
-    plain = {name: tensor.contiguous() for name, tensor in tensors.items() if name.isascii()}
-    write_tensors(file, plain)
-    assert file.read_bytes() == save(plain)
-
-
-def longest_pause(work) -> float:
-    """Of this thread, while another works."""
-    thread = threading.Thread(target=work)
-    thread.start()
-    longest, last = 0.0, time.perf_counter()
-    while thread.is_alive():
-        time.sleep(0.001)
-        now = time.perf_counter()
-        longest, last = max(longest, now - last), now
-    return longest
-
-
-@pytest.mark.slow
-def test_other_threads_go_on_while_it_writes(tmp_path):
-    """Against the library's `save`, which holds the interpreter's lock for as long as it copies."""
-    large = {f"block.{number}": torch.ones(1 << 22) for number in range(20)}  # 335 MB
-    # A busy machine makes pauses longer, never shorter.
-    ours = min(longest_pause(lambda: write_tensors(tmp_path / "t.safetensors", large)) for _ in range(3))
-    assert ours < longest_pause(lambda: save(large)) / 2

@@ -2,23 +2,16 @@
 
 import pytest
 import torch
-from workers.device_sync import build_objective
 
 from mae_vit.config import schema
 from mae_vit.config.load import load_config
-from mae_vit.config.plan import make_plan
 from mae_vit.config.presets import find_config
-from mae_vit.config.schema import Config
 from mae_vit.core.errors import InputError
-from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.runtime.ranks import Ranks, find_ranks
-from mae_vit.training.engines.build import build_engine
-from mae_vit.training.engines.torch_engine import TorchEngine
 from mae_vit.training.plan_text import describe_engine
 
 CPU = torch.device("cpu")
-PRESETS = {PretrainConfig: "mae_digits", FinetuneConfig: "simple_cnn_cifar"}
 ZERO_1 = "train.zero_stage=1"
 DDP = "torch, DistributedDataParallel"
 # What each launcher of one node sets; srun's MASTER_* come from slurm/common.sh.
@@ -32,11 +25,10 @@ ENVIRONMENTS = {
 }
 
 
-def config_of(*overrides: str, kind: type[Config] = PretrainConfig, name: str = "") -> Config:
-    return load_config(kind, find_config(name or PRESETS[kind]), list(overrides))
+def config_of(*overrides: str) -> PretrainConfig:
+    return load_config(PretrainConfig, find_config("mae_digits"), overrides)
 
 
-@pytest.mark.parametrize("kind", PRESETS)
 @pytest.mark.parametrize(
     ("overrides", "launcher", "world_size", "text"),
     [
@@ -50,12 +42,12 @@ def config_of(*overrides: str, kind: type[Config] = PretrainConfig, name: str = 
         (["train.engine=torch"], "deepspeed", 8, f"{DDP} (train.engine=torch)"),
     ],
 )
-def test_the_engine_follows_from_the_launcher(monkeypatch, kind, overrides, launcher, world_size, text):
+def test_the_engine_follows_from_the_launcher(monkeypatch, overrides, launcher, world_size, text):
     for name, value in ENVIRONMENTS[launcher].items():
         monkeypatch.setenv(name, value.format(world_size))
     ranks = find_ranks()
     assert ranks.world_size == world_size
-    assert describe_engine(config_of(*overrides, kind=kind), ranks) == text
+    assert describe_engine(config_of(*overrides), ranks) == text
 
 
 def test_without_deepspeed_all_runs_are_on_torch(monkeypatch):
@@ -64,9 +56,3 @@ def test_without_deepspeed_all_runs_are_on_torch(monkeypatch):
     for asked in (ZERO_1, "train.engine=deepspeed"):
         with pytest.raises(InputError, match="deepspeed"):
             config_of(asked)
-
-
-def test_one_process_is_on_torch():
-    config = config_of("train.effective_batch_size=8", "train.precision=fp32")
-    plan = make_plan(config, num_samples=64, world_size=1)
-    assert type(build_engine(config, plan, build_objective("mae"), Ranks(), CPU)) is TorchEngine

@@ -116,11 +116,6 @@ def test_a_run_is_compiled_where_it_saves_time(gpu, said, case, on, graphs):
     said(chosen)
 
 
-def test_a_run_that_resumes_takes_the_way_that_it_began(gpu):
-    """The decision knows no step to resume from, and no kept code."""
-    assert choose() == choose()
-
-
 def test_networks_that_are_not_ours_are_not_compiled_unasked(gpu, said):
     chosen = []
     for network in ("timm:resnet18", "SmallResNet"):

@@ -78,26 +78,6 @@ def test_a_busy_machine_gets_a_range_from_a_quiet_one_to_its_load(slow, monkeypa
     assert (threads, tried.load) == ([1, 4], 7.3)
 
 
-@pytest.mark.parametrize(("load", "busy"), [(0.4, False), (60.0, True)])
-def test_a_load_near_the_number_of_cores_is_busy(monkeypatch, load, busy):
-    monkeypatch.setattr(
-        step_time, "os", SimpleNamespace(getloadavg=lambda: (load, 0, 0), cpu_count=lambda: 4)
-    )
-    assert (step_time._load_if_busy() is not None) == busy
-    # Not every system tells.
-    monkeypatch.setattr(step_time, "os", SimpleNamespace(cpu_count=lambda: 4))
-    assert step_time._load_if_busy() is None
-
-
-@pytest.mark.parametrize(
-    ("workers", "threads", "cores", "expected"),
-    [(0, 1, 2, 5.0), (1, 1, 2, 3.0), (1, 2, 2, 4.0), (1, 1, 1, 5.0), (2, 14, 16, 3.0)],
-)
-def test_workers_read_while_threads_compute(workers, threads, cores, expected):
-    data = SimpleNamespace(workers=workers, cores=cores)
-    assert step_time._micro_batch(2.0, 3.0, data, threads) == expected
-
-
 def test_a_plan_tells_a_range_or_why_there_is_none():
     plan = SimpleNamespace(total_steps=1000)
     for tried, expected in (

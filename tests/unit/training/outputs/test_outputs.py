@@ -90,16 +90,6 @@ def test_the_time_left_is_that_of_the_steps_since_the_first_line(outputs_at, cap
     assert printed == ["", "0:01:10", "0:02:13", "", "0:01:00"]
 
 
-def test_the_time_left_forgets_that_the_machine_was_busy_for_a_while(outputs_at, capsys, monkeypatch):
-    outputs = outputs_at(0)
-    times = [100.0 * step for step in range(21)] + [2000.0 + step for step in range(1, 51)]
-    clock = iter(times)
-    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
-    for step in range(1, len(times) + 1):
-        outputs.log(line(step))
-    assert capsys.readouterr().err.rpartition(" eta ")[2].strip() == "0:00:29"
-
-
 def test_a_slow_rate_is_not_shown_as_none(outputs_at, capsys):
     outputs = outputs_at(0)
     rates = {193.4: "193", 12.0: "12", 9.97: "10", 8.14: "8.1", 0.34: "0.34", 0.0: "0"}

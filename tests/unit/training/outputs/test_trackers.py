@@ -20,7 +20,6 @@ from mae_vit.training.outputs.trackers import (
     RunTrackers,
     TrackedRun,
     check_installed,
-    describe_run,
     open_trackers,
     shown_scalars,
 )
@@ -44,9 +43,9 @@ class Store:
     go_back = finish = log
 
 
-def opened(folder: Path, tracker, monkeypatch) -> RunTrackers:
+def opened(folder: Path, tracker, monkeypatch, *more: str) -> RunTrackers:
     monkeypatch.setitem(TRACKERS, "wandb", tracker)
-    overrides = [f"run.dir={folder}", "monitor.trackers=[wandb]", "monitor.tensorboard=false"]
+    overrides = [f"run.dir={folder}", "monitor.trackers=[wandb]", "monitor.tensorboard=false", *more]
     return open_trackers(load_config(PretrainConfig, CONFIG, overrides), RunFolder(folder), start_step=3)
 
 
@@ -180,11 +179,11 @@ def test_a_package_that_is_missing_is_one_line(monkeypatch, capsys, tmp_path, di
     assert not (tmp_path / "run").exists()
 
 
-def test_what_trackers_are_sent_has_no_credentials(tmp_path):
-    url = "https://me:secret@host/data?token=secret"
-    options = [f"data.path={url}", f"run.dir={tmp_path / 'cells' / 'seed-0'}", "monitor.trackers=[wandb]"]
-    config = load_config(PretrainConfig, CONFIG, options)
-    run = describe_run(config, RunFolder(Path(config.run.dir)))
+def test_what_trackers_are_sent_has_no_credentials(tmp_path, monkeypatch):
+    runs = []
+    url = "data.path=https://me:secret@host/data?token=secret"
+    opened(tmp_path, lambda run: runs.append(run) or Store(run), monkeypatch, url)
+    (run,) = runs
     assert run.config["data.path"] == "https://host/data"
     assert "secret" not in str(run.config)
     assert run.name == "mae_digits"
