@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, TypeVar
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import plain_text
 from mae_vit.core.user_files import is_image, what_file_is
-from mae_vit.data.images.decode import MAX_IMAGE_BYTES, DecodeError, check_bytes
+from mae_vit.data.images.bounds import MAX_IMAGE_BYTES, DecodeError, check_bytes
 from mae_vit.data.prepare.entries import Reader, raise_if_passing, safe_member_path
 from mae_vit.data.prepare.folder_names import NAME_ENCODING
 from mae_vit.data.prepare.listing import Listing
