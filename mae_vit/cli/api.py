@@ -139,15 +139,8 @@ def compare(config: Config, changes: Changes | None = None) -> Run:
         TrainingFailed: if some runs failed; the report has the others.
         KeyboardInterrupt: after Ctrl-C, once its runs are saved; the same call resumes it.
     """
-    arguments = (_source(config), _overrides(changes))
-    return Run(call_in_child("mae_vit.cli.api:_compare", arguments))
-
-
-def _compare(arguments: tuple[ConfigSource, list[str]]) -> Path:
-    # Runs in the child process: imports torch.
-    from mae_vit.comparison.main import CompareArguments, compare
-
-    return compare(CompareArguments(*arguments, overrides_from="changes"))
+    arguments = Arguments(_source(config), _overrides(changes), overrides_from="changes")
+    return Run(call_in_child("mae_vit.comparison.main:compare", arguments))
 
 
 def prepare(

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from mae_vit.config.keys import KeysOf, key_paths, meant
-from mae_vit.config.load import ConfigSource
 from mae_vit.config.section import Section
 from mae_vit.config.typed_yaml import PathText, write_value
 from mae_vit.core.messages import nearest
@@ -266,25 +264,6 @@ class CompareConfig(Section):
         """Returns whether each seed draws its own labels or validation images; otherwise a draw has no effect."""
         chosen = mode in ("finetune", "linear_probe") and settings.get("finetune.holdout", 0.1) > 0
         return self.label_draws and (labels != "all" or chosen)
-
-
-@dataclass(frozen=True)
-class CompareArguments:
-    """A parsed command line of a comparison, or a call from Python.
-
-    Attributes:
-        config: the YAML file, or values; their paths start at the current folder.
-        overrides: settings `key.path=value`.
-        dry_run: whether to only check everything, and list the runs with their times.
-        report: whether to only write the report of the finished runs.
-        overrides_from: who gave the overrides, for messages.
-    """
-
-    config: ConfigSource
-    overrides: list[str]
-    dry_run: bool = False
-    report: bool = False
-    overrides_from: str = "command line"
 
 
 def _check_own_keys(overrides: Sequence[Overrides], where: str) -> None:

@@ -17,7 +17,6 @@ from filelock import FileLock
 from mae_vit.comparison.config import (
     OWN_KEYS,
     TUNED_BY,
-    CompareArguments,
     CompareConfig,
     EntrySection,
     entry_settings,
@@ -35,6 +34,7 @@ from mae_vit.comparison.report.page import write_report
 from mae_vit.comparison.report.rows import describe_labels, row_title
 from mae_vit.comparison.runner import Bar, Runner, count_slots
 from mae_vit.comparison.spec import RunSpec
+from mae_vit.config.command_line import Arguments
 from mae_vit.config.load import load_config
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of, error_reason, format_duration
@@ -60,8 +60,8 @@ _DEFAULTS = {
 }
 
 
-def compare(arguments: CompareArguments) -> Path:
-    """Runs all that is missing and writes the report; returns the comparison's folder.
+def compare(arguments: Arguments, *, report: bool = False) -> Path:
+    """Runs all that is missing and writes the report, or only that of finished runs; returns the comparison's folder.
 
     Raises:
         InputError: if config, data or weights do not fit, or if there is no finished run to report.
@@ -69,6 +69,7 @@ def compare(arguments: CompareArguments) -> Path:
         RunInterrupted: if it was stopped, after the runs have saved.
     """
     source = arguments.config
+    assert source is not None
     config = load_config(CompareConfig, source, arguments.overrides, overrides_from=arguments.overrides_from)
     places = {"run.dir": config.run.dir, **{f"pretrain.{n}.dir": s.dir for n, s in config.pretrain.items()}}
     for key, place in places.items():
@@ -78,20 +79,20 @@ def compare(arguments: CompareArguments) -> Path:
     base = source.resolve().parent if isinstance(source, Path) else Path.cwd()
     protocol = read_protocol(folder)
     plan = ComparisonPlan(config, base, folder, recorded_inputs(protocol))
-    if not arguments.report:
+    if not report:
         check(plan)
         check_data(plan)
         check_folders(plan)
     if arguments.dry_run:
         print(describe_plan(plan, shared_precision(config, protocol["precision"])))
         return folder
-    failed = {} if arguments.report else _run(plan)
+    failed = {} if report else _run(plan)
     # Without a finished cell the report would be empty, and might replace that of other settings.
     finished = any(cell.run.is_done() for cell in plan.cells)
     if finished:
         with _writing(folder):
             write_report(plan)
-    elif arguments.report:
+    elif report:
         raise InputError(describe_unfinished(plan))
     for name, reason in failed.items():
         print(f"failed: {name}: {reason}", file=sys.stderr)

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ from filelock import FileLock
 from mae_vit.comparison.config import Overrides, override_words, slug
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import error_reason
-from mae_vit.finetuning.config.modes import MODES
 from mae_vit.models.encoder_file import Cost, cost_of_weights
 from mae_vit.runtime.locks import is_locked, try_lock
 from mae_vit.training.outputs.run_folder import RunFolder
@@ -49,7 +48,7 @@ class RunSpec:
         choice: tuning runs that choose settings.
         equal_compute: two runs that set the length of this one: the run whose FLOPs of pretraining and fine-tuning it
             shall match, and one of the same network at the usual length, which tells the FLOPs of a step.
-        steps: its length if that is known without them.
+        steps: its length if that is known without them; then it does not wait for them.
         flops: what it will take, if that was foreseen.
     """
 
@@ -146,10 +145,6 @@ class RunSpec:
             raise InputError(f'compute_of: the cost of "{other.name}" or "{usual.name}" is not known')
         return {**settings, "train.steps": math.ceil(sum(filter(None, costs)) / per_step)}
 
-    def of_length(self, steps: int) -> RunSpec:
-        """Returns this equal-compute run with its length; then it does not wait for those that it is to equal."""
-        return replace(self, steps=steps)
-
     def command(self) -> list[str]:
         """Returns the command line; the runs that it needs must be done. Raises InputError for an unknown cost."""
         settings = {**self.overrides, **self.determined()}
@@ -170,12 +165,6 @@ class RunSpec:
         if total is None:
             return None
         return (_last_step(self.run_folder / "metrics.jsonl") * flops if flops else 0.0), total
-
-    @property
-    def scores(self) -> bool:
-        """Whether it scores frozen features, which is far less work than training."""
-        mode = MODES.get(self.overrides.get("finetune.mode", ""))
-        return mode is not None and not mode.augment
 
 
 @dataclass(frozen=True, eq=False)

@@ -62,8 +62,6 @@ comparisons."""
 _WHOLE = "Each entry counts all of its pretraining, although entries may share the run."
 _OVERLAYS = "Some test images, drawn before any result; the classes of each entry's first seed."
 _CHANCE = "Chance is always naming their most frequent class."
-# Largest number of classes in the table of gains.
-_MOST_CLASSES = 100
 
 
 class Table(NamedTuple):
@@ -142,9 +140,6 @@ class Report:
             if pictures := sorted((run.run_folder / "pictures").glob("step-*.png")):
                 caption = "Held-out images; the original is the last row."
                 yield Section(f"Pretraining: {name}", (image(pictures[-1].read_bytes(), name), caption))
-        if gains := _per_class(self._config, self._lines):
-            title = f"Gain by class over {self._config.reference}, in points"
-            yield Section(title, table=gains, folded=True)
         yield Section("Settings", table=self._settings, folded=True)
 
 
@@ -323,24 +318,6 @@ def _costs(lines: Sequence[Line]) -> Table | None:
             cells.append("not known" if seconds is None else format_duration(seconds))
         body.append([line.title, str(line.labels), *cells])
     return Table(head, body) if body else None
-
-
-def _per_class(config: CompareConfig, lines: Sequence[Line]) -> Table | None:
-    """Compares each class's accuracy with the reference's, at the largest number of labels."""
-    by_entry = {line.entry: line for line in at_most_labels(config, lines) if line.mode in TUNED_BY}
-    base = by_entry.pop(config.reference, None)
-    if base is None or not by_entry:
-        return None
-
-    def mean(line: Line, name: str) -> float:
-        return 100 * sum(row.per_class.get(name) or 0.0 for row in line.rows) / len(line.rows)
-
-    body = []
-    measured = sorted(name for name, share in base.rows[0].per_class.items() if share is not None)
-    for name in measured[:_MOST_CLASSES]:
-        gains = [format_decimal(mean(line, name) - mean(base, name), "+") for line in by_entry.values()]
-        body.append([name, format_decimal(mean(base, name)), *gains])
-    return Table(["class", f"{base.title}, %", *(line.title for line in by_entry.values())], body)
 
 
 def _left_out(plan: ComparisonPlan) -> list[str]:

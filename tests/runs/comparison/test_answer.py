@@ -24,9 +24,7 @@ def answer_to(*groups):
 
 def by(mode, rows, **values):
     return [
-        replace(
-            row, cell=replace(row.cell, mode=mode), values=row.values | values, per_class={"a": 1, "b": 1}
-        )
+        replace(row, cell=replace(row.cell, mode=mode), values=row.values | values, num_classes=2)
         for row in rows
     ]
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 from helpers.commands import ROOT, one_line
@@ -179,7 +180,7 @@ def test_equal_compute_is_counted_in_steps(digits, tmp_path):
         (runs[name].folder / "summary.json").write_text(json.dumps(summary))
     encoder_file(plan.pretraining["MAE"].folder / "encoder.safetensors", flops=100.0)
     assert "train.steps=15" in longer.command()
-    early = longer.of_length(15)
+    early = replace(longer, steps=15)
     assert (early.needs, early.id, early.command()) == ((), longer.id, longer.command())
 
 
@@ -198,7 +199,7 @@ def test_the_foreseen_length_has_the_cost_of_the_weights_that_pretraining_begins
 
 def test_an_equal_compute_run_has_its_own_length_beside_a_setting_of_another(digits, tmp_path):
     plan = equal_compute_plan(tmp_path, digits, tune=[{"train.epochs": 9}])
-    run = next(run for run in plan.runs if run.equal_compute).of_length(15)
+    run = replace(next(run for run in plan.runs if run.equal_compute), steps=15)
     lengths = [word for word in run.command() if word.startswith(("train.epochs", "train.steps"))]
     assert lengths == ["train.steps=15"]
 

@@ -129,7 +129,6 @@ reference: scratch"""
     assert "top-1" not in report
     page = (tmp_path / "run" / "report.html").read_text()
     assert "<h2>Masks</h2>" in page
-    assert "Gain by class" in page
     assert "<h2>Accuracy</h2>" not in page
     # A row for the image, the truth, and each whole network.
     assert Image.open(tmp_path / "run" / "masks.png").height > 4 * 96
