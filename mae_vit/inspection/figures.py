@@ -13,6 +13,7 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 from PIL import Image
 from torch import Tensor
+from torchvision.utils import make_grid
 
 from mae_vit.core.image_rows import Picture, draw_rows
 from mae_vit.pages import charts
@@ -112,11 +113,7 @@ def similarity_grid(similarity: np.ndarray, grid_size: tuple[int, int]) -> np.nd
     """
     step = -(-max(grid_size) // _MAX_MAPS)
     maps = similarity.reshape(*grid_size, *grid_size)[::step, ::step]
-    colors = (colormaps["viridis"]((maps + 1) / 2)[..., :3] * 255).astype(
-        np.uint8
-    )  # (rows, columns, H, W, 3)
-    colors = np.pad(colors, [(0, 0), (0, 0), (0, 1), (0, 1), (0, 0)], constant_values=255)
-    rows, columns, height, width, _ = colors.shape
-    grid = colors.swapaxes(1, 2).reshape(rows * height, columns * width, 3)
+    colors = torch.from_numpy(colormaps["viridis"]((maps + 1) / 2)[..., :3]).flatten(0, 1).movedim(-1, 1)
+    grid = make_grid(colors, nrow=maps.shape[1], padding=1, pad_value=1.0).movedim(0, -1)
     zoom = max(1, _MAPS_PX // max(grid.shape))
-    return grid.repeat(zoom, axis=0).repeat(zoom, axis=1)
+    return (grid.numpy() * 255).astype(np.uint8).repeat(zoom, axis=0).repeat(zoom, axis=1)

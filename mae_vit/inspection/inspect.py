@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -106,15 +107,8 @@ def _open_objective(source: str, weights: Weights, model: PretrainedEncoder) -> 
     return objective.eval(), ""
 
 
-@dataclass(frozen=True)
-class WrittenView:
-    """A view and its files.
-
-    Attributes:
-        view: the picture and its text.
-        picture: its picture, as an element of the page.
-        files: files of its picture and numbers, named from the page's folder.
-    """
+class WrittenView(NamedTuple):
+    """A view, its picture as an element of the page, and its files, named from the page's folder."""
 
     view: View
     picture: Markup
@@ -231,7 +225,7 @@ def _facts(subject: InspectedEncoder, samples: Samples) -> dict[str, str]:
         "encoder": f"{count_of(info.vit.depth, 'block')} of {count_of(info.vit.num_heads, 'head')}, "
         f"width {info.vit.embed_dim}, "
         f"patches of {info.vit.patch_size} px in {height} x {width}, read by {subject.model.pool}",
-        "images": f"{count_of(len(samples), 'image')} of {samples.source}",
+        "images": f"{count_of(len(samples.images), 'image')} of {samples.source}",
     }
     if not samples.bands.photographs:
         facts["bands"] = f"{', '.join(samples.bands.names)} ({samples.bands.dtype})"
