@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from mae_vit.cli.values import whole
 from mae_vit.config.command_line import OneLineParser, add_plugin, as_path, as_path_text
 from mae_vit.core.errors import EXIT_REQUEUE, InputError
 from mae_vit.core.messages import count_of, error_reason
@@ -92,7 +93,7 @@ def open_named(arguments: argparse.Namespace, *, out: Path) -> Images:
 
 def _add_features(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--img-size", type=int, metavar="PX", help="side of the images in pixels (as in training)"
+        "--img-size", type=whole(1), metavar="PX", help="side of the images in pixels (as in training)"
     )
     group.add_argument(
         "--pool",
@@ -105,11 +106,6 @@ def _add_features(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def worker_count(text: str) -> int | None:
-    """Parses `--workers`; "auto" becomes None."""
-    return None if text == "auto" else int(text)
-
-
 def add_speed(group: argparse._ArgumentGroup) -> None:
     """Adds the options of device, precision, batch size and workers."""
     group.add_argument(
@@ -120,13 +116,13 @@ def add_speed(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--batch-size",
-        type=int,
+        type=whole(1),
         metavar="N",
         help=f"images in a batch ({_BATCH_SIZE}; GPU: {_BATCH_SIZE_GPU})",
     )
     group.add_argument(
         "--workers",
-        type=worker_count,
+        type=lambda text: None if text == "auto" else whole(0)(text),
         default="auto",
         metavar="N",
         help="decoding threads (auto: free cores)",
@@ -135,7 +131,6 @@ def add_speed(group: argparse._ArgumentGroup) -> None:
 
 def run_embed(arguments: argparse.Namespace) -> int:
     """Runs the command; returns 0, or 75 if a signal stopped it; raises InputError for errors that the user can fix."""
-    check_numbers(arguments)
     try:
         outcome = _embed(arguments)
     except OSError as error:
@@ -151,14 +146,6 @@ def run_embed(arguments: argparse.Namespace) -> int:
     if origin := origin_of(arguments.weights):
         print(f"{arguments.weights} was {origin}")
     return 0
-
-
-def check_numbers(arguments: argparse.Namespace) -> None:
-    """Checks sizes and the number of workers; raises InputError for a number that is too small."""
-    for name, lowest in (("batch_size", 1), ("img_size", 1), ("workers", 0)):
-        value = getattr(arguments, name, None)
-        if value is not None and value < lowest:
-            raise InputError(f"--{name.replace('_', '-')} {value}: must be at least {lowest}")
 
 
 def read_settings(

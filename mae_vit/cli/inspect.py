@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from mae_vit.cli.values import whole
 from mae_vit.config.command_line import OneLineParser, add_plugin, as_path, as_path_text
 from mae_vit.core.errors import InputError
 
@@ -49,7 +50,7 @@ def add_inspect(commands: argparse._SubParsersAction[OneLineParser]) -> None:
         "--out", type=as_path, metavar="DIR", help="folder to write (default for a run folder: RUN/inspect)"
     )
     parser.add_argument(
-        "--images", type=int, default=256, metavar="N", help="number of images (256); fewer is faster"
+        "--images", type=whole(2), default=256, metavar="N", help="number of images (256); fewer is faster"
     )
     parser.add_argument(
         "--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: a GPU if there is one"
@@ -60,8 +61,6 @@ def add_inspect(commands: argparse._SubParsersAction[OneLineParser]) -> None:
 
 def run_inspect(arguments: argparse.Namespace) -> int:
     """Runs the command; returns the exit code, or raises InputError for errors that the user can fix."""
-    if arguments.images < 2:
-        raise InputError(f"--images {arguments.images}: must be at least 2")
     # Imports torch, timm and matplotlib: not for --help.
     from mae_vit.inspection.inspect import inspect
     from mae_vit.runtime.device import choose_device

@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, TextIO
 
-from mae_vit.cli.embed import add_images, add_speed, check_numbers, open_named, read_settings, report_broken
+from mae_vit.cli.embed import add_images, add_speed, open_named, read_settings, report_broken
 from mae_vit.config.command_line import OneLineParser, add_plugin, as_path, as_path_text
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of, error_reason, plain_text
@@ -66,7 +66,6 @@ def add_predict(commands: argparse._SubParsersAction[OneLineParser]) -> None:
 
 def run_predict(arguments: argparse.Namespace) -> int:
     """Runs the command; returns the exit code, or raises InputError for errors that the user can fix."""
-    check_numbers(arguments)
     run = expand_path(arguments.run_folder)
     out: Path = arguments.out or (run if run.is_dir() else run.parent) / "predicted.csv"
     if out.suffix != ".csv" or out.is_dir():

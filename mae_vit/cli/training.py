@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from mae_vit.cli.values import whole
 from mae_vit.config.command_line import OneLineParser, add_local_rank, as_path
 from mae_vit.config.presets import PRESETS, find_config, find_preset, preset_paths, read_header
 from mae_vit.core.errors import EXIT_FAILED, InputError
@@ -182,7 +183,10 @@ def add_verify_resume(commands: argparse._SubParsersAction[OneLineParser]) -> No
     parser.add_argument(
         "paths", nargs="*", metavar="PRESET KEY.PATH=VALUE", help="another config, and values (mae_digits)"
     )
-    parser.add_argument("--kills", type=int, default=10, metavar="N", help="number of kills, 3 or more (10)")
+    # One on 1 rank, one on 2, one between them.
+    parser.add_argument(
+        "--kills", type=whole(3), default=10, metavar="N", help="number of kills, 3 or more (10)"
+    )
     parser.add_argument(
         "--keep", type=as_path, metavar="DIR", help="keep the runs and their logs in this folder"
     )
@@ -193,8 +197,6 @@ def _verify_resume(arguments: argparse.Namespace) -> int:
     config, overrides = "mae_digits", arguments.paths
     if overrides and "=" not in overrides[0]:
         config, *overrides = overrides
-    if arguments.kills < 3:
-        raise InputError(f"--kills {arguments.kills}: must be at least 3 (on 1 rank, on 2, between them)")
     if arguments.keep and arguments.keep.exists():
         raise InputError(f"--keep {arguments.keep} exists; choose a new folder")
     # Imports torch: not for --help.

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,6 +16,7 @@ from mae_vit.comparison.config import Overrides, override_words, slug
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import error_reason
 from mae_vit.models.encoder_file import Cost, cost_of_weights
+from mae_vit.pretraining.report.run_record import last_step
 from mae_vit.runtime.locks import is_locked, try_lock
 from mae_vit.training.outputs.run_folder import RunFolder
 
@@ -164,7 +163,7 @@ class RunSpec:
             return total or 0.0, total or 0.0
         if total is None:
             return None
-        return (_last_step(self.run_folder / "metrics.jsonl") * flops if flops else 0.0), total
+        return (last_step(self.run_folder) * flops if flops else 0.0), total
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,14 +196,3 @@ def cost_of_run(summary: dict[str, Any]) -> Cost:
     """Reads a run's own cost, without its weights', from `summary.json`."""
     flops, steps = summary.get("flops_per_step"), summary.get("steps")
     return Cost(summary.get("samples"), None if flops is None or steps is None else flops * steps)
-
-
-def _last_step(metrics: Path) -> int:
-    """Returns the step in the newest line; reads only the end of the file."""
-    try:
-        with metrics.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
-            steps = re.findall(rb'^\{"step": (\d+),', file.read(), re.MULTILINE)
-    except OSError:
-        return 0
-    return int(steps[-1]) if steps else 0

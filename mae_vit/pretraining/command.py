@@ -39,10 +39,13 @@ def main(argv: Sequence[str] | None = None, *, prog: str | None = None) -> int:
         ):
             load_config(PretrainConfig, arguments.config, arguments.overrides)
         with slow_imports():
-            from mae_vit.pretraining.job import check, pretrain
+            from mae_vit.pretraining.job import pretrain, read_config
 
         if arguments.dry_run:
-            return check(arguments)
+            # Has imports that only checks need.
+            from mae_vit.pretraining.doctor import check_all
+
+            return check_all(*read_config(arguments), arguments)
         pretrain(arguments)
         return 0
 

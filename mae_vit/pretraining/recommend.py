@@ -220,14 +220,9 @@ def choose_preset(images: Images, *, cores: int, gpu: bool) -> Preset:
     return PHOTOS_64
 
 
-def nearest_measurement(side: int) -> Measured:
-    """Returns the measurement on images of the most similar size."""
-    return min(MEASUREMENTS, key=lambda one: abs(math.log(one.side / side)))
-
-
 def describe_gain(images: Images, steps: int) -> str:
     """Says whether pretraining is expected to help, and what this was measured on."""
-    near = nearest_measurement(images.side)
+    near = min(MEASUREMENTS, key=lambda measured: abs(math.log(measured.side / images.side)))
     reached = [length for length in near.gains if length <= steps]
     length = max(reached, default=min(near.gains))
     gain = near.gains[length]

@@ -36,6 +36,7 @@ from mae_vit.data.prepare.prepare import prepare
 from mae_vit.data.prepare.sources.find import find_images
 from mae_vit.objectives.objective import ObjectiveOutput
 from mae_vit.objectives.pretrain_config import PretrainConfig
+from mae_vit.pretraining.report.run_record import last_step
 from mae_vit.runtime.ranks import free_port
 from mae_vit.runtime.signals import exit_with_parent, without_main
 from mae_vit.training.engines.torch_engine import TorchEngine
@@ -157,7 +158,7 @@ def _run(
         with _started(words, folder, world_size) as processes:
             begun = time.monotonic()
             while any(process.is_alive() for process in processes):
-                step = _last_step(folder)
+                step = last_step(folder)
                 bar.update(max(0, step - seen))
                 seen = max(seen, step)
                 if until is not None and step >= until:
@@ -251,14 +252,6 @@ def _read(folder: Path, kills: int) -> Record:
         {line["step"]: line["loss"] for line in lines},
         {step: sorted(map(list, rows)) for step, rows in sorted(steps.items())},
     )
-
-
-def _last_step(folder: Path) -> int:
-    try:
-        lines = (folder / "metrics.jsonl").read_text().splitlines()
-        return int(json.loads(lines[-1])["step"])
-    except (OSError, IndexError, ValueError, KeyError):
-        return 0
 
 
 def _last_line(log: Path) -> str:

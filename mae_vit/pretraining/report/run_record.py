@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -91,6 +93,17 @@ def read_run(path: Path) -> RunRecord:
         plan=folder.plan.read_text("utf-8", "replace") if folder.plan.is_file() else "",
         problems=tuple(problems),
     )
+
+
+def last_step(folder: Path) -> int:
+    """Returns the step in the newest line of a run's metrics, 0 before the first; reads only the end of the file."""
+    try:
+        with RunFolder(folder).metrics.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
+            steps = re.findall(rb'^\{"step": (\d+),', file.read(), re.MULTILINE)
+    except OSError:
+        return 0
+    return int(steps[-1]) if steps else 0
 
 
 def _check_kind(path: Path) -> None:
