@@ -59,7 +59,19 @@ def add_embed(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     )
     add_images(parser)
     parser.add_argument("--out", type=as_path, required=True, metavar="DIR", help="folder to write")
-    _add_features(parser.add_argument_group("which features"))
+    group = parser.add_argument_group("which features")
+    group.add_argument(
+        "--img-size", type=whole(1), metavar="PX", help="side of the images in pixels (as in training)"
+    )
+    group.add_argument(
+        "--pool",
+        choices=("cls", "mean"),
+        help="feature: [CLS] or the mean of the patch tokens (default: mean; for a classifier, as it was trained; for "
+        "third-party weights mostly cls)",
+    )
+    group.add_argument(
+        "--dtype", choices=("float32", "float16"), default="float32", help="type of the features (float32)"
+    )
     add_speed(parser.add_argument_group("how fast"))
     add_plugin(parser)
     parser.set_defaults(run=run_embed, parser=parser)
@@ -89,21 +101,6 @@ def open_named(arguments: argparse.Namespace, *, out: Path) -> Images:
     for note in images.notes:
         print(note)
     return images
-
-
-def _add_features(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--img-size", type=whole(1), metavar="PX", help="side of the images in pixels (as in training)"
-    )
-    group.add_argument(
-        "--pool",
-        choices=("cls", "mean"),
-        help="feature: [CLS] or the mean of the patch tokens (default: mean; for a classifier, as it was trained; for "
-        "third-party weights mostly cls)",
-    )
-    group.add_argument(
-        "--dtype", choices=("float32", "float16"), default="float32", help="type of the features (float32)"
-    )
 
 
 def add_speed(group: argparse._ArgumentGroup) -> None:

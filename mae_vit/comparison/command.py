@@ -42,9 +42,7 @@ def main(argv: Sequence[str] | None = None, *, prog: str | None = None) -> int:
     def job() -> int:
         arguments, report = _parse(argv, prog)
         # Report mistakes in the file before the slow imports below. Skip a pipe: it can be read only once.
-        if isinstance(arguments.config, Path) and (
-            arguments.config.is_file() or not arguments.config.exists()
-        ):
+        if isinstance(arguments.config, Path) and not arguments.config.is_fifo():
             load_config(CompareConfig, arguments.config, arguments.overrides)
         with slow_imports():
             from mae_vit.comparison.main import compare

@@ -86,18 +86,10 @@ class Bar:
         self._bar.update(max(0.0, min(sum(so_far.values()) / whole, 1.0)) - self._bar.n)
 
     def say(self, text: str) -> None:
-        """Writes a line above the bar, with how far the runs are and when the last of them ends."""
-        values = self._bar.format_dict
-        passed, done = values["elapsed"], values["n"] - values["initial"]
-        expected = ""
-        if done > 0 and len(self._done) < len(self._specs):
-            ends = time.localtime(time.time() + passed * (1 - values["n"]) / done)
-            expected = f", the last ends about {time.strftime('%a %H:%M', ends)}"
-        tqdm.write(
-            f"{text} ({len(self._done)} of {count_of(len(self._specs), 'run')} done after {format_duration(passed)}"
-            f"{expected})",
-            file=sys.stderr,
-        )
+        """Writes a line above the bar, with how far the runs are."""
+        done, passed = len(self._done), format_duration(self._bar.format_dict["elapsed"])
+        counts = f"{done} of {count_of(len(self._specs), 'run')} done after {passed}"
+        tqdm.write(f"{text} ({counts})", file=sys.stderr)
 
     def _work(self, spec: RunSpec) -> tuple[float, float] | None:
         """Reads a run's work; finished runs only once."""

@@ -64,14 +64,14 @@ def draw_tiles(rows: Sequence[Picture]) -> np.ndarray:
     height, width = rows[0].images.shape[2:]
     scale = _TILE_PX / max(height, width)
     size = (max(1, round(height * scale)), max(1, round(width * scale)))
-    return draw_rows([Picture(row.label, _resized(row.images.float().cpu(), size)) for row in rows])
-
-
-def _resized(images: Tensor, size: tuple[int, int]) -> Tensor:
-    # Enlarged images and maps show their pixels as squares; large images are photographs.
-    if images.shape[2] <= size[0]:
-        return F.interpolate(images, size, mode="nearest-exact")
-    return F.interpolate(images, size, mode="bilinear", antialias=True)
+    tiles = []
+    for row in rows:
+        # Enlarged images and maps show their pixels as squares; large images are photographs.
+        larger = row.images.shape[2] > size[0]
+        mode, antialias = ("bilinear", True) if larger else ("nearest-exact", False)
+        images = F.interpolate(row.images.float().cpu(), size, mode=mode, antialias=antialias)
+        tiles.append(Picture(row.label, images))
+    return draw_rows(tiles)
 
 
 def in_false_color(maps: Tensor) -> Tensor:

@@ -34,9 +34,7 @@ def main(argv: Sequence[str] | None = None, *, prog: str | None = None) -> int:
             examples=as_installed(EXAMPLES) if prog else EXAMPLES,
         )
         # Report config errors before the slow imports. A pipe can be read only once, so it is checked later.
-        if isinstance(arguments.config, Path) and (
-            arguments.config.is_file() or not arguments.config.exists()
-        ):
+        if isinstance(arguments.config, Path) and not arguments.config.is_fifo():
             load_config(PretrainConfig, arguments.config, arguments.overrides)
         with slow_imports():
             from mae_vit.pretraining.job import pretrain, read_config

@@ -108,18 +108,15 @@ def verify_resume(config: Path, overrides: Sequence[str], *, kills: int, folder:
             problems += [f"{name}: {text}" for text in _differences(killed, whole[ranks])]
         changing = [1 + number % 2 for number in range(parts[2] + 1)]
         elastic = _run(words, folder / "changing", changing, chance, bar)
-        bar.write(_describe_change(elastic, whole[1], changing), file=sys.stdout)
+        images, equal = sum(map(len, elastic.images.values())), elastic.images == whole[1].images
+        bar.write(
+            f"killed {elastic.kills} times, on {' > '.join(map(str, changing))} ranks: {count_of(images, 'image')} and "
+            f"crops {'are equal' if equal else 'DIFFER'} in {count_of(len(elastic.images), 'step')}; losses differ by "
+            f"{_loss_difference(elastic, whole[1]):.0e} at most",
+            file=sys.stdout,
+        )
         problems += [f"changing ranks: {text}" for text in _differences(elastic, whole[1], bits=False)]
     return problems
-
-
-def _describe_change(changed: Record, whole: Record, ranks: Sequence[int]) -> str:
-    images = sum(map(len, changed.images.values()))
-    return (
-        f"killed {changed.kills} times, on {' > '.join(map(str, ranks))} ranks: {count_of(images, 'image')} and crops "
-        f"{'are equal' if changed.images == whole.images else 'DIFFER'} in {count_of(len(changed.images), 'step')}; "
-        f"losses differ by {_loss_difference(changed, whole):.0e} at most"
-    )
 
 
 def _loss_difference(one: Record, other: Record) -> float:

@@ -52,12 +52,12 @@ def bars(lines: Sequence[Line], palette: Palette) -> Markup | None:
     """Draws the test accuracy of entries as bars, with a dot for each seed; None without entries.
 
     Names stand above the bars: beside them, long ones would leave no room on a narrow screen. The axis ends at the
-    largest value; a mark on each bar, named below them, is chance.
+    largest value; a mark on each bar is chance.
     """
     if not lines:
         return None
     chance, most = lines[0].chance, max(_scores(line).max() for line in lines)
-    height = 0.62 * (len(lines) + (chance is not None) / 2) + 0.6
+    height = 0.62 * (len(lines) + (chance is not None)) + 0.6
     with charts.chart(f"test {_metric(lines)}, %", "", width=6.2, height=height) as (figure, axes):
         for number, line in enumerate(lines):
             scores, color = _scores(line), palette[line.entry]["color"]
@@ -68,26 +68,13 @@ def bars(lines: Sequence[Line], palette: Palette) -> Markup | None:
             place = axes.get_yaxis_transform()
             axes.text(0.005, number - 0.24, label, va="bottom", fontsize=11, transform=place)
         if chance is not None:
-            most = max(most, 100 * chance)
-            marks = np.append(np.arange(len(lines)), len(lines) - 0.45)
-            axes.vlines(
-                np.full(len(marks), 100 * chance),
-                marks - 0.17,
-                marks + 0.17,
-                colors=charts.INK,
-                linewidth=1.6,
-            )
-            left = 100 * chance < most / 2
-            axes.text(
-                100 * chance + (0.01 if left else -0.01) * most,
-                marks[-1],
-                f"chance: {format_decimal(100 * chance)} %",
-                ha="left" if left else "right",
-                va="center",
-                fontsize=11,
-            )
+            most, rows = max(most, 100 * chance), np.arange(len(lines))
+            named = f"chance: {format_decimal(100 * chance)} %"
+            style: dict[str, Any] = {"colors": charts.INK, "linewidth": 1.6, "label": named}
+            axes.vlines(np.full(len(lines), 100 * chance), rows - 0.17, rows + 0.17, **style)
+            charts.legend_below(figure)
         axes.set_xlim(0, min(100.0, 1.04 * most) or 1.0)
-        axes.set_ylim(len(lines) - 0.5 + (chance is not None) / 2, -0.75)
+        axes.set_ylim(len(lines) - 0.5, -0.75)
         axes.set_yticks([])
         axes.grid(visible=False, axis="y")
         return charts.to_svg(figure)

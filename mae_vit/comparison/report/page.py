@@ -116,7 +116,7 @@ class Report:
             first_chart=first_chart(self._config, self._lines, palette),
             missing=self._missing,
             measured="Mean IoU" if self._config.segments else "Accuracy",
-            table=_with_labels_in_the_name(self._table),
+            table=self._table,
             marked=[n for n, line in enumerate(self._lines) if line.entry == self._config.reference],
             notes=[*self.notes, *self._provisos],
             reading=self._reading,
@@ -275,16 +275,6 @@ def _table(config: CompareConfig, lines: Sequence[Line]) -> Table:
         if any(cells) and not (name in ("labels / class", "mode") and len(set(cells)) == 1)
     }
     return Table(list(kept), [list(row) for row in zip(*kept.values(), strict=True)])
-
-
-def _with_labels_in_the_name(table: Table) -> Table:
-    """Moves labels and mode into the first column, so that the first numbers of a narrow screen are the results."""
-    head, *body = [dict(zip(table.head, row, strict=True)) for row in (table.head, *table.body)]
-    for row in body:
-        labels, mode = row.pop("labels / class", None), row.pop("mode", None)
-        row["entry"] = ", ".join(filter(None, (row["entry"], labels and f"{labels} labels / class", mode)))
-    kept = [name for name in head if name not in ("labels / class", "mode")]
-    return Table(kept, [[row[name] for name in kept] for row in body])
 
 
 def _pairs(lines: Sequence[Line]) -> Table | None:

@@ -178,7 +178,8 @@ def answer(config: CompareConfig, lines: Sequence[Line]) -> str:
     noun, mode = "mask" if subject.segments else "label", subject.mode
     text = f"With {count_of(subject.size, noun)}, {subject.title} reaches {_percent(subject)}"
     text += f"{'' if mode in TUNED_BY else f' by {mode}'}, {' and '.join(parts)}"
-    better = _best(line for line in rest if line is not rival and _is_clearly_above(line, subject))
+    gaps = [(line, line.gap_to(subject)) for line in rest if line is not rival]
+    better = _best(line for line, above in gaps if above and above.is_clear and above.points > 0)
     if better is not None:
         text += f"; {better.title} is better still, at {_percent(better)}"
         if better.weights and origin_of(better.weights) is None and not better.unlabeled:
@@ -200,11 +201,6 @@ def _is_alone(config: CompareConfig, reference: Line) -> bool:
 
 def _best(lines: Iterable[Line]) -> Line | None:
     return max(lines, key=lambda line: line.score or 0, default=None)
-
-
-def _is_clearly_above(line: Line, other: Line) -> bool:
-    gap = line.gap_to(other)
-    return gap is not None and gap.is_clear and gap.points > 0
 
 
 def _against(line: Line, other: Line, what: str = "") -> str:

@@ -132,20 +132,6 @@ def test_the_chart_fits_the_values_and_names_chance(tmp_path, sizes):
     assert 25 <= max(ticks) <= 30
 
 
-def test_the_first_numbers_of_the_page_are_the_results(tmp_path):
-    rows = [*rows_of("scratch", [0.3] * 2), *rows_of("scratch", [0.4] * 2, labels=1000)]
-    report = report_on(rows, tmp_path)
-    table = report.to_html().partition("<tbody>")
-    assert re.findall("<th>(.*?)</th>", table[0])[:2] == ["entry", "test %"]
-    named = re.findall("<tr.*?><td>(.*?)</td><td>(.*?)</td>", table[2])[:2]
-    assert named == [
-        ("scratch, 200 labels / class", "30.0 ± 0.0"),
-        ("scratch, 1000 labels / class", "40.0 ± 0.0"),
-    ]
-    # For programs, these are columns.
-    assert "| entry | labels / class | test % |" in report.to_markdown()
-
-
 def test_a_third_party_encoder_is_marked_wherever_it_is_named(tmp_path):
     rows = [*SCRATCH, *MAE, *DINO]
     config = config_of(rows)
