@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from statistics import fmean
 from types import FrameType
@@ -126,12 +126,9 @@ def _run(plan: ComparisonPlan) -> dict[str, str]:
         keep_protocol(plan, precision=chosen.precision)
     print(f"precision: {chosen}")
     specs = foresee_runs(plan)
-    runner, bar = Runner(count_slots(plan.config.parallel), chosen.precision), Bar(specs)
-    with _stopping(runner):
-        try:
-            runner.run(specs, bar)
-        finally:
-            bar.close()
+    runner = Runner(count_slots(plan.config.parallel), chosen.precision)
+    with _stopping(runner), closing(Bar(specs)) as bar:
+        runner.run(specs, bar)
     if runner.stopped:
         print(f"stopped on {runner.stopped}; the same command resumes", file=sys.stderr)
         raise RunInterrupted(runner.stopped)

@@ -48,20 +48,15 @@ class InspectedEncoder:
         objective: trained objective around the encoder; None if the weights hold only the encoder.
         why_no_objective: the reason, for the page.
         picture_bands: the bands that images are drawn in, from its run; None chooses.
-        run: name of its run; empty without one.
+        title: name of its run, or the last part of the path to a file.
     """
 
     source: str
     model: PretrainedEncoder
     objective: Objective | None
-    why_no_objective: str = ""
-    picture_bands: tuple[int | str, ...] | None = None
-    run: str = ""
-
-    @property
-    def title(self) -> str:
-        """The run's name, or the last part of the path to a file."""
-        return self.run or Path(self.source).name
+    why_no_objective: str
+    picture_bands: tuple[int | str, ...] | None
+    title: str
 
 
 def open_subject(source: str) -> InspectedEncoder:
@@ -72,30 +67,25 @@ def open_subject(source: str) -> InspectedEncoder:
     weights = read_weights(source)
     model = encoder_from_weights(weights)
     _ = model.info.vit  # other families have no attention to show
-    bands, run = None, ""
+    bands, title = None, Path(source).name
     if (Path(source) / "config.yaml").is_file():
         # The folder of a third-party encoder may have a config.yaml of another kind.
         monitor, section = map(read_run_config(Path(source)).get, ("monitor", "run"))
         wanted = monitor.get("picture_bands") if isinstance(monitor, dict) else None
         bands = tuple(wanted) if isinstance(wanted, list) else None
-        run = str(section.get("name") or "") if isinstance(section, dict) else ""
-    decoder = read_decoder(weights, model.encoder, model.info)
-    if decoder is not None:
-        why = "" if decoder.mae else "the number of heads of its decoder is not known"
-        return InspectedEncoder(source, model, decoder.mae, why, bands, run)
+        title = str(section.get("name") or title) if isinstance(section, dict) else title
     objective, why = _open_objective(source, weights, model)
-    return InspectedEncoder(source, model, objective, why, bands, run)
+    return InspectedEncoder(source, model, objective, why, bands, title)
 
 
 def _open_objective(source: str, weights: Weights, model: PretrainedEncoder) -> tuple[Objective | None, str]:
-    """Opens an objective other than MAE with its head, or returns None and the reason."""
+    """Opens the objective with its decoder or head, or returns None and the reason."""
+    if decoder := read_decoder(weights, model.encoder, model.info):
+        return decoder.mae, "" if decoder.mae else "the number of heads of its decoder is not known"
     if not (weights.path / STATE).is_file() or weights.objective is None:
         if "fc_norm.weight" in weights.tensors or "head.weight" in weights.tensors:
             return None, "it was fine-tuned, so it has no decoder"
-        return (
-            None,
-            "the file has only an encoder; give the run folder, which also has the decoder",
-        )
+        return None, "the file has only an encoder; give the run folder, which also has the decoder"
     config = load_config(PretrainConfig, Path(source) / "config.yaml", imports_plugins=False)
     section, info = config.objective, model.info
     if section.uses_labels:
@@ -121,8 +111,8 @@ def inspect(
     out: Path,
     *,
     images: int,
-    split: str | None = None,
-    device: torch.device | None = None,
+    split: str | None,
+    device: torch.device,
 ) -> Path:
     """Writes pictures (PNG), their numbers (CSV) and one page that shows all; returns the page's path.
 
@@ -175,11 +165,11 @@ def _check_place(out: Path) -> None:
 
 
 def _write_views(
-    subject: InspectedEncoder, samples: Samples, folder: Path, root: Path, device: torch.device | None
+    subject: InspectedEncoder, samples: Samples, folder: Path, root: Path, device: torch.device
 ) -> list[WrittenView]:
     for part in (subject.model, subject.objective):
         if part is not None:
-            part.to(device or "cpu")
+            part.to(device)
     written = []
     for view in all_views(subject.model, subject.objective, samples):
         png, path = to_png(view.drawn), folder / view.name

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,11 +54,6 @@ class RunRecord:
     def step(self) -> int:
         """Steps done according to metrics and summary."""
         return max(self.lines[-1]["step"] if self.lines else 0, self.summary.get("steps", 0))
-
-    @property
-    def command(self) -> str:
-        """The command line of the last process; empty if unknown."""
-        return shlex.join(map(str, self.environment.get("command", [])))
 
     def section(self, name: str) -> Mapping[str, Any]:
         """Returns a section of the config; empty if there is none."""

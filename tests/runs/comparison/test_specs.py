@@ -231,7 +231,6 @@ def test_few_shot_cells_take_all_their_labels_in_one_draw(tmp_path, labels, sett
 @pytest.mark.parametrize(
     ("mode", "labels", "seeds"),
     [
-        ("finetune", 100, 3),
         ("linear_probe", 100, 3),
         ("few_shot", "all", 3),
         ("few_shot", 100, 1),

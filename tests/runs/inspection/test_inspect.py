@@ -16,7 +16,6 @@ from mae_vit.cli.main import main
 from mae_vit.inspection.images import draw_samples
 from mae_vit.inspection.inspect import open_subject
 from mae_vit.inspection.reconstructions import reconstruct
-from mae_vit.inspection.views import reconstruction_views
 from mae_vit.objectives.mae import MAE
 from mae_vit.pretraining.command import main as pretrain_main
 from mae_vit.weights.encoder import load_encoder
@@ -140,18 +139,6 @@ def test_a_folder_of_photographs_with_a_broken_one(runs, tmp_path):
         arguments[4] = str(place)
         assert main(["inspect", *arguments]) == 2
     assert (site / "index.html").exists()
-
-
-def test_all_is_moved_to_the_device_that_computes(runs, digits):
-    """On the meta device, where whatever was left on the CPU is refused."""
-    subject = open_subject(str(runs / "mae"))
-    subject.objective.to("meta")
-    batch = draw_samples(str(digits), count=8, encoder=GRAY).batch(8)
-    with torch.no_grad():
-        subject.objective.evaluation_sums(batch.to(subject.objective.mean.device))
-    views = reconstruction_views(subject.objective, draw_samples(str(digits), count=8, encoder=GRAY))
-    with pytest.raises(RuntimeError, match="meta tensors"):  # at the very end: to numbers
-        next(iter(views))
 
 
 def test_the_history_of_a_run_is_its_own(runs, tmp_path):
