@@ -94,7 +94,6 @@ class EntrySection(Section):
         tune: settings to choose from. They replace the comparison's, and must be as many.
         modes: modes of this row, in place of the comparison's.
         seeds: seeds of this row, in place of the comparison's.
-        labels_per_class: numbers of labels of this row, in place of the comparison's.
         compute_of: another row's name. This row trains for as many FLOPs as the pretraining and
             fine-tuning of that one together.
         note: text beside the name in the report, for example that the row has seen more labels.
@@ -107,7 +106,6 @@ class EntrySection(Section):
     tune: list[FinetuneOverrides] | None = None
     modes: list[ModeName] | None = None
     seeds: list[int] | None = None
-    labels_per_class: list[Labels] | None = None
     compute_of: str | None = None
     note: str = ""
 

@@ -207,7 +207,7 @@ def check_data(plan: ComparisonPlan) -> None:
     # With masks, images without a label form one class.
     labels = np.maximum(index.labels, 0) if plan.config.segments else np.asarray(index.labels)
     most = int(np.bincount(labels[labels >= 0], minlength=1).max())
-    asked = max((number for _, number, _ in plan.rows() if number != "all"), default=0)
+    asked = max((number for number in plan.config.labels_per_class if number != "all"), default=0)
     if asked > most:
         raise InputError(
             f"labels_per_class: {asked} is more than any class of {path} has; give up to {most:,}"
@@ -259,12 +259,8 @@ def _check_equal_compute(
             f'compute_of: the cost of "{other.name}" is not known, {weights} does not record it; leave it out'
         )
     for needed in (other, plan.usual(entry)):
-        for key in ("labels_per_class", "modes"):
-            default = getattr(plan.config, key)
-            if missing := set(getattr(entry, key) or default) - set(getattr(needed, key) or default):
-                raise InputError(
-                    f'compute_of: "{needed.name}" has no {key} {", ".join(map(str, missing))}; give it the same'
-                )
+        if "finetune" not in plan.modes(needed):
+            raise InputError(f'compute_of: "{needed.name}" has no mode finetune; give it the same')
 
 
 def describe_plan(plan: ComparisonPlan, precision: Chosen) -> str:

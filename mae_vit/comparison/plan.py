@@ -157,7 +157,7 @@ class ComparisonPlan:
     def rows(self) -> Iterator[tuple[EntrySection, Labels, ModeName]]:
         """Yields the table's groups of cells that differ only in their seed."""
         for entry in self.config.entries:
-            for labels in entry.labels_per_class or self.config.labels_per_class:
+            for labels in self.config.labels_per_class:
                 for mode in self.modes(entry):
                     yield entry, labels, mode
 

@@ -10,10 +10,10 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing import forkserver
-from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -245,23 +245,12 @@ def apart(function: Callable[..., _T], *arguments: object) -> _T | None:
 
     What it opens, such as a GPU or a server of data workers, does not stay in this process.
     """
-    receiver, sender = multiprocessing.Pipe(duplex=False)
-    process = _context().Process(target=_answer, args=(sender, function, arguments))
-    with without_main(), blocked(STOP_SIGNALS):
-        process.start()
-    sender.close()
-    try:
-        return receiver.recv()
-    except EOFError:
-        return None
-    finally:
-        process.join()
-
-
-def _answer(sender: Connection, function: Callable[..., object], arguments: tuple[object, ...]) -> None:
-    exit_with_parent()
-    with suppress(Exception):
-        sender.send(function(*arguments))
+    with ProcessPoolExecutor(1, _context(), exit_with_parent) as pool:
+        with without_main(), blocked(STOP_SIGNALS):
+            answer = pool.submit(function, *arguments)
+        with suppress(Exception):
+            return answer.result()
+    return None
 
 
 def _context() -> SpawnContext | ForkServerContext:

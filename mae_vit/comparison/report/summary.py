@@ -161,9 +161,11 @@ def answer(config: CompareConfig, lines: Sequence[Line]) -> str:
         or _best(own)
         or _best(others)
     )
-    if reference is not None and subject is None and _is_alone(config, reference):
-        like = " of its mode and labels" if len(config.entries) > 1 else ""
-        return f"{reference.title} reaches {_percent(reference)}; there is no other row{like} to compare it with."
+    if reference is not None and subject is None:
+        rows = [entry for entry in config.entries if entry.name != config.reference]
+        if not any(reference.mode in (entry.modes or config.modes) for entry in rows):
+            like = " of its mode" if rows else ""
+            return f"{reference.title} reaches {_percent(reference)}; there is no other row{like} to compare it with."
     if reference is None or subject is None:
         return f"Not finished yet: {config.reference} and a row to compare it with."
     gap = subject.gap_to(reference)
@@ -187,16 +189,6 @@ def answer(config: CompareConfig, lines: Sequence[Line]) -> str:
     seeds = gap.seeds if gap is not None else len(subject.rows)
     how = "one seed, so intervals cover only the test images" if seeds == 1 else f"{seeds} seeds"
     return f"{text}; {how}."
-
-
-def _is_alone(config: CompareConfig, reference: Line) -> bool:
-    """Returns whether no other row is to be measured in the reference's mode, with as many labels."""
-    return not any(
-        reference.mode in (entry.modes or config.modes)
-        and reference.labels in (entry.labels_per_class or config.labels_per_class)
-        for entry in config.entries
-        if entry.name != config.reference
-    )
 
 
 def _best(lines: Iterable[Line]) -> Line | None:
