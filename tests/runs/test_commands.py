@@ -46,14 +46,6 @@ def test_a_wrong_command_line_is_one_line(tmp_path, capsys, arguments, expected)
     assert not out.exists()
 
 
-def test_usage_of_prepare_is_of_people(capsys):
-    with pytest.raises(SystemExit):
-        main(["prepare", "--help"])
-    text = capsys.readouterr().out
-    assert text.splitlines()[0].endswith(" SRC [SRC ...] OUT")
-    assert text.count("SRC...") == 1  # the heading of their description
-
-
 def test_version(capsys):
     with pytest.raises(SystemExit):
         main(["--version"])

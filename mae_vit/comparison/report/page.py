@@ -108,30 +108,29 @@ class Report:
 
     def to_html(self, masks: bytes | None = None) -> str:
         """Returns `report.html`; `masks` is a PNG of test images and their predicted classes."""
-        palette = charts.palette_for([entry.name for entry in self._config.entries])
         return render(
             "comparison.html",
             title=self._config.run.name,
             answer=self.answer,
-            first_chart=first_chart(self._config, self._lines, palette),
+            first_chart=first_chart(self._config, self._lines),
             missing=self._missing,
             measured="Mean IoU" if self._config.segments else "Accuracy",
             table=self._table,
             marked=[n for n, line in enumerate(self._lines) if line.entry == self._config.reference],
             notes=[*self.notes, *self._provisos],
             reading=self._reading,
-            sections=list(self._sections(palette, masks)),
+            sections=list(self._sections(masks)),
         )
 
-    def _sections(self, palette: charts.Palette, masks: bytes | None) -> Iterator[Section]:
+    def _sections(self, masks: bytes | None) -> Iterator[Section]:
         if self._pairs:
             yield Section("Each against each", table=self._pairs, reading=_PAIRS)
         for labels in dict.fromkeys(line.labels for line in self._lines):
-            if drawn := charts.curves(self._lines, palette, labels):
+            if drawn := charts.curves(self._lines, labels):
                 caption = "Validation images; mean and range over seeds."
                 yield Section(f"Learning curves, {describe_labels(labels)}", (drawn, caption))
         if costs := _costs(self._lines):
-            drawn = charts.against_compute(self._lines, palette)
+            drawn = charts.against_compute(self._lines)
             title = "Against compute" if self._config.segments else "Accuracy against compute"
             yield Section(title, (drawn, _WHOLE) if drawn else None, costs)
         if masks:
@@ -143,20 +142,18 @@ class Report:
         yield Section("Settings", table=self._settings, folded=True)
 
 
-def first_chart(
-    config: CompareConfig, lines: Sequence[Line], palette: charts.Palette
-) -> tuple[Markup, str] | None:
+def first_chart(config: CompareConfig, lines: Sequence[Line]) -> tuple[Markup, str] | None:
     """Draws accuracy against labels, or bars of the entries if there is one number of labels.
 
     Returns:
         The chart and its caption; None without results.
     """
     chance = "" if config.segments else f" {_CHANCE}"
-    if drawn := charts.against_labels(lines, palette):
+    if drawn := charts.against_labels(lines):
         return drawn, f"Test images: mean over seeds, and the range between them.{chance}"
     scored = [line for line in at_most_labels(config, lines) if line.score is not None]
     what = "Mean IoU" if config.segments else "Accuracy"
-    drawn = charts.bars(scored, palette)
+    drawn = charts.bars(scored)
     return (drawn, f"{what} on test images: mean over seeds, a dot for each.{chance}") if drawn else None
 
 

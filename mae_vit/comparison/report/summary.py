@@ -30,6 +30,7 @@ class Line:
 
     Attributes:
         entry: name of the entry.
+        number: the entry's place in the config.
         labels: number of labels of each class.
         mode: how it was measured.
         rows: results, one for each seed.
@@ -37,6 +38,7 @@ class Line:
     """
 
     entry: str
+    number: int
     labels: Labels
     mode: str
     rows: tuple[Row, ...]
@@ -119,6 +121,7 @@ class Line:
 
 def table_lines(config: CompareConfig, rows: Sequence[Row]) -> list[Line]:
     """Builds the table's lines, in the config's order."""
+    names = [entry.name for entry in config.entries]
     groups: dict[tuple[str, Labels, str], list[Row]] = {}
     for row in rows:
         groups.setdefault((row.cell.entry.name, row.cell.labels, row.cell.mode), []).append(row)
@@ -127,7 +130,7 @@ def table_lines(config: CompareConfig, rows: Sequence[Row]) -> list[Line]:
         reference, gap = groups.get((config.reference, labels, mode)), None
         if reference and entry != config.reference:
             gap = gap_between([row.scores for row in several], [row.scores for row in reference])
-        lines.append(Line(entry, labels, mode, tuple(several), gap))
+        lines.append(Line(entry, names.index(entry), labels, mode, tuple(several), gap))
     return lines
 
 

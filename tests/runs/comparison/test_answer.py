@@ -10,7 +10,6 @@ from helpers.comparison import config_of, plan_of, rows_of
 from helpers.damage import copy_of, description
 
 from mae_vit.comparison.plan import ComparisonPlan
-from mae_vit.comparison.report.charts import palette_for
 from mae_vit.comparison.report.page import Report, first_chart, reading
 from mae_vit.comparison.report.summary import answer, collect_notes, table_lines
 from mae_vit.weights.names import FOREIGN_ORIGIN
@@ -139,7 +138,7 @@ def test_a_third_party_encoder_is_marked_wherever_it_is_named(tmp_path):
     report = Report(ComparisonPlan(config, tmp_path, tmp_path / "out"), rows, [])
     page, text = report.to_html(), report.to_markdown()
     lines = table_lines(config, rows)
-    chart, _ = first_chart(config, lines, palette_for([entry.name for entry in entries]))
+    chart, _ = first_chart(config, lines)
     assert all(MARK in shown for shown in (page, text, chart))
     assert "scratch: 29.0 %" in chart
     marked = page.replace(f"DINOv2 {MARK}", "")
@@ -147,7 +146,7 @@ def test_a_third_party_encoder_is_marked_wherever_it_is_named(tmp_path):
     assert re.findall(r"DINOv2.{12}", marked) == ["DINOv2: trained by"] * marked.count("DINOv2")
     (note,) = collect_notes(lines)
     assert note.startswith(f"DINOv2: {FOREIGN_ORIGIN}: ")
-    assert first_chart(config, [], {}) is None
+    assert first_chart(config, []) is None
 
 
 def test_a_report_says_what_pretraining_was_spared(digits, tmp_path):

@@ -86,24 +86,6 @@ def test_a_key_of_the_runs_is_named_as_the_comparison_has_it(key, meant):
         load_config(CompareConfig, find_config("compare_demo"), [f"{key}=3"])
 
 
-def test_settings_have_what_a_config_says_with_pretrained_weights_alone(tmp_path):
-    path = find_config("compare_demo")
-    plan = ComparisonPlan(load_config(CompareConfig, path), path.parent, tmp_path)
-    entries = {entry.name: entry for entry in plan.config.entries}
-    point = {"train.effective_batch_size": 16}
-
-    def settings(entry, mode="finetune", plan=plan):
-        return plan.distinguishing_settings(entries[entry], mode, point)
-
-    assert settings("ViT from MAE")["optim.layer_decay"] == 0.8
-    for entry, mode in (("ViT from MAE", "few_shot"), ("ViT from scratch", "finetune")):
-        assert settings(entry, mode) == {"config": entries[entry].config, **entries[entry].set, **point}
-    other = load_config(CompareConfig, path, ["set.optim.layer_decay=0.7"])
-    assert "optim.layer_decay" not in settings(
-        "ViT from MAE", plan=ComparisonPlan(other, path.parent, tmp_path)
-    )
-
-
 def test_what_a_comparison_sets_wins_over_with_start(tmp_path):
     recipe = {
         "optim": {"blr": 1e-3, "layer_decay": 0.8},
