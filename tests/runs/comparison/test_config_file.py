@@ -72,6 +72,7 @@ def test_one_option_of_a_comparison_is_changed_by_its_dotted_name(digits, tmp_pa
     {
         "train.epoch": "set.train.epochs",
         "epochs": "set.train.epochs",
+        "data.augment.flip": "set.data.augment.flip",
         "objective.mask_ratio": "pretrain.NAME.set.objective.mask_ratio",
         "pretrain.MAE.epochs": "pretrain.MAE.set.train.epochs",
         # Keys of its own.
