@@ -35,11 +35,7 @@ _REPEATED = ("exclude",)
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run: its folder, and the results in it.
-
-    Attributes:
-        path: folder of the run.
-    """
+    """A finished run: its folder (`path`), and the results in it."""
 
     path: Path
 

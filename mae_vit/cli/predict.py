@@ -105,14 +105,7 @@ def _predict(arguments: argparse.Namespace, out: Path) -> None:
 
 @dataclass
 class _Done:
-    """The results of classifying.
-
-    Attributes:
-        broken: index of each unreadable image, and the reason.
-        predicted: count of images, by predicted class.
-        right: whether the prediction is right, for images whose label is a class of the run.
-        others: count of images with other labels, by label.
-    """
+    """Unreadable images with reasons, counts by predicted class, hits among known labels, counts of other labels."""
 
     broken: list[tuple[int, str]] = field(default_factory=list)
     predicted: Counter[str] = field(default_factory=Counter)
