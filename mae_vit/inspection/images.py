@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -94,7 +94,7 @@ def draw_samples(data: str, *, count: int, encoder: EncoderInfo, split: str | No
             # Only the first remote shards: each is downloaded whole.
             shards = index.split_info.shards[: _FETCHED if remote else None]
             numbers = _draw(sum(shard.samples for shard in shards), count)
-            readers = [partial(index.read, number) for number in numbers]
+            readers: list[Callable[[], bytes]] = [partial(index.read, number) for number in numbers]
             preprocessing, bands = encoder.preprocessing.of_prepared, index.dataset.bands
         else:
             source = find_images(os.path.join(".", data), out=Path(scratch), class_folder="first")
