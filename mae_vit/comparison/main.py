@@ -260,7 +260,7 @@ def _check_equal_compute(
         )
     for needed in (other, plan.usual(entry)):
         if "finetune" not in plan.modes(needed):
-            raise InputError(f'compute_of: "{needed.name}" has no mode finetune; give it the same')
+            raise InputError(f'compute_of: "{needed.name}" has no mode finetune; add it')
 
 
 def describe_plan(plan: ComparisonPlan, precision: Chosen) -> str:

@@ -154,7 +154,7 @@ def _read(plan: ComparisonPlan, cell: Cell) -> Row:
         values[f"test_top1_{size}"] = float((truth == predicted)[choose_subset(keys, labels, size)].mean())
     weights, pretraining = plan.weights(cell.entry)
     before, own = cost_of_weights(weights), cost_of_run(summary)
-    # Weights that the comparison's own pretraining began from do not count: who trained them is not known.
+    # Weights that this pretraining began from do not count: the machine that trained them is not known.
     pretrain_s = pretraining.summary.get("wall_s") if pretraining else 0.0 if weights is None else None
     values |= {
         "images_seen": own.images_seen,
