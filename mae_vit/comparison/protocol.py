@@ -73,9 +73,10 @@ def describe_changes(plan: ComparisonPlan) -> list[str]:
     """Returns a sentence for each plan change after test images were read, and for runs of earlier plans."""
     changes = []
     for before, after in pairwise(read_protocol(plan.folder)["plans"]):
-        if tested := after["tested_runs"]:
+        tested, changed = after["tested_runs"], ", ".join(_changed(before, after))
+        # Another version of the library may write the same plan in other words.
+        if tested and changed:
             when = f"{after['time']}, {count_of(tested, 'run')}"
-            changed = ", ".join(_changed(before, after))
             changes.append(f"The protocol was changed after test results were read ({when}): {changed}.")
     earlier = tested_runs(plan.folder) - {cell.run.folder for cell in plan.cells}
     if earlier:

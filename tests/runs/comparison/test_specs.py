@@ -191,6 +191,12 @@ def test_changes_after_test_results_are_reported(made):
     protocol = read_protocol(made / "out")
     assert len(protocol["plans"]) == 6
     assert recorded_inputs(protocol)[f"weights {made / 'given'}"]
+    # As an earlier version wrote the same plan.
+    last = protocol["plans"][-1]
+    last["plan"], last["settings"]["entries"][0]["gone"] = "", None
+    (made / "out" / "protocol.json").write_text(json.dumps(protocol))
+    assert describe_changes(keep(test_subset=30, set={"train.epochs": 7}))[-2:] == [change, earlier]
+    assert len(read_protocol(made / "out")["plans"]) == 7
 
 
 def test_a_report_of_other_settings_than_those_that_ran_leaves_the_folder_as_it_is(made, said):
