@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from mae_vit.config.command_line import OneLineParser
 from mae_vit.config.load import load_config
 from mae_vit.config.presets import find_preset
 from mae_vit.core.errors import EXIT_REQUEUE
+from mae_vit.finetuning.config.modes import MODES
 from mae_vit.training.engines.precision import AUTO_PRECISION
 from mae_vit.training.outputs.run_folder import RUN_ID
 
@@ -60,13 +61,14 @@ def rank_of(plan: ComparisonPlan, run: RunSpec) -> tuple[int, int]:
         return 0, _PRETRAINING
     if run.equal_compute:
         return 1, _EQUAL_COMPUTE
-    return 2 if run.pretraining else 3, _SCORING if run.scores else _TRAINING
+    trains = MODES[run.overrides["finetune.mode"]].augment
+    return 2 if run.pretraining else 3, _TRAINING if trains else _SCORING
 
 
 def run_all(plan: ComparisonPlan, precision: str, steps: dict[RunSpec, int], limit: float) -> bool:
     """Runs what is missing until `time.monotonic()` is `limit`; returns whether all runs are done."""
     missing = {run: rank_of(plan, run) for run in plan.runs if not run.is_done()}
-    ranks = {run.of_length(steps[run]) if run in steps else run: rank for run, rank in missing.items()}
+    ranks = {replace(run, steps=steps[run]) if run in steps else run: rank for run, rank in missing.items()}
     waiting = sorted(ranks, key=lambda run: ranks[run][0])
     free, running, again = sorted(os.sched_getaffinity(0)), list[_Running](), set[RunSpec]()
     count, first = len(free), time.monotonic()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,11 +35,7 @@ _REPEATED = ("exclude",)
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run: its folder, and the results in it.
-
-    Attributes:
-        path: folder of the run.
-    """
+    """A finished run: its folder (`path`), and the results in it."""
 
     path: Path
 
@@ -141,15 +137,8 @@ def compare(config: Config, changes: Changes | None = None) -> Run:
         TrainingFailed: if some runs failed; the report has the others.
         KeyboardInterrupt: after Ctrl-C, once its runs are saved; the same call resumes it.
     """
-    arguments = (_source(config), _overrides(changes))
-    return Run(call_in_child("mae_vit.cli.api:_compare", arguments))
-
-
-def _compare(arguments: tuple[ConfigSource, list[str]]) -> Path:
-    # Runs in the child process: imports torch.
-    from mae_vit.comparison.main import CompareArguments, compare
-
-    return compare(CompareArguments(*arguments, overrides_from="changes"))
+    arguments = Arguments(_source(config), _overrides(changes), overrides_from="changes")
+    return Run(call_in_child("mae_vit.comparison.main:compare", arguments))
 
 
 def prepare(
@@ -178,22 +167,14 @@ def prepare(
 
 def _paths(sources: Any) -> list[str | os.PathLike[str]]:
     """Returns paths as a list; rejects objects such as data sets, tables and images before they are read."""
-    if isinstance(sources, str | os.PathLike):
-        return [sources]
-    paths, wrong = list[str | os.PathLike[str]](), sources
-    # Iterating over a pandas DataFrame yields column names.
-    if isinstance(sources, Iterable) and not isinstance(sources, Mapping) and not hasattr(sources, "columns"):
-        for path in sources:
-            if not isinstance(path, str | os.PathLike):
-                wrong = path if isinstance(sources, list | tuple) else sources
-                break
-            paths.append(path)
-        else:
-            return paths
-    raise InputError(
-        f"sources must be folders, archives or tables on disk, not {type(wrong).__name__}; write a DataFrame with "
-        "to_csv, a Dataset with to_parquet, images and arrays each to a file"
-    )
+    paths = list(sources) if isinstance(sources, list | tuple) else [sources]
+    for path in paths:
+        if not isinstance(path, str | os.PathLike):
+            raise InputError(
+                f"sources must be folders, archives or tables on disk, not {type(path).__name__}; write a DataFrame "
+                "with to_csv, a Dataset with to_parquet, images and arrays each to a file"
+            )
+    return paths
 
 
 def _option_words(name: str, value: Any) -> list[str]:

@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from mae_vit.cli.values import whole
 from mae_vit.config.command_line import OneLineParser, add_plugin, as_path, as_path_text
 from mae_vit.core.errors import EXIT_REQUEUE, InputError
 from mae_vit.core.messages import count_of, error_reason
@@ -58,7 +59,19 @@ def add_embed(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     )
     add_images(parser)
     parser.add_argument("--out", type=as_path, required=True, metavar="DIR", help="folder to write")
-    _add_features(parser.add_argument_group("which features"))
+    group = parser.add_argument_group("which features")
+    group.add_argument(
+        "--img-size", type=whole(1), metavar="PX", help="side of the images in pixels (as in training)"
+    )
+    group.add_argument(
+        "--pool",
+        choices=("cls", "mean"),
+        help="feature: [CLS] or the mean of the patch tokens (default: mean; for a classifier, as it was trained; for "
+        "third-party weights mostly cls)",
+    )
+    group.add_argument(
+        "--dtype", choices=("float32", "float16"), default="float32", help="type of the features (float32)"
+    )
     add_speed(parser.add_argument_group("how fast"))
     add_plugin(parser)
     parser.set_defaults(run=run_embed, parser=parser)
@@ -90,26 +103,6 @@ def open_named(arguments: argparse.Namespace, *, out: Path) -> Images:
     return images
 
 
-def _add_features(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--img-size", type=int, metavar="PX", help="side of the images in pixels (as in training)"
-    )
-    group.add_argument(
-        "--pool",
-        choices=("cls", "mean"),
-        help="feature: [CLS] or the mean of the patch tokens (default: mean; for a classifier, as it was trained; for "
-        "third-party weights mostly cls)",
-    )
-    group.add_argument(
-        "--dtype", choices=("float32", "float16"), default="float32", help="type of the features (float32)"
-    )
-
-
-def worker_count(text: str) -> int | None:
-    """Parses `--workers`; "auto" becomes None."""
-    return None if text == "auto" else int(text)
-
-
 def add_speed(group: argparse._ArgumentGroup) -> None:
     """Adds the options of device, precision, batch size and workers."""
     group.add_argument(
@@ -120,13 +113,13 @@ def add_speed(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--batch-size",
-        type=int,
+        type=whole(1),
         metavar="N",
         help=f"images in a batch ({_BATCH_SIZE}; GPU: {_BATCH_SIZE_GPU})",
     )
     group.add_argument(
         "--workers",
-        type=worker_count,
+        type=lambda text: None if text == "auto" else whole(0)(text),
         default="auto",
         metavar="N",
         help="decoding threads (auto: free cores)",
@@ -135,7 +128,6 @@ def add_speed(group: argparse._ArgumentGroup) -> None:
 
 def run_embed(arguments: argparse.Namespace) -> int:
     """Runs the command; returns 0, or 75 if a signal stopped it; raises InputError for errors that the user can fix."""
-    check_numbers(arguments)
     try:
         outcome = _embed(arguments)
     except OSError as error:
@@ -151,14 +143,6 @@ def run_embed(arguments: argparse.Namespace) -> int:
     if origin := origin_of(arguments.weights):
         print(f"{arguments.weights} was {origin}")
     return 0
-
-
-def check_numbers(arguments: argparse.Namespace) -> None:
-    """Checks sizes and the number of workers; raises InputError for a number that is too small."""
-    for name, lowest in (("batch_size", 1), ("img_size", 1), ("workers", 0)):
-        value = getattr(arguments, name, None)
-        if value is not None and value < lowest:
-            raise InputError(f"--{name.replace('_', '-')} {value}: must be at least {lowest}")
 
 
 def read_settings(

@@ -113,7 +113,10 @@ def run_export(arguments: argparse.Namespace) -> int:
         print(note, file=sys.stderr)
     if arguments.dry_run:
         with TemporaryDirectory(prefix=".mae-vit-", dir=nearest_existing(out.absolute().parent)) as folder:
-            _list_files(write_export(source, target, Path(folder) / "export", force=False, hub=hub), out)
+            export = write_export(source, target, Path(folder) / "export", force=False, hub=hub)
+            print(f"{out} would contain:")
+            for path in export.files:
+                print(f"  {path.stat().st_size:>13,} B  {path.relative_to(export.folder)}")
         if hub:
             visibility = "public" if public else "private"
             print(f"  to        {hub.repo} ({visibility}), branch {hub.revision or 'main'}; nothing was sent")
@@ -126,12 +129,6 @@ def run_export(arguments: argparse.Namespace) -> int:
         print(f"  pushed    {url}")
         print(f'  load      mae_vit.load_encoder("{pushed}")')
     return 0
-
-
-def _list_files(export: Export, out: Path) -> None:
-    print(f"{out} would contain:")
-    for path in export.files:
-        print(f"  {path.stat().st_size:>13,} B  {path.relative_to(export.folder)}")
 
 
 def _report(export: Export) -> None:

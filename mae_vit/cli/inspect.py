@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from mae_vit.cli.values import whole
 from mae_vit.config.command_line import OneLineParser, add_plugin, as_path, as_path_text
 from mae_vit.core.errors import InputError
 
@@ -28,9 +29,8 @@ def add_inspect(commands: argparse._SubParsersAction[OneLineParser]) -> None:
         examples=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("weights", nargs="?", type=as_path_text, metavar="WEIGHTS", help="the same as --ckpt")
     parser.add_argument(
-        "--ckpt",
+        "weights",
         type=as_path_text,
         metavar="WEIGHTS",
         help='a run folder, an encoder.safetensors, an official MAE file (.pth), "timm:NAME" or '
@@ -50,7 +50,7 @@ def add_inspect(commands: argparse._SubParsersAction[OneLineParser]) -> None:
         "--out", type=as_path, metavar="DIR", help="folder to write (default for a run folder: RUN/inspect)"
     )
     parser.add_argument(
-        "--images", type=int, default=256, metavar="N", help="number of images (256); fewer is faster"
+        "--images", type=whole(2), default=256, metavar="N", help="number of images (256); fewer is faster"
     )
     parser.add_argument(
         "--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: a GPU if there is one"
@@ -61,31 +61,26 @@ def add_inspect(commands: argparse._SubParsersAction[OneLineParser]) -> None:
 
 def run_inspect(arguments: argparse.Namespace) -> int:
     """Runs the command; returns the exit code, or raises InputError for errors that the user can fix."""
-    if (arguments.ckpt is None) == (arguments.weights is None):
-        arguments.parser.error("give WEIGHTS once, as a run folder, a file or a name")
-    arguments.ckpt = arguments.ckpt or arguments.weights
-    if arguments.images < 2:
-        raise InputError(f"--images {arguments.images}: must be at least 2")
     # Imports torch, timm and matplotlib: not for --help.
     from mae_vit.inspection.inspect import inspect
     from mae_vit.runtime.device import choose_device
     from mae_vit.weights.names import check_exists
 
-    run = Path(arguments.ckpt)
+    run = Path(arguments.weights)
     is_run = (run / "config.yaml").is_file()
-    check_exists(arguments.ckpt)
+    check_exists(arguments.weights)
     if (run / "dataset.json").is_file():
         raise InputError(
             f"{run} is prepared data, not weights; use `mae-vit inspect WEIGHTS --data {run}`, or `mae-vit check "
             f"{run}` to verify the data"
         )
     if arguments.out is None and not is_run:
-        raise InputError(f"{arguments.ckpt} is not a run folder; give --out DIR for the page")
+        raise InputError(f"{arguments.weights} is not a run folder; give --out DIR for the page")
     data = arguments.data or (_own_data(run) if is_run else None)
     if data is None:
         raise InputError(f"{run} does not say which images it was trained on; give --data DIR")
     page = inspect(
-        [arguments.ckpt, *([arguments.against] if arguments.against else [])],
+        [arguments.weights, *([arguments.against] if arguments.against else [])],
         data,
         arguments.out or run / "inspect",
         images=arguments.images,

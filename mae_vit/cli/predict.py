@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, TextIO
 
-from mae_vit.cli.embed import add_images, add_speed, check_numbers, open_named, read_settings, report_broken
+from mae_vit.cli.embed import add_images, add_speed, open_named, read_settings, report_broken
 from mae_vit.config.command_line import OneLineParser, add_plugin, as_path, as_path_text
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of, error_reason, plain_text
@@ -66,7 +66,6 @@ def add_predict(commands: argparse._SubParsersAction[OneLineParser]) -> None:
 
 def run_predict(arguments: argparse.Namespace) -> int:
     """Runs the command; returns the exit code, or raises InputError for errors that the user can fix."""
-    check_numbers(arguments)
     run = expand_path(arguments.run_folder)
     out: Path = arguments.out or (run if run.is_dir() else run.parent) / "predicted.csv"
     if out.suffix != ".csv" or out.is_dir():
@@ -106,14 +105,7 @@ def _predict(arguments: argparse.Namespace, out: Path) -> None:
 
 @dataclass
 class _Done:
-    """The results of classifying.
-
-    Attributes:
-        broken: index of each unreadable image, and the reason.
-        predicted: count of images, by predicted class.
-        right: whether the prediction is right, for images whose label is a class of the run.
-        others: count of images with other labels, by label.
-    """
+    """Unreadable images with reasons, counts by predicted class, hits among known labels, counts of other labels."""
 
     broken: list[tuple[int, str]] = field(default_factory=list)
     predicted: Counter[str] = field(default_factory=Counter)

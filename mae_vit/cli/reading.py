@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from mae_vit.cli.values import whole
 from mae_vit.config.command_line import OneLineParser, add_plugin, as_path, as_path_text
 from mae_vit.core.errors import EXIT_FAILED, InputError
 from mae_vit.core.files import write_atomically
@@ -90,7 +91,7 @@ def add_replay(commands: argparse._SubParsersAction[OneLineParser]) -> None:
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--step", type=int, help="training step, counted from 1 as in metrics.jsonl")
     which.add_argument(
-        "--data-step", type=int, help="step of the data order, counted from 0 as in incidents/*.json"
+        "--data-step", type=whole(0), help="step of the data order, counted from 0 as in incidents/*.json"
     )
     parser.add_argument("--rank", type=int, default=0, help="rank whose part of the batch is shown (0)")
     parser.add_argument("--out", type=as_path, metavar="FILE.png", help="file to write (RUN/replay/...)")
@@ -99,8 +100,6 @@ def add_replay(commands: argparse._SubParsersAction[OneLineParser]) -> None:
 
 
 def _replay(arguments: argparse.Namespace) -> int:
-    if (arguments.data_step or 0) < 0:
-        raise InputError(f"--data-step {arguments.data_step}: must be at least 0")
     # Imports torch: not for --help.
     from mae_vit.pretraining.replay import SHOWN, replay, write_replay
 

@@ -10,10 +10,12 @@ from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from mae_vit.config.command_line import OneLineParser, add_local_rank, as_path
+from mae_vit.cli.values import whole
+from mae_vit.config.command_line import Arguments, OneLineParser, add_local_rank, as_path
 from mae_vit.config.presets import PRESETS, find_config, find_preset, preset_paths, read_header
 from mae_vit.core.errors import EXIT_FAILED, InputError
 from mae_vit.core.messages import nearest
+from mae_vit.runtime.failures import run_to_exit_code
 from mae_vit.runtime.imports import slow_imports
 from mae_vit.runtime.signals import install_early_handlers
 
@@ -159,15 +161,18 @@ def add_doctor(commands: argparse._SubParsersAction[OneLineParser]) -> None:
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
+    words = [arguments.config, *arguments.paths] if arguments.config else arguments.paths
+    if words and "=" in words[0]:
+        raise InputError(f"{words[0]} needs --config FILE")
+    if words:
+        from mae_vit.pretraining.command import main
+
+        return main([*words, "--dry-run"], prog="mae-vit doctor")
     # Imports torch: not for --help.
     with slow_imports():
-        from mae_vit.pretraining.doctor import doctor
-
-    config, overrides = arguments.config, arguments.paths
-    if config is None and overrides and "=" not in overrides[0]:
-        config, *overrides = overrides
-    path = None if config is None else find_config(config)
-    return doctor(path, overrides)
+        from mae_vit.pretraining.doctor import check_all
+        from mae_vit.runtime.ranks import find_ranks
+    return run_to_exit_code(lambda: check_all(None, find_ranks(), Arguments(None, [])))
 
 
 def add_verify_resume(commands: argparse._SubParsersAction[OneLineParser]) -> None:
@@ -182,7 +187,10 @@ def add_verify_resume(commands: argparse._SubParsersAction[OneLineParser]) -> No
     parser.add_argument(
         "paths", nargs="*", metavar="PRESET KEY.PATH=VALUE", help="another config, and values (mae_digits)"
     )
-    parser.add_argument("--kills", type=int, default=10, metavar="N", help="number of kills, 3 or more (10)")
+    # One on 1 rank, one on 2, one between them.
+    parser.add_argument(
+        "--kills", type=whole(3), default=10, metavar="N", help="number of kills, 3 or more (10)"
+    )
     parser.add_argument(
         "--keep", type=as_path, metavar="DIR", help="keep the runs and their logs in this folder"
     )
@@ -193,8 +201,6 @@ def _verify_resume(arguments: argparse.Namespace) -> int:
     config, overrides = "mae_digits", arguments.paths
     if overrides and "=" not in overrides[0]:
         config, *overrides = overrides
-    if arguments.kills < 3:
-        raise InputError(f"--kills {arguments.kills}: must be at least 3 (on 1 rank, on 2, between them)")
     if arguments.keep and arguments.keep.exists():
         raise InputError(f"--keep {arguments.keep} exists; choose a new folder")
     # Imports torch: not for --help.

@@ -1,4 +1,4 @@
-"""Values of the options of `mae-vit prepare`: an error repeats the text and says what to give."""
+"""Values of options: an error repeats the text and says what to give."""
 
 from __future__ import annotations
 

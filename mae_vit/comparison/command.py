@@ -6,8 +6,15 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from mae_vit.comparison.config import CompareArguments, CompareConfig
-from mae_vit.config.command_line import OneLineParser, add_config, add_local_rank, list_sections, take_config
+from mae_vit.comparison.config import CompareConfig
+from mae_vit.config.command_line import (
+    Arguments,
+    OneLineParser,
+    add_config,
+    add_local_rank,
+    list_sections,
+    take_config,
+)
 from mae_vit.config.load import load_config
 from mae_vit.runtime.failures import run_to_exit_code
 from mae_vit.runtime.imports import slow_imports
@@ -32,22 +39,20 @@ def main(argv: Sequence[str] | None = None, *, prog: str | None = None) -> int:
     """Runs the command line of the command `prog`, or of a script; returns the exit code."""
 
     def job() -> int:
-        arguments = _parse(argv, prog)
+        arguments, report = _parse(argv, prog)
         # Report mistakes in the file before the slow imports below. Skip a pipe: it can be read only once.
-        if isinstance(arguments.config, Path) and (
-            arguments.config.is_file() or not arguments.config.exists()
-        ):
+        if isinstance(arguments.config, Path) and not arguments.config.is_fifo():
             load_config(CompareConfig, arguments.config, arguments.overrides)
         with slow_imports():
             from mae_vit.comparison.main import compare
 
-        compare(arguments)
+        compare(arguments, report=report)
         return 0
 
     return run_to_exit_code(job)
 
 
-def _parse(argv: Sequence[str] | None, prog: str | None) -> CompareArguments:
+def _parse(argv: Sequence[str] | None, prog: str | None) -> tuple[Arguments, bool]:
     parser = OneLineParser(
         prog=prog,
         description="Compare networks, pretrained or from scratch, on the same labels. The command pretrains what is\n"
@@ -70,5 +75,4 @@ def _parse(argv: Sequence[str] | None, prog: str | None) -> CompareArguments:
     add_local_rank(parser)
     parsed = parser.parse_intermixed_args(argv)
     config = take_config(parser, parsed, required=True)
-    assert config is not None
-    return CompareArguments(config, parsed.overrides, parsed.dry_run, parsed.report)
+    return Arguments(config, parsed.overrides, dry_run=parsed.dry_run), parsed.report

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from mae_vit.config.keys import KeysOf, key_paths, meant
-from mae_vit.config.load import ConfigSource
 from mae_vit.config.section import Section
 from mae_vit.config.typed_yaml import PathText, write_value
 from mae_vit.core.messages import nearest
@@ -96,7 +94,6 @@ class EntrySection(Section):
         tune: settings to choose from. They replace the comparison's, and must be as many.
         modes: modes of this row, in place of the comparison's.
         seeds: seeds of this row, in place of the comparison's.
-        labels_per_class: numbers of labels of this row, in place of the comparison's.
         compute_of: another row's name. This row trains for as many FLOPs as the pretraining and
             fine-tuning of that one together.
         note: text beside the name in the report, for example that the row has seen more labels.
@@ -109,7 +106,6 @@ class EntrySection(Section):
     tune: list[FinetuneOverrides] | None = None
     modes: list[ModeName] | None = None
     seeds: list[int] | None = None
-    labels_per_class: list[Labels] | None = None
     compute_of: str | None = None
     note: str = ""
 
@@ -266,25 +262,6 @@ class CompareConfig(Section):
         """Returns whether each seed draws its own labels or validation images; otherwise a draw has no effect."""
         chosen = mode in ("finetune", "linear_probe") and settings.get("finetune.holdout", 0.1) > 0
         return self.label_draws and (labels != "all" or chosen)
-
-
-@dataclass(frozen=True)
-class CompareArguments:
-    """A parsed command line of a comparison, or a call from Python.
-
-    Attributes:
-        config: the YAML file, or values; their paths start at the current folder.
-        overrides: settings `key.path=value`.
-        dry_run: whether to only check everything, and list the runs with their times.
-        report: whether to only write the report of the finished runs.
-        overrides_from: who gave the overrides, for messages.
-    """
-
-    config: ConfigSource
-    overrides: list[str]
-    dry_run: bool = False
-    report: bool = False
-    overrides_from: str = "command line"
 
 
 def _check_own_keys(overrides: Sequence[Overrides], where: str) -> None:

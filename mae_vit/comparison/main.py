@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from statistics import fmean
 from types import FrameType
@@ -17,7 +17,6 @@ from filelock import FileLock
 from mae_vit.comparison.config import (
     OWN_KEYS,
     TUNED_BY,
-    CompareArguments,
     CompareConfig,
     EntrySection,
     entry_settings,
@@ -35,6 +34,7 @@ from mae_vit.comparison.report.page import write_report
 from mae_vit.comparison.report.rows import describe_labels, row_title
 from mae_vit.comparison.runner import Bar, Runner, count_slots
 from mae_vit.comparison.spec import RunSpec
+from mae_vit.config.command_line import Arguments
 from mae_vit.config.load import load_config
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of, error_reason, format_duration
@@ -60,8 +60,8 @@ _DEFAULTS = {
 }
 
 
-def compare(arguments: CompareArguments) -> Path:
-    """Runs all that is missing and writes the report; returns the comparison's folder.
+def compare(arguments: Arguments, *, report: bool = False) -> Path:
+    """Runs all that is missing and writes the report, or only that of finished runs; returns the comparison's folder.
 
     Raises:
         InputError: if config, data or weights do not fit, or if there is no finished run to report.
@@ -69,6 +69,7 @@ def compare(arguments: CompareArguments) -> Path:
         RunInterrupted: if it was stopped, after the runs have saved.
     """
     source = arguments.config
+    assert source is not None
     config = load_config(CompareConfig, source, arguments.overrides, overrides_from=arguments.overrides_from)
     places = {"run.dir": config.run.dir, **{f"pretrain.{n}.dir": s.dir for n, s in config.pretrain.items()}}
     for key, place in places.items():
@@ -78,20 +79,20 @@ def compare(arguments: CompareArguments) -> Path:
     base = source.resolve().parent if isinstance(source, Path) else Path.cwd()
     protocol = read_protocol(folder)
     plan = ComparisonPlan(config, base, folder, recorded_inputs(protocol))
-    if not arguments.report:
+    if not report:
         check(plan)
         check_data(plan)
         check_folders(plan)
     if arguments.dry_run:
         print(describe_plan(plan, shared_precision(config, protocol["precision"])))
         return folder
-    failed = {} if arguments.report else _run(plan)
+    failed = {} if report else _run(plan)
     # Without a finished cell the report would be empty, and might replace that of other settings.
     finished = any(cell.run.is_done() for cell in plan.cells)
     if finished:
         with _writing(folder):
             write_report(plan)
-    elif arguments.report:
+    elif report:
         raise InputError(describe_unfinished(plan))
     for name, reason in failed.items():
         print(f"failed: {name}: {reason}", file=sys.stderr)
@@ -125,12 +126,9 @@ def _run(plan: ComparisonPlan) -> dict[str, str]:
         keep_protocol(plan, precision=chosen.precision)
     print(f"precision: {chosen}")
     specs = foresee_runs(plan)
-    runner, bar = Runner(count_slots(plan.config.parallel), chosen.precision), Bar(specs)
-    with _stopping(runner):
-        try:
-            runner.run(specs, bar)
-        finally:
-            bar.close()
+    runner = Runner(count_slots(plan.config.parallel), chosen.precision)
+    with _stopping(runner), closing(Bar(specs)) as bar:
+        runner.run(specs, bar)
     if runner.stopped:
         print(f"stopped on {runner.stopped}; the same command resumes", file=sys.stderr)
         raise RunInterrupted(runner.stopped)
@@ -209,7 +207,7 @@ def check_data(plan: ComparisonPlan) -> None:
     # With masks, images without a label form one class.
     labels = np.maximum(index.labels, 0) if plan.config.segments else np.asarray(index.labels)
     most = int(np.bincount(labels[labels >= 0], minlength=1).max())
-    asked = max((number for _, number, _ in plan.rows() if number != "all"), default=0)
+    asked = max((number for number in plan.config.labels_per_class if number != "all"), default=0)
     if asked > most:
         raise InputError(
             f"labels_per_class: {asked} is more than any class of {path} has; give up to {most:,}"
@@ -261,12 +259,8 @@ def _check_equal_compute(
             f'compute_of: the cost of "{other.name}" is not known, {weights} does not record it; leave it out'
         )
     for needed in (other, plan.usual(entry)):
-        for key in ("labels_per_class", "modes"):
-            default = getattr(plan.config, key)
-            if missing := set(getattr(entry, key) or default) - set(getattr(needed, key) or default):
-                raise InputError(
-                    f'compute_of: "{needed.name}" has no {key} {", ".join(map(str, missing))}; give it the same'
-                )
+        if "finetune" not in plan.modes(needed):
+            raise InputError(f'compute_of: "{needed.name}" has no mode finetune; add it')
 
 
 def describe_plan(plan: ComparisonPlan, precision: Chosen) -> str:

@@ -30,7 +30,6 @@ from mae_vit.core.errors import InputError
 from mae_vit.data.data_path import resolve_data_path
 from mae_vit.finetuning.config.modes import MODES, ModeName
 from mae_vit.finetuning.config.pretrained import WITH_START, read_values
-from mae_vit.models.encoder_file import Cost, cost_of_weights
 from mae_vit.weights.names import is_frozen
 
 
@@ -158,7 +157,7 @@ class ComparisonPlan:
     def rows(self) -> Iterator[tuple[EntrySection, Labels, ModeName]]:
         """Yields the table's groups of cells that differ only in their seed."""
         for entry in self.config.entries:
-            for labels in entry.labels_per_class or self.config.labels_per_class:
+            for labels in self.config.labels_per_class:
                 for mode in self.modes(entry):
                     yield entry, labels, mode
 
@@ -225,21 +224,7 @@ class ComparisonPlan:
         preset = None if path.exists() else find_preset(name)
         return preset or path
 
-    def cost_before(self, entry: EntrySection) -> Cost:
-        """Returns the cost of an entry's pretrained weights."""
-        return cost_of_weights(self._weights(entry)[0])
-
-    def pretraining_seconds(self, entry: EntrySection) -> float | None:
-        """Returns how long the comparison pretrained an entry's weights; None if it did not.
-
-        Weights that this pretraining began from do not count: the machine that trained them is not known.
-        """
-        if entry.start is None:
-            return 0.0
-        pretraining = self._weights(entry)[1]
-        return pretraining.summary.get("wall_s") if pretraining else None
-
-    def _weights(self, entry: EntrySection) -> tuple[str | None, RunSpec | None]:
+    def weights(self, entry: EntrySection) -> tuple[str | None, RunSpec | None]:
         """Returns an entry's weights, as `--ckpt` takes them, and the run that pretrains them."""
         pretraining = self.pretraining.get(entry.start or "")
         return (str(pretraining.run_folder), pretraining) if pretraining else (entry.start, None)
@@ -263,7 +248,7 @@ class ComparisonPlan:
         return self._identified(replace(spec, choice=choice, equal_compute=equal))
 
     def _finetuning(self, name: str, entry: EntrySection, settings: Overrides) -> RunSpec:
-        weights, pretraining = self._weights(entry)
+        weights, pretraining = self.weights(entry)
         row = self.folder / slug(entry.name)
         path = self.file(entry.config)
         return RunSpec(name, FINETUNE, path, settings, row, weights=weights, pretraining=pretraining)

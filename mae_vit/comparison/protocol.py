@@ -6,7 +6,6 @@ change made after the first run had read the test split.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from datetime import datetime, timezone
 from itertools import pairwise
@@ -15,8 +14,7 @@ from typing import Any
 
 from mae_vit.comparison.inputs import sha1
 from mae_vit.comparison.plan import ComparisonPlan
-from mae_vit.core.errors import InputError
-from mae_vit.core.files import write_json
+from mae_vit.core.files import read_json, write_json
 from mae_vit.core.messages import count_of
 
 PROTOCOL = "protocol.json"
@@ -29,20 +27,9 @@ _AFTER_THE_TEST = ("test_reads.json", "results.json")
 
 
 def read_protocol(folder: Path) -> dict[str, Any]:
-    """Reads the protocol of a comparison's folder; returns one without plans if there is none.
-
-    Raises:
-        InputError: if the folder has the layout of earlier versions, which named runs differently.
-    """
+    """Reads the protocol of a comparison's folder; returns one without plans if there is none."""
     path = folder / PROTOCOL
-    if not path.exists():
-        return {"precision": None, "plans": []}
-    protocol: dict[str, Any] = json.loads(path.read_text())
-    if "plans" not in protocol:
-        raise InputError(
-            f"{folder} has a comparison of an earlier version, whose runs cannot be reused; give another run.name, "
-            "or delete the folder"
-        )
+    protocol: dict[str, Any] = read_json(path) if path.exists() else {"precision": None, "plans": []}
     return protocol
 
 
@@ -86,9 +73,10 @@ def describe_changes(plan: ComparisonPlan) -> list[str]:
     """Returns a sentence for each plan change after test images were read, and for runs of earlier plans."""
     changes = []
     for before, after in pairwise(read_protocol(plan.folder)["plans"]):
-        if tested := after["tested_runs"]:
+        tested, changed = after["tested_runs"], ", ".join(_changed(before, after))
+        # Another version of the library may write the same plan in other words.
+        if tested and changed:
             when = f"{after['time']}, {count_of(tested, 'run')}"
-            changed = ", ".join(_changed(before, after))
             changes.append(f"The protocol was changed after test results were read ({when}): {changed}.")
     earlier = tested_runs(plan.folder) - {cell.run.folder for cell in plan.cells}
     if earlier:

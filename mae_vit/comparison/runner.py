@@ -10,10 +10,10 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing import forkserver
-from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -86,18 +86,10 @@ class Bar:
         self._bar.update(max(0.0, min(sum(so_far.values()) / whole, 1.0)) - self._bar.n)
 
     def say(self, text: str) -> None:
-        """Writes a line above the bar, with how far the runs are and when the last of them ends."""
-        values = self._bar.format_dict
-        passed, done = values["elapsed"], values["n"] - values["initial"]
-        expected = ""
-        if done > 0 and len(self._done) < len(self._specs):
-            ends = time.localtime(time.time() + passed * (1 - values["n"]) / done)
-            expected = f", the last ends about {time.strftime('%a %H:%M', ends)}"
-        tqdm.write(
-            f"{text} ({len(self._done)} of {count_of(len(self._specs), 'run')} done after {format_duration(passed)}"
-            f"{expected})",
-            file=sys.stderr,
-        )
+        """Writes a line above the bar, with how far the runs are."""
+        done, passed = len(self._done), format_duration(self._bar.format_dict["elapsed"])
+        counts = f"{done} of {count_of(len(self._specs), 'run')} done after {passed}"
+        tqdm.write(f"{text} ({counts})", file=sys.stderr)
 
     def _work(self, spec: RunSpec) -> tuple[float, float] | None:
         """Reads a run's work; finished runs only once."""
@@ -253,23 +245,12 @@ def apart(function: Callable[..., _T], *arguments: object) -> _T | None:
 
     What it opens, such as a GPU or a server of data workers, does not stay in this process.
     """
-    receiver, sender = multiprocessing.Pipe(duplex=False)
-    process = _context().Process(target=_answer, args=(sender, function, arguments))
-    with without_main(), blocked(STOP_SIGNALS):
-        process.start()
-    sender.close()
-    try:
-        return receiver.recv()
-    except EOFError:
-        return None
-    finally:
-        process.join()
-
-
-def _answer(sender: Connection, function: Callable[..., object], arguments: tuple[object, ...]) -> None:
-    exit_with_parent()
-    with suppress(Exception):
-        sender.send(function(*arguments))
+    with ProcessPoolExecutor(1, _context(), exit_with_parent) as pool:
+        with without_main(), blocked(STOP_SIGNALS):
+            answer = pool.submit(function, *arguments)
+        with suppress(Exception):
+            return answer.result()
+    return None
 
 
 def _context() -> SpawnContext | ForkServerContext:

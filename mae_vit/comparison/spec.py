@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-import os
-import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,8 +15,8 @@ from filelock import FileLock
 from mae_vit.comparison.config import Overrides, override_words, slug
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import error_reason
-from mae_vit.finetuning.config.modes import MODES
 from mae_vit.models.encoder_file import Cost, cost_of_weights
+from mae_vit.pretraining.report.run_record import last_step
 from mae_vit.runtime.locks import is_locked, try_lock
 from mae_vit.training.outputs.run_folder import RunFolder
 
@@ -49,7 +47,7 @@ class RunSpec:
         choice: tuning runs that choose settings.
         equal_compute: two runs that set the length of this one: the run whose FLOPs of pretraining and fine-tuning it
             shall match, and one of the same network at the usual length, which tells the FLOPs of a step.
-        steps: its length if that is known without them.
+        steps: its length if that is known without them; then it does not wait for them.
         flops: what it will take, if that was foreseen.
     """
 
@@ -146,10 +144,6 @@ class RunSpec:
             raise InputError(f'compute_of: the cost of "{other.name}" or "{usual.name}" is not known')
         return {**settings, "train.steps": math.ceil(sum(filter(None, costs)) / per_step)}
 
-    def of_length(self, steps: int) -> RunSpec:
-        """Returns this equal-compute run with its length; then it does not wait for those that it is to equal."""
-        return replace(self, steps=steps)
-
     def command(self) -> list[str]:
         """Returns the command line; the runs that it needs must be done. Raises InputError for an unknown cost."""
         settings = {**self.overrides, **self.determined()}
@@ -169,13 +163,7 @@ class RunSpec:
             return total or 0.0, total or 0.0
         if total is None:
             return None
-        return (_last_step(self.run_folder / "metrics.jsonl") * flops if flops else 0.0), total
-
-    @property
-    def scores(self) -> bool:
-        """Whether it scores frozen features, which is far less work than training."""
-        mode = MODES.get(self.overrides.get("finetune.mode", ""))
-        return mode is not None and not mode.augment
+        return (last_step(self.run_folder) * flops if flops else 0.0), total
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,14 +196,3 @@ def cost_of_run(summary: dict[str, Any]) -> Cost:
     """Reads a run's own cost, without its weights', from `summary.json`."""
     flops, steps = summary.get("flops_per_step"), summary.get("steps")
     return Cost(summary.get("samples"), None if flops is None or steps is None else flops * steps)
-
-
-def _last_step(metrics: Path) -> int:
-    """Returns the step in the newest line; reads only the end of the file."""
-    try:
-        with metrics.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
-            steps = re.findall(rb'^\{"step": (\d+),', file.read(), re.MULTILINE)
-    except OSError:
-        return 0
-    return int(steps[-1]) if steps else 0

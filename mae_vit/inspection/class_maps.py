@@ -20,14 +20,12 @@ _NAME_PX, _LINE_PX = 110, 14
 
 def class_colors(num_classes: int) -> np.ndarray:
     """Returns a color for each class, uint8 (K, 3): the colors of Pascal VOC's masks, the first black."""
-    colors = np.zeros((num_classes, 3), np.uint8)
-    for number in range(num_classes):
-        bits = number
-        for place in range(7, -1, -1):
-            for channel in range(3):
-                colors[number, channel] |= (bits >> channel & 1) << place
-            bits >>= 3
-    return colors
+    colors, bits = np.zeros((num_classes, 3), int), np.arange(num_classes)
+    for place in range(7, -1, -1):
+        for channel in range(3):
+            colors[:, channel] |= (bits >> channel & 1) << place
+        bits >>= 3
+    return colors.astype(np.uint8)
 
 
 def tinted(images: Tensor, numbers: Tensor, num_classes: int) -> Tensor:

@@ -13,6 +13,7 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 from PIL import Image
 from torch import Tensor
+from torchvision.utils import make_grid
 
 from mae_vit.core.image_rows import Picture, draw_rows
 from mae_vit.pages import charts
@@ -63,14 +64,14 @@ def draw_tiles(rows: Sequence[Picture]) -> np.ndarray:
     height, width = rows[0].images.shape[2:]
     scale = _TILE_PX / max(height, width)
     size = (max(1, round(height * scale)), max(1, round(width * scale)))
-    return draw_rows([Picture(row.label, _resized(row.images.float().cpu(), size)) for row in rows])
-
-
-def _resized(images: Tensor, size: tuple[int, int]) -> Tensor:
-    # Enlarged images and maps show their pixels as squares; large images are photographs.
-    if images.shape[2] <= size[0]:
-        return F.interpolate(images, size, mode="nearest-exact")
-    return F.interpolate(images, size, mode="bilinear", antialias=True)
+    tiles = []
+    for row in rows:
+        # Enlarged images and maps show their pixels as squares; large images are photographs.
+        larger = row.images.shape[2] > size[0]
+        mode, antialias = ("bilinear", True) if larger else ("nearest-exact", False)
+        images = F.interpolate(row.images.float().cpu(), size, mode=mode, antialias=antialias)
+        tiles.append(Picture(row.label, images))
+    return draw_rows(tiles)
 
 
 def in_false_color(maps: Tensor) -> Tensor:
@@ -112,11 +113,7 @@ def similarity_grid(similarity: np.ndarray, grid_size: tuple[int, int]) -> np.nd
     """
     step = -(-max(grid_size) // _MAX_MAPS)
     maps = similarity.reshape(*grid_size, *grid_size)[::step, ::step]
-    colors = (colormaps["viridis"]((maps + 1) / 2)[..., :3] * 255).astype(
-        np.uint8
-    )  # (rows, columns, H, W, 3)
-    colors = np.pad(colors, [(0, 0), (0, 0), (0, 1), (0, 1), (0, 0)], constant_values=255)
-    rows, columns, height, width, _ = colors.shape
-    grid = colors.swapaxes(1, 2).reshape(rows * height, columns * width, 3)
+    colors = torch.from_numpy(colormaps["viridis"]((maps + 1) / 2)[..., :3]).flatten(0, 1).movedim(-1, 1)
+    grid = make_grid(colors, nrow=maps.shape[1], padding=1, pad_value=1.0).movedim(0, -1)
     zoom = max(1, _MAPS_PX // max(grid.shape))
-    return grid.repeat(zoom, axis=0).repeat(zoom, axis=1)
+    return (grid.numpy() * 255).astype(np.uint8).repeat(zoom, axis=0).repeat(zoom, axis=1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +17,7 @@ from torch import Tensor
 from mae_vit.core.bands import RGB8, Bands
 from mae_vit.core.batch import Batch
 from mae_vit.core.errors import InputError
-from mae_vit.core.image_rows import compose
+from mae_vit.core.image_rows import Picture, in_colors
 from mae_vit.core.keyed_rng import RngStream, SampleKeys, derive_key
 from mae_vit.core.urls import is_url, redact_url
 from mae_vit.data.data_path import is_unprepared, resolve_data_path
@@ -45,7 +45,6 @@ class Samples:
 
     Attributes:
         images: (n, C, H, W), uint8 or raw values of `bands`.
-        labels: int64 (n,), -1 without a label.
         source: describes where they come from.
         passed_over: number of images that could not be decoded.
         bands: what raw values mean.
@@ -53,33 +52,28 @@ class Samples:
     """
 
     images: Tensor
-    labels: Tensor
     source: str
     passed_over: int = 0
     bands: Bands = RGB8
     picture_bands: Sequence[int | str] | None = None
 
-    def __len__(self) -> int:
-        return len(self.images)
+    def unit(self, count: int) -> Tensor:
+        """Returns the first images in 0..1, with 0 for missing values: (n, C, H, W)."""
+        images = self.images[:count]
+        unit, valid = self.bands.unit(images), self.bands.valid(images)
+        return unit if valid is None else torch.where(valid, unit, 0.0)
 
-    def shown(self, count: int | None = None) -> Tensor:
-        """Returns the first images for drawing: uint8 (n, 3 or 1, H, W)."""
-        return as_drawn(self.images[:count], self.bands, self.picture_bands)
+    def shown(self, count: int) -> Picture:
+        """Returns the first images in colors or gray, for drawing."""
+        return in_colors([Picture("image", self.unit(count))], self.bands, self.picture_bands)[0]._replace(
+            label="image"
+        )
 
     def batch(self, count: int) -> Batch:
-        """Returns the first images as a batch, with keys to draw masks from."""
-        chosen = slice(0, count)
-        keys = SampleKeys(_SEED, 0, torch.arange(len(self.images[chosen])))
-        return Batch(self.images[chosen], self.labels[chosen], keys)
-
-
-def as_drawn(images: Tensor, bands: Bands, picture_bands: Sequence[int | str] | None = None) -> Tensor:
-    """Maps raw images (n, C, H, W) to colors or gray, uint8 (n, 3 or 1, H, W); photographs stay as they are."""
-    if bands.photographs and not picture_bands:
-        return images
-    unit, valid = bands.unit(images), bands.valid(images)
-    unit = unit if valid is None else torch.where(valid, unit, 0.0)
-    return (compose(unit, bands, picture_bands)(unit) * 255).round().byte()
+        """Returns the first images as a batch without labels, with keys to draw masks from."""
+        images = self.images[:count]
+        keys = SampleKeys(_SEED, 0, torch.arange(len(images)))
+        return Batch(images, torch.full((len(images),), -1), keys)
 
 
 def draw_samples(data: str, *, count: int, encoder: EncoderInfo, split: str | None = None) -> Samples:
@@ -100,27 +94,27 @@ def draw_samples(data: str, *, count: int, encoder: EncoderInfo, split: str | No
             # Only the first remote shards: each is downloaded whole.
             shards = index.split_info.shards[: _FETCHED if remote else None]
             numbers = _draw(sum(shard.samples for shard in shards), count)
-            readers = [partial(index.read, number) for number in numbers.tolist()]
-            labels = np.asarray(index.labels)[numbers].astype(np.int64).clip(min=-1)
+            readers: list[Callable[[], bytes]] = [partial(index.read, number) for number in numbers]
             preprocessing, bands = encoder.preprocessing.of_prepared, index.dataset.bands
         else:
             source = find_images(os.path.join(".", data), out=Path(scratch), class_folder="first")
-            readers = [source.entries[place].read for place in _draw(len(source.entries), count).tolist()]
-            labels = np.full(len(readers), -1)
-        images, kept = [], []
-        for place, read in enumerate(readers):
+            readers = [source.entries[place].read for place in _draw(len(source.entries), count)]
+        images = []
+        for read in readers:
             with suppress(OSError, ReadError, DecodeError):
                 images.append(preprocess(read(), encoder.in_chans, preprocessing, bands))
-                kept.append(place)
     of_split = f', split "{chosen}"' if prepared else ""
     if not images:
         raise InputError(f"{where}{of_split}: none of the drawn images can be decoded; give other images")
     augment = Augment(img_size=encoder.img_size, bands=bands)
     pixels = augment.apply(images, augment.draw(_SEED, 0, np.arange(len(images))))
     lost, fitted = len(readers) - len(images), fit_bands(encoder.bands, bands, where)
-    return Samples(torch.from_numpy(pixels), torch.from_numpy(labels[kept]), where + of_split, lost, fitted)
+    return Samples(torch.from_numpy(pixels), where + of_split, lost, fitted)
 
 
-def _draw(total: int, count: int) -> np.ndarray:
+def _draw(total: int, count: int) -> list[int]:
     """Draws `count` of `total` samples in keyed order: a smaller draw begins a larger one."""
-    return permute(np.arange(min(count, total)), total, derive_key(_SEED, RngStream.ORDER, 0))
+    drawn: list[int] = permute(
+        np.arange(min(count, total)), total, derive_key(_SEED, RngStream.ORDER, 0)
+    ).tolist()
+    return drawn

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -47,20 +48,15 @@ class InspectedEncoder:
         objective: trained objective around the encoder; None if the weights hold only the encoder.
         why_no_objective: the reason, for the page.
         picture_bands: the bands that images are drawn in, from its run; None chooses.
-        run: name of its run; empty without one.
+        title: name of its run, or the last part of the path to a file.
     """
 
     source: str
     model: PretrainedEncoder
     objective: Objective | None
-    why_no_objective: str = ""
-    picture_bands: tuple[int | str, ...] | None = None
-    run: str = ""
-
-    @property
-    def title(self) -> str:
-        """The run's name, or the last part of the path to a file."""
-        return self.run or Path(self.source).name
+    why_no_objective: str
+    picture_bands: tuple[int | str, ...] | None
+    title: str
 
 
 def open_subject(source: str) -> InspectedEncoder:
@@ -71,30 +67,25 @@ def open_subject(source: str) -> InspectedEncoder:
     weights = read_weights(source)
     model = encoder_from_weights(weights)
     _ = model.info.vit  # other families have no attention to show
-    bands, run = None, ""
+    bands, title = None, Path(source).name
     if (Path(source) / "config.yaml").is_file():
         # The folder of a third-party encoder may have a config.yaml of another kind.
         monitor, section = map(read_run_config(Path(source)).get, ("monitor", "run"))
         wanted = monitor.get("picture_bands") if isinstance(monitor, dict) else None
         bands = tuple(wanted) if isinstance(wanted, list) else None
-        run = str(section.get("name") or "") if isinstance(section, dict) else ""
-    decoder = read_decoder(weights, model.encoder, model.info)
-    if decoder is not None:
-        why = "" if decoder.mae else "the number of heads of its decoder is not known"
-        return InspectedEncoder(source, model, decoder.mae, why, bands, run)
+        title = str(section.get("name") or title) if isinstance(section, dict) else title
     objective, why = _open_objective(source, weights, model)
-    return InspectedEncoder(source, model, objective, why, bands, run)
+    return InspectedEncoder(source, model, objective, why, bands, title)
 
 
 def _open_objective(source: str, weights: Weights, model: PretrainedEncoder) -> tuple[Objective | None, str]:
-    """Opens an objective other than MAE with its head, or returns None and the reason."""
+    """Opens the objective with its decoder or head, or returns None and the reason."""
+    if decoder := read_decoder(weights, model.encoder, model.info):
+        return decoder.mae, "" if decoder.mae else "the number of heads of its decoder is not known"
     if not (weights.path / STATE).is_file() or weights.objective is None:
         if "fc_norm.weight" in weights.tensors or "head.weight" in weights.tensors:
             return None, "it was fine-tuned, so it has no decoder"
-        return (
-            None,
-            "the file has only an encoder; give the run folder, which also has the decoder",
-        )
+        return None, "the file has only an encoder; give the run folder, which also has the decoder"
     config = load_config(PretrainConfig, Path(source) / "config.yaml", imports_plugins=False)
     section, info = config.objective, model.info
     if section.uses_labels:
@@ -106,15 +97,8 @@ def _open_objective(source: str, weights: Weights, model: PretrainedEncoder) -> 
     return objective.eval(), ""
 
 
-@dataclass(frozen=True)
-class WrittenView:
-    """A view and its files.
-
-    Attributes:
-        view: the picture and its text.
-        picture: its picture, as an element of the page.
-        files: files of its picture and numbers, named from the page's folder.
-    """
+class WrittenView(NamedTuple):
+    """A view, its picture as an element of the page, and its files, named from the page's folder."""
 
     view: View
     picture: Markup
@@ -127,8 +111,8 @@ def inspect(
     out: Path,
     *,
     images: int,
-    split: str | None = None,
-    device: torch.device | None = None,
+    split: str | None,
+    device: torch.device,
 ) -> Path:
     """Writes pictures (PNG), their numbers (CSV) and one page that shows all; returns the page's path.
 
@@ -181,11 +165,11 @@ def _check_place(out: Path) -> None:
 
 
 def _write_views(
-    subject: InspectedEncoder, samples: Samples, folder: Path, root: Path, device: torch.device | None
+    subject: InspectedEncoder, samples: Samples, folder: Path, root: Path, device: torch.device
 ) -> list[WrittenView]:
     for part in (subject.model, subject.objective):
         if part is not None:
-            part.to(device or "cpu")
+            part.to(device)
     written = []
     for view in all_views(subject.model, subject.objective, samples):
         png, path = to_png(view.drawn), folder / view.name
@@ -231,7 +215,7 @@ def _facts(subject: InspectedEncoder, samples: Samples) -> dict[str, str]:
         "encoder": f"{count_of(info.vit.depth, 'block')} of {count_of(info.vit.num_heads, 'head')}, "
         f"width {info.vit.embed_dim}, "
         f"patches of {info.vit.patch_size} px in {height} x {width}, read by {subject.model.pool}",
-        "images": f"{count_of(len(samples), 'image')} of {samples.source}",
+        "images": f"{count_of(len(samples.images), 'image')} of {samples.source}",
     }
     if not samples.bands.photographs:
         facts["bands"] = f"{', '.join(samples.bands.names)} ({samples.bands.dtype})"

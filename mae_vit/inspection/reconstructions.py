@@ -21,11 +21,15 @@ MaskKind = Literal["random", "block", "grid"]
 MASK_KINDS: tuple[MaskKind, ...] = ("random", "block", "grid")
 
 
-def mask_noise(kind: Literal["block", "grid"], images: int, grid_size: tuple[int, int]) -> Tensor:
-    """Ranks patches for `mae_vit.models.masking.random_masking`, which keeps the lowest (MAE Fig. 6): int64 (B, N).
+def draw_masking(
+    kind: MaskKind, keys: SampleKeys, grid_size: tuple[int, int], ratio: float, mask_unit: int
+) -> Masking:
+    """Masks images by a kind of `MASK_KINDS` (MAE Fig. 6).
 
-    "block" masks a square around the middle; "grid" leaves a regular lattice.
+    "random" masks whole units, as training does; "block" a square around the middle; "grid" leaves a regular lattice.
     """
+    if kind == "random":
+        return unit_masking(keys, grid_size, ratio, mask_unit)
     rows, columns = grid_size
     num_patches = rows * columns
     row, column = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
@@ -35,17 +39,9 @@ def mask_noise(kind: Literal["block", "grid"], images: int, grid_size: tuple[int
         order = (-off.max(dim=0).values * 2 * num_patches).round().long() + num_patches
     else:
         order = _bayer(max(rows, columns))[row, column]
-    noise = order.flatten() * num_patches + torch.arange(num_patches)
-    return noise.expand(images, -1)
-
-
-def draw_masking(
-    kind: MaskKind, keys: SampleKeys, grid_size: tuple[int, int], ratio: float, mask_unit: int
-) -> Masking:
-    """Masks images by a kind of `MASK_KINDS`; "random" masks whole units, as training does."""
-    if kind == "random":
-        return unit_masking(keys, grid_size, ratio, mask_unit)
-    return random_masking(mask_noise(kind, len(keys.index), grid_size).to(keys.index.device), ratio)
+    # The patches of the lowest noise are kept.
+    noise = (order.flatten() * num_patches + torch.arange(num_patches)).to(keys.index.device)
+    return random_masking(noise.expand(len(keys.index), -1), ratio)
 
 
 def _bayer(size: int) -> Tensor:

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mae_vit.core.bands import Bands
 from mae_vit.core.image_rows import Picture, draw_rows, in_colors
 from mae_vit.inspection.figures import (
     Table,
@@ -31,7 +30,6 @@ from mae_vit.inspection.measures import (
 )
 from mae_vit.inspection.reconstructions import Reconstruction, reconstruct
 from mae_vit.models.encoders.base import Encoder
-from mae_vit.models.sizes import Pool
 from mae_vit.objectives.objective import Objective
 from mae_vit.weights.encoder import PretrainedEncoder
 
@@ -62,15 +60,12 @@ def band_views(objective: Objective | None, samples: Samples) -> Iterator[View]:
     chosen = list(range(0, len(bands.names), -(-len(bands.names) // _MOST_BANDS)))
     ends = ", ".join(f"{bands.names[band]} {bands.low[band]:g} to {bands.high[band]:g}" for band in chosen)
     scale = f"Black and white are the ends of each band's scale, in raw values: {ends}."
-    raw = samples.images[:_SHOWN_IN_BANDS]
-    unit, valid = bands.unit(raw), bands.valid(raw)
-    unit = unit if valid is None else torch.where(valid, unit, 0.0)
+    unit = samples.unit(_SHOWN_IN_BANDS)
     yield View(
         "bands",
         f"Images by band ({len(bands.names)} of {bands.dtype})",
         f"Each band in gray, a row for each. {scale} Missing values are black.",
         draw_tiles([Picture(bands.names[band], unit[:, band : band + 1]) for band in chosen]),
-        table=_band_statistics(samples, bands),
     )
     if objective is None:
         return
@@ -82,18 +77,6 @@ def band_views(objective: Objective | None, samples: Samples) -> Iterator[View]:
         f"One image, a column for each band. {scale}",
         draw_tiles([Picture(row.label, row.images[0, chosen][:, None]) for row in rows]),
     )
-
-
-def _band_statistics(samples: Samples, bands: Bands) -> Table:
-    """Returns raw minimum, mean and maximum of each band over the images, and the share of missing values."""
-    valid = bands.valid(samples.images)
-    rows: list[list[object]] = []
-    for band, name in enumerate(bands.names):
-        values = samples.images[:, band].double()
-        known = values if valid is None else values[valid[:, band]]
-        facts = [float(known.min()), float(known.mean()), float(known.max())] if known.numel() else [None] * 3
-        rows.append([name, *facts, 1 - known.numel() / values.numel()])
-    return ["band", "min", "mean", "max", "missing_share"], rows
 
 
 def reconstruction_views(objective: Objective, samples: Samples) -> Iterator[View]:
@@ -144,7 +127,9 @@ def attention_views(model: PretrainedEncoder, samples: Samples) -> Iterator[View
     """Draws maps by head, rollout, and how far and how widely heads look."""
     shown, depth = samples.shown(_SHOWN), len(model.encoder.blocks)
     weights = _attention_weights(model, samples.images[:_SHOWN])
-    asked = _query_name(model.encoder, model.pool)
+    asked = "the mean over all patches"
+    if model.pool == "cls":
+        asked = "[CLS]" if model.encoder.num_prefix_tokens == 1 else "the mean over all class tokens"
     for block in sorted({0, depth // 2, depth - 1}):
         maps = attention_maps(weights[block], model.encoder.grid_size, query=model.pool).cpu()
         heads = [Picture(f"head {n + 1}", in_false_color(maps[:, n])) for n in range(maps.shape[1])]
@@ -152,36 +137,34 @@ def attention_views(model: PretrainedEncoder, samples: Samples) -> Iterator[View
             f"attention-block-{block + 1:02d}",
             f"Attention in block {block + 1} of {depth}",
             f"The images, then a map for each head: where {asked} looks (bright: more; each map has its own scale).",
-            draw_tiles([Picture("image", shown / 255), *heads]),
+            draw_tiles([shown, *heads]),
         )
-    yield rollout_view(model.encoder, shown, weights, model.pool)
-    yield from head_views(model, samples.images[:_AVERAGED])
-
-
-def rollout_view(encoder: Encoder, images: Tensor, weights: Sequence[Tensor], pool: Pool) -> View:
-    """Draws attention through all blocks on images uint8 (B, C, H, W)."""
-    joint = rollout(weights)[:, None]
-    rolled = attention_maps(joint, encoder.grid_size, query=pool)[:, 0].cpu()
-    unit = images.cpu() / 255
-    return View(
+    rolled = attention_maps(rollout(weights)[:, None], model.encoder.grid_size, query=model.pool)[:, 0].cpu()
+    both = Picture("both", darkened(shown.images, rolled))
+    yield View(
         "attention-rollout",
         "Attention rollout",
-        f"Attention through all blocks down to the pixels, from {_query_name(encoder, pool)}: bright regions "
-        "contribute most to the feature (Abnar & Zuidema 2020; ViT Fig. 6).",
-        draw_tiles(
-            [
-                Picture("image", unit),
-                Picture("rollout", in_false_color(rolled)),
-                Picture("both", darkened(unit, rolled)),
-            ]
-        ),
+        f"Attention through all blocks down to the pixels, from {asked}: bright regions contribute most to the feature "
+        "(Abnar & Zuidema 2020; ViT Fig. 6).",
+        draw_tiles([shown, Picture("rollout", in_false_color(rolled)), both]),
     )
+    yield from head_views(model, samples.images[:_AVERAGED])
 
 
 def head_views(model: PretrainedEncoder, images: Tensor) -> Iterator[View]:
     """Draws how far each head looks, and how widely, over raw images (n, C, H, W)."""
     encoder = model.encoder
-    distances, entropies = head_statistics(model, images)
+    sums = np.zeros((2, len(encoder.blocks), 1))
+    for part in images.split(_SHOWN):
+        weights = _attention_weights(model, part)
+        of_blocks = [
+            torch.stack(
+                [mean_attention_distance(block, encoder.grid_size, encoder.patch_size), head_entropy(block)]
+            )
+            for block in weights
+        ]
+        sums = sums + torch.stack(of_blocks, dim=1).double().cpu().numpy() * len(part)
+    distances, entropies = sums / len(images)  # (L, H) each
     same = torch.ones(1, 1, encoder.num_patches, encoder.num_patches)
     uniform = mean_attention_distance(same, encoder.grid_size, encoder.patch_size).item()
     tokens = encoder.num_prefix_tokens + encoder.num_patches
@@ -214,28 +197,6 @@ def head_views(model: PretrainedEncoder, images: Tensor) -> Iterator[View]:
 
 def _attention_weights(model: PretrainedEncoder, images: Tensor) -> list[Tensor]:
     return attention_weights(model.encoder, model.normalize(images.to(model.encoder.cls_token.device)))
-
-
-def _query_name(encoder: Encoder, pool: Pool) -> str:
-    if pool == "mean":
-        return "the mean over all patches"
-    return "[CLS]" if encoder.num_prefix_tokens == 1 else "the mean over all class tokens"
-
-
-def head_statistics(model: PretrainedEncoder, images: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Returns attention distance in pixels and entropy in nats, each (L, H), over raw images (n, C, H, W)."""
-    encoder = model.encoder
-    sums = np.zeros((2, len(encoder.blocks), 1))
-    for part in images.split(_SHOWN):
-        weights = _attention_weights(model, part)
-        distances = [
-            mean_attention_distance(block, encoder.grid_size, encoder.patch_size) for block in weights
-        ]
-        entropies = [head_entropy(block) for block in weights]
-        means = torch.stack([torch.stack(distances), torch.stack(entropies)]).double().cpu().numpy()
-        sums = sums + means * len(part)
-    distance, entropy = sums / len(images)
-    return distance, entropy
 
 
 def position_view(encoder: Encoder) -> View:
@@ -271,5 +232,5 @@ def feature_view(model: PretrainedEncoder, samples: Samples) -> View:
         f"The first three components of all patches as red, green and blue ({float(shares.sum()):.0%} of the "
         "variance; DINOv2 Fig. 1): similar features have similar colors, in all images. Parts of objects stand out "
         "where the features tell them apart; smooth ramps that are the same in every image show positions.",
-        draw_tiles([Picture("image", samples.shown(_SHOWN) / 255), Picture("components", maps)]),
+        draw_tiles([samples.shown(_SHOWN), Picture("components", maps)]),
     )

@@ -33,15 +33,16 @@ def main(argv: Sequence[str] | None = None, *, prog: str | None = None) -> int:
             examples=EXAMPLES,
         )
         # Report config errors before the slow imports. A pipe can be read only once, so it is checked later.
-        if isinstance(arguments.config, Path) and (
-            arguments.config.is_file() or not arguments.config.exists()
-        ):
+        if isinstance(arguments.config, Path) and not arguments.config.is_fifo():
             load_config(PretrainConfig, arguments.config, arguments.overrides)
         with slow_imports():
-            from mae_vit.pretraining.job import check, pretrain
+            from mae_vit.pretraining.job import pretrain, read_config
 
         if arguments.dry_run:
-            return check(arguments)
+            # Has imports that only checks need.
+            from mae_vit.pretraining.doctor import check_all
+
+            return check_all(*read_config(arguments), arguments)
         pretrain(arguments)
         return 0
 

@@ -8,7 +8,6 @@ import resource
 import shutil
 import socket
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -20,7 +19,6 @@ import numpy as np
 import torch
 
 from mae_vit.config.command_line import Arguments
-from mae_vit.config.load import load_config
 from mae_vit.core.errors import EXIT_FAILED, FetchUnavailable, InputError, damage_allowed
 from mae_vit.core.files import nearest_existing
 from mae_vit.core.messages import count_of, error_reason
@@ -33,9 +31,8 @@ from mae_vit.pretraining.data import Data
 from mae_vit.pretraining.plan_text import describe_plan, order_warnings
 from mae_vit.pretraining.setup import Setup, initialize, least_kept, set_up
 from mae_vit.runtime.device import find_device, free_memory_gib
-from mae_vit.runtime.failures import run_to_exit_code
 from mae_vit.runtime.process_group import join, meet
-from mae_vit.runtime.ranks import Ranks, find_ranks, gather_objects
+from mae_vit.runtime.ranks import Ranks, gather_objects
 from mae_vit.training.engines.precision import Chosen
 from mae_vit.training.outputs.environment import versions_of
 from mae_vit.training.plan_text import retention
@@ -67,18 +64,6 @@ class Check:
 
     def __str__(self) -> str:
         return f"{self.status:<5}{self.name:<12}{self.text}"
-
-
-def doctor(path: Path | None, overrides: Sequence[str]) -> int:
-    """Checks the requirements of a run and prints them; without a config, those of every run. Returns the exit code."""
-
-    def job() -> int:
-        if path is None and overrides:
-            raise InputError(f"{overrides[0]} needs --config FILE")
-        config = load_config(PretrainConfig, path, overrides) if path is not None else None
-        return check_all(config, find_ranks(), Arguments(path, [*overrides]))
-
-    return run_to_exit_code(job)
 
 
 def check_all(config: PretrainConfig | None, ranks: Ranks, arguments: Arguments) -> int:

@@ -23,19 +23,6 @@ from mae_vit.training.trainer import RunSetup
 _NOTHING_HELD_OUT = "{why}, so no held-out metrics and no pictures; prepare data with --holdout 0.05 for them"
 
 
-def check(arguments: Arguments) -> int:
-    """Checks everything and prints the plan; returns the exit code.
-
-    Raises:
-        InputError: for every error that the user can fix.
-    """
-    # Has imports that only checks need.
-    from mae_vit.pretraining.doctor import check_all
-
-    config, ranks = read_config(arguments)
-    return check_all(config, ranks, arguments)
-
-
 def read_config(arguments: Arguments) -> tuple[PretrainConfig, Ranks]:
     """Reads the config and finds this process's rank; rank 0 prints notes; raises InputError for bad input."""
     assert arguments.config is not None

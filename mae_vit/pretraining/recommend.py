@@ -12,9 +12,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -220,14 +221,9 @@ def choose_preset(images: Images, *, cores: int, gpu: bool) -> Preset:
     return PHOTOS_64
 
 
-def nearest_measurement(side: int) -> Measured:
-    """Returns the measurement on images of the most similar size."""
-    return min(MEASUREMENTS, key=lambda one: abs(math.log(one.side / side)))
-
-
 def describe_gain(images: Images, steps: int) -> str:
     """Says whether pretraining is expected to help, and what this was measured on."""
-    near = nearest_measurement(images.side)
+    near = min(MEASUREMENTS, key=lambda measured: abs(math.log(measured.side / images.side)))
     reached = [length for length in near.gains if length <= steps]
     length = max(reached, default=min(near.gains))
     gain = near.gains[length]
@@ -345,12 +341,10 @@ def recommend(path: str) -> list[str]:
             )
         elif few := warn_of_few(images):
             facts["warning"] = few
-        lines = [line for name, text in facts.items() for line in _wrapped(name, text)]
-        return [
-            *lines,
-            "commands",
-            *(f"  {command}" for command in _commands(images, preset, [*overrides, *smaller])),
-        ]
+        options: dict[str, Any] = {"subsequent_indent": " " * 9, "break_on_hyphens": False}
+        wrapped = [textwrap.wrap(f"{name:<9}{text}", _WIDTH, **options) for name, text in facts.items()]
+        commands = [f"  {command}" for command in _commands(images, preset, [*overrides, *smaller])]
+        return [*chain(*wrapped), "commands", *commands]
 
 
 def fit_memory(setup: Setup, plan: Plan, free_gib: float) -> tuple[Plan, list[str]]:
@@ -367,9 +361,3 @@ def fit_memory(setup: Setup, plan: Plan, free_gib: float) -> tuple[Plan, list[st
         return plan, []
     smaller = replace(plan, batch_size_per_device=size, accumulation=plan.effective_batch_size // size)
     return smaller, [f"train.batch_size_per_device={size}"]
-
-
-def _wrapped(name: str, text: str) -> list[str]:
-    return textwrap.wrap(
-        text, _WIDTH, initial_indent=f"{name:<9}", subsequent_indent=" " * 9, break_on_hyphens=False
-    )

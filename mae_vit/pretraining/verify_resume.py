@@ -36,6 +36,7 @@ from mae_vit.data.prepare.prepare import prepare
 from mae_vit.data.prepare.sources.find import find_images
 from mae_vit.objectives.objective import ObjectiveOutput
 from mae_vit.objectives.pretrain_config import PretrainConfig
+from mae_vit.pretraining.report.run_record import last_step
 from mae_vit.runtime.ranks import free_port
 from mae_vit.runtime.signals import exit_with_parent, without_main
 from mae_vit.training.engines.torch_engine import TorchEngine
@@ -107,18 +108,15 @@ def verify_resume(config: Path, overrides: Sequence[str], *, kills: int, folder:
             problems += [f"{name}: {text}" for text in _differences(killed, whole[ranks])]
         changing = [1 + number % 2 for number in range(parts[2] + 1)]
         elastic = _run(words, folder / "changing", changing, chance, bar)
-        bar.write(_describe_change(elastic, whole[1], changing), file=sys.stdout)
+        images, equal = sum(map(len, elastic.images.values())), elastic.images == whole[1].images
+        bar.write(
+            f"killed {elastic.kills} times, on {' > '.join(map(str, changing))} ranks: {count_of(images, 'image')} and "
+            f"crops {'are equal' if equal else 'DIFFER'} in {count_of(len(elastic.images), 'step')}; losses differ by "
+            f"{_loss_difference(elastic, whole[1]):.0e} at most",
+            file=sys.stdout,
+        )
         problems += [f"changing ranks: {text}" for text in _differences(elastic, whole[1], bits=False)]
     return problems
-
-
-def _describe_change(changed: Record, whole: Record, ranks: Sequence[int]) -> str:
-    images = sum(map(len, changed.images.values()))
-    return (
-        f"killed {changed.kills} times, on {' > '.join(map(str, ranks))} ranks: {count_of(images, 'image')} and crops "
-        f"{'are equal' if changed.images == whole.images else 'DIFFER'} in {count_of(len(changed.images), 'step')}; "
-        f"losses differ by {_loss_difference(changed, whole):.0e} at most"
-    )
 
 
 def _loss_difference(one: Record, other: Record) -> float:
@@ -157,7 +155,7 @@ def _run(
         with _started(words, folder, world_size) as processes:
             begun = time.monotonic()
             while any(process.is_alive() for process in processes):
-                step = _last_step(folder)
+                step = last_step(folder)
                 bar.update(max(0, step - seen))
                 seen = max(seen, step)
                 if until is not None and step >= until:
@@ -251,14 +249,6 @@ def _read(folder: Path, kills: int) -> Record:
         {line["step"]: line["loss"] for line in lines},
         {step: sorted(map(list, rows)) for step, rows in sorted(steps.items())},
     )
-
-
-def _last_step(folder: Path) -> int:
-    try:
-        lines = (folder / "metrics.jsonl").read_text().splitlines()
-        return int(json.loads(lines[-1])["step"])
-    except (OSError, IndexError, ValueError, KeyError):
-        return 0
 
 
 def _last_line(log: Path) -> str:

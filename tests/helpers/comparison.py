@@ -37,7 +37,7 @@ def row(name: str, seed: int, correct: np.ndarray, *, fixed: bool = False) -> Ro
     cell = Cell(entry, "all", "finetune", seed, spec(f"{name}, seed {seed}", Path(name)), fixed)
     keys = tuple("abcdefghij"[: len(correct)]) if len(correct) <= 10 else tuple(map(str, range(len(correct))))
     truth = np.ones(len(correct), int)
-    return Row(cell, {"test_top1": float(correct.mean())}, keys, truth, correct.astype(int), (), {})
+    return Row(cell, {"test_top1": float(correct.mean())}, keys, truth, correct.astype(int), (), 0)
 
 
 def gap_of(rows: list[Row], others: list[Row]) -> Gap | None:

@@ -21,24 +21,20 @@ from mae_vit.core import __version__
     [
         ([], "required: COMMAND"),
         (["prepar"], 'did you mean "prepare"?'),
-        (["zzz"], "choose from"),
         (["prepare"], "required: SRC... OUT"),
         (["prepare", "digits"], "the only path"),
         (["prepare", "digits", "{out}", "--shard-samples", "0"], "--shard-samples: '0'"),
-        (["prepare", "digits", "{out}", "--shard-mib", "many"], "--shard-mib: 'many'"),
         (["prepare", "digits", "{out}", "--split", "../x"], "--split: '../x'"),
         (["prepare", "digits", "{out}", "--overwite"], 'arguments: --overwite; did you mean "--overwrite"?'),
         (["prepare", "--shard-mb", "3", "digits", "{out}"], 'did you mean "--shard-mib"?'),
         (["prepare", "digits", "{out}", "--faster"], "arguments: --faster; known: --bands, "),
         # argparse itself names what is missing, and not what was misspelled.
         (["embed", "x", "y", "--outt", "{out}"], 'arguments: --outt; did you mean "--out"?'),
-        (["export", "x", "--too=hf"], 'arguments: --too; did you mean "--to"?'),
         (["embed", "x", "y"], "the following arguments are required: --out"),
         (["--versoin"], 'did you mean "--version"?'),
         # Another command's option is no suggestion.
         (["check", "--decde", "{out}"], 'did you mean "--decode"?'),
         (["check", "--shard-mib=3", "{out}"], "--shard-mib; known: --decode, --help"),
-        (["check"], "required: DIR"),
         (["check", "{out}"], "does not exist"),
         (["check", "https://host/data"], "is remote"),
     ],
@@ -48,14 +44,6 @@ def test_a_wrong_command_line_is_one_line(tmp_path, capsys, arguments, expected)
     assert main([part.format(out=out) for part in arguments]) == 2
     assert expected in one_line(capsys)
     assert not out.exists()
-
-
-def test_usage_of_prepare_is_of_people(capsys):
-    with pytest.raises(SystemExit):
-        main(["prepare", "--help"])
-    text = capsys.readouterr().out
-    assert text.splitlines()[0].endswith(" SRC [SRC ...] OUT")
-    assert text.count("SRC...") == 1  # the heading of their description
 
 
 def test_version(capsys):
@@ -96,7 +84,7 @@ def test_a_reader_who_leaves_ends_in_no_traceback(digits, tmp_path, words):
 
 
 # While processes start, and when they are at work.
-@pytest.mark.parametrize(("workers", "after_s"), [("0", 0.5), ("2", 0.15), ("2", 0.3), ("2", 0.6)])
+@pytest.mark.parametrize(("workers", "after_s"), [("0", 0.5), ("2", 0.3)])
 def test_ctrl_c_is_one_line_and_leaves_nothing(tmp_path, workers, after_s):
     source, out = tmp_path / "src" / "cat", tmp_path / "out"
     source.mkdir(parents=True)

@@ -62,8 +62,6 @@ comparisons."""
 _WHOLE = "Each entry counts all of its pretraining, although entries may share the run."
 _OVERLAYS = "Some test images, drawn before any result; the classes of each entry's first seed."
 _CHANCE = "Chance is always naming their most frequent class."
-# Largest number of classes in the table of gains.
-_MOST_CLASSES = 100
 
 
 class Table(NamedTuple):
@@ -110,30 +108,29 @@ class Report:
 
     def to_html(self, masks: bytes | None = None) -> str:
         """Returns `report.html`; `masks` is a PNG of test images and their predicted classes."""
-        palette = charts.palette_for([entry.name for entry in self._config.entries])
         return render(
             "comparison.html",
             title=self._config.run.name,
             answer=self.answer,
-            first_chart=first_chart(self._config, self._lines, palette),
+            first_chart=first_chart(self._config, self._lines),
             missing=self._missing,
             measured="Mean IoU" if self._config.segments else "Accuracy",
-            table=_with_labels_in_the_name(self._table),
+            table=self._table,
             marked=[n for n, line in enumerate(self._lines) if line.entry == self._config.reference],
             notes=[*self.notes, *self._provisos],
             reading=self._reading,
-            sections=list(self._sections(palette, masks)),
+            sections=list(self._sections(masks)),
         )
 
-    def _sections(self, palette: charts.Palette, masks: bytes | None) -> Iterator[Section]:
+    def _sections(self, masks: bytes | None) -> Iterator[Section]:
         if self._pairs:
             yield Section("Each against each", table=self._pairs, reading=_PAIRS)
         for labels in dict.fromkeys(line.labels for line in self._lines):
-            if drawn := charts.curves(self._lines, palette, labels):
+            if drawn := charts.curves(self._lines, labels):
                 caption = "Validation images; mean and range over seeds."
                 yield Section(f"Learning curves, {describe_labels(labels)}", (drawn, caption))
         if costs := _costs(self._lines):
-            drawn = charts.against_compute(self._lines, palette)
+            drawn = charts.against_compute(self._lines)
             title = "Against compute" if self._config.segments else "Accuracy against compute"
             yield Section(title, (drawn, _WHOLE) if drawn else None, costs)
         if masks:
@@ -142,26 +139,21 @@ class Report:
             if pictures := sorted((run.run_folder / "pictures").glob("step-*.png")):
                 caption = "Held-out images; the original is the last row."
                 yield Section(f"Pretraining: {name}", (image(pictures[-1].read_bytes(), name), caption))
-        if gains := _per_class(self._config, self._lines):
-            title = f"Gain by class over {self._config.reference}, in points"
-            yield Section(title, table=gains, folded=True)
         yield Section("Settings", table=self._settings, folded=True)
 
 
-def first_chart(
-    config: CompareConfig, lines: Sequence[Line], palette: charts.Palette
-) -> tuple[Markup, str] | None:
+def first_chart(config: CompareConfig, lines: Sequence[Line]) -> tuple[Markup, str] | None:
     """Draws accuracy against labels, or bars of the entries if there is one number of labels.
 
     Returns:
         The chart and its caption; None without results.
     """
     chance = "" if config.segments else f" {_CHANCE}"
-    if drawn := charts.against_labels(lines, palette):
+    if drawn := charts.against_labels(lines):
         return drawn, f"Test images: mean over seeds, and the range between them.{chance}"
     scored = [line for line in at_most_labels(config, lines) if line.score is not None]
     what = "Mean IoU" if config.segments else "Accuracy"
-    drawn = charts.bars(scored, palette)
+    drawn = charts.bars(scored)
     return (drawn, f"{what} on test images: mean over seeds, a dot for each.{chance}") if drawn else None
 
 
@@ -282,16 +274,6 @@ def _table(config: CompareConfig, lines: Sequence[Line]) -> Table:
     return Table(list(kept), [list(row) for row in zip(*kept.values(), strict=True)])
 
 
-def _with_labels_in_the_name(table: Table) -> Table:
-    """Moves labels and mode into the first column, so that the first numbers of a narrow screen are the results."""
-    head, *body = [dict(zip(table.head, row, strict=True)) for row in (table.head, *table.body)]
-    for row in body:
-        labels, mode = row.pop("labels / class", None), row.pop("mode", None)
-        row["entry"] = ", ".join(filter(None, (row["entry"], labels and f"{labels} labels / class", mode)))
-    kept = [name for name in head if name not in ("labels / class", "mode")]
-    return Table(kept, [[row[name] for name in kept] for row in body])
-
-
 def _pairs(lines: Sequence[Line]) -> Table | None:
     """Compares each pair of entries; None if the reference's column suffices."""
     if len(lines) < 3:
@@ -323,24 +305,6 @@ def _costs(lines: Sequence[Line]) -> Table | None:
             cells.append("not known" if seconds is None else format_duration(seconds))
         body.append([line.title, str(line.labels), *cells])
     return Table(head, body) if body else None
-
-
-def _per_class(config: CompareConfig, lines: Sequence[Line]) -> Table | None:
-    """Compares each class's accuracy with the reference's, at the largest number of labels."""
-    by_entry = {line.entry: line for line in at_most_labels(config, lines) if line.mode in TUNED_BY}
-    base = by_entry.pop(config.reference, None)
-    if base is None or not by_entry:
-        return None
-
-    def mean(line: Line, name: str) -> float:
-        return 100 * sum(row.per_class.get(name) or 0.0 for row in line.rows) / len(line.rows)
-
-    body = []
-    measured = sorted(name for name, share in base.rows[0].per_class.items() if share is not None)
-    for name in measured[:_MOST_CLASSES]:
-        gains = [format_decimal(mean(line, name) - mean(base, name), "+") for line in by_entry.values()]
-        body.append([name, format_decimal(mean(base, name)), *gains])
-    return Table(["class", f"{base.title}, %", *(line.title for line in by_entry.values())], body)
 
 
 def _left_out(plan: ComparisonPlan) -> list[str]:

@@ -9,7 +9,7 @@ import csv
 import io
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from mae_vit.core.files import read_json_lines
 from mae_vit.data.batches.subset import limit_per_class
 from mae_vit.evaluation.segmentation import IMAGES_FILE, Overlaps
 from mae_vit.finetuning.config.modes import MODES
+from mae_vit.models.encoder_file import cost_of_weights
 from mae_vit.weights.names import origin_of
 
 # Summary fields copied to `results.csv`.
@@ -31,7 +32,6 @@ _SCORES = (
     ("train_top1", "val_top1", "labels_seen_by_start", "test_top1", "test_top5", "calibration_error"),
     ("train_miou", "val_miou", "labels_seen_by_start", "test_miou", "test_pixel_accuracy"),
 )
-
 
 # Every cell's predictions for every test image, small enough to publish with a table.
 PREDICTIONS = "predictions.npz"
@@ -48,7 +48,7 @@ class Row:
         truth: int (n,), the classes of the test images, in the order of `keys`; empty for segmentation.
         predicted: int (n,), the predicted classes.
         curve: pairs of epoch and validation score.
-        per_class: class -> accuracy, or intersection over union, on test images; None without such images.
+        num_classes: number of classes, also of those without test images.
         overlaps: pixel counts by test image in the order of `keys`; None for classification.
     """
 
@@ -58,7 +58,7 @@ class Row:
     truth: np.ndarray
     predicted: np.ndarray
     curve: tuple[tuple[float, float], ...]
-    per_class: dict[str, float | None]
+    num_classes: int
     overlaps: Overlaps | None = None
 
     @property
@@ -83,7 +83,7 @@ class Row:
         images = int(self.values["train_size"] + (self.values["val_size"] or 0))
         if self.values.get("shots"):
             # A class may have fewer.
-            return min(images, int(self.values["shots"]) * len(self.per_class))
+            return min(images, int(self.values["shots"]) * self.num_classes)
         return images
 
 
@@ -123,7 +123,7 @@ def _read(plan: ComparisonPlan, cell: Cell) -> Row:
             np.array([numbers[line[name]] for line in lines]) for name in ("label", "prediction")
         )
     # Its own length: the runs that it equals may not have ended.
-    run = cell.run.of_length(summary["total_steps"]) if cell.run.equal_compute else cell.run
+    run = replace(cell.run, steps=summary["total_steps"]) if cell.run.equal_compute else cell.run
     settings = plan.distinguishing_settings(cell.entry, cell.mode, run.determined())
     values: dict[str, Any] = {
         "entry": cell.entry.name,
@@ -152,17 +152,20 @@ def _read(plan: ComparisonPlan, cell: Cell) -> Row:
     if (size := plan.config.test_subset) is not None:
         labels = [line["label"] for line in lines]
         values[f"test_top1_{size}"] = float((truth == predicted)[choose_subset(keys, labels, size)].mean())
-    before, own = plan.cost_before(cell.entry), cost_of_run(summary)
+    weights, pretraining = plan.weights(cell.entry)
+    before, own = cost_of_weights(weights), cost_of_run(summary)
+    # Weights that this pretraining began from do not count: the machine that trained them is not known.
+    pretrain_s = pretraining.summary.get("wall_s") if pretraining else 0.0 if weights is None else None
     values |= {
         "images_seen": own.images_seen,
         "finetune_flops": own.flops,
         "pretrain_images_seen": before.images_seen,
         "pretrain_flops": before.flops,
         "finetune_s": _rounded(summary.get("wall_s")),
-        "pretrain_s": _rounded(plan.pretraining_seconds(cell.entry)),
+        "pretrain_s": _rounded(pretrain_s),
     }
     curve = tuple(_curve(folder / "metrics.jsonl"))
-    return Row(cell, values, keys, truth, predicted, curve, details["per_class"], overlaps)
+    return Row(cell, values, keys, truth, predicted, curve, len(details["classes"]), overlaps)
 
 
 def choose_subset(keys: Sequence[str], labels: Sequence[str], size: int) -> np.ndarray:

@@ -84,8 +84,7 @@ def gap_between(ours: Sequence[Scores], theirs: Sequence[Scores]) -> Gap | None:
     by_run = np.array([row.score - other.score for row, other in pairs])
     p_seeds = None
     if len(pairs) > 1 and np.ptp(by_run) > 1e-9:  # equal differences leave only rounding
-        spread = by_run.std(ddof=1) / np.sqrt(len(pairs))
-        p_seeds = float(2 * stats.t.sf(abs(by_run.mean()) / spread, len(pairs) - 1))
+        p_seeds = float(stats.ttest_1samp(by_run, 0.0).pvalue)
     p_images = max(_p_images(row, other) for row, other in pairs)
     if pairs[0][0].overlaps is None:
         differences = [row.correct.astype(float) - other.correct for row, other in pairs]

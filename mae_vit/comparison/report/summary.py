@@ -30,6 +30,7 @@ class Line:
 
     Attributes:
         entry: name of the entry.
+        number: the entry's place in the config.
         labels: number of labels of each class.
         mode: how it was measured.
         rows: results, one for each seed.
@@ -37,6 +38,7 @@ class Line:
     """
 
     entry: str
+    number: int
     labels: Labels
     mode: str
     rows: tuple[Row, ...]
@@ -119,6 +121,7 @@ class Line:
 
 def table_lines(config: CompareConfig, rows: Sequence[Row]) -> list[Line]:
     """Builds the table's lines, in the config's order."""
+    names = [entry.name for entry in config.entries]
     groups: dict[tuple[str, Labels, str], list[Row]] = {}
     for row in rows:
         groups.setdefault((row.cell.entry.name, row.cell.labels, row.cell.mode), []).append(row)
@@ -127,7 +130,7 @@ def table_lines(config: CompareConfig, rows: Sequence[Row]) -> list[Line]:
         reference, gap = groups.get((config.reference, labels, mode)), None
         if reference and entry != config.reference:
             gap = gap_between([row.scores for row in several], [row.scores for row in reference])
-        lines.append(Line(entry, labels, mode, tuple(several), gap))
+        lines.append(Line(entry, names.index(entry), labels, mode, tuple(several), gap))
     return lines
 
 
@@ -161,9 +164,11 @@ def answer(config: CompareConfig, lines: Sequence[Line]) -> str:
         or _best(own)
         or _best(others)
     )
-    if reference is not None and subject is None and _is_alone(config, reference):
-        like = " of its mode and labels" if len(config.entries) > 1 else ""
-        return f"{reference.title} reaches {_percent(reference)}; there is no other row{like} to compare it with."
+    if reference is not None and subject is None:
+        rows = [entry for entry in config.entries if entry.name != config.reference]
+        if not any(reference.mode in (entry.modes or config.modes) for entry in rows):
+            like = " of its mode" if rows else ""
+            return f"{reference.title} reaches {_percent(reference)}; there is no other row{like} to compare it with."
     if reference is None or subject is None:
         return f"Not finished yet: {config.reference} and a row to compare it with."
     gap = subject.gap_to(reference)
@@ -178,7 +183,8 @@ def answer(config: CompareConfig, lines: Sequence[Line]) -> str:
     noun, mode = "mask" if subject.segments else "label", subject.mode
     text = f"With {count_of(subject.size, noun)}, {subject.title} reaches {_percent(subject)}"
     text += f"{'' if mode in TUNED_BY else f' by {mode}'}, {' and '.join(parts)}"
-    better = _best(line for line in rest if line is not rival and _is_clearly_above(line, subject))
+    gaps = [(line, line.gap_to(subject)) for line in rest if line is not rival]
+    better = _best(line for line, above in gaps if above and above.is_clear and above.points > 0)
     if better is not None:
         text += f"; {better.title} is better still, at {_percent(better)}"
         if better.weights and origin_of(better.weights) is None and not better.unlabeled:
@@ -188,23 +194,8 @@ def answer(config: CompareConfig, lines: Sequence[Line]) -> str:
     return f"{text}; {how}."
 
 
-def _is_alone(config: CompareConfig, reference: Line) -> bool:
-    """Returns whether no other row is to be measured in the reference's mode, with as many labels."""
-    return not any(
-        reference.mode in (entry.modes or config.modes)
-        and reference.labels in (entry.labels_per_class or config.labels_per_class)
-        for entry in config.entries
-        if entry.name != config.reference
-    )
-
-
 def _best(lines: Iterable[Line]) -> Line | None:
     return max(lines, key=lambda line: line.score or 0, default=None)
-
-
-def _is_clearly_above(line: Line, other: Line) -> bool:
-    gap = line.gap_to(other)
-    return gap is not None and gap.is_clear and gap.points > 0
 
 
 def _against(line: Line, other: Line, what: str = "") -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -211,7 +212,8 @@ def _environment(record: RunRecord) -> dict[str, str]:
         for name, value in record.environment.items()
         if value not in (None, [], "")
     }
-    return rows | ({"command": record.command} if "command" in rows else {})
+    command = record.environment.get("command")
+    return rows | ({"command": shlex.join(map(str, command))} if command else {})
 
 
 def _text(value: Any) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import shlex
+import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,11 +55,6 @@ class RunRecord:
         """Steps done according to metrics and summary."""
         return max(self.lines[-1]["step"] if self.lines else 0, self.summary.get("steps", 0))
 
-    @property
-    def command(self) -> str:
-        """The command line of the last process; empty if unknown."""
-        return shlex.join(map(str, self.environment.get("command", [])))
-
     def section(self, name: str) -> Mapping[str, Any]:
         """Returns a section of the config; empty if there is none."""
         section = self.config.get(name)
@@ -91,6 +87,17 @@ def read_run(path: Path) -> RunRecord:
         plan=folder.plan.read_text("utf-8", "replace") if folder.plan.is_file() else "",
         problems=tuple(problems),
     )
+
+
+def last_step(folder: Path) -> int:
+    """Returns the step in the newest line of a run's metrics, 0 before the first; reads only the end of the file."""
+    try:
+        with RunFolder(folder).metrics.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
+            steps = re.findall(rb'^\{"step": (\d+),', file.read(), re.MULTILINE)
+    except OSError:
+        return 0
+    return int(steps[-1]) if steps else 0
 
 
 def _check_kind(path: Path) -> None:

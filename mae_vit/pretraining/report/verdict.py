@@ -7,7 +7,7 @@ from shlex import quote
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from mae_vit.core.messages import count_of, format_duration
+from mae_vit.core.messages import count_of
 from mae_vit.evaluation.metrics import interval_of_share
 from mae_vit.pretraining.report.run_record import RunRecord
 
@@ -149,12 +149,8 @@ def _next(record: RunRecord, learned: bool | None, falling: bool | None) -> str:
     elif learned is None and record.step < FEW_STEPS:
         todo = f"train longer, {count_of(record.step, 'step')} are few (a larger train.{length}, and run.name=longer)"
     elif learned is None:
-        last = record.lines[-1]
-        # It encodes all images twice; encoding one takes about as long as a step of MAE on it.
-        seconds = 2 * last["wall_s"] / last["epoch"] if last.get("wall_s") and last.get("epoch") else None
         todo = (
-            f"see whether nearest neighbors are right more often by its features than by those of random weights, "
-            f"{f'in about {format_duration(seconds)} ' if seconds else ''}"
+            "see whether nearest neighbors are right more often by its features than by those of random weights "
             f"(`mae-vit finetune --ckpt {run} finetune.mode=knn`)"
         )
     else:

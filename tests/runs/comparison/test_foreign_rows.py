@@ -10,6 +10,7 @@ from mae_vit.comparison.main import check
 from mae_vit.comparison.plan import ComparisonPlan
 from mae_vit.config.load import load_config
 from mae_vit.core.errors import InputError
+from mae_vit.models.encoder_file import cost_of_weights
 
 
 def plan_with(folder, entry: dict, **shared) -> ComparisonPlan:
@@ -28,7 +29,7 @@ def test_it_keeps_its_own_size_and_pooling_whatever_all_rows_are_given(tmp_path)
     assert "finetune.neighbors=5" in cell.run.command()
     assert not [word for word in cell.run.command() if word.startswith(("model.", "finetune.pool"))]
     assert cell.fixed  # no seed makes a difference
-    cost = plan.cost_before(plan.config.entries[0])
+    cost = cost_of_weights(cell.run.weights)
     assert (cost.images_seen, cost.flops) == (None, None)
     (cell,) = plan_with(tmp_path, {"start": start, "set": {"model.img_size": 42}}, **shared).cells
     assert "model.img_size=42" in cell.run.command()

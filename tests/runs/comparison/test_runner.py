@@ -113,24 +113,6 @@ def test_the_time_of_all_runs_is_that_of_what_waits_for_what(tmp_path, slots, ex
     assert Times(seconds).until_all_end(slots) == expected
 
 
-@pytest.mark.parametrize(
-    ("most", "load", "expected"),
-    [
-        (60.0, None, "about 0:01:00, without start-up"),
-        (90.0, None, "0:01:00 to 0:01:30, without start-up"),
-        (
-            90.0,
-            4.24,
-            "0:01:00 to 0:01:30, from a quiet machine to one as busy as now (load 4.2); without start-up",
-        ),
-    ],
-)
-def test_the_time_of_a_comparison_is_a_range(tmp_path, most, load, expected):
-    run = spec("scratch", tmp_path)
-    plan = SimpleNamespace(runs=[run])
-    assert main._describe_sum(plan, Times({run: (60.0, most)}, load), slots=1).startswith(expected)
-
-
 def test_a_run_takes_as_long_as_those_of_its_mode_and_labels(tmp_path):
     row = [
         spec(f"row/{number}", tmp_path, overrides={"finetune.mode": mode, "data.labels_per_class": labels})
@@ -186,9 +168,7 @@ def test_several_processes_share_the_runs(tmp_path):
 @pytest.mark.parametrize(
     ("visible", "counted", "expected"),
     [
-        (None, 2, ["0", "1"]),
         ("", 2, ["0", "1"]),
-        ("4,6", 2, ["4", "6"]),
         ("GPU-a1, GPU-b2", 2, ["GPU-a1", "GPU-b2"]),
         # CUDA reads up to the first that is none.
         ("4,-1,6", 1, ["4"]),

@@ -230,8 +230,7 @@ def test_ranks_meet_and_versions_are_compared(digits, tmp_path):
 @pytest.mark.slow
 def test_a_rank_that_does_not_come(digits, tmp_path):
     code = (
-        "import sys; from mae_vit.pretraining.doctor import join_ranks; "
-        "join_ranks.__kwdefaults__['timeout_s'] = 3.0; "
+        "import sys; from mae_vit.pretraining import doctor; doctor._JOIN_TIMEOUT_S = 3.0; "
         "from mae_vit.cli.main import main; sys.exit(main())"
     )
     place = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}

@@ -59,7 +59,6 @@ def seen(colored):
     [
         (8, 1, 2, False, "mae_digits"),
         (8, 3, 2, False, "mae_cifar_tiny"),
-        (32, 3, 2, False, "mae_cifar_tiny"),
         (64, 3, 2, True, "mae_photos_64"),
         (500, 3, 2, False, "mae_photos_64"),
         (500, 3, 16, False, "mae_photos_96"),
@@ -100,7 +99,6 @@ def test_the_gain_is_of_the_nearest_measurement(seen):
             "600 held-out images of 100 classes: accuracy is known to ± 4 points "
             "(prepare --overwrite --holdout 1/5: ± 3)",
         ),
-        (20, 10, 2, "1/3", "10 held-out images of 2 classes: accuracy is known to ± 31 points"),
         (5_000, 500, 50, "1/10", ""),
         (0, 0, 0, None, ""),
     ],

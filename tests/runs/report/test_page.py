@@ -144,12 +144,10 @@ def test_no_url_shows_a_password(run_folder):
 @pytest.mark.parametrize(
     ("names", "torn", "expected"),
     [
-        (["config.yaml", "plan.txt"], False, ["there is no config.yaml", "This run has no plan.txt"]),
-        (["environment.json", "pictures"], False, ["there is no environment.json"]),
         (
-            ["summary.json"],
+            ["config.yaml", "plan.txt", "environment.json", "pictures", "summary.json"],
             False,
-            ["there is no summary.json", "In an unknown state, step 6: "],
+            ["there is no config.yaml", "This run has no plan.txt", "In an unknown state, step 6: "],
         ),
         (
             ["metrics.jsonl"],
@@ -286,13 +284,12 @@ def test_a_loss_below_zero_leaves_no_half_sentence():
             ("18.5% to 32.2%", "22.7%", "0.0% less", "100 steps are few"),
             (LEARNED, UNLEARNED, "mode=knn"),
         ),
+        ((FLAT * 10, 0.3, (0.3, 500)), ("mode=knn",), (LEARNED, UNLEARNED)),
         ((NOISE,), ("mae-vit replay runs/a",), (LONG_ENOUGH,)),
         ((FLAT, 0.2, (0.5, 500)), (UNLEARNED,), (LEARNED, LONG_ENOUGH)),
         ((FLAT, 0.32, (0.3, 150)), ("not clearly better", "100 steps are few"), (LONG_ENOUGH,)),
-        # At either end of the scale, where rounding has a say; and one image of a thousand.
+        # At the end of the scale, where rounding has a say.
         ((FLAT, 1.0, (1.0, 4)), ("100.0%",), (LEARNED, UNLEARNED)),
-        ((FLAT, 0.0, (0.0, 4)), ("0.0%",), (LEARNED, UNLEARNED)),
-        ((FLAT, 0.999, (1.0, 1000)), ("99.9%",), (LEARNED, UNLEARNED)),
         # The beginning is not known of a run whose folder was resumed from elsewhere.
         ((FLAT, 0.5), ("50.0%",), (LEARNED, "%)")),
         ((FLAT, 0.5, (0.3, 500), 1.4), (COLLAPSED,), (LEARNED,)),
@@ -305,14 +302,6 @@ def test_the_verdict_of_a_run(run, named, unnamed):
     text = verdict_of(*run)
     assert [part for part in named if part not in text] == [], text
     assert [part for part in unnamed if part in text] == [], text
-
-
-def test_a_score_by_neighbors_is_proposed_with_its_time():
-    """Two passes over the images, each about an epoch of the run."""
-    last = {"step": 2000, "loss": 0.5, "epoch": 4.0, "wall_s": 240.0, "probe": {"few_shot_top1": 0.5}}
-    summary = {"status": "done", "probe_at_start": {"few_shot_top1": 0.5, "images": 500}}
-    record = RunRecord(Path("runs/a"), summary=summary, lines=({"step": 1, "loss": 1.0}, last))
-    assert re.search("in about 0:02:00 .*finetune.mode=knn", verdict(record).next)
 
 
 @pytest.mark.parametrize("key", ["steps", "epochs", "samples"])

@@ -24,9 +24,7 @@ print(code, [name for name in ("torch", "torchvision", "timm", "scipy") if name 
     ("words", "code"),
     [
         (("pretrain", "mae_digits", "train.epoch=3"), 2),
-        (("pretrain", "joint_cifar_tiny", "objective.mae.mask_ratio=2"), 2),
         (("finetune", "finetune_cifar_tiny", "train.epoch=3"), 2),
-        (("finetune", "small_resnet_cifar", "model.name=SmallResNe"), 2),
         (("compare", "compare_demo", "sed=1"), 2),
         (("--help",), 0),
         (("pretrain", "--help"), 0),
