@@ -102,7 +102,7 @@ def set_up(
     plan = None
     if config.mode.trains != "nothing":
         plan = _plan_steps(config, data, ranks, same_batch=arguments.same_batch)
-    kind = Training if config.mode.augment else Setup
+    kind: type[Setup] = Training if config.mode.augment else Setup
     return kind(
         config=config, ranks=ranks, device=device, data=data, pretrained=pretrained, info=info, plan=plan
     )

@@ -144,9 +144,9 @@ class FinetuneConfig(Config):
             raise ValueError(
                 "data.label_draw has no effect without data.labels_per_class and finetune.holdout"
             )
-        if self.finetune.mode == "linear_probe" and (unused := unused_options(self, self.mode)):
+        if self.finetune.mode == "linear_probe" and (ignored := unused_options(self, self.mode)):
             raise ValueError(
-                f'{", ".join(unused)} has no effect with finetune.mode="linear_probe", which trains one layer on '
+                f'{", ".join(ignored)} has no effect with finetune.mode="linear_probe", which trains one layer on '
                 "fixed features; leave it out (see configs/finetune/linear_probe_base.yaml)"
             )
         if self.mode.labels == "mask":
