@@ -1,7 +1,5 @@
 """Labeled subsets and held-out shares: nested, balanced, by keys alone."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -92,18 +90,6 @@ def test_held_out_images_are_a_share_of_each_class(split):
     one, _ = limit_per_class(samples, labels, keys, 1)
     held_out, train = draw_held_out(one, labels, keys, 0.5)
     assert (len(held_out), len(train)) == (0, 10)
-
-
-def test_a_view_does_not_depend_on_the_subset(digits):
-    index = open_index(digits, "train")
-    views = Augment(img_size=(8, 8), crop="pad", pad_px=2, flip=True)
-    source = open_source(index, "memory", channels=1, augment=views, memory_limit_gib=1)
-    samples = np.array([3, 40, 41, 900])
-    part = replace(source, samples=samples)
-    assert np.array_equal(
-        part.render(7, 2, np.array([2, 0])).images, source.render(7, 2, np.array([41, 3])).images
-    )
-    assert part.labels.tolist() == index.labels[samples].tolist()
 
 
 def test_blocks_of_a_subset(many_shards):

@@ -47,13 +47,6 @@ def test_the_ops_are_timms_increasing_ones():
     assert list(RANDAUGMENT) == timm_ops._RAND_INCREASING_TRANSFORMS
 
 
-def test_levels_become_arguments_as_in_timm(sign):
-    for name, theirs in {name: timm_ops.LEVEL_TO_ARG[name] for name in RANDAUGMENT}.items():
-        for level in LEVELS:
-            expected = () if theirs is None else theirs(level, {})
-            assert RANDAUGMENT[name].call(name, level, sign).arguments == expected
-
-
 @pytest.mark.parametrize(
     ("name", "channels"), [(name, 1 + 2 * (n % 2)) for n, name in enumerate(RANDAUGMENT)]
 )
