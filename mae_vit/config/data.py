@@ -12,7 +12,7 @@ from mae_vit.core.messages import nearest
 from mae_vit.core.urls import is_url
 
 if TYPE_CHECKING:  # imports torch
-    from mae_vit.data.images.augment import Policy
+    from mae_vit.data.images.augment import BatchPolicy, Policy
 
 # Name in `data.augment.policy` -> module and class, which takes the options of that name; "none" has no class.
 POLICIES = {
@@ -23,7 +23,7 @@ POLICIES = {
 }
 
 
-def register_policy(policy: type[Policy]) -> None:
+def register_policy(policy: type[Policy | BatchPolicy]) -> None:
     """Adds a plug-in's augmentation policy under its `name`; raises ValueError if there is another."""
     where = f"{policy.__module__}:{policy.__qualname__}"
     if POLICIES.setdefault(policy.name, where) != where:

@@ -27,7 +27,7 @@ from mae_vit.data.remote.folder import fetch_index
 from mae_vit.data.shards import index_files
 from mae_vit.data.shards.dataset_json import FILE_NAME, SOURCES, Dataset, Split, read_dataset
 from mae_vit.data.shards.samples import read_samples, split_key
-from mae_vit.data.shards.shard_files import ReadError, ShardFiles, ShardTable, misfit_shards
+from mae_vit.data.shards.shard_files import ReadError, ShardFiles, misfit_shards
 from mae_vit.data.shards.tar_headers import BLOCK, DamagedTar, name_is_cut, plain_name, walk_tar
 
 _NPY_HEADER = 4096  # at most
@@ -70,10 +70,6 @@ class ShardIndex(ABC):
     def labels(self) -> np.ndarray:
         """Labels int32 (N,); -1 for samples without a label."""
 
-    def label(self, sample: int) -> int:
-        """Returns the label of a sample; -1 if it has none."""
-        return int(self.labels[sample])
-
     @abstractmethod
     def read(self, sample: int) -> bytes:
         """Reads the encoded image of a sample; raises ReadError if it cannot be read."""
@@ -108,9 +104,8 @@ class ShardIndex(ABC):
         for path in index_files.cache_folder(self.folder).glob(f"*{self.split}-*"):
             # The pattern also matches files of a split "train-more".
             ours = re.match(rf"\.?{re.escape(self.split)}-[0-9a-f]{{16}}[.-]", path.name)
-            partial = path.name.startswith(f"{current}odd-") or path.name.endswith("-partial.npy")
             # A leading dot (`replacing`) marks the file of a killed process, as this process holds the lock.
-            if ours and (partial or not path.name.startswith(current)):
+            if ours and (path.name.endswith("-partial.npy") or not path.name.startswith(current)):
                 path.unlink(missing_ok=True)
 
     @contextmanager
@@ -136,8 +131,7 @@ class TarIndex(ShardIndex):
         """Memory-maps an index, which `open_index` locates and checks."""
         super().__init__(folder, split, dataset, remote)
         self.array_path, shards = array_path, self.split_info.shards
-        self._shards = ShardTable(shards)
-        self._files = RemoteShards(remote, shards) if remote else ShardFiles(folder, self._shards)
+        self._files = RemoteShards(remote, shards) if remote else ShardFiles(folder, shards)
         self._open_rows()
 
     @property
@@ -191,7 +185,7 @@ class TarIndex(ShardIndex):
 
     def shard_of(self, sample: int) -> str:
         """Returns the name of the shard that holds a sample."""
-        return self._shards.name(int(self._rows[sample]["shard"]))
+        return self._files.names[self._rows[sample]["shard"]]
 
     def shards_of(self, samples: np.ndarray) -> np.ndarray:
         """Returns the numbers of the shards that hold samples."""
@@ -260,7 +254,7 @@ class TarIndex(ShardIndex):
         return keys
 
     def __getstate__(self) -> dict[str, object]:
-        # Workers map the rows themselves; to read shards, `_files` and `_shards` are enough.
+        # Workers map the rows themselves; to read shards, `_files` is enough.
         return {key: value for key, value in super().__getstate__().items() if key != "_rows"}
 
     def __setstate__(self, state: dict[str, object]) -> None:

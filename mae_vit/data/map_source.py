@@ -6,7 +6,7 @@ import hashlib
 import io
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -54,14 +54,12 @@ class _Data:
     classes: Sequence[str]
     mean: Sequence[float]
     std: Sequence[float]
-
-    def __post_init__(self) -> None:
-        self._opened: dict[str, MapSource] = {}
+    opened: dict[str, MapSource] = field(default_factory=dict)
 
     def source(self, split: str) -> MapSource:
-        if split not in self._opened:
-            self._opened[split] = self.splits[split]()
-        return self._opened[split]
+        if split not in self.opened:
+            self.opened[split] = self.splits[split]()
+        return self.opened[split]
 
     def describe(self) -> Dataset:
         return Dataset(
@@ -97,17 +95,11 @@ class _SourceIndex(ShardIndex):
 
     def __init__(self, name: str, split: str, dataset: Dataset, source: MapSource) -> None:
         super().__init__(Path(name), split, dataset)
-        self._source = source
-
-    def __len__(self) -> int:
-        return len(self._source.labels)
+        self._source, self._labels = source, np.asarray(source.labels, np.int32)
 
     @property
     def labels(self) -> np.ndarray:
-        return np.asarray(self._source.labels, np.int32)
-
-    def label(self, sample: int) -> int:
-        return int(self._source.labels[sample])  # converts no other
+        return self._labels
 
     def read(self, sample: int) -> bytes:
         try:

@@ -176,7 +176,7 @@ class TrainingData:
         }
         positions = micro_batches(self.order, rank_slice, **steps)
         if self.place.on_device:
-            return self.on_device.batches(positions)
+            return (self.on_device.batch(epoch, places) for epoch, places in positions)
         batches = load_batches(
             self.source,
             self.order,
@@ -210,7 +210,7 @@ class TrainingData:
                 "sample": int(n),
                 "shard": self.index.shard_of(n),
                 "key": self.index.find_key(n),
-                "label": self.index.label(n),
+                "label": int(self.index.labels[n]),
             }
             for n in samples
         ]
@@ -266,14 +266,14 @@ def open_training_data(
         masks=masks,
         say=ranks.rank == 0,
     )
-    cores, on_gpu, policies = ranks.cores, device.type == "cuda", views.policy is not None
+    cores, on_gpu = ranks.cores, device.type == "cuda"
     source = replace(source, samples=samples)
     place = choose_place(section.augment.device, source, workers=section.workers, device=device)
     workers = 0
     if not place.on_device:
-        workers = choose_workers(section.workers, source, cores=cores, on_gpu=on_gpu, policies=policies)
+        workers = choose_workers(section.workers, source, cores=cores, on_gpu=on_gpu)
     if workers:
-        start_worker_server(policies=policies, gpu_cores=cores if on_gpu else None)
+        start_worker_server(policies=views.policy is not None, gpu_cores=cores if on_gpu else None)
     order = make_order(
         index,
         samples,

@@ -7,7 +7,7 @@ from importlib import import_module
 
 from mae_vit.config.data import POLICIES, AugmentSection
 from mae_vit.core.errors import InputError
-from mae_vit.data.images.augment import Augment, Interpolation, Policy
+from mae_vit.data.images.augment import Augment, BatchPolicy, Interpolation, Policy
 from mae_vit.data.index import ShardIndex
 from mae_vit.data.shards.dataset_json import Dataset
 
@@ -56,12 +56,12 @@ def make_augment(
     )
 
 
-def make_policy(section: AugmentSection) -> Policy | None:
+def make_policy(section: AugmentSection) -> Policy | BatchPolicy | None:
     """Builds the policy of `data.augment.policy`; None for "none"."""
     module, _, name = POLICIES[section.policy].partition(":")
     if not module:
         return None
-    policy: Policy = getattr(import_module(module), name)(**section.options_of("policy"))
+    policy: Policy | BatchPolicy = getattr(import_module(module), name)(**section.options_of("policy"))
     return policy
 
 

@@ -2,7 +2,6 @@
 
 import pickle
 import time
-from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -13,7 +12,6 @@ from mae_vit.config.load import load_config
 from mae_vit.data.batches.sources import TarSource
 from mae_vit.data.index import open_index
 from mae_vit.data.prepare.in_place import index_in_place
-from mae_vit.data.shards.shard_files import ShardTable
 from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.pretraining.setup import set_up
 from mae_vit.runtime.ranks import Ranks
@@ -75,12 +73,3 @@ def test_what_a_worker_is_given_does_not_grow_with_samples(many, tmp_path):
         write_many_shards(tmp_path / f"{samples}", shards=100, shard_samples=samples)
     assert abs(given(tmp_path / "1000") - given(tmp_path / "10")) < 64
     assert given(many) < 40 * SHARDS
-
-
-def test_a_table_of_shards_keeps_any_name():
-    names = ["train-000000.tar", "größer.tar", "odd \udcff.tar", "a.tar"]
-    shards = [
-        SimpleNamespace(file=name, bytes=size) for name, size in zip(names, (1, 1 << 40, 3, 4), strict=True)
-    ]
-    table = pickle.loads(pickle.dumps(ShardTable(shards)))
-    assert [(table.name(n), table.size(n)) for n in range(4)] == [(s.file, s.bytes) for s in shards]

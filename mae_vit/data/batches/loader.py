@@ -203,20 +203,18 @@ class FixedBatches:
         return _load(batches, positions, workers=self._workers)
 
 
-def choose_workers(
-    asked: int | str, source: AugmentedSource, *, cores: int, on_gpu: bool, policies: bool
-) -> int:
+def choose_workers(asked: int | str, source: AugmentedSource, *, cores: int, on_gpu: bool) -> int:
     """Returns the number of data processes per rank: `asked`, unless that is "auto".
 
     Images that are decoded on demand get `auto_workers`. Images in memory get none on a CPU: one core crops faster than
     the CPU trains. With a GPU they get up to four: one core makes some 20,000 random crops of 32 px per second, and the
-    GPU would wait if the thread that launches its kernels made them. `policies` take 0.1 ms per 32 px image, so with
+    GPU would wait if the thread that launches its kernels made them. Policies take 0.1 ms per 32 px image, so with
     policies and a GPU, images in memory get `auto_workers` too. `cores` are those of this rank.
     """
     if isinstance(asked, int):
         return asked
     workers = auto_workers(cores, on_gpu=on_gpu)
-    if not source.in_memory or (policies and on_gpu):
+    if not source.in_memory or (source.augment.policy is not None and on_gpu):
         return workers
     return min(_MEMORY_WORKERS, workers) if on_gpu else 0
 

@@ -5,12 +5,12 @@ The host draws the views and sends a few numbers for each image. Batches equal t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from mae_vit.core.batch import Batch
 from mae_vit.core.errors import Damage, DamagedSample, InputError
@@ -19,7 +19,7 @@ from mae_vit.data.batches.augmented import AugmentedSource
 from mae_vit.data.batches.loader import skip_damaged
 from mae_vit.data.batches.sources import MemorySource
 from mae_vit.data.images.augment import BatchPolicy
-from mae_vit.data.images.batched import MOST_PX, BatchedAugment
+from mae_vit.data.images.batched import MOST_PX, boxes_and_flips, cached_crop, resizes, shift
 from mae_vit.data.order.order import view_keys
 
 # Largest share of a GPU's free memory that images take by "auto": the model and its activations need the rest.
@@ -57,7 +57,8 @@ def choose_place(
         return Place(False)
     if why:
         return Place(False, f"auto: {why}")
-    images, free = _bytes(source) / 2**30, torch.cuda.mem_get_info(device)[0] / 2**30
+    images = len(source) * math.prod(_in_memory(source).image_shape) / 2**30
+    free = torch.cuda.mem_get_info(device)[0] / 2**30
     if images > _SHARE * free:
         return Place(
             False,
@@ -72,14 +73,13 @@ def _why_on_host(source: AugmentedSource, workers: int | Literal["auto"]) -> str
     augment, images = source.augment, source.source
     if not isinstance(images, MemorySource):
         return "images are read from shards (data.source), not kept in memory"
-    size = images.index.one_size
-    assert size is not None
     if images.has_masks:
         return "images have masks"
     if not augment.bands.eight_bit:
         return f"images are bands of {augment.bands.dtype}"
-    if max(*size, *augment.img_size) > MOST_PX:
-        return f"images of {size[0]} x {size[1]} px are too large, above {MOST_PX} px"
+    _, height, width = images.image_shape
+    if max(height, width, *augment.img_size) > MOST_PX:
+        return f"images of {height} x {width} px are too large, above {MOST_PX} px"
     if augment.erasing:
         return f"data.augment.erasing={augment.erasing:g} works on single images"
     if augment.policy is not None and not isinstance(augment.policy, BatchPolicy):
@@ -89,11 +89,9 @@ def _why_on_host(source: AugmentedSource, workers: int | Literal["auto"]) -> str
     return ""
 
 
-def _bytes(source: AugmentedSource) -> int:
-    memory = source.source
-    assert isinstance(memory, MemorySource)
-    assert memory.index.one_size is not None
-    return len(source) * memory.channels * memory.index.one_size[0] * memory.index.one_size[1]
+def _in_memory(source: AugmentedSource) -> MemorySource:
+    assert isinstance(source.source, MemorySource)
+    return source.source
 
 
 class DeviceImages:
@@ -105,16 +103,16 @@ class DeviceImages:
 
     def __init__(self, source: AugmentedSource, device: torch.device, *, seed: int, repeats: int) -> None:
         """Copies all images to `device`; batches are those of a run's `seed`, with `repeats` views of each image."""
-        memory = source.source
-        assert isinstance(memory, MemorySource)
-        assert memory.index.one_size is not None
+        memory = _in_memory(source)
         self._source, self._device, self._seed, self._repeats = source, device, seed, repeats
         self._labels, self._folder = memory.index.labels, memory.index.folder
-        self._augment = BatchedAugment(source.augment, memory.index.one_size, device)
-        shape = (len(source), memory.channels, *memory.index.one_size)
-        self._images = torch.empty(shape, dtype=torch.uint8, device=device)
+        augment, self._size = source.augment, memory.image_shape[1:]
+        self._crop: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = shift
+        if resizes(augment, self._size):
+            self._crop = cached_crop(self._size, augment.img_size, augment.interpolation, device)
+        self._images = torch.empty((len(source), *memory.image_shape), dtype=torch.uint8, device=device)
         self.damaged = dict[int, Damage]()
-        together = max(1, _BLOCK_BYTES * len(source) // max(1, _bytes(source)))
+        together = max(1, _BLOCK_BYTES // math.prod(memory.image_shape))
         for first in range(0, len(source), together):
             self._fill(np.arange(first, min(first + together, len(source))), memory)
 
@@ -129,29 +127,28 @@ class DeviceImages:
         where, images = (torch.from_numpy(array).to(self._device) for array in (places, pixels))
         self._images.index_copy_(0, where, images)
 
-    def batches(self, positions: Iterable[tuple[int, np.ndarray]]) -> Iterator[Batch]:
-        """Yields the batch of each (epoch, places int64 (B,)), on the device.
+    def batch(self, epoch: int, index: np.ndarray) -> Batch:
+        """Returns the batch of an epoch and places int64 (B,), on the device.
 
         Raises:
             DamagedSample: if no intact image is left.
         """
-        for epoch, index in positions:
-            yield self.batch(epoch, index)
-
-    def batch(self, epoch: int, index: np.ndarray) -> Batch:
-        """Computes one of `batches`."""
         places, passed, stuck = skip_damaged(index, self.damaged, len(self._source))
         if stuck:
             raise DamagedSample(stuck, self._folder)
-        numbers = self._source.numbers(places)
-        drawn = self._augment.draw(self._seed, epoch, view_keys(numbers, self._repeats))
+        numbers, augment = self._source.numbers(places), self._source.augment
+        drawn = augment.draw(self._seed, epoch, view_keys(numbers, self._repeats))
+        boxes, calls = (
+            boxes_and_flips(augment, drawn, self._size),
+            () if drawn.calls is None else drawn.calls.T,
+        )
         # One copy for all. Keys follow the order, as in `load_batches`.
-        rows = [places, self._labels[numbers], view_keys(index, self._repeats), *drawn.T]
-        sent = self._send(torch.from_numpy(np.array(rows, np.int64)))
-        views = self._augment.apply(self._images.index_select(0, sent[0]), sent[3:].T)
-        return Batch(views, sent[1], SampleKeys(self._seed, epoch, sent[2]), tuple(passed.values()))
-
-    def _send(self, numbers: Tensor) -> Tensor:
+        rows = [places, self._labels[numbers], view_keys(index, self._repeats), *boxes.T, *calls]
+        numbers_sent = torch.from_numpy(np.array(rows, np.int64))
         if self._device.type == "cuda":  # from pinned memory the copy does not block
-            numbers = numbers.pin_memory()
-        return numbers.to(self._device, non_blocking=True)
+            numbers_sent = numbers_sent.pin_memory()
+        sent = numbers_sent.to(self._device, non_blocking=True)
+        views = self._crop(self._images.index_select(0, sent[0]), sent[3:8].T)
+        if isinstance(augment.policy, BatchPolicy):
+            views = augment.policy.apply_batch(views, sent[8:].T)
+        return Batch(views, sent[1], SampleKeys(self._seed, epoch, sent[2]), tuple(passed.values()))

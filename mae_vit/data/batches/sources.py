@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -14,9 +15,9 @@ from mae_vit.core.errors import DamagedSample, InputError
 from mae_vit.core.files import replacing
 from mae_vit.core.messages import count_of, error_reason
 from mae_vit.core.progress import progress
-from mae_vit.data.images.decode import DecodeError, decode, decode_mask
-from mae_vit.data.images.masks import id_table, numbered
+from mae_vit.data.images.decode import DecodeError, decode, decode_mask, id_table, numbered
 from mae_vit.data.index import ShardIndex, TarIndex
+from mae_vit.data.shards.index_files import load_array
 from mae_vit.data.shards.samples import find_masks
 from mae_vit.data.shards.shard_files import ReadError
 from mae_vit.data.shards.tar_headers import DamagedTar
@@ -37,11 +38,10 @@ class StoredMasks:
                 f'split "{index.split}" of {index.folder} has no masks; add them with `mae-vit prepare SRC OUT '
                 "--masks DIR --mask-classes FILE`"
             )
-        bands = dataset.bands
-        if not bands.eight_bit:
+        if not dataset.bands.eight_bit:
             raise InputError(
-                f"segmentation needs 8-bit images without missing values, and {index.folder} has {bands.dtype}; "
-                "prepare them with --take 8-bit"
+                f"segmentation needs 8-bit images without missing values, and {index.folder} has "
+                f"{dataset.bands.dtype}; prepare them with --take 8-bit"
             )
         self._index = index
         self._table = id_table(dataset.segmentation.ids, dataset.segmentation.ignore)
@@ -61,14 +61,10 @@ class StoredMasks:
 
 
 def _mask_places(index: TarIndex) -> np.ndarray:
-    """Returns offset and length of each sample's mask in its shard, int64 (N, 2); caches them in a file.
-
-    Raises:
-        InputError: if a shard cannot be read, or an image has no mask.
-    """
+    """Returns offset and length of each sample's mask in its shard, int64 (N, 2); caches them in a file."""
     path = index.cache_path("masks.npy")
-    if _is_whole(path, np.dtype(np.int64), (len(index), 2)):
-        return np.asarray(np.load(path))
+    if (stored := load_array(path, np.dtype(np.int64), (len(index), 2))) is not None:
+        return np.asarray(stored)
     keys, places = index.keys(), list[tuple[int, int]]()
     with index.locked():
         for number, shard in enumerate(index.split_info.shards):
@@ -145,7 +141,7 @@ class TarSource:
         except (ReadError, DecodeError) as error:
             damage = self.index.damage(sample, str(error))
             raise DamagedSample([(0, damage)], self.index.folder) from None
-        return Sample(pixels, self.index.label(sample), mask)
+        return Sample(pixels, int(self.index.labels[sample]), mask)
 
     def _pixels(self, sample: int) -> np.ndarray:
         return decode_sample(self.index, sample, self.channels)
@@ -155,12 +151,18 @@ class MemorySource(TarSource):
     """Reads from one array of equal-size images, decoded once (for small images).
 
     The array is a memory-mapped file beside the index, so all ranks and workers of a node share one copy.
+
+    Attributes:
+        path: file of the array.
+        image_shape: (C, H, W) of all images.
     """
 
     def __init__(self, index: ShardIndex, *, channels: int, masks: StoredMasks | None = None) -> None:
         """Decodes all samples of `index` into a file, unless the file exists."""
         super().__init__(index, channels=channels, masks=masks)
-        self.path = decoded_array(index, channels)
+        assert index.one_size is not None
+        self.image_shape = (channels, *index.one_size)
+        self.path = _decoded_array(index, (len(index), *self.image_shape))
         self._array: np.ndarray | None = None
 
     def gather(self, samples: np.ndarray) -> np.ndarray:
@@ -209,32 +211,26 @@ def decode_sample(index: ShardIndex, sample: int, channels: int) -> np.ndarray:
     return image
 
 
-def array_bytes(index: ShardIndex, channels: int) -> int:
-    """Returns the size in bytes of all decoded images of a split."""
-    split = index.split_info
-    itemsize = np.dtype(index.bands.dtype).itemsize
-    return len(index) * channels * split.height[1] * split.width[1] * itemsize
-
-
-def decoded_array(index: ShardIndex, channels: int) -> Path:
-    """Returns the file of all decoded images, (N, C, H, W), damaged ones black; writes it if it is missing."""
-    kind = np.dtype(index.bands.dtype)
-    path, size = index.cache_path(f"{kind.name}-{channels}.npy"), index.one_size
-    assert size is not None
-    shape = (len(index), channels, *size)
+def _decoded_array(index: ShardIndex, shape: tuple[int, ...]) -> Path:
+    """Returns the file of all decoded images, (N, C, H, W), damaged ones black; writes it if it is missing or cut."""
+    kind, channels = np.dtype(index.bands.dtype), shape[1]
+    path = index.cache_path(f"{kind.name}-{channels}.npy")
     with index.locked():
         if not path.exists() and index.missing_samples()[1]:
             # Another name, so that all images are decoded again once the shards are whole.
             path = path.with_name(f"{path.stem}-partial.npy")
-        if not _is_whole(path, kind, shape):
+        if load_array(path, kind, shape) is None:
             index.drop_stale()
+            shown = progress(range(len(index)), desc="decoding", unit=" images", delay=2, leave=False)
             try:
                 with replacing(path) as partial:
                     array = create_array(partial, kind, shape)
-                    _decode_all(index, channels, array)
+                    for sample in shown:
+                        with suppress(ReadError, DecodeError):  # a damaged image stays black
+                            array[sample] = decode_sample(index, sample, channels)
                     array.flush()
             except OSError as error:
-                mib = array_bytes(index, channels) / 2**20
+                mib = math.prod(shape) * kind.itemsize / 2**20
                 raise InputError(
                     f"{path.parent} has no room for the decoded images ({mib:,.0f} MiB, {error_reason(error)}); "
                     "make room, or use data.source=tar"
@@ -256,18 +252,3 @@ def warn_of_changes(index: ShardIndex, array: Path) -> None:
             "again",
             file=sys.stderr,
         )
-
-
-def _is_whole(path: Path, kind: np.dtype, shape: tuple[int, ...]) -> bool:
-    """Whether the array is there and whole; a truncated one is written again."""
-    try:
-        array = np.load(path, mmap_mode="r")
-    except (OSError, ValueError, EOFError):
-        return False
-    return bool(array.shape == shape and array.dtype == kind)
-
-
-def _decode_all(index: ShardIndex, channels: int, array: np.ndarray) -> None:
-    for sample in progress(range(len(index)), desc="decoding", unit=" images", delay=2, leave=False):
-        with suppress(ReadError, DecodeError):  # a damaged image stays black
-            array[sample] = decode_sample(index, sample, channels)

@@ -7,7 +7,7 @@ drawn for a whole batch at once, because a hash in NumPy costs time per call, no
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
@@ -52,11 +52,13 @@ class Policy(Protocol):
 
 
 @runtime_checkable
-class BatchPolicy(Policy, Protocol):
+class BatchPolicy(Protocol):
     """A policy that computes each pixel of a whole batch by tensor operations on whole numbers, on any device."""
 
+    name: ClassVar[str]
+
     def draw_batch(self, keys: ViewKeys) -> np.ndarray:
-        """Draws the changes of `draw` as whole numbers, int64 (B, K)."""
+        """Draws the change of each view as whole numbers, int64 (B, K)."""
 
     def apply_batch(self, images: Tensor, calls: Tensor) -> Tensor:
         """Returns the changed images uint8 (B, C, H, W), the same bits on every device."""
@@ -106,7 +108,7 @@ class Augment:
     scale: tuple[float, float] = (1.0, 1.0)
     ratio: tuple[float, float] = (1.0, 1.0)
     flip: bool = False
-    policy: Policy | None = None
+    policy: Policy | BatchPolicy | None = None
     erasing: float = 0.0
     fill: tuple[int, ...] | None = None
     bands: Bands = RGB8
@@ -177,11 +179,7 @@ class Augment:
         return found
 
     def crop_resize_flip(self, image: np.ndarray, box: Box, flip: bool) -> np.ndarray:
-        """Crops `box` out of (C, H, W), uint8 or raw values of `bands`; returns (C, *img_size) of the same type.
-
-        Raises:
-            ValueError: if `crop` is "pad" and the image's size is not `img_size`.
-        """
+        """Crops `box` out of (C, H, W), uint8 or raw values of `bands`; returns (C, *img_size) of the same type."""
         top, left, height, width = box
         if self.crop == "pad":
             top, left, (height, width) = top + self.pad_px, left + self.pad_px, self.img_size
@@ -194,24 +192,14 @@ class Augment:
                 cut = _resize(cut, self.img_size, self.interpolation)
         return cut[..., ::-1] if flip else cut
 
-    def apply(self, images: Sequence[np.ndarray], drawn: AugmentParams) -> np.ndarray:
-        """Augments images of any sizes, one by one: (C, H, W) each -> (B, C, *img_size)."""
+    def apply(self, images: Sequence[np.ndarray] | np.ndarray, drawn: AugmentParams) -> np.ndarray:
+        """Augments images of any sizes: (C, H, W) each -> (B, C, *img_size)."""
         out = np.empty((len(images), len(images[0]), *self.img_size), images[0].dtype)
         for number, image in enumerate(images):
             box = self.box(drawn, number, image.shape[1:])
             out[number] = self.crop_resize_flip(image, box, bool(drawn.flips[number]))
         self.apply_policy_and_erasing(out, drawn)
         return out
-
-    def apply_batch(self, images: np.ndarray, drawn: AugmentParams) -> np.ndarray:
-        """Augments equal-size images: (B, C, H, W) -> (B, C, *img_size)."""
-        equal = images.shape[2:] == self.img_size
-        if self.crop == "random_resized" or not equal:
-            return self.apply(list(images), drawn)
-        views = images.copy() if drawn.crops is None else self._shift(images, drawn.crops)
-        views[drawn.flips] = views[drawn.flips][..., ::-1]
-        self.apply_policy_and_erasing(views, drawn)
-        return views
 
     def apply_policy_and_erasing(self, images: np.ndarray, drawn: AugmentParams) -> None:
         """Applies policy and erasing in place to images (B, C, *img_size), uint8 or raw values of `bands`."""
@@ -228,34 +216,18 @@ class Augment:
         if drawn.erasing is not None:
             drawn.erasing.fill(images, self.bands)
 
-    def _shift(self, images: np.ndarray, shifts: np.ndarray) -> np.ndarray:
-        """Moves images (B, C, *img_size) by shifts int64 (B, 2), down and right if negative."""
-        windows = np.lib.stride_tricks.sliding_window_view(self._padded(images), self.img_size, axis=(2, 3))
-        rows, columns = (shifts + self.pad_px).T
-        shifted: np.ndarray = windows[np.arange(len(images)), :, rows, columns]
-        return shifted
-
-    def _padded(self, images: np.ndarray) -> np.ndarray:
-        """Returns images (..., C, *img_size) with a border of `pad_px` pixels."""
-        if images.shape[-2:] != self.img_size:
-            raise ValueError(
-                f'data.augment.crop="pad" needs images of {self.img_size}, not {images.shape[-2:]}; use '
-                '"random_resized", or prepare the data with that size'
-            )
+    def _padded(self, image: np.ndarray) -> np.ndarray:
+        """Returns an image (C, *img_size) with a border of `pad_px` pixels."""
         pad, (height, width) = self.pad_px, self.img_size
-        padded = np.zeros((*images.shape[:-2], height + 2 * pad, width + 2 * pad), images.dtype)
+        padded = np.zeros((len(image), height + 2 * pad, width + 2 * pad), image.dtype)
         if not self.bands.eight_bit:
-            padded[:] = _border(self.bands)
-        padded[..., pad : pad + height, pad : pad + width] = images
+            bands = self.bands
+            # Missing if the bands can mark that, else 0 in unit scale.
+            missing = np.nan if bands.nodata is None and image.dtype.kind == "f" else bands.nodata
+            border = np.array(bands.low if missing is None else [missing] * len(image), np.float64)
+            padded[:] = to_type(border, image.dtype).reshape(-1, 1, 1)
+        padded[:, pad : pad + height, pad : pad + width] = image
         return padded
-
-
-def _border(bands: Bands) -> np.ndarray:
-    """Returns the raw values of padding, (C, 1, 1): missing if the bands can mark that, else 0 in unit scale."""
-    missing = np.nan if bands.dtype.startswith("float") else None
-    value = missing if bands.nodata is None else bands.nodata
-    values = np.array(bands.low if value is None else [value] * len(bands.names), np.float64)
-    return to_type(values, np.dtype(bands.dtype)).reshape(-1, 1, 1)
 
 
 def _resize(image: np.ndarray, img_size: tuple[int, int], interpolation: Interpolation) -> np.ndarray:
@@ -302,6 +274,24 @@ def _fallback_box(size: tuple[int, int], ratio: tuple[float, float]) -> Box:
     return (size[0] - height) // 2, (size[1] - width) // 2, height, width
 
 
+def crop_mask(mask: np.ndarray, box: Box, flip: bool, img_size: tuple[int, int]) -> np.ndarray:
+    """Crops, resizes (to the nearest pixel) and flips a mask (H, W) as `Augment` does its image; outside it is 0.
+
+    Returns:
+        (*img_size).
+    """
+    top, left, height, width = box
+    # Nearest neighbor: the mask pixel that holds the middle of the result's pixel.
+    rows = top + (np.arange(img_size[0]) * 2 + 1) * height // (2 * img_size[0])
+    columns = left + (np.arange(img_size[1]) * 2 + 1) * width // (2 * img_size[1])
+    inside = [
+        (places >= 0) & (places < size) for places, size in zip((rows, columns), mask.shape, strict=True)
+    ]
+    cut = mask[np.clip(rows, 0, mask.shape[0] - 1)[:, None], np.clip(columns, 0, mask.shape[1] - 1)]
+    cut = np.where(inside[0][:, None] & inside[1], cut, 0)
+    return cut[:, ::-1] if flip else cut
+
+
 @dataclass(frozen=True)
 class Erasing:
     """The erased boxes of a batch (Zhong et al., "Random Erasing Data Augmentation", arXiv 1708.04896, Sec. 3).
@@ -320,19 +310,11 @@ class Erasing:
         The bytes 0..255 are spread over the scale of `bands`. This is the paper's fill. It departs from timm's "pixel"
         mode, which MAE chose: that mode draws normal noise after normalization, which uint8 cannot hold.
         """
-        for row, pixels in self._noise(images.shape[1]):
-            top, left, height, width = self.boxes[row]
-            values = pixels.reshape(-1, height, width)
-            if not bands.eight_bit:
-                values = _in_scale(values, bands)
-            images[row, :, top : top + height, left : left + width] = values
-
-    def _noise(self, channels: int) -> Iterator[tuple[int, np.ndarray]]:
-        """Yields (index in the batch, bytes) of each erased image. One call of the hash draws all bytes."""
         rows = np.flatnonzero(self.boxes[:, 2])
         if not len(rows):
             return
-        counts = channels * self.boxes[rows, 2] * self.boxes[rows, 3]
+        # One call of the hash draws all bytes.
+        counts = images.shape[1] * self.boxes[rows, 2] * self.boxes[rows, 3]
         blocks = -(-counts // _BLOCK_BYTES)
         starts = np.cumsum(blocks) - blocks
         # Counters begin at 0 in each image, so its bytes do not depend on the rest of the batch.
@@ -341,16 +323,13 @@ class Erasing:
         drawn = threefry2x32(self.key, samples.astype(np.uint32), counter.astype(np.uint32))
         # "<u4": the same order of bytes on all machines.
         noise = np.stack(drawn, axis=1).astype("<u4").view(np.uint8).reshape(-1)
-        for row, start, count in zip(
-            rows.tolist(), (starts * _BLOCK_BYTES).tolist(), counts.tolist(), strict=True
-        ):
-            yield row, noise[start : start + count]
-
-
-def _in_scale(noise: np.ndarray, bands: Bands) -> np.ndarray:
-    """Maps bytes (C, H, W) to raw values between low and high of each band."""
-    low, high = (np.array(values).reshape(-1, 1, 1) for values in (bands.low, bands.high))
-    return to_type(low + noise * ((high - low) / 255), np.dtype(bands.dtype))
+        for row, start, count in zip(rows, starts * _BLOCK_BYTES, counts, strict=True):
+            top, left, height, width = self.boxes[row]
+            values = noise[start : start + count].reshape(-1, height, width)
+            if not bands.eight_bit:
+                low, high = (np.array(ends).reshape(-1, 1, 1) for ends in (bands.low, bands.high))
+                values = to_type(low + values * ((high - low) / 255), images.dtype)
+            images[row, :, top : top + height, left : left + width] = values
 
 
 def draw_erasing(share: float, img_size: tuple[int, int], keys: ViewKeys) -> Erasing:

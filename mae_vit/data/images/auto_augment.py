@@ -7,7 +7,6 @@ timm's functions change the pixels of PIL images. They depend only on their argu
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -69,15 +68,11 @@ OPS: dict[str, Callable[..., Image.Image]] = {
 }
 
 
-class _Policy(ABC):
-    """A policy whose ops work on PIL images."""
+class _Policy:
+    """Applies ops to PIL images."""
 
     name: ClassVar[str]
     resample: ClassVar[Image.Resampling]
-
-    @abstractmethod
-    def draw(self, keys: ViewKeys) -> list[tuple[Call, ...]]:
-        """Draws the changes of each view, in the order they are applied."""
 
     def apply(self, image: np.ndarray, calls: tuple[Call, ...], fill: tuple[int, ...] | None) -> np.ndarray:
         """Changes uint8 (C, H, W) with 1 or 3 channels; `fill` has the color of pixels that move in from outside."""

@@ -1,24 +1,21 @@
 """The views of `Augment` for whole batches of small images, computed on the device that the images are on.
 
-Every pixel equals that of `Augment.apply_batch`, to the bit and on every device: all numbers are whole, or fractions
+Every pixel equals that of `Augment.apply`, to the bit and on every device: all numbers are whole, or fractions
 that float32 holds exactly.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from mae_vit.data.images.augment import Augment, AugmentParams, BatchPolicy, Interpolation
+from mae_vit.data.images.augment import Augment, AugmentParams, Interpolation
 
 # Largest side of images: the weights of all crops of 128 px take 50 MB.
 MOST_PX = 128
-# Columns of a view's parameters before those of the policy: top, left, height, width, flip.
-_BOX = 5
 # torch's uint8 resize rounds its weights to 16 bits, with as many fractional bits as fit, 22 at most.
 _WEIGHT_BITS, _MOST_FRACTION_BITS = 15, 22
 # Whole numbers up to 2**24 are exact in float32.
@@ -95,29 +92,6 @@ def shift(images: Tensor, boxes: Tensor) -> Tensor:
 
 # Not in the sources: data workers get pickled copies of those.
 cached_crop = lru_cache(maxsize=4)(BatchedCrop)
-
-
-class BatchedAugment:
-    """The views of `augment`, without erasing, of images of `size` (H, W) on a device."""
-
-    def __init__(self, augment: Augment, size: tuple[int, int], device: torch.device) -> None:
-        """Prepares the weights of crops."""
-        self._augment, self._size = augment, size
-        self._crop: Callable[[Tensor, Tensor], Tensor] = shift
-        if resizes(augment, size):
-            self._crop = cached_crop(size, augment.img_size, augment.interpolation, device)
-
-    def draw(self, seed: int, epoch: int, index: np.ndarray) -> np.ndarray:
-        """Draws the views of images by the keys `index` (B,): int64 (B, K)."""
-        drawn = self._augment.draw(seed, epoch, index)
-        boxes = boxes_and_flips(self._augment, drawn, self._size)
-        return boxes if drawn.calls is None else np.concatenate([boxes, drawn.calls], axis=1)
-
-    def apply(self, images: Tensor, drawn: Tensor) -> Tensor:
-        """Returns views uint8 (B, C, *img_size) of images (B, C, H, W); `drawn` int64 (B, K) is on their device."""
-        views = self._crop(images, drawn[:, :_BOX])
-        policy = self._augment.policy
-        return policy.apply_batch(views, drawn[:, _BOX:]) if isinstance(policy, BatchPolicy) else views
 
 
 def resizes(augment: Augment, size: tuple[int, int]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -27,16 +27,6 @@ _TURN = [
 ]
 # Fractional bits of the coefficients. Integer arithmetic gives the same pixels on all processors.
 _BITS = 12
-
-
-class Change(NamedTuple):
-    """The color change of one image. Factors of 1 and an angle of 0 (radians) change nothing."""
-
-    brightness: float
-    contrast: float
-    saturation: float
-    angle: float
-    gray: bool
 
 
 @dataclass(frozen=True)
@@ -62,31 +52,19 @@ class ColorJitter:
     hue: float = 0.1
     gray: float = 0.2
 
-    def draw(self, keys: ViewKeys) -> list[Change]:
-        """Draws the change of each view."""
-        drawn = self._draw(keys)
-        return [Change(b, c, s, a, bool(gray)) for b, c, s, a, gray in drawn.T.tolist()]
-
-    def _draw(self, keys: ViewKeys) -> np.ndarray:
-        """Draws the values of `Change`: float64 (5, B)."""
+    def draw_batch(self, keys: ViewKeys) -> np.ndarray:
+        """Draws the changes of views as the whole numbers that `apply_batch` takes: int64 (B, K)."""
         drawn = keys.uniform(RngStream.POLICY, 5).T
         ranges = np.array([[self.brightness], [self.contrast], [self.saturation], [2 * math.pi * self.hue]])
         moved = (2 * drawn[:4] - 1) * ranges
         moved[:3] += 1
-        return np.concatenate([moved, drawn[4:] < self.gray])
-
-    def apply(self, image: np.ndarray, calls: Change, fill: tuple[int, ...] | None) -> np.ndarray:
-        """Changes uint8 (C, H, W); with one channel only brightness and contrast apply. No pixel needs the `fill`."""
-        coefficients = torch.from_numpy(_coefficients(np.array(calls, np.float64)[:, None]))
-        changed: np.ndarray = self.apply_batch(torch.from_numpy(image.copy())[None], coefficients)[0].numpy()
-        return changed
-
-    def draw_batch(self, keys: ViewKeys) -> np.ndarray:
-        """Draws the changes of views as the whole numbers that `apply_batch` takes: int64 (B, K)."""
-        return _coefficients(self._draw(keys))
+        return coefficients_of(np.concatenate([moved, drawn[4:] < self.gray]))
 
     def apply_batch(self, images: Tensor, coefficients: Tensor) -> Tensor:
-        """Changes uint8 (B, C, H, W) by whole numbers (B, K) on the same device; equal on all devices."""
+        """Changes uint8 (B, C, H, W) by whole numbers (B, K) on the same device; equal on all devices.
+
+        With one channel only brightness and contrast apply.
+        """
         count, channels, height, width = images.shape
         scale, pull, mix, luma = coefficients.split((1, 1, 9, 3), dim=1)
         if channels == 1:
@@ -108,10 +86,11 @@ class ColorJitter:
         return out.clamp_(0, 255).to(torch.uint8)
 
 
-def _coefficients(changes: np.ndarray) -> np.ndarray:
-    """Returns whole numbers of changes float64 (5, B): int64 (B, 14).
+def coefficients_of(changes: np.ndarray) -> np.ndarray:
+    """Returns whole numbers of changes: int64 (B, 14).
 
-    They are the factor, the pull to the mean, the map of colors in rows, and the weights of the gray value.
+    They are the factor, the pull to the mean, the map of colors in rows, and the weights of the gray value. `changes`
+    float64 (5, B) are the factors of brightness, contrast and saturation, the angle of hue (radians), and 1 for gray.
     """
     brightness, contrast, saturation, angle, gray = changes
     # The last bits of sines differ between processors; they are rounded away below.

@@ -17,10 +17,8 @@ from mae_vit.core.user_files import ARRAY_EXTENSIONS, HEAD_BYTES, image_kind, wh
 from mae_vit.data.images.bands.dicom import is_dicom
 from mae_vit.data.images.bands.read import ARRAY_MAGIC, PNG_MAGIC, check_png, open_bands, open_raster
 from mae_vit.data.images.bands.tiff import is_tiff
-from mae_vit.data.images.bounds import MAX_IMAGE_BYTES, MAX_PIXELS, DecodeError, check_bytes, first_line
+from mae_vit.data.images.bounds import MAX_PIXELS, DecodeError, first_line
 
-__all__ = ("MAX_IMAGE_BYTES", "MAX_PIXELS", "DecodeError", "Header", "check_bytes", "decode", "header_of",
-           "jpeg_size", "pixels_of", "read_header")  # fmt: skip
 _JPEG_MAGIC = b"\xff\xd8\xff"
 # Only Pillow decodes these, as in other codebases: libjpeg and simplejpeg convert them to RGB differently.
 _FOUR_INKS = ("CMYK", "YCCK")
@@ -222,6 +220,24 @@ def decode_mask(data: bytes) -> np.ndarray:
         if image.mode == "L" and data[_PNG_DEPTH_AT] < 8:
             raise DecodeError(f"gray of {data[_PNG_DEPTH_AT]} bits; store class ids in 8 or 16")
         return np.array(image).astype(np.uint16)
+
+
+def id_table(ids: list[int], ignore: int) -> np.ndarray:
+    """Returns uint16 (65536,): class + 1 of each id, 0 for `ignore`, 65535 for unknown ids."""
+    table = np.full(1 << 16, 0xFFFF, np.uint16)
+    table[ids] = np.arange(1, len(ids) + 1)
+    table[ignore] = 0
+    return table
+
+
+def numbered(mask: np.ndarray, table: np.ndarray) -> np.ndarray:
+    """Turns ids uint16 (H, W) into class + 1, by `id_table`; raises DecodeError if a pixel has an unknown id."""
+    numbers: np.ndarray = table[mask]
+    unknown = numbers == 0xFFFF
+    if unknown.any():
+        top, left = np.argwhere(unknown)[0]
+        raise DecodeError(f"pixel ({top}, {left}) has the id {mask[top, left]}, which is not a class")
+    return numbers
 
 
 @contextmanager

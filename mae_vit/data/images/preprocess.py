@@ -162,11 +162,7 @@ def band_number(place: int) -> str:
 
 
 def _chosen(select: Sequence[str], names: Sequence[str], *, named: bool) -> list[int]:
-    """Returns the places of the selected bands among an image's bands; `named` says that its file names them.
-
-    Raises:
-        DecodeError: if it lacks one of them.
-    """
+    """Returns the places of the selected bands among an image's bands; `named` says that its file names them."""
     places, count = list[int](), len(names)
     for part in select:
         if part in names:

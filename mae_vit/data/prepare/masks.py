@@ -14,8 +14,7 @@ from PIL import Image
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of
 from mae_vit.core.user_files import read_text
-from mae_vit.data.images.decode import DecodeError, decode_mask, read_header
-from mae_vit.data.images.masks import id_table, numbered
+from mae_vit.data.images.decode import DecodeError, decode_mask, id_table, numbered, read_header
 from mae_vit.data.prepare.entries import Entry, ImageSource
 from mae_vit.data.prepare.listing import shown
 from mae_vit.data.prepare.sources.folders import open_folder

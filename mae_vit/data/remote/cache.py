@@ -14,7 +14,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-import numpy as np
 from filelock import FileLock
 
 from mae_vit.core.errors import FetchUnavailable
@@ -22,7 +21,7 @@ from mae_vit.core.messages import error_reason
 from mae_vit.core.urls import file_url
 from mae_vit.data.remote.download import PATIENCE_S, FetchRefused, download
 from mae_vit.data.shards.dataset_json import Shard
-from mae_vit.data.shards.shard_files import ReadError, ShardTable, read_range
+from mae_vit.data.shards.shard_files import ReadError, read_range
 from mae_vit.runtime.locks import try_lock_descriptor
 
 _WRONG_BYTES_TRIES = 3
@@ -159,14 +158,16 @@ class RemoteShards:
     """The shards of a remote split, by number.
 
     Each read opens the file anew: an open file would keep its disk space after its eviction.
+
+    Attributes:
+        names: file name of each shard.
     """
 
     def __init__(self, remote: RemoteFolder, shards: Sequence[Shard]) -> None:
         """Fetches nothing yet."""
         self._cache, self._url = Cache(remote.cache_folder, remote.cache_bytes), remote.url
-        self._shards = ShardTable(shards)
-        digests = b"".join(bytes.fromhex(shard.sha256) for shard in shards)
-        self._sha256 = np.frombuffer(digests, np.uint8).reshape(len(shards), -1)
+        self.names = [shard.file for shard in shards]
+        self._sizes, self._sha256 = [shard.bytes for shard in shards], [shard.sha256 for shard in shards]
         self._refused: dict[int, str] = {}
         self._marked: dict[int, float] = {}
 
@@ -180,10 +181,9 @@ class RemoteShards:
         # Ask once for a refused shard, not again for each of its samples.
         if shard in self._refused:
             raise ReadError(self._refused[shard])
-        url = file_url(self._url, self._shards.name(shard))
-        digest = self._sha256[shard].tobytes().hex()
+        url = file_url(self._url, self.names[shard])
         try:
-            path = self._cache.fetch(RemoteFile(url, self._shards.size(shard), digest))
+            path = self._cache.fetch(RemoteFile(url, self._sizes[shard], self._sha256[shard]))
         except FetchRefused as error:
             self._refused[shard] = f"the shard cannot be fetched: {error}"
             raise ReadError(self._refused[shard]) from None
@@ -209,7 +209,7 @@ class RemoteShards:
             except FileNotFoundError:
                 continue  # it has just been evicted
             try:
-                whole = os.fstat(descriptor).st_size == self._shards.size(shard)
+                whole = os.fstat(descriptor).st_size == self._sizes[shard]
                 data = read_range(descriptor, offset, length) if whole else b""
             finally:
                 os.close(descriptor)

@@ -130,12 +130,17 @@ def rows_fit(rows: np.ndarray, shards: Sequence[Shard], classes: int) -> bool:
     return bool(((offset >= BLOCK) & (length > 0) & (offset <= ends - length) & labeled).all())
 
 
-def load_rows(path: Path, samples: int) -> np.ndarray | None:
-    """Maps an index into memory; None if it is no array of so many rows."""
+def load_array(path: Path, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray | None:
+    """Maps an array into memory; None if the file is missing, truncated, or another one."""
     try:
-        rows = np.load(path, mmap_mode="r")
+        array = np.load(path, mmap_mode="r")
     except (OSError, EOFError, ValueError):  # a crash of the machine may leave an empty file
         return None
     # np.load opens an archive of arrays as another type.
-    whole = isinstance(rows, np.ndarray) and rows.dtype == ROW and rows.shape == (samples,)
-    return rows if whole else None
+    whole = isinstance(array, np.ndarray) and array.dtype == dtype and array.shape == shape
+    return array if whole else None
+
+
+def load_rows(path: Path, samples: int) -> np.ndarray | None:
+    """Maps an index into memory; None if it is no array of so many rows."""
+    return load_array(path, ROW, (samples,))

@@ -183,18 +183,9 @@ def read_label(descriptor: int, offset: int, size: int) -> bytes:
 
 
 def find_masks(path: Path) -> dict[str, tuple[int, int]]:
-    """Lists the masks of a shard: offset and length, by key.
-
-    Raises:
-        DamagedTar: if the tar is damaged.
-        OSError: if it cannot be read.
-    """
-    masks = {}
-    for member in walk_tar(path):
-        key, extension = split_key(member.name)
-        if key and extension == MASK_EXTENSION:
-            masks[key] = member.offset, member.size
-    return masks
+    """Lists the masks of a shard: offset and length, by key. Raises the errors of `read_groups`."""
+    groups = read_groups(path)
+    return {group.key: group.fields[MASK_EXTENSION] for group in groups if MASK_EXTENSION in group.fields}
 
 
 def class_number(path: Path, sample: ShardImage) -> int:

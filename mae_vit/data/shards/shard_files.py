@@ -42,17 +42,22 @@ class _Lost(NamedTuple):
 
 
 class ShardFiles:
-    """The shards of a split, opened when they are read. A pickled copy opens its own files."""
+    """The shards of a split, opened when they are read. A pickled copy opens its own files.
 
-    def __init__(self, folder: Path, shards: ShardTable) -> None:
+    Attributes:
+        names: file name of each shard.
+    """
+
+    def __init__(self, folder: Path, shards: Sequence[Shard]) -> None:
         """Opens nothing yet."""
-        self._folder, self._shards = folder, shards
+        self._folder, self.names = folder, [shard.file for shard in shards]
+        self._sizes = [shard.bytes for shard in shards]
         self._open: OrderedDict[int, int] = OrderedDict()
         self._lost: dict[int, _Lost] = {}
 
     def path(self, shard: int) -> Path:
         """Returns the path of a shard."""
-        return self._folder / self._shards.name(shard)
+        return self._folder / self.names[shard]
 
     def read(self, shard: int, offset: int, length: int) -> bytes:
         """Reads bytes of a shard; raises ReadError if a few tries do not give them."""
@@ -98,8 +103,7 @@ class ShardFiles:
                     return data
                 reason = f"truncated: only {len(data):,} of {length:,} bytes"
                 if end < offset + length:
-                    whole = self._shards.size(shard)
-                    reason = f"the shard is truncated: only {end:,} of {whole:,} bytes"
+                    reason = f"the shard is truncated: only {end:,} of {self._sizes[shard]:,} bytes"
             self._close(shard)
         if end < offset + length:
             self._lost[shard] = _Lost(end, reason, time.monotonic())
@@ -118,7 +122,7 @@ class ShardFiles:
             if error.errno in _OUR_OWN:
                 raise
             raise ReadError(f"the shard is gone: {error_reason(error)}") from None
-        size, described = os.fstat(descriptor).st_size, self._shards.size(shard)
+        size, described = os.fstat(descriptor).st_size, self._sizes[shard]
         if size > described:
             os.close(descriptor)
             # Its samples may lie elsewhere now. A truncated shard still holds its first samples.
@@ -145,24 +149,6 @@ def read_range(descriptor: int, offset: int, length: int) -> bytes:
         parts.append(part)
         offset, length = offset + len(part), length - len(part)
     return b"".join(parts)
-
-
-class ShardTable:
-    """Names and sizes of a split's shards, by number: about 30 bytes for each."""
-
-    def __init__(self, shards: Sequence[Shard]) -> None:
-        """Takes names and sizes of the shards."""
-        # File names need not be Unicode. None ends with zero bytes, with which NumPy pads them.
-        self._names = np.array([shard.file.encode("utf-8", "surrogateescape") for shard in shards])
-        self._sizes = np.array([shard.bytes for shard in shards], np.int64)
-
-    def name(self, shard: int) -> str:
-        """The file name of a shard."""
-        return bytes(self._names[shard]).decode("utf-8", "surrogateescape")
-
-    def size(self, shard: int) -> int:
-        """The size of a shard in bytes."""
-        return int(self._sizes[shard])
 
 
 def misfit_shards(folder: Path, shards: Sequence[Shard]) -> dict[int, int | None]:

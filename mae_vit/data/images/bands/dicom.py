@@ -50,7 +50,11 @@ def open_dicom(data: bytes) -> Raster:
             warnings.simplefilter("ignore")
             dataset = pydicom.dcmread(io.BytesIO(data))
             _check(dataset)
-            return _read_colors(dataset) if dataset.get("SamplesPerPixel", 1) == 3 else _read_gray(dataset)
+            if dataset.get("SamplesPerPixel", 1) == 3:
+                colors = np.ascontiguousarray(dataset.pixel_array.transpose(2, 0, 1))
+                checked_dtype(colors.dtype.name)
+                return Raster("dcm", colors, ("red", "green", "blue"))
+            return _read_gray(dataset)
     except (DecodeError, MemoryError):
         raise
     except Exception as error:  # pydicom raises many types on damaged bytes
@@ -77,12 +81,6 @@ def _check(dataset: Any) -> None:
         raise DecodeError(f"DICOM of {bits} bits; only 8 and 16 can be read")
     # The widest type that its values may become.
     check_shape(frames * samples, int(dataset.Rows), int(dataset.Columns), "float32")
-
-
-def _read_colors(dataset: Any) -> Raster:
-    values = dataset.pixel_array.transpose(2, 0, 1)
-    checked_dtype(values.dtype.name)
-    return Raster("dcm", np.ascontiguousarray(values), ("red", "green", "blue"))
 
 
 def _read_gray(dataset: Any) -> Raster:

@@ -87,12 +87,7 @@ def check_kind(pixels: np.ndarray, bands: Bands) -> None:
 
 
 def _open_png(data: bytes) -> Raster:
-    """Decodes a PNG of 16 bits: Pillow reads gray, imagecodecs colors and transparency, which is dropped.
-
-    Raises:
-        DecodeError: if it is damaged or too large.
-        InputError: if imagecodecs is needed and missing.
-    """
+    """Decodes a PNG of 16 bits: Pillow reads gray, imagecodecs colors and transparency, which is dropped."""
     color = data[_COLOR_AT]
     if len(data) < 33 or data[12:16] != b"IHDR" or color not in (_GRAY, _RGB, _GRAY_ALPHA, _RGB_ALPHA):
         raise DecodeError("its PNG header is damaged")
@@ -157,11 +152,7 @@ class _Header(NamedTuple):
 
 
 def _open_npy(data: bytes, extension: str = "npy") -> Raster:
-    """Reads a NPY file: (H, W), (C, H, W) or (H, W, C); the shorter outer axis is that of the bands.
-
-    Raises:
-        DecodeError: if it is damaged, holds objects, or is no image.
-    """
+    """Reads a NPY file: (H, W), (C, H, W) or (H, W, C); the shorter outer axis is that of the bands."""
     header = _read_header(data)
     if len(data) < header.end:
         raise DecodeError("its array is truncated")
@@ -195,11 +186,7 @@ def _side_in_stack(array: np.ndarray) -> int:
 
 
 def _open_npz(data: bytes) -> Raster:
-    """Reads a NPZ file of one array, or of several with one named "image".
-
-    Raises:
-        DecodeError: if it is damaged, or does not say which array is the image.
-    """
+    """Reads a NPZ file of one array, or of several with one named "image"."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             members = archive.namelist()

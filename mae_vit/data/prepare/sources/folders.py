@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.user_files import HEAD_BYTES
-from mae_vit.data.images.decode import MAX_IMAGE_BYTES, DecodeError, check_bytes
+from mae_vit.data.images.bounds import MAX_IMAGE_BYTES, DecodeError, check_bytes
 from mae_vit.data.prepare.entries import (
     Entry,
     ImageSource,

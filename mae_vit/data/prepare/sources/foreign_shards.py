@@ -14,7 +14,7 @@ from typing import Any
 from mae_vit.core import user_files
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of, plain_text
-from mae_vit.data.images.decode import check_bytes
+from mae_vit.data.images.bounds import check_bytes
 from mae_vit.data.prepare.entries import (
     Entry,
     ImageSource,

@@ -132,7 +132,7 @@ def test_what_lies_outside_is_missing_or_zero_of_the_scale():
     scaled = Bands(("a", "b", "c"), "uint16", (100, 200, 300), (900,) * 3)
     missing = Bands(scaled.names, "uint16", scaled.low, scaled.high, 7)
     for bands, outside in ((scaled, (100, 200, 300)), (missing, (7, 7, 7))):
-        shifted = Augment(img_size=(2, 2), crop="pad", pad_px=2, bands=bands).apply_batch(image, view)
+        shifted = Augment(img_size=(2, 2), crop="pad", pad_px=2, bands=bands).apply(image, view)
         assert shifted[0, :, 0, 0].tolist() == list(outside)
         assert (shifted[1] == 700).all()
 

@@ -31,7 +31,7 @@ def test_damaged_samples_of_a_decoded_array_are_decoded_again(digits, copy, monk
     damage(digits, copy, {7: "undecodable", 9: "undecodable"})
     assert (copy / "train-000000.tar").stat().st_size == (digits / "train-000000.tar").stat().st_size
     first = source_of(copy, "memory")
-    monkeypatch.setattr(reading, "_decode_all", None)
+    monkeypatch.setattr(reading, "create_array", None)
     second = source_of(copy, "memory")
     for source in (first, second, pickle.loads(pickle.dumps(second))):
         assert source.render(0, 0, np.array([8])).images.any()

@@ -42,7 +42,8 @@ def open_views(data, channels=3, size=8, name="memory", **options):
 def assert_equal_batches(source, order, rank_slice=ALONE, *, skipped=()):
     images = DeviceImages(source, CPU, seed=order.seed, repeats=order.repeats)
     expected = list(load_batches(source, order, rank_slice, **STEPS, skipped=skipped))
-    found = list(images.batches(micro_batches(order, rank_slice, **STEPS, skipped=skipped)))
+    positions = micro_batches(order, rank_slice, **STEPS, skipped=skipped)
+    found = [images.batch(epoch, places) for epoch, places in positions]
     assert len(found) == len(expected) > 0
     for ours, theirs in zip(found, expected, strict=True):
         assert torch.equal(ours.images, theirs.images)

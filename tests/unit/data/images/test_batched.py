@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from mae_vit.data.images.augment import Augment
-from mae_vit.data.images.batched import MOST_PX, BatchedAugment, BatchedCrop
+from mae_vit.data.images.batched import MOST_PX, BatchedCrop, boxes_and_flips, cached_crop, resizes, shift
 from mae_vit.data.images.color import ColorJitter
 
 CPU = torch.device("cpu")
@@ -43,9 +43,11 @@ def test_a_batch_has_the_pixels_of_its_images(way, channels, size, img_size):
     drawn = augment.draw(3, 5, index)
     one_by_one = np.array([augment.box(drawn, n, size) for n in range(200)])
     np.testing.assert_array_equal(augment.boxes(drawn, size), one_by_one)
-    batched = BatchedAugment(augment, size, CPU)
-    views = batched.apply(torch.from_numpy(images), torch.from_numpy(batched.draw(3, 5, index)))
-    np.testing.assert_array_equal(views.numpy(), augment.apply(list(images), drawn))
+    crop = cached_crop(size, img_size, augment.interpolation, CPU) if resizes(augment, size) else shift
+    views = crop(torch.from_numpy(images), torch.from_numpy(boxes_and_flips(augment, drawn, size)))
+    if augment.policy is not None:
+        views = augment.policy.apply_batch(views, torch.from_numpy(drawn.calls))
+    np.testing.assert_array_equal(views.numpy(), augment.apply(images, drawn))
 
 
 @pytest.mark.parametrize("interpolation", ["bicubic", "bilinear"])

@@ -7,14 +7,14 @@ from helpers.images import smooth
 from torchvision.transforms.v2 import functional as theirs
 
 from mae_vit.core.keyed_rng import ViewKeys
-from mae_vit.data.images.augment import Augment
-from mae_vit.data.images.color import Change, ColorJitter
+from mae_vit.data.images.color import ColorJitter, coefficients_of
 
-NOTHING = Change(1.0, 1.0, 1.0, 0.0, False)
+NOTHING = {"brightness": 1, "contrast": 1, "saturation": 1, "angle": 0, "gray": 0}
 
 
 def changed(image: np.ndarray, **parts) -> np.ndarray:
-    return ColorJitter().apply(image, NOTHING._replace(**parts), None)
+    numbers = coefficients_of(np.array([*(NOTHING | parts).values()], np.float64)[:, None])
+    return ColorJitter().apply_batch(torch.from_numpy(image)[None], torch.from_numpy(numbers))[0].numpy()
 
 
 def middle(channels: int = 3) -> np.ndarray:
@@ -56,25 +56,23 @@ def test_hue_turns_color_and_keeps_gray_values():
     assert np.abs(back.astype(int) - image).max() <= 2
 
 
-def test_draws_are_in_their_ranges_and_by_key():
-    index = np.arange(4000)
-    policy = ColorJitter(brightness=0.4, contrast=0.3, saturation=0.2, hue=0.1, gray=0.2)
-    drawn = np.array(policy.draw(ViewKeys(3, 1, index)), np.float64)
-    for column, reach, center in ((0, 0.4, 1), (1, 0.3, 1), (2, 0.2, 1), (3, 0.2 * np.pi, 0)):
-        moved = drawn[:, column] - center
-        assert np.abs(moved).max() <= reach
-        assert moved.min() < -0.98 * reach
-        assert moved.max() > 0.98 * reach
-    assert drawn[:, 4].mean() == pytest.approx(0.2, abs=0.03)
-    assert policy.draw(ViewKeys(3, 1, index[7:9])) == policy.draw(ViewKeys(3, 1, index))[7:9]
-    assert policy.draw(ViewKeys(3, 2, index[:4])) != policy.draw(ViewKeys(3, 1, index[:4]))
+def test_draws_are_in_their_ranges():
+    def drawn(**options: float) -> np.ndarray:
+        nothing = dict.fromkeys(("brightness", "contrast", "saturation", "hue", "gray"), 0.0)
+        policy = ColorJitter(**(nothing | options))
+        return policy.draw_batch(ViewKeys(3, 1, np.arange(4000))).T / 4096
 
-
-def test_a_batch_is_changed_as_its_images_are():
-    images = np.stack([smooth(3)[0]] * 6)
-    augment = Augment(img_size=images.shape[2:], policy=ColorJitter())
-    views = augment.apply_batch(images, augment.draw(5, 0, np.arange(6)))
-    assert len({view.tobytes() for view in views}) == 6
-    calls = augment.policy.draw(ViewKeys(5, 0, np.arange(6)))
-    for image, call, seen in zip(images, calls, views, strict=True):
-        np.testing.assert_array_equal(augment.policy.apply(image, call, None), seen)
+    maps = drawn(saturation=0.2)[2:11]
+    turned = drawn(hue=0.1)[2:11]
+    angle = np.arccos(np.minimum((turned[[0, 4, 8]].sum(0) - 1) / 2, 1))  # the trace of a rotation
+    for moved, reach in (
+        (drawn(brightness=0.4)[0] - 1, 0.4),
+        (drawn(contrast=0.3)[0] - 1, 0.3),
+        (-maps[1] / 0.587, 0.2),
+        (angle * np.sign(turned[1]), 0.2 * np.pi),
+    ):
+        assert np.abs(moved).max() <= reach + 1e-3
+        assert moved.min() < -0.97 * reach
+        assert moved.max() > 0.97 * reach
+    grays = drawn(gray=0.2)
+    assert (grays[2:5] == grays[11:]).all(axis=0).mean() == pytest.approx(0.2, abs=0.03)

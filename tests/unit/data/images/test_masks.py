@@ -10,9 +10,8 @@ import torch.nn.functional as F
 from helpers.images import encoded
 from PIL import Image
 
-from mae_vit.data.images.augment import Augment
-from mae_vit.data.images.decode import DecodeError, decode_mask
-from mae_vit.data.images.masks import crop_mask, id_table, numbered
+from mae_vit.data.images.augment import Augment, crop_mask
+from mae_vit.data.images.decode import DecodeError, decode_mask, id_table, numbered
 
 IDS = np.arange(48).reshape(6, 8) % 7
 

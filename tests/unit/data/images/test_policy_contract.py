@@ -8,7 +8,7 @@ import torch
 from helpers.images import smooth
 
 from mae_vit.config.data import POLICIES, AugmentSection
-from mae_vit.core.keyed_rng import ViewKeys
+from mae_vit.data.images.augment import Augment
 from mae_vit.data.views import make_policy
 
 INDEX = np.arange(1000, 1064)
@@ -20,38 +20,31 @@ def policy(request):
     return make_policy(AugmentSection(policy=request.param))
 
 
-def changed(policy, images: np.ndarray, drawn) -> np.ndarray:
-    fill = FILL[: images.shape[1]]
-    return np.stack(
-        [
-            policy.apply(image, calls, fill) if calls else image
-            for image, calls in zip(images, drawn, strict=True)
-        ]
-    )
+def views_of(policy, images: np.ndarray, index=INDEX, seed: int = 3, epoch: int = 5) -> np.ndarray:
+    augment = Augment(img_size=images.shape[2:], policy=policy, fill=FILL[: images.shape[1]])
+    return augment.apply(images, augment.draw(seed, epoch, index))
 
 
 def test_the_config_takes_every_policy_and_its_options():
     assert set(AugmentSection.options["policy"]) <= set(POLICIES)
 
 
-def test_a_draw_depends_on_the_key_alone(policy):
-    drawn = policy.draw(ViewKeys(3, 5, INDEX))
-    assert len(drawn) == len(INDEX)
-    others = np.random.default_rng(0).permutation(len(INDEX))[:9]
-    assert list(policy.draw(ViewKeys(3, 5, INDEX[others]))) == [drawn[at] for at in others]
+def test_a_view_depends_on_the_key_alone(policy):
+    images = smooth(3, 24, 32, count=len(INDEX))
+    views, others = views_of(policy, images), np.random.default_rng(0).permutation(len(INDEX))[:9]
+    np.testing.assert_array_equal(views_of(policy, images[others], INDEX[others]), views[others])
     for seed, epoch in ((4, 5), (3, 6)):
-        assert list(policy.draw(ViewKeys(seed, epoch, INDEX))) != list(drawn)
+        assert (views_of(policy, images, seed=seed, epoch=epoch) != views).any()
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_it_changes_some_images_and_leaves_type_size_and_input_alone(policy, channels):
     images = smooth(channels, 24, 32, count=len(INDEX))
-    before, drawn = images.copy(), policy.draw(ViewKeys(3, 5, INDEX))
-    views = changed(policy, images, drawn)
+    before = images.copy()
+    views = views_of(policy, images)
     assert (views.dtype, views.shape) == (np.uint8, images.shape)
     assert (views != images).any()
     np.testing.assert_array_equal(images, before)
-    np.testing.assert_array_equal(changed(policy, images, drawn), views)
 
 
 def test_no_generator_is_read_or_moved(policy):
@@ -61,7 +54,7 @@ def test_no_generator_is_read_or_moved(policy):
         np.random.seed(seed)
         torch.manual_seed(seed)
         before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
-        views.append(changed(policy, images, policy.draw(ViewKeys(0, 0, INDEX))))
+        views.append(views_of(policy, images))
         after = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
         assert before == after
     np.testing.assert_array_equal(*views)

@@ -52,7 +52,7 @@ def test_erased_boxes_follow_timms_in_distribution():
 def test_bytes_change_inside_the_box_alone_and_are_uniform(channels):
     images = np.full((600, channels, 32, 40), 77, np.uint8)
     view = ERASED.draw(0, 0, MANY[:600])
-    batch = ERASED.apply_batch(images, view)
+    batch = ERASED.apply(images, view)
     assert (images == 77).all()
     inside = []
     for image, (top, left, height, width) in zip(batch, view.erasing.boxes, strict=True):
@@ -77,4 +77,4 @@ def test_an_image_of_few_pixels_may_be_too_small_to_erase():
     augment = Augment(img_size=(2, 2), erasing=1.0)
     view = augment.draw(0, 0, MANY[:300])
     assert 0 < (view.erasing.boxes[:, 2] > 0).mean() < 1
-    augment.apply_batch(images, view)
+    augment.apply(images, view)
