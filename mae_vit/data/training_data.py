@@ -135,11 +135,9 @@ class TrainingData:
     @property
     def identity(self) -> dict[str, Any]:
         """Returns the identity of the data: its shards' fingerprint, normalization and preprocessing."""
-        entries = {**self.bands.to_entry(), **self.preprocessing.to_entry()}
-        facts = {"mean": list(self.mean), "std": list(self.std), **entries}
-        return {
-            f"data.{name}": value for name, value in {"fingerprint": self.index.fingerprint, **facts}.items()
-        }
+        facts = {"fingerprint": self.index.fingerprint, "mean": list(self.mean), "std": list(self.std)}
+        facts |= {**self.bands.to_entry(), **self.preprocessing.to_entry()}
+        return {f"data.{name}": value for name, value in facts.items()}
 
     @property
     def bands(self) -> Bands:

@@ -51,7 +51,7 @@ class ShardFiles:
     def __init__(self, folder: Path, shards: Sequence[Shard]) -> None:
         """Opens nothing yet."""
         self._folder, self.names = folder, [shard.file for shard in shards]
-        self._sizes = [shard.bytes for shard in shards]
+        self._sizes = np.array([shard.bytes for shard in shards], np.int64)
         self._open: OrderedDict[int, int] = OrderedDict()
         self._lost: dict[int, _Lost] = {}
 

