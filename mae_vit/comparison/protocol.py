@@ -14,6 +14,7 @@ from typing import Any
 
 from mae_vit.comparison.inputs import sha1
 from mae_vit.comparison.plan import ComparisonPlan
+from mae_vit.core.errors import InputError
 from mae_vit.core.files import read_json, write_json
 from mae_vit.core.messages import count_of
 
@@ -27,9 +28,18 @@ _AFTER_THE_TEST = ("test_reads.json", "results.json")
 
 
 def read_protocol(folder: Path) -> dict[str, Any]:
-    """Reads the protocol of a comparison's folder; returns one without plans if there is none."""
+    """Reads the protocol of a comparison's folder; returns one without plans if there is none.
+
+    Raises:
+        InputError: if the folder has the layout of earlier versions, which named runs differently.
+    """
     path = folder / PROTOCOL
     protocol: dict[str, Any] = read_json(path) if path.exists() else {"precision": None, "plans": []}
+    if "plans" not in protocol:
+        raise InputError(
+            f"{folder} has a comparison of an earlier version, whose runs cannot be reused; give another run.name, "
+            "or delete the folder"
+        )
     return protocol
 
 

@@ -114,6 +114,12 @@ def full_extension(path: str) -> str:
     return f"{inner}.{extension}" if inner else extension
 
 
+def is_placeholder(path: str) -> bool:
+    """Whether a file stands for one not yet downloaded from a cloud, as iCloud's .NAME.icloud does."""
+    name = path.rpartition("/")[2]
+    return name.startswith(".") and name.endswith(".icloud")
+
+
 def split_named(name: str) -> str | None:
     """Returns the split whose name this is, in any common spelling and case; None for other names."""
     return _SPLIT_OF.get(name.lower())

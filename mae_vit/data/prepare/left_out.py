@@ -12,7 +12,7 @@ import numpy as np
 
 from mae_vit.core import user_files
 from mae_vit.core.messages import count_of
-from mae_vit.data.images.decode import DecodeError, decode
+from mae_vit.data.images.decode import DecodeError, decode, read_header
 from mae_vit.data.prepare.entries import Reader
 from mae_vit.data.prepare.folder_names import DRAWN, Parts, companions_among
 from mae_vit.data.prepare.listing import Listing, shown
@@ -24,6 +24,9 @@ _BAND = re.compile(
     rf"(.*[-_.])(?:(?:B|band_?|(?-i:w|c))\d{{1,2}}(?:A|{_GUID})?|ch(?:annel)?_?\d{{1,3}}(?!\d)(.*))\.(?:tiff?|jp2|png)$",
     re.IGNORECASE,
 )
+# Numbered bands: MicaSense's IMG_0000_1.tif ... IMG_0000_5.tif; longer runs are rather slices or frames.
+_RUN = re.compile(r"(.*[-_.])(\d{1,2})\.tiff?$", re.IGNORECASE)
+_MOST_OF_RUN = 16
 # Other sizes of NAME.jpg: NAME_thumb.jpg, thumb_NAME.jpg, NAME@2x.jpg.
 _SIZE = re.compile(r"[-_. ]thumb(nail)?s?$|@\dx$|^(thumb(nail)?s?|tn)[-_. ]", re.IGNORECASE)
 # Annotations of NAME.jpg: NAME_mask.png, NAME_mask_1.png, NAME-labelled.png, mask_NAME.png; ADE20K's NAME_parts_1,
@@ -218,7 +221,7 @@ def _warn_of_parts(files: Listing) -> None:
         formats[path.removesuffix(f".{path.rpartition('.')[2]}")].append(path)
         if match := _BAND.match(path):
             bands[f"{match[1]} {match[2]}"].append(path)
-    parts = [paths for paths in bands.values() if len(paths) > 1]
+    parts = [paths for paths in bands.values() if len(paths) > 1] or _equal_runs(files)
     what = "bands of one image; stack the bands of each image in one .tif first"
     if 2 * sum(map(len, parts)) <= len(files.images):
         parts = [paths for paths in formats.values() if len(paths) > 1]
@@ -228,3 +231,25 @@ def _warn_of_parts(files: Listing) -> None:
         files.notes.append(
             f"warning: {shown(parts[0])} may be {what} ({count}; each file counts as an image)"
         )
+
+
+def _equal_runs(files: Listing) -> list[list[str]]:
+    """Returns runs of TIFFs _1 to _N; none if the first run's sizes differ, or if each folder holds one run."""
+    runs: dict[str, dict[int, tuple[str, Reader]]] = defaultdict(dict)
+    for path, read in files.images:
+        if match := _RUN.match(path):
+            runs[match[1]][int(match[2])] = path, read
+    whole = [
+        run
+        for run in runs.values()
+        if 1 < len(run) <= _MOST_OF_RUN and max(run) - len(run) + 1 == min(run) < 2
+    ]
+    alike = [run for run in whole if run.keys() == whole[0].keys()]
+    if len(alike) == len({path.rpartition("/")[0] for run in alike for path, _ in run.values()}):
+        return []
+    headers = set[tuple[int, int]]()
+    for _, read in alike[0].values():
+        with suppress(OSError, DecodeError):
+            header = read_header(read())
+            headers.add((header.height, header.width))
+    return [sorted(path for path, _ in run.values()) for run in alike] if len(headers) == 1 else []

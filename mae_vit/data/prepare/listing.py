@@ -33,6 +33,7 @@ class Listing:
         kinds: extensions of images whose names do not have them, by path.
         ignored: number of files that are known to be no images.
         unread: number of files in formats that are not read but may matter, by extension.
+        absent: placeholders of files that are only in a cloud.
         beside: tables and archives among the other files.
         texts: path and reader of texts that may list labels, a few of each folder.
         notes: remarks on skipped files.
@@ -42,6 +43,7 @@ class Listing:
     kinds: dict[str, str] = field(default_factory=dict)
     ignored: int = 0
     unread: Counter[str] = field(default_factory=Counter)
+    absent: list[str] = field(default_factory=list)
     beside: list[str] = field(default_factory=list)
     texts: list[tuple[str, Reader]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -51,6 +53,8 @@ class Listing:
         extension = user_files.extension_of(path)
         if user_files.is_image(path):
             self.images.append((path, read))
+        elif user_files.is_placeholder(path):
+            self.absent.append(path)
         elif user_files.is_hidden(path):
             self.ignored += 1
         elif extension in user_files.OTHER_EXTENSIONS:
@@ -83,6 +87,7 @@ class Listing:
         self.kinds |= {moved(path): kind for path, kind in other.kinds.items()}
         self.ignored += other.ignored
         self.unread += other.unread
+        self.absent += map(moved, other.absent)
         self.beside += map(moved, other.beside)
         self.texts += [(moved(path), read) for path, read in other.texts]
         self.notes += other.notes
@@ -104,6 +109,11 @@ class Listing:
         if self.kinds:
             count = count_of(len(self.kinds), "image")
             notes.append(f"read {count} by the first bytes, not by the name: {shown(self.kinds)}")
+        if self.absent:
+            notes.append(
+                f"not downloaded: {count_of(len(self.absent), 'file')} in iCloud ({shown(self.absent)}); download "
+                "the folder first"
+            )
         if self.unread:
             dotted = {
                 kind: f".{plain_text(kind)}" if kind else "without an extension" for kind in self.unread

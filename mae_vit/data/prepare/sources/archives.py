@@ -8,6 +8,7 @@ import lzma
 import os
 import re
 import stat
+import tarfile
 import tempfile
 import zipfile
 import zlib
@@ -91,6 +92,15 @@ def inner_tars(tar: tar_headers.Tar) -> list[tar_headers.Tar]:
             f"archive {tar.name} contains the archive {packed[0]}; unpack it, and give the folder"
         )
     return inner
+
+
+def holds_images(path: Path) -> bool:
+    """Whether a tar holds images or tars; False if it cannot be read."""
+    try:
+        with tarfile.open(path) as tar:
+            return any(is_image(member.name) or is_tar(Path(member.name)) for member in tar)
+    except (OSError, EOFError, tarfile.TarError, zlib.error, lzma.LZMAError):
+        return False
 
 
 def open_archive(tar: tar_headers.Tar) -> Listing:

@@ -23,6 +23,7 @@ from mae_vit.data.prepare.folder_names import surely_split
 from mae_vit.data.prepare.listing import ARCHIVE_PART, JOIN_PARTS, Listing, shown
 from mae_vit.data.prepare.sources.archives import (
     Spool,
+    holds_images,
     inner_tars,
     is_tar,
     open_archive,
@@ -134,9 +135,17 @@ def _open_folder(path: Path, options: SourceOptions) -> ImageSource:
     images = [name for name, _ in files.images if files.extension(name) not in user_files.ARRAY_EXTENSIONS]
     shards = find_shards(path) if any(is_tar(Path(name)) for name in files.beside) else []
     folders = {shard.parent for shard in shards}
-    examples = len(images) <= _FEW_IMAGES and all((path / image).parent in folders for image in images)
+    example = len(images) <= _FEW_IMAGES and all((path / image).parent in folders for image in images)
+    if images and shards and not example:
+        shards = [shard for shard in shards if holds_images(shard)]
+        if shards:
+            raise InputError(
+                f"{path} contains {count_of(len(images), 'image')} ({images[0]}, ...) and "
+                f"{count_of(len(shards), 'tar')} of images ({shards[0].relative_to(path)}, ...); move away those that "
+                "are not the data, or give the tars as sources"
+            )
     name = path.resolve().name
-    if shards and examples:
+    if shards:
         if options.out.exists() and options.out.samefile(path):
             raise InputError(
                 f"{path} is both source and output; --in-place {path} uses its shards as they are"

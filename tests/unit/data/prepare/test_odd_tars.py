@@ -153,10 +153,12 @@ def test_pictures_beside_tars(tmp_path, call, said):
     assert result.counts() == THREE
     photos = {f"{c}/{n}.jpg": IMAGES[n] for c in ("cat", "dog") for n in range(2)}
     source = write_files(tmp_path / "photos", photos)
+    write_tar(source / "annotations.tar", {"a.xml": b"x"})
+    assert call(source, out="b").counts() == "train: cat 2, dog 2"
     write_tar(source / "s-0.tar", PLAIN)
-    result = call(source, out="b")
-    said(result.text)
-    assert result.counts() == "train: cat 2, dog 2"
+    refused = call(source, out="c")
+    said(refused.text)
+    assert (refused.code, refused.out.exists()) == (2, False)
 
 
 def gnu_tar(path: Path, folder: Path, *options: str) -> Path:
