@@ -88,8 +88,7 @@ def runs(comparison: str) -> dict[str, dict[str, str]]:
 
 def compared(name: str, score: str = "test %", modes: tuple[str, str] = ("finetune", "few_shot")) -> str:
     """Each entry of a comparison, fine-tuned and frozen: the reference, then the others by their score."""
-    lines, of_run = report(name), runs(name)
-    rows = []
+    lines, of_run, rows = report(name), runs(name), []
     for entry in of_run:
         tuned, frozen = lines[entry, modes[0]], lines.get((entry, modes[1]), {}).get(score, "")
         flops = sum(float(of_run[entry][f"{part}_flops"]) for part in ("pretrain", "finetune"))
@@ -266,6 +265,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "length": partial(compared, "study_length"),
     "length-photos": partial(compared, "study_length_tiny_imagenet"),
     "photos": partial(compared, "compare_photos"),
+    "pretrained-cnn": partial(compared, "compare_cifar10_pretrained_cnn"),
     "segmentation": partial(compared, "compare_segmentation", "mIoU %", ("segment", "segment_probe")),
     "longer": longer,
     "recipes": lambda: recipes()[0],

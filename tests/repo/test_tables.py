@@ -44,6 +44,7 @@ def test_a_page_that_differs_is_named_and_mended(monkeypatch, tmp_path, capsys):
         ("compare_cifar10_longer", "SmallResNet", 4),
         ("compare_cifar10_finetune_longer", "ViT-Tiny from MAE with contrast", 1),
         (LONG_CONTRAST, LONGER, 0),
+        ("compare_cifar10_pretrained_cnn", "SmallResNet", 2),
         ("compare_cifar10_scratch_longer", "ViT-Tiny from scratch", 1),
         ("compare_cifar10_transfer", "ViT-Tiny from scratch", 6),
         ("study_length", "from scratch", 8),
