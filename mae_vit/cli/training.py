@@ -161,8 +161,8 @@ def add_doctor(commands: argparse._SubParsersAction[OneLineParser]) -> None:
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
-    words = [arguments.config, *arguments.paths] if arguments.config else arguments.paths
-    if words and "=" in words[0]:
+    words = ["--config", arguments.config, *arguments.paths] if arguments.config else arguments.paths
+    if words and not arguments.config and "=" in words[0]:
         raise InputError(f"{words[0]} needs --config FILE")
     if words:
         from mae_vit.pretraining.command import main

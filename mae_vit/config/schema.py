@@ -306,7 +306,11 @@ class Config(Section):
         if batch % unit:
             given = [] if lanes is None else [f"data.lanes={lanes}"]
             given += [f"data.repeats={repeats}"] if repeats > 1 else []
-            nearest_lanes = f", nearest lanes: {fitting_lanes(lanes, batch // repeats)}" if lanes else ""
+            nearest_lanes = (
+                f", nearest lanes: {fitting_lanes(lanes, batch // repeats)}"
+                if lanes and not batch % repeats
+                else ""
+            )
             raise ValueError(
                 f"{' x '.join(given)} does not divide train.effective_batch_size={batch} (nearest batch: "
                 f"{max(1, round(batch / unit)) * unit}{nearest_lanes})"

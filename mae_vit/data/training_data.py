@@ -174,7 +174,8 @@ class TrainingData:
         }
         positions = micro_batches(self.order, rank_slice, **steps)
         if self.place.on_device:
-            return (self.on_device.batch(epoch, places) for epoch, places in positions)
+            images = self.on_device  # the copy to the device is no part of the first step
+            return (images.batch(epoch, places) for epoch, places in positions)
         batches = load_batches(
             self.source,
             self.order,

@@ -194,10 +194,15 @@ class Augment:
 
     def apply(self, images: Sequence[np.ndarray] | np.ndarray, drawn: AugmentParams) -> np.ndarray:
         """Augments images of any sizes: (C, H, W) each -> (B, C, *img_size)."""
-        out = np.empty((len(images), len(images[0]), *self.img_size), images[0].dtype)
-        for number, image in enumerate(images):
-            box = self.box(drawn, number, image.shape[1:])
-            out[number] = self.crop_resize_flip(image, box, bool(drawn.flips[number]))
+        moved = self.crop != "random_resized"
+        if moved and isinstance(images, np.ndarray) and images.shape[2:] == self.img_size:
+            out: np.ndarray = images.copy() if drawn.crops is None else self._shift(images, drawn.crops)
+            out[drawn.flips] = out[drawn.flips][..., ::-1]
+        else:
+            out = np.empty((len(images), len(images[0]), *self.img_size), images[0].dtype)
+            for number, image in enumerate(images):
+                box = self.box(drawn, number, image.shape[1:])
+                out[number] = self.crop_resize_flip(image, box, bool(drawn.flips[number]))
         self.apply_policy_and_erasing(out, drawn)
         return out
 
@@ -216,17 +221,24 @@ class Augment:
         if drawn.erasing is not None:
             drawn.erasing.fill(images, self.bands)
 
-    def _padded(self, image: np.ndarray) -> np.ndarray:
-        """Returns an image (C, *img_size) with a border of `pad_px` pixels."""
+    def _shift(self, images: np.ndarray, shifts: np.ndarray) -> np.ndarray:
+        """Moves images (B, C, *img_size) by shifts int64 (B, 2), down and right if negative."""
+        windows = np.lib.stride_tricks.sliding_window_view(self._padded(images), self.img_size, axis=(2, 3))
+        rows, columns = (shifts + self.pad_px).T
+        shifted: np.ndarray = windows[np.arange(len(images)), :, rows, columns]
+        return shifted
+
+    def _padded(self, images: np.ndarray) -> np.ndarray:
+        """Returns images (..., C, *img_size) with a border of `pad_px` pixels."""
         pad, (height, width) = self.pad_px, self.img_size
-        padded = np.zeros((len(image), height + 2 * pad, width + 2 * pad), image.dtype)
+        padded = np.zeros((*images.shape[:-2], height + 2 * pad, width + 2 * pad), images.dtype)
         if not self.bands.eight_bit:
             bands = self.bands
             # Missing if the bands can mark that, else 0 in unit scale.
-            missing = np.nan if bands.nodata is None and image.dtype.kind == "f" else bands.nodata
-            border = np.array(bands.low if missing is None else [missing] * len(image), np.float64)
-            padded[:] = to_type(border, image.dtype).reshape(-1, 1, 1)
-        padded[:, pad : pad + height, pad : pad + width] = image
+            missing = np.nan if bands.nodata is None and images.dtype.kind == "f" else bands.nodata
+            border = np.array(bands.low if missing is None else [missing] * len(bands.low), np.float64)
+            padded[:] = to_type(border, images.dtype).reshape(-1, 1, 1)
+        padded[..., pad : pad + height, pad : pad + width] = images
         return padded
 
 

@@ -21,7 +21,7 @@ from mae_vit.data.prepare.listing import shown
 from mae_vit.data.prepare.prepare import Report
 from mae_vit.data.prepare.publish import describe, index_path, write_description, write_index
 from mae_vit.data.prepare.statistics import Statistics
-from mae_vit.data.shards.dataset_json import FILE_NAME, Dataset, describe_shard, read_dataset
+from mae_vit.data.shards.dataset_json import FILE_NAME, Dataset, Shard, describe_shard, read_dataset
 from mae_vit.data.shards.index_files import index_shard
 from mae_vit.data.shards.samples import read_samples
 from mae_vit.data.shards.tar_headers import DamagedTar, IncompleteTar, Tar
@@ -98,12 +98,26 @@ def index_in_place(
     }
     dataset = dataset.model_copy(update={"splits": splits})
     write_description(folder, dataset)
+    notes += _warn_of_damage(described, known)
     if largest < 0:
         notes.insert(0, f"no labels, since there are no class numbers in .cls; {anew}")
     notes = without_label_note(negative, "the class is negative") + notes
     if empty := len(paths) - sum(map(len, shards.values())):
         notes.insert(0, f"left out {empty} tars without images")
     return Report(dataset, sorted(splits), notes=notes, conversions=conversions)
+
+
+def _warn_of_damage(described: Mapping[str, list[Shard]], known: Dataset | None) -> list[str]:
+    recorded = {
+        shard.file: shard for info in (known.splits.values() if known else ()) for shard in info.shards
+    }
+    pairs = [(shard, recorded.get(shard.file, shard)) for own in described.values() for shard in own]
+    differ = [now.file for now, before in pairs if now != before and now.bytes == before.bytes]
+    if not differ:
+        return []
+    return [
+        f"warning: not the bytes that {FILE_NAME} recorded, but as many: {shown(differ)}; check these images"
+    ]
 
 
 def _as_before(wanted: Conversion, known: Dataset | None) -> Conversion:

@@ -141,13 +141,16 @@ def open_unlabeled(spec: str, sources: Sequence[ImageSource], options: SourceOpt
     """
     found = find_images(spec, options.out, labels=False)
     entries = [entry for entry in found.entries if entry.split == "train"]
-    notes, names = list(found.notes), ", ".join(source.name for source in sources)
+    notes, names = list(found.notes), ", ".join(dict.fromkeys(source.name for source in sources))
     if others := len(found.entries) - len(entries):
         notes.append(f"left out {count_of(others, 'image')} of {spec} in folders of other splits")
     labeled = [entry for source in sources for entry in source.entries]
-    known = set(map(_digest, labeled)) - {None}
-    bar = progress(entries, desc=f"comparing {found.name}", unit=" images", delay=2, leave=False)
-    fresh = [entry for entry in bar if _digest(entry) not in known]
+    bar = progress([*labeled, *entries], desc=f"comparing {found.name}", unit=" images", delay=2, leave=False)
+    digests = list(map(_digest, bar))
+    known = set(digests[: len(labeled)]) - {None}
+    fresh = [
+        entry for entry, digest in zip(entries, digests[len(labeled) :], strict=True) if digest not in known
+    ]
     if copies := len(entries) - len(fresh):
         notes.append(f"left out {count_of(copies, 'image')} of {spec} that {names} has too")
     if not fresh:

@@ -89,8 +89,9 @@ def _leave_out_doubled(files: Listing, top: str) -> None:
     for folder, own in below.items():
         if len(folder) == 1 or (folder[-1] != folder[-2] and 2 * len(own) != len(below[folder[:-1]])):
             continue
+        named = folder[-1] == folder[-2]
         pairs = ((readers[inner], readers.get(folder[:-1] + inner[len(folder) :], {})) for inner in own)
-        if all(_is_copy(inner, outer) for inner, outer in pairs):
+        if all(_is_copy(inner, outer) and (named or len(inner) == len(outer)) for inner, outer in pairs):
             again += ["/".join((*inner[1:], name)) for inner in own for name in readers[inner]]
     files.leave_out(again, "their folder repeats the folder above it, file by file")
 

@@ -125,7 +125,12 @@ class Listing:
             remedy = f"; of {', '.join(convert)}, {user_files.EACH_IMAGE}" if convert else ""
             notes.append(f"not read: {counts}{remedy}")
         if archives := [path for path in self.beside if not _is_table(path)]:
-            remedy = JOIN_PARTS if any(map(ARCHIVE_PART.search, archives)) else "unpack first"
+            parts = (
+                path
+                for path in archives
+                if user_files.extension_of(path) not in user_files.ARCHIVE_EXTENSIONS
+            )
+            remedy = JOIN_PARTS if any(map(ARCHIVE_PART.search, parts)) else "unpack first"
             notes.append(f"left out {count_of(len(archives), 'archive')} ({shown(archives)}); {remedy}")
         if advise and (tables := self.tables()):
             notes.append(

@@ -59,7 +59,7 @@ class Exclusion:
         counts = Counter(line.split("\t")[1] for line in self.lines)
         return [
             Excluded(source=name, hash=HASH_NAME, distance=_DISTANCE, samples=counts[name])
-            for name in self.sources
+            for name in dict.fromkeys(self.sources)
         ]
 
 

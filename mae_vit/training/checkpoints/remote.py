@@ -185,8 +185,8 @@ class RemoteRun:
 
     def remove(self, name: str) -> None:
         """Removes a checkpoint, by its name. Raises RemoteError."""
-        folder = self._path(f"{_CHECKPOINTS}/{name}")
         with self._failing("written"):
+            folder = self._path(f"{_CHECKPOINTS}/{name}")
             with suppress(FileNotFoundError):
                 self._fs.rm_file(f"{folder}/{STATE}")
             with suppress(FileNotFoundError):

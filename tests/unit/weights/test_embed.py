@@ -237,7 +237,10 @@ def test_where_nothing_can_be_read_nothing_is_left(weights, tmp_path, capsys):
         (["https://host/x", "--out", "{tmp}/f"], "https://host/x"),
         (["{top}/folder", "--out", "{tmp}/f", "--split", "tset"], '"test"'),
         (["{top}/folder", "--out", "{tmp}/f", "--img-size", "18"], "not divisible"),
-        (["{top}/folder", "--out", "{tmp}/f", "--batch-size", "0"], "argument --batch-size: '0' is not valid; give a whole number, at least 1"),
+        (
+            ["{top}/folder", "--out", "{tmp}/f", "--batch-size", "0"],
+            "argument --batch-size: '0' is not valid; give a whole number, at least 1",
+        ),
         (["{top}/folder", "--out", "{tmp}/f", "--workers", "some"], "--workers"),
         (["{top}/folder", "--out", "{tmp}/f", "--poll", "cls"], 'did you mean "--pool"?'),
         (["{top}/folder", "--out", "{top}/photos.zip/f"], "not a directory"),

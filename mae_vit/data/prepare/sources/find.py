@@ -16,7 +16,7 @@ from braceexpand import braceexpand
 from mae_vit.core import user_files
 from mae_vit.core.errors import InputError
 from mae_vit.core.hub import is_hub_name
-from mae_vit.core.messages import closest, closest_path, count_of, nearest
+from mae_vit.core.messages import closest, closest_path, count_of, nearest, plain_text
 from mae_vit.core.urls import is_url, redact_url
 from mae_vit.data.prepare.entries import ImageSource, SourceOptions
 from mae_vit.data.prepare.folder_names import surely_split
@@ -36,12 +36,14 @@ from mae_vit.data.prepare.sources.foreign_shards import find_shards, image_membe
 from mae_vit.data.prepare.sources.rows import find_parquet, open_hub_dataset, open_parquet
 from mae_vit.data.prepare.sources.tables import is_table, open_table
 from mae_vit.data.shards.dataset_json import FILE_NAME
+from mae_vit.data.shards.samples import split_key
 from mae_vit.data.shards.tar_headers import Tar
 
 _SOURCES = "a folder, .tar, .tar.gz, .tar.bz2, .tar.xz, .zip, .parquet, a CSV or TSV of paths and labels"
 _CIFAR = re.compile(r"cifar-(100?)-")
 # Largest number of images beside shards that are only examples.
 _FEW_IMAGES = 16
+_FEW_FIELDS = 4
 # Names of classes: WordNet ids, or words without a number. Names with other numbers are those of shards.
 _CLASS = re.compile(r"n\d{8}|[^\d]+")
 
@@ -253,6 +255,19 @@ def _open_archives(tars: Sequence[Tar], folder: Path, name: str, options: Source
     if classes and options.labels:
         files.notes.append(
             f"read each of {count_of(len(tars), 'tar')} as the class of its name (--no-labels)"
+        )
+    options = replace(
+        options,
+        split=splits[0] if one_split else options.split,
+        class_folder="first" if classes else options.class_folder,
+    )
+    where = str(tars[0].name if len(tars) == 1 else folder)
+    parts = [split_key(path) for path, _ in files.images]
+    keys, fields = {key for key, _ in parts}, {field for _, field in parts}
+    if 1 < len(fields) <= _FEW_FIELDS and len(files.images) == len(keys) * len(fields):
+        files.notes.append(
+            f"read all images of {count_of(len(keys), 'sample')}, {len(fields)} each "
+            f"({plain_text(', '.join(sorted(fields)))}); --image-column NAME chooses one"
         )
     options = replace(
         options,

@@ -82,8 +82,8 @@ class _Files:
         if is_regular(self._table.parent / path):
             return self._table.parent / path
         # Label Studio writes percent-encoded paths: /data/local-files/?d=my%20photos/1.jpg.
-        _, mark, encoded = path.rpartition("?d=")
-        for name, cut in ((path, elsewhere), (unquote(encoded), 0 if mark else elsewhere)):
+        before, _, encoded = path.rpartition("?d=")
+        for name, cut in ((path, elsewhere), (unquote(encoded), max(0, elsewhere - before.count("/")))):
             if image := next(filter(None, (names.find(name, cut) for names in self.names)), None):
                 return self._images[0] / image
         return None

@@ -144,6 +144,16 @@ def test_shards_written_anew_are_described_anew(digits, copy):
     assert dataset.mean != before.dataset.mean
 
 
+def test_a_shard_whose_bytes_have_changed_is_named(copy):
+    path = copy / "train-000001.tar"
+    with tarfile.open(path) as tar:
+        place = next(member.offset_data for member in tar if member.name.endswith(".cls"))
+    content = path.read_bytes()
+    path.write_bytes(content[:place] + (b"1" if content[place:][:1] == b"0" else b"0") + content[place + 1 :])
+    notes = in_place.index_in_place(copy, overwrite=True).notes
+    assert [note.partition(":")[0] for note in notes if path.name in note] == ["warning"]
+
+
 SPOIL = {
     "truncated": lambda path: os.truncate(path, 5000),
     "is missing": os.unlink,

@@ -88,6 +88,8 @@ FOLDERS = {
     "no copy, since bytes differ": ({**TREE, **images("x/cat/1.jpg", "x/dog/2.jpg", data=PNG)}, "--class-folder first",
                                     f"{TWO}, x 2"),
     "a copy of a part": ({**TREE, **images("x/cat/1.jpg")}, "--class-folder last", "train: cat 2, dog 1"),
+    "a part of the images as a test": (images("1.jpg", "2.jpg", "test/1.jpg"), "", "test: - 1 | train: - 2"),
+    "a whole archive": ({**TREE, "notes.tar.gz": b"\x1f\x8b"}, "", TWO),
     "parts of archives": ({**TREE, **images("a.tar.gz.partaa", "b.zip.001", "c.z01", "d.tar.aa", "e.xyz", data=b"PK")},
                           "", TWO),
     "some in no class folder": (images("cat/1.png", "2.png"), "", 2),
