@@ -180,8 +180,9 @@ def write_report(plan: ComparisonPlan) -> None:
     print(f"{len(rows)} of {count_of(len(plan.cells), 'result')} done")
     print(f"  report    {folder / 'report.html'} (open in a browser), {folder / 'report.md'}")
     print(f"  table     {folder / 'results.csv'}, predictions of every cell: {folder / PREDICTIONS}")
-    if tuned := [row for row in rows if row.cell.mode == "finetune"]:
-        best = max(tuned, key=lambda row: row.values["val_top1"] or 0.0)
+    # None is chosen by test images.
+    if tuned := [row for row in rows if row.cell.mode == "finetune" and row.values["val_top1"] is not None]:
+        best = max(tuned, key=lambda row: row.values["val_top1"])
         print(
             f"  next      mae-vit predict {shlex.quote(str(best.cell.run.folder))} IMAGES (best on validation)"
         )

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -46,6 +47,15 @@ def test_the_table_tells_what_the_runs_found(compared):
             30,
             300,
         )
+
+
+def test_without_validation_images_no_run_is_proposed(compared, tmp_path):
+    config, folder, _ = compared
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    for path in [*copy.rglob("summary.json"), *copy.rglob("results.json")]:
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"val_top1": None}))
+    done = run(*compare_command(config, copy), "--report")
+    assert (done.returncode, "next" in done.stdout) == (0, False), done.stderr
 
 
 def test_settings_are_chosen_on_held_out_images_alone(compared):
