@@ -25,7 +25,6 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, RandomSampler
 
-# So that a checkout runs without being installed.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.harness.command import make_parser, parse, publish, run

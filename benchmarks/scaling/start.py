@@ -18,7 +18,6 @@ from typing import Any
 import psutil
 import torch
 
-# So that a checkout runs without being installed.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from mae_vit.config.load import load_config

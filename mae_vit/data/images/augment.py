@@ -194,8 +194,8 @@ class Augment:
 
     def apply(self, images: Sequence[np.ndarray] | np.ndarray, drawn: AugmentParams) -> np.ndarray:
         """Augments images of any sizes: (C, H, W) each -> (B, C, *img_size)."""
-        moved = self.crop != "random_resized"
-        if moved and isinstance(images, np.ndarray) and images.shape[2:] == self.img_size:
+        whole = self.crop != "random_resized"
+        if whole and isinstance(images, np.ndarray) and images.shape[2:] == self.img_size:  # as one array
             out: np.ndarray = images.copy() if drawn.crops is None else self._shift(images, drawn.crops)
             out[drawn.flips] = out[drawn.flips][..., ::-1]
         else:

@@ -256,12 +256,6 @@ def _open_archives(tars: Sequence[Tar], folder: Path, name: str, options: Source
         files.notes.append(
             f"read each of {count_of(len(tars), 'tar')} as the class of its name (--no-labels)"
         )
-    options = replace(
-        options,
-        split=splits[0] if one_split else options.split,
-        class_folder="first" if classes else options.class_folder,
-    )
-    where = str(tars[0].name if len(tars) == 1 else folder)
     parts = [split_key(path) for path, _ in files.images]
     keys, fields = {key for key, _ in parts}, {field for _, field in parts}
     if 1 < len(fields) <= _FEW_FIELDS and len(files.images) == len(keys) * len(fields):
