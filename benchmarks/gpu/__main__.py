@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import fnmatch
 import os
 import sys
 import tempfile
@@ -19,7 +18,7 @@ from mae_vit.runtime.failures import print_error
 ROOT = Path(__file__).resolve().parents[2]
 # Minutes that we expect on an H100 or H200, and what comes of them.
 PARTS = {
-    "rates": (30, "Ti/4, B/16, L/16, H/14: images/s, share of peak, memory; transformers' ViTMAE"),
+    "rates": (12, "Ti/4, B/16, L/16, H/14: images/s, share of peak, memory; transformers' ViTMAE"),
     "feed": (5, "decoding alone, and runs from JPEGs: rate, share of waiting"),
     "views": (6, "small images in memory: views by the device and by workers; runs of both"),
 }
@@ -71,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _measure(arguments: argparse.Namespace) -> int:
     # Import torch: the help comes without it.
-    from benchmarks.gpu.figures import Lines, measure
+    from benchmarks.gpu.figures import Lines, measure, wanted
     from mae_vit.training.outputs.environment import describe_environment, versions_of
 
     environment = describe_environment(["benchmarks.gpu", *sys.argv[1:]], 1)
@@ -92,18 +91,18 @@ def _measure(arguments: argparse.Namespace) -> int:
         chosen, known = {}, []
         for part in arguments.parts:
             module = import_module(f"benchmarks.gpu.parts.{part}")
-            groups = module.groups(tiny=arguments.tiny, scratch=Path(scratch))
-            known += [key for group in groups for key in group]
-            kept = [{key: group[key] for key in group if _is_wanted(key, arguments.only)} for group in groups]
-            chosen[part] = [group for group in kept if group]
+            waves = module.waves(tiny=arguments.tiny, scratch=Path(scratch))
+            known += [key for wave in waves for group in wave for key in group]
+            kept = [[wanted(group, arguments.only) for group in wave] for wave in waves]
+            chosen[part] = [there for wave in kept if (there := [group for group in wave if group])]
         if not any(chosen.values()):
             words = " ".join(arguments.only)
             raise InputError(f"--only {words}: no such figure; there are {', '.join(known)}")
         arguments.out.mkdir(parents=True, exist_ok=True)
-        for part, groups in chosen.items():
+        for part, waves in chosen.items():
             lines = Lines(arguments.out / f"{part}.jsonl", part, about)
             lines.append("environment", environment)
-            failed, left = measure(groups, lines, time.monotonic() + 60 * arguments.limit)
+            failed, left = measure(waves, lines, time.monotonic() + 60 * arguments.limit)
             if failed:
                 print(f"{part}: failed: {', '.join(failed)}", file=sys.stderr)
                 code = EXIT_FAILED
@@ -111,10 +110,6 @@ def _measure(arguments: argparse.Namespace) -> int:
                 print(f"{part}: no time was left for {', '.join(left)}", file=sys.stderr)
                 code = code or EXIT_REQUEUE
     return code
-
-
-def _is_wanted(key: str, patterns: Sequence[str]) -> bool:
-    return any(fnmatch.fnmatchcase(key, pattern) for pattern in patterns)
 
 
 if __name__ == "__main__":

@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+import fnmatch
 import multiprocessing
 import os
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing.synchronize import Lock, Semaphore
 from pathlib import Path
 from typing import Any
 
 from mae_vit.core.files import read_json_lines, to_json
 from mae_vit.runtime.signals import exit_with_parent
 
+Values = dict[str, Any]
 # A figure's name, and the picklable function that measures it. One process measures those of a group in turn.
-Group = Mapping[str, Callable[[], dict[str, Any]]]
-# After these seconds a group's process is ended.
-LIMIT_S = 240.0
+# A generator first makes itself ready beside the groups of its wave, yields nothing once, and then has the machine to
+# itself until it yields its values.
+Group = Mapping[str, Callable[[], Values | Iterator[Values | None]]]
+# Groups whose processes begin together.
+Wave = Sequence[Group]
+# After these seconds the processes of a wave are ended.
+LIMIT_S = 400.0
+# Seconds that a figure which is ready waits for others.
+_PATIENCE_S = 110.0
 # With less time left nothing is begun: a process needs some seconds to import what it measures.
 _LEAST_S = 15.0
 
@@ -43,39 +52,58 @@ class Lines:
             file.write(to_json(line) + "\n")
 
 
-def measure(groups: Sequence[Group], lines: Lines, until: float) -> tuple[list[str], list[str]]:
-    """Measures groups, one after the other, until `time.monotonic()` is `until`.
+def wanted(group: Group, patterns: Sequence[str]) -> Group:
+    """A group's figures whose names fit a pattern."""
+    return {key: group[key] for key in group if any(fnmatch.fnmatchcase(key, each) for each in patterns)}
+
+
+def measure(waves: Sequence[Wave], lines: Lines, until: float) -> tuple[list[str], list[str]]:
+    """Measures waves of groups, one after the other, until `time.monotonic()` is `until`.
 
     Returns names of the figures that failed or are beyond their bounds, and of those for which no time was left.
     """
     failed: list[str] = []
-    for number, group in enumerate(groups):
+    context = multiprocessing.get_context("spawn")
+    for number, wave in enumerate(waves):
         if until - time.monotonic() < _LEAST_S:
-            return failed, [key for later in groups[number:] for key in later]
+            return failed, [key for later in waves[number:] for group in later for key in group]
         seconds = min(LIMIT_S, until - time.monotonic())
         before = len(read_json_lines(lines.path))
-        process = multiprocessing.get_context("spawn").Process(target=_live, args=(group, lines))
-        process.start()
-        process.join(seconds)
-        reason = f"its process ended with exit code {process.exitcode}"
-        if process.exitcode is None:
-            reason = f"not measured within {seconds:.0f} s"
-        # All that it started too: data workers, compilers.
-        assert process.pid
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.kill()
-        process.join()
+        busy, alone = context.Semaphore(len(wave)), context.Lock()
+        for _ in wave:
+            busy.acquire()
+        processes = [
+            context.Process(target=_live, args=(group, lines, busy, len(wave), alone)) for group in wave
+        ]
+        for process in processes:
+            process.start()
+        end = time.monotonic() + seconds
+        for process in processes:
+            process.join(max(0.0, end - time.monotonic()))
+        reasons = [
+            f"not measured within {seconds:.0f} s"
+            if process.exitcode is None
+            else f"its process ended with exit code {process.exitcode}"
+            for process in processes
+        ]
+        for process in processes:
+            # All that it started too: data workers, compilers.
+            assert process.pid
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.kill()
+            process.join()
         known = {line["key"]: line for line in read_json_lines(lines.path)[before:]}
-        for key in group:
-            if key not in known:
-                lines.append(key, {"failed": reason})
-            if key not in known or "failed" in known[key] or known[key].get("met") is False:
-                failed.append(key)
+        for group, reason in zip(wave, reasons, strict=True):
+            for key in group:
+                if key not in known:
+                    lines.append(key, {"failed": reason})
+                if key not in known or "failed" in known[key] or known[key].get("met") is False:
+                    failed.append(key)
     return failed, []
 
 
-def _live(group: Group, lines: Lines) -> None:
+def _live(group: Group, lines: Lines, ready: Semaphore, peers: int, alone: Lock) -> None:
     """The life of a process, which leads a group of processes."""
     os.setpgid(0, 0)
     exit_with_parent()
@@ -84,8 +112,23 @@ def _live(group: Group, lines: Lines) -> None:
     for key, take in group.items():
         begun = time.monotonic()
         try:
-            values = take()
+            values = _values(take(), ready, peers, alone)
         except Exception as error:
             traceback.print_exc()
             values = {"failed": f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"}
         lines.append(key, {**values, "after_s": round(time.monotonic() - begun, 1)})
+    ready.release()
+
+
+def _values(figure: Values | Iterator[Values | None], ready: Semaphore, peers: int, alone: Lock) -> Values:
+    if isinstance(figure, dict):
+        return figure
+    next(figure)
+    ready.release()
+    end = time.monotonic() + _PATIENCE_S
+    while ready.get_value() < peers and time.monotonic() < end:
+        time.sleep(0.1)
+    with alone:
+        values = next(figure)
+    assert values is not None
+    return values

@@ -73,9 +73,13 @@ def run_all(plan: ComparisonPlan, precision: str, steps: dict[RunSpec, int], lim
     free, running, again = sorted(os.sched_getaffinity(0)), list[_Running](), set[RunSpec]()
     count, first = len(free), time.monotonic()
     while (waiting or running) and time.monotonic() < limit:
-        for run in list(waiting):
+        ready = [run for run in waiting if all(need.is_done() for need in run.needs)]
+        for number, run in enumerate(ready):
             wanted = max(1, ranks[run][1] * count // 16)
-            if wanted <= len(free) and all(need.is_done() for need in run.needs):
+            if wanted <= len(free):
+                if ranks[run][1] == _TRAINING:
+                    # Where few are left, policies have more workers.
+                    wanted = max(wanted, len(free) // (len(ready) - number))
                 waiting.remove(run)
                 own, free = free[:wanted], free[wanted:]
                 words = ["train.compile=false"] if run in again else []

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from benchmarks.gpu.figures import Group
+from benchmarks.gpu.figures import Wave
 from benchmarks.gpu.parts.sizes import BASE, TINY, Model
 from benchmarks.harness.workloads import lengths
 from mae_vit.config.load import load_config
@@ -37,19 +37,17 @@ _WARM_BATCHES, _BATCHES = 2, 6
 _CLASSES = 10
 
 
-def groups(*, tiny: bool, scratch: Path) -> list[Group]:
-    """Decoding in one process; then a process for each run."""
+def waves(*, tiny: bool, scratch: Path) -> list[Wave]:
+    """Decoding; then runs."""
     model, photos = (TINY, (40, 50, 38)) if tiny else (BASE, (2000, 500, 375))
     decode = partial(measure_decoding, model, photos, scratch)
     # Optimizer steps between two lines of a run's log.
     train = partial(measure_run, model, photos, scratch, 1 if tiny else 10)
+    decoding = {f"decode, {n} workers": partial(decode, n) for n in ((1,) if tiny else (1, 8, 15))}
     return [
-        {
-            "images made": partial(make_shards, *photos, scratch),
-            **{f"decode, {n} workers": partial(decode, n) for n in ((1,) if tiny else (1, 8, 15))},
-        },
-        {f"{model.name} from JPEGs": partial(train, "train.compile=false")},
-        {f"{model.name} from JPEGs, compiled": partial(train, "train.compile=true")},
+        [{"images made": partial(make_shards, *photos, scratch), **decoding}],
+        [{f"{model.name} from JPEGs": partial(train, "train.compile=false")}],
+        [{f"{model.name} from JPEGs, compiled": partial(train, "train.compile=true")}],
     ]
 
 

@@ -1,12 +1,13 @@
 """Steps of real models in bf16 on ready-made images, against transformers' ViTMAE: rates, memory, compile time.
 
-Each contender has the device to itself, in a process of its own, and the same batch.
+Each contender has a process of its own and the same batch. All of a wave compile side by side; then each has the device
+to itself.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.gpu.figures import Group
+from benchmarks.gpu.figures import Wave
 from benchmarks.gpu.parts.sizes import BASE, HUGE, LARGE, SMALL, TINY, Model
 from benchmarks.harness.turns import Stopwatch, matrix_rate, summarize, synchronize
 from benchmarks.step import their_step
@@ -26,23 +27,27 @@ from mae_vit.training.engines.cost import peak_flops
 OURS, COMPILED = "ours", "compiled"
 CONTENDERS = (OURS, f"{OURS} {COMPILED}", "transformers sdpa", f"transformers sdpa {COMPILED}")
 # Kernels of attention that `train.attention` names; those of a CPU at tiny size.
-KERNELS, TINY_KERNELS = ("flash", "efficient"), ("flash",)
+KERNELS, TINY_KERNELS = ("plain", "flash", "efficient"), ("flash",)
 _ROUNDS = 5
 _WARM_UP = 3
 
 
-def groups(*, tiny: bool, scratch: Path) -> list[Group]:
-    """The machine's own rates, then the contenders: ours first, should the time end."""
+def waves(*, tiny: bool, scratch: Path) -> list[Wave]:
+    """The machine's own rates, then the contenders: compiled ones first, should the time end."""
     models = (TINY,) if tiny else (SMALL, BASE, LARGE, HUGE)
     # A gibibyte: launching is nothing, and a cache holds none of it.
     sizes = {"side": 512, "copied": 1 << 22} if tiny else {"side": 8192, "copied": 1 << 30}
     kernels = [f"{OURS} {kernel} {COMPILED}" for kernel in (TINY_KERNELS if tiny else KERNELS)]
+    eager, compiled = CONTENDERS[::2], CONTENDERS[1::2]
     return [
-        {"machine": partial(measure_machine, **sizes)},
+        [{"machine": partial(measure_machine, **sizes)}],
         *(
-            {f"{model.name} {name}": partial(measure_contender, model, name)}
-            for name in (*CONTENDERS, *kernels)
-            for model in models
+            [
+                {f"{model.name} {name}": partial(measure_contender, model, name)}
+                for name in names
+                for model in models
+            ]
+            for names in ([*compiled, *kernels[:1]], eager, kernels[1:])
         ),
     ]
 
@@ -71,35 +76,44 @@ def _seconds(action: Callable[[], object], device: torch.device) -> float:
     return float(np.median(taken[1:]))
 
 
-def measure_contender(model: Model, name: str) -> dict[str, Any]:
-    """Times turns of a contender's steps between two waits for the device."""
+def measure_contender(model: Model, name: str) -> Iterator[dict[str, Any] | None]:
+    """Takes a contender's first steps, then times turns of its steps between two waits for the device."""
     kernel = next((word for word in name.split() if word in KERNELS), "auto")
     workload = replace(model.workload(f"train.attention={kernel}"), compiled=name.endswith(COMPILED))
     device = workload.device()
     on_gpu = device.type == "cuda"
-    if on_gpu:
-        torch.cuda.reset_peak_memory_stats(device)
     step = workload.steps() if name.startswith(OURS) else their_step(workload, name, device)
-    done, turns = 0, []
-    # The first step compiles; the second turn warms up.
-    for turn in (1, _WARM_UP, *[model.steps] * _ROUNDS):
+    done = 0
+
+    def take(count: int) -> float:
+        nonlocal done
         synchronize(device)
         begun = time.perf_counter()
-        for number in range(done, done + turn):
+        for number in range(done, done + count):
             step(number)
         synchronize(device)
-        turns.append((time.perf_counter() - begun) / turn)
-        done += turn
-    seconds = float(np.median(turns[2:]))
+        done += count
+        return (time.perf_counter() - begun) / count
+
+    first = take(1)
+    if on_gpu:
+        torch.cuda.empty_cache()
+    yield None
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats(device)
+    take(_WARM_UP)
+    turns = [take(model.steps) for _ in range(_ROUNDS)]
+    seconds = float(np.median(turns))
     flops, peak = workload.costs.flops_per_image / seconds * workload.batch_size, peak_flops(device, "bf16")
-    return {
+    yield {
         "batch_size": workload.batch_size,
         "images_per_s": round(workload.batch_size / seconds, 1),
         "ms_per_step": round(seconds * 1e3, 2),
-        "ms_range": summarize([1e3 * turn for turn in turns[2:]], 2)["range"],
+        "ms_range": summarize([1e3 * turn for turn in turns], 2)["range"],
         "model_tflop_s": round(flops / 1e12, 3),
         "share_of_peak": round(flops / peak, 4) if peak else None,
         "peak_memory_gib": round(torch.cuda.max_memory_allocated(device) / 2**30, 2) if on_gpu else None,
-        # An ordinary first step takes many times what later ones do: all above a second is the compiler's.
-        **({"compile_s": round(turns[0] - seconds, 1)} if workload.compiled else {}),
+        # An ordinary first step takes many times what later ones do: all above a second is the compiler's,
+        # beside those of the others.
+        **({"compile_s": round(first - seconds, 1)} if workload.compiled else {}),
     }

@@ -41,9 +41,9 @@ class Model:
 
 SMALL = Model("Ti/4", "mae_cifar_vit_t2", 4096, 20, ("model.patch_size=4",))
 BASE = Model("B/16", "mae_base", 256, 15)
-LARGE = Model("L/16", "mae_large", 256, 6)
-# Recomputation would be measured otherwise: 128 images fit 80 GB without it.
-HUGE = Model("H/14", "mae_huge", 128, 6, ("train.activation_checkpointing=false",))
+LARGE = Model("L/16", "mae_large", 128, 12)
+# Recomputation would be measured otherwise.
+HUGE = Model("H/14", "mae_huge", 64, 8, ("train.activation_checkpointing=false",))
 _NARROW = ("model.embed_dim=16", "model.depth=1", "model.num_heads=2", "model.img_size=16")
 _SHALLOW = ("objective.decoder_embed_dim=16", "objective.decoder_depth=1", "objective.decoder_num_heads=2")
 TINY = Model("tiny/4", "mae_cifar_tiny", 8, 2, (*_NARROW, *_SHALLOW))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from benchmarks.gpu.figures import Group
+from benchmarks.gpu.figures import Wave
 from benchmarks.gpu.parts.feed import make_shards, measure_run
 from benchmarks.gpu.parts.sizes import SMALL, TINY, Model
 from benchmarks.harness.turns import synchronize
@@ -39,23 +39,27 @@ CONTRAST = Model("two views", "contrastive_mae_scratch_cifar_tiny", 512, 40)
 _WARM, _BATCHES, _COMPARED = 6, 40, 3
 
 
-def groups(*, tiny: bool, scratch: Path) -> list[Group]:
+def waves(*, tiny: bool, scratch: Path) -> list[Wave]:
     """Batches alone, in one process for each place; then whole runs."""
     models = (TINY,) if tiny else (SMALL, CONTRAST)
     images = (40, 16, 16) if tiny else (20_480, 32, 32)
     equal = {f"{way}: equal": partial(compare, models[0], images, scratch, way) for way in WAYS}
     return [
-        {"images made": partial(make_shards, *images, scratch), **equal},
+        [{"images made": partial(make_shards, *images, scratch), **equal}],
         *(
-            {
-                f"{way}, {place}, {model.batch_size}": partial(measure, model, images, scratch, way, place)
-                for model in models
-                for way in WAYS
-            }
+            [
+                {
+                    f"{way}, {place}, {model.batch_size}": partial(
+                        measure, model, images, scratch, way, place
+                    )
+                    for model in models
+                    for way in WAYS
+                }
+            ]
             for place in PLACES
         ),
         *(
-            {f"{model.name}, {place}": partial(train, model, images, scratch, place, 1 if tiny else 10)}
+            [{f"{model.name}, {place}": partial(train, model, images, scratch, place, 1 if tiny else 10)}]
             for model in models
             for place in PLACES
         ),
