@@ -1,7 +1,8 @@
 """Puts the tables into all pages: `python docs/tools/tables.py`.
 
 They come from the files under docs/results and the headers of the presets.
-In a page a table stands between `<!-- table NAME -->` and `<!-- end -->`. All else on a page is written by hand.
+In a page a table stands between `<!-- table NAME -->` and `<!-- end -->`; NAME is of `TABLES`, or a comparison. All else
+on a page is written by hand.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ RESULTS = ROOT / "docs" / "results"
 WRITTEN = "readme_tables.json"
 # A cell of a column of numbers, which may have spreads and units.
 NUMBER = re.compile(r"([-+]?\d.{0,30}|-|none|not measured)?")
-MARKED = re.compile(r"(<!-- table ([a-z-]+) -->)\n(.*?)\n?(<!-- end -->)", flags=re.DOTALL)
+MARKED = re.compile(r"(<!-- table ([\w-]+) -->)\n(.*?)\n?(<!-- end -->)", flags=re.DOTALL)
 
 
 def load(name: str) -> Any:
@@ -224,6 +225,11 @@ PARTS = {
         "`{name}` | {attention} | {images_per_s:,.0f} | {ms:.1f} ({range[0]:.1f} to {range[1]:.1f}) | {share:.0%}",
         "network, batch | attention | images/s | ms a step (range) | of the peak rate",
     ),
+    "gpu-runs": (
+        "gpu/runs_h200.json",
+        "`{name}` | {cores} | {compiled} | {images_per_s:,.0f} | {ms:.1f} | {data_wait_share:.0%}",
+        "run | cores | compiled | images/s | ms a step | waiting for data",
+    ),
     "hardware": (
         "hardware.json presets",
         "`{name}` | {gflop:.3g} | {gb_12} | {gb_24} | {gb_40} | {gb_80} | {cpu} | {a10} | {a100} | {h100}",
@@ -260,12 +266,6 @@ PARTS = {
     ),
 }
 TABLES: dict[str, Callable[[], str]] = {
-    "few-labels": partial(compared, "compare_cifar10_5k"),
-    "transfer": partial(compared, "compare_cifar10_transfer"),
-    "length": partial(compared, "study_length"),
-    "length-photos": partial(compared, "study_length_tiny_imagenet"),
-    "photos": partial(compared, "compare_photos"),
-    "pretrained-cnn": partial(compared, "compare_cifar10_pretrained_cnn"),
     "segmentation": partial(compared, "compare_segmentation", "mIoU %", ("segment", "segment_probe")),
     "longer": longer,
     "recipes": lambda: recipes()[0],
@@ -291,7 +291,7 @@ def fill(page: str, text: str) -> tuple[str, list[str]]:
 
     def put(match: re.Match[str]) -> str:
         begin, name, before, end = match.groups()
-        made = TABLES[name]()
+        made = TABLES.get(name, partial(compared, name))()
         if before != made:
             complaints.append(f"{page}: table {name} differs from its files")
         return f"{begin}\n{made}\n{end}"

@@ -20,7 +20,7 @@ LONG_CONTRAST, LONGER = "compare_cifar10_contrast_longer", f"{WITH_CONTRAST}, 14
 def test_all_tables_are_those_of_their_files():
     assert [line for page in tables.pages() for line in tables.fill(page.name, page.read_text())[1]] == []
     marks = {match[2] for page in tables.pages() for match in tables.MARKED.finditer(page.read_text())}
-    assert marks == set(tables.TABLES)
+    assert set(tables.TABLES) <= marks
 
 
 def test_a_page_that_differs_is_named_and_mended(monkeypatch, tmp_path, capsys):
@@ -30,7 +30,7 @@ def test_a_page_that_differs_is_named_and_mended(monkeypatch, tmp_path, capsys):
     page.write_text(right.replace("| 52.8 ± 3.3 |", "| 52.9 ± 3.3 |"))
     monkeypatch.setattr(tables, "ROOT", tmp_path)
     tables.main()
-    assert capsys.readouterr().out.startswith("docs/results/study_length/README.md: table length ")
+    assert capsys.readouterr().out.startswith("docs/results/study_length/README.md: table study_length ")
     assert page.read_text() == right
     tables.main()
     assert capsys.readouterr().out == ""
@@ -46,6 +46,7 @@ def test_a_page_that_differs_is_named_and_mended(monkeypatch, tmp_path, capsys):
         (LONG_CONTRAST, LONGER, 0),
         ("compare_cifar10_pretrained_cnn", "SmallResNet", 2),
         ("compare_cifar10_scratch_longer", "ViT-Tiny from scratch", 1),
+        ("compare_cifar10_ti4", "ViT-Ti/4 from scratch", 1),
         ("compare_cifar10_transfer", "ViT-Tiny from scratch", 6),
         ("study_length", "from scratch", 8),
         ("study_length_tiny_imagenet", "from scratch", 5),

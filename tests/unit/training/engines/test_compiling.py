@@ -34,6 +34,7 @@ def costs_of(encoder_parameters: int, flops: float, launches: int) -> Estimate:
 # As `estimate` counts them.
 B16, L16 = costs_of(85_798_656, 57.2e9, 490), costs_of(303_301_632, 122.9e9, 690)
 TI4, CONTRAST = costs_of(5_360_832, 1.2456e9, 426), costs_of(1_204_608, 0.299e9, 342)
+TI4_CONTRAST = costs_of(5_360_832, 1.1394e9, 438)
 
 
 def step_ms(key: str) -> float:
@@ -58,10 +59,16 @@ def test_a_step_takes_the_time_that_was_measured(key, costs, batch_size, how):
     assert 1e3 * predicted == pytest.approx(step_ms(key), rel=0.1)
 
 
+def run_of(file: str, name: str) -> dict:
+    return json.loads((ROOT / "docs/results/gpu" / file).read_text())[name]
+
+
 def test_a_small_network_takes_the_time_that_was_measured():
-    run = json.loads((ROOT / "docs/results/gpu/runs_h100.json").read_text())["contrast_from_mae_146"]
-    measured = 512 / run["images_per_s"]
+    measured = 512 / run_of("runs_h100.json", "contrast_from_mae_146")["images_per_s"]
     assert predict_seconds(CONTRAST, 512, PEAK).eager == pytest.approx(measured, rel=0.1)
+    run = run_of("runs_h200.json", "contrast_ti4_200")
+    measured = (1 - run["data_wait_share"]) * 1024 / run["images_per_s"]
+    assert predict_seconds(TI4_CONTRAST, 1024, PEAK).compiled == pytest.approx(measured, rel=0.1)
 
 
 @pytest.fixture
@@ -107,6 +114,7 @@ def choose(
         ({"device": CPU}, False, False),
         ({"device": CPU, "options": ["train.compile=true"]}, True, False),
         ({"costs": None}, False, False),
+        ({"costs": TI4_CONTRAST, "batch_size": 1024, "options": ["train.steps=9600"]}, True, True),
     ],
 )
 def test_a_run_is_compiled_where_it_saves_time(gpu, said, case, on, graphs):
