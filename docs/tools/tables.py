@@ -1,8 +1,8 @@
 """Puts the tables into all pages: `python docs/tools/tables.py`.
 
 They come from the files under docs/results and the headers of the presets.
-In a page a table stands between `<!-- table NAME -->` and `<!-- end -->`; NAME is of `TABLES`, or a comparison. All else
-on a page is written by hand.
+In a page a table stands between `<!-- table NAME -->` and `<!-- end -->`; NAME is of `TABLES`, or a comparison.
+All else on a page is written by hand.
 """
 
 from __future__ import annotations

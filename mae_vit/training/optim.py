@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -11,7 +12,9 @@ import torch
 from timm.optim.lars import Lars
 from torch import nn
 
+from mae_vit.core.errors import InputError
 from mae_vit.objectives.objective import Task
+from mae_vit.training.muon import Muon
 
 
 def lr_at(step: int, *, peak_lr: float, warmup_steps: int, total_steps: int, min_lr: float = 0.0) -> float:
@@ -25,6 +28,8 @@ def lr_at(step: int, *, peak_lr: float, warmup_steps: int, total_steps: int, min
 # MAE's fine-tuning exempts these from weight decay, besides biases and 1-D parameters
 # (official code, models_vit.no_weight_decay). MAE's pretraining does not.
 EMBEDDINGS = ("cls_token", "reg_token", "pos_embed", "dist_token")
+# A parameter of a transformer block; in timm's models too.
+_IN_BLOCK = re.compile(r"blocks\.\d+\.")
 
 
 def decay_groups(
@@ -91,7 +96,7 @@ def layer_rates(model: Task, layer_decay: float, lr: float) -> list[LayerRate]:
     return [LayerRate(title, scale, scale * lr, count) for title, (scale, count) in rows.items()]
 
 
-OptimizerName = Literal["adamw", "adam", "sgd", "lars"]
+OptimizerName = Literal["adamw", "adam", "sgd", "lars", "muon"]
 
 
 @dataclass(frozen=True)
@@ -99,9 +104,10 @@ class OptimizerOptions:
     """An optimizer and its options.
 
     Attributes:
-        name: "adamw", "adam", "sgd" or "lars". "adamw" with betas 0.9 / 0.999 and weight decay 0.1
+        name: "adamw", "adam", "sgd", "lars" or "muon". "adamw" with betas 0.9 / 0.999 and weight decay 0.1
             is the recipe of ViT Sec. 4.1 in its authors' code. "adam" applies weight decay as an L2
-            penalty. "lars" is for linear probing (MAE Sec. A.1; arXiv 1708.03888).
+            penalty. "lars" is for linear probing (MAE Sec. A.1; arXiv 1708.03888). "muon" is for the matrices
+            of transformer blocks, with AdamW for the rest.
         exempt: last parts of parameter names that do not decay; biases and 1-D parameters never do.
         layer_decay: ratio of a layer's learning rate to the next layer's, 0 to 1; None for one rate.
     """
@@ -115,7 +121,7 @@ class OptimizerOptions:
 
     @property
     def optimizer_states(self) -> tuple[str, ...]:
-        """Names of the state tensors, each of its parameter's shape."""
+        """Names of the state tensors, each of its parameter's shape; a parameter may lack some."""
         if self.counts_updates:
             return ("exp_avg", "exp_avg_sq")
         return ("momentum_buffer",) if self.momentum else ()
@@ -123,11 +129,15 @@ class OptimizerOptions:
     @property
     def counts_updates(self) -> bool:
         """Whether an update depends on the number of earlier updates (Adam's bias correction)."""
-        return self.name in ("adamw", "adam")
+        return self.name in ("adamw", "adam", "muon")
 
 
-def make_optimizer(model: nn.Module, options: OptimizerOptions) -> torch.optim.Optimizer:
+def make_optimizer(
+    model: nn.Module, options: OptimizerOptions, *, products: torch.dtype = torch.float32
+) -> torch.optim.Optimizer:
     """Builds an optimizer over the decay groups of `model`. The engine sets the learning rate before each step.
+
+    `products` is the type of Muon's products.
 
     Biases and 1-D parameters never decay, and LARS does not adapt their rate, as in the official MAE code.
     """
@@ -136,6 +146,8 @@ def make_optimizer(model: nn.Module, options: OptimizerOptions) -> torch.optim.O
         assert isinstance(model, Task), "the config has refused it"
         scales = layer_scales(model, options.layer_decay)
     groups = decay_groups(model, options.weight_decay, exempt=options.exempt, lr_scales=scales)
+    if options.name == "muon":
+        return _make_muon(groups, options, products)
     for group in groups:
         del group["names"]
     if options.name in ("adamw", "adam"):
@@ -148,3 +160,19 @@ def make_optimizer(model: nn.Module, options: OptimizerOptions) -> torch.optim.O
         # timm adapts only the rates of parameters that decay, so with weight_decay=0 it would adapt none.
         group["always_adapt"] = group["params"][0].ndim > 1
     return Lars(groups, lr=0.0, momentum=options.momentum)
+
+
+def _make_muon(groups: list[dict[str, Any]], options: OptimizerOptions, products: torch.dtype) -> Muon:
+    split = []
+    for group in groups:
+        named = list(zip(group.pop("names"), group.pop("params"), strict=True))
+        for matrices in (True, False):
+            chosen = [
+                each for name, each in named if (each.ndim == 2 and bool(_IN_BLOCK.search(name))) == matrices
+            ]
+            if chosen:
+                split.append({**group, "params": chosen, "matrices": matrices})
+    if not any(group["matrices"] for group in split):
+        raise InputError("optim.name=muon has no effect without transformer blocks; use optim.name=adamw")
+    betas = (options.betas[0], options.betas[1])
+    return Muon(split, betas=betas, momentum=options.momentum, dtype=products)

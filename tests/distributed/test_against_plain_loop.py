@@ -7,10 +7,12 @@ import subprocess
 import sys
 import tempfile
 from contextlib import ExitStack
+from functools import partial
 
 import pytest
 import torch
 from helpers.commands import ROOT
+from timm.optim import muon
 from timm.optim.lars import Lars
 from workers.plain_loop import (
     BATCH,
@@ -27,6 +29,7 @@ from workers.plain_loop import (
 from mae_vit.runtime.ranks import free_port
 
 WORKER = ROOT / "tests/workers/plain_loop.py"
+NEWTON_SCHULZ = muon.zeropower_via_newtonschulz
 
 # One process, where the same operations run in the same order: equal bit for bit. ZeRO 3
 # replaces torch.nn.functional.linear for good, so that it has no place among them.
@@ -40,7 +43,8 @@ BIT_EQUAL = {
         "fp16": {"precision": "fp16"},
         "fp16 that overflows": {"precision": "fp16", "scale": 2.0**23, "clip": 0.1},
         "recomputed": {"recompute": True},
-        **{name: {"optimizer": name} for name in OPTIMIZERS if name != "adamw"},
+        # timm's Muon has other kernels than ours.
+        **{name: {"optimizer": name} for name in OPTIMIZERS if name not in ("adamw", "muon")},
         "averaged": {"ema": 0.8},
     }.items()
 } | {
@@ -76,12 +80,13 @@ DATA_PARALLEL = {
         "averaged": {"ema": 0.8},
         "joint": {"objective": "joint", "accumulation": 2},
         "compiled, recomputed": {"compile": True, "recompute": True, "accumulation": 2},
-        **{name: {"optimizer": name} for name in ("sgd", "lars")},
+        **{name: {"optimizer": name} for name in ("sgd", "lars", "muon")},
     }.items()
 } | {
     "handed over": {"engines": ["torch", "0", "torch", "2", "3"], "clip": 0.1},
     "handed over, fp16": {"engines": ["1", "torch"], "precision": "fp16", "scale": 2.0**23},
     "handed over, averaged": {"engines": ["0", "torch", "2"], "ema": 0.8},
+    "handed over, muon": {"engines": ["torch", "0", "torch"], "clip": 0.1, "optimizer": "muon"},
 }
 # Held against one another alone: statistics of half a batch are not those of the batch, and the
 # gradients of half a batch, twice as large, overflow earlier.
@@ -95,7 +100,7 @@ THREE_RANKS = {
     "straight": {"engines": ["torch"]},
     "resumed": {"engines": ["torch", "torch"]},
 }
-SHARDED = [name for name in OPTIMIZERS if name != "lars"]
+SHARDED = [name for name in OPTIMIZERS if name not in ("lars", "muon")]
 GRID = {
     f"ZeRO {stage}, {name}": {"engines": [stage, stage], **changes}
     for stage in ("0", "1", "2", "3")
@@ -122,6 +127,24 @@ GRID = {
 } | GRID
 
 
+def plain_muon(model: torch.nn.Module) -> torch.optim.Optimizer:
+    """timm's, whose products are bfloat16 unless it is told otherwise."""
+    muon.zeropower_via_newtonschulz = partial(NEWTON_SCHULZ, dtype=torch.float32)
+    groups = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            kind = parameter.ndim > 1, parameter.ndim == 2 and "blocks." in name
+            groups.setdefault(kind, []).append(parameter)
+    return muon.Muon(
+        [
+            # timm's Adam would have Nesterov's momentum too.
+            {"params": each, "weight_decay": WEIGHT_DECAY * decays, "use_muon": matrix, "nesterov": matrix}
+            for (decays, matrix), each in groups.items()
+        ],
+        eps=1e-8,
+    )
+
+
 def plain_optimizer(case: dict, decayed: list, kept: list) -> torch.optim.Optimizer:
     name = case["optimizer"]
     options, _ = OPTIMIZERS[name]
@@ -143,7 +166,8 @@ def plain_loop(**changes) -> dict:
         if hasattr(module, "fused_attn"):
             module.fused_attn = False
     trained = [p for p in model.parameters() if p.requires_grad]
-    optimizer = plain_optimizer(case, [p for p in trained if p.ndim > 1], [p for p in trained if p.ndim <= 1])
+    by_decay = [p for p in trained if p.ndim > 1], [p for p in trained if p.ndim <= 1]
+    optimizer = plain_muon(model) if case["optimizer"] == "muon" else plain_optimizer(case, *by_decay)
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(case["precision"])
     scaler = torch.amp.GradScaler(
         "cpu",

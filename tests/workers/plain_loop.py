@@ -50,6 +50,7 @@ OPTIMIZERS = {
     "sgd": ({"momentum": 0.9}, 0.05),
     "sgd without momentum": ({"momentum": 0.0}, 0.3),
     "lars": ({"momentum": 0.9}, 3.0),
+    "muon": ({"betas": (0.9, 0.95), "momentum": 0.95}, 3e-3),
 }
 OBJECTIVE_OPTIONS = {
     **{name: {"group_size": 4} for name in ("contrastive", "contrastive_mae")},

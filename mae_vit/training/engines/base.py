@@ -103,7 +103,8 @@ class Engine(ABC):
             # Shapes never change in a run, hence dynamic=False.
             self.objective.compile(dynamic=False, mode=mode)
         self.module = Autocast(self.objective, device, options.precision)
-        self._optimizer = make_optimizer(self.objective, options.optimizer)
+        products = torch.bfloat16 if options.precision == "bf16" else torch.float32
+        self._optimizer = make_optimizer(self.objective, options.optimizer, products=products)
 
     @abstractmethod
     def forward(self, batch: Batch) -> ObjectiveOutput:
@@ -184,9 +185,11 @@ class Engine(ABC):
 
         def tensors_of(slot: str) -> Iterator[tuple[str, Tensor]]:
             for name, parameter in self.trainable.items():
-                kept = self._optimizer.state.get(parameter, {}).get(slot)
-                # Zeros before the first step.
-                yield name, torch.zeros_like(parameter) if kept is None else kept
+                kept = self._optimizer.state.get(parameter)
+                if not kept:
+                    yield name, torch.zeros_like(parameter)  # before the first step
+                elif slot in kept:
+                    yield name, kept[slot]
 
         slots = self.options.optimizer.optimizer_states
         return self.make_state(self.objective.named_parameters(), {slot: tensors_of(slot) for slot in slots})
@@ -217,7 +220,9 @@ class Engine(ABC):
         self._optimizer.state.clear()
         for name, parameter in self.trainable.items() if state.optimizer_step else ():
             slots = state.optimizer_states.items()
-            kept = {slot: values[name].to(parameter.device).clone() for slot, values in slots}
+            kept = {
+                slot: values[name].to(parameter.device).clone() for slot, values in slots if name in values
+            }
             if self.options.optimizer.counts_updates:
                 kept["step"] = torch.tensor(float(state.optimizer_step), device=parameter.device)
             self._optimizer.state[parameter] = kept

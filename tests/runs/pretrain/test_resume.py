@@ -18,11 +18,13 @@ from mae_vit.training.checkpoints.checkpoint import list_checkpoints
 KEEP = "checkpoint.keep_last=9"
 
 
-def test_stopping_half_way_changes_nothing(call, tmp_path, encoder):
-    assert call(name="straight") == 0
-    assert call("train.steps=6", name="cut") == 0
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_stopping_half_way_changes_nothing(call, tmp_path, encoder, optimizer):
+    name = f"optim.name={optimizer}"
+    assert call(name, name="straight") == 0
+    assert call(name, "train.steps=6", name="cut") == 0
     cut_back(tmp_path / "cut", 4)
-    assert call(name="cut") == 0
+    assert call(name, name="cut") == 0
     assert encoder("cut") == encoder("straight")
     kept = ("step", "loss", "lr", "grad_norm", "heldout")
     cut, straight = (

@@ -176,6 +176,7 @@ def test_the_probe_is_fitted_to_training_images_and_scored_on_held_out_ones(digi
         "optim.betas=null optim.name=adam",
         "optim.betas=null optim.name=sgd optim.momentum=0.5",
         "optim.betas=null optim.name=lars",
+        "optim.name=muon",
         "data.normalize=half",
         "data.augment.flip=true",
         "data.augment.crop=random_resized",

@@ -70,6 +70,7 @@ BAD = {
     "optim.name=sgd optim.betas=[0.9,0.9]": '"adamw" or "adam"',
     "guard.max_rollbacks=0 guard.skip_steps=5": "max_rollbacks=0",
     "optim.name=lars optim.betas=null train.zero_stage=1": "zero_stage=0",
+    "optim.name=muon train.zero_stage=1": "zero_stage=0",
     "train.zero_stage=3 train.compile=true": "zero_stage=2",
     "train.compile=yes": "compile",
     "train.zero_stage=2 train.engine=torch": 'engine="deepspeed"',

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from mae_vit.core.batch import Batch
+from mae_vit.core.errors import InputError
 from mae_vit.core.keyed_rng import SampleKeys
 from mae_vit.finetuning.models.classifiers import ViTClassifier
 from mae_vit.models.encoders.vit import ViTEncoder
@@ -15,6 +16,7 @@ from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.engines.base import StepOptions
 from mae_vit.training.engines.state import LossScale
 from mae_vit.training.engines.torch_engine import TorchEngine
+from mae_vit.training.muon import orthogonalize
 from mae_vit.training.optim import (
     EMBEDDINGS,
     OptimizerOptions,
@@ -186,3 +188,42 @@ def test_the_loss_scale_halves_doubles_counts_and_has_bounds():
     for _ in range(40):
         scale.update(overflow=False)
     assert scale.scale == LossScale.HIGHEST
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (3, 5), (4, 4)])
+def test_muon_moves_a_matrix_along_all_its_directions(shape):
+    matrices = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
+    found = orthogonalize(matrices, torch.float32)
+    left, _, right = torch.linalg.svd(matrices, full_matrices=False)
+    along = torch.diagonal(left.mT @ found @ right.mT, dim1=-2, dim2=-1)
+    assert ((along > 0.9) & (along < 1.1)).all()
+    torch.testing.assert_close(found, left @ torch.diag_embed(along) @ right, atol=1e-5, rtol=0)
+    half = orthogonalize(matrices, torch.bfloat16)
+    assert half.dtype == torch.bfloat16
+    torch.testing.assert_close(half.float(), found, atol=0.1, rtol=0)
+
+
+def test_muon_steps_matrices_of_blocks_and_adamw_the_rest():
+    torch.manual_seed(0)
+    model, start = (nn.ModuleDict({"blocks": nn.ModuleList([nn.Linear(3, 2)])}) for _ in range(2))
+    start.load_state_dict(model.state_dict())
+    optimizer = make_optimizer(model, OptimizerOptions("muon", 0.2, betas=(0.9, 0.95), momentum=0.95))
+    (weight, bias), (weight_at_start, bias_at_start) = model.parameters(), start.parameters()
+    weight.grad, bias.grad = torch.randn(2, 3), torch.randn(2)
+    gradient = weight.grad
+    for group in optimizer.param_groups:
+        group["lr"] = 0.1
+    optimizer.step()
+    assert weight.grad is gradient
+    # The first step's momentum is a twentieth of the gradient, so both have its direction.
+    update = orthogonalize(gradient[None], torch.float32)[0]
+    torch.testing.assert_close(weight, (1 - 0.1 * 0.2) * weight_at_start - 0.1 * 0.2 * 3**0.5 * update)
+    torch.testing.assert_close(bias, bias_at_start - 0.1 * bias.grad.sign())
+    states = [set(optimizer.state[each]) - {"step"} for each in (weight, bias)]
+    assert states == [{"exp_avg"}, {"exp_avg", "exp_avg_sq"}]
+
+
+def test_muon_needs_blocks(said):
+    with pytest.raises(InputError) as error:
+        make_optimizer(nn.Linear(3, 2), OptimizerOptions("muon", 0.0))
+    said(error)
