@@ -47,8 +47,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     only = "figures of these names alone ('B/16*')"
     parser.add_argument("--only", nargs="+", metavar="PATTERN", default=["*"], help=only)
     parser.add_argument("--tiny", action="store_true", help="tiny models and data: that all parts work")
-    limit = "of each part, after which nothing is begun and what runs is ended (8)"
-    parser.add_argument("--limit", type=float, default=8.0, metavar="MINUTES", help=limit)
+    limit = "of each part, after which nothing is begun and what runs is ended (12)"
+    parser.add_argument("--limit", type=float, default=12.0, metavar="MINUTES", help=limit)
     parser.add_argument("--commit", help="of the sources, for the record, where they are a copy without git")
     return parser.parse_args(argv)
 

@@ -7,21 +7,24 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing.synchronize import Lock, Semaphore
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock
 
 from mae_vit.core.files import read_json_lines, to_json
 from mae_vit.runtime.signals import exit_with_parent
 
 Values = dict[str, Any]
 # A figure's name, and the picklable function that measures it. One process measures those of a group in turn.
-# A generator first makes itself ready beside the groups of its wave, yields nothing once, and then has the machine to
+# A generator first makes itself ready beside the groups of its wave, yields nothing once, and then has the device to
 # itself until it yields its values.
 Group = Mapping[str, Callable[[], Values | Iterator[Values | None]]]
 # Groups whose processes begin together.
@@ -29,7 +32,7 @@ Wave = Sequence[Group]
 # After these seconds the processes of a wave are ended.
 LIMIT_S = 400.0
 # Seconds that a figure which is ready waits for others.
-_PATIENCE_S = 110.0
+_PATIENCE_S = 170.0
 # With less time left nothing is begun: a process needs some seconds to import what it measures.
 _LEAST_S = 15.0
 
@@ -69,12 +72,9 @@ def measure(waves: Sequence[Wave], lines: Lines, until: float) -> tuple[list[str
             return failed, [key for later in waves[number:] for group in later for key in group]
         seconds = min(LIMIT_S, until - time.monotonic())
         before = len(read_json_lines(lines.path))
-        busy, alone = context.Semaphore(len(wave)), context.Lock()
-        for _ in wave:
-            busy.acquire()
-        processes = [
-            context.Process(target=_live, args=(group, lines, busy, len(wave), alone)) for group in wave
-        ]
+        ready = [context.Event() for _ in wave]
+        members = zip(wave, ready, strict=True)
+        processes = [context.Process(target=_live, args=(group, lines, own, ready)) for group, own in members]
         for process in processes:
             process.start()
         end = time.monotonic() + seconds
@@ -103,7 +103,7 @@ def measure(waves: Sequence[Wave], lines: Lines, until: float) -> tuple[list[str
     return failed, []
 
 
-def _live(group: Group, lines: Lines, ready: Semaphore, peers: int, alone: Lock) -> None:
+def _live(group: Group, lines: Lines, own: Event, ready: Sequence[Event]) -> None:
     """The life of a process, which leads a group of processes."""
     os.setpgid(0, 0)
     exit_with_parent()
@@ -112,23 +112,27 @@ def _live(group: Group, lines: Lines, ready: Semaphore, peers: int, alone: Lock)
     for key, take in group.items():
         begun = time.monotonic()
         try:
-            values = _values(take(), ready, peers, alone)
+            values = _values(take(), own, ready, Path(tempfile.gettempdir(), f"benchmark-{os.getppid()}.lock"))
         except Exception as error:
             traceback.print_exc()
             values = {"failed": f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"}
         lines.append(key, {**values, "after_s": round(time.monotonic() - begun, 1)})
-    ready.release()
+    own.set()
 
 
-def _values(figure: Values | Iterator[Values | None], ready: Semaphore, peers: int, alone: Lock) -> Values:
+def _values(
+    figure: Values | Iterator[Values | None], own: Event, ready: Sequence[Event], lock: Path
+) -> Values:
     if isinstance(figure, dict):
         return figure
     next(figure)
-    ready.release()
+    own.set()
     end = time.monotonic() + _PATIENCE_S
-    while ready.get_value() < peers and time.monotonic() < end:
+    while not all(each.is_set() for each in ready) and time.monotonic() < end:
         time.sleep(0.1)
-    with alone:
+    # The system releases a file's lock when a process dies.
+    with FileLock(lock):
+        others = sum(not each.is_set() for each in ready)
         values = next(figure)
     assert values is not None
-    return values
+    return {**values, "others_compiled": others} if others else values

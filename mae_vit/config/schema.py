@@ -33,7 +33,7 @@ class OptimSection(Section):
         min_lr: learning rate at the end.
         betas: decays of the moments of `adamw` and `adam`, and of `muon` beside the matrices of blocks.
         momentum: momentum of `sgd`, `lars` and `muon`.
-        weight_decay: weight decay; decoupled for `adamw`.
+        weight_decay: weight decay; decoupled for `adamw` and `muon`.
         clip_grad: largest norm of the gradient; larger ones are clipped.
     """
 

@@ -76,7 +76,7 @@ class Muon(torch.optim.AdamW):
             parameter.grad = gradient
 
     def _nesterov(self, parameter: Tensor) -> Tensor:
-        """Moves a matrix's momentum, and returns the mean of its gradient and the momentum, weighted by it."""
+        """Moves a matrix's momentum, and returns the mean of gradient and momentum in which the latter weighs 0.95."""
         gradient = parameter.grad
         assert gradient is not None
         state = self.state[parameter]

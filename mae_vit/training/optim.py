@@ -28,8 +28,8 @@ def lr_at(step: int, *, peak_lr: float, warmup_steps: int, total_steps: int, min
 # MAE's fine-tuning exempts these from weight decay, besides biases and 1-D parameters
 # (official code, models_vit.no_weight_decay). MAE's pretraining does not.
 EMBEDDINGS = ("cls_token", "reg_token", "pos_embed", "dist_token")
-# A parameter of a transformer block; in timm's models too.
-_IN_BLOCK = re.compile(r"blocks\.\d+\.")
+# A weight of a transformer block, in timm's models too; tables of relative positions end otherwise.
+_OF_BLOCK = re.compile(r"blocks\.\d+\..*\.weight$")
 
 
 def decay_groups(
@@ -168,7 +168,7 @@ def _make_muon(groups: list[dict[str, Any]], options: OptimizerOptions, products
         named = list(zip(group.pop("names"), group.pop("params"), strict=True))
         for matrices in (True, False):
             chosen = [
-                each for name, each in named if (each.ndim == 2 and bool(_IN_BLOCK.search(name))) == matrices
+                each for name, each in named if (each.ndim == 2 and bool(_OF_BLOCK.search(name))) == matrices
             ]
             if chosen:
                 split.append({**group, "params": chosen, "matrices": matrices})

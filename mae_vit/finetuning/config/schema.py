@@ -49,7 +49,10 @@ class FinetuneOptimSection(OptimSection):
     options: ClassVar[Options] = {
         "name": {
             **OptimSection.options["name"],
-            "adamw": {**OptimSection.options["name"]["adamw"], "betas": [0.9, 0.999]},
+            **{
+                name: {**OptimSection.options["name"][name], "betas": [0.9, 0.999]}
+                for name in ("adamw", "muon")
+            },
         }
     }
 
@@ -148,6 +151,10 @@ class FinetuneConfig(Config):
             raise ValueError(
                 f'{", ".join(ignored)} has no effect with finetune.mode="linear_probe", which trains one layer on '
                 "fixed features; leave it out (see configs/finetune/linear_probe_base.yaml)"
+            )
+        if self.mode.trains == "head" and self.optim.name == "muon":
+            raise ValueError(
+                "optim.name=muon is for transformer blocks, which a probe does not train; use adamw"
             )
         if self.mode.labels == "mask":
             self._check_segmentation()

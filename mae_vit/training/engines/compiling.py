@@ -24,9 +24,9 @@ _SHARES = ((50e6, 0.28), (0, 0.11))
 # Time of the kernels of a step that is not compiled, over that of a compiled one (B/16 on an H200).
 _EAGER = 1.4
 # Seconds of the host for each operation of the forward pass, in a whole step: contrastive_mae of 6 + 2 blocks (33 ms);
-# that of Ti/4 compiled (34 ms on an H200's machine, where kernels would take 11); Ti/4 with 256 images as CUDA graphs
-# (5.1 ms, of which kernels 2.9).
-_EAGER_S, _COMPILED_S, _GRAPHS_S = 96e-6, 79e-6, 5e-6
+# between 79 us (that of Ti/4 compiled, on an H200's machine) and the 25 us that steps of B/16 leave room for; Ti/4 with
+# 256 images as CUDA graphs (5.1 ms, of which kernels 2.9).
+_EAGER_S, _COMPILED_S, _GRAPHS_S = 96e-6, 50e-6, 5e-6
 # The peak in FLOP/s that we assume for GPUs without an entry in `cost`: about that of an RTX 4090.
 _UNKNOWN_PEAK = 165e12
 # The oldest compute capability that Triton supports (torch._inductor: `has_triton`).

@@ -170,7 +170,7 @@ class TrainState:
     Attributes:
         parameters: all parameters of the objective, including frozen ones.
         optimizer_states: the optimizer's tensors by slot (`exp_avg`, `exp_avg_sq`;
-            `momentum_buffer`), then by trainable parameter.
+            `momentum_buffer`), then by trainable parameter; a parameter may lack a slot.
         optimizer_step: updates that the optimizer has made; skipped steps do not count.
         loss_scale: the loss scale of fp16; None in other precisions.
         buffers: persistent buffers of layers (statistics of BatchNorm), by name.

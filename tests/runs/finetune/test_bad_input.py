@@ -58,6 +58,7 @@ PROBES = [
     ("finetune.lr_factors=[]", "finetune.lr_factors"),
     ("finetune.lr_factors=[1.0, 0.0]", "lr_factors=[1.0, 0.0]"),
     ("finetune.holdout=0", "one of lr_factors"),
+    ("optim.name=muon", "a probe does not train"),
     ("finetune.mode=knn finetune.lr_factors=[1.0]", 'mode="linear_probe"'),
 ]
 CASES = [
