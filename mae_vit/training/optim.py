@@ -29,7 +29,7 @@ def lr_at(step: int, *, peak_lr: float, warmup_steps: int, total_steps: int, min
 # (official code, models_vit.no_weight_decay). MAE's pretraining does not.
 EMBEDDINGS = ("cls_token", "reg_token", "pos_embed", "dist_token")
 # A weight of a transformer block, in timm's models too; tables of relative positions end otherwise.
-_OF_BLOCK = re.compile(r"blocks\.\d+\..*\.weight$")
+_OF_BLOCK = re.compile(r"blocks\.\d+\.(.*\.)?weight$")
 
 
 def decay_groups(
