@@ -112,7 +112,9 @@ def _live(group: Group, lines: Lines, own: Event, ready: Sequence[Event]) -> Non
     for key, take in group.items():
         begun = time.monotonic()
         try:
-            values = _values(take(), own, ready, Path(tempfile.gettempdir(), f"benchmark-{os.getppid()}.lock"))
+            values = _values(
+                take(), own, ready, Path(tempfile.gettempdir(), f"benchmark-{os.getppid()}.lock")
+            )
         except Exception as error:
             traceback.print_exc()
             values = {"failed": f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"}

@@ -55,31 +55,32 @@ class Muon(torch.optim.AdamW):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Updates all parameters that have gradients."""
-        by_shape: dict[torch.Size, list[tuple[dict[str, Any], Tensor]]] = {}
+        by_shape: dict[torch.Size, list[tuple[Tensor, Tensor, dict[str, Any]]]] = {}
         for group in self.param_groups:
-            for parameter in group["params"] if group["matrices"] else ():
-                if parameter.grad is not None:
-                    by_shape.setdefault(parameter.shape, []).append((group, parameter))
+            for matrix in group["params"] if group["matrices"] else ():
+                if matrix.grad is not None:
+                    by_shape.setdefault(matrix.shape, []).append((matrix, matrix.grad, group))
         # Those of a shape at once: few launches on a GPU.
         for shape, members in by_shape.items():
-            updates = orthogonalize(torch.stack([self._nesterov(each) for _, each in members]), self._dtype)
+            matrices, gradients, groups = (list(each) for each in zip(*members, strict=True))
+            updates = orthogonalize(torch.stack(self._nesterov(matrices, gradients)), self._dtype).float()
             scale = _ADAMW_RMS * max(shape) ** 0.5
-            for (group, parameter), update in zip(members, updates, strict=True):
-                parameter.mul_(1 - group["lr"] * group["weight_decay"])
-                parameter.add_(update, alpha=-group["lr"] * scale)
+            steps = torch._foreach_mul(updates.unbind(), [-scale * group["lr"] for group in groups])
+            torch._foreach_mul_(matrices, [1 - group["lr"] * group["weight_decay"] for group in groups])
+            torch._foreach_add_(matrices, steps)
         # AdamW leaves out parameters without gradients.
-        held = [(each, each.grad) for members in by_shape.values() for _, each in members]
-        for parameter, _ in held:
-            parameter.grad = None
+        held = [(matrix, gradient) for members in by_shape.values() for matrix, gradient, _ in members]
+        for matrix, _ in held:
+            matrix.grad = None
         super().step()
-        for parameter, gradient in held:
-            parameter.grad = gradient
+        for matrix, gradient in held:
+            matrix.grad = gradient
 
-    def _nesterov(self, parameter: Tensor) -> Tensor:
-        """Moves a matrix's momentum, and returns the mean of gradient and momentum in which the latter weighs 0.95."""
-        gradient = parameter.grad
-        assert gradient is not None
-        state = self.state[parameter]
-        if "exp_avg" not in state:
-            state["exp_avg"] = torch.zeros_like(parameter)
-        return gradient.lerp(state["exp_avg"].lerp_(gradient, 1 - self._momentum), self._momentum)
+    def _nesterov(self, matrices: list[Tensor], gradients: list[Tensor]) -> tuple[Tensor, ...]:
+        """Moves the momenta; returns means in which the moved ones weigh `momentum`, gradients the rest."""
+        for matrix in matrices:
+            if "exp_avg" not in self.state[matrix]:
+                self.state[matrix]["exp_avg"] = torch.zeros_like(matrix)
+        momenta = [self.state[matrix]["exp_avg"] for matrix in matrices]
+        torch._foreach_lerp_(momenta, gradients, 1 - self._momentum)
+        return torch._foreach_lerp(gradients, momenta, self._momentum)
