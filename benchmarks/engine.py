@@ -17,8 +17,11 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count, islice
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -31,15 +34,20 @@ from scipy import stats
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.harness.command import make_parser, parse, publish, run
-from benchmarks.harness.turns import Life, serve, summarize, take_turns, verdict
-from benchmarks.harness.workloads import TINY, Workload, lengths, live, load_for
+from benchmarks.harness.turns import Life, Stopwatch, serve, summarize, take_turns, verdict
+from benchmarks.harness.workloads import TINY, Workload, lengths, load_for
 from mae_vit.config.plan import make_plan
 from mae_vit.core.batch import Batch
 from mae_vit.core.errors import InputError
+from mae_vit.data.order.order import Skipped
 from mae_vit.models.attention import choose_attention
 from mae_vit.runtime.ranks import find_ranks
 from mae_vit.training.engines.build import build_engine, init_process_group, optimizer_options
+from mae_vit.training.identity import run_identity
 from mae_vit.training.optim import make_optimizer
+from mae_vit.training.outputs.run_folder import RunFolder
+from mae_vit.training.run import run as run_job
+from mae_vit.training.trainer import RunSetup
 
 BARE = "bare"
 # What each may cost over the bare step, in ms (our limits), and the options that choose it.
@@ -73,19 +81,50 @@ def bare_life(workload: Workload, pipe: Connection) -> None:
     serve(step, pipe, device)
 
 
+@dataclass(frozen=True)
+class InTurns:
+    """A `Job` that only trains; a turn ends when the loop asks for the batch after the turn's last."""
+
+    batch_of: Callable[[int], Batch]
+    pipe: Connection
+    device: torch.device
+
+    def batches(self, start_step: int, skipped: Skipped) -> Iterator[Batch]:
+        """Yields batches, after the word for each turn."""
+        source = map(self.batch_of, count())
+        while steps := self.pipe.recv():
+            watch = Stopwatch(self.device)
+            yield from islice(source, steps)
+            self.pipe.send(watch.per_step(steps))
+        yield next(source)
+
+    def samples_of(self, data_step: int) -> list[dict[str, Any]]:
+        """Names nothing."""
+        return []
+
+    def held_out(self) -> None:
+        """Evaluates nothing."""
+
+    probe = held_out
+
+    def finish(self, *_: Any) -> tuple[dict[str, Any], Callable[[], None], list[str]]:
+        """Leaves nothing."""
+        return {}, lambda: None, []
+
+
 def engine_life(workload: Workload, pipe: Connection) -> None:
-    """A run on the config's engine."""
-    ranks, device = find_ranks(), workload.device()
-    init_process_group(workload.config, device)
-    plan = make_plan(workload.config, num_samples=1000 * workload.batch_size, world_size=1)
-    engine = build_engine(workload.config, plan, workload.objective(), ranks, device)
-    batch_of = workload.batches(device)
-
-    def source() -> Iterator[Batch]:
-        yield from map(batch_of, range(plan.total_steps))
-
-    with tempfile.TemporaryDirectory(prefix="mae-vit-benchmark-") as folder:
-        live(workload, plan, engine, source, pipe, folder=Path(folder) / "run")
+    """A run on the config's engine, as `pretrain/run.py` runs it."""
+    config, device = workload.config, workload.device()
+    init_process_group(config, device)
+    plan = make_plan(config, num_samples=1000 * workload.batch_size, world_size=1)
+    engine = build_engine(config, plan, workload.objective(), find_ranks(), device)
+    job = InTurns(workload.batches(device), pipe, device)
+    costs = replace(workload, batch_size=plan.batch_size_per_device).costs
+    # What a run says is no part of the report.
+    with tempfile.TemporaryDirectory(prefix="mae-vit-benchmark-") as folder, redirect_stdout(sys.stderr):
+        identity = run_identity(config, derived={})
+        setup = RunSetup(config, plan, engine, RunFolder(Path(folder) / "run"), identity, costs, noisy=False)
+        run_job(setup, job, None)
 
 
 def compare(times: dict[str, list[float]]) -> dict[str, Any]:

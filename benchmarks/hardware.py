@@ -34,16 +34,9 @@ COUNTED = (128, 256)
 def describe(workload: Workload) -> dict[str, Any]:
     """The needs of a preset: parameters, FLOPs, memory, micro-batches by card, hours for a million images."""
     info, config = workload.info, workload.config
-    kept = [
-        MetaStep(
-            workload.objective,
-            (info.in_chans, *info.img_size),
-            size,
-            config.train.activation_checkpointing,
-            info.bands.torch_dtype,
-        ).kept_bytes("bf16", fused_attention=True)
-        for size in COUNTED
-    ]
+    shape, recomputed = (info.in_chans, *info.img_size), config.train.activation_checkpointing
+    steps = [MetaStep(workload.objective, shape, size, recomputed) for size in COUNTED]
+    kept = [step.kept_bytes("bf16", fused_attention=True) for step in steps]
     costs = workload.costs
     per_image = (kept[1] - kept[0]) / (COUNTED[1] - COUNTED[0])
     # Weights, gradients and moments, and autocast's copies of weights.

@@ -32,7 +32,6 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
-from importlib import metadata
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -53,6 +52,7 @@ from mae_vit.core.files import to_json, write_json
 from mae_vit.data.batches.augmented import open_source
 from mae_vit.data.images.augment import Augment
 from mae_vit.data.index import open_index
+from mae_vit.training.outputs.environment import versions_of
 
 FIDELITY_IMAGES = 200
 
@@ -174,9 +174,7 @@ def main() -> None:
             path.parent.name: json.loads(path.read_text())["splits"]["train"]["samples"]
             for path in sorted(folder.glob("*/dataset.json"))
         }
-        versions = {
-            name: metadata.version(name) for name in ("pillow", "simplejpeg", "torchvision", "webdataset")
-        }
+        versions = versions_of(("pillow", "simplejpeg", "torchvision", "webdataset"))
         versions |= {name: version_of(name) for name in PACKAGES if is_there(name)}
         report = {
             "benchmark": "loader",

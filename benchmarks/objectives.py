@@ -11,7 +11,6 @@ in a process, in turns.
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +37,7 @@ def variants(workload: Workload) -> dict[str, Workload]:
 
     Raises InputError if the config is not one of MAE, or its batch or patches do not fit a variant.
     """
-    mae = workload.config.objective
-    if not isinstance(mae, MAEConfig):
-        raise InputError(f'--config is one of objective "{mae.name}": give one of "mae"')
+    mae = workload.mae()
     sections: dict[str, ObjectiveSection] = {
         WHOLE: mae.model_copy(update={"decode_ratio": 1.0}),
         "mae decode_ratio=0.5": mae.model_copy(update={"decode_ratio": 0.5}),
@@ -49,7 +46,7 @@ def variants(workload: Workload) -> dict[str, Workload]:
         "contrastive_mae": _with_contrast(mae, workload.batch_size),
         "masked_patch": MaskedPatchConfig(name="masked_patch"),
     }
-    chosen = {name: workload.with_objective(section) for name, section in sections.items()}
+    chosen = {name: workload.with_sections(objective=section) for name, section in sections.items()}
     return {**chosen, "pixio": _with_pixio(mae, workload)}
 
 
@@ -65,7 +62,7 @@ def _with_pixio(mae: MAEConfig, workload: Workload) -> Workload:
         section.check(workload.info.geometry, 0)
     except ValueError as error:
         raise InputError(f"pixio: {error}") from None
-    return replace(workload, config=workload.config.model_copy(update={"model": model, "objective": section}))
+    return workload.with_sections(model=model, objective=section)
 
 
 def _with_contrast(mae: MAEConfig, batch_size: int) -> ContrastiveMAEConfig:

@@ -23,7 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.harness.command import make_parser, parse, publish, run
-from benchmarks.harness.turns import Stopwatch, matrix_rate, ratios, summarize, synchronize
+from benchmarks.harness.turns import matrix_rate, ratios, summarize, synchronize, timed
 from benchmarks.harness.workloads import BASE, TINY, Workload, load_for
 
 # Configs and batches that are profiled where none is named.
@@ -71,20 +71,18 @@ def examine(workload: Workload, steps: int, device: torch.device) -> dict[str, A
     with FlopCounterMode(display=False) as counter:
         plain(0)
     flops = counter.get_total_flops()
-    for number in range(2):
-        run_step(number)
     side, taken, rates = SIDES[device.type], [], []
+    take = timed(run_step, device)
+    take(2)
     matrix_rate(device, workload.precision, side=side)
-    for number in range(steps):
-        watch = Stopwatch(device)
-        run_step(number)
-        taken.append(watch.per_step(1)["wall"] / 1e3)
+    for _ in range(steps):
+        taken.append(take(1)["wall"])
         rates.append(matrix_rate(device, workload.precision, side=side))
     costs = find_costs(run_step, steps, device)
     in_products = sum(cost["share"] for cost in costs if is_product(cost["name"]))
-    share = summarize(ratios([flops / seconds for seconds in taken], rates))
+    share = summarize(ratios([flops / milliseconds * 1e3 for milliseconds in taken], rates))
     return {
-        "ms_per_step": summarize([1e3 * seconds for seconds in taken], 2),
+        "ms_per_step": summarize(taken, 2),
         "gflop_per_step": round(flops / 1e9, 3),
         "machine_gflop_per_s": summarize([rate / 1e9 for rate in rates], 1),
         "share_of_matrix_rate": share,

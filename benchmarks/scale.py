@@ -33,7 +33,7 @@ import torch
 # So that a checkout runs without being installed.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.harness.command import ROOT, make_parser, measured_on, parse, run, write_part
+from benchmarks.harness.command import ROOT, make_parser, measured_on, parse, run
 from benchmarks.harness.workloads import load
 from benchmarks.scaling.compiled import measure_compiled_starts
 from benchmarks.scaling.start import LOOKUP_BATCH, WORKERS
@@ -41,7 +41,7 @@ from benchmarks.scaling.synthetic_shards import write_many_shards
 from mae_vit.config.presets import find_config
 from mae_vit.config.schema import CheckpointSection
 from mae_vit.core.errors import InputError
-from mae_vit.core.files import read_json_lines, to_json
+from mae_vit.core.files import read_json, read_json_lines, to_json, write_json
 from mae_vit.runtime.ranks import free_port
 from mae_vit.training.checkpoints.saver import Saver
 from mae_vit.training.engines.state import LossHistory
@@ -50,7 +50,7 @@ from mae_vit.training.engines.torch_engine import TorchEngine
 PARTS = ("start", "compile", "ranks", "saving")
 SHARDS = (1_000, 10_000, 100_000)
 SHARD_SAMPLES = 1_000
-BATCH_PER_RANK = 128
+RANKS, BATCH_PER_RANK = (1, 2), 128
 # Steps of each run over ranks, and those of them that are not counted.
 _STEPS, _WARM_UP_STEPS = 60, 10
 _HASHED_BYTES = 1 << 28
@@ -88,36 +88,35 @@ def _median_of(measured: list[Any]) -> Any:
 def measure_start(folder: Path) -> dict[str, Any]:
     """One start, in a new process."""
     command = [sys.executable, "-W", "ignore", str(ROOT / "benchmarks" / "scaling" / "start.py"), str(folder)]
-    said = _run(command, env=os.environ | {"OMP_NUM_THREADS": "1"})
-    measured: dict[str, Any] = json.loads(said.splitlines()[-1])
+    measured: dict[str, Any] = json.loads(_run(command).splitlines()[-1])
     return measured
 
 
 def _run(command: list[str], **options: Any) -> str:
-    """Runs a command in the checkout; returns what it printed, or ends with that if it failed."""
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, **options)
+    """Runs a command of this Python's in the checkout; returns what it printed, or ends with that if it failed."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PATH": path}
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, **options)
     if ended.returncode:
         sys.exit(f"{' '.join(command)}\n{ended.stdout[-2000:]}{ended.stderr[-2000:]}")
     return ended.stdout
 
 
-def scale_ranks(data: Path, scratch: Path, *, ranks: tuple[int, ...], rounds: int) -> dict[str, Any]:
+def scale_ranks(data: Path, scratch: Path, *, rounds: int) -> dict[str, Any]:
     """Trains `mae_cifar_tiny` on the shards in `data` on each number of ranks in turn, the smallest first.
 
     Raises InputError if ranks cannot have a core each.
     """
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    if len(cores) < max(ranks):
-        raise InputError(
-            f"{max(ranks)} ranks need a core each to be bound to; this system gives {len(cores)}"
-        )
-    rates: dict[int, list[float]] = {number: [] for number in ranks}
+    if len(cores) < RANKS[-1]:
+        raise InputError(f"{RANKS[-1]} ranks need a core each to be bound to; this system gives {len(cores)}")
+    rates: dict[int, list[float]] = {number: [] for number in RANKS}
     for round_number in range(rounds):
-        for number in ranks:
+        for number in RANKS:
             folder = scratch / f"ranks-{number}-{round_number}"
             rates[number].append(_train(data, folder, cores[:number]))
     medians = {number: statistics.median(values) for number, values in rates.items()}
-    alone = medians[ranks[0]] / ranks[0]
+    alone = medians[RANKS[0]] / RANKS[0]
     return {
         str(number): {
             "images_per_s": round(medians[number], 1),
@@ -125,7 +124,7 @@ def scale_ranks(data: Path, scratch: Path, *, ranks: tuple[int, ...], rounds: in
             "range": [round(min(rates[number]), 1), round(max(rates[number]), 1)],
             "efficiency": round(medians[number] / number / alone, 3),
         }
-        for number in ranks
+        for number in RANKS
     }
 
 
@@ -140,11 +139,8 @@ def _train(data: Path, folder: Path, cores: list[int]) -> float:
         *(f"train.effective_batch_size={ranks * BATCH_PER_RANK}", "monitor.probe_queries=0"),
         *("monitor.evaluate_images=64",),
     ]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
     # One core for each rank: a rank alone would compute on all of them.
-    pin = partial(os.sched_setaffinity, 0, cores)
-    _run(command, env=environment, preexec_fn=pin)
+    _run(command, preexec_fn=partial(os.sched_setaffinity, 0, cores))
     lines = read_json_lines(folder / "metrics.jsonl")
     counted = (line for line in lines if "images_per_s" in line and line["step"] > _WARM_UP_STEPS)
     return statistics.median(line["images_per_s"] for line in counted)
@@ -227,7 +223,7 @@ def measure(part: str, data: Path, scratch: Path, rounds: int) -> dict[str, Any]
     if part == "compile":
         return measure_compiled_starts(scratch, rounds=rounds)
     if part == "ranks":
-        by_ranks = scale_ranks(data, scratch, ranks=(1, 2), rounds=rounds)
+        by_ranks = scale_ranks(data, scratch, rounds=rounds)
         return {"model": "mae_cifar_tiny", "batch_per_rank": BATCH_PER_RANK, "by_ranks": by_ranks}
     states = {name: save_rounds(build_full(name), scratch / name, rounds=rounds) for name in STATES}
     return {"machine": disk_and_hash(scratch), "states": states}
@@ -251,7 +247,9 @@ def main() -> None:
             measured = measure(part, arguments.data.resolve(), Path(scratch), arguments.rounds)
             results[part] = {"rounds": arguments.rounds, **measured, "environment": environment}
             if arguments.out:
-                write_part(arguments.out, "scale", part, results[part])
+                kept = read_json(arguments.out)["results"] if arguments.out.exists() else {}
+                whole = {"benchmark": "scale", "results": {**kept, part: results[part]}}
+                write_json(arguments.out, whole)
     print(to_json({"benchmark": "scale", "results": results}, indent=2))
 
 

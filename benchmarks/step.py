@@ -29,7 +29,6 @@ from benchmarks.harness.command import git, make_parser, parse, publish, run
 from benchmarks.harness.turns import Life, ratios, serve, summarize, take_turns
 from benchmarks.harness.workloads import TINY, Workload, load_for
 from mae_vit.core.errors import InputError
-from mae_vit.objectives.config import MAEConfig
 from mae_vit.objectives.mae import LAYER_NORM_EPS
 from mae_vit.training.engines.precision import choose_precision
 
@@ -72,7 +71,7 @@ def their_step(
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(weights, lr=1e-4, betas=(0.9, 0.95), weight_decay=0.05, fused=True)
     images = torch.randn(workload.batch_size, workload.info.in_chans, *workload.info.img_size, device=device)
-    options = {} if library == TRANSFORMERS else {"mask_ratio": _objective(workload).mask_ratio}
+    options = {} if library == TRANSFORMERS else {"mask_ratio": workload.mae().mask_ratio}
 
     def step(number: int) -> None:
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=workload.precision == "bf16"):
@@ -88,7 +87,7 @@ def transformers_model(workload: Workload, attention: str) -> torch.nn.Module:
     """ViTMAE, as users of transformers train it; its output begins with the loss."""
     from transformers import ViTMAEConfig, ViTMAEForPreTraining
 
-    info, ours = workload.info, _objective(workload)
+    info, ours = workload.info, workload.mae()
     config = ViTMAEConfig(
         hidden_size=info.vit.embed_dim,
         num_hidden_layers=info.vit.depth,
@@ -124,7 +123,7 @@ def official_model(workload: Workload, attention: str, clone: Path) -> torch.nn.
 
     block = models_mae.Block
     models_mae.Block = lambda *sizes, qk_scale=None, **options: block(*sizes, **options)
-    info, ours = workload.info, _objective(workload)
+    info, ours = workload.info, workload.mae()
     model: torch.nn.Module = models_mae.MaskedAutoencoderViT(
         img_size=info.img_size[0],
         patch_size=info.vit.patch_size,
@@ -140,12 +139,6 @@ def official_model(workload: Workload, attention: str, clone: Path) -> torch.nn.
         norm_pix_loss=ours.norm_pix_loss,
     )
     return model
-
-
-def _objective(workload: Workload) -> MAEConfig:
-    objective = workload.config.objective
-    assert isinstance(objective, MAEConfig)
-    return objective
 
 
 def their_life(workload: Workload, name: str, official: Path | None, pipe: Connection) -> None:
@@ -217,10 +210,7 @@ def main() -> None:
     for precision in dict.fromkeys(("fp32", automatic.precision)):
         arguments.precision = precision
         workload = load_for(arguments)
-        if not isinstance(workload.config.objective, MAEConfig):
-            raise InputError(
-                f'--config {arguments.config.stem}: give one of objective "mae", which peers have'
-            )
+        workload.mae()  # peers have no other objective
         names = choose(arguments.contenders, arguments.official, device=arguments.device)
         lives = contenders(workload, names, arguments.official)
         times = take_turns(lives, rounds=arguments.rounds, steps=arguments.steps)

@@ -23,10 +23,11 @@ from mae_vit.core.files import read_json_lines, to_json
 from mae_vit.runtime.signals import exit_with_parent
 
 Values = dict[str, Any]
-# A figure's name, and the picklable function that measures it. One process measures those of a group in turn.
 # A generator first makes itself ready beside the groups of its wave, yields nothing once, and then has the device to
 # itself until it yields its values.
-Group = Mapping[str, Callable[[], Values | Iterator[Values | None]]]
+Figure = Values | Iterator[Values | None]
+# A figure's name, and the picklable function that measures it. One process measures those of a group in turn.
+Group = Mapping[str, Callable[[], Figure]]
 # Groups whose processes begin together.
 Wave = Sequence[Group]
 # After these seconds the processes of a wave are ended.
@@ -109,12 +110,11 @@ def _live(group: Group, lines: Lines, own: Event, ready: Sequence[Event]) -> Non
     exit_with_parent()
     # What libraries print is no figure.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    lock = Path(tempfile.gettempdir(), f"benchmark-{os.getppid()}.lock")
     for key, take in group.items():
         begun = time.monotonic()
         try:
-            values = _values(
-                take(), own, ready, Path(tempfile.gettempdir(), f"benchmark-{os.getppid()}.lock")
-            )
+            values = _values(take(), own, ready, lock)
         except Exception as error:
             traceback.print_exc()
             values = {"failed": f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"}
@@ -122,9 +122,7 @@ def _live(group: Group, lines: Lines, own: Event, ready: Sequence[Event]) -> Non
     own.set()
 
 
-def _values(
-    figure: Values | Iterator[Values | None], own: Event, ready: Sequence[Event], lock: Path
-) -> Values:
+def _values(figure: Figure, own: Event, ready: Sequence[Event], lock: Path) -> Values:
     if isinstance(figure, dict):
         return figure
     next(figure)

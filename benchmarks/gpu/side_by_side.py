@@ -114,13 +114,8 @@ def _start(run: RunSpec, command: list[str], precision: str, cores: list[int]) -
     run.folder.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, AUTO_PRECISION: precision, RUN_ID: run.id, "OMP_NUM_THREADS": "1"}
     with run.log.open("ab") as log:
-        return subprocess.Popen(
-            command,
-            stdout=log,
-            stderr=log,
-            env=environment,
-            preexec_fn=partial(os.sched_setaffinity, 0, cores),
-        )
+        pin = partial(os.sched_setaffinity, 0, cores)
+        return subprocess.Popen(command, stdout=log, stderr=log, env=environment, preexec_fn=pin)
 
 
 def _say(first: float, text: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import subprocess
@@ -94,12 +93,6 @@ def publish(
     print(to_json(whole, indent=2))
     if arguments.out is not None:
         write_json(arguments.out, whole)
-
-
-def write_part(out: Path, benchmark: str, part: str, result: dict[str, Any]) -> None:
-    """Writes one part of a benchmark into its file; other parts stay."""
-    parts = json.loads(out.read_text())["results"] if out.exists() else {}
-    write_json(out, {"benchmark": benchmark, "results": {**parts, part: result}})
 
 
 def measured_on(*, threads: int) -> dict[str, Any]:

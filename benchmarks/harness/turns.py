@@ -6,6 +6,7 @@ import multiprocessing
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from itertools import count, islice
 from multiprocessing.connection import Connection
 from typing import Any, Literal
 
@@ -66,7 +67,6 @@ class Stopwatch:
     """Times a turn from its making on, once a GPU has done all it was given."""
 
     def __init__(self, device: torch.device) -> None:
-        """Begins."""
         synchronize(device)
         self._device, self._wall, self._cpu = device, time.perf_counter(), time.process_time()
 
@@ -77,15 +77,24 @@ class Stopwatch:
         return {"wall": wall / steps * 1e3, "cpu": cpu / steps * 1e3}
 
 
+def timed(step: Callable[[int], object], device: torch.device) -> Callable[[int], dict[str, float]]:
+    """What takes so many further steps, and returns the milliseconds of one by both clocks."""
+    numbers = count()
+
+    def take(steps: int) -> dict[str, float]:
+        watch = Stopwatch(device)
+        for number in islice(numbers, steps):
+            step(number)
+        return watch.per_step(steps)
+
+    return take
+
+
 def serve(step: Callable[[int], None], pipe: Connection, device: torch.device) -> None:
     """Lives as a contender that takes plain steps."""
-    done = 0
+    take = timed(step, device)
     while steps := pipe.recv():
-        watch = Stopwatch(device)
-        for number in range(done, done + steps):
-            step(number)
-        pipe.send(watch.per_step(steps))
-        done += steps
+        pipe.send(take(steps))
 
 
 def synchronize(device: torch.device) -> None:
@@ -111,23 +120,18 @@ def verdict(
     """A limit or a goal, and whether it is met: by the whole of an interval or a range, or by none of it."""
     low, high = interval
     if at_most is None:
-        said = "met" if low >= at_least else "missed" if high < at_least else "unresolved"
-        return {"at_least": at_least, "verdict": said}
-    return {
-        "at_most": at_most,
-        "verdict": "met" if high <= at_most else "missed" if low > at_most else "unresolved",
-    }
+        limit, met, missed = {"at_least": at_least}, low >= at_least, high < at_least
+    else:
+        limit, met, missed = {"at_most": at_most}, high <= at_most, low > at_most
+    return {**limit, "verdict": "met" if met else "missed" if missed else "unresolved"}
 
 
 def matrix_rate(device: torch.device, precision: Precision, *, side: int) -> float:
     """Measures the FLOP/s of a product of two square matrices: the fastest of several tries."""
     a, b = (torch.rand(side, side, device=device).to(AUTOCAST_DTYPES.get(precision)) for _ in range(2))
-    a @ b  # the first product also loads the library
+    multiply = timed(lambda _: a @ b, device)
+    multiply(1)  # the first product also loads the library
     taken: list[float] = []
     while (sum(taken) < _MEASURED_S or len(taken) < _TRIES) and sum(taken) < _LONGEST_S:
-        synchronize(device)
-        start = time.perf_counter()
-        a @ b
-        synchronize(device)
-        taken.append(time.perf_counter() - start)
+        taken.append(multiply(1)["wall"] / 1e3)
     return 2 * side**3 / min(taken)

@@ -1,11 +1,9 @@
-"""What benchmarks train: steps of a config on ready-made images, and whole runs whose batches wait for their turn."""
+"""What benchmarks train: steps of a config on ready-made images."""
 
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import redirect_stdout
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -14,28 +12,23 @@ from typing import Any
 import torch
 
 from benchmarks.harness.command import ROOT
-from benchmarks.harness.turns import Stopwatch, serve
+from benchmarks.harness.turns import serve
 from mae_vit.config.load import load_config
-from mae_vit.config.plan import Plan
 from mae_vit.core.batch import Batch
+from mae_vit.core.errors import InputError
 from mae_vit.core.keyed_rng import SampleKeys
-from mae_vit.data.order.order import Skipped
 from mae_vit.models.encoder_file import EncoderInfo
-from mae_vit.objectives import ObjectiveSection
+from mae_vit.objectives.config import MAEConfig
 from mae_vit.objectives.objective import Objective
 from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.pretraining.setup import build_objective, estimate_costs
 from mae_vit.runtime.device import find_device
 from mae_vit.runtime.ranks import Ranks
-from mae_vit.training.engines.base import Engine, StepOptions
+from mae_vit.training.engines.base import StepOptions
 from mae_vit.training.engines.build import optimizer_options
 from mae_vit.training.engines.cost import Estimate
 from mae_vit.training.engines.precision import Precision
 from mae_vit.training.engines.torch_engine import TorchEngine
-from mae_vit.training.identity import run_identity
-from mae_vit.training.outputs.run_folder import RunFolder
-from mae_vit.training.run import run
-from mae_vit.training.trainer import RunSetup
 
 TINY = ROOT / "configs" / "pretrain" / "mae_cifar_tiny.yaml"
 BASE = ROOT / "configs" / "pretrain" / "mae_base.yaml"
@@ -122,9 +115,17 @@ class Workload:
         """Lives as a contender that takes these steps."""
         serve(self.steps(), pipe, self.device())
 
-    def with_objective(self, section: ObjectiveSection) -> Workload:
-        """The same encoder under another objective."""
-        return replace(self, config=self.config.model_copy(update={"objective": section}))
+    def mae(self) -> MAEConfig:
+        """The objective; raises InputError if it is not MAE."""
+        if not isinstance(self.config.objective, MAEConfig):
+            raise InputError(
+                f'--config is one of objective "{self.config.objective.name}": give one of "mae"'
+            )
+        return self.config.objective
+
+    def with_sections(self, **sections: Any) -> Workload:
+        """The same step with other sections of the config."""
+        return replace(self, config=self.config.model_copy(update=sections))
 
 
 def load(
@@ -142,38 +143,6 @@ def load_for(arguments: argparse.Namespace, *overrides: str) -> Workload:
     return load(arguments.config, words, precision=arguments.precision, **sizes)
 
 
-@dataclass(frozen=True)
-class InTurns:
-    """A `Job` that only trains; a turn ends when the loop asks for the batch after the turn's last."""
-
-    source: Callable[[], Iterator[Batch]]
-    pipe: Connection
-    device: torch.device
-
-    def batches(self, start_step: int, skipped: Skipped) -> Iterator[Batch]:
-        """Yields batches, after the word for each turn."""
-        source = self.source()
-        while steps := self.pipe.recv():
-            watch = Stopwatch(self.device)
-            for _ in range(steps):
-                yield next(source)
-            self.pipe.send(watch.per_step(steps))
-        yield next(source)
-
-    def samples_of(self, data_step: int) -> list[dict[str, Any]]:
-        """Names nothing."""
-        return []
-
-    def held_out(self) -> None:
-        """Evaluates nothing."""
-
-    probe = held_out
-
-    def finish(self, *_: Any) -> tuple[dict[str, Any], Callable[[], None], list[str]]:
-        """Leaves nothing."""
-        return {}, lambda: None, []
-
-
 def lengths(*, turns: int, steps: int, batch_size: int) -> list[str]:
     """Overrides that set a run's length to its turns and a last step; in between the log alone is written."""
     total = turns * steps + 1
@@ -185,22 +154,3 @@ def lengths(*, turns: int, steps: int, batch_size: int) -> list[str]:
         *(f"checkpoint.every_steps={total}", f"monitor.evaluate_every_steps={total}"),
         "monitor.probe_queries=0",
     ]
-
-
-def live(
-    workload: Workload,
-    plan: Plan,
-    engine: Engine,
-    source: Callable[[], Iterator[Batch]],
-    pipe: Connection,
-    *,
-    folder: Path,
-) -> None:
-    """Runs a job as `pretrain/run.py` does, in a new run folder."""
-    config, sizes = workload.config, {"batch_size_per_device": plan.batch_size_per_device}
-    costs = estimate_costs(config, workload.info, num_classes=workload.num_classes, **sizes)
-    identity = run_identity(config, derived={})
-    setup = RunSetup(config, plan, engine, RunFolder(folder), identity, costs, noisy=False)
-    # What a run says is no part of the report.
-    with redirect_stdout(sys.stderr):
-        run(setup, InTurns(source, pipe, engine.device), None)

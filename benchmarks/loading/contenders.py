@@ -42,18 +42,13 @@ def our_images(row: Row, folder: Path) -> Turn:
     source = open_source(index, "auto", channels=3, augment=augment_of(row, index), memory_limit_gib=4)
     batch_size = SMALL_BATCH if row.small else PHOTO_BATCH
     order = RepeatedOrder(GlobalOrder(len(index), batch_size // row.repeats, seed=0), row.repeats)
+    workers = 0 if row.small else 1
     starts = count(step=row.batches + 1)
 
     def turn() -> float:
         start = next(starts)
-        batches = load_batches(
-            source,
-            order,
-            RankSlice(),
-            start_step=start,
-            stop_step=start + row.batches + 1,
-            workers=0 if row.small else 1,
-        )
+        stop = start + row.batches + 1
+        batches = load_batches(source, order, RankSlice(), start_step=start, stop_step=stop, workers=workers)
         return time_batches(batches, lambda batch: len(batch.images))
 
     return turn

@@ -252,7 +252,6 @@ class Views(Dataset[torch.Tensor]):
     def __init__(
         self, items: Any, view: Callable[[Any], torch.Tensor], views: int = 1, read: Any = None
     ) -> None:
-        """Holds items, what makes a view of one, and how one is read."""
         self.items, self.view, self.views, self.read = items, view, views, read or items.__getitem__
 
     def __len__(self) -> int:

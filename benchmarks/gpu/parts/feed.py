@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Iterator
 from functools import partial
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
@@ -22,12 +23,13 @@ from benchmarks.gpu.figures import Wave
 from benchmarks.gpu.parts.sizes import BASE, TINY, Model
 from benchmarks.harness.workloads import lengths
 from mae_vit.config.load import load_config
+from mae_vit.core.batch import Batch
 from mae_vit.core.files import read_json_lines
 from mae_vit.data.prepare.prepare import prepare
 from mae_vit.data.prepare.sources.find import find_images
 from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.pretraining.command import main as pretrain
-from mae_vit.pretraining.setup import set_up
+from mae_vit.pretraining.setup import Setup, set_up
 from mae_vit.runtime.cores import cores_of_rank
 from mae_vit.runtime.ranks import Ranks
 
@@ -35,6 +37,8 @@ _LINES, _WARM_LINES = 8, 2
 # Batches that each worker makes before the clock starts, and while it runs.
 _WARM_BATCHES, _BATCHES = 2, 6
 _CLASSES = 10
+# Number, width and height.
+Images = tuple[int, int, int]
 
 
 def waves(*, tiny: bool, scratch: Path) -> list[Wave]:
@@ -98,16 +102,20 @@ def draw(number: int, height: int, width: int) -> np.ndarray:
     return pixels.clip(0, 255).astype(np.uint8).transpose(1, 2, 0)
 
 
-def measure_decoding(
-    model: Model, photos: tuple[int, int, int], scratch: Path, workers: int
-) -> dict[str, Any]:
+def open_run(
+    model: Model, images: Images, scratch: Path, steps: int, *words: str
+) -> tuple[Setup, Iterator[Batch]]:
+    """A run of so many steps on shards of the images, and its batches."""
+    make_shards(*images, scratch)
+    overrides = [*_overrides(model, scratch, steps=steps), *words]
+    setup = set_up(load_config(PretrainConfig, model.config, overrides), Ranks())
+    return setup, setup.data.batches(Ranks(), setup.plan, 0, ())
+
+
+def measure_decoding(model: Model, photos: Images, scratch: Path, workers: int) -> dict[str, Any]:
     """Images per second that a run's own loader hands over, with nothing else to do."""
-    make_shards(*photos, scratch)
     batches = workers * (_WARM_BATCHES + _BATCHES)
-    overrides = [*_overrides(model, scratch, steps=batches), f"data.workers={workers}"]
-    ranks = Ranks()
-    setup = set_up(load_config(PretrainConfig, model.config, overrides), ranks)
-    source = setup.data.batches(ranks, setup.plan, 0, ())
+    setup, source = open_run(model, photos, scratch, batches, f"data.workers={workers}")
     for _ in range(workers * _WARM_BATCHES):
         next(source)
     begun, processor = time.perf_counter(), time.process_time()
@@ -123,11 +131,9 @@ def measure_decoding(
     }
 
 
-def measure_run(
-    model: Model, photos: tuple[int, int, int], scratch: Path, every: int, compiled: str
-) -> dict[str, Any]:
+def measure_run(model: Model, images: Images, scratch: Path, every: int, compiled: str) -> dict[str, Any]:
     """Runs a job from shards, and reads what it logs every so many steps."""
-    make_shards(*photos, scratch)
+    make_shards(*images, scratch)
     steps, run = _LINES * every, scratch / "run"
     length = _overrides(model, scratch, steps=steps)
     words = ["--config", str(model.config), "--resume", "never", *length, compiled]

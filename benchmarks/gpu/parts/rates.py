@@ -6,7 +6,6 @@ to itself.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -18,7 +17,7 @@ import torch
 
 from benchmarks.gpu.figures import Wave
 from benchmarks.gpu.parts.sizes import BASE, HUGE, LARGE, SMALL, TINY, Model
-from benchmarks.harness.turns import Stopwatch, matrix_rate, summarize, synchronize
+from benchmarks.harness.turns import matrix_rate, summarize, timed
 from benchmarks.step import their_step
 from mae_vit.runtime.device import find_device
 from mae_vit.runtime.ranks import Ranks
@@ -68,11 +67,8 @@ def measure_machine(*, side: int, copied: int) -> dict[str, Any]:
 
 
 def _seconds(action: Callable[[], object], device: torch.device) -> float:
-    taken = []
-    for _ in range(_ROUNDS + 1):
-        watch = Stopwatch(device)
-        action()
-        taken.append(watch.per_step(1)["wall"] / 1e3)
+    take = timed(lambda _: action(), device)
+    taken = [take(1)["wall"] / 1e3 for _ in range(_ROUNDS + 1)]
     return float(np.median(taken[1:]))
 
 
@@ -83,38 +79,28 @@ def measure_contender(model: Model, name: str) -> Iterator[dict[str, Any] | None
     device = workload.device()
     on_gpu = device.type == "cuda"
     step = workload.steps() if name.startswith(OURS) else their_step(workload, name, device)
-    done = 0
-
-    def take(count: int) -> float:
-        nonlocal done
-        synchronize(device)
-        begun = time.perf_counter()
-        for number in range(done, done + count):
-            step(number)
-        synchronize(device)
-        done += count
-        return (time.perf_counter() - begun) / count
-
+    take = timed(step, device)
     # What is not compiled begins when it is alone: the first steps of all together would take much memory.
-    first = take(1) if workload.compiled else 0.0
+    first = take(1)["wall"] if workload.compiled else 0.0
     if on_gpu:
         torch.cuda.empty_cache()
     yield None
     if on_gpu:
         torch.cuda.reset_peak_memory_stats(device)
     take(_WARM_UP)
-    turns = [take(model.steps) for _ in range(_ROUNDS)]
-    seconds = float(np.median(turns))
-    flops, peak = workload.costs.flops_per_image / seconds * workload.batch_size, peak_flops(device, "bf16")
+    turns = [take(model.steps)["wall"] for _ in range(_ROUNDS)]
+    milliseconds = float(np.median(turns))
+    rate = workload.batch_size / milliseconds * 1e3
+    flops, peak = workload.costs.flops_per_image * rate, peak_flops(device, "bf16")
     yield {
         "batch_size": workload.batch_size,
-        "images_per_s": round(workload.batch_size / seconds, 1),
-        "ms_per_step": round(seconds * 1e3, 2),
-        "ms_range": summarize([1e3 * turn for turn in turns], 2)["range"],
+        "images_per_s": round(rate, 1),
+        "ms_per_step": round(milliseconds, 2),
+        "ms_range": summarize(turns, 2)["range"],
         "model_tflop_s": round(flops / 1e12, 3),
         "share_of_peak": round(flops / peak, 4) if peak else None,
         "peak_memory_gib": round(torch.cuda.max_memory_allocated(device) / 2**30, 2) if on_gpu else None,
         # An ordinary first step takes many times what later ones do: all above a second is the compiler's,
         # beside those of the others.
-        **({"compile_s": round(first - seconds, 1)} if workload.compiled else {}),
+        **({"compile_s": round((first - milliseconds) / 1e3, 1)} if workload.compiled else {}),
     }

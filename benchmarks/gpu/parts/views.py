@@ -6,7 +6,6 @@ Both places must give the same bits, or the part fails.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -15,16 +14,10 @@ from typing import Any
 from unittest.mock import patch
 
 from benchmarks.gpu.figures import Wave
-from benchmarks.gpu.parts.feed import make_shards, measure_run
+from benchmarks.gpu.parts.feed import Images, make_shards, measure_run, open_run
 from benchmarks.gpu.parts.sizes import SMALL, TINY, Model
 from benchmarks.harness.turns import synchronize
-from benchmarks.harness.workloads import lengths
-from mae_vit.config.load import load_config
-from mae_vit.core.batch import Batch
-from mae_vit.objectives.pretrain_config import PretrainConfig
-from mae_vit.pretraining.setup import Setup, set_up
 from mae_vit.runtime.cores import cores_of_rank
-from mae_vit.runtime.ranks import Ranks
 from mae_vit.training.engines import compiling
 from mae_vit.training.trainer import Copier
 
@@ -66,24 +59,13 @@ def waves(*, tiny: bool, scratch: Path) -> list[Wave]:
     ]
 
 
-def open_run(model: Model, images: tuple[int, int, int], scratch: Path, way: str, place: str) -> Setup:
-    """The run that has these views there."""
-    make_shards(*images, scratch)
-    length = lengths(turns=1, steps=_WARM + _BATCHES, batch_size=model.batch_size)
-    batch = f"train.batch_size_per_device={model.batch_size}"
-    words = [*model.overrides, *length, *WAYS[way], batch, f"data.path={scratch / 'shards'}"]
-    config = load_config(PretrainConfig, model.config, [*words, f"data.augment.device={place}"])
-    return set_up(config, Ranks())
-
-
-def batches_of(setup: Setup) -> Iterator[Batch]:
-    """Its batches, as a run takes them."""
-    return setup.data.batches(Ranks(), setup.plan, 0, ())
-
-
-def compare(model: Model, images: tuple[int, int, int], scratch: Path, way: str) -> dict[str, Any]:
+def compare(model: Model, images: Images, scratch: Path, way: str) -> dict[str, Any]:
     """Whether some batches of both places have the same bits."""
-    both = [islice(batches_of(open_run(model, images, scratch, way, place)), _COMPARED) for place in PLACES]
+    runs = [
+        open_run(model, images, scratch, _COMPARED, *WAYS[way], f"data.augment.device={place}")
+        for place in PLACES
+    ]
+    both = [islice(batches, _COMPARED) for _, batches in runs]
     differences = [
         (ours.images.cpu().int() - theirs.images.int()).abs() for ours, theirs in zip(*both, strict=True)
     ]
@@ -93,12 +75,11 @@ def compare(model: Model, images: tuple[int, int, int], scratch: Path, way: str)
     }
 
 
-def measure(
-    model: Model, images: tuple[int, int, int], scratch: Path, way: str, place: str
-) -> dict[str, Any]:
+def measure(model: Model, images: Images, scratch: Path, way: str, place: str) -> dict[str, Any]:
     """Images per second of batches alone, copied to the device."""
-    setup = open_run(model, images, scratch, way, place)
-    device, batches, copy = setup.device, batches_of(setup), Copier(setup.device)
+    words = [*WAYS[way], f"data.augment.device={place}"]
+    setup, batches = open_run(model, images, scratch, _WARM + _BATCHES, *words)
+    device, copy = setup.device, Copier(setup.device)
     for _ in range(_WARM):
         copy(next(batches))
     synchronize(device)
@@ -117,9 +98,7 @@ def measure(
     }
 
 
-def train(
-    model: Model, images: tuple[int, int, int], scratch: Path, place: str, every: int
-) -> dict[str, Any]:
+def train(model: Model, images: Images, scratch: Path, place: str, every: int) -> dict[str, Any]:
     """A whole run's rate and waiting, compiled as a long run would be: as CUDA graphs where a step is short."""
     there = replace(model, overrides=(*model.overrides, f"data.augment.device={place}"))
     with patch.object(compiling, "_COMPILE_S", 0.0):
