@@ -31,8 +31,8 @@ class OptimSection(Section):
         blr: learning rate per 256 samples of effective batch (MAE Sec. A.1); give either `blr` or `lr`.
         lr: peak learning rate.
         min_lr: learning rate at the end.
-        betas: decays of the moments of `adamw` and `adam`.
-        momentum: momentum of `sgd` and `lars`.
+        betas: decays of the moments of `adamw` and `adam`, and of `muon` for what is no matrix.
+        momentum: momentum of `sgd`, `lars` and `muon`.
         weight_decay: weight decay; decoupled for `adamw`.
         clip_grad: largest norm of the gradient; larger ones are clipped.
     """
@@ -46,10 +46,12 @@ class OptimSection(Section):
             "adam": {"betas": [0.9, 0.999], "weight_decay": 0.0},
             "sgd": {"momentum": 0.9, "weight_decay": 0.0},
             "lars": {"momentum": 0.9, "weight_decay": 0.0},
+            # A momentum of 0.95: Muon's authors.
+            "muon": {"betas": [0.9, 0.95], "momentum": 0.95, "weight_decay": 0.05},
         }
     }
 
-    name: Literal["adamw", "adam", "sgd", "lars"] = "adamw"
+    name: Literal["adamw", "adam", "sgd", "lars", "muon"] = "adamw"
     blr: float | None = Field(default=None, gt=0)
     lr: float | None = Field(default=None, gt=0)
     min_lr: float = Field(default=0.0, ge=0)
@@ -324,9 +326,9 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _check_sharding(self) -> Config:
-        if self.optim.name == "lars" and self.train.zero_stage:
+        if self.optim.name in ("lars", "muon") and self.train.zero_stage:
             raise ValueError(
-                f'optim.name="lars" needs whole parameters, which train.zero_stage={self.train.zero_stage} shards; '
+                f'optim.name="{self.optim.name}" needs whole parameters, which train.zero_stage={self.train.zero_stage} shards; '
                 "use zero_stage=0"
             )
         return self

@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from timm.models.vision_transformer import Block
 from timm.optim.lars import Lars
+from timm.optim.muon import Muon
 from torch import nn
 
+from mae_vit.core.errors import InputError
 from mae_vit.objectives.objective import Task
 
 
@@ -91,7 +94,7 @@ def layer_rates(model: Task, layer_decay: float, lr: float) -> list[LayerRate]:
     return [LayerRate(title, scale, scale * lr, count) for title, (scale, count) in rows.items()]
 
 
-OptimizerName = Literal["adamw", "adam", "sgd", "lars"]
+OptimizerName = Literal["adamw", "adam", "sgd", "lars", "muon"]
 
 
 @dataclass(frozen=True)
@@ -99,9 +102,10 @@ class OptimizerOptions:
     """An optimizer and its options.
 
     Attributes:
-        name: "adamw", "adam", "sgd" or "lars". "adamw" with betas 0.9 / 0.999 and weight decay 0.1
+        name: "adamw", "adam", "sgd", "lars" or "muon". "adamw" with betas 0.9 / 0.999 and weight decay 0.1
             is the recipe of ViT Sec. 4.1 in its authors' code. "adam" applies weight decay as an L2
-            penalty. "lars" is for linear probing (MAE Sec. A.1; arXiv 1708.03888).
+            penalty. "lars" is for linear probing (MAE Sec. A.1; arXiv 1708.03888). "muon" is for the
+            matrices of transformer blocks, with AdamW for all others (arXiv 2605.24770).
         exempt: last parts of parameter names that do not decay; biases and 1-D parameters never do.
         layer_decay: ratio of a layer's learning rate to the next layer's, 0 to 1; None for one rate.
     """
@@ -115,7 +119,9 @@ class OptimizerOptions:
 
     @property
     def optimizer_states(self) -> tuple[str, ...]:
-        """Names of the state tensors, each of its parameter's shape."""
+        """Names of the state tensors, each of its parameter's shape; "muon" keeps the first for matrices alone."""
+        if self.name == "muon":
+            return ("momentum_buffer", "exp_avg", "exp_avg_sq")
         if self.counts_updates:
             return ("exp_avg", "exp_avg_sq")
         return ("momentum_buffer",) if self.momentum else ()
@@ -123,7 +129,7 @@ class OptimizerOptions:
     @property
     def counts_updates(self) -> bool:
         """Whether an update depends on the number of earlier updates (Adam's bias correction)."""
-        return self.name in ("adamw", "adam")
+        return self.name in ("adamw", "adam", "muon")
 
 
 def make_optimizer(model: nn.Module, options: OptimizerOptions) -> torch.optim.Optimizer:
@@ -142,9 +148,38 @@ def make_optimizer(model: nn.Module, options: OptimizerOptions) -> torch.optim.O
         kind = torch.optim.AdamW if options.name == "adamw" else torch.optim.Adam
         # The reference loop of the tests uses the fused kernel too: results are equal bit for bit.
         return kind(groups, lr=0.0, betas=(options.betas[0], options.betas[1]), fused=True)
+    if options.name == "muon":
+        return _make_muon(model, groups, options)
     if options.name == "sgd":
         return torch.optim.SGD(groups, lr=0.0, momentum=options.momentum)
     for group in groups:
         # timm adapts only the rates of parameters that decay, so with weight_decay=0 it would adapt none.
         group["always_adapt"] = group["params"][0].ndim > 1
     return Lars(groups, lr=0.0, momentum=options.momentum)
+
+
+def _make_muon(
+    model: nn.Module, groups: list[dict[str, Any]], options: OptimizerOptions
+) -> torch.optim.Optimizer:
+    """Muon for the matrices of transformer blocks, AdamW for the others (arXiv 2605.24770).
+
+    An update's root mean square is that of AdamW (arXiv 2502.16982), so the rate and the decay of AdamW fit.
+    """
+    blocks = [module for module in model.modules() if isinstance(module, Block)]
+    matrices = {parameter for block in blocks for parameter in block.parameters() if parameter.ndim == 2}
+    if not matrices:
+        raise InputError("optim.name=muon has no effect without transformer blocks (timm's Block); use adamw")
+    split = []
+    for group in groups:
+        for hidden in (True, False):
+            params = [parameter for parameter in group["params"] if (parameter in matrices) == hidden]
+            if params:
+                # With Nesterov's momentum, timm would take NAdamW for the others.
+                split.append({**group, "params": params, "use_muon": hidden, "nesterov": hidden})
+    return Muon(
+        split,
+        lr=0.0,
+        momentum=options.momentum,
+        betas=(options.betas[0], options.betas[1]),
+        adjust_lr_fn="match_rms_adamw",
+    )

@@ -200,11 +200,11 @@ class Engine(ABC):
 
         def tensors_of(slot: str) -> Iterator[tuple[str, Tensor]]:
             for name, parameter in self.trainable.items():
-                kept = optimizer.state.get(parameter, {}).get(slot)
-                yield (
-                    name,
-                    torch.zeros_like(parameter) if kept is None else kept,
-                )  # zeros before the first step
+                kept = optimizer.state.get(parameter)
+                if not kept:
+                    yield name, torch.zeros_like(parameter)  # before the first step
+                elif slot in kept:
+                    yield name, kept[slot]
 
         slots = self.options.optimizer.optimizer_states
         return self.make_state(self.objective.named_parameters(), {slot: tensors_of(slot) for slot in slots})
@@ -235,7 +235,9 @@ class Engine(ABC):
         optimizer.state.clear()
         for name, parameter in self.trainable.items() if state.optimizer_step else ():
             slots = state.optimizer_states.items()
-            kept = {slot: values[name].to(parameter.device).clone() for slot, values in slots}
+            kept = {
+                slot: values[name].to(parameter.device).clone() for slot, values in slots if name in values
+            }
             if self.options.optimizer.counts_updates:
                 kept["step"] = torch.tensor(float(state.optimizer_step), device=parameter.device)
             optimizer.state[parameter] = kept
