@@ -328,7 +328,7 @@ class Config(Section):
     def _check_sharding(self) -> Config:
         if self.optim.name in ("lars", "muon") and self.train.zero_stage:
             raise ValueError(
-                f'optim.name="{self.optim.name}" needs whole parameters, which train.zero_stage={self.train.zero_stage} shards; '
-                "use zero_stage=0"
+                f'optim.name="{self.optim.name}" needs whole parameters, which '
+                f"train.zero_stage={self.train.zero_stage} shards; use zero_stage=0"
             )
         return self
