@@ -161,8 +161,7 @@ def step() -> str:
 
 def loader() -> str:
     """Our loader against the fastest peers, the same libraries without a loader, and the official pipeline."""
-    kinds = ("over_fastest", "over_fastest_with_a_worker", "over_plain", "over_official")
-    rows = []
+    rows, kinds = [], ("over_fastest", "over_fastest_with_a_worker", "over_plain", "over_official")
     for name, each in load("loader.json")["results"].items():
         over = (_over(each[kind]) if kind in each else "" for kind in kinds)
         difference = f"{each['fidelity']['mean']:.2g}" if "mean" in each["fidelity"] else "equal bytes"
@@ -271,6 +270,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "recipes": lambda: recipes()[0],
     "recipes-of-papers": lambda: recipes()[1],
     "encoders": encoders,
+    "study_recipes": lambda: compared("study_recipes").replace("test %", "held-out %"),
     "step": step,
     "loader": loader,
     "bands-loader": bands_loader,
