@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from mae_vit.comparison.config import CompareConfig
-from mae_vit.comparison.foresee import check_folders, foresee_runs
+from mae_vit.comparison.foresee import check_pretraining, foresee_runs
 from mae_vit.comparison.main import check, check_data, shared_precision
 from mae_vit.comparison.plan import ComparisonPlan
 from mae_vit.comparison.protocol import keep_protocol, read_protocol
@@ -58,7 +58,8 @@ def make_plan(name: str, words: Sequence[str]) -> ComparisonPlan:
 def rank_of(plan: ComparisonPlan, run: RunSpec) -> tuple[int, int]:
     """Returns a run's place in the order in which runs want cores, longest chains first, and its share of them."""
     if run in plan.pretraining.values():
-        return 0, _PRETRAINING
+        # Where there are many, more of them beside each other.
+        return 0, _PRETRAINING if len(plan.pretraining) < 4 else _TRAINING
     if run.equal_compute:
         return 1, _EQUAL_COMPUTE
     trains = MODES[run.overrides["finetune.mode"]].augment
@@ -141,7 +142,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for plan in plans:
         check(plan)
         check_data(plan)
-        check_folders(plan)
+        check_pretraining(plan)
     return 0 if all(_compare(plan, until) for plan in plans) else EXIT_REQUEUE
 
 
@@ -151,8 +152,10 @@ def _compare(plan: ComparisonPlan, until: float) -> bool:
     precision = shared_precision(plan.config, read_protocol(plan.folder)["precision"])
     print(f"{plan.folder}, precision {precision}", flush=True)
     keep_protocol(plan, precision=precision.precision)
-    foreseen = zip(plan.runs, foresee_runs(plan), strict=True)
-    steps = {run: early.steps for run, early in foreseen if early.steps is not None}
+    steps = {}
+    if any(run.equal_compute for run in plan.runs):
+        foreseen = zip(plan.runs, foresee_runs(plan), strict=True)
+        steps = {run: early.steps for run, early in foreseen if early.steps is not None}
     if not run_all(plan, precision.precision, steps, until):
         return False
     for run, number in steps.items():

@@ -90,9 +90,19 @@ class Times(NamedTuple):
         return max(free)
 
 
-def check_folders(plan: ComparisonPlan) -> None:
-    """Raises InputError if a pretraining run has or is to get a folder where another has trained, or trains now."""
+def check_pretraining(plan: ComparisonPlan) -> None:
+    """Sets up what is still to be pretrained.
+
+    Raises:
+        InputError: if a run cannot be set up; or if its folder is one where another has trained, or trains now.
+    """
     for name, run in plan.pretraining.items():
+        if not run.is_done():
+            try:
+                with redirect_stdout(StringIO()), suppress(FetchUnavailable):
+                    _set_up_pretraining(run)
+            except InputError as error:
+                raise InputError(f"pretrain.{name}: {error}") from None
         if run.elsewhere is None or run.summary.get("run_id") == run.id:
             continue
         folder = RunFolder(run.elsewhere)

@@ -22,7 +22,7 @@ from mae_vit.comparison.config import (
     entry_settings,
     override_words,
 )
-from mae_vit.comparison.foresee import Times, check_folders, estimate_times, foresee_runs
+from mae_vit.comparison.foresee import Times, check_pretraining, estimate_times, foresee_runs
 from mae_vit.comparison.plan import Cell, ComparisonPlan, data_folder
 from mae_vit.comparison.protocol import (
     describe_unfinished,
@@ -82,7 +82,7 @@ def compare(arguments: Arguments, *, report: bool = False) -> Path:
     if not report:
         check(plan)
         check_data(plan)
-        check_folders(plan)
+        check_pretraining(plan)
     if arguments.dry_run:
         print(describe_plan(plan, shared_precision(config, protocol["precision"])))
         return folder

@@ -42,7 +42,7 @@ class RunSpec:
         inputs: digests of the files and data that it reads, by name.
         weights: its pretrained weights, as `--ckpt` takes them.
         elsewhere: the run folder if it is outside the comparison's. A run that was begun there by hand is the same
-            run: a comparison begins by comparing them (`foresee.check_folders`).
+            run: a comparison begins by comparing them (`foresee.check_pretraining`).
         pretraining: the run that pretrains the weights.
         choice: tuning runs that choose settings.
         equal_compute: two runs that set the length of this one: the run whose FLOPs of pretraining and fine-tuning it

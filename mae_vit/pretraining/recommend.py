@@ -223,7 +223,9 @@ def choose_preset(images: Images, *, cores: int, gpu: bool) -> Preset:
 
 def describe_gain(images: Images, steps: int) -> str:
     """Says whether pretraining is expected to help, and what this was measured on."""
-    near = min(MEASUREMENTS, key=lambda measured: abs(math.log(measured.side / images.side)))
+    far = [abs(math.log(each.side / images.side)) for each in MEASUREMENTS]
+    sized = [each for each, distance in zip(MEASUREMENTS, far, strict=True) if distance == min(far)]
+    near = min(sized, key=lambda measured: abs(math.log(measured.images / images.train)))
     reached = [length for length in near.gains if length <= steps]
     length = max(reached, default=min(near.gains))
     gain = near.gains[length]
@@ -238,6 +240,8 @@ def describe_gain(images: Images, steps: int) -> str:
     unmeasured = f"; so {so_many} images were not measured" if so_many else ""
     if images.train < _FEW_IMAGES * near.images:
         return f"not known{unmeasured}. Try published encoders first. {on}"
+    if not reached:
+        return f"not known{unmeasured}; so few steps were not measured. {on}"
     return f"{'likely' if gain > 0 else 'unlikely; train for longer'}{unmeasured}. {on}"
 
 

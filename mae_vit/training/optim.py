@@ -38,26 +38,30 @@ def decay_groups(
     *,
     exempt: Sequence[str] = (),
     lr_scales: Mapping[str, float] | None = None,
+    matrices_apart: bool = False,
 ) -> list[dict[str, Any]]:
     """Groups trainable parameters. Biases and 1-D parameters never decay.
 
-    There is one group for each pair of learning-rate scale and weight decay. Every trainable
-    parameter is in exactly one group; frozen ones (fixed positions) are in none. [CLS], mask token
-    and learnable positions decay unless exempt, as in the official MAE pretraining code.
+    There is one group for each learning-rate scale and weight decay; if asked, matrices of transformer blocks have
+    their own (`matrices`). Every trainable parameter is in exactly one group; frozen ones (fixed positions)
+    are in none. [CLS], mask token and learnable positions decay unless exempt, as in the official MAE
+    pretraining code.
     """
-    members: dict[tuple[float, bool], list[tuple[str, nn.Parameter]]] = {}
+    members: dict[tuple[float, bool, bool], list[tuple[str, nn.Parameter]]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             kept = parameter.ndim <= 1 or name.endswith(".bias") or name.split(".")[-1] in exempt
             scale = lr_scales[name] if lr_scales is not None else 1.0
-            members.setdefault((scale, kept), []).append((name, parameter))
+            matrix = matrices_apart and parameter.ndim == 2 and _OF_BLOCK.search(name) is not None
+            members.setdefault((scale, kept, matrix), []).append((name, parameter))
     groups = []
-    for (scale, kept), named in sorted(members.items(), key=lambda item: item[0]):
+    for (scale, kept, matrices), named in sorted(members.items(), key=lambda item: item[0]):
         names, parameters = zip(*named, strict=True)
         group = {
             "params": list(parameters),
             "names": list(names),
             "weight_decay": 0.0 if kept else weight_decay,
+            **({"matrices": matrices} if matrices_apart else {}),
         }
         groups.append(group if lr_scales is None else {**group, "lr_scale": scale})
     return groups
@@ -145,34 +149,23 @@ def make_optimizer(
     if options.layer_decay is not None:
         assert isinstance(model, Task), "the config has refused it"
         scales = layer_scales(model, options.layer_decay)
-    groups = decay_groups(model, options.weight_decay, exempt=options.exempt, lr_scales=scales)
-    if options.name == "muon":
-        return _make_muon(groups, options, products)
+    muon, betas = options.name == "muon", (options.betas[0], options.betas[1])
+    groups = decay_groups(
+        model, options.weight_decay, exempt=options.exempt, lr_scales=scales, matrices_apart=muon
+    )
     for group in groups:
         del group["names"]
+    if muon:
+        if not any(group["matrices"] for group in groups):
+            raise InputError("optim.name=muon has no effect without transformer blocks; use optim.name=adamw")
+        return Muon(groups, betas=betas, momentum=options.momentum, dtype=products)
     if options.name in ("adamw", "adam"):
         kind = torch.optim.AdamW if options.name == "adamw" else torch.optim.Adam
         # The reference loop of the tests uses the fused kernel too: results are equal bit for bit.
-        return kind(groups, lr=0.0, betas=(options.betas[0], options.betas[1]), fused=True)
+        return kind(groups, lr=0.0, betas=betas, fused=True)
     if options.name == "sgd":
         return torch.optim.SGD(groups, lr=0.0, momentum=options.momentum)
     for group in groups:
         # timm adapts only the rates of parameters that decay, so with weight_decay=0 it would adapt none.
         group["always_adapt"] = group["params"][0].ndim > 1
     return Lars(groups, lr=0.0, momentum=options.momentum)
-
-
-def _make_muon(groups: list[dict[str, Any]], options: OptimizerOptions, products: torch.dtype) -> Muon:
-    split = []
-    for group in groups:
-        named = list(zip(group.pop("names"), group.pop("params"), strict=True))
-        for matrices in (True, False):
-            chosen = [
-                each for name, each in named if (each.ndim == 2 and bool(_OF_BLOCK.search(name))) == matrices
-            ]
-            if chosen:
-                split.append({**group, "params": chosen, "matrices": matrices})
-    if not any(group["matrices"] for group in split):
-        raise InputError("optim.name=muon has no effect without transformer blocks; use optim.name=adamw")
-    betas = (options.betas[0], options.betas[1])
-    return Muon(split, betas=betas, momentum=options.momentum, dtype=products)

@@ -44,6 +44,11 @@ WRONG = [
     ),
     ("modes: [finetune, few_shot]}", "seeds: [1000]}", "tuning runs"),
     ("name: SimpleCNN", "name: ViT-from scratch", "entries: two"),
+    (
+        "train.warmup_steps: 1, monitor.tensorboard: false,",
+        "train.warmup_steps: 1, monitor.tensorboard: false, train.batch_size_per_device: 7,",
+        "pretrain.MAE: train.batch_size_per_device=7 does not divide",
+    ),
 ]
 
 

@@ -10,7 +10,7 @@ from helpers.comparison import plan_of
 from helpers.damage import copy_of, description
 from helpers.images import encoded, picture, write_files
 
-from mae_vit.comparison.foresee import check_folders
+from mae_vit.comparison.foresee import check_pretraining
 from mae_vit.comparison.inputs import Inputs
 from mae_vit.comparison.main import compare
 from mae_vit.comparison.plan import ComparisonPlan
@@ -310,4 +310,4 @@ def test_a_run_that_was_finished_outside_of_the_comparison_is_done(made):
         assert run.is_done() is trained
     # Nothing tells that it is this run.
     with pytest.raises(InputError, match=r"pretrain\.MAE\.dir=null"):
-        check_folders(plan)
+        check_pretraining(plan)
