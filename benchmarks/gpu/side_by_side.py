@@ -79,7 +79,7 @@ def run_all(plan: ComparisonPlan, precision: str, steps: dict[RunSpec, int], lim
             wanted = max(1, ranks[run][1] * count // 16)
             if wanted <= len(free):
                 if ranks[run][1] == _TRAINING:
-                    # Where few are left, policies have more workers.
+                    # Where few runs are left, each has more data workers.
                     wanted = max(wanted, len(free) // (len(ready) - number))
                 waiting.remove(run)
                 own, free = free[:wanted], free[wanted:]

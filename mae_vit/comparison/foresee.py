@@ -91,15 +91,21 @@ class Times(NamedTuple):
 
 
 def check_pretraining(plan: ComparisonPlan) -> None:
-    """Sets up what is still to be pretrained.
+    """Sets up what is still to be pretrained, in a process of its own.
 
     Raises:
         InputError: if a run cannot be set up; or if its folder is one where another has trained, or trains now.
     """
+    if plan.pretraining:
+        apart(_check_pretraining, plan)
+
+
+def _check_pretraining(plan: ComparisonPlan) -> None:
     for name, run in plan.pretraining.items():
-        if not run.is_done():
+        # Another machine may have what a run needs that it does.
+        if not run.is_done() and not run.is_claimed():
             try:
-                with redirect_stdout(StringIO()), suppress(FetchUnavailable):
+                with redirect_stdout(StringIO()), redirect_stderr(StringIO()), suppress(FetchUnavailable):
                     _set_up_pretraining(run)
             except InputError as error:
                 raise InputError(f"pretrain.{name}: {error}") from None

@@ -192,7 +192,7 @@ def _naming(place: str) -> Iterator[None]:
 
 
 def check_data(plan: ComparisonPlan) -> None:
-    """Checks that local data exist and have enough labels. The runs themselves check remote data.
+    """Checks that local data exist and have enough labels. Setting runs up checks remote data.
 
     Raises:
         InputError: if data are missing, or a class has too few labels.

@@ -241,16 +241,19 @@ def own_gpus() -> list[str]:
 
 
 def apart(function: Callable[..., _T], *arguments: object) -> _T | None:
-    """Calls a function in a process that starts as a run does; returns None if it fails.
+    """Calls a function in a process that starts as a run does; returns None if it fails, but raises its InputError.
 
     What it opens, such as a GPU or a server of data workers, does not stay in this process.
     """
     with ProcessPoolExecutor(1, _context(), exit_with_parent) as pool:
         with without_main(), blocked(STOP_SIGNALS):
             answer = pool.submit(function, *arguments)
-        with suppress(Exception):
+        try:
             return answer.result()
-    return None
+        except InputError:
+            raise
+        except Exception:
+            return None
 
 
 def _context() -> SpawnContext | ForkServerContext:

@@ -240,8 +240,9 @@ def describe_gain(images: Images, steps: int) -> str:
     unmeasured = f"; so {so_many} images were not measured" if so_many else ""
     if images.train < _FEW_IMAGES * near.images:
         return f"not known{unmeasured}. Try published encoders first. {on}"
-    if not reached:
-        return f"not known{unmeasured}; so few steps were not measured. {on}"
+    if not reached and gain > 0:
+        short = "nor was so short a run" if so_many else "so few steps were not measured"
+        return f"not known{unmeasured}; {short}. {on}"
     return f"{'likely' if gain > 0 else 'unlikely; train for longer'}{unmeasured}. {on}"
 
 

@@ -42,10 +42,10 @@ def decay_groups(
 ) -> list[dict[str, Any]]:
     """Groups trainable parameters. Biases and 1-D parameters never decay.
 
-    There is one group for each learning-rate scale and weight decay; if asked, matrices of transformer blocks have
-    their own (`matrices`). Every trainable parameter is in exactly one group; frozen ones (fixed positions)
-    are in none. [CLS], mask token and learnable positions decay unless exempt, as in the official MAE
-    pretraining code.
+    There is one group for each pair of learning-rate scale and weight decay. With `matrices_apart`, matrices of
+    transformer blocks have groups of their own, with `matrices=True`. Every trainable parameter is in exactly one
+    group; frozen ones (fixed positions) are in none. [CLS], mask token and learnable positions decay unless
+    exempt, as in the official MAE pretraining code.
     """
     members: dict[tuple[float, bool, bool], list[tuple[str, nn.Parameter]]] = {}
     for name, parameter in model.named_parameters():

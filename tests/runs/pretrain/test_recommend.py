@@ -81,6 +81,7 @@ def test_the_gain_is_of_the_nearest_measurement(seen):
     assert "2,000 steps of MAE gained 10.6" in describe_gain(seen(300), 3_000)
     assert describe_gain(seen(8, train=1_400, channels=1), 300).startswith("unlikely; ")
     assert describe_gain(seen(64, train=300), 6_000).startswith("not known; so few")
+    assert describe_gain(seen(64, 25_000), 1_500).startswith("not known; so few steps")
     assert describe_gain(seen(64, 90_000, labeled=90_000), 6_000).startswith("not known; with so many")
 
 
