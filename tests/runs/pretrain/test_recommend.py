@@ -21,10 +21,15 @@ from mae_vit.objectives.pretrain_config import PretrainConfig
 from mae_vit.pretraining import recommend
 from mae_vit.pretraining.recommend import MEASUREMENTS, Images, choose_preset, describe_gain, warn_of_few
 
-SCRATCH = {"study_length_tiny_imagenet": "from scratch", "study_length": "from scratch"}
+SCRATCH = {
+    "study_length_tiny_imagenet": "from scratch",
+    "study_length": "from scratch",
+    "study_few_images": "ViT from scratch",
+}
 ROWS = {
     ("compare_cifar10_5k", 2_925): "ViT-Tiny from MAE, 15 epochs",
     ("compare_cifar10_5k", 19_500): "ViT-Tiny from MAE",
+    ("study_few_images", 2_000): "ViT from MAE",
 }
 
 
@@ -73,10 +78,12 @@ def test_size_and_machine_choose_the_preset(seen, side, channels, cores, gpu, pr
 def test_the_gain_is_of_the_nearest_measurement(seen):
     for images, outside in (
         (25_000, ""),
-        (6_350, "; so few images were not measured"),
+        (6_350, ""),
+        (2_000, "; so few images were not measured"),
         (90_000, "; so many"),
     ):
         assert describe_gain(seen(64, images), 6_000).startswith(f"likely{outside}")
+    assert "likely. 2,000 steps of MAE gained 12.4 points" in describe_gain(seen(64, 5_000), 6_000)
     assert "likely. 6,000 steps of MAE gained 16.7 points" in describe_gain(seen(64, 25_000), 6_000)
     assert "2,000 steps of MAE gained 10.6" in describe_gain(seen(300), 3_000)
     assert describe_gain(seen(8, train=1_400, channels=1), 300).startswith("unlikely; ")
