@@ -85,7 +85,7 @@ def test_the_gain_is_of_the_nearest_measurement(seen):
         assert describe_gain(seen(64, images), 6_000).startswith(f"likely{outside}")
     assert "likely. 2,000 steps of MAE gained 12.4 points" in describe_gain(seen(64, 5_000), 6_000)
     assert "likely. 6,000 steps of MAE gained 16.7 points" in describe_gain(seen(64, 25_000), 6_000)
-    assert "2,000 steps of MAE gained 10.6" in describe_gain(seen(300), 3_000)
+    assert "2,000 steps of MAE gained 10.6" in describe_gain(seen(300, 25_000), 3_000)
     assert describe_gain(seen(8, train=1_400, channels=1), 300).startswith("unlikely; ")
     assert describe_gain(seen(64, train=300), 6_000).startswith("not known; so few")
     assert describe_gain(seen(64, 25_000), 1_500).startswith("not known; so few steps")
