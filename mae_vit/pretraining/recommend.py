@@ -227,9 +227,10 @@ def choose_preset(images: Images, *, cores: int, gpu: bool) -> Preset:
 
 def describe_gain(images: Images, steps: int) -> str:
     """Says whether pretraining is expected to help, and what this was measured on."""
-    far = [abs(math.log(each.side / images.side)) for each in MEASUREMENTS]
-    sized = [each for each, distance in zip(MEASUREMENTS, far, strict=True) if distance == min(far)]
-    near = min(sized, key=lambda measured: abs(math.log(measured.images / images.train)))
+    near = min(
+        MEASUREMENTS,
+        key=lambda each: (abs(math.log(each.side / images.side)), abs(math.log(each.images / images.train))),
+    )
     reached = [length for length in near.gains if length <= steps]
     length = max(reached, default=min(near.gains))
     gain = near.gains[length]
