@@ -120,17 +120,19 @@ def assert_share(count: float, total: int, share: float) -> None:
 STEP, FIRST, IGNORED = 20, 10, 5
 
 
-def prepare_colored_digits(folder: Path, out: Path, *, height: int = 32, width: int = 32) -> Path:
-    """Shards of scikit-learn's digits in three colors, at a multiple of 8 px."""
+def prepare_colored_digits(
+    folder: Path, out: Path, *, height: int = 32, width: int = 32, colors=(0, 1, 2)
+) -> Path:
+    """Shards of scikit-learn's digits, each in several colors (channels to fill), at a multiple of 8 px."""
     data = load_digits()
     for number, (image, label) in enumerate(zip(data.images, data.target, strict=True)):
         large = np.kron(image * 15, np.ones((height // 8, width // 8))).astype(np.uint8)
-        for color in range(3):
+        for name, color in enumerate(colors):
             pixels = np.zeros((height, width, 3), np.uint8)
-            pixels[..., color] = large
+            pixels[..., color] = large if isinstance(color, int) else large[..., None]
             target = folder / ("val" if number % 10 == 0 else "train") / str(label)
             target.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(pixels).save(target / f"{number}-{color}.png", compress_level=0)
+            Image.fromarray(pixels).save(target / f"{number}-{name}.png", compress_level=0)
     prepare([find_images(str(folder), out=out, split="train", root=None)], out)
     return out
 
