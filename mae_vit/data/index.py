@@ -243,7 +243,7 @@ class TarIndex(ShardIndex):
         try:
             names.update((sample.offset, sample.key) for sample in read_samples(self._files.path(number)))
         except (ReadError, DamagedTar, OSError) as error:
-            why = f"cannot be read ({error_reason(error) if isinstance(error, OSError) else error})"
+            why = f"cannot be read ({error_reason(error)})"
         rows = self._rows[first : first + shard.samples]
         keys = [names.get(offset, "") for offset in rows["offset"].tolist()]
         if [index_files.key_check(key) for key in keys] != rows["key"].tolist():
@@ -308,8 +308,6 @@ def _fetched_index(remote: RemoteFolder, folder: Path, split: str, dataset: Data
         )
     cache = index_files.cache_folder(folder)
     path = cache / f"{split}-index-{info.index.sha256[:16]}.npy"
-    if index_files.load_rows(path, info.samples) is not None:
-        return path
     # All ranks of a node come here at once: one fetches, the others wait.
     with FileLock(cache / f".{split}.lock"):
         if index_files.load_rows(path, info.samples) is None:

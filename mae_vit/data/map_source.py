@@ -6,7 +6,8 @@ import hashlib
 import io
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -47,19 +48,13 @@ class MapSource(ABC):
 
 @dataclass
 class _Data:
-    """A registered data set; splits are opened when they are needed."""
+    """A registered data set; splits are opened once, when they are needed."""
 
     name: str
     splits: Mapping[str, Callable[[], MapSource]]
     classes: Sequence[str]
     mean: Sequence[float]
     std: Sequence[float]
-    opened: dict[str, MapSource] = field(default_factory=dict)
-
-    def source(self, split: str) -> MapSource:
-        if split not in self.opened:
-            self.opened[split] = self.splits[split]()
-        return self.opened[split]
 
     def describe(self) -> Dataset:
         return Dataset(
@@ -69,8 +64,8 @@ class _Data:
             channels=len(self.mean),
             mean=list(self.mean),
             std=list(self.std),
-            statistics_images=len(self.source(next(iter(self.splits))).labels),
-            splits={split: self._describe_split(self.source(split)) for split in self.splits},
+            statistics_images=len(next(iter(self.splits.values()))().labels),
+            splits={split: self._describe_split(open_it()) for split, open_it in self.splits.items()},
         )
 
     def _describe_split(self, source: MapSource) -> Split:
@@ -87,7 +82,7 @@ class _Data:
         )
 
     def open(self, split: str) -> ShardIndex:
-        return _SourceIndex(self.name, split, self.describe(), self.source(split))
+        return _SourceIndex(self.name, split, self.describe(), self.splits[split]())
 
 
 class _SourceIndex(ShardIndex):
@@ -148,4 +143,5 @@ def register_source(
     """
     if name in SOURCES:
         raise ValueError(f'there is a data set "{name}"')
-    SOURCES[name] = _Data(name, splits, classes, mean, std)
+    once = {split: cache(open_it) for split, open_it in splits.items()}
+    SOURCES[name] = _Data(name, once, classes, mean, std)
