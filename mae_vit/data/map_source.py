@@ -14,7 +14,6 @@ import numpy as np
 from PIL import Image
 
 from mae_vit.core import __version__
-from mae_vit.core.errors import Damage
 from mae_vit.core.messages import error_reason
 from mae_vit.data.index import ShardIndex
 from mae_vit.data.shards.dataset_json import FORMAT, SOURCES, Dataset, Shard, Split
@@ -90,11 +89,7 @@ class _SourceIndex(ShardIndex):
 
     def __init__(self, name: str, split: str, dataset: Dataset, source: MapSource) -> None:
         super().__init__(Path(name), split, dataset)
-        self._source, self._labels = source, np.asarray(source.labels, np.int32)
-
-    @property
-    def labels(self) -> np.ndarray:
-        return self._labels
+        self._source, self.labels = source, np.asarray(source.labels, np.int32)
 
     def read(self, sample: int) -> bytes:
         try:
@@ -116,9 +111,6 @@ class _SourceIndex(ShardIndex):
 
     def keys(self) -> list[str]:
         return [self.find_key(sample) for sample in range(len(self))]
-
-    def damage(self, sample: int, reason: str) -> Damage:
-        return Damage(sample, self.shard_of(sample), self.find_key(sample), None, reason)
 
 
 def register_source(
