@@ -74,7 +74,8 @@ def nodata_for(dtype: str, option: float | None, stated: float | None) -> float 
     if value is None or math.isnan(value):
         return None
     if dtype.startswith("float"):
-        return float(np.dtype(dtype).type(value)) if np.isfinite(np.dtype(dtype).type(value)) else None
+        held = float(np.dtype(dtype).type(value))
+        return held if math.isfinite(held) else None
     limits = np.iinfo(dtype)
     if not value.is_integer() or not limits.min <= value <= limits.max:
         if option is None:

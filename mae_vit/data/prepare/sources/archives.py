@@ -13,7 +13,7 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
@@ -230,15 +230,12 @@ class Spool:
     def __init__(self, out: Path) -> None:
         """Creates no file yet; `out` is the output folder."""
         self._out = out
-        self._file: BinaryIO | None = None
 
-    @property
+    @cached_property
     def file(self) -> BinaryIO:
         """The file, to append to."""
-        if self._file is None:
-            self._out.mkdir(parents=True, exist_ok=True)
-            self._file = tempfile.TemporaryFile(dir=self._out)  # noqa: SIM115 - readers hold it
-        return self._file
+        self._out.mkdir(parents=True, exist_ok=True)
+        return tempfile.TemporaryFile(dir=self._out)
 
     def write(self, data: bytes) -> Reader:
         """Appends an image, and returns its reader; one that is too large is not written, and its reader raises."""
