@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from ruamel.yaml import YAML
 
 from mae_vit.config.explain import Document, explain
-from mae_vit.config.keys import KeysOf, alternatives, kinds_at
+from mae_vit.config.keys import KeysOf, alternatives, kinds_at, value_at
 from mae_vit.config.plugins import add_plugins, import_plugins, named_plugins, not_imported
 from mae_vit.config.presets import hint_at_config
 from mae_vit.config.schema import Config
@@ -85,15 +85,15 @@ class _Draft:
         """Removes the file's options of a choice that an override replaces (`optim.name`, `objective.name`)."""
         *path, name = key.split(".")
         kinds: Mapping[str, Collection[str]] = {}
-        node = _node(self.raw, path)
+        node = value_at(self.raw, path)
+        if not isinstance(node, dict):
+            return
         for section in alternatives(kinds_at(self.schema, path)):
             if isinstance(section, OneOf) and name in ("name", section.key):
                 chosen = section.choice({**node, name: choice})
                 if chosen is not None and chosen in section.sections:
-                    kinds, choice = (
-                        {tag: model.model_fields for tag, model in section.sections.items()},
-                        chosen,
-                    )
+                    kinds = {tag: model.model_fields for tag, model in section.sections.items()}
+                    choice = chosen
             elif isinstance(section, type) and issubclass(section, Section):
                 kinds = section.options.get(name, {})
         for option in {option for options in kinds.values() for option in options}:
@@ -125,12 +125,6 @@ class _Draft:
             node.pop(path[-1], None)
         else:
             node[path[-1]] = value
-
-
-def _node(raw: Any, path: Sequence[str]) -> dict[str, Any]:
-    for part in path:
-        raw = raw.get(part) if isinstance(raw, dict) else None
-    return raw if isinstance(raw, dict) else {}
 
 
 # A config is a page of text; a larger one is a wrong file.

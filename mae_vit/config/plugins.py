@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
+from traceback import extract_tb
 from types import ModuleType
 from typing import Any
 
@@ -81,12 +82,9 @@ def _import(name: str) -> ModuleType:
             f"run.plugins: no module {name} is installed or in {folder}; give a module, or a file that ends in .py"
         ) from None
     except Exception as error:  # whatever the user's code raises
-        trace, line = error.__traceback__, 0
-        while trace is not None:
-            if trace.tb_frame.f_code.co_filename.endswith(f"{module.rpartition('.')[2]}.py"):
-                line = trace.tb_lineno
-            trace = trace.tb_next
-        at = f" in line {line}" if line else ""
+        file = f"{module.rpartition('.')[2]}.py"
+        lines = [f.lineno for f in extract_tb(error.__traceback__) if f.filename.endswith(file)]
+        at = f" in line {lines[-1]}" if lines else ""
         raise InputError(
             f"run.plugins: {name} fails{at} ({type(error).__name__}: {error_reason(error)})"
         ) from None
