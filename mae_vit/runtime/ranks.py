@@ -158,8 +158,7 @@ def run_on_rank_zero(decide: Callable[[], T], ranks: Ranks) -> T:
     if outcome[1] is not None:
         kind, words = outcome[1]
         raise kind(*words)
-    result: T = outcome[0]
-    return result
+    return outcome[0]
 
 
 def gather_objects(value: Any, ranks: Ranks) -> list[Any]:
