@@ -18,6 +18,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from mae_vit.config.keys import value_at
 from mae_vit.config.typed_yaml import parse_yaml
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import closest_path, error_reason
@@ -29,8 +30,7 @@ _KEY = "run.plugins="
 
 def named_plugins(raw: Any, overrides: Sequence[str]) -> list[str]:
     """Returns the modules that a config, or the last override of `run.plugins`, names."""
-    run = raw.get("run")
-    names = run.get("plugins") if isinstance(run, dict) else None
+    names = value_at(raw, ("run", "plugins"))
     for override in overrides:
         if override.startswith(_KEY):
             names = parse_yaml(override.removeprefix(_KEY), f'override "{override}"')
