@@ -6,6 +6,7 @@ import csv
 import json
 import os
 from collections.abc import Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -239,8 +240,6 @@ def _plain(value: Any, key: str) -> str:
 def _value(text: str) -> Any:
     """Parses a cell of a table: a number, text, or None if it is empty."""
     for kind in (int, float):
-        try:
+        with suppress(ValueError):
             return kind(text)
-        except ValueError:
-            continue
     return text or None
