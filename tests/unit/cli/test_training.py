@@ -44,6 +44,8 @@ def test_presets_are_listed_and_shown(capsys):
         (["pretrain", "mae_digit"], "config mae_digit: "),
         (["pretrain", "--config", "mae_digits", "mae_base"], 'override "mae_base": '),
         (["compare", "mae_digits"], "(mae-vit pretrain)"),
+        (["pretrain", "finetune_cifar_tiny"], "(mae-vit finetune)"),
+        (["pretrain", "compare_demo"], "(mae-vit compare)"),
         (["finetune"], "--ckpt RUN"),
         (["pretrain", "mae_digits", "\u2013resume", "never"], "write --resume"),
         (["pretrain", "mae_digits", "--device", "cuda"], "CUDA_VISIBLE"),
