@@ -109,16 +109,6 @@ def test_every_key_in_the_help_of_a_job_is_one(capsys, job, schema, preset):
     assert all("finetune.mode" in error for error in refused.values()), refused
 
 
-def test_the_command_line_loads_nothing_heavy():
-    """Neither for --help nor in data workers, which import what started them."""
-    script = "import sys, mae_vit.cli.main as cli; cli._parser(); "
-    script += "print(*{'torch', 'numpy', 'pydantic', 'ruamel.yaml'} & set(sys.modules))"
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=500
-    )
-    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "", "")
-
-
 def test_the_program_of_a_comparison_runs_from_anywhere(tmp_path):
     """By its path, where another library of the same name may be the current folder's."""
     (tmp_path / "mae_vit").mkdir()
