@@ -64,6 +64,15 @@ def test_the_loss_is_maes_and_the_weighted_contrast():
     assert values["reconstruction_loss"][0].item() / 8 == pytest.approx(reconstruction.item(), rel=1e-6)
 
 
+def test_the_contrast_reaches_the_encoder_by_patches_alone():
+    objective = build("contrastive_mae", "tiny")
+    _, encoded = objective.encode_and_reconstruct(batch_of(objective))
+    encoded.retain_grad()
+    contrast(objective.project(encoded), 2, 0.2)["contrast_loss"].sum().backward()
+    assert encoded.grad[:, 0].abs().max() == 0
+    assert encoded.grad[:, 1:].abs().min() > 0
+
+
 @pytest.mark.parametrize("encoder", ["tiny", "convolutions"])
 def test_the_contrast_alone_is_infonce_of_mean_features_by_hand(encoder):
     objective = build("contrastive", encoder, group_size=4, temperature=0.5)
