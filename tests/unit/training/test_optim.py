@@ -116,6 +116,21 @@ def test_rates_take_effect(layer_decay):
         assert moved == pytest.approx(1e-2 * (scales[name] if layer_decay else 1), rel=1e-3), name
 
 
+def test_lars_without_decay_is_that_of_mae():
+    """The first step of the official util/lars.py, written out: no adaptation of 1-D parameters."""
+    torch.manual_seed(0)
+    layer = nn.Linear(3, 2)
+    optimizer = make_optimizer(layer, OptimizerOptions("lars", 0.0, momentum=0.9))
+    weight, bias = (parameter.detach().clone() for parameter in layer.parameters())
+    layer.weight.grad, layer.bias.grad = torch.randn(2, 3), torch.randn(2)
+    for group in optimizer.param_groups:
+        group["lr"] = 0.1
+    optimizer.step()
+    adapted = layer.weight.grad * (0.001 * weight.norm() / layer.weight.grad.norm())
+    torch.testing.assert_close(layer.weight.detach(), weight - 0.1 * adapted)
+    torch.testing.assert_close(layer.bias.detach(), bias - 0.1 * layer.bias.grad)
+
+
 def test_the_loss_scale_halves_doubles_counts_and_has_bounds():
     scale = LossScale(scale=8.0, growth_interval=2)
     for overflow, expected in (
