@@ -12,7 +12,7 @@ import torch
 
 from mae_vit.core.errors import InputError, RemoteUnavailable
 from mae_vit.core.messages import error_reason
-from mae_vit.runtime.cores import cores_of_rank
+from mae_vit.runtime.cores import cores_of_rank, tasks_of_node
 
 
 @dataclass(frozen=True)
@@ -70,13 +70,12 @@ def _read_environment() -> Ranks:
     # A task of srun; a plain process in an allocation sees SLURM_PROCID too.
     elif "SLURM_STEP_ID" in environ:
         marker, names = "SLURM_STEP_ID", ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
-        on_node = environ.get("SLURM_STEP_TASKS_PER_NODE", "1")
+        on_node = str(tasks_of_node())
     else:
         return Ranks()
     try:
         rank, world_size, local_rank = (int(environ[name]) for name in names)
-        # Slurm writes "2(x3)" for three nodes of two tasks each.
-        local_world_size = int(on_node.split("(")[0].split(",")[0])
+        local_world_size = int(on_node)
     except (KeyError, ValueError) as error:
         raise InputError(
             f"{marker} is set, but the launcher's environment is incomplete ({error}); unset {marker} to run one "
