@@ -50,6 +50,7 @@ from mae_vit.runtime.device import choose_device
 from mae_vit.runtime.failures import RunInterrupted, TrainingFailed
 from mae_vit.runtime.signals import STOP_SIGNALS, early_signal, handling
 from mae_vit.training.engines.precision import Chosen, Precision, choose_precision, fixed
+from mae_vit.training.identity import flatten
 
 # Keys of the comparison that the plan does not set for all runs.
 _DEFAULTS = {
@@ -216,11 +217,9 @@ def check_data(plan: ComparisonPlan) -> None:
 
 def _check_file(path: Path) -> None:
     """Checks that a row's config file leaves what tells the rows apart to the comparison, as `set` has to."""
-    content = read_values(path)
+    values = flatten(read_values(path))
     for key, default in _DEFAULTS.items():
-        section, _, name = key.partition(".")
-        values = content.get(section)
-        if isinstance(values, dict) and values.get(name, default) != default:
+        if values.get(key, default) != default:
             raise InputError(
                 f'{path}: "{key}" belongs to the comparison; remove it here; use {OWN_KEYS[key]}'
             )
