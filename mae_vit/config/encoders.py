@@ -17,7 +17,7 @@ from mae_vit.config.typed_yaml import PathText
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import closest
 from mae_vit.models.geometry import GEOMETRIES, Geometry, NetworkGeometry, ViTGeometry, ViTRopeGeometry
-from mae_vit.models.sizes import BASELINE_NAMES, SIZES, TIMM_PREFIX, WITHOUT_DROP_PATH
+from mae_vit.models.sizes import BASELINE_NAMES, SIZES, TIMM_PREFIX, WITHOUT_DROP_PATH, Size
 
 # Channels of images that are not described as bands.
 _PHOTOGRAPH_CHANNELS = 3
@@ -140,18 +140,27 @@ class _TransformerSection(EncoderSection):
         return self
 
     @property
+    def size(self) -> Size:
+        """Width, depth and heads, after the keys that change them."""
+        size = SIZES[self.name]
+        return Size(
+            self.embed_dim or size.embed_dim, self.depth or size.depth, self.num_heads or size.num_heads
+        )
+
+    @property
     def drops(self) -> dict[str, float]:
         return {"drop_rate": self.drop_rate, "drop_path_rate": self.drop_path_rate}
 
     def _shared(self) -> dict[str, Any]:
-        size = SIZES[self.name]
-        embed_dim, num_heads = self.embed_dim or size.embed_dim, self.num_heads or size.num_heads
-        if embed_dim % num_heads:
-            raise ValueError(f"embed_dim={embed_dim} is not divisible by model.num_heads={num_heads}")
+        size = self.size
+        if size.embed_dim % size.num_heads:
+            raise ValueError(
+                f"embed_dim={size.embed_dim} is not divisible by model.num_heads={size.num_heads}"
+            )
         return {
             **{"img_size": self.image_hw, "patch_size": self.patch_size, "in_chans": self.channels},
-            **{"size": self.name, "embed_dim": embed_dim, "depth": self.depth or size.depth},
-            **{"num_heads": num_heads, "mlp_ratio": self.mlp_ratio},
+            **{"size": self.name, "embed_dim": size.embed_dim, "depth": size.depth},
+            **{"num_heads": size.num_heads, "mlp_ratio": self.mlp_ratio},
         }
 
 
