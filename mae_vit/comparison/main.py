@@ -196,7 +196,7 @@ def check_data(plan: ComparisonPlan) -> None:
     """Checks that local data exist and have enough labels. Setting runs up checks remote data.
 
     Raises:
-        InputError: if data are missing, or a class has too few labels.
+        InputError: if data are missing, have no labels, or a class has too few.
     """
     path = plan.config.data.path
     for settings in (plan.config.set, *(section.set for section in plan.config.pretrain.values())):
@@ -208,6 +208,11 @@ def check_data(plan: ComparisonPlan) -> None:
     # With masks, images without a label form one class.
     labels = np.maximum(index.labels, 0) if plan.config.segments else np.asarray(index.labels)
     most = int(np.bincount(labels[labels >= 0], minlength=1).max())
+    if not most:
+        raise InputError(
+            f"{path} has no labels, which a comparison needs; prepare it from class folders (photos/CLASS/*.jpg) or "
+            "with --labels"
+        )
     asked = max((number for number in plan.config.labels_per_class if number != "all"), default=0)
     if asked > most:
         raise InputError(
