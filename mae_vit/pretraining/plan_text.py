@@ -47,7 +47,8 @@ def describe_plan(
 
     time = ""
     if timed:
-        time = describe_time(plan, ranks, setup.time_steps(precision.precision))
+        done = checkpoint.step if checkpoint else 0
+        time = describe_time(plan, ranks, setup.time_steps(precision.precision), done=done)
     facts = {
         "run": f"{folder.shown()}, {begin}, seed {config.run.seed}",
         "model": f"{model.name}, {height}x{width} px, patch {geometry.patch_size}: {tokens}",

@@ -97,6 +97,7 @@ def test_a_plan_tells_a_range_or_why_there_is_none():
         (StepTime(30_000.0, 32_000.0, 2, 1), "over a year"),
     ):
         assert describe_time(plan, Ranks(), tried).startswith(expected)
+    assert describe_time(plan, Ranks(), StepTime(1.0, 2.0, 5, 128), done=940).startswith("0:01:00 to 0:02:00")
     busy = describe_time(plan, Ranks(), StepTime(1.5, 4.5, 5, 128, 7.3))
     assert all(fact in busy for fact in ("at most 0:25:00 ", " 1:15:00 ", "load 7.3"))
     assert "communication" in describe_time(plan, Ranks(0, 2), StepTime(1.0, 2.0, 5, 128))
