@@ -116,23 +116,8 @@ class RunTrackers:
     def __init__(self) -> None:
         self.trackers: list[Tracker] = []
 
-    def log(self, step: int, scalars: Scalars, pictures: Pictures) -> None:
-        """Logs the metrics and pictures of a step."""
-        self._each(lambda tracker: tracker.log(step, scalars, pictures))
-
-    def go_back(self, step: int) -> None:
-        """Notes that the run rolled back to the checkpoint of `step`."""
-        self._each(lambda tracker: tracker.go_back(step))
-
-    def finish(self, status: Status, summary: Mapping[str, Any]) -> None:
-        """Logs the run's summary and closes."""
-        self._each(lambda tracker: tracker.finish(status, summary))
-
-    def look(self) -> list[str]:
-        """Returns the commands and URLs that show the run."""
-        return [f"  watch     {tracker.where}" for tracker in self.trackers]
-
-    def _each(self, call: Callable[[Tracker], None]) -> None:
+    def each(self, call: Callable[[Tracker], None]) -> None:
+        """Calls a method of all trackers."""
         for tracker in [*self.trackers]:
             with self.guarded(tracker.title):
                 call(tracker)
