@@ -52,10 +52,9 @@ class Masking:
     mask: Tensor
 
 
-def _keep_first(ids_shuffle: Tensor, num_keep: int) -> Masking:
-    """Keeps the first patches of a shuffled order (B, N)."""
-    places = torch.arange(ids_shuffle.shape[1], device=ids_shuffle.device).expand_as(ids_shuffle)  # (B, N)
-    ids_restore = torch.empty_like(ids_shuffle).scatter_(1, ids_shuffle, places)
+def _keep_first(ids_shuffle: Tensor, num_keep: int, patches: Tensor) -> Masking:
+    """Keeps the first patches of a shuffled order (B, N); `patches` are 0 to N - 1."""
+    ids_restore = torch.empty_like(ids_shuffle).scatter_(1, ids_shuffle, patches.expand_as(ids_shuffle))
     mask = (ids_restore >= num_keep).float()  # (B, N)
     return Masking(ids_shuffle[:, :num_keep], ids_shuffle[:, num_keep:], ids_restore, mask)
 
@@ -63,7 +62,8 @@ def _keep_first(ids_shuffle: Tensor, num_keep: int) -> Masking:
 def random_masking(noise: Tensor, mask_ratio: float) -> Masking:
     """Keeps the patches with the lowest noise (B, N), distinct within a row (MAE Sec. 3, "Masking")."""
     num_patches = noise.shape[1]
-    return _keep_first(noise.argsort(dim=1), num_patches - num_masked_patches(num_patches, mask_ratio))
+    num_keep = num_patches - num_masked_patches(num_patches, mask_ratio)
+    return _keep_first(noise.argsort(dim=1), num_keep, torch.arange(num_patches, device=noise.device))
 
 
 def unit_masking(
@@ -79,10 +79,10 @@ def unit_masking(
         return random_masking(noise, mask_ratio)
     rows, columns = grid_size
     patches = torch.arange(rows * columns, device=noise.device)
-    patches = patches.view(rows // mask_unit, mask_unit, columns // mask_unit, mask_unit)
-    patches = patches.transpose(1, 2).reshape(-1, mask_unit**2)  # (U, u*u)
-    num_keep = len(patches) - num_masked_patches(len(patches), mask_ratio)
-    return _keep_first(patches[noise.argsort(dim=1)].flatten(1), num_keep * mask_unit**2)
+    by_unit = patches.view(rows // mask_unit, mask_unit, columns // mask_unit, mask_unit)
+    by_unit = by_unit.transpose(1, 2).reshape(-1, mask_unit**2)  # (U, u*u)
+    num_keep = len(by_unit) - num_masked_patches(len(by_unit), mask_ratio)
+    return _keep_first(by_unit[noise.argsort(dim=1)].flatten(1), num_keep * mask_unit**2, patches)
 
 
 @dataclass(frozen=True)
