@@ -52,14 +52,19 @@ class StepValues:
 
 
 class StepReport:
-    """Collects a step's report on the device, over micro-batches and then over ranks."""
+    """Collects a step's report on the device, over micro-batches and then over ranks.
+
+    Attributes:
+        packed: float32 (6 + 2 * names,), on the device, once it is reduced.
+    """
+
+    packed: Tensor
 
     def __init__(self, engine: Engine, *, stop: bool, save_due: bool) -> None:
         self._engine, self._stop, self._save_due = engine, stop, save_due
         self.damaged = 0
         self._loss = torch.zeros((), device=engine.device)
         self._values: dict[str, Tensor] = {}  # (sum, count)
-        self._packed: Tensor | None = None
 
     def add(self, output: ObjectiveOutput, *, micro_batches: int) -> None:
         """Adds one micro-batch of the step."""
@@ -69,28 +74,23 @@ class StepReport:
 
     def reduce(self, result: StepResult) -> StepReport:
         """Sums over ranks in one collective, and adds the result of the step."""
-        flags = (
-            _on_device(float(flag), self._engine.device)
-            for flag in (self._stop, self.damaged, self._save_due)
-        )
+        flags = (self._on_device(flag) for flag in (self._stop, self.damaged, self._save_due))
         parts = (part for name in self.names for part in self._values[name])
         sums = self._engine.all_reduce_sum(torch.stack([self._loss, *flags, *parts]))
         # The gradient norm is already global, and all ranks skip the same fp16 steps.
-        skipped = _on_device(float(result.skipped), self._engine.device)
+        skipped = self._on_device(result.skipped)
         head = (sums[0], result.grad_norm.float(), sums[1], skipped, sums[2], sums[3])
-        self._packed = torch.stack([*head, *sums[4:]])
+        self.packed = torch.stack([*head, *sums[4:]])
         return self
+
+    def _on_device(self, value: int) -> Tensor:
+        """Makes a scalar on the device; `torch.tensor` would copy it from the host and wait for all earlier work."""
+        return torch.full((), float(value), device=self._engine.device)
 
     @property
     def names(self) -> list[str]:
         """Names of the objective's other values, in their order in `packed`."""
         return sorted(self._values)
-
-    @property
-    def packed(self) -> Tensor:
-        """float32 (6 + 2 * names,), on the device."""
-        assert self._packed is not None
-        return self._packed
 
     def read(self, packed: list[float]) -> StepValues:
         """Unpacks the numbers of `packed` on the host."""
@@ -132,11 +132,6 @@ class ReportReader:
         if event is not None:
             event.synchronize()
         return report.read(host.tolist())
-
-
-def _on_device(value: float, device: torch.device) -> Tensor:
-    """Makes a scalar on the device; `torch.tensor` would copy it from the host and wait for all earlier work."""
-    return torch.full((), value, device=device)
 
 
 def finite_or_none(value: float) -> float | None:

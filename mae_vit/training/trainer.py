@@ -187,7 +187,9 @@ class Trainer:
         for step in range(start_step, self.plan.total_steps):
             step_begun, done = time.monotonic(), step + 1
             report = self.train_step(batches, step, timer)
-            before = self.check(reports.push(report), step)  # the step before this one
+            before = reports.push(report)  # of the step before this one
+            if before is not None:
+                self.recovery.check(step, before)
             timer.count(self.plan.effective_batch_size, since=step_begun)
 
             due = self.plan.due(done, log_every_steps=self.setup.config.monitor.log_every_steps)
@@ -197,10 +199,11 @@ class Trainer:
                 self.outputs.show_step(done, time.monotonic() - step_begun)
                 continue
             flush_begun = time.monotonic()
-            values = self.check(reports.flush(), done)  # waits for the step just taken
+            values = reports.flush()  # waits for the step just taken
+            assert values is not None
+            self.recovery.check(done, values)
             timer.count(0, since=flush_begun)
             self.outputs.show_step(done, time.monotonic() - step_begun)
-            assert values is not None
             # All ranks see a stop or a save that was requested in this step.
             stopping, saving = stopping or values.stop, saving or values.save_due
             if due.log:
@@ -243,12 +246,6 @@ class Trainer:
             total_steps=self.plan.total_steps,
             min_lr=self.setup.config.optim.min_lr,
         )
-
-    def check(self, values: StepValues | None, step: int) -> StepValues | None:
-        """Shares new damaged samples and lets the guard check a step, counted from 1; collective; returns `values`."""
-        if values is not None:
-            self.recovery.check(step, values)
-        return values
 
     def line(self, done: int, values: StepValues, timer: StepTimer) -> dict[str, Any]:
         """Returns a line of `metrics.jsonl`."""
