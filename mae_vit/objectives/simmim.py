@@ -31,7 +31,6 @@ class SimMIM(Objective):
     """Mask tokens replace masked patches; a linear head predicts pixels with an L1 loss (SimMIM Sec. 3)."""
 
     def __init__(self, encoder: Encoder, config: SimMIMConfig, **pixels: Unpack[Pixels]) -> None:
-        """Adds the mask token and the linear head to `encoder`."""
         super().__init__(encoder, **pixels)
         self.mask_ratio, self.mask_unit = config.mask_ratio, config.mask_unit
         self._replaces = type(encoder).embed_patches is not Encoder.embed_patches

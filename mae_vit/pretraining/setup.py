@@ -38,12 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Setup(startup.TrainingSetup):
-    """A config, resolved for these ranks: the pretraining part of a run.
-
-    Attributes:
-        info: description of the encoder.
-        costs: FLOPs and memory of a step.
-    """
+    """A config, resolved for these ranks: the pretraining part of a run."""
 
     config: PretrainConfig
     data: Data
