@@ -245,13 +245,10 @@ class Transformer(Encoder):
     ) -> Tensor | None:
         """Adapts the patch projection to another number of channels."""
         theirs, ours = loaded.shape, self.state_dict()[name].shape
-        if name != "patch_embed.proj.weight":
-            if theirs != ours and (name in ("cls_token", "norm.weight") or name.endswith("norm1.weight")):
-                raise DoesNotFit(f"embed_dim is {theirs[-1]} there, model.embed_dim={ours[-1]} here")
+        if theirs != ours and (name in ("cls_token", "norm.weight") or name.endswith("norm1.weight")):
+            raise DoesNotFit(f"embed_dim is {theirs[-1]} there, model.embed_dim={ours[-1]} here")
+        if theirs == ours or name != "patch_embed.proj.weight":
             return super().adapt(name, loaded, report, geometry=geometry)
-        if theirs == ours:
-            report.loaded.append(name)
-            return loaded
         for axis, what in ((2, "patch_size"), (0, "embed_dim")):
             if loaded.ndim == 4 and theirs[axis] != ours[axis]:
                 raise DoesNotFit(f"{what} is {theirs[axis]} there, model.{what}={ours[axis]} here")

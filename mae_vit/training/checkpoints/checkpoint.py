@@ -214,8 +214,7 @@ def _write_parts(folder: Path, state: TrainState, *, step: int, identity: dict[s
 
 def verify_checkpoint(path: Path) -> CheckpointInfo:
     """Verifies one checkpoint as `load_checkpoint` does, but keeps no tensors in memory."""
-    checkpoint = load_checkpoint(path, load=False)
-    return CheckpointInfo(checkpoint.path, checkpoint.step, checkpoint.identity, checkpoint.course)
+    return load_checkpoint(path, load=False)
 
 
 def described_checkpoint(path: Path, described: dict[str, Any]) -> CheckpointInfo:

@@ -205,8 +205,8 @@ class Engine(ABC):
         staging = self._staging
         staging.begin()
         state = TrainState(
-            staging.collect(parameters, torch.float32),
-            {slot: staging.collect(tensors, torch.float32) for slot, tensors in optimizer_states.items()},
+            staging.collect(parameters),
+            {slot: staging.collect(tensors) for slot, tensors in optimizer_states.items()},
             self.updates,
             None if self.loss_scale is None else replace(self.loss_scale),
             staging.collect(persistent_buffers(self.objective).items()),
