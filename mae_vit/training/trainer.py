@@ -30,7 +30,7 @@ from mae_vit.training.optim import lr_at
 from mae_vit.training.outputs.run_folder import RunFolder
 from mae_vit.training.outputs.run_outputs import RunOutputs, peak_memory_gib
 from mae_vit.training.recovery import Recovery
-from mae_vit.training.step_report import ReportReader, StepReport, StepTimer, StepValues, finite_or_none
+from mae_vit.training.step_report import StepReport, StepTimer, StepValues, finite_or_none
 
 
 class Copier:
@@ -183,13 +183,15 @@ class Trainer:
                 batches.close()
 
     def _train_on(self, batches: Iterator[Batch], start_step: int) -> Outcome:
-        reports, timer, begun = ReportReader(), StepTimer(), time.monotonic()
+        last: StepReport | None = None
+        timer, begun = StepTimer(), time.monotonic()
         for step in range(start_step, self.plan.total_steps):
             step_begun, done = time.monotonic(), step + 1
             report = self.train_step(batches, step, timer)
-            before = reports.push(report)  # of the step before this one
+            before = last.read() if last else None
             if before is not None:
                 self.recovery.check(step, before)
+            last = report
             timer.count(self.plan.effective_batch_size, since=step_begun)
 
             due = self.plan.due(done, log_every_steps=self.setup.config.monitor.log_every_steps)
@@ -199,8 +201,7 @@ class Trainer:
                 self.outputs.show_step(done, time.monotonic() - step_begun)
                 continue
             flush_begun = time.monotonic()
-            values = reports.flush()  # waits for the step just taken
-            assert values is not None
+            values, last = report.read(), None  # waits for the step just taken
             self.recovery.check(done, values)
             timer.count(0, since=flush_begun)
             self.outputs.show_step(done, time.monotonic() - step_begun)
