@@ -193,8 +193,11 @@ class Transformer(Encoder):
     has_final_norm = True
     first_layer: tuple[str, ...]
 
-    def _init_all(self) -> None:
-        """Initializes all parameters except positions as the official MAE code does."""
+    def _finish(self, img_size: tuple[int, int], patch_size: int, num_heads: int, class_tokens: int) -> None:
+        """Sets the attributes, and initializes all parameters except positions as the official MAE code does."""
+        self.img_size, self.patch_size = img_size, patch_size
+        self.grid_size = self.feature_grid = (img_size[0] // patch_size, img_size[1] // patch_size)
+        self.num_heads, self.num_class_tokens = num_heads, class_tokens
         self.apply(init_transformer)
         projection = self.patch_embed.proj
         nn.init.xavier_uniform_(projection.weight.view(projection.weight.shape[0], -1))  # a linear layer

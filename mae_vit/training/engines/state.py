@@ -219,12 +219,15 @@ class EMA:
     Early updates use a lower decay, (1 + n) / (10 + n) at the n-th update, as in TensorFlow. Otherwise
     the initial weights would still dominate after 1 / (1 - decay) updates. BatchNorm's statistics are
     averaged too; integer buffers are copied.
+
+    Attributes:
+        tensors: the average by parameter name, on the model's device.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         """Starts at the weights of `model`, which this rank must hold whole; `decay` is the largest, 0 to 1."""
         self._model, self._decay = model, decay
-        self._kept = {name: tensor.detach().clone() for name, tensor in _tensors_of(self._model).items()}
+        self.tensors = {name: tensor.detach().clone() for name, tensor in _tensors_of(self._model).items()}
 
     @torch.no_grad()
     def update(self, updates: int) -> None:
@@ -232,9 +235,9 @@ class EMA:
         now = _tensors_of(self._model)
         lerp = get_ema_multi_avg_fn(min(self._decay, (1 + updates) / (10 + updates)))
         averaged = [name for name, tensor in now.items() if tensor.is_floating_point()]
-        lerp([self._kept[name] for name in averaged], [now[name].detach() for name in averaged], 0)
+        lerp([self.tensors[name] for name in averaged], [now[name].detach() for name in averaged], 0)
         for name in now.keys() - set(averaged):
-            self._kept[name].copy_(now[name])
+            self.tensors[name].copy_(now[name])
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
@@ -245,16 +248,11 @@ class EMA:
         finally:
             self._swap()
 
-    @property
-    def tensors(self) -> Mapping[str, Tensor]:
-        """The average by parameter name, on the model's device; not a copy."""
-        return self._kept
-
     def restore(self, saved: Mapping[str, Tensor]) -> None:
         """Restores the average from a saved copy."""
-        for name, tensor in self._kept.items():
+        for name, tensor in self.tensors.items():
             tensor.copy_(saved[name])
 
     def _swap(self) -> None:
         for name, tensor in _tensors_of(self._model).items():
-            tensor.data, self._kept[name] = self._kept[name], tensor.data
+            tensor.data, self.tensors[name] = self.tensors[name], tensor.data
