@@ -89,15 +89,6 @@ class RunSetup:
     advice: str = ""
     plan_text: str = ""
 
-    def summary_facts(self) -> dict[str, Any]:
-        """Returns the summary entries that a comparison reads, and notes on departures from the config."""
-        return {
-            "parameters": self.costs.parameters,
-            "epochs": self.plan.total_steps / self.plan.steps_per_epoch,
-            "flops_per_step": self.costs.flops_per_image * self.plan.effective_batch_size,
-            **({"notes": list(self.plan.notes)} if self.plan.notes else {}),
-        }
-
 
 class Job(Protocol):
     """The job-specific parts of a run: data, evaluation, outputs. All ranks call every method."""
