@@ -30,7 +30,7 @@ from mae_vit.runtime import device
 # Whichever test first starts data workers or a comparison: else each process imports torch anew in all later tests.
 multiprocessing.set_forkserver_preload(PRELOADED)
 # It only grows in a process that runs hundreds of trainings, to gigabytes.
-device.keep_freed_memory = lambda: False
+device.keep_freed_memory = lambda: None
 
 
 def pytest_addoption(parser):

@@ -6,6 +6,7 @@ import csv
 import json
 import os
 from collections.abc import Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from mae_vit.config.command_line import Arguments, ResumeMode
 from mae_vit.config.load import ConfigSource, ConfigValues, load_config
 from mae_vit.config.presets import find_config
 from mae_vit.core.errors import InputError
-from mae_vit.core.files import read_json_lines
+from mae_vit.core.files import read_json, read_json_lines
 from mae_vit.core.messages import closest_path
 from mae_vit.core.user_files import expand_path, expand_text, name_given
 from mae_vit.objectives.pretrain_config import PretrainConfig
@@ -51,8 +52,7 @@ class Run:
     def summary(self) -> dict[str, Any]:
         """Status, steps, loss and accuracies (`summary.json`); empty for a comparison."""
         path = self._file("summary.json")
-        summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        return summary
+        return read_json(path) if path.exists() else {}
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
@@ -240,8 +240,6 @@ def _plain(value: Any, key: str) -> str:
 def _value(text: str) -> Any:
     """Parses a cell of a table: a number, text, or None if it is empty."""
     for kind in (int, float):
-        try:
+        with suppress(ValueError):
             return kind(text)
-        except ValueError:
-            continue
     return text or None

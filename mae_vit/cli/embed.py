@@ -131,8 +131,7 @@ def run_embed(arguments: argparse.Namespace) -> int:
     try:
         outcome = _embed(arguments)
     except OSError as error:
-        where = error.filename or arguments.out
-        raise InputError(f"{where}: {error_reason(error)}") from None
+        raise InputError(f"{error.filename or arguments.out}: {error_reason(error)}") from None
     if outcome.rows is None:
         done = f"{outcome.done:,} of {count_of(outcome.total, 'image')}"
         print(f"mae-vit: stopped; {done} are saved, the same command resumes", file=sys.stderr)

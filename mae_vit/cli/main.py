@@ -50,8 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             from mae_vit.config.plugins import import_plugins
 
             import_plugins(plugins)
-        code: int = arguments.run(arguments)
-        return code
+        return arguments.run(arguments)
     except tuple(EXIT_CODES) as error:
         print_error(error, interrupted="interrupted; no partial files were left", program="mae-vit: ")
         return find_exit_code(error)

@@ -55,9 +55,7 @@ def run_job(words: Sequence[str]) -> int | None:
         return None
     # Before the import below, which takes seconds.
     install_early_handlers()
-    job = import_module(_JOBS[rest[0]][0])
-    code: int = job.main(rest[1:], prog=f"mae-vit {rest[0]}")
-    return code
+    return import_module(_JOBS[rest[0]][0]).main(rest[1:], prog=f"mae-vit {rest[0]}")
 
 
 def add_presets(commands: argparse._SubParsersAction[OneLineParser]) -> None:

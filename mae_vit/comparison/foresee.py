@@ -205,7 +205,6 @@ class _Meter:
         self._plan, self._precision = plan, precision
         self._tries: dict[str, StepTime | None] = {}
         self._models: dict[RunSpec, EncoderConfig] = {}
-        self._inits: dict[RunSpec, str | None] = {}
         self.works: dict[RunSpec, Work] = {}
 
     @property
@@ -218,7 +217,7 @@ class _Meter:
         for run in self._plan.pretraining.values():
             with suppress(InputError, FetchUnavailable):
                 setup = _set_up_pretraining(run)
-                self._models[run], self._inits[run] = setup.config.model, setup.config.model.init
+                self._models[run] = setup.config.model
                 self.works[run] = self._training(setup)
         rows: dict[Any, list[Cell]] = {}
         for cell in self._plan.cells:
@@ -239,7 +238,7 @@ class _Meter:
         other = cell.run.equal_compute[0]
         weights, before = other.weights, 0.0
         if other.pretraining:
-            weights, before = self._inits[other.pretraining], self.works[other.pretraining].flops
+            weights, before = self._models[other.pretraining].init, self.works[other.pretraining].flops
         return Work(self.works[other].flops + before + (cost_of_weights(weights).flops or 0.0), work.rates)
 
     def _training(self, setup: pretraining.Setup | Training) -> Work:

@@ -18,7 +18,7 @@ from mae_vit.data.shards.dataset_json import file_digest, read_dataset
 from mae_vit.data.shards.index_files import fingerprint_of
 from mae_vit.finetuning.config.pretrained import read_values
 from mae_vit.finetuning.config.recipes import TEST_SPLITS
-from mae_vit.training.identity import FREE_KEYS
+from mae_vit.training.identity import FREE_KEYS, flatten
 from mae_vit.weights.names import is_frozen, split_frozen, split_network
 
 _WEIGHTS_FILES = ("model.safetensors", "encoder.safetensors", "pytorch_model.bin")
@@ -40,23 +40,12 @@ class Inputs:
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Describes what determines a run's result, apart from the runs it needs.
 
-        Args:
-            config: its YAML file. Only the values count, not comments or the path.
-            overrides: values by dotted key. Keys that a run may change when it resumes do not count.
-            weights: its pretrained weights; None if it has none, or a run pretrains them.
-            tested: whether the run also reads a test split.
-
-        Returns:
-            A JSON object, and the digests of the inputs by name.
+        Only the values of `config` count, not its comments or path; keys that a run may change when it resumes do not.
+        `weights` are None if it has none, or a run pretrains them; `tested` runs also read a test split. Returns a JSON
+        object, and the digests of the inputs by name.
         """
-        content = read_values(config)
-
-        def setting(key: str) -> Any:
-            section, _, name = key.partition(".")
-            values = content.get(section)
-            return overrides.get(key, values.get(name) if isinstance(values, dict) else None)
-
-        digests = dict[str, Any]()
+        content, digests = read_values(config), dict[str, Any]()
+        settings = {**flatten(content), **overrides}
 
         def digest(name: str, now: Any) -> Any:
             digests[name] = self._recorded.get(name) if now is None else now
@@ -65,20 +54,18 @@ class Inputs:
         def content_of(weights: str) -> str:
             return str(digest(f"weights {weights}", digest_of_weights(weights)) or weights)
 
-        path, init = (
-            str(setting("data.path")),
-            setting("model.init"),
-        )  # its content counts, as that of --ckpt does
-        named = named_plugins({"run": {"plugins": setting("run.plugins")}}, ())
+        path, init = str(settings.get("data.path")), settings.get("model.init")
+        named = named_plugins({"run": {"plugins": settings.get("run.plugins")}}, ())
         plugins = [digest(f"plug-in {name}", _digest_of_plugin(name)) for name in named]
-        train, kept = setting("data.split") or "train", _without_free_keys(content)
-        splits = digest(f"data {redact_url(path)}", self._splits(path, setting("data.cache_dir"))) or {}
+        train, kept = settings.get("data.split") or "train", _without_free_keys(content)
+        splits = digest(f"data {redact_url(path)}", self._splits(path, settings.get("data.cache_dir"))) or {}
         # Other splits make no difference.
         test = next((name for name in TEST_SPLITS if name in splits and name != train), "")
         identity = {
             "config": digest(f"config {config}", sha1(kept) if kept else None),
             "overrides": {key: value for key, value in overrides.items() if key not in FREE_KEYS},
             "data": [splits.get(train), splits.get(test) if tested else None],
+            # Its content counts, as that of --ckpt does.
             **({"model.init": content_of(expand_text(init))} if isinstance(init, str) else {}),
             "weights": weights and content_of(weights),
             **({"plugins": plugins} if plugins else {}),

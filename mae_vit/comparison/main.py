@@ -50,6 +50,7 @@ from mae_vit.runtime.device import choose_device
 from mae_vit.runtime.failures import RunInterrupted, TrainingFailed
 from mae_vit.runtime.signals import STOP_SIGNALS, early_signal, handling
 from mae_vit.training.engines.precision import Chosen, Precision, choose_precision, fixed
+from mae_vit.training.identity import flatten
 
 # Keys of the comparison that the plan does not set for all runs.
 _DEFAULTS = {
@@ -195,7 +196,7 @@ def check_data(plan: ComparisonPlan) -> None:
     """Checks that local data exist and have enough labels. Setting runs up checks remote data.
 
     Raises:
-        InputError: if data are missing, or a class has too few labels.
+        InputError: if data are missing, have no labels, or a class has too few.
     """
     path = plan.config.data.path
     for settings in (plan.config.set, *(section.set for section in plan.config.pretrain.values())):
@@ -207,6 +208,11 @@ def check_data(plan: ComparisonPlan) -> None:
     # With masks, images without a label form one class.
     labels = np.maximum(index.labels, 0) if plan.config.segments else np.asarray(index.labels)
     most = int(np.bincount(labels[labels >= 0], minlength=1).max())
+    if not most:
+        raise InputError(
+            f"{path} has no labels, which a comparison needs; prepare it from class folders (photos/CLASS/*.jpg) or "
+            "with --labels"
+        )
     asked = max((number for number in plan.config.labels_per_class if number != "all"), default=0)
     if asked > most:
         raise InputError(
@@ -216,11 +222,9 @@ def check_data(plan: ComparisonPlan) -> None:
 
 def _check_file(path: Path) -> None:
     """Checks that a row's config file leaves what tells the rows apart to the comparison, as `set` has to."""
-    content = read_values(path)
+    values = flatten(read_values(path))
     for key, default in _DEFAULTS.items():
-        section, _, name = key.partition(".")
-        values = content.get(section)
-        if isinstance(values, dict) and values.get(name, default) != default:
+        if values.get(key, default) != default:
             raise InputError(
                 f'{path}: "{key}" belongs to the comparison; remove it here; use {OWN_KEYS[key]}'
             )

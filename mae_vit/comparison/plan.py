@@ -75,15 +75,9 @@ def settings_with_start(
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell of the table.
+    """One cell of the table: a row's entry, its labels per class, mode and seed, and the run that measures it.
 
-    Attributes:
-        entry: its row.
-        labels: labels per class.
-        mode: how it is measured.
-        seed: seed of the run.
-        run: its run.
-        fixed: whether every seed gives the same result; then one cell stands for all seeds.
+    If every seed gives the same result (`fixed`), one cell stands for all seeds.
     """
 
     entry: EntrySection

@@ -116,7 +116,6 @@ class Runner:
     """Runs specs in slots, each with a GPU or a share of the cores.
 
     Attributes:
-        slots: number of runs at the same time.
         precision: what `train.precision=auto` means for all runs.
         failed: exit code and last line of output, by name of the failed run.
         stopped: the signal that stopped the comparison; None if there was none.

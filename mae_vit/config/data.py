@@ -173,12 +173,9 @@ class DataSection(Section):
 
 def fitting_lanes(lanes: int, batch: int, world_size: int = 1) -> int:
     """Returns the number of lanes nearest to `lanes` that divides the batch and fits the ranks (`lanes_fit`)."""
-
-    def fits(number: int) -> bool:
-        return number > 0 and batch % number == 0 and lanes_fit(number, world_size)
-
+    numbers = (lanes + way for away in range(lanes) for way in (-away, away))
     # The search ends at 1 at the latest, which always fits.
-    return next(lanes + way for away in range(lanes) for way in (-away, away) if fits(lanes + way))
+    return next(number for number in numbers if batch % number == 0 and lanes_fit(number, world_size))
 
 
 def lanes_fit(lanes: int, world_size: int) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from mae_vit.config.keys import kind_of, meant, sections_in, walk_keys
+from mae_vit.config.keys import kind_of, meant, sections_in, value_at, walk_keys
 from mae_vit.config.presets import preset_paths
 from mae_vit.config.typed_yaml import PathText, parse_yaml, write_value
 from mae_vit.core.errors import InputError
@@ -121,11 +121,8 @@ def explain_key(asked: str, schemas: Mapping[str, type[BaseModel]]) -> list[str]
         raise InputError(f'no key "{asked}"; {hint}')
     lines = list[str]()
     for key in _merged(found):
-        lines += [
-            *([""] if lines else []),
-            *(_section(key) if sections_in([kind_of(key.field)]) else _facts(key)),
-        ]
-    return lines
+        lines += ["", *(_section(key) if sections_in([kind_of(key.field)]) else _facts(key))]
+    return lines[1:]
 
 
 def _merged(keys: Sequence[Key]) -> list[Key]:
@@ -173,9 +170,7 @@ def _presets(key: Key) -> list[str]:
         *sections, name = key.path.split(".")
         if name not in text:
             continue
-        node: Any = parse_yaml(text, file.name)
-        for part in sections:
-            node = node.get(part) if isinstance(node, dict) else None
+        node = value_at(parse_yaml(text, file.name), sections)
         if not isinstance(node, dict) or node.get(name) is None:
             continue
         # Of another branch, unless the preset leaves the branch to its default.

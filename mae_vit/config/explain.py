@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
-from mae_vit.config.keys import key_paths, kinds_at, one_of, suggest, written_path
+from mae_vit.config.keys import key_paths, kinds_at, one_of, suggest, value_at, written_path
 from mae_vit.core.messages import closest, nearest
 
 _MAX_SHOWN = 80  # characters of a value
@@ -90,8 +89,7 @@ def _explain_unknown(document: Document, key: str) -> str:
     owners = " or ".join(f'"{tag}"' for tag, model in models.items() if name in model.model_fields)
     if not owners:
         return f'unknown key "{key}": {suggest(document.schema, document.raw, key)}'
-    node: Any = reduce(lambda inner, part: inner[part], section.split("."), document.raw)
-    chosen = str(several.choice(node)) if several else ""
+    chosen = str(several.choice(value_at(document.raw, section.split(".")))) if several else ""
     options = ", ".join(option for option in models[chosen].model_fields if option != "name")
     return f'{key} belongs to {section} {owners}; options of "{chosen}": {options}'
 

@@ -156,10 +156,14 @@ def meant(schema: type[BaseModel], raw: Any, key: str) -> list[str]:
     return [path for path in dict.fromkeys(key_paths(schema, {})) if path.rpartition(".")[2] == leaf]
 
 
+def value_at(raw: Any, path: Sequence[str]) -> Any:
+    """Returns the value at a path in plain data; None if there is none."""
+    return reduce(lambda node, key: node.get(key) if isinstance(node, dict) else None, path, raw)
+
+
 def _typed(raw: Any, key: str) -> str:
     """Returns the whole dotted key that the user wrote; `key` is its unknown beginning."""
-    for part in key.split("."):
-        raw = raw.get(part) if isinstance(raw, dict) else None
+    raw = value_at(raw, key.split("."))
     while isinstance(raw, dict) and raw:
         part, raw = next(iter(raw.items()))
         key += f".{part}"

@@ -10,6 +10,7 @@ import copy
 import io
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import permutations
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 from ruamel.yaml import YAML
 
 from mae_vit.config.explain import Document, explain
-from mae_vit.config.keys import KeysOf, alternatives, kinds_at
+from mae_vit.config.keys import KeysOf, alternatives, kinds_at, value_at
 from mae_vit.config.plugins import add_plugins, import_plugins, named_plugins, not_imported
 from mae_vit.config.presets import hint_at_config
 from mae_vit.config.schema import Config
@@ -51,86 +52,79 @@ def drop_alternatives(raw: dict[str, Any], overridden: Collection[str]) -> None:
                     raw[section].pop(name, None)
 
 
-@dataclass(frozen=True)
-class _Draft:
-    """A config as plain data, before it is checked, and its schema."""
-
-    schema: type[BaseModel]
-    raw: dict[str, Any]
-
-    def override(self, overrides: Sequence[str], mistakes: list[str]) -> dict[str, Any]:
-        """Applies overrides; returns their values by key. Messages of failures go to `mistakes`."""
-        parsed: list[tuple[str, str, Any]] = []
-        for override in overrides:
-            key, separator, text = override.partition("=")
-            try:
-                if not separator or not all(key.split(".")):
-                    raise InputError(f'override "{override}": write key.path=value, such as run.name=try')
-                if not text:  # mostly an unset variable, as in run.name=$NAME
-                    raise InputError(f'override "{override}" has no value; {key}=null restores the default')
-                parsed.append((override, key, parse_value(self.schema, key, text, f'override "{override}"')))
-            except InputError as error:
-                mistakes += error.lines
-        drop_alternatives(self.raw, {key for _, key, value in parsed if value is not None})
-        for _, key, value in parsed:
-            self._drop_options_of_others(key, str(value))
-        for override, key, value in parsed:
-            try:
-                self._apply_override(override, key.split("."), value)
-            except InputError as error:
-                mistakes += error.lines
-        return {key: value for _, key, value in parsed}
-
-    def _drop_options_of_others(self, key: str, choice: str) -> None:
-        """Removes the file's options of a choice that an override replaces (`optim.name`, `objective.name`)."""
-        *path, name = key.split(".")
-        kinds: Mapping[str, Collection[str]] = {}
-        node = _node(self.raw, path)
-        for section in alternatives(kinds_at(self.schema, path)):
-            if isinstance(section, OneOf) and name in ("name", section.key):
-                chosen = section.choice({**node, name: choice})
-                if chosen is not None and chosen in section.sections:
-                    kinds, choice = (
-                        {tag: model.model_fields for tag, model in section.sections.items()},
-                        chosen,
-                    )
-            elif isinstance(section, type) and issubclass(section, Section):
-                kinds = section.options.get(name, {})
-        for option in {option for options in kinds.values() for option in options}:
-            if option not in kinds.get(choice, ()):
-                node.pop(option, None)
-
-    def _apply_override(self, override: str, path: Sequence[str], value: Any) -> None:
-        """Sets a value in plain data; None unsets it. Raises InputError if a part of the path is not a section."""
-        node: Any = self.raw
-        of_runs = False
-        for depth in range(1, len(path)):
-            # From here on the path is one dotted key of the runs: `set.train.epochs`.
-            if any(isinstance(kind, KeysOf) for kind in kinds_at(self.schema, path[:depth])):
-                of_runs, path = True, [*path[:depth], ".".join(path[depth:])]
-                break
-        for depth, name in enumerate(path[:-1]):
-            node = node.setdefault(name, {})
-            if not isinstance(node, dict):
-                raise InputError(f'override "{override}": {".".join(path[: depth + 1])} is not a section')
-        # In a comparison's `set` the keys are dotted.
-        for group in _ALTERNATIVES:
-            if value is not None and path[-1] in group:
-                for key in group:
-                    node.pop(key, None)
-        # A null in `set` is for the runs.
-        kinds = [] if of_runs else [*alternatives(kinds_at(self.schema, path))]
-        # null resets a key that cannot be null to its default. An unknown key stays, so that the check reports it.
-        if value is None and type(None) not in kinds and (kinds or path[-1] in node):
-            node.pop(path[-1], None)
-        else:
-            node[path[-1]] = value
+def _override(
+    schema: type[BaseModel], raw: dict[str, Any], overrides: Sequence[str], mistakes: list[str]
+) -> dict[str, Any]:
+    """Applies overrides; returns their values by key. Messages of failures go to `mistakes`."""
+    parsed: list[tuple[str, str, Any]] = []
+    for override in overrides:
+        key, separator, text = override.partition("=")
+        try:
+            if not separator or not all(key.split(".")):
+                raise InputError(f'override "{override}": write key.path=value, such as run.name=try')
+            if not text:  # mostly an unset variable, as in run.name=$NAME
+                raise InputError(f'override "{override}" has no value; {key}=null restores the default')
+            parsed.append((override, key, parse_value(schema, key, text, f'override "{override}"')))
+        except InputError as error:
+            mistakes += error.lines
+    drop_alternatives(raw, {key for _, key, value in parsed if value is not None})
+    for _, key, value in parsed:
+        _drop_options_of_others(schema, raw, key, str(value))
+    for override, key, value in parsed:
+        try:
+            _apply_override(schema, raw, override, key.split("."), value)
+        except InputError as error:
+            mistakes += error.lines
+    return {key: value for _, key, value in parsed}
 
 
-def _node(raw: Any, path: Sequence[str]) -> dict[str, Any]:
-    for part in path:
-        raw = raw.get(part) if isinstance(raw, dict) else None
-    return raw if isinstance(raw, dict) else {}
+def _drop_options_of_others(schema: type[BaseModel], raw: dict[str, Any], key: str, choice: str) -> None:
+    """Removes the file's options of a choice that an override replaces (`optim.name`, `objective.name`)."""
+    *path, name = key.split(".")
+    kinds: Mapping[str, Collection[str]] = {}
+    node = value_at(raw, path)
+    if not isinstance(node, dict):
+        return
+    for section in alternatives(kinds_at(schema, path)):
+        if isinstance(section, OneOf) and name in ("name", section.key):
+            chosen = section.choice({**node, name: choice})
+            if chosen is not None and chosen in section.sections:
+                kinds = {tag: model.model_fields for tag, model in section.sections.items()}
+                choice = chosen
+        elif isinstance(section, type) and issubclass(section, Section):
+            kinds = section.options.get(name, {})
+    for option in {option for options in kinds.values() for option in options}:
+        if option not in kinds.get(choice, ()):
+            node.pop(option, None)
+
+
+def _apply_override(
+    schema: type[BaseModel], raw: dict[str, Any], override: str, path: Sequence[str], value: Any
+) -> None:
+    """Sets a value in plain data; None unsets it. Raises InputError if a part of the path is not a section."""
+    node: Any = raw
+    of_runs = False
+    for depth in range(1, len(path)):
+        # From here on the path is one dotted key of the runs: `set.train.epochs`.
+        if any(isinstance(kind, KeysOf) for kind in kinds_at(schema, path[:depth])):
+            of_runs, path = True, [*path[:depth], ".".join(path[depth:])]
+            break
+    for depth, name in enumerate(path[:-1]):
+        node = node.setdefault(name, {})
+        if not isinstance(node, dict):
+            raise InputError(f'override "{override}": {".".join(path[: depth + 1])} is not a section')
+    # In a comparison's `set` the keys are dotted.
+    for group in _ALTERNATIVES:
+        if value is not None and path[-1] in group:
+            for key in group:
+                node.pop(key, None)
+    # A null in `set` is for the runs.
+    kinds = [] if of_runs else [*alternatives(kinds_at(schema, path))]
+    # null resets a key that cannot be null to its default. An unknown key stays, so that the check reports it.
+    if value is None and type(None) not in kinds and (kinds or path[-1] in node):
+        node.pop(path[-1], None)
+    else:
+        node[path[-1]] = value
 
 
 # A config is a page of text; a larger one is a wrong file.
@@ -188,7 +182,7 @@ def load_config(
     if amend is not None:
         amend(raw)
     as_read, mistakes = copy.deepcopy(raw), list[str]()
-    overridden = _Draft(schema, raw).override(overrides, mistakes)
+    overridden = _override(schema, raw, overrides, mistakes)
     if notes is not None:
         notes += _replaced_durations(as_read, overridden, path.name)
     for content in (raw, as_read):
@@ -236,14 +230,11 @@ def _parse(schema: type[BaseModel], text: str, path: Path) -> dict[str, Any]:
 
 def _replaced_durations(raw: dict[str, Any], given: Mapping[str, Any], file: str) -> list[str]:
     """Returns a sentence for each duration of the file that an override in another unit replaces."""
-    section = raw.get("train")
-    before = {f"train.{name}": value for name, value in section.items()} if isinstance(section, dict) else {}
     return [
-        f"{key}={given[key]} replaces {other}={before[other]} from {file}"
+        f"{key}={given[key]} replaces {other}={before} from {file}"
         for group in _DURATIONS
-        for key in group
-        for other in group
-        if given.get(key) is not None and other != key and before.get(other) is not None
+        for key, other in permutations(group, 2)
+        if given.get(key) is not None and (before := value_at(raw, other.split("."))) is not None
     ]
 
 

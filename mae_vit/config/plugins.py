@@ -12,11 +12,13 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
+from traceback import extract_tb
 from types import ModuleType
 from typing import Any
 
 from pydantic import BaseModel
 
+from mae_vit.config.keys import value_at
 from mae_vit.config.typed_yaml import parse_yaml
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import closest_path, error_reason
@@ -28,8 +30,7 @@ _KEY = "run.plugins="
 
 def named_plugins(raw: Any, overrides: Sequence[str]) -> list[str]:
     """Returns the modules that a config, or the last override of `run.plugins`, names."""
-    run = raw.get("run")
-    names = run.get("plugins") if isinstance(run, dict) else None
+    names = value_at(raw, ("run", "plugins"))
     for override in overrides:
         if override.startswith(_KEY):
             names = parse_yaml(override.removeprefix(_KEY), f'override "{override}"')
@@ -81,12 +82,9 @@ def _import(name: str) -> ModuleType:
             f"run.plugins: no module {name} is installed or in {folder}; give a module, or a file that ends in .py"
         ) from None
     except Exception as error:  # whatever the user's code raises
-        trace, line = error.__traceback__, 0
-        while trace is not None:
-            if trace.tb_frame.f_code.co_filename.endswith(f"{module.rpartition('.')[2]}.py"):
-                line = trace.tb_lineno
-            trace = trace.tb_next
-        at = f" in line {line}" if line else ""
+        file = f"{module.rpartition('.')[2]}.py"
+        lines = [f.lineno for f in extract_tb(error.__traceback__) if f.filename.endswith(file)]
+        at = f" in line {lines[-1]}" if lines else ""
         raise InputError(
             f"run.plugins: {name} fails{at} ({type(error).__name__}: {error_reason(error)})"
         ) from None

@@ -74,15 +74,14 @@ class Bands:
         """Type of raw values in tensors."""
         import torch
 
-        dtype: torch.dtype = getattr(torch, self.dtype)
-        return dtype
+        return getattr(torch, self.dtype)
 
     def to_entry(self) -> dict[str, Any]:
         """Returns the entry "bands" of a weights file; empty for photographs."""
-        plain = {
-            name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()
-        }
-        return {} if self.photographs else {"bands": plain}
+        if self.photographs:
+            return {}
+        values = asdict(self).items()
+        return {"bands": {name: list(v) if isinstance(v, tuple) else v for name, v in values}}
 
     @classmethod
     def of_entry(cls, values: Mapping[str, Any]) -> Bands:

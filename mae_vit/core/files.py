@@ -107,10 +107,8 @@ def read_json_lines(path: Path) -> list[Any]:
     """Reads a file with one JSON value per line; skips lines that a kill or a full disk cut short. Raises OSError."""
     values = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
+        with suppress(ValueError):
             values.append(json.loads(line))
-        except ValueError:
-            continue
     return values
 
 

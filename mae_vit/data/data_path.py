@@ -17,8 +17,6 @@ from mae_vit.data.remote.folder import DataLocation, open_remote
 from mae_vit.data.shards.dataset_json import FILE_NAME, SOURCES, Dataset, read_dataset
 
 AnyConfig = TypeVar("AnyConfig", bound=Config)
-# 8-bit photographs can be read as gray or as RGB, whichever they are.
-_OF_PHOTOGRAPHS = (1, 3)
 
 
 def resolve_data_path(
@@ -112,7 +110,8 @@ def with_channels(config: AnyConfig, dataset: Dataset) -> AnyConfig:
             f"model.in_chans={wanted}, but the images of {path} have {count} bands; leave it out, or choose bands "
             "with mae-vit prepare --bands"
         )
-    if dataset.bands.photographs and wanted not in _OF_PHOTOGRAPHS:
+    # 8-bit photographs can be read as gray or as RGB, whichever they are.
+    if dataset.bands.photographs and wanted not in (1, 3):
         raise InputError(
             f"model.in_chans={wanted}, but the images of {path} are 8-bit photographs; leave it out, or give 1 or 3"
         )

@@ -12,6 +12,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 
@@ -46,7 +47,10 @@ class ShardIndex(ABC):
         one_size: (height, width) of all images of the split in pixels; None if they differ.
         fingerprint: hash that changes when any shard does.
         remote: the remote folder that this one caches; None if the shards are local.
+        labels: int32 (N,); -1 for samples without a label.
     """
+
+    labels: np.ndarray
 
     def __init__(
         self, folder: Path, split: str, dataset: Dataset, remote: RemoteFolder | None = None
@@ -65,11 +69,6 @@ class ShardIndex(ABC):
     def __len__(self) -> int:
         return len(self.labels)
 
-    @property
-    @abstractmethod
-    def labels(self) -> np.ndarray:
-        """Labels int32 (N,); -1 for samples without a label."""
-
     @abstractmethod
     def read(self, sample: int) -> bytes:
         """Reads the encoded image of a sample; raises ReadError if it cannot be read."""
@@ -86,9 +85,9 @@ class ShardIndex(ABC):
     def keys(self) -> list[str]:
         """Returns the key of every sample; raises InputError if they cannot be read."""
 
-    @abstractmethod
     def damage(self, sample: int, reason: str) -> Damage:
         """Describes a sample that cannot be used."""
+        return Damage(sample, self.shard_of(sample), self.find_key(sample), None, reason)
 
     def missing_samples(self) -> tuple[np.ndarray, list[str]]:
         """Returns the samples int64 (K,) that local shards lack, judged by file size, and a message for each shard."""
@@ -134,11 +133,6 @@ class TarIndex(ShardIndex):
         self._files = RemoteShards(remote, shards) if remote else ShardFiles(folder, shards)
         self._open_rows()
 
-    @property
-    def labels(self) -> np.ndarray:
-        """Labels int32 (N,); -1 for samples without a label."""
-        return self._rows["label"]
-
     def read(self, sample: int) -> bytes:
         """Reads the encoded image of a sample.
 
@@ -178,10 +172,8 @@ class TarIndex(ShardIndex):
         return np.concatenate(lost), problems
 
     def damage(self, sample: int, reason: str) -> Damage:
-        """Describes a sample that cannot be used."""
-        return Damage(
-            sample, self.shard_of(sample), self.find_key(sample), int(self._rows[sample]["offset"]), reason
-        )
+        """Describes a sample that cannot be used, with its place in the shard."""
+        return replace(super().damage(sample, reason), offset=int(self._rows[sample]["offset"]))
 
     def shard_of(self, sample: int) -> str:
         """Returns the name of the shard that holds a sample."""
@@ -243,7 +235,7 @@ class TarIndex(ShardIndex):
         try:
             names.update((sample.offset, sample.key) for sample in read_samples(self._files.path(number)))
         except (ReadError, DamagedTar, OSError) as error:
-            why = f"cannot be read ({error_reason(error) if isinstance(error, OSError) else error})"
+            why = f"cannot be read ({error_reason(error)})"
         rows = self._rows[first : first + shard.samples]
         keys = [names.get(offset, "") for offset in rows["offset"].tolist()]
         if [index_files.key_check(key) for key in keys] != rows["key"].tolist():
@@ -255,7 +247,7 @@ class TarIndex(ShardIndex):
 
     def __getstate__(self) -> dict[str, object]:
         # Workers map the rows themselves; to read shards, `_files` is enough.
-        return {key: value for key, value in super().__getstate__().items() if key != "_rows"}
+        return {key: value for key, value in super().__getstate__().items() if key not in ("_rows", "labels")}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
@@ -264,6 +256,7 @@ class TarIndex(ShardIndex):
     def _open_rows(self) -> None:
         # A plain array: taking a row of an np.memmap costs as much as reading a small image.
         self._rows = np.asarray(np.load(self.array_path, mmap_mode="r"))
+        self.labels = self._rows["label"]
 
 
 def open_index(folder: Path, split: str, *, remote: RemoteFolder | None = None) -> ShardIndex:
@@ -308,8 +301,6 @@ def _fetched_index(remote: RemoteFolder, folder: Path, split: str, dataset: Data
         )
     cache = index_files.cache_folder(folder)
     path = cache / f"{split}-index-{info.index.sha256[:16]}.npy"
-    if index_files.load_rows(path, info.samples) is not None:
-        return path
     # All ranks of a node come here at once: one fetches, the others wait.
     with FileLock(cache / f".{split}.lock"):
         if index_files.load_rows(path, info.samples) is None:

@@ -6,14 +6,14 @@ import hashlib
 import io
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
 from mae_vit.core import __version__
-from mae_vit.core.errors import Damage
 from mae_vit.core.messages import error_reason
 from mae_vit.data.index import ShardIndex
 from mae_vit.data.shards.dataset_json import FORMAT, SOURCES, Dataset, Shard, Split
@@ -47,19 +47,13 @@ class MapSource(ABC):
 
 @dataclass
 class _Data:
-    """A registered data set; splits are opened when they are needed."""
+    """A registered data set; splits are opened once, when they are needed."""
 
     name: str
     splits: Mapping[str, Callable[[], MapSource]]
     classes: Sequence[str]
     mean: Sequence[float]
     std: Sequence[float]
-    opened: dict[str, MapSource] = field(default_factory=dict)
-
-    def source(self, split: str) -> MapSource:
-        if split not in self.opened:
-            self.opened[split] = self.splits[split]()
-        return self.opened[split]
 
     def describe(self) -> Dataset:
         return Dataset(
@@ -69,8 +63,8 @@ class _Data:
             channels=len(self.mean),
             mean=list(self.mean),
             std=list(self.std),
-            statistics_images=len(self.source(next(iter(self.splits))).labels),
-            splits={split: self._describe_split(self.source(split)) for split in self.splits},
+            statistics_images=len(next(iter(self.splits.values()))().labels),
+            splits={split: self._describe_split(open_it()) for split, open_it in self.splits.items()},
         )
 
     def _describe_split(self, source: MapSource) -> Split:
@@ -87,7 +81,7 @@ class _Data:
         )
 
     def open(self, split: str) -> ShardIndex:
-        return _SourceIndex(self.name, split, self.describe(), self.source(split))
+        return _SourceIndex(self.name, split, self.describe(), self.splits[split]())
 
 
 class _SourceIndex(ShardIndex):
@@ -95,11 +89,7 @@ class _SourceIndex(ShardIndex):
 
     def __init__(self, name: str, split: str, dataset: Dataset, source: MapSource) -> None:
         super().__init__(Path(name), split, dataset)
-        self._source, self._labels = source, np.asarray(source.labels, np.int32)
-
-    @property
-    def labels(self) -> np.ndarray:
-        return self._labels
+        self._source, self.labels = source, np.asarray(source.labels, np.int32)
 
     def read(self, sample: int) -> bytes:
         try:
@@ -121,9 +111,6 @@ class _SourceIndex(ShardIndex):
 
     def keys(self) -> list[str]:
         return [self.find_key(sample) for sample in range(len(self))]
-
-    def damage(self, sample: int, reason: str) -> Damage:
-        return Damage(sample, self.shard_of(sample), self.find_key(sample), None, reason)
 
 
 def register_source(
@@ -148,4 +135,5 @@ def register_source(
     """
     if name in SOURCES:
         raise ValueError(f'there is a data set "{name}"')
-    SOURCES[name] = _Data(name, splits, classes, mean, std)
+    once = {split: cache(open_it) for split, open_it in splits.items()}
+    SOURCES[name] = _Data(name, once, classes, mean, std)

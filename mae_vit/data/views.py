@@ -22,12 +22,9 @@ def check_pad(crop: str, index: ShardIndex, img_size: tuple[int, int]) -> None:
     Raises:
         InputError: if the sizes differ, naming both.
     """
-    split = index.split_info
-    stored = (split.height[0], split.width[0])
-    if crop == "pad" and (stored != img_size or (split.height[1], split.width[1]) != img_size):
-        height, width = (
-            str(low) if low == high else f"{low}-{high}" for low, high in (split.height, split.width)
-        )
+    if crop == "pad" and index.one_size != img_size:
+        sides = index.split_info.height, index.split_info.width
+        height, width = (str(low) if low == high else f"{low}-{high}" for low, high in sides)
         size = img_size[0] if img_size[0] == img_size[1] else list(img_size)
         raise InputError(
             f'data.augment.crop="pad" needs images of model.img_size={size}, but split "{index.split}" has '

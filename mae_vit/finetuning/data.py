@@ -41,7 +41,6 @@ class FinetuneData(TrainingData):
     """The training, held-out and test images of a run.
 
     Attributes:
-        config: the resolved config.
         held_out: int64 (n,), ascending numbers of samples that choose epoch or rate; empty without `holdout`.
         plain: reads all images of the training split without augmentation.
         test_index: index of the test split. Nothing opens its images before the end of the run.

@@ -196,7 +196,8 @@ def _foresee_training(setup: Training, arguments: Arguments, folder: RunFolder) 
     if setup.ranks.rank > 0:
         return
     setup.warn_of_seen_labels()
-    time = describe_time(plan, setup.ranks, setup.time_steps(chosen.precision))
+    tried, done = setup.time_steps(chosen.precision), checkpoint.step if checkpoint else 0
+    time = describe_time(plan, setup.ranks, tried, done=done)
     print(describe_plan(setup, folder, chosen, checkpoint, time))
     _say_loaded(setup, model, report)
     print(describe_outcome(stop, "trained"))

@@ -42,7 +42,7 @@ def describe_plan(
         "cores": data.describe_cores(setup.ranks),
         "validation": chosen,
         "tested on": describe_test(config, data),
-        "views": describe_augment(config, setup.data.place),
+        "views": describe_augment(config, data.place),
         "recipe": describe_recipe(setup),
         **describe_training(setup, costs, folder.path, precision, time),
     }
@@ -65,8 +65,7 @@ def describe_test(config: FinetuneConfig, data: FinetuneData) -> str:
 
 def describe_recipe(setup: Training) -> str:
     """Lists the parts of the recipe that are switched on."""
-    config = setup.config
-    finetune = config.finetune
+    config, finetune = setup.config, setup.config.finetune
     parts = {
         "label smoothing": finetune.label_smoothing,
         "mixup": finetune.mixup,
@@ -77,10 +76,8 @@ def describe_recipe(setup: Training) -> str:
         "layer decay": config.optim.layer_decay,
     }
     texts = [f"{name} {value:g}" for name, value in parts.items() if value]
-    if setup.config.mode.labels == "mask":
-        texts.append(
-            "linear head on the frozen encoder" if setup.config.mode.trains == "head" else "light head"
-        )
+    if config.mode.labels == "mask":
+        texts.append("linear head on the frozen encoder" if config.mode.trains == "head" else "light head")
     elif setup.info is not None:
         pooled = "[CLS]" if finetune.pool == "cls" else "mean of the patches"
         texts.append(f"{pooled}, head {finetune.head_init}")
@@ -98,11 +95,11 @@ def segmentation_notes(config: FinetuneConfig) -> list[str]:
             ("model", "drop_rate", 0.0),
             ("model", "drop_path_rate", 0.0),
         ]
-    named = []
-    for section, key, neutral in unused:
-        value = getattr(getattr(config, section), key, neutral)
-        if value != neutral:
-            named.append(f"{section}.{key}={str(value).lower() if isinstance(value, bool) else value}")
+    named = [
+        f"{section}.{key}={value}"
+        for section, key, neutral in unused
+        if (value := getattr(getattr(config, section), key, neutral)) != neutral
+    ]
     foreign = is_frozen(config.finetune.start)
     whose = f"{config.finetune.start} is {FOREIGN_ORIGIN}; it is not trained" if foreign else ""
     ignored = f"{', '.join(named)}: no effect with finetune.mode={config.finetune.mode}" if named else ""

@@ -39,7 +39,7 @@ from mae_vit.weights.names import origin_of
 
 # Prefixes of the network within the trained model.
 _HOLDERS = re.compile(r"^(encoder\.network|encoder|network)\.")
-# Returns the context of a forward pass.
+# Returns the context of a forward pass, in the run's precision.
 Autocasts = Callable[[], AbstractContextManager[Any]]
 # Number of test images that pictures of masks show.
 _SHOWN = 8
@@ -98,13 +98,7 @@ def gather_rows(rows: Sequence[Tensor], shape: tuple[int, int], setup: Setup, dt
 
 @dataclass(frozen=True)
 class Results:
-    """Measures a classifier, and writes the results into the run folder. All ranks take part; rank 0 writes.
-
-    Attributes:
-        setup: the run.
-        folder: the run folder.
-        autocast: returns the context of the run's precision.
-    """
+    """Measures a classifier, and writes the results into the run folder. All ranks take part; rank 0 writes."""
 
     setup: Setup
     folder: RunFolder

@@ -34,8 +34,6 @@ class View:
 
     Attributes:
         name: name of its files.
-        title: heading on the page.
-        reading: explains the picture.
         finding: what it shows of this encoder, a clause that begins with the verb; empty if readers judge.
         drawn: the picture: a chart, or pixels uint8 (H, W, 3).
         table: its numbers as a CSV: head and rows.

@@ -92,7 +92,10 @@ def reconstruction_views(objective: Objective, samples: Samples) -> Iterator[Vie
         rows: list[Picture] = []
         for item in (item for item in reconstructions if item.kind == kind):
             *predicted, original = in_colors(item.rows, samples.bands, samples.picture_bands)
-            label = f"{predicted[0].label}, {item.ratio:.0%}{_describe_metrics(item.metrics)}"
+            label = f"{predicted[0].label}, {item.ratio:.0%}"
+            if "psnr_db" in item.metrics:
+                gain = f"{item.metrics['psnr_gain_db']:+.2f} over its baseline"
+                label += f": {item.metrics['psnr_db']:.2f} dB, {gain}"
             rows += [predicted[0]._replace(label=label), *predicted[1:]]
         yield View(
             f"reconstructions-{kind.replace(' ', '-')}",
@@ -105,12 +108,6 @@ def reconstruction_views(objective: Objective, samples: Samples) -> Iterator[Vie
             _finding(reconstructions) if kind == reconstructions[0].kind else "",
             table,
         )
-
-
-def _describe_metrics(metrics: dict[str, float]) -> str:
-    if "psnr_db" not in metrics:
-        return ""
-    return f": {metrics['psnr_db']:.2f} dB, {metrics['psnr_gain_db']:+.2f} over its baseline"
 
 
 def _finding(reconstructions: Sequence[Reconstruction]) -> str:

@@ -21,7 +21,7 @@ def cores_of_rank(*, world_size: int = 1, local_world_size: int = 1) -> int:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     sharing, on_node = local_world_size, _number("SLURM_CPUS_ON_NODE")
     if "SLURM_STEP_ID" in os.environ:
-        tasks = _tasks_of_node()
+        tasks = tasks_of_node()
         # Ranks may be tasks, or processes of torchrun or deepspeed inside one task.
         sharing = min(local_world_size, world_size // (_number("SLURM_STEP_NUM_TASKS") or 1))
         if allotted := _number("SLURM_CPUS_PER_TASK"):
@@ -56,7 +56,7 @@ def without_cores(share: float) -> Iterator[None]:
         os.sched_setaffinity(0, cores)
 
 
-def _tasks_of_node() -> int:
+def tasks_of_node() -> int:
     """Returns this node's number of tasks, from text like "2(x3),1": two on each of three nodes, one on the fourth."""
     node = _number("SLURM_NODEID") or 0
     with suppress(ValueError):

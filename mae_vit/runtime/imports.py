@@ -6,7 +6,6 @@ import gc
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, cast
 
 
 @contextmanager
@@ -16,16 +15,15 @@ def slow_imports() -> Iterator[None]:
     What they create stays for good, so the garbage collector neither runs within nor looks at it later. timm imports
     wandb where that is installed, for a function that we do not call: timm finds it missing here.
     """
-    modules = cast("dict[str, Any]", sys.modules)
-    hides, collects = "wandb" not in modules, gc.isenabled()
+    hides, collects = "wandb" not in sys.modules, gc.isenabled()
     gc.disable()
     if hides:
-        modules["wandb"] = None
+        sys.modules["wandb"] = None  # type: ignore[assignment]
     try:
         yield
     finally:
         if hides:
-            del modules["wandb"]
+            del sys.modules["wandb"]
         gc.freeze()
         if collects:
             gc.enable()

@@ -191,18 +191,10 @@ def join(
     if store is None:
         # A single rank ignores the address that another job may have left in the environment.
         store = meet(ranks, timeout=timeout) if ranks.world_size > 1 else torch.distributed.HashStore()
-    options: dict[str, Any] = {
-        "timeout": timeout,
-        "rank": ranks.rank,
-        "world_size": ranks.world_size,
-        "store": store,
-    }
-    if device.type != "cuda":
-        torch.distributed.init_process_group("gloo", **options)
-        return
+    bound: dict[str, Any] = {}
     # Bind to the device: otherwise NCCL guesses it from the rank at the first collective. A single
     # rank has no peer, and DeepSpeed leaves it unbound, too.
-    if ranks.world_size > 1:
+    if device.type == "cuda" and ranks.world_size > 1:
         store.set(f"gpu/{ranks.rank}", str(torch.cuda.get_device_properties(device).uuid))
         first = ranks.rank - ranks.local_rank
         gpus = {store.get(f"gpu/{rank}") for rank in range(first, first + ranks.local_world_size)}
@@ -212,8 +204,15 @@ def join(
                 f"{ranks.local_world_size} ranks on this node share {count_of(len(gpus), 'GPU')}; start one for each "
                 "GPU"
             )
-        options["device_id"] = device
-    torch.distributed.init_process_group("nccl", **options)
+        bound["device_id"] = device
+    torch.distributed.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        timeout=timeout,
+        rank=ranks.rank,
+        world_size=ranks.world_size,
+        store=store,
+        **bound,
+    )
 
 
 def group_as_patient() -> torch.distributed.ProcessGroup:

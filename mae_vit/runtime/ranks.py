@@ -12,7 +12,7 @@ import torch
 
 from mae_vit.core.errors import InputError, RemoteUnavailable
 from mae_vit.core.messages import error_reason
-from mae_vit.runtime.cores import cores_of_rank
+from mae_vit.runtime.cores import cores_of_rank, tasks_of_node
 
 
 @dataclass(frozen=True)
@@ -39,15 +39,6 @@ class Ranks:
 
 ALONE = Ranks()
 REMEDY = ". RANK and WORLD_SIZE are set; unset them to run one process"
-# Each launcher's names for: rank, world size, local rank, local world size. SLURM_STEP_ID marks a task of
-# srun; a plain process in an allocation sees SLURM_PROCID too.
-_LAUNCHERS = (
-    ("RANK", ("RANK", "WORLD_SIZE", "LOCAL_RANK", ("LOCAL_WORLD_SIZE", "LOCAL_SIZE"))),
-    (
-        "SLURM_STEP_ID",
-        ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ("SLURM_STEP_TASKS_PER_NODE",)),
-    ),
-)
 
 
 def find_ranks() -> Ranks:
@@ -72,24 +63,26 @@ def find_ranks() -> Ranks:
 
 
 def _read_environment() -> Ranks:
-    for marker, (rank, world_size, local_rank, local_world_sizes) in _LAUNCHERS:
-        if marker not in os.environ:
-            continue
-        try:
-            own_rank, total, own_local_rank = (
-                int(os.environ[name]) for name in (rank, world_size, local_rank)
-            )
-            local = next((os.environ[name] for name in local_world_sizes if name in os.environ), "1")
-            # Slurm writes "2(x3)" for three nodes of two tasks each.
-            on_node = int(local.split("(")[0].split(",")[0])
-            # deepspeed/launcher/launch.py sets CROSS_SIZE, the number of nodes; torchrun and srun do not.
-            return Ranks(own_rank, total, own_local_rank, on_node, under_deepspeed="CROSS_SIZE" in os.environ)
-        except (KeyError, ValueError) as error:
-            raise InputError(
-                f"{marker} is set, but the launcher's environment is incomplete ({error}); unset {marker} to run "
-                "one process"
-            ) from None
-    return Ranks()
+    environ = os.environ
+    if "RANK" in environ:
+        marker, names = "RANK", ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+        on_node = environ.get("LOCAL_WORLD_SIZE", environ.get("LOCAL_SIZE", "1"))
+    # A task of srun; a plain process in an allocation sees SLURM_PROCID too.
+    elif "SLURM_STEP_ID" in environ:
+        marker, names = "SLURM_STEP_ID", ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
+        on_node = str(tasks_of_node())
+    else:
+        return Ranks()
+    try:
+        rank, world_size, local_rank = (int(environ[name]) for name in names)
+        local_world_size = int(on_node)
+    except (KeyError, ValueError) as error:
+        raise InputError(
+            f"{marker} is set, but the launcher's environment is incomplete ({error}); unset {marker} to run one "
+            "process"
+        ) from None
+    # deepspeed/launcher/launch.py sets CROSS_SIZE, the number of nodes; torchrun and srun do not.
+    return Ranks(rank, world_size, local_rank, local_world_size, under_deepspeed="CROSS_SIZE" in environ)
 
 
 def free_port() -> int:
@@ -158,8 +151,7 @@ def run_on_rank_zero(decide: Callable[[], T], ranks: Ranks) -> T:
     if outcome[1] is not None:
         kind, words = outcome[1]
         raise kind(*words)
-    result: T = outcome[0]
-    return result
+    return outcome[0]
 
 
 def gather_objects(value: Any, ranks: Ranks) -> list[Any]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
 
-from mae_vit.core.files import write_atomically
+from mae_vit.core.files import read_json, write_atomically
 from mae_vit.core.messages import error_reason
 
 
@@ -29,7 +28,7 @@ def is_requeued_run(run: Path) -> bool:
     if not _restart():
         return False
     try:
-        first_job = json.loads((run / "environment.json").read_text())["slurm_job"]
+        first_job = read_json(run / "environment.json")["slurm_job"]
     except (OSError, ValueError, KeyError, TypeError):
         return False
     return first_job is not None and first_job == os.environ.get("SLURM_JOB_ID")

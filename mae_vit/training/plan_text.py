@@ -96,11 +96,11 @@ def describe_engine(config: Config, ranks: Ranks) -> str:
     return f"{description} ({f'auto: {why}' if train.engine == 'auto' else f'train.engine={engine}'})"
 
 
-def describe_time(plan: Plan, ranks: Ranks, step_time: StepTime | None) -> str:
-    """Words an estimate of the run's time from measured steps; None means that the network is too large to try."""
+def describe_time(plan: Plan, ranks: Ranks, step_time: StepTime | None, *, done: int = 0) -> str:
+    """Words an estimate of the time left after `done` steps; None means that the network is too large to try."""
     if step_time is None:
         return "not estimated: the network is too large to try on this device"
-    least, most = (plan.total_steps * seconds for seconds in step_time[:2])
+    least, most = ((plan.total_steps - done) * seconds for seconds in step_time[:2])
     if most > _YEAR_S:
         return "over a year on this device; use --dry-run where the run will train"
     apart = "" if ranks.world_size == 1 else "communication of ranks, "

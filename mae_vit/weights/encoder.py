@@ -34,8 +34,7 @@ class ViTFeatures(FeatureEncoder):
     """Pools the tokens of our encoder.
 
     Attributes:
-        encoder: encoder of any of our families.
-        pool: "cls" for [CLS], "mean" for the mean of the patch tokens.
+        pool: "cls" for the mean of the class tokens, "mean" for that of the patch tokens.
         fc_norm: norm after the pooling, for weights that were trained with it.
     """
 
@@ -56,24 +55,11 @@ class ViTFeatures(FeatureEncoder):
         """
         return as_map(self.encoder, self.fc_norm(self.encoder.forward_features(images)))
 
-    def description(self) -> dict[str, Any]:
-        """Returns the facts, as JSON, that determine the features, except the weights."""
-        images = self.input
-        return {
-            "pool": self.pool,
-            "img_size": list(images.img_size),
-            "embed_dim": self.num_features,
-            "mean": list(images.mean),
-            "std": list(images.std),
-        }
-
 
 class PretrainedEncoder(ViTFeatures):
-    """A pretrained encoder with its pooling and its normalization.
+    """A pretrained encoder with its pooling and its normalization, in evaluation mode.
 
     Attributes:
-        encoder: encoder of any of our families, in evaluation mode.
-        pool: "cls" for the mean of the class tokens, "mean" for that of the patch tokens.
         info: geometry, normalization and history.
         weights: all tensors of the file, including a decoder if it has one.
     """
@@ -99,7 +85,7 @@ class PretrainedEncoder(ViTFeatures):
         if not self.weights.mean:
             assumed.append("ImageNet's normalization, as the file does not give its own")
         return [
-            *self.weights.notes(asked),
+            *(f"note: {asked}: {title}: {text}" for title, text in self.weights.remarks.items()),
             *(f"note: {asked} is assumed to have {fact}" for fact in filter(None, assumed)),
         ]
 
@@ -111,6 +97,7 @@ class PretrainedEncoder(ViTFeatures):
             "objective": self.info.objective,
             "step": self.info.step,
             "patch_size": self.info.geometry.patch_size,
+            "pool": self.pool,
             **super().description(),
         }
 

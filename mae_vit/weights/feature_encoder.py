@@ -87,9 +87,14 @@ class FeatureEncoder(nn.Module):
         (B, C, H, W) -> (B, D_map, rows, columns).
         """
 
-    @abstractmethod
     def description(self) -> dict[str, Any]:
-        """Returns the facts, as JSON, that determine the features: source, digest, sizes, normalization."""
+        """Returns the facts, as JSON, that determine the features; pretrained encoders add those on their weights."""
+        return {
+            "img_size": list(self.input.img_size),
+            "embed_dim": self.num_features,
+            "mean": list(self.input.mean),
+            "std": list(self.input.std),
+        }
 
     def place(self, device: torch.device) -> None:
         """Moves the encoder to a device, in evaluation mode; ours takes the attention that is faster there."""

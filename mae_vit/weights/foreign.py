@@ -197,12 +197,7 @@ def _short(error: Exception) -> str:
 
 
 class ForeignEncoder(FeatureEncoder):
-    """A backbone of timm with its own pooling.
-
-    Attributes:
-        network: timm's model without a head, in evaluation mode.
-        weights: source of the weights.
-    """
+    """A backbone of timm without a head, with its own pooling, in evaluation mode."""
 
     origin = FOREIGN_ORIGIN
     network: Any
@@ -259,10 +254,7 @@ class ForeignEncoder(FeatureEncoder):
             "origin": self.origin,
             "network": self.weights.name,
             "pool": pool if isinstance(pool, str) else "timm's",
-            "img_size": list(self.input.img_size),
-            "embed_dim": self.num_features,
-            "mean": list(self.input.mean),
-            "std": list(self.input.std),
+            **super().description(),
             "interpolation": self.input.interpolation,
         }
 

@@ -70,9 +70,7 @@ class Weights:
         tensors: encoder weights by timm's names; parts of an objective by its own names.
         objective: name of the objective whose parts are included.
         num_heads: number of attention heads, which no shape shows.
-        mean: mean of each channel in training.
-        std: standard deviation of each channel in training.
-        geometry: geometry of the encoder.
+        mean: mean of each channel in training; `std` is its standard deviation.
         labels: labels of the training.
         downloaded: path of the file if `source` is not a path.
         bands: meaning of the raw values of its images; `RGB8` if unknown.
@@ -100,10 +98,6 @@ class Weights:
     def path(self) -> Path:
         """The checkpoint or file; a path that does not exist for timm's models."""
         return self.downloaded or Path(self.source)
-
-    def notes(self, asked: str) -> list[str]:
-        """Returns the remarks as lines for the user; `asked` names the weights."""
-        return [f"note: {asked}: {title}: {text}" for title, text in self.remarks.items()]
 
     def assumes(self, num_heads: int | None) -> str:
         """Describes the assumed number of heads; empty if the weights state it or have no blocks."""

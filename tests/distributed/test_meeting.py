@@ -79,17 +79,22 @@ store.wait(["heard"])
 """
 
 
-@pytest.mark.distributed
-def test_a_rank_that_comes_later_ends_the_waiting(address, capsys):
+def meet_rank_1(**environment: str) -> None:
+    """Meets another process, which is rank 1."""
     place = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "PYTHONPATH": str(ROOT)}
-    late = subprocess.Popen([sys.executable, "-c", _RANK_1], env=os.environ | place)
+    other = subprocess.Popen([sys.executable, "-c", _RANK_1], env=os.environ | place | environment)
     try:
         store = meet_soon(0, timeout_s=100.0)
         assert store.get("said") == b"by rank 1"
         store.set("heard", "")
-        assert late.wait(100) == 0
+        assert other.wait(100) == 0
     finally:
-        late.kill()
+        other.kill()
+
+
+@pytest.mark.distributed
+def test_a_rank_that_comes_later_ends_the_waiting(address, capsys):
+    meet_rank_1()
     # It imports for longer than a tenth of a second.
     assert "1 of 2 here, missing rank 1" in capsys.readouterr().err
 
@@ -102,19 +107,10 @@ def test_ranks_meet_again_at_a_store_that_remembers_meetings_of_other_nodes(addr
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     # One that asked and was killed.
     store.set("mae-vit/asked/1", "a question of an earlier round")
-    place = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "PYTHONPATH": str(ROOT)}
     for restarts in range(2):
         monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(restarts))
-        other = os.environ | place | {"TORCHELASTIC_RESTART_COUNT": "0"}
-        returned = subprocess.Popen([sys.executable, "-c", _RANK_1], env=other)
-        try:
-            monkeypatch.setattr(meeting, "_meetings", 0)  # each is a new process
-            shared = meet_soon(0, timeout_s=100.0)
-            assert shared.get("said") == b"by rank 1"
-            shared.set("heard", "")
-            assert returned.wait(100) == 0
-        finally:
-            returned.kill()
+        monkeypatch.setattr(meeting, "_meetings", 0)  # each is a new process
+        meet_rank_1(TORCHELASTIC_RESTART_COUNT="0")
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from helpers.finetune import TINY
 
 from mae_vit.comparison.config import CompareConfig, EntrySection
 from mae_vit.comparison.plan import Cell, ComparisonPlan
@@ -88,10 +89,7 @@ def plan_of(folder: Path, entries: list[dict] | None = None, **values) -> Compar
 
 # What differs from one machine, or one try, to the next.
 _TIME_COLUMNS = ("finetune_s", "pretrain_s")
-TINY_MODEL = (
-    "model.img_size: 8, model.patch_size: 2, model.in_chans: 1, "
-    "model.embed_dim: 16, model.depth: 2, model.num_heads: 2"
-)
+TINY_MODEL = ", ".join(text.replace("=", ": ") for text in TINY)
 _CONFIG = """
 run: {{name: small}}
 data: {{path: {data}}}

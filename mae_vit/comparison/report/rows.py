@@ -42,7 +42,6 @@ class Row:
     """A finished cell.
 
     Attributes:
-        cell: cell of the plan.
         values: columns of `results.csv`.
         keys: keys of the test images, sorted.
         truth: int (n,), the classes of the test images, in the order of `keys`; empty for segmentation.

@@ -29,10 +29,7 @@ class Line:
     """A line of the table: an entry's results over seeds, for one mode and number of labels.
 
     Attributes:
-        entry: name of the entry.
         number: the entry's place in the config.
-        labels: number of labels of each class.
-        mode: how it was measured.
         rows: results, one for each seed.
         gap: difference from the reference with the same labels and mode; None for or without the reference.
     """

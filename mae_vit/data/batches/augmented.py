@@ -9,14 +9,7 @@ import numpy as np
 import torch
 
 from mae_vit.core.errors import Damage, DamagedSample, InputError
-from mae_vit.data.batches.sources import (
-    MemorySource,
-    Sample,
-    Source,
-    StoredMasks,
-    TarSource,
-    warn_of_changes,
-)
+from mae_vit.data.batches.sources import MemorySource, Sample, StoredMasks, TarSource, warn_of_changes
 from mae_vit.data.images.augment import Augment, AugmentParams, crop_mask
 from mae_vit.data.images.batched import MOST_PX, boxes_and_flips, cached_crop, resizes
 from mae_vit.data.index import ShardIndex
@@ -52,7 +45,7 @@ class AugmentedSource:
     belong to this part, ascending; None for all.
     """
 
-    source: Source
+    source: TarSource
     augment: Augment
     samples: np.ndarray | None = None
 

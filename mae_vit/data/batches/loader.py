@@ -23,9 +23,6 @@ from mae_vit.runtime.signals import STOP_SIGNALS, handling
 
 _MAX_AUTO_WORKERS = 16
 _MEMORY_WORKERS = 4
-# Modules that workers need. The fork server imports them once, before it forks workers.
-_PRELOAD = ["mae_vit.data.batches.loader"]
-_PRELOAD_POLICIES = ["mae_vit.data.images.auto_augment"]
 
 
 def start_worker_server(*, policies: bool = False, gpu_cores: int | None = None) -> None:
@@ -40,7 +37,9 @@ def start_worker_server(*, policies: bool = False, gpu_cores: int | None = None)
     # Unregister first: a second call must not register a second handler.
     atexit.unregister(_kill_workers)
     atexit.register(_kill_workers)
-    multiprocessing.set_forkserver_preload([*_PRELOAD, *(_PRELOAD_POLICIES if policies else ())])
+    # Modules that workers need: the server imports them once, before it forks workers.
+    of_policies = ["mae_vit.data.images.auto_augment"] if policies else []
+    multiprocessing.set_forkserver_preload([__name__, *of_policies])
     # Of one core, or several ranks on the same few, workers need a part as well.
     reserved = min(0.5, _trainer_cores(gpu_cores) / gpu_cores) if gpu_cores else 0.0
     with handling(STOP_SIGNALS, signal.SIG_IGN), without_cores(reserved):

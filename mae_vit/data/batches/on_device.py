@@ -138,10 +138,8 @@ class DeviceImages:
             raise DamagedSample(stuck, self._folder)
         numbers, augment = self._source.numbers(places), self._source.augment
         drawn = augment.draw(self._seed, epoch, view_keys(numbers, self._repeats))
-        boxes, calls = (
-            boxes_and_flips(augment, drawn, self._size),
-            () if drawn.calls is None else drawn.calls.T,
-        )
+        boxes = boxes_and_flips(augment, drawn, self._size)
+        calls = () if drawn.calls is None else drawn.calls.T
         # One copy for all. Keys follow the order, as in `load_batches`.
         rows = [places, self._labels[numbers], view_keys(index, self._repeats), *boxes.T, *calls]
         numbers_sent = torch.from_numpy(np.array(rows, np.int64))

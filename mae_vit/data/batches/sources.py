@@ -6,7 +6,7 @@ import math
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -99,29 +99,14 @@ class Sample(NamedTuple):
     mask: np.ndarray | None = None
 
 
-class Source(Protocol):
-    """Samples by number, 0..N-1. Data workers get a pickled copy.
+class TarSource:
+    """Reads and decodes each sample of a split on demand (for large images). Data workers get a pickled copy.
 
     Attributes:
         channels: C of all samples.
         dtype: type of the pixels: uint8 for photographs, else that of the bands.
         has_masks: whether samples have a mask.
     """
-
-    channels: int
-    dtype: np.dtype
-    has_masks: bool
-
-    @property
-    def labels(self) -> np.ndarray:
-        """Int (N,), -1 for a sample without a label."""
-
-    def read(self, sample: int) -> Sample:
-        """Reads and decodes a sample; raises DamagedSample if it cannot be read."""
-
-
-class TarSource:
-    """Reads and decodes each sample of a split on demand (for large images)."""
 
     def __init__(self, index: ShardIndex, *, channels: int, masks: StoredMasks | None = None) -> None:
         """Reads the samples of `index` in 1 channel for gray, 3 for RGB, or as many as there are bands."""
@@ -134,7 +119,7 @@ class TarSource:
         return self.index.labels
 
     def read(self, sample: int) -> Sample:
-        """Reads and decodes a sample, see `Source`."""
+        """Reads and decodes a sample; raises DamagedSample if it cannot be read."""
         try:
             pixels = self._pixels(sample)
             mask = None if self.masks is None else self.masks.read(sample)

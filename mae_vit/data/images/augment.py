@@ -123,12 +123,8 @@ class Augment:
         if self.policy is not None:
             draw = self.policy.draw_batch if isinstance(self.policy, BatchPolicy) else self.policy.draw
             calls = draw(keys)
-        return AugmentParams(
-            flips,
-            self._draw_crops(keys),
-            calls,
-            draw_erasing(self.erasing, self.img_size, keys) if self.erasing else None,
-        )
+        erasing = draw_erasing(self.erasing, self.img_size, keys) if self.erasing else None
+        return AugmentParams(flips, self._draw_crops(keys), calls, erasing)
 
     def _draw_crops(self, keys: ViewKeys) -> np.ndarray | None:
         if self.crop == "none":

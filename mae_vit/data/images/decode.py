@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -87,12 +87,10 @@ def decode(data: bytes, channels: int, *, bands: Bands = RGB8) -> np.ndarray:
     if not bands.photographs:
         return open_bands(data, bands).pixels
     if jpeg_size(data) is not None:
-        try:
+        with suppress(ValueError):  # simplejpeg refuses it, or it is damaged; Pillow decides
             # strict: otherwise libjpeg silently fills a truncated image with gray.
             pixels = simplejpeg.decode_jpeg(data, colorspace="GRAY" if channels == 1 else "RGB", strict=True)
             return np.asarray(pixels.transpose(2, 0, 1))
-        except ValueError:
-            pass  # simplejpeg refuses it, or it is damaged; Pillow decides
     return _decode_with_pillow(data, channels)
 
 
@@ -112,12 +110,10 @@ def jpeg_size(data: bytes) -> tuple[int, int] | None:
 def read_header(data: bytes) -> Header:
     """Reads the header without decoding; raises DecodeError if the bytes have no header of an accepted format."""
     if data.startswith(_JPEG_MAGIC):
-        try:
+        with suppress(ValueError):
             height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data)
             if data.find(_EXIF_MAGIC, 0, _EXIF_WITHIN) < 0 and colorspace not in _FOUR_INKS:
                 return Header("jpg", int(height), int(width), colorspace == "Gray")
-        except ValueError:
-            pass
     if data.startswith(ARRAY_MAGIC) or is_dicom(data):
         raster = open_raster(data)
         assert raster is not None

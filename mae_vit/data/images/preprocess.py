@@ -86,7 +86,7 @@ def encode_anew(pixels: np.ndarray, header: Header, how: Preprocessing) -> tuple
     Raises:
         DecodeError: if the result cannot be encoded.
     """
-    image, shrunk = _pillow_image(pixels), False
+    image, shrunk = pillow_image(pixels), False
     if how.resize is not None and (shrunk := min(header.height, header.width) > how.resize):
         height, width = _smaller(pixels.shape[1:], how.resize)
         # Pillow's bicubic is antialiased, and gives the same pixels on every machine.
@@ -110,11 +110,12 @@ def as_photograph(raster: Raster) -> bytes | None:
     if raster.extension != "dcm" or raster.pixels.dtype != np.uint8 or len(raster.pixels) not in (1, 3):
         return None
     stream = io.BytesIO()
-    _pillow_image(raster.pixels).save(stream, "png")
+    pillow_image(raster.pixels).save(stream, "png")
     return stream.getvalue()
 
 
-def _pillow_image(pixels: np.ndarray) -> Image.Image:
+def pillow_image(pixels: np.ndarray) -> Image.Image:
+    """Returns uint8 (C, H, W), gray or RGB, as an image of Pillow."""
     return Image.fromarray(np.ascontiguousarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0)))
 
 
@@ -134,7 +135,8 @@ def take_bands(
     Raises:
         DecodeError: if it lacks a band, or has infinite values.
     """
-    pixels, names = raster.pixels, raster.names or tuple(map(band_number, range(len(raster.pixels))))
+    pixels = raster.pixels
+    names = raster.names or tuple(f"band {number}" for number in range(1, len(pixels) + 1))
     if how.bands:
         places = _chosen(how.bands, names, named=bool(raster.names))
         pixels, names = pixels[places], tuple(names[n] for n in places)
@@ -154,11 +156,6 @@ def shape_bands(pixels: np.ndarray, how: Preprocessing, nodata: float | None) ->
 
         pixels = resize_bands(pixels, _smaller(pixels.shape[1:], how.resize), nodata)
     return pixels
-
-
-def band_number(place: int) -> str:
-    """Names the band at a place, from 0, for files without band names."""
-    return f"band {place + 1}"
 
 
 def _chosen(select: Sequence[str], names: Sequence[str], *, named: bool) -> list[int]:

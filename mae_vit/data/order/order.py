@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -27,21 +28,23 @@ class Order(ABC):
     """Which samples make up each step: a pure function of (seed, epoch, position).
 
     Attributes:
+        num_samples: N, all samples.
         effective_batch_size: samples per step over all ranks.
         seed: the run's seed.
         repeats: how often in a row each sample occurs; divides the size of a micro-batch.
         blocks: the block order that the samples follow; None if each step reads from all shards.
     """
 
+    num_samples: int
     effective_batch_size: int
     seed: int
     repeats: int = 1
     blocks: BlockOrder | None = None
 
     @property
-    @abstractmethod
     def steps_per_epoch(self) -> int:
         """Whole batches per epoch. The remainder is dropped (different samples in each epoch)."""
+        return self.num_samples // self.effective_batch_size
 
     @abstractmethod
     def samples(self, epoch: int, start: int, stop: int) -> np.ndarray:
@@ -58,11 +61,6 @@ class GlobalOrder(Order):
         """Orders the samples 0..num_samples-1."""
         self.num_samples, self.effective_batch_size, self.seed = num_samples, effective_batch_size, seed
 
-    @property
-    def steps_per_epoch(self) -> int:
-        """Whole batches per epoch."""
-        return self.num_samples // self.effective_batch_size
-
     def samples(self, epoch: int, start: int, stop: int) -> np.ndarray:
         """Returns the samples at positions start..stop-1 of an epoch, int64."""
         key = derive_key(self.seed, RngStream.ORDER, epoch)
@@ -78,14 +76,9 @@ class RepeatedOrder(Order):
 
     def __init__(self, order: Order, repeats: int) -> None:
         """Repeats each sample of an order, whose effective batch is smaller by the factor `repeats`."""
-        self.order, self.repeats = order, repeats
+        self.order, self.repeats, self.num_samples = order, repeats, order.num_samples
         self.effective_batch_size = order.effective_batch_size * repeats
         self.seed, self.blocks = order.seed, order.blocks
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Whole batches of views per epoch."""
-        return self.order.steps_per_epoch // self.repeats
 
     def samples(self, epoch: int, start: int, stop: int) -> np.ndarray:
         """Returns the samples at positions start..stop-1 of an epoch of views, int64."""
@@ -197,14 +190,12 @@ class BlockOrder(Order):
 
     A rank that computes whole lanes reads only the shards of these lanes, block by block. The batch over all ranks is
     the same for any number of ranks. Lanes cut the stream of samples, not the list of shards, so they have equal
-    lengths. Each position is computed on its own. Memory grows with the number of shards, not of samples.
+    lengths, and the end of each is dropped. Each position is computed on its own. Memory grows with the number of
+    shards, not of samples.
 
     Attributes:
-        effective_batch_size: samples per step over all ranks, a multiple of `lanes`.
-        seed: the run's seed.
-        lanes: number of segments of the stream; each gives an equal part of every step.
+        lanes: number of segments of the stream; each gives an equal part of every step. Divides the effective batch.
         block_shards: shards per block; their samples are permuted together.
-        num_samples: N, over all shards.
         num_blocks: blocks per epoch; the last one may have fewer shards.
     """
 
@@ -226,13 +217,8 @@ class BlockOrder(Order):
         self.block_shards = block_shards
         self.num_samples = int(self._counts.sum())
         self.num_blocks = -(-len(self._counts) // block_shards)
-        self._latest: tuple[int, _Layout] | None = None
         self.blocks = self
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Whole batches per epoch. The end of each lane is dropped (different samples in each epoch)."""
-        return self.num_samples // self.effective_batch_size
+        self._layout = lru_cache(maxsize=1)(self._lay_out)
 
     def samples(self, epoch: int, start: int, stop: int) -> np.ndarray:
         """Returns the samples at positions start..stop-1 of an epoch, int64. A batch holds lane 0, then lane 1, ..."""
@@ -267,11 +253,6 @@ class BlockOrder(Order):
     @property
     def _lane_length(self) -> int:
         return self.num_samples // self.lanes
-
-    def _layout(self, epoch: int) -> _Layout:
-        if self._latest is None or self._latest[0] != epoch:
-            self._latest = (epoch, self._lay_out(epoch))
-        return self._latest[1]
 
     def _lay_out(self, epoch: int) -> _Layout:
         key = derive_key(self.seed, RngStream.ORDER, epoch)

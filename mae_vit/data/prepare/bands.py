@@ -21,7 +21,6 @@ from mae_vit.data.shards.dataset_json import BandTable, Scale
 EIGHT_BIT = "8-bit"
 PERCENTILES, NONE = "percentiles", "none"
 _SHARES = (1, 2, 50, 98, 99)
-_LOW, _HIGH = 1, 99
 # Zeros stand alone if no value is at least 1 and below this.
 _LONE = 10
 # From this share on, zeros may be missing pixels.
@@ -75,7 +74,8 @@ def nodata_for(dtype: str, option: float | None, stated: float | None) -> float 
     if value is None or math.isnan(value):
         return None
     if dtype.startswith("float"):
-        return float(np.dtype(dtype).type(value)) if np.isfinite(np.dtype(dtype).type(value)) else None
+        held = float(np.dtype(dtype).type(value))
+        return held if math.isfinite(held) else None
     limits = np.iinfo(dtype)
     if not value.is_integer() or not limits.min <= value <= limits.max:
         if option is None:
@@ -166,7 +166,7 @@ class BandStatistics:
             if self._images % self._every == 0:
                 self._samples.append(sample)
             self._images += 1
-            if sum(part.shape[1] for part in self._samples[-1:]) * len(self._samples) > _SAMPLE:
+            if self._samples[-1].shape[1] * len(self._samples) > _SAMPLE:
                 self._samples, self._every = self._samples[::2], self._every * 2
 
     def summary(self) -> list[BandSummary]:
@@ -289,13 +289,13 @@ def _limits(dtype: str, bands: list[BandSummary], scale: str | tuple[float, floa
         return Scale(low=[whole[0]] * len(bands), high=[whole[1]] * len(bands), by=NONE)
     low, high = [], []
     for band in bands:
-        ends = band.percentiles[_SHARES.index(_LOW)], band.percentiles[_SHARES.index(_HIGH)]
+        ends = band.percentiles[0], band.percentiles[-1]
         if ends[0] >= ends[1]:
             # Nearly all pixels have one value: the scale shows the others.
             ends = band.low, band.high
         low.append(ends[0])
         high.append(ends[1] if ends[1] > ends[0] else ends[0] + 1)
-    return Scale(low=low, high=high, by=f"{PERCENTILES} {_LOW}, {_HIGH}")
+    return Scale(low=low, high=high, by=f"{PERCENTILES} {_SHARES[0]}, {_SHARES[-1]}")
 
 
 def band_notes(table: BandTable, statistics: BandStatistics) -> list[str]:

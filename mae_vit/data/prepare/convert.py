@@ -21,18 +21,8 @@ from mae_vit.core.progress import progress
 from mae_vit.data.images.bands.read import open_raster
 from mae_vit.data.images.bounds import Raster
 from mae_vit.data.images.decode import DecodeError, decode, read_header
-from mae_vit.data.images.preprocess import (
-    as_photograph,
-    changes,
-    encode_anew,
-    take_bands,
-)
-from mae_vit.data.prepare.bands import (
-    EIGHT_BIT,
-    BandLayout,
-    BandStatistics,
-    nodata_for,
-)
+from mae_vit.data.images.preprocess import as_photograph, changes, encode_anew, pillow_image, take_bands
+from mae_vit.data.prepare.bands import EIGHT_BIT, BandLayout, BandStatistics, nodata_for
 from mae_vit.data.prepare.entries import Entry, raise_if_passing
 from mae_vit.runtime.cores import cores_of_rank
 from mae_vit.runtime.signals import blocked, exit_with_parent, without_main
@@ -325,10 +315,8 @@ def phash(pixels: np.ndarray) -> tuple[int, int]:
     """Hashes uint8 (C, H, W) and its mirror image to 64 bits by the pHash of ImageHash (Zauner 2010, Sec. 3.2.1)."""
     import imagehash  # optional; slow to import
 
-    image = Image.fromarray(
-        pixels[0] if len(pixels) == 1 else np.ascontiguousarray(pixels.transpose(1, 2, 0))
-    )
     # The first step of the library, done here so that the mirror image has the same pixels.
-    small = image.convert("L").resize((_HASHED_SIDE, _HASHED_SIDE), Image.Resampling.LANCZOS)
+    gray = pillow_image(pixels).convert("L")
+    small = gray.resize((_HASHED_SIDE, _HASHED_SIDE), Image.Resampling.LANCZOS)
     there, back = (int(str(imagehash.phash(side)), 16) for side in (small, ImageOps.mirror(small)))
     return there, back

@@ -98,7 +98,7 @@ def index_in_place(
     }
     dataset = dataset.model_copy(update={"splits": splits})
     write_description(folder, dataset)
-    notes += _warn_of_damage(described, known)
+    notes += _warn_of_damage(described, known) if known else []
     if largest < 0:
         notes.insert(0, f"no labels, since there are no class numbers in .cls; {anew}")
     notes = without_label_note(negative, "the class is negative") + notes
@@ -107,17 +107,12 @@ def index_in_place(
     return Report(dataset, sorted(splits), notes=notes, conversions=conversions)
 
 
-def _warn_of_damage(described: Mapping[str, list[Shard]], known: Dataset | None) -> list[str]:
-    recorded = {
-        shard.file: shard for info in (known.splits.values() if known else ()) for shard in info.shards
-    }
+def _warn_of_damage(described: Mapping[str, list[Shard]], known: Dataset) -> list[str]:
+    recorded = {shard.file: shard for info in known.splits.values() for shard in info.shards}
     pairs = [(shard, recorded.get(shard.file, shard)) for own in described.values() for shard in own]
     differ = [now.file for now, before in pairs if now != before and now.bytes == before.bytes]
-    if not differ:
-        return []
-    return [
-        f"warning: not the bytes that {FILE_NAME} recorded, but as many: {shown(differ)}; check these images"
-    ]
+    what = f"not the bytes that {FILE_NAME} recorded, but as many: {shown(differ)}; check these images"
+    return [f"warning: {what}"] if differ else []
 
 
 def _as_before(wanted: Conversion, known: Dataset | None) -> Conversion:

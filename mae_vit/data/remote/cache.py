@@ -165,9 +165,9 @@ class RemoteShards:
 
     def __init__(self, remote: RemoteFolder, shards: Sequence[Shard]) -> None:
         """Fetches nothing yet."""
-        self._cache, self._url = Cache(remote.cache_folder, remote.cache_bytes), remote.url
+        self._cache = Cache(remote.cache_folder, remote.cache_bytes)
         self.names = [shard.file for shard in shards]
-        self._sizes, self._sha256 = [shard.bytes for shard in shards], [shard.sha256 for shard in shards]
+        self._files = [RemoteFile(file_url(remote.url, s.file), s.bytes, s.sha256) for s in shards]
         self._refused: dict[int, str] = {}
         self._marked: dict[int, float] = {}
 
@@ -181,9 +181,8 @@ class RemoteShards:
         # Ask once for a refused shard, not again for each of its samples.
         if shard in self._refused:
             raise ReadError(self._refused[shard])
-        url = file_url(self._url, self.names[shard])
         try:
-            path = self._cache.fetch(RemoteFile(url, self._sizes[shard], self._sha256[shard]))
+            path = self._cache.fetch(self._files[shard])
         except FetchRefused as error:
             self._refused[shard] = f"the shard cannot be fetched: {error}"
             raise ReadError(self._refused[shard]) from None
@@ -209,7 +208,7 @@ class RemoteShards:
             except FileNotFoundError:
                 continue  # it has just been evicted
             try:
-                whole = os.fstat(descriptor).st_size == self._sizes[shard]
+                whole = os.fstat(descriptor).st_size == self._files[shard].bytes
                 data = read_range(descriptor, offset, length) if whole else b""
             finally:
                 os.close(descriptor)

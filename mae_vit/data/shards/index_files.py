@@ -61,12 +61,10 @@ def stored_keys(path: Path, count: int) -> list[str] | None:
 def cache_folder(folder: Path) -> Path:
     """Returns `.index/` beside the shards, or a folder in the user's cache if that cannot be written."""
     beside = folder / ".index"
-    try:
+    with suppress(OSError):
         beside.mkdir(exist_ok=True)
         if os.access(beside, os.W_OK):
             return beside
-    except OSError:
-        pass
     cache = _users_cache(folder)
     try:
         cache.mkdir(parents=True, exist_ok=True)

@@ -120,7 +120,9 @@ class WeightsOverrides:
         Raises:
             InputError: if `with_start` is not a mapping of sections, or the config names another network.
         """
-        extra = _sections(raw.pop(WITH_START, None) or {})
+        extra = raw.pop(WITH_START, None) or {}
+        if not isinstance(extra, dict) or not all(isinstance(section, dict) for section in extra.values()):
+            raise InputError(f"{WITH_START} must have sections with keys, such as train: {{epochs: 30}}")
         run = raw.setdefault("run", {})
         if isinstance(run, dict) and "name" not in run:
             parts = [self._run, self._given.get("finetune.mode"), self._name and run_name(self._name)]
@@ -218,12 +220,6 @@ def read_values(source: ConfigSource) -> dict[str, Any]:
 def _section(raw: Mapping[str, Any], name: str) -> dict[str, Any]:
     section = raw.get(name)
     return section if isinstance(section, dict) else {}
-
-
-def _sections(extra: Any) -> dict[str, dict[str, Any]]:
-    if not isinstance(extra, dict) or not all(isinstance(section, dict) for section in extra.values()):
-        raise InputError(f"{WITH_START} must have sections with keys, such as train: {{epochs: 30}}")
-    return extra
 
 
 def _lay_over(raw: dict[str, Any], extra: Mapping[str, Mapping[str, Any]]) -> None:

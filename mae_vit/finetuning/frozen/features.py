@@ -37,9 +37,6 @@ def open_frozen(setup: Setup, *, random: bool = False, say: bool = False) -> tup
     config, data, weights = setup.config, setup.data, setup.pretrained
     model, finetune = config.model, config.finetune
 
-    def fresh_head(width: int) -> nn.Linear:
-        return make_head(width, len(data.classes), finetune.head_init)
-
     torch.manual_seed(config.run.seed)
     if isinstance(weights, ForeignWeights):
         images = replace(
@@ -57,10 +54,10 @@ def open_frozen(setup: Setup, *, random: bool = False, say: bool = False) -> tup
                 f"weights  {weights.source}: {weights.name}, {FOREIGN_ORIGIN}; {count:,} parameters, all of the file; "
                 f"{size}, {foreign.num_features} features"
             )
-        return foreign, fresh_head(foreign.num_features)
+        return foreign, make_head(foreign.num_features, len(data.classes), finetune.head_init)
     assert setup.info is not None
     encoder = setup.info.geometry.build(**model.drops)
-    head = fresh_head(encoder.embed_dim)
+    head = make_head(encoder.embed_dim, len(data.classes), finetune.head_init)
     fc_norm: nn.Module = nn.Identity()
     if random or weights is None:
         if encoder.has_final_norm:
@@ -81,13 +78,7 @@ def open_frozen(setup: Setup, *, random: bool = False, say: bool = False) -> tup
 
 @dataclass(frozen=True)
 class Frozen:
-    """A frozen encoder, a fresh layer on its features, and the run that scores them.
-
-    Attributes:
-        setup: the run.
-        encoder: ours or a third-party one, on the device.
-        head: a layer on its features, D -> K, drawn from the run's seed.
-    """
+    """A run, its frozen encoder on the device, and a fresh layer on the features, D -> K, drawn from the run's seed."""
 
     setup: Setup
     encoder: FeatureEncoder
@@ -97,12 +88,7 @@ class Frozen:
     def features(self, source: AugmentedSource, samples: np.ndarray) -> torch.Tensor:
         """Encodes and pools images, each rank every world_size-th; leaves evaluation mode on; collective.
 
-        Args:
-            source: reads images without augmentation.
-            samples: int64 (n,), numbers of samples in `source`.
-
-        Returns:
-            float32 (n, D) on the device, the same on all ranks.
+        Takes int64 (n,), numbers of samples in `source`; returns float32 (n, D) on the device, the same on all ranks.
         """
         setup, encoder, total = self.setup, self.encoder.eval(), len(samples)
         ranks, precision = setup.ranks, setup.config.train.precision

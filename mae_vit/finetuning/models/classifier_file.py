@@ -5,7 +5,6 @@ Shapes: B batch, C channels, H W pixels, K classes.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from typing import Any
 
@@ -70,10 +69,8 @@ class ImageClassifier(FeatureEncoder):
         trained_on: fingerprints of the prepared splits whose labels it has seen.
     """
 
-    def __init__(
-        self, model: Classifier, images: ImageInput, described: Description, *, source: str, digest: str
-    ) -> None:
-        """Wraps a classifier that has been read from `source`; `digest` is that of its file."""
+    def __init__(self, model: Classifier, images: ImageInput, described: Description) -> None:
+        """Wraps a classifier whose weights are already loaded."""
         super().__init__(images)
         self.model, self.classes = model.requires_grad_(False), tuple(described.classes)
         self.num_features = len(self.classes)
@@ -81,7 +78,6 @@ class ImageClassifier(FeatureEncoder):
         self.trained_on = (
             frozenset(one.fingerprint for one in (labels, *labels.elsewhere)) if labels else frozenset()
         )
-        self._facts = {"start": source, "digest": digest}
         self.eval()
 
     def features(self, images: Tensor) -> Tensor:
@@ -96,12 +92,6 @@ class ImageClassifier(FeatureEncoder):
     def patch_map(self, images: Tensor) -> Tensor:
         """Raises TypeError: a classifier has only logits."""
         raise TypeError("a classifier has no map of patches; use load_encoder")
-
-    def description(self) -> dict[str, Any]:
-        """Returns JSON facts that determine the logits: source, digest, sizes, normalization."""
-        images = self.input
-        facts = {"img_size": list(images.img_size), "mean": list(images.mean), "std": list(images.std)}
-        return {**self._facts, "classes": list(self.classes), **facts}
 
 
 def load_classifier(run: str | os.PathLike[str]) -> ImageClassifier:
@@ -119,7 +109,6 @@ def load_classifier(run: str | os.PathLike[str]) -> ImageClassifier:
             raise InputError(f"{named} gives each pixel a class: it classifies no whole images")
         description = Description.model_validate(metadata)
         section_class(metadata.get("family") or "vit", named)
-        digest = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
     except OSError as error:
         hint = f"give {_WANTED}"
         if path.is_dir() and (path / "results.json").is_file():
@@ -142,7 +131,7 @@ def load_classifier(run: str | os.PathLike[str]) -> ImageClassifier:
         model = _rebuild(description, images, tensors)
     except Exception as error:  # any malformed content of an untrusted file
         raise InputError(f"{named} cannot be rebuilt: {error_reason(error)[:160]}") from None
-    return ImageClassifier(model, images, description, source=named, digest=digest)
+    return ImageClassifier(model, images, description)
 
 
 def _check(description: Description, tensors: dict[str, Tensor]) -> ImageInput:

@@ -113,7 +113,8 @@ def time_steps(
 def _try(engine: Engine, plan: Plan, data: TrainingData, *, unit: int) -> tuple[list[np.ndarray], int]:
     """Returns the times of some tries, and the number of images of each.
 
-    Times are seconds (3, 2): rows read, compute, update; columns wall time, processor time.
+    Times are seconds (3, 2): rows read, compute, update; columns wall time, processor time. A first try that takes a
+    CPU longer than `_PATIENCE_S` is the only one.
     """
     device, position, begun = engine.device, 0, time.monotonic()
     # Of a GPU's work, processor time tells nothing.
@@ -132,7 +133,9 @@ def _try(engine: Engine, plan: Plan, data: TrainingData, *, unit: int) -> tuple[
 
     # Batch normalization needs at least two images.
     images = min(2 * unit, plan.batch_size_per_device)
-    take(images)  # loads libraries, makes optimizer states
+    first = take(images)  # loads libraries, makes optimizer states
+    if device.type == "cpu" and first[:2, kind].sum() > _PATIENCE_S:
+        return [first], images
     # A step's fixed costs are those of a micro-batch: tries of few images would count them many times.
     while images < plan.batch_size_per_device and time.monotonic() < begun + _PATIENCE_S:
         # The first try of a size also allocates memory.

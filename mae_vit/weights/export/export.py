@@ -87,10 +87,8 @@ class Export:
     """A finished export.
 
     Attributes:
-        folder: folder of the export.
         files: files in the folder, the card last.
         verified: library and largest difference, as a sentence.
-        written: result of the format's writer.
     """
 
     folder: Path

@@ -26,12 +26,7 @@ TOLERANCE = 1e-4
 
 
 class Network(nn.Module):
-    """An encoder, and the linear head of a classifier.
-
-    Attributes:
-        encoder: encoder with its pooling.
-        head: (B, D) -> (B, K); None if there is none.
-    """
+    """An encoder with its pooling, and the linear head of a classifier, (B, D) -> (B, K), if there is one."""
 
     def __init__(self, encoder: PretrainedEncoder, head: nn.Linear | None) -> None:
         """Joins both, in evaluation mode."""

@@ -54,11 +54,18 @@ def write(source: ExportSource, folder: Path) -> Written:
             "lacks; use --to timm"
         )
     images, what = source.random_images(), source.network.output_name
-    outputs = {what: (source.network(images), _write_encoder(source, folder, images))}
+    theirs, code = _write_encoder(source, folder, images)
+    outputs = {what: (source.network(images), theirs)}
     mae, notes = _representable(source)
     if mae is not None:
         outputs |= _write_mae(source, mae, folder / MAE_FOLDER, images)
-    return Written(outputs, _code(source, has_mae=mae is not None), notes)
+        code += f"""
+from transformers import ViTMAEForPreTraining
+
+mae = ViTMAEForPreTraining.from_pretrained("{MAE_FOLDER}").eval()
+prediction = mae(pixel_values=images).logits
+"""
+    return Written(outputs, code, notes)
 
 
 def _hub_names(tensors: dict[str, Tensor], *, prefix: str) -> dict[str, Tensor]:
@@ -133,21 +140,32 @@ def _write_and_load(
     return model.eval()
 
 
-def _write_encoder(source: ExportSource, folder: Path, images: Tensor) -> Tensor:
-    """Writes the encoder; returns transformers' features (B, D) or logits (B, K)."""
+def _write_encoder(source: ExportSource, folder: Path, images: Tensor) -> tuple[Tensor, str]:
+    """Writes the encoder; returns transformers' features (B, D) or logits (B, K), and code that computes them."""
     head = source.network.head
     if head is None:
         config = _base_config(source, architecture="ViTModel", model_type="vit")
         tensors = _hub_names(source.network.timm_state(), prefix="")
         model = _write_and_load(source, folder, config, tensors, add_pooling_layer=False)
         tokens = model(pixel_values=images).last_hidden_state
-        return tokens[:, 0] if source.encoder.pool == "cls" else tokens[:, 1:].mean(dim=1)
+        cls = source.encoder.pool == "cls"
+        code = f"""from transformers import ViTModel
+
+model = ViTModel.from_pretrained(".", add_pooling_layer=False).eval()
+features = model(pixel_values=images).last_hidden_state{"[:, 0]" if cls else "[:, 1:].mean(dim=1)"}
+"""
+        return tokens[:, 0] if cls else tokens[:, 1:].mean(dim=1), code
     config = _base_config(source, architecture="ViTForImageClassification", model_type="vit")
     classes = source.classes or tuple(f"LABEL_{number}" for number in range(head.out_features))
     config["id2label"] = {str(number): name for number, name in enumerate(classes)}
     config["label2id"] = {name: number for number, name in enumerate(classes)}
     tensors = _hub_names(source.network.timm_state(), prefix="vit.")
-    return _write_and_load(source, folder, config, tensors)(pixel_values=images).logits
+    code = """from transformers import ViTForImageClassification
+
+model = ViTForImageClassification.from_pretrained(".").eval()
+logits = model(pixel_values=images).logits
+"""
+    return _write_and_load(source, folder, config, tensors)(pixel_values=images).logits, code
 
 
 def _write_mae(
@@ -248,26 +266,3 @@ def _preprocessor(source: ExportSource) -> dict[str, Any]:
         "image_mean": list(mean),
         "image_std": list(std),
     }
-
-
-def _code(source: ExportSource, *, has_mae: bool) -> str:
-    if source.network.head is not None:
-        return """from transformers import ViTForImageClassification
-
-model = ViTForImageClassification.from_pretrained(".").eval()
-logits = model(pixel_values=images).logits
-"""
-    read = "[:, 0]" if source.encoder.pool == "cls" else "[:, 1:].mean(dim=1)"
-    code = f"""from transformers import ViTModel
-
-model = ViTModel.from_pretrained(".", add_pooling_layer=False).eval()
-features = model(pixel_values=images).last_hidden_state{read}
-"""
-    if not has_mae:
-        return code
-    return f"""{code}
-from transformers import ViTMAEForPreTraining
-
-mae = ViTMAEForPreTraining.from_pretrained("{MAE_FOLDER}").eval()
-prediction = mae(pixel_values=images).logits
-"""

@@ -5,20 +5,15 @@ The tiles are mixtures of photographs' colors (docs/tools/mix_bands.py): real st
 
 import itertools
 import json
-import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 import torch
 import torch.nn.functional as F
 from helpers.commands import ROOT, SMALL_MAE, lines_of, one_line
 from PIL import Image
-from safetensors.torch import load_file
 from sklearn.datasets import load_sample_images
 
 import mae_vit
@@ -179,40 +174,3 @@ def test_weights_of_photographs_are_adapted(tiles, tmp_path, capsys):
     assert "patch_embed.proj.weight (3 -> 13 channels, repeated in turn, times 3/13)" in said
     assert "model.in_chans=13, " in said
     assert read_run_config(tmp_path / "run")["data"]["normalize"] == "dataset"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("objective", ["mae", "masked_patch"])
-def test_two_thousand_tiles_on_two_ranks_resume_to_the_bit(objective, tmp_path_factory):
-    """200 steps in one go, and killed after some and resumed: the same weights."""
-    folder = tmp_path_factory.mktemp("large")
-    write_tiles(folder / "tiles", 2000)
-    data = folder / "data"
-    assert main(["prepare", str(folder / "tiles"), str(data), "--holdout", "0.1"]) == 0
-    assert main(["check", str(data)]) == 0
-    config = (
-        CONFIG if objective == "mae" else str(ROOT / "configs" / "pretrain" / "masked_patch_cifar_tiny.yaml")
-    )
-    options = [f"data.path={data}", "model.img_size=32", "data.augment.crop=random_resized"]
-    options += ["train.epochs=null", "train.warmup_epochs=null", "train.steps=200", "train.warmup_steps=20"]
-    options += ["train.effective_batch_size=64", "train.precision=fp32", "checkpoint.every_steps=50"]
-    options += ["monitor.tensorboard=false", "train.engine=deepspeed"]
-
-    def launch(name: str, port: int) -> subprocess.Popen:
-        launcher = [sys.executable, str(Path(sys.executable).parent / "deepspeed"), "--num_accelerators", "2"]
-        words = ["--master_port", str(port), "pretrain/run.py", "--config", config, *options]
-        return subprocess.Popen([*launcher, *words, f"run.dir={folder / name}"], cwd=ROOT)
-
-    assert launch("whole", 29611).wait(timeout=1500) == 0
-    killed = launch("killed", 29613)
-    while not list((folder / "killed" / "checkpoints").glob("step-*100")):
-        assert killed.poll() is None
-        time.sleep(0.2)
-    ranks = psutil.Process(killed.pid).children(recursive=True)
-    killed.send_signal(signal.SIGKILL)
-    killed.wait(timeout=500)
-    # They notice, and let go of the run folder.
-    assert psutil.wait_procs(ranks, timeout=500)[1] == []
-    assert launch("killed", 29615).wait(timeout=1500) == 0
-    first, second = (load_file(folder / name / "encoder.safetensors") for name in ("whole", "killed"))
-    assert all(torch.equal(value, second[name]) for name, value in first.items())

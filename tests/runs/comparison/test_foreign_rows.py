@@ -48,6 +48,11 @@ def test_a_published_encoder_joins_the_comparison_of_photographs(tmp_path):
     assert {(run.overrides["finetune.mode"], run.overrides["model.img_size"]) for run in runs} == {
         ("few_shot", 224)
     }
+    assert load_config(CompareConfig, path).entries == config.entries[:-1]
+    named = load_config(CompareConfig, path, ["published=timm:NAME"])
+    assert named.entries[-1].start == "frozen:timm:NAME"
+    with pytest.raises(InputError, match="published"):
+        load_config(CompareConfig, path.with_name("compare_demo.yaml"), ["published=timm:NAME"])
 
 
 def test_other_weights_in_its_file_are_other_inputs(tmp_path):

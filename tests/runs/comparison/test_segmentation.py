@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.commands import one_line
-from helpers.comparison import gap_of, read_rows, read_scores, row, rows_of
-from helpers.finetune import TINY
+from helpers.comparison import TINY_MODEL, gap_of, read_rows, read_scores, row, rows_of
 from helpers.images import prepare_pairs, write_pairs
 from helpers.weights.foreign import write_backbone
 from PIL import Image
@@ -108,8 +107,7 @@ parallel: 1
 def config(tmp_path):
     prepare_pairs(write_pairs(tmp_path / "in", count=20), tmp_path / "out")
     path = tmp_path / "compare.yaml"
-    model = ", ".join(text.replace("=", ": ") for text in TINY)
-    path.write_text(CONFIG.format(data=tmp_path / "out", model=model))
+    path.write_text(CONFIG.format(data=tmp_path / "out", model=TINY_MODEL))
     return path
 
 

@@ -10,9 +10,10 @@ from helpers.comparison import plan_of
 from helpers.damage import copy_of, description
 from helpers.images import encoded, picture, write_files
 
+from mae_vit.cli.main import main
 from mae_vit.comparison.foresee import check_pretraining
 from mae_vit.comparison.inputs import Inputs
-from mae_vit.comparison.main import compare
+from mae_vit.comparison.main import check_data, compare
 from mae_vit.comparison.plan import ComparisonPlan
 from mae_vit.comparison.protocol import (
     describe_changes,
@@ -311,3 +312,10 @@ def test_a_run_that_was_finished_outside_of_the_comparison_is_done(made):
     # Nothing tells that it is this run.
     with pytest.raises(InputError, match=r"pretrain\.MAE\.dir=null"):
         check_pretraining(plan)
+
+
+def test_data_without_labels_are_refused_before_the_pretraining(tmp_path):
+    write_files(tmp_path / "photos", {f"{n}.jpg": encoded(picture(n)) for n in range(6)})
+    assert main(["prepare", str(tmp_path / "photos"), str(tmp_path / "data"), "--holdout", "1/3"]) == 0
+    with pytest.raises(InputError, match=r"has no labels.*--labels$"):
+        check_data(plan_in(tmp_path))

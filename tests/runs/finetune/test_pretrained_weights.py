@@ -84,14 +84,6 @@ def test_geometry_and_normalization_are_the_weights(run, tmp_path, capsys):
         assert not (tmp_path / "third").exists()
 
 
-def test_the_size_of_images_is_the_files(run, tmp_path, capsys):
-    write_encoder(tmp_path, patch_size=2)
-    assert run(tmp_path, "--dry-run") == 0
-    output = capsys.readouterr().out
-    assert "model.img_size=32" in output
-    assert "16 x 16 patches" in output
-
-
 def test_fine_tuned_networks_are_where_others_begin(call, shared, pretrained, tmp_path, capsys):
     """By the file that a run leaves, or by its checkpoint."""
     folders = {"finetune_cifar_tiny": shared(ckpt=pretrained).folder, CNN["config"]: shared(**CNN).folder}

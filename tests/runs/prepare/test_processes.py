@@ -7,13 +7,12 @@ import subprocess
 import sys
 import time
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
-from helpers.commands import ROOT, SMALL_MAE
-from helpers.images import encoded, picture, write_files, write_zip
+from helpers.commands import ROOT, SMALL_PRETRAIN
+from helpers.images import encoded, picture, write_files
 from unit.data.band_files import npy, values
 
 from mae_vit.cli.main import main
@@ -127,32 +126,11 @@ def test_a_kill_leaves_what_dataset_json_says(tmp_path):
     assert [name for name in os.listdir(out) if "partial" in name] == []
 
 
-def flat_zip(folder: Path) -> Path:
-    return write_zip(folder.with_suffix(".zip"), {f"{n:03d}.jpg": encoded(picture(n)) for n in range(12)})
-
-
-@pytest.mark.parametrize("make", [flat_zip, None])
-def test_what_is_prepared_trains(tmp_path, make, monkeypatch):
+def test_a_folder_of_images_is_enough_to_train(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    out = tmp_path / "out"
-    if make is None:  # a folder of images is enough
-        write_files(out, {f"{'ab'[n % 2]}/{n:03d}.jpg": encoded(picture(n)) for n in range(24)})
-    else:
-        assert main(["prepare", str(make(tmp_path / "src")), str(out)]) == 0
-    options = [
-        *SMALL_MAE,
-        "train.steps=2",
-        "train.warmup_steps=1",
-        "train.effective_batch_size=4",
-        "train.batch_size_per_device=4",
-        "data.augment.crop=random_resized",
-        "model.in_chans=3",
-        "monitor.log_every_steps=1",
-        "monitor.evaluate_every_steps=2",
-        "monitor.evaluate_images=4",
-        "monitor.tensorboard=false",
-        f"data.path={out}",
-        f"run.dir={tmp_path / 'run'}",
-    ]
+    files = {f"{'ab'[n % 2]}/{n:03d}.jpg": encoded(picture(n)) for n in range(24)}
+    options = [*SMALL_PRETRAIN, "train.steps=2", "train.effective_batch_size=4", "monitor.evaluate_images=4"]
+    options += ["data.augment.crop=random_resized", "model.in_chans=3", f"run.dir={tmp_path / 'run'}"]
+    options.append(f"data.path={write_files(tmp_path / 'out', files)}")
     assert pretrain(["--config", str(ROOT / "configs" / "pretrain" / "mae_digits.yaml"), *options]) == 0
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "done"

@@ -171,10 +171,3 @@ def test_held_out_images_without_labels_of_a_supervised_run(tmp_path, capsys):
     # Others do without.
     assert call(data, tmp_path / "run", "train.effective_batch_size=8", "--dry-run") == 0
     assert "probe       none: split" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("config", ["finetune_cifar_tiny", "compare_demo"])
-def test_a_config_of_another_command(capsys, config):
-    assert main(["--config", str(ROOT / "configs" / f"{config}.yaml")]) == EXIT_INPUT
-    command = "finetune" if config.startswith("finetune") else "compare"
-    assert one_line(capsys).endswith(f"(mae-vit {command})")

@@ -3,13 +3,12 @@
 import os
 import re
 import shutil
-import subprocess
 import sys
 from dataclasses import replace
 
 import pytest
 import torch
-from helpers.commands import ROOT, SMALL_MAE
+from helpers.commands import ROOT, SMALL_MAE, run
 from helpers.damage import copy_of, damage
 
 from mae_vit.cli import main as cli
@@ -192,17 +191,6 @@ def test_damaged_samples(many_shards, tmp_path, doctor, budget, status):
     assert code == (1 if status == "FAIL" else 0)
 
 
-def ended(words, **environment):
-    return subprocess.run(
-        [sys.executable, *words],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=500,
-        env=os.environ | environment,
-    )
-
-
 @pytest.mark.slow
 def test_ranks_meet_and_versions_are_compared(digits, tmp_path):
     """The second rank has another timm."""
@@ -217,7 +205,7 @@ def test_ranks_meet_and_versions_are_compared(digits, tmp_path):
         "from mae_vit.cli.main import main\nsys.exit(main())\n"
     )
     words = [*CONFIG, f"data.path={digits}", f"run.dir={tmp_path / 'run'}", "train.effective_batch_size=64"]
-    met = ended(["-m", "torch.distributed.run", "--nproc-per-node=2", str(script), *words])
+    met = run("-m", "torch.distributed.run", "--nproc-per-node=2", str(script), *words)
     checks = read(met.stdout)
     assert checks["ranks"][0][0] == "ok", met.stdout + met.stderr
     assert re.search(r"[\d.]+ GB/s on cpu", checks["network"][0][1])
@@ -236,7 +224,7 @@ def test_a_rank_that_does_not_come(digits, tmp_path):
     place = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
     place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29877", "OMP_NUM_THREADS": "1"}
     words = [*CONFIG, f"data.path={digits}", f"run.dir={tmp_path / 'run'}", "train.effective_batch_size=64"]
-    alone = ended(["-c", code, *words], **place)
+    alone = run("-c", code, *words, env=os.environ | place)
     status, text = read(alone.stdout)["ranks"][0]
     assert status == "FAIL", alone.stdout + alone.stderr
     assert "127.0.0.1:29877" in text

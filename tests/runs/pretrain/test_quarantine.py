@@ -78,12 +78,11 @@ def test_within_the_budget_the_run_ends_and_lists_exactly_what_is_damaged(
         assert sum("shard train-" in line for line in warnings) == 10
 
 
-@pytest.mark.parametrize("source", ["memory", "tar"])
-def test_by_default_the_second_damaged_sample_of_1497_is_too_many(call, digits, tmp_path, capsys, source):
+def test_by_default_the_second_damaged_sample_of_1497_is_too_many(call, digits, tmp_path, capsys):
     for bad in ([3], [3, 4]):
         copy, folder = copy_of(digits, tmp_path / f"{len(bad)}"), tmp_path / f"run-{len(bad)}"
         damage(digits, copy, dict.fromkeys(bad, "undecodable"))
-        options = [*LONG, f"data.path={copy}", f"data.source={source}"]
+        options = [*LONG, f"data.path={copy}", TAR]
         capsys.readouterr()
         assert call(*options, name=folder.name) == len(bad) - 1
         assert sorted(line["sample"] for line in listed(folder)) == bad

@@ -33,15 +33,6 @@ def test_stopping_half_way_changes_nothing(call, tmp_path, encoder, optimizer):
     assert cut == straight
 
 
-@pytest.mark.slow
-def test_noise_inside_layers_is_resumed_exactly_too(call, checkpoint, encoder):
-    options = ["model.depth=2", "model.drop_rate=0.1", "model.drop_path_rate=0.3", KEEP]
-    assert call(*options, name="whole") == 0
-    assert call(*options, "--resume", str(checkpoint("whole", 4)), name="rest") == 0
-    assert call(*options, "model.drop_path_rate=0.0", name="other") == 0
-    assert encoder("whole") == encoder("rest") != encoder("other")
-
-
 ANOTHER = [
     *("run.seed=1", "objective.mask_ratio=0.5", "model.depth=2", "train.effective_batch_size=64"),
     *("train.steps=8", "optim.lr=1e-4", "data.augment.flip=true", "data.split=test", "data.order=blocks"),

@@ -82,11 +82,3 @@ def test_a_machine_that_crashed_is_waited_for_longer(holder, tmp_path, monkeypat
     monkeypatch.setattr(run_folder, "_WAIT_S", 0.0)
     threading.Timer(1.0, holder.kill).start()
     lock_run(tmp_path / "run").release()
-
-
-@pytest.mark.slow
-def test_a_run_frees_its_folder(call, tmp_path):
-    assert call() == 0
-    lock_run(tmp_path / "run").release()
-    assert call("optim.lr=1e30", "optim.blr=null", name="failed") == 1
-    lock_run(tmp_path / "failed").release()

@@ -10,7 +10,6 @@ from mae_vit.comparison.main import check
 from mae_vit.comparison.plan import ComparisonPlan
 from mae_vit.config.load import dump_config, load_config
 from mae_vit.config.plan import make_plan
-from mae_vit.core.errors import InputError
 from mae_vit.finetuning.config.pretrained import WeightsOverrides
 from mae_vit.finetuning.config.schema import FinetuneConfig
 from mae_vit.objectives.pretrain_config import PretrainConfig
@@ -57,19 +56,6 @@ def test_presets_for_photographs_have_a_sensible_length(path, images):
     # Pretraining takes as many steps for few images as for many.
     assert finetunes or plan.total_steps in (6_000, 20_000)
     assert plan.evaluate_every_steps < plan.total_steps
-
-
-def test_a_published_encoder_is_a_row_of_its_own():
-    path = ROOT / "configs" / "compare" / "compare_photos.yaml"
-
-    def starts(*overrides: str) -> list[str | None]:
-        return [entry.start for entry in load_config(CompareConfig, path, overrides).entries]
-
-    assert starts() == [None, "MAE", None, None]
-    assert starts("published=timm:NAME")[-1] == "frozen:timm:NAME"
-    assert starts("published=frozen:weights.safetensors")[-1] == "frozen:weights.safetensors"
-    with pytest.raises(InputError, match="published"):
-        load_config(CompareConfig, path.with_name("compare_demo.yaml"), ["published=timm:NAME"])
 
 
 def test_a_null_in_set_is_for_the_runs():

@@ -57,17 +57,6 @@ def test_rotary_attention_is_that_of_timms_dinov3():
     torch.testing.assert_close(encoder.forward_features(images), theirs.forward_features(images))
 
 
-def test_rotary_positions_are_those_of_the_visible_patches():
-    encoder = encoder_of(**ROPE)
-    images = torch.randn(2, 3, 16, 16)
-    everything = torch.stack([torch.randperm(16) for _ in range(2)])  # all 16 patches, shuffled
-    shuffled = encoder.forward_visible(images, everything)
-    whole = encoder.forward_features(images)
-    torch.testing.assert_close(shuffled[:, :5], whole[:, :5])
-    order = everything[..., None].expand(-1, -1, 32)
-    torch.testing.assert_close(shuffled[:, 5:], whole[:, 5:].gather(1, order))
-
-
 def test_rotary_weights_take_any_size_of_images(tmp_path):
     encoder = encoder_of(**ROPE)
     geometry = ENCODERS["vit_rope"].model_validate({"img_size": 16, **ROPE}).geometry()

@@ -10,8 +10,6 @@ from mae_vit.models.masking import (
     KIND_UNCHANGED,
     corrupt,
     nearest_visible,
-    patch_noise,
-    random_masking,
 )
 from mae_vit.models.sizes import num_masked_patches
 
@@ -23,20 +21,6 @@ KEYS = SampleKeys(0, 0, torch.arange(500))
 )
 def test_number_of_masked_patches_rounds_as_the_official_code(patches, ratio, masked):
     assert num_masked_patches(patches, ratio) == masked == patches - int(patches * (1 - ratio))
-
-
-def test_every_patch_is_masked_equally_often():
-    share = random_masking(patch_noise(SampleKeys(0, 0, torch.arange(20_000)), 64), 0.75).mask.mean(dim=0)
-    # Standard deviation sqrt(.75 * .25 / 20000) = 0.003.
-    assert (share - 0.75).abs().max() < 5 * 0.0031
-
-
-def test_masks_do_not_depend_on_the_batch():
-    whole = random_masking(patch_noise(KEYS, 64), 0.75).mask
-    part = random_masking(patch_noise(SampleKeys(0, 0, torch.arange(100, 103)), 64), 0.75).mask
-    assert torch.equal(whole[100:103], part)
-    other_epoch = random_masking(patch_noise(SampleKeys(0, 1, torch.arange(100, 103)), 64), 0.75).mask
-    assert not torch.equal(part, other_epoch)
 
 
 def corruption(num_samples: int = 500):

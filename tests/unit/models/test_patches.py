@@ -2,12 +2,9 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 from helpers.objectives import mean_color_classes
 
-from mae_vit.models.encoders.vit import ViTEncoder
 from mae_vit.models.patches import (
-    gather_patches,
     join_bins,
     mean_band_bins,
     mean_color_bins,
@@ -27,24 +24,6 @@ def test_patchify_matches_slicing_and_inverts(shape, patch):
         cut = images[:, :, row * patch : (row + 1) * patch, column * patch : (column + 1) * patch]
         assert torch.equal(patches[:, number], cut.permute(0, 2, 3, 1).flatten(1))
     assert torch.equal(unpatchify(patches, patch, shape[2:]), images)
-
-
-@pytest.mark.parametrize(("shape", "patch"), [((2, 3, 8, 12), 4), ((3, 1, 6, 6), 2), ((2, 3, 14, 7), 7)])
-def test_gathered_patches_are_those_of_unfold(shape, patch):
-    images = torch.randn(shape)
-    patches = F.unfold(images, patch, stride=patch).transpose(1, 2)
-    ids = torch.rand(patches.shape[:2]).argsort(dim=1)[:, : max(1, patches.shape[1] // 2)]
-    expected = patches.gather(1, ids[..., None].expand(-1, -1, patches.shape[-1]))
-    assert torch.equal(gather_patches(images, patch, ids), expected)
-
-
-def test_patch_embedding_is_the_linear_projection_of_flattened_patches():
-    encoder = ViTEncoder(img_size=(12, 8), patch_size=4, embed_dim=16, depth=1, num_heads=2)
-    images = torch.randn(2, 3, 12, 8)
-    weight = encoder.patch_embed.proj.weight  # (D, C, P, P)
-    flat = patchify(images, 4).unflatten(-1, (4, 4, 3)).permute(0, 1, 4, 2, 3).flatten(2)
-    expected = flat @ weight.flatten(1).T + encoder.patch_embed.proj.bias
-    torch.testing.assert_close(encoder.embed_patches(images), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_mean_color_classes_by_hand():

@@ -6,7 +6,6 @@ import torch
 from helpers.encoders import info_of
 from safetensors.torch import load_file
 
-from mae_vit.models.attention import PlainOrFusedAttention, set_fused_attention
 from mae_vit.models.encoder_file import encoder_bytes
 from mae_vit.models.encoders.vit import ViTEncoder
 from mae_vit.models.sizes import SIZES
@@ -62,32 +61,3 @@ def test_saved_encoder_loads_strictly_into_timm_with_the_same_features(
         torch.testing.assert_close(by_cls, expected[:, 0], atol=1e-5, rtol=0)
     assert expected.std() > 0.1
     assert (read.step, read.img_size, read.vit.pos_embed) == (7, img_size, pos_embed)
-
-
-@pytest.mark.parametrize("fused", [True, False])
-def test_attention_of_an_example_worked_by_hand(fused):
-    """A 4 x 4 image, patches of 2 x 2, width 4, one head, identity projections."""
-    tokens = torch.tensor(
-        [
-            [0.1, 0.1, 0.1, 0.1],
-            [0.9, -0.3, 0.4, 1.2],
-            [1.1, 0.3, -0.4, 0.6],
-            [-0.3, 0.9, 0.7, -0.1],
-            [0.5, -0.8, 1.0, 0.4],
-        ]
-    )
-    attention = PlainOrFusedAttention(4, num_heads=1, qkv_bias=True)
-    with torch.no_grad():
-        attention.qkv.weight.copy_(torch.eye(4).repeat(3, 1))
-        attention.proj.weight.copy_(torch.eye(4))
-        attention.qkv.bias.zero_()
-        attention.proj.bias.zero_()
-    set_fused_attention(attention, fused)
-    scores = torch.tensor([0.02, 0.11, 0.08, 0.06, 0.055], dtype=torch.float64)  # q k / sqrt(4)
-    weights = scores.exp() / scores.exp().sum()
-    expected = (weights @ tokens.double()).float()
-    torch.testing.assert_close(attention(tokens[None])[0, 0], expected, atol=1e-6, rtol=0)
-    first = torch.zeros(1, 1, dtype=torch.int64)
-    torch.testing.assert_close(
-        attention.forward_queries(tokens[None], first)[0, 0], expected, atol=1e-6, rtol=0
-    )

@@ -120,6 +120,7 @@ def test_mae_and_psnr_against_plain_loops(norm_pix):
     assert metrics["loss"] == pytest.approx(expected, rel=1e-4)
     assert metrics["psnr_db"] == pytest.approx(-10 * math.log10(squared / measured), abs=1e-3)
     assert metrics["psnr_baseline_db"] == pytest.approx(-10 * math.log10(baseline / measured), abs=1e-3)
+    assert metrics["psnr_gain_db"] == pytest.approx(metrics["psnr_db"] - metrics["psnr_baseline_db"])
 
 
 def averaged(

@@ -93,15 +93,6 @@ def test_joint_is_the_weighted_sum():
     assert objective(batch).loss.item() == pytest.approx(2 * parts[0] + 0.5 * parts[1], rel=1e-6)
 
 
-def test_joint_parts_see_the_masks_that_they_would_see_alone():
-    torch.manual_seed(0)
-    objective = build("joint", "tiny")
-    alone = build("mae", "tiny")
-    alone.load_state_dict(objective.mae.state_dict())
-    batch = batch_of(objective)
-    assert objective.mae(batch).loss == alone(batch).loss
-
-
 @pytest.mark.parametrize(
     ("name", "options", "geometry", "expected"),
     [

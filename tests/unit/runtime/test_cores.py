@@ -8,6 +8,7 @@ import pytest
 
 from mae_vit.runtime import cores as machine
 from mae_vit.runtime.cores import cores_of_rank, cpu_quota, without_cores
+from mae_vit.runtime.ranks import Ranks, find_ranks
 
 STEP = {"SLURM_STEP_ID": "0", "SLURM_NODEID": "0"}
 
@@ -141,3 +142,12 @@ def test_processes_stay_off_the_cores_that_are_taken_away():
             seen = subprocess.run(ask, check=True, capture_output=True, text=True).stdout
         assert [int(core) for core in seen.split()] == mine[:count]
         assert sorted(os.sched_getaffinity(0)) == mine
+
+
+def test_a_task_of_srun_knows_how_many_are_on_its_own_node(monkeypatch):
+    step_of_seven = STEP | {"SLURM_STEP_NUM_TASKS": "7", "SLURM_STEP_TASKS_PER_NODE": "2(x3),1"}
+    for node, rank, local_rank, on_node in ((2, 5, 1, 2), (3, 6, 0, 1)):
+        own = {"SLURM_NODEID": str(node), "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(local_rank)}
+        main_rank = {"MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+        monkeypatch.setattr(os, "environ", {**step_of_seven, **own, **main_rank})
+        assert find_ranks() == Ranks(rank, 7, local_rank, on_node)

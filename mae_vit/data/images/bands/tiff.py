@@ -126,9 +126,8 @@ def _read(file: TiffFile, length: int, every_band: bool) -> Raster | None:
         # Behind the first image lie the others, uncompressed and without directories.
         shape = (images, first.imagelength, first.imagewidth)
         dtype = np.dtype(first.dtype).newbyteorder(file.byteorder)
-        pixels = file.filehandle.read_array(dtype, math.prod(shape), offset=first.dataoffsets[0]).reshape(
-            shape
-        )
+        stack = file.filehandle.read_array(dtype, math.prod(shape), offset=first.dataoffsets[0])
+        pixels = stack.reshape(shape)
     else:
         decoded = [_decode(page) for page in pages]
         pixels = decoded[0] if len(decoded) == 1 else np.concatenate(decoded)

@@ -13,9 +13,9 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO
 
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import plain_text
@@ -39,7 +39,6 @@ _MAX_LINKS = 8
 _ZIP_ERRORS = (
     zipfile.BadZipFile, OSError, EOFError, RuntimeError, ValueError, NotImplementedError, zlib.error
 )  # fmt: skip
-_Any = TypeVar("_Any")
 
 
 def is_tar(path: Path) -> bool:
@@ -114,11 +113,11 @@ def open_archive(tar: tar_headers.Tar) -> Listing:
     named = [(safe_member_path(m.name, where), m) for m in _members(tar, special)]
     links = {safe_member_path(s.name, where): s.target for s in special}
     linked = _follow(links, dict(named))
-    return _list([*named, *linked], partial(_read_member, tar), special=len(special) - len(linked))
+    return _list([*named, *linked], partial(read_member, tar), special=len(special) - len(linked))
 
 
-def _read_member(tar: tar_headers.Tar, member: tar_headers.Member, length: int | None = None) -> bytes:
-    """Reads a member, or its first bytes."""
+def read_member(tar: tar_headers.Tar, member: tar_headers.Member, length: int | None = None) -> bytes:
+    """Reads a member, or its first bytes; raises DecodeError if it is too large, or OSError."""
     if length is None:
         check_bytes(member.size)
     return tar.read(member.offset, member.size if length is None else min(length, member.size))
@@ -202,7 +201,7 @@ def _zip_name(info: zipfile.ZipInfo) -> str:
     return info.filename.encode("cp437").decode("utf-8", "surrogateescape")
 
 
-def _list(named: Iterable[tuple[str, _Any]], read: Callable[..., bytes], *, special: int) -> Listing:
+def _list(named: Iterable[tuple[str, Any]], read: Callable[..., bytes], *, special: int) -> Listing:
     """Lists the images sorted by path; of members with the same path, the last, as unpacking would.
 
     `read` reads a member, or its first bytes; `special` members are no regular files.
@@ -231,15 +230,12 @@ class Spool:
     def __init__(self, out: Path) -> None:
         """Creates no file yet; `out` is the output folder."""
         self._out = out
-        self._file: BinaryIO | None = None
 
-    @property
+    @cached_property
     def file(self) -> BinaryIO:
         """The file, to append to."""
-        if self._file is None:
-            self._out.mkdir(parents=True, exist_ok=True)
-            self._file = tempfile.TemporaryFile(dir=self._out)  # noqa: SIM115 - readers hold it
-        return self._file
+        self._out.mkdir(parents=True, exist_ok=True)
+        return tempfile.TemporaryFile(dir=self._out)
 
     def write(self, data: bytes) -> Reader:
         """Appends an image, and returns its reader; one that is too large is not written, and its reader raises."""

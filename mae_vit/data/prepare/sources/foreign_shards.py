@@ -14,7 +14,6 @@ from typing import Any
 from mae_vit.core import user_files
 from mae_vit.core.errors import InputError
 from mae_vit.core.messages import count_of, plain_text
-from mae_vit.data.images.bounds import check_bytes
 from mae_vit.data.prepare.entries import (
     Entry,
     ImageSource,
@@ -26,7 +25,7 @@ from mae_vit.data.prepare.entries import (
     without_label_note,
 )
 from mae_vit.data.prepare.listing import shown
-from mae_vit.data.prepare.sources.archives import is_tar
+from mae_vit.data.prepare.sources.archives import is_tar, read_member
 from mae_vit.data.prepare.sources.folders import walk
 from mae_vit.data.shards.dataset_json import FILE_NAME, read_dataset
 from mae_vit.data.shards.samples import (
@@ -38,7 +37,7 @@ from mae_vit.data.shards.samples import (
     read_label,
     split_key,
 )
-from mae_vit.data.shards.tar_headers import DamagedTar, Special, Tar, walk_tar
+from mae_vit.data.shards.tar_headers import DamagedTar, Member, Special, Tar, walk_tar
 
 # Number of members to look at for images with other extensions.
 _LOOKED_AT = 100
@@ -134,7 +133,7 @@ def open_shards(folder: Path, shards: Sequence[Tar], name: str, options: SourceO
             class_name = classes[number] if numbered and number is not None else _text(label)
         split = splits.get(shard.name.name) or user_files.split_from_path(shard.name, folder, options.split)
         key = unique_key(group.key, keys.setdefault(split, {}))
-        read = partial(_read, shard, *group.fields[member])
+        read = partial(read_member, shard, Member(path, *group.fields[member]))
         entries.append(Entry(split, class_name, key, plain_text(path), member.rpartition(".")[2], read))
     for option, asked, absent in (
         ("--image-column", options.image_column, not entries),
@@ -218,8 +217,3 @@ def _fields(samples: Sequence[tuple[Tar, Group, bytes | None]]) -> str:
 
 def _text(label: bytes) -> str:
     return class_text(label.decode("utf-8", "surrogateescape"))
-
-
-def _read(shard: Tar, offset: int, length: int) -> bytes:
-    check_bytes(length)
-    return shard.read(offset, length)

@@ -81,14 +81,12 @@ def test_a_run_leaves_what_it_promises(probe, digits, pretrained, tmp_path, caps
     assert "belongs to" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("pool", ["cls", "mean"])
-def test_the_layer_is_that_of_a_plain_loop(probe, digits, pretrained, tmp_path, pool, spy):
+def test_the_layer_is_that_of_a_plain_loop(probe, digits, pretrained, tmp_path, spy):
     """timm's encoder, torch's BatchNorm, SGD and cross-entropy, in the run's order of images."""
     choices = {}
     spy(FinetuneData, "open_test", lambda data: choices.update(train=data.train, held=data.held_out))
-    assert probe("finetune.lr_factors=[3.0]", f"finetune.pool={pool}", "run.seed=4") == 0
-    more = {"global_pool": "token"} if pool == "cls" else {"global_pool": "avg", "fc_norm": False}
-    model = classifier(pretrained, tmp_path / "run", **more)
+    assert probe("finetune.lr_factors=[3.0]", "finetune.pool=cls", "run.seed=4") == 0
+    model = classifier(pretrained, tmp_path / "run", global_pool="token")
     with torch.no_grad():
         features = model.forward_head(model.forward_features(normalized(digits, "train")), pre_logits=True)
     labels = torch.from_numpy(np.asarray(open_index(digits, "train").labels).astype(np.int64))

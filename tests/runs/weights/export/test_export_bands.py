@@ -3,12 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from helpers.encoders import encoder_file, info_of
+from helpers.encoders import encoder_file
 from helpers.export import close, export, run_card
 
 import mae_vit
 from mae_vit.core.bands import Bands
-from mae_vit.models.encoder_file import raw_normalization
 
 FIVE = Bands(("blue", "green", "red", "nir", "swir"), "uint16", (0.0, 1.0, 2.0, 3.0, 4.0), (900.0,) * 5, 7.0)
 CHANGES = {"in_chans": 5, "mean": (0.1, 0.2, 0.3, 0.4, 0.5), "std": (0.2, 0.3, 0.4, 0.5, 0.6), "bands": FIVE}
@@ -38,10 +37,3 @@ def test_the_card_reads_raw_values_as_transform_does(tmp_path, monkeypatch, to):
     images = encoder.transform(raw)[None]
     torch.testing.assert_close(found["images"], images, atol=1e-5, rtol=1e-5)
     close(torch.as_tensor(found["features"]), encoder(images))
-
-
-def test_raw_normalization_is_the_scale_and_the_normalization():
-    mean, std = raw_normalization(info_of(**CHANGES))
-    raw = torch.full((1, 5, 1, 1), 321.0)
-    unit = (FIVE.unit(raw).flatten() - torch.tensor(CHANGES["mean"])) / torch.tensor(CHANGES["std"])
-    torch.testing.assert_close((raw.flatten() - torch.tensor(mean)) / torch.tensor(std), unit)

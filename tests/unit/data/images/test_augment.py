@@ -93,17 +93,6 @@ def test_without_a_crop_the_center_is_taken():
     np.testing.assert_array_equal(augment.crop_resize_flip(image, box, False), image[:, :, 2:8])
 
 
-@pytest.mark.parametrize(
-    "changes", [{"crop": "pad", "pad_px": 4}, {"crop": "random_resized", **BOX}, {"flip": True}]
-)
-def test_draws_depend_on_seed_and_epoch(changes):
-    augment = Augment(img_size=(32, 32), **changes)
-    first = augment.draw(0, 0, INDEX)
-    for seed, epoch in ((1, 0), (0, 1)):
-        other = augment.draw(seed, epoch, INDEX)
-        assert not (np.array_equal(first.crops, other.crops) and np.array_equal(first.flips, other.flips))
-
-
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("crop", [{"crop": "none"}, {"crop": "random_resized", **BOX}])
 def test_pixels_do_not_depend_on_how_they_lie_in_memory(crop, channels):

@@ -7,7 +7,6 @@ from fractions import Fraction
 import pytest
 from helpers.images import encoded, picture, write_files
 
-from mae_vit.core.keyed_rng import SUBSET_HASH, hash_key
 from mae_vit.data.prepare.entries import Entry
 from mae_vit.data.prepare.selection import Selection, draw_holdout
 
@@ -19,12 +18,6 @@ def entries(count: int = 60, classes: int = 3, split: str = "train") -> list[Ent
 
 def taken(selection: Selection, listed: list[Entry]) -> set[str]:
     return {entry.key for entry in selection.apply({"train": listed})["train"]}
-
-
-def test_keys_that_are_no_utf_8_are_drawn_too():
-    """Shards that are taken as they lie name their samples as they like."""
-    odd = b"caf\xe9".decode("utf-8", "surrogateescape")
-    assert hash_key(odd, SUBSET_HASH) != hash_key("caf", SUBSET_HASH)
 
 
 def test_shares_are_nested_balanced_and_blind_to_the_order_of_listing():

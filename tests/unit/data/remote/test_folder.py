@@ -170,13 +170,6 @@ def test_files_of_others_in_the_cache_folder_stay(source, server, tmp_path):
     assert (cache.folder / ("a" * 63)).exists()
 
 
-def test_fsspec_brings_shards(source, tmp_path):
-    order = GlobalOrder(len(open_index(source, "train")), 96, 7)
-    near = digest_of_global_batches(source, order, "tar", 1, 0, STEPS)
-    folder = resolve_data_path(source.as_uri(), cache_dir=str(tmp_path))
-    assert digest_of_global_batches(folder, order, "tar", 1, 0, STEPS) == near
-
-
 @pytest.mark.skipif(importlib.util.find_spec("s3fs") is None, reason="s3fs is not installed")
 def test_an_object_store(source, server, tmp_path, monkeypatch):
     for name, value in (

@@ -41,6 +41,7 @@ def slow(digits, monkeypatch):
         clock.slower = slower
         return time_steps(setup.config, setup.plan, build, setup.data, setup.device, "fp32", unit=1)
 
+    tried.clock = clock
     yield tried
     torch.set_num_threads(threads)
 
@@ -61,6 +62,13 @@ def test_however_busy_the_machine_its_tries_are_as_large_as_on_a_quiet_one(slow,
     """A few images would have the fixed costs of a whole micro-batch."""
     tried = slow(slower=100)
     assert (tried.tries, tried.images) == (1, 128)
+    assert tried.least_s == pytest.approx(0.002 * 128 / step_time._SLACK)
+
+
+def test_of_a_step_that_takes_seconds_one_is_enough(slow, monkeypatch):
+    monkeypatch.setattr(step_time, "_PATIENCE_S", 0.003)
+    tried = slow(slower=1)
+    assert (tried.tries, tried.images, slow.clock.had) == (1, 2, pytest.approx(0.004))
     assert tried.least_s == pytest.approx(0.002 * 128 / step_time._SLACK)
 
 
@@ -89,6 +97,7 @@ def test_a_plan_tells_a_range_or_why_there_is_none():
         (StepTime(30_000.0, 32_000.0, 2, 1), "over a year"),
     ):
         assert describe_time(plan, Ranks(), tried).startswith(expected)
+    assert describe_time(plan, Ranks(), StepTime(1.0, 2.0, 5, 128), done=940).startswith("0:01:00 to 0:02:00")
     busy = describe_time(plan, Ranks(), StepTime(1.5, 4.5, 5, 128, 7.3))
     assert all(fact in busy for fact in ("at most 0:25:00 ", " 1:15:00 ", "load 7.3"))
     assert "communication" in describe_time(plan, Ranks(0, 2), StepTime(1.0, 2.0, 5, 128))

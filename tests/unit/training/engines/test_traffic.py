@@ -2,11 +2,9 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
-from helpers.commands import ROOT
+from helpers.commands import ROOT, run
 
 from mae_vit.runtime.ranks import free_port
 
@@ -19,16 +17,8 @@ BYTES = {"0": 8.0, "1": 12.0, "2": 12.0, "3": 8.0, "torch": 8.0}
 @pytest.mark.slow
 @pytest.mark.distributed
 def test_bytes_of_each_stage_and_when_they_are_sent():
-    port = f"--master-port={free_port()}"
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", port, str(WORKER)]
-    ended = subprocess.run(
-        [*launcher, *BYTES],
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}"]
+    ended = run(*launcher, str(WORKER), *BYTES, env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert ended.returncode == 0, ended.stderr[-3000:]
     traffic = json.loads(ended.stdout.partition("RESULT ")[2].splitlines()[0])
     for stage, each in BYTES.items():
